@@ -1,0 +1,12 @@
+"""hotloop: models trained, measured and served as whole programs compiled for the device.
+
+Importing the package costs nothing: no jax, no numpy. Each room (`engine`, `layers`, `families`, ...) is imported
+by name when it is needed.
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+
+try:
+    __version__ = version("hotloop")
+except PackageNotFoundError:  # a source tree on PYTHONPATH, not installed
+    __version__ = "0.1.0"

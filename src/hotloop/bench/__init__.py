@@ -1,0 +1,1 @@
+"""Benchmark results and the page that shows them."""

@@ -1,0 +1,1 @@
+"""Command line: one thin module a command. No jax at import."""

@@ -1,0 +1,1 @@
+"""Data sets: readers, stand-ins, and what is on this machine."""

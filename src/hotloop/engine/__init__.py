@@ -1,0 +1,1 @@
+"""The engine: plan, loop, feed, precision, checkpoints, records. It knows no family."""

@@ -1,0 +1,44 @@
+"""The errors that are meant for the user: each message is one line that says what to do.
+
+Whatever raises one of these does so before any work is lost; the command line prints the message alone and leaves
+with status 2. Anything else that escapes is a defect of hotloop.
+"""
+
+
+class HotloopError(Exception):
+    """Base of every error whose message is written for the user."""
+
+
+class OptionError(HotloopError, ValueError):
+    """An option, preset or config file asks for something that cannot work."""
+
+
+class PlanError(OptionError):
+    """Batch sizes, epochs and host events that do not fit together."""
+
+
+class DataError(HotloopError):
+    """A data set or data file that is missing, unreadable or malformed."""
+
+
+class DeviceError(HotloopError):
+    """The device or the number of devices asked for is not there."""
+
+
+class CheckpointError(HotloopError):
+    """A checkpoint that is missing, damaged, or made by another program."""
+
+
+class RunError(HotloopError):
+    """A run folder that cannot be created, locked or continued."""
+
+
+class WrongResult(HotloopError):
+    """A computation that disagrees with its reference: it must not be timed."""
+
+
+class MissingExtra(HotloopError):
+    """An optional package is needed; the message names the extra to install."""
+
+    def __init__(self, package: str, extra: str, purpose: str):
+        super().__init__(f"{purpose} needs {package}: pip install 'hotloop[{extra}]'")

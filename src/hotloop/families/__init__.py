@@ -1,0 +1,1 @@
+"""The families of models: the science. They know no command line."""

@@ -1,0 +1,1 @@
+"""Single layers and HMC, timed in training and inference."""

@@ -1,0 +1,1 @@
+"""Layers as plain functions over dicts of arrays, with the fast paths for each device."""
