@@ -1,0 +1,53 @@
+# Needs only Python 3.11+ and make:  make demo  |  make test
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV ?= .venv
+BIN := $(VENV)/bin
+# The jax build for this machine: NVIDIA's where nvidia-smi answers, else the plain one.
+ACCELERATOR := $(shell nvidia-smi -L >/dev/null 2>&1 && echo cuda)
+EXTRAS = $(if $(ACCELERATOR),[$(ACCELERATOR)],)
+TEST_EXTRAS = [test$(if $(ACCELERATOR),$(,)$(ACCELERATOR),)]
+, := ,
+
+.PHONY: demo test test-slow check format peers clean
+
+demo: $(VENV)/.installed  ## install, then show the product in under three minutes
+	$(BIN)/hotloop demo
+
+test: check  ## install with the test extras, then check and test everything that is not slow
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: check  ## the tests that take longer
+	$(BIN)/python -m pytest -m slow
+
+check: $(VENV)/.installed-test  ## format, lint, types and the import contract
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.installed-test
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+peers: $(VENV)/.installed-peers  ## our kernels against torch, interleaved in one run
+	$(BIN)/python benchmarks/peers/kernels.py
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "hotloop needs Python 3.11 or newer (set PYTHON=...)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.$(EXTRAS)'
+	@touch $@
+
+$(VENV)/.installed-test: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.$(TEST_EXTRAS)'
+	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-peers: pyproject.toml | $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[peers]'
+	@touch $@
