@@ -1,0 +1,193 @@
+"""Small charts as SVG text: lines, dots, bars and areas on linear or logarithmic axes.
+
+Drawn here, without a plotting library, so that a page of results is one file that opens offline, follows
+the reader's light or dark theme (colours are CSS classes set by the page) and costs no import. It knows nothing of
+benchmarks.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+from itertools import pairwise
+
+WIDTH, HEIGHT = 640, 340
+LEFT, RIGHT, TOP, BOTTOM = 64, 16, 16, 48
+COLOURS = 6
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis: its label and whether it is logarithmic; the range is taken from the data unless given."""
+
+    label: str
+    log: bool = False
+    low: float | None = None
+    high: float | None = None
+
+    def place(self, value: float) -> float:
+        """The value on the axis's own (possibly logarithmic) scale."""
+        return math.log10(value) if self.log else value
+
+
+def ticks(low: float, high: float, log: bool, most: int = 6) -> list[float]:
+    """Round numbers between two ends: powers of ten, or steps of 1, 2 or 5 on a linear axis."""
+    if log:
+        first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
+        every = max(1, math.ceil((last - first + 1) / most))
+        return [10.0**e for e in range(first, last + 1, every)]
+    step = 10 ** math.floor(math.log10((high - low) / most))
+    step = next(step * m for m in (1, 2, 5, 10) if (high - low) / (step * m) <= most)
+    return [step * i for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+
+
+def number(value: float) -> str:
+    """A number for people: three significant digits, k / M / G for large ones."""
+    size = abs(value)
+    for limit, suffix in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if size >= limit:
+            return f"{value / ({'G': 1e9, 'M': 1e6, 'k': 1e3}[suffix]):.3g}{suffix}"
+    if size >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+@dataclass
+class Chart:
+    """A chart under construction: add marks, then `render()`.
+
+    Points whose coordinates are not finite (or not positive on a logarithmic axis) are left out.
+    """
+
+    title: str
+    x: Axis
+    y: Axis
+    _marks: list[tuple[str, str, tuple[Point, ...], int]] = field(default_factory=list)
+    _notes: list[tuple[Point, str]] = field(default_factory=list)
+
+    def _add(self, kind: str, points: Sequence[Point], label: str, colour: int | None) -> None:
+        if colour is None:
+            colour = len({m[3] for m in self._marks})
+        shown = tuple(
+            (float(a), float(b)) for a, b in points if self._drawable(a, self.x) and self._drawable(b, self.y)
+        )
+        self._marks.append((kind, label, shown, colour % COLOURS))
+
+    @staticmethod
+    def _drawable(value: float, axis: Axis) -> bool:
+        return math.isfinite(value) and (value > 0 or not axis.log)
+
+    def line(self, points: Sequence[Point], label: str = "", colour: int | None = None) -> None:
+        """A line through the points."""
+        self._add("line", points, label, colour)
+
+    def dots(self, points: Sequence[Point], label: str = "", colour: int | None = None) -> None:
+        """A dot at each point."""
+        self._add("dots", points, label, colour)
+
+    def steps(self, points: Sequence[Point], label: str = "", colour: int | None = None) -> None:
+        """A filled histogram: each point is the left edge of a bin and its height; the last closes it."""
+        self._add("steps", points, label, colour)
+
+    def note(self, point: Point, text: str) -> None:
+        """A short text beside a point."""
+        if self._drawable(point[0], self.x) and self._drawable(point[1], self.y):
+            self._notes.append((point, text))
+
+    def _range(self, axis: Axis, index: int) -> tuple[float, float]:
+        values = [p[index] for _, _, points, _ in self._marks for p in points] or [1.0, 10.0]
+        low = axis.low if axis.low is not None else min(values)
+        high = axis.high if axis.high is not None else max(values)
+        if axis.log:
+            return low / 1.5, high * 1.5
+        room = 0.06 * (high - low) or abs(high) or 1.0
+        return (low if axis.low is not None else low - room), (high if axis.high is not None else high + room)
+
+    def render(self) -> str:
+        """The chart as an `<svg>` element."""
+        x_range, y_range = self._range(self.x, 0), self._range(self.y, 1)
+
+        def spot(point: Point) -> Point:
+            return (
+                _scale(self.x, point[0], x_range, LEFT, WIDTH - RIGHT),
+                _scale(self.y, point[1], y_range, HEIGHT - BOTTOM, TOP),
+            )
+
+        parts = [
+            f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
+            f"<title>{escape(self.title)}</title>",
+            *_grid(self.x, self.y, x_range, y_range),
+        ]
+        for kind, label, points, colour in self._marks:
+            parts += _draw(
+                kind, label, [spot(p) for p in points], points, colour, spot((x_range[0], y_range[0]))[1]
+            )
+        for point, text in self._notes:
+            px, py = spot(point)
+            left = px > WIDTH * 0.7
+            parts.append(_text("note", px + (-7 if left else 7), py - 6, text, "end" if left else "start"))
+        parts += _legend([(label, colour) for _, label, _, colour in self._marks if label])
+        return "\n".join([*parts, "</svg>"])
+
+
+def _scale(axis: Axis, value: float, ends: tuple[float, float], start: float, stop: float) -> float:
+    low, high = axis.place(ends[0]), axis.place(ends[1])
+    return start + (axis.place(value) - low) / (high - low) * (stop - start)
+
+
+def _grid(x: Axis, y: Axis, x_range: tuple[float, float], y_range: tuple[float, float]) -> list[str]:
+    base = HEIGHT - BOTTOM
+    parts = [f'<line class="axis" x1="{LEFT}" y1="{base}" x2="{WIDTH - RIGHT}" y2="{base}"/>']
+    for value in ticks(*x_range, x.log):
+        px = _scale(x, value, x_range, LEFT, WIDTH - RIGHT)
+        parts.append(
+            f'<text class="tick" x="{px:.1f}" y="{base + 18}" text-anchor="middle">{number(value)}</text>'
+        )
+    for value in ticks(*y_range, y.log):
+        py = _scale(y, value, y_range, base, TOP)
+        parts.append(f'<line class="grid" x1="{LEFT}" y1="{py:.1f}" x2="{WIDTH - RIGHT}" y2="{py:.1f}"/>')
+        parts.append(
+            f'<text class="tick" x="{LEFT - 8}" y="{py + 4:.1f}" text-anchor="end">{number(value)}</text>'
+        )
+    turn = f' transform="translate(14 {(TOP + base) / 2}) rotate(-90)"'
+    return [
+        *parts,
+        _text("label", (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, x.label, "middle"),
+        _text("label", 0, 0, y.label, "middle", turn),
+    ]
+
+
+def _text(css: str, x: float, y: float, text: str, anchor: str = "start", more: str = "") -> str:
+    return f'<text class="{css}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more}>{escape(text)}</text>'
+
+
+def _draw(
+    kind: str, label: str, spots: list[Point], points: Sequence[Point], colour: int, base: float
+) -> list[str]:
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in spots)
+    if kind == "line":
+        return [f'<polyline class="line c{colour}" points="{path}"/>']
+    if kind == "steps":
+        corners = [f"{spots[0][0]:.1f},{base:.1f}"] if spots else []
+        for (x, y), (following, _) in pairwise(spots):
+            corners += [f"{x:.1f},{y:.1f}", f"{following:.1f},{y:.1f}"]
+        corners += [f"{spots[-1][0]:.1f},{base:.1f}"] if spots else []
+        return [f'<polygon class="area c{colour}" points="{" ".join(corners)}"/>']
+    return [
+        f'<circle class="dot c{colour}" cx="{x:.1f}" cy="{y:.1f}" r="4">'
+        f"<title>{escape(label)} {number(a)}, {number(b)}</title></circle>"
+        for (x, y), (a, b) in zip(spots, points, strict=True)
+    ]
+
+
+def _legend(entries: list[tuple[str, int]]) -> list[str]:
+    parts = []
+    for row, (label, colour) in enumerate(dict.fromkeys(entries)):
+        y = TOP + 10 + 17 * row
+        parts.append(
+            f'<rect class="key c{colour}" x="{LEFT + 12}" y="{y - 8}" width="10" height="10" rx="2"/>'
+        )
+        parts.append(_text("note", LEFT + 28, y + 1, label))
+    return parts
