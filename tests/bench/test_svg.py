@@ -1,5 +1,6 @@
 import math
 import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ def test_linear_ticks_are_few_evenly_spaced_and_inside(low, width):
     marks = ticks(low, low + width, log=False)
     assert 1 <= len(marks) <= 8
     assert all(low - 1e-6 * width <= mark <= low + width * (1 + 1e-6) for mark in marks)
-    gaps = [b - a for a, b in zip(marks, marks[1:], strict=False)]
+    gaps = [b - a for a, b in pairwise(marks)]
     assert all(math.isclose(gap, gaps[0], rel_tol=1e-6) for gap in gaps)
 
 
