@@ -1,8 +1,8 @@
 """Small charts as SVG text: lines, dots, bars and areas on linear or logarithmic axes.
 
 Drawn here, without a plotting library, so that a page of results is one file that opens offline, follows the
-reader's light or dark theme (colours are CSS classes set by the page) and costs no import. It does not know what
-the numbers mean.
+reader's light or dark theme (colours are CSS classes set by the page) and costs no import. It does not know
+what the numbers mean.
 """
 
 import math
