@@ -1,0 +1,58 @@
+"""How an operation picks its implementation: one table of paths an operation, chosen when it is lowered for a platform.
+
+An `Operation` has a default, which serves every platform, and may have one better path for a named platform. The choice
+is made at lowering (`lax.platform_dependent`), so that one traced program is right on whatever device it is compiled for.
+A later path (another library's kernels, say) is registered from its own file and no caller changes. This file knows no layer.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+from jax import lax
+
+Implementation = Callable[..., Any]
+
+_FORCED: Any = jax.make_user_context(default_value=None)  # part of jit's cache key, so forcing traces again
+
+
+class Operation:
+    """One operation and its paths: called like its default, with arrays first and static settings by keyword."""
+
+    def __init__(self, name: str, default: Implementation):
+        self.name = name
+        self._paths: dict[str, Implementation] = {"default": default}
+        self._by_platform: dict[str, str] = {}
+
+    def register(self, path: str, platform: str, implementation: Implementation) -> None:
+        """Make `implementation` the path for `platform` (`cpu`, `cuda`, `rocm`, `tpu`); the latest one registered wins."""
+        self._paths[path] = implementation
+        self._by_platform[platform] = path
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The names of all registered paths, the default first."""
+        return tuple(self._paths)
+
+    def __call__(self, *arrays: Any, **settings: Any) -> Any:
+        """Run the path that the platform, or `forced`, asks for."""
+
+        def bound(path: str) -> Implementation:
+            implementation = self._paths[path]
+            return lambda *operands: implementation(*operands, **settings)
+
+        forced_path = _FORCED.value
+        if forced_path in self._paths:
+            return bound(forced_path)(*arrays)
+        if not self._by_platform:
+            return bound("default")(*arrays)
+        chosen = {platform: bound(path) for platform, path in self._by_platform.items()}
+        return lax.platform_dependent(*arrays, **chosen, default=bound("default"))
+
+
+@contextmanager
+def forced(path: str) -> Iterator[None]:
+    """Within it, every operation that has a path of this name takes it, whatever the platform."""
+    with _FORCED(path):
+        yield
