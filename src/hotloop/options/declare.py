@@ -1,0 +1,152 @@
+"""`option` and `argument` declare fields of a config dataclass; `options_of` reads the declarations back.
+
+Values from anywhere (command line, file, preset, Python) go through `Option.accept`: the same types, choices
+and checks, the same one-line message. It knows nothing of how a command line is cut into words.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
+from typing import Any, TypeVar, get_type_hints
+
+from hotloop.errors import OptionError
+from hotloop.options.checks import Check
+from hotloop.options.params import plain
+from hotloop.options.values import Kind, kind_of, read
+
+Config = TypeVar("Config")
+KEY = "hotloop"
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    choices: tuple[Any, ...] | None = None,
+    aliases: tuple[str, ...] = (),
+    metavar: str | None = None,
+    group: str | None = None,
+    parse: Callable[[str], Any] | None = None,
+    check: Check | None = None,
+    hidden: bool = False,
+) -> Any:
+    """A field that is also `--its-name`. `parse` reads text in a way of its own (ValueError = reason)."""
+    said = {
+        "help": help,
+        "choices": choices or (),
+        "aliases": aliases,
+        "metavar": metavar,
+        "group": group,
+        "parse": parse,
+        "check": check,
+        "hidden": hidden,
+    }
+    return field(default=default, metadata={KEY: said})
+
+
+def argument(
+    help: str,
+    *,
+    default: Any = MISSING,
+    choices: tuple[Any, ...] | None = None,
+    metavar: str | None = None,
+    parse: Callable[[str], Any] | None = None,
+    check: Check | None = None,
+) -> Any:
+    """A field given by its place: needed where it has no default; a `tuple[T, ...]` takes the rest."""
+    said = {
+        "help": help,
+        "choices": choices or (),
+        "metavar": metavar,
+        "parse": parse,
+        "check": check,
+        "positional": True,
+    }
+    return field(default=default, metadata={KEY: said})
+
+
+@dataclass(frozen=True)
+class Option:
+    """One declared field: its name, type and texts, as command line, help and files need them."""
+
+    name: str
+    kind: Kind
+    default: Any
+    help: str
+    aliases: tuple[str, ...] = ()
+    metavar: str | None = None
+    group: str | None = None
+    parse: Callable[[str], Any] | None = None
+    check: Check | None = None
+    hidden: bool = False
+    positional: bool = False
+
+    @property
+    def spelling(self) -> str:
+        """How people write it: `--batch-size`, or NAME for a positional."""
+        return (self.metavar or self.name.upper()) if self.positional else f"--{self.name.replace('_', '-')}"
+
+    @property
+    def required(self) -> bool:
+        """Whether a value must be given."""
+        return self.default is MISSING
+
+    def accept(self, value: Any, origin: str = "") -> Any:
+        """The value as the field holds it, or an OptionError in one line that begins with `origin`."""
+        try:
+            result = self.parse(value) if self.parse and isinstance(value, str) else read(self.kind, value)
+            self._check(result)
+        except ValueError as error:
+            raise OptionError(f"{origin}{self.spelling} {shown(value)}: {error}") from error
+        return result
+
+    def _check(self, result: Any) -> None:
+        if self.check is None or result is None:
+            return
+        for item in result if self.kind.many else (result,):
+            if reason := self.check(item):
+                raise ValueError(reason)
+
+
+def shown(value: Any) -> str:
+    """A value as it would be typed."""
+    if isinstance(value, list | tuple):
+        return " ".join(shown(item) for item in value)
+    if isinstance(value, Mapping):
+        return str(plain(value))
+    return str(value) if str(value) else "''"
+
+
+@cache
+def _options_of(config: type) -> tuple[Option, ...]:
+    hints = get_type_hints(config)
+    found = []
+    for each in fields(config):
+        if KEY not in each.metadata:
+            continue
+        said = dict(each.metadata[KEY])
+        kind = kind_of(hints[each.name])
+        choices = said.pop("choices") or kind.choices
+        kind = Kind(kind.element, kind.many, kind.optional, tuple(choices))
+        found.append(Option(name=each.name, kind=kind, default=each.default, **said))
+    return tuple(found)
+
+
+def options_of(config: type[Any]) -> tuple[Option, ...]:
+    """The declared options of a config dataclass, in order; fields without a declaration are not options."""
+    return _options_of(config)
+
+
+def build(config: type[Config], values: Mapping[str, Any]) -> Config:
+    """The config with these values (text or typed); every other field has its default."""
+    known = {each.name: each for each in options_of(config)}
+    for name, each in known.items():
+        if each.required and name not in values:
+            raise OptionError(f"{each.spelling} is needed: {each.help}")
+    return config(**{name: known[name].accept(value) for name, value in values.items()})
+
+
+def validate(config: Any) -> None:
+    """Check a config made in Python as the command line would; for use in `__post_init__`."""
+    for each in options_of(type(config)):
+        each.accept(getattr(config, each.name))

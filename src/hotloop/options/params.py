@@ -1,0 +1,69 @@
+"""Params: a frozen, hashable mapping that can be a field of a config; and `plain`, the way back.
+
+`plain` turns any result or config into what JSON can hold. Neither knows where values come from.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from hotloop.options.document import Plain, typed
+
+
+class Params(Mapping[str, Any]):
+    """A frozen dict: mappings inside it become Params and lists tuples, so that it hashes."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self, *mapping: Mapping[str, Any], **more: Any):
+        self._items: dict[str, Any] = {
+            str(key): frozen(value) for key, value in dict(*mapping, **more).items()
+        }
+
+    def __getitem__(self, key: str) -> Any:
+        return self._items[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._items.items()))
+
+    def __repr__(self) -> str:
+        return f"Params({self._items!r})"
+
+
+def frozen(value: Any) -> Any:
+    """The hashable form of a value from a document or from Python."""
+    if isinstance(value, Plain):
+        return typed(value)
+    if isinstance(value, Mapping):
+        return value if isinstance(value, Params) else Params(value)
+    if isinstance(value, list | tuple):
+        return tuple(frozen(item) for item in value)
+    return value
+
+
+def plain(value: Any) -> Any:
+    """What strict JSON can hold: dicts, lists, text, numbers; a number that is not finite becomes None."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if hasattr(value, "tolist"):  # numpy and jax arrays and scalars, without importing either
+        return plain(value.tolist())
+    if isinstance(value, Fraction | Path):
+        return str(value)
+    raise TypeError(f"a {type(value).__name__} has no JSON form")

@@ -1,0 +1,158 @@
+"""From an annotation to its values: what `int`, `Fraction`, `tuple[int, ...]`, `Literal`, `T | None` ... accept.
+
+A value may be text (a command line, a file) or already of its type (a preset, Python). A value that does not fit
+is a ValueError with the reason alone; whoever asked knows the option's name.
+"""
+
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+from hotloop.errors import OptionError
+from hotloop.options.document import parse
+from hotloop.options.params import Params
+
+TRUE = frozenset({"true", "t", "1", "yes", "y", "on"})
+FALSE = frozenset({"false", "f", "0", "no", "n", "off"})
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a field holds: one `element` or `many` of them, `optional` if it may be None, `choices` if limited."""
+
+    element: type
+    many: bool = False
+    optional: bool = False
+    choices: tuple[Any, ...] = ()
+
+
+def kind_of(annotation: Any) -> Kind:
+    """The kind of a field from its resolved annotation."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType):
+        rest = [argument for argument in arguments if argument is not type(None)]
+        if len(rest) == 1 and len(arguments) == 2:
+            inner = kind_of(rest[0])
+            return Kind(inner.element, inner.many, True, inner.choices)
+    elif origin is Literal:
+        return Kind(type(arguments[0]), choices=arguments)
+    elif origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
+        inner = kind_of(arguments[0])
+        return Kind(inner.element, True, choices=inner.choices)
+    elif annotation in READERS:
+        return Kind(annotation)
+    raise TypeError(f"an option cannot be a {annotation}")
+
+
+def read(kind: Kind, value: Any) -> Any:
+    """The value as the field's type, or a ValueError that says why it is none."""
+    if value is None or (kind.optional and isinstance(value, str) and value.lower() in ("none", "null", "~")):
+        if kind.optional:
+            return None
+        raise ValueError("a value is needed")
+    if kind.many:
+        items = value if isinstance(value, list | tuple) else [value]
+        return tuple(_one(kind, part) for item in items for part in _split(item))
+    if isinstance(value, list | tuple):
+        if len(value) != 1:
+            raise ValueError("takes one value")
+        value = value[0]
+    return _one(kind, value)
+
+
+def _split(item: Any) -> list[Any]:
+    return [part.strip() for part in item.split(",") if part.strip()] if isinstance(item, str) else [item]
+
+
+def _one(kind: Kind, value: Any) -> Any:
+    result = READERS[kind.element](value)
+    if not kind.choices or result in kind.choices:
+        return result
+    same = [choice for choice in kind.choices if str(choice).lower() == str(result).lower()]
+    if len(same) == 1:
+        return same[0]
+    from hotloop.options.suggest import did_you_mean
+
+    allowed = [str(choice) for choice in kind.choices]
+    hint = did_you_mean(str(result), allowed)
+    raise ValueError(f"must be one of {', '.join(allowed)}{'' if hint.startswith('; known') else hint}")
+
+
+def _boolean(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    word = str(value).lower()
+    if word not in TRUE | FALSE:
+        raise ValueError("must be true or false (also yes/no, on/off, 1/0)")
+    return word in TRUE
+
+
+def _integer(value: Any) -> int:
+    reason = "must be a whole number"
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError(reason)
+    try:
+        return int(value)
+    except ValueError:
+        raise ValueError(reason) from None
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError("must be a number")
+    try:
+        return float(value)
+    except ValueError:
+        raise ValueError("must be a number") from None
+
+
+def _fraction(value: Any) -> Fraction:
+    reason = "must be a number or a fraction such as 1/2"
+    if isinstance(value, bool) or not isinstance(value, int | float | Fraction | str):
+        raise ValueError(reason)
+    try:
+        # A float is read as it is written: 0.1 means 1/10, not the nearest binary fraction.
+        numerator, slash, denominator = str(value).partition("/")
+        return Fraction(numerator.strip()) / (Fraction(str(float(denominator))) if slash else 1)
+    except ZeroDivisionError:
+        raise ValueError("divides by zero") from None
+    except (ValueError, OverflowError):
+        raise ValueError(reason) from None
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float | Path):
+        raise ValueError("must be text")
+    return str(value)
+
+
+def _path(value: Any) -> Path:
+    if not isinstance(value, str | Path) or not str(value):
+        raise ValueError("must be a path")
+    return Path(value).expanduser()
+
+
+def _params(value: Any) -> Params:
+    reason = """must be a mapping such as '{"momentum": 0.9}'"""
+    if isinstance(value, str):
+        try:
+            value = parse(value, "text")
+        except OptionError as error:
+            raise ValueError(f"{reason} ({error})") from None
+    if not isinstance(value, Mapping):
+        raise ValueError(reason)
+    return Params(value)
+
+
+READERS: dict[type, Callable[[Any], Any]] = {
+    bool: _boolean,
+    int: _integer,
+    float: _number,
+    Fraction: _fraction,
+    str: _text,
+    Path: _path,
+    Params: _params,
+}
