@@ -1,8 +1,8 @@
 """Options: the fields of frozen config dataclasses, declared once, read from text, files and Python alike.
 
 A config module says `batch_size: int = option(32, "Samples per update.", check=positive)` and nothing else;
-the command line, config files and presets all read the field by that declaration. This package knows no command
-and no device, and imports neither jax nor numpy.
+the command line, config files and presets all read the field by that declaration. This package knows no
+command and no device, and imports neither jax nor numpy.
 """
 
 from hotloop.options.checks import Check, at_least, between, finite, non_negative, positive

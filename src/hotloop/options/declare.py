@@ -6,7 +6,6 @@ and checks, the same one-line message. It knows nothing of how a command line is
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from functools import cache
 from typing import Any, TypeVar, get_type_hints
 
 from hotloop.errors import OptionError
@@ -117,8 +116,8 @@ def shown(value: Any) -> str:
     return str(value) if str(value) else "''"
 
 
-@cache
-def _options_of(config: type) -> tuple[Option, ...]:
+def options_of(config: type[Any]) -> tuple[Option, ...]:
+    """The declared options of a config dataclass, in order; fields without a declaration are not options."""
     hints = get_type_hints(config)
     found = []
     for each in fields(config):
@@ -130,11 +129,6 @@ def _options_of(config: type) -> tuple[Option, ...]:
         kind = Kind(kind.element, kind.many, kind.optional, tuple(choices))
         found.append(Option(name=each.name, kind=kind, default=each.default, **said))
     return tuple(found)
-
-
-def options_of(config: type[Any]) -> tuple[Option, ...]:
-    """The declared options of a config dataclass, in order; fields without a declaration are not options."""
-    return _options_of(config)
 
 
 def build(config: type[Config], values: Mapping[str, Any]) -> Config:

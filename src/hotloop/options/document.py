@@ -1,8 +1,8 @@
 """YAML and JSON text as nested dicts and lists whose unquoted scalars keep the text that was written.
 
 The text is kept because only the option knows its type: `precision: 16.10` must not become 16.1, nor `ON`
-true. Anchors and merge keys (`<<`) work; a duplicated key, a tag or a broken text is an OptionError that names
-file and line. Nothing in a document is ever executed.
+true. Anchors and merge keys (`<<`) work; a duplicated key, a tag or a broken text is an OptionError that
+names file and line. Nothing in a document is ever executed.
 """
 
 import re

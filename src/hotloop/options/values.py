@@ -1,7 +1,7 @@
-"""From an annotation to its values: what `int`, `Fraction`, `tuple[int, ...]`, `Literal`, `T | None` ... accept.
+"""From an annotation to its values: what `int`, `Fraction`, `tuple[int, ...]`, `T | None` ... accept.
 
-A value may be text (a command line, a file) or already of its type (a preset, Python). A value that does not fit
-is a ValueError with the reason alone; whoever asked knows the option's name.
+A value may be text (a command line, a file) or already of its type (a preset, Python). A value that does not
+fit is a ValueError with the reason alone; whoever asked knows the option's name.
 """
 
 import types
@@ -21,7 +21,7 @@ FALSE = frozenset({"false", "f", "0", "no", "n", "off"})
 
 @dataclass(frozen=True)
 class Kind:
-    """What a field holds: one `element` or `many` of them, `optional` if it may be None, `choices` if limited."""
+    """What a field holds: one `element` or `many` of them, `optional` if it may be None."""
 
     element: type
     many: bool = False
@@ -115,8 +115,10 @@ def _fraction(value: Any) -> Fraction:
         raise ValueError(reason)
     try:
         # A float is read as it is written: 0.1 means 1/10, not the nearest binary fraction.
-        numerator, slash, denominator = str(value).partition("/")
-        return Fraction(numerator.strip()) / (Fraction(str(float(denominator))) if slash else 1)
+        numerator, *denominator = str(value).split("/")
+        if len(denominator) > 1:
+            raise ValueError(reason)
+        return Fraction(numerator.strip()) / Fraction(denominator[0].strip() if denominator else 1)
     except ZeroDivisionError:
         raise ValueError("divides by zero") from None
     except (ValueError, OverflowError):
