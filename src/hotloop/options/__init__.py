@@ -6,7 +6,7 @@ command and no device, and imports neither jax nor numpy.
 """
 
 from hotloop.options.checks import Check, at_least, between, finite, non_negative, positive
-from hotloop.options.declare import Option, argument, build, option, options_of, validate
+from hotloop.options.declare import Option, argument, build, construct, option, options_of, validate
 from hotloop.options.params import Params, plain
 from hotloop.options.suggest import did_you_mean
 
@@ -18,6 +18,7 @@ __all__ = [
     "at_least",
     "between",
     "build",
+    "construct",
     "did_you_mean",
     "finite",
     "non_negative",

@@ -134,10 +134,15 @@ def options_of(config: type[Any]) -> tuple[Option, ...]:
 def build(config: type[Config], values: Mapping[str, Any]) -> Config:
     """The config with these values (text or typed); every other field has its default."""
     known = {each.name: each for each in options_of(config)}
-    for name, each in known.items():
-        if each.required and name not in values:
+    return construct(config, {name: known[name].accept(value) for name, value in values.items()})
+
+
+def construct(config: type[Config], accepted: Mapping[str, Any]) -> Config:
+    """The config with these values, each accepted before; OptionError where a needed one is missing."""
+    for each in options_of(config):
+        if each.required and each.name not in accepted:
             raise OptionError(f"{each.spelling} is needed: {each.help}")
-    return config(**{name: known[name].accept(value) for name, value in values.items()})
+    return config(**accepted)
 
 
 def validate(config: Any) -> None:

@@ -38,6 +38,19 @@ class Plain(str):
     __slots__ = ()
 
 
+class Key(str):
+    """A key that knows its line, for the messages about it."""
+
+    line: int = 0
+
+    @classmethod
+    def at(cls, text: str, line: int) -> "Key":
+        """The key with the (first) line it stands on."""
+        key = cls(text)
+        key.line = line
+        return key
+
+
 def typed(text: Plain) -> Any:
     """The value of an unquoted scalar where no option says what it is: None, bool, int, float or text."""
     if text.lower() in WORDS:
@@ -95,5 +108,5 @@ def _mapping(node: "MappingNode", origin: str, depth: int) -> dict[str, Any]:
         elif key in own:
             raise OptionError(f"{here}: the key '{key}' stands here twice; keep one")
         else:
-            own[str(key)] = value
+            own[Key.at(key, key_node.start_mark.line + 1)] = value
     return {**merged, **own}

@@ -4,6 +4,7 @@ A value may be text (a command line, a file) or already of its type (a preset, P
 fit is a ValueError with the reason alone; whoever asked knows the option's name.
 """
 
+import re
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from hotloop.options.document import parse
 from hotloop.options.params import Params
 
 TRUE = frozenset({"true", "t", "1", "yes", "y", "on"})
+HUGE_EXPONENT = re.compile(r"[eE][-+]?[0-9]{4}")  # 1e99999 as an exact fraction would fill the memory
 FALSE = frozenset({"false", "f", "0", "no", "n", "off"})
 
 
@@ -116,7 +118,7 @@ def _fraction(value: Any) -> Fraction:
     try:
         # A float is read as it is written: 0.1 means 1/10, not the nearest binary fraction.
         numerator, *denominator = str(value).split("/")
-        if len(denominator) > 1:
+        if len(denominator) > 1 or HUGE_EXPONENT.search(str(value)):
             raise ValueError(reason)
         return Fraction(numerator.strip()) / Fraction(denominator[0].strip() if denominator else 1)
     except ZeroDivisionError:

@@ -1,0 +1,66 @@
+"""What a command is: a name, a config dataclass whose fields are its options, and a function to run.
+
+A command module declares one `COMMAND`; options, help, config files, presets and errors come by themselves.
+It must not import jax at its top, since `--help` has to answer at once.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from hotloop.cli.console import Context
+from hotloop.options import option
+
+__all__ = ["Command", "Common", "Context", "NoOptions"]
+
+COMMON = "Common options"
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """The config of a command that has no options of its own."""
+
+
+@dataclass(frozen=True)
+class Common:
+    """The options that every command has."""
+
+    device: Literal["auto", "cpu", "gpu", "tpu"] = option(
+        "auto", "Where to compute; auto takes an accelerator before the CPU.", group=COMMON
+    )
+    only_accelerator: bool = option(
+        False, "Stop with an error where only a CPU is found.", aliases=("--only-ipu",), group=COMMON
+    )
+    config: str | None = option(
+        None, "A preset, or with --config-path a named part of that file.", metavar="NAME", group=COMMON
+    )
+    config_path: Path | None = option(
+        None,
+        "A YAML or JSON file of option values; the command line wins over it.",
+        metavar="FILE",
+        group=COMMON,
+    )
+    print_config: bool = option(False, "Print every value and where it came from, then stop.", group=COMMON)
+    json: bool = option(
+        False,
+        "Print the result as one JSON object on the last line; texts go to standard error.",
+        group=COMMON,
+    )
+    debug: bool = option(
+        False, "Show the traceback of an error; use it when you report a defect.", group=COMMON
+    )
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command; a group has children and may itself run when none of them is named."""
+
+    name: str
+    summary: str
+    config: type[Any] = NoOptions
+    run: Callable[[Any, Context], Mapping[str, Any] | None] | None = None
+    children: tuple["Command", ...] = ()
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    epilog: str = ""
+    aliases: tuple[str, ...] = ()

@@ -1,0 +1,160 @@
+"""Values from presets and config files, and the one rule of precedence: command line, then preset or file,
+then default.
+
+Keys in files are option names with hyphens or underscores, their aliases and unambiguous prefixes; values
+go through the same checks as the command line's. It knows nothing of how the command line was cut.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hotloop.cli.command import Command, Common
+from hotloop.cli.console import print_json
+from hotloop.cli.parser import Names
+from hotloop.errors import OptionError
+from hotloop.options import Option, construct, did_you_mean, options_of, plain
+from hotloop.options.document import Key, parse
+
+SETTABLE = ("device", "only_accelerator")  # the common options that a preset or file may hold
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The configs to run with, and for each value where it came from."""
+
+    config: Any
+    common: Common
+    sources: Mapping[str, str]
+
+    def values(self) -> dict[str, Any]:
+        """Every value that a config file could hold, in its JSON form."""
+        pairs = {name: getattr(self.common, name) for name in SETTABLE}
+        return {**plain(self.config), **plain(pairs)}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Raw values from a preset or file: by field name, with the words that begin an error about each."""
+
+    source: str
+    values: Mapping[str, tuple[Any, str]]
+
+
+def resolve(command: Command, given: Mapping[str, Any]) -> Resolved:
+    """The configs from the texts of a command line, the preset or file it names, and the defaults."""
+    common_options = {option.name: option for option in options_of(Common)}
+    name = common_options["config"].accept(given.get("config"))
+    path = common_options["config_path"].accept(given.get("config_path"))
+    layer = _layer(command, name, path)
+    sources: dict[str, str] = {}
+    accepted: dict[str, Any] = {}
+    for option in (*options_of(command.config), *common_options.values()):
+        sources[option.name] = "default"
+        if option.name in layer.values:
+            raw, origin = layer.values[option.name]
+            accepted[option.name], sources[option.name] = option.accept(raw, origin), layer.source
+        if option.name in given:
+            accepted[option.name], sources[option.name] = option.accept(given[option.name]), "command line"
+    common = construct(Common, {key: accepted.pop(key) for key in common_options if key in accepted})
+    return Resolved(construct(command.config, accepted), common, sources)
+
+
+def _layer(command: Command, name: str | None, path: Path | None) -> Layer:
+    if path is not None:
+        return _named(
+            f"file {path}", str(path), _section(read_file(path), name, path, _names(command)), command
+        )
+    if name is None:
+        return Layer("", {})
+    if name not in command.presets:
+        known = did_you_mean(name, command.presets) or "; give a file with --config-path"
+        raise OptionError(f"--config {name}: '{command.name}' has no such preset{known}")
+    return _named(f"preset {name}", f"preset {name}", command.presets[name], command)
+
+
+def _names(command: Command) -> Names:
+    common = [option for option in options_of(Common) if option.name in SETTABLE]
+    return Names([*options_of(command.config), *common])
+
+
+def _named(source: str, origin: str, values: Mapping[str, Any], command: Command) -> Layer:
+    """The values under their field names; two spellings of one option are one too many."""
+    names = _names(command)
+    found: dict[str, tuple[Any, str]] = {}
+    for key, value in values.items():
+        here = f"{origin}, line {key.line}" if isinstance(key, Key) else origin
+        option = _option(names, key, here)
+        if option.name in found:
+            raise OptionError(f"{here}: '{key}' sets {option.spelling} a second time; keep one")
+        found[option.name] = (value, f"{here}: ")
+    return Layer(source, found)
+
+
+def _option(names: Names, key: str, here: str) -> Option:
+    try:
+        return names.find(f"--{key}")
+    except OptionError as error:
+        said = str(error).replace("unknown option --", "unknown key ").replace("--", "")
+        raise OptionError(f"{here}: {said}") from None
+
+
+def read_file(path: Path) -> Mapping[str, Any]:
+    """The mapping that a YAML or JSON file holds."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"--config-path {path}: {(error.strerror or 'unreadable').lower()}") from error
+    except UnicodeDecodeError as error:
+        raise OptionError(f"--config-path {path}: not a text file (UTF-8)") from error
+    document = parse(text, str(path))
+    if document is None:
+        return {}
+    if not isinstance(document, Mapping):
+        raise OptionError(f"{path}: must hold keys and values, such as 'batch_size: 32'")
+    return document
+
+
+def _section(document: Mapping[str, Any], name: str | None, path: Path, names: Names) -> Mapping[str, Any]:
+    """The named part of a file, or the whole file where no name is given."""
+    sections = [key for key, value in document.items() if isinstance(value, Mapping)]
+    if name is None:
+        if sections and len(sections) == len(document) and not any(_is_key(names, key) for key in sections):
+            raise OptionError(
+                f"{path} holds named configurations; choose one with --config{_listed(sections)}"
+            )
+        return document
+    if name not in document:
+        raise OptionError(f"--config {name}: {path} has no such configuration{did_you_mean(name, sections)}")
+    section = document[name]
+    if not isinstance(section, Mapping):
+        raise OptionError(
+            f"--config {name}: in {path} this is a value, not a configuration; leave --config out"
+        )
+    return section
+
+
+def _listed(names: list[str]) -> str:
+    return f": {', '.join(names)}" if len(names) <= 12 else ""
+
+
+def _is_key(names: Names, key: str) -> bool:
+    try:
+        names.find(f"--{key}")
+    except OptionError:
+        return False
+    return True
+
+
+def print_config(resolved: Resolved, path: str) -> None:
+    """Every value and where it came from: YAML that can be used as a config file, or one JSON object."""
+    values = resolved.values()
+    if resolved.common.json:
+        sources = {name: resolved.sources.get(name, "default") for name in values}
+        print_json({"command": path, "config": values, "sources": sources})
+        return
+    print(f"# {path}")
+    for name, value in values.items():
+        print(f"{name}: {json.dumps(value)}  # {resolved.sources.get(name, 'default')}")

@@ -1,0 +1,123 @@
+"""The help pages, laid out by argparse from the declared options; coloured by rich-argparse on a terminal.
+
+Rich is imported only where colours will be seen, so that a page comes at once elsewhere. Nothing is parsed
+here.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from hotloop.cli.command import Command, Common
+from hotloop.options import Option, Params, options_of, plain
+
+METAVARS = {int: "N", float: "X", Fraction: "A/B", str: "TEXT", Path: "PATH", Params: "{KEY: VALUE}"}
+
+
+def command_help(command: Command, path: str) -> str:
+    """The page of one command."""
+    parser = _parser(path, command.summary, command.epilog)
+    if command.children:
+        _list(parser, "Commands", {child.name: child.summary for child in command.children})
+    if command.run is not None:
+        _options(parser, (*options_of(command.config), *options_of(Common)))
+    if command.presets:
+        parser.epilog = f"{command.epilog}\n\nPresets for --config: {', '.join(command.presets)}".strip()
+    return parser.format_help()
+
+
+def root_help(summaries: Mapping[str, str], summary: str) -> str:
+    """The page of `hotloop` itself."""
+    parser = _parser("hotloop", summary, "hotloop COMMAND --help says more about one command.")
+    _list(parser, "Commands", summaries)
+    group = parser.add_argument_group("Options")
+    group.add_argument("--version", action="store_true", help="Print the version.")
+    return parser.format_help()
+
+
+def _parser(prog: str, description: str, epilog: str) -> argparse.ArgumentParser:
+    formatter = _formatter()
+    width = None if sys.stdout.isatty() else 100
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description=description,
+        epilog=epilog,
+        add_help=False,
+        formatter_class=lambda prog: formatter(prog, max_help_position=34, width=width),
+    )
+    parser.usage = f"{prog} [COMMAND] [OPTIONS]"
+    return parser
+
+
+def _formatter() -> type[argparse.HelpFormatter]:
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return argparse.RawDescriptionHelpFormatter
+    from rich_argparse import RawDescriptionRichHelpFormatter
+
+    return RawDescriptionRichHelpFormatter
+
+
+def _list(parser: argparse.ArgumentParser, title: str, entries: Mapping[str, str]) -> None:
+    group = parser.add_argument_group(title)
+    for name, summary in entries.items():
+        group.add_argument(name, help=_escaped(summary), metavar=name)
+
+
+def _options(parser: argparse.ArgumentParser, options: tuple[Option, ...]) -> None:
+    places = " ".join(_place(option) for option in options if option.positional)
+    parser.usage = f"{parser.prog} {places} [OPTIONS]".replace("  ", " ")
+    groups: dict[str, Any] = {}
+    for option in options:
+        if option.hidden:
+            continue
+        title = "Arguments" if option.positional else option.group or "Options"
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        if option.positional:
+            groups[title].add_argument(option.name, metavar=option.spelling, help=_help(option))
+        else:
+            _add(groups[title], option)
+    common = groups["Common options"]
+    common.add_argument("-h", "--help", action="store_true", help="Show this page.")
+
+
+def _add(group: Any, option: Option) -> None:
+    flags = [option.spelling, *option.aliases]
+    if option.kind.element is bool:
+        if option.default is True:
+            flags.append(f"--no-{option.spelling[2:]}")
+        group.add_argument(*flags, action="store_true", help=_help(option))
+    else:
+        group.add_argument(*flags, metavar=_metavar(option), help=_help(option))
+
+
+def _place(option: Option) -> str:
+    text = f"{option.spelling} ..." if option.kind.many else option.spelling
+    return text if option.required else f"[{text}]"
+
+
+def _metavar(option: Option) -> str:
+    if option.metavar:
+        return option.metavar
+    if option.kind.choices:
+        return "{" + ",".join(map(str, option.kind.choices)) + "}"
+    metavar = METAVARS[option.kind.element]
+    return f"{metavar} ..." if option.kind.many else metavar
+
+
+def _help(option: Option) -> str:
+    default = plain(option.default) if not option.required else None
+    if default in (None, "", [], {}) or (default is False and option.kind.element is bool):
+        return _escaped(option.help)
+    shown = {True: "on"}.get(default) if isinstance(default, bool) else None
+    if isinstance(default, list):
+        shown = " ".join(map(str, default))
+    return _escaped(f"{option.help} (default: {shown or default})")
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%%")

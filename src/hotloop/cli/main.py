@@ -1,0 +1,157 @@
+"""The command `hotloop`: finds the command, resolves its options, runs it, and turns errors into one line.
+
+Only the chosen command's module is imported, and no jax here: help and a bad option must answer at once. To
+add a command, add a line to COMMANDS; its module declares `COMMAND`.
+"""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+from hotloop.cli.command import Command, Common, Context
+from hotloop.cli.console import print_error, print_json
+from hotloop.errors import HotloopError, OptionError
+from hotloop.options import did_you_mean, options_of
+
+SUMMARY = "Train, evaluate, benchmark and serve models as whole programs compiled for the device."
+COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": ("hotloop.cli.demo", "See everything work in a few minutes, with a page of results at the end."),
+    "kernel": ("hotloop.cli.kernel", "Time single layers and samplers: dense, convolutions, recurrent, HMC."),
+    "plan": ("hotloop.cli.plan", "Work out batch sizes, updates a call and host events before a run."),
+    "data": ("hotloop.cli.data", "List, fetch and verify data sets."),
+    "devices": ("hotloop.cli.devices", "Show devices, their memory and their measured speed limits."),
+    "cache": ("hotloop.cli.cache", "Show, limit or clear the cache of compiled programs."),
+}
+
+USAGE_ERROR, DEFECT, INTERRUPTED, BROKEN_PIPE = 2, 1, 130, 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line; the exit status: 0, 2 for a user's error, 1 for a defect, 130 for Ctrl-C."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        status = dispatch(words)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # Whoever read our output has gone; the interpreter's own flush at exit must not complain either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except KeyboardInterrupt:
+        return _failed(words, "interrupted", INTERRUPTED)
+    except HotloopError as error:
+        return _failed(words, str(error), USAGE_ERROR)
+    except Exception as error:
+        said = (str(error).strip().splitlines() or [""])[0][:300]
+        text = (
+            f"{type(error).__name__}: {said} (a defect of hotloop: run again with --debug for the traceback)"
+        )
+        return _failed(words, text, DEFECT)
+
+
+def _failed(words: list[str], text: str, status: int) -> int:
+    if _asked(words, "--debug"):
+        import traceback
+
+        traceback.print_exc()
+    print_error(text)
+    if _asked(words, "--json"):
+        print_json({"error": text})
+    return status
+
+
+def _asked(words: list[str], flag: str) -> bool:
+    """Whether a flag stands on the command line, which may not even have been understood."""
+    return flag in (words[: words.index("--")] if "--" in words else words)
+
+
+def dispatch(words: list[str]) -> int:
+    """Find the command and do what the words ask of it."""
+    flags = []
+    while words and words[0] in ("--json", "--debug"):
+        flags.append(words.pop(0))
+    if not words or words[0] in ("-h", "--help", "help"):
+        return _show_root_help()
+    if words[0] == "--version":
+        return _show_version(flags)
+    command, path, rest = find_command(words)
+    if _asked(rest, "-h") or _asked(rest, "--help") or (command.run is None and not rest):
+        from hotloop.cli.helptext import command_help
+
+        print(command_help(command, path), end="")
+        return 0
+    if command.run is None:
+        raise OptionError(f"{path} needs a command before {rest[0]}: {', '.join(_names(command.children))}")
+    return execute(command, path, [*flags, *rest])
+
+
+def find_command(words: list[str]) -> tuple[Command, str, list[str]]:
+    """The command that the first words name, its full name, and the words that are left for it."""
+    command = _load(words[0])
+    path, rest = f"hotloop {command.name}", words[1:]
+    while rest and command.children and not rest[0].startswith("-"):
+        children = {name: child for child in command.children for name in (child.name, *child.aliases)}
+        if rest[0] not in children:
+            if command.run is None or not any(option.positional for option in options_of(command.config)):
+                raise OptionError(f"{path} has no command '{rest[0]}'{did_you_mean(rest[0], children)}")
+            break
+        command = children[rest[0]]
+        path, rest = f"{path} {command.name}", rest[1:]
+    return command, path, rest
+
+
+def execute(command: Command, path: str, words: list[str]) -> int:
+    """Resolve the options, then run the command or print what it would run with."""
+    from hotloop.cli.configs import resolve
+    from hotloop.cli.parser import scan
+
+    given = scan(words, (*options_of(command.config), *options_of(Common)))
+    resolved = resolve(command, given)
+    common = resolved.common
+    if common.print_config:
+        from hotloop.cli.configs import print_config
+
+        print_config(resolved, path)
+        return 0
+    context = Context(common.json, common.debug, common.device, common.only_accelerator, tuple(words))
+    assert command.run is not None
+    result: Mapping[str, Any] | None = command.run(resolved.config, context)
+    if common.json:
+        print_json(result or {})
+    return 0
+
+
+def _load(name: str) -> Command:
+    if name.startswith("-"):
+        raise OptionError(f"{name}: a command comes first; commands: {', '.join(COMMANDS)}")
+    if name not in COMMANDS:
+        raise OptionError(f"unknown command '{name}'{did_you_mean(name, COMMANDS)}")
+    command: Command = import_module(COMMANDS[name][0]).COMMAND
+    return command
+
+
+def _names(commands: tuple[Command, ...]) -> list[str]:
+    return [command.name for command in commands]
+
+
+def _show_root_help() -> int:
+    from hotloop.cli.helptext import root_help
+
+    print(root_help({name: summary for name, (_, summary) in COMMANDS.items()}, SUMMARY), end="")
+    return 0
+
+
+def _show_version(flags: list[str]) -> int:
+    from hotloop import __version__
+
+    if "--json" in flags:
+        print_json({"version": __version__})
+    else:
+        print(f"hotloop {__version__}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""A command line cut into options and their texts, as the old programs' command lines were typed.
+
+Hyphens or underscores, unambiguous prefixes, aliases, `--opt=value`, bare flags, `--flag False`,
+`--no-flag`, several values after one option, negative numbers as values: argparse has no public way to take
+all of these together (a boolean with a value swallows the next positional, `-1e-5` is taken for an option),
+so the words are cut here and argparse only lays out the help. Types and checks are the options' own.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from hotloop.errors import OptionError
+from hotloop.options import Option, did_you_mean
+from hotloop.options.suggest import either
+from hotloop.options.values import FALSE, TRUE
+
+
+class Names:
+    """Every spelling of the options that may be used, and the way from what was typed to the option."""
+
+    def __init__(self, options: Iterable[Option]):
+        self.options: dict[str, Option] = {}
+        self.negated: dict[str, Option] = {}
+        for option in options:
+            for spelling in (f"--{hyphens(option.name)}", *option.aliases):
+                if spelling in self.options:
+                    raise TypeError(f"two options are called {spelling}")
+                self.options[spelling] = option
+                if option.kind.element is bool and spelling.startswith("--"):
+                    self.negated[f"--no-{spelling[2:]}"] = option
+
+    def find(self, word: str) -> Option:
+        """The option that a word such as `--batch_s` means, or an OptionError that names the nearest ones."""
+        return self._find(word, self.options)
+
+    def find_negated(self, word: str) -> Option | None:
+        """The flag that `--no-flag` turns off; None where the word is no such thing."""
+        if not hyphens(word).startswith("--no-") or hyphens(word) in self.options:
+            return None
+        starts = [name for name in (*self.options, *self.negated) if name.startswith(hyphens(word))]
+        return self._find(word, self.negated) if starts and starts[0] in self.negated else None
+
+    def _find(self, word: str, known: dict[str, Option]) -> Option:
+        typed = hyphens(word)
+        if typed in known:
+            return known[typed]
+        starts = [name for name in known if typed.startswith("--") and name.startswith(typed)]
+        if len({known[name].name for name in starts}) == 1:
+            return known[starts[0]]
+        if starts:
+            raise OptionError(f"{word} could be {either(starts)}; write more of it")
+        visible = [name for name in known if not known[name].hidden]
+        raise OptionError(f"unknown option {word}{did_you_mean(typed, visible)}")
+
+
+def hyphens(name: str) -> str:
+    """The spelling with hyphens."""
+    return name.replace("_", "-")
+
+
+def is_option(word: str) -> bool:
+    """Whether a word opens an option: a hyphen that is not a negative number's."""
+    if not word.startswith("-") or len(word) == 1:
+        return False
+    if word.startswith("--"):
+        return True
+    return word[1].isalpha() and word[1:].lower() not in ("inf", "infinity", "nan")
+
+
+def scan(argv: Sequence[str], options: Sequence[Option]) -> dict[str, Any]:
+    """The texts given for each option, by field name; a list where several are taken."""
+    names = Names(option for option in options if not option.positional)
+    positionals = [option for option in options if option.positional]
+    words, rest = list(argv), []
+    given: dict[str, Any] = {}
+    while words:
+        word = words.pop(0)
+        if word == "--":
+            rest += words
+            break
+        if not is_option(word):
+            rest.append(word)
+            continue
+        spelling, equals, text = word.partition("=")
+        if negated := names.find_negated(spelling):
+            if equals:
+                raise OptionError(f"{word}: {spelling} takes no value")
+            given[negated.name] = "false"
+            continue
+        option = names.find(spelling)
+        given[option.name] = text if equals else _values(option, words, bool(positionals))
+    return given | _placed(positionals, rest)
+
+
+def _values(option: Option, words: list[str], positionals: bool) -> Any:
+    """The values after an option, taken off the words."""
+    follows = bool(words) and not is_option(words[0])
+    if option.kind.element is bool and not option.kind.many:
+        # Beside positionals, only a word that can be nothing else is the flag's value.
+        is_value = follows and (not positionals or words[0].lower() in TRUE | FALSE)
+        return words.pop(0) if is_value else "true"
+    if option.kind.many:
+        values = []
+        while words and not is_option(words[0]):
+            values.append(words.pop(0))
+        return values
+    if not follows:
+        raise OptionError(f"{option.spelling}: a value is needed: {option.help}")
+    return words.pop(0)
+
+
+def _placed(positionals: list[Option], words: list[str]) -> dict[str, Any]:
+    """Words without an option go to the positionals in order; one that takes many takes all that are left."""
+    placed: dict[str, Any] = {}
+    left = list(words)
+    for option in positionals:
+        if not left:
+            break
+        if option.kind.many:
+            placed[option.name], left = left, []
+        else:
+            placed[option.name] = left.pop(0)
+    if left:
+        raise OptionError(f"unexpected argument '{left[0]}'; options begin with --")
+    return placed
