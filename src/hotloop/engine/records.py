@@ -1,0 +1,92 @@
+"""Strict JSON on disk: values made JSON-able, files replaced in one piece, lines read back after a kill.
+
+It knows nothing of what the records mean.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, is_dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from hotloop.errors import RunError
+
+
+def jsonable(value: Any) -> Any:
+    """The value as strict JSON holds it: arrays become lists, fractions text, NaN and infinity null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(item) for item in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return jsonable(asdict(value))
+    if isinstance(value, Fraction | Path):
+        return str(value)
+    if hasattr(value, "tolist"):  # numpy and jax arrays and scalars; bfloat16 becomes a float
+        return jsonable(value.tolist())
+    raise TypeError(f"a record cannot hold a {type(value).__name__}")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace the file in one step: a reader sees the old text or the new one, never a part."""
+    text = json.dumps(jsonable(value), indent=2, allow_nan=False) + "\n"
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with part.open("w") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    part.replace(path)
+
+
+def read_json(path: Path) -> Any:
+    """The contents of a JSON file of a run; one line says which file cannot be read and why."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} cannot be read: {error}") from None
+
+
+def read_events(path: str | Path) -> Iterator[dict[str, Any]]:
+    """Every record of a run (its folder or its events.jsonl), oldest first.
+
+    A last line that a kill tore is left out; a broken line anywhere else is an error that names it.
+    """
+    path = Path(path)
+    path = path / "events.jsonl" if path.is_dir() else path
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror}") from None
+    for number, line in enumerate(lines[:-1], start=1):
+        try:
+            yield json.loads(line)
+        except ValueError:
+            raise RunError(f"{path} line {number} is not a JSON record: the file was altered") from None
+
+
+def drop_torn_line(path: Path) -> int:
+    """Cut off what follows the last line end, a line that a kill tore; returns the bytes dropped."""
+    if not path.exists():
+        return 0
+    data = path.read_bytes()
+    torn = len(data) - (data.rfind(b"\n") + 1)
+    if torn:
+        os.truncate(path, len(data) - torn)
+    return torn
+
+
+def current(events: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The records of the run as it stands: what came after a resumed update was run again, so it goes."""
+    kept: list[dict[str, Any]] = []
+    for record in events:
+        if record["event"] == "resume":
+            kept = [old for old in kept if old["update"] <= record["update"]]
+        kept.append(record)
+    return kept

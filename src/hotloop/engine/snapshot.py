@@ -1,0 +1,139 @@
+"""The state of a run as named host arrays, and back.
+
+A state is any pytree of arrays, random keys and plain numbers. Here it becomes a flat mapping from a readable
+path (`optimiser/0/mu/dense/w`) to a host array with the same bits, and such arrays become a state again,
+placed like an example. This file knows nothing of files or of which state it holds.
+"""
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hotloop.errors import CheckpointError
+
+HostArray = np.ndarray[Any, Any]
+HostArrays = dict[str, HostArray]
+Form = tuple[str, tuple[int, ...]]
+Forms = dict[str, Form]
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """What a leaf is: its type and shape as the program sees them, and a checksum of its bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    checksum: str
+
+    def __str__(self) -> str:
+        return describe(self.dtype, self.shape)
+
+
+def describe(dtype: str, shape: tuple[int, ...]) -> str:
+    """`float32[3,4]`: a type and a shape for a message."""
+    return f"{dtype}[{','.join(map(str, shape))}]"
+
+
+def array_checksum(array: HostArray) -> str:
+    """Checksum of an array's bytes, whatever its type."""
+    return f"{zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data):08x}"
+
+
+def named_leaves(state: Any) -> dict[str, Any]:
+    """Every leaf by its path, such as `params/dense/w`; refuses two leaves whose paths read the same."""
+    leaves: dict[str, Any] = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
+        name = jax.tree_util.keystr(path, simple=True, separator="/") or "state"
+        if name in leaves:
+            raise CheckpointError(f"two leaves of the state are both called {name}: rename one of their keys")
+        leaves[name] = leaf
+    return leaves
+
+
+def _is_key(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def form(leaf: Any) -> Form:
+    """Type and shape of a leaf; a plain number is `python int`, `python float` or `python bool`."""
+    if type(leaf) in (bool, int, float):
+        return f"python {type(leaf).__name__}", ()
+    return str(getattr(leaf, "dtype", type(leaf).__name__)), tuple(getattr(leaf, "shape", ()))
+
+
+def snapshot(state: Any) -> tuple[HostArrays, Forms]:
+    """Host copies of every leaf, by path, and their forms; the state may be donated right afterwards."""
+    leaves = named_leaves(state)
+    forms = {name: form(leaf) for name, leaf in leaves.items()}
+    stored = {name: jax.random.key_data(leaf) if _is_key(leaf) else leaf for name, leaf in leaves.items()}
+    for leaf in stored.values():
+        if isinstance(leaf, jax.Array):
+            leaf.copy_to_host_async()
+    return {name: _host_copy(name, leaf) for name, leaf in stored.items()}, forms
+
+
+def _host_copy(name: str, leaf: Any) -> HostArray:
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        raise CheckpointError(
+            f"leaf {name} lies partly on another process: gather the state before saving it"
+        )
+    # A copy: on CPU np.asarray would be a view, which makes the donation of the buffer fail in silence.
+    array = np.array(leaf, order="C")
+    if array.dtype.kind in "OSUMm":
+        raise CheckpointError(
+            f"leaf {name} is a {type(leaf).__name__}: a checkpoint holds arrays and numbers"
+        )
+    return array
+
+
+def restored_leaf(stored: HostArray, like: Any) -> Any:
+    """The stored array as the same kind of thing as `like`, with its sharding where it has one."""
+    if type(like) in (bool, int, float):
+        return type(like)(stored.item())
+    if isinstance(like, np.ndarray | np.generic):
+        return stored
+    sharding = like.sharding if getattr(like, "committed", True) else None
+    if _is_key(like):
+        key = jax.random.wrap_key_data(jax.device_put(stored, may_alias=False), impl=_key_kind(like))
+        return key if sharding is None else jax.device_put(key, sharding)
+    # Never alias the host array: the next compiled call writes into the buffer it is given.
+    return jax.device_put(stored, sharding, may_alias=False)
+
+
+def empty_array(like: Any) -> HostArray:
+    """The stored form of a leaf without elements: there is nothing of it on disk."""
+    form = jax.eval_shape(jax.random.key_data, like) if _is_key(like) else like
+    return np.zeros(form.shape, form.dtype)
+
+
+def _key_kind(like: Any) -> str:
+    kinds = ("threefry2x32", "rbg", "unsafe_rbg")
+    return next(kind for kind in kinds if jax.random.key(0, impl=kind).dtype == like.dtype)
+
+
+def mismatch(leaves: Mapping[str, Leaf], like: Any) -> str | None:
+    """Why a checkpoint with these leaves cannot become a state like `like`; None if it can."""
+    wanted = {name: form(leaf) for name, leaf in named_leaves(like).items()}
+    reasons = [
+        f"leaf {name} is {describe(*wanted[name])} here but not in the checkpoint"
+        for name in wanted
+        if name not in leaves
+    ]
+    reasons += [
+        f"leaf {name} ({leaf}) of the checkpoint is not in this state"
+        for name, leaf in leaves.items()
+        if name not in wanted
+    ]
+    reasons += [
+        f"leaf {name} is {leaves[name]} in the checkpoint but {describe(*wanted[name])} here"
+        for name in wanted
+        if name in leaves and (leaves[name].dtype, leaves[name].shape) != wanted[name]
+    ]
+    if not reasons:
+        return None
+    return reasons[0] + (f" (and {len(reasons) - 1} more leaves differ)" if len(reasons) > 1 else "")
