@@ -250,7 +250,6 @@ def test_the_plan_in_words_says_all_that_matters():
         "50000 samples: 781 weight updates an epoch, 16 samples left out of each",
         "epochs: 6 = 4686 weight updates; calls: 6 of 781 updates",
         "log: 6, after update 781, 1562, 2343, 3124, 3905, 4686",
-        "warning: --logs-per-epoch 2",
     ):
         assert part in text
 

@@ -98,7 +98,7 @@ class Plan:
         return tuple(sorted({update for mark in self.marks if mark.kind == kind for update in mark.updates}))
 
     def describe(self) -> str:
-        """The plan for people, one thing a line: batch, data, calls, events, warnings."""
+        """The plan for people, one thing a line: batch, data, calls, events."""
         lines = [self.batch.describe()]
         if self.samples is not None:
             lines.append(
@@ -106,7 +106,6 @@ class Plan:
             )
         lines.append(self._describe_calls())
         lines += [self._describe_events(kind) for kind in KINDS]
-        lines += [f"warning: {warning}" for warning in self.warnings]
         return "\n".join(lines)
 
     def _rest(self) -> str:

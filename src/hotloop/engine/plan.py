@@ -25,8 +25,8 @@ def plan_epochs(
 ) -> Plan:
     """Plan `epochs` passes over `samples`; a frequency of 0 means never.
 
-    Checkpoints that nobody asked for (None) fall on calls that the logs make anyway: at most one an epoch, one
-    at the end. Asked-for ones, and validations, end calls of their own and include the end of the run.
+    Checkpoints that nobody asked for (None) fall on calls that the logs make anyway: at most one an epoch,
+    one at the end. Asked-for ones, and validations, end calls of their own and include the end of the run.
     """
     whole("--num-epochs", epochs)
     per_epoch = _updates_per_epoch(samples, batch, weight_updates_per_epoch)
