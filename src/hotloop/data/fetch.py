@@ -1,0 +1,139 @@
+"""Brings a known set onto this machine: what is missing is downloaded, checked and unpacked.
+
+It knows folders and checksums, not formats. A file that is there and wrong is the user's: it is named in an
+error, never replaced.
+"""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from hotloop.data.checksum import Checked, verify
+from hotloop.data.download import FetchError, download, reachable
+from hotloop.data.folders import data_home, find, look
+from hotloop.data.known import Download, KnownSet
+from hotloop.data.unpack import unpack
+from hotloop.errors import DataError
+
+OFFLINE = "HOTLOOP_OFFLINE"
+
+
+class Bar(Protocol):
+    """A progress bar of bytes."""
+
+    def advance(self, amount: float = 1) -> None:
+        """So many more bytes are there."""
+
+
+Progress = Callable[[str, float | None], contextlib.AbstractContextManager[Bar]]
+"""Opens a progress bar from a description and a total."""
+
+
+class _NoBar:
+    def advance(self, amount: float = 1) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Where a complete set lies, the verdict on its files, and whether anything had to be downloaded."""
+
+    folder: Path
+    files: tuple[Checked, ...]
+    new: bool
+
+
+def no_progress(_description: str, _total: float | None) -> contextlib.AbstractContextManager[Bar]:
+    """Shows nothing."""
+    return contextlib.nullcontext(_NoBar())
+
+
+def fetch(known: KnownSet, data_dir: Path | None = None, progress: Progress = no_progress) -> Fetched:
+    """Make the set complete and verified. FetchError where the network does not give it."""
+    if not known.files:
+        raise DataError(
+            f"{known.name}: not fetched ({known.licence}); bring the files and give their folder: "
+            f"{known.expected}"
+        )
+    if data_dir is None or data_dir.exists():
+        found = find(known, data_dir)
+        verdicts = verify(known, found)
+        if found and all(verdict.status == "OK" for verdict in verdicts):
+            return Fetched(found.folder, verdicts, new=False)
+    folder = data_home(data_dir) / known.folders[0]
+    with _only_one(folder):
+        _complete(known, folder, progress)
+        return Fetched(folder, verify(known, look(known, folder)), new=True)
+
+
+def _complete(known: KnownSet, folder: Path, progress: Progress) -> None:
+    """Download what is not in the folder; DataError for a file that is there and wrong."""
+    wanted = []
+    for verdict, file in zip(verify(known, look(known, folder)), known.files, strict=True):
+        if verdict.status == "BAD":
+            raise DataError(
+                f"{verdict.path}: is there but wrong ({verdict.reason}); move it away and fetch again"
+            )
+        if verdict.status == "missing":
+            wanted.append(file)
+    mirrors = _answering(known, folder)
+    for item in dict.fromkeys(file.download for file in wanted):
+        members = [file for file in wanted if file.download == item and file.member]
+        with progress(f"{known.name}: {item.name}", item.size) as bar:
+            _download(item, folder, mirrors, bar)
+        if members:
+            unpack(folder / item.name, members, folder)
+            (folder / item.name).unlink()
+
+
+def _answering(known: KnownSet, folder: Path) -> set[str]:
+    """The mirrors within reach; FetchError that says what to put where when there are none."""
+    mirrors = {mirror for item in known.downloads for mirror in item.mirrors}
+    offline = os.environ.get(OFFLINE, "") not in ("", "0")
+    answering = set() if offline else reachable(mirrors)
+    if not answering:
+        why = f"{OFFLINE} is set" if offline else "no network"
+        raise FetchError(f"{known.name}: {why}; {by_hand(known, folder)}")
+    return answering
+
+
+def by_hand(known: KnownSet, folder: Path) -> str:
+    """What a user has to put where when nothing can be fetched."""
+    names = ", ".join(file.stored_as for file in known.files)
+    sources = ", ".join(item.mirrors[0] + item.name for item in known.downloads)
+    return f"put {names} into {folder} by hand, from {sources}"
+
+
+def _download(item: Download, folder: Path, answering: set[str], bar: Bar) -> None:
+    """Download one file with a bar that only ever moves forward, whatever is begun again."""
+    shown = 0
+
+    def report(have: int) -> None:
+        nonlocal shown
+        bar.advance(max(0, have - shown))
+        shown = max(shown, have)
+
+    mirrors = [mirror for mirror in item.mirrors if mirror in answering]
+    download(item, folder / item.name, mirrors, report)
+
+
+@contextlib.contextmanager
+def _only_one(folder: Path) -> Iterator[None]:
+    """Create the folder and keep every other process that fetches into it waiting."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise DataError(f"data folder {folder}: cannot be written ({error.strerror})") from None
+    try:
+        with contextlib.suppress(
+            OSError
+        ):  # some network file systems have no locks; renames are atomic there too
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,109 @@
+"""Where data sets lie on this machine: the folder given, then HOTLOOP_DATA, then the user's own data folder.
+
+This module looks at names alone; whether a file holds what it should is for `checksum` and the readers.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hotloop.data.known import KnownSet
+from hotloop.errors import DataError
+
+VARIABLE = "HOTLOOP_DATA"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A folder with files of a set: where each one is, and the names of those that are not there."""
+
+    folder: Path
+    files: Mapping[str, Path]
+    missing: tuple[str, ...]
+
+
+def user_folder() -> Path:
+    """The user's own data folder, by the XDG rules."""
+    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(base) / "hotloop"
+
+
+def data_home(data_dir: Path | None) -> Path:
+    """Where a fetch writes: the folder given, else HOTLOOP_DATA if it can be written, else the user's."""
+    if data_dir is not None:
+        return data_dir
+    shared = os.environ.get(VARIABLE)
+    if shared and os.access(shared, os.W_OK):
+        return Path(shared)
+    return user_folder()
+
+
+def entries(folder: Path) -> frozenset[str] | None:
+    """The names in a folder; None where there is no such folder; DataError where it cannot be read."""
+    try:
+        return frozenset(entry.name for entry in folder.iterdir())
+    except FileNotFoundError:
+        return None
+    except NotADirectoryError:
+        culprit = next(path for path in (folder, *folder.parents) if not path.is_dir() and path.exists())
+        raise DataError(f"data folder {culprit}: is a file, not a folder") from None
+    except PermissionError:
+        raise DataError(
+            f"data folder {folder}: permission denied; make it readable or choose another"
+        ) from None
+    except OSError as error:
+        raise DataError(f"data folder {folder}: cannot be read ({error.strerror})") from None
+
+
+def check_given(data_dir: Path | None) -> None:
+    """DataError for a folder that the user named, by option or by HOTLOOP_DATA, and that is not there."""
+    named = {"--data-dir": data_dir, VARIABLE: os.environ.get(VARIABLE) or None}
+    for how, folder in named.items():
+        if folder is not None and entries(Path(folder)) is None:
+            raise DataError(
+                f"{how} {folder}: no such folder; create it, or give the folder that holds the data"
+            )
+
+
+def find(known: KnownSet, data_dir: Path | None = None) -> Found | None:
+    """The first folder that holds enough of the set to load it, else one with a part of it, else None."""
+    partial = None
+    for folder in _candidates(known, data_dir):
+        found = look(known, folder)
+        if found is None:
+            continue
+        if loadable(known, found):
+            return found
+        partial = partial or found
+    return partial
+
+
+def loadable(known: KnownSet, found: Found | None) -> bool:
+    """Whether every file that the set cannot do without was found."""
+    return found is not None and all(file.name in found.files for file in known.files if file.needed)
+
+
+def _candidates(known: KnownSet, data_dir: Path | None) -> list[Path]:
+    """Every folder to look in, in order."""
+    shared = os.environ.get(VARIABLE)
+    roots = [root for root in (data_dir, Path(shared) if shared else None, user_folder()) if root is not None]
+    inside = [root / folder for root in roots for folder in known.folders]
+    # MNIST and Fashion-MNIST share their file names: only a folder that was given may hold them directly.
+    return [data_dir, *inside] if data_dir is not None and known.files else inside
+
+
+def look(known: KnownSet, folder: Path) -> Found | None:
+    """What of the set lies in this very folder, or None for nothing."""
+    names = entries(folder)
+    if not names:
+        return None
+    files = {}
+    for file in known.files:
+        for name in (file.name, f"{file.name}.gz"):
+            if name in names:
+                files[file.name] = folder / name
+                break
+    if not files and known.files:
+        return None
+    return Found(folder, files, tuple(file.name for file in known.files if file.name not in files))
