@@ -92,7 +92,7 @@ class Checkpoints:
         self.close()
 
     def steps(self) -> list[int]:
-        """Complete steps, oldest first: manifest intact, files in full size (`restore` reads contents too)."""
+        """Complete steps, oldest first: manifest intact, files in full size (`restore` reads contents)."""
         return sorted(self._metrics())
 
     def best(self) -> int | None:

@@ -34,6 +34,20 @@ def jsonable(value: Any) -> Any:
     raise TypeError(f"a record cannot hold a {type(value).__name__}")
 
 
+def nonfinite(figures: Mapping[str, Any]) -> dict[str, str]:
+    """The figures that are NaN or infinite, as text; a list with such an element reads `some`."""
+    plain = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in figures.items()}
+    scalars = {n: str(v) for n, v in plain.items() if isinstance(v, float) and not math.isfinite(v)}
+    lists = {n: "some" for n, v in plain.items() if isinstance(v, list | tuple) and _any_nonfinite(v)}
+    return scalars | lists
+
+
+def _any_nonfinite(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_any_nonfinite, value))
+    return isinstance(value, float) and not math.isfinite(value)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Replace the file in one step: a reader sees the old text or the new one, never a part."""
     text = json.dumps(jsonable(value), indent=2, allow_nan=False) + "\n"

@@ -1,0 +1,160 @@
+"""What the compiler made of a program and how it ran: cost, memory, the optimised program, a profiler trace.
+
+A report is a folder with one sub-folder a program (training, evaluation). It is asked for by `--report DIR`, by
+HOTLOOP_REPORT, or by the POPLAR_ENGINE_OPTIONS that older guides tell people to set. It knows no family.
+"""
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hotloop.engine.records import jsonable, write_json
+from hotloop.errors import OptionError
+
+_POPLAR = "POPLAR_ENGINE_OPTIONS"
+_FILES = {
+    "summary.txt": "compile time, cost and memory, for people",
+    "summary.json": "the same for programs; bytes, seconds and floating-point operations",
+    "program.hlo.txt": "the optimised program (HLO text); any editor, or https://github.com/openxla/xla tools",
+    "trace": "profiler trace: `tensorboard --logdir {folder}/trace` (pip install 'hotloop[report]' tensorboard), or "
+    "open its perfetto_trace.json.gz at https://ui.perfetto.dev",
+}
+_SIZES = ("argument", "output", "alias", "temp", "generated_code")
+
+
+def _complain(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)
+
+
+def requested(option: str | None, warn: Callable[[str], None] = _complain) -> Path | None:
+    """The report folder: the option's, else HOTLOOP_REPORT's, else POPLAR_ENGINE_OPTIONS'; None if none asks."""
+    named = option or os.environ.get("HOTLOOP_REPORT")
+    return Path(named) if named else _poplar(os.environ.get(_POPLAR, ""), warn)
+
+
+def _poplar(text: str, warn: Callable[[str], None]) -> Path | None:
+    if not text.strip():
+        return None
+    try:
+        options = json.loads(text)
+    except ValueError as error:
+        warn(f'{_POPLAR} is not JSON ({error}) and is ignored; write {{"autoReport.all": "true"}}')
+        return None
+    if not isinstance(options, dict):
+        warn(f"{_POPLAR} is a {type(options).__name__}, not an object, and is ignored")
+        return None
+    if str(options.get("autoReport.all", "false")).lower() != "true":
+        return None
+    return Path(str(options.get("autoReport.directory", ".")))
+
+
+def check_writable(path: str | Path) -> Path:
+    """Make the folder and try to write in it, before anything is compiled for it."""
+    path = Path(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise OptionError(
+            f"--report {path}: cannot write there ({error.strerror}); choose another folder"
+        ) from None
+    return path
+
+
+def write_program(folder: str | Path, compiled: Any, compile_seconds: float, name: str) -> dict[str, Any]:
+    """Write `folder/name`: summary.json, summary.txt and program.hlo.txt of a compiled program; the summary."""
+    target = check_writable(Path(folder) / name)
+    facts = {
+        "program": name,
+        "compile_seconds": compile_seconds,
+        "cost": cost(compiled),
+        "memory": memory(compiled),
+        "device_memory": device_memory(),
+    }
+    write_json(target / "summary.json", facts)
+    (target / "summary.txt").write_text(readable(facts))
+    if text := _asked(compiled.as_text):
+        (target / "program.hlo.txt").write_text(text)
+    write_index(Path(folder))
+    return facts
+
+
+def _asked(question: Callable[[], Any]) -> Any:
+    """The answer, or None where the backend has none to give."""
+    try:
+        return question()
+    except Exception:  # jaxlib raises several kinds for "not implemented on this backend"
+        return None
+
+
+def cost(compiled: Any) -> dict[str, float] | None:
+    """XLA's own count of operations and bytes for one call; None where the backend has none."""
+    found = _asked(compiled.cost_analysis)
+    if isinstance(found, list | tuple):  # one entry a computation in some versions
+        found = found[0] if found else None
+    return {str(key): float(value) for key, value in sorted(found.items())} if found else None
+
+
+def memory(compiled: Any) -> dict[str, int] | None:
+    """Bytes of arguments, outputs, temporaries and code, and the peak; None where the backend has none."""
+    stats = _asked(compiled.memory_analysis)
+    if stats is None:
+        return None
+    sizes = {name: int(getattr(stats, f"{name}_size_in_bytes", 0)) for name in _SIZES}
+    held = sizes["argument"] + sizes["output"] - sizes["alias"] + sizes["temp"] + sizes["generated_code"]
+    return {**sizes, "total": held, "peak": int(getattr(stats, "peak_memory_in_bytes", 0)) or held}
+
+
+def device_memory() -> dict[str, Mapping[str, Any] | None]:
+    """What each device's allocator says (bytes in use, peak, limit); None where it keeps no count, as on CPU."""
+    import jax
+
+    return {str(device): jsonable(_asked(device.memory_stats)) for device in jax.local_devices()}
+
+
+def readable(facts: Mapping[str, Any]) -> str:
+    """The summary as lines of text."""
+    lines = [f"program: {facts['program']}", f"compile time: {facts['compile_seconds']:.3f} s"]
+    costs, sizes = facts["cost"], facts["memory"]
+    lines += [
+        f"{key}: {costs[key]:.6g}"
+        for key in ("flops", "transcendentals", "bytes accessed")
+        if key in (costs or {})
+    ]
+    lines += [f"{key} memory: {size / 2**20:.3f} MiB" for key, size in (sizes or {}).items()]
+    for device, stats in facts["device_memory"].items():
+        if stats and "peak_bytes_in_use" in stats:
+            lines.append(f"peak memory of {device}: {stats['peak_bytes_in_use'] / 2**20:.3f} MiB")
+    absent = [key for key in ("cost", "memory") if facts[key] is None]
+    lines += [f"{key} analysis: this backend has none" for key in absent]
+    return "\n".join(lines) + "\n"
+
+
+@contextmanager
+def trace(folder: str | Path, name: str) -> Iterator[Path]:
+    """Profile what runs inside into `folder/name/trace`, for TensorBoard and Perfetto; no browser is opened."""
+    import jax
+
+    target = check_writable(Path(folder) / name / "trace")
+    with jax.profiler.trace(str(target), create_perfetto_trace=True):
+        yield target
+    write_index(Path(folder))
+
+
+def write_index(folder: Path) -> None:
+    """index.json and README.txt: what each file of the report is and how to open it."""
+    entries = {
+        f"{program.name}/{name}": text.format(folder=program)
+        for program in sorted(folder.iterdir())
+        if program.is_dir()
+        for name, text in _FILES.items()
+        if (program / name).exists()
+    }
+    write_json(folder / "index.json", entries)
+    (folder / "README.txt").write_text("".join(f"{name}: {text}\n" for name, text in entries.items()))

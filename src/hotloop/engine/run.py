@@ -1,0 +1,155 @@
+"""A run's folder: its config, its environment, and events.jsonl, the single source of truth.
+
+One process at a time holds the folder. Records are whole lines of strict JSON, written before any sink sees
+them; a kill can tear only the last one, and a resume removes it. It knows nothing of models or of the loop.
+"""
+
+import json
+import os
+import re
+import secrets
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from hotloop.engine import records
+from hotloop.engine.records import current, read_events
+from hotloop.engine.run_folder import check_kind, resume_warnings, take
+from hotloop.engine.sinks import FRAME, Sink
+from hotloop.errors import RunError
+
+__all__ = ["Run", "current", "default_path", "read_events"]
+
+
+def default_path(family: str, root: str | Path = "runs") -> Path:
+    """`runs/<family>-<UTC time>-<short id>`: sorts by time, never meets another run."""
+    name = re.sub(r"[^A-Za-z0-9]+", "-", family).strip("-")
+    return Path(root) / f"{name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
+
+
+class Run:
+    """A folder that this process holds, and its growing list of records."""
+
+    def __init__(self, path: Path, lock: int, sinks: Sequence[Sink]):
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self.tensorboard = path / "tensorboard"
+        self.report = path / "report"
+        self._lock: int | None = lock
+        self._sinks = list(sinks)
+        self._began = time.monotonic()
+        self._place = (0, 0.0)
+        self._writing = threading.RLock()
+        self._events = os.open(path / "events.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    @classmethod
+    def create(
+        cls,
+        path: str | Path,
+        config: Mapping[str, Any],
+        *,
+        command: str,
+        resume: bool = False,
+        may_differ: Collection[str] = (),
+        sinks: Sequence[Sink] = (),
+        environment: Mapping[str, Any] | None = None,
+    ) -> "Run":
+        """Take a new folder, or with `resume` the folder of an earlier run with the same config.
+
+        Only the keys in `may_differ` may have other values than before. A core count, jax version or device
+        that differs is a warning in the records, because sums may then differ in their last bits.
+        """
+        path = Path(path)
+        lock = take(path, resume)
+        try:
+            check_kind(path, resume)
+            now = records.jsonable(_environment() if environment is None else environment)
+            warnings = resume_warnings(path, config, now, may_differ) if resume else []
+            records.write_json(path / "config.json", config)
+            if not resume:
+                records.write_json(path / "environment.json", now)
+            run = cls(path, lock, sinks)
+        except OSError as error:
+            os.close(lock)
+            raise RunError(f"cannot write in {path}: {error.strerror}; choose another folder") from None
+        except BaseException:
+            os.close(lock)
+            raise
+        run.event("start", command=command, folder=str(path), resumed=resume, process=os.getpid())
+        for message in warnings:
+            run.event("warning", message=message)
+        return run
+
+    def add_sink(self, sink: Sink) -> None:
+        """Feed one more sink from now on."""
+        self._sinks.append(sink)
+
+    def event(self, event: str, *, update: int = 0, epoch: float = 0.0, **figures: Any) -> dict[str, Any]:
+        """Append one record and feed the sinks; NaN and infinity become null and are named in `nonfinite`."""
+        if taken := set(figures) & set(FRAME):
+            raise ValueError(f"figures cannot be called {sorted(taken)}: every record has these already")
+        frame = {"event": event, "update": update, "epoch": epoch}
+        clock = {"time": time.time(), "elapsed": time.monotonic() - self._began}
+        odd = records.nonfinite(figures)
+        record: dict[str, Any] = records.jsonable(
+            {**frame, **clock, **figures, **({"nonfinite": odd} if odd else {})}
+        )
+        with self._writing:
+            self._append(record)
+            self._place = (record["update"], record["epoch"])
+            self._feed(record)
+        return record
+
+    def _append(self, record: Mapping[str, Any]) -> None:
+        line = json.dumps(record, allow_nan=False).encode() + b"\n"
+        try:
+            if os.write(self._events, line) != len(line):
+                raise OSError(28, "No space left on device")
+        except OSError as error:
+            records.drop_torn_line(self.path / "events.jsonl")
+            raise RunError(f"cannot write {self.path / 'events.jsonl'}: {error.strerror}") from None
+
+    def _feed(self, record: Mapping[str, Any]) -> None:
+        for sink in tuple(self._sinks):
+            try:
+                sink.write(record)
+            except Exception as error:  # a sink that fails must not cost the run
+                self._sinks.remove(sink)
+                self.event("warning", message=f"{type(sink).__name__} failed and is off: {error}")
+
+    def close(self, status: str = "finished", **figures: Any) -> None:
+        """Append the `end` record, close the sinks and let go of the folder; a second call does nothing."""
+        if self._lock is None:
+            return
+        update, epoch = self._place
+        try:
+            self.event("end", update=update, epoch=epoch, status=status, **figures)
+            for sink in self._sinks:
+                sink.close()
+            os.fsync(self._events)
+        finally:
+            os.close(self._events)
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        elif issubclass(kind, KeyboardInterrupt):
+            self.close("interrupted")
+        else:
+            self.close("failed", error=f"{kind.__name__}: {error}".split("\n")[0])
+
+
+def _environment() -> Mapping[str, Any]:
+    from hotloop.engine.device import environment
+
+    return environment()

@@ -1,0 +1,74 @@
+"""Taking a run's folder: the lock, the refusal to mix two runs, and what may differ when one is resumed.
+
+It deletes nothing and writes nothing but the lock; the records themselves are `run.py`'s.
+"""
+
+import fcntl
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from hotloop.engine.records import drop_torn_line, jsonable, read_json
+from hotloop.errors import RunError
+
+LOCK = ".lock"
+# What the last bits of a sum depend on; a resumed run that finds another value says so.
+NUMERICS = ("cores", "cpu", "device_count", "device_kinds", "jax", "jaxlib", "platform", "xla_flags")
+
+
+def take(path: Path, resume: bool) -> int:
+    """Make the folder if need be and hold its lock (a descriptor); a dead process holds none."""
+    if resume and not path.is_dir():
+        raise RunError(f"nothing to resume: {path} is not a run folder; start it without --resume")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise RunError(f"cannot make the run folder {path}: {error.strerror}; choose another one") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
+        os.close(lock)
+        raise RunError(
+            f"{path} is in use by process {holder}: wait for it or choose another folder"
+        ) from None
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    return lock
+
+
+def check_kind(path: Path, resume: bool) -> None:
+    """A new run needs a folder without one; a resumed one needs a folder with one."""
+    found = [name for name in ("config.json", "events.jsonl") if (path / name).exists()]
+    if found and not resume:
+        raise RunError(
+            f"{path} already holds a run ({found[0]}): continue it with --resume, or choose another folder"
+        )
+    if resume and not found:
+        raise RunError(f"nothing to resume: {path} holds no run; start it without --resume")
+
+
+def resume_warnings(
+    path: Path, config: Mapping[str, Any], environment: Mapping[str, Any], may_differ: Collection[str]
+) -> list[str]:
+    """Make an earlier run ready to go on; what changed that may, one line each. What may not is an error."""
+    changed = differences(read_json(path / "config.json"), jsonable(config))
+    if wrong := [text for key, text in changed.items() if key not in may_differ]:
+        raise RunError(
+            f"{path} cannot resume with another config: {'; '.join(wrong)}; use the old values or a new folder"
+        )
+    lines = [f"resumed with another config: {text}" for text in changed.values()]
+    then = read_json(path / "environment.json")
+    numerics = {key: text for key, text in differences(then, environment).items() if key in NUMERICS}
+    lines += [f"resumed elsewhere: {text}; last bits may differ" for text in numerics.values()]
+    if torn := drop_torn_line(path / "events.jsonl"):
+        lines.append(f"dropped an unfinished record of {torn} bytes from events.jsonl")
+    return lines
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str]:
+    """Each key whose value changed, with `key: old -> new`."""
+    keys = sorted(key for key in {*old, *new} if old.get(key) != new.get(key) or (key in old) != (key in new))
+    return {key: f"{key}: {old.get(key, 'absent')} -> {new.get(key, 'absent')}" for key in keys}
