@@ -1,0 +1,160 @@
+"""The cache folder: where it is, how large it may become, and jax told to keep compiled programs in it.
+
+`HOTLOOP_CACHE` names the folder or turns it off, `HOTLOOP_CACHE_LIMIT` or `hotloop cache limit` bounds it.
+How entries are kept is `store`'s matter; jax is imported only by `enable`.
+"""
+
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hotloop.engine.configure import configure
+from hotloop.engine.store import PARTIAL, SUFFIX, Store
+from hotloop.errors import OptionError
+
+DEFAULT_LIMIT = 4 * 10**9
+UNITS = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "ki": 2**10,
+    "mi": 2**20,
+    "gi": 2**30,
+    "ti": 2**40,
+}
+
+
+def folder() -> Path | None:
+    """Where everything that may be thrown away is kept; None when `HOTLOOP_CACHE=off`."""
+    named = os.environ.get("HOTLOOP_CACHE", "")
+    if named.lower() in ("off", "0", "false", "no"):
+        return None
+    if named:
+        return Path(named).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hotloop"
+
+
+def parse_size(text: str) -> int | None:
+    """Bytes from `2GB`, `500 MB`, `1.5GiB`; None for `none`, which is no limit."""
+    if text.strip().lower() in ("none", "unlimited"):
+        return None
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?i?)b?\s*", text.lower())
+    if match is None or match[2] not in UNITS:
+        raise ValueError("must be a size such as 500MB or 2GB, or none for no limit")
+    return int(float(match[1]) * UNITS[match[2]])
+
+
+def show_size(size: int) -> str:
+    """Bytes for people: `1.5 GB`."""
+    value = float(size)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
+
+
+def limit() -> int | None:
+    """The most bytes that programs may take: `HOTLOOP_CACHE_LIMIT`, else what was set, else 4 GB."""
+    if text := os.environ.get("HOTLOOP_CACHE_LIMIT"):
+        return _read_limit(text, "HOTLOOP_CACHE_LIMIT")
+    root = folder()
+    try:
+        return _read_limit((root / "limit").read_text(), str(root / "limit")) if root else DEFAULT_LIMIT
+    except OSError:
+        return DEFAULT_LIMIT
+
+
+def _read_limit(text: str, origin: str) -> int | None:
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise OptionError(f"{origin} {text.strip()}: {error}") from error
+
+
+def set_limit(size: int | None) -> None:
+    """Remember a limit for this cache folder and evict what is over it."""
+    root = folder()
+    if root is None:
+        raise OptionError("HOTLOOP_CACHE=off: there is no cache to limit")
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        (root / "limit").write_text("none" if size is None else str(size))
+    except OSError as error:
+        raise OptionError(
+            f"{root}: cannot write here ({error.strerror}); set HOTLOOP_CACHE to a folder of yours"
+        ) from error
+    if size is not None:
+        Store(root / "programs", size).evict()
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What the programs in the cache take."""
+
+    entries: int
+    bytes: int
+
+
+def usage() -> Usage:
+    """The number of cached programs and the size of everything beside them."""
+    root = folder()
+    sizes = [path.stat().st_size for path in _files(root / "programs")] if root else []
+    return Usage(len(list((root / "programs").glob(f"*{SUFFIX}"))) if root else 0, sum(sizes))
+
+
+def _files(path: Path) -> list[Path]:
+    return [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else []
+
+
+def clear() -> Usage:
+    """Delete the compiled programs (and nothing that hotloop or XLA did not put there); what was freed."""
+    freed = usage()
+    root = folder()
+    if root is None or not freed.bytes:
+        return freed
+    programs = root / "programs"
+    try:
+        for path in (*programs.glob(f"*{SUFFIX}"), *programs.glob(f"*{PARTIAL}")):
+            path.unlink(missing_ok=True)
+        for path in programs.glob("xla_gpu_*"):
+            shutil.rmtree(path)
+    except OSError as error:
+        raise OptionError(f"{error.filename}: cannot delete it ({error.strerror})") from error
+    left = usage()
+    return Usage(freed.entries - left.entries, freed.bytes - left.bytes)
+
+
+def enable(warn: Callable[[str], None] = warnings.warn) -> None:
+    """Let jax keep every compiled program of this process here; call it before the first compilation."""
+    root = folder()
+    if root is None:
+        configure(jax_enable_compilation_cache=False)
+        return
+    programs = root / "programs"
+    try:
+        programs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        warn(f"{programs}: programs are not kept ({error.strerror}); set HOTLOOP_CACHE to another folder")
+        return
+    _hand_to_jax(Store(programs, limit()))
+    configure(
+        jax_enable_compilation_cache=True,
+        jax_compilation_cache_dir=str(programs),
+        jax_persistent_cache_min_compile_time_secs=0.0,
+        jax_persistent_cache_min_entry_size_bytes=-1,
+    )
+
+
+def _hand_to_jax(store: Store) -> None:
+    """There is no public way to say how entries are kept; a test holds jax to the name replaced here."""
+    from jax._src import compilation_cache
+
+    compilation_cache.reset_cache()
+    compilation_cache.get_file_cache = lambda path: (store, path)  # type: ignore[assignment,return-value]
