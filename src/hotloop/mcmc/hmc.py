@@ -1,9 +1,10 @@
 """Hamiltonian Monte Carlo over a batch of independent chains, with fixed leapfrog steps and identity mass.
 
-A chain at position q is given a momentum p ~ N(0, I) and follows the Hamiltonian H(q, p) = -log density(q) + |p|^2 / 2
-for a while. Exact dynamics would keep H; the leapfrog integrator nearly does, and a Metropolis decision on the change
-of H makes the chain exact. Positions are [chains, z]; every chain has its own momentum, trajectory and decision, and
-no arithmetic ever mixes two rows. This file knows no target and no model.
+A chain at position q is given a momentum p ~ N(0, I) and follows the Hamiltonian H(q, p) = -log density(q) +
+|p|^2 / 2 for a while. Exact dynamics would keep H; the leapfrog integrator nearly does, and a Metropolis
+decision on the change of H makes the chain exact. Positions are [chains, z]; every chain has its own
+momentum, trajectory and decision, and no arithmetic ever mixes two rows. This file knows no target and no
+model.
 """
 
 from collections.abc import Callable
@@ -35,14 +36,14 @@ class Info(NamedTuple):
     """What happened to each chain in one step."""
 
     acceptance: Float[Array, "chains"]
-    """Probability with which the proposal was to be accepted: min(1, exp(-energy_change)), 0 where it diverged."""
+    """The probability of moving: min(1, exp(-energy_change)), 0 where the trajectory diverged."""
     accepted: Bool[Array, "chains"]
     energy_change: Float[Array, "chains"]
     """H(proposal) - H(start): the integrator's error, 0 for exact dynamics, possibly inf or nan."""
 
 
 def gradient_of(log_density: LogDensity) -> ValueAndGradient:
-    """Value and gradient by one reverse pass over the sum of all rows, which gives each row its own gradient."""
+    """Value and gradient by one reverse pass over the sum of all rows: each row gets its own gradient."""
 
     def total(position: Array) -> tuple[Array, Array]:
         values = log_density(position)
@@ -56,7 +57,7 @@ def gradient_of(log_density: LogDensity) -> ValueAndGradient:
 
 
 def init(position: Float[Array, "chains z"], value_and_gradient: ValueAndGradient) -> State:
-    """The state at a starting position; its one gradient evaluation is the last that is not part of a step."""
+    """The state at a starting position; the one gradient that is not part of a step."""
     return State(position, *value_and_gradient(position))
 
 
@@ -69,10 +70,11 @@ def leapfrog(
 ) -> tuple[State, Float[Array, "chains z"]]:
     """Follow the dynamics for `steps` leapfrogs: (state, momentum) at the end of the trajectory.
 
-    One leapfrog is half a kick p += (e/2) grad, a drift q += e p, and half a kick at the new place. Two half kicks that
-    meet are one whole kick, so the map is: half a kick, then drift and whole kick alternating, the last kick halved.
-    Each of the three maps shears one variable by a function of the other, so volume is kept exactly; the composition
-    is symmetric, so running it again with the momentum turned round leads back to the start.
+    One leapfrog is half a kick p += (e/2) grad, a drift q += e p, and half a kick at the new place. Two half
+    kicks that meet are one whole kick, so the map is: half a kick, then drift and whole kick alternating,
+    the last kick halved. Each of the three maps shears one variable by a function of the other, so volume is
+    kept exactly; the composition is symmetric, so running it again with the momentum turned round leads back
+    to the start.
     """
 
     def drift_and_kick(_: Array | int, carry: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -81,7 +83,8 @@ def leapfrog(
         return position, momentum + step_size * value_and_gradient(position)[1]
 
     start = state.position, momentum + 0.5 * step_size * state.gradient
-    position, momentum = lax.fori_loop(0, steps - 1, drift_and_kick, start, unroll=steps <= UNROLLED_LEAPFROGS)
+    unroll = steps <= UNROLLED_LEAPFROGS
+    position, momentum = lax.fori_loop(0, steps - 1, drift_and_kick, start, unroll=unroll)
     end = init(position + step_size * momentum, value_and_gradient)
     return end, momentum + 0.5 * step_size * end.gradient
 
@@ -96,8 +99,8 @@ def metropolis(
 ) -> tuple[State, Info]:
     """Each chain moves to its proposal with probability min(1, exp(-energy_change)), else stays bit for bit.
 
-    A trajectory that ran away has an energy of inf or nan: its probability is 0, it is rejected, and since rows are
-    selected and never blended, nothing of it reaches another chain.
+    A trajectory that ran away has an energy of inf or nan: its probability is 0, it is rejected, and since
+    rows are selected and never blended, nothing of it reaches another chain.
     """
     acceptance = jnp.where(jnp.isfinite(energy_change), jnp.exp(jnp.minimum(-energy_change, 0.0)), 0.0)
     accepted = uniform < acceptance
@@ -120,9 +123,7 @@ def transition(value_and_gradient: ValueAndGradient, leapfrog_steps: int) -> Tra
     For loops that draw momentum [chains, z] ~ N(0, 1) and uniform [chains] in [0, 1) in blocks of many steps.
     """
 
-    def step(
-        state: State, momentum: Array, uniform: Array, step_size: Array | float
-    ) -> tuple[State, Info]:
+    def step(state: State, momentum: Array, uniform: Array, step_size: Array | float) -> tuple[State, Info]:
         end, end_momentum = leapfrog(value_and_gradient, state, momentum, step_size, leapfrog_steps)
         return metropolis(state, end, energy(end, end_momentum) - energy(state, momentum), uniform)
 
@@ -148,7 +149,7 @@ def adaptation(
     target: float = 0.9,
     rate: float = 0.01,
 ) -> Float[Array, ""]:
-    """The step size that all chains share, moved toward the target acceptance: e (1 + rate (mean - target) / target).
+    """The step size that all chains share, moved toward a target: e (1 + rate (mean - target) / target).
 
     `accepted` is either the decisions or the probabilities of one step. It multiplies, so a step size stays
     positive for rate < 1, and at the target it stays put; freeze it before samples are kept.

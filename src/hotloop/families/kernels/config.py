@@ -1,0 +1,232 @@
+"""The options of every kernel benchmark, with the old programs' names and defaults.
+
+Sizes that cannot work are refused here, before anything is compiled. It computes nothing and imports no jax.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from hotloop.errors import OptionError
+from hotloop.options import Params, at_least, non_negative, option, positive, validate
+
+TIMING, DATA, OLD = "Timing", "Data and devices", "From the old programs"
+Dtype = Literal["auto", "float32", "float16", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What every kernel command takes."""
+
+    steps: int = option(5, "Timed calls of the compiled loop.", check=positive, group=TIMING)
+    repeat: int = option(
+        1, "Do the whole timing this many times and report the spread.", check=positive, group=TIMING
+    )
+    dtype: Dtype = option(
+        "auto", "Number type; auto is float16 on a GPU, bfloat16 on a TPU, float32 on a CPU.", group=TIMING
+    )
+    seed: int = option(0, "Seed of parameters and data.", check=non_negative, group=TIMING)
+    report: Path | None = option(
+        None,
+        "Write compile time, cost, memory, the optimised program and a profiler trace to this folder.",
+        metavar="DIR",
+        group=TIMING,
+    )
+    save_graph: bool = option(
+        False, "Write the program's text, before and after optimisation, to logs/<time>.", group=TIMING
+    )
+
+    def __post_init__(self) -> None:
+        validate(self)
+
+
+@dataclass(frozen=True)
+class Layer(Timing):
+    """What every single-layer command takes."""
+
+    batches_per_step: int = option(
+        1000,
+        "Iterations inside one compiled call; raise it until items/sec stands still.",
+        check=positive,
+        group=TIMING,
+    )
+    batch_size: int = option(1, "Rows of one replica's batch.", check=positive)
+    train: bool = option(False, "Train with SGD inside the loop; --no-train (default) is inference.")
+    learning_rate: float = option(0.01, "SGD step of --train.", check=positive)
+    use_generated_data: bool = option(
+        False, "Send every batch from the host; off makes the data on the device.", group=DATA
+    )
+    use_zero_values: bool = option(False, "Data made on the device is zero instead of random.", group=DATA)
+    replicas: int = option(
+        1, "Copies on as many devices, gradients averaged in training.", check=positive, group=DATA
+    )
+    device_id: int = option(
+        -1,
+        "Use this one device (numbers as in `hotloop devices`); -1 takes the first.",
+        check=at_least(-1),
+        group=DATA,
+    )
+    enable_half_partials: bool = option(
+        False, "Sum products in 16 bits: faster where the device can, less exact.", group=DATA
+    )
+    shards: int = option(1, "Model shards: only 1 works, as before.", check=positive, group=OLD)
+    convolution_options: Params | None = option(
+        None, "Poplar convolution options: explained, no effect.", metavar="JSON", group=OLD
+    )
+    matmul_options: Params | None = option(
+        None, "Poplar matmul options: explained, no effect.", metavar="JSON", group=OLD
+    )
+    report_hw_cycle_count: bool = option(False, "IPU cycle counter: explained, no effect.", group=OLD)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.shards > 1:
+            raise OptionError(
+                f"--shards {self.shards}: a single layer is not split over devices; --replicas makes copies"
+            )
+        if self.use_zero_values and self.use_generated_data:
+            raise OptionError(
+                "--use-zero-values: only for data made on the device; leave out --use-generated-data"
+            )
+        if self.device_id >= 0 and self.replicas > 1:
+            raise OptionError(
+                f"--device-id {self.device_id}: names one device, but --replicas {self.replicas} need more; "
+                "leave one of them out"
+            )
+        if self.enable_half_partials and self.dtype == "float32":
+            raise OptionError("--enable-half-partials: needs 16-bit numbers; use --dtype float16 or bfloat16")
+
+
+@dataclass(frozen=True)
+class Dense(Layer):
+    """One fully connected layer, N to N."""
+
+    batches_per_step: int = option(5000, "Iterations inside one compiled call.", check=positive, group=TIMING)
+    batch_size: int = option(32, "Rows of one replica's batch.", check=positive)
+    size: int = option(1024, "Inputs and outputs of the layer.", check=positive)
+    include_activation: bool = option(False, "Put a ReLU after the layer.")
+
+
+@dataclass(frozen=True)
+class GroupedConv(Layer):
+    """A chain of grouped convolutions."""
+
+    filter_in: int = option(64, "Channels of the input.", check=positive)
+    filter_out: int = option(64, "Channels of every block's output.", check=positive)
+    kernel_size: int = option(3, "Height and width of the filters.", check=positive)
+    stride: int = option(1, "Stride of every block.", check=positive)
+    input_size: int = option(56, "Height and width of the input.", check=positive)
+    block_repeats: int = option(10, "Convolutions in the chain.", check=positive)
+    group_dim: int = option(1, "Output filters in a group; 1 is a depthwise convolution.", check=positive)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.filter_out % self.group_dim:
+            raise OptionError(f"--group-dim {self.group_dim}: must divide --filter-out {self.filter_out}")
+        if self.filter_in % self.groups:
+            raise OptionError(
+                f"--filter-in {self.filter_in}: not divisible by the {self.groups} groups that --filter-out "
+                f"{self.filter_out} and --group-dim {self.group_dim} make; use a multiple of {self.groups}"
+            )
+        if self.block_repeats > 1 and self.filter_out % self.depth:
+            raise OptionError(
+                f"--filter-out {self.filter_out}: later blocks read it in groups of {self.depth} channels, "
+                "which do not divide it; use --block-repeats 1 or other channels"
+            )
+
+    @property
+    def groups(self) -> int:
+        """Groups of the first block."""
+        return self.filter_out // self.group_dim
+
+    @property
+    def depth(self) -> int:
+        """Input channels of a group, the same in every block because the kernel's shape is."""
+        return self.filter_in // self.groups
+
+    @property
+    def later_groups(self) -> int:
+        """Groups of the blocks after the first, whose input has `filter_out` channels."""
+        return self.filter_out // self.depth
+
+
+@dataclass(frozen=True)
+class Rnn(Layer):
+    """One tanh RNN; the input has as many features as the hidden state."""
+
+    timesteps: int = option(5, "Length of the sequences.", check=positive)
+    hidden_size: int = option(128, "Units, and features of the input.", check=positive)
+
+
+@dataclass(frozen=True)
+class Gru(Layer):
+    """One GRU."""
+
+    timesteps: int = option(5, "Length of the sequences.", check=positive)
+    hidden_size: int = option(128, "Units.", check=positive)
+    input_size: int = option(128, "Features of the input.", check=positive)
+    fused: bool = option(False, "The fast layer; off runs one cell a time step.", aliases=("--popnn",))
+
+
+@dataclass(frozen=True)
+class Lstm(Layer):
+    """One LSTM; the input has as many features as the hidden state."""
+
+    timesteps: int = option(5, "Length of the sequences.", check=positive)
+    hidden_size: int = option(128, "Units, and features of the input.", check=positive)
+    fused: bool = option(False, "The fast layer; off runs one cell a time step.", aliases=("--popnn",))
+
+
+@dataclass(frozen=True)
+class LstmMulti(Layer):
+    """A stack of LSTMs and a dense layer of one output on the last hidden state."""
+
+    timesteps: int = option(200, "Length of the sequences.", check=positive)
+    input_size: int = option(16, "Features of the input.", check=positive)
+    hidden_size: int = option(256, "Units of every layer.", check=positive)
+    num_layers: int = option(2, "LSTMs in the stack.", check=positive)
+
+
+@dataclass(frozen=True)
+class Hmc(Timing):
+    """Hamiltonian Monte Carlo steps in isolation."""
+
+    steps: int = option(100, "Timed calls of the compiled loop.", check=positive, group=TIMING)
+    dtype: Literal["auto", "float32"] = option(
+        "auto", "HMC runs in float32: 16 bits cannot hold its energies.", group=TIMING
+    )
+    hmc_steps: int = option(10000, "HMC steps inside one compiled call.", check=positive)
+    leapfrog_steps: int = option(5, "Leapfrogs of a step's trajectory.", check=positive)
+    target: Literal["toy", "vcd"] = option(
+        "toy",
+        "toy: log density -x - x^2; vcd: 10 latents of a random 10-200-200-784 decoder given random images.",
+    )
+    chains: int | None = option(None, "Independent chains; 1 for toy, 100 for vcd.", check=positive)
+    step_size: float | None = option(None, "Leapfrog step; 1.0 for toy, 0.05 for vcd.", check=positive)
+
+    @property
+    def number_of_chains(self) -> int:
+        """Chains as given, or the target's own default."""
+        return self.chains or {"toy": 1, "vcd": 100}[self.target]
+
+    @property
+    def leapfrog_step_size(self) -> float:
+        """Step size as given, or the target's own default."""
+        return self.step_size or {"toy": 1.0, "vcd": 0.05}[self.target]
+
+
+@dataclass(frozen=True)
+class All:
+    """Every kernel with its defaults; what is given here replaces them all."""
+
+    steps: int | None = option(None, "Timed calls, instead of each kernel's default.", check=positive)
+    batches_per_step: int | None = option(
+        None, "Iterations (HMC steps too) of a call, instead of each kernel's default.", check=positive
+    )
+    train: bool = option(False, "Train instead of inference (HMC stays as it is).")
+    dtype: Dtype = option("auto", "Number type of the layers.")
+    repeat: int = option(1, "Do every timing this many times.", check=positive)
+    seed: int = option(0, "Seed of parameters and data.", check=non_negative)
+
+    def __post_init__(self) -> None:
+        validate(self)
