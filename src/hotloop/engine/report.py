@@ -1,14 +1,14 @@
 """What the compiler made of a program and how it ran: cost, memory, the optimised program, a profiler trace.
 
-A report is a folder with one sub-folder a program (training, evaluation). It is asked for by `--report DIR`, by
-HOTLOOP_REPORT, or by the POPLAR_ENGINE_OPTIONS that older guides tell people to set. It knows no family.
+A report is a folder with one sub-folder a program (training, evaluation). It is asked for by `--report DIR`,
+by HOTLOOP_REPORT, or by the POPLAR_ENGINE_OPTIONS that older guides tell people to set. It knows no family.
 """
 
 import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,13 @@ from hotloop.engine.records import jsonable, write_json
 from hotloop.errors import OptionError
 
 _POPLAR = "POPLAR_ENGINE_OPTIONS"
+_INDEX = "index.json"
 _FILES = {
     "summary.txt": "compile time, cost and memory, for people",
-    "summary.json": "the same for programs; bytes, seconds and floating-point operations",
-    "program.hlo.txt": "the optimised program (HLO text); any editor, or https://github.com/openxla/xla tools",
-    "trace": "profiler trace: `tensorboard --logdir {folder}/trace` (pip install 'hotloop[report]' tensorboard), or "
-    "open its perfetto_trace.json.gz at https://ui.perfetto.dev",
+    "summary.json": "the same for programs: bytes, seconds and floating-point operations of one call",
+    "program.hlo.txt": "the optimised program as HLO text, for any editor",
+    "trace": "profiler trace: open its perfetto_trace.json.gz at https://ui.perfetto.dev, or use TensorBoard "
+    "(pip install tensorboard 'hotloop[report]'; tensorboard --logdir {folder}/trace)",
 }
 _SIZES = ("argument", "output", "alias", "temp", "generated_code")
 
@@ -32,7 +33,7 @@ def _complain(text: str) -> None:
 
 
 def requested(option: str | None, warn: Callable[[str], None] = _complain) -> Path | None:
-    """The report folder: the option's, else HOTLOOP_REPORT's, else POPLAR_ENGINE_OPTIONS'; None if none asks."""
+    """The report folder by option, HOTLOOP_REPORT, else POPLAR_ENGINE_OPTIONS; None if none asks."""
     named = option or os.environ.get("HOTLOOP_REPORT")
     return Path(named) if named else _poplar(os.environ.get(_POPLAR, ""), warn)
 
@@ -53,23 +54,41 @@ def _poplar(text: str, warn: Callable[[str], None]) -> Path | None:
     return Path(str(options.get("autoReport.directory", ".")))
 
 
-def check_writable(path: str | Path) -> Path:
-    """Make the folder and try to write in it, before anything is compiled for it."""
+def check_writable(path: str | Path, programs: Sequence[str] = ("training", "evaluation")) -> Path:
+    """Make the folder and try to write in it, before anything is compiled for it.
+
+    A sub-folder that a program's report would use and that holds somebody else's files is refused.
+    """
     path = Path(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
             pass
+        foreign = [name for name in programs if _is_foreign(path / name)]
     except OSError as error:
         raise OptionError(
-            f"--report {path}: cannot write there ({error.strerror}); choose another folder"
+            f"--report {path}: cannot write there ({error.strerror}); choose another one"
         ) from None
+    if foreign:
+        raise OptionError(f"--report {path}: {path / foreign[0]} holds other files; choose another folder")
     return path
 
 
+def _is_foreign(folder: Path) -> bool:
+    return folder.exists() and any(folder.iterdir()) and not (folder / _INDEX).exists()
+
+
+def _program_folder(folder: str | Path, name: str) -> Path:
+    target = check_writable(folder, (name,)) / name
+    target.mkdir(exist_ok=True)
+    if not (target / _INDEX).exists():
+        write_json(target / _INDEX, {})  # from here on the folder is known as ours, even after a kill
+    return target
+
+
 def write_program(folder: str | Path, compiled: Any, compile_seconds: float, name: str) -> dict[str, Any]:
-    """Write `folder/name`: summary.json, summary.txt and program.hlo.txt of a compiled program; the summary."""
-    target = check_writable(Path(folder) / name)
+    """Write summary.json, summary.txt and program.hlo.txt into `folder/name`; returns the summary."""
+    target = _program_folder(folder, name)
     facts = {
         "program": name,
         "compile_seconds": compile_seconds,
@@ -81,7 +100,7 @@ def write_program(folder: str | Path, compiled: Any, compile_seconds: float, nam
     (target / "summary.txt").write_text(readable(facts))
     if text := _asked(compiled.as_text):
         (target / "program.hlo.txt").write_text(text)
-    write_index(Path(folder))
+    _write_index(target)
     return facts
 
 
@@ -112,7 +131,7 @@ def memory(compiled: Any) -> dict[str, int] | None:
 
 
 def device_memory() -> dict[str, Mapping[str, Any] | None]:
-    """What each device's allocator says (bytes in use, peak, limit); None where it keeps no count, as on CPU."""
+    """What each device's allocator says (bytes in use, peak, limit); None where it keeps no count."""
     import jax
 
     return {str(device): jsonable(_asked(device.memory_stats)) for device in jax.local_devices()}
@@ -138,23 +157,16 @@ def readable(facts: Mapping[str, Any]) -> str:
 
 @contextmanager
 def trace(folder: str | Path, name: str) -> Iterator[Path]:
-    """Profile what runs inside into `folder/name/trace`, for TensorBoard and Perfetto; no browser is opened."""
+    """Profile what runs inside into `folder/name/trace`, for TensorBoard and Perfetto; opens no browser."""
     import jax
 
-    target = check_writable(Path(folder) / name / "trace")
-    with jax.profiler.trace(str(target), create_perfetto_trace=True):
-        yield target
-    write_index(Path(folder))
+    target = _program_folder(folder, name)
+    with jax.profiler.trace(str(target / "trace"), create_perfetto_trace=True):
+        yield target / "trace"
+    _write_index(target)
 
 
-def write_index(folder: Path) -> None:
-    """index.json and README.txt: what each file of the report is and how to open it."""
-    entries = {
-        f"{program.name}/{name}": text.format(folder=program)
-        for program in sorted(folder.iterdir())
-        if program.is_dir()
-        for name, text in _FILES.items()
-        if (program / name).exists()
-    }
-    write_json(folder / "index.json", entries)
+def _write_index(folder: Path) -> None:
+    entries = {name: text.format(folder=folder) for name, text in _FILES.items() if (folder / name).exists()}
+    write_json(folder / _INDEX, entries)
     (folder / "README.txt").write_text("".join(f"{name}: {text}\n" for name, text in entries.items()))

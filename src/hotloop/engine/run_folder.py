@@ -57,7 +57,7 @@ def resume_warnings(
     changed = differences(read_json(path / "config.json"), jsonable(config))
     if wrong := [text for key, text in changed.items() if key not in may_differ]:
         raise RunError(
-            f"{path} cannot resume with another config: {'; '.join(wrong)}; use the old values or a new folder"
+            f"{path} cannot resume with another config: {'; '.join(wrong)}; use the old values or a new one"
         )
     lines = [f"resumed with another config: {text}" for text in changed.values()]
     then = read_json(path / "environment.json")
