@@ -1,0 +1,170 @@
+"""Number formats of a run: `32.32`, `16.32`, `16.16` (compute.update), half type, rounding, partial sums.
+
+A `Policy` says in which type a model computes and in which one parameters and optimiser state are kept
+between updates; the functions here cast, round and update by it. It knows no model and no family.
+docs/precision.md tells what each mode is good for, and what rounding costs.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from hotloop.engine.loss_scale import AutoScale, ScaleState, StaticScale
+from hotloop.engine.rounding import stochastic_round
+from hotloop.errors import OptionError
+
+__all__ = [
+    "AutoScale",
+    "Policy",
+    "ScaleState",
+    "StaticScale",
+    "apply_update",
+    "cast",
+    "optimise",
+    "parse",
+    "partials_note",
+]
+
+Tree = TypeVar("Tree")
+Params = TypeVar("Params")
+MODES = ("32.32", "16.32", "16.16")
+HALVES = ("bfloat16", "float16")
+FLOAT32 = np.dtype(np.float32)
+
+
+class Optimiser(Protocol):
+    """What an optax gradient transformation offers, as far as it is used here."""
+
+    def update(self, updates: Any, state: Any, params: Any) -> tuple[Any, Any]:
+        """The change of the parameters, and the new state."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The types of a run; hashable, so that it may be part of a config or a static argument.
+
+    `compute` is the type of activations and gradients, `update` the one in which parameters and optimiser
+    state are kept. The arithmetic of an update is always float32; its result is then rounded to `update`.
+    """
+
+    compute: np.dtype[Any] = FLOAT32
+    update: np.dtype[Any] = FLOAT32
+    stochastic_rounding: bool = False
+    half_partials: bool = False
+
+    def to_compute(self, tree: Tree) -> Tree:
+        """Parameters or a batch as the model computes with them."""
+        return cast(tree, self.compute)
+
+    def to_update(self, tree: Tree) -> Tree:
+        """Parameters as they are kept between updates."""
+        return cast(tree, self.update)
+
+    @property
+    def conv_options(self) -> dict[str, Any]:
+        """Keywords for `lax.conv_general_dilated`: float32 results, or half ones under half partials."""
+        return {"preferred_element_type": self.compute if self.half_partials else FLOAT32}
+
+    @property
+    def dot_options(self) -> dict[str, Any]:
+        """Keywords for `jnp.matmul` or `lax.dot_general`; only float16 sums can be ordered from XLA."""
+        if self.half_partials and self.compute == np.float16 and jax.default_backend() != "tpu":
+            return {**self.conv_options, "precision": lax.DotAlgorithmPreset.F16_F16_F16}
+        return self.conv_options
+
+
+def parse(
+    mode: str, half: str = "bfloat16", *, stochastic_rounding: bool = True, half_partials: bool = False
+) -> Policy:
+    """The policy of a mode such as `16.16`; switches that a mode has no use for are off in the result."""
+    if mode not in MODES:
+        raise OptionError(f"--precision {mode}: must be one of {', '.join(MODES)} (compute.update)")
+    if half not in HALVES:
+        raise OptionError(f"--half {half}: must be one of {', '.join(HALVES)}")
+    compute, update = (np.dtype(jnp.dtype(half)) if bits == "16" else FLOAT32 for bits in mode.split("."))
+    return Policy(
+        compute,
+        update,
+        stochastic_rounding=stochastic_rounding and update != FLOAT32,
+        half_partials=half_partials and compute != FLOAT32,
+    )
+
+
+def cast(tree: Tree, dtype: np.dtype[Any]) -> Tree:
+    """The tree with its floating leaves in `dtype`; counters, keys and the like stay as they are."""
+    result: Tree = jax.tree.map(lambda leaf: leaf.astype(dtype) if _floating(leaf) else leaf, tree)
+    return result
+
+
+def _floating(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jnp.floating)
+
+
+def apply_update(policy: Policy, params: Params, updates: Params, key: Array) -> Params:
+    """Parameters plus an optax update: added in float32, rounded to the parameters' own types."""
+    total = jax.tree.map(jnp.add, cast(params, FLOAT32), cast(updates, FLOAT32))
+    result: Params = _round_like(policy, total, params, key)
+    return result
+
+
+def optimise(
+    policy: Policy,
+    optimiser: Optimiser,
+    gradients: Params,
+    state: Any,
+    params: Params,
+    key: Array,
+) -> tuple[Params, Any]:
+    """One step of an optax optimiser: all arithmetic in float32, parameters and state rounded back as kept.
+
+    The state is rounded by the policy too: a bfloat16 average that moves by a thousandth at a time would
+    never move if it were rounded to nearest.
+    """
+    wide, wide_state = cast(params, FLOAT32), cast(state, FLOAT32)
+    updates, new_state = optimiser.update(cast(gradients, FLOAT32), wide_state, wide)
+    total = jax.tree.map(jnp.add, wide, updates)
+    rounded: tuple[Params, Any] = _round_like(policy, (total, new_state), (params, state), key)
+    return rounded
+
+
+def _round_like(policy: Policy, tree: Tree, like: Any, key: Array) -> Tree:
+    """Each floating leaf in the type of its counterpart; leaves are numbered so that no two share bits."""
+    leaves, structure = jax.tree.flatten(tree)
+    kinds = [leaf.dtype for leaf in jax.tree.leaves(like)]
+    if policy.stochastic_rounding:
+        rounded = [
+            stochastic_round(x, kind, key, n) for n, (x, kind) in enumerate(zip(leaves, kinds, strict=True))
+        ]
+    else:
+        rounded = [leaf.astype(kind) for leaf, kind in zip(leaves, kinds, strict=True)]
+    result: Tree = jax.tree.unflatten(structure, rounded)
+    return result
+
+
+def partials_note(policy: Policy) -> str | None:
+    """One line where half partials were asked for and this backend adds in float32 all the same, else None.
+
+    It is measured, as XLA may widen in silence: 2048 + 1 + 1 + ... is lost by half addition, exact in float32.
+    """
+    if not policy.half_partials:
+        return None
+    terms = jnp.ones((1, 1, 2048, 8), policy.compute).at[:, :, 0].set(2048)
+    ones = jnp.ones((1, 2048, 8, 8), policy.compute)
+    layout = ("NHWC", "HWIO", "NHWC")
+    sums = {
+        "matrix products": jnp.matmul(terms[0, :, :, 0], ones[0, :, 0], **policy.dot_options),
+        "convolutions": lax.conv_general_dilated(
+            terms, ones, (1, 1), "VALID", dimension_numbers=layout, **policy.conv_options
+        ),
+    }
+    exact = {"matrix products": 4095, "convolutions": 8 * 4095}
+    wide = [
+        name for name, total in sums.items() if total.ravel()[0] == np.asarray(exact[name], policy.compute)
+    ]
+    if not wide:
+        return None
+    return f"half partials: {jax.default_backend()} adds {' and '.join(wide)} in float32 all the same"
