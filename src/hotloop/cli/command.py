@@ -6,7 +6,6 @@ It must not import jax at its top, since `--help` has to answer at once.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from hotloop.cli.console import Context
@@ -35,7 +34,7 @@ class Common:
     config: str | None = option(
         None, "A preset, or with --config-path a named part of that file.", metavar="NAME", group=COMMON
     )
-    config_path: Path | None = option(
+    config_path: str | None = option(
         None,
         "A YAML or JSON file of option values; the command line wins over it.",
         metavar="FILE",

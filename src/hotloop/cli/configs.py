@@ -48,7 +48,7 @@ def resolve(command: Command, given: Mapping[str, Any]) -> Resolved:
     common_options = {option.name: option for option in options_of(Common)}
     name = common_options["config"].accept(given.get("config"))
     path = common_options["config_path"].accept(given.get("config_path"))
-    layer = _layer(command, name, path)
+    layer = _layer(command, name, path and Path(path).expanduser())
     sources: dict[str, str] = {}
     accepted: dict[str, Any] = {}
     for option in (*options_of(command.config), *common_options.values()):

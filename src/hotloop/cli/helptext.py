@@ -22,6 +22,7 @@ def command_help(command: Command, path: str) -> str:
     """The page of one command."""
     parser = _parser(path, command.summary, command.epilog)
     if command.children:
+        parser.usage = f"{path} COMMAND [OPTIONS]"
         _list(parser, "Commands", {child.name: child.summary for child in command.children})
     if command.run is not None:
         _options(parser, (*options_of(command.config), *options_of(Common)))
@@ -33,6 +34,7 @@ def command_help(command: Command, path: str) -> str:
 def root_help(summaries: Mapping[str, str], summary: str) -> str:
     """The page of `hotloop` itself."""
     parser = _parser("hotloop", summary, "hotloop COMMAND --help says more about one command.")
+    parser.usage = "hotloop COMMAND [OPTIONS]"
     _list(parser, "Commands", summaries)
     group = parser.add_argument_group("Options")
     group.add_argument("--version", action="store_true", help="Print the version.")
@@ -42,15 +44,13 @@ def root_help(summaries: Mapping[str, str], summary: str) -> str:
 def _parser(prog: str, description: str, epilog: str) -> argparse.ArgumentParser:
     formatter = _formatter()
     width = None if sys.stdout.isatty() else 100
-    parser = argparse.ArgumentParser(
+    return argparse.ArgumentParser(
         prog=prog,
         description=description,
         epilog=epilog,
         add_help=False,
         formatter_class=lambda prog: formatter(prog, max_help_position=34, width=width),
     )
-    parser.usage = f"{prog} [COMMAND] [OPTIONS]"
-    return parser
 
 
 def _formatter() -> type[argparse.HelpFormatter]:
@@ -69,7 +69,8 @@ def _list(parser: argparse.ArgumentParser, title: str, entries: Mapping[str, str
 
 def _options(parser: argparse.ArgumentParser, options: tuple[Option, ...]) -> None:
     places = " ".join(_place(option) for option in options if option.positional)
-    parser.usage = f"{parser.prog} {places} [OPTIONS]".replace("  ", " ")
+    if not parser.usage:
+        parser.usage = " ".join(filter(None, (parser.prog, places, "[OPTIONS]")))
     groups: dict[str, Any] = {}
     for option in options:
         if option.hidden:

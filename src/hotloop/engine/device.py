@@ -77,7 +77,8 @@ def _named(platform: str) -> "jax.Device":
             if platform in INSTALL
             else "use --device auto"
         )
-        raise DeviceError(f"--device {platform}: not found ({one_line(error)}); {fix}") from error
+        reason = "jax knows none here" if "Unknown backend" in str(error) else one_line(error)
+        raise DeviceError(f"--device {platform}: {reason}; {fix}") from error
 
 
 def nvidia_present() -> bool:

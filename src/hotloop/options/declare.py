@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_type_hints
 from hotloop.errors import OptionError
 from hotloop.options.checks import Check
 from hotloop.options.params import plain
-from hotloop.options.values import Kind, kind_of, read
+from hotloop.options.values import Kind, is_none, kind_of, read
 
 Config = TypeVar("Config")
 KEY = "hotloop"
@@ -93,7 +93,8 @@ class Option:
     def accept(self, value: Any, origin: str = "") -> Any:
         """The value as the field holds it, or an OptionError in one line that begins with `origin`."""
         try:
-            result = self.parse(value) if self.parse and isinstance(value, str) else read(self.kind, value)
+            own = self.parse is not None and isinstance(value, str) and not is_none(self.kind, value)
+            result = self.parse(value) if self.parse and own else read(self.kind, value)
             self._check(result)
         except ValueError as error:
             raise OptionError(f"{origin}{self.spelling} {shown(value)}: {error}") from error

@@ -51,9 +51,9 @@ def kind_of(annotation: Any) -> Kind:
 
 def read(kind: Kind, value: Any) -> Any:
     """The value as the field's type, or a ValueError that says why it is none."""
-    if value is None or (kind.optional and isinstance(value, str) and value.lower() in ("none", "null", "~")):
-        if kind.optional:
-            return None
+    if is_none(kind, value):
+        return None
+    if value is None:
         raise ValueError("a value is needed")
     if kind.many:
         items = value if isinstance(value, list | tuple) else [value]
@@ -63,6 +63,11 @@ def read(kind: Kind, value: Any) -> Any:
             raise ValueError("takes one value")
         value = value[0]
     return _one(kind, value)
+
+
+def is_none(kind: Kind, value: Any) -> bool:
+    """Whether the value means None, and the field may hold that."""
+    return kind.optional and (value is None or str(value).lower() in ("none", "null", "~"))
 
 
 def _split(item: Any) -> list[Any]:

@@ -1,0 +1,60 @@
+"""`hotloop cache`: shows, limits and clears the cache of compiled programs. It never starts jax."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hotloop.cli.command import Command, Context, NoOptions
+from hotloop.engine import cache
+from hotloop.options import argument
+
+
+@dataclass(frozen=True)
+class LimitConfig:
+    """Arguments of `hotloop cache limit`."""
+
+    size: int | None = argument(
+        "The most the programs may take: 500MB, 2GB, or none.", parse=cache.parse_size
+    )
+
+
+def show(config: NoOptions, context: Context) -> Mapping[str, Any]:
+    """Where the cache is and what it takes."""
+    used, most, root = cache.usage(), cache.limit(), cache.folder()
+    if root is None:
+        context.say("the cache is off (HOTLOOP_CACHE=off)")
+    else:
+        context.say(f"folder    {root}")
+        context.say(f"programs  {used.entries}, {cache.show_size(used.bytes)}")
+        context.say(f"limit     {'none' if most is None else cache.show_size(most)}")
+    return {"folder": root, "entries": used.entries, "bytes": used.bytes, "limit": most}
+
+
+def limit(config: LimitConfig, context: Context) -> Mapping[str, Any]:
+    """Set the limit, then show what is left."""
+    cache.set_limit(config.size)
+    return show(NoOptions(), context)
+
+
+def clear(config: NoOptions, context: Context) -> Mapping[str, Any]:
+    """Delete the programs and say what that freed."""
+    freed = cache.clear()
+    context.say(f"deleted {freed.entries} programs, freed {cache.show_size(freed.bytes)}")
+    return {"folder": cache.folder(), "entries": freed.entries, "freed": freed.bytes}
+
+
+COMMAND = Command(
+    "cache",
+    "Show, limit or clear the cache of compiled programs.",
+    run=show,
+    children=(
+        Command(
+            "limit",
+            "Set how much the cache may take; the least recently used goes first.",
+            LimitConfig,
+            limit,
+        ),
+        Command("clear", "Delete every compiled program; the next runs compile again.", run=clear),
+    ),
+    epilog="HOTLOOP_CACHE names the folder (off: no cache), HOTLOOP_CACHE_LIMIT overrides the limit.",
+)
