@@ -1,7 +1,7 @@
 """Batch arithmetic: sizes, rounding, and evaluation that counts each sample once."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotloop.engine.batch import Batch, evaluation
@@ -64,6 +64,7 @@ def test_sizes_below_one_name_the_option(sizes, text):
         Batch.of(**sizes)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 50), st.integers(1, 20), st.integers(1, 10_000))
 def test_the_rounded_global_size_is_at_most_half_a_unit_away(micro, replicas, asked):
     unit = micro * replicas
@@ -90,6 +91,7 @@ def test_no_padding_where_the_batch_divides():
     assert evaluation(10_000, 100).padding == 0
 
 
+@settings(deadline=None)
 @given(st.integers(1, 5000), st.integers(1, 64), st.integers(1, 8))
 def test_every_process_has_room_for_its_share_and_not_a_batch_more(samples, batch, processes):
     plan = evaluation(samples, batch * processes, processes)

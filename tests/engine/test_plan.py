@@ -6,7 +6,7 @@ import sys
 from fractions import Fraction
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hotloop.engine.plan import Batch, Plan, closest_divisor, plan_epochs, plan_updates
@@ -147,6 +147,7 @@ def test_closest_divisor(number, target, divisor):
     assert closest_divisor(number, target) == divisor
 
 
+@settings(deadline=None)
 @given(st.integers(1, 5000), st.fractions(0, 6000, max_denominator=50))
 def test_no_divisor_is_nearer_than_the_closest(number, target):
     best = closest_divisor(number, target)
@@ -289,6 +290,7 @@ update_plans = st.builds(
 plans = epoch_plans().map(lambda drawn: drawn[0]) | update_plans
 
 
+@settings(deadline=None)
 @given(plans)
 def test_calls_tile_the_run_without_gap_or_overlap(plan):
     done = 0
@@ -302,6 +304,7 @@ def test_calls_tile_the_run_without_gap_or_overlap(plan):
     assert plan.updates_per_call == max(span.count for span in plan.spans())
 
 
+@settings(deadline=None)
 @given(plans)
 def test_every_event_is_at_the_end_of_its_call(plan):
     ends = {span.call: span.first + span.count for span in plan.spans()}
@@ -312,11 +315,13 @@ def test_every_event_is_at_the_end_of_its_call(plan):
     assert [event.update for event in plan.events] == sorted(event.update for event in plan.events)
 
 
+@settings(deadline=None)
 @given(plans)
 def test_no_call_ends_without_an_event_except_the_last(plan):
     assert all(span.events for span in plan.spans() if span.call < plan.calls)
 
 
+@settings(deadline=None)
 @given(epoch_plans())
 def test_every_log_is_there_whatever_the_other_events(drawn):
     plan, wanted = drawn
@@ -331,6 +336,7 @@ def test_every_log_is_there_whatever_the_other_events(drawn):
     assert exactly != any("--logs-per-epoch" in warning for warning in plan.warnings)
 
 
+@settings(deadline=None)
 @given(plans, st.data())
 def test_a_run_continued_anywhere_makes_the_same_remaining_events(plan, data):
     start = data.draw(st.integers(0, plan.total_updates))

@@ -148,7 +148,7 @@ def _round_like(policy: Policy, tree: Tree, like: Any, key: Array) -> Tree:
 def partials_note(policy: Policy) -> str | None:
     """One line where half partials were asked for and this backend adds in float32 all the same, else None.
 
-    It is measured, as XLA may widen in silence: 2048 + 1 + 1 + ... is lost by half addition, exact in float32.
+    It is measured, as XLA may widen in silence: 2048 + 1 + 1 + ... is lost by half addition, not by float32.
     """
     if not policy.half_partials:
         return None
