@@ -15,7 +15,7 @@ from hotloop.cli.command import Command, Common
 from hotloop.cli.console import print_json
 from hotloop.cli.parser import Names
 from hotloop.errors import OptionError
-from hotloop.options import Option, construct, did_you_mean, options_of, plain
+from hotloop.options import Option, construct, did_you_mean, options_of
 from hotloop.options.document import Key, parse
 
 SETTABLE = ("device", "only_accelerator")  # the common options that a preset or file may hold
@@ -23,16 +23,11 @@ SETTABLE = ("device", "only_accelerator")  # the common options that a preset or
 
 @dataclass(frozen=True)
 class Resolved:
-    """The configs to run with, and for each value where it came from."""
+    """The configs to run with, and for each value that a file may hold where it came from."""
 
     config: Any
     common: Common
     sources: Mapping[str, str]
-
-    def values(self) -> dict[str, Any]:
-        """Every value that a config file could hold, in its JSON form."""
-        pairs = {name: getattr(self.common, name) for name in SETTABLE}
-        return {**plain(self.config), **plain(pairs)}
 
 
 @dataclass(frozen=True)
@@ -58,6 +53,9 @@ def resolve(command: Command, given: Mapping[str, Any]) -> Resolved:
             accepted[option.name], sources[option.name] = option.accept(raw, origin), layer.source
         if option.name in given:
             accepted[option.name], sources[option.name] = option.accept(given[option.name]), "command line"
+    sources = {
+        name: source for name, source in sources.items() if name in SETTABLE or name not in common_options
+    }
     common = construct(Common, {key: accepted.pop(key) for key in common_options if key in accepted})
     return Resolved(construct(command.config, accepted), common, sources)
 
@@ -95,10 +93,13 @@ def _named(source: str, origin: str, values: Mapping[str, Any], command: Command
 
 def _option(names: Names, key: str, here: str) -> Option:
     try:
-        return names.find(f"--{key}")
+        found = names.find(f"--{key}")
     except OptionError as error:
         said = str(error).replace("unknown option --", "unknown key ").replace("--", "")
         raise OptionError(f"{here}: {said}") from None
+    if found.negated:
+        raise OptionError(f"{here}: unknown key {key}; write '{found.option.name}: false'")
+    return found.option
 
 
 def read_file(path: Path) -> Mapping[str, Any]:
@@ -150,11 +151,18 @@ def _is_key(names: Names, key: str) -> bool:
 
 def print_config(resolved: Resolved, path: str) -> None:
     """Every value and where it came from: YAML that can be used as a config file, or one JSON object."""
-    values = resolved.values()
+    values = {
+        name: getattr(resolved.common if name in SETTABLE else resolved.config, name)
+        for name in resolved.sources
+    }
     if resolved.common.json:
-        sources = {name: resolved.sources.get(name, "default") for name in values}
-        print_json({"command": path, "config": values, "sources": sources})
+        print_json({"command": path, "config": values, "sources": resolved.sources})
         return
     print(f"# {path}")
-    for name, value in values.items():
-        print(f"{name}: {json.dumps(value)}  # {resolved.sources.get(name, 'default')}")
+    for name, source in resolved.sources.items():
+        print(f"{name}: {written(values[name])}  # {source}")
+
+
+def written(value: Any) -> str:
+    """A value as YAML that reads back as the same: infinity too, which JSON does not have."""
+    return json.dumps(value, default=lambda other: dict(other) if isinstance(other, Mapping) else str(other))

@@ -45,9 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _failed(words, str(error), USAGE_ERROR)
     except Exception as error:
         said = (str(error).strip().splitlines() or [""])[0][:300]
-        text = (
-            f"{type(error).__name__}: {said} (a defect of hotloop: run again with --debug for the traceback)"
-        )
+        text = f"unexpected {type(error).__name__}: {said}; run again with --debug for the traceback"
         return _failed(words, text, DEFECT)
 
 
@@ -72,7 +70,9 @@ def dispatch(words: list[str]) -> int:
     flags = []
     while words and words[0] in ("--json", "--debug"):
         flags.append(words.pop(0))
-    if not words or words[0] in ("-h", "--help", "help"):
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
+    if not words or words[0] in ("-h", "--help"):
         return _show_root_help()
     if words[0] == "--version":
         return _show_version(flags)
@@ -115,7 +115,8 @@ def execute(command: Command, path: str, words: list[str]) -> int:
 
         print_config(resolved, path)
         return 0
-    context = Context(common.json, common.debug, common.device, common.only_accelerator, tuple(words))
+    argv = (*path.split()[1:], *words)
+    context = Context(common.json, common.debug, common.device, common.only_accelerator, argv)
     assert command.run is not None
     result: Mapping[str, Any] | None = command.run(resolved.config, context)
     if common.json:

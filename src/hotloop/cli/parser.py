@@ -7,50 +7,53 @@ so the words are cut here and argparse only lays out the help. Types and checks 
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from hotloop.errors import OptionError
 from hotloop.options import Option, did_you_mean
 from hotloop.options.suggest import either
-from hotloop.options.values import FALSE, TRUE
+from hotloop.options.values import FALSE, TRUE, split
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """One way to write an option; `negated` where it turns a flag off."""
+
+    option: Option
+    negated: bool = False
 
 
 class Names:
     """Every spelling of the options that may be used, and the way from what was typed to the option."""
 
     def __init__(self, options: Iterable[Option]):
-        self.options: dict[str, Option] = {}
-        self.negated: dict[str, Option] = {}
+        self.known: dict[str, Spelling] = {}
         for option in options:
-            for spelling in (f"--{hyphens(option.name)}", *option.aliases):
-                if spelling in self.options:
-                    raise TypeError(f"two options are called {spelling}")
-                self.options[spelling] = option
-                if option.kind.element is bool and spelling.startswith("--"):
-                    self.negated[f"--no-{spelling[2:]}"] = option
+            for word in (f"--{hyphens(option.name)}", *option.aliases):
+                if word in self.known:
+                    raise TypeError(f"two options are called {word}")
+                self.known[word] = Spelling(option)
+        flags = {word: each.option for word, each in self.known.items() if each.option.kind.element is bool}
+        for word, option in flags.items():
+            if word.startswith("--"):
+                self.known.setdefault(f"--no-{word[2:]}", Spelling(option, negated=True))
 
-    def find(self, word: str) -> Option:
-        """The option that a word such as `--batch_s` means, or an OptionError that names the nearest ones."""
-        return self._find(word, self.options)
-
-    def find_negated(self, word: str) -> Option | None:
-        """The flag that `--no-flag` turns off; None where the word is no such thing."""
-        if not hyphens(word).startswith("--no-") or hyphens(word) in self.options:
-            return None
-        starts = [name for name in (*self.options, *self.negated) if name.startswith(hyphens(word))]
-        return self._find(word, self.negated) if starts and starts[0] in self.negated else None
-
-    def _find(self, word: str, known: dict[str, Option]) -> Option:
-        typed = hyphens(word)
-        if typed in known:
-            return known[typed]
-        starts = [name for name in known if typed.startswith("--") and name.startswith(typed)]
-        if len({known[name].name for name in starts}) == 1:
-            return known[starts[0]]
+    def find(self, typed: str) -> Spelling:
+        """What a word such as `--batch_s` means, or an OptionError that names the nearest ones."""
+        word = hyphens(typed)
+        if word in self.known:
+            return self.known[word]
+        offered = {
+            name: each for name, each in self.known.items() if not each.negated or word.startswith("--no-")
+        }
+        starts = [name for name in offered if word.startswith("--") and name.startswith(word)]
+        if len({offered[name] for name in starts}) == 1:
+            return offered[starts[0]]
         if starts:
-            raise OptionError(f"{word} could be {either(starts)}; write more of it")
-        visible = [name for name in known if not known[name].hidden]
-        raise OptionError(f"unknown option {word}{did_you_mean(typed, visible)}")
+            raise OptionError(f"{typed} could be {either(starts)}; write more of it")
+        visible = [name for name, each in offered.items() if not each.option.hidden]
+        raise OptionError(f"unknown option {typed}{did_you_mean(word, visible)}")
 
 
 def hyphens(name: str) -> str:
@@ -82,13 +85,13 @@ def scan(argv: Sequence[str], options: Sequence[Option]) -> dict[str, Any]:
             rest.append(word)
             continue
         spelling, equals, text = word.partition("=")
-        if negated := names.find_negated(spelling):
-            if equals:
-                raise OptionError(f"{word}: {spelling} takes no value")
-            given[negated.name] = "false"
-            continue
-        option = names.find(spelling)
-        given[option.name] = text if equals else _values(option, words, bool(positionals))
+        found = names.find(spelling)
+        if found.negated and equals:
+            raise OptionError(f"{word}: {spelling} takes no value")
+        if found.negated:
+            given[found.option.name] = "false"
+        else:
+            given[found.option.name] = text if equals else _values(found.option, words, bool(positionals))
     return given | _placed(positionals, rest)
 
 
@@ -102,7 +105,7 @@ def _values(option: Option, words: list[str], positionals: bool) -> Any:
     if option.kind.many:
         values = []
         while words and not is_option(words[0]):
-            values.append(words.pop(0))
+            values += split(words.pop(0))
         return values
     if not follows:
         raise OptionError(f"{option.spelling}: a value is needed: {option.help}")

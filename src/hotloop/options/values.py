@@ -56,8 +56,10 @@ def read(kind: Kind, value: Any) -> Any:
     if value is None:
         raise ValueError("a value is needed")
     if kind.many:
-        items = value if isinstance(value, list | tuple) else [value]
-        return tuple(_one(kind, part) for item in items for part in _split(item))
+        items = (
+            split(value) if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
+        )
+        return tuple(_one(kind, item) for item in items)
     if isinstance(value, list | tuple):
         if len(value) != 1:
             raise ValueError("takes one value")
@@ -70,8 +72,9 @@ def is_none(kind: Kind, value: Any) -> bool:
     return kind.optional and (value is None or str(value).lower() in ("none", "null", "~"))
 
 
-def _split(item: Any) -> list[Any]:
-    return [part.strip() for part in item.split(",") if part.strip()] if isinstance(item, str) else [item]
+def split(text: str) -> list[str]:
+    """The parts of a list that was written with commas."""
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _one(kind: Kind, value: Any) -> Any:
