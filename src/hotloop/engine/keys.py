@@ -31,3 +31,8 @@ def sample_keys(key: Array, first: ArrayLike, count: int) -> Array:
     places = jnp.asarray(first, jnp.uint32) + jnp.arange(count, dtype=jnp.uint32)
     keys: Array = jax.vmap(jax.random.fold_in, (None, 0))(key, places)
     return keys
+
+
+def seed_key(seed: int) -> Array:
+    """The run's key for a seed of up to 64 bits; `jax.random.key` alone would ignore the upper 32."""
+    return jax.random.fold_in(jax.random.key(seed & 0xFFFFFFFF), (seed >> 32) & 0xFFFFFFFF)

@@ -1,0 +1,201 @@
+"""Where a compiled call gets its batches from: data that lives on the device, or data that streams to it.
+
+`Resident` gathers batches inside the loop from a set that fits on the device; `Streamed` prepares the next
+call's batches on a thread while the device works. For the same data, batch size and seed both give the same
+batches. A feed knows nothing of models: a batch is whatever pytree the data set is made of.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from jax import Array
+from jax.sharding import NamedSharding, PartitionSpec
+
+from hotloop.engine.ahead import Ahead
+from hotloop.engine.finish import Batch, Finish, Transform
+from hotloop.engine.host import Fetch, InTurn, Shuffled, common_length, form, put_into
+from hotloop.engine.order import Order, Remainder
+
+Gather = Callable[[Any, Array], Batch]
+
+
+class Feed(Protocol):
+    """What a compiled call needs of a feed."""
+
+    any_count: bool  # do the arguments of a call have the same shapes for every number of updates?
+
+    @property
+    def longest_call(self) -> int:
+        """The most updates that one call may take."""
+
+    def arguments(self, first: int, count: int, following: int = 0) -> Any:
+        """What the call of updates first .. first + count - 1 is handed; `following` are likely to come
+        next."""
+
+    def like(self, count: int) -> Any:
+        """What the compiler must know of the arguments of `count` updates: shapes, types, places."""
+
+    def batch(self, arguments: Any, step: Array) -> Batch:
+        """Inside the call: the batch of its update number `step` (uint32, 0 for the first)."""
+
+    def position(self, update: int) -> dict[str, Any]:
+        """What a checkpoint after `update` updates keeps of the feed."""
+
+    def check_position(self, saved: Mapping[str, Any]) -> None:
+        """Raise CheckpointError when this feed would not go on where the saved one stopped."""
+
+
+def rows(data: Any, indices: Array) -> Batch:
+    """The rows `indices` of every array of a data set."""
+    return jax.tree.map(lambda leaf: leaf.at[indices].get(mode="promise_in_bounds"), data)
+
+
+class Resident:
+    """A data set kept on the device, in its own types; batches are gathered inside the compiled loop.
+
+    `data` is a pytree of arrays with a common first axis. For anything else (ragged rows, say) give the
+    number of `samples` and a pure `gather(data, indices)`. `transform(batch, key)` augments or widens a
+    batch; its key depends on the seed and the update alone. With a `sharding` over the batch axis the data is
+    copied to all its devices and each works on its share of the batch.
+    """
+
+    any_count = True
+
+    def __init__(
+        self,
+        data: Any,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        remainder: Remainder = "carry",
+        samples: int | None = None,
+        gather: Gather = rows,
+        transform: Transform | None = None,
+        sharding: NamedSharding | None = None,
+    ):
+        self.order = Order(common_length(data) if samples is None else samples, batch_size, seed, remainder)
+        self.samples, self.batch_size = self.order.samples, batch_size
+        self._gather = gather
+        self._finish = Finish(seed, batch_size, transform, sharding)
+        self._data = jax.device_put(data, _on_mesh_of(sharding, ()))
+
+    @property
+    def longest_call(self) -> int:
+        """The most updates that one call may take."""
+        return self.order.longest_call
+
+    def arguments(self, first: int, count: int, following: int = 0) -> Any:
+        """The data set itself and where in its stream the call begins."""
+        return {"data": self._data, "start": self.order.start(first), "finish": self._finish.arguments(first)}
+
+    def like(self, count: int) -> Any:
+        """The arguments of the first call."""
+        return self.arguments(0, count)
+
+    def batch(self, arguments: Any, step: Array) -> Batch:
+        """Gather, then transform."""
+        indices = self.order.indices(arguments["start"], step)
+        return self._finish(self._gather(arguments["data"], indices), arguments["finish"], step)
+
+    def position(self, update: int) -> dict[str, Any]:
+        """Samples, batch size, seed and update."""
+        return self.order.position(update)
+
+    def check_position(self, saved: Mapping[str, Any]) -> None:
+        """Other data, batch size or seed: CheckpointError."""
+        self.order.check_position(saved)
+
+
+class Streamed:
+    """Batches from the host, stacked for a whole call and sent to the device by a thread that is one call
+    ahead.
+
+    `source` is a pytree of arrays or of anything that takes `source[indices]` (a memory map, an archive), a
+    function of indices that returns a batch (then say how many `samples` there are), or an iterator of
+    batches, which is taken as it comes: seed and remainder play no part, and resuming draws and drops what
+    came before. No call gets more than `buffer_bytes` of batches; two such buffers exist at a time.
+    """
+
+    any_count = False
+
+    def __init__(
+        self,
+        source: Any | Fetch | Iterator[Batch],
+        batch_size: int,
+        *,
+        seed: int = 0,
+        remainder: Remainder = "carry",
+        samples: int | None = None,
+        transform: Transform | None = None,
+        sharding: NamedSharding | None = None,
+        buffer_bytes: int = 256 * 2**20,
+    ):
+        if isinstance(source, Iterator):
+            self._source: InTurn | Shuffled = InTurn(source, batch_size)
+        else:
+            self._source = Shuffled.of(source, batch_size, samples, seed, remainder)
+        self.samples, self.batch_size = self._source.samples, batch_size
+        self._form = form(next(self._source.batches(0, 1)), batch_size)
+        self._buffer_bytes = buffer_bytes
+        self._finish = Finish(seed, batch_size, transform, sharding)
+        self._placement = _on_mesh_of(sharding, (None, *sharding.spec) if sharding else ())
+        self._ahead = Ahead(self._stacked)
+
+    @property
+    def longest_call(self) -> int:
+        """As many updates as the buffer holds, and at least one."""
+        size: int = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self._form))
+        return max(1, self._buffer_bytes // max(1, size))
+
+    def arguments(self, first: int, count: int, following: int = 0) -> Any:
+        """The batches of a call, stacked on the device; those of the `following` updates are begun."""
+        batches = self._ahead.take(first, count, following)
+        return {"batches": batches, "finish": self._finish.arguments(first)}
+
+    def like(self, count: int) -> Any:
+        """The shapes of a stacked call; nothing is read."""
+
+        def stacked(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+            return jax.ShapeDtypeStruct((count, *leaf.shape), dtype, sharding=self._placement)  # type: ignore[no-untyped-call]
+
+        return {"batches": jax.tree.map(stacked, self._form), "finish": self._finish.arguments(0)}
+
+    def batch(self, arguments: Any, step: Array) -> Batch:
+        """Pick, then transform."""
+        picked = jax.tree.map(
+            lambda leaf: jax.lax.dynamic_index_in_dim(leaf, step, keepdims=False), arguments["batches"]
+        )
+        return self._finish(picked, arguments["finish"], step)
+
+    def position(self, update: int) -> dict[str, Any]:
+        """Samples, batch size, seed and update, as for the same data on the device."""
+        return self._source.position(update)
+
+    def check_position(self, saved: Mapping[str, Any]) -> None:
+        """Other data, batch size or seed: CheckpointError."""
+        self._source.check_position(saved)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._ahead.close()
+
+    def __enter__(self) -> "Streamed":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _stacked(self, first: int, count: int) -> Batch:
+        buffers = jax.tree.map(lambda leaf: np.empty((count, *leaf.shape), leaf.dtype), self._form)
+        for step, batch in enumerate(self._source.batches(first, count)):
+            put_into(buffers, step, batch, self._form, first + step)
+        return jax.device_put(buffers, self._placement)
+
+
+def _on_mesh_of(sharding: NamedSharding | None, axes: tuple[Any, ...]) -> NamedSharding | None:
+    if sharding is None:
+        return None
+    return NamedSharding(sharding.mesh, PartitionSpec(*axes))  # type: ignore[no-untyped-call]

@@ -1,0 +1,150 @@
+"""Batches on the host: from random access, in the shuffled order, or from an iterator, in its own.
+
+Also the checks that a data set and every batch of it are what they should be, with errors that name the
+array. It must not know about devices or threads.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from hotloop.engine.order import Order, Remainder, check_same
+from hotloop.errors import DataError
+
+Fetch = Callable[[np.ndarray[Any, np.dtype[np.uint32]]], Any]
+
+
+class Shuffled:
+    """Batches of a random-access source, in the order of `Order`."""
+
+    def __init__(self, fetch: Fetch, order: Order):
+        self._fetch = fetch
+        self._order = order
+        self.samples = order.samples
+        self.position, self.check_position = order.position, order.check_position
+
+    @classmethod
+    def of(
+        cls, source: Any, batch_size: int, samples: int | None, seed: int, remainder: Remainder
+    ) -> "Shuffled":
+        """A function of indices (with its number of samples), or whatever takes `source[indices]`."""
+        if not callable(source):
+            length = common_length(source) if samples is None else samples
+            return cls(
+                lambda indices: jax.tree.map(lambda leaf: leaf[indices], source),
+                Order(length, batch_size, seed, remainder),
+            )
+        if samples is None:
+            raise DataError("a function of indices does not tell how many samples there are: give `samples`")
+        return cls(source, Order(samples, batch_size, seed, remainder))
+
+    def batches(self, first: int, count: int) -> Iterator[Any]:
+        """The batches of updates first .. first + count - 1."""
+        for indices in self._order.indices(self._order.start(first), np.arange(count, dtype=np.uint32)):
+            yield self._fetch(indices)
+
+
+class InTurn:
+    """Batches of an iterator, kept until the call that asked for them is past."""
+
+    samples = None
+
+    def __init__(self, iterator: Iterator[Any], batch_size: int):
+        self._iterator = iterator
+        self._batch_size = batch_size
+        self._first = 0
+        self._kept: deque[Any] = deque()
+
+    def batches(self, first: int, count: int) -> Iterator[Any]:
+        """The batches of updates first .. first + count - 1; earlier ones are dropped."""
+        if first < self._first:
+            raise DataError(f"an iterator cannot go back to batch {first}: it stands at batch {self._first}")
+        while self._first < first:
+            self._draw(1)
+            self._kept.popleft()
+            self._first += 1
+        for step in range(count):
+            self._draw(step + 1)
+            yield self._kept[step]
+
+    def _draw(self, wanted: int) -> None:
+        while len(self._kept) < wanted:
+            try:
+                self._kept.append(next(self._iterator))
+            except StopIteration:
+                last = self._first + len(self._kept)
+                raise DataError(
+                    f"the data ended after {last} batches: give more, repeat them, or ask for fewer updates"
+                ) from None
+
+    def position(self, update: int) -> dict[str, Any]:
+        """An iterator knows no samples and no seed."""
+        return {"batch_size": self._batch_size, "update": update}
+
+    def check_position(self, saved: Mapping[str, Any]) -> None:
+        """Refuse a checkpoint that another batch size made."""
+        check_same(self.position(0), saved)
+
+
+def common_length(data: Any) -> int:
+    """The length of the first axis that all arrays of a data set share."""
+    lengths = {path_name(path): _length(path, leaf) for path, leaf in jax.tree.leaves_with_path(data)}
+    if not lengths:
+        raise DataError("the data set holds no arrays")
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise DataError(f"the arrays of a data set must have one length, but they have: {told}")
+    return next(iter(lengths.values()))
+
+
+def form(batch: Any, batch_size: int) -> Any:
+    """Shape and type of each array of a batch; DataError where its first axis is not the batch."""
+    described = jax.tree.map(_form, batch)
+    for path, leaf in jax.tree.leaves_with_path(described):
+        if leaf.shape[:1] != (batch_size,):
+            raise DataError(
+                f"{path_name(path)} of a batch has shape {leaf.shape}: its first axis should be {batch_size}"
+            )
+    return described
+
+
+def put_into(buffers: Any, step: int, batch: Any, wanted: Any, update: int) -> None:
+    """Copy a batch into place `step` of stacked buffers; DataError that names what differs from `wanted`."""
+    here, expected = str(jax.tree.structure(batch)), str(jax.tree.structure(wanted))
+    if here != expected:
+        raise DataError(f"batch {update} is made of {here}, the first one of {expected}")
+    paths = jax.tree.leaves_with_path(wanted)
+    for (path, leaf), array, buffer in zip(
+        paths, jax.tree.leaves(batch), jax.tree.leaves(buffers), strict=True
+    ):
+        if _form(array) != leaf:
+            got = _form(array)
+            raise DataError(
+                f"batch {update}: {path_name(path)} is {got.dtype}{list(got.shape)}, "
+                f"the first batch had {leaf.dtype}{list(leaf.shape)}"
+            )
+        buffer[step] = array
+
+
+def _form(leaf: Any) -> jax.ShapeDtypeStruct:
+    array = leaf if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else np.asarray(leaf)
+    if array.dtype.kind in "OSUMm":
+        raise DataError(f"a batch holds {array.dtype} values: only numbers can go to the device")
+    return jax.ShapeDtypeStruct(array.shape, array.dtype)  # type: ignore[no-untyped-call]
+
+
+def _length(path: Any, leaf: Any) -> int:
+    try:
+        return len(leaf)
+    except TypeError:
+        raise DataError(
+            f"{path_name(path)} of a data set is a single value: its first axis should be the samples"
+        ) from None
+
+
+def path_name(path: Any) -> str:
+    """A leaf's place in a pytree, for people: `image`, `params/0/w`."""
+    return jax.tree_util.keystr(path, simple=True, separator="/") or "data"

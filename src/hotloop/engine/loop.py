@@ -1,0 +1,194 @@
+"""The hot loop: many weight updates in one compiled call.
+
+A `Program` turns one update into a call of up to K updates that takes and returns the state (donated: the
+old one is gone) and brings back every update's metrics. How many updates a call makes never changes what
+they compute: the key and the batch of an update depend on its number alone. It must not know about events,
+files or time.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from hotloop.engine.feed import Feed
+from hotloop.engine.finish import Batch
+from hotloop.engine.host import path_name
+from hotloop.engine.keys import stream
+from hotloop.errors import HotloopError
+
+State = Any
+Metrics = Mapping[str, Array]
+Update = Callable[[Any, Batch, Array], tuple[Any, Metrics]]
+Loop = Literal["while", "scan"]
+
+
+class CallMetrics(Mapping[str, "np.ndarray[Any, Any]"]):
+    """Every update's metrics of one call: `metrics["loss"]` is an array of [count].
+
+    They stay on the device until asked for, so that making a call does not wait for it; asking waits.
+    """
+
+    def __init__(self, buffers: Mapping[str, Array], count: int):
+        self._buffers = buffers
+        self._count = count
+
+    def __getitem__(self, name: str) -> "np.ndarray[Any, Any]":
+        return np.asarray(self._buffers[name])[: self._count]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._buffers)
+
+    def __len__(self) -> int:
+        return len(self._buffers)
+
+    def wait(self) -> None:
+        """Return when the call is done."""
+        for buffer in self._buffers.values():
+            buffer.block_until_ready()
+
+
+class Program:
+    """Compiled calls of up to `updates_per_call` updates.
+
+    With loop "while" the number of updates is a run-time argument: one compilation serves every call, and a
+    CPU runs it just as fast. With "scan" it is built in, which spares an accelerator a round trip to the
+    host in every update, and each number of updates in use is compiled once. Chosen by platform unless
+    given.
+    """
+
+    def __init__(
+        self, update: Update, feed: Feed, updates_per_call: int, key: Array, *, loop: Loop | None = None
+    ):
+        self.update = update
+        self.feed = feed
+        self.updates_per_call = min(updates_per_call, feed.longest_call)
+        self.key = key
+        self.loop: Loop = loop or ("while" if jax.default_backend() == "cpu" else "scan")
+        self.lower_seconds = 0.0
+        self.compile_seconds = 0.0
+        self._compiled: dict[int, Any] = {}
+
+    @property
+    def any_count(self) -> bool:
+        """Does one compilation serve calls of every length?"""
+        return self.loop == "while" and self.feed.any_count
+
+    @property
+    def compiled(self) -> Any:
+        """The longest call's executable: cost_analysis(), memory_analysis(), as_text()."""
+        return self._compiled[max(self._compiled)]
+
+    def is_compiled(self, count: int) -> bool:
+        """Can `count` updates be called without compiling first?"""
+        return self._capacity(count) in self._compiled
+
+    def compile(self, state: State, count: int | None = None) -> None:
+        """Compile the call of `count` updates (updates_per_call if not given), unless that is done already.
+
+        `lower_seconds` and `compile_seconds` add up what tracing with lowering, and compiling, have taken so
+        far.
+        """
+        count = self.updates_per_call if count is None else count
+        capacity = self._capacity(count)
+        if capacity in self._compiled:
+            return
+        started = time.perf_counter()
+        call = jax.jit(self._looped(capacity), donate_argnums=0, out_shardings=(_spread(state), None)).lower(
+            state, self.feed.like(count), *self._scalars(0, count)
+        )
+        lowered = time.perf_counter()
+        self._compiled[capacity] = call.compile()
+        self.lower_seconds += lowered - started
+        self.compile_seconds += time.perf_counter() - lowered
+
+    def __call__(
+        self, state: State, first: int, count: int, following: int | None = None
+    ) -> tuple[State, CallMetrics]:
+        """Make updates first .. first + count - 1 and return without waiting for them.
+
+        The state given is used up. `following` says how many updates the next call will take (as many again
+        if not said), so that a feed may prepare them meanwhile.
+        """
+        if not 1 <= count <= self.updates_per_call:
+            raise ValueError(f"a call of {count} updates: this program makes 1 to {self.updates_per_call}")
+        self.compile(state, count)
+        arguments = self.feed.arguments(first, count, count if following is None else following)
+        call = self._compiled[self._capacity(count)]
+        state, buffers = call(state, arguments, *self._scalars(first, count))
+        return state, CallMetrics(buffers, count)
+
+    def _capacity(self, count: int) -> int:
+        return self.updates_per_call if self.any_count else count
+
+    def _scalars(self, first: int, count: int) -> tuple[Any, ...]:
+        return self.key, np.uint32(first), np.int32(count)
+
+    def _one(
+        self, state: State, step: Array, arguments: Any, key: Array, first: Array
+    ) -> tuple[State, Metrics]:
+        """The update number first + step, and a check that it returned what the loop needs."""
+        batch = self.feed.batch(arguments, step)
+        new, metrics = self.update(state, batch, stream(key, "update", first + step))
+        _check_state(state, new)
+        _check_metrics(metrics)
+        return new, metrics
+
+    def _looped(self, capacity: int) -> Callable[..., tuple[State, Metrics]]:
+        # Inlined and cached: traced once for the shapes of its metrics, and the loop takes it from there.
+        one = jax.jit(self._one, inline=True)
+
+        def while_loop(state: State, arguments: Any, key: Array, first: Array, count: Array) -> Any:
+            shapes = jax.eval_shape(one, state, jnp.uint32(0), arguments, key, first)[1]
+            buffers = {name: jnp.zeros((capacity, *leaf.shape), leaf.dtype) for name, leaf in shapes.items()}
+
+            def step(index: Array, carry: Any) -> Any:
+                state, buffers = carry
+                state, metrics = one(state, index.astype(jnp.uint32), arguments, key, first)
+                return state, {name: buffers[name].at[index].set(metrics[name]) for name in buffers}
+
+            return jax.lax.fori_loop(0, count, step, (state, buffers))
+
+        def scan(state: State, arguments: Any, key: Array, first: Array, count: Array) -> Any:
+            steps = jnp.arange(capacity, dtype=jnp.uint32)
+            return jax.lax.scan(lambda state, step: one(state, step, arguments, key, first), state, steps)
+
+        return while_loop if self.loop == "while" else scan
+
+
+def own(state: State) -> State:
+    """A copy of a state that a program may use up: plain numbers become arrays, leaves share nothing."""
+    return jax.tree.map(
+        lambda leaf: leaf.copy() if isinstance(leaf, Array) else jnp.array(np.asarray(leaf)), state
+    )
+
+
+def _spread(state: State) -> Any:
+    """Where the leaves of a state lie, if it is spread over several devices: there they must come back to."""
+    places = jax.tree.map(lambda leaf: getattr(leaf, "sharding", None), state)
+    several = any(place is not None and place.num_devices > 1 for place in jax.tree.leaves(places))
+    return places if several else None
+
+
+def _check_state(old: State, new: State) -> None:
+    before, after = (
+        {path_name(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)} for tree in (old, new)
+    )
+    if str(jax.tree.structure(old)) != str(jax.tree.structure(new)):
+        odd = ", ".join(sorted(set(before) ^ set(after))) or "its containers"
+        raise HotloopError(f"an update must return a state like the one it took; it differs in {odd}")
+    for name, leaf in before.items():
+        was, became = (f"{leaf.dtype}{list(leaf.shape)}" for leaf in (leaf, jnp.asarray(after[name])))
+        if was != became:
+            raise HotloopError(
+                f"an update must keep the shape and type of the state: {name} was {was}, became {became}"
+            )
+
+
+def _check_metrics(metrics: Any) -> None:
+    if not isinstance(metrics, Mapping) or any(not hasattr(value, "shape") for value in metrics.values()):
+        raise HotloopError("an update must return (state, metrics), metrics a flat dict of arrays by name")
