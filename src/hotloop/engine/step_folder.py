@@ -4,7 +4,9 @@ Everything that calls orbax is here. It knows neither where the folder lies nor 
 """
 
 import fcntl
+import logging
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -63,18 +65,34 @@ def _read_filled(folder: Path, names: list[str]) -> HostArrays:
     return {name: np.asarray(arrays[name]) for name in names}
 
 
-def _checkpointer() -> Any:
+@contextmanager
+def _checkpointer() -> Iterator[Any]:
+    """Orbax, without the pages of traceback that it logs beside raising an error."""
     import orbax.checkpoint as orbax  # one second, so not at the top; the first save pays it on its thread
 
-    # Uncompressed: zstd made fp32 weights 8 % smaller and writing two to three times slower.
-    return orbax.Checkpointer(orbax.PyTreeCheckpointHandler(use_ocdbt=True, use_compression=False))
+    logger = logging.getLogger("absl")
+    logger.addFilter(_not_orbax)
+    try:
+        # Uncompressed: zstd made fp32 weights 8 % smaller and writing two to three times slower.
+        with orbax.Checkpointer(
+            orbax.PyTreeCheckpointHandler(use_ocdbt=True, use_compression=False)
+        ) as writer:
+            yield writer
+    finally:
+        logger.removeFilter(_not_orbax)
+
+
+def _not_orbax(record: logging.LogRecord) -> bool:
+    return "orbax" not in record.pathname
 
 
 def one_line(error: BaseException) -> str:
-    """The reason in an error, without the pages that orbax adds."""
+    """The reason in an error, without the pages that orbax and tensorstore add."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     text = " ".join(str(error).split()) or type(error).__name__
+    if code := re.search(r"os_error_code='(\d+)'", text):
+        return os.strerror(int(code[1]))
     return text if len(text) <= 200 else text[:200] + "..."
 
 
