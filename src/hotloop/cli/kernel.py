@@ -1,0 +1,86 @@
+"""`hotloop kernel ...`: one command a layer, one for HMC, and `all`. Options live in the configs; jax waits."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from hotloop.cli.command import Command, Context
+from hotloop.families.kernels import config as configs
+
+EPILOG = """Each run checks its numbers against float64 first and refuses to time a wrong kernel. docs/kernels.md
+says what is computed, how the timing is kept honest and what became of the old programs' options."""
+
+
+def run_layer(config: configs.Layer, context: Context) -> Mapping[str, Any]:
+    """Check and time one layer."""
+    device = context.open_device()
+    from hotloop.families.kernels.bench import run
+
+    return run(config, device, context)
+
+
+def run_hmc(config: configs.Hmc, context: Context) -> Mapping[str, Any]:
+    """Check and time HMC."""
+    device = context.open_device()
+    from hotloop.families.kernels.hmc import run
+
+    return run(config, device, context)
+
+
+LAYERS: dict[str, tuple[type[configs.Layer], str]] = {
+    "dense": (configs.Dense, "One fully connected layer."),
+    "grouped-conv": (configs.GroupedConv, "A chain of grouped 2-D convolutions."),
+    "rnn": (configs.Rnn, "One tanh RNN layer."),
+    "gru": (configs.Gru, "One GRU layer, fused or a cell a step."),
+    "lstm": (configs.Lstm, "One LSTM layer, fused or a cell a step."),
+    "lstm-multi": (configs.LstmMulti, "Stacked LSTMs with a dense final layer, with latencies."),
+}
+
+
+def run_all(config: configs.All, context: Context) -> Mapping[str, Any]:
+    """Every kernel with its defaults, then one table."""
+    results: dict[str, Mapping[str, Any]] = {}
+    for name, (layer, _) in LAYERS.items():
+        given = {"steps": config.steps, "batches_per_step": config.batches_per_step}
+        chosen = replace(
+            layer(train=config.train, dtype=config.dtype, repeat=config.repeat, seed=config.seed),
+            **{key: value for key, value in given.items() if value is not None},
+        )
+        results[name] = run_layer(chosen, context)
+        context.say("")
+    given = {"steps": config.steps, "hmc_steps": config.batches_per_step}
+    chains = configs.Hmc(repeat=config.repeat, seed=config.seed)
+    results["hmc"] = run_hmc(
+        replace(chains, **{key: value for key, value in given.items() if value is not None}), context
+    )
+    context.say("")
+    context.table(COLUMNS, [row(name, result) for name, result in results.items()])
+    return {"results": results}
+
+
+COLUMNS = ("kernel", "mode", "dtype", "items/sec", "us/iteration", "TFLOP/s", "GB/s", "roofline %", "bound")
+
+
+def row(name: str, result: Mapping[str, Any]) -> tuple[Any, ...]:
+    """One line of the table of `hotloop kernel all`."""
+    rounded = [float(f"{result[key]:.4g}") for key in ("microseconds_per_iteration", "tflops", "gbps")]
+    share = float(f"{100 * result['roofline']['share']:.3g}")
+    rate = round(result["items_per_second"], 1)
+    return (name, result["mode"], result["dtype"], rate, *rounded, share, result["roofline"]["bound"])
+
+
+def _layer(name: str) -> Command:
+    config, summary = LAYERS[name]
+    aliases = (name.replace("-", "_"),) if "-" in name else ()
+    return Command(name, summary, config, run_layer, epilog=EPILOG, aliases=aliases)
+
+
+COMMAND = Command(
+    "kernel",
+    "Time single layers and samplers: dense, convolutions, recurrent, HMC.",
+    children=(
+        *(_layer(name) for name in LAYERS),
+        Command("hmc", "Hamiltonian Monte Carlo steps.", configs.Hmc, run_hmc, epilog=EPILOG),
+        Command("all", "Every kernel with its defaults, and one table.", configs.All, run_all, epilog=EPILOG),
+    ),
+)

@@ -1,0 +1,119 @@
+"""A kernel's numbers against the float64 reference, before it may be timed.
+
+Errors are norms of differences relative to the reference's norm. Rows are independent, so an output is
+compared on as many rows as a budget of operations allows; an update is compared on a batch that repeats a
+few rows, which has the same mean loss and gradients as those rows alone while the compiled program keeps its
+full shape.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from hotloop.errors import WrongResult
+from hotloop.families.kernels.kernel import Batch, Kernel
+from hotloop.families.kernels.reference import in_float64
+
+REFERENCE_FLOPS = 4e9
+"""About a second of float64 on one core."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The largest relative error of each result that is still a correct kernel."""
+
+    output: float
+    gradient: float
+    parameters: float
+
+
+BOUNDS = {
+    "float32": Bounds(output=1e-5, gradient=1e-5, parameters=1e-6),
+    "float16": Bounds(output=5e-3, gradient=2e-2, parameters=1e-3),
+    "bfloat16": Bounds(output=4e-2, gradient=1.5e-1, parameters=8e-3),
+    "float16 partials": Bounds(output=5e-2, gradient=1e-1, parameters=1e-3),
+    "bfloat16 partials": Bounds(output=4e-1, gradient=5e-1, parameters=8e-3),
+}
+"""float32 is summed in float32 on every device (never TF32). 16-bit types round each layer's result to 2^-11
+or 2^-8; chains of layers and steps add up a few such roundings, and gradients run along the chain twice.
+With half partials the sums themselves are rounded at each of up to thousands of terms. Parameters are those
+after one
+update, off by their own rounding."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What was compared, how far it was off, and how far it may be."""
+
+    rows: int
+    of_rows: int
+    errors: Mapping[str, float]
+    bounds: Mapping[str, float]
+
+    def __str__(self) -> str:
+        errors = ", ".join(
+            f"{name} {error:.1e} (limit {self.bounds[name]:g})" for name, error in self.errors.items()
+        )
+        return f"checked against float64 on {self.rows} of {self.of_rows} rows: relative error {errors}"
+
+
+def check_output(kernel: Kernel, params: Any, x: Any, y: Any, flops: float, bounds: Bounds) -> Checked:
+    """Compare an output with the reference's for the same input, on rows spread over the batch."""
+    x, y = np.asarray(x), np.asarray(y)
+    total = x.shape[kernel.row_axes["x"]]
+    rows = max(1, min(total, int(REFERENCE_FLOPS / (flops / total))))
+    chosen = np.unique(np.linspace(0, total - 1, rows).round().astype(int))
+    expected = in_float64(kernel.reference_apply, params, x.take(chosen, kernel.row_axes["x"]))
+    error = relative_error(y.take(chosen, kernel.row_axes["y"]), expected)
+    return _judge(kernel, Checked(len(chosen), total, {"output": error}, {"output": bounds.output}))
+
+
+def check_update(
+    kernel: Kernel, params: Any, update: Any, batch: Batch, flops: float, learning_rate: float, bounds: Bounds
+) -> Checked:
+    """Compare loss, gradients and new parameters of one update with the reference's."""
+    total = batch["x"].shape[kernel.row_axes["x"]]
+    fitting = [n for n in range(1, total + 1) if total % n == 0 and n * flops / total <= REFERENCE_FLOPS]
+    rows = max(fitting, default=1)
+    few = {name: np.asarray(leaf).take(range(rows), kernel.row_axes[name]) for name, leaf in batch.items()}
+    tiled = {
+        name: np.concatenate([leaf] * (total // rows), kernel.row_axes[name]) for name, leaf in few.items()
+    }
+    loss, gradients, new = jax.tree.map(np.asarray, update(params, tiled))
+    expected_loss, expected = in_float64(jax.value_and_grad(kernel.reference_loss), params, few)
+    moved = jax.tree.map(lambda p, g: np.asarray(p, np.float64) - learning_rate * g, params, expected)
+    errors = {
+        "loss": relative_error(loss, expected_loss),
+        "gradient": worst_leaf(gradients, expected),
+        "parameters": worst_leaf(new, moved),
+    }
+    limits = {"loss": bounds.output, "gradient": bounds.gradient, "parameters": bounds.parameters}
+    return _judge(kernel, Checked(rows, total, errors, limits))
+
+
+def relative_error(found: Any, expected: Any, floor: float = 0.0) -> float:
+    """|found - expected| / max(|expected|, floor), in Euclidean norms; nan where anything found is nan."""
+    found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
+    difference = float(np.linalg.norm(found - expected))
+    size = max(float(np.linalg.norm(expected)), floor)
+    return difference / size if size else difference
+
+
+def worst_leaf(found: Any, expected: Any) -> float:
+    """The largest relative error of a tree's leaves; a small leaf is measured against a tenth of the whole."""
+    whole = float(np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(expected))))
+    errors = jax.tree.map(lambda f, e: relative_error(f, e, 0.1 * whole), found, expected)
+    return float(np.max(jax.tree.leaves(errors)))
+
+
+def _judge(kernel: Kernel, checked: Checked) -> Checked:
+    for name, error in checked.errors.items():
+        if not error <= checked.bounds[name]:
+            raise WrongResult(
+                f"{kernel.title}: wrong result, not timed: relative error of the {name} against float64 is "
+                f"{error:.3g}, the limit is {checked.bounds[name]:g}"
+            )
+    return checked

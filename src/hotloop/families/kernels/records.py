@@ -1,0 +1,42 @@
+"""What a benchmark leaves on disk when asked: its program's text, and a report. It knows no kernel."""
+
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from hotloop.engine import report
+from hotloop.errors import OptionError
+from hotloop.families.kernels.config import Timing
+from hotloop.families.kernels.console import Console
+
+
+def report_folder(config: Timing, name: str, console: Console) -> Path | None:
+    """The folder that the option or the environment asks for, known to be writable; None if none does."""
+    folder = report.requested(str(config.report) if config.report else None, console.warn)
+    return None if folder is None else report.check_writable(folder, (name,))
+
+
+def write_report(
+    folder: Path, name: str, compiled: Any, compile_seconds: float, step: Callable[[], Any], console: Console
+) -> None:
+    """Cost, memory and text of the program, and a profiler trace of one more step."""
+    report.write_program(folder, compiled, compile_seconds, name)
+    with report.trace(folder, name):
+        step()
+    console.say(f"report: {folder / name}")
+
+
+def save_graph(before: str, compiled: Any, console: Console) -> Path:
+    """The program's text before and after optimisation, in logs/<time>."""
+    folder = Path("logs") / datetime.now().strftime("%Y%m%d-%H%M%S-%f")
+    try:
+        folder.mkdir(parents=True)
+        (folder / "program.stablehlo.txt").write_text(before)
+        (folder / "program.optimised.hlo.txt").write_text(compiled.as_text())
+    except OSError as error:
+        raise OptionError(
+            f"--save-graph: cannot write {folder} ({error.strerror}); run it elsewhere"
+        ) from None
+    console.say(f"program text: {folder}")
+    return folder
