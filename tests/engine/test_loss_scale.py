@@ -1,0 +1,138 @@
+"""Loss scaling: scaled and unscaled runs agree, small gradients survive, overflow is skipped and mended."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+
+from hotloop.engine.loss_scale import (
+    AutoScale,
+    ScaleState,
+    StaticScale,
+    all_finite,
+    choose,
+    scale_loss,
+    unscale,
+)
+from hotloop.engine.precision import Policy, optimise, parse
+from hotloop.errors import OptionError
+
+KEY = jax.random.key(3)
+INPUTS = jax.random.normal(KEY, (32, 4))
+TARGETS = INPUTS @ jnp.array([1.0, -2.0, 0.5, 3.0])
+
+
+def train(policy: Policy, scaling, *, updates: int = 200, size: float = 1.0, rate: float = 0.1):
+    """Least squares with a loss `size` times as large, in one compiled call; parameters, scale states."""
+    optimiser = optax.sgd(rate / size)
+
+    def update(carry, n):
+        params, state, scale = carry
+
+        def loss(params):
+            predicted = (policy.to_compute(INPUTS) @ policy.to_compute(params)).astype(jnp.float32)
+            return scale_loss(scale, size * 0.5 * jnp.mean((predicted - TARGETS) ** 2))
+
+        gradients = unscale(scale, jax.grad(loss)(params))
+        usable, scale = scaling.judge(scale, gradients)
+        moved = optimise(policy, optimiser, gradients, state, params, jax.random.fold_in(KEY, n))
+        params, state = choose(usable, moved, (params, state))
+        return (params, state, scale), (params, scale)
+
+    start = policy.to_update(jnp.zeros(4))
+    carry = (start, optimiser.init(start), scaling.init())
+    (params, _, _), history = jax.jit(lambda carry: lax.scan(update, carry, jnp.arange(updates)))(carry)
+    return params, history
+
+
+def error(params) -> float:
+    return float(jnp.abs(params.astype(jnp.float32) - jnp.array([1.0, -2.0, 0.5, 3.0])).max())
+
+
+@pytest.mark.parametrize("mode", ["32.32", "16.32", "16.16"])
+@pytest.mark.parametrize("scaling", [StaticScale(2.0**10), AutoScale(initial=2.0**6, patience=50)])
+def test_scaled_and_unscaled_runs_agree_bit_for_bit(mode, scaling):
+    policy = parse(mode)
+    plain, _ = train(policy, StaticScale())
+    scaled, _ = train(policy, scaling)
+    np.testing.assert_array_equal(np.asarray(scaled), np.asarray(plain))
+    assert error(plain) < 0.05
+
+
+def test_a_factor_that_is_no_power_of_two_agrees_to_rounding():
+    plain, _ = train(parse("32.32"), StaticScale())
+    scaled, _ = train(parse("32.32"), StaticScale(1000.0))
+    np.testing.assert_allclose(scaled, plain, rtol=1e-5)
+
+
+@pytest.mark.parametrize("scaling", [StaticScale(2.0**16), AutoScale(patience=20)])
+def test_gradients_too_small_for_float16_survive_when_scaled(scaling):
+    policy = parse("16.32", "float16")
+    lost, _ = train(policy, StaticScale(), size=1e-8)
+    assert (lost == 0).all()
+    found, _ = train(policy, scaling, size=1e-8)
+    assert error(found) < 0.01
+
+
+def test_overflow_is_skipped_and_recovered_from():
+    params, (path, scales) = train(parse("16.32", "float16"), AutoScale(initial=2.0**24), updates=300)
+    skipped = int(scales.skipped[-1])
+    assert 1 <= skipped < 30
+    assert (path[: int(scales.skipped[0])] == 0).all()
+    assert float(scales.scale[-1]) < 2.0**24
+    assert error(params) < 0.01
+    assert all_finite(path)
+
+
+def test_a_static_factor_hides_no_overflow():
+    params, _ = train(parse("16.32", "float16"), StaticScale(2.0**24), updates=5)
+    assert not all_finite(params)
+
+
+def judged(scaling, finite: list[bool]) -> list[ScaleState]:
+    states = [scaling.init()]
+    for good in finite:
+        usable, state = scaling.judge(states[-1], {"w": jnp.array([1.0, 2.0 if good else jnp.inf])})
+        assert bool(usable) == good
+        states.append(state)
+    return states
+
+
+def test_the_automatic_factor_doubles_after_a_row_of_good_updates_and_halves_on_overflow():
+    states = judged(AutoScale(initial=8.0, patience=3), [True, True, True, True, False, True, True, False])
+    assert [float(state.scale) for state in states] == [8, 8, 8, 16, 16, 8, 8, 8, 4]
+    assert [int(state.good) for state in states] == [0, 1, 2, 0, 1, 0, 1, 2, 0]
+    assert int(states[-1].skipped) == 2
+
+
+def test_the_automatic_factor_stays_between_its_limits():
+    scaling = AutoScale(initial=4.0, patience=1, least=2.0, most=8.0)
+    assert [float(state.scale) for state in judged(scaling, [True, True, True])] == [4, 8, 8, 8]
+    assert [float(state.scale) for state in judged(scaling, [False, False, False])] == [4, 2, 2, 2]
+
+
+@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf, -jnp.inf])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16"])
+def test_one_bad_element_anywhere_makes_a_tree_not_finite(bad, kind):
+    good = {"a": jnp.ones((2, 3), kind), "b": [jnp.zeros(4, kind)]}
+    assert all_finite(good)
+    assert not all_finite({"a": good["a"], "b": [good["b"][0].at[3].set(bad)]})
+
+
+def test_the_old_state_comes_back_bit_for_bit():
+    old = {"w": jnp.array([1.0, jnp.nan], jnp.bfloat16), "count": jnp.int32(3)}
+    new = {"w": jnp.array([2.0, 3.0], jnp.bfloat16), "count": jnp.int32(4)}
+    kept = choose(jnp.bool_(False), new, old)
+    assert float(kept["w"][0]) == 1.0
+    assert jnp.isnan(kept["w"][1])
+    assert int(kept["count"]) == 3
+    assert int(choose(jnp.bool_(True), new, old)["count"]) == 4
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_factor_that_cannot_work_is_an_error(factor):
+    for scaling in (StaticScale(factor), AutoScale(initial=factor)):
+        with pytest.raises(OptionError, match="--loss-scaling"):
+            scaling.init()
