@@ -27,7 +27,7 @@ __all__ = ["Run", "current", "default_path", "read_events"]
 def default_path(family: str, root: str | Path = "runs") -> Path:
     """`runs/<family>-<UTC time>-<short id>`: sorts by time, never meets another run."""
     name = re.sub(r"[^A-Za-z0-9]+", "-", family).strip("-")
-    return Path(root) / f"{name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
+    return Path(root) / f"{name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"
 
 
 class Run:

@@ -72,7 +72,7 @@ def snapshot(state: Any) -> tuple[HostArrays, Forms]:
     forms = {name: form(leaf) for name, leaf in leaves.items()}
     stored = {name: jax.random.key_data(leaf) if _is_key(leaf) else leaf for name, leaf in leaves.items()}
     for leaf in stored.values():
-        # All transfers at once; on CPU there is none to make, and asking for one keeps the buffer from donation.
+        # All transfers at once; on CPU there is none, and asking for one keeps the buffer from donation.
         if isinstance(leaf, jax.Array) and next(iter(leaf.devices())).platform != "cpu":
             leaf.copy_to_host_async()
     return {name: _host_copy(name, leaf) for name, leaf in stored.items()}, forms

@@ -1,0 +1,286 @@
+"""A run's folder: one process, one config, whole records, whatever kills it."""
+
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from fractions import Fraction
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hotloop.engine import records
+from hotloop.engine.run import Run, current, default_path, read_events
+from hotloop.errors import RunError
+
+CONFIG = {"size": 4, "rate": 0.1, "epochs": 2}
+HERE = {"cores": 2, "jax": "0.10.2", "device_kinds": ["cpu"], "commit": "abc"}
+
+
+def new_run(path, config=CONFIG, environment=HERE, **options):
+    return Run.create(path, config, command="kernel dense", environment=environment, **options)
+
+
+def events_of(path):
+    return [
+        json.loads(line, parse_constant=pytest.fail)
+        for line in (path / "events.jsonl").read_text().splitlines()
+    ]
+
+
+def test_a_run_leaves_its_config_environment_and_records(tmp_path):
+    with new_run(tmp_path / "run") as run:
+        returned = run.event("log", update=10, epoch=0.5, loss=1.25)
+    start, log, end = events_of(run.path)
+    assert json.loads((run.path / "config.json").read_text()) == CONFIG
+    assert json.loads((run.path / "environment.json").read_text()) == HERE
+    assert (start["event"], start["command"], start["resumed"]) == ("start", "kernel dense", False)
+    assert log == returned
+    assert (log["event"], log["update"], log["epoch"], log["loss"]) == ("log", 10, 0.5, 1.25)
+    assert 0 <= log["elapsed"] < 60
+    assert log["time"] > 1.7e9
+    assert (end["event"], end["status"], end["update"], end["epoch"]) == ("end", "finished", 10, 0.5)
+
+
+def test_the_environment_is_that_of_the_device_module_when_none_is_given(tmp_path):
+    Run.create(tmp_path, CONFIG, command="x").close()
+    assert "jax" in json.loads((tmp_path / "environment.json").read_text())
+
+
+def test_records_are_strict_json_whatever_the_figures(tmp_path):
+    with new_run(tmp_path) as run:
+        run.event(
+            "log",
+            loss=jnp.float32(math.nan),
+            norm=-math.inf,
+            half=jnp.bfloat16(0.5),
+            count=np.int64(3),
+            share=Fraction(1, 3),
+            losses=np.array([1.0, np.nan]),
+            folder=Path("x"),
+            none=None,
+            on=True,
+        )
+    record = events_of(tmp_path)[1]
+    assert record["nonfinite"] == {"loss": "nan", "norm": "-inf", "losses": "some"}
+    assert record["loss"] is None
+    assert record["norm"] is None
+    assert record["losses"] == [1.0, None]
+    assert (record["half"], record["count"], record["share"], record["folder"]) == (0.5, 3, "1/3", "x")
+    assert (record["none"], record["on"]) == (None, True)
+
+
+def test_a_figure_cannot_hide_what_every_record_has(tmp_path):
+    with new_run(tmp_path) as run, pytest.raises(ValueError, match="elapsed"):
+        run.event("log", elapsed=3)
+
+
+def test_the_end_says_how_the_run_ended(tmp_path):
+    with pytest.raises(KeyboardInterrupt), new_run(tmp_path / "a"):
+        raise KeyboardInterrupt
+    with pytest.raises(ZeroDivisionError), new_run(tmp_path / "b"):
+        raise ZeroDivisionError("first\nsecond")
+    assert events_of(tmp_path / "a")[-1]["status"] == "interrupted"
+    assert events_of(tmp_path / "b")[-1]["status"] == "failed"
+    assert events_of(tmp_path / "b")[-1]["error"] == "ZeroDivisionError: first"
+
+
+def test_closing_twice_writes_one_end(tmp_path):
+    with new_run(tmp_path) as run:
+        run.close("interrupted", updates=3)
+    ends = [record for record in events_of(tmp_path) if record["event"] == "end"]
+    assert [(end["status"], end["updates"]) for end in ends] == [("interrupted", 3)]
+
+
+def test_a_folder_with_a_run_is_refused_unless_resumed(tmp_path):
+    new_run(tmp_path).close()
+    before = (tmp_path / "events.jsonl").read_bytes()
+    with pytest.raises(
+        RunError, match=r"already holds a run \(config.json\): continue it with --resume, or choose"
+    ):
+        new_run(tmp_path)
+    assert (tmp_path / "events.jsonl").read_bytes() == before
+    new_run(tmp_path, resume=True).close()
+    assert [record["event"] for record in events_of(tmp_path)] == ["start", "end", "start", "end"]
+
+
+def test_there_must_be_something_to_resume(tmp_path):
+    for path in (tmp_path, tmp_path / "not there"):
+        with pytest.raises(RunError, match="nothing to resume"):
+            new_run(path, resume=True)
+    assert not (tmp_path / "not there").exists()
+
+
+def test_resume_with_another_config_names_every_key_that_may_not_differ(tmp_path):
+    new_run(tmp_path).close()
+    other = {"size": 5, "epochs": 3, "rate": 0.1, "new": "x"}
+    with pytest.raises(RunError, match="another config: new: absent -> x; size: 4 -> 5; use the old values"):
+        new_run(tmp_path, other, resume=True, may_differ={"epochs"})
+    assert json.loads((tmp_path / "config.json").read_text()) == CONFIG
+    new_run(tmp_path, {**CONFIG, "epochs": 3}, resume=True, may_differ={"epochs"}).close()
+    assert json.loads((tmp_path / "config.json").read_text())["epochs"] == 3
+    assert "epochs: 2 -> 3" in events_of(tmp_path)[-2]["message"]
+
+
+def test_a_config_equals_itself_after_a_trip_through_json(tmp_path):
+    config = {"groups": (1, 2), "period": Fraction(1, 2), "path": Path("a"), "none": None}
+    new_run(tmp_path, config).close()
+    new_run(tmp_path, config, resume=True).close()
+    assert "warning" not in {record["event"] for record in events_of(tmp_path)}
+
+
+def test_resume_warns_when_what_sums_depend_on_differs(tmp_path):
+    new_run(tmp_path).close()
+    new_run(tmp_path, environment={**HERE, "cores": 8, "jax": "0.11.2", "commit": "def"}, resume=True).close()
+    messages = [record["message"] for record in events_of(tmp_path) if record["event"] == "warning"]
+    assert len(messages) == 2
+    assert "cores: 2 -> 8" in messages[0]
+    assert "jax: 0.10.2 -> 0.11.2" in messages[1]
+
+
+def test_a_torn_last_line_is_read_over_and_repaired_at_resume(tmp_path):
+    new_run(tmp_path).close()
+    path = tmp_path / "events.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"event": "log", "upd')
+    assert [record["event"] for record in read_events(tmp_path)] == ["start", "end"]
+    new_run(tmp_path, resume=True).close()
+    assert path.read_bytes().startswith(whole)
+    assert [record["event"] for record in read_events(path)] == ["start", "end", "start", "warning", "end"]
+
+
+def test_a_broken_line_in_the_middle_is_named(tmp_path):
+    new_run(tmp_path).close()
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b"what\n" + path.read_bytes())
+    with pytest.raises(RunError, match=r"events\.jsonl line 1"):
+        list(read_events(tmp_path))
+    with pytest.raises(RunError, match="cannot be read"):
+        list(read_events(tmp_path / "nowhere"))
+
+
+def test_what_was_run_again_after_a_resume_counts_once(tmp_path):
+    with new_run(tmp_path) as run:
+        for update in (1, 2, 3):
+            run.event("log", update=update, loss=float(update))
+    with new_run(tmp_path, resume=True) as run:
+        run.event("resume", update=2)
+        run.event("log", update=3, loss=30.0)
+    logs = [record for record in current(read_events(tmp_path)) if record["event"] == "log"]
+    assert [(record["update"], record["loss"]) for record in logs] == [(1, 1.0), (2, 2.0), (3, 30.0)]
+
+
+def test_a_second_run_on_the_folder_is_refused_with_the_process_that_holds_it(tmp_path):
+    with new_run(tmp_path), pytest.raises(RunError, match=f"in use by process {os.getpid()}"):
+        new_run(tmp_path, resume=True)
+
+
+CHILD = """
+    import sys
+    from hotloop.engine.run import Run
+    config = {"size": 4, "rate": 0.1, "epochs": 2}
+    run = Run.create(sys.argv[1], config, command="x", environment={"cores": 2})
+    print("held", flush=True)
+    update = 0
+    while True:
+        update += 1
+        run.event("log", update=update, loss=0.5)
+"""
+
+
+def test_a_killed_process_leaves_whole_records_and_no_lock(tmp_path):
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(CHILD), str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout.readline() == "held\n"
+    with pytest.raises(RunError, match=f"in use by process {child.pid}"):
+        new_run(tmp_path, resume=True)
+    child.send_signal(signal.SIGKILL)
+    child.communicate()
+    logs = [record["update"] for record in read_events(tmp_path) if record["event"] == "log"]
+    assert logs == list(range(1, len(logs) + 1))
+    new_run(tmp_path, resume=True, environment={"cores": 2}).close()
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match=r"cannot make the run folder .*Not a directory; choose another one"):
+        new_run(tmp_path / "file" / "run")
+
+
+def test_a_refused_run_lets_go_of_the_folder(tmp_path):
+    new_run(tmp_path).close()
+    with pytest.raises(RunError, match="already holds"):
+        new_run(tmp_path)
+    new_run(tmp_path, resume=True).close()
+
+
+class Collecting:
+    def __init__(self, fails=False):
+        self.records, self.closed, self.fails = [], False, fails
+
+    def write(self, record):
+        if self.fails:
+            raise OSError("no network")
+        self.records.append(record)
+
+    def close(self):
+        self.closed = True
+
+
+def test_sinks_see_the_records_that_are_on_disk_and_a_failing_one_costs_nothing(tmp_path):
+    good, bad, late = Collecting(), Collecting(fails=True), Collecting()
+    with new_run(tmp_path, sinks=[bad, good]) as run:
+        run.add_sink(late)
+        run.event("log", update=1, loss=0.5)
+    assert sorted(map(json.dumps, good.records)) == sorted(map(json.dumps, events_of(tmp_path)))
+    warnings = [record for record in events_of(tmp_path) if record["event"] == "warning"]
+    assert [record["message"] for record in warnings] == ["Collecting failed and is off: no network"]
+    assert [record["event"] for record in late.records] == ["log", "end"]
+    assert good.closed
+    assert late.closed
+
+
+def test_records_from_several_threads_are_whole_lines(tmp_path):
+    with new_run(tmp_path) as run:
+        write = lambda: [run.event("log", update=n, text="x" * 500) for n in range(50)]  # noqa: E731
+        threads = [threading.Thread(target=write) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(events_of(tmp_path)) == 202
+
+
+def test_default_folders_carry_family_time_and_an_id_of_their_own():
+    one, two = default_path("kernel dense"), default_path("kernel dense")
+    assert re.fullmatch(r"runs/kernel-dense-\d{8}-\d{6}-[0-9a-f]{8}", str(one))
+    assert one != two
+
+
+def test_a_file_is_replaced_in_one_piece(tmp_path):
+    path = tmp_path / "config.json"
+    records.write_json(path, {"a": 1})
+    with pytest.raises(TypeError, match="cannot hold a function"):
+        records.write_json(path, {"a": lambda: 0})
+    assert records.read_json(path) == {"a": 1}
+    assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda x: st.lists(x) | st.dictionaries(st.text(), x),
+    )
+)
+def test_any_value_becomes_strict_json(value):
+    json.dumps(records.jsonable(value), allow_nan=False)
