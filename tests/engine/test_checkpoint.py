@@ -1,5 +1,6 @@
 """A saved state comes back bit for bit, or a line says why not; only whole steps are ever seen."""
 
+import math
 import signal
 import subprocess
 import sys
@@ -72,13 +73,13 @@ def test_plain_numbers_position_and_metrics_come_back(tmp_path):
         checkpoints.save(
             0,
             state,
-            position={"update": np.int64(9), "file": "a"},
+            position={"update": np.int64(9), "file": "a", "sums": {"loss": [np.inf, 0.1]}},
             metrics={"loss": jnp.float32(0.5), "bad": np.nan},
         )
         back = checkpoints.restore(state)
     assert back.state == state
     assert type(back.state["on"]) is bool
-    assert back.position == {"update": 9, "file": "a"}
+    assert back.position == {"update": 9, "file": "a", "sums": {"loss": [math.inf, 0.1]}}
     assert back.metrics == {"loss": 0.5, "bad": None}
 
 

@@ -20,7 +20,7 @@ import jax
 from hotloop.engine import manifest as manifests
 from hotloop.engine.keep import Keep, KeepAll, KeepBest, KeepLast
 from hotloop.engine.manifest import Damaged, Manifest
-from hotloop.engine.records import jsonable
+from hotloop.engine.records import exact, from_exact, jsonable
 from hotloop.engine.snapshot import Forms, HostArrays, mismatch, named_leaves, restored_leaf, snapshot
 from hotloop.engine.step_folder import ARRAYS, locked, one_line, read_arrays, sync, write_step
 from hotloop.errors import CheckpointError
@@ -68,7 +68,7 @@ class Checkpoints:
         """
         self.wait()
         arrays, forms = snapshot(state)
-        note = replace(self._blank, step=step, position=jsonable(position), metrics=jsonable(metrics or {}))
+        note = replace(self._blank, step=step, position=exact(position), metrics=jsonable(metrics or {}))
         self._pending = self._writer.submit(self._write, note, arrays, forms)
 
     def wait(self) -> None:
@@ -137,7 +137,7 @@ class Checkpoints:
         arrays = read_arrays(folder, manifest, like)
         leaves = [restored_leaf(arrays[name], leaf) for name, leaf in named_leaves(like).items()]
         state = jax.tree.unflatten(jax.tree.structure(like), leaves)
-        return Restored(manifest.step, state, manifest.position, manifest.metrics, skipped)
+        return Restored(manifest.step, state, from_exact(manifest.position), manifest.metrics, skipped)
 
     def _numbered(self) -> dict[int, Path]:
         try:

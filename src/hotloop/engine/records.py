@@ -6,7 +6,7 @@ It knows nothing of what the records mean.
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, is_dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -15,23 +15,39 @@ from typing import Any
 from hotloop.errors import RunError
 
 
-def jsonable(value: Any) -> Any:
-    """The value as strict JSON holds it: arrays become lists, fractions text, NaN and infinity null."""
+def jsonable(value: Any, odd: Callable[[float], Any] = lambda _: None) -> Any:
+    """The value as strict JSON: arrays become lists, fractions text, NaN and infinity `odd` of it (null)."""
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return value if math.isfinite(value) else odd(value)
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, Mapping):
-        return {str(key): jsonable(item) for key, item in value.items()}
+        return {str(key): jsonable(item, odd) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [jsonable(item) for item in value]
+        return [jsonable(item, odd) for item in value]
     if is_dataclass(value) and not isinstance(value, type):
-        return jsonable(asdict(value))
+        return jsonable(asdict(value), odd)
     if isinstance(value, Fraction | Path):
         return str(value)
     if hasattr(value, "tolist"):  # numpy and jax arrays and scalars; bfloat16 becomes a float
-        return jsonable(value.tolist())
+        return jsonable(value.tolist(), odd)
     raise TypeError(f"a record cannot hold a {type(value).__name__}")
+
+
+def exact(value: Any) -> Any:
+    """As `jsonable`, but NaN and infinity are kept, as `{"float": "nan"}`; `from_exact` brings them back."""
+    return jsonable(value, lambda number: {"float": str(number)})
+
+
+def from_exact(value: Any) -> Any:
+    """What `exact` was given, with lists for tuples and arrays."""
+    if isinstance(value, list):
+        return [from_exact(item) for item in value]
+    if isinstance(value, dict):
+        return (
+            float(value["float"]) if set(value) == {"float"} else {k: from_exact(v) for k, v in value.items()}
+        )
+    return value
 
 
 def nonfinite(figures: Mapping[str, Any]) -> dict[str, str]:
