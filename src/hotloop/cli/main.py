@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; the exit status: 0, 2 for a user's error, 1 for a defect, 130 for Ctrl-C."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        status = dispatch(words)
+        status = dispatch(list(words))
         sys.stdout.flush()
         return status
     except BrokenPipeError:

@@ -2,14 +2,18 @@
 
 from collections.abc import Iterable
 
+CUTOFF, MARGIN = 0.6, 0.15  # how like a name must be to be offered, and how close to the best one
+
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The end of an error message: the nearest known names, else all of them where they are few."""
-    from difflib import get_close_matches
+    from difflib import SequenceMatcher
 
     names = sorted(set(known))
-    lowered = {name.lower(): name for name in names}
-    near = [lowered[match] for match in get_close_matches(word.lower(), lowered, n=3, cutoff=0.55)]
+    ratios = {name: SequenceMatcher(None, _bare(word), _bare(name)).ratio() for name in names}
+    best = max(ratios.values(), default=0.0)
+    near = [name for name in names if ratios[name] >= max(CUTOFF, best - MARGIN)]
+    near = sorted(near, key=lambda name: -ratios[name])[:3]
     if near:
         return f"; did you mean {either(near)}?"
     if not names:
@@ -20,3 +24,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def either(names: list[str]) -> str:
     """`a`, `a or b`, `a, b or c`."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def _bare(name: str) -> str:
+    """The letters that matter: two option names must not look alike for their hyphens."""
+    return name.lower().lstrip("-").replace("_", "-")
