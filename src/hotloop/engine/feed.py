@@ -24,6 +24,7 @@ Gather = Callable[[Any, Array], Batch]
 class Feed(Protocol):
     """What a compiled call needs of a feed."""
 
+    batch_size: int
     any_count: bool  # do the arguments of a call have the same shapes for every number of updates?
 
     @property

@@ -1,0 +1,166 @@
+"""Drive a program through a plan: calls on the device, and between them what the host has to do.
+
+Every log averages every update since the last one, times are of calls that were compiled before, a
+checkpoint holds all that a resumed run needs, and a run that is asked to stop does so at the end of a piece,
+saved. It knows no family: what a metric means, and how to validate, comes from the caller.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from hotloop.engine import report as reports
+from hotloop.engine.calls import Event, Plan
+from hotloop.engine.checkpoint import Checkpoints, Restored
+from hotloop.engine.events import Diverged, Figures, Host
+from hotloop.engine.interrupt import Interrupted, Request, requests
+from hotloop.engine.loop import CallMetrics, Program, State, own
+from hotloop.engine.pieces import CompiledPieces, FreePieces
+from hotloop.engine.run import Run
+from hotloop.engine.window import Window
+
+__all__ = ["Diverged", "Interrupted", "drive"]
+
+
+class _Piece(NamedTuple):
+    first: int
+    count: int  # type: ignore[assignment]
+    metrics: CallMetrics
+    began: float
+
+
+class Progress(Protocol):
+    """A progress bar."""
+
+    def advance(self, n: float) -> Any:
+        """Move on by n updates."""
+
+
+def drive(
+    program: Program,
+    plan: Plan,
+    state: State,
+    run: Run,
+    checkpoints: Checkpoints | None = None,
+    *,
+    resumed: Restored | None = None,
+    validate: Callable[[State], Figures] | None = None,
+    on_log: Callable[[Event, Figures], Figures | None] | None = None,
+    on_call: Callable[[int, CallMetrics], None] | None = None,
+    progress: Progress | None = None,
+    latest: Collection[str] = (),
+    guard: str | None = None,
+    report: Path | None = None,
+    how_to_resume: str = "give the same command again with --resume",
+) -> State:
+    """Make every call of the plan from `state`, or from where `resumed` stands, and return the last state.
+
+    After the updates that the plan names: `log` records the mean of every scalar metric (the last value of
+    those in `latest`), the throughput, and whatever `on_log` adds; `validate` records what `validate(state)`
+    returns; `checkpoint` saves. `on_call` sees every update's metrics, piece by piece. `guard` names a
+    metric that must stay finite: if it does not the run stops with `Diverged`, and no state that is not
+    finite is saved. `report` is a folder for the compiler's report and a profile of one piece. SIGINT and
+    SIGTERM end in `Interrupted`.
+    """
+    update = resumed.step if resumed else 0
+    window = Window(latest, resumed.position["window"] if resumed else None)
+    host = Host(run, plan, checkpoints, program.feed, window, validate, on_log, guard, how_to_resume)
+    if resumed is not None:
+        program.feed.check_position(resumed.position["feed"])
+        host.resumed(resumed)
+    with requests() as request:
+        pieces = _Dispatch(program, plan, host, request, on_call, progress, report)
+        return pieces.run(own(resumed.state if resumed else state), update)
+
+
+class _Dispatch:
+    """Keeps the device busy: the next piece is dispatched before the last one is waited for."""
+
+    def __init__(
+        self,
+        program: Program,
+        plan: Plan,
+        host: Host,
+        request: Request,
+        on_call: Callable[[int, CallMetrics], None] | None,
+        progress: Progress | None,
+        report: Path | None,
+    ):
+        self.program, self.plan, self.host, self.request = program, plan, host, request
+        self.on_call, self.progress = on_call, progress
+        self.report = self.to_profile = report
+        longest = program.updates_per_call
+        self.pieces = (
+            FreePieces(longest)
+            if program.any_count
+            else CompiledPieces(longest, min(plan.updates_per_call, longest))
+        )
+        self.flight: deque[_Piece] = deque()
+        self.free_since = 0.0
+
+    def run(self, state: State, start: int) -> State:
+        """Every call of the plan after `start` updates, and the events that follow each."""
+        done = start
+        while span := next(self.plan.spans(done), None):
+            count = self.pieces.next(span.count)
+            self._compile(state, done, count)
+            last = done + count == self.plan.total_updates
+            if self.to_profile and (done > start or last):  # the second piece, or the only one
+                state = self._profiled(self.to_profile, state, done, count)
+            else:
+                state = self._send(state, done, count)
+            done += count
+            ends_call = count == span.count
+            self._land(leave=0 if self.request.made or (ends_call and span.events) else 1)
+            for event in span.events if ends_call else ():
+                self.host.handle(event, state)
+            if self.request.made and not last:
+                self.host.stop(state, done)
+        self._land(leave=0)
+        self.host.finish()
+        return state
+
+    def _compile(self, state: State, done: int, count: int) -> None:
+        if self.program.is_compiled(count):
+            return
+        self._land(leave=0)  # or the piece in flight would be timed together with the compiler
+        lowering, compiling = self.program.lower_seconds, self.program.compile_seconds
+        self.program.compile(state, count)
+        lowering, compiling = self.program.lower_seconds - lowering, self.program.compile_seconds - compiling
+        self.host.event("compile", done, updates=count, lower_seconds=lowering, compile_seconds=compiling)
+        if self.report is not None:
+            reports.write_program(self.report, self.program.compiled, lowering + compiling, "training")
+
+    def _send(self, state: State, done: int, count: int) -> State:
+        began = time.perf_counter()
+        ahead = next(self.plan.spans(done + count), None)
+        following = self.pieces.next(ahead.count) if ahead else 0
+        state, metrics = self.program(state, done, count, following)
+        self.flight.append(_Piece(done, count, metrics, began))
+        return state
+
+    def _profiled(self, folder: Path, state: State, done: int, count: int) -> State:
+        self._land(leave=0)
+        with reports.trace(folder, "training") as trace:
+            state = self._send(state, done, count)
+            self._land(leave=0)
+        self.to_profile = None
+        self.host.event("profile", done + count, updates=count, folder=str(trace))
+        return state
+
+    def _land(self, leave: int) -> None:
+        """Wait until no more than `leave` pieces are in flight, and take in what the others bring."""
+        while len(self.flight) > leave:
+            piece = self.flight.popleft()
+            piece.metrics.wait()
+            now = time.perf_counter()
+            seconds = now - max(piece.began, self.free_since)
+            self.free_since = now
+            self.pieces.took(piece.count, seconds)
+            self.host.take_in(piece.first, piece.metrics, piece.count, seconds)
+            if self.on_call:
+                self.on_call(piece.first, piece.metrics)
+            if self.progress:
+                self.progress.advance(piece.count)

@@ -1,0 +1,130 @@
+"""What the host does between calls: log, validate, save, and stop when asked or when the numbers go wrong.
+
+Everything goes into the run's records first. It must not know how calls are dispatched or timed.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hotloop.engine.calls import Event, Plan
+from hotloop.engine.checkpoint import Checkpoints, Restored
+from hotloop.engine.feed import Feed
+from hotloop.engine.interrupt import Interrupted
+from hotloop.engine.loop import CallMetrics, State
+from hotloop.engine.run import Run
+from hotloop.engine.window import Window
+from hotloop.errors import HotloopError
+
+Figures = Mapping[str, Any]
+
+
+class Diverged(HotloopError):
+    """The watched metric, or the state, is not finite any more; the message says where and what to do."""
+
+
+@dataclass
+class Host:
+    """The host's part of a run; see `drive` for what each part means."""
+
+    run: Run
+    plan: Plan
+    checkpoints: Checkpoints | None
+    feed: Feed
+    window: Window
+    validate: Callable[[State], Figures] | None
+    on_log: Callable[[Event, Figures], Figures | None] | None
+    guard: str | None
+    how_to_resume: str
+    _fresh: dict[str, Any] = field(default_factory=dict)  # figures that describe the state as it now is
+    _saved_at: int | None = None
+
+    def event(self, kind: str, update: int, **figures: Any) -> None:
+        """Record something that happened after `update` updates."""
+        self.run.event(kind, update=update, epoch=update / self.plan.updates_per_epoch, **figures)
+
+    def resumed(self, restored: Restored) -> None:
+        """Record where the run goes on, and which checkpoints could not be used."""
+        self._saved_at = restored.step
+        self.event("resume", restored.step)
+        for line in restored.skipped:
+            self.event("warning", restored.step, message=line)
+
+    def take_in(self, first: int, metrics: CallMetrics, count: int, seconds: float) -> None:
+        """Add a finished piece to the window, once the guard has seen it."""
+        if self.guard is not None:
+            bad = np.flatnonzero(~np.isfinite(metrics[self.guard]))
+            if bad.size:
+                update = first + int(bad[0]) + 1
+                raise Diverged(
+                    f"{self.guard} is {metrics[self.guard][bad[0]]} at update {update}: {self._advice()}"
+                )
+        self.window.add(metrics, count, seconds)
+        self._fresh = {}
+
+    def handle(self, event: Event, state: State) -> None:
+        """Do what the plan asks for here."""
+        match event.kind:
+            case "log":
+                self._log(event)
+            case "validate" if self.validate:
+                figures = dict(self.validate(state))
+                self._fresh |= figures
+                self.event("validation", event.update, **figures)
+            case "checkpoint":
+                self.save(state, event.update)
+
+    def _log(self, event: Event) -> None:
+        figures: dict[str, Any] = self.window.figures(self.feed.batch_size)
+        figures |= (self.on_log(event, figures) if self.on_log else None) or {}
+        self.event("log", event.update, **figures)
+        self._fresh |= figures
+        self.window.clear()
+
+    def save(self, state: State, update: int) -> None:
+        """Start a checkpoint; its metrics are the figures of the log and the validation right before it."""
+        if self.checkpoints is None:
+            return
+        if self.guard is not None and not _finite(state):
+            raise Diverged(f"the state is not finite after update {update}: {self._advice()}")
+        started = time.perf_counter()
+        position = {"feed": self.feed.position(update), "window": self.window.saved()}
+        self.checkpoints.save(update, state, position=position, metrics=self._fresh)
+        self._saved_at = update
+        self.event("checkpoint", update, seconds=time.perf_counter() - started)
+
+    def finish(self) -> None:
+        """Wait until everything is on disk."""
+        if self.checkpoints is not None:
+            self.checkpoints.wait()
+
+    def stop(self, state: State, update: int) -> NoReturn:
+        """Save where the run stands and leave."""
+        if self._saved_at != update:
+            self.save(state, update)
+        self.finish()
+        place = f"interrupted after update {update} of {self.plan.total_updates}"
+        if self.checkpoints is None:
+            raise Interrupted(f"{place}: nothing was saved, since this run keeps no checkpoints", update)
+        raise Interrupted(
+            f"{place}, saved in {self.checkpoints.folder}; to resume: {self.how_to_resume}", update
+        )
+
+    def _advice(self) -> str:
+        self.finish()
+        steps = self.checkpoints.steps() if self.checkpoints else []
+        kept = (
+            f"the last good checkpoint is step {steps[-1]}" if steps else "no checkpoint was written before"
+        )
+        return f"lower the learning rate or scale the loss; {kept}"
+
+
+@jax.jit
+def _finite(state: State) -> Any:
+    floats = [leaf for leaf in jax.tree.leaves(state) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in floats]))
