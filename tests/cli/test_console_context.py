@@ -1,0 +1,64 @@
+"""How a command speaks: text, warnings, tables and the progress bar, on a terminal and off it."""
+
+import io
+import sys
+
+import pytest
+
+from hotloop.cli.console import Context, print_error, table_lines
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_text_goes_to_standard_output_and_under_json_to_standard_error(capsys):
+    Context().say("one [bold] [1, 2]")
+    assert capsys.readouterr() == ("one [bold] [1, 2]\n", "")
+    Context(json=True).say("two")
+    assert capsys.readouterr() == ("", "two\n")
+
+
+def test_warnings_go_to_standard_error(capsys):
+    Context().warn("look")
+    assert capsys.readouterr() == ("", "warning: look\n")
+
+
+def test_colours_only_on_a_terminal_and_never_with_no_color(monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    print_error("x")
+    assert "\033[31merror:\033[0m x" in sys.stderr.getvalue()
+    monkeypatch.setenv("NO_COLOR", "1")
+    print_error("y")
+    assert "hotloop: error: y" in sys.stderr.getvalue()
+
+
+def test_no_bar_where_standard_error_is_no_terminal(capsys):
+    with Context().progress("working", 3) as progress:
+        progress.advance()
+        progress.update("still")
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("total", [3, None])
+def test_a_bar_on_a_terminal_leaves_standard_output_alone(monkeypatch, total):
+    monkeypatch.setenv("TERM", "xterm")
+    terminal, output = Terminal(), io.StringIO()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(sys, "stdout", output)
+    context = Context()
+    with context.progress("working", total) as progress:
+        progress.advance(2)
+        progress.update("still working")
+        context.say("a result")
+    assert output.getvalue() == "a result\n"
+    assert "still working" in terminal.getvalue()
+    assert "a result" not in terminal.getvalue()
+
+
+def test_tables_align_numbers_right_and_text_left():
+    assert table_lines(("id", "name"), [(1, "a"), (10, "bcd")]) == ["id  name", " 1  a", "10  bcd"]
+    assert table_lines(("id", "name"), []) == ["id  name"]

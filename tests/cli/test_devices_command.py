@@ -1,0 +1,60 @@
+"""`hotloop devices`: the table, the JSON, and what an absent device says."""
+
+import json
+from dataclasses import replace
+
+import jax
+import pytest
+
+from hotloop.cli.main import main
+from hotloop.engine import ceilings as ceilings_module
+from hotloop.engine.ceilings import Ceilings
+
+LIMITS = Ceilings(
+    "a device", {"float32": 1.5, "bfloat16": 3.0}, "float32", 20.0, "2026-01-01T00:00:00+00:00", "0.10"
+)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    calls = []
+
+    def measured(device, calibrate=False):
+        calls.append(calibrate)
+        return replace(LIMITS, float32_uses="tf32")
+
+    monkeypatch.setattr(ceilings_module, "ceilings", measured)
+    return calls
+
+
+def test_json_holds_devices_ceilings_and_environment(capsys, asked):
+    assert main(["devices", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert [each["id"] for each in result["devices"]] == [device.id for device in jax.devices()]
+    assert result["devices"][0]["memory_bytes"] > 2**20
+    assert result["ceilings"]["matmul_tflops"] == {"float32": 1.5, "bfloat16": 3.0}
+    assert result["environment"]["platform"] == jax.default_backend()
+    assert asked == [False]
+
+
+def test_people_see_a_table_the_date_and_what_float32_means(capsys, asked):
+    assert main(["devices", "--calibrate"]) == 0
+    out = capsys.readouterr().out
+    assert "measured 2026-01-01T00:00:00+00:00 with jax 0.10" in out
+    assert "float32 product      1.5   TFLOP/s" in out
+    assert "copy (read + write)  20    GB/s" in out
+    assert "float32 products use tf32" in out
+    assert asked == [True]
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="needs a machine without an accelerator")
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [(["--only-ipu"], "--only-accelerator: only a CPU was found"), (["--device", "gpu"], "--device gpu: ")],
+)
+def test_a_device_that_is_not_there_is_one_line(capsys, asked, words, text):
+    assert main(["devices", *words]) == 2
+    err = capsys.readouterr().err
+    assert text in err
+    assert err.count("\n") == 1
+    assert asked == []
