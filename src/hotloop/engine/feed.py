@@ -11,10 +11,10 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 from jax import Array
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from hotloop.engine.ahead import Ahead
-from hotloop.engine.finish import Batch, Finish, Transform
+from hotloop.engine.finish import Batch, Finish, Transform, on_mesh_of
 from hotloop.engine.host import Fetch, InTurn, Shuffled, common_length, form, put_into
 from hotloop.engine.order import Order, Remainder
 
@@ -80,7 +80,7 @@ class Resident:
         self.samples, self.batch_size = self.order.samples, batch_size
         self._gather = gather
         self._finish = Finish(seed, batch_size, transform, sharding)
-        self._data = jax.device_put(data, _on_mesh_of(sharding, ()))
+        self._data = jax.device_put(data, on_mesh_of(sharding, ()))
 
     @property
     def longest_call(self) -> int:
@@ -141,7 +141,7 @@ class Streamed:
         self._form = form(next(self._source.batches(0, 1)), batch_size)
         self._buffer_bytes = buffer_bytes
         self._finish = Finish(seed, batch_size, transform, sharding)
-        self._placement = _on_mesh_of(sharding, (None, *sharding.spec) if sharding else ())
+        self._placement = on_mesh_of(sharding, (None, *sharding.spec) if sharding else ())
         self._ahead = Ahead(self._stacked)
 
     @property
@@ -194,9 +194,3 @@ class Streamed:
         for step, batch in enumerate(self._source.batches(first, count)):
             put_into(buffers, step, batch, self._form, first + step)
         return jax.device_put(buffers, self._placement)
-
-
-def _on_mesh_of(sharding: NamedSharding | None, axes: tuple[Any, ...]) -> NamedSharding | None:
-    if sharding is None:
-        return None
-    return NamedSharding(sharding.mesh, PartitionSpec(*axes))  # type: ignore[no-untyped-call]

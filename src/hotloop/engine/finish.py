@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from hotloop.engine.keys import seed_key, stream
 from hotloop.errors import DataError
@@ -30,7 +30,7 @@ class Finish:
         self._transform = transform
         self._sharding = sharding
         if sharding is not None:
-            _check_split(sharding, batch_size)
+            check_split(sharding, batch_size)
 
     def arguments(self, first: int) -> dict[str, Any]:
         """What a call that begins with update `first` must be handed."""
@@ -38,15 +38,27 @@ class Finish:
 
     def __call__(self, batch: Batch, arguments: Mapping[str, Any], step: Array) -> Batch:
         """Inside a call: the finished batch of its update number `step`."""
-        if self._sharding is not None:
-            batch = jax.lax.with_sharding_constraint(batch, self._sharding)  # type: ignore[no-untyped-call]
+        batch = spread(batch, self._sharding)
         if self._transform is None:
             return batch
         update = jnp.asarray(arguments["first"], jnp.uint32) + step
         return self._transform(batch, stream(arguments["key"], "transform", update))
 
 
-def _check_split(sharding: NamedSharding, batch_size: int) -> None:
+def spread(batch: Batch, sharding: NamedSharding | None) -> Batch:
+    """Inside a call: let each replica work on its share of the batch."""
+    return batch if sharding is None else jax.lax.with_sharding_constraint(batch, sharding)  # type: ignore[no-untyped-call]
+
+
+def on_mesh_of(sharding: NamedSharding | None, axes: tuple[Any, ...]) -> NamedSharding | None:
+    """The placement over the devices of `sharding` that splits `axes`; () copies to every device."""
+    if sharding is None:
+        return None
+    return NamedSharding(sharding.mesh, PartitionSpec(*axes))  # type: ignore[no-untyped-call]
+
+
+def check_split(sharding: NamedSharding, batch_size: int) -> None:
+    """Refuse a batch that the devices cannot share evenly."""
     try:
         sharding.shard_shape((batch_size,))
     except ValueError:
