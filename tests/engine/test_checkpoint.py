@@ -1,6 +1,7 @@
 """A saved state comes back bit for bit, or a line says why not; only whole steps are ever seen."""
 
 import math
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +28,19 @@ def saved(folder, steps=(1, 2), **options):
         for step in steps:
             checkpoints.save(step, small_state(step), position={"update": step})
     return checkpoints
+
+
+@pytest.fixture(scope="module")
+def two_steps(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("steps")
+    saved(folder)
+    return folder
+
+
+@pytest.fixture
+def steps(two_steps, tmp_path):
+    """A folder with whole steps 1 and 2, to damage at will."""
+    return shutil.copytree(two_steps, tmp_path / "checkpoints")
 
 
 def weight(restored):
@@ -95,9 +109,8 @@ def test_a_state_donated_right_after_save_is_saved_as_it_was(tmp_path):
     np.testing.assert_array_equal(back.state["w"], np.arange(1_000_000, dtype=np.float32))
 
 
-def test_a_restored_state_may_be_donated(tmp_path):
-    saved(tmp_path)
-    state = Checkpoints(tmp_path).restore(small_state()).state
+def test_a_restored_state_may_be_donated(steps):
+    state = Checkpoints(steps).restore(small_state()).state
     bumped = jax.jit(lambda s: jax.tree.map(lambda x: x + 1, s), donate_argnums=0)(state)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
     assert float(bumped["params"]["dense"]["w"][0, 0]) == 3.0
@@ -152,9 +165,9 @@ def files_of_a_step(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def test_one_flipped_byte_in_any_file_is_found_and_the_step_before_is_used(tmp_path):
-    checkpoints = saved(tmp_path)
-    step = tmp_path / "00000002"
+def test_one_flipped_byte_in_any_file_is_found_and_the_step_before_is_used(steps):
+    checkpoints = Checkpoints(steps)
+    step = steps / "00000002"
     names = files_of_a_step(step)
     assert len(names) > 5
     for name in names:
@@ -173,10 +186,10 @@ def test_one_flipped_byte_in_any_file_is_found_and_the_step_before_is_used(tmp_p
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated"])
-def test_a_missing_or_truncated_file_is_named_and_skipped(tmp_path, damage):
-    checkpoints = saved(tmp_path)
+def test_a_missing_or_truncated_file_is_named_and_skipped(steps, damage):
+    checkpoints = Checkpoints(steps)
     path = max(
-        (tmp_path / "00000002" / "state").rglob("*"), key=lambda path: path.stat().st_size * path.is_file()
+        (steps / "00000002" / "state").rglob("*"), key=lambda path: path.stat().st_size * path.is_file()
     )
     if damage == "missing":
         path.unlink()
@@ -189,18 +202,18 @@ def test_a_missing_or_truncated_file_is_named_and_skipped(tmp_path, damage):
     assert damage in back.skipped[0]
 
 
-def test_an_empty_step_folder_is_never_the_latest_step(tmp_path):
-    checkpoints = saved(tmp_path)
-    (tmp_path / "00000009").mkdir()
+def test_an_empty_step_folder_is_never_the_latest_step(steps):
+    checkpoints = Checkpoints(steps)
+    (steps / "00000009").mkdir()
     assert checkpoints.steps() == [1, 2]
     back = checkpoints.restore(small_state())
     assert back.step == 2
-    assert back.skipped == [f"skipped step 9: {tmp_path / '00000009'} is empty"]
+    assert back.skipped == [f"skipped step 9: {steps / '00000009'} is empty"]
 
 
-def test_a_missing_manifest_means_incomplete(tmp_path):
-    checkpoints = saved(tmp_path)
-    (tmp_path / "00000002" / "manifest.json").unlink()
+def test_a_missing_manifest_means_incomplete(steps):
+    checkpoints = Checkpoints(steps)
+    (steps / "00000002" / "manifest.json").unlink()
     back = checkpoints.restore(small_state())
     assert back.step == 1
     assert "has no manifest.json" in back.skipped[0]
@@ -224,10 +237,10 @@ def test_a_folder_of_other_things_holds_no_checkpoint(tmp_path):
             Checkpoints(folder).restore(small_state())
 
 
-def test_when_every_step_is_damaged_the_error_says_why_for_each(tmp_path):
-    checkpoints = saved(tmp_path)
-    (tmp_path / "00000001" / "manifest.json").unlink()
-    (tmp_path / "00000002" / "manifest.json").write_text("{")
+def test_when_every_step_is_damaged_the_error_says_why_for_each(steps):
+    checkpoints = Checkpoints(steps)
+    (steps / "00000001" / "manifest.json").unlink()
+    (steps / "00000002" / "manifest.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"step 2: .*damaged; skipped step 1: .*incomplete") as caught:
         checkpoints.restore(small_state())
     assert "\n" not in str(caught.value)
@@ -255,8 +268,8 @@ def _with(path_value):
         (_without_bias, r"leaf params/dense/b \(bfloat16\[4\]\) of the checkpoint is not in this state"),
     ],
 )
-def test_another_model_is_an_error_that_names_the_leaf_and_never_an_older_step(tmp_path, change, reason):
-    checkpoints = saved(tmp_path)
+def test_another_model_is_an_error_that_names_the_leaf_and_never_an_older_step(steps, change, reason):
+    checkpoints = Checkpoints(steps)
     with pytest.raises(CheckpointError, match=reason) as caught:
         checkpoints.restore(change(small_state()))
     assert "00000002" in str(caught.value)
@@ -272,12 +285,12 @@ def test_another_family_is_refused_and_another_config_is_mentioned(tmp_path):
     assert Checkpoints(tmp_path, family="kernels", config={"size": 5}).restore(small_state()).step == 2
 
 
-def test_a_step_asked_for_by_number_is_that_step_or_an_error(tmp_path):
-    checkpoints = saved(tmp_path)
+def test_a_step_asked_for_by_number_is_that_step_or_an_error(steps):
+    checkpoints = Checkpoints(steps)
     assert checkpoints.restore(small_state(), step=1).step == 1
     with pytest.raises(CheckpointError, match=r"no step 5 .*complete steps: \[1, 2\]"):
         checkpoints.restore(small_state(), step=5)
-    (tmp_path / "00000002" / "manifest.json").unlink()
+    (steps / "00000002" / "manifest.json").unlink()
     with pytest.raises(CheckpointError, match=r"skipped step 2"):
         checkpoints.restore(small_state(), step=2)
 
@@ -306,21 +319,36 @@ def test_nothing_that_is_not_ours_is_deleted(tmp_path):
     assert checkpoints.steps() == [1, 3]
 
 
-def test_a_damaged_step_in_the_way_is_set_aside_not_deleted(tmp_path):
-    saved(tmp_path)
-    (tmp_path / "00000002" / "manifest.json").write_text("broken")
-    checkpoints = saved(tmp_path, steps=(2,))
+def test_steps_of_another_family_are_not_counted_or_deleted(steps):
+    saved(steps, steps=(5, 6), keep=KeepLast(1), family="kernels")
+    assert Checkpoints(steps).steps() == [1, 2, 6]
+
+
+def test_a_program_that_ends_before_its_save_says_so(tmp_path):
+    script = """
+        import sys
+        import numpy as np
+        from hotloop.engine.checkpoint import Checkpoints
+        Checkpoints(sys.argv[1]).save(1, {"w": np.ones(1_000_000)}, position={})
+    """
+    _, errors = run_script(script, tmp_path).communicate(timeout=60)
+    written = Checkpoints(tmp_path).steps() == [1]
+    assert written or "close the checkpoints before the program ends" in errors
+
+
+def test_a_damaged_step_in_the_way_is_set_aside_not_deleted(steps):
+    (steps / "00000002" / "manifest.json").write_text("broken")
+    checkpoints = saved(steps, steps=(2,))
     assert checkpoints.restore(small_state()).step == 2
-    (aside,) = tmp_path.glob("00000002.set-aside-*")
+    (aside,) = steps.glob("00000002.set-aside-*")
     assert (aside / "manifest.json").read_text() == "broken"
 
 
-def test_saving_a_step_again_replaces_it(tmp_path):
-    saved(tmp_path)
-    with Checkpoints(tmp_path) as checkpoints:
+def test_saving_a_step_again_replaces_it(steps):
+    with Checkpoints(steps) as checkpoints:
         checkpoints.save(2, small_state(50.0), position={})
     assert weight(checkpoints.restore(small_state())) == 50.0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["00000001", "00000002"]
+    assert sorted(path.name for path in steps.iterdir()) == ["00000001", "00000002"]
 
 
 def test_a_temporary_folder_left_by_a_kill_is_ignored_then_cleaned(tmp_path):

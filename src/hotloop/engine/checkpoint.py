@@ -5,12 +5,11 @@ adds the manifest, and renames the folder into place, so that a step is either w
 takes the newest step whose every byte is as written. It knows nothing of models, loops or run folders.
 """
 
-import re
-import secrets
+import atexit
 import shutil
+import sys
 from collections.abc import Mapping
 from concurrent import futures
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,16 +17,15 @@ from typing import Any
 import jax
 
 from hotloop.engine import manifest as manifests
+from hotloop.engine import shelf
 from hotloop.engine.keep import Keep, KeepAll, KeepBest, KeepLast
 from hotloop.engine.manifest import Damaged, Manifest
 from hotloop.engine.records import exact, from_exact, jsonable
 from hotloop.engine.snapshot import Forms, HostArrays, mismatch, named_leaves, restored_leaf, snapshot
-from hotloop.engine.step_folder import ARRAYS, locked, one_line, read_arrays, sync, write_step
+from hotloop.engine.step_folder import locked, one_line, read_arrays, write_step
 from hotloop.errors import CheckpointError
 
 __all__ = ["Checkpoints", "Keep", "KeepAll", "KeepBest", "KeepLast", "Restored"]
-
-_TEMPORARY = ".hotloop-tmp-"
 
 
 @dataclass(frozen=True)
@@ -58,6 +56,7 @@ class Checkpoints:
         self._writer = futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: futures.Future[None] | None = None
         self._cleaned = False
+        atexit.register(self._complain)
 
     def save(
         self, step: int, state: Any, *, position: Mapping[str, Any], metrics: Mapping[str, Any] | None = None
@@ -84,6 +83,14 @@ class Checkpoints:
             self.wait()
         finally:
             self._writer.shutdown()
+            atexit.unregister(self._complain)
+
+    def _complain(self) -> None:
+        """At the program's end: a save that was never waited for must not fail in silence."""
+        try:
+            self.wait()
+        except CheckpointError as error:
+            print(f"warning: {error} (close the checkpoints before the program ends)", file=sys.stderr)
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -93,11 +100,11 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Complete steps, oldest first: manifest intact, files in full size (`restore` reads contents)."""
-        return sorted(self._metrics())
+        return sorted(shelf.complete(self.folder))
 
     def best(self) -> int | None:
         """The complete step with the best metric, as `KeepBest` ranks it."""
-        return self.keep.best(self._metrics())
+        return self.keep.best({step: m.metrics for step, m in shelf.complete(self.folder).items()})
 
     def restore(self, like: Any, step: int | None = None) -> Restored:
         """The newest complete step (or the one asked for) with the tree, types and sharding of `like`.
@@ -106,7 +113,7 @@ class Checkpoints:
         model differs from the saved one, and an older step would hide it.
         """
         self.wait()
-        folders = self._numbered()
+        folders = shelf.numbered(self.folder)
         if step is not None:
             if step not in folders:
                 raise CheckpointError(
@@ -123,7 +130,7 @@ class Checkpoints:
         raise CheckpointError(f"no complete checkpoint in {self.folder}: {found}")
 
     def _read(self, folder: Path, number: int, like: Any, skipped: list[str]) -> Restored:
-        manifest = self._whole(folder, number)
+        manifest = shelf.whole(folder, number)
         manifests.check_contents(folder, manifest)
         if self._blank.family and manifest.family != self._blank.family:
             raise CheckpointError(
@@ -139,77 +146,29 @@ class Checkpoints:
         state = jax.tree.unflatten(jax.tree.structure(like), leaves)
         return Restored(manifest.step, state, from_exact(manifest.position), manifest.metrics, skipped)
 
-    def _numbered(self) -> dict[int, Path]:
-        try:
-            found = [path for path in self.folder.iterdir() if re.fullmatch(r"\d+", path.name)]
-        except FileNotFoundError:
-            return {}
-        except OSError as error:
-            raise CheckpointError(f"{self.folder} cannot be read: {error.strerror}") from None
-        return {int(path.name): path for path in sorted(found, key=lambda path: len(path.name))}
-
-    def _whole(self, folder: Path, number: int) -> Manifest:
-        manifest = manifests.read(folder)
-        if manifest.step != number:
-            raise Damaged(f"{folder} holds step {manifest.step}: it was renamed or copied")
-        manifests.check_sizes(folder, manifest)
-        return manifest
-
-    def _metrics(self) -> dict[int, Mapping[str, Any]]:
-        metrics = {}
-        for number, folder in self._numbered().items():
-            try:
-                metrics[number] = self._whole(folder, number).metrics
-            except Damaged:
-                continue
-        return metrics
-
     def _write(self, note: Manifest, arrays: HostArrays, forms: Forms) -> None:
-        temporary = self._temporary(note.step)
+        temporary = shelf.temporary(self.folder, note.step)
         try:
-            self._clean()
+            if not self._cleaned:
+                shelf.clean(self.folder)
+                self._cleaned = True
             temporary.mkdir(parents=True)
             with locked(temporary):
                 write_step(temporary, note, arrays, forms)
-                self._put_in_place(temporary, self.folder / f"{note.step:08d}")
-            self._forget()
+                shelf.put_in_place(temporary, self.folder, note.step)
+            self._forget(note.step)
         except Exception as error:
             shutil.rmtree(temporary, ignore_errors=True)
             raise CheckpointError(
                 f"cannot write step {note.step} in {self.folder}: {one_line(error)}; earlier steps are whole"
             ) from error
 
-    def _temporary(self, step: int) -> Path:
-        return self.folder / f"{_TEMPORARY}{step}-{secrets.token_hex(4)}"
-
-    def _put_in_place(self, temporary: Path, target: Path) -> None:
-        if manifests.is_ours_alone(target):
-            self._remove(target)
-        elif target.exists():  # damaged or foreign: out of the way, never deleted
-            target.rename(target.with_name(f"{target.name}.set-aside-{secrets.token_hex(4)}"))
-        temporary.rename(target)
-        sync(self.folder)
-
-    def _forget(self) -> None:
-        metrics = self._metrics()
-        kept = self.keep.kept(metrics) | set(sorted(metrics)[-1:])  # the newest is what a resume needs
-        for number in set(metrics) - kept:
-            folder = self._numbered()[number]
-            if manifests.is_ours_alone(folder):
-                self._remove(folder)
-
-    def _remove(self, folder: Path) -> None:
-        doomed = self._temporary(int(folder.name))
-        folder.rename(doomed)
-        shutil.rmtree(doomed)
-
-    def _clean(self) -> None:
-        """Once: remove temporary folders of ours that no living process holds."""
-        if self._cleaned:
-            return
-        self._cleaned = True
-        for folder in filter(Path.is_dir, self.folder.glob(f"{_TEMPORARY}*")):
-            names = {path.name.partition(".orbax")[0] for path in folder.iterdir()}
-            with suppress(BlockingIOError), locked(folder):
-                if names <= {ARRAYS, manifests.NAME}:
-                    shutil.rmtree(folder)
+    def _forget(self, written: int) -> None:
+        metrics = {
+            step: m.metrics
+            for step, m in shelf.complete(self.folder).items()
+            if m.family == self._blank.family
+        }
+        newest = max(metrics)  # what a resume needs, whatever the rule says
+        for step in set(metrics) - self.keep.kept(metrics) - {written, newest}:
+            shelf.remove(shelf.numbered(self.folder)[step])

@@ -8,7 +8,8 @@ ours, damaged, or somebody else's. It knows nothing of orbax, of threads or of w
 import hashlib
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -124,7 +125,8 @@ def check_sizes(folder: Path, manifest: Manifest) -> None:
     for name, stored in manifest.files.items():
         if name not in found:
             raise Damaged(f"{folder / name} is missing")
-        size = found[name].stat().st_size
+        with _unreadable_is_damaged(found[name]):
+            size = found[name].stat().st_size
         if size != stored.size:
             raise Damaged(
                 f"{folder / name} has {size} bytes, {stored.size} were written: it is truncated or altered"
@@ -136,8 +138,18 @@ def check_contents(folder: Path, manifest: Manifest) -> None:
     check_sizes(folder, manifest)
     found = files_in(folder)
     for name, stored in manifest.files.items():
-        if file_checksum(found[name]) != stored.checksum:
+        with _unreadable_is_damaged(found[name]):
+            value = file_checksum(found[name])
+        if value != stored.checksum:
             raise Damaged(f"{folder / name} does not match its checksum: at least one byte changed on disk")
+
+
+@contextmanager
+def _unreadable_is_damaged(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Damaged(f"{path} cannot be read: {error.strerror}") from None
 
 
 def is_ours_alone(folder: Path) -> bool:
