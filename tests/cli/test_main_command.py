@@ -1,4 +1,4 @@
-"""`hotloop` as a whole: help, version, exit statuses, one-line errors, strict JSON, and how fast it answers."""
+"""`hotloop` as a whole: help, version, exit statuses, one-line errors, strict JSON, quick answers."""
 
 import json
 import subprocess

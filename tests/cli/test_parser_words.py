@@ -115,6 +115,13 @@ def test_an_unambiguous_prefix_is_enough_and_an_ambiguous_one_names_the_candidat
     assert str(error.value) == "--num could be --num-epochs or --num-replicas; write more of it"
 
 
+def test_negated_flags_are_no_candidates_until_the_word_begins_with_no():
+    with pytest.raises(OptionError) as error:
+        config("--n", "4")
+    assert "--norm-layer" in str(error.value)
+    assert "--no-shuffle" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("word", "near"),
     [

@@ -72,9 +72,8 @@ def _options(parser: argparse.ArgumentParser, options: tuple[Option, ...]) -> No
     if not parser.usage:
         parser.usage = " ".join(filter(None, (parser.prog, places, "[OPTIONS]")))
     groups: dict[str, Any] = {}
-    for option in options:
-        if option.hidden:
-            continue
+    shown = [option for option in options if not option.hidden]
+    for option in sorted(shown, key=lambda each: (not each.positional, each.group is not None)):
         title = "Arguments" if option.positional else option.group or "Options"
         if title not in groups:
             groups[title] = parser.add_argument_group(title)

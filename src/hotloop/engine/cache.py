@@ -4,6 +4,7 @@
 How entries are kept is `store`'s matter; jax is imported only by `enable`.
 """
 
+import contextlib
 import os
 import re
 import shutil
@@ -103,14 +104,13 @@ class Usage:
 
 
 def usage() -> Usage:
-    """The number of cached programs and the size of everything beside them."""
+    """The number of cached programs, and the bytes that they and XLA's notes beside them take."""
     root = folder()
-    sizes = [path.stat().st_size for path in _files(root / "programs")] if root else []
-    return Usage(len(list((root / "programs").glob(f"*{SUFFIX}"))) if root else 0, sum(sizes))
-
-
-def _files(path: Path) -> list[Path]:
-    return [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else []
+    sizes: dict[Path, int] = {}
+    for path in (root / "programs").rglob("*") if root else ():
+        with contextlib.suppress(OSError):  # another process may evict at the same time
+            sizes[path] = path.stat().st_size if path.is_file() else 0
+    return Usage(sum(path.suffix == SUFFIX for path in sizes), sum(sizes.values()))
 
 
 def clear() -> Usage:
