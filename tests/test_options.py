@@ -1,6 +1,4 @@
 """Config fields declared as options: what each type accepts, refuses, and says when it refuses."""
-# ruff: noqa: RUF009 - option() is dataclasses.field(), which may stand in a dataclass
-
 import json
 import math
 from dataclasses import dataclass, replace

@@ -4,9 +4,4 @@ Importing the package costs nothing: no jax, no numpy. Each room (`engine`, `lay
 by name when it is needed.
 """
 
-from importlib.metadata import PackageNotFoundError, version
-
-try:
-    __version__ = version("hotloop")
-except PackageNotFoundError:  # a source tree on PYTHONPATH, not installed
-    __version__ = "0.1.0"
+__version__ = "0.1.0"

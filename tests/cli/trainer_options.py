@@ -1,6 +1,4 @@
 """A command shaped like an old image trainer, for the tests: many options of every kind, aliases, presets."""
-# ruff: noqa: RUF009 - option() is dataclasses.field(), which may stand in a dataclass
-
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path

@@ -3,8 +3,6 @@
 Thin: options in, `engine.plan` does the arithmetic, text or JSON out. `show` is what `--plan` of the train
 commands prints too.
 """
-# ruff: noqa: RUF009 - option() is dataclasses.field(), which may stand in a dataclass
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
