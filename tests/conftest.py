@@ -1,11 +1,14 @@
-"""Every test runs on four virtual CPU devices (or the platform that JAX_PLATFORMS names) with a cache of its own."""
+"""Every test runs on four virtual CPU devices (or on the platform that JAX_PLATFORMS names), with its own cache."""
 
 import os
 import tempfile
 
+VIRTUAL_DEVICES = "--xla_force_host_platform_device_count"
+
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-if os.environ["JAX_PLATFORMS"] == "cpu" and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = (os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4").strip()
+flags = os.environ.get("XLA_FLAGS", "")
+if os.environ["JAX_PLATFORMS"] == "cpu" and VIRTUAL_DEVICES not in flags:
+    os.environ["XLA_FLAGS"] = f"{flags} {VIRTUAL_DEVICES}=4".strip()
 if "HOTLOOP_CACHE" not in os.environ:
-    _cache = tempfile.TemporaryDirectory(prefix="hotloop-test-cache-")
-    os.environ["HOTLOOP_CACHE"] = _cache.name
+    cache = tempfile.TemporaryDirectory(prefix="hotloop-test-cache-")
+    os.environ["HOTLOOP_CACHE"] = cache.name

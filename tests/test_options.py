@@ -1,4 +1,5 @@
 """Config fields declared as options: what each type accepts, refuses, and says when it refuses."""
+
 import json
 import math
 from dataclasses import dataclass, replace

@@ -1,4 +1,5 @@
 """A command shaped like an old image trainer, for the tests: many options of every kind, aliases, presets."""
+
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path

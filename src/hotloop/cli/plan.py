@@ -3,6 +3,7 @@
 Thin: options in, `engine.plan` does the arithmetic, text or JSON out. `show` is what `--plan` of the train
 commands prints too.
 """
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
