@@ -112,6 +112,11 @@ def test_one_log_a_run_is_legal_for_any_number_of_epochs(n, spell):
     assert resnet8(epochs=n, logs_per_epoch=spell(n)).updates("log") == (781 * n,)
 
 
+def test_a_fraction_that_divides_the_epochs_exactly_is_legal():
+    plan = plan_epochs(3, 10, Batch(), logs_per_epoch="3/10")
+    assert (plan.updates("log"), plan.warnings) == ((10, 20, 30), ())
+
+
 def test_a_fraction_that_fits_the_epochs_but_not_the_updates_is_adjusted():
     plan = resnet8(logs_per_epoch="2/3")
     assert plan.updates("log") == (1562, 3124, 4686)

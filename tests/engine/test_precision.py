@@ -147,9 +147,8 @@ def test_every_mode_learns_and_rounding_to_nearest_stalls(half, name):
     assert nearest > 0.9
 
 
-@halves
-def test_training_is_the_same_for_the_same_key(half):
-    policy, optimiser = parse("16.16", half), optax.sgd(1e-3)
+def test_training_is_the_same_for_the_same_key():
+    policy, optimiser = parse("16.16"), optax.sgd(1e-3)
     assert distance_left(policy, optimiser) == distance_left(policy, optimiser)
 
 

@@ -40,10 +40,12 @@ def random_bits(shape: tuple[int, ...], key: Array, leaf: int = 0) -> Array:
     Rounding needs bits that are even and unrelated to the data, no more; threefry's cost about 40 times as
     much (benchmarks/rounding.py).
     """
-    first, second = _words(key)
-    start = _mix(first + jnp.uint32((0x9E37_79B9 * (leaf + 1)) % 2**32))
-    step = _mix(second ^ start) | jnp.uint32(1)  # odd: no counter value comes twice
-    return _mix(_place(shape) * step + start)
+    start, step = _words(key)
+    # Three rounds that keep all 64 bits of the key: no two keys come to the same start and step.
+    start ^= _mix(step + jnp.uint32((0x9E37_79B9 * (leaf + 1)) % 2**32))
+    step ^= _mix(start)
+    start ^= _mix(step)
+    return _mix(_place(shape) * (step | 1) + start)  # an odd step: no counter value comes twice
 
 
 def _words(key: Array) -> tuple[Array, Array]:
