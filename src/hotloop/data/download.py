@@ -29,7 +29,11 @@ _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPE
 
 
 class FetchError(DataError):
-    """Data that could not be had from the network."""
+    """Data that could not be had from the network: `why` in a few words, then all that is known."""
+
+    def __init__(self, why: str, details: str):
+        super().__init__(f"{why}: {details}")
+        self.why = why
 
 
 def reachable(urls: Iterable[str]) -> set[str]:
@@ -71,7 +75,7 @@ def download(item: Download, target: Path, mirrors: Iterable[str], report: Calla
             part.replace(target)
             return
         reasons.append(f"{mirror}{item.name}: {reason}")
-    raise FetchError("; ".join(reasons))
+    raise FetchError(f"{item.name} could not be downloaded", "; ".join(reasons))
 
 
 def _from_mirror(url: str, item: Download, part: Path, report: Callable[[int], None]) -> str:

@@ -97,15 +97,18 @@ def _answering(known: KnownSet, folder: Path) -> set[str]:
     answering = set() if offline else reachable(mirrors)
     if not answering:
         why = f"{OFFLINE} is set" if offline else "no network"
-        raise FetchError(f"{known.name}: {why}; {by_hand(known, folder)}")
+        raise FetchError(why, f"{known.name} cannot be fetched; {by_hand(known, folder)}")
     return answering
 
 
 def by_hand(known: KnownSet, folder: Path) -> str:
     """What a user has to put where when nothing can be fetched."""
     names = ", ".join(file.stored_as for file in known.files)
-    sources = ", ".join(item.mirrors[0] + item.name for item in known.downloads)
-    return f"put {names} into {folder} by hand, from {sources}"
+    packed = {file.download for file in known.files if file.member}
+    sources = dict.fromkeys(
+        item.mirrors[0] + (f"{item.name} (unpack it)" if item in packed else "") for item in known.downloads
+    )
+    return f"put {names} into {folder} by hand, from {', '.join(sources)}"
 
 
 def _download(item: Download, folder: Path, answering: set[str], bar: Bar) -> None:

@@ -34,7 +34,7 @@ def data_home(data_dir: Path | None) -> Path:
     if data_dir is not None:
         return data_dir
     shared = os.environ.get(VARIABLE)
-    if shared and os.access(shared, os.W_OK):
+    if shared and (os.access(shared, os.W_OK) or not Path(shared).exists()):
         return Path(shared)
     return user_folder()
 
