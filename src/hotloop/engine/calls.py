@@ -99,19 +99,15 @@ class Plan:
 
     def describe(self) -> str:
         """The plan for people, one thing a line: batch, data, calls, events."""
-        lines = [self.batch.describe()]
-        if self.samples is not None:
-            lines.append(
-                f"{self.samples} samples: {self.updates_per_epoch} weight updates an epoch{self._rest()}"
-            )
-        lines.append(self._describe_calls())
-        lines += [self._describe_events(kind) for kind in KINDS]
-        return "\n".join(lines)
+        events = [self._describe_events(kind) for kind in KINDS]
+        return "\n".join([self.batch.describe(), *self._describe_data(), self._describe_calls(), *events])
 
-    def _rest(self) -> str:
-        assert self.samples is not None
+    def _describe_data(self) -> list[str]:
+        if self.samples is None:
+            return []
         left = self.samples - self.updates_per_epoch * self.batch.global_
-        return f", {left} samples left out of each" if left > 0 else ""
+        rest = f", {left} samples left out of each" if left > 0 else ""
+        return [f"{self.samples} samples: {self.updates_per_epoch} weight updates an epoch{rest}"]
 
     def _describe_calls(self) -> str:
         equal = self.calls * self.updates_per_call == self.total_updates
