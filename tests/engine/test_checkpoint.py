@@ -304,6 +304,31 @@ def test_the_best_step_outlives_keep_last(tmp_path):
         assert checkpoints.best() == 1
 
 
+def test_the_newest_step_stays_though_it_is_not_the_best(tmp_path):
+    with Checkpoints(tmp_path, KeepBest("accuracy")) as checkpoints:
+        for step, accuracy in enumerate([0.9, 0.1, 0.5]):
+            checkpoints.save(step, {"w": jnp.ones(1)}, position={}, metrics={"accuracy": accuracy})
+        checkpoints.wait()
+        assert checkpoints.steps() == [0, 2]
+
+
+def test_a_leaf_that_comes_back_with_other_bits_is_named(steps, monkeypatch):
+    from hotloop.engine import step_folder
+
+    read = step_folder._read_filled
+
+    def wrong(folder, names):
+        arrays = read(folder, names)
+        if "00000002" in str(folder):
+            arrays["params/dense/w"] = np.nextafter(arrays["params/dense/w"], 9, dtype=np.float32)
+        return arrays
+
+    monkeypatch.setattr(step_folder, "_read_filled", wrong)
+    back = Checkpoints(steps).restore(small_state())
+    assert back.step == 1
+    assert "leaf params/dense/w of" in back.skipped[0]
+
+
 def test_nothing_that_is_not_ours_is_deleted(tmp_path):
     saved(tmp_path, steps=(1,))
     (tmp_path / "00000001" / "my notes.txt").write_text("mine")

@@ -98,12 +98,11 @@ def restored_leaf(stored: HostArray, like: Any) -> Any:
         return type(like)(stored.item())
     if isinstance(like, np.ndarray | np.generic):
         return stored
-    sharding = like.sharding if getattr(like, "committed", True) else None
+    # A copy: jax on CPU takes aligned host memory as it is, and such a buffer cannot be donated.
+    array = jnp.array(stored, copy=True)
     if _is_key(like):
-        key = jax.random.wrap_key_data(jax.device_put(stored, may_alias=False), impl=_key_kind(like))
-        return key if sharding is None else jax.device_put(key, sharding)
-    # Never alias the host array: the next compiled call writes into the buffer it is given.
-    return jax.device_put(stored, sharding, may_alias=False)
+        array = jax.random.wrap_key_data(array, impl=_key_kind(like))
+    return jax.device_put(array, like.sharding) if getattr(like, "committed", True) else array
 
 
 def empty_array(like: Any) -> HostArray:
