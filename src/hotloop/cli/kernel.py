@@ -1,11 +1,11 @@
 """`hotloop kernel ...`: one command a layer, one for HMC, and `all`. Options live in the configs; jax waits."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from hotloop.cli.command import Command, Context
 from hotloop.families.kernels import config as configs
+from hotloop.options import build
 
 EPILOG = """Each run checks its numbers against float64 first and refuses to time a wrong kernel. docs/kernels.md
 says what is computed, how the timing is kept honest and what became of the old programs' options."""
@@ -39,20 +39,17 @@ LAYERS: dict[str, tuple[type[configs.Layer], str]] = {
 
 def run_all(config: configs.All, context: Context) -> Mapping[str, Any]:
     """Every kernel with its defaults, then one table."""
+    same = {"repeat": config.repeat, "seed": config.seed}
+    if config.steps is not None:
+        same["steps"] = config.steps
     results: dict[str, Mapping[str, Any]] = {}
     for name, (layer, _) in LAYERS.items():
-        given = {"steps": config.steps, "batches_per_step": config.batches_per_step}
-        chosen = replace(
-            layer(train=config.train, dtype=config.dtype, repeat=config.repeat, seed=config.seed),
-            **{key: value for key, value in given.items() if value is not None},
-        )
+        length = {"batches_per_step": config.batches_per_step} if config.batches_per_step else {}
+        chosen = build(layer, {**same, **length, "train": config.train, "dtype": config.dtype})
         results[name] = run_layer(chosen, context)
         context.say("")
-    given = {"steps": config.steps, "hmc_steps": config.batches_per_step}
-    chains = configs.Hmc(repeat=config.repeat, seed=config.seed)
-    results["hmc"] = run_hmc(
-        replace(chains, **{key: value for key, value in given.items() if value is not None}), context
-    )
+    length = {"hmc_steps": config.batches_per_step} if config.batches_per_step else {}
+    results["hmc"] = run_hmc(build(configs.Hmc, {**same, **length}), context)
     context.say("")
     context.table(COLUMNS, [row(name, result) for name, result in results.items()])
     return {"results": results}

@@ -1,12 +1,11 @@
 """One layer benchmark from beginning to end: build, compile, check, warm up, time, report.
 
-What a kernel computes, how its batches arrive and how figures are made is elsewhere; this is the order of
+What a kernel computes, how it is made ready and how figures are made is elsewhere; this is the order of
 things.
 """
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -18,39 +17,15 @@ from hotloop.engine import mesh
 from hotloop.engine.ceilings import ceilings, describe
 from hotloop.engine.environment import environment
 from hotloop.engine.keys import stream
-from hotloop.errors import OptionError
 from hotloop.families.kernels import check, program, records, timing
 from hotloop.families.kernels.catalogue import build
 from hotloop.families.kernels.config import Layer, LstmMulti
 from hotloop.families.kernels.console import Console
-from hotloop.families.kernels.data import FromHost, OnDevice, Place, make_pool
 from hotloop.families.kernels.explain import explanations
 from hotloop.families.kernels.kernel import Kernel
+from hotloop.families.kernels.latency import latency
+from hotloop.families.kernels.prepare import Bench, choose_dtype, find_place, prepare
 from hotloop.options import plain
-
-AUTO_DTYPE = {"gpu": "float16", "tpu": "bfloat16", "cpu": "float32"}
-LATENCY_CALLS, LATENCY_SECONDS = 200, 2.0
-
-
-@dataclass
-class Bench:
-    """A benchmark ready to run: what stays the same, and the state that goes from call to call."""
-
-    config: Layer
-    kernel: Kernel
-    place: Place
-    dtype: str
-    key: Array
-    feed: OnDevice | FromHost
-    params: Any
-    count: Array
-    program: program.Program
-
-    def step(self) -> Sequence[Array]:
-        """One step of `batches_per_step` iterations, finished when this returns."""
-        self.params, self.count, results = self.feed.step(self.program, self.params, self.count)
-        jax.block_until_ready(results)
-        return results
 
 
 def run(config: Layer, device: jax.Device, console: Console) -> dict[str, Any]:
@@ -72,7 +47,7 @@ def run(config: Layer, device: jax.Device, console: Console) -> dict[str, Any]:
     checked = checked or check_inference(bench, first)
     console.say(str(checked))
     console.say(f"compiled in {bench.program.compile_seconds:.3f} s, warm-up {warm_up:.3f} s")
-    repeats, last = time_steps(bench, console)
+    repeats = time_steps(bench, console)
     work = timing.Work(
         config.batches_per_step,
         kernel.items * config.batches_per_step * config.replicas,
@@ -83,7 +58,7 @@ def run(config: Layer, device: jax.Device, console: Console) -> dict[str, Any]:
     result = {
         **timing.figures(repeats, work, ceilings(device)),
         **({"latency_ms": latency(bench)} if isinstance(config, LstmMulti) else {}),
-        **(losses(bench, first, last) if config.train else {}),
+        **(losses(bench) if config.train else {}),
     }
     for line in [*timing.lines(result, "items/sec"), *outcome(result)]:
         console.say(line)
@@ -102,21 +77,6 @@ def run(config: Layer, device: jax.Device, console: Console) -> dict[str, Any]:
     }
 
 
-def find_place(config: Layer, device: jax.Device) -> Place:
-    """The devices that the options ask for, or an error before anything is compiled."""
-    if config.replicas > 1:
-        return Place(device, mesh.replicas(config.replicas, device.platform))
-    return Place(mesh.device(config.device_id, device.platform), None)
-
-
-def choose_dtype(config: Layer, device: jax.Device) -> str:
-    """The number type: as given, or what suits the platform."""
-    dtype = AUTO_DTYPE.get(device.platform, "float32") if config.dtype == "auto" else config.dtype
-    if config.enable_half_partials and dtype == "float32":
-        raise OptionError("--enable-half-partials: needs 16-bit numbers; use --dtype float16 or bfloat16")
-    return dtype
-
-
 def announcement(config: Layer, kernel: Kernel, dtype: str, device: jax.Device) -> list[str]:
     """The banner, and a line for each option that needs a word."""
     sizes = ", ".join(f"{name} {value}" for name, value in kernel.sizes.items())
@@ -132,35 +92,6 @@ def announcement(config: Layer, kernel: Kernel, dtype: str, device: jax.Device) 
         *([kernel.note] if kernel.note else []),
         *explanations(config),
     ]
-
-
-def prepare(config: Layer, kernel: Kernel, place: Place, dtype: str) -> Bench:
-    """Parameters, data and the compiled loop, all in their places."""
-    key = jax.random.key(config.seed)
-    params = jax.device_put(kernel.init(stream(key, "init", 0), dtype), place.everywhere())
-    count = jax.device_put(jnp.int32(0), place.everywhere())
-    pool = make_pool(kernel, config, dtype, key, place)
-    feed: OnDevice | FromHost = OnDevice(pool, config.batches_per_step)
-    if config.use_generated_data:
-        feed = FromHost(pool, config.batches_per_step, place.pool(kernel, pool))
-    compiled = compile_loop(
-        config, kernel, place, dtype, key, (params, count, feed.pool), feed.iterations_a_call
-    )
-    return Bench(config, kernel, place, dtype, key, feed, params, count, compiled)
-
-
-def compile_loop(
-    config: Layer, kernel: Kernel, place: Place, dtype: str, key: Array, arguments: Any, iterations: int
-) -> program.Program:
-    """The timed call with so many iterations."""
-    if config.train:
-        axis = mesh.REPLICA if place.mesh else None
-        call = program.training(kernel, iterations, config.learning_rate, stream(key, "rounding", 0), axis)
-        spec = program.P0
-    else:
-        call, spec = program.inference(kernel, iterations), program.rows_on(kernel.row_axes["y"])
-    with program.arithmetic(dtype, config.enable_half_partials, place.device.platform):
-        return program.compile_call(call, arguments, kernel, place.mesh, spec)
 
 
 def bounds(bench: Bench) -> check.Bounds:
@@ -198,47 +129,28 @@ def check_training(bench: Bench) -> check.Checked:
     )
 
 
-def time_steps(bench: Bench, console: Console) -> tuple[list[list[float]], Sequence[Array]]:
-    """Seconds of every step, repeat by repeat, each said as it comes; and the last step's results."""
+def time_steps(bench: Bench, console: Console) -> list[list[float]]:
+    """Seconds of every step, repeat by repeat, each said as it comes."""
     config, repeats = bench.config, []
     items = bench.kernel.items * config.batches_per_step * config.replicas
-    results: Sequence[Array] = []
     with console.progress(bench.kernel.title, config.repeat * config.steps) as bar:
         for _ in range(config.repeat):
             seconds = []
             for _ in range(config.steps):
                 start = time.perf_counter()
-                results = bench.step()
+                bench.step()
                 seconds.append(time.perf_counter() - start)
                 bar.advance()
                 console.say(f"{seconds[-1]:.6f} sec/itr. {items / seconds[-1]:.2f} items/sec")
             repeats.append(seconds)
-    return repeats, results
+    return repeats
 
 
-def latency(bench: Bench) -> dict[str, float]:
-    """Milliseconds from handing over one batch to its finished answer, call by call, and amortised over a step's loop."""
-    config, place = bench.config, bench.place
-    pool = make_pool(bench.kernel, config, bench.dtype, bench.key, place)
-    arguments = bench.params, bench.count, pool
-    single = compile_loop(config, bench.kernel, place, bench.dtype, bench.key, arguments, 1)
-    bench.params, bench.count, result = single(bench.params, bench.count, pool)
-    result.block_until_ready()
-    times: list[float] = []
-    while len(times) < LATENCY_CALLS and sum(times) < LATENCY_SECONDS:
-        start = time.perf_counter()
-        bench.params, bench.count, result = single(bench.params, bench.count, pool)
-        result.block_until_ready()
-        times.append(time.perf_counter() - start)
-    p50, p90, p99 = (float(1e3 * value) for value in np.percentile(times, [50, 90, 99]))
-    return {"p50": p50, "p90": p90, "p99": p99, "calls": len(times)}
-
-
-def losses(bench: Bench, first: Sequence[Array], last: Sequence[Array]) -> dict[str, float]:
-    """Mean loss over the first and over the last round of the pool, the same batches both times."""
+def losses(bench: Bench) -> dict[str, float]:
+    """Mean loss over the first and over the last round of the pool: the same batches both times."""
+    every = np.concatenate(bench.losses)
     batches = bench.feed.batches
-    begin, end = np.concatenate(first)[:batches], np.concatenate(last)[-batches:]
-    return {"loss_first": float(begin.mean()), "loss_last": float(end.mean())}
+    return {"loss_first": float(every[:batches].mean()), "loss_last": float(every[-batches:].mean())}
 
 
 def outcome(result: dict[str, Any]) -> list[str]:

@@ -32,16 +32,15 @@ class Bounds:
 
 BOUNDS = {
     "float32": Bounds(output=1e-5, gradient=1e-5, parameters=1e-6),
-    "float16": Bounds(output=5e-3, gradient=2e-2, parameters=1e-3),
-    "bfloat16": Bounds(output=4e-2, gradient=1.5e-1, parameters=8e-3),
-    "float16 partials": Bounds(output=5e-2, gradient=1e-1, parameters=1e-3),
-    "bfloat16 partials": Bounds(output=4e-1, gradient=5e-1, parameters=8e-3),
+    "float16": Bounds(output=2e-3, gradient=5e-3, parameters=5e-4),
+    "bfloat16": Bounds(output=1.6e-2, gradient=4e-2, parameters=4e-3),
+    "float16 partials": Bounds(output=2e-2, gradient=5e-2, parameters=5e-4),
+    "bfloat16 partials": Bounds(output=1.6e-1, gradient=4e-1, parameters=4e-3),
 }
-"""float32 is summed in float32 on every device (never TF32). 16-bit types round each layer's result to 2^-11
-or 2^-8; chains of layers and steps add up a few such roundings, and gradients run along the chain twice.
-With half partials the sums themselves are rounded at each of up to thousands of terms. Parameters are those
-after one
-update, off by their own rounding."""
+"""float32 is summed in float32 on every device (never TF32). 16-bit types round each layer's result to 2^-11 or
+2^-8; chains of layers and steps add up a few such roundings, and gradients run along the chain twice. With half
+partials the sums themselves are rounded at each of up to thousands of terms. Parameters are those after one update,
+off by their own stochastic rounding: in the mean square half a gap at most."""
 
 
 @dataclass(frozen=True)

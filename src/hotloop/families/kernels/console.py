@@ -1,4 +1,4 @@
-"""Who listens to a benchmark: a terminal, a test, another command. Only the shape of it; printing is elsewhere."""
+"""Who listens to a benchmark: a terminal, a test, another command. Printing itself is elsewhere."""
 
 from contextlib import AbstractContextManager
 from typing import Any, Protocol

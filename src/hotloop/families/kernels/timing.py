@@ -63,7 +63,7 @@ def figures(repeats: Sequence[Sequence[float]], work: Work, ceilings: Ceilings) 
 
 
 def roofline(work: Work, seconds: float, ceilings: Ceilings) -> dict[str, Any]:
-    """The least time that the device's own limits allow for an iteration, and its share of the time it took."""
+    """The least time that the device's own limits allow an iteration, and its share of the time it took."""
     # A device that rounds float32 factors has a second figure for exact ones, which is what the kernels use.
     exact = f"{work.dtype} in full"
     dtype = exact if exact in ceilings.matmul_tflops else work.dtype
@@ -74,8 +74,8 @@ def roofline(work: Work, seconds: float, ceilings: Ceilings) -> dict[str, Any]:
     if ideal < LATENCY_SECONDS and ideal < 0.5 * seconds:
         bound = "latency"
         note = (
-            f"{ideal * 1e6:.3g} us of work an iteration: what counts is the latency of {work.cost.serial_steps} "
-            f"dependent step{'s' * (work.cost.serial_steps > 1)}, not the roofline"
+            f"{ideal * 1e6:.3g} us of work an iteration: what counts is the latency of its dependent steps "
+            f"({work.cost.serial_steps} at least), not the roofline"
         )
     return {
         "share": ideal / seconds,
@@ -92,11 +92,12 @@ def lines(result: dict[str, Any], unit: str) -> list[str]:
     """The figures for people."""
     seconds, roof = result["seconds_per_step"], result["roofline"]
     text = [
-        f"seconds per step: median {seconds['median']:.6g}, p10 {seconds['p10']:.6g}, p90 {seconds['p90']:.6g}",
-        f"{result['items_per_second']:.2f} {unit} (median), {result['microseconds_per_iteration']:.4g} us an iteration",
-        f"{result['tflops']:.4g} TFLOP/s, {result['gbps']:.4g} GB/s; {100 * roof['share']:.3g} % of the roofline "
-        f"({roof['attainable_tflops']:.4g} TFLOP/s attainable; peak {roof['peak_tflops']:.4g} TFLOP/s, "
-        f"copy {roof['copy_gbps']:.4g} GB/s; {roof['bound']}-bound)",
+        "seconds per step: " + ", ".join(f"{name} {seconds[name]:.6g}" for name in ("median", "p10", "p90")),
+        f"{result['items_per_second']:.2f} {unit} at the median, "
+        f"{result['microseconds_per_iteration']:.4g} us an iteration",
+        f"{result['tflops']:.4g} TFLOP/s, {result['gbps']:.4g} GB/s",
+        f"{100 * roof['share']:.3g} % of the roofline, {roof['bound']}-bound: {roof['attainable_tflops']:.4g} TFLOP/s "
+        f"attainable of {roof['peak_tflops']:.4g}, copy {roof['copy_gbps']:.4g} GB/s",
     ]
     if roof["note"]:
         text.append(roof["note"])
