@@ -1,0 +1,238 @@
+"""Compiled calls: K changes nothing, nothing is traced twice, the state is used up, all metrics come back."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy_family as toy
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from family_protocol import check_family, same_tree
+from hotloop.engine.feed import Resident, Streamed
+from hotloop.engine.keys import seed_key
+from hotloop.engine.loop import Program, own
+from hotloop.errors import HotloopError
+
+UPDATES = 75
+
+
+def train(program: Program, state: Any, updates: int = UPDATES) -> tuple[Any, dict[str, np.ndarray]]:
+    """All updates in calls of the program's length, the last one shorter where it does not divide."""
+    state, done, parts = own(state), 0, []
+    while done < updates:
+        count = min(program.updates_per_call, updates - done)
+        state, metrics = program(state, done, count, min(count, updates - done - count))
+        parts.append(metrics)
+        done += count
+    return state, {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def program(
+    per_call: int, config: toy.Config | None = None, feed: Any = None, loop: Any = None, seed: int = 5
+) -> Program:
+    config = config or toy.Config()
+    feed = feed or Resident(toy.data(), 16, seed=3)
+    return Program(toy.update(config), feed, per_call, jax.random.key(seed), loop=loop)
+
+
+WALK_START = {"w": np.zeros(3, np.float32)}
+
+
+def walk(state: Any, batch: Any, key: jax.Array) -> Any:
+    """The cheapest update that depends on the batch, the key and the state."""
+    w = state["w"] + batch["x"].mean() * jax.random.uniform(key, (3,))
+    return {"w": w}, {"loss": w.sum()}
+
+
+def walking(per_call: int, seed: int = 0) -> Program:
+    return Program(walk, Resident(toy.data(), 4, seed=seed), per_call, seed_key(seed))
+
+
+def state_of(config: toy.Config | None = None) -> Any:
+    return toy.init(config or toy.Config(), jax.random.key(0))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_result_is_the_same_for_any_number_of_updates_a_call(dtype: str) -> None:
+    config = toy.Config(dtype=dtype)
+    runs = [train(program(per_call, config), state_of(config)) for per_call in (1, 7, 100)]
+    for state, metrics in runs[1:]:
+        same_tree(state, runs[0][0], "state")
+        same_tree(metrics, runs[0][1], "metrics")
+    metrics = runs[0][1]
+    np.testing.assert_array_equal(metrics["step"], np.arange(UPDATES))
+    assert metrics["loss"][-10:].mean() < metrics["loss"][:10].mean()
+
+
+def test_scanned_calls_and_streamed_data_give_the_same_bits_too() -> None:
+    expected = train(program(100), state_of())
+    same_tree(train(program(25, loop="scan"), state_of()), expected, "scan")
+    with Streamed(toy.data(), 16, seed=3) as feed:
+        same_tree(train(program(25, feed=feed), state_of()), expected, "streamed")
+
+
+def traced_calls(loop: Any, spans: tuple[tuple[int, int], ...]) -> tuple[int, list[bool]]:
+    """How often the update was traced, and which calls found their program compiled."""
+    traced, ready = [], []
+
+    def counted(state: Any, batch: Any, key: jax.Array) -> Any:
+        traced.append(1)
+        return walk(state, batch, key)
+
+    calls = Program(counted, Resident(toy.data(), 4), 10, jax.random.key(0), loop=loop)
+    state = own(WALK_START)
+    for first, count in spans:
+        ready.append(calls.is_compiled(count))
+        state, _ = calls(state, first, count)
+    return len(traced), ready
+
+
+def test_one_compilation_serves_every_count_and_traces_the_update_once() -> None:
+    spans = ((0, 10), (10, 1), (11, 10), (21, 3))
+    assert traced_calls("while", spans) == (1, [False, True, True, True])
+
+
+def test_scanning_compiles_the_counts_in_use_and_no_other() -> None:
+    spans = ((0, 4), (4, 4), (8, 2), (10, 4))
+    assert traced_calls("scan", spans) == (2, [False, True, False, True])
+
+
+def test_a_call_uses_up_the_state_it_is_given() -> None:
+    given = own(WALK_START)
+    walking(2)(given, 0, 2)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(given))
+
+
+def test_an_owned_state_shares_nothing_and_keeps_the_original() -> None:
+    ones = jnp.ones(3)
+    given = {"params": ones, "average": ones, "step": 0, "key": jax.random.key(1), "host": np.arange(2)}
+    feed = Resident(toy.data(), 4)
+
+    def touch(state: Any, batch: Any, key: jax.Array) -> Any:
+        return {**state, "params": state["params"] * 2}, {"loss": jnp.float32(0)}
+
+    after, _ = Program(touch, feed, 3, jax.random.key(0))(own(given), 0, 3)
+    np.testing.assert_array_equal(after["params"], 8 * np.ones(3))
+    np.testing.assert_array_equal(after["average"], np.ones(3))
+    np.testing.assert_array_equal(ones, np.ones(3))
+    assert after["step"].dtype == jnp.int32 and not after["step"].weak_type
+
+
+def test_a_call_returns_device_metrics_that_become_numpy_when_asked_for() -> None:
+    _, metrics = walking(5)(own(WALK_START), 0, 3)
+    assert set(metrics) == {"loss"} and len(metrics) == 1
+    metrics.wait()
+    assert isinstance(metrics["loss"], np.ndarray) and metrics["loss"].shape == (3,)
+
+
+def test_array_metrics_are_stacked_as_well() -> None:
+    def update(state: Any, batch: Any, key: jax.Array) -> Any:
+        return state + 1, {"loss": state, "histogram": jnp.arange(3) + state}
+
+    for loop in ("while", "scan"):
+        calls = Program(update, Resident(toy.data(), 4), 4, jax.random.key(0), loop=loop)  # type: ignore[arg-type]
+        _, metrics = calls(jnp.int32(5), 0, 4)
+        assert metrics["histogram"].shape == (4, 3)
+        np.testing.assert_array_equal(metrics["histogram"][:, 0], [5, 6, 7, 8])
+
+
+def test_compiling_ahead_of_time_is_timed_apart_and_reports_cost_and_memory() -> None:
+    calls = walking(4)
+    assert calls.lower_seconds == calls.compile_seconds == 0.0
+    calls.compile(WALK_START)
+    assert calls.lower_seconds > 0 and calls.compile_seconds > 0
+    assert calls.compiled.cost_analysis() and calls.compiled.memory_analysis() is not None
+    before = calls.compile_seconds
+    calls(own(WALK_START), 0, 4)
+    assert calls.compile_seconds == before
+
+
+def test_another_seed_is_the_same_program_and_gives_other_numbers() -> None:
+    texts, losses = [], []
+    for seed in (1, 2**40):
+        calls = walking(3, seed)
+        _, metrics = calls(own(WALK_START), 0, 3)
+        texts.append(calls.compiled.as_text())
+        losses.append(metrics["loss"])
+    assert texts[0] == texts[1]
+    assert np.all(losses[0] != losses[1])
+
+
+def test_a_count_that_does_not_fit_is_refused() -> None:
+    calls = walking(5)
+    for count in (0, 6):
+        with pytest.raises(ValueError, match="1 to 5"):
+            calls(WALK_START, 0, count)
+
+
+def test_a_call_is_no_longer_than_its_feeds_buffer() -> None:
+    with Streamed(toy.data(), 16, buffer_bytes=16 * 16 * 3) as feed:  # 12 uint8 and one int32 a sample
+        assert Program(walk, feed, 100, jax.random.key(0)).updates_per_call == 3
+
+
+def wrong_tree(state: Any, batch: Any, key: jax.Array) -> Any:
+    return {"w": state["w"], "extra": state["w"]}, {"loss": jnp.float32(0)}
+
+
+def wrong_type(state: Any, batch: Any, key: jax.Array) -> Any:
+    return {"w": state["w"].astype(jnp.bfloat16)}, {"loss": jnp.float32(0)}
+
+
+def wrong_metrics(state: Any, batch: Any, key: jax.Array) -> Any:
+    return state, jnp.float32(0)
+
+
+def nested_metrics(state: Any, batch: Any, key: jax.Array) -> Any:
+    return state, {"train": {"loss": jnp.float32(0)}}
+
+
+@pytest.mark.parametrize(
+    ("update", "message"),
+    [
+        (wrong_tree, "it differs in extra"),
+        (wrong_type, r"w was float32\[2\], became bfloat16\[2\]"),
+        (wrong_metrics, "metrics a flat dict"),
+        (nested_metrics, "metrics a flat dict"),
+    ],
+)
+@pytest.mark.parametrize("loop", ["while", "scan"])
+def test_an_update_that_returns_the_wrong_thing_is_told_in_one_line(
+    update: Any, message: str, loop: Any
+) -> None:
+    calls = Program(update, Resident(toy.data(), 4), 2, jax.random.key(0), loop=loop)
+    with pytest.raises(HotloopError, match=message) as caught:
+        calls({"w": jnp.ones(2)}, 0, 2)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(jax.device_count() < 4, reason="needs four devices")
+def test_replicas_share_the_batch_and_reach_the_same_weights() -> None:
+    mesh = Mesh(np.array(jax.devices()[:4]), ("replica",))
+    feed = Resident(toy.data(), 16, seed=3, sharding=NamedSharding(mesh, PartitionSpec("replica")))
+    spread = jax.device_put(own(state_of()), NamedSharding(mesh, PartitionSpec()))
+    calls = program(10, feed=feed)
+    state, metrics = train(calls, spread, 30)
+    assert "all-reduce" in calls.compiled.as_text()
+    assert all(leaf.sharding.num_devices == 4 for leaf in jax.tree.leaves(state))
+    alone, expected = train(program(10), state_of(), 30)
+    np.testing.assert_allclose(metrics["loss"], expected["loss"], rtol=2e-5)
+    for name in ("first", "second"):
+        np.testing.assert_allclose(state["params"][name], alone["params"][name], atol=1e-5)
+
+
+def test_the_toy_family_keeps_the_protocol() -> None:
+    check_family(toy.init, toy.update, toy.evaluate, toy.Config(), toy.data(37), 8)
+
+
+def test_the_protocol_catches_an_evaluation_that_depends_on_the_batch() -> None:
+    def centred(config: toy.Config) -> Any:
+        def values(state: Any, batch: Any) -> Any:
+            loss = toy.evaluate(config)(state, batch)["loss"]
+            return {"loss": loss - loss.max()}
+
+        return values
+
+    with pytest.raises(AssertionError, match="loss"):
+        check_family(toy.init, toy.update, centred, toy.Config(), toy.data(37), 8)
