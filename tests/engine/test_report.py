@@ -154,6 +154,9 @@ def test_a_trace_opens_in_tensorboard_and_perfetto(tmp_path, compiled):
     (perfetto,) = folder.glob("plugins/profile/*/perfetto_trace.json.gz")
     assert plane.stat().st_size > 0
     assert json.loads(gzip.decompress(perfetto.read_bytes()))["traceEvents"]
+    assert set(json.loads((tmp_path / "evaluation" / "device_memory.json").read_text())) == set(
+        map(str, jax.devices())
+    )
     assert "ui.perfetto.dev" in (tmp_path / "evaluation" / "README.txt").read_text()
 
 

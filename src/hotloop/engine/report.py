@@ -22,6 +22,7 @@ _FILES = {
     "summary.txt": "compile time, cost and memory, for people",
     "summary.json": "the same for programs: bytes, seconds and floating-point operations of one call",
     "program.hlo.txt": "the optimised program as HLO text, for any editor",
+    "device_memory.json": "what each device's allocator counted up to the end of the trace; null where it counts none",
     "trace": "profiler trace: open its perfetto_trace.json.gz at https://ui.perfetto.dev, or use TensorBoard "
     "(pip install tensorboard 'hotloop[report]'; tensorboard --logdir {folder}/trace)",
 }
@@ -163,6 +164,7 @@ def trace(folder: str | Path, name: str) -> Iterator[Path]:
     target = _program_folder(folder, name)
     with jax.profiler.trace(str(target / "trace"), create_perfetto_trace=True):
         yield target / "trace"
+    write_json(target / "device_memory.json", device_memory())
     _write_index(target)
 
 
