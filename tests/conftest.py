@@ -3,6 +3,8 @@
 import os
 import tempfile
 
+from hypothesis import settings
+
 VIRTUAL_DEVICES = "--xla_force_host_platform_device_count"
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -12,3 +14,7 @@ if os.environ["JAX_PLATFORMS"] == "cpu" and VIRTUAL_DEVICES not in flags:
 if "HOTLOOP_CACHE" not in os.environ:
     cache = tempfile.TemporaryDirectory(prefix="hotloop-test-cache-")
     os.environ["HOTLOOP_CACHE"] = cache.name
+
+# Compiling inside an example takes as long as it takes; a slow machine is not a failure.
+settings.register_profile("hotloop", deadline=None)
+settings.load_profile("hotloop")
