@@ -129,7 +129,9 @@ class _Dispatch:
         lowering, compiling = self.program.lower_seconds, self.program.compile_seconds
         self.program.compile(state, count)
         lowering, compiling = self.program.lower_seconds - lowering, self.program.compile_seconds - compiling
-        self.host.event("compile", done, updates=count, lower_seconds=lowering, compile_seconds=compiling)
+        longest = self.program.updates_per_call if self.program.any_count else count
+        seconds = {"lower_seconds": lowering, "compile_seconds": compiling}
+        self.host.event("compile", done, updates_per_call=longest, **seconds)
         if self.report is not None:
             reports.write_program(self.report, self.program.compiled, lowering + compiling, "training")
 

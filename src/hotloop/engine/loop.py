@@ -19,6 +19,7 @@ from hotloop.engine.feed import Feed
 from hotloop.engine.finish import Batch
 from hotloop.engine.host import path_name
 from hotloop.engine.keys import stream
+from hotloop.engine.where import platform
 from hotloop.errors import HotloopError
 
 State = Any
@@ -68,7 +69,7 @@ class Program:
         self.feed = feed
         self.updates_per_call = min(updates_per_call, feed.longest_call)
         self.key = key
-        self.loop: Loop = loop or ("while" if jax.default_backend() == "cpu" else "scan")
+        self.loop: Loop = loop or ("while" if platform() == "cpu" else "scan")
         self.lower_seconds = 0.0
         self.compile_seconds = 0.0
         self._compiled: dict[int, Any] = {}

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
+from hotloop.engine.where import platform
 from hotloop.errors import DataError
 
 ROUNDS = 24
@@ -55,7 +56,7 @@ def _compose(xp: Any, swap_or_not: Callable[[Any, Any], Any], x: Any) -> Any:
         for r in range(ROUNDS):
             x = swap_or_not(r, x)
         return x
-    unroll = 4 if jax.default_backend() == "cpu" else ROUNDS
+    unroll = 4 if platform() == "cpu" else ROUNDS
     return jax.lax.fori_loop(0, ROUNDS, swap_or_not, x, unroll=unroll)
 
 
