@@ -37,6 +37,12 @@ def digest(pieces: Iterator[bytes], checksum: str) -> tuple[int, str]:
     return size, f"{algorithm}:{state.hexdigest()}"
 
 
+def raw_digest(path: Path, checksum: str) -> tuple[int, str]:
+    """Size and checksum of a file as it lies there, not unpacked."""
+    with path.open("rb") as file:
+        return digest(iter(lambda: file.read(1 << 20), b""), checksum)
+
+
 def check(file: KnownFile, path: Path | None) -> Checked:
     """The verdict on one file of a set."""
     if path is None:

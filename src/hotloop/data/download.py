@@ -15,7 +15,7 @@ import urllib.request
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from hotloop.data.checksum import digest
+from hotloop.data.checksum import raw_digest
 from hotloop.data.known import Download
 from hotloop.errors import DataError
 
@@ -121,8 +121,7 @@ def _receive(url: str, item: Download, part: Path, start: int, report: Callable[
 
 def _wrong(item: Download, part: Path) -> str:
     """What is wrong with the downloaded file, which is then deleted; nothing when it is the right one."""
-    with part.open("rb") as file:
-        size, checksum = digest(iter(lambda: file.read(_CHUNK), b""), item.checksum)
+    size, checksum = raw_digest(part, item.checksum)
     if checksum == item.checksum:
         return ""
     part.unlink()

@@ -1,7 +1,7 @@
 """Brings a known set onto this machine: what is missing is downloaded, checked and unpacked.
 
 It knows folders and checksums, not formats. A file that is there and wrong is the user's: it is named in an
-error, never replaced.
+error, never replaced. An archive that the user brought is used as if it had been downloaded.
 """
 
 import contextlib
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from hotloop.data.checksum import Checked, verify
+from hotloop.data.checksum import Checked, raw_digest, verify
 from hotloop.data.download import FetchError, download, reachable
-from hotloop.data.folders import data_home, find, look
-from hotloop.data.known import Download, KnownSet
+from hotloop.data.folders import data_home, entries, find, look
+from hotloop.data.known import Download, KnownFile, KnownSet
 from hotloop.data.unpack import unpack
 from hotloop.errors import DataError
 
@@ -59,35 +59,51 @@ def fetch(known: KnownSet, data_dir: Path | None = None, progress: Progress = no
             f"{known.name}: not fetched ({known.licence}); bring the files and give their folder: "
             f"{known.expected}"
         )
-    if data_dir is None or data_dir.exists():
+    if data_dir is None or entries(data_dir) is not None:
         found = find(known, data_dir)
         verdicts = verify(known, found)
         if found and all(verdict.status == "OK" for verdict in verdicts):
             return Fetched(found.folder, verdicts, new=False)
     folder = data_home(data_dir) / known.folders[0]
+    absent = [file for file in _missing(known, folder) if not (folder / file.download.name).exists()]
+    mirrors = _answering(known, folder) if absent else set()
     with _only_one(folder):
-        _complete(known, folder, progress)
+        _complete(known, folder, mirrors, progress)
         return Fetched(folder, verify(known, look(known, folder)), new=True)
 
 
-def _complete(known: KnownSet, folder: Path, progress: Progress) -> None:
-    """Download what is not in the folder; DataError for a file that is there and wrong."""
-    wanted = []
-    for verdict, file in zip(verify(known, look(known, folder)), known.files, strict=True):
+def _missing(known: KnownSet, folder: Path) -> list[KnownFile]:
+    """The files that are not in the folder; DataError for one that is there and wrong."""
+    verdicts = verify(known, look(known, folder))
+    for verdict in verdicts:
         if verdict.status == "BAD":
             raise DataError(
                 f"{verdict.path}: is there but wrong ({verdict.reason}); move it away and fetch again"
             )
-        if verdict.status == "missing":
-            wanted.append(file)
-    mirrors = _answering(known, folder)
+    return [file for file, verdict in zip(known.files, verdicts, strict=True) if verdict.status == "missing"]
+
+
+def _complete(known: KnownSet, folder: Path, mirrors: set[str], progress: Progress) -> None:
+    """Download what is missing and unpack it; an archive that the user put there is used, and left there."""
+    wanted = _missing(known, folder)
     for item in dict.fromkeys(file.download for file in wanted):
-        members = [file for file in wanted if file.download == item and file.member]
-        with progress(f"{known.name}: {item.name}", item.size) as bar:
-            _download(item, folder, mirrors, bar)
-        if members:
-            unpack(folder / item.name, members, folder)
-            (folder / item.name).unlink()
+        archive = folder / item.name
+        brought = archive.exists()
+        if brought:
+            _check_brought(item, archive)
+        else:
+            with progress(f"{known.name}: {item.name}", item.size) as bar:
+                _download(item, folder, mirrors, bar)
+        if members := [file for file in wanted if file.download == item and file.member]:
+            unpack(archive, members, folder)
+            if not brought:
+                archive.unlink()
+
+
+def _check_brought(item: Download, archive: Path) -> None:
+    _, checksum = raw_digest(archive, item.checksum)
+    if checksum != item.checksum:
+        raise DataError(f"{archive}: is there but wrong ({checksum}, expected {item.checksum}); move it away")
 
 
 def _answering(known: KnownSet, folder: Path) -> set[str]:
@@ -103,12 +119,9 @@ def _answering(known: KnownSet, folder: Path) -> set[str]:
 
 def by_hand(known: KnownSet, folder: Path) -> str:
     """What a user has to put where when nothing can be fetched."""
-    names = ", ".join(file.stored_as for file in known.files)
-    packed = {file.download for file in known.files if file.member}
-    sources = dict.fromkeys(
-        item.mirrors[0] + (f"{item.name} (unpack it)" if item in packed else "") for item in known.downloads
-    )
-    return f"put {names} into {folder} by hand, from {', '.join(sources)}"
+    names = ", ".join(item.name for item in known.downloads)
+    sources = ", ".join(dict.fromkeys(item.mirrors[0] for item in known.downloads))
+    return f"put {names} into {folder} by hand, from {sources}, and fetch again"
 
 
 def _download(item: Download, folder: Path, answering: set[str], bar: Bar) -> None:
@@ -130,13 +143,11 @@ def _only_one(folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY)
+        try:
+            with contextlib.suppress(OSError):  # some network file systems have no locks
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
     except OSError as error:
-        raise DataError(f"data folder {folder}: cannot be written ({error.strerror})") from None
-    try:
-        with contextlib.suppress(
-            OSError
-        ):  # some network file systems have no locks; renames are atomic there too
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
+        raise DataError(f"data folder {folder}: cannot be written ({error.strerror or error})") from None

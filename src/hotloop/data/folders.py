@@ -34,9 +34,14 @@ def data_home(data_dir: Path | None) -> Path:
     if data_dir is not None:
         return data_dir
     shared = os.environ.get(VARIABLE)
-    if shared and (os.access(shared, os.W_OK) or not Path(shared).exists()):
+    if shared and (not Path(shared).exists() or _writable(Path(shared))):
         return Path(shared)
     return user_folder()
+
+
+def _writable(folder: Path) -> bool:
+    """Whether files may be put there; a folder without any write bit is left alone even by root, who could."""
+    return os.access(folder, os.W_OK) and bool(folder.stat().st_mode & 0o222)
 
 
 def entries(folder: Path) -> frozenset[str] | None:

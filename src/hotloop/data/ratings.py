@@ -35,11 +35,13 @@ class Ratings:
 def read_ratings(path: Path) -> Ratings:
     """The table in a file; DataError with the line and the reason for the first line that is not a rating."""
     data = content.read(path)
+    if not data.strip():
+        raise DataError(f"{path}: line 1: no rating in this file")
     try:
         table = np.loadtxt(io.BytesIO(data), np.int64, comments=None, delimiter="\t", ndmin=2)
     except (ValueError, OverflowError):
         raise _first_bad(path, data) from None
-    if table.shape[1] != len(_COLUMNS) or not len(table) or not _sound(table):
+    if table.shape[1] != len(_COLUMNS) or not _sound(table):
         raise _first_bad(path, data)
     users, items, values, times = table.T
     return Ratings(users.astype(np.int32), items.astype(np.int32), values.astype(np.float32), times.copy())
@@ -54,7 +56,7 @@ def _first_bad(path: Path, data: bytes) -> DataError:
     for number, line in enumerate(data.splitlines(), 1):
         if line.strip() and (reason := _wrong(line)):
             return DataError(f"{path}: line {number}: {reason}")
-    return DataError(f"{path}: line 1: no rating in this file")
+    return DataError(f"{path}: cannot be read as ratings")
 
 
 def _wrong(line: bytes) -> str:
