@@ -1,0 +1,137 @@
+"""Evaluation is exact: every sample once, whatever the batch size, and padding never counts."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from hotloop.engine.evaluate import Evaluation, evaluate, evaluate_batches
+from hotloop.errors import DataError, HotloopError
+
+rng = np.random.default_rng(0)
+DATA = {
+    "x": rng.normal(size=(103, 5)).astype(np.float32),
+    "label": rng.integers(0, 3, 103),
+    "ratings": rng.integers(0, 100, 103).astype(np.uint8),
+}
+WEIGHTS = rng.normal(size=(5, 3)).astype(np.float32)
+
+
+def values(weights: Any, batch: Any) -> dict[str, jax.Array]:
+    """Top-1, top-2, squared error, a count for each sample, and a one-hot row."""
+    logits = batch["x"] @ weights
+    rank = (logits > jnp.take_along_axis(logits, batch["label"][:, None], 1)).sum(1)
+    return {
+        "top1": rank == 0,
+        "top2": rank < 2,
+        "squared_error": jnp.square(logits).sum(1),
+        "ratings": batch["ratings"],
+        "answers": jax.nn.one_hot(logits.argmax(1), 3, dtype=jnp.int32),
+    }
+
+
+def reference() -> dict[str, Any]:
+    logits = DATA["x"].astype(np.float64) @ WEIGHTS.astype(np.float64)
+    rank = (logits > np.take_along_axis(logits, DATA["label"][:, None], 1)).sum(1)
+    return {
+        "top1": int((rank == 0).sum()),
+        "top2": int((rank < 2).sum()),
+        "squared_error": float((logits**2).sum()),
+        "ratings": int(DATA["ratings"].sum(dtype=np.int64)),
+        "answers": np.bincount(logits.argmax(1), minlength=3),
+        "samples": 103,
+    }
+
+
+def check(sums: dict[str, Any]) -> None:
+    expected = reference()
+    assert set(sums) == set(expected)
+    for name in ("top1", "top2", "ratings", "samples"):
+        assert sums[name] == expected[name] and type(sums[name]) is int, name
+    np.testing.assert_array_equal(sums["answers"], expected["answers"])
+    assert sums["squared_error"] == pytest.approx(expected["squared_error"], rel=1e-6)
+
+
+@pytest.mark.parametrize("batch_size", [1, 10, 103, 1_000])
+def test_any_batch_size_counts_every_sample_once(batch_size: int) -> None:
+    check(evaluate(values, WEIGHTS, DATA, batch_size))
+
+
+@pytest.mark.parametrize("sizes", [(103,), (50, 50, 3), (1, 50, 50, 2)])
+def test_batches_from_the_host_may_have_any_length_up_to_the_one_announced(sizes: tuple[int, ...]) -> None:
+    starts = np.cumsum((0, *sizes))
+    batches = (
+        {name: array[start : start + size] for name, array in DATA.items()}
+        for start, size in zip(starts, sizes, strict=False)
+    )
+    check(evaluate_batches(values, WEIGHTS, batches, max(sizes)))
+
+
+def test_an_evaluation_compiles_once_for_state_after_state() -> None:
+    traces: list[int] = []
+
+    def counted(scale: jax.Array, batch: Any) -> dict[str, jax.Array]:
+        traces.append(1)
+        return {"total": batch["x"][:, 0] * scale}
+
+    evaluation = Evaluation(counted, DATA, 20)
+    evaluation.compile(jnp.float32(1))
+    assert evaluation.lower_seconds > 0 and evaluation.compile_seconds > 0
+    totals = [evaluation(jnp.float32(scale))["total"] for scale in (1, 2, 3)]
+    assert len(traces) == 1
+    assert totals[1] == pytest.approx(2 * totals[0]) and totals[2] == pytest.approx(3 * totals[0])
+    assert evaluation.compiled.cost_analysis() is not None
+
+
+def test_what_padding_computes_is_left_out_even_if_it_is_not_a_number() -> None:
+    def one_or_nan(_: Any, batch: Any) -> dict[str, jax.Array]:
+        return {"ones": jnp.where(jnp.arange(len(batch["x"])) < 3, 1.0, jnp.nan)}
+
+    short = {name: array[:3] for name, array in DATA.items()}
+    assert evaluate_batches(one_or_nan, (), [short], 5) == {"ones": 3.0, "samples": 3}
+
+
+def test_long_sums_keep_their_precision() -> None:
+    tenths = {"x": np.full(100_000, 0.1, np.float32)}
+    total = evaluate(lambda _, batch: {"x": batch["x"]}, (), tenths, 1)["x"]
+    assert total == pytest.approx(100_000 * float(np.float32(0.1)), rel=1e-12)  # in float32 it is 9998.557
+
+
+def test_half_precision_values_are_added_in_float32() -> None:
+    halves = {"x": np.ones(4_096, np.float32)}
+    assert evaluate(lambda _, b: {"x": b["x"].astype(jnp.bfloat16)}, (), halves, 4_096)["x"] == 4_096.0
+
+
+def test_a_gather_of_ones_own_evaluates_ragged_rows() -> None:
+    starts = jnp.array([0, 2, 2, 5])
+
+    def lengths(data: Any, rows: jax.Array) -> jax.Array:
+        return data[rows + 1] - data[rows]
+
+    evaluation = Evaluation(lambda _, batch: {"items": batch}, starts, 2, samples=3, gather=lengths)
+    assert evaluation(()) == {"items": 5, "samples": 3}
+
+
+@pytest.mark.skipif(jax.device_count() < 4, reason="needs four devices")
+def test_replicas_share_the_evaluation() -> None:
+    mesh = Mesh(np.array(jax.devices()[:4]), ("replica",))
+    sharding = NamedSharding(mesh, PartitionSpec("replica"))
+    check(Evaluation(values, DATA, 8, sharding=sharding)(WEIGHTS))
+    with pytest.raises(DataError, match="cannot be split evenly"):
+        Evaluation(values, DATA, 6, sharding=sharding)
+
+
+def test_evaluations_that_cannot_work_say_why() -> None:
+    with pytest.raises(DataError, match="the data set is empty"):
+        evaluate(values, WEIGHTS, {"x": np.zeros((0, 5))}, 1)
+    with pytest.raises(DataError, match="batch size 0"):
+        evaluate(values, WEIGHTS, DATA, 0)
+    with pytest.raises(DataError, match="no batch to evaluate"):
+        evaluate_batches(values, WEIGHTS, (), 5)
+    with pytest.raises(DataError, match="a batch of 103 samples: at most 50 were announced"):
+        evaluate_batches(values, WEIGHTS, [DATA], 50)
+    with pytest.raises(HotloopError, match=r"gives loss of shape \(\): it needs one value for each of 10"):
+        evaluate(lambda _, batch: {"loss": batch["x"].mean()}, (), DATA, 10)
