@@ -1,0 +1,242 @@
+"""Driving a plan: events when due and with true figures, pieces without effect, divergence caught, reports written."""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy_family as toy
+
+from family_protocol import same_tree
+from hotloop.engine import drive as driving
+from hotloop.engine.checkpoint import Checkpoints, KeepBest
+from hotloop.engine.drive import Diverged, drive
+from hotloop.engine.feed import Resident, Streamed
+from hotloop.engine.loop import Program, own
+from hotloop.engine.plan import Plan, plan_updates
+from hotloop.engine.run import Run, read_events
+
+BATCH = 8
+
+
+def walk(state: Any, batch: Any, key: jax.Array) -> Any:
+    """The cheapest update: its loss is the number of the update, from one."""
+    step = state["step"] + 1
+    w = state["w"] + batch["x"].mean() * jax.random.uniform(key, (3,))
+    return {"w": w, "step": step}, {"loss": step.astype(jnp.float32), "rate": 1 / step, "row": w}
+
+
+START = {"w": np.zeros(3, np.float32), "step": np.int32(0)}
+
+
+def walking(plan: Plan, feed: Any = None, loop: Any = None) -> Program:
+    feed = feed or Resident(toy.data(), BATCH, seed=3)
+    return Program(walk, feed, plan.updates_per_call, jax.random.key(1), loop=loop)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    with Run.create(tmp_path / "run", {}, command="test", environment={}) as run:
+        yield run
+
+
+def events(run: Run, kind: str) -> list[dict[str, Any]]:
+    return [record for record in read_events(run.path) if record["event"] == kind]
+
+
+def test_every_log_averages_every_update_since_the_last(run: Run) -> None:
+    plan = plan_updates(25, log_every=10)
+    drive(walking(plan), plan, START, run, latest=("rate",))
+    logs = events(run, "log")
+    assert [log["update"] for log in logs] == [10, 20, 25]
+    assert [log["loss"] for log in logs] == [5.5, 15.5, 23.0]
+    assert [log["rate"] for log in logs] == pytest.approx([1 / 10, 1 / 20, 1 / 25])
+    assert all(log["throughput"] > 0 and "row" not in log for log in logs)
+
+
+def test_events_come_in_order_and_the_compilation_is_one_of_its_own(run: Run, tmp_path: Path) -> None:
+    plan = plan_updates(6, log_every=3, validate_every=6, checkpoint_every=6)
+    with Checkpoints(tmp_path / "steps") as checkpoints:
+        drive(walking(plan), plan, START, run, checkpoints, validate=lambda state: {"at": int(state["step"])})
+    told = [(e["event"], e["update"]) for e in read_events(run.path)]
+    assert told == [
+        ("start", 0),
+        ("compile", 0),
+        ("log", 3),
+        ("log", 6),
+        ("validation", 6),
+        ("checkpoint", 6),
+    ]
+    compiled = events(run, "compile")[0]
+    assert compiled["lower_seconds"] > 0 and compiled["compile_seconds"] > 0
+    assert events(run, "validation")[0]["at"] == 6
+
+
+def test_throughput_counts_calls_and_neither_compiling_nor_validating(run: Run) -> None:
+    plan = plan_updates(40, log_every=20, validate_every=20)
+
+    def slow_validation(state: Any) -> dict[str, float]:
+        time.sleep(0.3)
+        return {}
+
+    drive(walking(plan), plan, START, run, validate=slow_validation)
+    for log in events(run, "log"):
+        assert log["throughput"] > 20 * BATCH / 0.25
+
+
+def test_what_a_slow_source_costs_is_part_of_the_throughput(run: Run) -> None:
+    plan = plan_updates(24, log_every=12)
+    data = toy.data()
+
+    def fetch(indices: np.ndarray) -> Any:
+        time.sleep(0.01)
+        return {name: array[indices] for name, array in data.items()}
+
+    with Streamed(fetch, BATCH, samples=len(data["y"])) as feed:
+        drive(walking(plan, feed), plan, START, run)
+    assert events(run, "log")[1]["throughput"] <= 1.05 * BATCH / 0.01
+
+
+def test_pieces_change_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_updates(60, log_every=30)
+    whole, pieces = walking(plan), []
+    expected, done = own(START), 0
+    for count in (30, 30):
+        expected, _ = whole(expected, done, count)
+        done += count
+
+    class Odd:
+        def __init__(self, longest: int):
+            self.sizes = [1, 2, 7, 3, 11]
+
+        def next(self, remaining: int) -> int:
+            return min(self.sizes[0], remaining)
+
+        def took(self, count: int, seconds: float) -> None:
+            self.sizes.append(self.sizes.pop(0))
+            pieces.append(count)
+
+    monkeypatch.setattr(driving, "FreePieces", Odd)
+    seen: dict[int, np.ndarray] = {}
+    state = drive(
+        walking(plan), plan, START, run, on_call=lambda first, metrics: seen.update({first: metrics["loss"]})
+    )
+    same_tree(state, expected, "pieces")
+    assert len(pieces) > 8 and sum(pieces) == 60
+    np.testing.assert_array_equal(np.concatenate([seen[first] for first in sorted(seen)]), np.arange(1, 61))
+
+
+def test_scanned_and_streamed_runs_end_in_the_same_state(run: Run) -> None:
+    plan = plan_updates(40, log_every=20)
+    expected = drive(walking(plan), plan, START, run)
+    same_tree(drive(walking(plan, loop="scan"), plan, START, run), expected, "scanned")
+    with Streamed(toy.data(), BATCH, seed=3) as feed:
+        same_tree(drive(walking(plan, feed), plan, START, run), expected, "streamed")
+    assert [log["loss"] for log in events(run, "log")] == [10.5, 30.5] * 3
+
+
+def test_progress_moves_by_every_update(run: Run) -> None:
+    class Bar:
+        moved = 0.0
+
+        def advance(self, n: float) -> None:
+            self.moved += n
+
+    plan, bar = plan_updates(25, log_every=10), Bar()
+    drive(walking(plan), plan, START, run, progress=bar)
+    assert bar.moved == 25
+
+
+def test_what_on_log_adds_is_recorded(run: Run) -> None:
+    plan = plan_updates(4, log_every=2)
+    drive(walking(plan), plan, START, run, on_log=lambda event, figures: {"twice": 2 * figures["loss"]})
+    assert [log["twice"] for log in events(run, "log")] == [3.0, 7.0]
+
+
+def test_the_callers_state_survives(run: Run) -> None:
+    plan = plan_updates(2)
+    mine = {"w": jnp.zeros(3), "step": jnp.int32(0)}
+    drive(walking(plan), plan, mine, run)
+    np.testing.assert_array_equal(mine["w"], np.zeros(3))
+
+
+def test_validation_figures_choose_the_best_checkpoint(run: Run, tmp_path: Path) -> None:
+    plan = plan_updates(9, validate_every=3, checkpoint_every=3)
+    score = {3: 0.2, 6: 0.9, 9: 0.5}
+    with Checkpoints(tmp_path / "steps", KeepBest("accuracy", mode="max")) as checkpoints:
+        drive(
+            walking(plan),
+            plan,
+            START,
+            run,
+            checkpoints,
+            validate=lambda state: {"accuracy": score[int(state["step"])]},
+        )
+        assert checkpoints.best() == 6
+
+
+def spoiled(at: int) -> Any:
+    def update(state: Any, batch: Any, key: jax.Array) -> Any:
+        new, metrics = walk(state, batch, key)
+        loss = jnp.where(new["step"] == at, jnp.nan, metrics["loss"])
+        return new, {"loss": loss}
+
+    return update
+
+
+def test_a_loss_that_is_no_number_stops_the_run_with_advice(run: Run, tmp_path: Path) -> None:
+    plan = plan_updates(20, log_every=5, checkpoint_every=5)
+    program = Program(spoiled(13), Resident(toy.data(), BATCH), 5, jax.random.key(0))
+    with Checkpoints(tmp_path / "steps") as checkpoints:
+        with pytest.raises(
+            Diverged, match=r"loss is nan at update 13: lower the learning rate .* step 10$"
+        ) as caught:
+            drive(program, plan, START, run, checkpoints, guard="loss")
+        assert checkpoints.steps() == [5, 10]
+    assert "\n" not in str(caught.value)
+
+
+def test_a_state_that_is_not_finite_is_not_saved(run: Run, tmp_path: Path) -> None:
+    def update(state: Any, batch: Any, key: jax.Array) -> Any:
+        new, metrics = walk(state, batch, key)
+        return {**new, "w": jnp.where(new["step"] == 10, jnp.inf, new["w"])}, metrics
+
+    plan = plan_updates(20, checkpoint_every=5)
+    program = Program(update, Resident(toy.data(), BATCH), 5, jax.random.key(0))
+    with Checkpoints(tmp_path / "steps") as checkpoints:
+        with pytest.raises(Diverged, match="the state is not finite after update 10"):
+            drive(program, plan, START, run, checkpoints, guard="loss")
+        assert checkpoints.steps() == [5]
+
+
+def test_without_a_guard_a_bad_loss_is_recorded_and_the_run_goes_on(run: Run) -> None:
+    plan = plan_updates(10, log_every=5)
+    program = Program(spoiled(3), Resident(toy.data(), BATCH), 5, jax.random.key(0))
+    drive(program, plan, START, run)
+    logs = events(run, "log")
+    assert logs[0]["loss"] is None and logs[0]["nonfinite"] == {"loss": "nan"}
+    assert logs[1]["loss"] == 8.0
+
+
+def test_a_report_holds_the_program_and_a_profile_of_one_piece(run: Run, tmp_path: Path) -> None:
+    plan = plan_updates(6, log_every=3)
+    drive(walking(plan), plan, START, run, report=tmp_path / "report")
+    folder = tmp_path / "report" / "training"
+    assert json.loads((folder / "summary.json").read_text())["compile_seconds"] > 0
+    assert (folder / "program.hlo.txt").stat().st_size > 0
+    assert list((folder / "trace").rglob("*.json.gz"))
+    assert len(events(run, "profile")) == 1
+    assert [log["loss"] for log in events(run, "log")] == [2.0, 5.0]
+
+
+def test_a_resumed_plan_that_is_complete_does_nothing(run: Run, tmp_path: Path) -> None:
+    plan = plan_updates(4)
+    with Checkpoints(tmp_path / "steps") as checkpoints:
+        state = drive(walking(plan), plan, START, run, checkpoints)
+        again = drive(walking(plan), plan, START, run, checkpoints, resumed=checkpoints.restore(own(START)))
+    same_tree(again, state, "complete")
