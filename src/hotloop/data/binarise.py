@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _BLOCK = 4096
-_THRESHOLDS = -(-np.arange(256, dtype=np.uint32) * 65536 // 255)
+_THRESHOLDS = ((np.arange(256, dtype=np.uint32) * 65536 + 254) // 255).astype(np.uint32)
 """A 16-bit random number is below entry g for a share of g / 255 of them, to the nearest 1 / 65536."""
 
 
