@@ -6,6 +6,8 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
+from hotloop.layers.product import product
+
 Params = dict[str, Array]
 
 
@@ -18,6 +20,4 @@ def init(key: Array, inputs: int, outputs: int, dtype: DTypeLike = jnp.float32) 
 
 def dense(params: Params, x: Float[Array, "*batch I"]) -> Float[Array, "*batch O"]:
     """`x @ kernel + bias`, summed in float32 (or float64) and rounded once to the type of `x`."""
-    wide = jnp.promote_types(x.dtype, jnp.float32)
-    product = jnp.matmul(x, params["kernel"], preferred_element_type=wide)
-    return (product + params["bias"].astype(wide)).astype(x.dtype)
+    return (product(x, params["kernel"]) + params["bias"]).astype(x.dtype)

@@ -1,131 +1,105 @@
-"""Recurrent layers over time-major sequences [T, B, I]: tanh RNN, GRU and LSTM, fused and step by step.
+"""Recurrent layers over time-major sequences [T, B, I]: tanh RNN, GRU and LSTM.
 
-Parameters are {"input": [I, G*H], "recurrent": [H, G*H], "bias": [G*H]} with G = 1 (RNN), 3 (GRU: reset, update,
-candidate) or 4 (LSTM: input, forget, candidate, output). The LSTM adds 1 to the forget gate's sum; the GRU applies the
-reset gate before the candidate's product and starts its gate biases at 1, both as TensorFlow's cells do. The fused
-functions do the input product for all steps at once; the stepwise ones run a cell on [x, h] a step.
-Losses and read-outs are the caller's.
+Parameters are {"input": [I, G*H], "recurrent": [H, G*H], "bias": [G*H]}, with G = 1 (RNN), 3 (GRU: reset, update,
+candidate) or 4 (LSTM: input, forget, candidate, output). As TensorFlow's cells do, the LSTM adds 1 to the forget
+gate's sum, and the GRU applies the reset gate before the candidate's product and starts its two gate biases at 1.
+`rnn`, `gru` and `lstm` make the input product for all steps at once and loop over the rest; the `_stepwise`
+functions run one cell a step. The state starts at zero. Losses and read-outs are the caller's.
 """
+
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
-Params = dict[str, Array]
-FORGET_BIAS = 1.0
+from hotloop.layers.cells import GRU, LSTM, RNN
+from hotloop.layers.product import product, wide
+from hotloop.layers.recurrence import recur
+from hotloop.layers.stepwise import (
+    FORGET_BIAS,
+    Hidden,
+    Outputs,
+    Params,
+    gru_stepwise,
+    lstm_stepwise,
+    rnn_stepwise,
+)
+
+__all__ = [
+    "gru",
+    "gru_stepwise",
+    "init_gru",
+    "init_lstm",
+    "init_rnn",
+    "lstm",
+    "lstm_stack",
+    "lstm_stepwise",
+    "rnn",
+    "rnn_stepwise",
+]
 
 
-def init_rnn(key: Array, inputs: int, hidden: int, dtype: DTypeLike = jnp.float32) -> Params:
-    """Glorot-uniform products over [x, h], zero bias."""
-    return _init(key, inputs, hidden, 1, dtype)
+def rnn(params: Params, x_TBI: Float[Array, "T B I"], state: Hidden | None = None) -> tuple[Outputs, Hidden]:
+    """h = tanh(x W + h U + b). Gives every h, and the last."""
+    before = None if state is None else (state,)
+    outputs, (h,) = recur(RNN, _input_sums(params, x_TBI), (params["recurrent"],), before)
+    return outputs, h
 
 
-def init_gru(key: Array, inputs: int, hidden: int, dtype: DTypeLike = jnp.float32) -> Params:
-    """Glorot-uniform products over [x, h]; reset and update biases 1, candidate bias 0."""
-    params = _init(key, inputs, hidden, 3, dtype)
-    return params | {"bias": params["bias"].at[: 2 * hidden].set(1)}
-
-
-def init_lstm(key: Array, inputs: int, hidden: int, dtype: DTypeLike = jnp.float32) -> Params:
-    """Glorot-uniform products over [x, h], zero bias (the layer itself adds 1 to the forget gate)."""
-    return _init(key, inputs, hidden, 4, dtype)
-
-
-def _init(key: Array, inputs: int, hidden: int, gates: int, dtype: DTypeLike) -> Params:
-    limit = (6.0 / (inputs + hidden + gates * hidden)) ** 0.5
-    both = jax.random.uniform(key, (inputs + hidden, gates * hidden), jnp.float32, -limit, limit).astype(
-        dtype
-    )
-    return {"input": both[:inputs], "recurrent": both[inputs:], "bias": jnp.zeros(gates * hidden, dtype)}
-
-
-def rnn(
-    params: Params, x_TBI: Float[Array, "T B I"], state: Float[Array, "B H"] | None = None
-) -> tuple[Float[Array, "T B H"], Float[Array, "B H"]]:
-    """h = tanh(x W + h U + b): every h, and the last."""
-    return rnn_stepwise(params, x_TBI, state)
-
-
-def gru(
-    params: Params, x_TBI: Float[Array, "T B I"], state: Float[Array, "B H"] | None = None
-) -> tuple[Float[Array, "T B H"], Float[Array, "B H"]]:
-    """r, u = sigmoid(...); c = tanh(x W + (r h) U + b); h = u h + (1 - u) c: every h, and the last."""
-    return gru_stepwise(params, x_TBI, state)
+def gru(params: Params, x_TBI: Float[Array, "T B I"], state: Hidden | None = None) -> tuple[Outputs, Hidden]:
+    """r, u = sigmoid(x W + h U + b), c = tanh(x W + (r h) U + b), h = u h + (1 - u) c. Every h, and the last."""
+    before = None if state is None else (state,)
+    hidden = params["recurrent"].shape[0]
+    of_gates, of_candidate = jnp.split(params["recurrent"], [2 * hidden], 1)
+    outputs, (h,) = recur(GRU, _input_sums(params, x_TBI), (of_gates, of_candidate), before)
+    return outputs, h
 
 
 def lstm(
-    params: Params, x_TBI: Float[Array, "T B I"], state: tuple[Array, Array] | None = None
-) -> tuple[Float[Array, "T B H"], tuple[Float[Array, "B H"], Float[Array, "B H"]]]:
-    """i, f, g, o gates; c = sigmoid(f + 1) c + sigmoid(i) tanh(g); h = sigmoid(o) tanh(c): every h, and the last (h, c)."""
-    return lstm_stepwise(params, x_TBI, state)
+    params: Params, x_TBI: Float[Array, "T B I"], state: tuple[Hidden, Hidden] | None = None
+) -> tuple[Outputs, tuple[Hidden, Hidden]]:
+    """c = sigmoid(f + 1) c + sigmoid(i) tanh(g); h = sigmoid(o) tanh(c). Gives every h, and the last (h, c)."""
+    before = None if state is None else (state[0], state[1].astype(wide(state[1].dtype)))
+    hidden = params["recurrent"].shape[0]
+    forget = jnp.repeat(jnp.array([0, FORGET_BIAS, 0, 0], params["bias"].dtype), hidden)
+    sums = _input_sums(params | {"bias": params["bias"] + forget}, x_TBI)
+    outputs, (h, c) = recur(LSTM, sums, (params["recurrent"],), before)
+    return outputs, (h, c.astype(h.dtype))
 
 
-def lstm_stack(params_list: list[Params], x_TBI: Float[Array, "T B I"]) -> Float[Array, "B H"]:
-    """The last hidden state of the last of several LSTMs, each fed with the one before."""
+def lstm_stack(params_list: Sequence[Params], x_TBI: Float[Array, "T B I"]) -> Hidden:
+    """The last hidden state of the last of several LSTMs, each fed with the outputs of the one before."""
     for params in params_list:
         x_TBI, (h, _) = lstm(params, x_TBI)
     return h
 
 
-def _zero_state(params: Params, x_TBI: Array) -> Array:
-    return jnp.zeros((x_TBI.shape[1], params["recurrent"].shape[0]), x_TBI.dtype)
+def init_rnn(key: Array, inputs: int, hidden: int, dtype: DTypeLike = jnp.float32) -> Params:
+    """Glorot-uniform kernels over [x, h] and a zero bias."""
+    return _init(key, inputs, hidden, 1, dtype)
 
 
-def _product(a: Array, b: Array) -> Array:
-    return jnp.matmul(a, b, preferred_element_type=jnp.promote_types(a.dtype, jnp.float32))
+def init_gru(key: Array, inputs: int, hidden: int, dtype: DTypeLike = jnp.float32) -> Params:
+    """Glorot-uniform kernels over [x, h]; reset and update biases 1, candidate bias 0."""
+    params = _init(key, inputs, hidden, 3, dtype)
+    return params | {"bias": params["bias"].at[: 2 * hidden].set(1)}
 
 
-def rnn_stepwise(
-    params: Params, x_TBI: Float[Array, "T B I"], state: Float[Array, "B H"] | None = None
-) -> tuple[Float[Array, "T B H"], Float[Array, "B H"]]:
-    """As `rnn`, one cell a step on [x, h]."""
-    both = jnp.concatenate([params["input"], params["recurrent"]])
-
-    def step(h: Array, x: Array) -> tuple[Array, Array]:
-        h = jnp.tanh(_product(jnp.concatenate([x, h], 1), both) + params["bias"]).astype(x.dtype)
-        return h, h
-
-    h, outputs = lax.scan(step, _zero_state(params, x_TBI) if state is None else state, x_TBI)
-    return outputs, h
+def init_lstm(key: Array, inputs: int, hidden: int, dtype: DTypeLike = jnp.float32) -> Params:
+    """Glorot-uniform kernels over [x, h] and a zero bias (the layer itself adds 1 to the forget gate)."""
+    return _init(key, inputs, hidden, 4, dtype)
 
 
-def gru_stepwise(
-    params: Params, x_TBI: Float[Array, "T B I"], state: Float[Array, "B H"] | None = None
-) -> tuple[Float[Array, "T B H"], Float[Array, "B H"]]:
-    """As `gru`, one cell a step on [x, h] and [x, r h]."""
-    both = jnp.concatenate([params["input"], params["recurrent"]])
-    gates = 2 * params["recurrent"].shape[0]
-
-    def step(h: Array, x: Array) -> tuple[Array, Array]:
-        sums = _product(jnp.concatenate([x, h], 1), both[:, :gates]) + params["bias"][:gates]
-        reset, update = jnp.split(jax.nn.sigmoid(sums), 2, 1)
-        reset_h = (reset * h).astype(x.dtype)
-        candidate = jnp.tanh(
-            _product(jnp.concatenate([x, reset_h], 1), both[:, gates:]) + params["bias"][gates:]
-        )
-        h = (update * h + (1 - update) * candidate).astype(x.dtype)
-        return h, h
-
-    h, outputs = lax.scan(step, _zero_state(params, x_TBI) if state is None else state, x_TBI)
-    return outputs, h
+def _init(key: Array, inputs: int, hidden: int, gates: int, dtype: DTypeLike) -> Params:
+    limit = (6.0 / (inputs + hidden + gates * hidden)) ** 0.5
+    shape = (inputs + hidden, gates * hidden)
+    kernels = jax.random.uniform(key, shape, jnp.float32, -limit, limit).astype(dtype)
+    return {"input": kernels[:inputs], "recurrent": kernels[inputs:], "bias": jnp.zeros(shape[1], dtype)}
 
 
-def lstm_stepwise(
-    params: Params, x_TBI: Float[Array, "T B I"], state: tuple[Array, Array] | None = None
-) -> tuple[Float[Array, "T B H"], tuple[Float[Array, "B H"], Float[Array, "B H"]]]:
-    """As `lstm`, one cell a step on [x, h]."""
-    both = jnp.concatenate([params["input"], params["recurrent"]])
-
-    def step(state: tuple[Array, Array], x: Array) -> tuple[tuple[Array, Array], Array]:
-        h, c = state
-        sums = _product(jnp.concatenate([x, h], 1), both) + params["bias"]
-        i, f, g, o = jnp.split(sums, 4, 1)
-        c = jax.nn.sigmoid(f + FORGET_BIAS) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-        h = (jax.nn.sigmoid(o) * jnp.tanh(c)).astype(x.dtype)
-        return (h, c.astype(x.dtype)), h
-
-    zero = _zero_state(params, x_TBI)
-    state, outputs = lax.scan(step, (zero, zero) if state is None else state, x_TBI)
-    return outputs, state
+def _input_sums(params: Params, x_TBI: Array) -> Array:
+    """What is known of the gate sums before the loop, in the inputs' type: half the traffic for 16 bits."""
+    return (product(x_TBI, params["input"]) + params["bias"]).astype(x_TBI.dtype)

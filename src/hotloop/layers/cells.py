@@ -1,0 +1,130 @@
+"""The formulas of the tanh RNN, the GRU and the LSTM, one step forward and one step back.
+
+`z` is a step's input product with its bias. Products are summed and gates are computed in float32 (float64 for
+float64 inputs); `h` is rounded to the type of the inputs after each step, because the next product reads it,
+while the LSTM's `c`, which only ever adds up, stays wide. The loop over time is in recurrence.py.
+"""
+
+import jax.numpy as jnp
+from jax import Array
+from jax.nn import sigmoid
+
+from hotloop.layers import product
+from hotloop.layers.product import Turned, wide
+from hotloop.layers.recurrence import Cell, Factors, Kernels, State
+
+
+def _plus(z: Array, h: Array, kernel: Array | None) -> Array:
+    sums: Array = z.astype(wide(z.dtype)) if kernel is None else z + product.forward(h, kernel)
+    return sums
+
+
+def _zero(z: Array, gates: int) -> Array:
+    return jnp.zeros((z.shape[0], z.shape[1] // gates), z.dtype)
+
+
+def _slope(gate: Array) -> Array:
+    """The derivative of the logistic function at the value it gave."""
+    return gate * (1 - gate)
+
+
+def _rnn_zero(z: Array) -> State:
+    return (_zero(z, 1),)
+
+
+def _rnn_step(z: Array, kernels: Kernels | None, state: State) -> tuple[State, Array]:
+    (kernel,) = kernels or (None,)
+    sums = _plus(z, state[0], kernel)
+    return (jnp.tanh(sums).astype(z.dtype),), sums
+
+
+def _rnn_factors(sums: Array, states: State) -> Factors:
+    h = jnp.tanh(sums.astype(wide(sums.dtype)))
+    return (1 - h * h,)
+
+
+def _rnn_back(kernels: tuple[Turned, ...], factors: Factors, d_state: State) -> tuple[Array, State]:
+    dz = d_state[0] * factors[0]
+    return dz, (kernels[0](dz),)
+
+
+def _one_kernel(factors: Factors, states: State, dz: Array) -> Kernels:
+    return (product.kernel_gradient(states[0], dz),)
+
+
+def _gru_zero(z: Array) -> State:
+    return (_zero(z, 3),)
+
+
+def _gru_step(z: Array, kernels: Kernels | None, state: State) -> tuple[State, Array]:
+    (h,) = state
+    of_gates, of_candidate = kernels or (None, None)
+    z_gates, z_candidate = jnp.split(z, [2 * h.shape[1]], 1)
+    gate_sums = _plus(z_gates, h, of_gates)
+    reset, update = jnp.split(sigmoid(gate_sums), 2, 1)
+    candidate_sum = _plus(z_candidate, (reset * h).astype(h.dtype), of_candidate)
+    h = (update * h + (1 - update) * jnp.tanh(candidate_sum)).astype(h.dtype)
+    return (h,), jnp.concatenate([gate_sums, candidate_sum], 1)
+
+
+def _gru_factors(sums: Array, states: State) -> Factors:
+    (h,) = states
+    reset, update, candidate = jnp.split(sums.astype(wide(sums.dtype)), 3, 2)
+    reset, update, candidate = sigmoid(reset), sigmoid(update), jnp.tanh(candidate)
+    by_candidate = (1 - update) * (1 - candidate * candidate)
+    return reset, update, h * _slope(reset), (h - candidate) * _slope(update), by_candidate
+
+
+def _gru_back(kernels: tuple[Turned, ...], factors: Factors, d_state: State) -> tuple[Array, State]:
+    reset, update, by_reset, by_update, by_candidate = factors
+    (dh,) = d_state
+    of_gates, of_candidate = kernels
+    d_candidate = dh * by_candidate
+    d_reset_h = of_candidate(d_candidate)
+    d_gates = jnp.concatenate([d_reset_h * by_reset, dh * by_update], 1)
+    before = dh * update + d_reset_h * reset + of_gates(d_gates)
+    return jnp.concatenate([d_gates, d_candidate], 1), (before,)
+
+
+def _gru_weights(factors: Factors, states: State, dz: Array) -> Kernels:
+    reset, (h,) = factors[0], states
+    d_gates, d_candidate = jnp.split(dz, [2 * h.shape[2]], 2)
+    return (
+        product.kernel_gradient(h, d_gates),
+        product.kernel_gradient((reset * h).astype(h.dtype), d_candidate),
+    )
+
+
+def _lstm_zero(z: Array) -> State:
+    return _zero(z, 4), _zero(z, 4).astype(wide(z.dtype))
+
+
+def _lstm_step(z: Array, kernels: Kernels | None, state: State) -> tuple[State, Array]:
+    h, c = state
+    (kernel,) = kernels or (None,)
+    sums = _plus(z, h, kernel)
+    i, f, g, o = jnp.split(sums, 4, 1)
+    c = sigmoid(f) * c + sigmoid(i) * jnp.tanh(g)
+    return ((sigmoid(o) * jnp.tanh(c)).astype(h.dtype), c), sums
+
+
+def _lstm_factors(sums: Array, states: State) -> Factors:
+    c = states[1]
+    i, f, g, o = jnp.split(sums.astype(wide(sums.dtype)), 4, 2)
+    i, f, g, o = sigmoid(i), sigmoid(f), jnp.tanh(g), sigmoid(o)
+    tanh_c = jnp.tanh(f * c + i * g)
+    to_c = o * (1 - tanh_c * tanh_c)
+    return f, to_c, g * _slope(i), c * _slope(f), i * (1 - g * g), tanh_c * _slope(o)
+
+
+def _lstm_back(kernels: tuple[Turned, ...], factors: Factors, d_state: State) -> tuple[Array, State]:
+    f, to_c, by_i, by_f, by_g, by_o = factors
+    dh, dc = d_state
+    dc = dc + dh * to_c
+    dz = jnp.concatenate([dc * by_i, dc * by_f, dc * by_g, dh * by_o], 1)
+    return dz, (kernels[0](dz), dc * f)
+
+
+RNN = Cell(_rnn_zero, _rnn_step, _rnn_factors, _rnn_back, _one_kernel)
+GRU = Cell(_gru_zero, _gru_step, _gru_factors, _gru_back, _gru_weights)
+LSTM = Cell(_lstm_zero, _lstm_step, _lstm_factors, _lstm_back, _one_kernel)
