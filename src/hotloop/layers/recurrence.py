@@ -61,7 +61,7 @@ def _is_primal(leaf: Any) -> bool:
 def _backward(cell: Cell, saved: Any, gradients: tuple[Any, Any]) -> tuple[Array, Kernels, State | None]:
     kernels, state, states, sums = saved
     d_outputs, d_last = gradients
-    start = cell.zero(sums[0]) if state is None else state
+    start = tuple(jnp.zeros_like(part[0]) for part in states) if state is None else state
     before = tuple(jnp.concatenate([a[None], b[:-1]]) for a, b in zip(start, states, strict=True))
     factors = cell.factors(sums, before)
     if isinstance(d_outputs, SymbolicZero):  # only the last state was used: nothing comes in at each step

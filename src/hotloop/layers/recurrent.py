@@ -18,6 +18,7 @@ from jaxtyping import Float
 from hotloop.layers.cells import GRU, LSTM, RNN
 from hotloop.layers.product import product, wide
 from hotloop.layers.recurrence import recur
+from hotloop.layers.reset_after import GRU_RESET_AFTER
 from hotloop.layers.stepwise import (
     FORGET_BIAS,
     Hidden,
@@ -30,6 +31,7 @@ from hotloop.layers.stepwise import (
 
 __all__ = [
     "gru",
+    "gru_reset_after",
     "gru_stepwise",
     "init_gru",
     "init_lstm",
@@ -55,6 +57,15 @@ def gru(params: Params, x_TBI: Float[Array, "T B I"], state: Hidden | None = Non
     hidden = params["recurrent"].shape[0]
     of_gates, of_candidate = jnp.split(params["recurrent"], [2 * hidden], 1)
     outputs, (h,) = recur(GRU, _input_sums(params, x_TBI), (of_gates, of_candidate), before)
+    return outputs, h
+
+
+def gru_reset_after(
+    params: Params, x_TBI: Float[Array, "T B I"], state: Hidden | None = None
+) -> tuple[Outputs, Hidden]:
+    """As `gru` with c = tanh(x W + b + r (h U)): the form of cuDNN, one product a step. Every h, and the last."""
+    before = None if state is None else (state,)
+    outputs, (h,) = recur(GRU_RESET_AFTER, _input_sums(params, x_TBI), (params["recurrent"],), before)
     return outputs, h
 
 

@@ -1,0 +1,58 @@
+"""The GRU with the reset gate after the product, against its formula written plainly in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hotloop.layers.recurrent import gru_reset_after, init_gru
+
+T, B, INPUTS, H = 11, 3, 5, 7
+
+
+def plain(params, x_TBI):
+    """One step after the other, differentiated by JAX."""
+
+    def step(h, x):
+        (zr, zu, zc) = jnp.split(x @ params["input"] + params["bias"], 3, 1)
+        (r, u, c) = jnp.split(h @ params["recurrent"], 3, 1)
+        reset, update = 1 / (1 + jnp.exp(-(zr + r))), 1 / (1 + jnp.exp(-(zu + u)))
+        h = update * h + (1 - update) * jnp.tanh(zc + reset * c)
+        return h, h
+
+    return jax.lax.scan(step, jnp.zeros((x_TBI.shape[1], H), x_TBI.dtype), x_TBI)[1]
+
+
+def case(timesteps):
+    params = init_gru(jax.random.key(0), INPUTS, H, jnp.float64)
+    params["bias"] = jax.random.normal(jax.random.key(3), (3 * H,), jnp.float64)
+    x = jax.random.normal(jax.random.key(1), (timesteps, B, INPUTS), jnp.float64)
+    weights = jax.random.normal(jax.random.key(2), (timesteps, B, H), jnp.float64)
+    return params, x, weights
+
+
+@pytest.mark.parametrize("timesteps", [1, 5, T])
+def test_outputs_and_gradients_equal_the_plain_formula(timesteps):
+    with jax.enable_x64(True):
+        params, x, weights = case(timesteps)
+
+        def loss(layer):
+            return lambda params, x: (layer(params, x) * weights).sum()
+
+        def fused(params, x):
+            return gru_reset_after(params, x)[0]
+
+        np.testing.assert_allclose(fused(params, x), plain(params, x), rtol=1e-12, atol=1e-14)
+        ours = jax.jit(jax.grad(loss(fused), (0, 1)))(params, x)
+        theirs = jax.jit(jax.grad(loss(plain), (0, 1)))(params, x)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12), ours, theirs)
+
+
+def test_a_given_state_continues_the_sequence():
+    with jax.enable_x64(True):
+        params, x, _ = case(T)
+        whole, last = gru_reset_after(params, x)
+        first, state = gru_reset_after(params, x[:4])
+        second, end = gru_reset_after(params, x[4:], state)
+        np.testing.assert_allclose(jnp.concatenate([first, second]), whole, rtol=1e-12)
+        np.testing.assert_allclose(end, last, rtol=1e-12)
