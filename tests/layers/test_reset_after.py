@@ -1,11 +1,13 @@
 """The GRU with the reset gate after the product, against its formula written plainly in float64."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hotloop.layers.recurrent import gru_reset_after, init_gru
+from hotloop.layers.recurrent import gru_reset_after
 
 T, B, INPUTS, H = 11, 3, 5, 7
 
@@ -24,11 +26,10 @@ def plain(params, x_TBI):
 
 
 def case(timesteps):
-    params = init_gru(jax.random.key(0), INPUTS, H, jnp.float64)
-    params["bias"] = jax.random.normal(jax.random.key(3), (3 * H,), jnp.float64)
-    x = jax.random.normal(jax.random.key(1), (timesteps, B, INPUTS), jnp.float64)
-    weights = jax.random.normal(jax.random.key(2), (timesteps, B, H), jnp.float64)
-    return params, x, weights
+    rng = np.random.default_rng(0)
+    shapes = {"input": (INPUTS, 3 * H), "recurrent": (H, 3 * H), "bias": (3 * H,)}
+    params = {name: jnp.array(rng.normal(size=shape)) for name, shape in shapes.items()}
+    return params, jnp.array(rng.normal(size=(timesteps, B, INPUTS))), rng.normal(size=(timesteps, B, H))
 
 
 @pytest.mark.parametrize("timesteps", [1, 5, T])
@@ -42,17 +43,21 @@ def test_outputs_and_gradients_equal_the_plain_formula(timesteps):
         def fused(params, x):
             return gru_reset_after(params, x)[0]
 
-        np.testing.assert_allclose(fused(params, x), plain(params, x), rtol=1e-12, atol=1e-14)
-        ours = jax.jit(jax.grad(loss(fused), (0, 1)))(params, x)
-        theirs = jax.jit(jax.grad(loss(plain), (0, 1)))(params, x)
+        @partial(jax.jit, static_argnums=0)
+        def run(layer, params, x):
+            return layer(params, x), jax.grad(loss(layer), (0, 1))(params, x)
+
+        (y, ours), (expected, theirs) = run(fused, params, x), run(plain, params, x)
+        np.testing.assert_allclose(y, expected, rtol=1e-12, atol=1e-14)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12), ours, theirs)
 
 
 def test_a_given_state_continues_the_sequence():
     with jax.enable_x64(True):
         params, x, _ = case(T)
-        whole, last = gru_reset_after(params, x)
-        first, state = gru_reset_after(params, x[:4])
-        second, end = gru_reset_after(params, x[4:], state)
+        layer = jax.jit(gru_reset_after)
+        whole, last = layer(params, x)
+        first, state = layer(params, x[:4])
+        second, end = layer(params, x[4:], state)
         np.testing.assert_allclose(jnp.concatenate([first, second]), whole, rtol=1e-12)
         np.testing.assert_allclose(end, last, rtol=1e-12)
