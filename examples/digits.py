@@ -32,6 +32,7 @@ from hotloop.engine.plan import Batch, plan_epochs
 from hotloop.engine.run import Run
 from hotloop.engine.sinks import ConsoleSink
 from hotloop.errors import HotloopError
+from hotloop.layers.initial import constant, draw, he_normal
 
 
 @dataclass(frozen=True)
@@ -50,15 +51,10 @@ class Config:
 
 
 def init(config: Config, key: Array) -> dict[str, Any]:
-    """Weights drawn with variance 1 / inputs, and an optimiser that has seen nothing."""
+    """Random weights, biases of zero, and an optimiser that has seen nothing."""
     sizes = {"hidden": (784, config.hidden), "output": (config.hidden, 10)}
-    params = {
-        name: {
-            "w": jax.random.normal(stream(key, name, 0), shape) / shape[0] ** 0.5,
-            "b": jnp.zeros(shape[1]),
-        }
-        for name, shape in sizes.items()
-    }
+    specs = {name: {"w": he_normal(size), "b": constant(size[1:])} for name, size in sizes.items()}
+    params = draw(key, specs)
     return {"params": params, "optimiser": optax.adam(config.learning_rate).init(params)}
 
 
