@@ -1,7 +1,7 @@
 """Devices as a mesh: one axis, `replica`, for data-parallel copies. It knows no model and no batch."""
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh
 
 from hotloop.errors import DeviceError
 
@@ -14,7 +14,7 @@ def replicas(count: int, platform: str | None = None) -> Mesh:
     if count > len(devices):
         here = f"{len(devices)} {devices[0].platform} device{'s' * (len(devices) > 1)}"
         raise DeviceError(f"--replicas {count}: only {here} here; use at most {len(devices)}")
-    return jax.make_mesh((count,), (REPLICA,), devices=devices[:count])
+    return jax.make_mesh((count,), (REPLICA,), (AxisType.Auto,), devices=devices[:count])
 
 
 def device(number: int, platform: str | None = None) -> jax.Device:

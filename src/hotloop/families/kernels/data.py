@@ -1,4 +1,4 @@
-"""Where a loop's batches come from: a pool made on the device, or the same batches sent from the host.
+"""Where a loop's batches come from: a pool that lies on the device, or the same batches sent from the host.
 
 Batch number t is pool[t mod n] either way, so both give the same results. It knows the kernel's data, not
 its layer.
@@ -14,9 +14,8 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
 
-from hotloop.engine.keys import stream
 from hotloop.families.kernels.config import Layer
-from hotloop.families.kernels.kernel import Batch, Kernel
+from hotloop.families.kernels.kernel import Batch, HostBatch, Kernel
 from hotloop.families.kernels.program import P0, Program, pool_specs
 
 POOL_BATCHES, POOL_BYTES = 4, 2**28
@@ -43,27 +42,22 @@ class Place:
         return {name: NamedSharding(self.mesh, spec) for name, spec in pool_specs(kernel, pool).items()}
 
 
-def make_pool(kernel: Kernel, config: Layer, dtype: Any, key: Array, place: Place) -> Batch:
-    """A few batches [n, ...] of all replicas' rows, made where they will be used."""
+def make_pool(kernel: Kernel, config: Layer, dtype: str) -> HostBatch:
+    """A few batches [n, ...] of all replicas' rows. Drawn by numpy: jax would take seconds to compile the draw."""
     rows = config.batch_size * config.replicas
-
-    def batch(key: Array) -> Batch:
-        made = kernel.data(key, rows, dtype)
-        return jax.tree.map(jnp.zeros_like, made) if config.use_zero_values else made
-
-    shapes = jax.eval_shape(batch, key)
-    size = sum(leaf.size * leaf.dtype.itemsize for leaf in shapes.values())
-    count = max(2, min(POOL_BATCHES, POOL_BYTES // size))
-    keys = jax.vmap(lambda n: stream(key, "data", n))(jnp.arange(count))
-    made: Batch = jax.jit(jax.vmap(batch), out_shardings=place.pool(kernel, shapes))(keys)
-    return made
+    batches = [kernel.data(np.random.default_rng((config.seed, 0)), rows, jnp.dtype(dtype))]
+    fitting = POOL_BYTES // sum(leaf.nbytes for leaf in batches[0].values())
+    for number in range(1, max(2, min(POOL_BATCHES, fitting))):
+        batches.append(kernel.data(np.random.default_rng((config.seed, number)), rows, jnp.dtype(dtype)))
+    pool = {name: np.stack([batch[name] for batch in batches]) for name in batches[0]}
+    return {name: np.zeros_like(leaf) for name, leaf in pool.items()} if config.use_zero_values else pool
 
 
 class OnDevice:
-    """The pool stays on the device: a step is one call over it."""
+    """The pool lies on the device: a step is one call over it, and nothing is sent."""
 
-    def __init__(self, pool: Batch, iterations: int):
-        self.pool = pool
+    def __init__(self, pool: HostBatch, iterations: int, shardings: dict[str, Sharding]):
+        self.pool: Batch = {name: jax.device_put(leaf, shardings[name]) for name, leaf in pool.items()}
         self.batches: int = pool["x"].shape[0]
         self.iterations_a_call = iterations
 
@@ -80,8 +74,8 @@ class OnDevice:
 class FromHost:
     """Every batch is sent from the host: a step is several calls, each on the piece sent during the last."""
 
-    def __init__(self, pool: Batch, iterations: int, shardings: dict[str, Sharding]):
-        self._host = {name: np.asarray(leaf) for name, leaf in pool.items()}
+    def __init__(self, pool: HostBatch, iterations: int, shardings: dict[str, Sharding]):
+        self._host = pool
         self._shardings = shardings
         self._sent = 0
         self.batches: int = len(self._host["x"])

@@ -32,7 +32,7 @@ def dense_kernel(config: Dense) -> Kernel:
         title="Dense layer",
         sizes={"size": size, "activation": "relu" if config.include_activation else "none"},
         init=lambda key, dtype: dense.init(key, size, size, dtype),
-        data=lambda key, rows, dtype: {"x": normal(key, (rows, size), dtype)},
+        data=lambda generator, rows, dtype: {"x": normal(generator, (rows, size), dtype)},
         row_axes={"x": 0, "y": 0},
         apply=apply,
         loss=lambda params, batch: mean_square(apply(params, batch["x"]), batch["x"]),
@@ -83,7 +83,9 @@ def grouped_conv_kernel(config: GroupedConv) -> Kernel:
             "blocks": config.block_repeats,
         },
         init=init,
-        data=lambda key, rows, dtype: {"x": normal(key, (rows, side, side, config.filter_in), dtype)},
+        data=lambda generator, rows, dtype: {
+            "x": normal(generator, (rows, side, side, config.filter_in), dtype)
+        },
         row_axes={"x": 0, "y": 0},
         apply=apply,
         loss=lambda params, batch: mean_square(apply(params, batch["x"]), target(batch["x"])),

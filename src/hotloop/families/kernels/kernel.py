@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
@@ -16,6 +17,7 @@ from hotloop.families.kernels.costs import Cost
 
 Batch = dict[str, Array]
 """`x`, and `labels` where the loss needs any."""
+HostBatch = dict[str, np.ndarray[Any, Any]]
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,8 @@ class Kernel:
     """What the banner says of the shape."""
     init: Callable[[Array, DTypeLike], Any]
     """(key, dtype) -> parameters."""
-    data: Callable[[Array, int, DTypeLike], Batch]
-    """(key, rows, dtype) -> one batch of so many rows."""
+    data: Callable[[np.random.Generator, int, DTypeLike], HostBatch]
+    """(generator, rows, dtype) -> one batch of so many rows."""
     row_axes: Mapping[str, int]
     """Which axis of `x`, `labels` and the output `y` counts rows."""
     apply: Callable[[Any, Array], Array]
@@ -58,6 +60,6 @@ def cross_entropy(logits: Array, labels: Array) -> Array:
     return (jax.nn.logsumexp(wide, -1) - chosen).mean()
 
 
-def normal(key: Array, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+def normal(generator: np.random.Generator, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray[Any, Any]:
     """Standard normal numbers, drawn in float32 whatever the type, so that every type sees the same data."""
-    return jax.random.normal(key, shape, jnp.float32).astype(dtype)
+    return generator.standard_normal(shape, np.float32).astype(dtype)

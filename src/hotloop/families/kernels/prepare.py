@@ -67,11 +67,10 @@ def prepare(config: Layer, kernel: Kernel, place: Place, dtype: str) -> Bench:
     """Parameters, data and the compiled loop, all in their places."""
     key = jax.random.key(config.seed)
     params = jax.device_put(kernel.init(stream(key, "init", 0), dtype), place.everywhere())
-    count = jax.device_put(jnp.int32(0), place.everywhere())
-    pool = make_pool(kernel, config, dtype, key, place)
-    feed: OnDevice | FromHost = OnDevice(pool, config.batches_per_step)
-    if config.use_generated_data:
-        feed = FromHost(pool, config.batches_per_step, place.pool(kernel, pool))
+    count = jax.device_put(jnp.uint32(0), place.everywhere())
+    pool = make_pool(kernel, config, dtype)
+    source = FromHost if config.use_generated_data else OnDevice
+    feed = source(pool, config.batches_per_step, place.pool(kernel, pool))
     compiled = compile_loop(
         config, kernel, place, dtype, key, (params, count, feed.pool), feed.iterations_a_call
     )

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
 from hotloop.families.kernels import costs, reference
 from hotloop.families.kernels.config import Gru, Layer, Lstm, LstmMulti, Rnn
-from hotloop.families.kernels.kernel import Batch, Kernel, cross_entropy, mean_square, normal
+from hotloop.families.kernels.kernel import HostBatch, Kernel, cross_entropy, mean_square, normal
 from hotloop.layers import dense, recurrent
 
 Init = Callable[[Array, int, int, DTypeLike], Any]
@@ -58,9 +58,9 @@ def _layer(
 ) -> Kernel:  # fmt: skip
     rows, classes = config.batch_size, min(inputs, hidden)
 
-    def data(key: Array, rows: int, dtype: DTypeLike) -> Batch:
-        x = normal(key, (time, rows, inputs), dtype)
-        return {"x": x, "labels": jnp.argmax(x[..., :classes], -1).astype(jnp.int32)}
+    def data(generator: np.random.Generator, rows: int, dtype: DTypeLike) -> HostBatch:
+        x = normal(generator, (time, rows, inputs), dtype)
+        return {"x": x, "labels": np.argmax(x[..., :classes], -1).astype(np.int32)}
 
     return Kernel(
         title=f"{title} layer",
@@ -90,8 +90,8 @@ def lstm_multi_kernel(config: LstmMulti) -> Kernel:
         layers = [recurrent.init_lstm(k, size, hidden, dtype) for k, size in zip(keys, fan_in, strict=False)]
         return {"layers": layers, "readout": dense.init(keys[-1], hidden, 1, dtype)}
 
-    def data(key: Array, rows: int, dtype: DTypeLike) -> Batch:
-        x = normal(key, (time, rows, inputs), dtype)
+    def data(generator: np.random.Generator, rows: int, dtype: DTypeLike) -> HostBatch:
+        x = normal(generator, (time, rows, inputs), dtype)
         return {"x": x, "labels": x[-1, :, :1]}
 
     def apply(params: Any, x: Array) -> Array:

@@ -1,0 +1,169 @@
+"""A whole benchmark: what it says, what it returns, and how seconds become figures."""
+
+import json
+import re
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from hotloop.cli.console import Context
+from hotloop.engine.ceilings import Ceilings
+from hotloop.errors import DeviceError, OptionError
+from hotloop.families.kernels import bench, timing
+from hotloop.families.kernels import config as configs
+from hotloop.families.kernels.costs import Cost
+from hotloop.families.kernels.explain import explanations
+from hotloop.options import Params, plain
+
+KNOWN = Ceilings("test", {"float32": 0.1, "float16": 0.2, "bfloat16": 0.2}, "float32", 10.0, "", "")
+DENSE = configs.Dense(size=16, batch_size=4, batches_per_step=3, steps=2, dtype="float32")
+
+
+@pytest.fixture(autouse=True)
+def known_ceilings(monkeypatch):
+    monkeypatch.setattr(bench, "ceilings", lambda device: KNOWN)
+
+
+def run(config, capsys):
+    result = bench.run(config, jax.devices()[0], Context())
+    return result, capsys.readouterr().out
+
+
+def test_inference_says_the_old_lines_and_returns_every_figure(capsys):
+    result, said = run(replace(DENSE, repeat=2), capsys)
+    assert said.startswith("Dense layer\nInference\nBatch size: 4, batches per step: 3, steps: 2\nSize 16")
+    assert len(re.findall(r"^\d+\.\d+ sec/itr\. \d+\.\d+ items/sec$", said, re.MULTILINE)) == 4
+    seconds = result["seconds_per_step"]
+    assert len(seconds["all"]) == 4 and seconds["p10"] <= seconds["median"] <= seconds["p90"]
+    assert result["items_per_second"] == pytest.approx(12 / seconds["median"])
+    assert result["tflops"] == pytest.approx(3 * result["cost"]["flops"] / seconds["median"] / 1e12)
+    assert result["gbps"] == pytest.approx(3 * result["cost"]["bytes"] / seconds["median"] / 1e9)
+    assert len(result["repeats"]) == 2
+    assert result["config"]["size"] == 16 and result["environment"]["jax"] == jax.__version__
+    assert result["checked"]["rows"] == 4 and result["compile_seconds"] > 0
+    assert "loss_first" not in result
+    json.dumps(plain(result), allow_nan=False)
+
+
+def test_training_reports_the_losses_of_the_whole_run(capsys):
+    result, said = run(replace(DENSE, train=True, learning_rate=1.0, batches_per_step=20), capsys)
+    assert result["loss_last"] < 0.9 * result["loss_first"]
+    assert f"loss: first {result['loss_first']:.6g}, last {result['loss_last']:.6g}" in said
+
+
+def test_only_the_timed_steps_are_counted_after_one_warm_up(monkeypatch, capsys):
+    calls = []
+    step = bench.Bench.step
+    monkeypatch.setattr(bench.Bench, "step", lambda self: (calls.append(1), step(self))[1])
+    result, _ = run(DENSE, capsys)
+    assert len(calls) == 3 and len(result["seconds_per_step"]["all"]) == 2
+
+
+def test_the_stack_of_lstms_has_measured_latencies(capsys):
+    config = configs.LstmMulti(timesteps=3, hidden_size=8, input_size=4, batches_per_step=2, steps=1)
+    result, said = run(config, capsys)
+    latency = result["latency_ms"]
+    assert 0 < latency["p50"] <= latency["p90"] <= latency["p99"]
+    assert latency["calls"] == 199 and "latency of one batch: p50" in said
+
+
+def test_report_and_graph_are_written_where_it_says(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _, said = run(replace(DENSE, report=tmp_path / "report", save_graph=True), capsys)
+    assert (tmp_path / "report/inference/summary.json").exists()
+    assert list((tmp_path / "report/inference/trace").rglob("*.gz"))
+    (folder,) = re.findall(r"^program text: (logs/\S+)$", said, re.MULTILINE)
+    assert "stablehlo.dot_general" in (tmp_path / folder / "program.stablehlo.txt").read_text()
+    assert "HloModule" in (tmp_path / folder / "program.optimised.hlo.txt").read_text()
+
+
+def test_a_report_asked_for_by_the_environment_is_written(capsys, tmp_path, monkeypatch):
+    options = json.dumps({"autoReport.all": "true", "autoReport.directory": str(tmp_path / "there")})
+    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", options)
+    run(replace(DENSE, train=True), capsys)
+    assert (tmp_path / "there/training/program.hlo.txt").exists()
+
+
+def test_options_of_the_old_programs_are_explained(capsys):
+    options = Params({"availableMemoryProportion": 0.1})
+    config = replace(DENSE, convolution_options=options, matmul_options=options, report_hw_cycle_count=True)
+    _, said = run(config, capsys)
+    for name in ("--convolution-options", "--matmul-options", "--report-hw-cycle-count"):
+        (line,) = [line for line in said.splitlines() if line.startswith(name)]
+        assert "no effect" in line
+    assert explanations(DENSE) == []
+
+
+def test_regrouped_blocks_are_announced(capsys):
+    config = configs.GroupedConv(
+        filter_in=8, filter_out=4, input_size=6, block_repeats=2, batches_per_step=2, steps=1
+    )
+    _, said = run(config, capsys)
+    assert "blocks after the first have 2 groups instead of 4" in said
+    assert "Grouped convolution\nInference\n" in said
+
+
+def test_auto_is_float32_on_a_cpu_and_says_so(capsys):
+    result, said = run(replace(DENSE, dtype="auto"), capsys)
+    if jax.devices()[0].platform == "cpu":
+        assert result["dtype"] == "float32" and "float32 (auto on cpu)" in said
+
+
+def test_half_partials_sum_in_sixteen_bits_and_are_less_exact(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    half = replace(DENSE, dtype="float16", size=512, save_graph=True)
+    whole, _ = run(half, capsys)
+    partial, _ = run(replace(half, enable_half_partials=True), capsys)
+    assert partial["checked"]["bounds"]["output"] > whole["checked"]["bounds"]["output"]
+    texts = [path.read_text() for path in sorted(tmp_path.rglob("*.stablehlo.txt"))]
+    assert ["accumulation_type = f16" in text for text in texts] == [False, True]
+
+
+def test_half_partials_need_sixteen_bits():
+    if jax.devices()[0].platform == "cpu":
+        with pytest.raises(OptionError, match="--enable-half-partials: needs 16-bit numbers"):
+            bench.run(replace(DENSE, dtype="auto", enable_half_partials=True), jax.devices()[0], Context())
+
+
+def test_too_many_replicas_compile_nothing(monkeypatch):
+    monkeypatch.setattr(jax, "jit", lambda *_, **__: pytest.fail("compiled"))
+    with pytest.raises(DeviceError, match="--replicas 99: only"):
+        bench.run(replace(DENSE, replicas=99), jax.devices()[0], Context())
+
+
+def test_items_count_every_replica(capsys):
+    if len(jax.devices()) < 2:
+        pytest.skip("needs two devices")
+    result, said = run(replace(DENSE, replicas=2, train=True), capsys)
+    assert result["items_per_second"] == pytest.approx(24 / result["seconds_per_step"]["median"])
+    assert "2 replicas" in said
+
+
+def work(flops, moved, dtype="float32", serial=1):
+    return timing.Work(10, 40, Cost(flops, moved, moved, 0, serial), 1, dtype)
+
+
+def test_the_roofline_is_the_lower_of_peak_and_bandwidth_times_intensity():
+    bound_by_products = timing.roofline(work(1e9, 1e6), 0.02, KNOWN)
+    assert (bound_by_products["bound"], bound_by_products["share"]) == ("compute", pytest.approx(0.5))
+    assert bound_by_products["attainable_tflops"] == pytest.approx(0.1)
+    bound_by_memory = timing.roofline(work(1e6, 1e7), 0.004, KNOWN)
+    assert (bound_by_memory["bound"], bound_by_memory["share"]) == ("memory", pytest.approx(0.25))
+    assert bound_by_memory["attainable_tflops"] == pytest.approx(1e6 / 1e-3 / 1e12)
+
+
+def test_tiny_work_is_called_latency_bound():
+    tiny = timing.roofline(work(1e3, 1e3, serial=5), 1e-5, KNOWN)
+    assert tiny["bound"] == "latency" and "5 at least" in tiny["note"]
+
+
+def test_exact_float32_is_held_against_exact_float32():
+    exact = replace(KNOWN, matmul_tflops={"float32": 0.4, "float32 in full": 0.05})
+    assert timing.roofline(work(1e9, 1), 1.0, exact)["peak_tflops"] == pytest.approx(0.05)
+
+
+def test_percentiles_are_those_of_all_steps():
+    found = timing.spread(list(np.arange(1.0, 12.0)))
+    assert found == {"median": 6.0, "p10": 2.0, "p90": 10.0}

@@ -1,0 +1,158 @@
+"""A wrong kernel is refused, and the references are what the formulas say."""
+
+import math
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hotloop.errors import WrongResult
+from hotloop.families.kernels import bench, check, reference
+from hotloop.families.kernels import config as configs
+from hotloop.families.kernels.catalogue import build
+from hotloop.families.kernels.prepare import find_place, prepare
+
+DENSE = configs.Dense(batch_size=4, size=16, batches_per_step=2)
+RNN = configs.Rnn(batch_size=4, timesteps=3, hidden_size=16, batches_per_step=2)
+BOUNDS = check.BOUNDS["float32"]
+
+
+def checked(config, kernel, dtype="float32"):
+    ready = prepare(config, kernel, find_place(config, jax.devices()[0]), dtype)
+    return bench.check_training(ready) if config.train else bench.check_inference(ready, ready.step())
+
+
+def test_a_layer_that_is_slightly_wrong_is_refused():
+    kernel = build(DENSE)
+    broken = replace(kernel, apply=lambda p, x: kernel.apply(p, x) * 1.0001)
+    with pytest.raises(
+        WrongResult, match=r"Dense layer: wrong result, not timed: .* output .* limit is 1e-05"
+    ):
+        checked(DENSE, broken)
+
+
+def test_a_layer_that_gives_nan_is_refused():
+    kernel = build(DENSE)
+    broken = replace(kernel, apply=lambda p, x: kernel.apply(p, x).at[-1, -1].set(jnp.nan))
+    with pytest.raises(WrongResult):
+        checked(DENSE, broken)
+
+
+def test_a_loss_that_stops_a_gradient_is_refused():
+    config = replace(DENSE, train=True)
+    kernel = build(config)
+
+    def deaf(params, batch):
+        return kernel.loss(params | {"bias": jax.lax.stop_gradient(params["bias"])}, batch)
+
+    with pytest.raises(WrongResult, match="gradient"):
+        checked(config, replace(kernel, loss=deaf))
+
+
+def test_a_learning_rate_that_is_not_the_one_asked_for_is_refused():
+    config = replace(DENSE, train=True)
+    kernel = build(config)
+    ready = prepare(config, kernel, find_place(config, jax.devices()[0]), "float32")
+    ready.config = replace(config, learning_rate=0.011)
+    update = bench.program.updater(kernel, 0.01, jax.random.key(0), None)
+
+    def once(params, batch):
+        return jax.jit(update)(params, jnp.uint32(0), batch)
+
+    with pytest.raises(WrongResult, match="parameters"):
+        check.check_update(kernel, ready.params, once, ready.feed.batch(0), 1.0, 0.011, BOUNDS)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sixteen_bits_are_within_their_bounds_and_outside_those_of_float32(dtype):
+    found = checked(DENSE, build(DENSE), dtype)
+    assert check.BOUNDS["float32"].output < found.errors["output"] < check.BOUNDS[dtype].output
+
+
+def test_the_output_is_compared_on_the_rows_that_the_budget_allows(monkeypatch):
+    flops = build(RNN).cost(1).flops
+    monkeypatch.setattr(check, "REFERENCE_FLOPS", flops / 2)
+    found = checked(RNN, build(RNN))
+    assert (found.rows, found.of_rows) == (2, 4)
+
+
+def test_an_update_is_compared_at_full_shape_on_repeated_rows(monkeypatch):
+    config = replace(DENSE, train=True)
+    monkeypatch.setattr(check, "REFERENCE_FLOPS", build(config).cost(1).flops / 2)
+    found = checked(config, build(config))
+    assert (found.rows, found.of_rows) == (2, 4)
+    assert found.errors["gradient"] < 1e-6
+
+
+def test_relative_errors_are_of_norms():
+    assert check.relative_error([3.0, 4.0], [3.0, 4.5]) == pytest.approx(0.5 / math.hypot(3, 4.5))
+    assert check.relative_error([0.0], [0.0]) == 0
+    assert math.isnan(check.relative_error([math.nan], [1.0]))
+    assert check.worst_leaf({"a": [1.0], "b": [0.02]}, {"a": [1.0], "b": [0.01]}) == pytest.approx(
+        0.1, rel=1e-3
+    )
+
+
+def test_float64_is_float64_and_only_there():
+    found = reference.in_float64(lambda x: x + 2.0**-40, np.float16(1))
+    assert found.dtype == np.float64 and found != 1
+    assert jnp.ones(1).dtype == jnp.float32
+
+
+def sigmoid(x):
+    return 1 / (1 + math.exp(-x))
+
+
+def test_reference_cells_on_one_unit_by_hand():
+    x = np.array([0.5, -1.0])[:, None, None]
+
+    def params(gates):
+        ramp = np.arange(1, gates + 1)
+        return {"input": 0.3 * ramp[None], "recurrent": -0.2 * ramp[None], "bias": 0.1 * ramp}
+
+    def sums(x, h, gate):
+        return (gate + 1) * (0.3 * x - 0.2 * h + 0.1)
+
+    h_rnn = h_gru = h_lstm = c = 0.0
+    expected = {"rnn": [], "gru": [], "lstm": []}
+    for value in x[:, 0, 0]:
+        h_rnn = math.tanh(sums(value, h_rnn, 0))
+        reset, update = sigmoid(sums(value, h_gru, 0)), sigmoid(sums(value, h_gru, 1))
+        h_gru = update * h_gru + (1 - update) * math.tanh(3 * (0.3 * value - 0.2 * reset * h_gru + 0.1))
+        i, f, g, o = (sums(value, h_lstm, gate) for gate in range(4))
+        c = sigmoid(f + 1) * c + sigmoid(i) * math.tanh(g)
+        h_lstm = sigmoid(o) * math.tanh(c)
+        for name, h in (("rnn", h_rnn), ("gru", h_gru), ("lstm", h_lstm)):
+            expected[name].append(h)
+    for name, gates in (("rnn", 1), ("gru", 3), ("lstm", 4)):
+        found = reference.in_float64(getattr(reference, name), params(gates), x)
+        np.testing.assert_allclose(found[:, 0, 0], expected[name], rtol=1e-14)
+
+
+@pytest.mark.parametrize(("size", "stride", "kernel"), [(5, 1, 3), (7, 3, 3), (6, 2, 2), (2, 3, 3)])
+def test_reference_convolution_by_its_definition(size, stride, kernel):
+    generator = np.random.default_rng(0)
+    x, w = generator.normal(size=(1, size, size, 4)), generator.normal(size=(kernel, kernel, 2, 6))
+    found = reference.in_float64(lambda x, w: reference.grouped_conv(x, w, 2, stride), x, w)
+    out = math.ceil(size / stride)
+    assert found.shape == (1, out, out, 6)
+    before = max((out - 1) * stride + kernel - size, 0) // 2
+    for a, b, o in np.ndindex(out, out, 6):
+        total = 0.0
+        for i, j, c in np.ndindex(kernel, kernel, 2):
+            row, column = a * stride + i - before, b * stride + j - before
+            if 0 <= row < size and 0 <= column < size:
+                total += x[0, row, column, (o // 3) * 2 + c] * w[i, j, c, o]
+        assert found[0, a, b, o] == pytest.approx(total, abs=1e-12)
+
+
+def test_reference_losses_by_hand():
+    logits, labels = np.array([[[1.0, 2.0, 4.0]]]), np.array([[1]])
+    total = math.exp(1) + math.exp(2) + math.exp(4)
+    found = reference.in_float64(reference.cross_entropy, logits, labels)
+    assert float(found) == pytest.approx(math.log(total) - 2)
+    assert (
+        float(reference.in_float64(reference.mean_square, np.array([1.0, 3.0]), np.array([0.0, 1.0]))) == 2.5
+    )

@@ -1,0 +1,161 @@
+"""The loop is honest: its products run in its body, as often as it says, on numbers that are right."""
+
+import re
+import time
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hotloop.families.kernels import config as configs
+from hotloop.families.kernels import program
+from hotloop.families.kernels.catalogue import build
+from hotloop.families.kernels.prepare import find_place, prepare
+
+SMALL = {
+    "dense": configs.Dense(size=64, batch_size=32, batches_per_step=6),
+    "grouped-conv": configs.GroupedConv(
+        batch_size=2,
+        filter_in=8,
+        filter_out=8,
+        group_dim=4,
+        input_size=8,
+        block_repeats=2,
+        batches_per_step=6,
+    ),
+    "rnn": configs.Rnn(batch_size=2, timesteps=3, hidden_size=32, batches_per_step=6),
+    "gru": configs.Gru(batch_size=2, timesteps=3, hidden_size=32, input_size=16, batches_per_step=6),
+    "lstm": configs.Lstm(batch_size=2, timesteps=3, hidden_size=32, batches_per_step=6, fused=True),
+    "lstm-multi": configs.LstmMulti(
+        batch_size=2, timesteps=4, hidden_size=32, input_size=8, batches_per_step=6
+    ),
+}
+CALLED = re.compile(r"(?:body|condition|calls|to_apply)=(%[\w.\-]+)|branch_computations=\{([^}]+)\}")
+PRODUCT = re.compile(r" (dot|convolution|custom-call)\(")
+SIX_TURNS = '"known_trip_count":{"n":"6"'
+
+
+def made(config, **changes):
+    config = replace(config, **changes)
+    return prepare(config, build(config), find_place(config, jax.devices()[0]), "float32")
+
+
+def computations(text):
+    """Every computation of an HLO text: name -> its lines."""
+    found, name = {}, ""
+    for line in text.splitlines():
+        head = re.match(r"^(?:ENTRY )?%?([\w.\-]+) .*\{$", line)
+        if head and not line.startswith(" "):
+            name = head[1]
+            found[name] = []
+        elif name:
+            found[name].append(line)
+    return found
+
+
+def reached(parts, start):
+    """The lines of a computation and of all that it calls."""
+    seen, todo, lines = set(), [start], []
+    while todo:
+        name = todo.pop()
+        if name in seen or name not in parts:
+            continue
+        seen.add(name)
+        for line in parts[name]:
+            lines.append(line)
+            for one, several in CALLED.findall(line):
+                todo += [each.strip().lstrip("%") for each in (one or several).split(",")]
+    return lines
+
+
+def loop_body(text):
+    """The lines that the program's outer loop, the one of six turns, runs at each of them."""
+    parts = computations(text)
+    (line,) = [line for lines in parts.values() for line in lines if " while(" in line and SIX_TURNS in line]
+    return reached(parts, re.search(r"body=%?([\w.\-]+)", line)[1])
+
+
+def products_in_loop(text):
+    """How many products the program does at every turn of its loop, as far as its text tells."""
+    return sum(bool(PRODUCT.search(line)) for line in loop_body(text))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_compiled_loop_holds_the_products(name):
+    assert products_in_loop(made(SMALL[name]).program.compiled.as_text()) >= 1
+
+
+@pytest.mark.parametrize("name", ["dense", "rnn"])
+def test_the_compiled_training_loop_holds_the_products_of_both_passes(name):
+    assert products_in_loop(made(SMALL[name], train=True).program.compiled.as_text()) >= 2
+
+
+def test_a_loop_over_a_constant_input_would_be_found_out():
+    bench = made(SMALL["dense"])
+    kernel = bench.kernel
+
+    def constant(params, count, pool):
+        def body(last, _):
+            return kernel.apply(params, pool["x"][0]), None
+
+        last, _ = jax.lax.scan(body, jnp.zeros((32, 64)), None, length=6)
+        return params, count, last
+
+    compiled = jax.jit(constant).lower(bench.params, bench.count, bench.feed.pool).compile()
+    assert products_in_loop(compiled.as_text()) == 0
+
+
+def seconds(bench):
+    start = time.perf_counter()
+    bench.step()
+    return time.perf_counter() - start
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_twice_the_iterations_take_twice_the_time(train):
+    once = made(SMALL["dense"], size=256, batch_size=32, batches_per_step=150, train=train)
+    twice = made(SMALL["dense"], size=256, batch_size=32, batches_per_step=300, train=train)
+    once.step(), twice.step()
+    pairs = [(seconds(once), seconds(twice)) for _ in range(12)]
+    ratio = min(b for _, b in pairs) / min(a for a, _ in pairs)
+    assert 1.6 < ratio < 2.5
+
+
+def test_the_count_says_how_many_iterations_ran():
+    bench = made(SMALL["rnn"])
+    bench.step()
+    bench.step()
+    assert int(bench.count) == 12
+
+
+def test_an_iteration_waits_for_the_output_before_it():
+    """An output beyond reach moves the counter on: the dependence is real, not only in the text."""
+    bench = made(SMALL["dense"])
+    huge = jax.tree.map(lambda leaf: jnp.full_like(leaf, 1e9), bench.params)
+    pool = jax.tree.map(jnp.ones_like, bench.feed.pool)
+    _, count, _ = jax.jit(program.inference(bench.kernel, 6))(huge, jnp.uint32(0), pool)
+    assert int(count) == 12
+
+
+def test_the_last_output_belongs_to_the_last_batch():
+    bench = made(SMALL["dense"])
+    (last,) = bench.step()
+    expected = bench.kernel.apply(bench.params, bench.feed.batch(5)["x"])
+    other = bench.kernel.apply(bench.params, bench.feed.batch(4)["x"])
+    np.testing.assert_allclose(last, expected, rtol=1e-5, atol=1e-5)
+    assert float(jnp.abs(last - other).max()) > 0.1
+
+
+def test_the_device_that_was_named_does_the_work():
+    device = jax.devices()[-1]
+    config = configs.Dense(size=16, batch_size=2, batches_per_step=2, device_id=len(jax.devices()) - 1)
+    (last,) = made(config).step()
+    assert last.devices() == {device}
+
+
+@pytest.mark.parametrize(("terms", "scale"), [(1, 1), (5, 4), (160, 128), (32768, 8192), (10**6, 8192)])
+def test_the_loss_scale_is_a_power_of_two_for_float16_alone(terms, scale):
+    assert program.loss_scale(terms, jnp.float16) == scale
+    assert program.loss_scale(terms, jnp.bfloat16) == program.loss_scale(terms, jnp.float32) == 1

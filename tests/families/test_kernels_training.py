@@ -1,0 +1,128 @@
+"""Training trains, replicas equal one large batch, host-fed data equals data on the device."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from hotloop.families.kernels import bench
+from hotloop.families.kernels import config as configs
+from hotloop.families.kernels.catalogue import build
+from hotloop.families.kernels.data import FromHost
+from hotloop.families.kernels.prepare import find_place, prepare
+
+DENSE = configs.Dense(size=32, batch_size=4, batches_per_step=5, train=True, learning_rate=0.5)
+SMALL = {
+    "dense-relu": configs.Dense(size=32, batch_size=16, batches_per_step=60, include_activation=True),
+    "grouped-conv": configs.GroupedConv(
+        filter_in=8, filter_out=8, group_dim=4, input_size=8, block_repeats=2, batches_per_step=60
+    ),
+    "rnn": configs.Rnn(batch_size=2, timesteps=3, hidden_size=16, batches_per_step=60, learning_rate=0.1),
+    "gru": configs.Gru(
+        batch_size=2, timesteps=3, hidden_size=16, input_size=8, batches_per_step=60, learning_rate=0.1
+    ),
+    "lstm": configs.Lstm(
+        batch_size=2, timesteps=3, hidden_size=16, batches_per_step=60, learning_rate=0.1, fused=True
+    ),
+    "lstm-multi": configs.LstmMulti(
+        batch_size=2, timesteps=3, hidden_size=16, input_size=4, batches_per_step=60
+    ),
+}
+
+
+def made(config, dtype="float32"):
+    return prepare(config, build(config), find_place(config, jax.devices()[0]), dtype)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_loss_falls_and_the_update_is_the_reference_update(name):
+    ready = made(replace(SMALL[name], train=True))
+    checked = bench.check_training(ready)
+    assert checked.errors["gradient"] < 1e-5
+    for _ in range(5):
+        ready.step()
+    losses = bench.losses(ready)
+    assert losses["loss_last"] < 0.95 * losses["loss_first"]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sixteen_bit_weights_learn_from_steps_smaller_than_their_spacing(dtype):
+    config = configs.Dense(size=64, batch_size=16, batches_per_step=400, train=True)
+    ready = made(config, dtype)
+    assert bench.check_training(ready).errors["gradient"] > 1e-7
+    before = np.asarray(ready.params["kernel"], np.float64)
+    step = 0.01 * 2 / 64 * np.abs(before).mean()
+    assert step < 2.0**-9 * np.abs(before).mean()
+    for _ in range(3):
+        ready.step()
+    assert all(leaf.dtype == dtype for leaf in jax.tree.leaves(ready.params))
+    losses = bench.losses(ready)
+    assert losses["loss_last"] < 0.9 * losses["loss_first"]
+
+
+@pytest.mark.skipif(len(jax.devices()) < 2, reason="needs two devices")
+@pytest.mark.parametrize("layer", [DENSE, replace(SMALL["rnn"], train=True, batches_per_step=3)])
+def test_two_replicas_train_as_one_with_twice_the_batch(layer):
+    one = made(replace(layer, batch_size=2 * layer.batch_size))
+    two = made(replace(layer, replicas=2))
+    np.testing.assert_array_equal(one.feed.batch(0)["x"], two.feed.batch(0)["x"])
+    start = np.asarray(jax.tree.leaves(one.params)[0])
+    assert bench.check_training(two).rows == one.config.batch_size
+    (one_losses,), (two_losses,) = one.step(), two.step()
+    np.testing.assert_allclose(two_losses, one_losses, rtol=1e-6)
+    for a, b in zip(jax.tree.leaves(one.params), jax.tree.leaves(two.params), strict=True):
+        np.testing.assert_allclose(b, a, rtol=0, atol=2e-7)
+    moved = np.abs(np.asarray(jax.tree.leaves(one.params)[0]) - start).max()
+    assert moved > 1e-4
+    shards = [np.asarray(shard.data) for shard in jax.tree.leaves(two.params)[0].addressable_shards]
+    np.testing.assert_array_equal(shards[0], shards[1])
+
+
+@pytest.mark.skipif(len(jax.devices()) < 2, reason="needs two devices")
+def test_replicas_that_do_not_average_would_be_found_out(monkeypatch):
+    monkeypatch.setattr("hotloop.families.kernels.program.lax.pmean", lambda values, axis: values)
+    with pytest.raises(bench.check.WrongResult, match="wrong result, not timed"):
+        bench.check_training(made(replace(DENSE, replicas=2)))
+
+
+@pytest.mark.skipif(len(jax.devices()) < 2, reason="needs two devices")
+def test_replicas_infer_on_their_own_rows():
+    config = configs.Rnn(batch_size=2, timesteps=3, hidden_size=16, batches_per_step=4, replicas=2)
+    ready = made(config)
+    (last,) = ready.step()
+    assert last.shape == (3, 4, 16)
+    assert bench.check_inference(ready, [last]).rows == 4
+
+
+@pytest.mark.parametrize("piece", [1, 2**27])
+def test_data_sent_from_the_host_trains_as_data_on_the_device(piece, monkeypatch):
+    monkeypatch.setattr("hotloop.families.kernels.data.PIECE_BYTES", piece)
+    resident, sent = made(DENSE), made(replace(DENSE, use_generated_data=True))
+    assert isinstance(sent.feed, FromHost)
+    assert sent.feed.iterations_a_call == (1 if piece == 1 else 5)
+    for _ in range(2):
+        expected, found = np.concatenate(resident.step()), np.concatenate(sent.step())
+        assert found.shape == (5,)
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_a_step_from_the_host_sends_every_batch_anew(monkeypatch):
+    sent = made(replace(DENSE, use_generated_data=True, train=False))
+    put, numbers = jax.device_put, []
+
+    def counting(leaf, where):
+        numbers.append(leaf.shape[0])
+        return put(leaf, where)
+
+    monkeypatch.setattr("hotloop.families.kernels.data.jax.device_put", counting)
+    (last,) = sent.step()
+    assert sum(numbers) == 5
+    assert bench.check_inference(sent, [last]).errors["output"] < 1e-6
+
+
+def test_zero_values_are_zero():
+    ready = made(replace(DENSE, use_zero_values=True, train=False))
+    assert not np.any(ready.feed.batch(1)["x"])
+    (last,) = ready.step()
+    assert bench.check_inference(ready, [last]).errors["output"] == 0
