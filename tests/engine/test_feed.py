@@ -175,13 +175,13 @@ def test_streams_prepare_the_next_call_while_the_caller_works() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("hotloop-feed")]
 
 
-def test_a_wrong_guess_of_the_next_call_costs_time_but_no_batch() -> None:
+@pytest.mark.parametrize(("first", "count"), [(2, 3), (1, 6), (0, 2)])
+def test_a_wrong_guess_of_the_next_call_costs_time_but_no_batch(first: int, count: int) -> None:
     data = numbered(50)
-    expected = batches(Resident(data, 5, seed=1), 0, 8)["label"]
+    expected = data["label"][order_of(Order(50, 5, 1), first, count)]
     with Streamed(data, 5, seed=1) as feed:
-        batches(feed, 0, 2, following=6)
-        got = batches(feed, 2, 3, following=6)["label"]
-        np.testing.assert_array_equal(got, expected[2:5])
+        feed.arguments(0, 2, following=6)
+        np.testing.assert_array_equal(feed.arguments(first, count)["batches"]["label"], expected)
 
 
 def test_a_calls_buffer_is_bounded() -> None:

@@ -56,6 +56,7 @@ def test_a_signal_becomes_a_request_and_is_answered_in_words(number: int) -> Non
         wait_until_made(request)
     assert len(said) == 1 and "Once more leaves at once" in said[0]
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == before
+    assert signal.set_wakeup_fd(-1) == -1
     assert not [thread for thread in threading.enumerate() if thread.name == "hotloop-signals"]
 
 
