@@ -166,6 +166,14 @@ class Gru(Layer):
     hidden_size: int = option(128, "Units.", check=positive)
     input_size: int = option(128, "Features of the input.", check=positive)
     fused: bool = option(False, "The fast layer; off runs one cell a time step.", aliases=("--popnn",))
+    reset_after: bool = option(
+        False, "Reset gate after the candidate's product, as cuDNN has it: one product a step. Needs --fused."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.reset_after and not self.fused:
+            raise OptionError("--reset-after: only the fast layer has it; add --fused")
 
 
 @dataclass(frozen=True)

@@ -31,11 +31,18 @@ def rnn_kernel(config: Rnn) -> Kernel:
 
 
 def gru_kernel(config: Gru) -> Kernel:
-    """One GRU, fused or a cell a step."""
+    """One GRU: fused, with the reset gate before or after the candidate's product, or a cell a step."""
     layer = recurrent.gru if config.fused else recurrent.gru_stepwise
+    formula, variant = reference.gru, _variant(config.fused)
+    if config.reset_after:
+        layer, formula, variant = (
+            recurrent.gru_reset_after,
+            reference.gru_reset_after,
+            {"variant": "fused, reset after"},
+        )
     return _layer(
         config, "GRU", 3, config.timesteps, config.input_size, config.hidden_size, recurrent.init_gru,
-        lambda params, x: layer(params, x)[0], reference.gru, _variant(config.fused),
+        lambda params, x: layer(params, x)[0], formula, variant,
     )  # fmt: skip
 
 

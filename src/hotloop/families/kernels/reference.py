@@ -86,6 +86,20 @@ def gru(params: Params, x_TBI: Array) -> Array:
     return lax.scan(step, _zeros(params, x_TBI), x_TBI)[1]
 
 
+def gru_reset_after(params: Params, x_TBI: Array) -> Array:
+    """As `gru` with c = tanh(x W + b + r (h U))."""
+    hidden = params["recurrent"].shape[0]
+
+    def step(h: Array, x: Array) -> tuple[Array, Array]:
+        z, s = x @ params["input"] + params["bias"], h @ params["recurrent"]
+        reset, update = (_sigmoid((z + s)[:, gate * hidden : (gate + 1) * hidden]) for gate in range(2))
+        candidate = jnp.tanh(z[:, 2 * hidden :] + reset * s[:, 2 * hidden :])
+        h = update * h + (1 - update) * candidate
+        return h, h
+
+    return lax.scan(step, _zeros(params, x_TBI), x_TBI)[1]
+
+
 def lstm(params: Params, x_TBI: Array) -> Array:
     """c = sigmoid(f + 1) c + sigmoid(i) tanh(g); h = sigmoid(o) tanh(c), gates in the order i, f, g, o."""
     hidden = params["recurrent"].shape[0]
