@@ -35,7 +35,7 @@ def test_the_default_shows_the_exact_acceptance_and_moments(capsys):
     assert result["verdict"] == "agrees"
     assert said.count("hmc steps/sec") == 41
     assert "mean time of an HMC step" in said and "all within four standard errors" in said
-    assert result["items_per_second"] == pytest.approx(10000 / result["seconds_per_step"]["median"])
+    assert result["items_per_second"] == pytest.approx(10000 / result["seconds_per_step"])
     assert result["checked"]["errors"]["position"] < 1e-5
 
 
@@ -98,9 +98,9 @@ def test_two_calls_are_one_call_of_twice_the_steps():
 
 
 def test_steps_that_fill_no_block_run_too(monkeypatch):
-    plain = chain(hmc_steps=57, chains=3)
+    plain = chain(hmc_steps=57)
     monkeypatch.setitem(sampling.UNROLL, ("toy", "cpu"), 3)
-    unrolled = chain(hmc_steps=57, chains=3)
+    unrolled = chain(hmc_steps=57)
     for a, b in zip(plain.step(), unrolled.step(), strict=True):
         assert len(a) == 1
         np.testing.assert_allclose(a, b, rtol=1e-5)
@@ -109,8 +109,8 @@ def test_steps_that_fill_no_block_run_too(monkeypatch):
 
 
 def test_the_decoder_target_samples_and_is_checked(capsys):
-    result, said = run(capsys, target="vcd", chains=4, steps=2, hmc_steps=4, leapfrog_steps=2)
-    assert "Target vcd, chains 4, leapfrog steps 2, step size 0.05" in said
+    result, said = run(capsys, target="vcd", chains=4, steps=2, hmc_steps=4, leapfrog_steps=1)
+    assert "Target vcd, chains 4, leapfrog steps 1, step size 0.05" in said
     assert 0 < result["acceptance"] <= 1
     assert result["checked"]["errors"]["energy"] < 1e-5
     assert "verdict" not in result

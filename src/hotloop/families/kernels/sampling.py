@@ -55,9 +55,10 @@ class Sampler:
 def prepare(config: Hmc, target: Target, platform: str) -> Sampler:
     """The compiled call at its starting state."""
     start = time.perf_counter()
-    state = hmc.init(target.start, gradient(target, target.data))
     block = jnp.int32(0)
     with arithmetic("float32", False, platform):
+        begin = jax.jit(lambda start, data: hmc.init(start, gradient(target, data)))
+        state = begin(jnp.copy(target.start), target.data)
         jitted = jax.jit(loop(config, target, platform), donate_argnums=(0, 1))
         lowered = jitted.lower(state, block, target.data)
         compiled = lowered.compile()

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from hotloop.engine.keys import stream
 from hotloop.families.kernels import costs
 from hotloop.families.kernels.config import Hmc
 
@@ -52,15 +51,17 @@ def toy(config: Hmc) -> Target:
 
 def vcd(config: Hmc) -> Target:
     """log N(z; 0, I) + Bernoulli log likelihood of random images under a random 10-200-200-784 ReLU decoder."""
-    key, chains = jax.random.key(config.seed), config.number_of_chains
-    weights = []
-    for number, (inputs, outputs) in enumerate(pairwise(costs.VCD_SIZES)):
-        normal = jax.random.normal(stream(key, "decoder", number), (inputs, outputs))
-        weights.append((normal * (2 / inputs) ** 0.5, jnp.zeros(outputs)))
-    images = jax.random.bernoulli(stream(key, "images", 0), 0.5, (chains, costs.VCD_SIZES[-1]))
+    generator, chains = np.random.default_rng(config.seed), config.number_of_chains
+    weights = [
+        (generator.normal(0, (2 / inputs) ** 0.5, (inputs, outputs)), np.zeros(outputs))
+        for inputs, outputs in pairwise(costs.VCD_SIZES)
+    ]
+    images = generator.integers(0, 2, (chains, costs.VCD_SIZES[-1]))
     return Target(
-        start=jax.random.normal(stream(key, "start", 0), (chains, costs.VCD_SIZES[0])),
-        data={"weights": weights, "images": images.astype(jnp.float32)},
+        start=jnp.asarray(generator.normal(size=(chains, costs.VCD_SIZES[0])), jnp.float32),
+        data=jax.tree.map(
+            lambda leaf: jnp.asarray(leaf, jnp.float32), {"weights": weights, "images": images}
+        ),
         log_density=_decoder_log_density,
         reference=_decoder_reference,
         cost=costs.hmc_vcd(config.leapfrog_steps, chains),
