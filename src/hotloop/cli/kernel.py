@@ -61,9 +61,9 @@ COLUMNS = ("kernel", "mode", "dtype", "items/sec", "us/iteration", "TFLOP/s", "G
 def row(name: str, result: Mapping[str, Any]) -> tuple[Any, ...]:
     """One line of the table of `hotloop kernel all`."""
     rounded = [float(f"{result[key]:.4g}") for key in ("microseconds_per_iteration", "tflops", "gbps")]
-    share = float(f"{100 * result['roofline']['share']:.3g}")
+    share = float(f"{100 * result['roofline']:.3g}")
     rate = round(result["items_per_second"], 1)
-    return (name, result["mode"], result["dtype"], rate, *rounded, share, result["roofline"]["bound"])
+    return (name, result["mode"], result["dtype"], rate, *rounded, share, result["limits"]["bound"])
 
 
 def _layer(name: str) -> Command:

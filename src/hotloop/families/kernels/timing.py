@@ -44,11 +44,12 @@ def figures(repeats: Sequence[Sequence[float]], work: Work, ceilings: Ceilings) 
     moved = work.cost.bytes * work.iterations * work.replicas
     result = {
         "items_per_second": work.items / a_step,
-        "seconds_per_step": {"all": seconds, **middle},
+        "seconds_per_step": a_step,
+        "seconds": {"all": seconds, **middle},
         "microseconds_per_iteration": a_step / work.iterations * 1e6,
         "tflops": flops / a_step / 1e12,
         "gbps": moved / a_step / 1e9,
-        "roofline": roofline(work, a_step / work.iterations, ceilings),
+        **roofline(work, a_step / work.iterations, ceilings),
         "cost": {
             "flops": work.cost.flops,
             "bytes": work.cost.bytes,
@@ -63,9 +64,9 @@ def figures(repeats: Sequence[Sequence[float]], work: Work, ceilings: Ceilings) 
 
 
 def roofline(work: Work, seconds: float, ceilings: Ceilings) -> dict[str, Any]:
-    """The least time that the device's own limits allow an iteration, and its share of the time it took."""
+    """`roofline`: the least time that the device's limits allow an iteration over the time it took; and `limits`."""
     # A device that rounds float32 factors has a second figure for exact ones, which is what the kernels use.
-    exact = f"{work.dtype} in full"
+    exact = f"{work.dtype}_highest"
     dtype = exact if exact in ceilings.matmul_tflops else work.dtype
     peak, bandwidth = ceilings.matmul_tflops[dtype] * 1e12, ceilings.copy_gbps * 1e9
     ideal = ceilings.seconds(work.cost.flops, work.cost.bytes, dtype)
@@ -77,8 +78,7 @@ def roofline(work: Work, seconds: float, ceilings: Ceilings) -> dict[str, Any]:
             f"{ideal * 1e6:.3g} us of work an iteration: what counts is the latency of its dependent steps "
             f"({work.cost.serial_steps} at least), not the roofline"
         )
-    return {
-        "share": ideal / seconds,
+    limits = {
         "attainable_tflops": work.cost.flops / ideal / 1e12 * work.replicas,
         "ideal_microseconds": ideal * 1e6,
         "bound": bound,
@@ -86,17 +86,18 @@ def roofline(work: Work, seconds: float, ceilings: Ceilings) -> dict[str, Any]:
         "peak_tflops": peak / 1e12,
         "copy_gbps": ceilings.copy_gbps,
     }
+    return {"roofline": ideal / seconds, "limits": limits}
 
 
 def lines(result: dict[str, Any], unit: str) -> list[str]:
     """The figures for people."""
-    seconds, roof = result["seconds_per_step"], result["roofline"]
+    seconds, roof = result["seconds"], result["limits"]
     text = [
         "seconds per step: " + ", ".join(f"{name} {seconds[name]:.6g}" for name in ("median", "p10", "p90")),
         f"{result['items_per_second']:.2f} {unit} at the median, "
         f"{result['microseconds_per_iteration']:.4g} us an iteration",
         f"{result['tflops']:.4g} TFLOP/s, {result['gbps']:.4g} GB/s",
-        f"{100 * roof['share']:.3g} % of the roofline, {roof['bound']}-bound: {roof['attainable_tflops']:.4g} TFLOP/s "
+        f"{100 * result['roofline']:.3g} % of the roofline, {roof['bound']}-bound: {roof['attainable_tflops']:.4g} TFLOP/s "
         f"attainable of {roof['peak_tflops']:.4g}, copy {roof['copy_gbps']:.4g} GB/s",
     ]
     if roof["note"]:

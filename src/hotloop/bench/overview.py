@@ -1,0 +1,149 @@
+"""The page at the end of `hotloop demo`: what was measured on this machine, as tables and charts.
+
+It takes plain results, as `--json` prints them, and measures nothing itself.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hotloop.bench.page import Page
+from hotloop.bench.svg import Axis, Chart, Point
+
+Result = Mapping[str, Any]
+
+
+def hot_loop(points: Sequence[Point]) -> Chart:
+    """Training steps per second against weight updates in one compiled call."""
+    chart = Chart(
+        "What the hot loop buys", Axis("weight updates per call", log=True), Axis("updates/s", low=0)
+    )
+    chart.line(points)
+    chart.dots(points, colour=0)
+    for x, y in (points[0], points[-1]):
+        chart.note((x, y), f"{y:,.0f}/s")
+    return chart
+
+
+def roofline(results: Mapping[str, Result]) -> Chart:
+    """Each layer's speed against its arithmetic intensity, under the device's measured limits."""
+    chart = Chart("Roofline", Axis("arithmetic intensity, FLOP/byte", log=True), Axis("TFLOP/s", log=True))
+    spots = {
+        name: (result["cost"]["flops"] / result["cost"]["bytes"], result["tflops"])
+        for name, result in results.items()
+        if result["cost"]["bytes"]
+    }
+    limits = next(iter(results.values()))["limits"]
+    peak, slope = limits["peak_tflops"], limits["copy_gbps"] / 1e3
+    ends = min(x for x, _ in spots.values()), max(*(x for x, _ in spots.values()), 4 * peak / slope)
+    corners = sorted({ends[0], peak / slope, ends[1]})
+    chart.line([(x, min(peak, slope * x)) for x in corners], "measured limits")
+    chart.dots(list(spots.values()), "layers")
+    for name, spot in spots.items():
+        chart.note(spot, name)
+    return chart
+
+
+def learning(losses: Sequence[float]) -> Chart:
+    """The loss of every update of a training run."""
+    chart = Chart("Training really trains", Axis("weight update"), Axis("loss", low=0))
+    chart.line(list(enumerate(losses)))
+    return chart
+
+
+def samples(counts: Sequence[float], edges: Sequence[float]) -> Chart:
+    """A histogram of HMC samples against the density they must have, N(-1/2, 1/2)."""
+    chart = Chart("HMC samples and the exact density", Axis("x"), Axis("density", low=0))
+    width, total = edges[1] - edges[0], sum(counts)
+    heights = [count / total / width for count in counts]
+    chart.steps([*zip(edges, heights, strict=False), (edges[-1], 0.0)], "samples")
+    grid = [edges[0] + (edges[-1] - edges[0]) * i / 160 for i in range(161)]
+    chart.line([(x, math.exp(-((x + 0.5) ** 2)) / math.sqrt(math.pi)) for x in grid], "exact")
+    return chart
+
+
+def spread(results: Mapping[str, Result]) -> Chart:
+    """Every timed step of every kernel, relative to that kernel's median."""
+    chart = Chart(
+        "Spread of the timed steps", Axis("kernel, in the table's order"), Axis("time / median", low=0)
+    )
+    for place, result in enumerate(results.values(), 1):
+        middle = result["seconds_per_step"]
+        chart.dots([(place, each / middle) for each in result["seconds"]["all"]], colour=0)
+    return chart
+
+
+COLUMNS = (
+    "kernel",
+    "items/s",
+    "µs an iteration",
+    "p10–p90 µs",
+    "TFLOP/s",
+    "GB/s",
+    "% of roofline",
+    "bound by",
+    "error",
+)
+
+
+def row(name: str, result: Result) -> list[str | float | None]:
+    """One line of the table of kernels."""
+    scale = result["microseconds_per_iteration"] / result["seconds_per_step"]
+    low, high = (result["seconds"][key] * scale for key in ("p10", "p90"))
+    return [
+        name,
+        result["items_per_second"],
+        result["microseconds_per_iteration"],
+        f"{low:.4g}–{high:.4g}",
+        result["tflops"],
+        result["gbps"],
+        100 * result["roofline"],
+        result["limits"]["bound"],
+        max(result["checked"]["errors"].values()),
+    ]
+
+
+def overview(results: Mapping[str, Any]) -> Page:
+    """The whole page."""
+    environment, kernels, hmc = results["environment"], results["kernels"], results["hmc"]
+    page = Page(
+        "hotloop demo",
+        f"{results['device']} · jax {environment['jax']} · hotloop {environment['hotloop']} · {results['date']}",
+    )
+    page.heading("One compiled call, many weight updates")
+    page.text(
+        "An RNN layer is trained with SGD. The computation is the same at every point; only the number of weight "
+        "updates inside one compiled call changes. The host appears between calls."
+    )
+    page.charts(
+        [
+            (hot_loop(results["hot_loop"]).render(), "Median of the timed calls; compilation is not in it."),
+            (learning(results["losses"]).render(), "The loss of each weight update of one such run."),
+        ]
+    )
+    page.heading("Kernels")
+    page.text(
+        "Each layer was first compared with a float64 reference (last column: the largest relative error), then timed "
+        "inside a compiled loop whose every iteration depends on the one before."
+    )
+    page.table(COLUMNS, [row(name, result) for name, result in kernels.items()])
+    page.charts(
+        [
+            (roofline(kernels).render(), "Lines: this device's own measured matrix product and memory copy."),
+            (spread(kernels).render(), "One dot a timed call."),
+        ]
+    )
+    page.heading("Hamiltonian Monte Carlo")
+    moments = ", ".join(
+        f"{name} {found['value']:.4f} ± {found['error']:.4f}" for name, found in hmc["statistics"].items()
+    )
+    page.text(
+        f"{hmc['items_per_second']:,.0f} HMC steps per second in one chain on the density exp(-x - x²): {moments}. "
+        "The exact values are 0.7837, -0.5 and 0.5."
+    )
+    histogram = results["histogram"]
+    chart = samples(histogram["counts"], histogram["edges"])
+    page.charts([(chart.render(), f"{sum(histogram['counts']):,} chains, 20 steps each.")])
+    page.heading("Environment")
+    page.code("\n".join(f"{name}: {value}" for name, value in environment.items()))
+    return page

@@ -1,0 +1,154 @@
+"""`hotloop demo`: every family, small but really measured, and a page of results at the end. jax waits."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from hotloop.cli.command import Command, Context
+from hotloop.cli.console import Silent
+from hotloop.families.kernels import config as kernels
+from hotloop.options import option, plain
+
+STEPS = 7
+LAYERS: dict[str, kernels.Layer] = {
+    "dense": kernels.Dense(steps=STEPS, batches_per_step=50),
+    "grouped-conv": kernels.GroupedConv(steps=STEPS, batches_per_step=5),
+    "rnn": kernels.Rnn(steps=STEPS, batches_per_step=400),
+    "gru": kernels.Gru(steps=STEPS, batches_per_step=400, fused=True),
+    "lstm": kernels.Lstm(steps=STEPS, batches_per_step=400, fused=True),
+    "lstm-multi": kernels.LstmMulti(steps=STEPS, batches_per_step=10),
+}
+"""The seeds' default shapes with fewer iterations."""
+
+UPDATES_PER_CALL = (1, 3, 10, 30, 100, 300, 1000)
+HOT_LOOP = kernels.Rnn(train=True, learning_rate=0.5)
+LEARNING = replace(HOT_LOOP, batches_per_step=600)
+HMC = kernels.Hmc(steps=10)
+SAMPLES = kernels.Hmc(chains=50_000, hmc_steps=20)
+BINS, RANGE = 60, (-3.0, 2.0)
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Where the demo writes."""
+
+    output: Path = option(Path("hotloop-demo"), "Folder for index.html and results.json.", metavar="DIR")
+
+
+class Quiet:
+    """A console for benchmarks whose lines nobody needs: only warnings pass."""
+
+    def __init__(self, context: Context):
+        self.warn = context.warn
+
+    def say(self, text: str) -> None:
+        """Nothing: the demo has its own lines."""
+
+    @contextmanager
+    def progress(self, description: str, total: float | None = None) -> Iterator[Silent]:
+        """No bar of its own."""
+        yield Silent()
+
+
+def run(config: Demo, context: Context) -> Mapping[str, Any]:
+    """Measure, tell, and write the page."""
+    from hotloop.bench.page import write_text
+
+    page_path = config.output / "index.html"
+    write_text(page_path, "")  # an unwritable folder is found out now, not after the work
+    device = context.open_device()
+
+    from hotloop.bench.overview import overview
+    from hotloop.engine.ceilings import describe
+    from hotloop.engine.environment import environment
+
+    context.say(f"hotloop demo on {describe(device)}: no data set and no network needed")
+    results = {
+        "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        "device": describe(device),
+        **measure(device, context),
+        "environment": environment(),
+    }
+    write_text(config.output / "results.json", json.dumps(plain(results), allow_nan=False))
+    path = overview(results).write(page_path)
+    context.say(f"page: {path}")
+    return {"page": str(path), **results}
+
+
+def measure(device: Any, context: Context) -> dict[str, Any]:
+    """All figures of the demo, each told as it comes."""
+    from hotloop.families.kernels import bench, hmc
+
+    quiet = Quiet(context)
+    tasks = 2 * len(LAYERS) + len(UPDATES_PER_CALL) + 3
+    results: dict[str, Any] = {}
+    with context.progress("kernels", tasks) as bar:
+        for name, layer in LAYERS.items():
+            for mode, chosen in {"": layer, " training": replace(layer, train=True)}.items():
+                bar.update(f"{name}{mode}")
+                results[name + mode] = bench.run(chosen, device, quiet)
+                context.say(kernel_line(name + mode, results[name + mode]))
+                bar.advance()
+        bar.update("the hot loop")
+        curve = []
+        for updates in UPDATES_PER_CALL:
+            chosen = replace(HOT_LOOP, batches_per_step=updates, steps=max(3, 100 // updates))
+            curve.append((updates, bench.run(chosen, device, quiet)["items_per_second"]))
+            bar.advance()
+        context.say(
+            f"RNN training: {curve[0][1]:,.0f} updates/s one a call, {curve[-1][1]:,.0f} 1000 a call"
+        )
+        losses = loss_curve(device)
+        context.say(f"RNN training: loss {losses[0]:.3f} -> {losses[-1]:.3f} in {len(losses)} updates")
+        bar.advance()
+        bar.update("hmc")
+        chain = hmc.run(HMC, device, quiet)
+        context.say(
+            f"hmc: {chain['items_per_second']:,.0f} steps/s, acceptance {chain['acceptance']:.4f} (0.7837 is exact)"
+        )
+        bar.advance()
+        histogram = sample_histogram(device)
+        bar.advance()
+    return {"kernels": results, "hot_loop": curve, "losses": losses, "hmc": chain, "histogram": histogram}
+
+
+def loss_curve(device: Any) -> list[float]:
+    """The loss of a training run, averaged over each round of its batches."""
+    import numpy as np
+
+    from hotloop.families.kernels.catalogue import build
+    from hotloop.families.kernels.prepare import choose_dtype, find_place, prepare
+
+    bench = prepare(LEARNING, build(LEARNING), find_place(LEARNING, device), choose_dtype(LEARNING, device))
+    bench.step()
+    rounds: list[float] = np.concatenate(bench.losses).reshape(-1, bench.feed.batches).mean(1).tolist()
+    return rounds
+
+
+def sample_histogram(device: Any) -> dict[str, list[float]]:
+    """Where many HMC chains of the toy target stand after a few steps."""
+    import numpy as np
+
+    from hotloop.families.kernels import sampling, targets
+
+    sampler = sampling.prepare(SAMPLES, targets.build(SAMPLES), device.platform)
+    sampler.step()
+    counts, edges = np.histogram(sampler.state.position, BINS, RANGE)
+    return {"counts": counts.tolist(), "edges": edges.tolist()}
+
+
+def kernel_line(name: str, result: Mapping[str, Any]) -> str:
+    """One kernel in one line."""
+    return (
+        f"{name:22} {result['items_per_second']:>12,.0f} items/s {result['microseconds_per_iteration']:>10,.1f} us "
+        f"{100 * result['roofline']:>6.1f} % of the roofline"
+    )
+
+
+COMMAND = Command(
+    "demo", "See everything work in a few minutes, with a page of results at the end.", Demo, run
+)
