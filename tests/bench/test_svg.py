@@ -48,8 +48,8 @@ def test_marks_lie_inside_the_frame():
     chart = Chart("t", Axis("x", log=True), Axis("y", log=True))
     chart.dots([(0.001, 3), (1e5, 2e-4)])
     for circle in ElementTree.fromstring(chart.render()).iter("circle"):
-        assert 64 <= float(circle.get("cx")) <= 624
-        assert 16 <= float(circle.get("cy")) <= 292
+        assert 80 <= float(circle.get("cx")) <= 624
+        assert 16 <= float(circle.get("cy")) <= 324
 
 
 def test_points_that_cannot_be_drawn_are_left_out():

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hotloop.bench.page import Page
+from hotloop.bench.page import Page, show
 from hotloop.bench.svg import Axis, Chart, Point
 
 Result = Mapping[str, Any]
@@ -27,7 +27,6 @@ def hot_loop(points: Sequence[Point]) -> Chart:
 
 def roofline(results: Mapping[str, Result]) -> Chart:
     """Each layer's speed against its arithmetic intensity, under the device's measured limits."""
-    chart = Chart("Roofline", Axis("arithmetic intensity, FLOP/byte", log=True), Axis("TFLOP/s", log=True))
     spots = {
         name: (result["cost"]["flops"] / result["cost"]["bytes"], result["tflops"])
         for name, result in results.items()
@@ -35,6 +34,8 @@ def roofline(results: Mapping[str, Result]) -> Chart:
     }
     limits = next(iter(results.values()))["limits"]
     peak, slope = limits["peak_tflops"], limits["copy_gbps"] / 1e3
+    tflops = Axis("TFLOP/s", log=True, high=8 * peak)  # room for the legend above the lines
+    chart = Chart("Roofline", Axis("arithmetic intensity, FLOP/byte", log=True), tflops)
     ends = min(x for x, _ in spots.values()), max(*(x for x, _ in spots.values()), 4 * peak / slope)
     corners = sorted({ends[0], peak / slope, ends[1]})
     chart.line([(x, min(peak, slope * x)) for x in corners], "measured limits")
@@ -46,7 +47,7 @@ def roofline(results: Mapping[str, Result]) -> Chart:
 
 def learning(losses: Sequence[float]) -> Chart:
     """The loss of every update of a training run."""
-    chart = Chart("Training really trains", Axis("weight update"), Axis("loss", low=0))
+    chart = Chart("Training really trains", Axis("round of four batches"), Axis("loss", low=0))
     chart.line(list(enumerate(losses)))
     return chart
 
@@ -89,12 +90,12 @@ COLUMNS = (
 def row(name: str, result: Result) -> list[str | float | None]:
     """One line of the table of kernels."""
     scale = result["microseconds_per_iteration"] / result["seconds_per_step"]
-    low, high = (result["seconds"][key] * scale for key in ("p10", "p90"))
+    low, high = (show(result["seconds"][key] * scale) for key in ("p10", "p90"))
     return [
         name,
         result["items_per_second"],
         result["microseconds_per_iteration"],
-        f"{low:.4g}–{high:.4g}",
+        f"{low}–{high}",
         result["tflops"],
         result["gbps"],
         100 * result["roofline"],
@@ -118,7 +119,10 @@ def overview(results: Mapping[str, Any]) -> Page:
     page.charts(
         [
             (hot_loop(results["hot_loop"]).render(), "Median of the timed calls; compilation is not in it."),
-            (learning(results["losses"]).render(), "The loss of each weight update of one such run."),
+            (
+                learning(results["losses"]).render(),
+                "The loss of one such run, one point a round of its four batches.",
+            ),
         ]
     )
     page.heading("Kernels")

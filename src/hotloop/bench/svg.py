@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from html import escape
 from itertools import pairwise
 
-WIDTH, HEIGHT = 640, 340
-LEFT, RIGHT, TOP, BOTTOM = 64, 16, 16, 48
+WIDTH, HEIGHT = 640, 380
+LEFT, RIGHT, TOP, BOTTOM = 80, 16, 16, 56
 COLOURS = 6
 
 Point = tuple[float, float]
@@ -151,7 +151,7 @@ def _grid(x: Axis, y: Axis, x_range: tuple[float, float], y_range: tuple[float, 
         parts.append(
             f'<text class="tick" x="{LEFT - 8}" y="{py + 4:.1f}" text-anchor="end">{number(value)}</text>'
         )
-    turn = f' transform="translate(14 {(TOP + base) / 2}) rotate(-90)"'
+    turn = f' transform="translate(18 {(TOP + base) / 2}) rotate(-90)"'
     return [
         *parts,
         _text("label", (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, x.label, "middle"),
@@ -185,7 +185,7 @@ def _draw(
 def _legend(entries: list[tuple[str, int]]) -> list[str]:
     parts = []
     for row, (label, colour) in enumerate(dict.fromkeys(entries)):
-        y = TOP + 10 + 17 * row
+        y = TOP + 10 + 20 * row
         parts.append(
             f'<rect class="key c{colour}" x="{LEFT + 12}" y="{y - 8}" width="10" height="10" rx="2"/>'
         )
