@@ -1,0 +1,21 @@
+import copy
+
+from demo_results import RESULTS, kernel
+
+from hotloop.bench.overview import overview
+
+
+def test_the_page_tells_every_kernel_and_draws_every_chart():
+    html = overview(RESULTS).render()
+    assert html.count("<svg") == 5
+    assert html.count("<tr>") == 3
+    assert "lstm training" in html
+    assert "a &lt;device&gt;" in html
+    assert "4,000,000 HMC steps per second" in html
+
+
+def test_a_kernel_that_moves_no_bytes_has_no_place_on_the_roofline():
+    results = copy.deepcopy(RESULTS)
+    results["kernels"]["free"] = kernel(1e6, 0, 0.01)
+    dots = overview(results).render().count("<circle")
+    assert dots == overview(RESULTS).render().count("<circle") + 3  # its three timed steps, no roofline dot

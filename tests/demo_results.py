@@ -1,0 +1,31 @@
+"""What a demo measures, made up: for the tests of its page and its command."""
+
+
+def kernel(flops, moved, tflops):
+    return {
+        "items_per_second": 1000.0,
+        "microseconds_per_iteration": 10.0,
+        "seconds_per_step": 0.01,
+        "seconds": {"all": [0.009, 0.01, 0.02], "median": 0.01, "p10": 0.009, "p90": 0.02},
+        "tflops": tflops,
+        "gbps": 5.0,
+        "roofline": 0.25,
+        "limits": {"bound": "memory", "peak_tflops": 0.1, "copy_gbps": 20.0},
+        "cost": {"flops": flops, "bytes": moved},
+        "checked": {"errors": {"output": 3e-7}},
+    }
+
+
+RESULTS = {
+    "date": "2026-01-01",
+    "device": "a <device>",
+    "kernels": {"dense": kernel(1e6, 1e5, 0.02), "lstm training": kernel(1e7, 1e5, 0.04)},
+    "hot_loop": [(1, 100.0), (1000, 900.0)],
+    "losses": [4.0, 3.0, 2.0],
+    "hmc": {
+        "items_per_second": 4e6,
+        "statistics": {name: {"value": 0.5, "error": 0.01} for name in ("acceptance", "mean", "variance")},
+    },
+    "histogram": {"counts": [1, 3, 2], "edges": [-1.0, 0.0, 1.0, 2.0]},
+    "environment": {"jax": "0.0", "hotloop": "0.0"},
+}
