@@ -1,20 +1,108 @@
-"""Grouped 2-D convolution, NHWC, SAME padding. Plain convolutions are in conv.py."""
+"""Grouped 2-D convolution, NHWC, SAME padding, with CPU paths forward and backward.
+
+XLA:CPU has no fast kernel for `feature_group_count`: forward tens, backward hundreds of times slower than need be.
+Few channels a group go as shifted elementwise sums (taps.py); more go as dense convolutions over bundles of
+groups (conv.py), whose kernels are zero between groups. Other platforms keep the built-in forms.
+"""
+
+from functools import partial
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float
 
-LAYOUT = ("NHWC", "HWIO", "NHWC")
+from hotloop.layers.conv import (
+    LAYOUT,
+    Pads,
+    conv2d_padded,
+    input_gradient_of,
+    kernel_gradient_of,
+    padding_of,
+)
+from hotloop.layers.paths import Operation
+from hotloop.layers.taps import taps_forward, taps_input_gradient, taps_kernel_gradient
+
+FEW_INPUTS, FEW_OUTPUTS, FEW_TERMS = 4, 8, 50  # a group's channels and a sum's terms, up to which taps win
+BUNDLE_CHANNELS = 16  # input channels of one dense convolution, where groups are bundled
 
 
 def grouped_conv2d(
-    x_NHWC: Float[Array, "N H W C"],
-    kernel_HWIO: Float[Array, "kh kw c O"],
-    groups: int,
-    stride: int = 1,
+    x_NHWC: Float[Array, "N H W C"], kernel_HWIO: Float[Array, "kh kw c O"], groups: int, stride: int = 1
 ) -> Float[Array, "N Ho Wo O"]:
-    """Convolve each of `groups` runs of channels with its own filters; the kernel is [k, k, C / groups, O]."""
-    y: jax.Array = lax.conv_general_dilated(
-        x_NHWC, kernel_HWIO, (stride, stride), "SAME", dimension_numbers=LAYOUT, feature_group_count=groups
-    )
+    """Convolve each of `groups` runs of C / groups channels with its own O / groups filters."""
+    pads = padding_of(x_NHWC, kernel_HWIO, stride, "SAME")
+    return _grouped(x_NHWC, kernel_HWIO, groups, stride, pads)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+def _grouped(x: Array, kernel: Array, groups: int, stride: int, pads: Pads) -> Array:
+    y: Array = forward(x, kernel, groups=groups, stride=stride, pads=pads)
     return y
+
+
+def _remember(
+    x: Array, kernel: Array, groups: int, stride: int, pads: Pads
+) -> tuple[Array, tuple[Array, Array]]:
+    return _grouped(x, kernel, groups, stride, pads), (x, kernel)
+
+
+def _backward(
+    groups: int, stride: int, pads: Pads, saved: tuple[Array, Array], dy: Array
+) -> tuple[Array, Array]:
+    settings = {"groups": groups, "stride": stride, "pads": pads}
+    return input_gradient(*saved, dy, **settings), kernel_gradient(*saved, dy, **settings)
+
+
+_grouped.defvjp(_remember, _backward)
+
+
+def _plain(x: Array, kernel: Array, *, groups: int, stride: int, pads: Pads) -> Array:
+    return lax.conv_general_dilated(
+        x, kernel, (stride, stride), pads, dimension_numbers=LAYOUT, feature_group_count=groups
+    )
+
+
+def _bundled(x: Array, kernel: Array, *, groups: int, stride: int, pads: Pads) -> Array:
+    """Dense convolutions over bundles of groups; what a kernel has between its bundle's groups is zero."""
+    kh, kw, c, _ = kernel.shape
+    size = max(s for s in range(1, groups + 1) if groups % s == 0 and s <= max(1, BUNDLE_CHANNELS // c))
+    bundles = groups // size
+    by_bundle = kernel.reshape(kh, kw, c, bundles, size, -1)
+    same_group = jnp.eye(size, dtype=kernel.dtype)[:, None, :, None]
+    dense = by_bundle.transpose(3, 0, 1, 2, 4, 5)[:, :, :, None] * same_group
+    dense = dense.reshape(bundles, kh, kw, size * c, -1)
+    parts = zip(jnp.split(x, bundles, 3), dense, strict=True)
+    return jnp.concatenate([conv2d_padded(part, block, stride, pads) for part, block in parts], 3)
+
+
+def _suits_taps(kernel: Array, groups: int) -> bool:
+    kh, kw, inputs, outputs = *kernel.shape[:3], kernel.shape[3] // groups
+    few_terms = kh * kw * max(inputs, outputs) <= FEW_TERMS
+    return few_terms and inputs <= FEW_INPUTS and outputs <= FEW_OUTPUTS
+
+
+def _cpu_forward(x: Array, kernel: Array, **settings: Any) -> Array:
+    path = taps_forward if _suits_taps(kernel, settings["groups"]) else _bundled
+    return path(x, kernel, **settings)
+
+
+def _cpu_dx(x: Array, kernel: Array, dy: Array, **settings: Any) -> Array:
+    suits = _suits_taps(kernel, settings["groups"])
+    path = taps_input_gradient if suits else input_gradient_of(_bundled)
+    return path(x, kernel, dy, **settings)
+
+
+def _cpu_dw(x: Array, kernel: Array, dy: Array, **settings: Any) -> Array:
+    suits = _suits_taps(kernel, settings["groups"])
+    path = taps_kernel_gradient if suits else kernel_gradient_of(_bundled)
+    return path(x, kernel, dy, **settings)
+
+
+forward = Operation("grouped convolution", _plain)
+input_gradient = Operation("grouped convolution, input gradient", input_gradient_of(_plain))
+kernel_gradient = Operation("grouped convolution, kernel gradient", kernel_gradient_of(_plain))
+forward.register("taps or bundles", "cpu", _cpu_forward)
+input_gradient.register("taps or bundles", "cpu", _cpu_dx)
+kernel_gradient.register("taps or bundles", "cpu", _cpu_dw)

@@ -1,8 +1,9 @@
-"""How an operation picks its implementation: one table of paths an operation, chosen when it is lowered for a platform.
+"""How an operation picks its implementation: a table of paths, chosen when the program is lowered for a platform.
 
-An `Operation` has a default, which serves every platform, and may have one better path for a named platform. The choice
-is made at lowering (`lax.platform_dependent`), so that one traced program is right on whatever device it is compiled for.
-A later path (another library's kernels, say) is registered from its own file and no caller changes. This file knows no layer.
+An `Operation` has a default, which serves every platform, and may have one better path for a named platform. The
+choice is made at lowering (`lax.platform_dependent`), so that one traced program is right on whatever device it is
+compiled for. A later path (another library's kernels, say) is registered from its own file and no caller changes.
+This file knows no layer.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,11 +15,12 @@ from jax import lax
 
 Implementation = Callable[..., Any]
 
-_FORCED: Any = jax.make_user_context(default_value=None)  # part of jit's cache key, so forcing traces again
+# Part of jit's cache key, so that a forced path is traced anew.
+_FORCED: Any = jax.make_user_context(default_value=None)  # type: ignore[no-untyped-call]
 
 
 class Operation:
-    """One operation and its paths: called like its default, with arrays first and static settings by keyword."""
+    """One operation and its paths; called like its default, arrays in place and static settings by keyword."""
 
     def __init__(self, name: str, default: Implementation):
         self.name = name
@@ -26,7 +28,7 @@ class Operation:
         self._by_platform: dict[str, str] = {}
 
     def register(self, path: str, platform: str, implementation: Implementation) -> None:
-        """Make `implementation` the path for `platform` (`cpu`, `cuda`, `rocm`, `tpu`); the latest one registered wins."""
+        """Make `implementation` the path for `platform` (cpu, cuda, rocm, tpu); the latest registered wins."""
         self._paths[path] = implementation
         self._by_platform[platform] = path
 

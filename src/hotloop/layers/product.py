@@ -9,10 +9,11 @@ from math import prod
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
+from hotloop.layers.materialise import materialised
 from hotloop.layers.paths import Operation
 
 Turned = Callable[[Array], Array]
@@ -29,7 +30,8 @@ def wide(dtype: DTypeLike) -> jnp.dtype:
 @jax.custom_vjp
 def product(x: Float[Array, "*rows I"], kernel: Float[Array, "I O"]) -> Float[Array, "*rows O"]:
     """`x @ kernel` in the wide type of `x`, whatever the number of leading axes."""
-    return forward(x, kernel)
+    y: Array = forward(x, kernel)
+    return y
 
 
 def _remember(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
@@ -53,7 +55,7 @@ def turned(kernel: Float[Array, "I O"], rows: int, platform: str) -> Turned:
     """
     if platform == "cpu" and rows == 1:
         return lambda dy: forward(kernel, dy[0].astype(kernel.dtype))[None]
-    across = lax.optimization_barrier(kernel.T) if platform == "cpu" else kernel.T
+    across = materialised(kernel.T) if platform == "cpu" else kernel.T
     return lambda dy: forward(dy.astype(kernel.dtype), across)
 
 

@@ -1,6 +1,6 @@
-"""How many steps of a recurrence are written out in one turn of its loop. The table behind the rule is in docs/layers.md.
+"""How many steps of a recurrence are written out in one turn of its loop.
 
-It knows sizes and platforms, no cell.
+The measurements behind the rule are in docs/layers.md. It knows sizes and platforms, no cell.
 """
 
 SHORT = 8
