@@ -122,6 +122,15 @@ def test_half_partials_sum_in_sixteen_bits_and_are_less_exact(capsys, tmp_path, 
     assert ["accumulation_type = f16" in text for text in texts] == [False, True]
 
 
+def test_a_device_without_half_partials_says_so(monkeypatch):
+    def refuse(*_, **__):
+        raise ValueError("The precision 'F16_F16_F16' is not supported by dot_general on this device")
+
+    monkeypatch.setattr("hotloop.families.kernels.program.jax.jit", refuse)
+    with pytest.raises(OptionError, match="--enable-half-partials: this device cannot"):
+        bench.program.compile_call(lambda: None, (), None, None, None)
+
+
 def test_half_partials_need_sixteen_bits():
     if jax.devices()[0].platform == "cpu":
         with pytest.raises(OptionError, match="--enable-half-partials: needs 16-bit numbers"):

@@ -138,13 +138,13 @@ def compile_call(
         call = over_replicas(call, mesh, (P0, P0, pool_specs(kernel, arguments[2])), (P0, P0, result))
     try:
         lowered = jax.jit(call, donate_argnums=(0, 1)).lower(*arguments)
-    except ValueError as error:
-        if "is not supported by dot_general" not in str(error):
-            raise
-        raise OptionError(
-            "--enable-half-partials: this device cannot sum in 16 bits; leave it out"
-        ) from error
-    compiled = lowered.compile()
+        compiled = lowered.compile()
+    except (ValueError, jax.errors.JaxRuntimeError) as error:
+        # What jax and XLA say of a way of summing (F16_F16_F16) that the device has not.
+        if "not supported by dot_general" in str(error) or "algorithm" in str(error).lower():
+            reason = "this device cannot sum in 16 bits; leave it out"
+            raise OptionError(f"--enable-half-partials: {reason}") from error
+        raise
     return Program(compiled, lowered.as_text, time.perf_counter() - start)
 
 

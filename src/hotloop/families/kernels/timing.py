@@ -97,8 +97,9 @@ def lines(result: dict[str, Any], unit: str) -> list[str]:
         f"{result['items_per_second']:.2f} {unit} at the median, "
         f"{result['microseconds_per_iteration']:.4g} us an iteration",
         f"{result['tflops']:.4g} TFLOP/s, {result['gbps']:.4g} GB/s",
-        f"{100 * result['roofline']:.3g} % of the roofline, {roof['bound']}-bound: {roof['attainable_tflops']:.4g} TFLOP/s "
-        f"attainable of {roof['peak_tflops']:.4g}, copy {roof['copy_gbps']:.4g} GB/s",
+        f"{100 * result['roofline']:.3g} % of the roofline, {roof['bound']}-bound: "
+        f"{roof['attainable_tflops']:.4g} TFLOP/s attainable of {roof['peak_tflops']:.4g}, "
+        f"copy {roof['copy_gbps']:.4g} GB/s",
     ]
     if roof["note"]:
         text.append(roof["note"])
