@@ -1,7 +1,6 @@
 import copy
 
 from demo_results import RESULTS, kernel
-
 from hotloop.bench.overview import overview
 
 

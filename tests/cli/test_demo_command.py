@@ -3,7 +3,6 @@
 import json
 
 from demo_results import RESULTS
-
 from hotloop.cli import demo
 from hotloop.cli.main import main
 
