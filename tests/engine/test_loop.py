@@ -1,5 +1,6 @@
 """Compiled calls: K changes nothing, nothing is traced twice, the state is used up, all metrics come back."""
 
+import re
 from typing import Any
 
 import jax
@@ -154,9 +155,12 @@ def test_another_seed_is_the_same_program_and_gives_other_numbers() -> None:
     for seed in (1, 2**40):
         calls = walking(3, seed)
         _, metrics = calls(own(WALK_START), 0, 3)
-        texts.append(calls.compiled.as_text())
+        instructions = [line for line in calls.compiled.as_text().splitlines() if " = " in line]
+        texts.append(
+            [re.sub(r"metadata=\{[^}]*\}", "", line) for line in instructions]
+        )  # source places may vary
         losses.append(metrics["loss"])
-    assert texts[0] == texts[1]
+    assert len(texts[0]) > 20 and texts[0] == texts[1]
     assert np.all(losses[0] != losses[1])
 
 
