@@ -115,18 +115,21 @@ def test_reference_cells_on_one_unit_by_hand():
     def sums(x, h, gate):
         return (gate + 1) * (0.3 * x - 0.2 * h + 0.1)
 
-    h_rnn = h_gru = h_lstm = c = 0.0
-    expected = {"rnn": [], "gru": [], "lstm": []}
+    h_rnn = h_gru = h_after = h_lstm = c = 0.0
+    expected = {"rnn": [], "gru": [], "gru_reset_after": [], "lstm": []}
     for value in x[:, 0, 0]:
         h_rnn = math.tanh(sums(value, h_rnn, 0))
         reset, update = sigmoid(sums(value, h_gru, 0)), sigmoid(sums(value, h_gru, 1))
         h_gru = update * h_gru + (1 - update) * math.tanh(3 * (0.3 * value - 0.2 * reset * h_gru + 0.1))
+        reset, update = sigmoid(sums(value, h_after, 0)), sigmoid(sums(value, h_after, 1))
+        candidate = math.tanh(3 * (0.3 * value + 0.1) + reset * 3 * -0.2 * h_after)
+        h_after = update * h_after + (1 - update) * candidate
         i, f, g, o = (sums(value, h_lstm, gate) for gate in range(4))
         c = sigmoid(f + 1) * c + sigmoid(i) * math.tanh(g)
         h_lstm = sigmoid(o) * math.tanh(c)
-        for name, h in (("rnn", h_rnn), ("gru", h_gru), ("lstm", h_lstm)):
-            expected[name].append(h)
-    for name, gates in (("rnn", 1), ("gru", 3), ("lstm", 4)):
+        for states, h in zip(expected.values(), (h_rnn, h_gru, h_after, h_lstm), strict=True):
+            states.append(h)
+    for name, gates in (("rnn", 1), ("gru", 3), ("gru_reset_after", 3), ("lstm", 4)):
         found = reference.in_float64(getattr(reference, name), params(gates), x)
         np.testing.assert_allclose(found[:, 0, 0], expected[name], rtol=1e-14)
 
