@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from math import prod
 
 import jax
@@ -52,3 +51,46 @@ def test_resnet50_starts_in_under_four_seconds_in_a_fresh_process() -> None:
     here = __file__.rsplit("/", 1)[0]
     answer = subprocess.run([sys.executable, "-c", script, here], capture_output=True, text=True, check=True)
     assert float(answer.stdout) < 4.0
+
+
+def test_normals_and_uniforms_have_the_variance_asked_for() -> None:
+    values = draw(
+        jax.random.key(1), {"he": he_normal((3, 3, 64, 128)), "glorot": glorot_uniform((3, 3, 64, 128))}
+    )
+    he, glorot = np.asarray(values["he"], np.float64), np.asarray(values["glorot"], np.float64)
+    assert abs(he.var() / (2 / (9 * 64)) - 1) < 0.02
+    assert abs((he**4).mean() / he.var() ** 2 - 3) < 0.1, "not a normal"
+    assert abs(glorot.var() / (2 / (9 * (64 + 128))) - 1) < 0.02
+    assert abs(glorot).max() <= (6 / (9 * (64 + 128))) ** 0.5
+    assert (
+        abs(he.mean()) < 4 * he.std() / he.size**0.5
+        and abs(glorot.mean()) < 4 * glorot.std() / glorot.size**0.5
+    )
+
+
+def test_pieces_are_independent_of_each_other() -> None:
+    same = Spec((40_000,), "normal", 1.0)
+    values = [np.asarray(v) for v in draw(jax.random.key(2), [same, Spec((40_000,), "uniform", 1.0), same])]
+    correlations = np.corrcoef(values) - np.eye(3)
+    assert abs(correlations).max() < 4 / 40_000**0.5
+    assert not np.array_equal(values[0], values[2])
+
+
+def test_every_value_is_finite_and_constants_are_exact() -> None:
+    values = draw(
+        jax.random.key(3), {"n": Spec((2_000_000,), "normal", 1.0), "c": constant((3, 2), 0.25)}, jnp.bfloat16
+    )
+    assert bool(jnp.isfinite(values["n"]).all())
+    assert values["n"].dtype == values["c"].dtype == jnp.bfloat16
+    assert bool((values["c"] == 0.25).all()) and values["c"].shape == (3, 2)
+
+
+def test_the_same_key_gives_the_same_values_also_inside_a_program() -> None:
+    specs = [he_normal((7, 5)), glorot_uniform((5, 5)), constant((5,), 1.0)]
+    outside = draw(jax.random.key(4), specs)
+    again = draw(jax.random.key(4), specs)
+    inside = jax.jit(lambda key: draw(key, specs))(jax.random.key(4))
+    for a, b, c in zip(outside, again, inside, strict=True):
+        assert bool((a == b).all())
+        np.testing.assert_allclose(a, c, rtol=1e-6)
+    assert not np.array_equal(outside[0], draw(jax.random.key(5), specs)[0])

@@ -65,6 +65,6 @@ def draw(key: Array, specs: Any, dtype: DTypeLike = jnp.float32) -> Any:
 @partial(jax.jit, static_argnums=(1, 2))
 def _draw(key: Array, normals: int, uniforms: int) -> tuple[Array, Array]:
     """Standard normals and uniforms in (-1, 1)."""
-    inside = float(jnp.finfo(jnp.float32).epsneg) - 1.0  # -1 itself would become an infinite normal
-    flat = jax.random.uniform(key, normals + uniforms, jnp.float32, inside, 1.0)
+    inside = np.nextafter(np.float32(-1), np.float32(0))  # -1 itself would become an infinite normal
+    flat = jax.random.uniform(key, (normals + uniforms,), jnp.float32, inside, 1.0)
     return 2**0.5 * lax.erf_inv(flat[:normals]), flat[normals:]

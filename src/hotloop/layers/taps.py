@@ -11,6 +11,7 @@ from jax import Array, lax
 
 from hotloop.layers.conv import Pads, spread_edges
 from hotloop.layers.materialise import materialised
+from hotloop.layers.product import wide
 
 NO_PADS = ((0, 0), (0, 0))
 LANES = 256  # floats that one turn of the kernel gradient's sums works on at once: 8 vectors of 32, 4 of 64
@@ -20,7 +21,8 @@ def taps_forward(x: Array, kernel: Array, *, groups: int, stride: int, pads: Pad
     """Each output plane is the sum, over taps and input planes, of a shifted plane times one filter row."""
     kh, kw, c, outputs = kernel.shape
     planes = _planes(x, groups, pads)
-    filters_hwcog = materialised(kernel.reshape(kh, kw, c, groups, -1).swapaxes(3, 4))
+    filters_hwcog = kernel.reshape(kh, kw, c, groups, -1).swapaxes(3, 4)
+    filters_hwcog = materialised(filters_hwcog.astype(planes.dtype))
     rows, columns = ((planes.shape[2] - kh) // stride + 1, (planes.shape[3] - kw) // stride + 1)
 
     def shifted(place: int, i: int, j: int) -> Array:
@@ -38,8 +40,9 @@ def taps_forward(x: Array, kernel: Array, *, groups: int, stride: int, pads: Pad
         plane: Array = materialised(sum(terms[1:], terms[0]))
         return plane
 
-    ys = [summed(o) for o in range(outputs // groups)]
-    return materialised(jnp.stack(ys, -1).reshape(x.shape[0], rows, columns, outputs))
+    ys = jnp.stack([summed(o) for o in range(outputs // groups)], -1)
+    y: Array = materialised(ys.reshape(x.shape[0], rows, columns, outputs).astype(x.dtype))
+    return y
 
 
 def taps_input_gradient(x: Array, kernel: Array, dy: Array, *, groups: int, stride: int, pads: Pads) -> Array:
@@ -80,16 +83,18 @@ def taps_kernel_gradient(
                 for total, (i, j) in zip(sums, taps, strict=True)
             ]
 
-        sums = lax.fori_loop(0, n * rows, row, [jnp.zeros(shape[1], x.dtype)] * (kh * kw))
+        sums = lax.fori_loop(0, n * rows, row, [jnp.zeros(shape[1], xs.dtype)] * (kh * kw))
         return carry, jnp.stack(sums).reshape(kh, kw, side_by_side, groups).sum(2)
 
     _, dw_pairs = lax.scan(pair, None, jnp.arange(c * per_group))
-    return dw_pairs.reshape(c, per_group, kh, kw, groups).transpose(2, 3, 0, 4, 1).reshape(kernel.shape)
+    dw = dw_pairs.reshape(c, per_group, kh, kw, groups).transpose(2, 3, 0, 4, 1)
+    return dw.reshape(kernel.shape).astype(kernel.dtype)
 
 
 def _planes(x: Array, groups: int, pads: Pads) -> Array:
     """[N, H, W, groups * c] as [c, N, H + edges, W + edges, groups]."""
     n, h, w, channels = x.shape
     planes = x.reshape(n, h, w, groups, channels // groups).transpose(4, 0, 1, 2, 3)
+    planes = planes.astype(wide(x.dtype))  # so that long sums of 16-bit numbers are rounded once
     padded: Array = materialised(jnp.pad(planes, ((0, 0), (0, 0), *pads, (0, 0))))
     return padded

@@ -1,0 +1,96 @@
+"""The convolution with its own backward pass: values, gradients, and the layout that stays fast in a loop."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hotloop.layers.conv import LAYOUT, conv2d
+from hotloop.layers.paths import forced
+
+
+def built_in(x, kernel, stride, padding):
+    return jax.lax.conv_general_dilated(x, kernel, (stride, stride), padding, dimension_numbers=LAYOUT)
+
+
+def arrays(seed, *shapes, dtype=np.float64):
+    rng = np.random.default_rng(seed)
+    return [jnp.asarray(rng.standard_normal(shape), dtype) for shape in shapes]
+
+
+def compare_with_built_in(batch, height, width, inputs, outputs, kh, kw, stride, padding):
+    with jax.enable_x64(True), forced("canonical"):
+        x, kernel = arrays(0, (batch, height, width, inputs), (kh, kw, inputs, outputs))
+        y, back = jax.vjp(lambda x, k: conv2d(x, k, stride=stride, padding=padding), x, kernel)
+        expected, expected_back = jax.vjp(lambda x, k: built_in(x, k, stride, padding), x, kernel)
+        np.testing.assert_allclose(y, expected, rtol=1e-12, atol=1e-12)
+        (dy,) = arrays(1, y.shape)
+        for ours, theirs in zip(back(dy), expected_back(dy), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("padding", ["SAME", "VALID"])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize(("kh", "kw"), [(1, 1), (2, 2), (3, 3), (4, 2), (7, 7)])
+def test_values_and_gradients_equal_the_built_in_ones(kh, kw, stride, padding):
+    compare_with_built_in(2, 8, 11, 3, 4, kh, kw, stride, padding)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    height=st.integers(5, 9), width=st.integers(5, 9), kh=st.integers(1, 5), kw=st.integers(1, 5),
+    stride=st.integers(1, 4), padding=st.sampled_from(["SAME", "VALID"]),
+)  # fmt: skip
+def test_any_geometry_has_the_built_in_gradients(height, width, kh, kw, stride, padding):
+    compare_with_built_in(1, height, width, 2, 3, kh, kw, stride, padding)
+
+
+def test_rows_that_no_window_reaches_get_zero_gradient():
+    x, kernel = arrays(0, (1, 8, 8, 1), (3, 3, 1, 1), dtype=np.float32)
+    dx = jax.grad(lambda x: conv2d(x, kernel, stride=3, padding="VALID").sum())(x)
+    assert not dx[:, 6:].any() and not dx[:, :, 6:].any()
+    assert dx[:, :6, :6].all()
+
+
+def test_updates_inside_a_scan_equal_updates_outside():
+    x, kernel = arrays(0, (2, 6, 6, 3), (3, 3, 3, 3), dtype=np.float32)
+
+    def update(kernel, _):
+        return kernel - 0.01 * jax.grad(lambda k: (conv2d(x, k) ** 2).mean())(kernel), None
+
+    inside = jax.lax.scan(update, kernel, length=3)[0]
+    for _ in range(3):
+        kernel = update(kernel, None)[0]
+    np.testing.assert_allclose(inside, kernel, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="a matter of XLA:CPU")
+def test_in_a_loop_every_convolution_has_the_layout_of_the_fast_kernel():
+    x, kernel = arrays(0, (4, 8, 8, 8), (3, 3, 8, 8), dtype=np.float32)
+
+    def layouts(convolve):
+        def update(kernel, _):
+            loss = lambda k: (convolve(convolve(x, k), k) ** 2).mean()  # noqa: E731
+            return kernel - 0.01 * jax.grad(loss)(kernel), None
+
+        program = jax.jit(lambda kernel: jax.lax.scan(update, kernel, length=5)[0])
+        return set(re.findall(r"dim_labels=(\S+?)[,\s]", program.lower(kernel).compile().as_text()))
+
+    assert layouts(conv2d) == {"b01f_01io->b01f"}
+    assert layouts(lambda x, k: built_in(x, k, 1, "SAME")) != {"b01f_01io->b01f"}, (
+        "XLA has learnt it: drop this path"
+    )
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(jnp.bfloat16, 2**-7), (jnp.float16, 2**-10)])
+def test_sixteen_bits_round_the_result_not_the_sum(dtype, limit):
+    x, kernel = arrays(0, (2, 6, 6, 32), (3, 3, 32, 4), dtype=np.float32)
+    x, kernel = x.astype(dtype), kernel.astype(dtype)
+    y = conv2d(x, kernel)
+    assert y.dtype == dtype
+    exact = built_in(x.astype(jnp.float32), kernel.astype(jnp.float32), 1, "SAME")
+    assert float(jnp.abs(y - exact).max()) <= limit * float(jnp.abs(exact).max())

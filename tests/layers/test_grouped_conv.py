@@ -1,0 +1,104 @@
+"""Grouped convolution: both CPU paths against the built-in one, forward and backward."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hotloop.layers import grouped_conv
+from hotloop.layers.conv import LAYOUT
+from hotloop.layers.grouped_conv import grouped_conv2d
+from hotloop.layers.paths import forced
+
+CPU_PATH = "taps or bundles"
+
+
+def built_in(x, kernel, groups, stride):
+    return jax.lax.conv_general_dilated(
+        x, kernel, (stride, stride), "SAME", dimension_numbers=LAYOUT, feature_group_count=groups
+    )
+
+
+def arrays(seed, *shapes, dtype=np.float64):
+    rng = np.random.default_rng(seed)
+    return [jnp.asarray(rng.standard_normal(shape), dtype) for shape in shapes]
+
+
+def compare_with_built_in(size, groups, inputs, outputs, k, stride):
+    """`inputs` and `outputs` are channels a group."""
+    with jax.enable_x64(True), forced(CPU_PATH):
+        x, kernel = arrays(0, (2, *size, groups * inputs), (k, k, inputs, groups * outputs))
+        y, back = jax.vjp(lambda x, k: grouped_conv2d(x, k, groups, stride), x, kernel)
+        expected, expected_back = jax.vjp(lambda x, k: built_in(x, k, groups, stride), x, kernel)
+        np.testing.assert_allclose(y, expected, rtol=1e-12, atol=1e-12)
+        (dy,) = arrays(1, y.shape)
+        for ours, theirs in zip(back(dy), expected_back(dy), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-11, atol=1e-11)
+
+
+TAPS = [
+    ((7, 9), 8, 1, 1, 3, 1),  # depthwise
+    ((12, 9), 4, 1, 1, 4, 3),  # depthwise, even kernel, stride
+    ((6, 8), 4, 4, 4, 3, 1),
+    ((7, 9), 8, 1, 2, 3, 2),  # more filters out than in
+    ((10, 11), 3, 2, 4, 2, 3),
+    ((9, 6), 2, 4, 2, 1, 2),
+]
+BUNDLES = [
+    ((6, 5), 2, 8, 8, 3, 1),
+    ((7, 8), 4, 8, 4, 3, 2),  # groups of 8 go two to a bundle
+    ((5, 5), 3, 6, 2, 2, 1),  # a number of groups that bundles cannot share evenly
+    ((5, 4), 1, 16, 4, 1, 1),
+    ((8, 8), 2, 4, 16, 3, 3),
+]
+
+
+@pytest.mark.parametrize(("size", "groups", "inputs", "outputs", "k", "stride"), TAPS + BUNDLES)
+def test_values_and_gradients_equal_the_built_in_ones(size, groups, inputs, outputs, k, stride):
+    compare_with_built_in(size, groups, inputs, outputs, k, stride)
+
+
+@pytest.mark.parametrize(("cases", "taps"), [(TAPS, True), (BUNDLES, False)])
+def test_the_cases_reach_the_path_that_they_are_meant_for(cases, taps):
+    for _, groups, inputs, outputs, k, _ in cases:
+        assert grouped_conv._suits_taps(jnp.zeros((k, k, inputs, groups * outputs)), groups) == taps
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    height=st.integers(3, 8), width=st.integers(3, 8), groups=st.integers(1, 5), inputs=st.integers(1, 3),
+    outputs=st.integers(1, 3), k=st.integers(1, 3), stride=st.integers(1, 3),
+)  # fmt: skip
+def test_any_geometry_equals_the_built_in_one(height, width, groups, inputs, outputs, k, stride):
+    compare_with_built_in((height, width), groups, inputs, outputs, k, stride)
+
+
+def test_updates_inside_a_scan_equal_updates_outside():
+    x, kernel = arrays(0, (2, 6, 6, 8), (3, 3, 2, 8), dtype=np.float32)
+
+    def update(kernel, _):
+        return kernel - 0.01 * jax.grad(lambda k: (grouped_conv2d(x, k, 4) ** 2).mean())(kernel), None
+
+    inside = jax.lax.scan(update, kernel, length=3)[0]
+    for _ in range(3):
+        kernel = update(kernel, None)[0]
+    np.testing.assert_allclose(inside, kernel, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("groups", [4, 32])
+@pytest.mark.parametrize(("dtype", "limit"), [(jnp.bfloat16, 2**-7), (jnp.float16, 2**-10)])
+def test_sixteen_bits_round_the_result_not_the_sum(groups, dtype, limit):
+    x, kernel = arrays(0, (1, 6, 6, 32), (3, 3, 32 // groups, 32), dtype=np.float32)
+    x, kernel = x.astype(dtype), kernel.astype(dtype)
+
+    def loss(convolve, x, kernel):
+        y = convolve(x, kernel, groups, 1)
+        return y, jax.grad(lambda k: (convolve(x, k, groups, 1) ** 2).astype(jnp.float32).mean())(kernel)
+
+    wide = (x.astype(jnp.float32), kernel.astype(jnp.float32))
+    for ours, exact in zip(loss(grouped_conv2d, x, kernel), loss(built_in, *wide), strict=True):
+        assert ours.dtype == dtype
+        scale = float(jnp.abs(exact).max())
+        assert float(jnp.abs(ours - exact).max()) <= 2 * limit * scale
