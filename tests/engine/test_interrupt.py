@@ -144,15 +144,17 @@ with requests():
 
 
 def test_a_second_ctrl_c_leaves_at_once_even_from_inside_compiled_code() -> None:
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", STUCK], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout and process.stderr
-    assert process.stdout.readline() == "running\n"
-    time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
-    assert "finishing the running piece" in process.stderr.readline()
-    assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=5) == 130
-    process.communicate()
+    ) as process:
+        try:
+            assert process.stdout and process.stderr
+            assert process.stdout.readline() == "running\n"
+            time.sleep(0.2)
+            process.send_signal(signal.SIGINT)
+            assert "finishing the running piece" in process.stderr.readline()
+            assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=30) == 130
+        finally:
+            process.kill()
