@@ -33,16 +33,24 @@ def made(config, dtype="float32"):
     return prepare(config, build(config), find_place(config, jax.devices()[0]), dtype)
 
 
-@pytest.mark.parametrize("name", SMALL)
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[SLOW] if name == "lstm" else []) for name in SMALL]
+)
 def test_the_loss_falls_and_the_update_is_the_reference_update(name):
     config = SMALL[name]
     kernel, pool = build(config), make_pool(build(config), config, "float32")
     params = kernel.init(jax.random.key(0), "float32")
     update = jax.jit(program.updater(kernel, config.learning_rate, jax.random.key(0), None))
     batches = [{key: leaf[number] for key, leaf in pool.items()} for number in range(len(pool["x"]))]
-    checked = check.check_update(
-        kernel, params, lambda p, b: update(p, 0, b), batches[0], 1.0, config.learning_rate, BOUNDS
-    )
+
+    def once(params, batch):
+        with program.arithmetic("float32", False, jax.default_backend()):
+            return update(params, 0, batch)
+
+    checked = check.check_update(kernel, params, once, batches[0], 1.0, config.learning_rate, BOUNDS)
     assert checked.rows == config.batch_size
     losses = []
     for count in range(75 * len(batches)):
@@ -80,7 +88,7 @@ def test_float16_weights_learn():
 
 
 @pytest.mark.skipif(len(jax.devices()) < 2, reason="needs two devices")
-@pytest.mark.parametrize("layer", [DENSE, RNN])
+@pytest.mark.parametrize("layer", [DENSE, pytest.param(RNN, marks=SLOW)])
 def test_two_replicas_train_as_one_with_twice_the_batch(layer):
     one = made(replace(layer, batch_size=2 * layer.batch_size))
     two = made(replace(layer, replicas=2))
