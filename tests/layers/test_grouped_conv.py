@@ -1,5 +1,7 @@
 """Grouped convolution: both CPU paths against the built-in one, forward and backward."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,11 +32,16 @@ def compare_with_built_in(size, groups, inputs, outputs, k, stride):
     """`inputs` and `outputs` are channels a group."""
     with jax.enable_x64(True), forced(CPU_PATH):
         x, kernel = arrays(0, (2, *size, groups * inputs), (k, k, inputs, groups * outputs))
-        y, back = jax.vjp(lambda x, k: grouped_conv2d(x, k, groups, stride), x, kernel)
-        expected, expected_back = jax.vjp(lambda x, k: built_in(x, k, groups, stride), x, kernel)
-        np.testing.assert_allclose(y, expected, rtol=1e-12, atol=1e-12)
-        (dy,) = arrays(1, y.shape)
-        for ours, theirs in zip(back(dy), expected_back(dy), strict=True):
+        (dy,) = arrays(1, (2, *(-(-side // stride) for side in size), groups * outputs))
+
+        def value_and_gradients(convolve, x, kernel, dy):
+            y, back = jax.vjp(lambda x, kernel: convolve(x, kernel, groups, stride), x, kernel)
+            return y, *back(dy)
+
+        both = jax.jit(
+            lambda *a: (value_and_gradients(grouped_conv2d, *a), value_and_gradients(built_in, *a))
+        )
+        for ours, theirs in zip(*both(x, kernel, dy), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-11, atol=1e-11)
 
 
@@ -66,7 +73,8 @@ def test_the_cases_reach_the_path_that_they_are_meant_for(cases, taps):
         assert grouped_conv._suits_taps(jnp.zeros((k, k, inputs, groups * outputs)), groups) == taps
 
 
-@settings(max_examples=8, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=20, deadline=None)
 @given(
     height=st.integers(3, 8), width=st.integers(3, 8), groups=st.integers(1, 5), inputs=st.integers(1, 3),
     outputs=st.integers(1, 3), k=st.integers(1, 3), stride=st.integers(1, 3),
@@ -83,7 +91,7 @@ def test_updates_inside_a_scan_equal_updates_outside():
 
     inside = jax.lax.scan(update, kernel, length=3)[0]
     for _ in range(3):
-        kernel = update(kernel, None)[0]
+        kernel = jax.jit(update)(kernel, None)[0]
     np.testing.assert_allclose(inside, kernel, rtol=1e-5, atol=1e-6)
 
 
@@ -93,12 +101,16 @@ def test_sixteen_bits_round_the_result_not_the_sum(groups, dtype, limit):
     x, kernel = arrays(0, (1, 6, 6, 32), (3, 3, 32 // groups, 32), dtype=np.float32)
     x, kernel = x.astype(dtype), kernel.astype(dtype)
 
-    def loss(convolve, x, kernel):
-        y = convolve(x, kernel, groups, 1)
-        return y, jax.grad(lambda k: (convolve(x, k, groups, 1) ** 2).astype(jnp.float32).mean())(kernel)
+    @partial(jax.jit, static_argnums=0)
+    def value_and_gradient(convolve, x, kernel):
+        y, back = jax.vjp(lambda kernel: convolve(x, kernel, groups, 1), kernel)
+        return y, *back(jnp.ones_like(y))
 
     wide = (x.astype(jnp.float32), kernel.astype(jnp.float32))
-    for ours, exact in zip(loss(grouped_conv2d, x, kernel), loss(built_in, *wide), strict=True):
+    results = zip(
+        value_and_gradient(grouped_conv2d, x, kernel), value_and_gradient(built_in, *wide), strict=True
+    )
+    for ours, exact in results:
         assert ours.dtype == dtype
         scale = float(jnp.abs(exact).max())
-        assert float(jnp.abs(ours - exact).max()) <= 2 * limit * scale
+        assert float(jnp.abs(ours - exact).max()) <= limit * scale
