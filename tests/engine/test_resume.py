@@ -15,7 +15,7 @@ import toy_family as toy
 
 from family_protocol import same_tree
 from hotloop.engine.checkpoint import Checkpoints
-from hotloop.engine.drive import drive
+from hotloop.engine.drive import drive, newest
 from hotloop.engine.feed import Resident, Streamed
 from hotloop.engine.loop import Program, own
 from hotloop.engine.plan import Plan, plan_updates
@@ -109,6 +109,18 @@ def test_damaged_steps_that_were_passed_over_are_told_in_the_records(run: Run, t
     assert len(warnings) == 1 and "step 20" in warnings[0]
 
 
+def test_the_newest_checkpoint_may_be_none_but_not_only_damaged(run: Run, tmp_path: Path) -> None:
+    plain = toy.init(CONFIG, jax.random.key(0))  # with a plain number in it, as families write it
+    with Checkpoints(tmp_path / "steps") as checkpoints:
+        assert newest(checkpoints, plain) is None
+        drive(PROGRAM, cut_plan(10), plain, run, checkpoints)
+        found = newest(checkpoints, plain)
+        assert found is not None and found.step == 10
+        (tmp_path / "steps" / "00000010").rename(tmp_path / "steps" / "00000011")
+        with pytest.raises(CheckpointError, match="no complete checkpoint"):
+            newest(checkpoints, plain)
+
+
 def initial_digits() -> Any:
     spec = importlib.util.spec_from_file_location("digits_example", digits_program.PROGRAM)
     assert spec and spec.loader
@@ -127,7 +139,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def kill_after(checkpoints: int, folder: Path, *options: str) -> None:
     process = digits_program.start(folder, *options)
     wanted = checkpoints * digits_program.CHECKPOINT_EVERY
-    digits_program.wait_for(lambda: max(digits_program.steps(folder), default=0) >= wanted, process)
+    digits_program.wait_for(lambda: digits_program.reached(folder) >= wanted, process)
     process.kill()
     process.communicate()
     assert process.returncode == -signal.SIGKILL
@@ -137,31 +149,37 @@ def test_a_killed_process_resumes_to_the_same_weights_and_logs(tmp_path: Path, u
     folder = tmp_path / "killed"
     kill_after(2, folder)
     kill_after(8, folder, "--resume")
-    assert digits_program.steps(folder)[-1] < digits_program.UPDATES
+    assert digits_program.reached(folder) < digits_program.UPDATES
     digits_program.finish(digits_program.start(folder, "--resume"))
     compare(folder, uninterrupted)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_saves_leaves_with_130_and_says_how_to_resume(
-    tmp_path: Path, uninterrupted: Path, number: int
-) -> None:
-    folder = tmp_path / "interrupted"
+def interrupted(folder: Path, number: int) -> tuple[int, str]:
+    """Send a signal to a run that has saved once; the update it stopped at, and its last line."""
     process = digits_program.start(folder)
-    digits_program.wait_for(lambda: digits_program.steps(folder), process)
+    digits_program.wait_for(lambda: digits_program.reached(folder), process)
     os.kill(process.pid, number)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
-    last = errors.strip().splitlines()[-1]
-    assert "Traceback" not in errors and "interrupted after update " in last and last.endswith("--resume")
+    assert process.returncode == 130 and "Traceback" not in errors, errors
     end = list(read_events(folder))[-1]
     assert (end["event"], end["status"]) == ("end", "interrupted")
-    assert f"after update {end['update']} of 200" in last
-    assert digits_program.steps(folder)[-1] == end["update"] < 200
+    return end["update"], errors.strip().splitlines()[-1]
+
+
+def test_ctrl_c_saves_leaves_with_130_and_says_how_to_resume(tmp_path: Path, uninterrupted: Path) -> None:
+    folder = tmp_path / "interrupted"
+    update, last = interrupted(folder, signal.SIGINT)
+    assert f"interrupted after update {update} of 400" in last
+    assert digits_program.reached(folder) == update < 400
     command = last.split("to resume: ")[1].split()
-    assert command[:2] == ["python", str(digits_program.PROGRAM)]
+    assert command[:2] == ["python", str(digits_program.PROGRAM)] and command[-1] == "--resume"
     digits_program.finish(digits_program.start(folder, "--resume"))
     compare(folder, uninterrupted)
+
+
+def test_sigterm_is_heard_like_ctrl_c(tmp_path: Path) -> None:
+    update, last = interrupted(tmp_path / "terminated", signal.SIGTERM)
+    assert f"interrupted after update {update} of 400" in last
 
 
 def compare(folder: Path, uninterrupted: Path) -> None:
@@ -178,4 +196,4 @@ def test_resuming_with_another_config_is_refused_in_one_line(uninterrupted: Path
 
 def test_the_example_learns(uninterrupted: Path) -> None:
     losses = [loss for _, loss in digits_program.logged(uninterrupted)]
-    assert len(losses) == 20 and np.mean(losses[-3:]) < 0.5 * losses[0]
+    assert len(losses) == 40 and np.mean(losses[-3:]) < 0.5 * losses[0]

@@ -21,7 +21,7 @@ from hotloop.engine.pieces import CompiledPieces, FreePieces
 from hotloop.engine.run import Run
 from hotloop.engine.window import Window
 
-__all__ = ["Diverged", "Interrupted", "drive"]
+__all__ = ["Diverged", "Interrupted", "drive", "newest"]
 
 
 class _Piece(NamedTuple):
@@ -73,6 +73,14 @@ def drive(
     with requests() as request:
         pieces = _Dispatch(program, plan, host, request, on_call, progress, report)
         return pieces.run(own(resumed.state if resumed else state), update)
+
+
+def newest(checkpoints: Checkpoints, state: State) -> Restored | None:
+    """The newest whole checkpoint of a state like `state`, to resume from; None where none was ever begun.
+
+    A folder in which every checkpoint is damaged is an error: starting over would hide it.
+    """
+    return checkpoints.restore(own(state)) if any(checkpoints.folder.glob("[0-9]*")) else None
 
 
 class _Dispatch:
