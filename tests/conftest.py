@@ -2,12 +2,17 @@
 
 import os
 import tempfile
+from pathlib import Path
 
 from hypothesis import settings
 
 VIRTUAL_DEVICES = "--xla_force_host_platform_device_count"
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+if "PYTHONPATH" in os.environ:
+    # Children must find the same packages as the test that starts them, from whichever folder.
+    entries = os.environ["PYTHONPATH"].split(os.pathsep)
+    os.environ["PYTHONPATH"] = os.pathsep.join(str(Path(entry).absolute()) for entry in entries)
 flags = os.environ.get("XLA_FLAGS", "")
 if os.environ["JAX_PLATFORMS"] == "cpu" and VIRTUAL_DEVICES not in flags:
     os.environ["XLA_FLAGS"] = f"{flags} {VIRTUAL_DEVICES}=4".strip()

@@ -13,12 +13,13 @@ from hotloop.errors import DeviceError
 
 needs_cpu_only = pytest.mark.skipif(jax.default_backend() != "cpu", reason="needs no accelerator")
 
-# A plug-in that is installed but cannot start, as CUDA's is beside a broken driver.
+# No plug-in of this machine's own, and if asked for one that cannot start, as CUDA's beside a broken driver.
 BROKEN = """
 import sys
 from jax._src import xla_bridge
 def factory():
     raise RuntimeError("no driver\\nmore text")
+xla_bridge.discover_pjrt_plugins = lambda: None
 if sys.argv[2] == "plugin":
     xla_bridge.register_backend_factory("cuda", factory, priority=500, fail_quietly=False)
     xla_bridge.hardware_utils.has_visible_nvidia_gpu = lambda: True

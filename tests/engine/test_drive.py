@@ -104,7 +104,7 @@ def test_what_a_slow_source_costs_is_part_of_the_throughput(run: Run) -> None:
 
 def test_pieces_change_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_updates(60, log_every=30)
-    whole, pieces = walking(plan), []
+    whole, pieces = walking(plan, loop="while"), []
     expected, done = own(START), 0
     for count in (30, 30):
         expected, _ = whole(expected, done, count)
@@ -124,7 +124,11 @@ def test_pieces_change_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(driving, "FreePieces", Odd)
     seen: dict[int, np.ndarray] = {}
     state = drive(
-        walking(plan), plan, START, run, on_call=lambda first, metrics: seen.update({first: metrics["loss"]})
+        walking(plan, loop="while"),
+        plan,
+        START,
+        run,
+        on_call=lambda first, metrics: seen.update({first: metrics["loss"]}),
     )
     same_tree(state, expected, "pieces")
     assert len(pieces) > 8 and sum(pieces) == 60

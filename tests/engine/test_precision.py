@@ -7,6 +7,7 @@ import optax
 import pytest
 from jax import lax
 
+from hotloop.engine import precision
 from hotloop.engine.precision import Policy, apply_update, cast, optimise, parse, partials_note
 from hotloop.errors import OptionError
 
@@ -171,6 +172,34 @@ def test_products_add_in_float32_unless_half_partials_are_asked_for(half):
 def test_it_is_said_where_the_backend_adds_in_float32_all_the_same(half):
     assert partials_note(parse("16.16", half)) is None
     assert partials_note(parse("32.32", half, half_partials=True)) is None
+    note = partials_note(parse("16.16", half, half_partials=True))
     if jax.default_backend() == "cpu":
-        note = partials_note(parse("16.16", half, half_partials=True))
         assert note == "half partials: cpu adds matrix products and convolutions in float32 all the same"
+
+
+@pytest.fixture
+def not_yet_asked():
+    precision._takes_float16_sums.cache_clear()
+    yield
+    precision._takes_float16_sums.cache_clear()
+
+
+def test_a_backend_that_refuses_float16_sums_is_not_asked_for_them_and_it_is_said(monkeypatch, not_yet_asked):
+    def refuse(*_, **__):
+        raise jax.errors.JaxRuntimeError("UNIMPLEMENTED: Unsupported algorithm: ALG_DOT_F16_F16_F16")
+
+    policy = parse("16.16", "float16", half_partials=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(jax.stages.Lowered, "compile", refuse)
+        assert policy.dot_options == policy.conv_options
+    note = partials_note(policy)
+    if jax.default_backend() == "cpu":  # how another backend adds when left to itself is not ours to know
+        assert "matrix products" in note
+
+
+def test_the_backend_may_first_be_asked_for_float16_sums_while_a_model_is_traced(not_yet_asked):
+    policy = parse("16.16", "float16", half_partials=True)
+    a = jnp.ones((4, 8), "float16")
+    assert jax.jit(lambda a: jnp.matmul(a, a.T, **policy.dot_options))(a).dtype == "float16"
+    if jax.default_backend() == "cpu":
+        assert policy.dot_options["precision"] == lax.DotAlgorithmPreset.F16_F16_F16

@@ -106,6 +106,7 @@ def test_sizes_that_do_not_fit_are_refused_in_one_line(n: int) -> None:
         permuted(np.zeros(1, np.uint32), n, 0, 0)
 
 
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="so few indices cost an accelerator a start each")
 def test_a_batch_of_indices_costs_far_less_than_a_sorted_permutation() -> None:
     n, batch, updates = 50_000, 64, 50
 

@@ -59,7 +59,8 @@ def test_a_learning_rate_that_is_not_the_one_asked_for_is_refused():
     update = bench.program.updater(kernel, 0.01, jax.random.key(0), None)
 
     def once(params, batch):
-        return jax.jit(update)(params, jnp.uint32(0), batch)
+        with bench.program.arithmetic("float32", False, jax.default_backend()):
+            return jax.jit(update)(params, jnp.uint32(0), batch)
 
     with pytest.raises(WrongResult, match="parameters"):
         check.check_update(kernel, ready.params, once, ready.feed.batch(0), 1.0, 0.011, BOUNDS)

@@ -6,6 +6,7 @@ docs/precision.md tells what each mode is good for, and what rounding costs.
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol, TypeVar
 
 import jax
@@ -15,6 +16,7 @@ from jax import Array, lax
 
 from hotloop.engine.loss_scale import AutoScale, ScaleState, StaticScale
 from hotloop.engine.rounding import stochastic_round
+from hotloop.engine.where import platform
 from hotloop.errors import OptionError
 
 __all__ = [
@@ -71,10 +73,24 @@ class Policy:
 
     @property
     def dot_options(self) -> dict[str, Any]:
-        """Keywords for `jnp.matmul` or `lax.dot_general`; only float16 sums can be ordered from XLA."""
-        if self.half_partials and self.compute == np.float16 and jax.default_backend() != "tpu":
+        """Keywords for `jnp.matmul` or `lax.dot_general`; only float16 sums can be ordered, and not everywhere."""
+        if self.half_partials and self.compute == np.float16 and _takes_float16_sums(platform()):
             return {**self.conv_options, "precision": lax.DotAlgorithmPreset.F16_F16_F16}
         return self.conv_options
+
+
+@cache
+def _takes_float16_sums(platform: str) -> bool:
+    """Whether XLA compiles a product that is to be summed in float16; it refuses on some GPUs."""
+    if platform == "tpu":
+        return False
+    matrix = jax.ShapeDtypeStruct((16, 16), np.float16)  # type: ignore[no-untyped-call]
+    product = jax.jit(lambda a, b: jnp.matmul(a, b, precision=lax.DotAlgorithmPreset.F16_F16_F16))
+    try:
+        product.lower(matrix, matrix).compile()
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
 
 
 def parse(
@@ -167,4 +183,4 @@ def partials_note(policy: Policy) -> str | None:
     ]
     if not wide:
         return None
-    return f"half partials: {jax.default_backend()} adds {' and '.join(wide)} in float32 all the same"
+    return f"half partials: {platform()} adds {' and '.join(wide)} in float32 all the same"

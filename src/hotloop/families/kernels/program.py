@@ -141,7 +141,7 @@ def compile_call(
         compiled = lowered.compile()
     except (ValueError, jax.errors.JaxRuntimeError) as error:
         # What jax and XLA say of a way of summing (F16_F16_F16) that the device has not.
-        if "not supported by dot_general" in str(error) or "algorithm" in str(error).lower():
+        if "not supported by dot_general" in str(error) or "ALG_DOT_" in str(error):
             reason = "this device cannot sum in 16 bits; leave it out"
             raise OptionError(f"--enable-half-partials: {reason}") from error
         raise
