@@ -12,12 +12,12 @@ from hotloop.engine.checkpoint import Checkpoints
 from hotloop.engine.run import current, read_events
 
 PROGRAM = Path(__file__).parents[2] / "examples" / "digits.py"
-SMALL = ("--samples=300", "--batch-size=30", "--hidden=8", "--epochs=40")
-UPDATES, CHECKPOINT_EVERY = 400, 10
+SMALL = ("--samples=600", "--batch-size=30", "--hidden=8", "--epochs=20")
+UPDATES, CHECKPOINT_EVERY = 400, 20
 
 
 def start(folder: Path, *options: str) -> subprocess.Popen[str]:
-    """A small run of 400 updates with a checkpoint every ten."""
+    """A small run of 400 updates with a checkpoint every twenty."""
     words = [sys.executable, str(PROGRAM), "--run", str(folder), *SMALL, *options]
     return subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ.copy()

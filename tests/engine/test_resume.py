@@ -148,7 +148,7 @@ def kill_after(checkpoints: int, folder: Path, *options: str) -> None:
 def test_a_killed_process_resumes_to_the_same_weights_and_logs(tmp_path: Path, uninterrupted: Path) -> None:
     folder = tmp_path / "killed"
     kill_after(2, folder)
-    kill_after(8, folder, "--resume")
+    kill_after(6, folder, "--resume")
     assert digits_program.reached(folder) < digits_program.UPDATES
     digits_program.finish(digits_program.start(folder, "--resume"))
     compare(folder, uninterrupted)
@@ -196,4 +196,4 @@ def test_resuming_with_another_config_is_refused_in_one_line(uninterrupted: Path
 
 def test_the_example_learns(uninterrupted: Path) -> None:
     losses = [loss for _, loss in digits_program.logged(uninterrupted)]
-    assert len(losses) == 40 and np.mean(losses[-3:]) < 0.5 * losses[0]
+    assert len(losses) == 20 and np.mean(losses[-3:]) < 0.5 * losses[0]
