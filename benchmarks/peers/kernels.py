@@ -323,10 +323,12 @@ def main() -> int:
         "--quick", action="store_true", help="three short rounds: a smoke test, not a measurement"
     )
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
+    parser.add_argument("--rounds", type=int, default=9, help="turns of each side")
+    parser.add_argument("--seconds", type=float, default=TARGET_SECONDS, help="length of a turn")
     parser.add_argument("--save", type=Path, help="write the results as JSON")
     options = parser.parse_args()
     device = setup(options.device)
-    rounds, target = (3, 0.05) if options.quick else (9, TARGET_SECONDS)
+    rounds, target = (3, 0.05) if options.quick else (options.rounds, options.seconds)
     versions = f"jax {jax.__version__}, torch {torch.__version__}"
     print(f"{device.device_kind}, {torch.get_num_threads()} torch threads; {versions}")
     print(f"{'case':48} {'ours us':>10} {'torch us':>10} {'ratio':>7} {'range':>15} {'floor':>6}")
