@@ -50,12 +50,9 @@ def test_the_loss_falls_and_the_update_is_the_reference_update(name):
             return jitted(params, count, batch)
 
     batches = [{key: leaf[number] for key, leaf in pool.items()} for number in range(len(pool["x"]))]
-
-    def once(params, batch):
-        with program.arithmetic("float32", False, jax.default_backend()):
-            return update(params, 0, batch)
-
-    checked = check.check_update(kernel, params, once, batches[0], 1.0, config.learning_rate, BOUNDS)
+    checked = check.check_update(
+        kernel, params, lambda p, b: update(p, 0, b), batches[0], 1.0, config.learning_rate, BOUNDS
+    )
     assert checked.rows == config.batch_size
     losses = []
     for count in range(75 * len(batches)):
