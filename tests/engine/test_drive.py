@@ -90,7 +90,7 @@ def test_throughput_counts_calls_and_neither_compiling_nor_validating(run: Run) 
 
 
 def test_what_a_slow_source_costs_is_part_of_the_throughput(run: Run) -> None:
-    plan = plan_updates(24, log_every=12)
+    plan = plan_updates(60, log_every=60)
     data = toy.data()
 
     def fetch(indices: np.ndarray) -> Any:
@@ -99,7 +99,8 @@ def test_what_a_slow_source_costs_is_part_of_the_throughput(run: Run) -> None:
 
     with Streamed(fetch, BATCH, samples=len(data["y"])) as feed:
         drive(walking(plan, feed), plan, START, run)
-    assert events(run, "log")[1]["throughput"] <= 1.05 * BATCH / 0.01
+    # What was prepared while the program compiled comes for free: one piece of at most 30 updates.
+    assert events(run, "log")[0]["throughput"] <= 2 * BATCH / 0.01
 
 
 def test_pieces_change_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,11 +18,11 @@ def dispatch(pieces: FreePieces | CompiledPieces, calls: list[int], seconds_per_
     return made
 
 
-calls = st.lists(st.integers(1, 3_000), min_size=1, max_size=5)
+calls = st.lists(st.integers(1, 300), min_size=1, max_size=5)
 pace = st.floats(1e-5, 10)
 
 
-@given(calls=calls, pace=pace, longest=st.integers(1, 5_000), free=st.booleans())
+@given(calls=calls, pace=pace, longest=st.integers(1, 500), free=st.booleans())
 def test_pieces_tile_every_call_and_respect_the_longest(
     calls: list[int], pace: float, longest: int, free: bool
 ) -> None:
