@@ -99,9 +99,7 @@ def measure(device: Any, context: Context) -> dict[str, Any]:
             chosen = replace(HOT_LOOP, batches_per_step=updates, steps=max(3, 100 // updates))
             curve.append((updates, bench.run(chosen, device, quiet)["items_per_second"]))
             bar.advance()
-        context.say(
-            f"RNN training: {curve[0][1]:,.0f} updates/s one a call, {curve[-1][1]:,.0f} 1000 a call"
-        )
+        context.say(f"RNN training: {curve[0][1]:,.0f} updates/s one a call, {curve[-1][1]:,.0f} 1000 a call")
         losses = loss_curve(device)
         context.say(f"RNN training: loss {losses[0]:.3f} -> {losses[-1]:.3f} in {len(losses)} updates")
         bar.advance()

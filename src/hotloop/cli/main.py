@@ -39,8 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read our output has gone; the interpreter's own flush at exit must not complain either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
-    except KeyboardInterrupt:
-        return _failed(words, "interrupted", INTERRUPTED)
+    except KeyboardInterrupt as error:
+        return _failed(words, str(error) or "interrupted", INTERRUPTED)
     except HotloopError as error:
         return _failed(words, str(error), USAGE_ERROR)
     except Exception as error:
