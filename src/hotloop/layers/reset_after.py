@@ -9,6 +9,7 @@ from jax import Array
 from jax.nn import sigmoid
 
 from hotloop.layers import product
+from hotloop.layers.cells import logistic
 from hotloop.layers.product import Turned, wide
 from hotloop.layers.recurrence import Cell, Factors, Kernels, State
 
@@ -23,7 +24,7 @@ def _step(z: Array, kernels: Kernels | None, state: State) -> tuple[State, Array
     products = jnp.zeros(z.shape, wide(z.dtype)) if kernels is None else product.forward(h, kernels[0])
     (z_gates, z_candidate), (of_gates, of_candidate) = jnp.split(z, gates, 1), jnp.split(products, gates, 1)
     gate_sums = z_gates + of_gates
-    reset, update = jnp.split(sigmoid(gate_sums), 2, 1)
+    reset, update = jnp.split(logistic(gate_sums), 2, 1)
     candidate_sum = z_candidate + reset * of_candidate
     h = (update * h + (1 - update) * jnp.tanh(candidate_sum)).astype(h.dtype)
     return (h,), jnp.concatenate([gate_sums, candidate_sum, of_candidate], 1)
