@@ -55,8 +55,19 @@ def _rnn_back(kernels: tuple[Turned, ...], factors: Factors, d_state: State) -> 
     return dz, (kernels[0](dz),)
 
 
-def _one_kernel(factors: Factors, states: State, dz: Array) -> Kernels:
-    return (product.kernel_gradient(states[0], dz),)
+def _whole(recurrent: Array) -> Kernels:
+    return (recurrent,)
+
+
+def _whole_gradient(factors: Factors, states: State, dz: Array) -> Array:
+    gradient: Array = product.kernel_gradient(states[0], dz)
+    return gradient
+
+
+def _gru_kernels(recurrent: Array) -> Kernels:
+    """Gates and candidate apart; on the CPU cut once and written out (20 us against 25 for T5 H128)."""
+    cut = jnp.split(recurrent, [2 * recurrent.shape[0]], 1)
+    return tuple(materialised_on_cpu(cut))
 
 
 def _gru_zero(z: Array) -> State:
@@ -93,13 +104,12 @@ def _gru_back(kernels: tuple[Turned, ...], factors: Factors, d_state: State) -> 
     return jnp.concatenate([d_gates, d_candidate], 1), (before,)
 
 
-def _gru_weights(factors: Factors, states: State, dz: Array) -> Kernels:
+def _gru_gradient(factors: Factors, states: State, dz: Array) -> Array:
     reset, (h,) = factors[0], states
     d_gates, d_candidate = jnp.split(dz, [2 * h.shape[2]], 2)
-    return (
-        product.kernel_gradient(h, d_gates),
-        product.kernel_gradient((reset * h).astype(h.dtype), d_candidate),
-    )
+    of_gates = product.kernel_gradient(h, d_gates)
+    of_candidate = product.kernel_gradient((reset * h).astype(h.dtype), d_candidate)
+    return jnp.concatenate([of_gates, of_candidate], 1)
 
 
 def _lstm_zero(z: Array) -> State:
@@ -132,6 +142,6 @@ def _lstm_back(kernels: tuple[Turned, ...], factors: Factors, d_state: State) ->
     return dz, (kernels[0](dz), dc * f)
 
 
-RNN = Cell(_rnn_zero, _rnn_step, _rnn_factors, _rnn_back, _one_kernel)
-GRU = Cell(_gru_zero, _gru_step, _gru_factors, _gru_back, _gru_weights)
-LSTM = Cell(_lstm_zero, _lstm_step, _lstm_factors, _lstm_back, _one_kernel)
+RNN = Cell(_whole, _rnn_zero, _rnn_step, _rnn_factors, _rnn_back, _whole_gradient)
+GRU = Cell(_gru_kernels, _gru_zero, _gru_step, _gru_factors, _gru_back, _gru_gradient)
+LSTM = Cell(_whole, _lstm_zero, _lstm_step, _lstm_factors, _lstm_back, _whole_gradient)

@@ -27,39 +27,40 @@ Factors = tuple[Array, ...]
 class Cell(NamedTuple):
     """The formulas of one kind of cell; `h`, the first entry of a state, is also the output.
 
-    `zero(z)`: the state before the first step, for one step's z. `step(z, kernels, state)`: the next state and the
-    gate sums; no kernels means a zero state, whose products are left out. `factors(sums, states)`: from the sums
-    of all steps and the states before each, whatever `back` and `weights` multiply with. `back(kernels, factors,
-    d_state)`: one step's gradient of z and of the state before it. `weights(factors, states, dz)`: the kernels'
-    gradients.
+    `kernels(recurrent)`: the recurrent kernel cut as the step multiplies with it. `zero(z)`: the state before the
+    first step, for one step's z. `step(z, kernels, state)`: the next state and the gate sums; no kernels means a
+    zero state, whose products are left out. `factors(sums, states)`: from the sums of all steps and the states
+    before each, whatever `back` and `weights` multiply with. `back(kernels, factors, d_state)`: one step's
+    gradient of z and of the state before it. `weights(factors, states, dz)`: the recurrent kernel's gradient.
     """
 
+    kernels: Callable[[Array], Kernels]
     zero: Callable[[Array], State]
     step: Callable[[Array, Kernels | None, State], tuple[State, Array]]
     factors: Callable[[Array, State], Factors]
     back: Callable[[tuple[Turned, ...], Factors, State], tuple[Array, State]]
-    weights: Callable[[Factors, State, Array], Kernels]
+    weights: Callable[[Factors, State, Array], Array]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def recur(cell: Cell, z_TBG: Array, kernels: Kernels, state: State | None) -> tuple[Array, State]:
+def recur(cell: Cell, z_TBG: Array, recurrent: Array, state: State | None) -> tuple[Array, State]:
     """All outputs [T, B, H] and the last state, for input sums `z` that are known before; no state means zero."""
-    (outputs, *_), last, _ = _run(z_TBG, kernels, state, cell=cell)
+    (outputs, *_), last, _ = _run(z_TBG, recurrent, state, cell=cell)
     return outputs, last
 
 
-def _remember(cell: Cell, z: CustomVJPPrimal, kernels: Any, state: Any) -> tuple[tuple[Array, State], Any]:
-    z, kernels, state = jax.tree.map(lambda primal: primal.value, (z, kernels, state), is_leaf=_is_primal)
-    states, last, sums = _run(z, kernels, state, cell=cell)
-    return (states[0], last), (kernels, state, states, sums)
+def _remember(cell: Cell, z: Any, recurrent: Any, state: Any) -> tuple[tuple[Array, State], Any]:
+    z, recurrent, state = jax.tree.map(lambda primal: primal.value, (z, recurrent, state), is_leaf=_is_primal)
+    states, last, sums = _run(z, recurrent, state, cell=cell)
+    return (states[0], last), (recurrent, state, states, sums)
 
 
 def _is_primal(leaf: Any) -> bool:
     return isinstance(leaf, CustomVJPPrimal)
 
 
-def _backward(cell: Cell, saved: Any, gradients: tuple[Any, Any]) -> tuple[Array, Kernels, State | None]:
-    kernels, state, states, sums = saved
+def _backward(cell: Cell, saved: Any, gradients: tuple[Any, Any]) -> tuple[Array, Array, State | None]:
+    recurrent, state, states, sums = saved
     d_outputs, d_last = gradients
     start = tuple(jnp.zeros_like(part[0]) for part in states) if state is None else state
     before = tuple(jnp.concatenate([a[None], b[:-1]]) for a, b in zip(start, states, strict=True))
@@ -68,25 +69,24 @@ def _backward(cell: Cell, saved: Any, gradients: tuple[Any, Any]) -> tuple[Array
         d_outputs = None
     d_last = tuple(jnp.zeros(d.shape) if isinstance(d, SymbolicZero) else d for d in d_last)
     d_last = tuple(d.astype(wide(sums.dtype)) for d in d_last)
-    dz, d_state = _run_back(d_outputs, kernels, factors, d_last, cell=cell)
-    d_kernels = tuple(
-        d.astype(k.dtype) for d, k in zip(cell.weights(factors, before, dz), kernels, strict=True)
-    )
+    dz, d_state = _run_back(d_outputs, recurrent, factors, d_last, cell=cell)
+    d_recurrent = cell.weights(factors, before, dz).astype(recurrent.dtype)
     d_start = tuple(d.astype(part.dtype) for d, part in zip(d_state, start, strict=True))
-    return dz, d_kernels, None if state is None else d_start
+    return dz, d_recurrent, None if state is None else d_start
 
 
 recur.defvjp(_remember, _backward, symbolic_zeros=True)
 
 
-def _forward_loop(z_TBG: Array, kernels: Kernels, state: State | None, *, cell: Cell, platform: str) -> Any:
+def _forward_loop(z_TBG: Array, recurrent: Array, state: State | None, *, cell: Cell, platform: str) -> Any:
     """Every state, the last one, and the gate sums (which cost nothing where nobody reads them)."""
+    kernels = cell.kernels(recurrent)
 
     def step(state: State, z: Array) -> tuple[State, tuple[State, Array]]:
         state, sums = cell.step(z, kernels, state)
         return state, (state, sums.astype(z.dtype))
 
-    unroll = unroll_for(z_TBG.shape[0], z_TBG.shape[1], kernels[0].shape[0], platform)
+    unroll = unroll_for(z_TBG.shape[0], z_TBG.shape[1], recurrent.shape[0], platform)
     if state is None and unroll == z_TBG.shape[0]:
         states, last, sums = _written_out(z_TBG, kernels, cell)
     else:
@@ -106,17 +106,17 @@ def _written_out(z_TBG: Array, kernels: Kernels, cell: Cell) -> Any:
 
 
 def _backward_loop(
-    d_outputs: Array | None, kernels: Kernels, factors: Factors, d_last: State, *, cell: Cell, platform: str
+    d_outputs: Array | None, recurrent: Array, factors: Factors, d_last: State, *, cell: Cell, platform: str
 ) -> Any:
     timesteps, batch, hidden = factors[0].shape
-    back = partial(cell.back, tuple(turned(kernel, batch, platform) for kernel in kernels))
+    back = partial(cell.back, tuple(turned(kernel, batch, platform) for kernel in cell.kernels(recurrent)))
 
     def step(d_state: State, now: tuple[Array | None, Factors]) -> tuple[State, Array]:
         dy, factors = now
         if dy is not None:
             d_state = (d_state[0] + dy, *d_state[1:])
         dz, d_state = back(factors, d_state)
-        return d_state, dz.astype(kernels[0].dtype)
+        return d_state, dz.astype(recurrent.dtype)
 
     unroll = unroll_for(timesteps, batch, hidden, platform)
     d_state, dz = lax.scan(step, d_last, (d_outputs, factors), reverse=True, unroll=unroll)

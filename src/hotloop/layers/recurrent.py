@@ -47,16 +47,14 @@ __all__ = [
 def rnn(params: Params, x_TBI: Float[Array, "T B I"], state: Hidden | None = None) -> tuple[Outputs, Hidden]:
     """h = tanh(x W + h U + b). Gives every h, and the last."""
     before = None if state is None else (state,)
-    outputs, (h,) = recur(RNN, _input_sums(params, x_TBI), (params["recurrent"],), before)
+    outputs, (h,) = recur(RNN, _input_sums(params, x_TBI), params["recurrent"], before)
     return outputs, h
 
 
 def gru(params: Params, x_TBI: Float[Array, "T B I"], state: Hidden | None = None) -> tuple[Outputs, Hidden]:
     """r, u = sigmoid(x W + h U + b), c = tanh(x W + (r h) U + b), h = u h + (1 - u) c. Every h, and the last."""
     before = None if state is None else (state,)
-    hidden = params["recurrent"].shape[0]
-    of_gates, of_candidate = jnp.split(params["recurrent"], [2 * hidden], 1)
-    outputs, (h,) = recur(GRU, _input_sums(params, x_TBI), (of_gates, of_candidate), before)
+    outputs, (h,) = recur(GRU, _input_sums(params, x_TBI), params["recurrent"], before)
     return outputs, h
 
 
@@ -65,7 +63,7 @@ def gru_reset_after(
 ) -> tuple[Outputs, Hidden]:
     """As `gru` with c = tanh(x W + b + r (h U)): the form of cuDNN, one product a step. Every h, and the last."""
     before = None if state is None else (state,)
-    outputs, (h,) = recur(GRU_RESET_AFTER, _input_sums(params, x_TBI), (params["recurrent"],), before)
+    outputs, (h,) = recur(GRU_RESET_AFTER, _input_sums(params, x_TBI), params["recurrent"], before)
     return outputs, h
 
 
@@ -77,7 +75,7 @@ def lstm(
     hidden = params["recurrent"].shape[0]
     forget = jnp.repeat(jnp.array([0, FORGET_BIAS, 0, 0], params["bias"].dtype), hidden)
     sums = _input_sums(params | {"bias": params["bias"] + forget}, x_TBI)
-    outputs, (h, c) = recur(LSTM, sums, (params["recurrent"],), before)
+    outputs, (h, c) = recur(LSTM, sums, params["recurrent"], before)
     return outputs, (h, c.astype(h.dtype))
 
 

@@ -47,10 +47,11 @@ def _back(kernels: tuple[Turned, ...], factors: Factors, d_state: State) -> tupl
     return jnp.concatenate([d_gates, d_candidate], 1), (before,)
 
 
-def _weights(factors: Factors, states: State, dz: Array) -> Kernels:
+def _weights(factors: Factors, states: State, dz: Array) -> Array:
     d_gates, d_candidate = jnp.split(dz, [2 * states[0].shape[2]], 2)
     d_products = jnp.concatenate([d_gates, (d_candidate * factors[0]).astype(dz.dtype)], 2)
-    return (product.kernel_gradient(states[0], d_products),)
+    gradient: Array = product.kernel_gradient(states[0], d_products)
+    return gradient
 
 
-GRU_RESET_AFTER = Cell(_zero, _step, _factors, _back, _weights)
+GRU_RESET_AFTER = Cell(lambda recurrent: (recurrent,), _zero, _step, _factors, _back, _weights)
