@@ -136,10 +136,10 @@ def seconds(bench):
 
 @pytest.mark.parametrize("train", [False, True])
 def test_twice_the_iterations_take_twice_the_time(train):
-    once = made(SMALL["dense"], size=256, batch_size=32, batches_per_step=150, train=train)
-    twice = made(SMALL["dense"], size=256, batch_size=32, batches_per_step=300, train=train)
+    once = made(SMALL["dense"], size=256, batch_size=32, batches_per_step=400, train=train)
+    twice = made(SMALL["dense"], size=256, batch_size=32, batches_per_step=800, train=train)
     once.step(), twice.step()
-    pairs = [(seconds(once), seconds(twice)) for _ in range(12)]
+    pairs = [(seconds(once), seconds(twice)) for _ in range(40)]
     ratio = min(b for _, b in pairs) / min(a for a, _ in pairs)
     assert 1.6 < ratio < 2.5
 
