@@ -1,0 +1,238 @@
+"""The options of `hotloop vcd train`, with the old program's names, and the presets.
+
+What a run's result depends on is a `Model`; the rest says how long to train, on what, and what to write. The
+arithmetic that the old program did by hand (run length, tuned rates, when the rate decays) is here too. It
+imports no jax.
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Literal
+
+from hotloop.errors import OptionError
+from hotloop.options import between, non_negative, option, positive, validate
+
+METHOD, NETWORK, SAMPLER, RATES = "Method", "Networks", "Sampler (HMC)", "Learning rates"
+RUN, EVALUATION, RECORDS = "Run", "Evaluation", "Records"
+
+TUNED_RATE = {16: 5e-4, 100: 5e-4, 128: 9e-4, 512: 9e-4, 1024: 1.3e-3}
+"""Batch size -> base rate of the decoder and the encoder's mean; its spread gets half."""
+
+Method = Literal["vcd", "vcd-no-cv", "kl", "hoffman"]
+
+
+@dataclass(frozen=True)
+class Model:
+    """Everything that decides what one update computes."""
+
+    method: Method = option(
+        "vcd",
+        "vcd: the paper's; vcd-no-cv: without control variate; kl: the usual ELBO; hoffman: ELBO encoder, decoder at "
+        "the refined sample.",
+        group=METHOD,
+    )
+    control_variate: Literal["local", "global", "none"] = option(
+        "local", "One control variate for each training image, one for all, or none.", group=METHOD
+    )
+    variate_decay: float = option(
+        0.9, "Share of the old control variate kept.", check=between(0, 1), group=METHOD
+    )
+    shared_updates: int = option(
+        3000, "Updates at the start in which local variates move together.", check=non_negative, group=METHOD
+    )
+    z_dim: int = option(10, "Latent dimensions.", check=positive, group=NETWORK)
+    hidden: tuple[int, ...] = option(
+        (200, 200),
+        "Width of the encoder's hidden layers; the decoder's are the reverse.",
+        check=positive,
+        group=NETWORK,
+    )
+    hmc_steps: int = option(8, "HMC iterations an update.", check=positive, group=SAMPLER)
+    leapfrog_steps: int = option(5, "Leapfrogs of an iteration.", check=positive, group=SAMPLER)
+    step_size: float = option(
+        0.05, "Leapfrog step to start with, shared by all chains.", check=positive, group=SAMPLER
+    )
+    adaptation: Literal["ruiz", "constant"] = option(
+        "ruiz", "How the step size follows the acceptance; constant: not at all.", group=SAMPLER
+    )
+    target_acceptance: float = option(
+        0.9, "Acceptance that is aimed at.", check=between(0.01, 1), group=SAMPLER
+    )
+    adaptation_rate: float = option(
+        0.01, "Relative change of the step size an iteration.", check=between(0, 0.99), group=SAMPLER
+    )
+    decoder_rate: float | None = option(
+        5e-4, "Base rate of the decoder; none: tuned for the batch size.", check=positive, group=RATES
+    )
+    encoder_mean_rate: float | None = option(
+        5e-4, "Base rate of the encoder's mean; none: tuned.", check=positive, group=RATES
+    )
+    encoder_spread_rate: float | None = option(
+        2.5e-4,
+        "Base rate of the encoder's spread; none: half the tuned one.",
+        check=positive,
+        aliases=("--encoder-std-rate",),
+        group=RATES,
+    )
+    learning_rate: float | None = option(
+        None,
+        "Replaces all base rates; the encoder's spread gets half.",
+        check=positive,
+        aliases=("-l",),
+        group=RATES,
+    )
+    rate_decay: float = option(0.9, "Factor on the rates at each decay.", check=between(0, 1), group=RATES)
+    decay_epochs: Fraction = option(
+        Fraction(30),
+        "Epochs between decays of the rates.",
+        check=positive,
+        aliases=("--epoch-timescale",),
+        group=RATES,
+    )
+    precision: Literal["32.32", "16.32", "16.16"] = option(
+        "32.32", "Bits of the networks' products and of the weights kept between updates.", group=NETWORK
+    )
+    half: Literal["bfloat16", "float16"] = option(
+        "bfloat16", "The 16-bit type of --precision.", group=NETWORK
+    )
+    sampler: Literal["auto", "plain", "fused"] = option(
+        "auto",
+        "plain: products by the compiler; fused: one GPU kernel an HMC iteration; auto: fused where it is faster.",
+        group=SAMPLER,
+    )
+    micro_batch_size: int = option(
+        100, "Images an update.", check=positive, aliases=("-b", "--batch-size"), group=RUN
+    )
+
+    def rates(self) -> dict[str, float]:
+        """Base rates by parameter group: --learning-rate, else the options, else the table."""
+        if self.learning_rate is not None:
+            return {
+                "mean": self.learning_rate,
+                "spread": self.learning_rate / 2,
+                "decoder": self.learning_rate,
+            }
+        asked = {
+            "mean": (self.encoder_mean_rate, 1.0),
+            "spread": (self.encoder_spread_rate, 0.5),
+            "decoder": (self.decoder_rate, 1.0),
+        }
+        return {
+            name: self._tuned() * share if rate is None else rate for name, (rate, share) in asked.items()
+        }
+
+    def _tuned(self) -> float:
+        if self.micro_batch_size not in TUNED_RATE:
+            raise OptionError(
+                f"--micro-batch-size {self.micro_batch_size}: no tuned learning rate (there is one for "
+                f"{', '.join(map(str, TUNED_RATE))}); give --learning-rate"
+            )
+        return TUNED_RATE[self.micro_batch_size]
+
+    def decay_period(self, images: int) -> int:
+        """Updates between decays of the rates, for so many training images."""
+        return max(1, int(self.decay_epochs * images / self.micro_batch_size))
+
+    @property
+    def variate(self) -> str:
+        """The kind of control variate that the method really has."""
+        return self.control_variate if self.method == "vcd" else "none"
+
+
+@dataclass(frozen=True)
+class Test:
+    """How the log-likelihood is estimated."""
+
+    iwae_samples: int = option(
+        20_000, "Importance samples for each image and proposal.", check=positive, group=EVALUATION
+    )
+    burn_in: int = option(
+        300, "HMC iterations with adaptation before any is kept.", check=non_negative, group=EVALUATION
+    )
+    kept: int = option(300, "HMC iterations kept for the proposals.", check=positive, group=EVALUATION)
+    test_batch_size: int = option(128, "Images at once.", check=positive, group=EVALUATION)
+
+
+@dataclass(frozen=True)
+class Train(Model, Test):
+    """All of `hotloop vcd train`."""
+
+    config_file: str = option(
+        "default", "A preset, or a JSON or YAML file.", metavar="NAME", aliases=("-c",), group=RUN
+    )
+    epochs: int = option(
+        800, "Passes over the training images.", check=positive, aliases=("--n-epoch",), group=RUN
+    )
+    updates: int | None = option(None, "Weight updates, instead of --epochs.", check=positive, group=RUN)
+    data: str = option(
+        "binarised_mnist",
+        "binarised_mnist, mnist, fashion_mnist, digits (drawn here), or a folder with the files of one.",
+        group=RUN,
+    )
+    validation: bool = option(
+        False, "Keep images back and evaluate on them at the end.", aliases=("-v",), group=RUN
+    )
+    testing: bool = option(True, "Evaluate on the test set at the end.", group=RUN)
+    seed: int = option(0, "Seed of weights, order and all draws.", check=non_negative, group=RUN)
+    repeats: int = option(
+        1,
+        "Train this many times, with seeds that follow each other.",
+        check=positive,
+        aliases=("-R",),
+        group=RUN,
+    )
+    resume: bool = option(False, "Go on with the newest run of this name.", group=RUN)
+    updates_per_call: int | None = option(
+        None,
+        "At most so many updates in one compiled call; the result is the same.",
+        check=positive,
+        aliases=("--n-infeed-batches",),
+        group=RUN,
+    )
+    plan: bool = option(False, "Say what would run, and stop.", group=RUN)
+    results_dir: Path = option(
+        Path("results"), "Folder in which runs get theirs.", aliases=("-r",), group=RECORDS
+    )
+    run_name: str | None = option(
+        None, "Name of the run's folder; else the configuration's.", aliases=("-n",), group=RECORDS
+    )
+    log_every: int = option(1000, "Updates between logs.", check=positive, group=RECORDS)
+    save_checkpoints: bool = option(True, "Save twenty times in a run and at its end.", group=RECORDS)
+    log_level: Literal["NOTSET", "DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = option(
+        "INFO", "WARNING and above keep quiet but for warnings and errors.", group=RECORDS
+    )
+    report: Path | None = option(
+        None, "Write the compiler's report and a profile to this folder.", metavar="DIR", group=RECORDS
+    )
+
+    def __post_init__(self) -> None:
+        validate(self)
+        self.rates()
+        if self.resume and self.repeats > 1:
+            raise OptionError(
+                "--resume: goes on with one run; leave out --repeats and name the run with --run-name"
+            )
+
+    def total_updates(self, images: int) -> int:
+        """Exactly as many as the epochs hold, rounded down once for the whole run."""
+        return max(1, self.updates or self.epochs * images // self.micro_batch_size)
+
+
+_GLOBAL: dict[str, Any] = {"control_variate": "global", "updates_per_call": 10_000}
+PRESETS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "global_cv": _GLOBAL,
+    "bs_experiment": {
+        **_GLOBAL,
+        "micro_batch_size": 16,
+        "epochs": 8200,
+        "decoder_rate": None,
+        "encoder_mean_rate": None,
+        "encoder_spread_rate": None,
+        "decay_epochs": 307,
+    },
+    "test": {"epochs": 1, "save_checkpoints": False},
+    "benchmark": {**_GLOBAL, "epochs": 200, "testing": False},
+    "iwae": {"z_dim": 50, "updates": 100_000},
+}

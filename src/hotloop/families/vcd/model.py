@@ -1,0 +1,188 @@
+"""The whole weight update of the family: `init`, `update` and `evaluate`, as the engine wants them.
+
+Encoder sample, HMC from there, both gradients, three groups of RMSProp, control variate and step size: one
+pure function of (state, batch, key). The batch carries each image's number among the training images, which
+is where its control variate is kept. Where the two reference programs differ, this follows the paper's
+authors (docs/vcd.md lists the points).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from hotloop.engine import precision
+from hotloop.engine.keys import sample_keys
+from hotloop.families.vcd import density, fused, networks, rmsprop, variate
+from hotloop.families.vcd.config import Model
+from hotloop.families.vcd.gradients import Draw, encoder_pull
+from hotloop.mcmc import hmc
+
+State = Any
+Batch = Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A model and the number of training images it is for."""
+
+    model: Model
+    images: int
+
+    @property
+    def policy(self) -> precision.Policy:
+        """The types to compute and to keep weights in."""
+        return precision.parse(self.model.precision, self.model.half)
+
+
+def init(job: Job, key: Array) -> State:
+    """Random networks, optimisers that have seen nothing, variates of zero, the first step size."""
+    params = job.policy.to_update(networks.init(key, job.model.z_dim, job.model.hidden))
+    return {
+        "params": params,
+        "slots": rmsprop.init(params),
+        "variate": variate.init(job.model.variate, job.images),
+        "step_size": jnp.float32(job.model.step_size),
+    }
+
+
+class Chain(NamedTuple):
+    """Where the chains ended, and how they fared."""
+
+    end: hmc.State
+    step_size: Array
+    acceptance: Array
+
+
+def update(job: Job) -> Callable[[State, Batch, Array], tuple[State, dict[str, Array]]]:
+    """One weight update."""
+    model, policy = job.model, job.policy
+    rates, period = model.rates(), model.decay_period(job.images)
+    samples = model.method != "kl"
+
+    def one(state: State, batch: Batch, key: Array) -> tuple[State, dict[str, Array]]:
+        images = batch["image"].reshape(len(batch["image"]), -1).astype(jnp.float32)
+        params = policy.to_compute(state["params"])
+        (mean, spread), back = jax.vjp(lambda nets: networks.encode(nets, images), _encoder(params))
+        noise = draws(model, key, images.shape[0])
+        z0 = mean + spread * noise.start
+        gradient_at = density.value_and_gradient(params["decoder"], images)
+        start = hmc.init(z0, gradient_at)
+        chain = Chain(start, state["step_size"], jnp.float32(0))
+        if samples:
+            chain = sample(model, params["decoder"], images, start, noise, state["step_size"])
+        old = variate.value(state["variate"], batch["index"], start.log_density)
+        drawn = Draw(mean, spread, noise.start, start, chain.end)
+        pull = encoder_pull(model.method, drawn, old)
+        decoder_gradient = jax.grad(_decoder_loss)(params["decoder"], images, chain.end.position)
+        gradients = {**back(pull)[0], "decoder": decoder_gradient}
+        count = state["slots"].updates
+        factor = jnp.float32(model.rate_decay) ** (count // period).astype(jnp.float32)
+        descend = _Groups({name: rate * factor for name, rate in rates.items()})
+        params, slots = precision.optimise(
+            policy, descend, gradients, state["slots"], state["params"], jax.random.fold_in(key, 1)
+        )
+        moved = variate.moved(
+            state["variate"], batch["index"], drawn.f, model.variate_decay, count < model.shared_updates
+        )
+        new = {"params": params, "slots": slots, "variate": moved, "step_size": chain.step_size}
+        elbo = drawn.start.log_density.mean() + drawn.entropy.mean()
+        vcd = drawn.vcd.mean()
+        metrics = {
+            "loss": vcd if model.method.startswith("vcd") else -elbo,
+            "vcd": vcd,
+            "elbo": elbo,
+            "log_joint_z0": start.log_density.mean(),
+            "log_joint_zt": chain.end.log_density.mean(),
+            "f": drawn.f.mean(),
+            "acceptance": chain.acceptance,
+            "step_size": chain.step_size,
+            "learning_rate": rates["decoder"] * factor,
+            "control_variate": old.mean(),
+        }
+        return new, metrics
+
+    return one
+
+
+class Noise(NamedTuple):
+    """All that an update draws, row by row: eta [B, z], momenta [T, B, z], uniforms [T, B]."""
+
+    start: Array
+    momenta: Array
+    uniforms: Array
+
+
+def draws(model: Model, key: Array, rows: int) -> Noise:
+    """Each row's numbers depend on the key and the row's place alone."""
+    steps, latent = model.hmc_steps, model.z_dim
+
+    def row(key: Array) -> tuple[Array, Array]:
+        normals, uniforms = jax.random.split(key)
+        return jax.random.normal(normals, (steps + 1, latent)), jax.random.uniform(uniforms, (steps,))
+
+    normals, uniforms = jax.vmap(row, out_axes=1)(sample_keys(key, 0, rows))
+    return Noise(normals[0], normals[1:], uniforms)
+
+
+def sample(
+    model: Model, decoder: Any, images: Array, start: hmc.State, noise: Noise, step_size: Array
+) -> Chain:
+    """HMC from the encoder's samples, the step size moved after every iteration."""
+    choose = fused.transition if fused.wanted(model) else plain_transition
+    transition = choose(decoder, images, model.leapfrog_steps)
+    rate = model.adaptation_rate if model.adaptation == "ruiz" else 0.0
+
+    def step(carry: tuple[hmc.State, Array], numbers: tuple[Array, Array]) -> Any:
+        state, size = carry
+        state, info = transition(state, *numbers, size)
+        size = hmc.adaptation(size, info.accepted, model.target_acceptance, rate)
+        return (state, size), info.accepted.mean(dtype=jnp.float32)
+
+    (end, size), accepted = lax.scan(step, (start, step_size), (noise.momenta, noise.uniforms))
+    return Chain(end, size, accepted.mean())
+
+
+def plain_transition(decoder: Any, images: Array, leapfrog_steps: int) -> hmc.Transition:
+    """One HMC iteration with the products left to the compiler."""
+    return hmc.transition(density.value_and_gradient(decoder, images), leapfrog_steps)
+
+
+class _Groups(NamedTuple):
+    """RMSProp with a rate for each parameter group, as `precision.optimise` takes it."""
+
+    rates: dict[str, Array]
+
+    def update(self, gradients: Any, slots: Any, params: Any) -> tuple[Any, Any]:
+        steps, slots = rmsprop.step(gradients, slots)
+        return {
+            name: jax.tree.map(lambda s, rate=rate: -rate * s, steps[name])
+            for name, rate in self.rates.items()
+        }, slots
+
+
+def _encoder(params: Any) -> dict[str, Any]:
+    return {"mean": params["mean"], "spread": params["spread"]}
+
+
+def _decoder_loss(decoder: Any, images: Array, z: Array) -> Array:
+    return -density.log_likelihood(networks.forward(decoder, z)[-1], images).sum()
+
+
+def evaluate(job: Job) -> Callable[[State, Batch], dict[str, Array]]:
+    """The ELBO of each image by one encoder sample that belongs to the image's number: cheap, unbiased."""
+
+    def values(state: State, batch: Batch) -> dict[str, Array]:
+        images = batch["image"].reshape(len(batch["image"]), -1).astype(jnp.float32)
+        params = job.policy.to_compute(state["params"])
+        mean, spread = networks.encode(params, images)
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), batch["index"])
+        eta = jax.vmap(lambda key: jax.random.normal(key, mean.shape[1:]))(keys)
+        z = mean + spread * eta
+        elbo = density.log_joint(params["decoder"], images, z) - density.log_normal(z, mean, spread)
+        return {"elbo": elbo, "elbo_squared": elbo * elbo}
+
+    return values

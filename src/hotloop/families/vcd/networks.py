@@ -1,0 +1,67 @@
+"""The three networks: encoder mean, encoder spread (nothing shared) and decoder, and how they begin.
+
+Plain functions over tuples of {"w", "b"}. Weights may be kept in 16 bits; sums are float32 all the same. This
+file knows no objective and no sampler.
+"""
+
+from itertools import pairwise
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from hotloop.engine.precision import cast
+from hotloop.layers.initial import Spec, draw
+
+PIXELS = 784
+SMALLEST_SPREAD = 1e-4
+Network = tuple[dict[str, Array], ...]
+
+
+def init(key: Array, latent: int, hidden: tuple[int, ...]) -> dict[str, Network]:
+    """Random weights and biases: hidden layers N(0, 1 / width), output layers N(0, 1), biases included."""
+    encoder = (PIXELS, *hidden, latent)
+    decoder = (latent, *reversed(hidden), PIXELS)
+    specs = {"mean": _specs(encoder), "spread": _specs(encoder), "decoder": _specs(decoder)}
+    networks: dict[str, Network] = draw(key, specs)
+    return networks
+
+
+def _specs(sizes: tuple[int, ...]) -> tuple[dict[str, Spec], ...]:
+    *inner, last = pairwise(sizes)
+    scales = [(pair, pair[1] ** -0.5) for pair in inner] + [(last, 1.0)]
+    return tuple(
+        {"w": Spec(pair, "normal", scale), "b": Spec(pair[1:], "normal", scale)} for pair, scale in scales
+    )
+
+
+def product(x: Array, w: Array) -> Array:
+    """x w in the weights' type with float32 sums (float64 where both are)."""
+    return jnp.matmul(x.astype(w.dtype), w, preferred_element_type=jnp.promote_types(x.dtype, w.dtype))
+
+
+def forward(network: Network, x: Array) -> list[Array]:
+    """The activations of each hidden layer (ReLU) and, last, the linear output."""
+    activations = []
+    for layer in network[:-1]:
+        x = jax.nn.relu(product(x, layer["w"]) + layer["b"])
+        activations.append(x)
+    last = network[-1]
+    return [*activations, product(x, last["w"]) + last["b"]]
+
+
+def encode(networks: Any, images: Array) -> tuple[Array, Array]:
+    """Mean and spread of q0(z | x) for each image: log(exp(a) + exp(1e-4)) is positive for every finite a."""
+    mean = forward(networks["mean"], images)[-1]
+    return mean, spread(forward(networks["spread"], images)[-1])
+
+
+def spread(raw: Array) -> Array:
+    """log(exp(a) + exp(1e-4)), which is 1e-4 + softplus(a - 1e-4) and overflows nowhere."""
+    return SMALLEST_SPREAD + jax.nn.softplus(raw - SMALLEST_SPREAD)
+
+
+def float32(networks: Any) -> Any:
+    """The networks with every weight widened, for whoever must not round."""
+    return cast(networks, jnp.dtype(jnp.float32))
