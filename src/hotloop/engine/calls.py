@@ -50,7 +50,7 @@ class Plan:
     """A whole run, immutable and hashable; a million calls take a few numbers until they are listed."""
 
     total_updates: int
-    updates_per_epoch: int
+    updates_per_epoch: int | Fraction
     batch: Batch
     marks: tuple[Mark, ...]
     samples: int | None = None
@@ -90,7 +90,7 @@ class Plan:
             first = end
 
     def _events_after(self, update: int, call: int) -> tuple[Event, ...]:
-        epoch = update / self.updates_per_epoch
+        epoch = float(update / self.updates_per_epoch)
         return tuple(Event(mark.kind, update, epoch, call) for mark in self.marks if update in mark.updates)
 
     def updates(self, kind: Kind) -> tuple[int, ...]:
@@ -126,7 +126,9 @@ class Plan:
             "samples": self.samples,
             "batch": self.batch.as_dict(),
             "epochs": float(self.epochs),
-            "updates_per_epoch": self.updates_per_epoch,
+            "updates_per_epoch": self.updates_per_epoch
+            if isinstance(self.updates_per_epoch, int)
+            else float(self.updates_per_epoch),
             "total_updates": self.total_updates,
             "updates_per_call": self.updates_per_call,
             "calls": self.calls,

@@ -46,7 +46,7 @@ class Host:
 
     def event(self, kind: str, update: int, **figures: Any) -> None:
         """Record something that happened after `update` updates."""
-        self.run.event(kind, update=update, epoch=update / self.plan.updates_per_epoch, **figures)
+        self.run.event(kind, update=update, epoch=float(update / self.plan.updates_per_epoch), **figures)
 
     def resumed(self, restored: Restored) -> None:
         """Record where the run goes on, and which checkpoints could not be used."""

@@ -50,7 +50,7 @@ def readable(number: Fraction) -> str:
 class Clock:
     """A run measured in weight updates: what epochs and frequencies are counted against."""
 
-    updates_per_epoch: int
+    updates_per_epoch: int | Fraction
     total: int
 
     @property
@@ -61,7 +61,7 @@ class Clock:
     def log_period(self, option: str, frequency: Fraction) -> int:
         """Updates between logs: an epoch, or for a frequency below 1 the run, is cut into equal parts."""
         if frequency >= 1:
-            return self._cut(self.updates_per_epoch, frequency)
+            return self._cut(int(self.updates_per_epoch), frequency)
         if (self.epochs * frequency).denominator != 1:
             raise PlanError(self._impossible(option, frequency))
         return self._cut(self.total, frequency)
@@ -69,7 +69,7 @@ class Clock:
     def save_period(self, frequency: Fraction, first: int) -> int:
         """Updates between checkpoints (or validations) of which the first falls after `first` updates."""
         if frequency >= 1:
-            return self._cut(self.updates_per_epoch, frequency)
+            return self._cut(int(self.updates_per_epoch), frequency)
         period = self.updates_per_epoch / frequency
         if period.denominator == 1:
             return int(period)

@@ -4,6 +4,8 @@ Pure integers and fractions, no jax: the same plan drives a run, is printed by `
 for number. The rules are told in docs/host-events.md.
 """
 
+from fractions import Fraction
+
 from hotloop.engine.batch import Batch, whole
 from hotloop.engine.calls import KINDS, Event, Kind, Mark, Plan, Span
 from hotloop.engine.periods import Clock, Frequency, closest_divisor, exact
@@ -48,15 +50,16 @@ def plan_updates(
     log_every: int = 0,
     checkpoint_every: int | None = None,
     validate_every: int = 0,
-    updates_per_epoch: int | None = None,
+    updates_per_epoch: int | Fraction | None = None,
     batch: Batch | None = None,
 ) -> Plan:
     """Plan `total` weight updates with events every so many of them and at the end; 0 means never.
 
     Without `checkpoint_every` (None) only the end is saved; without `updates_per_epoch` the run is one epoch.
+    Where batches run over from one epoch into the next, an epoch is a fraction of updates.
     """
     whole("updates", total)
-    per_epoch = total if updates_per_epoch is None else whole("updates per epoch", updates_per_epoch)
+    per_epoch = total if updates_per_epoch is None else _per_epoch(updates_per_epoch)
     draft = _Draft(Clock(per_epoch, total), batch or Batch())
     draft.every("log", whole("log every", log_every, 0))
     draft.every("validate", whole("validate every", validate_every, 0))
@@ -64,6 +67,12 @@ def plan_updates(
         "checkpoint", total if checkpoint_every is None else whole("checkpoint every", checkpoint_every, 0)
     )
     return draft.plan()
+
+
+def _per_epoch(updates: int | Fraction) -> int | Fraction:
+    if isinstance(updates, Fraction) and updates.denominator > 1:
+        return updates
+    return whole("updates per epoch", int(updates) if isinstance(updates, Fraction) else updates)
 
 
 def _updates_per_epoch(samples: int, batch: Batch, override: int | None) -> int:

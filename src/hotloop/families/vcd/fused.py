@@ -210,7 +210,8 @@ def _into_latents(weights: Weights, q: Array, hidden: Array, back: Array) -> Arr
         inner = jnp.where(first > 0, _dot_transposed(back, weights.w2[at, :]), 0.0)
         return total + _dot_transposed(inner.astype(jnp.float16), w1)
 
-    return lax.fori_loop(0, WIDEST // HIDDEN_BLOCK, block, jnp.zeros(q.shape, jnp.float32)) - q
+    total: Array = lax.fori_loop(0, WIDEST // HIDDEN_BLOCK, block, jnp.zeros(q.shape, jnp.float32))
+    return total - q
 
 
 def _gradient(weights: Weights, x: Any, q: Array) -> Array:

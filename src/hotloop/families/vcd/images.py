@@ -1,0 +1,86 @@
+"""The family's data: black and white images as rows of 784 zeros and ones, by name or from a folder.
+
+MNIST is binarised once and for all (the published bits where their files are), Fashion-MNIST by a threshold at
+one half, as the paper's authors have it, and procedural digits stand in where there is nothing. It knows files
+and splits, no model.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotloop.data import binarised, load_binarised
+from hotloop.data import load as load_grey
+from hotloop.data.dataset import BinaryImages
+from hotloop.data.fetch import Progress, no_progress
+from hotloop.data.load import to_stderr
+from hotloop.data.stand_ins import stand_in_images
+from hotloop.errors import DataError
+
+Bits = NDArray[np.uint8]
+NAMES = ("binarised_mnist", "mnist", "fashion_mnist", "digits")
+PIXELS = 784
+HELD_OUT = 5
+"""One in so many training images is held out under --validation: of 50,000 the last 10,000."""
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Rows of 784 zeros and ones, and where they came from."""
+
+    name: str
+    source: str
+    train: Bits
+    validation: Bits
+    test: Bits
+    notice: str = ""
+
+    def held_out(self) -> "Images":
+        """Validation images taken off the end of the training images, as the old program's -v did."""
+        keep = len(self.train) - len(self.train) // HELD_OUT
+        return Images(self.name, self.source, self.train[:keep], self.train[keep:], self.test, self.notice)
+
+
+def load(name: str, say: Callable[[str], None] = to_stderr, progress: Progress = no_progress) -> Images:
+    """The set of that name, or of a folder that holds the files of binarised MNIST, MNIST or Fashion-MNIST."""
+    if name == "digits":
+        drawn = binarised(stand_in_images("digits", "asked for"))
+        say(f"data: {len(drawn.train):,} + {len(drawn.test):,} digits drawn here, as asked: not handwriting")
+        return replace(_rows(drawn, "digits"), notice="")
+    if name == "fashion_mnist":
+        return _rows(_thresholded(load_grey("fashion_mnist", None, say, progress)), name)
+    if name in ("mnist", "binarised_mnist"):
+        return _rows(load_binarised(None, say, progress), name)
+    folder = Path(name).expanduser()
+    if not folder.exists():
+        raise DataError(f"--data {name}: neither a set ({', '.join(NAMES)}) nor a folder that exists")
+    if not folder.is_dir():
+        raise DataError(f"--data {name}: must be the folder that holds the files, not one of them")
+    if "fashion" in folder.name.lower():
+        return _rows(_thresholded(load_grey("fashion_mnist", folder, say, progress)), "fashion_mnist")
+    return _rows(load_binarised(folder, say, progress), "binarised_mnist")
+
+
+def _thresholded(grey: Any) -> BinaryImages:
+    """1 where a pixel is above one half; the validation images are only those that a run holds out."""
+    bits = [(split.images > 127).astype(np.uint8) for split in (grey.train, grey.test)]
+    return BinaryImages(
+        name=grey.name,
+        source=grey.source,
+        stand_in=grey.stand_in,
+        notice=grey.notice,
+        train=bits[0],
+        validation=bits[0][:0],
+        test=bits[1],
+    )
+
+
+def _rows(images: BinaryImages, name: str) -> Images:
+    train, validation, test = (
+        split.reshape(len(split), PIXELS) for split in (images.train, images.validation, images.test)
+    )
+    return Images(name, images.source, train, validation, test, images.notice)

@@ -1,0 +1,59 @@
+"""A run's folder read back: its options, its model and the weights of a checkpoint.
+
+The folder's config.json is the single source of truth; nothing is guessed from the weights. It trains and
+evaluates nothing.
+"""
+
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from hotloop.engine.checkpoint import Checkpoints
+from hotloop.errors import RunError
+from hotloop.families.vcd.config import Model, Train
+from hotloop.families.vcd.model import Job, init
+from hotloop.options import build
+
+FAMILY = "vcd"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a run left."""
+
+    config: Train
+    job: Job
+    state: Any
+    step: int
+    folder: Path
+
+
+def job_of(config: Train, images: int) -> Job:
+    """The part of the options that a state depends on, and the number of training images."""
+    return Job(Model(**{each.name: getattr(config, each.name) for each in fields(Model)}), images)
+
+
+def load(folder: Path, step: int | None = None) -> Saved:
+    """The newest whole checkpoint of a run, or that of a step."""
+    options, images = _config(folder)
+    config = build(Train, options)
+    job = job_of(config, images)
+    like = jax.eval_shape(lambda key: init(job, key), jax.random.key(0))
+    restored = Checkpoints(folder / "checkpoints", family=FAMILY, config=options).restore(like, step)
+    return Saved(config, job, restored.state, restored.step, folder)
+
+
+def _config(folder: Path) -> tuple[dict[str, Any], int]:
+    path = folder / "config.json"
+    try:
+        options = json.loads(path.read_text(encoding="utf-8"))
+        return options, int(options.pop("images"))
+    except OSError:
+        raise RunError(
+            f"{folder}: not a run's folder (no config.json there); give the folder that `hotloop vcd train` named"
+        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise RunError(f"{path}: not the config of a vcd run") from None
