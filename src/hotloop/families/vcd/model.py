@@ -132,23 +132,36 @@ def sample(
     model: Model, decoder: Any, images: Array, start: hmc.State, noise: Noise, step_size: Array
 ) -> Chain:
     """HMC from the encoder's samples, the step size moved after every iteration."""
-    choose = fused.transition if fused.wanted(model) else plain_transition
-    transition = choose(decoder, images, model.leapfrog_steps)
+    if fused.wanted(model):
+        sampler = fused.Sampler(decoder, images, model.leapfrog_steps)
+        numbers = sampler.wide(noise.momenta), sampler.wide_line(noise.uniforms)
+        chain = iterate(model, sampler.transition, sampler.enter(start), *numbers, step_size, len(images))
+        return chain._replace(end=sampler.leave(chain.end))
+    transition = hmc.transition(density.value_and_gradient(decoder, images), model.leapfrog_steps)
+    return iterate(model, transition, start, noise.momenta, noise.uniforms, step_size, len(images))
+
+
+def iterate(
+    model: Model,
+    transition: hmc.Transition,
+    start: hmc.State,
+    momenta: Array,
+    uniforms: Array,
+    step_size: Array,
+    chains: int,
+) -> Chain:
+    """All iterations of an update; only the first `chains` rows have a say in the step size."""
     rate = model.adaptation_rate if model.adaptation == "ruiz" else 0.0
 
     def step(carry: tuple[hmc.State, Array], numbers: tuple[Array, Array]) -> Any:
         state, size = carry
         state, info = transition(state, *numbers, size)
-        size = hmc.adaptation(size, info.accepted, model.target_acceptance, rate)
-        return (state, size), info.accepted.mean(dtype=jnp.float32)
+        accepted = info.accepted[:chains]
+        size = hmc.adaptation(size, accepted, model.target_acceptance, rate)
+        return (state, size), accepted.mean(dtype=jnp.float32)
 
-    (end, size), accepted = lax.scan(step, (start, step_size), (noise.momenta, noise.uniforms))
+    (end, size), accepted = lax.scan(step, (start, step_size), (momenta, uniforms))
     return Chain(end, size, accepted.mean())
-
-
-def plain_transition(decoder: Any, images: Array, leapfrog_steps: int) -> hmc.Transition:
-    """One HMC iteration with the products left to the compiler."""
-    return hmc.transition(density.value_and_gradient(decoder, images), leapfrog_steps)
 
 
 class _Groups(NamedTuple):
