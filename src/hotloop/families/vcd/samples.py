@@ -1,0 +1,160 @@
+"""Pictures of what a trained model believes: images drawn from its prior, and test images taken apart and rebuilt.
+
+A reconstruction is three pictures: the image, what the decoder makes of the encoder's sample, and what it makes
+of that sample after HMC. All are probabilities, not draws. It trains and measures nothing.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpy.typing import NDArray
+
+from hotloop.engine import png
+from hotloop.engine.keys import seed_key, stream
+from hotloop.errors import DataError
+from hotloop.families.vcd import density, images, model, networks, saved
+from hotloop.families.vcd.model import Job
+from hotloop.families.vcd.samples_config import Samples
+from hotloop.mcmc import hmc
+
+SIDE = 28
+THIN, GREY = 1, 96
+"""Lines between pictures, in pixels before scaling: dark, since most images are black at the edges."""
+WIDE, WHITE = 4, 255
+"""Lines between reconstructions, so that the three pictures of one are seen as one."""
+
+
+class Console(Protocol):
+    """How this command speaks."""
+
+    def say(self, text: str) -> None:
+        """A line for people."""
+
+    def warn(self, text: str) -> None:
+        """A line that should not be missed."""
+
+    @property
+    def progress(self) -> Any:
+        """Opens a bar from a description and a total."""
+
+
+class Drawn(NamedTuple):
+    """Probabilities [N, 784] of pixels, and for each reconstruction log p(x, z) before and after HMC."""
+
+    prior: Array
+    before: Array
+    after: Array
+    log_joint_z0: Array
+    log_joint_zt: Array
+    acceptance: Array
+
+
+def draw(job: Job, prior: int, hmc_steps: int) -> Callable[[Any, Array, Array], Drawn]:
+    """(state, images [N, 784], key) -> all that is shown, with the trained step size, which stays as it is."""
+    # The plain sampler on every device: the same pictures, and nothing here is worth a kernel.
+    settings = replace(job.model, hmc_steps=hmc_steps, adaptation="constant", sampler="plain")
+
+    def drawn(state: Any, images: Array, key: Array) -> Drawn:
+        params = job.policy.to_compute(state["params"])
+        shown = images.astype(jnp.float32)
+        z = jax.random.normal(stream(key, "prior", 0), (prior, settings.z_dim))
+        noise = model.draws(settings, stream(key, "reconstructions", 0), len(images))
+        mean, spread = networks.encode(params, shown)
+        start = hmc.init(mean + spread * noise.start, density.value_and_gradient(params["decoder"], shown))
+        chain = model.sample(settings, params["decoder"], shown, start, noise, state["step_size"])
+        before, after = (_means(params["decoder"], at.position) for at in (start, chain.end))
+        log_joints = start.log_density, chain.end.log_density
+        return Drawn(_means(params["decoder"], z), before, after, *log_joints, chain.acceptance)
+
+    return drawn
+
+
+def _means(decoder: Any, z: Array) -> Array:
+    return jax.nn.sigmoid(networks.forward(decoder, z)[-1])
+
+
+def run(config: Samples, context: Console) -> dict[str, Any]:
+    """Write the pictures and say where they are."""
+    run = saved.load(config.run, config.step)
+    originals = _originals(config, run.config.data, context)
+    hmc_steps = config.hmc_steps or run.job.model.hmc_steps
+    call = jax.jit(draw(run.job, config.rows * config.columns, hmc_steps))
+    drawn = jax.device_get(call(run.state, originals, seed_key(config.seed)))
+    result: dict[str, Any] = {"run": config.run, "step": run.step, "seed": config.seed}
+    result["prior"] = config.folder / "prior.png"
+    png.write(result["prior"], enlarged(grid(pictures(drawn.prior), config.columns), config.scale))
+    context.say(f"{result['prior']}: {len(drawn.prior)} images from the prior, after update {run.step:,}")
+    if len(originals):
+        result |= _reconstructions(config, originals, drawn, hmc_steps, context)
+    return result
+
+
+def _reconstructions(
+    config: Samples, originals: NDArray[np.uint8], drawn: Drawn, hmc_steps: int, context: Console
+) -> dict[str, Any]:
+    path = config.folder / "reconstructions.png"
+    pixels = triples([pictures(part) for part in (originals, drawn.before, drawn.after)], config.triples)
+    png.write(path, enlarged(pixels, config.scale))
+    z0, zt = (float(np.mean(values)) for values in (drawn.log_joint_z0, drawn.log_joint_zt))
+    context.say(
+        f"{path}: {len(originals)} test images, each as it is, from the encoder's sample, and after {hmc_steps} "
+        f"HMC iterations from there (log p(x, z) {z0:.1f}, then {zt:.1f} nats)"
+    )
+    return {
+        "reconstructions": path,
+        "images": len(originals),
+        "hmc_steps": hmc_steps,
+        "log_joint_z0": z0,
+        "log_joint_zt": zt,
+        "acceptance": float(drawn.acceptance),
+    }
+
+
+def _originals(config: Samples, trained_on: str, context: Console) -> NDArray[np.uint8]:
+    """Test images chosen by the seed, in their order; none where the run's own data are not here any more."""
+    try:
+        loaded = images.load(config.data or trained_on, context.say, context.progress)
+    except DataError as error:
+        if config.data is not None:
+            raise
+        context.warn(f"no reconstructions: {error}; name images with --data")
+        return np.zeros((0, networks.PIXELS), np.uint8)
+    if loaded.notice:
+        context.warn(loaded.notice)
+    count = min(config.rows * config.triples, len(loaded.test))
+    chosen = np.random.default_rng(config.seed).choice(len(loaded.test), count, replace=False)
+    return loaded.test[np.sort(chosen)]
+
+
+def pictures(probabilities: Any) -> NDArray[np.uint8]:
+    """Rows of 784 numbers from 0 to 1 as pictures [N, 28, 28] of bytes."""
+    return np.rint(np.asarray(probabilities, np.float32) * 255).astype(np.uint8).reshape(-1, SIDE, SIDE)
+
+
+def grid(cells: NDArray[np.uint8], columns: int, line: int = THIN, shade: int = GREY) -> NDArray[np.uint8]:
+    """Pictures [N, height, width] side by side, `columns` in a line, with lines between and around them."""
+    count, height, width = cells.shape
+    rows = -(-count // columns)
+    shape = rows * (height + line) + line, columns * (width + line) + line
+    canvas = np.full(shape, shade, np.uint8)
+    for place, cell in enumerate(cells):
+        top = line + (place // columns) * (height + line)
+        left = line + (place % columns) * (width + line)
+        canvas[top : top + height, left : left + width] = cell
+    return canvas
+
+
+def triples(parts: Sequence[NDArray[np.uint8]], columns: int) -> NDArray[np.uint8]:
+    """Each image's pictures, one of each part, in a frame of its own; the frames stand apart on white."""
+    frames = [grid(np.stack(pictures), len(parts)) for pictures in zip(*parts, strict=True)]
+    return grid(np.stack(frames), columns, WIDE, WHITE)
+
+
+def enlarged(pixels: NDArray[np.uint8], scale: int) -> NDArray[np.uint8]:
+    """Every pixel `scale` times in both directions."""
+    return pixels.repeat(scale, axis=0).repeat(scale, axis=1)
