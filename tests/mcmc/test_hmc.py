@@ -41,6 +41,7 @@ def jit_leapfrog(gradient, steps):
 
 
 jit_init = jax.jit(hmc.init, static_argnums=1)
+banana_step = jax.jit(hmc.transition(BANANA, 5))
 
 
 def textbook_step(gradient, value, q, p, u, size, steps):
@@ -266,3 +267,84 @@ def test_adaptation_settles_at_the_target_acceptance():
     )
     assert float(sizes[-1]) > 0.2
     assert float(accepted[-300:].mean()) == pytest.approx(0.9, abs=0.01)
+
+
+def test_in_float32_a_trajectory_run_back_ends_close_to_where_it_began():
+    position, momentum, _ = (jnp.float32(each) for each in draws(9, 50, 2))
+    move = jit_leapfrog(BANANA, 5)
+    end, turned = move(jit_init(position, BANANA), momentum, 0.2)
+    back, back_momentum = move(end, -turned, 0.2)
+    np.testing.assert_allclose(back.position, position, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(back_momentum, -momentum, rtol=1e-4, atol=1e-5)
+    assert np.abs(end.position - position).max() > 1
+
+
+def test_every_proposal_is_taken_as_the_step_goes_to_zero(float64):
+    position, momentum, uniform = draws(10, 500, 2)
+    start = jit_init(position, BANANA)
+    infos = [banana_step(start, momentum, uniform, size)[1] for size in (0.8, 0.1, 1e-3)]
+    errors = [float(np.abs(info.energy_change).max()) for info in infos]
+    assert errors[0] > 1 > errors[1] > 1e-3 > 1e-5 > errors[2]
+    lowest = [float(info.acceptance.min()) for info in infos]
+    assert lowest[0] < 0.5 < 0.9 < lowest[1] and lowest[2] > 1 - 1e-5
+
+
+def test_a_chain_of_cached_steps_is_the_textbook_chain(float64):
+    """What a step keeps for the next, after acceptance and after rejection, is what would be computed anew."""
+    generator = np.random.default_rng(11)
+    q = generator.normal(size=(40, 1)) - 0.5
+    momenta, uniforms = generator.normal(size=(12, 40, 1)), generator.uniform(size=(12, 40))
+    step, state, rejected = jax.jit(hmc.transition(TOY, 3)), jit_init(jnp.asarray(q), TOY), 0
+    for momentum, uniform in zip(momenta, uniforms, strict=True):
+        state, info = step(state, momentum, uniform, 0.95)
+        q, _, accepted = textbook_step(
+            lambda x: -1 - 2 * x, lambda x: (-x - x * x).sum(-1), q, momentum, uniform, 0.95, 3
+        )
+        np.testing.assert_array_equal(info.accepted, accepted)
+        np.testing.assert_allclose(state.position, q, atol=1e-12)
+        rejected += int((~accepted).sum())
+    assert 50 < rejected < 400
+
+
+def skewed(x):
+    """A posterior of one number: a normal prior and three logistic observations, none of it symmetric."""
+    return -0.5 * x[:, 0] ** 2 + jnp.log(jax.nn.sigmoid(jnp.outer(x[:, 0], jnp.array([1.5, 1.0, 4.0])))).sum(
+        1
+    )
+
+
+def skewed_grid():
+    grid = np.linspace(-8, 8, 20001)
+    values = -0.5 * grid**2 - np.log1p(np.exp(-np.outer([1.5, 1.0, 4.0], grid))).sum(0)
+    weights = np.exp(values - values.max())
+    return grid, weights / weights.sum()
+
+
+@pytest.mark.parametrize("place", ["drawn from the target", "elsewhere"])
+def test_fifty_steps_keep_the_target_or_find_it(place):
+    """Mean, variance and tail against a grid, each within four standard errors of independent chains."""
+    chains, (grid, weights) = 20000, skewed_grid()
+    generator = np.random.default_rng(12)
+    exact = generator.choice(grid, chains, p=weights)
+    start = exact if place == "drawn from the target" else generator.normal(-2.0, 0.1, chains)
+    state, info = sample(skewed, jnp.float32(start[:, None]), 3, 0.5, 50, jax.random.key(4))
+    x = np.asarray(state.position[:, 0], np.float64)
+    assert 0.6 < float(info.accepted.mean()) < 0.999
+    for statistic in (lambda v: v, lambda v: v * v, np.cos, lambda v: (v < 0.2).astype(float)):
+        values, expected = statistic(x), (weights * statistic(grid)).sum()
+        assert abs(values.mean() - expected) < 4 * values.std() / math.sqrt(chains)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e30])
+def test_a_chain_that_starts_broken_stays_so_and_leaves_the_others_their_bits(bad):
+    position, momentum, uniform = (np.float32(each) for each in draws(13, 16, 2))
+    broken = position.copy()
+    broken[6] = bad
+    with np.errstate(all="ignore"):
+        sane, sane_info = banana_step(jit_init(position, BANANA), momentum, uniform, 0.3)
+        state, info = banana_step(jit_init(broken, BANANA), momentum, uniform, 0.3)
+    others = np.arange(16) != 6
+    for one, other in zip((*sane, *sane_info), (*state, *info), strict=True):
+        np.testing.assert_array_equal(np.asarray(one)[others], np.asarray(other)[others])
+    assert not info.accepted[6] and info.acceptance[6] == 0
+    np.testing.assert_array_equal(state.position[6], broken[6])
