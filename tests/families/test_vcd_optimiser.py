@@ -1,0 +1,112 @@
+"""RMSProp with an epsilon of one outside the root, and the rates' decay inside a device loop."""
+
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hotloop.families.vcd import model, rmsprop
+from hotloop.families.vcd.config import PRESETS, Model, Train
+
+STEP = jax.jit(rmsprop.step)
+
+
+@pytest.fixture
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def gradients(seed, scale=1.0):
+    generator = np.random.default_rng(seed)
+    return {"w": scale * generator.standard_normal((4, 3)), "b": scale * generator.standard_normal(3)}
+
+
+def test_the_first_step_is_the_gradient_over_one_plus_its_size(float64):
+    g = gradients(0, 5.0)
+    steps, slots = STEP(g, rmsprop.init(g))
+    for name, each in g.items():
+        np.testing.assert_allclose(slots.mean_square[name], each**2, rtol=1e-14)
+        np.testing.assert_allclose(steps[name], each / (1 + np.abs(each)), rtol=1e-14)
+    assert int(slots.updates) == 1
+
+
+def test_the_first_step_for_a_gradient_of_five_is_that_of_the_authors():
+    steps, _ = STEP(jnp.float32(5.0), rmsprop.init(jnp.float32(0)))
+    assert 5e-4 * float(steps) == pytest.approx(4.2e-4, abs=5e-6)  # 9.7e-4 where v starts at 0.01
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e4])
+def test_a_hundred_steps_follow_the_recurrence(float64, scale):
+    weights = gradients(1)
+    slots, moved = rmsprop.init(weights), dict(weights)
+    v = {name: np.zeros_like(each) for name, each in weights.items()}
+    for number in range(100):
+        g = gradients(10 + number, scale)
+        steps, slots = STEP(g, slots)
+        for name in weights:
+            kept = 0.0 if number == 0 else 0.9
+            v[name] = kept * v[name] + (1 - kept) * g[name] ** 2
+            moved[name] = moved[name] - 0.01 * g[name] / (1 + np.sqrt(v[name]))
+            weights[name] = weights[name] - 0.01 * np.asarray(steps[name])
+    for name in weights:
+        np.testing.assert_allclose(weights[name], moved[name], rtol=1e-12)
+        np.testing.assert_allclose(slots.mean_square[name], v[name], rtol=1e-12)
+    assert int(slots.updates) == 100
+
+
+def test_each_group_moves_by_its_rate_which_falls_at_the_very_update_inside_a_loop():
+    """One batch at updates k of a run over 50,000 images, the slots empty: v = g^2 / 10, so v tells the step."""
+    options = Model(method="kl", hidden=(16,), z_dim=2, decay_epochs=Fraction(30), learning_rate=0.5)
+    job = model.Job(options, 50_000)
+    update, batch = model.update(job), {"image": np.ones((4, 784), np.uint8), "index": np.arange(4)}
+
+    def at(k, state):
+        zeros = jax.tree.map(jnp.zeros_like, state["params"])
+        new, metrics = update({**state, "slots": rmsprop.Slots(zeros, k)}, batch, jax.random.key(0))
+        moves = jax.tree.map(jnp.subtract, state["params"], new["params"])
+        return metrics["learning_rate"], moves, new["slots"].mean_square
+
+    ks = [1, 14_999, 15_000, 29_999, 30_000, 389_999, 390_000, 399_999]
+    state = jax.jit(model.init, static_argnums=0)(job, jax.random.key(1))
+    rates, moves, squares = jax.jit(lambda ks: jax.lax.map(lambda k: at(k, state), ks))(jnp.int32(ks))
+    expected = np.array([0.9 ** (k // 15_000) for k in ks])
+    assert expected[-1] == pytest.approx(0.0646, abs=5e-5)
+    np.testing.assert_allclose(rates, 0.5 * expected, rtol=2e-6)
+    for group, base in {"mean": 0.5, "spread": 0.25, "decoder": 0.5}.items():
+        for move, v in zip(jax.tree.leaves(moves[group]), jax.tree.leaves(squares[group]), strict=True):
+            move, v = (np.asarray(each, np.float64).reshape(len(ks), -1) for each in (move, v))
+            place = v[0].argmax()
+            step = np.sqrt(10 * v[:, place]) / (1 + np.sqrt(v[:, place]))
+            assert step[0] > 0.5
+            np.testing.assert_allclose(np.abs(move[:, place]), base * expected * step, rtol=3e-5)
+
+
+def test_the_spread_has_exactly_half_the_rate():
+    table = {"decoder_rate": None, "encoder_mean_rate": None, "encoder_spread_rate": None}
+    for options in (Model(), Model(learning_rate=7e-3), Model(**table), Model(micro_batch_size=128, **table)):
+        rates = options.rates()
+        assert rates["mean"] == rates["decoder"] == 2 * rates["spread"]
+        factor = jnp.float32(0.9) ** 7
+        assert float(rates["spread"] * factor) * 2 == float(rates["mean"] * factor)
+
+
+@pytest.mark.parametrize(
+    ("preset", "batch", "updates", "period"),
+    [
+        ("default", 100, 400_000, 15_000),
+        ("global_cv", 100, 400_000, 15_000),
+        ("test", 100, 500, 15_000),
+        ("benchmark", 3072, 3_255, 488),
+        ("benchmark", 100, 100_000, 15_000),
+        ("bs_experiment", 16, 25_625_000, 959_375),
+        ("bs_experiment", 128, 3_203_125, 119_921),
+        ("bs_experiment", 512, 800_781, 29_980),
+        ("bs_experiment", 1024, 400_390, 14_990),
+    ],
+)
+def test_run_lengths_and_decay_periods_are_the_old_programs(preset, batch, updates, period):
+    options = Train(**{**PRESETS[preset], "micro_batch_size": batch})
+    assert (options.total_updates(50_000), options.decay_period(50_000)) == (updates, period)
