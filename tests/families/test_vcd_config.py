@@ -1,0 +1,306 @@
+"""Options of `hotloop vcd train`: the old program's values, the tuned rates, and run lengths to the update."""
+
+import subprocess
+import sys
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hotloop.errors import OptionError
+from hotloop.families.vcd.config import PRESETS, TUNED_RATE, Model, Train
+from hotloop.options import build, options_of
+
+IMAGES = 50_000
+DEFAULT = {
+    "method": "vcd",
+    "control_variate": "local",
+    "variate_decay": 0.9,
+    "shared_updates": 3000,
+    "z_dim": 10,
+    "hidden": (200, 200),
+    "hmc_steps": 8,
+    "leapfrog_steps": 5,
+    "step_size": 0.05,
+    "adaptation": "ruiz",
+    "target_acceptance": 0.9,
+    "adaptation_rate": 0.01,
+    "decoder_rate": 5e-4,
+    "encoder_mean_rate": 5e-4,
+    "encoder_spread_rate": 2.5e-4,
+    "rate_decay": 0.9,
+    "decay_epochs": 30,
+    "micro_batch_size": 100,
+    "iwae_samples": 20_000,
+    "burn_in": 300,
+    "kept": 300,
+    "test_batch_size": 128,
+    "epochs": 800,
+    "data": "binarised_mnist",
+    "validation": False,
+    "testing": True,
+    "repeats": 1,
+    "updates_per_call": None,
+    "results_dir": "results",
+    "save_checkpoints": True,
+    "log_level": "INFO",
+    "learning_rate": None,
+    "updates": None,
+}
+GLOBAL = {"control_variate": "global", "updates_per_call": 10_000}
+TUNED = {"decoder_rate": None, "encoder_mean_rate": None, "encoder_spread_rate": None}
+BATCHES = {"micro_batch_size": 16, "epochs": 8200, "decay_epochs": 307}
+OTHERS = {
+    "default": {},
+    "global_cv": GLOBAL,
+    "bs_experiment": {**GLOBAL, **TUNED, **BATCHES},
+    "test": {"epochs": 1, "save_checkpoints": False},
+    "benchmark": {**GLOBAL, "epochs": 200, "testing": False},
+}
+
+
+def train(preset="default", **options):
+    return build(Train, {**PRESETS[preset], **options})
+
+
+def error(**options):
+    with pytest.raises(OptionError) as caught:
+        build(Train, options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# Presets.
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_preset_has_every_value_of_the_old_file(name):
+    config = train(name)
+    expected = DEFAULT | OTHERS[name]
+    found = {key: getattr(config, key) for key in expected}
+    assert found | {"results_dir": str(config.results_dir)} == expected
+
+
+def test_every_preset_resolves_and_there_are_the_old_five_and_the_iwae_sized_one():
+    assert list(PRESETS) == [*OTHERS, "iwae"]
+    for name in PRESETS:
+        assert isinstance(train(name), Train)
+
+
+def test_the_iwae_sized_preset_is_wider_and_a_hundred_thousand_updates_long():
+    config = train("iwae")
+    assert config.z_dim == 50
+    assert config.total_updates(IMAGES) == config.total_updates(40_000) == 100_000
+
+
+def test_configs_hash_so_that_a_compiled_update_can_be_kept_by_them():
+    assert hash(train()) == hash(train()) and train() == train()
+    assert len({train(name) for name in PRESETS}) == len(PRESETS)
+
+
+# Rates.
+
+
+def test_the_tuned_table_is_the_old_one():
+    assert TUNED_RATE == {16: 5e-4, 100: 5e-4, 128: 9e-4, 512: 9e-4, 1024: 1.3e-3}
+
+
+@pytest.mark.parametrize(("batch", "rate"), TUNED_RATE.items())
+def test_rates_left_open_come_from_the_table_and_the_spreads_is_exactly_half(batch, rate):
+    rates = train("bs_experiment", micro_batch_size=batch).rates()
+    assert rates == {"mean": rate, "decoder": rate, "spread": rate / 2}
+
+
+def test_default_rates_are_the_papers_and_the_spreads_is_exactly_half():
+    assert train().rates() == {"mean": 5e-4, "decoder": 5e-4, "spread": 5e-4 / 2}
+
+
+def test_each_rate_that_is_given_wins_over_the_table():
+    config = train("bs_experiment", micro_batch_size=1024, decoder_rate=1e-4, encoder_spread_rate=7e-5)
+    assert config.rates() == {"mean": 1.3e-3, "decoder": 1e-4, "spread": 7e-5}
+
+
+@pytest.mark.parametrize("preset", ["default", "bs_experiment"])
+@pytest.mark.parametrize("batch", [16, 1024, 77])
+def test_the_learning_rate_wins_over_the_configuration_and_the_table(preset, batch):
+    rates = train(preset, learning_rate=2e-3, micro_batch_size=batch).rates()
+    assert rates == {"mean": 2e-3, "decoder": 2e-3, "spread": 1e-3}
+
+
+def test_given_rates_do_not_depend_on_the_batch():
+    assert train(micro_batch_size=77).rates() == train().rates()
+
+
+@pytest.mark.parametrize("missing", ["decoder_rate", "encoder_mean_rate", "encoder_spread_rate"])
+def test_an_open_rate_at_a_batch_without_one_is_told_what_to_do(missing):
+    assert error(micro_batch_size=256, **{missing: None}) == (
+        "--micro-batch-size 256: no tuned learning rate (there is one for 16, 100, 128, 512, 1024); "
+        "give --learning-rate"
+    )
+
+
+# Run lengths.
+
+
+@pytest.mark.parametrize(
+    ("preset", "batch", "updates", "period"),
+    [
+        ("default", 100, 400_000, 15_000),
+        ("global_cv", 100, 400_000, 15_000),
+        ("test", 100, 500, 15_000),
+        ("benchmark", 3072, 3_255, 488),
+        ("benchmark", 100, 100_000, 15_000),
+        ("bs_experiment", 16, 25_625_000, 959_375),
+        ("bs_experiment", 128, 3_203_125, 119_921),
+        ("bs_experiment", 512, 800_781, 29_980),
+        ("bs_experiment", 1024, 400_390, 14_990),
+    ],
+)
+def test_runs_are_as_long_as_their_epochs_to_the_update(preset, batch, updates, period):
+    config = train(preset, micro_batch_size=batch)
+    assert config.total_updates(IMAGES) == updates
+    assert config.decay_period(IMAGES) == period
+
+
+@pytest.mark.parametrize(
+    ("preset", "batch", "updates", "period"),
+    [
+        ("default", 100, 320_000, 12_000),
+        ("test", 100, 400, 12_000),
+        ("benchmark", 3072, 2_604, 390),
+        ("bs_experiment", 16, 20_500_000, 767_500),
+        ("bs_experiment", 1024, 320_312, 11_992),
+    ],
+)
+def test_with_images_kept_back_everything_follows_the_images_that_are_left(preset, batch, updates, period):
+    config = train(preset, micro_batch_size=batch, validation=True)
+    assert config.total_updates(40_000) == updates
+    assert config.decay_period(40_000) == period
+
+
+@given(
+    st.integers(1, 10_000), st.integers(1, 5_000), st.integers(1, 70_000), st.fractions(Fraction(1, 80), 400)
+)
+def test_lengths_are_rounded_down_once_and_exactly(epochs, batch, images, timescale):
+    config = train(epochs=epochs, micro_batch_size=batch, decay_epochs=timescale)
+    updates, period = config.total_updates(images), config.decay_period(images)
+    assert updates == 1 or updates * batch <= epochs * images
+    assert (updates + 1) * batch > epochs * images
+    assert period == 1 or period * batch <= timescale * images
+    assert (period + 1) * batch > timescale * images
+
+
+def test_a_number_of_updates_replaces_the_epochs_but_not_the_decay():
+    config = train(updates=123)
+    assert config.total_updates(IMAGES) == 123
+    assert config.decay_period(IMAGES) == 15_000
+
+
+def test_a_run_shorter_than_a_batch_is_one_update():
+    assert train(epochs=1, micro_batch_size=100).total_updates(7) == 1
+    assert train(micro_batch_size=100, decay_epochs="1/100").decay_period(7) == 1
+
+
+# Methods.
+
+
+@pytest.mark.parametrize("method", ["vcd", "vcd-no-cv", "kl", "hoffman"])
+@pytest.mark.parametrize("kind", ["local", "global", "none"])
+def test_only_the_papers_method_has_a_control_variate(method, kind):
+    assert train(method=method, control_variate=kind).variate == (kind if method == "vcd" else "none")
+
+
+def test_an_unknown_method_is_named_with_those_there_are():
+    assert error(method="elbo") == "--method elbo: must be one of vcd, vcd-no-cv, kl, hoffman"
+    assert error(method="hofman").endswith("; did you mean hoffman?")
+
+
+# Values.
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("epochs", 0),
+        ("epochs", "many"),
+        ("updates", 0),
+        ("micro_batch_size", 0),
+        ("micro_batch_size", 1.5),
+        ("z_dim", 0),
+        ("hidden", (200, 0)),
+        ("hmc_steps", 0),
+        ("leapfrog_steps", -1),
+        ("step_size", 0.0),
+        ("step_size", "nan"),
+        ("step_size", float("inf")),
+        ("adaptation", "exponential"),
+        ("target_acceptance", 0),
+        ("target_acceptance", 1.1),
+        ("adaptation_rate", 1.0),
+        ("variate_decay", 1.5),
+        ("variate_decay", float("nan")),
+        ("shared_updates", -1),
+        ("learning_rate", 0.0),
+        ("learning_rate", -1e-3),
+        ("learning_rate", "fast"),
+        ("decoder_rate", 0),
+        ("rate_decay", 2),
+        ("decay_epochs", 0),
+        ("decay_epochs", "1/0"),
+        ("precision", "8.8"),
+        ("control_variate", "both"),
+        ("iwae_samples", 0),
+        ("burn_in", -1),
+        ("kept", 0),
+        ("test_batch_size", 0),
+        ("updates_per_call", 0),
+        ("repeats", 0),
+        ("seed", -1),
+        ("testing", "perhaps"),
+        ("log_level", "LOUD"),
+    ],
+)
+def test_a_value_that_cannot_work_is_named_in_one_line(name, value):
+    assert error(**{name: value}).startswith(f"--{name.replace('_', '-')} ")
+
+
+def test_a_config_made_in_python_is_checked_as_well():
+    with pytest.raises(OptionError, match=r"^--hmc-steps 0: must be at least 1$"):
+        Train(hmc_steps=0)
+    with pytest.raises(OptionError, match=r"^--micro-batch-size 256: no tuned learning rate"):
+        Train(micro_batch_size=256, decoder_rate=None)
+
+
+def test_many_runs_cannot_be_resumed_at_once():
+    assert error(resume=True, repeats=2).startswith("--resume: goes on with one run")
+    assert train(resume=True).resume
+
+
+@pytest.mark.parametrize(
+    ("short", "name"),
+    [
+        ("-r", "results_dir"),
+        ("-R", "repeats"),
+        ("-b", "micro_batch_size"),
+        ("-n", "run_name"),
+        ("-v", "validation"),
+        ("-l", "learning_rate"),
+        ("-c", "config_file"),
+    ],
+)
+def test_the_old_letters_stand_for_the_same_options(short, name):
+    assert [option.name for option in options_of(Train) if short in option.aliases] == [name]
+
+
+def test_options_are_described_and_no_two_share_a_spelling():
+    options = options_of(Train)
+    spellings = [spelling for option in options for spelling in (option.spelling, *option.aliases)]
+    assert len(spellings) == len(set(spellings))
+    assert all(option.help.endswith(".") and option.group for option in options)
+    assert {option.name for option in options_of(Model)} < {option.name for option in options}
+
+
+def test_options_need_no_jax():
+    code = "import sys, hotloop.families.vcd.config; sys.exit('jax' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
