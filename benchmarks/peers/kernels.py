@@ -8,11 +8,9 @@ floor is said and gives exit status 1. Compilation and warm-up are not timed.
 """
 
 import argparse
-import json
 import os
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,8 +21,9 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # both framewor
 import jax
 import numpy as np
 import torch
+from common import enough, ratios, save, seconds
 
-from hotloop.engine.device import environment, setup
+from hotloop.engine.device import setup
 from hotloop.families.kernels import bench as ours
 from hotloop.families.kernels import config as configs
 from hotloop.families.kernels.catalogue import build
@@ -258,20 +257,6 @@ def _inference(model, x, device) -> Callable[[], object]:
     return graph.replay
 
 
-def seconds(function: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    function()
-    return time.perf_counter() - start
-
-
-def enough(run: Callable[[int], None], target: float) -> int:
-    """Iterations that take about `target` seconds."""
-    count = 1
-    while (took := seconds(partial(run, count))) < target / 4 and count < 2**20:
-        count *= 4
-    return max(1, round(count * target / took))
-
-
 def compare(case: Case, device: jax.Device, rounds: int, target: float) -> dict[str, object]:
     """Both sides in turn, so that a busy moment of the machine meets both."""
     config = replace(case.config, batches_per_step=4)
@@ -290,15 +275,12 @@ def compare(case: Case, device: jax.Device, rounds: int, target: float) -> dict[
     for _ in range(rounds):
         mine.append(seconds(bench.step) / timed.batches_per_step * 1e6)
         theirs.append(seconds(partial(torch_run, iterations)) / iterations * 1e6)
-    ratios = [b / a for a, b in zip(mine, theirs, strict=True)]
     return {
         "case": case.name,
         "dtype": dtype,
         "ours_us": statistics.median(mine),
         "torch_us": statistics.median(theirs),
-        "ratio": statistics.median(ratios),
-        "ratio_low": min(ratios),
-        "ratio_high": max(ratios),
+        **ratios(mine, theirs),
         "floor": case.floor,
         "rounds": rounds,
         "error_against_float64": max(checked.errors.values()),
@@ -344,8 +326,7 @@ def main() -> int:
             flush=True,
         )
     if options.save:
-        record = {"date": time.strftime("%Y-%m-%d"), "environment": environment(), "torch": torch.__version__}
-        options.save.write_text(json.dumps(record | {"results": results}, indent=1) + "\n")
+        save(options.save, {"torch": torch.__version__}, results)
     return int(any(r["floor"] is not None and r["ratio"] < r["floor"] for r in results))
 
 

@@ -1,0 +1,40 @@
+"""What the comparisons with other programs share: how long a turn lasts, and what is said of the rounds.
+
+Both sides run in turn, so that a busy moment of the machine meets both; a round's ratio is their time over ours, so
+more is better for us. It must not know what is compared.
+"""
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from hotloop.engine.environment import environment
+
+
+def seconds(function: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def enough(run: Callable[[int], None], target: float) -> int:
+    """Iterations that take about `target` seconds."""
+    count = 1
+    while (took := seconds(partial(run, count))) < target / 4 and count < 2**20:
+        count *= 4
+    return max(1, round(count * target / took))
+
+
+def ratios(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
+    """Median and range of theirs over ours, round by round."""
+    values = [b / a for a, b in zip(ours, theirs, strict=True)]
+    return {"ratio": statistics.median(values), "ratio_low": min(values), "ratio_high": max(values)}
+
+
+def save(path: Path, peers: dict[str, str], results: list[dict[str, object]]) -> None:
+    """The results as JSON, with the date, this machine and the peers' versions."""
+    record = {"date": time.strftime("%Y-%m-%d"), "environment": environment(), **peers, "results": results}
+    path.write_text(json.dumps(record, indent=1) + "\n")
