@@ -123,20 +123,19 @@ def chunk_added(
 
 
 def importance(
-    log_joint: LogJoint, proposal: Proposal, key: Array, images: Array, samples: int, chunk: int
+    log_joint: LogJoint, proposal: Proposal, key: Array, images: Array, samples: Array | int, blocks: int
 ) -> Estimate:
-    """The estimates for images of these numbers, with about `chunk` samples at once."""
-    blocks = blocks_of(samples, chunk)
+    """The estimates for images of these numbers, with so many blocks of samples at once."""
 
-    def one(number: Array | int, sums: Sums) -> Sums:
-        return chunk_added(sums, log_joint, proposal, key, images, samples, number, blocks)
+    def one(chunk: Array | int, sums: Sums) -> Sums:
+        return chunk_added(sums, log_joint, proposal, key, images, samples, chunk, blocks)
 
     start = no_samples((len(images),), proposal.mean.dtype)
     return estimate(lax.fori_loop(0, chunks_of(samples, blocks), one, start), samples)
 
 
 def blocks_of(samples: int, chunk: int) -> int:
-    """Blocks of each chunk: at most `chunk` samples (but one block), and chunks as equal as can be."""
+    """Blocks a chunk, for chunks of about equal size with at most `chunk` samples (or one block)."""
     total = chunks_of(samples, 1)
     return -(-total // -(-total // max(1, chunk // BLOCK)))
 

@@ -1,0 +1,279 @@
+"""The evaluation on the device and the command round it: exact answers, sizes that change nothing, the file."""
+
+import json
+import re
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hotloop.errors import DataError, OptionError
+from hotloop.families.vcd import estimator, evaluation, images, likelihood, model, saved
+from hotloop.families.vcd.config import Model, Test, Train
+from hotloop.families.vcd.estimator import Estimator
+from hotloop.families.vcd.evaluate_config import Evaluate
+from hotloop.families.vcd.proposals import proposals
+from hotloop.options import build
+
+Test.__test__ = False  # a config, whatever pytest makes of its name
+
+
+class Listener:
+    """Keeps what is said, and the bars that were filled."""
+
+    def __init__(self):
+        self.said, self.tables, self.bars = [], [], []
+
+    def say(self, text):
+        self.said.append(text)
+
+    def table(self, columns, rows):
+        self.tables.append((columns, rows))
+
+    @contextmanager
+    def progress(self, description, total=None):
+        bar = Bar()
+        self.said.append(f"bar: {description}")
+        yield bar
+        self.bars.append((description, total, bar.done))
+
+
+class Bar:
+    done = 0
+
+    def advance(self, amount=1):
+        self.done += amount
+
+
+# A model small enough for quadrature: one latent dimension, six pixels, one hidden layer.
+def network(generator, *sizes, scale=1.0):
+    return tuple(
+        {
+            "w": np.float32(scale * generator.normal(size=pair)),
+            "b": np.float32(generator.normal(size=pair[1])),
+        }
+        for pair in pairwise(sizes)
+    )
+
+
+def small_model(pixels=6):
+    generator = np.random.default_rng(2)
+    params = {
+        "mean": network(generator, pixels, 1, scale=0.1),
+        "spread": network(generator, pixels, 1, scale=0.1),
+        "decoder": network(generator, 1, 5, pixels, scale=1.5),
+    }
+    for name, bias in (("mean", 0.0), ("spread", 0.5)):  # about the prior: a fair encoder
+        params[name][-1]["b"][:] = bias
+    return params, np.uint8(generator.integers(0, 2, size=(11, pixels)))
+
+
+def by_quadrature(decoder, x):
+    """log p(x) in float64, by the trapezoidal rule; exact here to many more digits than are compared."""
+    z = np.linspace(-12, 12, 40_001)
+    wide = [{name: part.astype(np.float64) for name, part in layer.items()} for layer in decoder]
+    hidden = np.maximum(z[:, None] @ wide[0]["w"] + wide[0]["b"], 0)
+    logits = hidden @ wide[1]["w"] + wide[1]["b"]
+    joint = x @ logits.T - np.logaddexp(0, logits).sum(-1) - 0.5 * z**2 - 0.5 * np.log(2 * np.pi)
+    return np.log(np.exp(joint).sum(-1) * (z[1] - z[0]))
+
+
+def nothing(_):
+    pass
+
+
+SAMPLES = 3010  # a last block of ten
+
+
+def weighed(params, x, batch_size):
+    estimate = Estimator(params, x, jax.random.key(3), batch_size=batch_size, samples=SAMPLES)
+    ensemble = estimate.sample(0.3, 3, 40, 60, nothing)
+    chosen = proposals(estimate.encoder, ensemble.mean, ensemble.squares, 60)
+    return ensemble, {
+        name: estimate.weigh(name, proposal, SAMPLES, nothing) for name, proposal in chosen.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def undivided():
+    return weighed(*small_model(), batch_size=11)
+
+
+def test_every_proposal_finds_the_likelihood_that_quadrature_gives(undivided):
+    params, x = small_model()
+    exact = by_quadrature(params["decoder"], x)
+    found = undivided[1]
+    assert len(found) == 3
+    for name, estimate in found.items():
+        error = np.sqrt(estimate.variance)
+        assert error.max() < 0.05, name
+        assert (np.abs(estimate.log_likelihood - exact) < 4 * error + 1e-5).all(), name
+        figures = evaluation.summary(estimate, SAMPLES)
+        assert abs(figures["log_likelihood"] - exact.mean()) < 3 * figures["monte_carlo_error"], name
+        assert figures["standard_error"] == pytest.approx(exact.std(ddof=1) / np.sqrt(11), rel=0.05)
+        assert 0 < figures["effective_min"] <= figures["effective_median"] <= 1
+        assert figures["effective_min"] <= figures["effective_mean"] <= 1
+    assert evaluation.summary(found["hmc_mean_std"], SAMPLES)["effective_mean"] > 0.5
+
+
+def test_batches_and_chunks_change_no_estimate(undivided, monkeypatch):
+    ensemble, found = undivided
+    rows = 4 * 784
+    for batch_size, memory in ((4, 3000 * rows), (11, 250 * rows)):  # 4 x 750 samples, 4 x 50
+        monkeypatch.setitem(estimator.MEMORY, "cpu", memory)
+        again, others = weighed(*small_model(), batch_size)
+        assert again.step_size == ensemble.step_size
+        np.testing.assert_array_equal(again.mean, ensemble.mean)
+        for name, other in others.items():
+            for one, two in zip(found[name], other, strict=True):
+                assert len(two) == 11
+                np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_are_cut_into_equal_batches_and_filled_up_at_the_end():
+    cut = estimator.batched(np.arange(10), 4)
+    np.testing.assert_array_equal(cut, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 9, 9]])
+    assert estimator.batched(np.zeros((10_000, 3)), 128).shape == (79, 127, 3)
+    assert estimator.batched(np.zeros((5, 3)), 128).shape == (1, 5, 3)
+
+
+def test_pieces_cover_all_units_once_and_begin_with_none():
+    calls, heard = [], []
+
+    def step(first, stop, carry):
+        calls.append((first, stop))
+        return carry + sum(range(first, stop))
+
+    assert estimator.in_pieces(step, 0, 1000, heard.append) == sum(range(1000))
+    assert calls[0] == (0, 0)
+    assert [first for first, _ in calls[1:]] == [stop for _, stop in calls[:-1]]
+    assert sum(heard) == 1000
+    assert len(calls) < 20
+
+
+def test_products_are_full_float32_whatever_the_weights_are_kept_in():
+    params, x = small_model()
+    half = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.bfloat16), params)
+    estimate = Estimator(half, x, jax.random.key(0), batch_size=11, samples=50)
+    proposal = likelihood.Proposal(*(part[None] for part in estimate.encoder))
+    sums = likelihood.no_samples((1, 11))
+    text = estimator._weigh.lower(
+        1, estimate._decoder, estimate._batches, proposal, jax.random.key(0), 50, 0, 1, sums
+    ).as_text()
+    products = re.findall(r"dot_general.*", text)
+    assert len(products) == 2
+    assert all("HIGHEST" in line and "bf16" not in line for line in products)
+
+
+SMALL = Model(z_dim=2, hidden=(8,), leapfrog_steps=2)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    job = model.Job(SMALL, 20)
+    state = jax.jit(model.init, static_argnums=0)(job, jax.random.key(0))
+    rows = np.uint8(np.random.default_rng(0).random((9, 784)) < 0.2)
+    return job, state, rows
+
+
+@pytest.fixture
+def run_folder(trained, monkeypatch, tmp_path):
+    job, state, rows = trained
+    config = Train(z_dim=2, hidden=(8,), data="digits")
+    sets = images.Images("digits", "drawn", rows[:0], rows[:0], rows, "a notice")
+    monkeypatch.setattr(saved, "load", lambda folder, step: saved.Saved(config, job, state, 70, folder))
+    monkeypatch.setattr(images, "load", lambda name, say, progress: sets)
+    return tmp_path
+
+
+QUICK = {"iwae_samples": 60, "burn_in": 5, "kept": 5}
+
+
+def test_the_command_says_estimate_table_and_headline_and_writes_the_result(run_folder):
+    listener = Listener()
+    compiled = estimator._weigh._cache_size(), estimator._iterate._cache_size()
+    result = evaluation.run(Evaluate(run=run_folder, **QUICK), listener)
+    assert (estimator._weigh._cache_size(), estimator._iterate._cache_size()) == (
+        compiled[0] + 1,
+        compiled[1] + 1,
+    )
+    estimate = next(i for i, text in enumerate(listener.said) if text.startswith("estimate: "))
+    assert "3 proposals x 60 samples x 9 images" in listener.said[estimate]
+    assert "FLOP, about 1 s" in listener.said[estimate]
+    assert estimate < listener.said.index("bar: HMC")
+    assert listener.bars == [("HMC", 10, 10), ("importance sampling", 3, 3)]
+    ((columns, rows),) = listener.tables
+    assert [row[0] for row in rows] == ["encoder", "hmc_mean", "hmc_mean_std"]
+    assert all(len(row) == len(columns) for row in rows)
+    assert "hmc_mean_std" in " ".join(listener.said[-3:])
+
+    path = run_folder / "evaluations" / "test-70.json"
+    assert result["path"] == str(path)
+    written = json.loads(path.read_text())
+    assert {**written, "path": str(path)} == result
+    assert list(path.parent.iterdir()) == [path]
+    assert written["log_likelihood"] == written["proposals"]["hmc_mean_std"]["log_likelihood"]
+    assert written["elbo"] < written["log_likelihood"] < 0
+    assert (written["images"], written["split"], written["step"]) == (9, "test", 70)
+    assert (written["source"], written["notice"]) == ("drawn", "a notice")
+    assert 0 <= written["acceptance"] <= 1
+    for figures in written["proposals"].values():
+        assert {"standard_error", "monte_carlo_error"} <= set(figures)
+        assert 0 < figures["effective_min"] <= figures["effective_mean"] <= 1
+
+
+def test_a_quick_look_and_other_data_leave_the_evaluation_proper_alone(run_folder):
+    result = evaluation.run(Evaluate(run=run_folder, images=9, data="digits", **QUICK), Listener())
+    assert Path(result["path"]).name == "test-70-digits-first-9.json"
+    assert result["images"] == 9
+
+
+def test_the_seed_decides_the_draws(trained):
+    job, state, rows = trained
+    config = Test(**QUICK)
+    one, same, other = (
+        evaluation.likelihoods(job, state, rows, config, seed, Listener()) for seed in (0, 0, 1)
+    )
+    assert one["proposals"] == same["proposals"]
+    assert one["log_likelihood"] != other["log_likelihood"]
+    assert one["elbo"] != other["elbo"]
+
+
+def test_a_split_without_images_is_refused_in_one_line(run_folder):
+    with pytest.raises(DataError, match="--split validation: digits has no such images"):
+        evaluation.run(Evaluate(run=run_folder, split="validation"), Listener())
+
+
+def test_validation_images_are_those_that_the_run_held_out(trained, monkeypatch, tmp_path):
+    job, state, rows = trained
+    sets = images.Images("digits", "drawn", np.concatenate([rows] * 5), rows[:0], rows)
+    config = Train(z_dim=2, hidden=(8,), validation=True)
+    monkeypatch.setattr(saved, "load", lambda folder, step: saved.Saved(config, job, state, 70, folder))
+    monkeypatch.setattr(images, "load", lambda name, say, progress: sets)
+    result = evaluation.run(Evaluate(run=tmp_path, split="validation", **QUICK), Listener())
+    assert result["images"] == 9
+    assert (tmp_path / "evaluations" / "validation-70.json").exists()
+
+
+def test_one_image_has_no_error_over_images():
+    one = likelihood.Estimate(*(np.array([value]) for value in (-3.0, 10.0, 0.04, -4.0)))
+    figures = evaluation.summary(one, 20)
+    assert np.isnan(figures["standard_error"])
+    assert figures["monte_carlo_error"] == pytest.approx(0.2)
+    assert figures["effective_mean"] == 0.5
+
+
+def test_the_defaults_are_the_papers_and_impossible_options_are_refused():
+    config = build(Evaluate, {"run": "results/default"})
+    assert (config.iwae_samples, config.burn_in, config.kept, config.split) == (20_000, 300, 300, "test")
+    assert config.run == Path("results/default")
+    with pytest.raises(OptionError, match="--images 0"):
+        build(Evaluate, {"run": "x", "images": "0"})
+    with pytest.raises(OptionError, match="--split all"):
+        build(Evaluate, {"run": "x", "split": "all"})
+    with pytest.raises(OptionError, match="RUN is needed"):
+        build(Evaluate, {})
