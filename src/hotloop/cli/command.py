@@ -4,7 +4,7 @@ A command module declares one `COMMAND`; options, help, config files, presets an
 It must not import jax at its top, since `--help` has to answer at once.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -63,3 +63,7 @@ class Command:
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     epilog: str = ""
     aliases: tuple[str, ...] = ()
+    config_option: str = ""
+    """An option of its own that names a preset or a file, where the old program had one."""
+    translate: Callable[[Mapping[str, Any], str], tuple[Mapping[str, Any], Sequence[str]]] | None = None
+    """(a file's contents, its name) -> option values and notices, for files in the old program's shape."""

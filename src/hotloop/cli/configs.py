@@ -6,8 +6,8 @@ go through the same checks as the command line's. It knows nothing of how the co
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ class Resolved:
     config: Any
     common: Common
     sources: Mapping[str, str]
+    notices: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Layer:
 
     source: str
     values: Mapping[str, tuple[Any, str]]
+    notices: Sequence[str] = ()
 
 
 def resolve(command: Command, given: Mapping[str, Any]) -> Resolved:
@@ -43,7 +45,11 @@ def resolve(command: Command, given: Mapping[str, Any]) -> Resolved:
     common_options = {option.name: option for option in options_of(Common)}
     name = common_options["config"].accept(given.get("config"))
     path = common_options["config_path"].accept(given.get("config_path"))
-    layer = _layer(command, name, path and Path(path).expanduser())
+    old = given.get(command.config_option)
+    if old is not None and (name or path):
+        word = f"--{command.config_option.replace('_', '-')}"
+        raise OptionError(f"{word} {old}: names a configuration, and so does --config; keep one")
+    layer = _old_layer(command, old) if old else _layer(command, name, path and Path(path).expanduser())
     sources: dict[str, str] = {}
     accepted: dict[str, Any] = {}
     for option in (*options_of(command.config), *common_options.values()):
@@ -57,7 +63,7 @@ def resolve(command: Command, given: Mapping[str, Any]) -> Resolved:
         name: source for name, source in sources.items() if name in SETTABLE or name not in common_options
     }
     common = construct(Common, {key: accepted.pop(key) for key in common_options if key in accepted})
-    return Resolved(construct(command.config, accepted), common, sources)
+    return Resolved(construct(command.config, accepted), common, sources, layer.notices)
 
 
 def _layer(command: Command, name: str | None, path: Path | None) -> Layer:
@@ -71,6 +77,23 @@ def _layer(command: Command, name: str | None, path: Path | None) -> Layer:
         known = did_you_mean(name, command.presets) or "; give a file with --config-path"
         raise OptionError(f"--config {name}: '{command.name}' has no such preset{known}")
     return _named(f"preset {name}", f"preset {name}", command.presets[name], command)
+
+
+def _old_layer(command: Command, name: str) -> Layer:
+    """A preset by its name or by the name of its old file, or a file, perhaps of the old shape."""
+    if name in command.presets:
+        return _layer(command, name, None)
+    path = Path(name).expanduser()
+    preset = path.name.removesuffix(".json").removesuffix("_config")
+    if not path.exists() and preset in command.presets:
+        notice = f"{name} is not there: the preset {preset} is what it held"
+        return replace(_layer(command, preset, None), notices=[notice])
+    option = f"--{command.config_option.replace('_', '-')}"
+    if not path.exists():
+        raise OptionError(f"{option} {name}: no such file or preset{did_you_mean(name, command.presets)}")
+    found = read_file(path, option)
+    values, notices = command.translate(found, str(path)) if command.translate else (found, ())
+    return replace(_named(f"file {path}", str(path), values, command), notices=notices)
 
 
 def _names(command: Command) -> Names:
@@ -102,14 +125,14 @@ def _option(names: Names, key: str, here: str) -> Option:
     return found.option
 
 
-def read_file(path: Path) -> Mapping[str, Any]:
+def read_file(path: Path, option: str = "--config-path") -> Mapping[str, Any]:
     """The mapping that a YAML or JSON file holds."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise OptionError(f"--config-path {path}: {(error.strerror or 'unreadable').lower()}") from error
+        raise OptionError(f"{option} {path}: {(error.strerror or 'unreadable').lower()}") from error
     except UnicodeDecodeError as error:
-        raise OptionError(f"--config-path {path}: not a text file (UTF-8)") from error
+        raise OptionError(f"{option} {path}: not a text file (UTF-8)") from error
     document = parse(text, str(path))
     if document is None:
         return {}

@@ -1,7 +1,7 @@
 """`hotloop demo`: every family, small but really measured, and a page of results at the end. jax waits."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -47,6 +47,9 @@ class Quiet:
 
     def say(self, text: str) -> None:
         """Nothing: the demo has its own lines."""
+
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Nothing either."""
 
     @contextmanager
     def progress(self, description: str, total: float | None = None) -> Iterator[Silent]:

@@ -27,7 +27,9 @@ def command_help(command: Command, path: str) -> str:
     if command.run is not None:
         _options(parser, (*options_of(command.config), *options_of(Common)))
     if command.presets:
-        parser.epilog = f"{command.epilog}\n\nPresets for --config: {', '.join(command.presets)}".strip()
+        own = f"--{command.config_option.replace('_', '-')}"
+        named = own if command.config_option else "--config"
+        parser.epilog = f"{command.epilog}\n\nPresets for {named}: {', '.join(command.presets)}".strip()
     return parser.format_help()
 
 

@@ -19,6 +19,10 @@ SUMMARY = "Train, evaluate, benchmark and serve models as whole programs compile
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("hotloop.cli.demo", "See everything work in a few minutes, with a page of results at the end."),
     "kernel": ("hotloop.cli.kernel", "Time single layers and samplers: dense, convolutions, recurrent, HMC."),
+    "vcd": (
+        "hotloop.cli.vcd",
+        "Train, evaluate and sample a VAE with the Variational Contrastive Divergence.",
+    ),
     "plan": ("hotloop.cli.plan", "Work out batch sizes, updates a call and host events before a run."),
     "data": ("hotloop.cli.data", "List, fetch and verify data sets."),
     "devices": ("hotloop.cli.devices", "Show devices, their memory and their measured speed limits."),
@@ -117,6 +121,8 @@ def execute(command: Command, path: str, words: list[str]) -> int:
         return 0
     argv = (*path.split()[1:], *words)
     context = Context(common.json, common.debug, common.device, common.only_accelerator, argv)
+    for notice in resolved.notices:
+        context.warn(notice)
     assert command.run is not None
     result: Mapping[str, Any] | None = command.run(resolved.config, context)
     if common.json:

@@ -14,9 +14,9 @@ from hotloop.engine.ceilings import ceilings, describe
 from hotloop.engine.environment import environment
 from hotloop.engine.keys import stream
 from hotloop.errors import WrongResult
+from hotloop.families.console import Console
 from hotloop.families.kernels import records, sampling, targets, timing
 from hotloop.families.kernels.config import Hmc
-from hotloop.families.kernels.console import Console
 from hotloop.families.kernels.program import arithmetic
 from hotloop.families.kernels.verdict import statistics
 from hotloop.mcmc import hmc

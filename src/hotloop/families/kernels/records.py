@@ -7,8 +7,8 @@ from typing import Any
 
 from hotloop.engine import report
 from hotloop.errors import OptionError
+from hotloop.families.console import Console
 from hotloop.families.kernels.config import Timing
-from hotloop.families.kernels.console import Console
 
 
 def report_folder(config: Timing, name: str, console: Console) -> Path | None:

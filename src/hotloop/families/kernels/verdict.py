@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from hotloop.families.console import Console
 from hotloop.families.kernels import moments, targets
 from hotloop.families.kernels.config import Hmc
-from hotloop.families.kernels.console import Console
 from hotloop.families.kernels.sampling import Blocks
 
 NO_TURN = 1e-6

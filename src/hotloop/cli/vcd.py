@@ -1,0 +1,75 @@
+"""`hotloop vcd ...`: train, evaluate, samples. Options live in the family's configs; jax waits."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from hotloop.cli.command import Command, Context
+from hotloop.families.vcd import old_configs
+from hotloop.families.vcd.config import PRESETS, Train
+from hotloop.families.vcd.evaluate_config import Evaluate
+from hotloop.families.vcd.samples_config import Samples
+
+EPILOG = """Examples:
+  hotloop vcd train -c test                        one epoch, then the test log-likelihood
+  hotloop vcd train -c global_cv -r results -n first
+  hotloop vcd train --method kl --epochs 10 --iwae-samples 500
+  hotloop vcd train --resume -n first              go on where it stopped
+
+docs/vcd.md tells what is computed and where it follows the paper's authors."""
+
+
+def run_train(config: Train, context: Context) -> Mapping[str, Any]:
+    """Train, or with --plan say what would be done."""
+    device = context.open_device()
+    from hotloop.families.vcd import train
+
+    if config.plan:
+        from hotloop.cli.plan import show
+
+        data = train.load(config, context)
+        context.say(train.describe(config, len(data.train), device.platform))
+        return show(train.planned(config, len(data.train)), context)
+    return train.run(config, context, " ".join(["hotloop", *context.argv]))
+
+
+def run_evaluate(config: Evaluate, context: Context) -> Mapping[str, Any]:
+    """The log-likelihood of a run's images."""
+    context.open_device()
+    from hotloop.families.vcd.evaluation import run
+
+    return run(config, context)
+
+
+def run_samples(config: Samples, context: Context) -> Mapping[str, Any]:
+    """Pictures."""
+    context.open_device()
+    from hotloop.families.vcd.samples import run
+
+    return run(config, context)
+
+
+def translated(document: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], list[str]]:
+    """A file of the old program in our words; any other file as it is."""
+    return old_configs.translate(document, where) if old_configs.is_old(document) else (document, [])
+
+
+COMMAND = Command(
+    "vcd",
+    "Train, evaluate and sample a VAE with the Variational Contrastive Divergence.",
+    children=(
+        Command(
+            "train",
+            "Train, then estimate the test log-likelihood.",
+            Train,
+            run_train,
+            presets=PRESETS,
+            epilog=EPILOG,
+            config_option="config_file",
+            translate=translated,
+        ),
+        Command("evaluate", "The log-likelihood of a run by three proposals.", Evaluate, run_evaluate),
+        Command(
+            "samples", "Pictures: prior samples, reconstructions before and after HMC.", Samples, run_samples
+        ),
+    ),
+)

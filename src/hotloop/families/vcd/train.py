@@ -1,0 +1,228 @@
+"""`hotloop vcd train` from beginning to end: data, plan, program, run, and the evaluation after it.
+
+What an update computes is in `model`; this is the order of things, and the names of folders. It prints
+through the console that it is handed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+from numpy.typing import NDArray
+
+from hotloop.engine import report as reports
+from hotloop.engine.checkpoint import Checkpoints, KeepLast
+from hotloop.engine.drive import drive, newest
+from hotloop.engine.evaluate import Evaluation
+from hotloop.engine.feed import Resident
+from hotloop.engine.keys import seed_key, stream
+from hotloop.engine.loop import Program
+from hotloop.engine.plan import Batch, Event, Plan, plan_updates
+from hotloop.engine.records import jsonable
+from hotloop.engine.run import Run
+from hotloop.engine.sinks import ConsoleSink
+from hotloop.errors import OptionError, RunError
+from hotloop.families.console import Console
+from hotloop.families.vcd import evaluation, fused, images, model
+from hotloop.families.vcd.config import Train
+from hotloop.families.vcd.images import PIXELS, Images
+from hotloop.families.vcd.saved import FAMILY, job_of
+
+LATEST = ("learning_rate", "step_size")
+"""Figures of a log that are the last update's and no mean."""
+MAY_DIFFER = (
+    "config_file",
+    "results_dir",
+    "run_name",
+    "resume",
+    "updates_per_call",
+    "log_level",
+    "report",
+    "plan",
+)
+"""Options that change nothing about the numbers, so that a resumed run may have others."""
+CHECKPOINTS, KEPT = 20, 3
+
+
+def run(config: Train, console: Console, command: str) -> Mapping[str, Any]:
+    """Train as often as asked; the result of the last repeat, and of all of them under `runs`."""
+    if config.sampler == "fused" and not fused.fits(job_of(config, 1).model):
+        raise OptionError(
+            f"--sampler fused: made for two hidden layers of at most {fused.WIDEST} and 64 latents; use --sampler plain"
+        )
+    data = load(config, console)
+    results = []
+    for repeat in range(config.repeats):
+        results.append(once(replace(config, seed=config.seed + repeat, repeats=1), data, console, command))
+    return {**results[-1], "runs": results} if config.repeats > 1 else results[-1]
+
+
+def load(config: Train, console: Console) -> Images:
+    """The images to train with, as many as a batch at least."""
+    data = images.load(config.data, console.say, console.progress)
+    data = data.held_out() if config.validation else data
+    if config.micro_batch_size > len(data.train):
+        raise OptionError(
+            f"--micro-batch-size {config.micro_batch_size}: there are only {len(data.train)} training images"
+        )
+    return data
+
+
+def planned(config: Train, samples: int) -> Plan:
+    """Exactly the updates that the epochs hold, a log every so many, twenty checkpoints."""
+    total = config.total_updates(samples)
+    return plan_updates(
+        total,
+        log_every=min(config.log_every, total),
+        checkpoint_every=max(1, total // CHECKPOINTS) if config.save_checkpoints else 0,
+        updates_per_epoch=Fraction(samples, config.micro_batch_size),
+        batch=Batch.of(config.micro_batch_size),
+    )
+
+
+def describe(config: Train, samples: int, platform: str) -> str:
+    """What the plan does not say: the sampler, when rates change, and memory on the device."""
+    job = job_of(config, samples)
+    rates = ", ".join(f"{name} {rate:g}" for name, rate in config.rates().items())
+    values = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(_shapes(job)))
+    activations = 16 * 4 * config.micro_batch_size * (PIXELS + sum(config.hidden))
+    memory = (2 * values + samples * PIXELS + activations) / 2**20
+    gradients = 1 + config.hmc_steps * config.leapfrog_steps if config.method != "kl" else 1
+    sampler = "fused" if fused.wanted(job.model) else "plain"
+    decay = f"x {config.rate_decay:g} every {job.model.decay_period(samples)} updates"
+    return (
+        f"method {config.method}, control variate {job.model.variate}, {gradients} gradients an update "
+        f"({sampler} sampler on {platform})\nrates: {rates}, {decay}\n"
+        f"memory on the device: about {memory:.0f} MiB"
+    )
+
+
+def _shapes(job: model.Job) -> Any:
+    return jax.eval_shape(lambda key: model.init(job, key), jax.random.key(0))
+
+
+def once(config: Train, data: Images, console: Console, command: str) -> dict[str, Any]:
+    """One run in a folder of its own."""
+    folder = run_folder(config)
+    job, plan = job_of(config, len(data.train)), planned(config, len(data.train))
+    key = seed_key(config.seed)
+    feed = Resident(
+        data.train, config.micro_batch_size, seed=config.seed, samples=len(data.train), gather=numbered
+    )
+    program = Program(
+        model.update(job),
+        feed,
+        min(plan.updates_per_call, config.updates_per_call or plan.total_updates),
+        key,
+    )
+    report = reports.requested(str(config.report) if config.report else None, console.warn)
+    if report is not None:
+        reports.check_writable(report)
+    state = model.init(job, stream(key, "init", 0))
+    say = (lambda _: None) if config.log_level in ("WARNING", "ERROR", "CRITICAL") else console.say
+    settings = jsonable({**asdict(config), "images": len(data.train)})
+    sink = ConsoleSink(lambda text: say(text.replace("time taken:", "Time taken:")))  # as old patterns read
+    with (
+        Run.create(
+            folder, settings, command=command, resume=config.resume, may_differ=MAY_DIFFER, sinks=[sink]
+        ) as record,
+        Checkpoints(record.checkpoints, KeepLast(KEPT), family=FAMILY, config=settings) as checkpoints,
+        console.progress(f"vcd ({config.method})", plan.total_updates) as bar,
+    ):
+        if data.notice:
+            record.event("warning", message=data.notice)
+        resumed = newest(checkpoints, state) if config.resume else None
+        bar.advance(resumed.step if resumed else 0)
+        say("Starting training...")
+        state = drive(
+            program,
+            plan,
+            state,
+            record,
+            checkpoints if config.save_checkpoints else None,
+            resumed=resumed,
+            on_log=_Clock(config.micro_batch_size, resumed.step if resumed else 0),
+            progress=bar,
+            latest=LATEST,
+            guard="loss",
+            report=report,
+            how_to_resume=how_to_resume(config, folder),
+        )
+        say("Finished training.")
+        result = {
+            "run": str(folder),
+            "updates": plan.total_updates,
+            "seed": config.seed,
+            "method": config.method,
+        }
+        result |= final_figures(config, job, state, data, record, console)
+        if data.notice:
+            console.warn(data.notice)
+    return result
+
+
+def numbered(data: Any, indices: Array) -> dict[str, Array]:
+    """A batch whose rows know their image's number, where the control variates are."""
+    return {"image": data.at[indices].get(mode="promise_in_bounds"), "index": indices}
+
+
+class _Clock:
+    """Adds to each log the seconds of device work since the last, and images a second under that name."""
+
+    def __init__(self, batch_size: int, start: int):
+        self.batch_size, self.last = batch_size, start
+
+    def __call__(self, event: Event, figures: Mapping[str, Any]) -> dict[str, float]:
+        speed = figures["throughput"]
+        updates, self.last = event.update - self.last, event.update
+        seconds = updates * self.batch_size / speed if speed else 0.0
+        return {"time_taken": seconds, "images_per_second": speed}
+
+
+def final_figures(
+    config: Train, job: model.Job, state: Any, data: Images, record: Run, console: Console
+) -> dict[str, Any]:
+    """ELBO of the test images, and the log-likelihoods that were asked for, as records and as a result."""
+    figures: dict[str, Any] = {"test_elbo": elbo(job, state, data.test)}
+    update = config.total_updates(job.images)
+    place = {"update": update, "epoch": update * config.micro_batch_size / job.images}
+    record.event("validation", **place, test_elbo=figures["test_elbo"])
+    wanted = [("test", data.test, config.testing), ("validation", data.validation, config.validation)]
+    for name, rows, asked in wanted:
+        if asked:
+            figures[name] = evaluation.likelihoods(job, state, rows, config, config.seed, console)
+            record.event("evaluation", **place, split=name, **figures[name])
+    return figures
+
+
+def elbo(job: model.Job, state: Any, rows: NDArray[np.uint8]) -> float:
+    """The mean ELBO of a set of images."""
+    batch = {"image": rows, "index": np.arange(len(rows), dtype=np.int32)}
+    sums = Evaluation(model.evaluate(job), batch, batch_size=500)(state)
+    return float(sums["elbo"] / sums["samples"])
+
+
+def run_folder(config: Train) -> Path:
+    """RESULTS/NAME, or NAME_0, NAME_1, ... where that is taken. To resume: the run named, else the newest."""
+    first = config.results_dir / (config.run_name or Path(config.config_file).stem)
+    if config.resume and config.run_name:
+        return first
+    taken, free = [], first
+    while free.exists():
+        taken.append(free)
+        free = first.with_name(f"{first.name}_{len(taken) - 1}")
+    if not config.resume:
+        return free
+    if not taken:
+        raise RunError(f"nothing to resume: {first} does not exist; start it without --resume")
+    return taken[-1]
+
+
+def how_to_resume(config: Train, folder: Path) -> str:
+    """What to add to the command to go on with exactly this run."""
+    return f"the same command with --resume --run-name {folder.name} --seed {config.seed}"
