@@ -26,6 +26,9 @@ Method = Literal["vcd", "vcd-no-cv", "kl", "hoffman"]
 class Model:
     """Everything that decides what one update computes."""
 
+    micro_batch_size: int = option(
+        100, "Images an update.", check=positive, aliases=("-b", "--batch-size"), group=RUN
+    )
     method: Method = option(
         "vcd",
         "vcd: the paper's; vcd-no-cv: without control variate; kl: the usual ELBO; hoffman: ELBO encoder, decoder at "
@@ -98,11 +101,8 @@ class Model:
     )
     sampler: Literal["auto", "plain", "fused"] = option(
         "auto",
-        "plain: products by the compiler; fused: one GPU kernel an HMC iteration; auto: fused where it is faster.",
+        "plain: products by the compiler; fused: one GPU kernel a leapfrog; auto: fused where it is faster.",
         group=SAMPLER,
-    )
-    micro_batch_size: int = option(
-        100, "Images an update.", check=positive, aliases=("-b", "--batch-size"), group=RUN
     )
 
     def rates(self) -> dict[str, float]:
@@ -155,7 +155,7 @@ class Test:
 
 
 @dataclass(frozen=True)
-class Train(Model, Test):
+class Train(Test, Model):
     """All of `hotloop vcd train`."""
 
     config_file: str = option(

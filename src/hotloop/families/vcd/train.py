@@ -190,13 +190,13 @@ def final_figures(
     """ELBO of the test images, and the log-likelihoods that were asked for, as records and as a result."""
     figures: dict[str, Any] = {"test_elbo": elbo(job, state, data.test)}
     update = config.total_updates(job.images)
-    place = {"update": update, "epoch": update * config.micro_batch_size / job.images}
-    record.event("validation", **place, test_elbo=figures["test_elbo"])
+    epoch = update * config.micro_batch_size / job.images
+    record.event("validation", update=update, epoch=epoch, test_elbo=figures["test_elbo"])
     wanted = [("test", data.test, config.testing), ("validation", data.validation, config.validation)]
     for name, rows, asked in wanted:
         if asked:
             figures[name] = evaluation.likelihoods(job, state, rows, config, config.seed, console)
-            record.event("evaluation", **place, split=name, **figures[name])
+            record.event("evaluation", update=update, epoch=epoch, split=name, **figures[name])
     return figures
 
 
