@@ -123,15 +123,14 @@ def test_every_proposal_finds_the_likelihood_that_quadrature_gives(undivided):
 def test_batches_and_chunks_change_no_estimate(undivided, monkeypatch):
     ensemble, found = undivided
     rows = 4 * 784
-    for batch_size, memory in ((4, 3000 * rows), (11, 250 * rows)):  # 4 x 750 samples, 4 x 50
-        monkeypatch.setitem(estimator.MEMORY, "cpu", memory)
-        again, others = weighed(*small_model(), batch_size)
-        assert again.step_size == ensemble.step_size
-        np.testing.assert_array_equal(again.mean, ensemble.mean)
-        for name, other in others.items():
-            for one, two in zip(found[name], other, strict=True):
-                assert len(two) == 11
-                np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-5)
+    monkeypatch.setitem(estimator.MEMORY, "cpu", 900 * rows)  # 3 x 4 images, 14 x 250 samples
+    again, others = weighed(*small_model(), batch_size=4)
+    assert again.step_size == ensemble.step_size
+    np.testing.assert_array_equal(again.mean, ensemble.mean)
+    for name, other in others.items():
+        for one, two in zip(found[name], other, strict=True):
+            assert len(two) == 11
+            np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-5)
 
 
 def test_rows_are_cut_into_equal_batches_and_filled_up_at_the_end():
@@ -169,43 +168,42 @@ def test_products_are_full_float32_whatever_the_weights_are_kept_in():
     assert all("HIGHEST" in line and "bf16" not in line for line in products)
 
 
-SMALL = Model(z_dim=2, hidden=(8,), leapfrog_steps=2)
+JOB = model.Job(Model(z_dim=1, leapfrog_steps=3), 20)
 
 
-@pytest.fixture(scope="module")
-def trained():
-    job = model.Job(SMALL, 20)
-    state = jax.jit(model.init, static_argnums=0)(job, jax.random.key(0))
-    rows = np.uint8(np.random.default_rng(0).random((9, 784)) < 0.2)
-    return job, state, rows
+def state():
+    return {"params": small_model()[0], "step_size": jnp.float32(0.3)}
+
+
+def set_up(monkeypatch, sets, **options):
+    """A run after 70 updates, and its data."""
+    config = Train(z_dim=1, leapfrog_steps=3, **options)
+    monkeypatch.setattr(saved, "load", lambda folder, step: saved.Saved(config, JOB, state(), 70, folder))
+    monkeypatch.setattr(images, "load", lambda name, say, progress: sets)
 
 
 @pytest.fixture
-def run_folder(trained, monkeypatch, tmp_path):
-    job, state, rows = trained
-    config = Train(z_dim=2, hidden=(8,), data="digits")
-    sets = images.Images("digits", "drawn", rows[:0], rows[:0], rows, "a notice")
-    monkeypatch.setattr(saved, "load", lambda folder, step: saved.Saved(config, job, state, 70, folder))
-    monkeypatch.setattr(images, "load", lambda name, say, progress: sets)
+def run_folder(monkeypatch, tmp_path):
+    rows = small_model()[1]
+    set_up(monkeypatch, images.Images("digits", "drawn", rows[:0], rows[:0], rows, "a notice"))
     return tmp_path
 
 
-QUICK = {"iwae_samples": 60, "burn_in": 5, "kept": 5}
+QUICK = {"iwae_samples": SAMPLES, "burn_in": 5, "kept": 6}
 
 
-def test_the_command_says_estimate_table_and_headline_and_writes_the_result(run_folder):
+def test_the_command_says_estimate_table_and_headline_and_writes_the_result(undivided, run_folder):
     listener = Listener()
-    compiled = estimator._weigh._cache_size(), estimator._iterate._cache_size()
+    programs = (estimator._encode, estimator._weigh, estimator._begin, estimator._iterate)
+    compiled = [program._cache_size() for program in programs]
     result = evaluation.run(Evaluate(run=run_folder, **QUICK), listener)
-    assert (estimator._weigh._cache_size(), estimator._iterate._cache_size()) == (
-        compiled[0] + 1,
-        compiled[1] + 1,
-    )
+    # What `undivided` compiled serves the ELBO, all proposals and other numbers of iterations.
+    assert [program._cache_size() for program in programs] == compiled
     estimate = next(i for i, text in enumerate(listener.said) if text.startswith("estimate: "))
-    assert "3 proposals x 60 samples x 9 images" in listener.said[estimate]
+    assert "3 proposals x 3,010 samples x 11 images" in listener.said[estimate]
     assert "FLOP, about 1 s" in listener.said[estimate]
     assert estimate < listener.said.index("bar: HMC")
-    assert listener.bars == [("HMC", 10, 10), ("importance sampling", 3, 3)]
+    assert listener.bars == [("HMC", 11, 11), ("importance sampling", 12, 12)]
     ((columns, rows),) = listener.tables
     assert [row[0] for row in rows] == ["encoder", "hmc_mean", "hmc_mean_std"]
     assert all(len(row) == len(columns) for row in rows)
@@ -218,7 +216,7 @@ def test_the_command_says_estimate_table_and_headline_and_writes_the_result(run_
     assert list(path.parent.iterdir()) == [path]
     assert written["log_likelihood"] == written["proposals"]["hmc_mean_std"]["log_likelihood"]
     assert written["elbo"] < written["log_likelihood"] < 0
-    assert (written["images"], written["split"], written["step"]) == (9, "test", 70)
+    assert (written["images"], written["split"], written["step"]) == (11, "test", 70)
     assert (written["source"], written["notice"]) == ("drawn", "a notice")
     assert 0 <= written["acceptance"] <= 1
     for figures in written["proposals"].values():
@@ -227,16 +225,15 @@ def test_the_command_says_estimate_table_and_headline_and_writes_the_result(run_
 
 
 def test_a_quick_look_and_other_data_leave_the_evaluation_proper_alone(run_folder):
-    result = evaluation.run(Evaluate(run=run_folder, images=9, data="digits", **QUICK), Listener())
-    assert Path(result["path"]).name == "test-70-digits-first-9.json"
-    assert result["images"] == 9
+    result = evaluation.run(Evaluate(run=run_folder, images=11, data="digits", **QUICK), Listener())
+    assert Path(result["path"]).name == "test-70-digits-first-11.json"
+    assert result["images"] == 11
 
 
-def test_the_seed_decides_the_draws(trained):
-    job, state, rows = trained
-    config = Test(**QUICK)
+def test_the_seed_decides_the_draws():
+    rows = small_model()[1]
     one, same, other = (
-        evaluation.likelihoods(job, state, rows, config, seed, Listener()) for seed in (0, 0, 1)
+        evaluation.likelihoods(JOB, state(), rows, Test(**QUICK), seed, Listener()) for seed in (0, 0, 1)
     )
     assert one["proposals"] == same["proposals"]
     assert one["log_likelihood"] != other["log_likelihood"]
@@ -248,15 +245,15 @@ def test_a_split_without_images_is_refused_in_one_line(run_folder):
         evaluation.run(Evaluate(run=run_folder, split="validation"), Listener())
 
 
-def test_validation_images_are_those_that_the_run_held_out(trained, monkeypatch, tmp_path):
-    job, state, rows = trained
-    sets = images.Images("digits", "drawn", np.concatenate([rows] * 5), rows[:0], rows)
-    config = Train(z_dim=2, hidden=(8,), validation=True)
-    monkeypatch.setattr(saved, "load", lambda folder, step: saved.Saved(config, job, state, 70, folder))
-    monkeypatch.setattr(images, "load", lambda name, say, progress: sets)
-    result = evaluation.run(Evaluate(run=tmp_path, split="validation", **QUICK), Listener())
-    assert result["images"] == 9
-    assert (tmp_path / "evaluations" / "validation-70.json").exists()
+def test_validation_images_are_those_that_the_run_held_out(monkeypatch, tmp_path):
+    rows = small_model()[1]
+    train = np.concatenate([np.zeros((44, 6), np.uint8), rows])
+    set_up(monkeypatch, images.Images("digits", "drawn", train, rows[:0], rows), validation=True)
+    held_out = evaluation.run(Evaluate(run=tmp_path, split="validation", **QUICK), Listener())
+    test = evaluation.run(Evaluate(run=tmp_path, **QUICK), Listener())
+    assert held_out["proposals"] == test["proposals"]
+    names = sorted(path.name for path in (tmp_path / "evaluations").iterdir())
+    assert names == ["test-70.json", "validation-70.json"]
 
 
 def test_one_image_has_no_error_over_images():
