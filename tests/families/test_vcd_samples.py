@@ -1,5 +1,6 @@
 """The pictures of `hotloop vcd samples`, drawn from networks simple enough to read z back off the pixels."""
 
+import json
 import struct
 import subprocess
 import sys
@@ -89,7 +90,7 @@ def ready(monkeypatch, tmp_path):
 
 
 def read(path):
-    content = path.read_bytes()
+    content = Path(path).read_bytes()
     at, packed = 8, b""
     while at < len(content):
         (length,) = struct.unpack_from(">I", content, at)
@@ -227,7 +228,7 @@ def test_scale_repeats_every_pixel(ready):
 def test_one_seed_gives_the_same_files_and_another_gives_others(ready):
     def files(seed):
         result = ready.run(rows=2, columns=3, seed=seed)
-        return [result[name].read_bytes() for name in ("prior", "reconstructions")]
+        return [Path(result[name]).read_bytes() for name in ("prior", "reconstructions")]
 
     first, again, other = files(1), files(1), files(2)
     assert first == again
@@ -238,7 +239,7 @@ def test_the_runs_data_and_sampler_are_the_default_and_options_win(ready, tmp_pa
     result = ready.run(rows=2, columns=3)
     assert (ready.data, ready.step) == ("binarised_mnist", None)
     assert (result["hmc_steps"], result["step"]) == (4, 70)
-    assert result["prior"] == tmp_path / "run" / "samples" / "prior.png"
+    assert result["prior"] == str(tmp_path / "run" / "samples" / "prior.png")
     result = ready.run(rows=2, columns=3, data="digits", step=7, hmc_steps=2, output=tmp_path / "other")
     assert (ready.data, ready.step) == ("digits", 7)
     assert result["hmc_steps"] == 2
@@ -251,9 +252,10 @@ def test_the_runs_data_and_sampler_are_the_default_and_options_win(ready, tmp_pa
 def test_what_was_written_is_said(ready, capsys):
     result = ready.run(rows=2, columns=3)
     out = capsys.readouterr().out.splitlines()
-    assert len(out) == 2 and out[0].startswith(str(result["prior"])) and "update 70" in out[0]
-    assert out[1].startswith(str(result["reconstructions"])) and "4 HMC iterations" in out[1]
+    assert len(out) == 2 and out[0].startswith(result["prior"]) and "update 70" in out[0]
+    assert out[1].startswith(result["reconstructions"]) and "4 HMC iterations" in out[1]
     assert f"{result['log_joint_z0']:.1f}" in out[1]
+    assert json.loads(json.dumps(result)) == result
 
 
 def test_few_test_images_are_all_shown(ready):
@@ -268,7 +270,10 @@ def test_without_the_runs_data_the_prior_is_still_drawn(ready, capsys):
     ready.images = DataError("--data /gone: neither a set nor a folder that exists")
     result = ready.run(rows=2, columns=3)
     assert read(result["prior"]).any()
-    assert "reconstructions" not in result and not (result["prior"].parent / "reconstructions.png").exists()
+    assert (
+        "reconstructions" not in result
+        and not Path(result["prior"]).with_name("reconstructions.png").exists()
+    )
     assert "no reconstructions: --data /gone" in capsys.readouterr().err
 
 

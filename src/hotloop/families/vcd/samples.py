@@ -6,7 +6,7 @@ of that sample after HMC. All are probabilities, not draws. It trains and measur
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from hotloop.engine import png
 from hotloop.engine.keys import seed_key, stream
 from hotloop.errors import DataError
+from hotloop.families.console import Console
 from hotloop.families.vcd import density, images, model, networks, saved
 from hotloop.families.vcd.model import Job
 from hotloop.families.vcd.samples_config import Samples
@@ -24,23 +25,9 @@ from hotloop.mcmc import hmc
 
 SIDE = 28
 THIN, GREY = 1, 96
-"""Lines between pictures, in pixels before scaling: dark, since most images are black at the edges."""
+"""Lines between pictures, in pixels before scaling, of a shade that stands out from black and from white."""
 WIDE, WHITE = 4, 255
 """Lines between reconstructions, so that the three pictures of one are seen as one."""
-
-
-class Console(Protocol):
-    """How this command speaks."""
-
-    def say(self, text: str) -> None:
-        """A line for people."""
-
-    def warn(self, text: str) -> None:
-        """A line that should not be missed."""
-
-    @property
-    def progress(self) -> Any:
-        """Opens a bar from a description and a total."""
 
 
 class Drawn(NamedTuple):
@@ -85,10 +72,10 @@ def run(config: Samples, context: Console) -> dict[str, Any]:
     hmc_steps = config.hmc_steps or run.job.model.hmc_steps
     call = jax.jit(draw(run.job, config.rows * config.columns, hmc_steps))
     drawn = jax.device_get(call(run.state, originals, seed_key(config.seed)))
-    result: dict[str, Any] = {"run": config.run, "step": run.step, "seed": config.seed}
-    result["prior"] = config.folder / "prior.png"
-    png.write(result["prior"], enlarged(grid(pictures(drawn.prior), config.columns), config.scale))
-    context.say(f"{result['prior']}: {len(drawn.prior)} images from the prior, after update {run.step:,}")
+    path = config.folder / "prior.png"
+    png.write(path, enlarged(grid(pictures(drawn.prior), config.columns), config.scale))
+    context.say(f"{path}: {len(drawn.prior)} images from the prior, after update {run.step:,}")
+    result = {"run": str(config.run), "step": run.step, "seed": config.seed, "prior": str(path)}
     if len(originals):
         result |= _reconstructions(config, originals, drawn, hmc_steps, context)
     return result
@@ -106,7 +93,7 @@ def _reconstructions(
         f"HMC iterations from there (log p(x, z) {z0:.1f}, then {zt:.1f} nats)"
     )
     return {
-        "reconstructions": path,
+        "reconstructions": str(path),
         "images": len(originals),
         "hmc_steps": hmc_steps,
         "log_joint_z0": z0,
