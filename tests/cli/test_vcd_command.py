@@ -1,0 +1,348 @@
+"""`hotloop vcd ...` from the command line: old lines, presets, records, resuming, one-line errors, real digits."""
+
+import gzip
+import json
+import os
+import signal
+import struct
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from hotloop.cli import vcd
+from hotloop.cli.configs import resolve
+from hotloop.cli.main import find_command, main
+from hotloop.cli.parser import scan
+from hotloop.data.catalogue import known_set
+from hotloop.data.folders import find
+from hotloop.engine.run import read_events
+from hotloop.families.vcd import saved, train
+from hotloop.families.vcd.config import PRESETS, Train
+from hotloop.options import build, options_of
+
+ROOT = Path(
+    os.environ.get("HOTLOOP_DATA") or Path(__file__).resolve().parents[2] / "../shared/data"
+).resolve()
+SMALL = [
+    "--z-dim",
+    "2",
+    "--hidden",
+    "8",
+    "8",
+    "--hmc-steps",
+    "2",
+    "--leapfrog-steps",
+    "2",
+    "-b",
+    "10",
+    "--log-every",
+    "4",
+]
+QUICK = ["--iwae-samples", "20", "--burn-in", "2", "--kept", "3"]
+
+
+def read(line):
+    """The options that a command line means, presets and files included."""
+    command, _, words = find_command(["vcd", *line.split()])
+    return resolve(command, scan(words, options_of(command.config)))
+
+
+def write_idx(path, images):
+    header = (
+        struct.pack(">IIII", 2051, *images.shape)
+        if images.ndim == 3
+        else struct.pack(">II", 2049, len(images))
+    )
+    path.write_bytes(gzip.compress(header + images.tobytes()))
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """A folder with 120 + 30 images in MNIST's files."""
+    folder = tmp_path_factory.mktemp("mnist")
+    generator = np.random.default_rng(0)
+    for name, count in (("train", 120), ("t10k", 30)):
+        write_idx(
+            folder / f"{name}-images-idx3-ubyte.gz", generator.integers(0, 256, (count, 28, 28), np.uint8)
+        )
+        write_idx(folder / f"{name}-labels-idx1-ubyte.gz", generator.integers(0, 10, count, np.uint8))
+    return folder
+
+
+class Listener:
+    """Keeps what is said, and may act on it."""
+
+    def __init__(self, act=lambda text: None):
+        self.lines, self.warnings, self.act = [], [], act
+
+    def say(self, text):
+        self.lines.append(text)
+        self.act(text)
+
+    def warn(self, text):
+        self.warnings.append(text)
+
+    def table(self, columns, rows):
+        self.lines += [columns, *rows]
+
+    def progress(self, description, total=None):
+        from contextlib import nullcontext
+
+        from hotloop.cli.console import Silent
+
+        return nullcontext(Silent())
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("train -r where/to/store_results/", {"results_dir": "where/to/store_results/"}),
+        ("train -c bs_experiment --micro_batch_size 512", {**PRESETS["bs_experiment"], "micro_batch_size": 512}),
+        ("train -c benchmark --no-testing -b 3072", {**PRESETS["benchmark"], "micro_batch_size": 3072}),
+        ("train -c configs/benchmark_config.json --no-testing -b 3072",
+         {**PRESETS["benchmark"], "micro_batch_size": 3072}),
+        ("train -v -R 3 -n name -l 1e-3 --log-level WARNING",
+         {"validation": True, "repeats": 3, "run_name": "name", "learning_rate": 1e-3, "log_level": "WARNING"}),
+        ("train --config global_cv --method hoffman", {**PRESETS["global_cv"], "method": "hoffman"}),
+    ],
+)  # fmt: skip
+def test_the_old_programs_lines_are_understood(line, expected):
+    found = read(line).config
+    wanted = build(Train, {**expected, "config_file": found.config_file})
+    assert found == wanted
+
+
+def test_an_old_file_that_is_not_there_is_its_preset_and_says_so():
+    (notice,) = read("train -c configs/global_cv_config.json").notices
+    assert "global_cv" in notice
+
+
+def test_a_file_in_the_old_shape_loads_and_the_command_line_wins(tmp_path):
+    training = {"n_epoch": 7, "mcmc": {"n_burn_in_steps": 3, "n_hmc_steps": 1}}
+    args = {"micro_batch_size": 20, "network": {"z_dim": 4}, "training": training}
+    path = tmp_path / "own.json"
+    path.write_text(json.dumps({"model": [{"args": args}], "experiment": {"args": {"testing": False}}}))
+    found = read(f"train -c {path} -b 30").config
+    assert (found.epochs, found.hmc_steps, found.z_dim, found.testing) == (7, 4, 4, False)
+    assert found.micro_batch_size == 30
+
+
+def test_a_flat_file_of_options_loads_too(tmp_path):
+    (tmp_path / "own.yml").write_text("method: kl\nz-dim: 3\n")
+    found = read(f"train -c {tmp_path / 'own.yml'}").config
+    assert (found.method, found.z_dim) == ("kl", 3)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_prints_its_resolved_values(name, capsys):
+    assert main(["vcd", "train", "-c", name, "--print-config", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    for key, value in PRESETS[name].items():
+        assert str(said["config"][key]) == str(value)
+        assert said["sources"][key] == f"preset {name}"
+
+
+def test_a_run_leaves_records_with_every_figure_and_a_result(digits, tmp_path, capsys):
+    words = [
+        "vcd",
+        "train",
+        *SMALL,
+        *QUICK,
+        "--updates",
+        "9",
+        "--data",
+        str(digits),
+        "-r",
+        str(tmp_path),
+        "--json",
+    ]
+    assert main(words) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["updates"] == 9
+    assert np.isfinite(
+        [result["test_elbo"], result["test"]["log_likelihood"], result["test"]["standard_error"]]
+    ).all()
+    events = list(read_events(tmp_path / "default"))
+    logs = [event for event in events if event["event"] == "log"]
+    assert [log["update"] for log in logs] == [4, 8, 9]
+    names = {
+        "vcd", "elbo", "log_joint_z0", "log_joint_zt", "acceptance", "step_size", "learning_rate",
+        "control_variate", "images_per_second", "throughput", "time_taken", "loss",
+    }  # fmt: skip
+    assert all(names <= set(log) for log in logs)
+    assert logs[0]["epoch"] == pytest.approx(4 * 10 / 100)
+    assert saved.load(tmp_path / "default").step == 9
+    assert main([*words[:-1], "--no-testing"]) == 0
+    assert "Finished training" in capsys.readouterr().out
+    assert (tmp_path / "default_0").is_dir()
+    assert main(["vcd", "evaluate", str(tmp_path / "default"), *QUICK, "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["log_likelihood"] == pytest.approx(result["test"]["log_likelihood"], abs=1e-3)
+    assert main(["vcd", "samples", str(tmp_path / "default"), "--rows", "2", "--columns", "2"]) == 0
+    assert (tmp_path / "default" / "samples" / "prior.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_validation_holds_images_out_and_repeats_follow_each_other(digits, tmp_path, capsys):
+    words = ["vcd", "train", *SMALL, *QUICK, "--epochs", "1", "--data", str(digits), "-r", str(tmp_path)]
+    assert main([*words, "-v", "--no-testing", "-R", "2", "-n", "twice", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert [run["seed"] for run in result["runs"]] == [0, 1]
+    assert [Path(run["run"]).name for run in result["runs"]] == ["twice", "twice_0"]
+    assert result["updates"] == 8 and result["validation"]["images"] == 20  # 100 training images: 80 + 20
+    assert "test" not in result
+
+
+def trained(options, listener=None):
+    """The last state of a run, and its result."""
+    result = train.run(options, listener or Listener(), "test")
+    return saved.load(Path(result["run"])).state
+
+
+@pytest.fixture(scope="module")
+def whole(digits, tmp_path_factory):
+    """A run of 40 updates that nothing disturbed: options and final state."""
+    options = build(
+        Train,
+        {"z_dim": 2, "hidden": (8, 8), "hmc_steps": 2, "leapfrog_steps": 2, "micro_batch_size": 7, "updates": 40,
+         "log_every": 3, "shared_updates": 15, "decay_epochs": "1/2", "data": str(digits), "testing": False,
+         "results_dir": tmp_path_factory.mktemp("runs"), "run_name": "whole"},
+    )  # fmt: skip
+    return options, trained(options)
+
+
+def same(one, other):
+    for left, right in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        assert np.array_equal(np.asarray(left), np.asarray(right))
+
+
+def test_a_stopped_run_resumes_to_the_same_bits(whole, tmp_path):
+    from dataclasses import replace
+
+    from hotloop.engine.drive import Interrupted
+
+    options, state = whole
+    stopped = replace(options, results_dir=tmp_path, run_name="stopped", updates_per_call=2)
+
+    def stop(text):
+        if text.startswith("update 21,"):
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(Interrupted, match="--resume --run-name stopped"):
+        train.run(stopped, Listener(stop), "test")
+    assert saved.load(tmp_path / "stopped").step < 40
+    same(trained(replace(stopped, resume=True)), state)
+
+
+def test_a_killed_run_resumes_to_the_same_bits_and_figures(whole, tmp_path):
+    """A kill leaves the checkpoints so far and half a record."""
+    import shutil
+    from dataclasses import replace
+
+    options, state = whole
+    shutil.copytree(options.results_dir / "whole", tmp_path / "killed")
+    for step in (tmp_path / "killed" / "checkpoints").iterdir():
+        if step.name.isdigit() and int(step.name) > 36:
+            shutil.rmtree(step)
+    events = tmp_path / "killed" / "events.jsonl"
+    events.write_bytes(events.read_bytes()[:-20])
+    same(trained(replace(options, results_dir=tmp_path, run_name="killed", resume=True)), state)
+
+
+def test_another_number_of_updates_a_call_gives_the_same_bits(whole, tmp_path):
+    from dataclasses import replace
+
+    options, state = whole
+    same(trained(replace(options, results_dir=tmp_path, run_name="short", updates_per_call=1)), state)
+
+
+def test_the_plan_says_what_would_run_and_runs_nothing(digits, tmp_path, capsys):
+    words = [
+        "vcd",
+        "train",
+        "-c",
+        "benchmark",
+        "-b",
+        "30",
+        "--data",
+        str(digits),
+        "-r",
+        str(tmp_path),
+        "--plan",
+    ]
+    assert main([*words, "--json"]) == 0
+    out, said = capsys.readouterr()
+    plan = json.loads(out)
+    assert plan["total_updates"] == 200 * 100 // 30
+    assert plan["updates_per_epoch"] == pytest.approx(100 / 30)
+    assert "41 gradients an update" in said and "memory on the device" in said
+    assert not list(tmp_path.iterdir())
+
+
+BAD = [
+    ("--method map", "--method map: "),
+    ("-c bs_experiment -b 200", "--micro-batch-size 200: no tuned learning rate"),
+    ("-b 500 --data DIGITS", "--micro-batch-size 500: there are only 100 training images"),
+    ("--data /nowhere/mnist", "--data /nowhere/mnist: neither a set"),
+    ("-c nothing.json", "--config-file nothing.json: no such file or preset"),
+    ("--resume --data DIGITS -n nobody", "nobody"),
+    ("--resume -R 2", "--resume: goes on with one run"),
+    ("--sampler fused --hidden 300 300 --data DIGITS", "--sampler fused: made for"),
+    ("-c default --config test", "--config-file default: names a configuration"),
+    ("--hmc-steps 0", "--hmc-steps 0: "),
+]
+
+
+@pytest.mark.parametrize(("line", "begins"), BAD)
+def test_bad_options_get_one_line_and_exit_status_2(line, begins, digits, tmp_path, capsys):
+    words = line.replace("DIGITS", str(digits)).split()
+    assert main(["vcd", "train", *words, "-r", str(tmp_path)]) == 2
+    (said,) = [text for text in capsys.readouterr().err.splitlines() if not text.startswith("data:")]
+    assert begins in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_broken_data_file_is_named_with_its_line(digits, tmp_path, capsys):
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"binarized_mnist_{split}.amat").write_text("0 " * 783 + "1\n" + "0 2 " * 392 + "\n")
+    assert main(["vcd", "train", "--data", str(tmp_path), "-r", str(tmp_path / "runs")]) == 2
+    said = capsys.readouterr().err
+    assert "binarized_mnist_train.amat" in said and "line 2" in said
+
+
+def test_evaluating_what_is_no_run_is_one_line(tmp_path, capsys):
+    assert main(["vcd", "evaluate", str(tmp_path)]) == 2
+    assert "not a run's folder" in capsys.readouterr().err
+
+
+def test_help_names_every_command_and_preset(capsys):
+    assert main(["vcd", "--help"]) == 0
+    said = capsys.readouterr().out
+    assert all(child.name in said for child in vcd.COMMAND.children)
+    main(["vcd", "train", "--help"])
+    said = capsys.readouterr().out
+    assert all(name in said for name in PRESETS)
+
+
+@pytest.mark.skipif(not (ROOT.is_dir() and find(known_set("mnist"), ROOT)), reason=f"no mnist in {ROOT}")
+def test_a_short_run_on_real_digits_lowers_the_bound_and_raises_the_test_likelihood(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOTLOOP_DATA", str(ROOT))
+    options = build(
+        Train, {"updates": 120, "log_every": 20, "testing": False, "results_dir": tmp_path, "data": str(ROOT)}
+    )
+    data = train.load(options, Listener())
+    before = saved.job_of(options, len(data.train))
+    from hotloop.engine.keys import seed_key, stream
+    from hotloop.families.vcd import evaluation, model
+
+    quick = build(Train, {"iwae_samples": 100, "burn_in": 20, "kept": 20})
+    start = model.init(before, stream(seed_key(0), "init", 0))
+    end = trained(options)
+    first, last = (
+        evaluation.likelihoods(before, state, data.test[:200], quick, 0, Listener()) for state in (start, end)
+    )
+    assert last["elbo"] > first["elbo"] + 100
+    assert last["log_likelihood"] - first["log_likelihood"] > 10 * last["standard_error"]
+    logs = [event for event in read_events(tmp_path / "default") if event["event"] == "log"]
+    assert logs[-1]["elbo"] > logs[0]["elbo"] and logs[-1]["log_joint_zt"] > logs[0]["log_joint_zt"]
