@@ -27,5 +27,13 @@ RESULTS = {
         "statistics": {name: {"value": 0.5, "error": 0.01} for name in ("acceptance", "mean", "variance")},
     },
     "histogram": {"counts": [1, 3, 2], "edges": [-1.0, 0.0, 1.0, 2.0]},
+    "vcd": {
+        "elbo": [-500.0, -200.0],
+        "log_joint_z0": [-210.0, -205.0],
+        "log_joint_zt": [-180.0, -170.0],
+        "updates_per_second": 20.0,
+        "batch_size": 100,
+        "picture": "iVBORw0KGgo=",
+    },
     "environment": {"jax": "0.0", "hotloop": "0.0"},
 }

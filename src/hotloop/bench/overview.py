@@ -74,6 +74,21 @@ def spread(results: Mapping[str, Result]) -> Chart:
     return chart
 
 
+def bound(values: Sequence[float], every: int) -> Chart:
+    """The ELBO of a short training."""
+    chart = Chart("The usual bound first", Axis("update"), Axis("ELBO, nats"))
+    chart.line([(every * place, value) for place, value in enumerate(values)])
+    return chart
+
+
+def refined(before: Sequence[float], after: Sequence[float]) -> Chart:
+    """What HMC makes of the encoder's samples, update by update."""
+    chart = Chart("Then the contrastive divergence", Axis("update"), Axis("log p(x, z), nats"))
+    chart.line(list(enumerate(after)), "after HMC")
+    chart.line(list(enumerate(before)), "encoder's samples")
+    return chart
+
+
 COLUMNS = (
     "kernel",
     "items/s",
@@ -148,6 +163,29 @@ def overview(results: Mapping[str, Any]) -> Page:
     histogram = results["histogram"]
     chart = samples(histogram["counts"], histogram["edges"])
     page.charts([(chart.render(), f"{sum(histogram['counts']):,} chains, 20 steps each.")])
+    _vae(page, results["vcd"])
     page.heading("Environment")
     page.code("\n".join(f"{name}: {value}" for name, value in environment.items()))
     return page
+
+
+def _vae(page: Page, vae: Result) -> None:
+    page.heading("A variational autoencoder refined by HMC")
+    page.text(
+        f"Trained here for a few seconds on drawn digits (not handwriting), {vae['batch_size']} images an update. An "
+        f"update of the contrastive divergence is 41 gradients of the decoder in a row: "
+        f"{vae['updates_per_second']:,.0f} updates a second in one compiled call."
+    )
+    page.charts(
+        [
+            (bound(vae["elbo"], 15).render(), "1,500 updates of the ELBO."),
+            (
+                refined(vae["log_joint_z0"], vae["log_joint_zt"]).render(),
+                "60 updates, 8 HMC iterations each.",
+            ),
+            (
+                f'<img alt="Reconstructions" src="data:image/png;base64,{vae["picture"]}">',
+                "Each digit as it is, from the encoder's sample, and after HMC.",
+            ),
+        ]
+    )

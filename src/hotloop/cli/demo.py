@@ -85,9 +85,10 @@ def run(config: Demo, context: Context) -> Mapping[str, Any]:
 def measure(device: Any, context: Context) -> dict[str, Any]:
     """All figures of the demo, each told as it comes."""
     from hotloop.families.kernels import bench, hmc
+    from hotloop.families.vcd.demo import glimpse
 
     quiet = Quiet(context)
-    tasks = 2 * len(LAYERS) + len(UPDATES_PER_CALL) + 3
+    tasks = 2 * len(LAYERS) + len(UPDATES_PER_CALL) + 4
     results: dict[str, Any] = {}
     with context.progress("kernels", tasks) as bar:
         for name, layer in LAYERS.items():
@@ -114,7 +115,16 @@ def measure(device: Any, context: Context) -> dict[str, Any]:
         bar.advance()
         histogram = sample_histogram(device)
         bar.advance()
-    return {"kernels": results, "hot_loop": curve, "losses": losses, "hmc": chain, "histogram": histogram}
+        bar.update("vcd")
+        vae = glimpse()
+        context.say(
+            f"vcd on drawn digits: ELBO {vae['elbo'][0]:,.0f} -> {vae['elbo'][-1]:,.0f} nats; log p(x, z) "
+            f"{vae['log_joint_z0'][-1]:.0f} at the encoder's samples, {vae['log_joint_zt'][-1]:.0f} after HMC; "
+            f"{vae['updates_per_second']:,.0f} updates/s"
+        )
+        bar.advance()
+    figures = {"hot_loop": curve, "losses": losses, "hmc": chain, "histogram": histogram, "vcd": vae}
+    return {"kernels": results, **figures}
 
 
 def loss_curve(device: Any) -> list[float]:

@@ -1,0 +1,70 @@
+"""A glimpse of the family for `hotloop demo`: a short training on drawn digits, curves and a picture.
+
+The encoder and decoder first learn by the usual bound, which is cheap, then by the contrastive divergence, so
+that a few seconds on a CPU are enough to see digits.
+"""
+
+import base64
+import time
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from hotloop.data.binarise import binarise
+from hotloop.data.digits import digits
+from hotloop.engine import png
+from hotloop.engine.feed import Resident
+from hotloop.engine.keys import seed_key, stream
+from hotloop.engine.loop import Program, own
+from hotloop.families.vcd import model, samples
+from hotloop.families.vcd.config import Model
+from hotloop.families.vcd.train import numbered
+
+IMAGES, ROWS, COLUMNS = 5_000, 4, 3
+USUAL, DIVERGENCE, TIMED = 1_500, 60, 40
+MODEL = Model(learning_rate=2e-3)
+
+
+def glimpse() -> dict[str, Any]:
+    """Curves of both phases, updates a second, and a PNG of reconstructions as base64."""
+    grey, _ = digits(IMAGES, seed=0)
+    bits = binarise(grey).reshape(IMAGES, -1)
+    job = model.Job(MODEL, IMAGES)
+    state = own(model.init(job, stream(seed_key(0), "init", 0)))
+    usual = model.Job(replace(MODEL, method="kl"), IMAGES)
+    bound, state = _trained(usual, {**state, "variate": {}}, bits, USUAL)
+    state = {**state, "variate": model.init(job, seed_key(0))["variate"]}
+    metrics, state = _trained(job, state, bits, DIVERGENCE)
+    return {
+        "elbo": bound["elbo"][:: USUAL // 100].tolist(),
+        "log_joint_z0": metrics["log_joint_z0"].tolist(),
+        "log_joint_zt": metrics["log_joint_zt"].tolist(),
+        "updates_per_second": metrics["updates_per_second"],
+        "batch_size": MODEL.micro_batch_size,
+        "picture": base64.b64encode(png.encode(_picture(job, state, bits))).decode(),
+    }
+
+
+def _trained(job: model.Job, state: Any, bits: NDArray[np.uint8], updates: int) -> tuple[dict[str, Any], Any]:
+    feed = Resident(bits, job.model.micro_batch_size, samples=IMAGES, gather=numbered)
+    program = Program(model.update(job), feed, updates, seed_key(1))
+    program.compile(state, updates - TIMED)
+    program.compile(state, TIMED)
+    state, first = program(state, 0, updates - TIMED)
+    first.wait()
+    began = time.perf_counter()
+    state, last = program(state, updates - TIMED, TIMED)
+    last.wait()
+    seconds = time.perf_counter() - began
+    curves = {name: np.concatenate([first[name], last[name]]) for name in first}
+    return {**curves, "updates_per_second": TIMED / seconds}, state
+
+
+def _picture(job: model.Job, state: Any, bits: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    shown = bits[: ROWS * COLUMNS]
+    drawn = jax.jit(samples.draw(job, 1, 2 * job.model.hmc_steps))(state, shown, seed_key(2))
+    parts = [samples.pictures(part) for part in (shown, drawn.before, drawn.after)]
+    return samples.enlarged(samples.triples(parts, COLUMNS), 2)
