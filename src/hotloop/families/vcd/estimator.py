@@ -71,13 +71,13 @@ class Estimator:
         return len(self._batches) * int(chunks_of(samples, self._blocks))
 
     def weigh(self, name: str, proposal: Proposal, samples: int, advance: Advance) -> Estimate:
-        """The estimates of all images by a proposal, in float64; `name` says which random numbers."""
+        """The estimates of all images by a proposal; `name` says which random numbers."""
         cut = Proposal(*(batched(part, self._batches.shape[1]) for part in proposal))
         key = stream(self._key, name, 0)
         step = partial(_weigh, self._blocks, self._decoder, self._batches, cut, key, samples)
         start = no_samples(self._batches.shape[:2])
         sums = in_pieces(step, start, self.units(samples), advance)
-        return Estimate(*(np.asarray(self._flat(part), np.float64) for part in estimate(sums, samples)))
+        return Estimate(*(self._flat(part) for part in estimate(sums, samples)))
 
     def sample(self, step_size: float, leapfrogs: int, burn_in: int, kept: int, advance: Advance) -> Ensemble:
         """HMC from the encoder's means; the moments are [N, z] in the result."""
@@ -85,7 +85,7 @@ class Estimator:
         step = partial(_iterate, leapfrogs, self.count, self._decoder, self._groups, key, burn_in)
         places = batched(self.encoder.mean, self._groups.shape[1])
         start = _begin(self._decoder, self._groups, places, jnp.float32(step_size))
-        ensemble = in_pieces(step, start, burn_in + kept, advance)
+        ensemble: Ensemble = in_pieces(step, start, burn_in + kept, advance)
         return ensemble._replace(mean=self._flat(ensemble.mean), squares=self._flat(ensemble.squares))
 
     @property
@@ -112,7 +112,7 @@ def in_pieces(step: Callable[[int, int, Carry], Carry], carry: Carry, units: int
     pieces, done, count = FreePieces(units), 0, 0
     while done < units:
         started = time.perf_counter()
-        carry = jax.block_until_ready(step(done, done + count, carry))
+        carry = jax.block_until_ready(step(done, done + count, carry))  # type: ignore[no-untyped-call]
         pieces.took(max(1, count), time.perf_counter() - started)
         done += count
         advance(count)

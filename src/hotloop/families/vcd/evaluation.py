@@ -7,9 +7,8 @@ computed, and how, is in `likelihood`, `proposals` and `estimator`.
 import math
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from hotloop.engine.keys import seed_key
 from hotloop.engine.records import jsonable, write_json
 from hotloop.errors import DataError
+from hotloop.families.console import Console
 from hotloop.families.vcd import images as image_sets
 from hotloop.families.vcd import saved
 from hotloop.families.vcd.config import Test
@@ -29,19 +29,6 @@ from hotloop.families.vcd.proposals import HEADLINE, Ensemble, proposals
 
 ELBO_SAMPLES = BLOCK
 """Encoder samples for the ELBO of an image."""
-
-
-class Console(Protocol):
-    """Who listens."""
-
-    def say(self, text: str) -> None:
-        """A line for people."""
-
-    def table(self, columns: Any, rows: Any) -> None:
-        """Rows under their column names."""
-
-    def progress(self, description: str, total: float | None = None) -> AbstractContextManager[Any]:
-        """A bar with `advance` while the block runs."""
 
 
 def run(config: Evaluate, context: Console) -> Mapping[str, Any]:
@@ -134,7 +121,7 @@ def _elbo(estimator: Estimator) -> tuple[NDArray[np.float64], float]:
     weighed = estimator.weigh(
         "elbo", estimator.encoder, ELBO_SAMPLES, lambda _: marks.append(time.perf_counter())
     )
-    elbo: NDArray[np.float64] = np.asarray(weighed.elbo)
+    elbo = np.asarray(weighed.elbo, np.float64)
     return elbo, (marks[-1] - marks[0]) / estimator.units(ELBO_SAMPLES)
 
 
@@ -171,11 +158,12 @@ def summary(weighed: Estimate, samples: int) -> dict[str, float]:
     `standard_error` is that of the mean over the images drawn; `monte_carlo_error` that of the mean over
     other importance samples for the same images.
     """
-    values, share = np.asarray(weighed.log_likelihood), np.asarray(weighed.effective) / samples
+    values, effective, variance, _ = (np.asarray(part, np.float64) for part in weighed)
+    share = effective / samples
     return {
         "log_likelihood": float(values.mean()),
         "standard_error": _error(values),
-        "monte_carlo_error": math.sqrt(float(np.mean(weighed.variance)) / len(values)),
+        "monte_carlo_error": math.sqrt(float(variance.mean()) / len(values)),
         "effective_mean": float(share.mean()),
         "effective_median": float(np.median(share)),
         "effective_min": float(share.min()),

@@ -136,8 +136,9 @@ def importance(
 
 def blocks_of(samples: int, chunk: int) -> int:
     """Blocks a chunk, for chunks of about equal size with at most `chunk` samples (or one block)."""
-    total = chunks_of(samples, 1)
-    return -(-total // -(-total // max(1, chunk // BLOCK)))
+    total = -(-samples // BLOCK)
+    chunks = -(-total // max(1, chunk // BLOCK))
+    return -(-total // chunks)
 
 
 def chunks_of(samples: Any, blocks: int) -> Any:
