@@ -1,16 +1,19 @@
-"""A leapfrog as one GPU kernel: sixteen chains and a block of pixels to a multiprocessor.
+"""A leapfrog as one GPU kernel: a tile of chains and a block of pixels to a multiprocessor.
 
 On a GPU the plain sampler is a queue of small products, each launched, filled and emptied for a microsecond of
-work. Here one kernel makes a whole leapfrog. Its grid is (tiles of sixteen chains) x (blocks of pixels): each
-program kicks and drifts its chains, carries them through the hidden layers, makes the logits of its own pixels,
-and takes their part of the gradient all the way back to the latents. That is allowed because the way back is
-linear once the way forward is known, so the parts of all blocks simply add up, which the next kernel does in a
-fixed order: no atomics, the same bits every time. Weights are rounded to float16 (ten bits of mantissa, as many
-as the TF32 that XLA uses for float32 products there); sums, positions, momenta and energies are float32. The
-mathematics is `mcmc.hmc.transition` on `density.value_and_gradient`, which stays the reference and the way on
-every other device. It knows two hidden layers, not the objective.
+work. Here one kernel makes a whole leapfrog. Its grid is (tiles of chains) x (blocks of pixels): each program
+kicks and drifts its chains, carries them through the hidden layers, makes the logits of its own pixels, and
+takes their part of the gradient all the way back to the latents. That is allowed because the way back is linear
+once the way forward is known, so the parts of all blocks simply add up, which the next kernel does in a fixed
+order: no atomics, the same bits every time. Inside, a column is a chain: the weights are then the left operand,
+large enough for the matrix units that read both operands from shared memory, and each weight is fetched once and
+used in both directions. Weights are rounded to float16 (ten bits of mantissa, as many as the TF32 that XLA uses
+for float32 products there); sums, positions, momenta and energies are float32. The mathematics is
+`mcmc.hmc.transition` on `density.value_and_gradient`, which stays the reference and the way on every other
+device. It knows two hidden layers, not the objective.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -25,11 +28,13 @@ from hotloop.families.vcd.networks import PIXELS
 from hotloop.mcmc import hmc
 
 ROWS = 16
-"""Chains of a tile: the least that a matrix unit takes."""
+"""Chains of a tile, at least 16."""
 BLOCK = 64
 """Pixels of a block: 13 blocks and the 7 tiles of 100 chains keep 91 of 132 multiprocessors busy."""
+WARPS = 8
+"""Warps of a program: the weights pass through their registers, so 4 would spill."""
 WIDEST = 256
-"""Hidden units that fit: a layer's weights lie in shared memory."""
+"""Hidden units that fit: all weights of a program lie in shared memory at once (177 KB of 227)."""
 LARGEST_BATCH = 1024
 """Beyond it the compiler's own large products fill the device (docs/vcd.md has the numbers)."""
 NEVER = -1e4
@@ -61,18 +66,14 @@ class Weights(NamedTuple):
 
 def padded(decoder: Any) -> Weights:
     """Units that are not there have weights and biases of zero, pixels that are not there a logit of NEVER."""
-    latent = max(ROWS, pl.next_power_of_2(decoder[0]["w"].shape[0]))
+    latent = max(16, pl.next_power_of_2(decoder[0]["w"].shape[0]))
+    one, two = (max(64, pl.next_power_of_2(layer["w"].shape[1])) for layer in decoder[:2])
     pixels = -(-PIXELS // BLOCK) * BLOCK
-    sizes = [(latent, WIDEST), (WIDEST, WIDEST), (WIDEST, pixels)]
     parts = []
-    for layer, size in zip(decoder, sizes, strict=True):
-        fill = NEVER if size[1] == pixels else 0.0
-        parts += [_fill(layer["w"].astype(jnp.float16), size), _fill(_wide(layer["b"]), size[1:], fill)]
+    for layer, size in zip(decoder, [(latent, one), (one, two), (two, pixels)], strict=True):
+        fill = NEVER if layer is decoder[-1] else 0.0
+        parts += [_fill(_half(layer["w"]), size), _fill(layer["b"].astype(jnp.float32), size[1:], fill)]
     return Weights(*parts)
-
-
-def _wide(array: Array) -> Array:
-    return array.astype(jnp.float32)
 
 
 def _fill(array: Array, shape: tuple[int, ...], value: float = 0.0) -> Array:
@@ -82,19 +83,25 @@ def _fill(array: Array, shape: tuple[int, ...], value: float = 0.0) -> Array:
     return jnp.pad(array, [(0, 0)] * lead + widths, constant_values=value)
 
 
+def _turned(state: hmc.State) -> hmc.State:
+    """[chains, z] for [z, chains] and back."""
+    return hmc.State(state.position.T, state.log_density, state.gradient.T)
+
+
 class Sampler:
     """`hmc.transition` for a decoder and images, over chains and latents padded to what the kernel takes."""
 
     def __init__(self, decoder: Any, images: Array, leapfrog_steps: int, *, interpret: bool = False):
         self.chains, self.latent, self.steps = len(images), decoder[0]["w"].shape[0], leapfrog_steps
         self.weights = padded(decoder)
+        self.units = tuple(-(-layer["w"].shape[1] // 8) * 8 for layer in decoder[:2])
         self.rows = -(-self.chains // ROWS) * ROWS
-        self.x = _fill(images.astype(jnp.uint8), (self.rows, self.weights.b3.shape[0]))
+        self.x = _fill(images.astype(jnp.uint8).T, (self.weights.b3.shape[0], self.rows))
         self.interpret = interpret
 
     def wide(self, matrix: Array) -> Array:
-        """[..., chains, z] with rows and columns of zeros added."""
-        return _fill(matrix, (self.rows, self.weights.w1.shape[0]))
+        """[..., chains, z] as [..., z, chains], with rows and columns of zeros added."""
+        return _fill(jnp.swapaxes(matrix, -1, -2), (self.weights.w1.shape[0], self.rows))
 
     def wide_line(self, line: Array) -> Array:
         """[..., chains] with zeros added."""
@@ -109,71 +116,72 @@ class Sampler:
     def leave(self, state: hmc.State) -> hmc.State:
         """A state in its own shape again."""
         inside = slice(self.chains), slice(self.latent)
-        return hmc.State(state.position[inside], state.log_density[inside[:1]], state.gradient[inside])
+        position, values, gradient = _turned(state)
+        return hmc.State(position[inside], values[inside[:1]], gradient[inside])
 
     def transition(
         self, state: hmc.State, momentum: Array, uniform: Array, step_size: Any
     ) -> tuple[hmc.State, hmc.Info]:
         """One HMC iteration, everything in the kernel's shape; rows that are not there count for nothing."""
         position, p, force = state.position, momentum, state.gradient[None]
+        step = jnp.asarray(step_size, jnp.float32).reshape(1)
         for n in range(self.steps):
-            kick = 0.5 * step_size if n == 0 else step_size
-            scales = jnp.stack([kick, step_size]).astype(jnp.float32)
-            position, p, force, values = self._leapfrog(scales, position, p, force)
-        gradient = force.sum(0)
+            kick, last = (0.5 if n == 0 else 1.0), n == self.steps - 1
+            position, p, force, *values = self._leapfrog(kick, last, step, position, p, force)
         constant = 0.5 * self.latent * LOG_TWO_PI
-        end = hmc.State(position, values.sum(0) - constant, gradient)
-        p = p + 0.5 * step_size * gradient
-        return hmc.metropolis(state, end, hmc.energy(end, p) - hmc.energy(state, momentum), uniform)
+        end = _turned(hmc.State(position, values[0].sum(0) - constant, force.sum(0)))
+        p = p.T + 0.5 * step_size * end.gradient
+        state = _turned(state)
+        change = hmc.energy(end, p) - hmc.energy(state, momentum.T)
+        state, info = hmc.metropolis(state, end, change, uniform)
+        return _turned(state), info
 
-    def _leapfrog(self, scales: Array, position: Array, momentum: Array, force: Array) -> list[Array]:
-        """Kick by the sum of the parts of the force, drift, and the parts of the force at the new place."""
-        rows, latent = position.shape
-        blocks = self.x.shape[1] // BLOCK
-        tile = pl.BlockSpec((ROWS, latent), lambda i, j: (i, 0))
-        parts = pl.BlockSpec((force.shape[0], ROWS, latent), lambda i, j: (0, i, 0))
-        pixels = pl.BlockSpec((ROWS, BLOCK), lambda i, j: (i, j))
-        w1, b1, w2, b2 = (pl.BlockSpec(w.shape, lambda i, j, n=w.ndim: (0,) * n) for w in self.weights[:4])
-        w3, b3 = pl.BlockSpec((WIDEST, BLOCK), lambda i, j: (0, j)), pl.BlockSpec((BLOCK,), lambda i, j: (j,))
-        shapes = [(rows, latent), (rows, latent), (blocks, rows, latent), (blocks, rows)]
+    def _leapfrog(self, kick: float, last: bool, step: Array, *chains: Array) -> list[Array]:
+        """Kick by the sum of the parts of the force, drift, and the parts of the force at the new place.
+
+        `chains` are position, momentum, parts of the force; so are the results, and after the last leapfrog the
+        parts of the log density as well.
+        """
+        latent, rows = chains[0].shape
+        blocks = self.x.shape[0] // BLOCK
+        tile = pl.BlockSpec((latent, ROWS), lambda i, j: (0, i))
+        parts = pl.BlockSpec((len(chains[2]), latent, ROWS), lambda i, j: (0, 0, i))
+        pixels = pl.BlockSpec((BLOCK, ROWS), lambda i, j: (j, i))
+        whole = [pl.BlockSpec(w.shape, lambda i, j, n=w.ndim: (0,) * n) for w in (step, *self.weights[:4])]
+        w3 = pl.BlockSpec((len(self.weights.w3), BLOCK), lambda i, j: (0, j))
+        b3 = pl.BlockSpec((BLOCK,), lambda i, j: (j,))
+        part, value = (1, latent, ROWS), (1, ROWS)
+        outputs = [
+            tile,
+            tile,
+            pl.BlockSpec(part, lambda i, j: (j, 0, i)),
+            pl.BlockSpec(value, lambda i, j: (j, i)),
+        ]
+        shapes = [(latent, rows), (latent, rows), (blocks, latent, rows), (blocks, rows)]
+        count = 4 if last else 3
         results: list[Array] = pl.pallas_call(
-            _kernel,
+            partial(_kernel, kick, self.units),
             grid=(rows // ROWS, blocks),
-            in_specs=[
-                pl.BlockSpec((2,), lambda i, j: (0,)),
-                tile,
-                tile,
-                parts,
-                pixels,
-                w1,
-                b1,
-                w2,
-                b2,
-                w3,
-                b3,
-            ],
-            out_specs=[
-                tile,
-                tile,
-                pl.BlockSpec((1, ROWS, latent), lambda i, j: (j, i, 0)),
-                pl.BlockSpec((1, ROWS), lambda i, j: (j, i)),
-            ],
-            out_shape=[jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes],  # type: ignore[no-untyped-call]
+            in_specs=[whole[0], tile, tile, parts, pixels, *whole[1:], w3, b3],
+            out_specs=outputs[:count],
+            out_shape=[jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes[:count]],  # type: ignore[no-untyped-call]
             interpret=self.interpret,
             compiler_params=None if self.interpret else _compiler(),
             name="leapfrog",
-        )(scales, position, momentum, force, self.x, *self.weights)
+        )(step, *chains, self.x, *self.weights)
         return results
 
 
 def _compiler() -> Any:
     from jax.experimental.pallas import triton
 
-    return triton.CompilerParams(num_warps=8, num_stages=1)
+    return triton.CompilerParams(num_warps=WARPS, num_stages=1)
 
 
 def _kernel(
-    scales: Any,
+    kick: float,
+    units: tuple[int, int],
+    step: Any,
     position: Any,
     momentum: Any,
     force: Any,
@@ -187,27 +195,46 @@ def _kernel(
     new_position: Any,
     new_momentum: Any,
     new_force: Any,
-    value: Any,
+    *value: Any,
 ) -> None:
-    first = (pl.program_id(1) == 0).astype(jnp.float32)  # the prior is a part of the first block's
-    p = momentum[...] + scales[0] * _total(force)
-    q = position[...] + scales[1] * p
-    one, two, three = w1[...], w2[...], w3[...]
-    h1 = jnp.maximum(_dot(_half(q), one) + b1[...][None, :], 0.0)
-    h2 = jnp.maximum(_dot(_half(h1), two) + b2[...][None, :], 0.0)
-    logits = _dot(_half(h2), three) + b3[...][None, :]
+    size = step[0]  # all is fetched before anything is computed: one wait for the memory, not ten
+    q, p, total = position[...], momentum[...], _total(force)
+    bias1, bias2, bias3 = b1[...], b2[...], b3[...]
+    one, two, three = _fetch(w1, w1.shape[0], units[0]), _fetch(w2, *units), _fetch(w3, units[1], BLOCK)
     ones = x[...].astype(jnp.float32)
-    softplus = jnp.maximum(logits, 0.0) + jnp.log(1.0 + jnp.exp(-jnp.abs(logits)))
-    back = _dot_transposed(_half(ones - lax.logistic(logits)), three)
-    back = _dot_transposed(_half(jnp.where(h2 > 0, back, 0.0)), two)
-    back = _dot_transposed(_half(jnp.where(h1 > 0, back, 0.0)), one)
-    value[0, :] = (ones * logits - softplus).sum(1) - first * 0.5 * (q * q).sum(1)
+    first = (pl.program_id(1) == 0).astype(jnp.float32)  # the prior is a part of the first block's
+    p = p + (kick * size) * total
+    q = q + size * p
+    h1 = jnp.maximum(_dot(one, _half(q), 0, 0) + bias1[:, None], 0.0)
+    h2 = jnp.maximum(_dot(two, _half(h1), 0, 0) + bias2[:, None], 0.0)
+    logits = _dot(three, _half(h2), 0, 0) + bias3[:, None]
+    small = jnp.exp(-jnp.abs(logits))
+    probability = jnp.where(logits > 0, 1.0, small) / (1.0 + small)
+    back = _dot(three, _half(ones - probability), 1, 0)
+    back = _dot(two, _half(jnp.where(h2 > 0, back, 0.0)), 1, 0)
+    back = _dot(one, _half(jnp.where(h1 > 0, back, 0.0)), 1, 0)
     new_force[0] = back - first * q
 
     @pl.when(pl.program_id(1) == 0)
     def _() -> None:
         new_position[...] = q
         new_momentum[...] = p
+
+    if value:
+        softplus = jnp.maximum(logits, 0.0) + jnp.log(1.0 + small)
+        value[0][0, :] = (ones * logits - softplus).sum(0) - first * 0.5 * (q * q).sum(0)
+
+
+def _fetch(weights: Any, rows: int, columns: int) -> Array:
+    """The weights, without reading those that are zero because their unit is not there."""
+    if (rows, columns) == weights.shape:
+        whole: Array = weights[...]
+        return whole
+    from jax.experimental.pallas import triton
+
+    there = lax.broadcasted_iota(jnp.int32, weights.shape, 0) < rows
+    there &= lax.broadcasted_iota(jnp.int32, weights.shape, 1) < columns
+    return triton.load(weights, mask=there, other=0.0)
 
 
 def _total(parts: Any) -> Array:
@@ -221,9 +248,6 @@ def _half(array: Array) -> Array:
     return array.astype(jnp.float16)
 
 
-def _dot(a: Array, b: Array) -> Array:
-    return lax.dot_general(a, b, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32)
-
-
-def _dot_transposed(a: Array, b: Array) -> Array:
-    return lax.dot_general(a, b, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+def _dot(a: Array, b: Array, a_axis: int, b_axis: int) -> Array:
+    """The product over these axes, summed in float32."""
+    return lax.dot_general(a, b, (((a_axis,), (b_axis,)), ((), ())), preferred_element_type=jnp.float32)
