@@ -15,7 +15,7 @@ from hotloop.mcmc import hmc
 
 CHAINS, LATENT = 21, 10
 OPTIONS = Model(
-    hidden=(24, 40), z_dim=LATENT, hmc_steps=3, leapfrog_steps=3, step_size=0.14, adaptation_rate=0.1
+    hidden=(24, 40), z_dim=LATENT, hmc_steps=3, leapfrog_steps=2, step_size=0.18, adaptation_rate=0.1
 )
 """Neither chains nor latents nor hidden units fill a block: 21 of 32, 10 of 16, 24 and 40 of 256, 784 of 832."""
 RNG = np.random.default_rng(3)
@@ -60,18 +60,21 @@ def refine(sampler, adaptation="ruiz"):
 
 @pytest.mark.parametrize(("sampler", "digits"), [("fused", 1e-3), ("plain", 1e-5)])
 def test_an_update_samples_what_float64_samples(sampler, digits):
-    """Three iterations of three leapfrogs, about a third of them rejected; float16 leaves three digits."""
+    """Three iterations of two leapfrogs, about a third of them rejected; float16 leaves three digits."""
     chain = refine(sampler)(POSITION, NOISE.momenta)
     target = oracle.Target(oracle.wide(DECODER), np.float64(IMAGES))
     z, size, accepted = np.float64(POSITION), OPTIONS.step_size, []
     for momentum, uniform in zip(*oracle.wide(NOISE[1:]), strict=True):
         z, taken, margin = oracle.hmc(target, z, momentum, uniform, size, OPTIONS.leapfrog_steps)
-        assert margin > 0.03  # no decision so close that float16 may decide otherwise
+        assert margin > 0.1  # no decision so close that float16 may decide otherwise
         size *= 1 + OPTIONS.adaptation_rate * (taken.mean() - 0.9) / 0.9
         accepted.append(taken.mean())
     for ours, exact in zip(chain.end, (z, target.value(z), target.gradient(z)), strict=True):
         assert np.abs(ours - exact).max() < digits * np.abs(exact).max()
     assert 0.5 < np.mean(accepted) < 0.8
+    assert (
+        target.value(z).mean() > target.value(np.float64(POSITION)).mean() + 20
+    )  # the starts are bad guesses
     assert float(chain.acceptance) == pytest.approx(np.mean(accepted), rel=1e-6)
     assert float(chain.step_size) == pytest.approx(size, rel=1e-6)
 
