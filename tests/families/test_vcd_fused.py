@@ -15,22 +15,23 @@ from hotloop.mcmc import hmc
 
 CHAINS, LATENT = 21, 10
 OPTIONS = Model(
-    hidden=(24, 40), z_dim=LATENT, hmc_steps=3, leapfrog_steps=2, step_size=0.18, adaptation_rate=0.1
+    hidden=(24, 40), z_dim=LATENT, hmc_steps=3, leapfrog_steps=2, step_size=0.16, adaptation_rate=0.1
 )
 """Neither chains nor latents nor hidden units fill a block: 21 of 32, 10 of 16, 24 and 40 of 256, 784 of 832."""
-RNG = np.random.default_rng(3)
+RNG = np.random.default_rng(5)
 
 
-def layer(m, n):
+def layer(m, n, bias):
     """Weights that float16 holds exactly, so that only what is multiplied by them is rounded."""
     weights = (RNG.standard_normal((m, n)) * 1.2 / np.sqrt(m)).astype(np.float16)
     return {
         "w": jnp.asarray(weights, jnp.float32),
-        "b": jnp.asarray(0.3 * RNG.standard_normal(n), jnp.float32),
+        "b": jnp.asarray(bias * RNG.choice([-1, 1], n), jnp.float32),
     }
 
 
-DECODER = layer(LATENT, 40), layer(40, 24), layer(24, 784)
+DECODER = layer(LATENT, 40, 4.0), layer(40, 24, 6.0), layer(24, 784, 0.5)
+"""The biases keep hidden units on or off: at the kink of a ReLU, float16 and float64 would part for good."""
 IMAGES = RNG.integers(0, 2, (CHAINS, 784)).astype(np.float32)
 POSITION = RNG.standard_normal((CHAINS, LATENT)).astype(np.float32)
 NOISE = model.Noise(
@@ -66,7 +67,7 @@ def test_an_update_samples_what_float64_samples(sampler, digits):
     z, size, accepted = np.float64(POSITION), OPTIONS.step_size, []
     for momentum, uniform in zip(*oracle.wide(NOISE[1:]), strict=True):
         z, taken, margin = oracle.hmc(target, z, momentum, uniform, size, OPTIONS.leapfrog_steps)
-        assert margin > 0.1  # no decision so close that float16 may decide otherwise
+        assert margin > 0.5  # no decision so close that float16 may decide otherwise
         size *= 1 + OPTIONS.adaptation_rate * (taken.mean() - 0.9) / 0.9
         accepted.append(taken.mean())
     for ours, exact in zip(chain.end, (z, target.value(z), target.gradient(z)), strict=True):
