@@ -26,10 +26,13 @@ class Listener:
     """Keeps what is said, and the bars that were filled."""
 
     def __init__(self):
-        self.said, self.tables, self.bars = [], [], []
+        self.said, self.warned, self.tables, self.bars = [], [], [], []
 
     def say(self, text):
         self.said.append(text)
+
+    def warn(self, text):
+        self.warned.append(text)
 
     def table(self, columns, rows):
         self.tables.append((columns, rows))
@@ -201,13 +204,14 @@ def test_the_command_says_estimate_table_and_headline_and_writes_the_result(undi
     assert [program._cache_size() for program in programs] == compiled
     estimate = next(i for i, text in enumerate(listener.said) if text.startswith("estimate: "))
     assert "3 proposals x 3,010 samples x 11 images" in listener.said[estimate]
-    assert "FLOP, about 1 s" in listener.said[estimate]
+    assert re.search(r", \d\.\de\+\d\d FLOP, about \d+ s once compiled$", listener.said[estimate])
     assert estimate < listener.said.index("bar: HMC")
     assert listener.bars == [("HMC", 11, 11), ("importance sampling", 12, 12)]
     ((columns, rows),) = listener.tables
     assert [row[0] for row in rows] == ["encoder", "hmc_mean", "hmc_mean_std"]
     assert all(len(row) == len(columns) for row in rows)
     assert "hmc_mean_std" in " ".join(listener.said[-3:])
+    assert not listener.warned
 
     path = run_folder / "evaluations" / "test-70.json"
     assert result["path"] == str(path)
@@ -256,12 +260,26 @@ def test_validation_images_are_those_that_the_run_held_out(monkeypatch, tmp_path
     assert names == ["test-70.json", "validation-70.json"]
 
 
+def test_a_likelihood_that_rests_on_few_samples_is_not_reported_without_a_warning():
+    params, rows = small_model()
+    for layer in params["decoder"]:
+        layer["w"] *= 30  # a posterior of thin slices
+    hard = {"params": params, "step_size": jnp.float32(0.3)}
+    listener = Listener()
+    figures = evaluation.likelihoods(JOB, hard, rows, Test(**QUICK), 0, listener)["proposals"]["hmc_mean_std"]
+    assert figures["few_effective"] > 0
+    (warning,) = listener.warned
+    assert "fewer than 10 effective samples" in warning
+
+
 def test_one_image_has_no_error_over_images():
     one = likelihood.Estimate(*(np.array([value]) for value in (-3.0, 10.0, 0.04, -4.0)))
     figures = evaluation.summary(one, 20)
     assert np.isnan(figures["standard_error"])
     assert figures["monte_carlo_error"] == pytest.approx(0.2)
     assert figures["effective_mean"] == 0.5
+    assert figures["few_effective"] == 0
+    assert evaluation.summary(one._replace(effective=np.array([9.9])), 20)["few_effective"] == 1
 
 
 def test_the_defaults_are_the_papers_and_impossible_options_are_refused():

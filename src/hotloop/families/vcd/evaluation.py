@@ -29,6 +29,8 @@ from hotloop.families.vcd.proposals import HEADLINE, Ensemble, proposals
 
 ELBO_SAMPLES = BLOCK
 """Encoder samples for the ELBO of an image."""
+FEW = 10
+"""Effective samples below which a bound is loose and its Monte-Carlo error, made of the same weights, too small."""
 
 
 def run(config: Evaluate, context: Console) -> Mapping[str, Any]:
@@ -132,7 +134,7 @@ def _announcement(estimator: Estimator, leapfrogs: int, config: Test, pace: floa
     seconds = 3 * estimator.units(samples) * pace * (1 + sampling / weighing)
     return (
         f"estimate: 3 proposals x {samples:,} samples x {estimator.count:,} images after {iterations:,} HMC "
-        f"iterations, {weighing + sampling:.1e} FLOP, about {_duration(seconds)}"
+        f"iterations, {weighing + sampling:.1e} FLOP, about {_duration(seconds)} once compiled"
     )
 
 
@@ -155,8 +157,8 @@ def _figures(
 def summary(weighed: Estimate, samples: int) -> dict[str, float]:
     """The mean over images and its two errors, and the effective samples as a share of all.
 
-    `standard_error` is that of the mean over the images drawn; `monte_carlo_error` that of the mean over
-    other importance samples for the same images.
+    `standard_error` is what other images would change, `monte_carlo_error` what other samples for the same
+    images would; `few_effective` is the share of images whose samples are too few to say so.
     """
     values, effective, variance, _ = (np.asarray(part, np.float64) for part in weighed)
     share = effective / samples
@@ -167,6 +169,7 @@ def summary(weighed: Estimate, samples: int) -> dict[str, float]:
         "effective_mean": float(share.mean()),
         "effective_median": float(np.median(share)),
         "effective_min": float(share.min()),
+        "few_effective": float((effective < FEW).mean()),
     }
 
 
@@ -175,20 +178,32 @@ def _error(values: NDArray[np.float64]) -> float:
     return float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 
-COLUMNS = ("proposal", "log-likelihood", "s.e. (images)", "s.e. (Monte Carlo)", "ESS mean", "median", "min")
+COLUMNS = (
+    "proposal",
+    "log-likelihood",
+    "s.e. (images)",
+    "s.e. (Monte Carlo)",
+    "ESS mean",
+    "median",
+    "min",
+    f"images with ESS < {FEW}",
+)
 
 
 def _show(result: Mapping[str, Any], context: Console) -> None:
-    rows = []
-    for name, figures in result["proposals"].items():
-        value, *errors = list(figures.values())[:3]
-        shares = list(figures.values())[3:]
-        rows.append(
-            (name, f"{value:.3f}", *(f"{e:.3f}" for e in errors), *(f"{100 * s:.3g} %" for s in shares))
-        )
-    context.table(COLUMNS, rows)
+    context.table(COLUMNS, [_row(name, *figures.values()) for name, figures in result["proposals"].items()])
     context.say(f"ELBO {result['elbo']:.3f}, s.e. (images) {result['elbo_standard_error']:.3f}")
     context.say(
         f"log-likelihood {result['log_likelihood']:.2f} +- {result['standard_error']:.2f} nats "
         f"({HEADLINE}, {result['images']:,} images, {result['seconds']:.1f} s)"
     )
+    if few := result["proposals"][HEADLINE]["few_effective"]:
+        context.warn(
+            f"{100 * few:.2g} % of the images have fewer than {FEW} effective samples: their likelihood is "
+            "understated; raise --iwae-samples, --burn-in or --kept"
+        )
+
+
+def _row(name: str, value: float, error: float, monte_carlo: float, *shares: float) -> tuple[str, ...]:
+    numbers = (f"{number:.3f}" for number in (value, error, monte_carlo))
+    return name, *numbers, *(f"{100 * share:.3g} %" for share in shares)
