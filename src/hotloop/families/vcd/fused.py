@@ -31,10 +31,10 @@ ROWS = 16
 """Chains of a tile, at least 16."""
 BLOCK = 64
 """Pixels of a block: 13 blocks and the 7 tiles of 100 chains keep 91 of 132 multiprocessors busy."""
-WARPS = 8
-"""Warps of a program: the weights pass through their registers, so 4 would spill."""
+WARPS = 4
+"""Warps of a program: one group of the wide matrix units; two groups would both do all of a block of 64."""
 WIDEST = 256
-"""Hidden units that fit: all weights of a program lie in shared memory at once (177 KB of 227)."""
+"""Hidden units that fit: all weights of a program lie in shared memory at once (177 of 227 KB)."""
 LARGEST_BATCH = 1024
 """Beyond it the compiler's own large products fill the device (docs/vcd.md has the numbers)."""
 NEVER = -1e4
@@ -128,13 +128,9 @@ class Sampler:
         for n in range(self.steps):
             kick, last = (0.5 if n == 0 else 1.0), n == self.steps - 1
             position, p, force, *values = self._leapfrog(kick, last, step, position, p, force)
-        constant = 0.5 * self.latent * LOG_TWO_PI
-        end = _turned(hmc.State(position, values[0].sum(0) - constant, force.sum(0)))
-        p = p.T + 0.5 * step_size * end.gradient
-        state = _turned(state)
-        change = hmc.energy(end, p) - hmc.energy(state, momentum.T)
-        state, info = hmc.metropolis(state, end, change, uniform)
-        return _turned(state), info
+        kept = self._decide(step, *state, momentum, position, p, force, *values, uniform)
+        acceptance, change = kept[3:]
+        return hmc.State(*kept[:3]), hmc.Info(acceptance, uniform < acceptance, change)
 
     def _leapfrog(self, kick: float, last: bool, step: Array, *chains: Array) -> list[Array]:
         """Kick by the sum of the parts of the force, drift, and the parts of the force at the new place.
@@ -142,34 +138,56 @@ class Sampler:
         `chains` are position, momentum, parts of the force; so are the results, and after the last leapfrog the
         parts of the log density as well.
         """
-        latent, rows = chains[0].shape
         blocks = self.x.shape[0] // BLOCK
-        tile = pl.BlockSpec((latent, ROWS), lambda i, j: (0, i))
-        parts = pl.BlockSpec((len(chains[2]), latent, ROWS), lambda i, j: (0, 0, i))
         pixels = pl.BlockSpec((BLOCK, ROWS), lambda i, j: (j, i))
         whole = [pl.BlockSpec(w.shape, lambda i, j, n=w.ndim: (0,) * n) for w in (step, *self.weights[:4])]
         w3 = pl.BlockSpec((len(self.weights.w3), BLOCK), lambda i, j: (0, j))
         b3 = pl.BlockSpec((BLOCK,), lambda i, j: (j,))
-        part, value = (1, latent, ROWS), (1, ROWS)
-        outputs = [
-            tile,
-            tile,
-            pl.BlockSpec(part, lambda i, j: (j, 0, i)),
-            pl.BlockSpec(value, lambda i, j: (j, i)),
-        ]
-        shapes = [(latent, rows), (latent, rows), (blocks, latent, rows), (blocks, rows)]
-        count = 4 if last else 3
+        tile, tall = _columns(chains[0].shape), (blocks, *chains[0].shape)
+        part = pl.BlockSpec((1, *tile.block_shape), lambda i, j: (j, 0, i))
+        value = pl.BlockSpec((1, ROWS), lambda i, j: (j, i))
+        shapes = [chains[0].shape, chains[1].shape, tall, (blocks, self.rows)]
+        return self._call(
+            partial(_leapfrog, kick, self.units),
+            (self.rows // ROWS, blocks),
+            [whole[0], *(_columns(a.shape) for a in chains), pixels, *whole[1:], w3, b3],
+            [tile, tile, part, value][: 4 if last else 3],
+            shapes,
+            (step, *chains, self.x, *self.weights),
+        )
+
+    def _decide(self, step: Array, *chains: Array) -> list[Array]:
+        """The last half kick and the Metropolis decision: what is kept, acceptance, change of energy."""
+        constant = 0.5 * self.latent * LOG_TWO_PI
+        shapes = [a.shape for a in (*chains[:3], chains[1], chains[1])]
+        return self._call(
+            partial(_decide, constant),
+            (self.rows // ROWS,),
+            [pl.BlockSpec(step.shape, lambda i: (0,)), *(_columns(a.shape) for a in chains)],
+            [_columns(shape) for shape in shapes],
+            shapes,
+            (step, *chains),
+        )
+
+    def _call(
+        self, kernel: Any, grid: Any, inputs: Any, outputs: Any, shapes: Any, operands: Any
+    ) -> list[Array]:
         results: list[Array] = pl.pallas_call(
-            partial(_kernel, kick, self.units),
-            grid=(rows // ROWS, blocks),
-            in_specs=[whole[0], tile, tile, parts, pixels, *whole[1:], w3, b3],
-            out_specs=outputs[:count],
-            out_shape=[jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes[:count]],  # type: ignore[no-untyped-call]
+            kernel,
+            grid=grid,
+            in_specs=inputs,
+            out_specs=outputs,
+            out_shape=[jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes[: len(outputs)]],  # type: ignore[no-untyped-call]
             interpret=self.interpret,
             compiler_params=None if self.interpret else _compiler(),
-            name="leapfrog",
-        )(step, *chains, self.x, *self.weights)
+        )(*operands)
         return results
+
+
+def _columns(shape: tuple[int, ...]) -> Any:
+    """A tile's chains: they are the last axis everywhere."""
+    lead = (0,) * (len(shape) - 1)
+    return pl.BlockSpec((*shape[:-1], ROWS), lambda i, *_: (*lead, i))
 
 
 def _compiler() -> Any:
@@ -178,7 +196,7 @@ def _compiler() -> Any:
     return triton.CompilerParams(num_warps=WARPS, num_stages=1)
 
 
-def _kernel(
+def _leapfrog(
     kick: float,
     units: tuple[int, int],
     step: Any,
@@ -186,33 +204,24 @@ def _kernel(
     momentum: Any,
     force: Any,
     x: Any,
-    w1: Any,
-    b1: Any,
-    w2: Any,
-    b2: Any,
-    w3: Any,
-    b3: Any,
-    new_position: Any,
-    new_momentum: Any,
-    new_force: Any,
-    *value: Any,
+    *refs: Any,
 ) -> None:
+    w1, b1, w2, b2, w3, b3, new_position, new_momentum, new_force, *value = refs
     size = step[0]  # all is fetched before anything is computed: one wait for the memory, not ten
     q, p, total = position[...], momentum[...], _total(force)
-    bias1, bias2, bias3 = b1[...], b2[...], b3[...]
     one, two, three = _fetch(w1, w1.shape[0], units[0]), _fetch(w2, *units), _fetch(w3, units[1], BLOCK)
-    ones = x[...].astype(jnp.float32)
+    bias1, bias2, bias3, ones = b1[...], b2[...], b3[...], x[...].astype(jnp.float32)
     first = (pl.program_id(1) == 0).astype(jnp.float32)  # the prior is a part of the first block's
     p = p + (kick * size) * total
     q = q + size * p
-    h1 = jnp.maximum(_dot(one, _half(q), 0, 0) + bias1[:, None], 0.0)
-    h2 = jnp.maximum(_dot(two, _half(h1), 0, 0) + bias2[:, None], 0.0)
-    logits = _dot(three, _half(h2), 0, 0) + bias3[:, None]
+    h1 = jnp.maximum(_dot(one, _half(q), 0) + bias1[:, None], 0.0)
+    h2 = jnp.maximum(_dot(two, _half(h1), 0) + bias2[:, None], 0.0)
+    logits = _dot(three, _half(h2), 0) + bias3[:, None]
     small = jnp.exp(-jnp.abs(logits))
     probability = jnp.where(logits > 0, 1.0, small) / (1.0 + small)
-    back = _dot(three, _half(ones - probability), 1, 0)
-    back = _dot(two, _half(jnp.where(h2 > 0, back, 0.0)), 1, 0)
-    back = _dot(one, _half(jnp.where(h1 > 0, back, 0.0)), 1, 0)
+    back = _dot(three, _half(ones - probability), 1)
+    back = _dot(two, _half(jnp.where(h2 > 0, back, 0.0)), 1)
+    back = _dot(one, _half(jnp.where(h1 > 0, back, 0.0)), 1)
     new_force[0] = back - first * q
 
     @pl.when(pl.program_id(1) == 0)
@@ -223,6 +232,17 @@ def _kernel(
     if value:
         softplus = jnp.maximum(logits, 0.0) + jnp.log(1.0 + small)
         value[0][0, :] = (ones * logits - softplus).sum(0) - first * 0.5 * (q * q).sum(0)
+
+
+def _decide(constant: float, step: Any, *refs: Any) -> None:
+    old = hmc.State(*(ref[...] for ref in refs[:3]))
+    momentum, position, p, force, values, uniform, *results = refs[3:]
+    end = hmc.State(position[...], _total(values) - constant, _total(force))
+    p = p[...] + 0.5 * step[0] * end.gradient
+    change = hmc.energy(_turned(end), p.T) - hmc.energy(_turned(old), momentum[...].T)
+    kept, info = hmc.metropolis(_turned(old), _turned(end), change, uniform[...])
+    for ref, result in zip(results, (*_turned(kept), info.acceptance, info.energy_change), strict=True):
+        ref[...] = result
 
 
 def _fetch(weights: Any, rows: int, columns: int) -> Array:
@@ -248,6 +268,6 @@ def _half(array: Array) -> Array:
     return array.astype(jnp.float16)
 
 
-def _dot(a: Array, b: Array, a_axis: int, b_axis: int) -> Array:
-    """The product over these axes, summed in float32."""
-    return lax.dot_general(a, b, (((a_axis,), (b_axis,)), ((), ())), preferred_element_type=jnp.float32)
+def _dot(weights: Array, columns: Array, axis: int) -> Array:
+    """The product over this axis of the weights, summed in float32."""
+    return lax.dot_general(weights, columns, (((axis,), (0,)), ((), ())), preferred_element_type=jnp.float32)
