@@ -348,3 +348,13 @@ def test_a_chain_that_starts_broken_stays_so_and_leaves_the_others_their_bits(ba
         np.testing.assert_array_equal(np.asarray(one)[others], np.asarray(other)[others])
     assert not info.accepted[6] and info.acceptance[6] == 0
     np.testing.assert_array_equal(state.position[6], broken[6])
+
+
+def test_only_a_finite_change_of_energy_is_ever_accepted():
+    """Also -inf, a proposal of infinite density, which a comparison alone would take."""
+    changes = jnp.array([-jnp.inf, jnp.inf, jnp.nan, -1e30, 0.0, 1e30])
+    old, new = (hmc.State(jnp.full((6, 2), n), jnp.full(6, n), jnp.full((6, 2), n)) for n in (1.0, 2.0))
+    kept, info = hmc.metropolis(old, new, changes, jnp.zeros(6))
+    np.testing.assert_array_equal(info.accepted, [False, False, False, True, True, False])
+    np.testing.assert_array_equal(info.acceptance, [0, 0, 0, 1, 1, 0])
+    np.testing.assert_array_equal(kept.log_density, [1, 1, 1, 2, 2, 1])
