@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.experimental import pallas as pl
 
 from hotloop.engine.where import platform
 from hotloop.families.vcd.config import Model
 from hotloop.families.vcd.density import LOG_TWO_PI
+from hotloop.families.vcd.leapfrog_kernel import decide, half, leapfrog, turned
 from hotloop.families.vcd.networks import PIXELS
 from hotloop.mcmc import hmc
 
@@ -35,7 +36,7 @@ WARPS = 4
 """Warps of a program: one group of the wide matrix units; two groups would both do all of a block of 64."""
 WIDEST = 256
 """Hidden units that fit: all weights of a program lie in shared memory at once (177 of 227 KB)."""
-LARGEST_BATCH = 1024
+LARGEST_BATCH = 512
 """Beyond it the compiler's own large products fill the device (docs/vcd.md has the numbers)."""
 NEVER = -1e4
 """Logit of a pixel that is not there: likelihood 0, gradient 0."""
@@ -72,7 +73,7 @@ def padded(decoder: Any) -> Weights:
     parts = []
     for layer, size in zip(decoder, [(latent, one), (one, two), (two, pixels)], strict=True):
         fill = NEVER if layer is decoder[-1] else 0.0
-        parts += [_fill(_half(layer["w"]), size), _fill(layer["b"].astype(jnp.float32), size[1:], fill)]
+        parts += [_fill(half(layer["w"]), size), _fill(layer["b"].astype(jnp.float32), size[1:], fill)]
     return Weights(*parts)
 
 
@@ -81,11 +82,6 @@ def _fill(array: Array, shape: tuple[int, ...], value: float = 0.0) -> Array:
     lead = array.ndim - len(shape)
     widths = [(0, new - old) for old, new in zip(array.shape[lead:], shape, strict=True)]
     return jnp.pad(array, [(0, 0)] * lead + widths, constant_values=value)
-
-
-def _turned(state: hmc.State) -> hmc.State:
-    """[chains, z] for [z, chains] and back."""
-    return hmc.State(state.position.T, state.log_density, state.gradient.T)
 
 
 class Sampler:
@@ -116,7 +112,7 @@ class Sampler:
     def leave(self, state: hmc.State) -> hmc.State:
         """A state in its own shape again."""
         inside = slice(self.chains), slice(self.latent)
-        position, values, gradient = _turned(state)
+        position, values, gradient = turned(state)
         return hmc.State(position[inside], values[inside[:1]], gradient[inside])
 
     def transition(
@@ -148,7 +144,7 @@ class Sampler:
         value = pl.BlockSpec((1, ROWS), lambda i, j: (j, i))
         shapes = [chains[0].shape, chains[1].shape, tall, (blocks, self.rows)]
         return self._call(
-            partial(_leapfrog, kick, self.units),
+            partial(leapfrog, kick, self.units),
             (self.rows // ROWS, blocks),
             [whole[0], *(_columns(a.shape) for a in chains), pixels, *whole[1:], w3, b3],
             [tile, tile, part, value][: 4 if last else 3],
@@ -161,7 +157,7 @@ class Sampler:
         constant = 0.5 * self.latent * LOG_TWO_PI
         shapes = [a.shape for a in (*chains[:3], chains[1], chains[1])]
         return self._call(
-            partial(_decide, constant),
+            partial(decide, constant),
             (self.rows // ROWS,),
             [pl.BlockSpec(step.shape, lambda i: (0,)), *(_columns(a.shape) for a in chains)],
             [_columns(shape) for shape in shapes],
@@ -194,80 +190,3 @@ def _compiler() -> Any:
     from jax.experimental.pallas import triton
 
     return triton.CompilerParams(num_warps=WARPS, num_stages=1)
-
-
-def _leapfrog(
-    kick: float,
-    units: tuple[int, int],
-    step: Any,
-    position: Any,
-    momentum: Any,
-    force: Any,
-    x: Any,
-    *refs: Any,
-) -> None:
-    w1, b1, w2, b2, w3, b3, new_position, new_momentum, new_force, *value = refs
-    size = step[0]  # all is fetched before anything is computed: one wait for the memory, not ten
-    q, p, total = position[...], momentum[...], _total(force)
-    one, two, three = _fetch(w1, w1.shape[0], units[0]), _fetch(w2, *units), _fetch(w3, units[1], BLOCK)
-    bias1, bias2, bias3, ones = b1[...], b2[...], b3[...], x[...].astype(jnp.float32)
-    first = (pl.program_id(1) == 0).astype(jnp.float32)  # the prior is a part of the first block's
-    p = p + (kick * size) * total
-    q = q + size * p
-    h1 = jnp.maximum(_dot(one, _half(q), 0) + bias1[:, None], 0.0)
-    h2 = jnp.maximum(_dot(two, _half(h1), 0) + bias2[:, None], 0.0)
-    logits = _dot(three, _half(h2), 0) + bias3[:, None]
-    small = jnp.exp(-jnp.abs(logits))
-    probability = jnp.where(logits > 0, 1.0, small) / (1.0 + small)
-    back = _dot(three, _half(ones - probability), 1)
-    back = _dot(two, _half(jnp.where(h2 > 0, back, 0.0)), 1)
-    back = _dot(one, _half(jnp.where(h1 > 0, back, 0.0)), 1)
-    new_force[0] = back - first * q
-
-    @pl.when(pl.program_id(1) == 0)
-    def _() -> None:
-        new_position[...] = q
-        new_momentum[...] = p
-
-    if value:
-        softplus = jnp.maximum(logits, 0.0) + jnp.log(1.0 + small)
-        value[0][0, :] = (ones * logits - softplus).sum(0) - first * 0.5 * (q * q).sum(0)
-
-
-def _decide(constant: float, step: Any, *refs: Any) -> None:
-    old = hmc.State(*(ref[...] for ref in refs[:3]))
-    momentum, position, p, force, values, uniform, *results = refs[3:]
-    end = hmc.State(position[...], _total(values) - constant, _total(force))
-    p = p[...] + 0.5 * step[0] * end.gradient
-    change = hmc.energy(_turned(end), p.T) - hmc.energy(_turned(old), momentum[...].T)
-    kept, info = hmc.metropolis(_turned(old), _turned(end), change, uniform[...])
-    for ref, result in zip(results, (*_turned(kept), info.acceptance, info.energy_change), strict=True):
-        ref[...] = result
-
-
-def _fetch(weights: Any, rows: int, columns: int) -> Array:
-    """The weights, without reading those that are zero because their unit is not there."""
-    if (rows, columns) == weights.shape:
-        whole: Array = weights[...]
-        return whole
-    from jax.experimental.pallas import triton
-
-    there = lax.broadcasted_iota(jnp.int32, weights.shape, 0) < rows
-    there &= lax.broadcasted_iota(jnp.int32, weights.shape, 1) < columns
-    return triton.load(weights, mask=there, other=0.0)
-
-
-def _total(parts: Any) -> Array:
-    total: Array = parts[0]
-    for n in range(1, parts.shape[0]):
-        total = total + parts[n]
-    return total
-
-
-def _half(array: Array) -> Array:
-    return array.astype(jnp.float16)
-
-
-def _dot(weights: Array, columns: Array, axis: int) -> Array:
-    """The product over this axis of the weights, summed in float32."""
-    return lax.dot_general(weights, columns, (((axis,), (0,)), ((), ())), preferred_element_type=jnp.float32)
