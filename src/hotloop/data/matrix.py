@@ -1,0 +1,191 @@
+"""Ratings as a sparse matrix, users by items, in compressed rows (CSR): small enough for any device.
+
+Ids of any kind become row and column numbers here. Whatever is as long as the ratings is made in narrow types and a
+block at a time, so that a hundred million ratings fit in 4 GiB with the text's own table beside them. Where ratings
+come from and what a model does with them it does not know.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotloop.errors import DataError
+
+BLOCK = 1 << 22
+_LEVELS = 256
+_SMALL_TABLE = 1 << 22
+
+
+@dataclass(frozen=True, eq=False)
+class RatingMatrix:
+    """Row k has the items `items[starts[k] : starts[k + 1]]`, ascending; arrays of the host."""
+
+    starts: NDArray[np.int64]
+    items: NDArray[Any]
+    """Column numbers: uint16 where there are at most 65,536 items, else uint32."""
+    codes: NDArray[Any]
+    """uint8 places in `levels`; where that is None, the float32 ratings themselves."""
+    levels: NDArray[np.float32] | None
+    user_ids: NDArray[np.int64]
+    item_ids: NDArray[np.int64]
+    skipped: int = 0
+    """Ratings left out because the given maps do not have their user or item."""
+
+    @property
+    def users(self) -> int:
+        """The number of rows, those without ratings included."""
+        return len(self.user_ids)
+
+    @property
+    def n_items(self) -> int:
+        """The number of columns."""
+        return len(self.item_ids)
+
+    @property
+    def ratings(self) -> int:
+        """The number of ratings."""
+        return len(self.items)
+
+    def values(self) -> NDArray[np.float32]:
+        """Every rating as a float32, in the order of `items`."""
+        return self.codes if self.levels is None else self.levels[self.codes]
+
+    def row(self, user: int) -> tuple[NDArray[Any], NDArray[np.float32]]:
+        """Column numbers and ratings of one row."""
+        own = slice(self.starts[user], self.starts[user + 1])
+        return self.items[own], self.codes[own] if self.levels is None else self.levels[self.codes[own]]
+
+
+def build(
+    users: NDArray[Any],
+    items: NDArray[Any],
+    values: NDArray[Any],
+    *,
+    user_ids: NDArray[np.int64] | None = None,
+    item_ids: NDArray[np.int64] | None = None,
+    warn: Callable[[str], None],
+) -> RatingMatrix:
+    """The matrix of these ratings; rows and columns in the order of first appearance, or as the maps give them.
+
+    With a map, ratings of users or items that it does not have are left out. Of ratings of the same user and item
+    the last one counts. Both are said once, with their number.
+    """
+    values = _above_zero(values)
+    rows, user_ids = number(users) if user_ids is None else (_find(users, user_ids), user_ids)
+    columns, item_ids = number(items) if item_ids is None else (_find(items, item_ids), item_ids)
+    codes, levels = _coded(values)
+    if skipped := int(np.count_nonzero(known := (rows < 0) | (columns < 0))):
+        warn(
+            f"{skipped:,} of {len(rows):,} ratings are left out: their user or item is not in the training data"
+        )
+        rows, columns, codes = rows[~known], columns[~known], codes[~known]
+    columns = columns.astype(np.uint16 if len(item_ids) <= 1 << 16 else np.uint32)
+    starts, own_items, own_codes = _compress(rows, columns, codes, len(user_ids), len(item_ids))
+    if repeated := len(rows) - len(own_items):
+        warn(f"{repeated:,} ratings have the user and item of a later one: the last one counts")
+    return RatingMatrix(starts, own_items, own_codes, levels, user_ids, item_ids, skipped)
+
+
+def number(ids: NDArray[Any]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Each id's number in the order of first appearance, and the ids by number."""
+    if not len(ids):
+        return np.empty(0, np.int32), np.empty(0, np.int64)
+    if ids.min() >= 0 and ids.max() < max(_SMALL_TABLE, 4 * len(ids)):
+        return _number(ids, int(ids.max()) + 1)
+    names = np.unique(ids).astype(np.int64)
+    numbers, order = _number(_find(ids, names), len(names))
+    return numbers, names[order]
+
+
+def by_rows(rows: NDArray[np.int32], count: int) -> Iterator[tuple[int, int, Any]]:
+    """First row, end row and the places of their ratings, in blocks of about BLOCK ratings or one long row."""
+    sizes = np.zeros(count, np.int64)
+    for part in _blocks(rows):  # bincount makes an int64 copy of all that it is given
+        sizes += np.bincount(part, minlength=count)
+    ends = np.cumsum(sizes)
+    grouped = all((part[1:] >= part[:-1]).all() for part in _blocks(rows, overlap=1))
+    first = done = 0
+    while first < count:
+        last = max(int(np.searchsorted(ends, done + BLOCK, "right")), first + 1)
+        end = int(ends[last - 1])
+        yield first, last, slice(done, end) if grouped else np.flatnonzero((rows >= first) & (rows < last))
+        first, done = last, end
+
+
+def _above_zero(values: NDArray[Any]) -> NDArray[np.float32]:
+    values = np.asarray(values, np.float32)
+    if len(values) and not (values.min() > 0 and values.max() < np.inf):
+        raise DataError("ratings must be above 0 and finite: zero and negative ratings are refused")
+    return values
+
+
+def _blocks(array: NDArray[Any], overlap: int = 0) -> Iterator[NDArray[Any]]:
+    return (array[place : place + BLOCK + overlap] for place in range(0, len(array), BLOCK))
+
+
+def _number(ids: NDArray[Any], size: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """As `number`, for ids from 0 to size - 1."""
+    table = np.full(size, -1, np.int32)
+    numbers = np.empty(len(ids), np.int32)
+    names: list[NDArray[Any]] = []
+    count = 0
+    for part, out in zip(_blocks(ids), _blocks(numbers), strict=True):
+        new, first = np.unique(part[table[part] < 0], return_index=True)
+        new = new[np.argsort(first)]
+        table[new] = np.arange(count, count + len(new))
+        count += len(new)
+        names.append(new)
+        out[:] = table[part]
+    return numbers, np.concatenate(names).astype(np.int64)
+
+
+def _find(ids: NDArray[Any], names: NDArray[np.int64]) -> NDArray[np.int32]:
+    """The place of each id among the names, -1 where it is not there."""
+    places = np.full(len(ids), -1, np.int32)
+    if not len(names):
+        return places
+    order = np.argsort(names).astype(np.int32)
+    ordered = names[order]
+    for part, out in zip(_blocks(ids), _blocks(places), strict=True):
+        at = np.minimum(np.searchsorted(ordered, part), len(names) - 1)
+        out[:] = np.where(ordered[at] == part, order[at], -1)
+    return places
+
+
+def _coded(values: NDArray[np.float32]) -> tuple[NDArray[Any], NDArray[np.float32] | None]:
+    """Ratings as places in the few levels that they have; as they are where they have more than 256."""
+    levels = np.unique(values[:BLOCK])
+    for part in _blocks(values):
+        if len(levels) > _LEVELS:
+            return values, None
+        at = np.minimum(np.searchsorted(levels, part), len(levels) - 1)
+        levels = np.union1d(levels, part[levels[at] != part])
+    if len(levels) > _LEVELS:
+        return values, None
+    codes = np.empty(len(values), np.uint8)
+    for part, out in zip(_blocks(values), _blocks(codes), strict=True):
+        out[:] = np.searchsorted(levels, part)
+    return codes, levels
+
+
+def _compress(
+    rows: NDArray[np.int32], columns: NDArray[Any], codes: NDArray[Any], users: int, n_items: int
+) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[Any]]:
+    """Starts, columns and codes, sorted by row and column; of several ratings in a place the last is kept."""
+    items, kept_codes = np.empty_like(columns), np.empty_like(codes)
+    starts = np.zeros(users + 1, np.int64)
+    done = 0
+    for first, last, places in by_rows(rows, users):
+        row, column = rows[places] - first, columns[places]
+        key = row.astype(np.int64) * n_items + column
+        order = np.argsort(key, kind="stable")
+        key = key[order]
+        kept = order[np.append(key[1:] != key[:-1], True)[: len(key)]]
+        new = slice(done, done + len(kept))
+        items[new], kept_codes[new] = column[kept], codes[places][kept]
+        starts[first + 1 : last + 1] = np.bincount(row[kept], minlength=last - first)
+        done += len(kept)
+    return np.cumsum(starts), items[:done], kept_codes[:done]
