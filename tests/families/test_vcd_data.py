@@ -20,6 +20,7 @@ from hotloop.families.vcd.train import numbered
 REAL = Path(
     os.environ.get("HOTLOOP_DATA") or Path(__file__).resolve().parents[2] / "../shared/data"
 ).resolve()
+QUICK = {"xla_backend_optimization_level": 0}
 HERE = REAL.is_dir() and find(known_set("mnist"), REAL) is not None
 
 
@@ -105,7 +106,7 @@ def test_every_epoch_visits_every_image_once_with_its_own_number():
 
     def epochs(seed):
         feed = Resident(data, 4, seed=seed, samples=10, gather=numbered)
-        take = jax.jit(jax.vmap(lambda step: feed.batch(feed.arguments(0, 1), step)))
+        take = jax.jit(jax.vmap(lambda step: feed.batch(feed.arguments(0, 1), step)), compiler_options=QUICK)
         batch = take(jnp.arange(10, dtype=jnp.uint32))
         np.testing.assert_array_equal(batch["image"], data[np.asarray(batch["index"])])
         return np.asarray(batch["index"]).reshape(4, 10)

@@ -13,6 +13,8 @@ from hotloop.families.vcd.gradients import Draw, encoder_pull
 from hotloop.mcmc import hmc
 
 LOG_TWO_PI = math.log(2 * math.pi)
+QUICK = {"xla_backend_optimization_level": 0}
+"""Half the time to compile, for programs that run once."""
 
 
 @pytest.fixture
@@ -135,7 +137,7 @@ def test_the_formulas_are_autograd_of_the_surrogate(float64):
     images, eta = generator.integers(0, 2, (6, 784)).astype(float), generator.standard_normal((6, 2))
     control, momentum = generator.normal(-500, 20, 6), jnp.asarray(generator.standard_normal((6, 2)))
     target = density.value_and_gradient(decoder, images)
-    step = hmc.transition(target, 3)
+    step = hmc.transition(target, 2)
     still = jax.lax.stop_gradient
 
     def drawn(nets):
@@ -159,7 +161,8 @@ def test_the_formulas_are_autograd_of_the_surrogate(float64):
         return max(float(jnp.abs(a - b).max() / jnp.abs(b).max()) for a, b in pairs)
 
     ours, wanted, through = jax.jit(
-        lambda nets: (by_hand(nets), jax.grad(surrogate)(nets), jax.grad(surrogate)(nets, lambda z: z))
+        lambda nets: (by_hand(nets), jax.grad(surrogate)(nets), jax.grad(surrogate)(nets, lambda z: z)),
+        compiler_options=QUICK,
     )(encoder)
     assert gap(ours, wanted) < 1e-10
     assert gap(ours, through) > 1e-2  # a gradient through the sampler would be another one
@@ -183,8 +186,8 @@ def test_the_usual_methods_are_autograd_of_the_elbo_with_its_exact_entropy(float
             for method in ("kl", "hoffman")
         ]
 
-    wanted = jax.jit(jax.grad(loss))(encoder)
-    for got in jax.jit(by_hand)(encoder):
+    wanted = jax.jit(jax.grad(loss), compiler_options=QUICK)(encoder)
+    for got in jax.jit(by_hand, compiler_options=QUICK)(encoder):
         for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
 

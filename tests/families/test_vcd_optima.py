@@ -1,7 +1,7 @@
 """What training with the divergence must reach and never cross: toy optima, bounds, limits."""
 
 import math
-from functools import cache
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,8 @@ from hotloop.families.vcd.config import Model
 from hotloop.families.vcd.gradients import Draw, encoder_pull
 from hotloop.mcmc import hmc
 
+QUICK = {"xla_backend_optimization_level": 0}
+"""Half the time to compile, for programs that run once."""
 CORRELATION, MOST = 0.95, 8
 PRECISION = np.float32(np.linalg.inv([[1, CORRELATION], [CORRELATION, 1]]))
 
@@ -93,7 +95,7 @@ def divergences(target, mean, spread, iterations, size, seed=0, chains=20_000):
     uniforms = generator.random((iterations, chains), np.float32)
     step = hmc.transition(target, 5)
 
-    @jax.jit
+    @partial(jax.jit, compiler_options=QUICK)
     def chain(mean, spread):
         start = hmc.init(mean + spread * eta, target)
         end, infos = jax.lax.scan(lambda s, n: step(s, *n, size), start, (momenta, uniforms))
@@ -156,7 +158,9 @@ def test_the_elbo_lies_below_the_likelihood_by_its_divergence_from_the_posterior
     params = {n: ({"w": jnp.zeros((784, 1)), "b": jnp.full(1, b)},) for n, b in encoders.items()}
     job = model.Job(Model(z_dim=1, hidden=(4,)), 10)
     batch = {"image": np.tile(np.uint8(image), (4000, 1)), "index": np.arange(4000)}
-    values = jax.jit(model.evaluate(job))({"params": {**params, "decoder": decoder}}, batch)
+    values = jax.jit(model.evaluate(job), compiler_options=QUICK)(
+        {"params": {**params, "decoder": decoder}}, batch
+    )
     values = {name: np.asarray(each, np.float64) for name, each in values.items()}
     np.testing.assert_allclose(values["elbo_squared"], values["elbo"] ** 2, rtol=1e-5)
 

@@ -125,7 +125,10 @@ def program():
 
 @pytest.fixture(scope="module")
 def state():
-    return jax.jit(model.init, static_argnums=0)(model.Job(TINY, IMAGES), jax.random.key(0))
+    quick = {"xla_backend_optimization_level": 0}
+    return jax.jit(model.init, static_argnums=0, compiler_options=quick)(
+        model.Job(TINY, IMAGES), jax.random.key(0)
+    )
 
 
 def test_variate_rate_and_step_size_have_one_trace_for_any_number_of_updates_a_call(program, state):
