@@ -1,0 +1,138 @@
+"""The Netflix Prize as it was published: sections of `MovieID:` and lines of customer, rating, day.
+
+One file a movie (`mv_*.txt`) or many movies in each (`combined_data_*.txt`, the copy on Kaggle). Days stay days of
+the calendar, without a time zone. What is done with the ratings is not known here.
+"""
+
+import mmap
+import re
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotloop.data.rating_text import Triples, arrow_csv
+from hotloop.errors import DataError
+from hotloop.families.console import Console
+
+PATTERNS = ("mv_*.txt", "combined_data_*.txt")
+_EPOCH = date(1970, 1, 1)
+_LINE = re.compile(rb"([0-9]+),([0-9]+(?:\.[0-9]*)?),([0-9]{4}-[0-9]{2}-[0-9]{2})")
+_HEADER = re.compile(rb"([0-9]{1,9}):")
+
+
+def day(text: str) -> int:
+    """A day such as 2005-12-31 as the number that `read` gives it: days since the first of 1970."""
+    return (date.fromisoformat(text) - _EPOCH).days
+
+
+def find(folder: Path) -> list[Path]:
+    """The files of the set in a folder, or in `training_set` in it; none where it is not there."""
+    for place in (folder, folder / "training_set"):
+        for pattern in PATTERNS:
+            if files := sorted(place.glob(pattern)):
+                return files
+    return []
+
+
+def begins_like_one(path: Path) -> bool:
+    """Whether a file's first line is a `MovieID:`."""
+    with path.open("rb") as file:
+        return _HEADER.fullmatch(file.readline(64).strip()) is not None
+
+
+def read(files: list[Path], console: Console) -> Triples:
+    """All ratings of the files; `times` are days. DataError with the first bad line."""
+    pieces: list[list[NDArray[Any]]] = [[], [], [], []]
+    with console.progress("reading ratings", sum(path.stat().st_size for path in files)) as bar:
+        for path in files:
+            for columns, size in _ratings(path):
+                for piece, column in zip(pieces, columns, strict=True):
+                    piece.append(column)
+                bar.advance(size)
+    if not any(len(piece) for piece in pieces[0]):
+        raise DataError(f"{files[0].parent}: no ratings in {len(files)} files")
+    joined = []
+    while pieces:  # A column's pieces are let go before the next is joined.
+        joined.append(np.concatenate(pieces.pop(0)))
+    return Triples(*joined)
+
+
+def _ratings(path: Path) -> Iterator[tuple[list[NDArray[Any]], int]]:
+    """Users, items, ratings and days of each section, and the bytes that it had."""
+    if not path.stat().st_size:
+        raise DataError(f"{path}: no ratings in this file")
+    csv = arrow_csv()
+    import pyarrow as pa
+
+    names = {"user": pa.int32(), "rating": pa.float32(), "day": pa.date32()}
+    settings = (
+        csv.ReadOptions(column_names=list(names), use_threads=False),
+        csv.ParseOptions(quote_char=False, double_quote=False),
+        csv.ConvertOptions(column_types=names, null_values=[]),
+    )
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        for item, begin, end in _sections(path, data):
+            body = data[begin:end]
+            if not body.strip():
+                continue
+            try:
+                table = csv.read_csv(pa.BufferReader(body), *settings)
+            except pa.ArrowInvalid as error:
+                raise _bad(path, data, begin, body, str(error)) from None
+            users, ratings = table["user"].to_numpy(), table["rating"].to_numpy()
+            if not (ratings.min(initial=1) > 0 and ratings.max(initial=1) < np.inf):
+                raise _bad(path, data, begin, body, "a rating that is not above 0")
+            days = table["day"].cast(pa.int32()).to_numpy()
+            yield [users, np.full(len(users), item, np.int32), ratings, days], end - begin
+
+
+def _sections(path: Path, data: mmap.mmap) -> Iterator[tuple[int, int, int]]:
+    """Movie, first byte and end of each section's lines of ratings."""
+    colon = data.find(b":")
+    if data.rfind(b"\n", 0, max(colon, 0)) >= 0 or colon < 0:
+        raise DataError(f"{path}: line 1: expected 'MovieID:', as in the Netflix Prize's files")
+    begin = 0
+    while begin < len(data):
+        end = data.find(b"\n", colon) + 1 or len(data)
+        header = _HEADER.fullmatch(data[begin:end].strip())
+        if header is None:
+            raise DataError(
+                f"{path}: line {_line(data, begin)}: {_shown(data[begin:end])} is not a 'MovieID:'"
+            )
+        colon = data.find(b":", end)
+        following = data.rfind(b"\n", end - 1, colon) + 1 if colon >= 0 else len(data)
+        yield int(header[1]), end, following
+        begin = following
+
+
+def _bad(path: Path, data: mmap.mmap, begin: int, body: bytes, said: str) -> DataError:
+    for number, line in enumerate(body.splitlines(), _line(data, begin)):
+        if line and (reason := _wrong(line)):
+            return DataError(f"{path}: line {number}: {reason}")
+    return DataError(f"{path}: cannot be read after line {_line(data, begin)} ({' '.join(said.split())})")
+
+
+def _wrong(line: bytes) -> str:
+    """What is wrong with a line of a rating, or nothing."""
+    fields = _LINE.fullmatch(line.strip())
+    if fields is None:
+        return f"{_shown(line)} is not 'CustomerID,Rating,YYYY-MM-DD'"
+    if int(fields[1]) >= 2**31:
+        return f"customer {int(fields[1])} is too large"
+    try:
+        date.fromisoformat(fields[3].decode())
+    except ValueError as error:
+        return f"{fields[3].decode()} is not a day ({error})"
+    return "" if float(fields[2]) > 0 else f"rating {fields[2].decode()} is not above 0"
+
+
+def _line(data: mmap.mmap, place: int) -> int:
+    return data[:place].count(b"\n") + 1
+
+
+def _shown(text: bytes) -> str:
+    return repr(text.strip()[:60].decode("utf-8", "replace"))
