@@ -5,7 +5,6 @@ as the file has them; renumbering is for the matrix, splitting for the model tha
 only when it refuses a file are the lines read one by one, to name the first bad one.
 """
 
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ NAMES = ("user", "item", "rating", "time")
 _EXPECTED = "expected 3 or 4: user, item, rating and perhaps a time"
 _HEADER = (rb"user.*", rb"(item|movie).*", rb"rating.*", rb"time.*")
 _WHOLE, _NUMBER = re.compile(rb"-?[0-9]+"), re.compile(rb"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
+_SMALLEST, _LARGEST = 2.0**-149, float(np.finfo(np.float32).max)
 _LONGEST_LINE = 4096
 _BLOCK = 1 << 22
 
@@ -173,12 +173,12 @@ def _wrong(line: bytes, form: _Form) -> str:
         pattern, kind = (_NUMBER, "a number") if name == "rating" else (_WHOLE, "a whole number")
         if not pattern.fullmatch(field.strip()):
             return f"{name} {_shown(field)} is not {kind}"
-        if name != "rating" and not -(2**63) <= int(field) < 2**63:
+        if name != "rating" and (len(field) > 99 or not -(2**63) <= int(field) < 2**63):
             return f"{name} {_shown(field)} is too large"
-    rating = np.float32(min(float(fields[2]), math.inf))
-    if not rating > 0:
+    rating = float(fields[2])
+    if rating < _SMALLEST:
         return f"rating {_shown(fields[2])} is not above 0; zero and negative ratings are refused"
-    return "" if rating < np.inf else f"rating {_shown(fields[2])} is too large"
+    return "" if rating <= _LARGEST else f"rating {_shown(fields[2])} is too large"
 
 
 def _shown(text: bytes) -> str:
