@@ -123,11 +123,7 @@ def local_time(request):
 
 
 @pytest.mark.parametrize("split", BORDERS)
-def test_the_first_and_last_days_belong_to_their_ranges_in_every_time_zone(
-    tmp_path, monkeypatch, split, zone
-):
-    monkeypatch.setenv("TZ", zone)
-    time.tzset()
+def test_the_first_and_last_days_belong_to_their_ranges_in_every_time_zone(tmp_path, local_time, split):
     days, inside = BORDERS[split]
     movies = {movie: [f"1,3,{day}", f"2,3,{inside}"] for movie, day in enumerate(days.split())}
     converted(write_movies(tmp_path / "raw", movies), tmp_path / "out", split)
