@@ -15,9 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.data import content
+from hotloop.data.growing import Column
 from hotloop.errors import DataError, MissingExtra
 
 NAMES = ("user", "item", "rating", "time")
+_KINDS = (np.int32, np.int32, np.float32, np.int64)
 _EXPECTED = "expected 3 or 4: user, item, rating and perhaps a time"
 _HEADER = (rb"user.*", rb"(item|movie).*", rb"rating.*", rb"time.*")
 _WHOLE, _NUMBER = re.compile(rb"-?[0-9]+"), re.compile(rb"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
@@ -77,12 +79,6 @@ def arrow_csv() -> Any:
     return csv
 
 
-def narrow(ids: NDArray[np.int64]) -> NDArray[Any]:
-    """A copy as int32 where every number fits, as int64 elsewhere."""
-    fits = not len(ids) or (ids.min() >= -(2**31) and ids.max() < 2**31)
-    return ids.astype(np.int32 if fits else np.int64)
-
-
 def _form(path: Path) -> _Form:
     """What the first line that is not empty tells about the file."""
     head = next(content.chunks(path), b"").removeprefix(b"\xef\xbb\xbf")
@@ -106,21 +102,17 @@ def _form(path: Path) -> _Form:
 
 def _parse(path: Path, form: _Form) -> Triples:
     """The table; ValueError (pyarrow's own errors are) where a line is not a rating."""
-    pieces: list[list[NDArray[Any]]] = [[] for _ in range(form.columns)]
+    table = [Column(kind) for kind in _KINDS[: form.columns]]
     for batch in _batches(path, form):
-        columns = [batch.column(name) for name in NAMES[: form.columns]]
-        if any(column.null_count for column in columns):
+        pieces = [batch.column(name) for name in NAMES[: form.columns]]
+        if any(piece.null_count for piece in pieces):
             raise ValueError("an empty field")
-        user, item, rating, *time = [column.to_numpy() for column in columns]
+        rating = pieces[2].to_numpy()
         if not (rating.min(initial=1) > 0 and rating.max(initial=1) < np.inf):
             raise ValueError("a rating that is not above 0 and finite")
-        for piece, column in zip(pieces, (narrow(user), narrow(item), rating, *time), strict=True):
-            piece.append(column)
-    joined = []
-    while pieces:  # A column's pieces are let go before the next is joined.
-        joined.append(np.concatenate(pieces.pop(0) or [np.empty(0, np.int32)]))
-    users, items, ratings, *times = joined
-    return Triples(users, items, ratings, times[0] if times else None)
+        for column, piece in zip(table, pieces, strict=True):
+            column.append(piece.to_numpy())
+    return Triples(*(column.finish() for column in table))
 
 
 def _batches(path: Path, form: _Form) -> Iterator[Any]:

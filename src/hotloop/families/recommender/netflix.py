@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hotloop.data.growing import Column
 from hotloop.data.rating_text import Triples, arrow_csv
 from hotloop.errors import DataError
 from hotloop.families.console import Console
@@ -46,19 +47,17 @@ def begins_like_one(path: Path) -> bool:
 
 def read(files: list[Path], console: Console) -> Triples:
     """All ratings of the files; `times` are days. DataError with the first bad line."""
-    pieces: list[list[NDArray[Any]]] = [[], [], [], []]
+    table = [Column(kind) for kind in (np.int32, np.int32, np.float32, np.int32)]
     with console.progress("reading ratings", sum(path.stat().st_size for path in files)) as bar:
         for path in files:
-            for columns, size in _ratings(path):
-                for piece, column in zip(pieces, columns, strict=True):
-                    piece.append(column)
+            for pieces, size in _ratings(path):
+                for column, piece in zip(table, pieces, strict=True):
+                    column.append(piece)
                 bar.advance(size)
-    if not any(len(piece) for piece in pieces[0]):
+    triples = Triples(*(column.finish() for column in table))
+    if not len(triples):
         raise DataError(f"{files[0].parent}: no ratings in {len(files)} files")
-    joined = []
-    while pieces:  # A column's pieces are let go before the next is joined.
-        joined.append(np.concatenate(pieces.pop(0)))
-    return Triples(*joined)
+    return triples
 
 
 def _ratings(path: Path) -> Iterator[tuple[list[NDArray[Any]], int]]:
