@@ -164,7 +164,7 @@ def update(model, period, state, images, index, noise):
         "log_joint_z0": target.value(z0).mean(),
         "log_joint_zt": target.value(zt).mean(),
         "f": f.mean(),
-        "control_variate": state["control"][index].mean(),
+        "control_variate": state["control"].mean(),
         "acceptance": np.mean(decisions) if decisions else 0.0,
         "step_size": size,
         "learning_rate": model.decoder_rate * model.rate_decay ** (count // period),

@@ -94,10 +94,10 @@ class Model:
         group=RATES,
     )
     precision: Literal["32.32", "16.32", "16.16"] = option(
-        "32.32", "Bits of the networks' products and of the weights kept between updates.", group=NETWORK
-    )
-    half: Literal["bfloat16", "float16"] = option(
-        "bfloat16", "The 16-bit type of --precision.", group=NETWORK
+        "32.32",
+        "Bits of the networks' products and of the weights kept between updates; 16 is bfloat16, since float16 "
+        "overflows in the first updates.",
+        group=NETWORK,
     )
     sampler: Literal["auto", "plain", "fused"] = option(
         "auto",

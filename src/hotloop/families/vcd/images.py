@@ -24,8 +24,8 @@ from hotloop.errors import DataError
 Bits = NDArray[np.uint8]
 NAMES = ("binarised_mnist", "mnist", "fashion_mnist", "digits")
 PIXELS = 784
-HELD_OUT = 5
-"""One in so many training images is held out under --validation: of 50,000 the last 10,000."""
+HELD_OUT = 10_000
+"""Training images held out under --validation, of a small set at most a fifth."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class Images:
 
     def held_out(self) -> "Images":
         """Validation images taken off the end of the training images, as the old program's -v did."""
-        keep = len(self.train) - len(self.train) // HELD_OUT
+        keep = len(self.train) - min(HELD_OUT, len(self.train) // 5)
         return Images(self.name, self.source, self.train[:keep], self.train[keep:], self.test, self.notice)
 
 
@@ -55,14 +55,20 @@ def load(name: str, say: Callable[[str], None] = to_stderr, progress: Progress =
         return _rows(_thresholded(load_grey("fashion_mnist", None, say, progress)), name)
     if name in ("mnist", "binarised_mnist"):
         return _rows(load_binarised(None, say, progress), name)
-    folder = Path(name).expanduser()
+    return _from_folder(Path(name).expanduser(), say, progress)
+
+
+def _from_folder(folder: Path, say: Callable[[str], None], progress: Progress) -> Images:
     if not folder.exists():
-        raise DataError(f"--data {name}: neither a set ({', '.join(NAMES)}) nor a folder that exists")
+        raise DataError(f"--data {folder}: neither a set ({', '.join(NAMES)}) nor a folder that exists")
     if not folder.is_dir():
-        raise DataError(f"--data {name}: must be the folder that holds the files, not one of them")
-    if "fashion" in folder.name.lower():
-        return _rows(_thresholded(load_grey("fashion_mnist", folder, say, progress)), "fashion_mnist")
-    return _rows(load_binarised(folder, say, progress), "binarised_mnist")
+        raise DataError(f"--data {folder}: must be the folder that holds the files, not one of them")
+    try:
+        if "fashion" in folder.name.lower():
+            return _rows(_thresholded(load_grey("fashion_mnist", folder, say, progress)), "fashion_mnist")
+        return _rows(load_binarised(folder, say, progress), "binarised_mnist")
+    except DataError as error:
+        raise DataError(str(error).replace("--data-dir", "--data")) from error
 
 
 def _thresholded(grey: Any) -> BinaryImages:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from hotloop.engine import precision
-from hotloop.engine.keys import sample_keys
+from hotloop.engine.keys import sample_keys, stream
 from hotloop.engine.where import platform
 from hotloop.families.vcd import density, fused, networks, rmsprop, variate
 from hotloop.families.vcd.config import Model
@@ -36,7 +36,7 @@ class Job:
     @property
     def policy(self) -> precision.Policy:
         """The types to compute and to keep weights in."""
-        return precision.parse(self.model.precision, self.model.half)
+        return precision.parse(self.model.precision)
 
 
 def init(job: Job, key: Array) -> State:
@@ -84,7 +84,7 @@ def update(job: Job) -> Callable[[State, Batch, Array], tuple[State, dict[str, A
         factor = jnp.float32(model.rate_decay) ** (count // period).astype(jnp.float32)
         descend = _Groups({name: rate * factor for name, rate in rates.items()})
         params, slots = precision.optimise(
-            policy, descend, gradients, state["slots"], state["params"], jax.random.fold_in(key, 1)
+            policy, descend, gradients, state["slots"], state["params"], stream(key, "rounding", 0)
         )
         moved = variate.moved(
             state["variate"], batch["index"], drawn.f, model.variate_decay, count < model.shared_updates
@@ -102,7 +102,7 @@ def update(job: Job) -> Callable[[State, Batch, Array], tuple[State, dict[str, A
             "acceptance": chain.acceptance,
             "step_size": chain.step_size,
             "learning_rate": rates["decoder"] * factor,
-            "control_variate": old.mean(),
+            "control_variate": variate.mean(state["variate"]),
         }
         return new, metrics
 

@@ -26,6 +26,7 @@ from hotloop.engine.plan import Batch, Event, Plan, plan_updates
 from hotloop.engine.records import jsonable
 from hotloop.engine.run import Run
 from hotloop.engine.sinks import ConsoleSink
+from hotloop.engine.where import platform
 from hotloop.errors import OptionError, RunError
 from hotloop.families.console import Console
 from hotloop.families.vcd import evaluation, fused, images, model
@@ -51,15 +52,24 @@ CHECKPOINTS, KEPT = 20, 3
 
 def run(config: Train, console: Console, command: str) -> Mapping[str, Any]:
     """Train as often as asked; the result of the last repeat, and of all of them under `runs`."""
-    if config.sampler == "fused" and not fused.fits(job_of(config, 1).model):
-        raise OptionError(
-            f"--sampler fused: made for two hidden layers of at most {fused.WIDEST} and 64 latents; use --sampler plain"
-        )
+    check_sampler(config)
     data = load(config, console)
     results = []
     for repeat in range(config.repeats):
         results.append(once(replace(config, seed=config.seed + repeat, repeats=1), data, console, command))
     return {**results[-1], "runs": results} if config.repeats > 1 else results[-1]
+
+
+def check_sampler(config: Train) -> None:
+    """The kernel that was asked for must fit the networks and the device."""
+    if config.sampler != "fused":
+        return
+    if not fused.fits(job_of(config, 1).model):
+        raise OptionError(
+            f"--sampler fused: made for two hidden layers of at most {fused.WIDEST} and 64 latents; use --sampler plain"
+        )
+    if platform() != "gpu":
+        raise OptionError(f"--sampler fused: a GPU kernel, and this is a {platform()}; use --sampler auto")
 
 
 def load(config: Train, console: Console) -> Images:
