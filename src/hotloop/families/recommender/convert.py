@@ -131,14 +131,14 @@ def _divide(config: ConvertConfig, triples: Triples, is_netflix: bool) -> Split:
 
 def _write(split: Split, targets: Mapping[str, Path], console: Console) -> None:
     """All parts in one pass over the table; the files get their names when all of them are whole."""
+    kept = split.chosen(*PARTS.values())
     with (
-        console.progress("writing", len(split.triples)) as bar,
+        console.progress("writing", int(np.count_nonzero(kept))) as bar,
         _appending(list(targets.values())) as append,
     ):
-        for order in in_order(split.triples):
+        for order in in_order(split.triples, kept):
             for path, which in zip(targets.values(), PARTS.values(), strict=True):
-                chosen = (split.parts[order] == which) & ~split.unseen[order]
-                append[path](_lines(split.triples.take(order[chosen])))
+                append[path](_lines(split.triples.take(order[split.parts[order] == which])))
             bar.advance(len(order))
 
 

@@ -84,8 +84,8 @@ def date_split(triples: Triples, train: tuple[int, int], test: tuple[int, int], 
     return _without_strangers(triples, parts)
 
 
-def in_order(triples: Triples) -> Iterator[NDArray[np.intp]]:
-    """The places of all ratings by user, time and item, some millions of whole users' ratings at a time."""
+def in_order(triples: Triples, among: NDArray[np.bool_] | None = None) -> Iterator[NDArray[np.intp]]:
+    """Places of all ratings (`among` these) by user, time and item, whole users' and some millions at a time."""
     rows, names = number(triples.users)
     rank = np.empty(len(names), np.int32)
     rank[np.argsort(names)] = np.arange(len(names), dtype=np.int32)
@@ -94,6 +94,7 @@ def in_order(triples: Triples) -> Iterator[NDArray[np.intp]]:
     times = triples.items if triples.times is None else triples.times
     for _, _, found in by_rows(rows, len(names)):
         places = np.arange(found.start, found.stop) if isinstance(found, slice) else found
+        places = places if among is None else places[among[places]]
         keys = (triples.ratings, triples.items, times, rows)
         yield places[np.lexsort([key[places] for key in keys])]
 

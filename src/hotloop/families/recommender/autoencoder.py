@@ -1,0 +1,48 @@
+"""The deep autoencoder: six fully connected layers with SELU, the decoder's weights the encoder's transposed.
+
+Plain functions over {"encoder": ({"w", "b"}, ...), "decoder": ({"b"} or {"w", "b"}, ...)}; weights are [in, out].
+SELU stands after every layer, the last included; dropout stands in one place, after the code. It knows neither
+ratings nor losses.
+"""
+
+from itertools import pairwise
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from hotloop.layers.initial import constant, draw, glorot_uniform
+
+Params = Any
+
+
+def init(key: Array, items: int, layers: tuple[int, ...], tied: bool) -> Params:
+    """Glorot uniform weights and biases of zero."""
+    down = list(pairwise((items, *layers)))
+    up = [(out, into) for into, out in reversed(down)]
+    encoder = tuple({"w": glorot_uniform(size), "b": constant(size[1:])} for size in down)
+    own = [{} if tied else {"w": glorot_uniform(size)} for size in up]
+    decoder = tuple({**weights, "b": constant(size[1:])} for weights, size in zip(own, up, strict=True))
+    return draw(key, {"encoder": encoder, "decoder": decoder})
+
+
+def forward(params: Params, x: Array, keep: Array | float = 1.0, *, selu: bool = True) -> Array:
+    """Predictions [B, items] in float32; `keep` scales the code (dropout: 0 or 1 / (1 - p))."""
+    activation = jax.nn.selu if selu else _linear
+    for layer in params["encoder"]:
+        x = activation(_product(x, layer["w"]) + layer["b"])
+    x = x * keep
+    for layer, weights in zip(params["decoder"], reversed(params["encoder"]), strict=True):
+        x = activation(_product(x, layer.get("w", weights["w"].T)) + layer["b"])
+    return x
+
+
+def _linear(x: Array) -> Array:
+    return x
+
+
+def _product(x: Array, w: Array) -> Array:
+    """x w in the weights' type, summed in float32 (float64 where that is the type)."""
+    wide = jnp.promote_types(w.dtype, jnp.float32)
+    return jnp.matmul(x.astype(w.dtype), w, preferred_element_type=wide)

@@ -1,0 +1,77 @@
+"""Sparse ratings on the device, and batches of them made dense inside the compiled loop.
+
+A matrix stays compressed (two or four bytes an item, one a rating); a batch is scattered into zeros when its
+update comes. The batch's ratings are laid end to end and found again by their place, so that long and short rows
+cost what they hold. It knows no model.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from numpy.typing import NDArray
+
+from hotloop.data.matrix import RatingMatrix
+from hotloop.engine.where import platform
+
+CHUNK = 4096
+
+
+class Rows(NamedTuple):
+    """A compressed matrix on the device; `levels` may be None."""
+
+    starts: Any
+    items: Any
+    codes: Any
+    levels: Any
+
+
+def rows_of(matrix: RatingMatrix) -> Rows:
+    """The arrays that travel to the device."""
+    if matrix.ratings >= 2**31:
+        raise ValueError("more than 2^31 ratings: places in a matrix are 32 bits on the device")
+    return Rows(matrix.starts.astype(np.int32), matrix.items, matrix.codes, matrix.levels)
+
+
+def largest(matrix: RatingMatrix, batch_size: int) -> int:
+    """The most ratings that any batch of so many users can hold."""
+    sizes: NDArray[np.int64] = np.diff(matrix.starts)
+    top = np.partition(sizes, max(0, len(sizes) - batch_size))[-batch_size:]
+    return max(1, int(top.sum()))
+
+
+def densify(rows: Rows, users: Array, items: int, capacity: int, dtype: Any = jnp.float32) -> Array:
+    """The ratings of these users as [B, items], zero where there is none.
+
+    `capacity` bounds the ratings of the batch. On an accelerator they are all scattered at once; a CPU, where a loop
+    of as many turns as are needed costs nothing, goes through them in chunks.
+    """
+    first = rows.starts[users]
+    sizes = rows.starts[users + 1] - first
+    ends = jnp.cumsum(sizes)
+
+    def scattered(places: Array, into: Array) -> Array:
+        row = jnp.searchsorted(ends, places, side="right").astype(jnp.int32)
+        inside = row < len(users)
+        row = jnp.minimum(row, len(users) - 1)
+        at = first[row] + places - (ends[row] - sizes[row])
+        at = jnp.where(inside, at, 0)
+        codes = rows.codes[at]
+        values = codes if rows.levels is None else rows.levels[codes]
+        column = jnp.where(inside, rows.items[at].astype(jnp.int32), items)
+        return into.at[row, column].set(values.astype(dtype), mode="drop", unique_indices=True)
+
+    zeros = jnp.zeros((len(users), items), dtype)
+    if platform() != "cpu" or capacity <= CHUNK:
+        return scattered(jnp.arange(capacity, dtype=jnp.int32), zeros)
+    turns = (ends[-1] + CHUNK - 1) // CHUNK
+    chunk = jnp.arange(CHUNK, dtype=jnp.int32)
+    result: Array = lax.fori_loop(0, turns, lambda n, into: scattered(chunk + n * CHUNK, into), zeros)
+    return result
+
+
+def on_device(matrix: RatingMatrix) -> Rows:
+    """Its arrays, sent once."""
+    return Rows(*(None if leaf is None else jax.device_put(leaf) for leaf in rows_of(matrix)))

@@ -1,0 +1,275 @@
+"""The options of `hotloop recommender train`, with the old program's names and defaults, and its arithmetic.
+
+Sizes and batches by the name of the training file, rates as powers of two, drops and validations on calls: all
+integers and fractions, no jax.
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Literal
+
+from hotloop.errors import OptionError
+from hotloop.options import between, finite, non_negative, option, positive, validate
+
+MODEL, TRAINING, NUMBERS, DATA, RUN, OLD = (
+    "Model",
+    "Training",
+    "Numbers",
+    "Data",
+    "Run and records",
+    "From the old program",
+)
+LAYERS = {128: (128, 256, 256), 256: (256, 256, 512), 512: (512, 512, 1024)}
+"""--size -> units of the three encoder layers; the decoder mirrors them."""
+DROPOUT = {128: 0.65, 256: 0.8, 512: 0.8}
+BY_NAME = {"3m": (128, 64), "6m": (256, 64), "1y": (256, 32), "full": (512, 8)}
+"""Stem of the training file before the first underscore -> size, batch."""
+RANDOM = (128, 64)
+CALL = 250
+"""Updates of a call, as the old program had it."""
+
+
+@dataclass(frozen=True)
+class Net:
+    """Everything that decides what one update computes."""
+
+    size: Literal[128, 256, 512] | None = option(
+        None, "Width: 128, 256 or 512; left out, by the training file's name (random data: 128).", group=MODEL
+    )
+    dropout: float | None = option(
+        None,
+        "Dropout of the code layer; left out, 0.65 for size 128, else 0.8.",
+        check=between(0, 0.99),
+        group=MODEL,
+    )
+    no_selu: bool = option(False, "A linear network.", group=MODEL)
+    no_dropout: bool = option(False, "No dropout.", group=MODEL)
+    tied: bool = option(True, "The decoder uses the encoder's weights, transposed.", group=MODEL)
+    untied: bool = option(False, "The same as --no-tied.", group=MODEL)
+    refeed: Literal["joint", "alternate", "none"] = option(
+        "joint",
+        "Dense re-feeding: joint, in one loss and one step; alternate, in steps of its own on detached outputs; none.",
+        group=TRAINING,
+    )
+    no_dense_refeeding: bool = option(False, "The same as --refeed none.", group=TRAINING)
+    aug_steps: int = option(
+        1, "Re-feeding steps after each batch under --refeed alternate.", check=non_negative, group=TRAINING
+    )
+    batch_size: int | None = option(
+        None,
+        "Users an update; left out, by the training file's name (random data: 64).",
+        check=positive,
+        aliases=("--micro-batch-size",),
+        group=TRAINING,
+    )
+    optimizer: Literal["Momentum", "SGD"] = option("Momentum", "Momentum 0.9, or none.", group=TRAINING)
+    base_learning_rate: float = option(
+        -16.0, "Exponent of two: the rate is 2^exponent times the batch size.", check=finite, group=TRAINING
+    )
+    learning_rate_decay: tuple[float, ...] = option(
+        (1.0, 0.1, 0.01), "Factors on the rate, one more than drops.", check=positive, group=TRAINING
+    )
+    learning_rate_schedule: tuple[float, ...] = option(
+        (0.5, 0.75), "Where the rate drops, as fractions of the calls.", check=between(0, 1), group=TRAINING
+    )
+    weight_decay: float = option(
+        1e-4, "Decay of every weight and bias; 0 for none.", check=non_negative, group=TRAINING
+    )
+    gradient_clipping: bool = option(False, "Clip each gradient to [-1, 1], after decay.", group=TRAINING)
+    loss_scaling: float = option(
+        1000.0,
+        "The loss is multiplied by it, gradients are divided; 1 for none.",
+        check=positive,
+        group=NUMBERS,
+    )
+    precision: Literal["auto", "32.32", "16.32", "16.16"] = option(
+        "auto",
+        "Bits of products and of weights; auto is 16.16 on an accelerator, 32.32 on a CPU.",
+        group=NUMBERS,
+    )
+    half: Literal["bfloat16", "float16"] = option("float16", "The 16-bit type.", group=NUMBERS)
+    no_prng: bool = option(False, "Round 16-bit weights to nearest instead of stochastically.", group=NUMBERS)
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether decoder and encoder share weights."""
+        return self.tied and not self.untied
+
+    @property
+    def refeeding(self) -> str:
+        """joint, alternate or none, whichever option said so."""
+        return "none" if self.no_dense_refeeding else self.refeed
+
+    @property
+    def code_dropout(self) -> float:
+        """The dropout rate that is used."""
+        if self.no_dropout:
+            return 0.0
+        return DROPOUT[self.size or RANDOM[0]] if self.dropout is None else self.dropout
+
+
+@dataclass(frozen=True)
+class Train(Net):
+    """All of `hotloop recommender train`."""
+
+    training_data_file: Path | None = option(
+        None, "Ratings to train with: user TAB item TAB rating.", metavar="FILE", group=DATA
+    )
+    validation_data_file: Path | None = option(
+        None, "Ratings of the same users to validate with.", metavar="FILE", group=DATA
+    )
+    test_data_file: Path | None = option(None, "Ratings to test with at the end.", metavar="FILE", group=DATA)
+    data: Literal["random", "procedural", "ml-100k"] = option(
+        "random",
+        "Without files: random ratings of the old shape, drawn tastes, or MovieLens-100K.",
+        group=DATA,
+    )
+    split: Literal["random", "user-time"] = option(
+        "random", "How --data ml-100k or procedural is split.", group=DATA
+    )
+    fractions: tuple[float, ...] = option(
+        (0.85, 0.05, 0.1),
+        "Training, validation and test share of --split random.",
+        check=between(0, 1),
+        group=DATA,
+    )
+    epochs: int | None = option(
+        None, "Passes over the users; left out, 160 (random data: 2).", check=positive, group=TRAINING
+    )
+    patience: int | None = option(
+        None, "Stop after so many validations without a better one.", check=positive, group=TRAINING
+    )
+    validation_batch_size: int | None = option(
+        None,
+        "Users at once in validation; left out, the training batch (random data: 128).",
+        check=positive,
+        aliases=("--validation-micro-batch-size",),
+        group=RUN,
+    )
+    valid_per_epoch: float = option(1.0, "Validations an epoch.", check=positive, group=RUN)
+    no_validation: bool = option(False, "Do not validate.", group=RUN)
+    multiprocessing: bool = option(False, "Validate in a process of its own, beside the training.", group=RUN)
+    device_iterations: int | None = option(
+        None,
+        "Updates of a call, after which rates may change; left out, 250, or an epoch where that is shorter.",
+        check=positive,
+        group=RUN,
+    )
+    steps_per_log: int = option(1, "Calls between logs.", check=positive, group=RUN)
+    seed: int = option(0, "Seed of weights, order, dropout and drawn data.", check=non_negative, group=RUN)
+    logdir: Path = option(Path("logdir"), "Folder in which runs get theirs.", group=RUN)
+    run_name: str | None = option(None, "Name of the run's folder; else made of batch and time.", group=RUN)
+    resume: bool = option(False, "Go on with the run of --run-name.", group=RUN)
+    clip: bool = option(
+        True, "Clip predictions to the range of the training ratings when evaluating.", group=RUN
+    )
+    plan: bool = option(False, "Say what would run, and stop.", group=RUN)
+    build_init: bool = option(False, "Save the initial weights and stop.", group=RUN)
+    testing_on_checkpoint: Path | None = option(
+        None, "Only test: RMSE of this run's weights on the validation file.", metavar="DIR", group=RUN
+    )
+    report: Path | None = option(
+        None, "Write the compiler's report and a profile to this folder.", metavar="DIR", group=RUN
+    )
+    pipeline_num_parallel: int = option(
+        32, "No effect: nothing is decoded on the host.", check=positive, group=OLD
+    )
+    validation_batches_per_step: int = option(250, "No effect, as before.", check=positive, group=OLD)
+    select_ipus: str = option("AUTO", "No effect: see --device.", aliases=("--select-ipu",), group=OLD)
+
+    def __post_init__(self) -> None:
+        validate(self)
+        if self.base_learning_rate > 0:
+            raise OptionError(
+                f"--base-learning-rate {self.base_learning_rate:g}: the rate would be 2^{self.base_learning_rate:g} times "
+                f"the batch size; write {-self.base_learning_rate:g}"
+            )
+        if len(self.learning_rate_decay) <= len(self.learning_rate_schedule):
+            raise OptionError(
+                f"--learning-rate-decay has {len(self.learning_rate_decay)} factors: it needs one more than "
+                f"--learning-rate-schedule has drops ({len(self.learning_rate_schedule)})"
+            )
+        if self.resume and not self.run_name:
+            raise OptionError("--resume: name the run with --run-name")
+        if len(self.fractions) != 3 or abs(sum(self.fractions) - 1) > 1e-6 or not self.fractions[0]:
+            raise OptionError(
+                f"--fractions {' '.join(map(str, self.fractions))}: three shares that add up to 1"
+            )
+        if self.training_data_file and not (self.validation_data_file or self.no_validation):
+            raise OptionError(
+                "--training-data-file: needs --validation-data-file of the same users, or --no-validation"
+            )
+
+    @property
+    def from_random(self) -> bool:
+        """Whether the data are the old program's random ones."""
+        return self.training_data_file is None and self.data == "random"
+
+    def resolved(self) -> "Train":
+        """The same with size, batches and epochs filled in: options, else the file's name, else random data's."""
+        from dataclasses import replace
+
+        size, batch = self._usual()
+        size, batch = self.size or size, self.batch_size or batch
+        if size is None or batch is None:
+            raise OptionError(
+                f"--training-data-file {self.training_data_file}: its name does not begin with 3m_, 6m_, 1y_ or full_, so "
+                "give --size and --batch-size"
+            )
+        return replace(
+            self,
+            size=size,
+            batch_size=batch,
+            validation_batch_size=self.validation_batch_size or (128 if self.from_random else batch),
+            epochs=self.epochs or (2 if self.from_random else 160),
+        )
+
+    def _usual(self) -> tuple[Any, Any]:
+        if self.training_data_file is None:
+            return RANDOM
+        return BY_NAME.get(self.training_data_file.name.split("_")[0], (None, None))
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Calls, updates, drops and validations of a run, as the old program counted them."""
+
+    calls: int
+    updates_per_call: int
+    drops: tuple[int, ...]
+    """Updates from which each next factor holds."""
+    validate_every: int
+    """Updates between validations."""
+
+    @property
+    def updates(self) -> int:
+        """Of the whole run."""
+        return self.calls * self.updates_per_call
+
+
+def schedule(config: Train, users: int) -> Schedule:
+    """The table of the old program: calls an epoch is a real number, drops take effect a call later.
+
+    Where an epoch is shorter than a call, a call is an epoch, so that small sets train, too.
+    """
+    assert config.batch_size is not None and config.epochs is not None
+    per_epoch = Fraction(users, config.batch_size)
+    length = config.device_iterations or min(CALL, max(1, int(per_epoch)))
+    calls = max(1, int(config.epochs * per_epoch / length))
+    drops = tuple((int(Fraction(str(at)) * calls) + 1) * length for at in config.learning_rate_schedule)
+    every = max(1, int(per_epoch / length / Fraction(str(config.valid_per_epoch))))
+    return Schedule(calls, length, drops, every * length)
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "ml-100k": {
+        "data": "ml-100k",
+        "size": 128,
+        "batch_size": 64,
+        "epochs": 100,
+        "base_learning_rate": -13,
+        "precision": "32.32",
+        "patience": 15,
+    },
+}

@@ -1,0 +1,204 @@
+"""One weight update of the autoencoder, and its evaluation: `init`, `update`, `evaluate` as the engine wants them.
+
+joint re-feeding: y = f(x), z = f(y) with another dropout mask, one loss L(y, x) + |z - y|^2, one step, the gradient
+through everything. alternate: a step on L(y, x), then steps on |f(y) - y|^2 with y detached, each with the weights of
+the step before. It knows dense batches, not where they come from.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+
+from hotloop.engine import precision
+from hotloop.engine.keys import sample_keys, stream
+from hotloop.engine.where import platform
+from hotloop.families.recommender import autoencoder, losses
+from hotloop.families.recommender.config import LAYERS, Net
+
+State = Any
+Batch = Mapping[str, Array]
+MOMENTUM = 0.9
+
+
+@dataclass(frozen=True)
+class Job:
+    """A network for so many items, and where its rate drops."""
+
+    net: Net
+    items: int
+    drops: tuple[int, ...] = ()
+    """Updates from which each next factor of the rate holds."""
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Units of the encoder."""
+        assert self.net.size is not None
+        return LAYERS[self.net.size]
+
+    @property
+    def policy(self) -> precision.Policy:
+        """The types to compute and to keep weights in."""
+        mode = self.net.precision
+        if mode == "auto":
+            mode = "32.32" if platform() == "cpu" else "16.16"
+        return precision.parse(mode, self.net.half, stochastic_rounding=not self.net.no_prng)
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """The learning rate before the first drop, after it, and so on."""
+        assert self.net.batch_size is not None
+        base = 2.0**self.net.base_learning_rate * self.net.batch_size
+        return tuple(base * factor for factor in self.net.learning_rate_decay[: len(self.drops) + 1])
+
+
+def optimiser(net: Net) -> Any:
+    """Decay, then clipping, then momentum; the rate is applied afterwards."""
+    steps = []
+    if net.weight_decay:
+        steps.append(optax.add_decayed_weights(net.weight_decay))
+    if net.gradient_clipping:
+        steps.append(optax.clip(1.0))
+    if net.optimizer == "Momentum":
+        steps.append(optax.trace(MOMENTUM))
+    return optax.chain(*steps)
+
+
+def init(job: Job, key: Array) -> State:
+    """Random weights, an optimiser that has seen nothing, no update yet."""
+    params = job.policy.to_update(autoencoder.init(key, job.items, job.layers, job.net.is_tied))
+    return {
+        "params": params,
+        "optimiser": optimiser(job.net).init(params),
+        "update": jnp.zeros((), jnp.int32),
+    }
+
+
+def update(job: Job) -> Callable[[State, Batch, Array], tuple[State, dict[str, Array]]]:
+    """One batch: one step, or 1 + aug_steps of them under alternate re-feeding."""
+    chosen, net = optimiser(job.net), job.net
+
+    def one(state: State, batch: Batch, key: Array) -> tuple[State, dict[str, Array]]:
+        x = batch["ratings"]
+        rate = learning_rate(job, state["update"])
+        step = _Step(job, chosen, rate, key)
+        if net.refeeding == "joint":
+            state, (loss, mask) = step(state, lambda params: _joint(job, params, x, key), 0)
+            figures = {"loss": loss, "rmse": jnp.sqrt(mask)}
+        else:
+            state, figures = _alternating(job, step, state, x, key)
+        new = {**state, "update": state["update"] + 1}
+        return new, {**figures, "learning_rate": rate, "gradient_norm": step.norm}
+
+    return one
+
+
+def _joint(job: Job, params: Any, x: Array, key: Array) -> tuple[Array, Array]:
+    y = network(job, params, x, stream(key, "dropout", 0))
+    mask = losses.masked(y, x.astype(y.dtype))
+    again = network(job, params, y, stream(key, "dropout", 1))
+    return mask + losses.dense(again, y), mask
+
+
+def _alternating(
+    job: Job, step: "_Step", state: State, x: Array, key: Array
+) -> tuple[State, dict[str, Array]]:
+    def rated(params: Any) -> tuple[Array, Array]:
+        y = network(job, params, x, stream(key, "dropout", 0))
+        return losses.masked(y, x.astype(y.dtype)), y
+
+    state, (mask, y) = step(state, rated, 0)
+    figures = {"loss": mask, "rmse": jnp.sqrt(mask)}
+    steps = job.net.aug_steps if job.net.refeeding == "alternate" else 0
+    for n in range(1, steps + 1):
+        target = y
+
+        def refed(params: Any, n: int = n, target: Array = target) -> tuple[Array, Array]:
+            y = network(job, params, target, stream(key, "dropout", n))
+            return losses.dense(y, target), y
+
+        state, (figures["refeed_loss"], y) = step(state, refed, n)
+    return state, figures
+
+
+class _Step:
+    """Gradient of a scaled loss, unscaled, then one step of the optimiser, rounded as the policy says."""
+
+    def __init__(self, job: Job, chosen: Any, rate: Array, key: Array):
+        self.job, self.chosen, self.rate, self.key = job, chosen, rate, key
+        self.norm: Array = jnp.zeros(())
+
+    def __call__(
+        self, state: State, loss: Callable[[Any], tuple[Array, Any]], number: int
+    ) -> tuple[State, Any]:
+        job, scale = self.job, self.job.net.loss_scaling
+
+        def scaled(params: Any) -> tuple[Array, Any]:
+            value, extra = loss(params)
+            return scale * value, (value, extra)
+
+        compute = job.policy.to_compute(state["params"])
+        gradients, result = jax.grad(scaled, has_aux=True)(compute)
+        wide = jax.tree.map(lambda g: g.astype(jnp.promote_types(g.dtype, jnp.float32)) / scale, gradients)
+        self.norm = optax.global_norm(wide)
+        params, slots = precision.optimise(
+            job.policy, _Rated(self.chosen, self.rate), wide, state["optimiser"], state["params"],
+            stream(self.key, "rounding", number),
+        )  # fmt: skip
+        return {**state, "params": params, "optimiser": slots}, result
+
+
+@dataclass(frozen=True)
+class _Rated:
+    """An optimiser times a rate that is known only inside the loop."""
+
+    chosen: Any
+    rate: Array
+
+    def update(self, gradients: Any, state: Any, params: Any) -> tuple[Any, Any]:
+        steps, state = self.chosen.update(gradients, state, params)
+        return jax.tree.map(lambda step: -self.rate * step, steps), state
+
+
+def learning_rate(job: Job, update: Array) -> Array:
+    """The rate of this update: constant between drops."""
+    rates = jnp.asarray(job.rates, jnp.float32)
+    return rates[sum((update >= drop).astype(jnp.int32) for drop in job.drops)] if job.drops else rates[0]
+
+
+def network(job: Job, params: Any, x: Array, key: Array | None = None) -> Array:
+    """Predictions for dense ratings; with a key, the code is dropped out, each row by its own place."""
+    keep: Array | float = 1.0
+    if key is not None and job.net.code_dropout:
+        share = 1 - job.net.code_dropout
+        keys = sample_keys(key, 0, len(x))
+        kept = jax.vmap(lambda k: jax.random.bernoulli(k, share, (job.layers[-1],)))(keys)
+        keep = kept / np.float32(share)
+    return autoencoder.forward(params, x, keep, selu=not job.net.no_selu)
+
+
+def predict(job: Job, state: State, x: Array) -> Array:
+    """Predictions without dropout, float32."""
+    return network(job, job.policy.to_compute(state["params"]), x)
+
+
+def evaluate(job: Job, low: float, high: float) -> Callable[[State, Batch], dict[str, Array]]:
+    """For each user: squared and absolute error of clipped predictions, summed over its ratings, and their number."""
+
+    def values(state: State, batch: Batch) -> dict[str, Array]:
+        y = jnp.clip(predict(job, state, batch["ratings"]), low, high)
+        truth = batch["truth"]
+        there = truth > 0
+        error = jnp.where(there, y - truth, 0)
+        return {
+            "squared_error": jnp.square(error).sum(-1),
+            "absolute_error": jnp.abs(error).sum(-1),
+            "ratings": there.sum(-1),
+        }
+
+    return values
