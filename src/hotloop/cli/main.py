@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "hotloop.cli.vcd",
         "Train, evaluate and sample a VAE with the Variational Contrastive Divergence.",
     ),
+    "recommender": ("hotloop.cli.recommender", "Train and use the deep autoencoder for ratings."),
     "plan": ("hotloop.cli.plan", "Work out batch sizes, updates a call and host events before a run."),
     "data": ("hotloop.cli.data", "List, fetch and verify data sets."),
     "devices": ("hotloop.cli.devices", "Show devices, their memory and their measured speed limits."),

@@ -52,6 +52,7 @@ def drive(
     progress: Progress | None = None,
     latest: Collection[str] = (),
     guard: str | None = None,
+    enough: Callable[[], bool] | None = None,
     report: Path | None = None,
     how_to_resume: str = "give the same command again with --resume",
 ) -> State:
@@ -61,7 +62,8 @@ def drive(
     those in `latest`), the throughput, and whatever `on_log` adds; `validate` records what `validate(state)`
     returns; `checkpoint` saves. `on_call` sees every update's metrics, piece by piece. `guard` names a
     metric that must stay finite: if it does not the run stops with `Diverged`, and no state that is not
-    finite is saved. `report` is a folder for the compiler's report and a profile of one piece. SIGINT and
+    finite is saved. `enough` is asked after the events of a call; where it says so the run ends there, saved, as if
+    that had been the plan. `report` is a folder for the compiler's report and a profile of one piece. SIGINT and
     SIGTERM end in `Interrupted`.
     """
     update = resumed.step if resumed else 0
@@ -71,7 +73,7 @@ def drive(
         program.feed.check_position(resumed.position["feed"])
         host.resumed(resumed)
     with requests() as request:
-        pieces = _Dispatch(program, plan, host, request, on_call, progress, report)
+        pieces = _Dispatch(program, plan, host, request, on_call, progress, enough, report)
         return pieces.run(own(resumed.state if resumed else state), update)
 
 
@@ -94,10 +96,11 @@ class _Dispatch:
         request: Request,
         on_call: Callable[[int, CallMetrics], None] | None,
         progress: Progress | None,
+        enough: Callable[[], bool] | None,
         report: Path | None,
     ):
         self.program, self.plan, self.host, self.request = program, plan, host, request
-        self.on_call, self.progress = on_call, progress
+        self.on_call, self.progress, self.enough = on_call, progress, enough
         self.report = self.to_profile = report
         longest = program.updates_per_call
         self.pieces = (
@@ -124,6 +127,9 @@ class _Dispatch:
             self._land(leave=0 if self.request.made or (ends_call and span.events) else 1)
             for event in span.events if ends_call else ():
                 self.host.handle(event, state)
+            if self.enough and ends_call and self.enough():
+                self.host.save_once(state, done)
+                break
             if self.request.made and not last:
                 self.host.stop(state, done)
         self._land(leave=0)

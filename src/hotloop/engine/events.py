@@ -98,6 +98,11 @@ class Host:
         self._saved_at = update
         self.event("checkpoint", update, seconds=time.perf_counter() - started)
 
+    def save_once(self, state: State, update: int) -> None:
+        """Save, unless the last event did."""
+        if self._saved_at != update:
+            self.save(state, update)
+
     def finish(self) -> None:
         """Wait until everything is on disk."""
         if self.checkpoints is not None:
@@ -105,8 +110,7 @@ class Host:
 
     def stop(self, state: State, update: int) -> NoReturn:
         """Save where the run stands and leave."""
-        if self._saved_at != update:
-            self.save(state, update)
+        self.save_once(state, update)
         self.finish()
         place = f"interrupted after update {update} of {self.plan.total_updates}"
         if self.checkpoints is None:

@@ -50,19 +50,25 @@ def plan_updates(
     log_every: int = 0,
     checkpoint_every: int | None = None,
     validate_every: int = 0,
+    validate_first: int = 0,
     updates_per_epoch: int | Fraction | None = None,
     batch: Batch | None = None,
 ) -> Plan:
     """Plan `total` weight updates with events every so many of them and at the end; 0 means never.
 
-    Without `checkpoint_every` (None) only the end is saved; without `updates_per_epoch` the run is one epoch.
-    Where batches run over from one epoch into the next, an epoch is a fraction of updates.
+    Without `checkpoint_every` (None) only the end is saved; without `updates_per_epoch` the run is one epoch. Where
+    batches run over from one epoch into the next, an epoch is a fraction of updates. `validate_first` adds a
+    validation after so many.
     """
     whole("updates", total)
     per_epoch = total if updates_per_epoch is None else _per_epoch(updates_per_epoch)
     draft = _Draft(Clock(per_epoch, total), batch or Batch())
     draft.every("log", whole("log every", log_every, 0))
     draft.every("validate", whole("validate every", validate_every, 0))
+    if validate_first and not any(
+        validate_first in mark.updates for mark in draft.marks if mark.kind == "validate"
+    ):
+        draft.marks.append(Mark("validate", range(validate_first, validate_first + 1)))
     draft.every(
         "checkpoint", total if checkpoint_every is None else whole("checkpoint every", checkpoint_every, 0)
     )

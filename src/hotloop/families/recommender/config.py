@@ -182,8 +182,8 @@ class Train(Net):
         validate(self)
         if self.base_learning_rate > 0:
             raise OptionError(
-                f"--base-learning-rate {self.base_learning_rate:g}: the rate would be 2^{self.base_learning_rate:g} times "
-                f"the batch size; write {-self.base_learning_rate:g}"
+                f"--base-learning-rate {self.base_learning_rate:g}: the rate would be "
+                f"2^{self.base_learning_rate:g} times the batch size; write {-self.base_learning_rate:g}"
             )
         if len(self.learning_rate_decay) <= len(self.learning_rate_schedule):
             raise OptionError(
@@ -214,8 +214,8 @@ class Train(Net):
         size, batch = self.size or size, self.batch_size or batch
         if size is None or batch is None:
             raise OptionError(
-                f"--training-data-file {self.training_data_file}: its name does not begin with 3m_, 6m_, 1y_ or full_, so "
-                "give --size and --batch-size"
+                f"--training-data-file {self.training_data_file}: its name does not begin with 3m_, 6m_, 1y_ or "
+                "full_, so give --size and --batch-size"
             )
         return replace(
             self,

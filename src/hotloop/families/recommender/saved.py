@@ -1,0 +1,122 @@
+"""A run's folder read back: options, weights, whose ratings they are for, and the training ratings themselves.
+
+Checkpoints hold the original ids of users and items beside the weights; `ratings.npz` holds the training ratings,
+which are what a prediction starts from. Nothing here needs the files that the run was trained with.
+"""
+
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from hotloop.data.matrix import RatingMatrix
+from hotloop.engine.checkpoint import Checkpoints, KeepBest
+from hotloop.errors import RunError
+from hotloop.families.recommender import model
+from hotloop.families.recommender.config import Net, Schedule, Train
+from hotloop.options import build
+
+FAMILY = "recommender"
+BEST = KeepBest("validation_rmse", "min", 1)
+EXTRA = ("users", "items", "drops", "low", "high")
+
+
+@dataclass(frozen=True, eq=False)
+class Saved:
+    """What a run left."""
+
+    config: Train
+    job: model.Job
+    state: Any
+    step: int
+    folder: Path
+    user_ids: NDArray[np.int64]
+    item_ids: NDArray[np.int64]
+    low: float
+    high: float
+
+
+def job_of(config: Train, items: int, schedule: Schedule) -> model.Job:
+    """The part of the options that a state depends on."""
+    net = Net(**{each.name: getattr(config, each.name) for each in fields(Net)})
+    return model.Job(net, items, schedule.drops)
+
+
+def initial(job: model.Job, key: Any, users: NDArray[np.int64], items: NDArray[np.int64]) -> model.State:
+    """The first state, with the ids that a checkpoint must hold."""
+    return {**model.init(job, key), "ids": {"users": halves(users), "items": halves(items)}}
+
+
+def halves(ids: NDArray[np.int64]) -> NDArray[np.uint32]:
+    """64-bit ids as pairs of 32 bits, which every device takes."""
+    return np.ascontiguousarray(ids).view(np.uint32).reshape(len(ids), 2)
+
+
+def whole(pairs: Any) -> NDArray[np.int64]:
+    """What `halves` was given."""
+    return np.ascontiguousarray(np.asarray(pairs)).view(np.int64).reshape(-1)
+
+
+def load(folder: Path, step: int | None = None, *, best: bool = False) -> Saved:
+    """The newest whole checkpoint, that of a step, or the one that validated best."""
+    options = _config(folder)
+    users, items, drops, low, high = (options.pop(name) for name in EXTRA)
+    config = build(Train, options)
+    net = Net(**{each.name: getattr(config, each.name) for each in fields(Net)})
+    job = model.Job(net, items, tuple(drops))
+    like = {**_shapes(job), "ids": {"users": _pairs(users), "items": _pairs(items)}}
+    checkpoints = Checkpoints(folder / "checkpoints", BEST, family=FAMILY, config=options)
+    restored = checkpoints.restore(like, checkpoints.best() if best and step is None else step)
+    user_ids, item_ids = (whole(restored.state["ids"][name]) for name in ("users", "items"))
+    return Saved(config, job, restored.state, restored.step, folder, user_ids, item_ids, low, high)
+
+
+def _shapes(job: model.Job) -> Any:
+    return jax.eval_shape(lambda key: model.init(job, key), jax.random.key(0))
+
+
+def _pairs(count: int) -> Any:
+    return jax.ShapeDtypeStruct((count, 2), jnp.uint32)  # type: ignore[no-untyped-call]
+
+
+def write_training(folder: Path, matrix: RatingMatrix) -> None:
+    """Keep the training ratings in the run's folder, whole or not at all."""
+    arrays = {"starts": matrix.starts, "items": matrix.items, "codes": matrix.codes}
+    if matrix.levels is not None:
+        arrays["levels"] = matrix.levels
+    part = folder / ".ratings.npz"
+    with part.open("wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)  # type: ignore[arg-type]
+    part.rename(folder / "ratings.npz")
+
+
+def load_training(found: Saved) -> RatingMatrix:
+    """The training ratings of a run."""
+    path = found.folder / "ratings.npz"
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = dict(file)
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path}: the run's training ratings cannot be read ({error})") from None
+    levels = arrays.pop("levels", None)
+    return RatingMatrix(**arrays, levels=levels, user_ids=found.user_ids, item_ids=found.item_ids)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    try:
+        options = dict(json.loads(path.read_text(encoding="utf-8")))
+        if any(name not in options for name in EXTRA):
+            raise ValueError("keys are missing")
+        return options
+    except OSError:
+        raise RunError(
+            f"{folder}: not a run's folder (no config.json there); give the one that `hotloop recommender train` named"
+        ) from None
+    except (ValueError, TypeError):
+        raise RunError(f"{path}: not the config of a recommender run") from None

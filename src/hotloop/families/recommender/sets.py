@@ -1,0 +1,102 @@
+"""The ratings of a run: from files, drawn, or MovieLens, as matrices that share rows and columns.
+
+Users and items are numbered by the training part; what the other parts have beyond it is left out and counted. It
+knows no model.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hotloop.data import load_ratings
+from hotloop.data.matrix import RatingMatrix, build
+from hotloop.data.random_ratings import random_sets
+from hotloop.data.rating_text import Triples, read_triples
+from hotloop.data.ratings import Ratings
+from hotloop.data.tastes import tastes
+from hotloop.families.console import Console
+from hotloop.families.recommender.config import Train
+from hotloop.families.recommender.splits import TEST, TRAIN, VALID, random_split, user_time_split
+
+
+@dataclass(frozen=True, eq=False)
+class Sets:
+    """Training ratings, and those of the same users to validate and to test with; None where there are none."""
+
+    name: str
+    train: RatingMatrix
+    validation: RatingMatrix | None
+    test: RatingMatrix | None
+    notice: str = ""
+
+    @property
+    def scale(self) -> tuple[float, float]:
+        """The smallest and largest training rating."""
+        values = self.train.values() if self.train.levels is None else self.train.levels
+        return float(values.min()), float(values.max())
+
+
+def load(config: Train, console: Console) -> Sets:
+    """The sets that the options name."""
+    if config.training_data_file is not None:
+        console.say("Loading training data")
+        parts = [
+            None if path is None else read_triples(path)
+            for path in (config.training_data_file, config.validation_data_file, config.test_data_file)
+        ]
+        return _joined(config.training_data_file.name, parts, console)
+    if config.data == "random":
+        console.say("Generating random training data")
+        console.say("Generating random evaluation data")
+        return _joined("random", [*random_sets(seed=config.seed), None], console)
+    return _split(config, console)
+
+
+def _split(config: Train, console: Console) -> Sets:
+    notice = ""
+    if config.data == "procedural":
+        console.say("data: ratings drawn here from hidden tastes, as asked")
+        table = tastes(seed=config.seed)
+    else:
+        found = load_ratings(say=console.say, progress=console.progress)
+        table, notice = found.ratings, found.notice
+    triples = _triples(table)
+    split = (
+        random_split(triples, config.fractions, config.seed)
+        if config.split == "random"
+        else user_time_split(triples, config.seed)
+    )
+    parts = [split.part(which) for which in (TRAIN, VALID, TEST)]
+    return _joined(f"{config.data} ({config.split} split)", parts, console, notice)
+
+
+def _triples(ratings: Ratings) -> Triples:
+    return Triples(ratings.users, ratings.items, ratings.values, ratings.times)
+
+
+def _joined(name: str, parts: Sequence[Triples | None], console: Console, notice: str = "") -> Sets:
+    first = parts[0]
+    assert first is not None
+    train = build(first.users, first.items, first.ratings, warn=console.warn)
+    others = [
+        None
+        if part is None or not len(part)
+        else build(
+            part.users,
+            part.items,
+            part.ratings,
+            user_ids=train.user_ids,
+            item_ids=train.item_ids,
+            warn=console.warn,
+        )
+        for part in parts[1:]
+    ]
+    console.say(f"Users: {train.users:,}  Items: {train.n_items:,}  Ratings: {train.ratings:,}")
+    return Sets(name, train, others[0], others[1], notice)
+
+
+def truth(path: Path, train: RatingMatrix, console: Console) -> RatingMatrix:
+    """The ratings of a file as a matrix with the rows and columns of the training ratings."""
+    found = read_triples(path)
+    ids = {"user_ids": train.user_ids, "item_ids": train.item_ids}
+    return build(found.users, found.items, found.ratings, **ids, warn=console.warn)
