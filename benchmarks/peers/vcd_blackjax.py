@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from blackjax.mcmc.hmc import HMCState
 from jax import Array, lax
 
+from hotloop.engine.where import platform
 from hotloop.families.vcd import density
 from hotloop.families.vcd import model as vcd
 from hotloop.families.vcd.config import Model
@@ -68,7 +69,8 @@ def sample(
         return (state, size), accepted.mean(dtype=jnp.float32)
 
     first = HMCState(*start)
-    (end, size), accepted = lax.scan(step, (first, step_size), noise.momenta)
+    unroll = 1 if platform() == "cpu" else model.hmc_steps  # as ours
+    (end, size), accepted = lax.scan(step, (first, step_size), noise.momenta, unroll=unroll)
     return vcd.Chain(hmc.State(*end), size, accepted.mean())
 
 

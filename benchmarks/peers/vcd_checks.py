@@ -153,18 +153,18 @@ def against_blackjax(job: vcd.Job, data: Data) -> dict[str, float]:
     keys = jax.random.split(jax.random.key(3), rows)
 
     @jax.jit
-    def both() -> Any:
+    def both(position: jax.Array, size: jax.Array) -> Any:
         gradient_at = density.value_and_gradient(decoder, images)
         start = hmc.init(position, gradient_at)
         mine, info = hmc.transition(gradient_at, model.leapfrog_steps)(
-            start, *vcd_blackjax.its_draws(keys, model.z_dim), state["step_size"]
+            start, *vcd_blackjax.its_draws(keys, model.z_dim), size
         )
         first = vcd_blackjax.HMCState(*start)
-        theirs, accepted = vcd_blackjax.transition(model, decoder, images)(keys, first, state["step_size"])
+        theirs, accepted = vcd_blackjax.transition(model, decoder, images)(keys, first, size)
         return mine, info.accepted, theirs, accepted
 
     with jax.default_matmul_precision("highest"):
-        mine, accepted, theirs, their_accepted = both()
+        mine, accepted, theirs, their_accepted = both(position, state["step_size"])
     same = np.asarray(accepted == their_accepted)
     errors = [_relative(np.asarray(a)[same], np.asarray(b)[same]) for a, b in zip(mine, theirs, strict=True)]
     result = {"blackjax": max(errors), "decisions_that_differ": float((~same).sum())}
