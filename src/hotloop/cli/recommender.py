@@ -10,7 +10,7 @@ from hotloop.families.recommender.convert_config import ConvertConfig
 EPILOG = """Examples:
   hotloop recommender train                                   random ratings of the old program's shape
   hotloop recommender train --config ml-100k                  MovieLens-100K, best epoch by validation, then the test
-  hotloop recommender train --training-data-file netflix_data/3m_train.txt --validation-data-file netflix_data/3m_valid.txt
+  hotloop recommender train --training-data-file data/3m_train.txt --validation-data-file data/3m_valid.txt
 
 docs/recommender.md tells what is computed and what became of the old programs' options."""
 
