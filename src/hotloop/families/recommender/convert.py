@@ -26,6 +26,7 @@ from hotloop.families.recommender.splits import (
     VALID,
     Split,
     date_split,
+    distinct,
     in_order,
     random_split,
     user_time_split,
@@ -76,12 +77,12 @@ def count(split: Split) -> dict[str, dict[str, int]]:
 
 def _count_part(split: Split, *which: int) -> dict[str, int]:
     chosen = split.chosen(*which)
-    users = len(np.unique(split.triples.users[chosen]))
-    given = len(np.unique(split.triples.users[split.given(*which)])) if split.unseen.any() else users
+    users = len(distinct(split.triples.users[chosen]))
+    given = len(distinct(split.triples.users[split.given(*which)])) if split.unseen.any() else users
     return {
         "ratings": int(np.count_nonzero(chosen)),
         "users": users,
-        "items": len(np.unique(split.triples.items[chosen])),
+        "items": len(distinct(split.triples.items[chosen])),
         "without_lines": given - users,
     }
 
