@@ -1,0 +1,163 @@
+"""`hotloop recommender evaluate`: RMSE, MAE, NDCG and recall of a run's weights, as a table and a JSON file.
+
+`evaluation` is the same for weights in memory. What is measured, and how, is in `measures` and `ranking`.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hotloop.data.matrix import RatingMatrix
+from hotloop.engine.records import jsonable, write_json
+from hotloop.errors import DataError
+from hotloop.families.console import Console
+from hotloop.families.recommender import model, saved, sets
+from hotloop.families.recommender.batches import Rows
+from hotloop.families.recommender.evaluate_config import Evaluate, Truth
+from hotloop.families.recommender.measures import Batch, Figures, Measures, Rules, Scorer, bounded
+from hotloop.families.recommender.saved import Saved
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """What predictions start from, what they are compared with, and its name."""
+
+    train: RatingMatrix
+    truth: RatingMatrix
+    name: str
+    notice: str = ""
+
+
+def autoencoder(job: model.Job) -> Scorer:
+    """The network without dropout as a scorer; its state is a training state."""
+
+    def score(state: Any, batch: Batch) -> Any:
+        return model.predict(job, state, batch["ratings"])
+
+    return score
+
+
+def evaluation(
+    job: model.Job,
+    train: RatingMatrix,
+    truth: RatingMatrix,
+    batch_size: int,
+    low: float,
+    high: float,
+    k: Sequence[int] = (),
+    rows: Rows | None = None,
+) -> Callable[[model.State], Figures]:
+    """From training states to figures, compiled once; `low` and `high` may be infinite, without `k` nothing is ranked.
+
+    `rows` are the training ratings where they are on the device already.
+    """
+    return Measures(autoencoder(job), train, truth, batch_size, Rules(low, high, ks=tuple(k)), rows)
+
+
+def run(config: Evaluate, console: Console) -> Mapping[str, Any]:
+    """Evaluate a checkpoint; the result is also written to the run's folder."""
+    found = saved.load(config.run, config.step, best=config.best)
+    asked = asked_for(config, found, saved.load_training(found), console)
+    size = batch_size(config.batch_size, found)
+    started = time.perf_counter()
+    figures = Measures(autoencoder(found.job), asked.train, asked.truth, size, rules(config, found))(
+        found.state
+    )
+    result = {
+        "run": str(config.run),
+        "step": found.step,
+        "data": asked.name,
+        "notice": asked.notice,
+        **figures,
+        "skipped_ratings": asked.truth.skipped,
+        "clip": config.clip,
+        "round": config.round,
+        "relevant": config.relevant,
+        "batch_size": size,
+        "seconds": time.perf_counter() - started,
+    }
+    show({f"{config.run} (step {found.step:,})": figures}, config.k, config.relevant, asked, console)
+    console.say(f"as the old program averaged: {figures['rmse_mean_of_batches']:.4f}, {OLD.format(size)}")
+    path = _write(config, found.step, result)
+    console.say(f"written: {path}")
+    return {**jsonable(result), "path": str(path)}
+
+
+OLD = "the mean of RMSEs over whole batches of {} users, unclipped; for comparison only"
+
+
+def rules(config: Evaluate, found: Saved) -> Rules:
+    """The run's range of ratings and the command's wishes."""
+    return bounded(
+        found.low, found.high, config.clip, whole=config.round, ks=config.k, relevant=config.relevant
+    )
+
+
+def batch_size(asked: int | None, found: Saved) -> int:
+    """The option, else what the run validated with."""
+    size = asked or found.config.resolved().validation_batch_size
+    assert size is not None
+    return size
+
+
+def asked_for(config: Truth, found: Saved, train: RatingMatrix, console: Console) -> Asked:
+    """The truth of --data-file, or of the part of the run's own data that --split names."""
+    if config.data_file is not None:
+        truth = sets.truth(config.data_file, train, console)
+        if not truth.ratings:
+            raise DataError(
+                f"--data-file {config.data_file}: none of its users and items is in the run's data"
+            )
+        return Asked(train, truth, str(config.data_file))
+    data = sets.load(found.config, console)
+    if not same_ids(data.train, train):
+        raise DataError(
+            f"{config.run}: {data.name} has other users or items than the run was trained on; give the ratings with "
+            "--data-file"
+        )
+    name = config.split or ("test" if data.test is not None else "validation")
+    truth_of_part = getattr(data, name)
+    if truth_of_part is None:
+        raise DataError(f"--split {name}: {data.name} has no such ratings; give a file with --data-file")
+    if data.notice:
+        console.warn(data.notice)
+    return Asked(train, truth_of_part, f"{name} part of {data.name}", data.notice)
+
+
+def same_ids(one: RatingMatrix, other: RatingMatrix) -> bool:
+    """Whether rows and columns mean the same in both."""
+    return np.array_equal(one.user_ids, other.user_ids) and np.array_equal(one.item_ids, other.item_ids)
+
+
+def show(
+    found: Mapping[str, Mapping[str, Any]], ks: Sequence[int], relevant: float, asked: Asked, console: Console
+) -> None:
+    """Figures of several models on the same ratings in one table; a dash where a figure means nothing."""
+    first = next(iter(found.values()))
+    console.say(f"{asked.name}: {first['ratings']:,} ratings of {first['users']:,} users")
+    names = [f"{name}@{k}" for name in ("ndcg", "recall") for k in ks]
+    titles = [name.replace("ndcg", "NDCG").replace("recall", "Recall") for name in names]
+    rows = [
+        [label, *(f"{figures[name]:.4f}" if name in figures else "-" for name in ("rmse", "mae", *names))]
+        for label, figures in found.items()
+    ]
+    console.table(["model", "RMSE", "MAE", *titles], rows)
+    if not ks:
+        return
+    ranked = max(figures.get("ranked_users", 0) for figures in found.values())
+    console.say(
+        f"ranking: items not rated in training; mean over the {ranked:,} users with a rating of {relevant:g} or more"
+    )
+
+
+def _write(config: Evaluate, step: int, result: Mapping[str, Any]) -> Path:
+    part = config.data_file.stem if config.data_file else result["data"].split()[0]
+    how = ("" if config.clip else "-unclipped") + ("-rounded" if config.round else "")
+    path = config.run / "evaluations" / f"{part}-{step}{how}.json"
+    path.parent.mkdir(exist_ok=True)
+    write_json(path, result)
+    return path
