@@ -1,0 +1,243 @@
+"""The recommender's training against torch: python benchmarks/peers/recommender.py [--device gpu] [--json FILE].
+
+Ours is the update of `hotloop recommender train`: ratings stay sparse on the device, batches are made dense inside the
+compiled loop. Torch is a DeepRecommender-style loop: a batch's rows are made dense on the host (one numpy assignment
+for the batch), sent, and the same joint re-feeding update is made eagerly (tied weights, SELU, dropout on the code,
+masked loss, decay, momentum; on a GPU under float16 autocast with float32 weights, which is its fast way). Before
+anything is timed both compute the same loss and gradient from the same weights, without dropout, or the program stops.
+Then both take turns; a round's ratio is torch's time over ours. `--shape` gives the made-up ratings.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+from functools import partial
+from importlib.metadata import version
+from itertools import pairwise
+from pathlib import Path
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # both frameworks share a GPU's memory
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from common import enough, ratios, save, seconds
+
+from hotloop.data.matrix import RatingMatrix
+from hotloop.engine.device import setup
+from hotloop.engine.keys import seed_key
+from hotloop.engine.loop import Program, own
+from hotloop.families.recommender import autoencoder, batches, losses, model, train
+from hotloop.families.recommender.config import Net, Train
+from hotloop.families.recommender.errors_of import Errors
+from hotloop.families.recommender.sets import Sets
+
+SHAPES = {
+    "3m": (311_315, 17_736, 13_675_402),
+    "full": (477_412, 17_768, 98_074_901),
+    "small": (20_000, 17_736, 900_000),
+}
+"""Users, items, ratings, as Netflix has them."""
+FLOORS = {"cpu": 1.4, "cuda": 5.0}
+
+
+def made_up(shape: str) -> RatingMatrix:
+    """Ratings of that shape: row lengths log-normal, items uniform, without a Python loop over users."""
+    users, items, count = SHAPES[shape]
+    rng = np.random.default_rng(0)
+    weights = rng.lognormal(0, 1.2, users)
+    sizes = np.clip(np.rint(weights / weights.mean() * count / users), 1, items // 2).astype(np.int64)
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    steps = rng.integers(1, 3, starts[-1], dtype=np.uint32)
+    running = np.cumsum(steps, dtype=np.uint32)
+    inside = running - np.repeat(running[starts[:-1]], sizes)  # ascending in each row, no item twice
+    columns = (inside % np.uint32(items)).astype(np.uint16)
+    codes = rng.integers(0, 5, starts[-1], dtype=np.uint8)
+    return RatingMatrix(
+        starts, columns, codes, np.arange(1, 6, dtype=np.float32), np.arange(users), np.arange(items)
+    )
+
+
+class Torch:
+    """The same update, plainly."""
+
+    def __init__(
+        self, matrix: RatingMatrix, layers: tuple[int, ...], dropout: float, rate: float, device: str
+    ):
+        self.matrix, self.device, self.dropout, self.rate = matrix, device, dropout, rate
+        sizes = [matrix.n_items, *layers]
+        self.weights = [torch.nn.Parameter(torch.empty(b, a, device=device)) for a, b in pairwise(sizes)]
+        for weight in self.weights:
+            torch.nn.init.xavier_uniform_(weight)
+        down, up = sizes[1:], list(reversed(sizes[:-1]))
+        self.biases = [torch.nn.Parameter(torch.zeros(n, device=device)) for n in (*down, *up)]
+        self.optimiser = torch.optim.SGD([*self.weights, *self.biases], rate, momentum=0.9, weight_decay=1e-4)
+        self.scaler = torch.amp.GradScaler(device, enabled=device == "cuda")
+        self.rng = np.random.default_rng(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        depth = len(self.weights)
+        for weight, bias in zip(self.weights, self.biases, strict=False):
+            x = torch.selu(torch.nn.functional.linear(x, weight, bias))
+        x = torch.nn.functional.dropout(x, self.dropout)
+        for weight, bias in zip(reversed(self.weights), self.biases[depth:], strict=True):
+            x = torch.selu(torch.nn.functional.linear(x, weight.T, bias))
+        return x
+
+    def dense(self, users: np.ndarray) -> torch.Tensor:
+        first, last = self.matrix.starts[users], self.matrix.starts[users + 1]
+        sizes = last - first
+        places = np.repeat(first - np.concatenate([[0], np.cumsum(sizes)[:-1]]), sizes) + np.arange(
+            sizes.sum()
+        )
+        batch = np.zeros((len(users), self.matrix.n_items), np.float32)
+        batch[np.repeat(np.arange(len(users)), sizes), self.matrix.items[places]] = self.matrix.levels[
+            self.matrix.codes[places]
+        ]
+        return torch.from_numpy(batch).to(self.device)
+
+    def loss(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(self.device, torch.float16, enabled=self.device == "cuda"):
+            y = self.forward(x)
+            z = self.forward(y)
+        there = x > 0
+        mask = torch.where(there, y.float() - x, 0).square().sum() / there.sum()
+        return mask + (z.float() - y.float()).square().mean()
+
+    def update(self, users: np.ndarray) -> torch.Tensor:
+        loss = self.loss(self.dense(users))
+        self.optimiser.zero_grad(set_to_none=True)
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimiser)
+        self.scaler.update()
+        return loss.detach()
+
+    def advance(self, batch_size: int, count: int) -> None:
+        for _ in range(count):
+            loss = self.update(self.rng.integers(0, self.matrix.users, batch_size))
+        loss.item()
+
+
+def check(matrix: RatingMatrix, layers: tuple[int, ...], device: str) -> float:
+    """The relative difference of the first weight's gradient, torch against ours, float32, no dropout."""
+    peer = Torch(matrix, layers, 0.0, 0.0, device)
+    users = np.arange(16)
+    x = peer.dense(users)
+    with torch.autocast(device, enabled=False):
+        y = peer.forward(x)
+        there = x > 0
+        mask = torch.where(there, y - x, 0).square().sum() / there.sum()
+        loss = mask + (peer.forward(y) - y).square().mean()
+    loss.backward()
+    params = {
+        "encoder": tuple(
+            {"w": jnp.asarray(w.detach().cpu().numpy().T), "b": jnp.zeros(len(w))} for w in peer.weights
+        ),
+        "decoder": tuple({"b": jnp.zeros(n)} for n in reversed([matrix.n_items, *layers][:-1])),
+    }
+    rows = batches.on_device(matrix)
+    capacity = batches.largest(matrix, len(users))
+
+    def ours(params):
+        x = batches.densify(rows, jnp.asarray(users), matrix.n_items, capacity)
+        y = autoencoder.forward(params, x)
+        return losses.masked(y, x) + losses.dense(autoencoder.forward(params, y), y)
+
+    with jax.default_matmul_precision("highest"):
+        gradient = np.asarray(jax.jit(jax.grad(ours))(params)["encoder"][0]["w"])
+    theirs = peer.weights[0].grad.cpu().numpy().T
+    return float(np.linalg.norm(gradient - theirs) / np.linalg.norm(theirs))
+
+
+def main() -> int:
+    options = arguments()
+    device = "cuda" if setup(options.device).platform == "gpu" else "cpu"
+    torch.set_float32_matmul_precision("highest")
+    matrix = made_up(options.shape)
+    print(f"{options.shape}: {matrix.users:,} users, {matrix.n_items:,} items, {matrix.ratings:,} ratings")
+    config = Train(size=options.size, batch_size=options.batch_size, precision=options.precision).resolved()
+    data = Sets(options.shape, matrix, matrix, None)
+    job = model.Job(
+        Net(size=options.size, batch_size=options.batch_size, precision=options.precision), matrix.n_items
+    )
+    error = check(matrix, job.layers, device)
+    print(f"one gradient, torch against ours in float32: relative difference {error:.1e}")
+    if error > (1e-4 if device == "cpu" else 2e-3):
+        raise SystemExit("they do not compute the same: not timed")
+    torch.set_float32_matmul_precision("high")
+    per_call = 10 if device == "cpu" else 250
+    program = Program(model.update(job), train.feed_of(config, job, data), per_call, seed_key(0))
+    held = {"state": own(model.init(job, seed_key(2))), "done": 0}
+    program.compile(held["state"])
+
+    def ours(count: int) -> None:
+        for _ in range(max(1, count // per_call)):
+            held["state"], metrics = program(held["state"], held["done"], per_call)
+            held["done"] += per_call
+        metrics.wait()
+
+    peer = Torch(matrix, job.layers, job.net.code_dropout, job.rates[0], device)
+    theirs = partial(peer.advance, options.batch_size)
+    ours(per_call)
+    theirs(3)
+    lengths = {
+        "ours": max(per_call, enough(ours, options.seconds) // per_call * per_call),
+        "torch": enough(theirs, options.seconds),
+    }
+    times: dict[str, list[float]] = {"ours": [], "torch": []}
+    for _ in range(options.rounds):
+        for name, side in (("ours", ours), ("torch", theirs)):
+            times[name].append(seconds(partial(side, lengths[name])) / lengths[name])
+    compared = ratios(times["ours"], times["torch"])
+    floor = FLOORS[device]
+    row = {"shape": options.shape, "size": options.size, "batch_size": options.batch_size, "precision": str(job.policy),
+           **compared, "floor": floor, "rounds": options.rounds}  # fmt: skip
+    for name in times:
+        middle = statistics.median(times[name])
+        row[name] = {"milliseconds": 1e3 * middle, "users_per_second": options.batch_size / middle}
+        print(f"{name:6} {1e3 * middle:9.3f} ms an update, {options.batch_size / middle:12,.0f} users/s")
+    print(
+        f"ratio {compared['ratio']:.2f} ({compared['ratio_low']:.2f} to {compared['ratio_high']:.2f}), floor {floor}"
+    )
+    print(f"an epoch of ours: {matrix.users / row['ours']['users_per_second']:.1f} s")
+    if options.evaluate:
+        row["evaluation_users_per_second"] = evaluation(job, matrix, held["state"], options.evaluate)
+    if device == "cuda":
+        row["device_memory_bytes"] = jax.devices()[0].memory_stats()["peak_bytes_in_use"]
+        print(f"peak of our device memory: {row['device_memory_bytes'] / 2**30:.2f} GiB")
+    if options.json:
+        save(options.json, {"torch": version("torch")}, [row])
+    return int(compared["ratio"] < floor)
+
+
+def evaluation(job: model.Job, matrix: RatingMatrix, state: object, batch_size: int) -> float:
+    """Users a second of an exact evaluation of every user, compilation not counted."""
+    errors = Errors(job, matrix, matrix, batch_size, (1.0, 5.0))
+    errors(state)
+    rate = matrix.users / seconds(partial(errors, state))
+    print(f"evaluation: {rate:,.0f} users/s")
+    return rate
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
+    parser.add_argument("--shape", choices=tuple(SHAPES), default="small")
+    parser.add_argument("--size", type=int, choices=(128, 256, 512), default=128)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--precision", default="auto")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument(
+        "--evaluate", type=int, default=0, help="also time an evaluation with so many users at once"
+    )
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
