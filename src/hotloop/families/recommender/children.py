@@ -1,0 +1,105 @@
+"""Processes that must not outlive this one: started in groups of their own, read without end, stopped together.
+
+It knows nothing of what they do.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO
+
+TAIL = 64 * 1024
+"""Bytes of each stream of a child that are kept."""
+GRACE = 10.0
+"""Seconds in which a child that is told to stop may save."""
+
+
+class Children:
+    """The processes that must not outlive this one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stopped = False
+        self._running: set[subprocess.Popen[bytes]] = set()
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        """A new child; KeyboardInterrupt once they were stopped."""
+        with self._lock:
+            if self._stopped:
+                raise KeyboardInterrupt
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=environment,
+                process_group=0,
+            )
+            self._running.add(child)
+            return child
+
+    def ended(self, child: subprocess.Popen[bytes]) -> None:
+        """Nothing more to stop."""
+        with self._lock:
+            self._running.discard(child)
+
+    def stop(self, grace: float = GRACE) -> None:
+        """Ask every child to stop, then kill what is left of their groups; no child starts afterwards."""
+        with self._lock:
+            self._stopped = True
+            running = list(self._running)
+        try:
+            _send(running, signal.SIGTERM)
+            limit = time.monotonic() + grace
+            for child in running:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(max(0.0, limit - time.monotonic()))
+        finally:  # a second Ctrl-C comes here at once
+            _send(running, signal.SIGKILL)
+
+
+def _send(children: Sequence[subprocess.Popen[bytes]], number: signal.Signals) -> None:
+    for child in children:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, number)
+
+
+class Tail:
+    """Reads a stream to its end in a thread and keeps the last part, so that a child never waits for us."""
+
+    def __init__(self, stream: IO[bytes]):
+        self._kept = b""
+        self._thread = threading.Thread(target=self._read, args=(stream,), daemon=True)
+        self._thread.start()
+
+    def _read(self, stream: IO[bytes]) -> None:
+        with stream:
+            while part := os.read(stream.fileno(), TAIL):
+                self._kept = (self._kept + part)[-TAIL:]
+
+    def text(self) -> str:
+        """What was kept, once the stream ended; a grandchild that holds it open is not waited for."""
+        self._thread.join(GRACE / 2)
+        return self._kept.decode(errors="replace")
+
+
+@contextlib.contextmanager
+def signals_interrupt() -> Iterator[None]:
+    """SIGTERM and SIGHUP as Ctrl-C, where Python lets us: children must be stopped before we go."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, _: object) -> None:
+        raise KeyboardInterrupt(f"stopped by {signal.Signals(number).name}")
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,122 @@
+"""Trials as tasks of a Ray cluster: the same processes, started by Ray's workers, wherever there is room.
+
+Ray says which GPU a task may see; how many are in flight is decided here, so that the figures of a slot mean what
+they mean on one machine. The runs' folders lie where the worker ran.
+"""
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from hotloop.errors import DeviceError, MissingExtra, RunError
+from hotloop.families.recommender.children import GRACE, Children, signals_interrupt
+from hotloop.families.recommender.places import MEMORY, SHARED
+from hotloop.families.recommender.trials import Outcome, Trial, run_one
+
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+
+
+def load() -> Any:
+    """Ray, or the name of the extra that brings it."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    try:
+        return import_module("ray")
+    except ImportError:
+        raise MissingExtra("ray", "ray", "--engine ray") from None
+
+
+def in_worker(trial: Trial, slot: int, memory: dict[str, str]) -> Outcome:
+    """A trial in a worker of the cluster; a cancelled task stops its child."""
+    children = Children()
+    try:
+        return run_one(trial, slot, {**memory, **os.environ}, children)
+    finally:
+        children.stop()
+
+
+@dataclass(frozen=True)
+class RayEngine:
+    """A cluster by its address, or one that is started here for the sweep."""
+
+    address: str | None
+    concurrent: int | None
+    device: str
+    say: Callable[[str], None]
+
+    def __call__(
+        self, planned: Sequence[Trial], ended: Callable[[Outcome], None]
+    ) -> tuple[list[Outcome], int]:
+        """Run them."""
+        ray = load()
+        try:
+            ray.init(self.address or "local", log_to_driver=False, logging_level="ERROR")
+        except Exception as error:  # ray raises a different kind for each way an address can be wrong
+            said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            raise RunError(f"--ray-address {self.address or 'local'}: no cluster ({said})") from None
+        try:
+            with signals_interrupt():
+                return self._run(ray, planned, ended)
+        finally:
+            ray.shutdown()
+
+    def _run(
+        self, ray: Any, planned: Sequence[Trial], ended: Callable[[Outcome], None]
+    ) -> tuple[list[Outcome], int]:
+        gpus = 0 if self.device == "cpu" else int(ray.cluster_resources().get("GPU", 0))
+        if self.device == "gpu" and not gpus:
+            raise DeviceError("--device gpu: the Ray cluster has no GPU; use --device auto")
+        devices = gpus or sum(node["Alive"] for node in ray.nodes())
+        concurrent = min(self.concurrent or devices, len(planned))
+        sharing = math.ceil(concurrent / devices)
+        kind = f"GPU{'s' * (gpus > 1)}" if gpus else f"node{'s' * (devices > 1)}"
+        self.say(f"{len(planned)} trials on {devices} {kind} of a Ray cluster, {concurrent} at a time")
+        task = ray.remote(in_worker).options(
+            num_gpus=1 / sharing if gpus else 0, num_cpus=1, max_retries=0, scheduling_strategy="SPREAD"
+        )
+        memory = {MEMORY: f"{SHARED / sharing:.3f}"} if gpus and sharing > 1 else {}
+        flights = _Flights(ray, lambda trial, slot: task.remote(trial, slot, memory), concurrent)
+        return flights.run(planned, ended), concurrent
+
+
+class _Flights:
+    """So many tasks in flight, each in a slot."""
+
+    def __init__(self, ray: Any, send: Callable[[Trial, int], Any], concurrent: int):
+        self.ray, self.send = ray, send
+        self.free = list(range(concurrent))
+        self.flying: dict[Any, int] = {}
+
+    def run(self, planned: Sequence[Trial], ended: Callable[[Outcome], None]) -> list[Outcome]:
+        """All outcomes, in the order of the trials."""
+        waiting, outcomes = list(planned), []
+        try:
+            while waiting or self.flying:
+                while waiting and self.free:
+                    slot = self.free.pop(0)
+                    self.flying[self.send(waiting.pop(0), slot)] = slot
+                (task,), _ = self.ray.wait(list(self.flying), num_returns=1)
+                self.free.append(self.flying.pop(task))
+                outcomes.append(self._outcome(task))
+                ended(outcomes[-1])
+        except BaseException:
+            self._cancel()
+            raise
+        return sorted(outcomes, key=lambda outcome: outcome.trial.number)
+
+    def _outcome(self, task: Any) -> Outcome:
+        try:
+            outcome: Outcome = self.ray.get(task)
+        except self.ray.exceptions.RayError as error:
+            said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            raise RunError(f"--engine ray: a worker of the cluster was lost ({said})") from None
+        return outcome
+
+    def _cancel(self) -> None:
+        for task in self.flying:
+            self.ray.cancel(task)
+        if self.flying:
+            self.ray.wait(list(self.flying), num_returns=len(self.flying), timeout=GRACE + 2)

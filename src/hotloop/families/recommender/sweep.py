@@ -1,0 +1,157 @@
+"""`hotloop recommender sweep`: one training for each learning rate, each in a process of its own, and their table.
+
+It knows no device and no model; a trial is the command `hotloop recommender train`.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from hotloop.engine.records import write_json
+from hotloop.errors import DataError, RunError
+from hotloop.families.console import Console
+from hotloop.families.recommender import places, trials
+from hotloop.families.recommender.config import Train
+from hotloop.families.recommender.sweep_config import Sweep
+from hotloop.families.recommender.sweep_result import short, summary, tell
+from hotloop.families.recommender.trials import Outcome, Trial
+from hotloop.options import options_of
+
+TRAIN = (sys.executable, "-m", "hotloop", "recommender", "train")
+NO_EFFECT = {"pipeline_num_parallel": 32, "fp_exceptions": False}
+
+
+class Caller(Console, Protocol):
+    """Who listens, and where it asked to compute."""
+
+    @property
+    def device(self) -> str:
+        """The value of --device."""
+
+    @property
+    def only_accelerator(self) -> bool:
+        """The value of --only-accelerator."""
+
+
+def run(config: Sweep, caller: Caller) -> dict[str, Any]:
+    """Run every trial; the result has a row for each, the totals, and the best rate."""
+    _check(config, caller)
+    folder = make_folder(config)
+    planned = [
+        Trial(n, exponent, folder / f"trial-{n:02d}", command(config, exponent, folder, n, caller))
+        for n, exponent in enumerate(config.exponents)
+    ]
+    began = time.monotonic()
+    try:
+        with caller.progress("sweep", len(planned)) as bar:
+            outcomes, concurrent = _engine(config, caller)(planned, _listener(caller, bar, len(planned)))
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"interrupted: all trials are stopped, their runs are in {folder}") from None
+    result = {
+        "folder": str(folder),
+        "engine": config.engine,
+        "concurrent": concurrent,
+        "seconds": time.monotonic() - began,
+        "validated": config.validated,
+        **summary(outcomes),
+    }
+    write_json(folder / "sweep.json", result)
+    if all(outcome.status == "failed" for outcome in outcomes):
+        raise RunError(f"every trial failed, the first with {outcomes[0].reason} ({folder})")
+    tell(result, caller)
+    return result
+
+
+def _check(config: Sweep, caller: Caller) -> None:
+    named = [
+        f"--{name.replace('_', '-')}" for name, usual in NO_EFFECT.items() if getattr(config, name) != usual
+    ]
+    if named:
+        caller.warn(f"{', '.join(named)}: no effect here")
+    for name in ("training_data_file", "validation_data_file", "test_data_file"):
+        path = getattr(config, name)
+        if path is not None and not path.is_file():  # once, not once a trial
+            raise DataError(f"--{name.replace('_', '-')} {path}: there is no such file")
+
+
+def make_folder(config: Sweep) -> Path:
+    """LOGDIR/NAME, new; the name says seed and time unless it is given."""
+    stamp = time.strftime("%Y%m%d_%H%M%S", time.gmtime())
+    folder = (config.logdir / (config.run_name or f"sweep-rn{config.seed}-{stamp}-{os.getpid()}")).absolute()
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise RunError(f"{folder} is there already: choose another --run-name") from None
+    except OSError as error:
+        raise RunError(f"{folder}: cannot be made ({error.strerror}); choose another --logdir") from None
+    return folder
+
+
+def command(config: Sweep, exponent: float, folder: Path, number: int, caller: Caller) -> tuple[str, ...]:
+    """The command line of one trial, good in any folder: every option that is not at its default."""
+    chosen = replace(config.training(exponent), logdir=folder, run_name=f"trial-{number:02d}")
+    words = [f"--device={caller.device}", *(["--only-accelerator"] if caller.only_accelerator else [])]
+    for each in options_of(Train):
+        value = getattr(chosen, each.name)
+        if value != each.default and each.name not in NO_EFFECT:
+            words.append(f"{each.spelling}={_word(value)}")
+    return (*TRAIN, "--json", *words)
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(_word, value))
+    if isinstance(value, Path):
+        return str(value.absolute())
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+Engine = Callable[[Sequence[Trial], Callable[[Outcome], None]], tuple[list[Outcome], int]]
+
+
+def _engine(config: Sweep, caller: Caller) -> Engine:
+    """What runs trials, and tells how many at a time."""
+    if config.engine == "ray":
+        from hotloop.families.recommender.ray_trials import RayEngine
+
+        return RayEngine(config.ray_address, config.concurrent, caller.device, caller.say)
+    return LocalEngine(config.concurrent, caller)
+
+
+@dataclass(frozen=True)
+class LocalEngine:
+    """Processes of this machine."""
+
+    concurrent: int | None
+    caller: Caller
+
+    def __call__(
+        self, planned: Sequence[Trial], ended: Callable[[Outcome], None]
+    ) -> tuple[list[Outcome], int]:
+        """Run them."""
+        seen = places.look(self.caller.device, self.caller.only_accelerator)
+        for warning in seen.warnings:
+            self.caller.warn(warning)
+        concurrent = min(self.concurrent or seen.count, len(planned))
+        self.caller.say(
+            f"{len(planned)} trials on {seen.count} {seen.platform} device{'s' if seen.count > 1 else ''}, "
+            f"{concurrent} at a time"
+        )
+        return trials.run_all(planned, places.environments(seen, concurrent, os.environ), ended), concurrent
+
+
+def _listener(caller: Caller, bar: Any, count: int) -> Callable[[Outcome], None]:
+    def ended(outcome: Outcome) -> None:
+        bar.advance()
+        head = f"trial {outcome.trial.number + 1} of {count}, exponent {outcome.trial.exponent:g}"
+        if outcome.status == "finished":
+            figures = outcome.figures
+            caller.say(f"{head}: loss: {short(figures.loss)}, RMSE: {short(figures.rmse)}")
+        else:
+            caller.warn(f"{head} {outcome.status}, {outcome.reason}")
+
+    return ended
