@@ -107,12 +107,15 @@ def batch_size(asked: int | None, found: Saved) -> int:
 def asked_for(config: Truth, found: Saved, train: RatingMatrix, console: Console) -> Asked:
     """The truth of --data-file, or of the part of the run's own data that --split names."""
     if config.data_file is not None:
-        truth = sets.truth(config.data_file, train, console)
-        if not truth.ratings:
-            raise DataError(
-                f"--data-file {config.data_file}: none of its users and items is in the run's data"
-            )
-        return Asked(train, truth, str(config.data_file))
+        asked = Asked(train, sets.truth(config.data_file, train, console), str(config.data_file))
+    else:
+        asked = _part(config, found, train, console)
+    if not asked.truth.ratings:
+        raise DataError(f"{asked.name}: no rating has a user and an item that the run knows")
+    return asked
+
+
+def _part(config: Truth, found: Saved, train: RatingMatrix, console: Console) -> Asked:
     data = sets.load(found.config, console)
     if not same_ids(data.train, train):
         raise DataError(
@@ -120,12 +123,12 @@ def asked_for(config: Truth, found: Saved, train: RatingMatrix, console: Console
             "--data-file"
         )
     name = config.split or ("test" if data.test is not None else "validation")
-    truth_of_part = getattr(data, name)
-    if truth_of_part is None:
+    truth: RatingMatrix | None = getattr(data, name)
+    if truth is None:
         raise DataError(f"--split {name}: {data.name} has no such ratings; give a file with --data-file")
     if data.notice:
         console.warn(data.notice)
-    return Asked(train, truth_of_part, f"{name} part of {data.name}", data.notice)
+    return Asked(train, truth, f"{name} part of {data.name}", data.notice)
 
 
 def same_ids(one: RatingMatrix, other: RatingMatrix) -> bool:
