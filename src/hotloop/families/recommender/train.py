@@ -5,7 +5,7 @@ What an update computes is in `model`; this is the order of things. It prints th
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from contextlib import AbstractContextManager, nullcontext
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -15,20 +15,23 @@ from jax import Array
 
 from hotloop.engine import report as reports
 from hotloop.engine.checkpoint import Checkpoints, KeepLast
-from hotloop.engine.drive import drive, newest
+from hotloop.engine.drive import Diverged, Progress, drive, newest
 from hotloop.engine.feed import Resident
-from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.loop import Program
 from hotloop.engine.plan import Batch, Plan, plan_updates
-from hotloop.engine.records import jsonable
-from hotloop.engine.run import Run, current, read_events
+from hotloop.engine.run import Run
 from hotloop.engine.sinks import ConsoleSink
-from hotloop.errors import OptionError
+from hotloop.engine.where import platform
+from hotloop.errors import DataError, OptionError
 from hotloop.families.console import Console
-from hotloop.families.recommender import batches, model, saved, sets
+from hotloop.families.recommender import batches, beside, model, saved, sets
+from hotloop.families.recommender.answers import Answers, LateRun
+from hotloop.families.recommender.between import Between
 from hotloop.families.recommender.config import Schedule, Train, schedule
 from hotloop.families.recommender.errors_of import Errors
 from hotloop.families.recommender.sets import Sets
+from hotloop.families.recommender.validator import bounds
+from hotloop.families.recommender.work import Work
 
 MAY_DIFFER = ("logdir", "run_name", "resume", "report", "plan", "multiprocessing", "validation_batch_size")
 NO_EFFECT = {"pipeline_num_parallel": 32, "validation_batches_per_step": 250, "select_ipus": "AUTO"}
@@ -45,7 +48,21 @@ def run(config: Train, console: Console, command: str) -> Mapping[str, Any]:
     if config.testing_on_checkpoint is not None:
         return test_only(config, config.testing_on_checkpoint, console)
     data = sets.load(config, console)
+    check(config, data)
     return once(config, data, console, command)
+
+
+def check(config: Train, data: Sets) -> None:
+    """Ratings to validate or test with must be of users and items that were trained with."""
+    for path, truth in (
+        (config.validation_data_file, data.validation),
+        (config.test_data_file, data.test),
+    ):
+        if truth is not None and not truth.ratings:
+            raise DataError(
+                f"{path}: none of its ratings has a user and an item of the training data; the ids of all files "
+                "must come from one numbering"
+            )
 
 
 def planned(config: Train, data: Sets) -> tuple[Schedule, Plan]:
@@ -101,118 +118,117 @@ def feed_of(config: Train, job: model.Job, data: Sets) -> Resident:
 
 def once(config: Train, data: Sets, console: Console, command: str) -> dict[str, Any]:
     """One run in a folder of its own."""
-    assert config.validation_batch_size is not None
     times, plan = planned(config, data)
-    job = saved.job_of(config, data.train.n_items, times)
-    low, high = data.scale
-    bounds = (low, high) if config.clip else (-float("inf"), float("inf"))
-    key = seed_key(config.seed)
-    state = saved.initial(job, stream(key, "init", 0), data.train.user_ids, data.train.item_ids)
+    work = Work(config, data, saved.job_of(config, data.train.n_items, times), plan, console)
+    if work.validated and config.multiprocessing:
+        beside.check(platform())
     report = reports.requested(str(config.report) if config.report else None, console.warn)
     if report is not None:
         reports.check_writable(report)
-    extra = {"users": data.train.users, "items": job.items, "drops": job.drops, "low": low, "high": high}
-    settings = jsonable({**asdict(config), **extra})
-    folder = run_folder(config)
-    keep = saved.BEST | KeepLast(2)
+    folder, answers = run_folder(config), Answers(config.patience)
     with (
-        Run.create(
-            folder, settings, command=command, resume=config.resume, may_differ=MAY_DIFFER,
+        LateRun.create(
+            folder, work.settings, command=command, resume=config.resume, may_differ=MAY_DIFFER,
             sinks=[ConsoleSink(console.say)],
         ) as record,
-        Checkpoints(record.checkpoints, keep, family=saved.FAMILY, config=settings) as checkpoints,
+        Checkpoints(
+            record.checkpoints, answers | KeepLast(2), family=saved.FAMILY, config=work.settings
+        ) as checkpoints,
         console.progress("recommender", plan.total_updates) as bar,
     ):  # fmt: skip
         if data.notice:
             record.event("warning", message=data.notice)
-        if not config.resume:
+        if not (folder / "ratings.npz").exists():
             saved.write_training(folder, data.train)
+        state = work.initial()
         if config.build_init:
             checkpoints.save(0, state, position={})
             checkpoints.wait()
             return {"run": str(folder), "updates": 0}
-        resumed = newest(checkpoints, state) if config.resume else None
-        bar.advance(resumed.step if resumed else 0)
-        watch = Patience(config.patience, folder if config.resume else None)
-        validate = None
-        if data.validation is not None and not config.no_validation:
-            console.say("Running validation...")
-            errors = Errors(job, data.train, data.validation, config.validation_batch_size, bounds)
-            validate = watch.validating(errors)
-        state = drive(
-            Program(model.update(job), feed_of(config, job, data), plan.updates_per_call, key),
-            plan,
-            state,
-            record,
-            checkpoints,
-            resumed=resumed,
-            validate=validate,
-            progress=bar,
-            latest=("learning_rate",),
-            guard="loss",
-            enough=watch.enough,
-            report=report,
-            how_to_resume=f"the same command with --resume --run-name {folder.name}",
-        )
-        return final(config, job, state, data, checkpoints, record, bounds, console)
+        state = trained(work, state, answers, record, checkpoints, bar, report)
+        return final(work, state, record, checkpoints)
 
 
-def final(
-    config: Train,
-    job: model.Job,
-    state: Any,
-    data: Sets,
-    checkpoints: Checkpoints,
+def trained(
+    work: Work,
+    state: model.State,
+    answers: Answers,
     record: Run,
-    bounds: tuple[float, float],
-    console: Console,
-) -> dict[str, Any]:
+    checkpoints: Checkpoints,
+    bar: Progress,
+    report: Path | None,
+) -> model.State:
+    """The state after the last update, every validation answered and the best checkpoint marked as such."""
+    resumed = newest(checkpoints, state) if work.config.resume else None
+    if work.config.resume:
+        answers.remember(record.path)
+    bar.advance(resumed.step if resumed else 0)
+    try:
+        with validating(work, answers, record) as validate:
+            for step in beside.left_over(record.path, resumed.step if resumed else 0, answers.figures):
+                validate.ask(step)
+            if resumed is not None and answers.enough():
+                last = resumed.state
+            else:
+                last = drive(
+                    Program(
+                        model.update(work.job),
+                        feed_of(work.config, work.job, work.data),
+                        work.plan.updates_per_call,
+                        work.key,
+                    ),
+                    work.plan,
+                    state,
+                    record,
+                    checkpoints,
+                    resumed=resumed,
+                    validate=validate,
+                    progress=bar,
+                    latest=("learning_rate",),
+                    guard="loss",
+                    enough=answers.enough,
+                    report=report,
+                    how_to_resume=f"the same command with --resume --run-name {record.path.name}",
+                )
+            if validate is not None:
+                validate.finish(work.console.say)
+            return last
+    except Diverged as error:
+        best = checkpoints.best()
+        named = "" if best is None else f", the best is step {best}"
+        quarter = f"--base-learning-rate {work.config.base_learning_rate - 2:g} is a quarter of this rate"
+        raise Diverged(f"{error}{named}; {quarter}") from None
+    finally:
+        answers.mark(checkpoints, state)
+
+
+def validating(work: Work, answers: Answers, record: Run) -> AbstractContextManager[Any]:
+    """Validation as the options want it: beside the training, between its calls, or None."""
+    if not work.validated:
+        return nullcontext()
+    if work.config.multiprocessing:
+        return beside.Beside(record, work, answers)
+    work.console.say("Running validation...")
+    return nullcontext(Between(record, work, answers))
+
+
+def final(work: Work, state: model.State, record: Run, checkpoints: Checkpoints) -> dict[str, Any]:
     """The best checkpoint's errors, as a record and as the result."""
-    assert config.validation_batch_size is not None
     best = checkpoints.best()
     step = int(state["update"])
     if best is not None:
         state, step = checkpoints.restore(state, best).state, best
     result: dict[str, Any] = {"run": str(record.path), "updates": int(state["update"]), "best_step": step}
-    for name, truth in (("validation", data.validation), ("test", data.test)):
-        if truth is not None and not config.no_validation:
-            result[name] = Errors(job, data.train, truth, config.validation_batch_size, bounds)(state)
+    for name, truth in (("validation", work.data.validation), ("test", work.data.test)):
+        if truth is not None and not work.config.no_validation:
+            result[name] = work.errors(truth)(state)
             record.event("evaluation", update=step, split=name, **result[name])
-            console.say(
+            work.console.say(
                 f"{name} RMSE {result[name]['rmse']:.4f}, MAE {result[name]['mae']:.4f} (step {step})"
             )
-    if data.notice:
-        console.warn(data.notice)
+    if work.data.notice:
+        work.console.warn(work.data.notice)
     return result
-
-
-class Patience:
-    """Remembers the best validation and how many came after it; a resumed run remembers from its records."""
-
-    def __init__(self, patience: int | None, folder: Path | None):
-        self.patience, self.best, self.since = patience, float("inf"), 0
-        for event in current(read_events(folder)) if folder else ():
-            if event["event"] == "validation" and event.get("validation_rmse") is not None:
-                self.take(event["validation_rmse"])
-
-    def take(self, rmse: float) -> None:
-        """One more validation."""
-        self.since = 0 if rmse < self.best else self.since + 1
-        self.best = min(self.best, rmse)
-
-    def validating(self, errors: Errors) -> Any:
-        """A validation that is remembered."""
-
-        def validate(state: Any) -> dict[str, float]:
-            found = errors(state)
-            self.take(found["rmse"])
-            return {f"validation_{name}": value for name, value in found.items()}
-
-        return validate
-
-    def enough(self) -> bool:
-        """Whether so many validations were no better."""
-        return self.patience is not None and self.since >= self.patience
 
 
 def test_only(config: Train, folder: Path, console: Console) -> dict[str, Any]:
@@ -222,8 +238,8 @@ def test_only(config: Train, folder: Path, console: Console) -> dict[str, Any]:
     if config.validation_data_file is None:
         raise OptionError("--testing-on-checkpoint: give the ratings to test on with --validation-data-file")
     truth = sets.truth(config.validation_data_file, train, console)
-    bounds = (found.low, found.high) if config.clip else (-float("inf"), float("inf"))
-    figures = Errors(found.job, train, truth, config.validation_batch_size or 128, bounds)(found.state)
+    limits = bounds(config.clip, found.low, found.high)
+    figures = Errors(found.job, train, truth, config.validation_batch_size or 128, limits)(found.state)
     console.say(f"testing: RMSE {figures['rmse']:.4f}")
     return {"run": str(folder), "step": found.step, **figures}
 

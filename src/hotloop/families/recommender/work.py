@@ -1,0 +1,64 @@
+"""What a run is made of before there is a folder for it: options, ratings, the job, and what follows from them.
+
+How they are brought together is `train`'s matter.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from jax import Array
+
+from hotloop.data.matrix import RatingMatrix
+from hotloop.engine.keys import seed_key, stream
+from hotloop.engine.plan import Plan
+from hotloop.engine.records import jsonable
+from hotloop.families.console import Console
+from hotloop.families.recommender import model, saved
+from hotloop.families.recommender.config import Train
+from hotloop.families.recommender.errors_of import Errors
+from hotloop.families.recommender.sets import Sets
+from hotloop.families.recommender.validator import bounds
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """A training that could begin."""
+
+    config: Train
+    data: Sets
+    job: model.Job
+    plan: Plan
+    console: Console
+
+    @property
+    def validated(self) -> bool:
+        """Whether there is something to validate with, and it is wanted."""
+        return self.data.validation is not None and not self.config.no_validation
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What config.json holds: the options, and what the data said."""
+        low, high = self.data.scale
+        extra = {"users": self.data.train.users, "items": self.job.items, "drops": self.job.drops}
+        return dict(jsonable({**asdict(self.config), **extra, "low": low, "high": high}))
+
+    @property
+    def key(self) -> Array:
+        """All randomness of the run."""
+        return seed_key(self.config.seed)
+
+    def initial(self) -> model.State:
+        """The state before the first update."""
+        train = self.data.train
+        return saved.initial(self.job, stream(self.key, "init", 0), train.user_ids, train.item_ids)
+
+    def errors(self, truth: RatingMatrix) -> Errors:
+        """Errors on these ratings as a function of weights."""
+        assert self.config.validation_batch_size is not None
+        limits = bounds(self.config.clip, *self.data.scale)
+        return Errors(self.job, self.data.train, truth, self.config.validation_batch_size, limits)
+
+    def epoch(self, update: int) -> float:
+        """So many updates, in epochs."""
+        return float(update / self.plan.updates_per_epoch)
