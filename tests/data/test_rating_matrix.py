@@ -129,6 +129,13 @@ def test_a_row_longer_than_a_block_comes_whole_and_every_place_comes_once(monkey
     assert blocks == [(0, 1, [0] * 3), (1, 2, [1] * 25), (2, 5, [3] * 4 + [4] * 6), (5, 6, [5])]
 
 
+def test_rows_that_ascend_in_each_block_but_not_across_are_not_taken_for_grouped(monkeypatch):
+    monkeypatch.setattr(matrix, "BLOCK", 10)
+    rows = np.tile(np.arange(10, dtype=np.int32), 2)
+    found = [rows[places].tolist() for _, _, places in by_rows(rows, 10)]
+    assert found == [[0, 1, 2, 3, 4] * 2, [5, 6, 7, 8, 9] * 2]
+
+
 def test_random_ratings_are_uniform_and_seeded():
     ratings = random_ratings(50, 20, 20_000, seed=3)
     assert (np.unique(ratings.users).tolist(), np.unique(ratings.items).tolist()) == (
