@@ -8,6 +8,7 @@ possible; Recall@k is the share of the relevant items that are among the first k
 from collections.abc import Sequence
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 
@@ -25,20 +26,17 @@ def values(scores: Array, rated: Array, relevant: Array, ks: Sequence[int]) -> d
     depth = min(max(ks), scores.shape[-1])
     _, first = lax.top_k(candidates(scores, rated), depth)
     hits = jnp.take_along_axis(wanted, first, axis=-1).astype(jnp.float32)
-    discounts = 1 / jnp.log2(jnp.arange(depth, dtype=jnp.float32) + 2)
-    total = wanted.sum(-1)
-    ends = jnp.asarray([min(k, depth) for k in ks])
-    best = _up_to(discounts, jnp.minimum(total[:, None], ends))
-    found = jnp.cumsum(hits, axis=-1)[:, ends - 1]
-    gained = jnp.cumsum(hits * discounts, axis=-1)[:, ends - 1]
+    discounts = (1 / np.log2(np.arange(depth) + 2.0)).astype(np.float32)
+    total, ends = wanted.sum(-1), [min(k, depth) for k in ks]
+    ideal = np.append(0, np.cumsum(discounts)).astype(np.float32)
+    best = jnp.asarray(ideal)[jnp.minimum(total[:, None], jnp.asarray(ends))]
     return {
-        "ndcg": gained / jnp.maximum(best, 1),  # one relevant item in the first place is 1 already
-        "recall": found / jnp.maximum(total, 1)[:, None],
+        "ndcg": _sums_to(hits * discounts, ends) / jnp.maximum(best, 1),  # an only item in first place has 1
+        "recall": _sums_to(hits, ends) / jnp.maximum(total, 1)[:, None],
         "ranked": total > 0,
     }
 
 
-def _up_to(discounts: Array, count: Array) -> Array:
-    """The sum of the first `count` discounts."""
-    sums = jnp.concatenate([jnp.zeros(1), jnp.cumsum(discounts)])
-    return sums[count]
+def _sums_to(entries: Array, ends: Sequence[int]) -> Array:
+    """Sums of the first entries of each row, one for each end."""
+    return jnp.stack([entries[:, :end].sum(-1) for end in ends], axis=-1)
