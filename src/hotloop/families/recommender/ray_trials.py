@@ -53,7 +53,8 @@ class RayEngine:
         """Run them."""
         ray = load()
         try:
-            ray.init(self.address or "local", log_to_driver=False, logging_level="ERROR")
+            here = {} if self.address else {"include_dashboard": False}  # a cluster has its own, or none
+            ray.init(self.address or "local", log_to_driver=False, logging_level="ERROR", **here)
         except Exception as error:  # ray raises a different kind for each way an address can be wrong
             said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
             raise RunError(f"--ray-address {self.address or 'local'}: no cluster ({said})") from None

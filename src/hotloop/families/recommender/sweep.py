@@ -43,7 +43,7 @@ def run(config: Sweep, caller: Caller) -> dict[str, Any]:
     folder = make_folder(config)
     planned = [
         Trial(n, exponent, folder / f"trial-{n:02d}", command(config, exponent, folder, n, caller))
-        for n, exponent in enumerate(config.exponents)
+        for n, exponent in enumerate(config.exponents, start=1)
     ]
     began = time.monotonic()
     try:
@@ -92,12 +92,13 @@ def make_folder(config: Sweep) -> Path:
 
 
 def command(config: Sweep, exponent: float, folder: Path, number: int, caller: Caller) -> tuple[str, ...]:
-    """The command line of one trial, good in any folder: every option that is not at its default."""
+    """The command line of one trial, good in any folder: its rate, and every option that is not at its default."""
     chosen = replace(config.training(exponent), logdir=folder, run_name=f"trial-{number:02d}")
     words = [f"--device={caller.device}", *(["--only-accelerator"] if caller.only_accelerator else [])]
     for each in options_of(Train):
         value = getattr(chosen, each.name)
-        if value != each.default and each.name not in NO_EFFECT:
+        wanted = value != each.default or each.name == "base_learning_rate"
+        if wanted and each.name not in NO_EFFECT:
             words.append(f"{each.spelling}={_word(value)}")
     return (*TRAIN, "--json", *words)
 
@@ -145,9 +146,15 @@ class LocalEngine:
 
 
 def _listener(caller: Caller, bar: Any, count: int) -> Callable[[Outcome], None]:
+    warned: set[str] = set()
+
     def ended(outcome: Outcome) -> None:
         bar.advance()
-        head = f"trial {outcome.trial.number + 1} of {count}, exponent {outcome.trial.exponent:g}"
+        for warning in outcome.warnings:
+            if warning not in warned:  # what one trial warns of, the others do, too
+                warned.add(warning)
+                caller.warn(warning)
+        head = f"trial {outcome.trial.number} of {count}, exponent {outcome.trial.exponent:g}"
         if outcome.status == "finished":
             figures = outcome.figures
             caller.say(f"{head}: loss: {short(figures.loss)}, RMSE: {short(figures.rmse)}")

@@ -4,6 +4,7 @@ The totals are rates that the machine had: trials that ran at the same time are 
 the other are not. It knows outcomes, not how trials are run.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,7 +29,7 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     rows = [row(outcome) for outcome in outcomes]
     average, maximum = totals(outcomes)
     finished = [each for each in rows if each["status"] == "finished" and each["loss"] is not None]
-    best = min(finished, key=lambda each: (each["validation_rmse"] or 0.0, each["loss"]), default=None)
+    best = min(finished, key=_rank, default=None)
     return {
         "trials": rows,
         "average_throughput": average,
@@ -36,6 +37,12 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "best": best and best["exponent"],
         "unfinished": sum(each["status"] != "finished" for each in rows),
     }
+
+
+def _rank(trial: Mapping[str, Any]) -> tuple[float, float]:
+    """Validation before loss, where there is one."""
+    validation = trial["validation_rmse"]
+    return (math.inf if validation is None else validation, trial["loss"])
 
 
 def row(outcome: Outcome) -> dict[str, Any]:

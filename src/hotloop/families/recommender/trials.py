@@ -17,10 +17,14 @@ from typing import Any
 from hotloop.families.recommender.children import Children, Tail, signals_interrupt
 from hotloop.families.recommender.trial_figures import Figures, read_figures
 
+WARNING = "warning:"
+FOREVER = 1e9
+"""Seconds. Python waits for ever in one system call, but with a limit it looks about: Ray's cancelling is no signal."""
+
 
 @dataclass(frozen=True)
 class Trial:
-    """One training to run."""
+    """One training to run; numbers begin at 1."""
 
     number: int
     exponent: float
@@ -53,6 +57,12 @@ class Outcome:
         return "diverged" if (self.figures.error or "").startswith("Diverged") else "failed"
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """What it warned of."""
+        lines = self.said.splitlines()
+        return tuple(line[len(WARNING) :].strip() for line in lines if line.startswith(WARNING))
+
+    @property
     def reason(self) -> str | None:
         """Why it did not finish, in one line: exit status and what it said last."""
         if self.status == "finished":
@@ -75,7 +85,7 @@ def run_one(trial: Trial, slot: int, environment: Mapping[str, str], children: C
     child = children.start(trial.command, environment)
     assert child.stdout is not None and child.stderr is not None
     out, err = Tail(child.stdout), Tail(child.stderr)
-    status = child.wait()
+    status = child.wait(FOREVER)
     children.ended(child)
     seconds = time.monotonic() - began
     return Outcome(trial, slot, status, seconds, _answer(out.text()), err.text(), read_figures(trial.folder))
