@@ -24,11 +24,12 @@ from hotloop.families.recommender.saved import Saved
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """What predictions start from, what they are compared with, and its name."""
+    """What predictions start from, what they are compared with, and its name, in full and for a file."""
 
     train: RatingMatrix
     truth: RatingMatrix
     name: str
+    short: str
     notice: str = ""
 
 
@@ -82,7 +83,7 @@ def run(config: Evaluate, console: Console) -> Mapping[str, Any]:
     }
     show({f"{config.run} (step {found.step:,})": figures}, config.k, config.relevant, asked, console)
     console.say(f"as the old program averaged: {figures['rmse_mean_of_batches']:.4f}, {OLD.format(size)}")
-    path = _write(config, found.step, result)
+    path = _write(config, asked.short, found.step, result)
     console.say(f"written: {path}")
     return {**jsonable(result), "path": str(path)}
 
@@ -107,7 +108,8 @@ def batch_size(asked: int | None, found: Saved) -> int:
 def asked_for(config: Truth, found: Saved, train: RatingMatrix, console: Console) -> Asked:
     """The truth of --data-file, or of the part of the run's own data that --split names."""
     if config.data_file is not None:
-        asked = Asked(train, sets.truth(config.data_file, train, console), str(config.data_file))
+        truth = sets.truth(config.data_file, train, console)
+        asked = Asked(train, truth, str(config.data_file), config.data_file.stem)
     else:
         asked = _part(config, found, train, console)
     if not asked.truth.ratings:
@@ -128,7 +130,7 @@ def _part(config: Truth, found: Saved, train: RatingMatrix, console: Console) ->
         raise DataError(f"--split {name}: {data.name} has no such ratings; give a file with --data-file")
     if data.notice:
         console.warn(data.notice)
-    return Asked(train, truth, f"{name} part of {data.name}", data.notice)
+    return Asked(train, truth, f"{name} part of {data.name}", name, data.notice)
 
 
 def same_ids(one: RatingMatrix, other: RatingMatrix) -> bool:
@@ -157,8 +159,7 @@ def show(
     )
 
 
-def _write(config: Evaluate, step: int, result: Mapping[str, Any]) -> Path:
-    part = config.data_file.stem if config.data_file else result["data"].split()[0]
+def _write(config: Evaluate, part: str, step: int, result: Mapping[str, Any]) -> Path:
     how = ("" if config.clip else "-unclipped") + ("-rounded" if config.round else "")
     path = config.run / "evaluations" / f"{part}-{step}{how}.json"
     path.parent.mkdir(exist_ok=True)

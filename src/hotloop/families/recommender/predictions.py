@@ -39,7 +39,7 @@ def run(config: Predict, console: Console) -> Mapping[str, Any]:
     found = saved.load(config.run, config.step, best=config.best)
     asked = asked_for(config, found, observed(config.ratings_file, found, console), console)
     rules = bounded(found.low, found.high, config.clip, whole=config.round)
-    path = config.output or config.run / "predictions" / f"{asked.name.split()[0]}-{found.step}.txt"
+    path = config.output or config.run / "predictions" / f"{asked.short}-{found.step}.txt"
     size = batch_size(config.batch_size, found)
     squares = absolutes = 0.0
     with writing(path) as append, console.progress("predicting", asked.truth.ratings) as bar:

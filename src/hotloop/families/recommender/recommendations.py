@@ -43,7 +43,10 @@ def run(config: Recommend, console: Console) -> Mapping[str, Any]:
     named = ((train.user_ids[each.rows], train.item_ids[each.columns], each.predictions) for each in lists)
     result = {"run": str(config.run), "step": found.step, "users": len(users), "top": config.top}
     if config.output is None:
-        return {**result, "recommendations": _shown(list(named), console)}
+        shown = _shown(list(named), console)
+        if len(shown) < len(users):
+            console.warn(f"{len(users) - len(shown):,} of these users have rated every item")
+        return {**result, "recommendations": shown}
     with writing(config.output) as append, console.progress("recommending", len(users)) as bar:
         for columns in named:
             append(*columns)
