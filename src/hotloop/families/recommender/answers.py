@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hotloop.engine import shelf
 from hotloop.engine.checkpoint import Checkpoints, Keep
 from hotloop.engine.keep import Metrics
 from hotloop.engine.run import Run, current, read_events
@@ -61,14 +62,14 @@ class Answers(Keep):
 
     def mark(self, checkpoints: Checkpoints, like: Any) -> None:
         """Write the best checkpoint again with its validation, for all who open the run later."""
+        checkpoints.wait()
         step = checkpoints.best()
-        if step is None:
+        if step is None or saved.BEST.metric in shelf.complete(checkpoints.folder)[step].metrics:
             return
         found = checkpoints.restore(like, step)
-        if saved.BEST.metric not in found.metrics:
-            metrics = {**found.metrics, **self.figures[step]}
-            checkpoints.save(step, found.state, position=found.position, metrics=metrics)
-            checkpoints.wait()
+        metrics = {**found.metrics, **self.figures[step]}
+        checkpoints.save(step, found.state, position=found.position, metrics=metrics)
+        checkpoints.wait()
 
 
 class LateRun(Run):

@@ -59,6 +59,8 @@ def left_over(run: Path, update: int, answered: Mapping[int, Any]) -> list[int]:
     These are weights that are answered, and those after `update`, where the run goes on: they will come again.
     """
     steps = []
+    for path in (run / FOLDER).glob(".*.npz"):
+        path.unlink()  # half written by a killed process
     for path in sorted((run / FOLDER).glob("[0-9]*.npz")):
         if int(path.stem) in answered or int(path.stem) > update:
             path.unlink()
@@ -102,6 +104,7 @@ class Beside:
             self.process = subprocess.Popen(
                 words, stdin=-1, stdout=-1, stderr=errors, env=variables, start_new_session=True, text=True
             )
+        work.console.say(f"Running validation beside the training, in process {self.process.pid}")
         self._reader = threading.Thread(target=self._read, name="hotloop-validation", daemon=True)
         self._reader.start()
 
@@ -143,14 +146,14 @@ class Beside:
     def _read(self) -> None:
         """Take in answers as they come, until there are no more."""
         assert self.process.stdout is not None
-        error = ""
         try:
             for line in self.process.stdout:
                 self._take(json.loads(line))
+            error = "" if self._closing else self._reason()
         except Exception as problem:  # whatever it is, the training must not wait for ever
             error = f"an answer could not be recorded ({problem})"
         with self._changed:
-            self._answers.error = error or ("" if self._closing else self._reason())
+            self._answers.error = error
             self._changed.notify_all()
 
     def _take(self, answer: Mapping[str, Any]) -> None:
@@ -163,10 +166,18 @@ class Beside:
             self._changed.notify_all()
 
     def _reason(self) -> str:
-        status = self.process.wait()
+        status = self._ended()
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         lines = (self._run.path / FOLDER / LAST_WORDS).read_text(errors="replace").strip().splitlines()
         return f"the validating process {how}" + (f" ({lines[-1].strip()})" if lines else "")
+
+    def _ended(self) -> int:
+        """The status of the process, which is about to end by itself; if it does not, it is ended."""
+        try:
+            return self.process.wait(_PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait()
 
     def __enter__(self) -> "Beside":
         return self
@@ -177,16 +188,11 @@ class Beside:
         """End the process; after a divergence its answers are waited for, since they tell which step is best."""
         if kind is not None and issubclass(kind, Diverged):
             self._wait(0)
-        with self._changed:
-            self._closing = True
+        self._closing = True
         assert self.process.stdin is not None and self.process.stdout is not None
         with suppress(OSError):
             self.process.stdin.close()
-        try:
-            self.process.wait(_PATIENCE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        self._ended()
         self._reader.join()
         self.process.stdout.close()
         if not (self._answers.waiting or self._answers.error):

@@ -14,9 +14,7 @@ class Between:
     """Validates a state when it is handed one, and remembers."""
 
     def __init__(self, run: Run, work: Work, answers: Answers):
-        assert work.data.validation is not None
         self._run, self._work, self._answers = run, work, answers
-        self._errors = work.errors(work.data.validation)
 
     def __call__(self, state: Any) -> Figures:
         """The figures of this state, which the caller records."""
@@ -30,7 +28,7 @@ class Between:
         path.unlink()
 
     def _figures(self, step: int, params: Any) -> Figures:
-        self._answers.figures[step] = figures = named(self._errors({"params": params}))
+        self._answers.figures[step] = figures = named(self._work.validation_errors({"params": params}))
         return figures
 
     def finish(self, say: Callable[[str], None]) -> None:

@@ -221,7 +221,8 @@ def final(work: Work, state: model.State, record: Run, checkpoints: Checkpoints)
     result: dict[str, Any] = {"run": str(record.path), "updates": int(state["update"]), "best_step": step}
     for name, truth in (("validation", work.data.validation), ("test", work.data.test)):
         if truth is not None and not work.config.no_validation:
-            result[name] = work.errors(truth)(state)
+            errors = work.validation_errors if name == "validation" else work.errors(truth)
+            result[name] = errors({"params": state["params"]})
             record.event("evaluation", update=step, split=name, **result[name])
             work.console.say(
                 f"{name} RMSE {result[name]['rmse']:.4f}, MAE {result[name]['mae']:.4f} (step {step})"

@@ -5,6 +5,7 @@ How they are brought together is `train`'s matter.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 from jax import Array
@@ -53,8 +54,14 @@ class Work:
         train = self.data.train
         return saved.initial(self.job, stream(self.key, "init", 0), train.user_ids, train.item_ids)
 
+    @cached_property
+    def validation_errors(self) -> Errors:
+        """Errors on the validation ratings as a function of weights, compiled once for all of the run."""
+        assert self.data.validation is not None
+        return self.errors(self.data.validation)
+
     def errors(self, truth: RatingMatrix) -> Errors:
-        """Errors on these ratings as a function of weights."""
+        """Errors on these ratings as a function of {"params": weights}."""
         assert self.config.validation_batch_size is not None
         limits = bounds(self.config.clip, *self.data.scale)
         return Errors(self.job, self.data.train, truth, self.config.validation_batch_size, limits)
