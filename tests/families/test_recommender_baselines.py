@@ -11,10 +11,9 @@ import recommender_runs as runs
 from hotloop.data.catalogue import known_set
 from hotloop.data.folders import find
 from hotloop.errors import DataError, OptionError
-from hotloop.families.recommender import baselines, biases, ease, evaluation, sets
+from hotloop.families.recommender import baselines, biases, ease, saved, sets
 from hotloop.families.recommender.baselines_config import Baselines
 from hotloop.families.recommender.config import Train
-from hotloop.families.recommender.evaluate_config import Evaluate
 
 ROOT = Path(
     os.environ.get("HOTLOOP_DATA") or Path(__file__).resolve().parents[2] / "../shared/data"
@@ -103,50 +102,45 @@ def run(tmp_path_factory):
         yield runs.make_run(tmp_path_factory.mktemp("baselines") / "here", steps=(3, 8))
 
 
+def naive_ease(parts, penalty):
+    """Figures on the validation and the test part, in float64."""
+    train, validation, test = parts
+    x = (train >= 3.5).astype(np.float64)
+    inverse = np.linalg.inv(x.T @ x + penalty * np.eye(runs.ITEMS))
+    scores = x @ (-inverse / np.diagonal(inverse) * (1 - np.eye(runs.ITEMS)))
+    return [runs.naive(scores, train, part, (2, 3), 3.5) for part in (validation, test)]
+
+
 def test_table_has_every_model_on_the_ratings_of_the_run(run, monkeypatch):
-    monkeypatch.setattr(ease, "GRID", (1.0, 30.0))
+    monkeypatch.setattr(ease, "GRID", (0.1, 1.0, 30.0))
     console = runs.Listener()
-    wishes = {"k": (3,), "relevant": 3.5}
-    result = baselines.run(Baselines(run=run, **wishes), console)
+    result = baselines.run(Baselines(run=run, k=(2, 3), relevant=3.5), console)
     ((columns, rows),) = console.tables
-    assert columns == ["model", "RMSE", "MAE", "NDCG@3", "Recall@3"]
+    assert columns == ["model", "RMSE", "MAE", "NDCG@2", "NDCG@3", "Recall@2", "Recall@3"]
     names = [row[0].split(" (")[0] for row in rows]
     assert names == ["overall mean", "user + item bias", "popularity", "EASE", "autoencoder"]
     dashes = [[cell == "-" for cell in row[1:]] for row in rows]
-    rated, ranked = [False, False, True, True], [True, True, False, False]
-    assert dashes == [rated, [False] * 4, ranked, ranked, [False] * 4]
-    own = evaluation.run(Evaluate(run=run, best=True, **wishes), runs.Listener())
+    rated, ranked = [False] * 2 + [True] * 4, [True] * 2 + [False] * 4
+    assert dashes == [rated, [False] * 6, ranked, ranked, [False] * 6]
     models = dict(zip(names, result["models"].values(), strict=True))
-    for name in ("rmse", "mae", "ndcg@3", "recall@3"):
-        assert models["autoencoder"][name] == pytest.approx(own[name], rel=1e-6)
-    train, _, test = runs.draw()
-    mean = np.full(test.shape, train[train > 0].astype(np.float64).mean())
-    assert models["overall mean"]["rmse"] == pytest.approx(runs.naive(mean, train, test)["rmse"], rel=1e-6)
-    liked = np.broadcast_to((train >= 3.5).sum(0), test.shape)
-    popular = runs.naive(liked, train, test, (3,), 3.5)
-    assert models["popularity"]["ndcg@3"] == pytest.approx(popular["ndcg@3"], rel=1e-6)
-    assert "rmse" not in models["popularity"]
-
-
-def test_lambda_of_ease_is_chosen_on_the_validation_part(run, monkeypatch):
-    monkeypatch.setattr(ease, "GRID", (0.1, 1.0, 30.0))
-    console = runs.Listener()
-    own = {f"{name}_data_file": run.parent / f"{file}.txt" for name, file in PARTS.items()}
-    result = baselines.run(Baselines(**own, k=(2, 3), relevant=3.5), console)
-    train, validation, test = runs.draw()
-    x = (train >= 3.5).astype(np.float64)
-    found = {}
-    for penalty in ease.GRID:
-        inverse = np.linalg.inv(x.T @ x + penalty * np.eye(runs.ITEMS))
-        scores = x @ (-inverse / np.diagonal(inverse) * (1 - np.eye(runs.ITEMS)))
-        found[penalty] = [runs.naive(scores, train, part, (2, 3), 3.5) for part in (validation, test)]
+    train, validation, test = parts = runs.draw()
+    found = {penalty: naive_ease(parts, penalty) for penalty in ease.GRID}
     best = max(found, key=lambda penalty: found[penalty][0]["ndcg@3"])
-    figures = result["models"][f"EASE (lambda {best:g})"]
-    assert figures["recall@2"] == pytest.approx(found[best][1]["recall@2"], rel=1e-5)
+    assert rows[3][0] == f"EASE (lambda {best:g})"
+    fit = biases.chosen(runs.matrix(train), runs.matrix(validation), 0.5, 5.0)
+    scores = {
+        "overall mean": np.full(test.shape, fit.mean),
+        "user + item bias": np.float32(fit.mean + fit.user[:, None] + fit.item),
+        "popularity": np.broadcast_to((train >= 3.5).sum(0), test.shape),
+        "autoencoder": runs.network(saved.load(run, best=True).state["params"], train),
+    }
+    expected = {n: runs.naive(s, train, test, (2, 3), 3.5, 0.5, 5.0) for n, s in scores.items()}
+    for name, values in {**expected, "EASE": found[best][1]}.items():
+        shown = models[name].keys() - {"rmse_mean_of_batches"}
+        assert {key: models[name][key] for key in shown} == pytest.approx(
+            {key: values[key] for key in shown}, rel=1e-5
+        )
     assert console.warned == []
-
-
-PARTS = {"training": "train", "validation": "validation", "test": "test"}
 
 
 def test_ease_that_costs_too_much_is_left_out_unless_asked_for(run, monkeypatch):
