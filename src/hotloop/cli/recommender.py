@@ -4,8 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from hotloop.cli.command import Command, Context
+from hotloop.families.recommender.baselines_config import Baselines
 from hotloop.families.recommender.config import PRESETS, Train
 from hotloop.families.recommender.convert_config import ConvertConfig
+from hotloop.families.recommender.evaluate_config import Evaluate
+from hotloop.families.recommender.predict_config import Predict, Recommend
+from hotloop.families.recommender.sweep_config import Sweep
 
 EPILOG = """Examples:
   hotloop recommender train                                   random ratings of the old program's shape
@@ -37,6 +41,49 @@ def run_convert(config: ConvertConfig, context: Context) -> Mapping[str, Any]:
     return run(config, context)
 
 
+def run_evaluate(config: Evaluate, context: Context) -> Mapping[str, Any]:
+    """Errors and rankings of a run."""
+    context.open_device()
+    from hotloop.families.recommender.evaluation import run
+
+    return run(config, context)
+
+
+def run_predict(config: Predict, context: Context) -> Mapping[str, Any]:
+    """A file of predictions."""
+    context.open_device()
+    from hotloop.families.recommender.predictions import run
+
+    return run(config, context)
+
+
+def run_recommend(config: Recommend, context: Context) -> Mapping[str, Any]:
+    """The best unrated items of users."""
+    context.open_device()
+    from hotloop.families.recommender.recommendations import run
+
+    return run(config, context)
+
+
+def run_baselines(config: Baselines, context: Context) -> Mapping[str, Any]:
+    """Simple predictors on the same split."""
+    context.open_device()
+    from hotloop.families.recommender.baselines import run
+
+    return run(config, context)
+
+
+def run_sweep(config: Sweep, context: Context) -> Mapping[str, Any]:
+    """Trials in processes of their own; no device is opened here, for the children need it."""
+    from hotloop.cli.recommender_plot import write
+    from hotloop.families.recommender.sweep import run
+
+    result = run(config, context)
+    plot = write(result)
+    context.say(f"plot: {plot}")
+    return {**result, "plot": str(plot)}
+
+
 COMMAND = Command(
     "recommender",
     "Train and use the deep autoencoder for ratings.",
@@ -49,6 +96,16 @@ COMMAND = Command(
             presets=PRESETS,
             epilog=EPILOG,
         ),
+        Command("evaluate", "RMSE, MAE, NDCG and Recall of a run.", Evaluate, run_evaluate),
+        Command("predict", "Predictions for a file or split, with the original ids.", Predict, run_predict),
+        Command("recommend", "The best items that users have not rated.", Recommend, run_recommend),
+        Command(
+            "baselines",
+            "Mean, biases, popularity and EASE on the same split, in one table.",
+            Baselines,
+            run_baselines,
+        ),
+        Command("sweep", "A scan over learning rates, one process a trial.", Sweep, run_sweep),
         Command(
             "convert", "Raw Netflix or MovieLens ratings to text files, split.", ConvertConfig, run_convert
         ),
