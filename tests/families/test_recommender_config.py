@@ -1,0 +1,248 @@
+"""Options of `hotloop recommender train`: the old program's names and defaults, what follows a file's name, errors."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hotloop.cli.parser import scan
+from hotloop.errors import OptionError
+from hotloop.families.recommender.config import PRESETS, Net, Train, schedule
+from hotloop.options import build, options_of
+
+
+def read(line):
+    """The options that a command line means."""
+    return build(Train, scan(line.split(), options_of(Train)))
+
+
+def error(line):
+    with pytest.raises(OptionError) as caught:
+        read(line).resolved()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def from_file(name, more=""):
+    return read(f"--training-data-file data/{name} --no-validation {more}").resolved()
+
+
+# The old program's options.
+
+OLD = {
+    "training-data-file": None,
+    "validation-data-file": None,
+    "pipeline-num-parallel": 32,
+    "size": None,
+    "micro-batch-size": None,
+    "validation-micro-batch-size": None,
+    "no-selu": False,
+    "no-dropout": False,
+    "no-dense-refeeding": False,
+    "no-prng": False,
+    "weight-decay": 1e-4,
+    "loss-scaling": 1000,
+    "gradient-clipping": False,
+    "optimizer": "Momentum",
+    "base-learning-rate": -16,
+    "learning-rate-decay": (1, 0.1, 0.01),
+    "learning-rate-schedule": (0.5, 0.75),
+    "epochs": None,
+    "select-ipus": "AUTO",
+    "valid-per-epoch": 1,
+    "validation-batches-per-step": 250,
+    "steps-per-log": 1,
+    "no-validation": False,
+    "multiprocessing": False,
+    "build-init": False,
+    "device-iterations": None,
+    "logdir": Path("logdir"),
+    "testing-on-checkpoint": None,
+    "precision": "auto",
+}
+
+
+@pytest.mark.parametrize(("name", "default"), OLD.items())
+def test_every_old_option_is_there_with_its_default(name, default):
+    found = [each for each in options_of(Train) if f"--{name}" in (each.spelling, *each.aliases)]
+    assert len(found) == 1 and found[0].default == default
+
+
+def test_what_the_old_program_left_open_is_filled_in_for_random_data():
+    config = read("").resolved()
+    assert config.from_random
+    assert (config.size, config.batch_size, config.validation_batch_size, config.epochs) == (128, 64, 128, 2)
+    assert schedule(config, 480_000).updates_per_call == 250
+
+
+def test_an_old_command_line_is_read():
+    config = read(
+        "--training-data-file data/3m_train.txt --validation-data-file data/3m_valid.txt --size 256 "
+        "--micro-batch-size 16 --validation-micro-batch-size 99 --no-selu --no-dropout --no-dense-refeeding "
+        "--precision 16.32 --no-prng --weight-decay 0 --loss-scaling 1 --gradient-clipping --optimizer SGD "
+        "--base-learning-rate -14 --learning-rate-decay 1,0.5,0.2,0.1 --learning-rate-schedule 0.2,0.5,0.7 "
+        "--epochs 3 --valid-per-epoch 2.5 --steps-per-log 10 --multiprocessing --device-iterations 100 "
+        "--logdir logs --select-ipus AUTO --pipeline-num-parallel 8 --validation-batches-per-step 5"
+    )
+    assert (config.size, config.batch_size, config.validation_batch_size) == (256, 16, 99)
+    assert config.no_selu and config.no_dense_refeeding and config.no_prng and config.gradient_clipping
+    assert config.code_dropout == 0 and config.refeeding == "none"
+    assert (config.precision, config.weight_decay, config.loss_scaling) == ("16.32", 0, 1)
+    assert (config.optimizer, config.base_learning_rate, config.epochs) == ("SGD", -14, 3)
+    assert config.learning_rate_decay == (1, 0.5, 0.2, 0.1)
+    assert config.learning_rate_schedule == (0.2, 0.5, 0.7)
+    assert (config.valid_per_epoch, config.steps_per_log, config.device_iterations) == (2.5, 10, 100)
+    assert config.multiprocessing and config.logdir == Path("logs")
+
+
+@pytest.mark.parametrize(
+    "spelling", ["--batch-size", "--micro-batch-size", "--batch_size", "--micro_batch_size"]
+)
+def test_both_spellings_of_the_batch(spelling):
+    assert read(f"{spelling} 7").batch_size == 7
+    assert read(f"{spelling.replace('--', '--validation-')} 9").validation_batch_size == 9
+
+
+def test_untied_weights_by_either_name():
+    assert read("").is_tied
+    assert not read("--untied").is_tied and not read("--no-tied").is_tied
+
+
+@pytest.mark.parametrize("mode", ["joint", "alternate", "none"])
+def test_each_refeeding_can_be_chosen(mode):
+    assert read(f"--refeed {mode} --aug-steps 2").refeeding == mode
+    assert read(f"--refeed {mode} --no-dense-refeeding").refeeding == "none"
+
+
+# What follows the file's name.
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "batch"),
+    [
+        ("3m_train.txt", 128, 64),
+        ("6m_train.txt", 256, 64),
+        ("1y_train.txt", 256, 32),
+        ("full_train.txt", 512, 8),
+    ],
+)
+def test_size_and_batch_follow_the_name_of_the_file(name, size, batch):
+    config = from_file(name)
+    assert (config.size, config.batch_size, config.validation_batch_size) == (size, batch, batch)
+    assert config.epochs == 160
+    assert config.code_dropout == (0.65 if size == 128 else 0.8)
+
+
+def test_what_is_given_wins_over_the_name():
+    config = from_file("full_train.txt", "--size 128 --batch-size 100 --epochs 1")
+    assert (config.size, config.batch_size, config.validation_batch_size, config.epochs) == (128, 100, 100, 1)
+    assert from_file("full_train.txt", "--size 128").batch_size == 8
+    assert from_file("other.txt", "--size 256 --batch-size 3").size == 256
+
+
+@pytest.mark.parametrize("more", ["", "--size 128", "--batch-size 64"])
+def test_another_name_needs_both(more):
+    message = error(f"--training-data-file data/ratings.txt --no-validation {more}")
+    assert message.startswith("--training-data-file data/ratings.txt: ")
+    assert "--size" in message and "--batch-size" in message
+
+
+def test_filling_in_twice_changes_nothing():
+    config = from_file("1y_train.txt")
+    assert config.resolved() == config and hash(config.resolved()) == hash(config)
+
+
+# Rates.
+
+
+@pytest.mark.parametrize("text", ["-16", "-12.5", "-20", "0"])
+def test_exponents_may_be_fractions(text):
+    assert read(f"--base-learning-rate {text}").base_learning_rate == float(text)
+
+
+@pytest.mark.parametrize("text", ["16", "+16", "0.5"])
+def test_a_positive_exponent_is_refused_with_the_one_that_was_meant(text):
+    message = error(f"--base-learning-rate {text}")
+    assert message.startswith(f"--base-learning-rate {float(text):g}: ")
+    assert message.endswith(f"write -{float(text):g}")
+
+
+def test_each_drop_needs_a_factor_of_its_own():
+    assert read("--learning-rate-decay 1,0.1 --learning-rate-schedule 0.9").learning_rate_decay == (1, 0.1)
+    message = error("--learning-rate-decay 1,0.1")
+    assert message.startswith("--learning-rate-decay ") and "--learning-rate-schedule" in message
+    assert error("--learning-rate-schedule 0.1,0.2,0.3").startswith("--learning-rate-decay ")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--size 64",
+        "--dropout 1",
+        "--dropout -0.1",
+        "--batch-size 0",
+        "--validation-batch-size 0",
+        "--epochs 0",
+        "--loss-scaling 0",
+        "--loss-scaling nan",
+        "--weight-decay -1",
+        "--optimizer adam",
+        "--precision 8.8",
+        "--precision 16",
+        "--half float8",
+        "--refeed both",
+        "--aug-steps -1",
+        "--base-learning-rate nan",
+        "--base-learning-rate fast",
+        "--learning-rate-decay 1,0,0",
+        "--learning-rate-schedule 0.5,1.5",
+        "--valid-per-epoch 0",
+        "--device-iterations 0",
+        "--steps-per-log 0",
+        "--fractions 0.5 0.5",
+        "--fractions 0.5 0.4 0.2",
+        "--fractions 0 0.5 0.5",
+        "--fractions 1.5 -0.25 -0.25",
+        "--patience 0",
+        "--seed -1",
+        "--data netflix",
+        "--resume",
+    ],
+)
+def test_a_value_that_cannot_work_is_named_in_one_line(line):
+    assert error(line).startswith(line.split()[0])
+
+
+def test_shares_of_a_split_may_be_written_with_commas():
+    assert read("--fractions 0.9,0,0.1").fractions == (0.9, 0, 0.1)
+
+
+def test_a_training_file_needs_a_validation_file_or_none_wanted():
+    assert error("--training-data-file 3m_train.txt").startswith("--training-data-file")
+    assert (
+        read("--training-data-file 3m_train.txt --validation-data-file 3m_valid.txt").resolved().size == 128
+    )
+
+
+# All of them.
+
+
+def test_presets_resolve():
+    for values in PRESETS.values():
+        config = build(Train, values).resolved()
+        assert config.size and config.batch_size and config.epochs
+    assert build(Train, PRESETS["ml-100k"]).resolved().data == "ml-100k"
+
+
+def test_options_are_described_and_no_two_share_a_spelling():
+    options = options_of(Train)
+    spellings = [spelling for option in options for spelling in (option.spelling, *option.aliases)]
+    assert len(spellings) == len(set(spellings))
+    assert all(option.help.endswith(".") and option.group for option in options)
+    assert {option.name for option in options_of(Net)} < {option.name for option in options}
+
+
+def test_options_need_no_jax():
+    code = "import sys, hotloop.families.recommender.config; sys.exit('jax' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
