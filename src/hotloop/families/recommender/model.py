@@ -145,7 +145,7 @@ class _Step:
         compute = job.policy.to_compute(state["params"])
         gradients, result = jax.grad(scaled, has_aux=True)(compute)
         wide = jax.tree.map(lambda g: g.astype(jnp.promote_types(g.dtype, jnp.float32)) / scale, gradients)
-        self.norm = optax.global_norm(wide)
+        self.norm = jnp.sqrt(sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(wide)))
         params, slots = precision.optimise(
             job.policy, _Rated(self.chosen, self.rate), wide, state["optimiser"], state["params"],
             stream(self.key, "rounding", number),
