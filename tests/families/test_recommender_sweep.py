@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -334,7 +335,7 @@ trials.run_all(planned, [os.environ] * 2, print)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_sweep_leaves_no_child(tmp_path, number):
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER, str(tmp_path)], stderr=subprocess.PIPE, process_group=0, text=True
@@ -362,6 +363,15 @@ def test_without_ray_the_extra_is_named(tmp_path, fake, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtra, match=r"--engine ray needs ray: pip install 'hotloop\[ray\]'"):
         swept(tmp_path, [12], engine="ray")
+
+
+def test_an_address_where_no_cluster_is_is_named_at_once(tmp_path, fake):
+    pytest.importorskip("ray")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    with pytest.raises(RunError, match=f"--ray-address {address}: no cluster there"):
+        swept(tmp_path, [12], engine="ray", ray_address=address, run_name="lost")
+    assert swept(tmp_path, [12], run_name="lost")["best"] == -12.0  # its name is still free
 
 
 SAME = (

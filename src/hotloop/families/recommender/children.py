@@ -14,6 +14,7 @@ from typing import IO
 
 TAIL = 64 * 1024
 """Bytes of each stream of a child that are kept."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE = 10.0
 """Seconds in which a child that is told to stop may save."""
 
@@ -89,7 +90,10 @@ class Tail:
 
 @contextlib.contextmanager
 def signals_interrupt() -> Iterator[None]:
-    """SIGTERM and SIGHUP as Ctrl-C, where Python lets us: children must be stopped before we go."""
+    """Ctrl-C, SIGTERM and SIGHUP as KeyboardInterrupt, where Python lets us: children must be stopped before we go.
+
+    Ctrl-C, too, because a shell has its background jobs ignore it.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -97,7 +101,7 @@ def signals_interrupt() -> Iterator[None]:
     def interrupt(number: int, _: object) -> None:
         raise KeyboardInterrupt(f"stopped by {signal.Signals(number).name}")
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, interrupt) for number in SIGNALS}
     try:
         yield
     finally:

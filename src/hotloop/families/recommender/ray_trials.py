@@ -6,6 +6,7 @@ they mean on one machine. The runs' folders lie where the worker ran.
 
 import math
 import os
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -17,6 +18,9 @@ from hotloop.families.recommender.places import MEMORY, SHARED
 from hotloop.families.recommender.trials import Outcome, Trial, run_one
 
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+
+KNOCK = 5.0
+"""Seconds."""
 
 
 def load() -> Any:
@@ -38,6 +42,17 @@ def in_worker(trial: Trial, slot: int, memory: dict[str, str]) -> Outcome:
         children.stop()
 
 
+def _knock(address: str | None) -> None:
+    """OSError where nobody answers at HOST:PORT: Ray itself would go on trying for minutes."""
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=KNOCK).close()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
 @dataclass(frozen=True)
 class RayEngine:
     """A cluster by its address, or one that is started here for the sweep."""
@@ -53,11 +68,13 @@ class RayEngine:
         """Run them."""
         ray = load()
         try:
+            _knock(self.address)
             here = {} if self.address else {"include_dashboard": False}  # a cluster has its own, or none
             ray.init(self.address or "local", log_to_driver=False, logging_level="ERROR", **here)
         except Exception as error:  # ray raises a different kind for each way an address can be wrong
-            said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-            raise RunError(f"--ray-address {self.address or 'local'}: no cluster ({said})") from None
+            raise RunError(
+                f"--ray-address {self.address or 'local'}: no cluster there ({_first_line(error)})"
+            ) from None
         try:
             with signals_interrupt():
                 return self._run(ray, planned, ended)
@@ -112,8 +129,7 @@ class _Flights:
         try:
             outcome: Outcome = self.ray.get(task)
         except self.ray.exceptions.RayError as error:
-            said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-            raise RunError(f"--engine ray: a worker of the cluster was lost ({said})") from None
+            raise RunError(f"--engine ray: a worker of the cluster was lost ({_first_line(error)})") from None
         return outcome
 
     def _cancel(self) -> None:

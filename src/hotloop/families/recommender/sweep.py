@@ -79,15 +79,16 @@ def _check(config: Sweep, caller: Caller) -> None:
 
 
 def make_folder(config: Sweep) -> Path:
-    """LOGDIR/NAME, new; the name says seed and time unless it is given."""
+    """LOGDIR/NAME, empty; the name says seed and time unless it is given."""
     stamp = time.strftime("%Y%m%d_%H%M%S", time.gmtime())
     folder = (config.logdir / (config.run_name or f"sweep-rn{config.seed}-{stamp}-{os.getpid()}")).absolute()
     try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        raise RunError(f"{folder} is there already: choose another --run-name") from None
+        folder.mkdir(parents=True, exist_ok=True)
+        taken = any(folder.iterdir())
     except OSError as error:
         raise RunError(f"{folder}: cannot be made ({error.strerror}); choose another --logdir") from None
+    if taken:
+        raise RunError(f"{folder} is there already: choose another --run-name")
     return folder
 
 
