@@ -15,7 +15,7 @@ demo: $(VENV)/.installed  ## install, then show the product in under three minut
 	$(BIN)/hotloop demo
 
 test: check  ## install with the test extras, then check and test everything that is not slow
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow"
 
 test-slow: check  ## the tests that take longer
 	$(BIN)/python -m pytest -m slow

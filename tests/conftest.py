@@ -13,6 +13,8 @@ if "PYTHONPATH" in os.environ:
     # Children must find the same packages as the test that starts them, from whichever folder.
     entries = os.environ["PYTHONPATH"].split(os.pathsep)
     os.environ["PYTHONPATH"] = os.pathsep.join(str(Path(entry).absolute()) for entry in entries)
+# float32 means float32 also where an accelerator would take a faster, shorter type for products.
+os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")
 flags = os.environ.get("XLA_FLAGS", "")
 if os.environ["JAX_PLATFORMS"] == "cpu" and VIRTUAL_DEVICES not in flags:
     os.environ["XLA_FLAGS"] = f"{flags} {VIRTUAL_DEVICES}=4".strip()
