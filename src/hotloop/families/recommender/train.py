@@ -6,6 +6,7 @@ What an update computes is in `model`; this is the order of things. It prints th
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,16 @@ def run(config: Train, console: Console, command: str) -> Mapping[str, Any]:
         return test_only(config, config.testing_on_checkpoint, console)
     data = sets.load(config, console)
     check(config, data)
-    return once(config, data, console, command)
+    if (fitting := fitted(config, data)) != config:
+        console.warn(f"--batch-size {config.batch_size}: there are only {data.train.users} users to train with, "
+                     "so that they are one batch")  # fmt: skip
+    return once(fitting, data, console, command)
+
+
+def fitted(config: Train, data: Sets) -> Train:
+    """A batch of all users where there are fewer than a batch; one user, if that is all, trains too."""
+    assert config.batch_size is not None
+    return replace(config, batch_size=min(config.batch_size, data.train.users))
 
 
 def check(config: Train, data: Sets) -> None:
@@ -67,6 +77,7 @@ def check(config: Train, data: Sets) -> None:
 
 def planned(config: Train, data: Sets) -> tuple[Schedule, Plan]:
     """Calls as the old program counted them; validations, and a checkpoint with each."""
+    config = fitted(config, data)
     assert config.batch_size is not None
     times = schedule(config, data.train.users)
     validated = data.validation is not None and not config.no_validation
@@ -84,6 +95,7 @@ def planned(config: Train, data: Sets) -> tuple[Schedule, Plan]:
 
 def describe(config: Train, data: Sets) -> str:
     """What the plan does not say: the network, its types, its rates, and memory on the device."""
+    config = fitted(config, data)
     times = planned(config, data)[0]
     job = saved.job_of(config, data.train.n_items, times)
     state = jax.eval_shape(lambda key: model.init(job, key), jax.random.key(0))

@@ -1,0 +1,517 @@
+"""`hotloop recommender train` from the command line: old lines, records, resuming, one-line errors, real ratings."""
+
+import json
+import os
+import shutil
+import signal
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from hotloop.cli.command import Common
+from hotloop.cli.configs import resolve
+from hotloop.cli.console import Silent
+from hotloop.cli.main import find_command, main
+from hotloop.cli.parser import scan
+from hotloop.data.catalogue import known_set
+from hotloop.data.folders import find
+from hotloop.engine import pieces
+from hotloop.engine.device import setup
+from hotloop.engine.drive import Interrupted
+from hotloop.engine.run import current, read_events
+from hotloop.families.recommender import beside, config, saved, sets, train
+from hotloop.families.recommender.config import PRESETS, Train
+from hotloop.options import options_of
+
+ROOT = Path(
+    os.environ.get("HOTLOOP_DATA") or Path(__file__).resolve().parents[2] / "../shared/data"
+).resolve()
+USERS, ITEMS = 40, 30
+FILES = "--training-data-file netflix_data/{0}_train.txt --validation-data-file netflix_data/{0}_valid.txt"
+
+
+class Listener:
+    """Keeps what is said, and may act on it."""
+
+    def __init__(self, act=lambda text: None):
+        self.lines, self.warnings, self.act = [], [], act
+
+    def say(self, text):
+        self.lines.append(text)
+        self.act(text)
+
+    def warn(self, text):
+        self.warnings.append(text)
+
+    def progress(self, description, total=None):
+        return nullcontext(Silent())
+
+
+def read(line):
+    """The options that a command line means, presets included, sizes filled in."""
+    command, _, words = find_command(["recommender", "train", *line.split()])
+    return resolve(command, scan(words, (*options_of(command.config), *options_of(Common)))).config.resolved()
+
+
+def lines(users, items, values):
+    return "".join(
+        f"{user}\t{item}\t{value}\n" for user, item, value in zip(users, items, values, strict=True)
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Ratings of 40 users, as 3m_train.txt, 3m_valid.txt and 3m_test.txt; weights as small as can be."""
+    setup()  # compiled once, whichever test comes first
+    folder = tmp_path_factory.mktemp("ratings")
+    generator = np.random.default_rng(0)
+    users, items = np.nonzero(generator.random((USERS, ITEMS)) < 0.5)
+    values = generator.integers(1, 6, len(users))
+    part = generator.choice(3, len(users), p=(0.7, 0.2, 0.1))
+    for number, name in enumerate(("train", "valid", "test")):
+        own = part == number
+        (folder / f"3m_{name}.txt").write_text(lines(users[own] + 7, items[own] + 3, values[own]))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch):
+    """Three widths that nobody would train with."""
+    for size in config.LAYERS:
+        monkeypatch.setitem(config.LAYERS, size, (size // 16, 6, 5))
+
+
+SAME = [
+    "--batch-size",
+    "7",
+    "--epochs",
+    "8",
+    "--base-learning-rate",
+    "-8.5",
+    "--refeed",
+    "none",
+    "--seed",
+    "3",
+]
+"""One program for most of these tests: they differ in what happens around it."""
+
+
+def words(folder, *more):
+    files = ("training", "train"), ("validation", "valid"), ("test", "test")
+    named = [word for kind, name in files for word in (f"--{kind}-data-file", str(folder / f"3m_{name}.txt"))]
+    return ["recommender", "train", *named, *SAME, *more]
+
+
+def events(folder, kind):
+    return [event for event in current(read_events(folder)) if event["event"] == kind]
+
+
+def figures(folder):
+    """Every figure that a log or a validation recorded, without times and speeds."""
+    left_out = ("time", "elapsed", "throughput")
+    return [
+        {key: value for key, value in event.items() if key not in left_out}
+        for event in current(read_events(folder))
+        if event["event"] in ("log", "validation")
+    ]
+
+
+def same_run(result, other):
+    """The last weights, the best step and every figure are those of another run, bit for bit."""
+    one, two = (saved.load(Path(each["run"])) for each in (result, other))
+    for left, right in zip(jax.tree.leaves(one.state), jax.tree.leaves(two.state), strict=True):
+        assert np.array_equal(np.asarray(left), np.asarray(right))
+    assert {**result, "run": ""} == {**other, "run": ""}
+
+
+@pytest.fixture(scope="module")
+def options(folder):
+    return Train(
+        batch_size=7, epochs=8, base_learning_rate=-8.5, refeed="none", seed=3, run_name="whole",
+        training_data_file=folder / "3m_train.txt", validation_data_file=folder / "3m_valid.txt",
+        test_data_file=folder / "3m_test.txt", logdir=folder / "runs",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(options):
+    """The result of a run that nothing disturbed."""
+    with pytest.MonkeyPatch.context() as patch:
+        for size in config.LAYERS:
+            patch.setitem(config.LAYERS, size, (size // 16, 6, 5))
+        return train.run(options, Listener(), "test")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("", {"size": 128, "batch_size": 64, "validation_batch_size": 128, "epochs": 2}),
+        (f"{FILES.format('3m')} --size 128",
+         {"size": 128, "batch_size": 64, "validation_batch_size": 64, "epochs": 160}),
+        (f"{FILES.format('6m')} --size 256", {"size": 256, "batch_size": 64, "validation_batch_size": 64}),
+        (f"{FILES.format('1y')} --size 256 --batch-size 32 --validation-batch-size 32",
+         {"size": 256, "batch_size": 32, "validation_batch_size": 32}),
+        (f"{FILES.format('full')} --size 512 --batch-size 8 --validation-batch-size 8",
+         {"size": 512, "batch_size": 8, "validation_batch_size": 8}),
+        (FILES.format("1y"), {"size": 256, "batch_size": 32, "validation_batch_size": 32}),
+        (FILES.format("full"), {"size": 512, "batch_size": 8, "validation_batch_size": 8}),
+        (f"{FILES.format('own')} --size 512 --micro-batch-size 16 --validation-micro-batch-size 4",
+         {"size": 512, "batch_size": 16, "validation_batch_size": 4}),
+        (f"{FILES.format('3m').replace('-data-', '_data_')} --micro_batch_size 16 --weight_decay 0 --loss_scaling 1",
+         {"batch_size": 16, "validation_batch_size": 16, "weight_decay": 0.0, "loss_scaling": 1.0}),
+        ("--base-learning-rate -12.5 --learning-rate-decay 1,0.5 --learning-rate-schedule 0.25",
+         {"base_learning_rate": -12.5, "learning_rate_decay": (1.0, 0.5), "learning_rate_schedule": (0.25,)}),
+        ("--precision 16.32 --no-prng --no-selu --no-dropout --no-dense-refeeding --gradient-clipping --optimizer SGD",
+         {"precision": "16.32", "no_prng": True, "no_selu": True, "refeeding": "none", "code_dropout": 0.0,
+          "gradient_clipping": True, "optimizer": "SGD"}),
+        ("--multiprocessing --valid-per-epoch 0.5 --steps-per-log 4 --device-iterations 100 --logdir x --no-validation",
+         {"multiprocessing": True, "valid_per_epoch": 0.5, "steps_per_log": 4, "device_iterations": 100,
+          "logdir": Path("x"), "no_validation": True}),
+        ("--untied --refeed alternate --aug-steps 3", {"is_tied": False, "refeeding": "alternate", "aug_steps": 3}),
+        ("--config ml-100k --epochs 3", {**PRESETS["ml-100k"], "epochs": 3}),
+    ],
+)  # fmt: skip
+def test_the_old_programs_lines_are_understood(line, expected):
+    found = read(line)
+    assert {name: getattr(found, name) for name in expected} == expected
+
+
+def test_old_options_without_effect_say_so(folder, tmp_path, capsys):
+    line = words(folder, "--select-ipus", "0,1", "--pipeline_num_parallel", "8", "--build-init")
+    assert main([*line, "--logdir", str(tmp_path)]) == 0
+    assert "warning: --pipeline-num-parallel, --select-ipus: no effect here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "size", "batch"), [("6m", 256, 64), ("1y", 256, 32), ("full", 512, 8)])
+def test_sizes_and_batches_follow_the_files_name(name, size, batch, tmp_path, capsys):
+    """Down to the shapes of the weights and the name of the folder."""
+    for part in ("train", "valid"):
+        (tmp_path / f"{name}_{part}.txt").write_text(lines(range(70), [3] * 70, [4] * 70))
+    line = ["recommender", "train", "--training-data-file", str(tmp_path / f"{name}_train.txt"),
+            "--validation-data-file", str(tmp_path / f"{name}_valid.txt"), "--logdir", str(tmp_path)]  # fmt: skip
+    assert main([*line, "--build-init", "--json"]) == 0
+    run = Path(json.loads(capsys.readouterr().out)["run"])
+    assert run.name.startswith(f"logs-bs{batch}-rn0-")
+    found = saved.load(run)
+    assert (found.job.net.size, found.job.net.batch_size, found.config.epochs) == (size, batch, 160)
+    assert found.state["params"]["encoder"][0]["w"].shape == (1, size // 16)
+    assert found.job.rates[0] == 2**-16 * batch
+
+
+def test_a_run_leaves_records_with_every_figure_and_a_result(folder, tmp_path, capsys):
+    line = words(folder, "--logdir", str(tmp_path))
+    assert main([*line, "--run-name", "own", "--json"]) == 0
+    out, said = capsys.readouterr()
+    result = json.loads(out)
+    run = tmp_path / "own"
+    assert Path(result["run"]) == run
+    assert all(text in said for text in ("Loading training data", f"Users: {USERS}  Items: {ITEMS}"))
+    assert "Running validation..." in said and "test RMSE" in said
+    logs, validations = events(run, "log"), events(run, "validation")
+    assert [log["update"] for log in logs] == list(range(5, 46, 5))  # 40 users / 7, cut off, are a call
+    assert logs[0]["epoch"] == pytest.approx(5 * 7 / USERS)
+    assert all({"loss", "rmse", "learning_rate", "gradient_norm", "throughput"} <= set(log) for log in logs)
+    rates = [log["learning_rate"] / (2**-8.5 * 7) for log in logs]
+    assert rates == pytest.approx([1] * 5 + [0.1] * 2 + [0.01] * 2, rel=1e-6)
+    assert [event["update"] for event in validations] == [log["update"] for log in logs]
+    best = min(validations, key=lambda event: event["validation_rmse"])
+    assert result["best_step"] == result["updates"] == best["update"] == saved.load(run, best=True).step
+    assert result["validation"]["rmse"] == best["validation_rmse"]
+    assert result["validation"]["ratings"] == best["validation_ratings"] > 90
+    tests = {event["split"]: event for event in events(run, "evaluation")}
+    assert tests["test"]["rmse"] == result["test"]["rmse"] and tests["test"]["update"] == best["update"]
+    assert events(run, "end")[-1]["status"] == "finished"
+
+
+def test_a_stopped_run_resumes_to_the_same_bits(options, whole, tmp_path):
+    stopped = replace(options, logdir=tmp_path, run_name="stopped")
+
+    def stop(text):
+        if text.startswith("update 25,"):
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(Interrupted, match="--resume --run-name stopped"):
+        train.run(stopped, Listener(stop), "test")
+    assert saved.load(tmp_path / "stopped").step < 45
+    result = train.run(replace(stopped, resume=True), Listener(), "test")
+    same_run(result, whole)
+    assert figures(result["run"]) == figures(whole["run"])
+
+
+def test_a_killed_run_resumes_to_the_same_bits_and_figures(options, whole, tmp_path):
+    """A kill leaves the checkpoints so far and half a record."""
+    run = tmp_path / "killed"
+    shutil.copytree(whole["run"], run)
+    steps = sorted(step for step in (run / "checkpoints").iterdir() if step.name.isdigit())
+    assert len(steps) >= 2
+    shutil.rmtree(steps[-1])
+    records = run / "events.jsonl"
+    records.write_bytes(records.read_bytes()[:-20])
+    result = train.run(replace(options, logdir=tmp_path, run_name="killed", resume=True), Listener(), "test")
+    same_run(result, whole)
+    assert figures(run) == figures(whole["run"])
+
+
+def test_other_pieces_of_a_call_and_other_logs_give_the_same_bits(options, whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(pieces, "TARGET_SECONDS", 0)  # one update at a time
+    other = replace(options, logdir=tmp_path, run_name="other", steps_per_log=3)
+    result = train.run(other, Listener(), "test")
+    same_run(result, whole)
+    assert len(events(result["run"], "log")) == 3
+
+
+def test_patience_stops_and_the_best_weights_are_tested(options, whole, tmp_path):
+    impatient = replace(options, logdir=tmp_path, run_name="impatient", patience=2)
+    result = train.run(impatient, Listener(), "test")
+    values = [event["validation_rmse"] for event in events(result["run"], "validation")]
+    best = int(np.argmin(values))
+    assert len(values) == best + 3 < 9  # two that were no better came after it, and none after these
+    assert result["best_step"] == 5 * (best + 1)
+    assert result["validation"]["rmse"] == min(values)
+    again = train.run(replace(impatient, resume=True), Listener(), "test")
+    assert again == result and len(events(result["run"], "validation")) == len(values)
+
+
+def forbidden(*_, **__):
+    raise AssertionError("no process was to be started")
+
+
+def test_the_first_weights_are_saved_and_nothing_is_trained(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(beside, "Beside", forbidden)
+    line = words(
+        folder, "--build-init", "--multiprocessing", "--logdir", str(tmp_path), "--run-name", "first"
+    )
+    assert main([*line, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"run": str(tmp_path / "first"), "updates": 0}
+    found = saved.load(tmp_path / "first")
+    assert found.step == 0 and int(found.state["update"]) == 0
+    assert np.array_equal(np.sort(found.item_ids), np.arange(ITEMS) + 3)
+    assert not events(tmp_path / "first", "log")
+
+
+def test_testing_on_a_checkpoint_gives_its_validation_error(folder, whole, capsys, monkeypatch):
+    monkeypatch.setattr(beside, "Beside", forbidden)
+    before = sorted(Path(whole["run"]).rglob("*"))
+    line = ["recommender", "train", "--testing-on-checkpoint", whole["run"], "--multiprocessing",
+            "--validation-data-file", str(folder / "3m_valid.txt"), "--validation-batch-size", "7",
+            "--json"]  # fmt: skip
+    assert main(line) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["rmse"] == whole["validation"]["rmse"] and result["step"] == whole["best_step"]
+    assert sorted(Path(whole["run"]).rglob("*")) == before
+    assert main([*line[:5], "--json"]) == 2
+    assert "--testing-on-checkpoint: give the ratings" in capsys.readouterr().err
+
+
+def test_without_validation_there_is_none_and_no_other_process(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(beside, "Beside", forbidden)
+    line = words(folder, "--no-validation", "--multiprocessing", "--logdir", str(tmp_path))
+    assert main([*line, "--run-name", "blind", "--json"]) == 0
+    out, said = capsys.readouterr()
+    assert set(json.loads(out)) == {"run", "updates", "best_step"}
+    assert "alidation" not in said.split("start:")[1].split("\n", 1)[1]
+    assert not events(tmp_path / "blind", "validation")
+
+
+def test_the_plan_says_what_would_run_and_runs_nothing(folder, tmp_path, capsys):
+    line = words(folder, "--plan", "--logdir", str(tmp_path / "runs"), "--json")
+    assert main(line) == 0
+    out, said = capsys.readouterr()
+    plan = json.loads(out)
+    assert plan["total_updates"] == 45
+    assert plan["updates_per_epoch"] == pytest.approx(USERS / 7)
+    assert [e["update"] for e in plan["events"] if e["event"] == "validate"] == list(range(5, 46, 5))
+    assert f"layers {ITEMS}, 8, 6, 5 and back" in said and "dropping at update 25, 35" in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_diverging_run_stops_with_advice_and_keeps_the_best_checkpoint(folder, tmp_path, capsys):
+    """Tamed for its first half, then let loose."""
+    rate = [
+        "--base-learning-rate",
+        "-1",
+        "--learning-rate-decay",
+        "0.002,1e9",
+        "--learning-rate-schedule",
+        "0.5",
+    ]
+    line = words(
+        folder, "--logdir", str(tmp_path), "--refeed", "none", "--epochs", "10", "--run-name", "late"
+    )
+    assert main([*line, *rate]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "at update" in said and "lower the learning rate" in said and "--base-learning-rate -3" in said
+    assert events(tmp_path / "late", "end")[-1]["status"] == "failed"
+    values = {e["update"]: e["validation_rmse"] for e in events(tmp_path / "late", "validation")}
+    finite = {step: value for step, value in values.items() if value is not None}
+    best = min(finite, key=finite.get)
+    assert f"the best is step {best}" in said
+    found = saved.load(tmp_path / "late", best=True)
+    assert found.step == best
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found.state["params"]))
+
+
+# What people get wrong, and the line that tells them.
+
+GOOD = "1\t10\t4.0\n1\t11\t3.0\n2\t10\t5.0\n2\t11\t1.0\n"
+BAD_FILES = [
+    ("1\t10\t4.0\n1\t11\n", GOOD, "train.txt: line 2: 2 columns where the first line has 3"),
+    ("1\t10\t4.0\nMartha\t11\t2\n", GOOD, "train.txt: line 2: user 'Martha' is not a whole number"),
+    ("1\t10\t4.0\n2\t11\tgood\n", GOOD, "train.txt: line 2: rating 'good' is not a number"),
+    ("1\t10\t4.0\n2\t11\t0\n", GOOD, "train.txt: line 2: rating '0' is not above 0"),
+    ("1\t10\t-3\n2\t11\t1\n", GOOD, "train.txt: line 1: rating '-3' is not above 0"),
+    (GOOD, "1\t10\t4.0\n1\t11\t0.0\n", "valid.txt: line 2: rating '0.0' is not above 0"),
+    ("", GOOD, "train.txt: no ratings in this file"),
+    ("\n\n", GOOD, "train.txt: no ratings in this file"),
+    (GOOD, "", "valid.txt: no ratings in this file"),
+    ("1 10 4\n", GOOD, "train.txt: line 1: no TAB, '::' or comma"),
+    ("1\t10\t4.0\t5\t6\n", GOOD, "train.txt: line 1: 5 columns"),
+    (GOOD, "3\t12\t4.0\n", "valid.txt: none of its ratings has a user and an item of the training data"),
+]
+BAD_OPTIONS = [
+    ("--base-learning-rate 16", "--base-learning-rate 16: the rate would be 2^16 times the batch size; write -16"),
+    ("--training-data-file FOLDER/own.txt --validation-data-file FOLDER/3m_valid.txt",
+     "own.txt: its name does not begin with 3m_, 6m_, 1y_ or full_, so give --size and --batch-size"),
+    ("--training-data-file FOLDER/3m_train.txt", "--training-data-file: needs --validation-data-file"),
+    ("--training-data-file FOLDER/3m_none.txt --validation-data-file FOLDER/3m_valid.txt", "3m_none.txt"),
+    ("--training-data-file FOLDER/3m_train.txt --validation-data-file FOLDER/3m_none.txt", "3m_none.txt"),
+    ("--training-data-file FOLDER --validation-data-file FOLDER --size 128 --batch-size 8", "FOLDER"),
+    ("--size 100", "--size 100: "),
+    ("--batch-size 0", "--batch-size 0: "),
+    ("--precision 16", "--precision 16: "),
+    ("--learning-rate-decay 1,0.1", "--learning-rate-decay has 2 factors: it needs one more"),
+    ("--loss-scaling 0", "--loss-scaling 0: "),
+    ("--epochs 0", "--epochs 0: "),
+    ("--resume", "--resume: name the run with --run-name"),
+    ("ALL --resume --run-name nobody", "nothing to resume"),
+    ("ALL --logdir FOLDER/3m_train.txt", "cannot make the run folder"),
+    ("ALL --report FOLDER/3m_train.txt", "3m_train.txt"),
+    ("--testing-on-checkpoint FOLDER --validation-data-file FOLDER/3m_valid.txt", "not a run's folder"),
+    ("--fractions 0.5 0.5 0.5", "--fractions 0.5 0.5 0.5: three shares that add up to 1"),
+]  # fmt: skip
+compilations = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda name, seconds, **_: compilations.append(name) if "compile" in name else None
+)
+
+
+def refused(line, capsys):
+    """The one line that a command line gets, before anything is compiled."""
+    compilations.clear()
+    assert main(line) == 2
+    said = [text for text in capsys.readouterr().err.splitlines() if not text.startswith("warning:")]
+    assert len(said) == 1 and said[0].startswith("hotloop: error: ")
+    assert not compilations
+    return said[0]
+
+
+@pytest.mark.parametrize(("training", "validation", "reason"), BAD_FILES)
+def test_bad_files_get_one_line_that_names_file_line_and_reason(
+    training, validation, reason, tmp_path, capsys
+):
+    for name, text in (("train", training), ("valid", validation)):
+        (tmp_path / f"3m_{name}.txt").write_text(text)
+    line = ["recommender", "train", "--training-data-file", str(tmp_path / "3m_train.txt"),
+            "--validation-data-file", str(tmp_path / "3m_valid.txt"), "--logdir", str(tmp_path / "runs")]  # fmt: skip
+    assert reason in refused(line, capsys)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(("line", "reason"), BAD_OPTIONS)
+def test_bad_options_get_one_line(line, reason, folder, tmp_path, capsys):
+    line = line.replace("ALL", " ".join(words(folder)[2:])).replace("FOLDER", str(folder))
+    line = line if "--logdir" in line else f"{line} --logdir {tmp_path / 'runs'}"
+    said = refused(["recommender", "train", *line.split()], capsys)
+    assert reason.replace("FOLDER", str(folder)) in said
+    assert not (tmp_path / "runs").exists()
+
+
+def small(training, validation, tmp_path, capsys, *more):
+    """A run with these texts: its result, what it said, and its training ratings."""
+    for name, text in (("train", training), ("valid", validation)):
+        (tmp_path / f"{name}.txt").write_text(text)
+    line = ["recommender", "train", "--training-data-file", str(tmp_path / "train.txt"), "--validation-data-file",
+            str(tmp_path / "valid.txt"), "--logdir", str(tmp_path), "--size", "128", "--refeed", "none",
+            "--no-dropout", "--batch-size", "1", "--epochs", "2"]  # fmt: skip
+    assert main([*line, *more, "--json"]) == 0
+    out, said = capsys.readouterr()
+    result = json.loads(out)
+    return result, said, saved.load_training(saved.load(Path(result["run"])))
+
+
+def test_ratings_of_strangers_are_counted_and_left_out(tmp_path, capsys):
+    text = "1\t10\t4\n9\t10\t4\n2\t99\t1\n2\t11\t2\n"
+    result, said, _ = small(GOOD, text, tmp_path, capsys, "--build-init")
+    assert "warning: 2 of 4 ratings are left out: their user or item is not in the training data" in said
+    listener = Listener()
+    data = sets.load(saved.load(Path(result["run"])).config, listener)
+    assert data.validation.values().tolist() == [4, 2] and len(listener.warnings) == 1
+
+
+def test_half_stars_are_kept(tmp_path, capsys):
+    text = "1\t10\t0.5\n1\t11\t3.5\n2\t10\t4.5\n"
+    result, _, train = small(text, text, tmp_path, capsys, "--build-init")
+    assert train.values().tolist() == [0.5, 3.5, 4.5]
+    found = saved.load(Path(result["run"]))
+    assert (found.low, found.high) == (0.5, 4.5)
+
+
+def test_of_repeated_ratings_the_last_counts(tmp_path, capsys):
+    _, said, train = small(GOOD + "1\t10\t2.0\n", GOOD, tmp_path, capsys, "--build-init")
+    assert "warning: 1 ratings have the user and item of a later one" in said
+    assert train.row(0)[1].tolist() == [2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1,10,4.0\n1,11,3.0\n2,10,5.0\n2,11,1.0\n",
+        "userId,movieId,rating,timestamp\n1,10,4,7\n1,11,3,8\n2,10,5,9\n2,11,1,9\n",
+        "1::10::4::978300760\n1::11::3::978300760\n2::10::5::978300760\n2::11::1::978300760\n",
+        "1\t10\t4\t881250949\n1\t11\t3\t881250949\n2\t10\t5\t881250949\n2\t11\t1\t881250949\n",
+        GOOD.replace("\n", "\r\n"),
+    ],
+)
+def test_commas_colons_headers_and_a_fourth_column_are_read(text, tmp_path, capsys):
+    _, _, train = small(text, GOOD, tmp_path, capsys, "--build-init")
+    assert train.values().tolist() == [4, 3, 5, 1] and train.item_ids.tolist() == [10, 11]
+
+
+def test_one_user_with_one_rating_is_enough_to_train_with(tmp_path, capsys):
+    """However large the batch, which then is that user, and says so."""
+    text = "5\t10\t4.0\n"
+    result, said, train = small(text, text, tmp_path, capsys, "--batch-size", "64")
+    assert "warning: --batch-size 64: there are only 1 users to train with" in said
+    assert train.users == 1 and result["updates"] > 0
+    assert result["validation"]["ratings"] == 1 and np.isfinite(result["validation"]["rmse"])
+    assert events(result["run"], "log")[0]["learning_rate"] == 2**-16
+
+
+def test_help_names_every_option_and_preset(capsys):
+    assert main(["recommender", "train", "--help"]) == 0
+    said = capsys.readouterr().out
+    assert all(option.spelling in said for option in options_of(Train)) and all(
+        name in said for name in PRESETS
+    )
+
+
+@pytest.mark.skipif(
+    not (ROOT.is_dir() and find(known_set("movielens-100k"), ROOT)), reason=f"no ml-100k in {ROOT}"
+)
+def test_a_short_run_on_real_ratings_is_clearly_better_than_the_mean(tmp_path, monkeypatch):
+    monkeypatch.undo()  # the real widths
+    monkeypatch.setenv("HOTLOOP_DATA", str(ROOT))
+    real = read("--config ml-100k --epochs 12 --base-learning-rate -11.5 --run-name real")
+    real = replace(real, logdir=tmp_path)
+    data = sets.load(real, Listener())
+    truth = data.validation.values()
+    mean = np.sqrt(np.mean((truth - data.train.values().mean()) ** 2))
+    result = train.run(real, Listener(), "test")
+    assert result["validation"]["ratings"] == len(truth) > 4000
+    assert result["validation"]["rmse"] < mean - 0.06
+    logs = events(result["run"], "log")
+    assert logs[-1]["rmse"] < logs[0]["rmse"] - 0.5
