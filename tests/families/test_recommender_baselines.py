@@ -159,7 +159,7 @@ def test_ease_that_costs_too_much_is_left_out_unless_asked_for(run, monkeypatch)
 def test_baselines_refuse_other_data_than_the_run_has(run, tmp_path):
     other = tmp_path / "other.txt"
     other.write_text("1\t2\t3.0\n1\t3\t4.0\n")
-    with pytest.raises(DataError, match=r"--run .*: was trained on other users or items than other\.txt"):
+    with pytest.raises(DataError, match=r"--run .*: was trained on other ratings than those of other\.txt"):
         baselines.run(Baselines(run=run, training_data_file=other, test_data_file=other), runs.Listener())
     with pytest.raises(OptionError, match="--step 3: needs --run"):
         Baselines(step=3)

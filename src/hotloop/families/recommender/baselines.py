@@ -22,7 +22,7 @@ from hotloop.families.console import Console
 from hotloop.families.recommender import batches, biases, ease, saved, sets
 from hotloop.families.recommender.baselines_config import Baselines
 from hotloop.families.recommender.biases import Biases
-from hotloop.families.recommender.evaluation import Asked, autoencoder, same_ids, show
+from hotloop.families.recommender.evaluation import Asked, autoencoder, same_ratings, show
 from hotloop.families.recommender.measures import Batch, Figures, Measures, Rules, bounded
 from hotloop.families.recommender.saved import Saved
 from hotloop.families.recommender.sets import Sets
@@ -39,8 +39,8 @@ def run(config: Baselines, console: Console) -> Mapping[str, Any]:
     found = None if config.run is None else saved.load(config.run, config.step, best=config.step is None)
     own = found is not None and not config.names_data
     data = sets.load(found.config if found and own else config.training(), console)
-    if found is not None and not same_ids(data.train, saved.load_training(found)):
-        raise DataError(f"--run {config.run}: was trained on other users or items than {data.name} has")
+    if found is not None and not same_ratings(data.train, saved.load_training(found)):
+        raise DataError(f"--run {config.run}: was trained on other ratings than those of {data.name}")
     bench = Bench(config, data, console)
     rows = bench.rows()
     if found is not None:

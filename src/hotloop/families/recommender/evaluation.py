@@ -119,9 +119,9 @@ def asked_for(config: Truth, found: Saved, train: RatingMatrix, console: Console
 
 def _part(config: Truth, found: Saved, train: RatingMatrix, console: Console) -> Asked:
     data = sets.load(found.config, console)
-    if not same_ids(data.train, train):
+    if not same_ratings(data.train, train):
         raise DataError(
-            f"{config.run}: {data.name} has other users or items than the run was trained on; give the ratings with "
+            f"{config.run}: {data.name} has other training ratings than the run was trained on; give the truth with "
             "--data-file"
         )
     name = config.split or ("test" if data.test is not None else "validation")
@@ -133,9 +133,10 @@ def _part(config: Truth, found: Saved, train: RatingMatrix, console: Console) ->
     return Asked(train, truth, f"{name} part of {data.name}", name, data.notice)
 
 
-def same_ids(one: RatingMatrix, other: RatingMatrix) -> bool:
-    """Whether rows and columns mean the same in both."""
-    return np.array_equal(one.user_ids, other.user_ids) and np.array_equal(one.item_ids, other.item_ids)
+def same_ratings(one: RatingMatrix, other: RatingMatrix) -> bool:
+    """Whether both have the same users, items and rated places: then no test rating was trained on."""
+    names = ("user_ids", "item_ids", "starts", "items")
+    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in names)
 
 
 def show(
