@@ -9,6 +9,7 @@ from hotloop.families.recommender.config import PRESETS, Train
 from hotloop.families.recommender.convert_config import ConvertConfig
 from hotloop.families.recommender.evaluate_config import Evaluate
 from hotloop.families.recommender.predict_config import Predict, Recommend
+from hotloop.families.recommender.sweep_config import PRESETS as SWEEPS
 from hotloop.families.recommender.sweep_config import Sweep
 
 EPILOG = """Examples:
@@ -105,7 +106,9 @@ COMMAND = Command(
             Baselines,
             run_baselines,
         ),
-        Command("sweep", "A scan over learning rates, one process a trial.", Sweep, run_sweep),
+        Command(
+            "sweep", "A scan over learning rates, one process a trial.", Sweep, run_sweep, presets=SWEEPS
+        ),
         Command(
             "convert", "Raw Netflix or MovieLens ratings to text files, split.", ConvertConfig, run_convert
         ),
