@@ -23,12 +23,12 @@ LOWEST = -1.7580993408473766  # of SELU
 
 
 def job(net=PLAIN):
-    return Small(net, ITEMS, widths=(6, 5))
+    return Small(net, ITEMS)
 
 
-def random_params(dtype=np.float32):
+def random_params(dtype=np.float32, widths=(6,)):
     """Weights and biases of every layer, none of them zero."""
-    shapes = jax.eval_shape(lambda: autoencoder.init(jax.random.key(0), ITEMS, (6, 5), True))
+    shapes = jax.eval_shape(lambda: autoencoder.init(jax.random.key(0), ITEMS, widths, True))
     generator = np.random.default_rng(3)
     return jax.tree.map(lambda leaf: (0.4 * generator.standard_normal(leaf.shape)).astype(dtype), shapes)
 
@@ -125,8 +125,9 @@ def test_without_selu_the_network_is_linear():
 
 def test_gradients_are_those_of_finite_differences(float64):  # noqa: F811
     """Of the joint loss with dropout on, in a random direction for each array."""
-    dropped, x = job(replace(PLAIN, no_dropout=False)), ratings(4, ITEMS).astype(np.float64)
-    params = random_params(dtype=np.float64)
+    dropped = Small(replace(PLAIN, no_dropout=False), ITEMS, widths=(6, 5))
+    x = ratings(4, ITEMS).astype(np.float64)
+    params = random_params(np.float64, (6, 5))
     loss = quick(lambda params: model._joint(dropped, params, x, KEY)[0])
     gradient = quick(jax.grad(lambda params: model._joint(dropped, params, x, KEY)[0]))(params)
     leaves, tree = jax.tree.flatten(params)
@@ -141,7 +142,7 @@ def test_gradients_are_those_of_finite_differences(float64):  # noqa: F811
 
 
 def test_a_tied_gradient_is_the_encoders_plus_the_decoders_transposed(float64):  # noqa: F811
-    tied, x = random_params(dtype=np.float64), ratings(4, ITEMS).astype(np.float64)
+    tied, x = random_params(np.float64, (6, 5)), ratings(4, ITEMS).astype(np.float64)
     mirrored = [layer["w"].T for layer in reversed(tied["encoder"])]
     own = [{"w": w, **layer} for w, layer in zip(mirrored, tied["decoder"], strict=True)]
     untied = {"encoder": tied["encoder"], "decoder": tuple(own)}

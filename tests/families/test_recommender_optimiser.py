@@ -37,7 +37,7 @@ def job(**options):
 
 def params(scale=0.8):
     generator = np.random.default_rng(1)
-    shapes = jax.eval_shape(lambda: autoencoder.init(KEY, ITEMS, (6, 5), True))
+    shapes = jax.eval_shape(lambda: autoencoder.init(KEY, ITEMS, (6,), True))
     return jax.tree.map(lambda leaf: np.float32(scale * generator.standard_normal(leaf.shape)), shapes)
 
 
@@ -197,7 +197,7 @@ def test_the_default_is_float16_with_a_loss_times_a_thousand_and_stochastic_roun
 
 @pytest.fixture(scope="module", params=[False, True], ids=["stochastic", "nearest"])
 def tiny(request):
-    """Whether float16 weights are rounded to nearest, the weights, and 200 tiny updates of them from a key."""
+    """Whether float16 weights are rounded to nearest, the weights, and 800 tiny updates of them from a key."""
     own = job(
         precision="16.16",
         no_prng=request.param,
@@ -213,7 +213,7 @@ def tiny(request):
         def one(n, state):
             return update(state, {"ratings": jnp.asarray(X)}, jax.random.fold_in(key, n))[0]
 
-        return lax.fori_loop(0, 200, one, jax.tree.map(jnp.asarray, with_params(own, start)))["params"]
+        return lax.fori_loop(0, 800, one, jax.tree.map(jnp.asarray, with_params(own, start)))["params"]
 
     return request.param, start, updates
 
@@ -228,8 +228,8 @@ def test_tiny_steps_are_lost_when_rounded_to_nearest_and_kept_in_the_mean_at_ran
         spacing = np.float64(np.spacing(np.abs(old)))
         slow = np.abs(step) < spacing / 50
         moved += (np.sign(step) * (np.float64(new) - old))[slow].sum()
-        wanted += 200 * np.abs(step)[slow].sum()
-        noise += 200 * (np.abs(step) * spacing)[slow].sum()
+        wanted += 800 * np.abs(step)[slow].sum()
+        noise += 800 * (np.abs(step) * spacing)[slow].sum()
         assert not nearest or np.array_equal(new[slow], old[slow])
     assert wanted > 8 * np.sqrt(noise), "a move must be seen above the noise"
     assert nearest or moved == pytest.approx(wanted, abs=4 * np.sqrt(noise))
@@ -245,7 +245,7 @@ def test_rounding_follows_the_key_unless_it_is_to_nearest(tiny):
 def run(mode):
     """The metrics of 100 updates with dropout and joint re-feeding."""
     net = Net(size=128, batch_size=32, base_learning_rate=-12, precision=mode)
-    own, data = Small(net, 40, widths=(32, 24)), ratings(64, 40)
+    own, data = Small(net, 40, widths=(24,)), ratings(64, 40)
     update = model.update(own)
 
     @quick
@@ -281,5 +281,5 @@ def test_every_product_of_an_update_takes_16_bit_factors(mode):
     state = with_params(own, own.policy.to_update(jax.tree.map(jnp.asarray, params())))
     text = jax.jit(model.update(own)).lower(state, {"ratings": X}, KEY).as_text()
     products = [line.rsplit(" : ", 1)[1] for line in text.splitlines() if "stablehlo.dot_general" in line]
-    assert len(products) >= 12
+    assert len(products) >= 7
     assert all("f32>" not in types.split("->")[0] for types in products)
