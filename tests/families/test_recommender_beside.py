@@ -125,7 +125,8 @@ def until(condition, seconds=60):
     return False
 
 
-def test_figures_records_and_best_step_are_those_of_a_run_that_waits(options, whole):
+def test_figures_records_and_best_step_are_those_of_a_run_that_waits(options, whole, monkeypatch):
+    monkeypatch.setattr(subprocess.Popen, "kill", pytest.fail)  # it ends by itself
     listener = Listener()
     result = train.run(replace(options, run_name="beside", multiprocessing=True), listener, "test")
     assert len(validations(result["run"])) == 6
@@ -140,6 +141,7 @@ def test_an_interrupted_run_resumes_to_the_same_bits_and_figures(options, whole)
 
     def stop(text):
         if "in process" in text:
+            assert os.getpgid(listener.child) != os.getpgid(0)  # a terminal's Ctrl-C does not reach it
             os.kill(listener.child, signal.SIGSTOP)  # so that there is something left to answer
         if text.startswith("update 15,"):
             os.kill(listener.child, signal.SIGCONT)
