@@ -146,7 +146,9 @@ def turn_length(side: Side, updates: int | None, target: float) -> int:
 
 
 def main() -> int:
-    options = arguments()
+    options, load = arguments(), os.getloadavg()[0]
+    if load > 0.5:
+        print(f"other work on this machine (load {load:.1f}): a smoke test, not a measurement")
     device = "cuda" if setup(options.device).platform == "gpu" else "cpu"
     all_sides = dict(sides(options, device))
     warmed_up(all_sides)
@@ -161,7 +163,7 @@ def main() -> int:
         show(row)
     if options.json:
         peers = {name: version(name) for name in ("torch", "blackjax") if name not in options.skip}
-        save(options.json, peers, results)
+        save(options.json, {**peers, "load_before": f"{load:.2f}"}, results)
     return int(any(row["missed"] for row in results))
 
 
