@@ -274,21 +274,28 @@ def test_every_way_to_leave_refeeding_out_is_the_same_program():
     assert Net(refeed="alternate", no_dense_refeeding=True).refeeding == "none"
 
 
-def test_alternate_refeeding_goes_on_with_new_weights_towards_a_fixed_target(masked_step):
-    own, params, x = job(replace(PLAIN, refeed="alternate")), random_params(), ratings(4, ITEMS)
+def test_alternate_refeeding_goes_on_with_new_weights_and_outputs_towards_fixed_targets(masked_step):
+    """Two steps after the masked one: each takes the output before it, of the weights before it, as a constant."""
+    own, params = job(replace(PLAIN, refeed="alternate", aug_steps=2)), random_params()
+    x = ratings(4, ITEMS)
     first, _ = masked_step(with_params(own, params), {"ratings": x}, KEY)
 
     @quick
-    def reference(before, after):
-        target = autoencoder.forward(before, x)
-        return jax.value_and_grad(lambda p: losses.dense(autoencoder.forward(p, target), target))(after)
+    def reference(now, target):
+        def loss(weights):
+            return losses.dense(autoencoder.forward(weights, target), target)
 
-    loss, gradient = reference(params, first["params"])
+        return jax.value_and_grad(loss)(now), autoencoder.forward(now, target)
+
+    now, momenta = first["params"], first["optimiser"][0].trace
+    target = quick(autoencoder.forward)(params, x)
+    for _ in range(2):
+        (loss, gradient), target = reference(now, target)
+        momenta = jax.tree.map(lambda v, g: 0.9 * np.asarray(v) + np.asarray(g), momenta, gradient)
+        now = jax.tree.map(lambda w, v: np.asarray(w) - np.float32(2.0**-7 * 4) * v, now, momenta)
     state, metrics = quick(model.update(own))(with_params(own, params), {"ratings": x}, KEY)
     assert float(metrics["refeed_loss"]) == pytest.approx(float(loss), rel=1e-5)
-    momenta = first["optimiser"][0].trace
-    moved = jax.tree.map(lambda w, v, g: w - 2.0**-7 * 4 * (0.9 * v + g), first["params"], momenta, gradient)
-    for new, value in zip(jax.tree.leaves(state["params"]), jax.tree.leaves(moved), strict=True):
+    for new, value in zip(jax.tree.leaves(state["params"]), jax.tree.leaves(now), strict=True):
         np.testing.assert_allclose(new, value, rtol=1e-5, atol=1e-6)
 
 
