@@ -30,8 +30,10 @@ format: $(VENV)/.installed-test
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-peers: $(VENV)/.installed-peers  ## our kernels against torch, interleaved in one run
+peers: $(VENV)/.installed-peers  ## ours against torch and BlackJAX, interleaved: needs a quiet machine
 	$(BIN)/python benchmarks/peers/kernels.py
+	$(BIN)/python benchmarks/peers/vcd.py
+	$(BIN)/python benchmarks/peers/recommender.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -172,7 +172,7 @@ def test_only_ratings_that_mean_something_are_validated():
 
 
 def test_presets_are_those_of_train():
-    assert PRESETS["ml-100k"]["epochs"] == 100
+    assert PRESETS["ml-100k"]["epochs"] == 150
     assert build(Sweep, PRESETS["ml-100k"]).batch_size == 64
 
 
