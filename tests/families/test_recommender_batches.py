@@ -89,7 +89,7 @@ def test_one_very_long_row_among_short_ones_takes_several_chunks():
 
 def test_more_items_than_16_bits_hold(path):
     rows = matrix([20, 0, 50], items=70_000)
-    assert rows.items.dtype == np.uint32 and rows.items[:20].max() > 65_535
+    assert rows.items.dtype == np.uint32 and rows.items.max() > 65_535
     check(rows, [2, 0])
 
 
