@@ -89,9 +89,11 @@ def main(folder: Path, platform: str) -> None:
 
 
 def _listen(jobs: "queue.SimpleQueue[dict[str, Any]]") -> None:
-    for line in sys.stdin:
-        jobs.put(json.loads(line))
-    os._exit(0)  # whoever asked has gone: nobody waits for what the main thread is computing
+    try:
+        for line in sys.stdin:
+            jobs.put(json.loads(line))
+    finally:  # a line that was torn by a kill is an end, too
+        os._exit(0)  # whoever asked has gone: nobody waits for what the main thread is computing
 
 
 def _own_output() -> TextIO:
