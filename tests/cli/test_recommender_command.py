@@ -219,7 +219,8 @@ def test_a_run_leaves_records_with_every_figure_and_a_result(folder, tmp_path, c
     assert rates == pytest.approx([1] * 5 + [0.1] * 2 + [0.01] * 2, rel=1e-6)
     assert [event["update"] for event in validations] == [log["update"] for log in logs]
     best = min(validations, key=lambda event: event["validation_rmse"])
-    assert result["best_step"] == result["updates"] == best["update"] == saved.load(run, best=True).step
+    assert result["updates"] == 45
+    assert result["best_step"] == best["update"] == saved.load(run, best=True).step
     assert result["validation"]["rmse"] == best["validation_rmse"]
     assert result["validation"]["ratings"] == best["validation_ratings"] > 90
     tests = {event["split"]: event for event in events(run, "evaluation")}
@@ -242,16 +243,19 @@ def test_a_stopped_run_resumes_to_the_same_bits(options, whole, tmp_path):
     assert figures(result["run"]) == figures(whole["run"])
 
 
-def test_a_killed_run_resumes_to_the_same_bits_and_figures(options, whole, tmp_path):
+@pytest.mark.parametrize("patience", [None, 2])
+def test_a_killed_run_resumes_to_the_same_bits_and_figures(patience, options, whole, tmp_path):
     """A kill leaves the checkpoints so far and half a record."""
     run = tmp_path / "killed"
+    options = replace(options, patience=patience, logdir=tmp_path, run_name="killed")
+    whole = train.run(replace(options, run_name="patient"), Listener(), "test") if patience else whole
     shutil.copytree(whole["run"], run)
     steps = sorted(step for step in (run / "checkpoints").iterdir() if step.name.isdigit())
     assert len(steps) >= 2
     shutil.rmtree(steps[-1])
     records = run / "events.jsonl"
     records.write_bytes(records.read_bytes()[:-20])
-    result = train.run(replace(options, logdir=tmp_path, run_name="killed", resume=True), Listener(), "test")
+    result = train.run(replace(options, resume=True), Listener(), "test")
     same_run(result, whole)
     assert figures(run) == figures(whole["run"])
 
@@ -270,7 +274,7 @@ def test_patience_stops_and_the_best_weights_are_tested(options, whole, tmp_path
     values = [event["validation_rmse"] for event in events(result["run"], "validation")]
     best = int(np.argmin(values))
     assert len(values) == best + 3 < 9  # two that were no better came after it, and none after these
-    assert result["best_step"] == 5 * (best + 1)
+    assert (result["best_step"], result["updates"]) == (5 * (best + 1), 5 * len(values))
     assert result["validation"]["rmse"] == min(values)
     again = train.run(replace(impatient, resume=True), Listener(), "test")
     assert again == result and len(events(result["run"], "validation")) == len(values)
@@ -505,13 +509,13 @@ def test_help_names_every_option_and_preset(capsys):
 def test_a_short_run_on_real_ratings_is_clearly_better_than_the_mean(tmp_path, monkeypatch):
     monkeypatch.undo()  # the real widths
     monkeypatch.setenv("HOTLOOP_DATA", str(ROOT))
-    real = read("--config ml-100k --epochs 12 --base-learning-rate -11.5 --run-name real")
+    real = read("--data ml-100k --precision 32.32 --base-learning-rate -11.5 --epochs 8 --run-name real")
     real = replace(real, logdir=tmp_path)
     data = sets.load(real, Listener())
     truth = data.validation.values()
     mean = np.sqrt(np.mean((truth - data.train.values().mean()) ** 2))
     result = train.run(real, Listener(), "test")
     assert result["validation"]["ratings"] == len(truth) > 4000
-    assert result["validation"]["rmse"] < mean - 0.06
+    assert result["validation"]["rmse"] < mean - 0.05
     logs = events(result["run"], "log")
     assert logs[-1]["rmse"] < logs[0]["rmse"] - 0.5

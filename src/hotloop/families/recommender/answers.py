@@ -32,10 +32,10 @@ class Answers(Keep):
         self.error = ""
         """Why no more answers will come, where that is so."""
 
-    def remember(self, run: Path) -> None:
-        """Take in what an earlier process recorded."""
+    def remember(self, run: Path, update: int) -> None:
+        """Take in what an earlier process recorded up to `update`, where this one goes on."""
         for event in current(read_events(run)):
-            if event["event"] == "validation":
+            if event["event"] == "validation" and event["update"] <= update:
                 self.figures[event["update"]] = {
                     k: v for k, v in event.items() if k.startswith("validation_")
                 }

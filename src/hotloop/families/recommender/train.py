@@ -172,12 +172,13 @@ def trained(
 ) -> model.State:
     """The state after the last update, every validation answered and the best checkpoint marked as such."""
     resumed = newest(checkpoints, state) if work.config.resume else None
+    done = resumed.step if resumed else 0
     if work.config.resume:
-        answers.remember(record.path)
-    bar.advance(resumed.step if resumed else 0)
+        answers.remember(record.path, done)
+    bar.advance(done)
     try:
         with validating(work, answers, record) as validate:
-            for step in beside.left_over(record.path, resumed.step if resumed else 0, answers.figures):
+            for step in beside.left_over(record.path, done, answers.figures):
                 validate.ask(step)
             if resumed is not None and answers.enough():
                 last = resumed.state
@@ -227,10 +228,10 @@ def validating(work: Work, answers: Answers, record: Run) -> AbstractContextMana
 def final(work: Work, state: model.State, record: Run, checkpoints: Checkpoints) -> dict[str, Any]:
     """The best checkpoint's errors, as a record and as the result."""
     best = checkpoints.best()
-    step = int(state["update"])
+    step = made = int(state["update"])
     if best is not None:
         state, step = checkpoints.restore(state, best).state, best
-    result: dict[str, Any] = {"run": str(record.path), "updates": int(state["update"]), "best_step": step}
+    result: dict[str, Any] = {"run": str(record.path), "updates": made, "best_step": step}
     for name, truth in (("validation", work.data.validation), ("test", work.data.test)):
         if truth is not None and not work.config.no_validation:
             errors = work.validation_errors if name == "validation" else work.errors(truth)
