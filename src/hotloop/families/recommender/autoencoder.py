@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from hotloop.layers.initial import constant, draw, glorot_uniform
+from hotloop.layers.product import product
 
 Params = Any
 
@@ -43,6 +44,6 @@ def _linear(x: Array) -> Array:
 
 
 def _product(x: Array, w: Array) -> Array:
-    """x w in the weights' type, summed in float32 (float64 where that is the type)."""
-    wide = jnp.promote_types(w.dtype, jnp.float32)
-    return jnp.matmul(x.astype(w.dtype), w, preferred_element_type=wide)
+    """x w and its gradients with operands in the weights' type, summed in float32 (or float64)."""
+    result: Array = product(jnp.asarray(x, w.dtype), w)
+    return result

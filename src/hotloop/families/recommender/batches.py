@@ -36,10 +36,13 @@ def rows_of(matrix: RatingMatrix) -> Rows:
 
 
 def largest(matrix: RatingMatrix, batch_size: int) -> int:
-    """The most ratings that any batch of so many users can hold."""
-    sizes: NDArray[np.int64] = np.diff(matrix.starts)
-    top = np.partition(sizes, max(0, len(sizes) - batch_size))[-batch_size:]
-    return max(1, int(top.sum()))
+    """The most ratings that any batch of so many users can hold.
+
+    A batch that runs over from one pass into the next may hold a user twice, so half of it may be counted twice.
+    """
+    sizes: NDArray[np.int64] = np.sort(np.diff(matrix.starts))[::-1]
+    again = 0 if len(sizes) % batch_size == 0 else batch_size // 2
+    return max(1, int(sizes[: batch_size - again].sum() + sizes[:again].sum()))
 
 
 def densify(rows: Rows, users: Array, items: int, capacity: int, dtype: Any = jnp.float32) -> Array:
@@ -60,7 +63,7 @@ def densify(rows: Rows, users: Array, items: int, capacity: int, dtype: Any = jn
         at = jnp.where(inside, at, 0)
         codes = rows.codes[at]
         values = codes if rows.levels is None else rows.levels[codes]
-        column = jnp.where(inside, rows.items[at].astype(jnp.int32), items)
+        column = jnp.where(inside, rows.items[at].astype(jnp.int32), items + places)  # past the end: dropped
         return into.at[row, column].set(values.astype(dtype), mode="drop", unique_indices=True)
 
     zeros = jnp.zeros((len(users), items), dtype)

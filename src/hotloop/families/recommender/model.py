@@ -66,7 +66,7 @@ def optimiser(net: Net) -> Any:
         steps.append(optax.clip(1.0))
     if net.optimizer == "Momentum":
         steps.append(optax.trace(MOMENTUM))
-    return optax.chain(*steps)
+    return optax.chain(*(steps or [optax.identity()]))
 
 
 def init(job: Job, key: Array) -> State:
