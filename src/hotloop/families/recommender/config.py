@@ -196,6 +196,11 @@ class Train(Net):
             raise OptionError(
                 f"--fractions {' '.join(map(str, self.fractions))}: three shares that add up to 1"
             )
+        others = self.validation_data_file or self.test_data_file
+        if others and not (self.training_data_file or self.testing_on_checkpoint):
+            raise OptionError(f"{others}: of no use without --training-data-file; give both")
+        if self.patience and self.no_validation:
+            raise OptionError("--patience: counts validations, and --no-validation makes none; keep one")
         if self.training_data_file and not (self.validation_data_file or self.no_validation):
             raise OptionError(
                 "--training-data-file: needs --validation-data-file of the same users, or --no-validation"

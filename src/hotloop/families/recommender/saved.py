@@ -91,7 +91,7 @@ def write_training(folder: Path, matrix: RatingMatrix) -> None:
         arrays["levels"] = matrix.levels
     part = folder / ".ratings.npz"
     with part.open("wb") as file:
-        np.savez(file, allow_pickle=False, **arrays)
+        np.savez(file, **arrays)  # type: ignore[arg-type]  # numbers alone: nothing is pickled
     part.rename(folder / "ratings.npz")
 
 
