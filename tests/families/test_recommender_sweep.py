@@ -426,6 +426,7 @@ def check_small(result):
         assert (Path(each["run"]) / "checkpoints").is_dir()
 
 
+@pytest.mark.slow
 def test_two_real_trials_train_and_the_better_rate_is_found(tmp_path, capsys):
     check_small(small(tmp_path))
     assert "Total average throughput: " in capsys.readouterr().out

@@ -181,6 +181,7 @@ def test_the_trained_step_size_is_used_not_the_first_one_and_does_not_adapt():
     assert drawn(run_saved(1e-3, adaptation_rate=0.9), images).acceptance == 1
 
 
+@pytest.mark.slow
 def test_weights_of_sixteen_bits_can_be_drawn_from():
     run = run_saved(precision="16.16")
     run.state["params"] = run.job.policy.to_update(run.state["params"])
@@ -258,6 +259,7 @@ def test_what_was_written_is_said(ready, capsys):
     assert json.loads(json.dumps(result)) == result
 
 
+@pytest.mark.slow
 def test_few_test_images_are_all_shown(ready):
     ready.images = some_images(2)
     result = ready.run(rows=1, columns=9, scale=1)
