@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import pytest
 
 from hotloop.cli.command import Common
 from hotloop.cli.configs import resolve
-from hotloop.cli.console import Silent
 from hotloop.cli.main import find_command, main
 from hotloop.cli.parser import scan
 from hotloop.data.catalogue import known_set
@@ -26,29 +24,13 @@ from hotloop.engine.run import current, read_events
 from hotloop.families.recommender import beside, config, saved, sets, train
 from hotloop.families.recommender.config import PRESETS, Train
 from hotloop.options import options_of
+from listener import Listener
 
 ROOT = Path(
     os.environ.get("HOTLOOP_DATA") or Path(__file__).resolve().parents[2] / "../shared/data"
 ).resolve()
 USERS, ITEMS = 40, 30
 FILES = "--training-data-file netflix_data/{0}_train.txt --validation-data-file netflix_data/{0}_valid.txt"
-
-
-class Listener:
-    """Keeps what is said, and may act on it."""
-
-    def __init__(self, act=lambda text: None):
-        self.lines, self.warnings, self.act = [], [], act
-
-    def say(self, text):
-        self.lines.append(text)
-        self.act(text)
-
-    def warn(self, text):
-        self.warnings.append(text)
-
-    def progress(self, description, total=None):
-        return nullcontext(Silent())
 
 
 def read(line):

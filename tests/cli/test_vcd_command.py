@@ -21,6 +21,7 @@ from hotloop.engine.run import read_events
 from hotloop.families.vcd import saved, train
 from hotloop.families.vcd.config import PRESETS, Train
 from hotloop.options import build, options_of
+from listener import Listener
 
 ROOT = Path(
     os.environ.get("HOTLOOP_DATA") or Path(__file__).resolve().parents[2] / "../shared/data"
@@ -69,30 +70,6 @@ def digits(tmp_path_factory):
         )
         write_idx(folder / f"{name}-labels-idx1-ubyte.gz", generator.integers(0, 10, count, np.uint8))
     return folder
-
-
-class Listener:
-    """Keeps what is said, and may act on it."""
-
-    def __init__(self, act=lambda text: None):
-        self.lines, self.warnings, self.act = [], [], act
-
-    def say(self, text):
-        self.lines.append(text)
-        self.act(text)
-
-    def warn(self, text):
-        self.warnings.append(text)
-
-    def table(self, columns, rows):
-        self.lines += [columns, *rows]
-
-    def progress(self, description, total=None):
-        from contextlib import nullcontext
-
-        from hotloop.cli.console import Silent
-
-        return nullcontext(Silent())
 
 
 @pytest.mark.parametrize(

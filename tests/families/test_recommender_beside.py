@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,36 +18,23 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from hotloop.cli.console import Silent
 from hotloop.data.matrix import build
 from hotloop.engine.checkpoint import Checkpoints, KeepLast
 from hotloop.engine.device import setup
 from hotloop.engine.drive import Interrupted
 from hotloop.engine.events import Diverged
-from hotloop.engine.run import current, read_events
+from hotloop.engine.run import Run, current, read_events
 from hotloop.errors import OptionError, RunError
 from hotloop.families.recommender import beside, model, saved, train, validator
-from hotloop.families.recommender.answers import Answers, LateRun
+from hotloop.families.recommender.answers import Answers
 from hotloop.families.recommender.config import Net, Train
+from listener import Listener
 
 USERS, ITEMS = 40, 30
 
 
-class Listener:
-    """Keeps what is said, and may act on it."""
-
-    def __init__(self, act=lambda text: None):
-        self.lines, self.warnings, self.act = [], [], act
-
-    def say(self, text):
-        self.lines.append(text)
-        self.act(text)
-
-    def warn(self, text):
-        self.warnings.append(text)
-
-    def progress(self, description, total=None):
-        return nullcontext(Silent())
+class Heard(Listener):
+    """Knows which process validates, too."""
 
     @property
     def child(self):
@@ -81,7 +67,7 @@ def options(tmp_path_factory):
 @pytest.fixture(scope="module")
 def whole(options):
     """A run that validated between its calls: its result."""
-    return train.run(options, Listener(), "test")
+    return train.run(options, Heard(), "test")
 
 
 def validations(folder):
@@ -127,7 +113,7 @@ def until(condition, seconds=60):
 
 def test_figures_records_and_best_step_are_those_of_a_run_that_waits(options, whole, monkeypatch):
     monkeypatch.setattr(subprocess.Popen, "kill", pytest.fail)  # it ends by itself
-    listener = Listener()
+    listener = Heard()
     result = train.run(replace(options, run_name="beside", multiprocessing=True), listener, "test")
     assert len(validations(result["run"])) == 6
     assert result["best_step"] == 10  # neither the first nor the newest: only its figures can have kept it
@@ -147,13 +133,13 @@ def test_an_interrupted_run_resumes_to_the_same_bits_and_figures(options, whole)
             os.kill(listener.child, signal.SIGCONT)
             signal.raise_signal(signal.SIGINT)
 
-    listener = Listener(stop)
+    listener = Heard(stop)
     with pytest.raises(Interrupted, match="--resume --run-name interrupted"):
         train.run(stopped, listener, "test")
     assert ended(listener.child)
     folder = options.logdir / "interrupted"
     assert len(list((folder / "validating").glob("[0-9]*.npz"))) + len(validations(folder)) == 3
-    result = train.run(replace(stopped, resume=True), Listener(), "test")
+    result = train.run(replace(stopped, resume=True), Heard(), "test")
     same_run(folder, result, whole)
     assert not (folder / "validating").exists()
 
@@ -167,14 +153,14 @@ def test_a_process_that_is_killed_stops_the_training_saved_and_it_can_go_on_with
         if text.startswith("checkpoint at update 10,"):
             os.kill(listener.child, signal.SIGKILL)
 
-    listener = Listener(kill)
+    listener = Heard(kill)
     with pytest.raises(
         RunError, match=r"--multiprocessing: the validating process was killed by SIGKILL.*--resume"
     ):
         train.run(victim, listener, "test")
     folder = options.logdir / "victim"
     assert not validations(folder)
-    result = train.run(replace(victim, resume=True, multiprocessing=False), Listener(), "test")
+    result = train.run(replace(victim, resume=True, multiprocessing=False), Heard(), "test")
     same_run(folder, result, whole)
     assert not (folder / "validating").exists()
 
@@ -207,7 +193,7 @@ def test_it_ends_with_a_parent_that_is_killed_and_what_was_queued_is_validated_o
         parent.stdout.close()
     os.kill(child, signal.SIGCONT)
     assert ended(child)
-    result = train.run(replace(options, run_name="killed", resume=True), Listener(), "test")
+    result = train.run(replace(options, run_name="killed", resume=True), Heard(), "test")
     same_run(folder, result, whole)
 
 
@@ -234,13 +220,13 @@ def stage(tmp_path, monkeypatch):
     """A run, its answers, and how to start a process with a made-up body."""
     ids = np.arange(2)
     truth = build(ids, ids, np.ones(2), user_ids=ids, item_ids=ids, warn=print)
-    console = Listener()
+    console = Heard()
     work = SimpleNamespace(
         data=SimpleNamespace(validation=truth), epoch=lambda update: update / 10, console=console
     )
     script = tmp_path / "python"
     monkeypatch.setattr(beside, "sys", SimpleNamespace(executable=str(script)))
-    with LateRun.create(tmp_path / "run", {}, command="test", environment={}) as run:
+    with Run.create(tmp_path / "run", {}, command="test", environment={}) as run:
 
         def start(body):
             script.write_text(FAKE.format(python=sys.executable, body=body))
@@ -334,12 +320,12 @@ def test_patience_acts_when_the_answers_come_and_the_best_is_kept(options, tmp_p
         options, logdir=tmp_path, run_name="impatient", epochs=400, patience=2, multiprocessing=True,
         base_learning_rate=-16.0,
     )  # fmt: skip
-    result = train.run(impatient, Listener(), "test")
+    result = train.run(impatient, Heard(), "test")
     assert result["best_step"] == 5
     last = saved.load(tmp_path / "impatient").step
     assert 15 <= last < 2000
     assert saved.load(tmp_path / "impatient", best=True).step == 5
-    again = train.run(replace(impatient, resume=True), Listener(), "test")
+    again = train.run(replace(impatient, resume=True), Heard(), "test")
     assert {**again, "run": ""} == {**result, "run": ""}
     assert saved.load(tmp_path / "impatient").step == last  # had enough before, has enough now
 

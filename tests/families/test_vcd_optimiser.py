@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hotloop.families.vcd import model, rmsprop
-from hotloop.families.vcd.config import PRESETS, Model, Train
+from hotloop.families.vcd.config import Model
 
 STEP = jax.jit(rmsprop.step)
 
@@ -93,22 +93,3 @@ def test_the_spread_has_exactly_half_the_rate():
         assert rates["mean"] == rates["decoder"] == 2 * rates["spread"]
         factor = jnp.float32(0.9) ** 7
         assert float(rates["spread"] * factor) * 2 == float(rates["mean"] * factor)
-
-
-@pytest.mark.parametrize(
-    ("preset", "batch", "updates", "period"),
-    [
-        ("default", 100, 400_000, 15_000),
-        ("global_cv", 100, 400_000, 15_000),
-        ("test", 100, 500, 15_000),
-        ("benchmark", 3072, 3_255, 488),
-        ("benchmark", 100, 100_000, 15_000),
-        ("bs_experiment", 16, 25_625_000, 959_375),
-        ("bs_experiment", 128, 3_203_125, 119_921),
-        ("bs_experiment", 512, 800_781, 29_980),
-        ("bs_experiment", 1024, 400_390, 14_990),
-    ],
-)
-def test_run_lengths_and_decay_periods_are_the_old_programs(preset, batch, updates, period):
-    options = Train(**{**PRESETS[preset], "micro_batch_size": batch})
-    assert (options.total_updates(50_000), options.decay_period(50_000)) == (updates, period)

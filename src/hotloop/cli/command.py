@@ -6,12 +6,13 @@ It must not import jax at its top, since `--help` has to answer at once.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, Literal
 
 from hotloop.cli.console import Context
 from hotloop.options import option
 
-__all__ = ["Command", "Common", "Context", "NoOptions"]
+__all__ = ["Command", "Common", "Context", "NoOptions", "on_device"]
 
 COMMON = "Common options"
 
@@ -67,3 +68,14 @@ class Command:
     """An option of its own that names a preset or a file, where the old program had one."""
     translate: Callable[[Mapping[str, Any], str], tuple[Mapping[str, Any], Sequence[str]]] | None = None
     """(a file's contents, its name) -> option values and notices, for files in the old program's shape."""
+
+
+def on_device(module: str) -> Callable[[Any, Context], Mapping[str, Any]]:
+    """What a computing command runs: the device is opened, then `run` of the module, which is imported only now."""
+
+    def run(config: Any, context: Context) -> Mapping[str, Any]:
+        context.open_device()
+        result: Mapping[str, Any] = import_module(module).run(config, context)
+        return result
+
+    return run

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from hotloop.cli.command import Command, Context
+from hotloop.cli.command import Command, Context, on_device
 from hotloop.families.recommender.baselines_config import Baselines
 from hotloop.families.recommender.config import PRESETS, Train
 from hotloop.families.recommender.convert_config import ConvertConfig
@@ -12,6 +12,7 @@ from hotloop.families.recommender.predict_config import Predict, Recommend
 from hotloop.families.recommender.sweep_config import PRESETS as SWEEPS
 from hotloop.families.recommender.sweep_config import Sweep
 
+FAMILY = "hotloop.families.recommender"
 EPILOG = """Examples:
   hotloop recommender train                                   random ratings of the old program's shape
   hotloop recommender train --config ml-100k                  MovieLens-100K, best epoch by validation, then the test
@@ -42,38 +43,6 @@ def run_convert(config: ConvertConfig, context: Context) -> Mapping[str, Any]:
     return run(config, context)
 
 
-def run_evaluate(config: Evaluate, context: Context) -> Mapping[str, Any]:
-    """Errors and rankings of a run."""
-    context.open_device()
-    from hotloop.families.recommender.evaluation import run
-
-    return run(config, context)
-
-
-def run_predict(config: Predict, context: Context) -> Mapping[str, Any]:
-    """A file of predictions."""
-    context.open_device()
-    from hotloop.families.recommender.predictions import run
-
-    return run(config, context)
-
-
-def run_recommend(config: Recommend, context: Context) -> Mapping[str, Any]:
-    """The best unrated items of users."""
-    context.open_device()
-    from hotloop.families.recommender.recommendations import run
-
-    return run(config, context)
-
-
-def run_baselines(config: Baselines, context: Context) -> Mapping[str, Any]:
-    """Simple predictors on the same split."""
-    context.open_device()
-    from hotloop.families.recommender.baselines import run
-
-    return run(config, context)
-
-
 def run_sweep(config: Sweep, context: Context) -> Mapping[str, Any]:
     """Trials in processes of their own; no device is opened here, for the children need it."""
     from hotloop.cli.recommender_plot import write
@@ -97,14 +66,26 @@ COMMAND = Command(
             presets=PRESETS,
             epilog=EPILOG,
         ),
-        Command("evaluate", "RMSE, MAE, NDCG and Recall of a run.", Evaluate, run_evaluate),
-        Command("predict", "Predictions for a file or split, with the original ids.", Predict, run_predict),
-        Command("recommend", "The best items that users have not rated.", Recommend, run_recommend),
+        Command(
+            "evaluate", "RMSE, MAE, NDCG and Recall of a run.", Evaluate, on_device(f"{FAMILY}.evaluation")
+        ),
+        Command(
+            "predict",
+            "Predictions for a file or split, with the original ids.",
+            Predict,
+            on_device(f"{FAMILY}.predictions"),
+        ),
+        Command(
+            "recommend",
+            "The best items that users have not rated.",
+            Recommend,
+            on_device(f"{FAMILY}.recommendations"),
+        ),
         Command(
             "baselines",
             "Mean, biases, popularity and EASE on the same split, in one table.",
             Baselines,
-            run_baselines,
+            on_device(f"{FAMILY}.baselines"),
         ),
         Command(
             "sweep", "A scan over learning rates, one process a trial.", Sweep, run_sweep, presets=SWEEPS

@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from hotloop.cli.command import Command, Context
+from hotloop.cli.command import Command, Context, on_device
 from hotloop.families.vcd import old_configs
 from hotloop.families.vcd.config import PRESETS, Train
 from hotloop.families.vcd.evaluate_config import Evaluate
 from hotloop.families.vcd.samples_config import Samples
 
+FAMILY = "hotloop.families.vcd"
 EPILOG = """Examples:
   hotloop vcd train -c test                        one epoch, then the test log-likelihood
   hotloop vcd train -c global_cv -r results -n first
@@ -32,22 +33,6 @@ def run_train(config: Train, context: Context) -> Mapping[str, Any]:
     return train.run(config, context, " ".join(["hotloop", *context.argv]))
 
 
-def run_evaluate(config: Evaluate, context: Context) -> Mapping[str, Any]:
-    """The log-likelihood of a run's images."""
-    context.open_device()
-    from hotloop.families.vcd.evaluation import run
-
-    return run(config, context)
-
-
-def run_samples(config: Samples, context: Context) -> Mapping[str, Any]:
-    """Pictures."""
-    context.open_device()
-    from hotloop.families.vcd.samples import run
-
-    return run(config, context)
-
-
 def translated(document: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], list[str]]:
     """A file of the old program in our words; any other file as it is."""
     return old_configs.translate(document, where) if old_configs.is_old(document) else (document, [])
@@ -67,9 +52,17 @@ COMMAND = Command(
             config_option="config_file",
             translate=translated,
         ),
-        Command("evaluate", "The log-likelihood of a run by three proposals.", Evaluate, run_evaluate),
         Command(
-            "samples", "Pictures: prior samples, reconstructions before and after HMC.", Samples, run_samples
+            "evaluate",
+            "The log-likelihood of a run by three proposals.",
+            Evaluate,
+            on_device(f"{FAMILY}.evaluation"),
+        ),
+        Command(
+            "samples",
+            "Pictures: prior samples, reconstructions before and after HMC.",
+            Samples,
+            on_device(f"{FAMILY}.samples"),
         ),
     ),
 )

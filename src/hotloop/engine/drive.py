@@ -60,7 +60,7 @@ def drive(
 
     After the updates that the plan names: `log` records the mean of every scalar metric (the last value of
     those in `latest`), the throughput, and whatever `on_log` adds; `validate` records what `validate(state)`
-    returns; `checkpoint` saves. `on_call` sees every update's metrics, piece by piece. `guard` names a
+    returns, if anything; `checkpoint` saves. `on_call` sees every update's metrics, piece by piece. `guard` names a
     metric that must stay finite: if it does not the run stops with `Diverged`, and no state that is not
     finite is saved. `enough` is asked after the events of a call; where it says so the run ends there, saved, as if
     that had been the plan. `report` is a folder for the compiler's report and a profile of one piece. SIGINT and

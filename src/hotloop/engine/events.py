@@ -73,9 +73,9 @@ class Host:
             case "log":
                 self._log(event)
             case "validate" if self.validate:
-                figures = dict(self.validate(state))
-                self._fresh |= figures
-                self.event("validation", event.update, **figures)
+                if figures := dict(self.validate(state)):
+                    self._fresh |= figures
+                    self.event("validation", event.update, **figures)
             case "checkpoint":
                 self.save(state, event.update)
 

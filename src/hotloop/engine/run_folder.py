@@ -50,6 +50,22 @@ def check_kind(path: Path, resume: bool) -> None:
         raise RunError(f"nothing to resume: {path} holds no run; start it without --resume")
 
 
+def config_of(path: Path, family: str, needed: Collection[str]) -> dict[str, Any]:
+    """The config of a family's run; one line where the folder holds none, or another's."""
+    file = path / "config.json"
+    if not file.exists():
+        raise RunError(
+            f"{path}: not a run's folder (no config.json there); give the folder that `hotloop {family} train` named"
+        )
+    try:
+        config = read_json(file)
+    except RunError:
+        config = None
+    if not isinstance(config, dict) or not set(needed) <= set(config):
+        raise RunError(f"{file}: not the config of a {family} run")
+    return config
+
+
 def resume_warnings(
     path: Path, config: Mapping[str, Any], environment: Mapping[str, Any], may_differ: Collection[str]
 ) -> list[str]:

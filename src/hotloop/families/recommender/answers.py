@@ -12,7 +12,7 @@ from typing import Any
 from hotloop.engine import shelf
 from hotloop.engine.checkpoint import Checkpoints, Keep
 from hotloop.engine.keep import Metrics
-from hotloop.engine.run import Run, current, read_events
+from hotloop.engine.run import current, read_events
 from hotloop.families.recommender import saved
 
 Figures = dict[str, Any]
@@ -70,16 +70,6 @@ class Answers(Keep):
         metrics = {**found.metrics, **self.figures[step]}
         checkpoints.save(step, found.state, position=found.position, metrics=metrics)
         checkpoints.wait()
-
-
-class LateRun(Run):
-    """A run whose validations may be recorded later: one that is only asked for leaves no record."""
-
-    def event(self, event: str, *, update: int = 0, epoch: float = 0.0, **figures: Any) -> dict[str, Any]:
-        """Append a record; a validation without figures is none."""
-        if event == "validation" and not figures:
-            return {}
-        return super().event(event, update=update, epoch=epoch, **figures)
 
 
 def named(figures: Mapping[str, Any]) -> Figures:

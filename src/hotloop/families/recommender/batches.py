@@ -5,6 +5,7 @@ update comes. The batch's ratings are laid end to end and found again by their p
 cost what they hold. It knows no model.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from hotloop.data.matrix import RatingMatrix
 from hotloop.engine.where import platform
+from hotloop.errors import DataError
 
 CHUNK = 4096
 
@@ -78,3 +80,32 @@ def densify(rows: Rows, users: Array, items: int, capacity: int, dtype: Any = jn
 def on_device(matrix: RatingMatrix) -> Rows:
     """Its arrays, sent once."""
     return Rows(*(None if leaf is None else jax.device_put(leaf) for leaf in rows_of(matrix)))
+
+
+class Pairs(NamedTuple):
+    """Training ratings and truth of the users that have truth: what `engine.evaluate.Evaluation` needs of them."""
+
+    data: Any
+    users: int
+    gather: Callable[[Any, Array], dict[str, Array]]
+    """(data, places) -> `users` (row numbers), `ratings` and `truth`, dense."""
+
+
+def pairs(train: RatingMatrix, truth: RatingMatrix, batch_size: int, rows: Rows | None = None) -> Pairs:
+    """Both matrices have the same rows and columns; `rows` are train's where they are on the device already."""
+    users = np.flatnonzero(np.diff(truth.starts)).astype(np.int32)
+    if not len(users):
+        raise DataError("no ratings to evaluate: none has a user and an item of the training data")
+    room = [largest(matrix, batch_size) for matrix in (train, truth)]
+
+    def gather(data: Any, places: Array) -> dict[str, Array]:
+        chosen = data["users"][places]
+        return {
+            "users": chosen,
+            "ratings": densify(data["train"], chosen, train.n_items, room[0]),
+            "truth": densify(data["truth"], chosen, train.n_items, room[1]),
+        }
+
+    return Pairs(
+        {"train": rows or rows_of(train), "truth": rows_of(truth), "users": users}, len(users), gather
+    )

@@ -4,6 +4,7 @@ Sizes and batches by the name of the training file, rates as powers of two, drop
 integers and fractions, no jax.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -265,6 +266,13 @@ def schedule(config: Train, users: int) -> Schedule:
     drops = tuple((int(Fraction(str(at)) * calls) + 1) * length for at in config.learning_rate_schedule)
     every = max(1, int(per_epoch / length / Fraction(str(config.valid_per_epoch))))
     return Schedule(calls, length, drops, every * length)
+
+
+def warn_of_no_effect(config: Net, usual: Mapping[str, Any], warn: Callable[[str], None]) -> None:
+    """One line that names the options which have no effect and were given all the same."""
+    named = [f"--{name.replace('_', '-')}" for name, value in usual.items() if getattr(config, name) != value]
+    if named:
+        warn(f"{', '.join(named)}: no effect here")
 
 
 PRESETS: dict[str, dict[str, Any]] = {

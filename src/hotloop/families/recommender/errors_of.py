@@ -2,12 +2,8 @@
 
 from typing import Any
 
-import numpy as np
-from jax import Array
-
 from hotloop.data.matrix import RatingMatrix
 from hotloop.engine.evaluate import Evaluation
-from hotloop.errors import DataError
 from hotloop.families.recommender import batches, model
 
 
@@ -25,24 +21,9 @@ class Errors:
         batch_size: int,
         bounds: tuple[float, float],
     ):
-        users = np.flatnonzero(np.diff(truth.starts)).astype(np.int32)
-        if not len(users):
-            raise DataError(
-                "there are no ratings to evaluate: no user and item of them is in the training data"
-            )
-        capacities = [batches.largest(matrix, batch_size) for matrix in (train, truth)]
-
-        def gather(data: Any, places: Array) -> dict[str, Array]:
-            rows, wanted, users = data
-            chosen = users[places]
-            return {
-                "ratings": batches.densify(rows, chosen, job.items, capacities[0]),
-                "truth": batches.densify(wanted, chosen, job.items, capacities[1]),
-            }
-
-        data = batches.rows_of(train), batches.rows_of(truth), users
+        found = batches.pairs(train, truth, batch_size)
         self.evaluation = Evaluation(
-            model.evaluate(job, *bounds), data, batch_size, samples=len(users), gather=gather
+            model.evaluate(job, *bounds), found.data, batch_size, samples=found.users, gather=found.gather
         )
 
     def __call__(self, state: Any) -> dict[str, float]:

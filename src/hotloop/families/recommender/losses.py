@@ -18,3 +18,14 @@ def masked(predictions: Array, ratings: Array) -> Array:
 def dense(predictions: Array, targets: Array) -> Array:
     """The mean squared error over all places."""
     return jnp.square(predictions - targets).mean()
+
+
+def error_sums(predictions: Array, truth: Array) -> dict[str, Array]:
+    """Of each user: squared and absolute error over its ratings, and their number."""
+    there = truth > 0
+    error = jnp.where(there, predictions - truth, 0)
+    return {
+        "squared_error": jnp.square(error).sum(-1),
+        "absolute_error": jnp.abs(error).sum(-1),
+        "ratings": there.sum(-1),
+    }

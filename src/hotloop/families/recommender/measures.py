@@ -16,8 +16,7 @@ from jax import Array
 
 from hotloop.data.matrix import RatingMatrix
 from hotloop.engine.evaluate import Evaluation
-from hotloop.errors import DataError
-from hotloop.families.recommender import batches, ranking
+from hotloop.families.recommender import batches, losses, ranking
 from hotloop.families.recommender.batches import Rows
 
 Batch = Mapping[str, Array]
@@ -65,24 +64,17 @@ class Measures:
         rules: Rules,
         rows: Rows | None = None,
     ):
-        users = np.flatnonzero(np.diff(truth.starts)).astype(np.int32)
-        if not len(users):
-            raise DataError("no ratings to evaluate: none has a user and an item of the training data")
-        size = min(batch_size, len(users))
-        items, room = train.n_items, [batches.largest(matrix, size) for matrix in (train, truth)]
+        size = min(batch_size, max(1, int(np.count_nonzero(np.diff(truth.starts)))))
+        found = batches.pairs(train, truth, size, rows)
 
         def gather(data: Any, places: Array) -> dict[str, Array]:
-            chosen = data["users"][places]
-            return {
-                "users": chosen,
-                "ratings": batches.densify(data["train"], chosen, items, room[0]),
-                "truth": batches.densify(data["truth"], chosen, items, room[1]),
-                "in_whole_batch": jnp.broadcast_to(places[0] + size <= len(users), places.shape),
-            }
+            whole = places[0] + size <= found.users
+            return {**found.gather(data, places), "in_whole_batch": jnp.broadcast_to(whole, places.shape)}
 
-        data = {"train": rows or batches.rows_of(train), "truth": batches.rows_of(truth), "users": users}
-        self.rules, self.batches = rules, len(users) // size
-        self.evaluation = Evaluation(_values(scorer, rules), data, size, samples=len(users), gather=gather)
+        self.rules, self.batches = rules, found.users // size
+        self.evaluation = Evaluation(
+            _values(scorer, rules), found.data, size, samples=found.users, gather=gather
+        )
 
     def __call__(self, state: Any) -> Figures:
         """The figures of one state, in rating units."""
@@ -111,16 +103,11 @@ class Measures:
 def _values(scorer: Scorer, rules: Rules) -> Callable[[Any, Batch], dict[str, Array]]:
     def values(state: Any, batch: Batch) -> dict[str, Array]:
         scores, truth = scorer(state, batch), batch["truth"]
-        there = truth > 0
-        error = jnp.where(there, rules.prediction(scores) - truth, 0)
-        figures = {
-            "squared_error": jnp.square(error).sum(-1),
-            "absolute_error": jnp.abs(error).sum(-1),
-            "ratings": there.sum(-1),
-            "batch_rmse": _old_rmse(scores, batch),
+        figures = losses.error_sums(rules.prediction(scores), truth) | {
+            "batch_rmse": _old_rmse(scores, batch)
         }
         if rules.ks:
-            liked = there & (truth >= rules.relevant)
+            liked = (truth > 0) & (truth >= rules.relevant)
             figures |= ranking.values(scores, batch["ratings"] > 0, liked, rules.ks)
         return figures
 

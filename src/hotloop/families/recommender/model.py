@@ -191,14 +191,7 @@ def evaluate(job: Job, low: float, high: float) -> Callable[[State, Batch], dict
     """For each user: squared and absolute error of clipped predictions, summed over its ratings, and their number."""
 
     def values(state: State, batch: Batch) -> dict[str, Array]:
-        y = jnp.clip(predict(job, state, batch["ratings"]), low, high)
-        truth = batch["truth"]
-        there = truth > 0
-        error = jnp.where(there, y - truth, 0)
-        return {
-            "squared_error": jnp.square(error).sum(-1),
-            "absolute_error": jnp.abs(error).sum(-1),
-            "ratings": there.sum(-1),
-        }
+        predictions = jnp.clip(predict(job, state, batch["ratings"]), low, high)
+        return losses.error_sums(predictions, batch["truth"])
 
     return values

@@ -4,7 +4,6 @@ Checkpoints hold the original ids of users and items beside the weights; `rating
 which are what a prediction starts from. Nothing here needs the files that the run was trained with.
 """
 
-import json
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from hotloop.data.matrix import RatingMatrix
 from hotloop.engine.checkpoint import Checkpoints, KeepBest
+from hotloop.engine.run_folder import config_of
 from hotloop.errors import RunError
 from hotloop.families.recommender import model
 from hotloop.families.recommender.config import Net, Schedule, Train
@@ -43,8 +43,12 @@ class Saved:
 
 def job_of(config: Train, items: int, schedule: Schedule) -> model.Job:
     """The part of the options that a state depends on."""
-    net = Net(**{each.name: getattr(config, each.name) for each in fields(Net)})
-    return model.Job(net, items, schedule.drops)
+    return model.Job(net_of(config), items, schedule.drops)
+
+
+def net_of(config: Train) -> Net:
+    """The options of the network alone."""
+    return Net(**{each.name: getattr(config, each.name) for each in fields(Net)})
 
 
 def initial(job: model.Job, key: Any, users: NDArray[np.int64], items: NDArray[np.int64]) -> model.State:
@@ -64,11 +68,10 @@ def whole(pairs: Any) -> NDArray[np.int64]:
 
 def load(folder: Path, step: int | None = None, *, best: bool = False) -> Saved:
     """The newest whole checkpoint, that of a step, or the one that validated best."""
-    options = _config(folder)
+    options = config_of(folder, FAMILY, EXTRA)
     users, items, drops, low, high = (options.pop(name) for name in EXTRA)
     config = build(Train, options)
-    net = Net(**{each.name: getattr(config, each.name) for each in fields(Net)})
-    job = model.Job(net, items, tuple(drops))
+    job = model.Job(net_of(config), items, tuple(drops))
     like = {**_shapes(job), "ids": {"users": _pairs(users), "items": _pairs(items)}}
     checkpoints = Checkpoints(folder / "checkpoints", BEST, family=FAMILY, config=options)
     restored = checkpoints.restore(like, checkpoints.best() if best and step is None else step)
@@ -105,18 +108,3 @@ def load_training(found: Saved) -> RatingMatrix:
         raise RunError(f"{path}: the run's training ratings cannot be read ({error})") from None
     levels = arrays.pop("levels", None)
     return RatingMatrix(**arrays, levels=levels, user_ids=found.user_ids, item_ids=found.item_ids)
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
-    try:
-        options = dict(json.loads(path.read_text(encoding="utf-8")))
-        if any(name not in options for name in EXTRA):
-            raise ValueError("keys are missing")
-        return options
-    except OSError:
-        raise RunError(
-            f"{folder}: not a run's folder (no config.json there); give the one that `hotloop recommender train` named"
-        ) from None
-    except (ValueError, TypeError):
-        raise RunError(f"{path}: not the config of a recommender run") from None

@@ -15,7 +15,7 @@ from hotloop.engine.records import write_json
 from hotloop.errors import DataError, RunError
 from hotloop.families.console import Console
 from hotloop.families.recommender import places, trials
-from hotloop.families.recommender.config import Train
+from hotloop.families.recommender.config import Train, warn_of_no_effect
 from hotloop.families.recommender.sweep_config import Sweep
 from hotloop.families.recommender.sweep_result import short, summary, tell
 from hotloop.families.recommender.trials import Outcome, Trial
@@ -67,11 +67,7 @@ def run(config: Sweep, caller: Caller) -> dict[str, Any]:
 
 
 def _check(config: Sweep, caller: Caller) -> None:
-    named = [
-        f"--{name.replace('_', '-')}" for name, usual in NO_EFFECT.items() if getattr(config, name) != usual
-    ]
-    if named:
-        caller.warn(f"{', '.join(named)}: no effect here")
+    warn_of_no_effect(config, NO_EFFECT, caller.warn)
     for name in ("training_data_file", "validation_data_file", "test_data_file"):
         path = getattr(config, name)
         if path is not None and not path.is_file():  # once, not once a trial

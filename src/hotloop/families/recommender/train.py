@@ -26,9 +26,9 @@ from hotloop.engine.where import platform
 from hotloop.errors import DataError, OptionError
 from hotloop.families.console import Console
 from hotloop.families.recommender import batches, beside, model, saved, sets
-from hotloop.families.recommender.answers import Answers, LateRun
+from hotloop.families.recommender.answers import Answers
 from hotloop.families.recommender.between import Between
-from hotloop.families.recommender.config import Schedule, Train, schedule
+from hotloop.families.recommender.config import Schedule, Train, schedule, warn_of_no_effect
 from hotloop.families.recommender.errors_of import Errors
 from hotloop.families.recommender.sets import Sets
 from hotloop.families.recommender.validator import bounds
@@ -40,11 +40,7 @@ NO_EFFECT = {"pipeline_num_parallel": 32, "validation_batches_per_step": 250, "s
 
 def run(config: Train, console: Console, command: str) -> Mapping[str, Any]:
     """Train, or what --testing-on-checkpoint and --build-init ask for instead."""
-    named = [
-        f"--{name.replace('_', '-')}" for name, usual in NO_EFFECT.items() if getattr(config, name) != usual
-    ]
-    if named:
-        console.warn(f"{', '.join(named)}: no effect here")
+    warn_of_no_effect(config, NO_EFFECT, console.warn)
     config = config.resolved()
     if config.testing_on_checkpoint is not None:
         return test_only(config, config.testing_on_checkpoint, console)
@@ -139,7 +135,7 @@ def once(config: Train, data: Sets, console: Console, command: str) -> dict[str,
         reports.check_writable(report)
     folder, answers = run_folder(config), Answers(config.patience)
     with (
-        LateRun.create(
+        Run.create(
             folder, work.settings, command=command, resume=config.resume, may_differ=MAY_DIFFER,
             sinks=[ConsoleSink(console.say)],
         ) as record,

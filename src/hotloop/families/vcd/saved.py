@@ -4,7 +4,6 @@ The folder's config.json is the single source of truth; nothing is guessed from 
 evaluates nothing.
 """
 
-import json
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import jax
 
 from hotloop.engine.checkpoint import Checkpoints
-from hotloop.errors import RunError
+from hotloop.engine.run_folder import config_of
 from hotloop.families.vcd.config import Model, Train
 from hotloop.families.vcd.model import Job, init
 from hotloop.options import build
@@ -38,22 +37,10 @@ def job_of(config: Train, images: int) -> Job:
 
 def load(folder: Path, step: int | None = None) -> Saved:
     """The newest whole checkpoint of a run, or that of a step."""
-    options, images = _config(folder)
+    options = config_of(folder, FAMILY, ("images",))
+    images = options.pop("images")
     config = build(Train, options)
     job = job_of(config, images)
     like = jax.eval_shape(lambda key: init(job, key), jax.random.key(0))
     restored = Checkpoints(folder / "checkpoints", family=FAMILY, config=options).restore(like, step)
     return Saved(config, job, restored.state, restored.step, folder)
-
-
-def _config(folder: Path) -> tuple[dict[str, Any], int]:
-    path = folder / "config.json"
-    try:
-        options = json.loads(path.read_text(encoding="utf-8"))
-        return options, int(options.pop("images"))
-    except OSError:
-        raise RunError(
-            f"{folder}: not a run's folder (no config.json there); give the folder that `hotloop vcd train` named"
-        ) from None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise RunError(f"{path}: not the config of a vcd run") from None

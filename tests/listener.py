@@ -1,0 +1,25 @@
+"""A console for tests: it keeps what is said, and may act on it."""
+
+from contextlib import nullcontext
+
+from hotloop.cli.console import Silent
+
+
+class Listener:
+    """Keeps what is said, and may act on it."""
+
+    def __init__(self, act=lambda text: None):
+        self.lines, self.warnings, self.act = [], [], act
+
+    def say(self, text):
+        self.lines.append(text)
+        self.act(text)
+
+    def warn(self, text):
+        self.warnings.append(text)
+
+    def table(self, columns, rows):
+        self.lines += [columns, *rows]
+
+    def progress(self, description, total=None):
+        return nullcontext(Silent())
