@@ -243,7 +243,7 @@ def test_a_fixed_point_has_no_refeeding_error_and_no_gradient_of_it(float64):  #
     }
     x = ratings(4, 6).astype(np.float64)
     loss = quick(jax.value_and_grad(lambda params: model._joint(linear, params, x, KEY)[0]))
-    mask = quick(jax.value_and_grad(lambda p: losses.masked(autoencoder.forward(p, x, selu=False), x)))
+    mask = quick(jax.value_and_grad(lambda p: losses.masked(autoencoder.forward(p, x, linear=True), x)))
     value, gradient = loss(params)
     assert float(value) == pytest.approx(0, abs=1e-25) and float(mask(params)[0]) == pytest.approx(
         0, abs=1e-25

@@ -5,12 +5,14 @@ SELU stands after every layer, the last included; dropout stands in one place, a
 ratings nor losses.
 """
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
 
+from hotloop.layers.bias import with_bias
 from hotloop.layers.initial import constant, draw, glorot_uniform
 from hotloop.layers.product import product
 
@@ -28,20 +30,31 @@ def init(key: Array, items: int, layers: tuple[int, ...], tied: bool) -> Params:
     return draw(key, {"encoder": encoder, "decoder": decoder})
 
 
-def forward(params: Params, x: Array, keep: Array | float = 1.0, *, selu: bool = True) -> Array:
+def forward(params: Params, x: Array, keep: Array | float = 1.0, *, linear: bool = False) -> Array:
     """Predictions [B, items] in float32; `keep` scales the code (dropout: 0 or 1 / (1 - p))."""
-    activation = _selu if selu else _linear
-    for layer in params["encoder"]:
-        x = activation(_product(x, layer["w"]) + layer["b"])
+    return through(params["encoder"], params["decoder"], x, keep, _linear if linear else selu)
+
+
+def through(
+    encoder: Params, decoder: Params, x: Array, keep: Array | float, activation: Callable[[Array], Array]
+) -> Array:
+    """Some layers down and as many up again."""
+    for layer in encoder:
+        x = activation(with_bias(_product(x, layer["w"]), layer["b"]))
     x = x * keep
-    for layer, weights in zip(params["decoder"], reversed(params["encoder"]), strict=True):
-        x = activation(_product(x, layer.get("w", weights["w"].T)) + layer["b"])
+    for layer, weights in zip(decoder, reversed(encoder), strict=True):
+        x = activation(with_bias(_product(x, layer.get("w", weights["w"].T)), layer["b"]))
     return x
 
 
-def _selu(x: Array) -> Array:
+def selu(x: Array) -> Array:
     """SELU by exp(x) - 1, whose error near 0 is 6e-8 at most: on a CPU 0.8 ms where `jax.nn.selu` takes 2.0."""
     return SCALE * jnp.where(x > 0, x, ALPHA * (jnp.exp(jnp.minimum(x, 0)) - 1))
+
+
+def selu_slope(y: Array) -> Array:
+    """The derivative of SELU where its value is y."""
+    return jnp.where(y > 0, SCALE, y + SCALE * ALPHA)
 
 
 def _linear(x: Array) -> Array:

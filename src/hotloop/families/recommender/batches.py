@@ -18,7 +18,7 @@ from hotloop.data.matrix import RatingMatrix
 from hotloop.engine.where import platform
 from hotloop.errors import DataError
 
-CHUNK = 4096
+CHUNK, SOME = 4096, 1024
 
 
 class Rows(NamedTuple):
@@ -47,34 +47,78 @@ def largest(matrix: RatingMatrix, batch_size: int) -> int:
     return max(1, int(sizes[: batch_size - again].sum() + sizes[:again].sum()))
 
 
+class Entries(NamedTuple):
+    """Some ratings of a batch; those that are not `inside` are there for the shape alone and have the value 0."""
+
+    row: Array
+    column: Array
+    value: Array
+    inside: Array
+    at: Array
+    """The place of each among all ratings of the batch."""
+
+
+class Sparse(NamedTuple):
+    """The ratings of these users, end to end, not made dense."""
+
+    rows: Rows
+    users: Array
+    dtype: Any = jnp.float32
+
+    @property
+    def total(self) -> Array:
+        """Ratings of the batch."""
+        total: Array = self._sizes().sum()
+        return total
+
+    def _sizes(self) -> Array:
+        sizes: Array = self.rows.starts[self.users + 1] - self.rows.starts[self.users]
+        return sizes
+
+    def entries(self, places: Array) -> Entries:
+        """The ratings at these places of the batch."""
+        first, sizes = self.rows.starts[self.users], self._sizes()
+        ends = jnp.cumsum(sizes)
+        row = jnp.searchsorted(ends, places, side="right").astype(jnp.int32)
+        inside = row < len(self.users)
+        row = jnp.where(inside, row, 0)
+        at = jnp.where(inside, first[row] + places - (ends[row] - sizes[row]), 0)
+        codes = self.rows.codes[at]
+        values = codes if self.rows.levels is None else self.rows.levels[codes]
+        return Entries(
+            row,
+            jnp.where(inside, self.rows.items[at].astype(jnp.int32), 0),
+            jnp.where(inside, values, 0).astype(self.dtype),
+            inside,
+            places,
+        )
+
+    def fold(self, add: Callable[[Array, Entries], Array], start: Array, chunk: int = SOME) -> Array:
+        """`add` over all ratings, a chunk at a time, in as many turns as are needed: good on a CPU."""
+        turns = (self.total + chunk - 1) // chunk
+        places = jnp.arange(chunk, dtype=jnp.int32)
+        result: Array = lax.fori_loop(
+            0, turns, lambda n, into: add(into, self.entries(places + n * chunk)), start
+        )
+        return result
+
+
 def densify(rows: Rows, users: Array, items: int, capacity: int, dtype: Any = jnp.float32) -> Array:
     """The ratings of these users as [B, items], zero where there is none.
 
     `capacity` bounds the ratings of the batch. On an accelerator they are all scattered at once; a CPU, where a loop
     of as many turns as are needed costs nothing, goes through them in chunks.
     """
-    first = rows.starts[users]
-    sizes = rows.starts[users + 1] - first
-    ends = jnp.cumsum(sizes)
+    sparse = Sparse(rows, users, dtype)
 
-    def scattered(places: Array, into: Array) -> Array:
-        row = jnp.searchsorted(ends, places, side="right").astype(jnp.int32)
-        inside = row < len(users)
-        row = jnp.minimum(row, len(users) - 1)
-        at = first[row] + places - (ends[row] - sizes[row])
-        at = jnp.where(inside, at, 0)
-        codes = rows.codes[at]
-        values = codes if rows.levels is None else rows.levels[codes]
-        column = jnp.where(inside, rows.items[at].astype(jnp.int32), items + places)  # past the end: dropped
-        return into.at[row, column].set(values.astype(dtype), mode="drop", unique_indices=True)
+    def scattered(into: Array, some: Entries) -> Array:
+        column = jnp.where(some.inside, some.column, items + some.at)  # past the end: dropped
+        return into.at[some.row, column].set(some.value, mode="drop", unique_indices=True)
 
     zeros = jnp.zeros((len(users), items), dtype)
     if platform() != "cpu" or capacity <= CHUNK:
-        return scattered(jnp.arange(capacity, dtype=jnp.int32), zeros)
-    turns = (ends[-1] + CHUNK - 1) // CHUNK
-    chunk = jnp.arange(CHUNK, dtype=jnp.int32)
-    result: Array = lax.fori_loop(0, turns, lambda n, into: scattered(chunk + n * CHUNK, into), zeros)
-    return result
+        return scattered(zeros, sparse.entries(jnp.arange(capacity, dtype=jnp.int32)))
+    return sparse.fold(scattered, zeros, CHUNK)
 
 
 def on_device(matrix: RatingMatrix) -> Rows:

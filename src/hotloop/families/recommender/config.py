@@ -281,10 +281,10 @@ PRESETS: dict[str, dict[str, Any]] = {
         "size": 128,
         "batch_size": 64,
         "epochs": 150,
-        "base_learning_rate": -11.7,
-        "weight_decay": 2e-3,
+        "base_learning_rate": -12.0,
+        "weight_decay": 6e-3,
         "refeed": "none",
         "precision": "32.32",
-        "patience": 40,
+        "patience": 60,
     },
 }

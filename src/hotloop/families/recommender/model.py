@@ -2,7 +2,7 @@
 
 joint re-feeding: y = f(x), z = f(y) with another dropout mask, one loss L(y, x) + |z - y|^2, one step, the gradient
 through everything. alternate: a step on L(y, x), then steps on |f(y) - y|^2 with y detached, each with the weights of
-the step before. It knows dense batches, not where they come from.
+the step before. It knows dense batches, not where they come from; for joint re-feeding on a CPU sparse ones, too.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,11 +18,12 @@ from jax import Array
 from hotloop.engine import precision
 from hotloop.engine.keys import sample_keys, stream
 from hotloop.engine.where import platform
-from hotloop.families.recommender import autoencoder, losses
+from hotloop.families.recommender import autoencoder, losses, sparse_joint
+from hotloop.families.recommender.batches import Sparse
 from hotloop.families.recommender.config import LAYERS, Net
 
 State = Any
-Batch = Mapping[str, Array]
+Batch = Mapping[str, Any]
 MOMENTUM = 0.9
 
 
@@ -88,7 +89,10 @@ def update(job: Job) -> Callable[[State, Batch, Array], tuple[State, dict[str, A
         rate = learning_rate(job, state["update"])
         step = _Step(job, chosen, rate, key)
         if net.refeeding == "joint":
-            state, (loss, mask) = step(state, lambda params: _joint(job, params, x, key), 0)
+            if isinstance(x, Sparse):
+                state, (loss, mask) = step.made(state, _sparse_joint(job, state["params"], x, key), 0)
+            else:
+                state, (loss, mask) = step(state, lambda params: _joint(job, params, x, key), 0)
             figures = {"loss": loss, "rmse": jnp.sqrt(mask)}
         else:
             state, figures = _alternating(job, step, state, x, key)
@@ -103,6 +107,13 @@ def _joint(job: Job, params: Any, x: Array, key: Array) -> tuple[Array, Array]:
     mask = losses.masked(y, x.astype(y.dtype))
     again = network(job, params, y, stream(key, "dropout", 1))
     return mask + losses.dense(again, y), mask
+
+
+def _sparse_joint(job: Job, params: Any, x: Sparse, key: Array) -> tuple[Any, tuple[Array, Array]]:
+    """The same with sparse ratings: its gradient, and what `_joint` returns."""
+    keeps = [kept(job, stream(key, "dropout", n), len(x.users)) for n in (0, 1)]
+    result = sparse_joint.gradient(params, x, keeps, job.net.loss_scaling)
+    return result.gradients, (result.loss, result.masked)
 
 
 def _alternating(
@@ -143,7 +154,12 @@ class _Step:
             return scale * value, (value, extra)
 
         compute = job.policy.to_compute(state["params"])
-        gradients, result = jax.grad(scaled, has_aux=True)(compute)
+        return self.made(state, jax.grad(scaled, has_aux=True)(compute), number)
+
+    def made(self, state: State, gradient: tuple[Any, Any], number: int) -> tuple[State, Any]:
+        """The step with a gradient of the scaled loss that is there already, and what came with it."""
+        job, scale = self.job, self.job.net.loss_scaling
+        gradients, result = gradient
         wide = jax.tree.map(lambda g: g.astype(jnp.promote_types(g.dtype, jnp.float32)) / scale, gradients)
         self.norm = jnp.sqrt(sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(wide)))
         params, slots = precision.optimise(
@@ -173,13 +189,17 @@ def learning_rate(job: Job, update: Array) -> Array:
 
 def network(job: Job, params: Any, x: Array, key: Array | None = None) -> Array:
     """Predictions for dense ratings; with a key, the code is dropped out, each row by its own place."""
-    keep: Array | float = 1.0
-    if key is not None and job.net.code_dropout:
-        share = 1 - job.net.code_dropout
-        keys = sample_keys(key, 0, len(x))
-        kept = jax.vmap(lambda k: jax.random.bernoulli(k, share, (job.layers[-1],)))(keys)
-        keep = kept / np.float32(share)
-    return autoencoder.forward(params, x, keep, selu=not job.net.no_selu)
+    return autoencoder.forward(params, x, kept(job, key, len(x)), linear=job.net.no_selu)
+
+
+def kept(job: Job, key: Array | None, rows: int) -> Array | float:
+    """What the code is multiplied with."""
+    if key is None or not job.net.code_dropout:
+        return 1.0
+    share = 1 - job.net.code_dropout
+    keys = sample_keys(key, 0, rows)
+    chosen = jax.vmap(lambda k: jax.random.bernoulli(k, share, (job.layers[-1],)))(keys)
+    return chosen / np.float32(share)
 
 
 def predict(job: Job, state: State, x: Array) -> Array:

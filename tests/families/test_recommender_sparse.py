@@ -1,0 +1,87 @@
+"""Joint re-feeding on sparse ratings: the gradient of the dense way, in float64, and the same training."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from recommender_small import quick
+from test_recommender_batches import matrix
+
+from hotloop.engine.keys import seed_key
+from hotloop.engine.loop import Program, own
+from hotloop.families.recommender import batches, model, train
+from hotloop.families.recommender.config import Train
+from hotloop.families.recommender.sets import Sets
+
+ITEMS = 40
+SIZES = [3, 0, 40, 1, 7, 12]
+RATINGS = matrix(SIZES, ITEMS, "half stars")
+KEY = jax.random.key(3)
+CONFIG = Train(size=128, batch_size=6, data="procedural", base_learning_rate=-9).resolved()
+
+
+def dense(users, dtype):
+    rows = [RATINGS.row(user) for user in users]
+    full = np.zeros((len(users), ITEMS), dtype)
+    for into, (items, values) in zip(full, rows, strict=True):
+        into[items] = values
+    return full
+
+
+@pytest.mark.parametrize("users", [[0, 1, 2, 3, 4, 5], [4, 2, 4, 1, 0, 2], [1, 1, 1, 1, 1, 1]])
+@pytest.mark.parametrize(("untied", "dropout"), [(False, 0.5), (True, 0.0)])
+@pytest.mark.parametrize("chunk", [5, 1024])
+def test_the_gradient_is_that_of_the_dense_loss(monkeypatch, users, untied, dropout, chunk):
+    monkeypatch.setattr(batches.Sparse.fold, "__defaults__", (chunk,))
+    net = replace(CONFIG, untied=untied, dropout=dropout, loss_scaling=50.0)
+    job = model.Job(net, ITEMS)
+    with jax.enable_x64(True):
+        start = model.init(job, KEY)["params"]
+        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64) + 0.02, start)
+        x = jnp.asarray(dense(users, np.float64))
+        want = quick(jax.value_and_grad(lambda p: 50 * model._joint(job, p, x, KEY)[0]))(params)
+        sparse = batches.Sparse(batches.on_device(RATINGS), jnp.asarray(users), jnp.float64)
+        found, (loss, mask) = quick(lambda p: model._sparse_joint(job, p, sparse, KEY))(params)
+        masked = model._joint(job, params, x, KEY)[1]
+        np.testing.assert_allclose(50 * loss, want[0], rtol=1e-12)
+        np.testing.assert_allclose(mask, masked, rtol=1e-12, atol=1e-300)
+        for one, two in zip(jax.tree.leaves(found), jax.tree.leaves(want[1]), strict=True):
+            np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-12 * np.abs(two).max())
+
+
+def trained(sparse, monkeypatch):
+    monkeypatch.setattr(train, "takes_sparse", lambda job, data: sparse)
+    job, data = model.Job(CONFIG, ITEMS), Sets("drawn", RATINGS, None, None)
+    program = Program(model.update(job), train.feed_of(CONFIG, job, data), 5, seed_key(1))
+    state, metrics = program(own(model.init(job, KEY)), 0, 5)
+    return jax.tree.map(np.asarray, (state["params"], dict(metrics)))
+
+
+def test_training_is_the_same_either_way(monkeypatch):
+    one, two = (trained(sparse, monkeypatch) for sparse in (False, True))
+    assert np.isfinite(one[1]["loss"]).all()
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "platform", "full", "sparse"),
+    [
+        ({}, "cpu", 0.002, True),
+        ({}, "cpu", 0.02, False),
+        ({}, "gpu", 0.002, False),
+        ({"refeed": "none"}, "cpu", 0.002, False),
+        ({"refeed": "alternate"}, "cpu", 0.002, False),
+        ({"no_selu": True}, "cpu", 0.002, False),
+        ({"precision": "16.32"}, "cpu", 0.002, False),
+    ],
+)
+def test_where_ratings_stay_sparse(monkeypatch, options, platform, full, sparse):
+    monkeypatch.setattr(train, "platform", lambda: platform)
+    monkeypatch.setattr(model, "platform", lambda: "cpu")
+    users, items = 100, 1000
+    some = matrix([int(full * items)] * users, items)
+    job = model.Job(replace(CONFIG, **options), items)
+    assert train.takes_sparse(job, Sets("drawn", some, None, None)) == sparse
