@@ -1,0 +1,159 @@
+"""Which keys each schedule, warm-up and optimiser takes, and which values can work; checked without jax.
+
+A config calls these checks before anything is compiled, `schedules` and `optim` call them again for whoever
+builds one by hand. What the values mean is known there, not here.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hotloop.errors import OptionError
+from hotloop.options.checks import Check
+
+
+def _number(value: Any) -> str | None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return None if number and math.isfinite(value) else "must be a finite number"
+
+
+def _that(holds: Callable[[float], bool], reason: str) -> Check:
+    """A number for which `holds` is true."""
+    return lambda value: _number(value) or (None if holds(value) else reason)
+
+
+NON_NEGATIVE = _that(lambda value: value >= 0, "must be at least 0")
+POSITIVE = _that(lambda value: value > 0, "must be greater than 0")
+MOMENTUM = _that(lambda value: 0 <= value < 1, "must be at least 0 and below 1")
+
+
+def _flag(value: Any) -> str | None:
+    return None if isinstance(value, bool) else "must be true or false"
+
+
+def _list_of(check: Check) -> Check:
+    def each(value: Any) -> str | None:
+        if not isinstance(value, list | tuple):
+            return "must be a list of numbers"
+        return next((f"each {reason}" for reason in map(check, value) if reason), None)
+
+    return each
+
+
+def _mode(value: Any) -> str | None:
+    return None if value in ("shift", "mask") else "must be shift or mask"
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys that must be there, and those that may be, each with the check of its value."""
+
+    required: Mapping[str, Check]
+    optional: Mapping[str, Check] = field(default_factory=dict)
+
+    def check(self, option: str, owner: str, params: Mapping[str, Any]) -> None:
+        """An OptionError in the option's name where a key is missing or unknown, or a value cannot work."""
+        known = {**self.required, **self.optional}
+        missing = [key for key in self.required if key not in params]
+        unknown = [key for key in params if key not in known]
+        if missing or unknown:
+            wrong = [f"{', '.join(missing)} missing"] if missing else []
+            wrong += [f"{', '.join(unknown)} unknown"] if unknown else []
+            raise OptionError(f"{option}: {' and '.join(wrong)}: {self._expected(owner, params)}")
+        for key, value in params.items():
+            if reason := known[key](value):
+                raise OptionError(f"{option}: {owner}'s {key} {value}: {reason}")
+
+    def _expected(self, owner: str, params: Mapping[str, Any]) -> str:
+        optional = f" (and may take {', '.join(self.optional)})" if self.optional else ""
+        return f"found {', '.join(params) or 'none'}; {owner} takes {', '.join(self.required)}{optional}"
+
+
+SCHEDULES = {
+    "const": Keys({"initial_learning_rate": NON_NEGATIVE}),
+    "cosine": Keys({"initial_learning_rate": NON_NEGATIVE, "epochs_to_total_decay": POSITIVE}),
+    "stepped": Keys({"boundaries": _list_of(NON_NEGATIVE), "values": _list_of(NON_NEGATIVE)}),
+    "polynomial": Keys(
+        {
+            "initial_learning_rate": NON_NEGATIVE,
+            "epochs_to_total_decay": POSITIVE,
+            "end_learning_rate_ratio": NON_NEGATIVE,
+            "power": NON_NEGATIVE,
+        }
+    ),
+    "one_cycle": Keys(
+        {"initial_learning_rate": NON_NEGATIVE, "total_epochs": POSITIVE, "peak_epoch": NON_NEGATIVE}
+    ),
+}
+WARMUP = Keys({"warmup_mode": _mode, "warmup_epochs": NON_NEGATIVE})
+OPTIMISERS = {
+    "sgd": Keys({"momentum": MOMENTUM}, {"nesterov": _flag}),
+    "lars": Keys(
+        {"momentum": MOMENTUM, "weight_decay": NON_NEGATIVE, "eeta": POSITIVE, "epsilon": NON_NEGATIVE},
+        {"nesterov": _flag},
+    ),
+    "rmsprop": Keys({"momentum": MOMENTUM, "base_decay_exponent": _number, "epsilon": POSITIVE}),
+}
+
+
+def _known(option: str, name: str, table: Mapping[str, Keys]) -> Keys:
+    if name not in table:
+        raise OptionError(f"{option} {name}: must be one of {', '.join(table)}")
+    return table[name]
+
+
+def check_schedule(name: str, params: Mapping[str, Any], warmup: Mapping[str, Any] | None = None) -> None:
+    """An OptionError where --lr-schedule, --lr-schedule-params or --lr-warmup-params cannot work."""
+    _known("--lr-schedule", name, SCHEDULES).check("--lr-schedule-params", name, params)
+    if name == "stepped":
+        _check_steps(params["boundaries"], params["values"])
+    if name == "one_cycle" and params["peak_epoch"] >= params["total_epochs"]:
+        peak, total = params["peak_epoch"], params["total_epochs"]
+        raise OptionError(f"--lr-schedule-params: peak_epoch {peak}: must lie before total_epochs {total}")
+    if warmup is not None:
+        WARMUP.check("--lr-warmup-params", "a warm-up", warmup)
+
+
+def _check_steps(boundaries: list[float], values: list[float]) -> None:
+    if len(boundaries) != len(values) - 1:
+        raise OptionError(
+            f"--lr-schedule-params: {len(values)} values and {len(boundaries)} boundaries:"
+            " stepped takes one value more than boundaries"
+        )
+    if list(boundaries) != sorted(boundaries):
+        shown = ", ".join(map(str, boundaries))
+        raise OptionError(f"--lr-schedule-params: stepped's boundaries {shown}: must be in ascending order")
+
+
+def check_optimiser(name: str, params: Mapping[str, Any], *, global_batch_size: int = 1) -> None:
+    """An OptionError where --optimizer or --optimizer-params cannot work with this batch."""
+    _known("--optimizer", name, OPTIMISERS).check("--optimizer-params", name, params)
+    if name == "rmsprop":
+        rmsprop_decay(params["base_decay_exponent"], global_batch_size)
+
+
+def rmsprop_decay(exponent: float, global_batch_size: int) -> float:
+    """rho = 1 - 2^exponent * batch: so that the mean of squares forgets after a fixed number of samples."""
+    # A float exponent beyond the range of a double would be an OverflowError; it is out of range either way.
+    rho: float = 1 - 2.0 ** min(exponent, 1000) * global_batch_size
+    if not 0 <= rho < 1:
+        most = math.floor(-math.log2(global_batch_size))
+        raise OptionError(
+            f"--optimizer-params: rmsprop's base_decay_exponent {exponent}: gives rho {rho:.6g} with global batch"
+            f" {global_batch_size}, which must be at least 0 and below 1; {most} or a few less would do"
+        )
+    return rho
+
+
+def check_loss_scaling(static: float, automatic: bool) -> None:
+    """An OptionError where both ways of loss scaling are asked for; 0 is no static scaling.
+
+    Automatic scaling acts on the loss and on finished gradients alone, so it goes with every optimiser,
+    schedule and warm-up; there is nothing else to refuse.
+    """
+    if automatic and static:
+        raise OptionError(
+            f"--auto-loss-scaling and --loss-scaling {static:g}: only one can set the factor;"
+            " --loss-scaling 0 leaves it to the automatic one"
+        )
