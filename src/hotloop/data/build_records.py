@@ -1,0 +1,169 @@
+"""Class folders of images made into TFRecord shards by several processes, resumably.
+
+The order is drawn once with a fixed seed, every shard is a function of that order alone, and finished shards are
+kept: a build that was stopped and begun again ends in the same bytes. It must not know the command line.
+"""
+
+import hashlib
+import random
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import closing
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+
+from hotloop.data.image_folder import class_names, list_images, part_folder
+from hotloop.data.jpeg import pillow
+from hotloop.data.record_facts import Boxes, read_boxes, read_texts
+from hotloop.data.records import LABELS, Part, shard_name
+from hotloop.data.shard_build import Item, ShardTask, build_shard
+from hotloop.data.shard_files import PartManifest, Shard, fault, read_manifest, whole_file, write_manifest
+from hotloop.errors import DataError
+
+SEED = 12345
+IMAGES_PER_SHARD = {"train": 1252, "validation": 391}
+"""So that ImageNet gets its usual 1,024 and 128 shards."""
+
+Advance = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Build:
+    """What to build from, and how."""
+
+    source: Path
+    out: Path
+    shards: Mapping[str, int | None]
+    texts: Path | None = None
+    boxes: Path | None = None
+    skip_corrupt: bool = False
+    workers: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class PartPlan:
+    """The shards of one part, all that is in them, and those that an earlier build has finished."""
+
+    part: Part
+    tasks: tuple[ShardTask, ...]
+    manifest: PartManifest
+
+    @property
+    def images(self) -> int:
+        """Images that are still to be looked at."""
+        return sum(len(task.items) for task in self.open_tasks)
+
+    @property
+    def open_tasks(self) -> list[ShardTask]:
+        """The shards that are still to be made."""
+        return [task for task in self.tasks if task.path.name not in self.manifest.shards]
+
+
+def plan(build: Build) -> list[PartPlan]:
+    """What is to be made; everything that can be wrong before an image is opened is an error here."""
+    pillow()
+    parts: list[Part] = [part for part in _PARTS if part_folder(build.source, part)]
+    names = class_names(build.source)
+    texts = read_texts(build.texts, names) if build.texts else {}
+    boxes = read_boxes(build.boxes) if build.boxes else {}
+    try:
+        build.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"{build.out}: cannot be made a folder ({error.strerror})") from None
+    made = read_manifest(build.out)
+    return [_plan_part(build, part, names, texts, boxes, made.get(part)) for part in parts]
+
+
+def run(build: Build, parts: Sequence[PartPlan], advance: Advance) -> dict[str, PartManifest]:
+    """Make the open shards; the manifest is written after each. `advance` hears of every shard's images."""
+    manifests = read_manifest(build.out)
+    manifests |= {each.part: each.manifest for each in parts}
+    with whole_file(build.out / LABELS) as unfinished:
+        unfinished.write_text("".join(f"{name}\n" for name in class_names(build.source)))
+    write_manifest(build.out, manifests)
+    tasks = {task.path: (each.part, task) for each in parts for task in each.open_tasks}
+    with closing(_built([task for _, task in tasks.values()], build.workers)) as built:
+        for path, shard in built:
+            part, task = tasks[path]
+            shards = dict(sorted({**manifests[part].shards, path.name: shard}.items()))
+            manifests[part] = replace(manifests[part], shards=shards)
+            write_manifest(build.out, manifests)
+            advance(len(task.items))
+    return manifests
+
+
+_PARTS: tuple[Part, ...] = ("train", "validation")
+
+
+def _plan_part(
+    build: Build,
+    part: Part,
+    names: Sequence[str],
+    texts: Mapping[str, str],
+    boxes: Boxes,
+    made: PartManifest | None,
+) -> PartPlan:
+    items = [
+        Item(str(image.path), image.label + 1, names[image.label], texts.get(names[image.label], ""))
+        for image in list_images(build.source, part, names)
+    ]
+    random.Random(SEED).shuffle(items)
+    total = build.shards[part] or -(-len(items) // IMAGES_PER_SHARD[part])
+    if total > len(items):
+        raise DataError(
+            f"{build.source}: {len(items)} {part} images do not fill {total} shards; ask for fewer"
+        )
+    tasks = []
+    for number in range(total):
+        chosen = tuple(items[number * len(items) // total : (number + 1) * len(items) // total])
+        own = {stem: boxes[stem] for item in chosen if (stem := Path(item.path).stem) in boxes}
+        tasks.append(ShardTask(build.out / shard_name(part, number, total), chosen, own, build.skip_corrupt))
+    fresh = PartManifest(_checksum(tasks), len(items), total, {})
+    return PartPlan(part, tuple(tasks), _kept(build, part, fresh, made))
+
+
+def _kept(build: Build, part: str, fresh: PartManifest, made: PartManifest | None) -> PartManifest:
+    """The manifest to go on with: the shards of an earlier build of the same plan that are still whole."""
+    if made is None:
+        return fresh
+    if made.plan != fresh.plan:
+        raise DataError(
+            f"{build.out}: holds {part} shards of other images or options; take another folder or remove them"
+        )
+    whole = {
+        name: shard
+        for name, shard in made.shards.items()
+        if (build.skip_corrupt or not shard.skipped) and not fault(build.out / name, shard)
+    }
+    return replace(fresh, shards=whole)
+
+
+def _checksum(tasks: Iterable[ShardTask]) -> str:
+    """Of every image's name, size and fields, in order."""
+    state = hashlib.sha256()
+    for task in tasks:
+        state.update(f"{task.path.name}\n".encode())
+        for item in task.items:
+            path = Path(item.path)
+            size = path.stat().st_size
+            state.update(
+                f"{path.name} {size} {item.label} {item.synset} {item.text}\n".encode(errors="replace")
+            )
+            state.update(task.boxes[path.stem].tobytes() if path.stem in task.boxes else b"")
+    return state.hexdigest()
+
+
+def _built(tasks: Sequence[ShardTask], workers: int) -> Generator[tuple[Path, Shard]]:
+    """The finished shards as they come; one worker works in this process."""
+    if workers == 1 or len(tasks) < 2:
+        yield from ((task.path, build_shard(task)) for task in tasks)
+        return
+    # Spawned, not forked: the parent may have threads (jax's, a progress bar's).
+    with ProcessPoolExecutor(min(workers, len(tasks)), mp_context=get_context("spawn")) as pool:
+        futures = {pool.submit(build_shard, task): task for task in tasks}
+        try:
+            for future in as_completed(futures):
+                yield futures[future].path, future.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)

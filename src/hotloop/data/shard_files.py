@@ -1,0 +1,106 @@
+"""What a folder of built record shards says of itself: manifest.json with size, checksum and count of each shard.
+
+The manifest grows with every finished shard, so that a build that was stopped goes on where it was. Files get their
+names only when they are whole. It must not know how shards are made.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hotloop.errors import DataError
+
+NAME = "manifest.json"
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A finished shard as it was written."""
+
+    bytes: int
+    sha256: str
+    records: int
+    repaired: int = 0
+    skipped: tuple[str, ...] = ()
+    """Images left out because they do not decode."""
+
+
+@dataclass(frozen=True)
+class PartManifest:
+    """What a part (train, validation) was made from, and its finished shards by name."""
+
+    plan: str
+    """Checksum of everything that decides the content: images, labels, order, options."""
+    images: int
+    total: int
+    shards: Mapping[str, Shard]
+
+
+def read_manifest(folder: Path) -> dict[str, PartManifest]:
+    """The parts by name; empty where there is no manifest; DataError where it cannot be understood."""
+    path = folder / NAME
+    try:
+        body = json.loads(path.read_bytes())
+        if body["program"] != "hotloop" or body["format"] != _FORMAT:
+            raise DataError(f"{path}: not a manifest that this version reads; move it away to build anew")
+        return {name: _part(part) for name, part in body["parts"].items()}
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise DataError(f"{path}: damaged; move it away to build anew") from None
+
+
+def write_manifest(folder: Path, parts: Mapping[str, PartManifest]) -> None:
+    """Replace the manifest as a whole."""
+    body = {"program": "hotloop", "format": _FORMAT, "parts": {n: asdict(part) for n, part in parts.items()}}
+    with whole_file(folder / NAME) as unfinished:
+        unfinished.write_text(json.dumps(body, indent=1) + "\n")
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A name to write to, which becomes `path` when the block ends well and vanishes when it does not."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield unfinished
+        unfinished.replace(path)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written ({error.strerror})") from None
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def sha256_of(path: Path) -> str:
+    """The checksum of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def fault(path: Path, shard: Shard) -> str:
+    """Why the file is not the shard that was written, or an empty text."""
+    try:
+        size = path.stat().st_size
+        if size != shard.bytes:
+            return f"{size:,} bytes, {shard.bytes:,} were written"
+        return (
+            "" if sha256_of(path) == shard.sha256 else "does not match its sha256: it was altered or damaged"
+        )
+    except FileNotFoundError:
+        return "missing"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+
+
+def _part(body: dict[str, Any]) -> PartManifest:
+    shards = {
+        name: Shard(**{**shard, "skipped": tuple(shard["skipped"])}) for name, shard in body["shards"].items()
+    }
+    return PartManifest(str(body["plan"]), int(body["images"]), int(body["total"]), shards)
