@@ -1,0 +1,1 @@
+"""Residual networks for image classification: training, validation and what surrounds them."""

@@ -1,0 +1,201 @@
+"""Options of `hotloop cnn` around the updates: batch, data, length, host events, validation, records.
+
+Names and defaults are the old program's; what it had not (resume, a run's folder, top-k, the plan) is marked by
+nothing but its help. Only types and single values are looked at here. No jax.
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Literal
+
+from hotloop.options import between, non_negative, option, positive
+
+BATCH, DATA, RUN, EVENTS, VALIDATION, RECORDS = (
+    "Batch",
+    "Data",
+    "Run",
+    "Logs and checkpoints",
+    "Validation",
+    "Records",
+)
+SYNTHETIC = {"host": "host", "device": "device", "cpu": "host", "ipu": "device"}
+"""Every word for where synthetic data are made -> the one used here."""
+
+
+def synthetic(text: str) -> str:
+    """host or device, whichever word said so."""
+    if text.lower() not in SYNTHETIC:
+        raise ValueError("must be host (or cpu) or device (or ipu)")
+    return SYNTHETIC[text.lower()]
+
+
+def updates_or_all(value: Any) -> str | None:
+    """The reason why a number of updates an epoch cannot work."""
+    return None if value == -1 or value >= 1 else "must be at least 1, or -1 for as many as the data fill"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """How many samples make an update."""
+
+    micro_batch_size: int = option(
+        1, "Samples per replica that go through the network at once.", check=positive, group=BATCH
+    )
+    num_replicas: int = option(1, "Copies of the model that share the work.", check=positive, group=BATCH)
+    gradient_accumulation_count: int | None = option(
+        None,
+        "Micro-batches per replica in an update; 1 when neither this nor the next is given. Replaces a "
+        "configuration's global batch size.",
+        aliases=("--gradient-accumulation",),
+        check=positive,
+        group=BATCH,
+    )
+    global_batch_size: int | None = option(
+        None,
+        "Samples in an update; the accumulation follows, rounded with a warning. Replaces a configuration's "
+        "accumulation.",
+        check=positive,
+        group=BATCH,
+    )
+    strict_devices: bool = option(
+        False,
+        "Stop where a configuration asks for more devices than there are, instead of merging stages and "
+        "accumulating for the missing replicas.",
+        group=BATCH,
+    )
+
+
+@dataclass(frozen=True)
+class Data:
+    """What is trained on, and how it comes to the device."""
+
+    dataset: Literal["imagenet", "cifar10", "cifar100", "mnist"] = option(
+        "cifar10", "The images.", group=DATA
+    )
+    dataset_path: Path = option(Path(), "Folder with the data set's files.", group=DATA)
+    synthetic_data: Literal["host", "device"] | None = option(
+        None,
+        "Train on made-up images of the data set's shape, from the host (cpu) or made on the device (ipu).",
+        parse=synthetic,
+        group=DATA,
+    )
+    eight_bit_transfer: bool = option(
+        False, "Send images as bytes; with --accelerator-side-preprocess.", group=DATA
+    )
+    accelerator_side_preprocess: bool = option(
+        False, "Augment and normalise on the device instead of the host.", group=DATA
+    )
+    pipeline_num_parallel: int = option(
+        48, "At most so many workers that decode images on the host.", check=positive, group=DATA
+    )
+    shuffle: bool = option(True, "Shuffle the training images; validation never does.", group=DATA)
+    seed: int | None = option(
+        None,
+        "Seed of weights, order and draws; left out, one is drawn and told.",
+        check=between(0, 2**63 - 1),
+        group=DATA,
+    )
+    deterministic: bool = option(
+        False, "Give the same bits again for the same seed; turns --shuffle off.", group=DATA
+    )
+
+
+@dataclass(frozen=True)
+class Run:
+    """What runs, and for how long."""
+
+    training: bool = option(True, "Train.", group=RUN)
+    num_epochs: int = option(1, "Passes over the training images.", check=positive, group=RUN)
+    weight_updates_per_epoch: int = option(
+        -1,
+        "Weight updates that count as one epoch; -1: as many as the images fill.",
+        check=updates_or_all,
+        group=RUN,
+    )
+    resume: bool = option(False, "Go on with the newest run of this name.", group=RUN)
+    compile_only: bool = option(False, "Compile the training program, and stop.", group=RUN)
+    plan: bool = option(False, "Say what would run, and stop.", group=RUN)
+
+
+@dataclass(frozen=True)
+class Events:
+    """When the host hears of the run, and what is kept."""
+
+    logs_per_epoch: Fraction = option(
+        Fraction(1),
+        "Logs an epoch: 10, 1/2 (every second epoch), 0 (none).",
+        check=non_negative,
+        group=EVENTS,
+    )
+    ckpts_per_epoch: Fraction | None = option(
+        None,
+        "Checkpoints an epoch, 0 for none; left out, 1, on calls that the logs make anyway.",
+        check=non_negative,
+        group=EVENTS,
+    )
+    first_ckpt_epoch: Fraction = option(
+        Fraction(0),
+        "Epoch of the first checkpoint; the others follow from it.",
+        check=non_negative,
+        group=EVENTS,
+    )
+    checkpoint_input_dir: Path | None = option(
+        None, "Folder of checkpoints to validate, instead of those just made.", metavar="DIR", group=EVENTS
+    )
+    checkpoint_output_dir: Path | None = option(
+        None, "Folder for checkpoints; left out, one in the run's folder.", metavar="DIR", group=EVENTS
+    )
+    ckpt_all_instances: bool = option(
+        False, "Every process of a distributed run saves, not the first alone.", group=EVENTS
+    )
+    clean_dir: bool = option(
+        True, "After validation remove the checkpoints that this run made, and nothing else.", group=EVENTS
+    )
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What is validated, and how."""
+
+    validation: bool = option(True, "Validate every checkpoint after training.", group=VALIDATION)
+    validation_micro_batch_size: int | None = option(
+        None, "Images at once per replica; left out, the training's.", check=positive, group=VALIDATION
+    )
+    validation_num_replicas: int | None = option(
+        None,
+        "Replicas in validation; left out, one for each device of the training, or as many as in training with "
+        "--pipeline-validation-model.",
+        check=positive,
+        group=VALIDATION,
+    )
+    pipeline_validation_model: bool = option(
+        False, "Validate with the training's pipeline stages.", group=VALIDATION
+    )
+    top_k: int = option(
+        5, "Also count labels among the K likeliest classes.", check=positive, group=VALIDATION
+    )
+    sweep: bool = option(False, "Also tell when --target-accuracy was reached.", group=VALIDATION)
+    target_accuracy: float = option(
+        0.759, "Accuracy that --sweep asks for, as a fraction.", check=between(0, 1), group=VALIDATION
+    )
+
+
+@dataclass(frozen=True)
+class Records:
+    """What is written beside checkpoints."""
+
+    results_dir: Path = option(Path("results"), "Folder in which runs get theirs.", group=RECORDS)
+    run_name: str | None = option(
+        None, "Name of the run's folder; else made of model and data.", group=RECORDS
+    )
+    report: Path | None = option(
+        None, "Write the compiler's report and a profile to this folder.", metavar="DIR", group=RECORDS
+    )
+    mlperf_logging: bool = option(
+        False, "Compile and load before the clock of time-to-train starts.", group=RECORDS
+    )
+    wandb: bool = option(False, "Log to Weights & Biases, too.", group=RECORDS)
+    wandb_run_name: str | None = option(None, "The run's name there.", group=RECORDS)
+    wandb_tags: tuple[str, ...] | None = option(None, "The run's tags there.", group=RECORDS)
+    expect: str = option("", "What a configuration promises, in its own words.", hidden=True, group=RECORDS)
