@@ -93,7 +93,7 @@ OPTIMISERS = {
         {"momentum": MOMENTUM, "weight_decay": NON_NEGATIVE, "eeta": POSITIVE, "epsilon": NON_NEGATIVE},
         {"nesterov": _flag},
     ),
-    "rmsprop": Keys({"momentum": MOMENTUM, "base_decay_exponent": _number, "epsilon": POSITIVE}),
+    "rmsprop": Keys({"momentum": MOMENTUM, "base_decay_exponent": _number, "epsilon": NON_NEGATIVE}),
 }
 
 
