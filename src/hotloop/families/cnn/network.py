@@ -1,0 +1,160 @@
+"""A network by name: its layers, its initial parameters and how it turns images into logits.
+
+It is a flat list of named pieces, so that it can be run in part, from one named layer to another. It knows neither
+losses nor updates; moving statistics are given to it and the batch's are handed back.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import jax.numpy as jnp
+from jax import Array
+
+from hotloop.errors import OptionError
+from hotloop.families.cnn.cifar_resnet import cifar_resnet, layers_of
+from hotloop.families.cnn.drawing import INPUT, Drawing, Placed
+from hotloop.families.cnn.first_values import Value, first_values
+from hotloop.families.cnn.norms import Norm as Norm
+from hotloop.families.cnn.pieces import BatchNorm
+from hotloop.families.cnn.resnet import DEPTHS, Variant, resnet
+from hotloop.families.cnn.toy import toy, toy_normalised
+from hotloop.layers.norm import EPSILON
+
+Params = dict[str, dict[str, Array]]
+Statistics = dict[str, dict[str, Array]]
+TOYS = {"toy_model": toy, "toy_model_bn": toy_normalised}
+MODELS = (*DEPTHS, *(f"cifar_resnet{layers}" for layers in (8, 20, 32, 44, 56)), *TOYS)
+BATCH_NORM = Norm()
+
+
+@dataclass(frozen=True)
+class LayerInfo:
+    """What a table says about a layer; a stage may begin at it if one value alone goes over the boundary."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    parameters: int
+    flops: int
+    may_split: bool
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network of the registry for images of one shape; made by `build`, hashable."""
+
+    model: str
+    shape: tuple[int, int, int]
+    classes: int
+    norm: Norm = BATCH_NORM
+    variant: Variant = "keras"
+
+    @cached_property
+    def placed(self) -> tuple[Placed, ...]:
+        """The pieces in order."""
+        drawing = Drawing(self.shape, self.norm, EPSILON if self.variant == "keras" else 1e-5)
+        if self.model in DEPTHS:
+            resnet(drawing, self.model, self.classes, self.variant)
+        elif layers := layers_of(self.model):
+            cifar_resnet(drawing, layers, self.classes)
+        else:
+            TOYS[self.model](drawing, self.classes)
+        return tuple(drawing.placed)
+
+    @cached_property
+    def layers(self) -> tuple[LayerInfo, ...]:
+        """The layers in order."""
+        return tuple(self._info(i, placed) for i, placed in enumerate(self.placed))
+
+    def _info(self, i: int, placed: Placed) -> LayerInfo:
+        shape, piece = self._input_shape(placed), placed.piece
+        parameters = sum(prod(value.shape) for value in piece.values(shape).values())
+        split = i > 0 and len(self.crossing(i)) == 1
+        return LayerInfo(placed.name, piece.kind, placed.shape, parameters, piece.flops(shape), split)
+
+    def _input_shape(self, placed: Placed) -> tuple[int, ...]:
+        return self._shapes[placed.inputs[0]]
+
+    @cached_property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        return {INPUT: self.shape} | {placed.name: placed.shape for placed in self.placed}
+
+    def position(self, layer: str) -> int:
+        """The place of a layer in the order."""
+        names = [placed.name for placed in self.placed]
+        if layer not in names:
+            raise OptionError(f"{self.model} has no layer {layer!r}; its layers are {', '.join(names)}")
+        return names.index(layer)
+
+    def crossing(self, position: int) -> tuple[str, ...]:
+        """The values made before the layer at `position` that it or a later one reads."""
+        made = [INPUT, *(placed.name for placed in self.placed[:position])]
+        read = {x for placed in self.placed[position:] for x in placed.inputs}
+        last = (made[-1],) if position == len(self.placed) else ()
+        return tuple(name for name in made if name in read) or last
+
+    def init(self, key: Array) -> tuple[Params, Statistics]:
+        """Fresh float32 parameters, and statistics of mean 0 and variance 1 for each batch norm."""
+        values: dict[str, dict[str, Value]] = {
+            placed.name: leaves
+            for placed in self.placed
+            if (leaves := placed.piece.values(self._input_shape(placed)))
+        }
+        statistics = {
+            placed.name: {"mean": jnp.zeros(placed.shape[-1]), "variance": jnp.ones(placed.shape[-1])}
+            for placed in self.placed
+            if isinstance(placed.piece, BatchNorm)
+        }
+        return first_values(key, values), statistics
+
+    def apply(
+        self, params: Params, statistics: Statistics, images_NHWC: Array, *, train: bool
+    ) -> tuple[Array, Statistics]:
+        """Float32 logits [N, classes] and, in training, the statistics of the batch at each batch norm."""
+        values = {INPUT: images_NHWC}
+        values, batch = self.run(params, statistics, values, 0, len(self.placed), train=train)
+        return values[self.placed[-1].name], batch
+
+    def run(
+        self,
+        params: Params,
+        statistics: Statistics,
+        values: Mapping[str, Array],
+        start: int,
+        stop: int,
+        *,
+        train: bool,
+    ) -> tuple[dict[str, Array], Statistics]:
+        """The layers `start` to `stop`, from the values that cross `start` to those that cross `stop`."""
+        known, batch = dict(values), {}
+        for placed in self.placed[start:stop]:
+            name, leaves, xs = placed.name, params.get(placed.name, {}), [known[x] for x in placed.inputs]
+            if not isinstance(placed.piece, BatchNorm):
+                known[name] = placed.piece(leaves, *xs)
+            elif train:
+                known[name], batch[name] = placed.piece(leaves, *xs)
+            else:
+                known[name] = placed.piece.by(statistics[name], leaves, *xs)
+        return {name: known[name] for name in self.crossing(stop)}, batch
+
+
+def build(
+    model: str,
+    shape: tuple[int, int, int],
+    classes: int,
+    norm: Norm = BATCH_NORM,
+    variant: Variant = "keras",
+) -> Network:
+    """The network of that name for images of `shape` (rows, columns, channels)."""
+    if model not in MODELS and not layers_of(model):
+        raise OptionError(
+            f"--model-name: there is no {model!r}; the models are {', '.join(MODELS)} "
+            "and any other cifar_resnet of 6n + 2 layers"
+        )
+    if variant != "keras" and model not in DEPTHS:
+        raise OptionError(f"--model-name: {model} has no variant {variant!r}: only {', '.join(DEPTHS)} have")
+    network = Network(model, (shape[0], shape[1], shape[2]), classes, norm, variant)
+    network.layers  # noqa: B018 (refuses what does not fit before anything is compiled)
+    return network

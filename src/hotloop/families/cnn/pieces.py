@@ -1,0 +1,261 @@
+"""The pieces that networks are made of: each knows its output's shape, its parameters, its cost and how to compute it.
+
+A piece computes in the type of its parameters. It knows neither its name nor its neighbours.
+"""
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any, ClassVar, Literal, Protocol
+
+import jax
+import numpy as np
+from jax import Array, lax
+
+from hotloop.families.cnn.first_values import Truncated, Value
+from hotloop.layers import conv, initial, norm
+from hotloop.layers.bias import with_bias
+from hotloop.layers.product import product, wide
+
+Shape = tuple[int, ...]  # of one image's value: rows, columns, channels; or features
+Leaves = dict[str, Array]
+
+
+class Piece(Protocol):
+    """What every piece offers; `shapes` are its inputs' shapes, `xs` its inputs [N, ...]."""
+
+    @property
+    def kind(self) -> str:
+        """One word for tables."""
+
+    def shape(self, *shapes: Shape) -> Shape:
+        """The output's shape."""
+
+    def values(self, shape: Shape) -> dict[str, Value]:
+        """The parameters, as what they start from."""
+
+    def flops(self, shape: Shape) -> int:
+        """Two for each multiply-add of products and convolutions, for one image."""
+
+    def __call__(self, leaves: Leaves, *xs: Array) -> Any:
+        """The output."""
+
+
+class Plain:
+    """A piece with neither parameters nor products, that keeps its input's shape."""
+
+    def shape(self, *shapes: Shape) -> Shape:
+        """That of the first input."""
+        return shapes[0]
+
+    def values(self, shape: Shape) -> dict[str, Value]:
+        """None."""
+        return {}
+
+    def flops(self, shape: Shape) -> int:
+        """None that count."""
+        return 0
+
+
+@dataclass(frozen=True)
+class Conv:
+    """A square convolution, padded by a number of pixels on each side or by a rule; bias and ReLU go together."""
+
+    filters: int
+    size: int
+    stride: int = 1
+    padding: conv.Padding | int = "SAME"
+    start: Literal["truncated", "glorot"] = "truncated"
+    biased_relu: bool = False
+    kind: ClassVar[str] = "conv"
+
+    def shape(self, *shapes: Shape) -> Shape:
+        """Rows and columns by padding and stride, and the filters."""
+        rows, columns = (
+            (size + low + high - self.size) // self.stride + 1
+            for size, (low, high) in zip(shapes[0], self._pads(shapes[0]), strict=False)
+        )
+        return rows, columns, self.filters
+
+    def values(self, shape: Shape) -> dict[str, Value]:
+        """Kernel [kh, kw, C, O], and a bias if there is one."""
+        kernel = (self.size, self.size, shape[2], self.filters)
+        start = Truncated(kernel) if self.start == "truncated" else initial.glorot_uniform(kernel)
+        return {"kernel": start} | ({"bias": initial.constant((self.filters,))} if self.biased_relu else {})
+
+    def flops(self, shape: Shape) -> int:
+        """Every output pixel is a product of the window with the kernel."""
+        return 2 * prod(self.shape(shape)) * self.size**2 * shape[2]
+
+    def __call__(self, leaves: Leaves, *xs: Array) -> Array:
+        """Convolve."""
+        y = conv.conv2d_padded(xs[0], leaves["kernel"], self.stride, self._pads(xs[0].shape[1:3]))
+        return jax.nn.relu(with_bias(y, leaves["bias"])) if self.biased_relu else y
+
+    def _pads(self, shape: Shape) -> conv.Pads:
+        if isinstance(self.padding, int):
+            return (self.padding, self.padding), (self.padding, self.padding)
+        window, strides = (self.size, self.size), (self.stride, self.stride)
+        rows, columns = lax.padtype_to_pads(shape[:2], window, strides, self.padding)
+        return rows, columns
+
+
+@dataclass(frozen=True)
+class BatchNorm(Plain):
+    """Batch normalisation; called, it uses the batch and hands its statistics back too."""
+
+    gamma: float
+    epsilon: float
+    kind: ClassVar[str] = "batch norm"
+
+    def values(self, shape: Shape) -> dict[str, Value]:
+        """A scale and an offset for each channel."""
+        return _scale_and_offset(shape, self.gamma)
+
+    def __call__(self, leaves: Leaves, *xs: Array) -> tuple[Array, Leaves]:
+        """Normalise by the batch; also its float32 mean and biased variance."""
+        y, mean, variance = norm.batch_norm(xs[0], leaves["scale"], leaves["offset"], self.epsilon)
+        return y, {"mean": mean, "variance": variance}
+
+    def by(self, statistics: Leaves, leaves: Leaves, x: Array) -> Array:
+        """Normalise by given statistics."""
+        mean, variance = statistics["mean"], statistics["variance"]
+        return norm.normalise(x, leaves["scale"], leaves["offset"], mean, variance, self.epsilon)
+
+
+@dataclass(frozen=True)
+class GroupNorm(Plain):
+    """Group normalisation."""
+
+    groups: int
+    gamma: float
+    epsilon: float
+    kind: ClassVar[str] = "group norm"
+
+    def values(self, shape: Shape) -> dict[str, Value]:
+        """A scale and an offset for each channel."""
+        return _scale_and_offset(shape, self.gamma)
+
+    def __call__(self, leaves: Leaves, *xs: Array) -> Array:
+        """Normalise each image by its groups."""
+        return norm.group_norm(xs[0], leaves["scale"], leaves["offset"], self.groups, self.epsilon)
+
+
+def _scale_and_offset(shape: Shape, gamma: float) -> dict[str, Value]:
+    return {"scale": initial.constant(shape[-1:], gamma), "offset": initial.constant(shape[-1:])}
+
+
+class Relu(Plain):
+    """max(x, 0)."""
+
+    kind = "relu"
+
+    def __call__(self, leaves: Leaves, *xs: Array) -> Array:
+        """Cut off at zero."""
+        return jax.nn.relu(xs[0])
+
+
+class Add(Plain):
+    """The sum of two inputs of one shape."""
+
+    kind = "add"
+
+    def __call__(self, leaves: Leaves, *xs: Array) -> Array:
+        """Add."""
+        return xs[0] + xs[1]
+
+
+@dataclass(frozen=True)
+class PadShortcut(Plain):
+    """The shortcut without parameters: every second row and column, and as many zero channels as there are."""
+
+    kind: ClassVar[str] = "shortcut"
+
+    def shape(self, *shapes: Shape) -> Shape:
+        """Half the rows and columns (rounded up), twice the channels."""
+        rows, columns, channels = shapes[0]
+        return -(-rows // 2), -(-columns // 2), 2 * channels
+
+    def __call__(self, leaves: Leaves, *xs: Array) -> Array:
+        """Pick and pad."""
+        thinned = xs[0][:, ::2, ::2]
+        zero = np.zeros((), thinned.dtype)
+        return lax.pad(thinned, zero, [(0, 0, 0), (0, 0, 0), (0, 0, 0), (0, thinned.shape[-1], 0)])
+
+
+@dataclass(frozen=True)
+class MaxPool(Plain):
+    """The largest value of each window; padding never wins."""
+
+    size: int
+    stride: int
+    padding: int = 0
+    kind: ClassVar[str] = "max pool"
+
+    def shape(self, *shapes: Shape) -> Shape:
+        """Only whole windows of the padded image."""
+        rows, columns = ((size + 2 * self.padding - self.size) // self.stride + 1 for size in shapes[0][:2])
+        return rows, columns, shapes[0][2]
+
+    def __call__(self, leaves: Leaves, *xs: Array) -> Array:
+        """Pool."""
+        window, strides = (1, self.size, self.size, 1), (1, self.stride, self.stride, 1)
+        edges = [(0, 0), *[(self.padding, self.padding)] * 2, (0, 0)]
+        lowest = np.array(-np.inf, xs[0].dtype)
+        pooled: Array = lax.reduce_window(xs[0], lowest, lax.max, window, strides, edges)
+        return pooled
+
+
+class MeanPool(Plain):
+    """The mean of each channel over the image, summed in float32."""
+
+    kind = "mean pool"
+
+    def shape(self, *shapes: Shape) -> Shape:
+        """The channels."""
+        return shapes[0][2:]
+
+    def __call__(self, leaves: Leaves, *xs: Array) -> Array:
+        """Average, rounded once to the type of the input."""
+        return xs[0].mean((1, 2), dtype=wide(xs[0].dtype)).astype(xs[0].dtype)
+
+
+class Flatten(Plain):
+    """All values of an image in one row."""
+
+    kind = "flatten"
+
+    def shape(self, *shapes: Shape) -> Shape:
+        """One axis."""
+        return (prod(shapes[0]),)
+
+    def __call__(self, leaves: Leaves, *xs: Array) -> Array:
+        """Reshape."""
+        return xs[0].reshape(len(xs[0]), -1)
+
+
+@dataclass(frozen=True)
+class Logits:
+    """The last, fully connected piece; its output stays in float32."""
+
+    classes: int
+    kind: ClassVar[str] = "dense"
+
+    def shape(self, *shapes: Shape) -> Shape:
+        """The classes."""
+        return (self.classes,)
+
+    def values(self, shape: Shape) -> dict[str, Value]:
+        """Kernel [features, classes] and bias."""
+        return {
+            "kernel": initial.glorot_uniform((shape[0], self.classes)),
+            "bias": initial.constant((self.classes,)),
+        }
+
+    def flops(self, shape: Shape) -> int:
+        """One matrix product."""
+        return 2 * shape[0] * self.classes
+
+    def __call__(self, leaves: Leaves, *xs: Array) -> Array:
+        """`x @ kernel + bias`."""
+        sums = product(xs[0], leaves["kernel"])
+        return with_bias(sums, leaves["bias"].astype(sums.dtype))

@@ -1,0 +1,300 @@
+"""The networks: sizes, names, order, first values, and what they compute."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hotloop.errors import OptionError
+from hotloop.families.cnn.network import MODELS, Norm, build
+
+QUICK = {"xla_backend_optimization_level": 0}
+CIFAR, IMAGENET = (32, 32, 3), (224, 224, 3)
+GENERATOR = np.random.default_rng(0)
+
+
+@pytest.fixture(scope="module")
+def resnet8():
+    network = build("cifar_resnet8", CIFAR, 10)
+    return network, *network.init(jax.random.key(0))
+
+
+def applied(network, *, train):
+    return jax.jit(lambda *arguments: network.apply(*arguments, train=train), compiler_options=QUICK)
+
+
+def parameters(network):
+    return sum(layer.parameters for layer in network.layers)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "classes", "wanted"),
+    [
+        ("resnet18", IMAGENET, 1000, 11_693_736),
+        ("resnet34", IMAGENET, 1000, 21_801_896),
+        ("resnet50", IMAGENET, 1000, 25_557_032),
+        ("resnet101", IMAGENET, 1000, 44_549_160),
+        ("resnet152", IMAGENET, 1000, 60_192_808),
+        ("cifar_resnet8", CIFAR, 10, 75_290),
+        ("cifar_resnet20", CIFAR, 10, 269_722),
+        ("cifar_resnet32", CIFAR, 10, 464_154),
+        ("cifar_resnet44", CIFAR, 10, 658_586),
+        ("cifar_resnet56", CIFAR, 10, 853_018),
+        ("cifar_resnet110", CIFAR, 10, 1_727_962),
+        ("toy_model", CIFAR, 10, 242),
+        ("toy_model_bn", CIFAR, 10, 242 + 2 * (4 + 8)),
+    ],
+)
+def test_trainable_parameters(model, shape, classes, wanted):
+    assert parameters(build(model, shape, classes)) == wanted
+
+
+@pytest.mark.parametrize(("model", "wanted"), [("resnet18", 11_689_512), ("resnet34", 21_797_672)])
+def test_the_torch_variant_has_no_projection_where_shapes_match(model, wanted):
+    network = build(model, IMAGENET, 1000, variant="torch")
+    assert parameters(network) == wanted
+    assert "conv2_block1_0_conv" not in [layer.name for layer in network.layers]
+
+
+def test_the_parameters_that_init_makes_are_those_that_the_layers_count(resnet8):
+    network, params, statistics = resnet8
+    made = {name: sum(leaf.size for leaf in leaves.values()) for name, leaves in params.items()}
+    assert made == {layer.name: layer.parameters for layer in network.layers if layer.parameters}
+    assert {leaf.dtype for leaf in jax.tree.leaves((params, statistics))} == {jnp.dtype("float32")}
+    norms = [layer.name for layer in network.layers if layer.kind == "batch norm"]
+    assert sorted(statistics) == sorted(norms)
+
+
+def test_names_and_order_of_a_bottleneck_block():
+    names = [layer.name for layer in build("resnet50", IMAGENET, 1000).layers]
+    parts = [
+        "0_conv",
+        "0_bn",
+        "1_conv",
+        "1_bn",
+        "1_relu",
+        "2_conv",
+        "2_bn",
+        "2_relu",
+        "3_conv",
+        "3_bn",
+        "add",
+        "out",
+    ]
+    assert names[:4] == ["conv1_conv", "conv1_bn", "conv1_relu", "pool1_pool"]
+    assert names[4:16] == [f"conv2_block1_{part}" for part in parts]
+    assert names[16:26] == [f"conv2_block2_{part}" for part in parts[2:]]
+    assert names[-3:] == ["conv5_block3_out", "avg_pool", "predictions"]
+
+
+def test_names_and_order_of_a_cifar_block():
+    names = [layer.name for layer in build("cifar_resnet20", CIFAR, 10).layers]
+    start = names.index("conv3_block1_shortcut")
+    parts = [
+        "shortcut",
+        "layer1_conv_ds",
+        "layer1_bn",
+        "layer1_relu",
+        "layer2_conv",
+        "layer2_bn",
+        "add",
+        "post_addition_relu",
+    ]
+    assert names[start : start + 8] == [f"conv3_block1_{part}" for part in parts]
+    assert names[start + 8] == "conv3_block2_layer1_conv"
+    assert names[-2:] == ["avg_pool", "fc_layer"]
+
+
+def test_shapes_go_down_as_they_should():
+    shapes = {layer.name: layer.shape for layer in build("resnet50", IMAGENET, 1000).layers}
+    assert shapes["conv1_conv"] == (112, 112, 64)
+    assert shapes["pool1_pool"] == (56, 56, 64)
+    # The stride is in the 3x3 convolution, not in the 1x1 before it.
+    assert shapes["conv3_block1_1_conv"] == (56, 56, 128)
+    assert shapes["conv3_block1_2_conv"] == (28, 28, 128)
+    assert shapes["conv5_block3_out"] == (7, 7, 2048)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "layer", "wanted"),
+    [
+        ("cifar_resnet8", (28, 28, 1), "conv4_block1_add", (7, 7, 64)),
+        ("cifar_resnet56", IMAGENET, "conv4_block1_add", (56, 56, 64)),
+        ("cifar_resnet8", (33, 31, 3), "conv4_block1_add", (9, 8, 64)),
+        ("toy_model", (28, 28, 1), "flatten", (8,)),
+        ("resnet18", (32, 32, 3), "conv5_block2_out", (1, 1, 512)),
+    ],
+)
+def test_other_images_go_into_every_topology(model, shape, layer, wanted):
+    assert {info.name: info.shape for info in build(model, shape, 10).layers}[layer] == wanted
+
+
+def test_scales_start_from_zero_only_in_bottlenecks_without_projection():
+    def zeros(model):
+        values = {placed.name: placed.piece.values((1, 1, 4)) for placed in build(model, IMAGENET, 10).placed}
+        return [name for name, leaves in values.items() if "scale" in leaves and leaves["scale"].scale == 0]
+
+    blocks = [
+        f"conv{stack}_block{i}" for stack, n in ((2, 3), (3, 4), (4, 6), (5, 3)) for i in range(2, n + 1)
+    ]
+    assert zeros("resnet50") == [f"{block}_3_bn" for block in blocks]
+    assert zeros("resnet34") == zeros("cifar_resnet20") == []
+
+
+def test_block_kernels_are_truncated_normals_of_variance_one_over_fan_in():
+    params, _ = build("resnet18", CIFAR, 10).init(jax.random.key(1))
+    kernel = np.asarray(params["conv5_block2_1_conv"]["kernel"], np.float64)
+    deviation = (1 / (9 * 512)) ** 0.5
+    assert kernel.mean() == pytest.approx(0, abs=5 * deviation / kernel.size**0.5)
+    assert kernel.std() == pytest.approx(deviation, rel=2e-3)
+    # Cut off at two standard deviations of the normal before the cut, which is 1 / 0.8796 times wider.
+    assert np.abs(kernel).max() == pytest.approx(2 * deviation / 0.87962566, rel=1e-3)
+    stem, limit = np.asarray(params["conv1_conv"]["kernel"]), (6 / (49 * (3 + 64))) ** 0.5
+    assert np.abs(stem).max() == pytest.approx(limit, rel=1e-2)
+    assert stem.std() == pytest.approx(limit / 3**0.5, rel=2e-2)
+    assert not np.asarray(params["predictions"]["bias"]).any()
+
+
+def test_no_two_kernels_share_values():
+    params, _ = build("cifar_resnet20", CIFAR, 10).init(jax.random.key(0))
+    values = np.concatenate([np.ravel(leaves["kernel"]) for leaves in params.values() if "kernel" in leaves])
+    # 24 bits of randomness repeat by chance; shared kernels would repeat by the thousand.
+    assert len(np.unique(values)) > 0.96 * len(values)
+
+
+def test_first_values_are_the_same_inside_a_compiled_program(resnet8):
+    network, params, statistics = resnet8
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7),
+        jax.jit(network.init, compiler_options=QUICK)(jax.random.key(0)),
+        (params, statistics),
+    )
+
+
+@pytest.mark.parametrize("model", ["cifar_resnet8", "toy_model", "toy_model_bn", "resnet18"])
+def test_a_black_image_gives_every_class_the_same_probability(model):
+    network = build(model, CIFAR, 2)
+    logits, batch = applied(network, train=False)(*network.init(jax.random.key(3)), jnp.zeros((1, *CIFAR)))
+    np.testing.assert_array_equal(jax.nn.softmax(logits), [[0.5, 0.5]])
+    assert batch == {}
+
+
+def test_statistics_of_the_batch_come_back_from_training_and_serve_in_evaluation(resnet8):
+    network, params, statistics = resnet8
+    images = GENERATOR.normal(size=(4, *CIFAR)).astype(np.float32)
+    logits, batch = applied(network, train=True)(params, statistics, images)
+    assert jax.tree.map(jnp.shape, batch) == jax.tree.map(jnp.shape, statistics)
+    np.testing.assert_allclose(
+        applied(network, train=False)(params, batch, images)[0], logits, rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_half_precision_networks_keep_logits_and_statistics_in_float32(resnet8, dtype):
+    network, params, statistics = resnet8
+    images = GENERATOR.normal(size=(4, *CIFAR)).astype(np.float32)
+    half = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+    shapes = jax.eval_shape(
+        lambda *a: network.run(*a, 0, 20, train=True), half, statistics, {"images": images.astype(dtype)}
+    )
+    assert {value.dtype for value in shapes[0].values()} == {jnp.dtype(dtype)}
+    logits, batch = applied(network, train=True)(half, statistics, images.astype(dtype))
+    exact, _ = applied(network, train=True)(params, statistics, images)
+    assert {leaf.dtype for leaf in jax.tree.leaves((logits, batch))} == {jnp.dtype("float32")}
+    np.testing.assert_allclose(logits, exact, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    "layer", ["conv1_relu", "conv3_block1_layer1_bn", "conv3_block1_post_addition_relu", "fc_layer"]
+)
+def test_a_network_cut_at_a_layer_gives_the_same_logits(resnet8, layer):
+    network, params, statistics = resnet8
+    images = GENERATOR.normal(size=(2, *CIFAR)).astype(np.float32)
+    cut, end = network.position(layer), len(network.placed)
+
+    def in_two(params, images):
+        middle, first = network.run(params, statistics, {"images": images}, 0, cut, train=True)
+        assert tuple(middle) == network.crossing(cut)
+        last, second = network.run(params, statistics, middle, cut, end, train=True)
+        return last["fc_layer"], first | second
+
+    ours = jax.jit(in_two, compiler_options=QUICK)(params, images)
+    wanted = applied(network, train=True)(params, statistics, images)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), ours, wanted)
+
+
+def test_stages_may_begin_where_one_value_crosses():
+    may = {layer.name: layer.may_split for layer in build("resnet50", IMAGENET, 1000).layers}
+    assert not may["conv1_conv"]
+    assert may["conv2_block1_out"] and may["conv4_block2_out"] and may["conv3_block2_1_conv"]
+    assert not may["conv2_block1_1_conv"] and not may["conv3_block2_2_conv"] and not may["conv3_block2_add"]
+    cifar = {layer.name: layer.may_split for layer in build("cifar_resnet56", IMAGENET, 1000).layers}
+    assert cifar["conv2_block4_post_addition_relu"] and not cifar["conv2_block4_layer2_conv"]
+
+
+def test_group_norm_by_groups_and_by_channels():
+    by_groups = build("cifar_resnet8", CIFAR, 10, Norm("group", groups=4))
+    by_channels = build("cifar_resnet8", CIFAR, 10, Norm("group", channels_per_group=4))
+    assert [p.piece.groups for p in by_groups.placed if p.piece.kind == "group norm"] == [4] * 7
+    assert [p.piece.groups for p in by_channels.placed if p.piece.kind == "group norm"] == [
+        4,
+        4,
+        4,
+        8,
+        8,
+        16,
+        16,
+    ]
+    names = [layer.name for layer in by_groups.layers]
+    assert (
+        "conv1_gn" in names and "conv4_block1_layer2_gn" in names and not any("bn" in name for name in names)
+    )
+    params, statistics = by_groups.init(jax.random.key(0))
+    assert statistics == {} and "conv1_gn" in params and parameters(by_groups) == 75_290
+    images = GENERATOR.normal(size=(2, *CIFAR)).astype(np.float32)
+    both = [applied(by_groups, train=train)(params, {}, images) for train in (True, False)]
+    assert both[0][1] == both[1][1] == {}
+    np.testing.assert_array_equal(both[0][0], both[1][0])
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: build("resnet51", IMAGENET, 10), ["--model-name", "'resnet51'", *MODELS]),
+        (lambda: build("cifar_resnet9", CIFAR, 10), ["--model-name", "'cifar_resnet9'", "6n + 2"]),
+        (lambda: build("toy_model", (8, 8, 3), 10), ["8x8x3", "too small", "pool_1"]),
+        (lambda: build("cifar_resnet8", CIFAR, 10, variant="torch"), ["cifar_resnet8", "'torch'"]),
+        (
+            lambda: build("cifar_resnet8", CIFAR, 10, Norm("group", groups=32)),
+            ["num_groups 32", "16 channels"],
+        ),
+        (
+            lambda: build("toy_model_bn", CIFAR, 10, Norm("group", channels_per_group=3)),
+            ["channels_per_group 3"],
+        ),
+        (lambda: Norm("group"), ["--norm-layer", "exactly one"]),
+        (lambda: Norm("group", groups=2, channels_per_group=2), ["--norm-layer", "exactly one"]),
+        (lambda: Norm("group", groups=0), ["at least 1"]),
+        (lambda: Norm("batch", groups=2), ["group_norm"]),
+        (lambda: build("cifar_resnet8", CIFAR, 10).position("conv9"), ["'conv9'", "conv1_conv"]),
+    ],
+)
+def test_what_cannot_be_built_is_refused_in_one_line(make, words):
+    with pytest.raises(OptionError) as refused:
+        make()
+    assert all(word in str(refused.value) for word in words) and "\n" not in str(refused.value)
+
+
+def test_networks_are_static_arguments():
+    assert build("resnet18", CIFAR, 10) == build("resnet18", CIFAR, 10)
+    assert len({build("resnet18", CIFAR, classes) for classes in (10, 10, 11)}) == 2
+    assert hash(build("toy_model", CIFAR, 10, Norm(momentum=0.9))) != hash(build("toy_model", CIFAR, 10))
+
+
+def test_option_a_shortcut_takes_every_second_pixel_and_appends_zero_channels():
+    placed = {p.name: p for p in build("cifar_resnet8", (5, 4, 1), 2).placed}["conv3_block1_shortcut"]
+    x = GENERATOR.normal(size=(2, 5, 4, 16)).astype(np.float32)
+    y = placed.piece({}, jnp.asarray(x))
+    assert y.shape == (2, *placed.shape)
+    np.testing.assert_array_equal(y[..., :16], x[:, ::2, ::2])
+    assert not y[..., 16:].any()
