@@ -4,10 +4,11 @@ Names and defaults are the old program's, so that its command lines and files me
 single values are looked at; what must fit together is the business of `checks`. No jax.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hotloop.options import Params, between, did_you_mean, non_negative, option, positive
+from hotloop.options import Params, between, non_negative, option, positive
 
 MODEL, OPTIMISER, RATE, NUMBERS = "Model", "Optimiser", "Learning rate", "Numbers"
 MODELS = (
@@ -24,15 +25,16 @@ MODELS = (
     "toy_model",
     "toy_model_bn",
 )
-"""Every name that `network.build` takes."""
+"""The names of networks; `network.build` takes these and other cifar_resnets of 6n + 2 layers."""
+CIFAR = re.compile(r"cifar_resnet([1-9][0-9]{0,3})")
 
 
 def known_model(name: Any) -> str | None:
     """The reason why a name is no model's, with all the names that are."""
-    if name in MODELS:
+    sized = CIFAR.fullmatch(name)
+    if name in MODELS or (sized and int(sized[1]) >= 8 and int(sized[1]) % 6 == 2):
         return None
-    near = did_you_mean(str(name), MODELS)
-    return f"no such model{near}; there are {', '.join(MODELS)}"
+    return f"must be one of {', '.join(MODELS)}, or another cifar_resnet of 6n + 2 layers"
 
 
 @dataclass(frozen=True)

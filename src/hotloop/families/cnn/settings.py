@@ -6,19 +6,18 @@ which cannot work says so at once, and every warning and notice comes before the
 
 from collections.abc import Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from hotloop.engine.batch import Batch, Evaluation, evaluation
 from hotloop.engine.optim_keys import check_optimiser
 from hotloop.engine.plan import Plan, plan_epochs
+from hotloop.errors import OptionError
 from hotloop.families.cnn.checks import check_splits
 from hotloop.families.cnn.config import Train
+from hotloop.families.cnn.norms import Norm
 from hotloop.families.cnn.old_options import NO_EFFECT
 from hotloop.families.cnn.placement import asked, place, replaced_option, validation_size
 from hotloop.options import Params
-
-if TYPE_CHECKING:
-    from hotloop.families.cnn.network import Norm
 
 MOMENTUM = {"batch_norm": 0.99, "custom_batch_norm": 0.97}
 """Momentum of running statistics where --norm-layer has none: each the old program's."""
@@ -42,20 +41,21 @@ SAMPLES = {
 """--dataset -> what its complete files hold; synthetic data have the same sizes."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """A run as it will be; hashable. `asked` is the batch of the configuration, `batch` the one that runs."""
 
     model: str
     dataset: str
     samples: Samples
-    norm: "Norm"
+    norm: Norm
     statistics_rule: str
     splits: tuple[str, ...]
     recomputation: bool
     asked: Batch
     batch: Batch
-    validation: Evaluation
+    validation: Evaluation | None
+    """None without a validation phase."""
     optimizer: str
     optimizer_params: Params
     weight_decay: float
@@ -95,6 +95,8 @@ def resolve(config: Train, samples: Samples, devices: int, explicit: Set[str] = 
     check_optimiser(config.optimizer, config.optimizer_params, global_batch_size=batch.global_)
     if config.pipeline_splits:
         check_splits(config.pipeline_splits, _layers(config, samples), config.model_name)
+    if config.top_k > samples.classes:
+        raise OptionError(f"--top-k {config.top_k}: {config.dataset} has only {samples.classes} classes")
     placed = place(config, batch, devices, explicit)
     plan = planned(config, samples.train, placed.batch) if config.training else None
     warnings = (*_warnings(config), *(batch.warnings if plan else ()), *(plan.warnings if plan else ()))
@@ -109,7 +111,7 @@ def resolve(config: Train, samples: Samples, devices: int, explicit: Set[str] = 
         recomputation=config.recomputation,
         asked=batch,
         batch=placed.batch,
-        validation=evaluation(samples.validation, validation_size(config)),
+        validation=evaluation(samples.validation, validation_size(config)) if config.validation else None,
         optimizer=config.optimizer,
         optimizer_params=config.optimizer_params,
         weight_decay=config.weight_decay,
@@ -149,10 +151,8 @@ def planned(config: Train, samples: int, batch: Batch) -> Plan:
     )
 
 
-def norm(params: Params) -> "Norm":
+def norm(params: Params) -> Norm:
     """--norm-layer as the network takes it."""
-    from hotloop.families.cnn.network import Norm
-
     if params["name"] == "group_norm":
         return Norm(
             "group", groups=params.get("num_groups"), channels_per_group=params.get("channels_per_group")
