@@ -58,7 +58,7 @@ def options(tmp_path_factory):
     folder = tmp_path_factory.mktemp("beside")
     write_ratings(folder)
     return Train(
-        size=128, batch_size=8, epochs=6, base_learning_rate=-9.5, refeed="none", no_dropout=True,
+        size=128, batch_size=8, epochs=6, base_learning_rate=-9.5, refeed="none", no_dropout=True, precision="32.32",
         training_data_file=folder / "train.txt", validation_data_file=folder / "valid.txt", logdir=folder,
         run_name="whole",
     )  # fmt: skip
@@ -171,7 +171,7 @@ def test_it_ends_with_a_parent_that_is_killed_and_what_was_queued_is_validated_o
     words = ["recommender", "train", "--training-data-file", options.training_data_file, "--validation-data-file",
              options.validation_data_file, "--size", 128, "--batch-size", 8, "--epochs", 6, "--base-learning-rate",
              -9.5, "--logdir", options.logdir, "--run-name", "killed", "--multiprocessing", "--refeed", "none",
-             "--no-dropout"]  # fmt: skip
+             "--no-dropout", "--precision", "32.32"]  # fmt: skip
     parent = subprocess.Popen(
         [sys.executable, "-m", "hotloop", *map(str, words)], stdout=subprocess.PIPE, text=True
     )

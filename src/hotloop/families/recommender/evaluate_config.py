@@ -43,14 +43,14 @@ class Weights:
 
     run: Path = argument("Folder of a run, as `hotloop recommender train` named it.", metavar="RUN")
     step: int | None = option(
-        None, "Checkpoint after so many updates; left out, the newest.", check=non_negative, group=RUN
+        None, "Checkpoint after so many updates; left out, see --best.", check=non_negative, group=RUN
     )
-    best: bool = option(False, "The checkpoint that validated best, not the newest.", group=RUN)
+    best: bool = option(
+        True, "Without --step: the checkpoint that validated best; --no-best takes the newest.", group=RUN
+    )
 
     def __post_init__(self) -> None:
         validate(self)
-        if self.best and self.step is not None:
-            raise OptionError(f"--best with --step {self.step}: choose one of the two")
 
 
 @dataclass(frozen=True, kw_only=True)

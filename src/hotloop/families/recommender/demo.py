@@ -1,0 +1,49 @@
+"""A glimpse of the family for `hotloop demo`: a short training on drawn tastes, beside the biases.
+
+The ratings follow hidden tastes, so that an autoencoder can do better than a mean per user and per item, and a few
+seconds on a CPU show it.
+"""
+
+import time
+from dataclasses import replace
+from typing import Any
+
+from hotloop.engine.keys import seed_key, stream
+from hotloop.engine.loop import Program, own
+from hotloop.families.console import Console
+from hotloop.families.recommender import biases, model, saved, sets, train
+from hotloop.families.recommender.config import Train
+from hotloop.families.recommender.errors_of import Errors
+
+RECIPE = Train(
+    data="procedural", epochs=40, refeed="none", base_learning_rate=-12, weight_decay=6e-3, precision="32.32"
+)
+
+
+def glimpse(console: Console, recipe: Train = RECIPE) -> dict[str, Any]:
+    """Validation RMSE after each epoch, that of the biases, and users a second."""
+    config = replace(recipe, batch_size=recipe.batch_size or 64).resolved()
+    data = sets.load(config, console)
+    assert data.validation is not None and config.epochs is not None
+    schedule = train.planned(config, data)[0]
+    job = saved.job_of(config, data.train.n_items, schedule)
+    updates = schedule.updates_per_call
+    program = Program(model.update(job), train.feed_of(config, job, data), updates, seed_key(config.seed))
+    state = own(model.init(job, stream(seed_key(config.seed), "init", 0)))
+    program.compile(state, updates)
+    errors = Errors(job, data.train, data.validation, data.train.users, data.scale)
+    curve, seconds = [errors(state)["rmse"]], []
+    for call in range(schedule.calls):
+        began = time.perf_counter()
+        state, metrics = program(state, call * updates, updates)
+        metrics.wait()
+        seconds.append(time.perf_counter() - began)
+        curve.append(errors(state)["rmse"])
+    best = biases.chosen(data.train, data.validation, *data.scale)
+    return {
+        "rmse": curve,
+        "biases": biases.rmse(best, data.validation, *data.scale),
+        "users_per_second": updates * job.net.batch_size / min(seconds),
+        "users": data.train.users,
+        "items": data.train.n_items,
+    }
