@@ -6,19 +6,18 @@ kept: a build that was stopped and begun again ends in the same bytes. It must n
 
 import hashlib
 import random
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
 
 from hotloop.data.image_folder import class_names, list_images, part_folder
 from hotloop.data.jpeg import pillow
+from hotloop.data.parallel import in_processes
 from hotloop.data.record_facts import Boxes, read_boxes, read_texts
 from hotloop.data.records import LABELS, Part, shard_name
 from hotloop.data.shard_build import Item, ShardTask, build_shard
-from hotloop.data.shard_files import PartManifest, Shard, fault, read_manifest, whole_file, write_manifest
+from hotloop.data.shard_files import PartManifest, fault, read_manifest, whole_file, write_manifest
 from hotloop.errors import DataError
 
 SEED = 12345
@@ -82,11 +81,11 @@ def run(build: Build, parts: Sequence[PartPlan], advance: Advance) -> dict[str, 
     with whole_file(build.out / LABELS) as unfinished:
         unfinished.write_text("".join(f"{name}\n" for name in class_names(build.source)))
     write_manifest(build.out, manifests)
-    tasks = {task.path: (each.part, task) for each in parts for task in each.open_tasks}
-    with closing(_built([task for _, task in tasks.values()], build.workers)) as built:
-        for path, shard in built:
-            part, task = tasks[path]
-            shards = dict(sorted({**manifests[part].shards, path.name: shard}.items()))
+    tasks = {task: each.part for each in parts for task in each.open_tasks}
+    with closing(in_processes(build_shard, build.skip_corrupt, list(tasks), build.workers)) as built:
+        for task, shard in built:
+            part = tasks[task]
+            shards = dict(sorted({**manifests[part].shards, task.path.name: shard}.items()))
             manifests[part] = replace(manifests[part], shards=shards)
             write_manifest(build.out, manifests)
             advance(len(task.items))
@@ -152,18 +151,3 @@ def _checksum(tasks: Iterable[ShardTask]) -> str:
             )
             state.update(task.boxes[path.stem].tobytes() if path.stem in task.boxes else b"")
     return state.hexdigest()
-
-
-def _built(tasks: Sequence[ShardTask], workers: int) -> Generator[tuple[Path, Shard]]:
-    """The finished shards as they come; one worker works in this process."""
-    if workers == 1 or len(tasks) < 2:
-        yield from ((task.path, build_shard(task)) for task in tasks)
-        return
-    # Spawned, not forked: the parent may have threads (jax's, a progress bar's).
-    with ProcessPoolExecutor(min(workers, len(tasks)), mp_context=get_context("spawn")) as pool:
-        futures = {pool.submit(build_shard, task): task for task in tasks}
-        try:
-            for future in as_completed(futures):
-                yield futures[future].path, future.result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)

@@ -56,7 +56,8 @@ def opened(encoded: bytes) -> "Image.Image":
 def loaded(image: "Image.Image") -> "Image.Image":
     """The image with its pixels, as RGB."""
     try:
-        return image.convert("RGB")
+        image.load()
+        return image if image.mode == "RGB" else image.convert("RGB")
     except (OSError, ValueError, SyntaxError, IndexError) as error:
         raise ImageError(_reason(error)) from None
 

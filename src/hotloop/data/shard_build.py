@@ -38,15 +38,14 @@ class ShardTask:
     path: Path
     items: tuple[Item, ...]
     boxes: Boxes
-    skip_corrupt: bool
 
 
-def build_shard(task: ShardTask) -> Shard:
-    """Write the shard and say what was written; DataError names the image that does not decode."""
+def build_shard(skip_corrupt: bool, task: ShardTask) -> Shard:
+    """Write the shard and say what was written; an image that does not decode is named in a DataError, or left out."""
     skipped: list[str] = []
     records = repaired = 0
     with whole_file(task.path) as unfinished, unfinished.open("wb") as file:
-        for item, image in _images(task, skipped):
+        for item, image in _images(task, skipped if skip_corrupt else None):
             boxes = task.boxes.get(Path(item.path).stem, no_boxes())
             file.write(record(write_example(features(item, image, boxes))))
             records += 1
@@ -76,12 +75,12 @@ def features(item: Item, image: Checked, boxes: np.ndarray) -> dict[str, Values]
     }
 
 
-def _images(task: ShardTask, skipped: list[str]) -> Iterator[tuple[Item, Checked]]:
+def _images(task: ShardTask, skipped: list[str] | None) -> Iterator[tuple[Item, Checked]]:
     for item in task.items:
         try:
             yield item, checked(Path(item.path).read_bytes())
         except ImageError as error:
-            if not task.skip_corrupt:
+            if skipped is None:
                 raise DataError(f"{item.path}: {error}; --skip-corrupt leaves such images out") from None
             skipped.append(f"{item.path}: {error}")
         except OSError as error:

@@ -1,0 +1,115 @@
+"""The options of `hotloop cnn build-records`, `verify` and `data-benchmark`. It imports neither jax nor numpy."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from hotloop.errors import OptionError
+from hotloop.options import argument, non_negative, option, positive, validate
+
+DatasetName = Literal["imagenet", "cifar10", "cifar100", "mnist"]
+_WORKERS = "Processes that work at the same time; none: one for each processor."
+
+
+def processors() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class BuildConfig:
+    """Class folders of images, and how to make records of them."""
+
+    source: Path = argument("Folder with train/CLASS/*.JPEG and val/CLASS/*.JPEG (one of the two will do).")
+    out: Path = argument(
+        "Folder for the shards, labels.txt and manifest.json; an unfinished build is continued."
+    )
+    train_shards: int | None = option(
+        None, "Training shards; none: about 1,250 images each, 1,024 for ImageNet.", check=positive
+    )
+    validation_shards: int | None = option(
+        None, "Validation shards; none: about 390 images each, 128 for ImageNet.", check=positive
+    )
+    synset_texts: Path | None = option(
+        None, "Lines of `class TAB text`; the text goes into each record.", metavar="FILE"
+    )
+    boxes: Path | None = option(
+        None, "CSV of `file,xmin,ymin,xmax,ymax`, shares of width and height.", metavar="FILE"
+    )
+    skip_corrupt: bool = option(False, "Leave out images that do not decode, and count them.")
+    workers: int | None = option(None, _WORKERS, check=positive)
+
+    def __post_init__(self) -> None:
+        validate(self)
+        if self.source.absolute() == self.out.absolute():
+            raise OptionError(f"OUT {self.out}: is the folder of the images; take another one")
+
+
+@dataclass(frozen=True)
+class VerifyConfig:
+    """Which set to count and check."""
+
+    dataset: DatasetName = option("cifar10", "The data set.")
+    dataset_path: Path | None = option(
+        None, "Folder with the set's files; none: where `hotloop data list` finds it.", metavar="DIR"
+    )
+    checksums: bool = option(True, "Compare every record with its checksum; False: only count.")
+    decode: bool = option(False, "Decode every image as well.")
+    workers: int | None = option(None, _WORKERS, check=positive)
+
+    def __post_init__(self) -> None:
+        validate(self)
+        _needs_path(self.dataset, self.dataset_path, synthetic=False)
+
+
+@dataclass(frozen=True)
+class BenchmarkConfig:
+    """Which input pipeline to time."""
+
+    dataset: DatasetName = option("cifar10", "The data set.")
+    dataset_path: Path | None = option(
+        None, "Folder with the set's files; none: where `hotloop data list` finds it.", metavar="DIR"
+    )
+    micro_batch_size: int = option(8, "Images of a batch.", check=positive)
+    num_epochs: int = option(
+        1, "Passes over the set; of several, up to two are for warming up and are left out.", check=positive
+    )
+    batches_per_epoch: int | None = option(
+        None, "End a pass after so many batches; none: the whole set.", check=positive
+    )
+    split: Literal["train", "test"] = option("train", "Images with or without random crops and flips.")
+    precision: Literal["16.16", "16.32", "32.32"] = option(
+        "16.16", "Type of the finished images: the part before the point."
+    )
+    eight_bit_transfer: bool = option(
+        False, "ImageNet: photographs leave the workers as bytes; needs --accelerator-side-preprocess."
+    )
+    accelerator_side_preprocess: bool = option(
+        False, "Augment and normalise on the device (normalise, for ImageNet), not on the host."
+    )
+    synthetic_data: Literal["host", "device"] | None = option(
+        None, "Made-up images in place of the set; device is taken as host."
+    )
+    pipeline_num_parallel: int = option(
+        48, "ImageNet: workers that decode, at most one for each processor.", check=positive
+    )
+    workers: Literal["auto", "threads", "processes"] = option("auto", "ImageNet: what the workers are.")
+    skip_corrupt: bool = option(False, "ImageNet: let another image take the place of one that is broken.")
+    seed: int = option(0, "Seed of order, crops and flips.", check=non_negative)
+
+    def __post_init__(self) -> None:
+        validate(self)
+        if self.eight_bit_transfer and not self.accelerator_side_preprocess:
+            raise OptionError(
+                "--eight-bit-transfer: what the host has normalised is not bytes; add "
+                "--accelerator-side-preprocess"
+            )
+        _needs_path(self.dataset, self.dataset_path, synthetic=self.synthetic_data is not None)
+
+
+def _needs_path(dataset: str, path: Path | None, *, synthetic: bool) -> None:
+    if dataset == "imagenet" and path is None and not synthetic:
+        raise OptionError(
+            "--dataset imagenet: needs --dataset-path, the folder of its records or class folders"
+        )

@@ -1,0 +1,96 @@
+"""ImageNet as a feed: photographs decoded by workers while the device computes, in the engine's order.
+
+The random crop of an image depends on the seed, the epoch and the image's number alone, so that a run that is
+resumed, or that makes its calls in other sizes, sees the same pixels. Record sets and image folders are both taken.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hotloop.data.encoded import ImageStore
+from hotloop.data.image_folder import ImageFolder, is_image_folder
+from hotloop.data.records import Part, RecordSet, is_record_folder
+from hotloop.engine.feed import Streamed
+from hotloop.engine.host import Shuffled
+from hotloop.engine.order import Order
+from hotloop.errors import DataError
+from hotloop.families.cnn.workers import Batch, Wanted, Workers
+
+
+def open_store(
+    folder: Path, part: Part, *, instance: int = 0, instances: int = 1, check: bool = False
+) -> ImageStore:
+    """The images of one part (and one instance's share of it): TFRecord shards, or class folders.
+
+    With `check`, every record is compared with its checksum when it is read.
+    """
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder; give the one with the image set by --dataset-path")
+    if is_record_folder(folder):
+        return RecordSet(folder, part, instance=instance, instances=instances, check=check)
+    if is_image_folder(folder):
+        return ImageFolder(folder, part, instance=instance, instances=instances)
+    raise DataError(
+        f"{folder}: neither TFRecord shards (train-00000-of-01024) nor image folders (train/CLASS/*.jpg)"
+    )
+
+
+def default_workers(asked: int) -> int:
+    """Workers to use: no more than asked for, and one for each processor."""
+    return max(1, min(asked, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else asked))
+
+
+class PhotoSource(Shuffled):
+    """Batches of decoded photographs, shuffled by `Order` or in turn."""
+
+    def __init__(self, workers: Workers, order: Order, *, shuffle: bool = True):
+        super().__init__(lambda numbers: None, order)
+        self._workers, self._in_turn = workers, not shuffle
+
+    def batches(self, first: int, count: int) -> Iterator[Batch]:
+        """The batches of updates first .. first + count - 1."""
+        return self._workers.batches(self._wanted(first + step) for step in range(count))
+
+    def _wanted(self, update: int) -> Wanted:
+        order = self._order
+        places = update * order.batch_size + np.arange(order.batch_size)
+        epochs = places // order.period
+        if self._in_turn:
+            return places % order.period, epochs
+        return order.indices(order.start(update), np.zeros(1, np.uint32))[0], epochs
+
+
+class PhotoFeed(Streamed):
+    """`engine.feed.Streamed` over photographs; closing it ends the workers too."""
+
+    def __init__(
+        self, workers: Workers, batch_size: int, *, seed: int = 0, shuffle: bool = True, **options: Any
+    ):
+        reading, self._workers = workers.reading, workers
+        samples = len(reading.store)
+
+        def blank(numbers: Any) -> Batch:
+            """`Streamed` only wants to see the form of a batch: nothing need be decoded for that."""
+            shape = (len(numbers), reading.size, reading.size, 3)
+            return {"image": np.empty(shape, reading.dtype), "label": np.empty(len(numbers), np.int32)}
+
+        super().__init__(blank, batch_size, seed=seed, samples=samples, **options)
+        order = Order(samples, batch_size, seed, options.get("remainder", "carry"))
+        self._source = PhotoSource(workers, order, shuffle=shuffle)
+
+    def close(self) -> None:
+        """End the thread and the workers."""
+        super().close()
+        self._workers.close()
+
+
+def evaluation_batches(workers: Workers, batch_size: int) -> Iterator[Batch]:
+    """Every image once, in order; the last batch may be smaller."""
+    count = len(workers.reading.store)
+    starts = range(0, count, batch_size)
+    spans = (np.arange(start, min(start + batch_size, count)) for start in starts)
+    return workers.batches((span, np.zeros(len(span), np.int64)) for span in spans)

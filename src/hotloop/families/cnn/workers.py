@@ -1,0 +1,156 @@
+"""Workers that decode photographs: threads, or processes that write into shared memory.
+
+Threads begin at once and share everything, but about a tenth of the work holds Python's lock, so that processes win
+from about eight workers on. Batches are cut into small parts, as many in the making as keep every worker busy. It
+must not know which images come next.
+"""
+
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotloop.errors import DataError
+from hotloop.families.cnn.reading import Filled, Reading
+
+Kind = Literal["auto", "threads", "processes"]
+Wanted = tuple[NDArray[Any], NDArray[Any]]
+"""Numbers of the images of a batch, and the epoch that each is taken for."""
+Batch = dict[str, NDArray[Any]]
+
+_PART = 8
+_MANY = 8
+"""From so many workers on, processes are the default."""
+
+
+class Workers:
+    """Decodes batches ahead of who takes them. Close it, or use it as a context.
+
+    `skipped` counts the broken images whose places others took; `on_skip` hears of each once.
+    """
+
+    def __init__(
+        self,
+        reading: Reading,
+        workers: int,
+        kind: Kind = "auto",
+        on_skip: Callable[[str], None] = lambda text: None,
+    ):
+        self.reading = reading
+        self.skipped = 0
+        self._on_skip, self._named = on_skip, set[str]()
+        self.kind = kind if kind != "auto" else "processes" if workers >= _MANY else "threads"
+        shape = (3 * workers, _PART, reading.size, reading.size, 3)
+        self._free = deque(range(shape[0]))
+        self._pool: Executor
+        if self.kind == "threads":
+            self._parts = np.empty(shape, reading.dtype)
+            self._pool = ThreadPoolExecutor(workers, "hotloop-decode", _adopt, (reading, self._parts))
+        else:
+            context = get_context("spawn")  # a fork would copy jax's threads in whatever state they are
+            memory = context.RawArray("B", int(np.prod(shape)) * reading.dtype.itemsize)
+            self._parts = _view(memory, shape, reading.dtype)
+            self._pool = ProcessPoolExecutor(workers, context, _adopt_shared, (reading, memory, shape))
+
+    def batches(self, wanted: Iterable[Wanted]) -> Iterator[Batch]:
+        """One batch after the other; those to come are begun as soon as there is room."""
+        begun: deque[_Part] = deque()
+        try:
+            for part in self._cut(wanted):
+                if not self._free:
+                    yield from self._finish(begun)
+                part.slot = self._free.popleft()
+                part.future = self._pool.submit(_fill, part.slot, part.numbers, part.epochs)
+                begun.append(part)
+            while begun:
+                yield from self._finish(begun)
+        finally:
+            for part in begun:
+                part.future.cancel()
+            wait([part.future for part in begun])  # nobody may write into a slot that is given out again
+            self._free += [part.slot for part in begun]
+
+    def _cut(self, wanted: Iterable[Wanted]) -> "Iterator[_Part]":
+        side = self.reading.size
+        for numbers, epochs in wanted:
+            batch = {
+                "image": np.empty((len(numbers), side, side, 3), self.reading.dtype),
+                "label": np.empty(len(numbers), np.int32),
+            }
+            for start in range(0, len(numbers), _PART):
+                place = slice(start, min(start + _PART, len(numbers)))
+                yield _Part(batch, place, numbers[place], epochs[place])
+
+    def _finish(self, begun: "deque[_Part]") -> Iterator[Batch]:
+        """Take the oldest part; yields its batch when that was the last of it."""
+        part = begun[0]
+        try:
+            filled = part.future.result()
+        except BrokenProcessPool:
+            raise DataError("a decoding process was killed: is there memory for so many workers?") from None
+        begun.popleft()
+        part.batch["image"][part.place] = self._parts[part.slot, : len(part.numbers)]
+        part.batch["label"][part.place] = filled.labels
+        self._free.append(part.slot)
+        self._note(filled.skipped)
+        if part.place.stop == len(part.batch["label"]):
+            yield part.batch
+
+    def _note(self, skipped: tuple[str, ...]) -> None:
+        self.skipped += len(skipped)
+        for text in skipped:
+            if text not in self._named:
+                self._named.add(text)
+                self._on_skip(text)
+
+    def close(self) -> None:
+        """End the workers."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+@dataclass(eq=False)
+class _Part:
+    """A few images of a batch, and who makes them."""
+
+    batch: Batch
+    place: slice
+    numbers: NDArray[Any]
+    epochs: NDArray[Any]
+    slot: int = -1
+    future: Future[Filled] = field(default_factory=Future)
+
+
+_own = threading.local()
+"""In a worker: what it reads, and the memory that it writes into."""
+
+
+def _adopt(reading: Reading, parts: NDArray[Any]) -> None:
+    _own.reading, _own.parts = reading, parts
+
+
+def _adopt_shared(reading: Reading, memory: Any, shape: tuple[int, ...]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to hear
+    _adopt(reading, _view(memory, shape, reading.dtype))
+
+
+def _view(memory: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    return np.frombuffer(memory, dtype).reshape(shape)
+
+
+def _fill(slot: int, numbers: NDArray[Any], epochs: NDArray[Any]) -> Filled:
+    filled: Filled = _own.reading.fill(_own.parts[slot], numbers, epochs)
+    return filled
