@@ -117,7 +117,7 @@ def _plan_part(
     for number in range(total):
         chosen = tuple(items[number * len(items) // total : (number + 1) * len(items) // total])
         own = {stem: boxes[stem] for item in chosen if (stem := Path(item.path).stem) in boxes}
-        tasks.append(ShardTask(build.out / shard_name(part, number, total), chosen, own, build.skip_corrupt))
+        tasks.append(ShardTask(build.out / shard_name(part, number, total), chosen, own))
     fresh = PartManifest(_checksum(tasks), len(items), total, {})
     return PartPlan(part, tuple(tasks), _kept(build, part, fresh, made))
 

@@ -1,0 +1,130 @@
+"""`hotloop cnn build-records` and `verify`: image sets made, counted and checked.
+
+Words and tables around `hotloop.data`; timing the input pipeline is in `data_benchmark`.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hotloop.data import build_records, load
+from hotloop.data.build_records import Build
+from hotloop.data.check_images import check_images
+from hotloop.data.image_files import IMAGE_SETS
+from hotloop.data.image_folder import part_folder
+from hotloop.data.records import Part, is_record_folder, shards
+from hotloop.data.shard_files import PartManifest, fault, read_manifest
+from hotloop.errors import DataError
+from hotloop.families.cnn.data_config import BuildConfig, VerifyConfig, processors
+from hotloop.families.cnn.streaming import open_store
+from hotloop.families.console import Console
+
+IMAGENET = {"train": 1_281_167, "validation": 50_000}
+_PARTS: tuple[Part, ...] = ("train", "validation")
+
+
+def run_build(config: BuildConfig, console: Console) -> Mapping[str, Any]:
+    """Make the shards that are still missing, and say what is in all of them."""
+    build = Build(
+        source=config.source,
+        out=config.out,
+        shards={"train": config.train_shards, "validation": config.validation_shards},
+        texts=config.synset_texts,
+        boxes=config.boxes,
+        skip_corrupt=config.skip_corrupt,
+        workers=config.workers or processors(),
+    )
+    parts = build_records.plan(build)
+    if kept := sum(len(part.manifest.shards) for part in parts):
+        console.say(f"{config.out}: {kept} finished shards are whole and are kept")
+    with console.progress("images", sum(part.images for part in parts)) as bar:
+        manifests = build_records.run(build, parts, bar.advance)
+    result = {part.part: _summary(manifests[part.part]) for part in parts}
+    console.table(
+        ["part", "shards", "images", "repaired", "skipped"],
+        [
+            [part, *(each[key] for key in ("shards", "images", "repaired", "skipped"))]
+            for part, each in result.items()
+        ],
+    )
+    for text in [
+        text for part in parts for shard in manifests[part.part].shards.values() for text in shard.skipped
+    ]:
+        console.warn(f"skipped {text}")
+    return {"folder": str(config.out), "parts": result}
+
+
+def _summary(manifest: PartManifest) -> dict[str, int]:
+    made = manifest.shards.values()
+    return {
+        "shards": len(made),
+        "images": sum(shard.records for shard in made),
+        "repaired": sum(shard.repaired for shard in made),
+        "skipped": sum(len(shard.skipped) for shard in made),
+    }
+
+
+def run_verify(config: VerifyConfig, console: Console) -> Mapping[str, Any]:
+    """Count the images of each part and look for broken ones; DataError when there are any."""
+    if config.dataset != "imagenet":
+        return _verify_small(config, console)
+    assert config.dataset_path is not None  # the config has seen to it
+    result = {}
+    for part in _parts_of(config.dataset_path):
+        result[part] = _verify_part(config, config.dataset_path, part, console)
+    console.table(
+        ["part", "images", "expected", "broken"],
+        [[part, each["images"], IMAGENET[part], len(each["broken"])] for part, each in result.items()],
+    )
+    broken = [text for each in result.values() for text in each["broken"]]
+    for text in broken[:20]:
+        console.warn(text)
+    if broken:
+        raise DataError(f"{config.dataset_path}: {len(broken)} broken, first {broken[0]}")
+    return {"dataset": config.dataset, "folder": str(config.dataset_path), "parts": result}
+
+
+def _parts_of(folder: Path) -> list[Part]:
+    """The parts that are there; where there are none, opening the first one says what is expected."""
+    if is_record_folder(folder):
+        names = {path.name.partition("-")[0] for path in folder.iterdir()}
+        return [part for part in _PARTS if part in names]
+    return [part for part in _PARTS if part_folder(folder, part)] or ["train"]
+
+
+def _verify_part(config: VerifyConfig, folder: Path, part: Part, console: Console) -> dict[str, Any]:
+    store = open_store(folder, part, check=config.checksums)
+    broken = _against_manifest(folder, part) if config.checksums and is_record_folder(folder) else []
+    if config.checksums or config.decode:
+        with console.progress(f"{part} images", len(store)) as bar:
+            broken += check_images(
+                store, decoding=config.decode, workers=config.workers or processors(), advance=bar.advance
+            )
+    if len(store) != IMAGENET[part]:
+        console.warn(f"{part}: {len(store):,} images, ImageNet has {IMAGENET[part]:,}")
+    return {"images": len(store), "source": store.source, "broken": broken}
+
+
+def _against_manifest(folder: Path, part: Part) -> list[str]:
+    """Shards that are not as their builder wrote them; a set without manifest passes."""
+    manifest = read_manifest(folder).get(part)
+    if manifest is None:
+        return []
+    unfinished = [path for path in shards(folder, part) if path.name not in manifest.shards]
+    wrong = [f"{path}: not in manifest.json: the build is unfinished" for path in unfinished]
+    reasons = {name: fault(folder / name, shard) for name, shard in manifest.shards.items()}
+    return wrong + [f"{folder / name}: {reason}" for name, reason in reasons.items() if reason]
+
+
+def _verify_small(config: VerifyConfig, console: Console) -> Mapping[str, Any]:
+    dataset = load(config.dataset, config.dataset_path, say=console.say)
+    if dataset.stand_in:
+        raise DataError(f"{config.dataset}: not on this machine; {dataset.notice}")
+    counts = {"train": len(dataset.train), "test": len(dataset.test)}
+    expected = dict(zip(counts, IMAGE_SETS[config.dataset], strict=True))
+    console.table(["part", "images", "expected"], [[part, counts[part], expected[part]] for part in counts])
+    for part, count in counts.items():
+        if count != expected[part]:
+            console.warn(f"{config.dataset} {part}: {count:,} images, the whole set has {expected[part]:,}")
+    parts = {part: {"images": count, "expected": expected[part]} for part, count in counts.items()}
+    return {"dataset": config.dataset, "source": dataset.source, "parts": parts}
