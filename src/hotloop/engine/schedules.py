@@ -97,8 +97,7 @@ def _polynomial(params: Params, batch: int, per_epoch: int) -> Schedule:
 
     def rate(t: Array) -> Array:
         left = jnp.where(t > jnp.uint32(whole), 0, _remaining(t, whole) + (total - whole)) / total
-        # The power of a whole exponent is exact to rounding; exp(p log x) loses digits where x is small.
-        shape: Array = lax.integer_pow(left, int(power)) if power == int(power) else left**power
+        shape: Array = left**power
         return (peak - end) * shape + end
 
     return rate
