@@ -77,12 +77,12 @@ def checked(encoded: bytes) -> Checked:
     image = opened(encoded)
     plain = image.format == "JPEG" and image.mode in ("RGB", "L")
     rgb = loaded(image)
-    return Checked(*rgb.size, encoded if plain else _jpeg(rgb, quality=100), repaired=not plain)
+    return Checked(*rgb.size, encoded if plain else _jpeg(rgb, 100, subsampling=0), repaired=not plain)
 
 
-def _jpeg(image: "Image.Image", quality: int) -> bytes:
+def _jpeg(image: "Image.Image", quality: int, **options: int) -> bytes:
     out = io.BytesIO()
-    image.save(out, "JPEG", quality=quality)
+    image.save(out, "JPEG", quality=quality, **options)
     return out.getvalue()
 
 

@@ -23,7 +23,8 @@ def index_shards(paths: Sequence[Path], kept: Path) -> tuple[NDArray[np.int64], 
     """Records of each shard, and where the records of all shards lie, one shard after the other."""
     stamps = np.array([[stat.st_size, stat.st_mtime_ns] for stat in map(os.stat, paths)], np.int64)
     names = np.array([path.name for path in paths])
-    with suppress(OSError, ValueError, KeyError, BadZipFile, EOFError), np.load(kept) as found:
+    damaged = (OSError, ValueError, KeyError, BadZipFile, EOFError)
+    with suppress(*damaged), kept.open("rb") as file, np.load(file) as found:
         if np.array_equal(found["names"], names) and np.array_equal(found["stamps"], stamps):
             return found["counts"], found["index"]
     with ThreadPoolExecutor(_THREADS) as pool:
