@@ -22,11 +22,11 @@ BATCH = 32
 
 
 def leaves(seed: int) -> dict:
-    """A convolution without bias, a norm layer, and a dense layer."""
+    """A convolution without bias, a norm layer, and a dense layer; few shapes, as each is compiled."""
     draw = np.random.default_rng(seed).normal
     return {
-        "conv": {"kernel": draw(size=(3, 2))},
-        "norm": {"scale": draw(size=2), "offset": draw(size=2)},
+        "conv": {"kernel": draw(size=(2, 3))},
+        "norm": {"scale": draw(size=3), "offset": draw(size=3)},
         "fc": {"kernel": draw(size=(2, 3)), "bias": draw(size=3)},
     }
 
