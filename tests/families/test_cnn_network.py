@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from hotloop.errors import OptionError
+from hotloop.families.cnn.describe import describe, flops_per_image
 from hotloop.families.cnn.network import MODELS, Norm, build
 
 QUICK = {"xla_backend_optimization_level": 0}
@@ -285,10 +286,98 @@ def test_what_cannot_be_built_is_refused_in_one_line(make, words):
     assert all(word in str(refused.value) for word in words) and "\n" not in str(refused.value)
 
 
+@pytest.fixture(scope="module")
+def float64_gradient():
+    """Loss and gradient of a cifar_resnet8 in training, small images, in float64."""
+    network, generator = build("cifar_resnet8", (8, 6, 3), 4), np.random.default_rng(1)
+    params = jax.tree.map(
+        lambda leaf: np.asarray(leaf) + generator.normal(0, 0.1, leaf.shape),
+        network.init(jax.random.key(0))[0],
+    )
+    images, weights = generator.normal(size=(3, 8, 6, 3)), generator.normal(size=(3, 4))
+    with jax.enable_x64(True):
+
+        def loss(params):
+            return (weights * network.apply(params, {}, jnp.asarray(images), train=True)[0]).sum()
+
+        compiled = jax.jit(jax.value_and_grad(loss), compiler_options=QUICK)
+        return compiled, params, images, weights, jax.device_get(compiled(params))
+
+
+def test_the_gradient_is_the_slope_of_the_loss(float64_gradient):
+    compiled, params, _, _, (_, gradient) = float64_gradient
+    generator = np.random.default_rng(2)
+    for _ in range(3):
+        along = jax.tree.map(lambda leaf: generator.normal(size=leaf.shape), params)
+        with jax.enable_x64(True):
+            ahead, behind = (
+                compiled(jax.tree.map(lambda p, v, h=h: p + h * v, params, along))[0] for h in (1e-7, -1e-7)
+            )
+            slope = (float(ahead) - float(behind)) / 2e-7
+        wanted = sum(jax.tree.leaves(jax.tree.map(lambda g, v: (g * v).sum(), gradient, along)))
+        assert slope == pytest.approx(wanted, rel=1e-5)
+
+
+def test_training_loss_and_gradient_equal_torch_in_float64(float64_gradient):
+    torch = pytest.importorskip("torch")
+    _, params, images, weights, (loss, gradient) = float64_gradient
+    leaves = jax.tree.map(lambda leaf: torch.tensor(np.asarray(leaf), requires_grad=True), params)
+
+    def conv(name, x, stride=1):
+        kernel = leaves[name]["kernel"].permute(3, 2, 0, 1)
+        edges = [
+            edge
+            for size in (x.shape[3], x.shape[2])
+            for need in [max((-(-size // stride) - 1) * stride + 3 - size, 0)]
+            for edge in (need // 2, need - need // 2)
+        ]
+        return torch.nn.functional.conv2d(torch.nn.functional.pad(x, edges), kernel, stride=stride)
+
+    def norm(name, x):
+        scale, offset = leaves[name]["scale"], leaves[name]["offset"]
+        return torch.nn.functional.batch_norm(x, None, None, scale, offset, training=True, eps=1.001e-5)
+
+    x = torch.relu(norm("conv1_bn", conv("conv1_conv", torch.tensor(images).permute(0, 3, 1, 2))))
+    for stack in (2, 3, 4):
+        name, stride = f"conv{stack}_block1_layer", 1 if stack == 2 else 2
+        y = torch.relu(norm(f"{name}1_bn", conv(f"{name}1_conv" + "_ds" * (stride - 1), x, stride)))
+        y = norm(f"{name}2_bn", conv(f"{name}2_conv", y))
+        if stride == 2:
+            x = torch.cat([x[:, :, ::2, ::2], 0 * x[:, :, ::2, ::2]], 1)
+        x = torch.relu(x + y)
+    logits = x.mean((2, 3)) @ leaves["fc_layer"]["kernel"] + leaves["fc_layer"]["bias"]
+    theirs = (torch.tensor(weights) * logits).sum()
+    theirs.backward()
+    assert float(loss) == pytest.approx(theirs.item(), rel=1e-12)
+    jax.tree.map(
+        lambda ours, leaf: np.testing.assert_allclose(ours, leaf.grad.numpy(), rtol=1e-9, atol=1e-10),
+        gradient,
+        leaves,
+    )
+
+
 def test_networks_are_static_arguments():
     assert build("resnet18", CIFAR, 10) == build("resnet18", CIFAR, 10)
     assert len({build("resnet18", CIFAR, classes) for classes in (10, 10, 11)}) == 2
     assert hash(build("toy_model", CIFAR, 10, Norm(momentum=0.9))) != hash(build("toy_model", CIFAR, 10))
+
+
+def test_the_cost_of_a_network_is_two_for_each_multiply_add():
+    assert flops_per_image(build("resnet50", IMAGENET, 1000)) == pytest.approx(8.178e9, rel=1e-4)
+    toy = 2 * (30 * 30 * 4 * 27 + 6 * 6 * 8 * 4 + 8 * 10)
+    assert flops_per_image(build("toy_model", CIFAR, 10)) == toy
+
+
+def test_the_table_lists_every_layer_and_where_a_stage_may_begin():
+    network = build("cifar_resnet8", CIFAR, 10)
+    lines = describe(network).splitlines()
+    assert lines[0].startswith(
+        "cifar_resnet8 (keras), images 32x32x3, 10 classes: 75,290 parameters, 0.024 GFLOP"
+    )
+    assert [line.split()[0] for line in lines[3:]] == [layer.name for layer in network.layers]
+    assert [line.endswith("  yes") for line in lines[3:]] == [layer.may_split for layer in network.layers]
+    (row,) = [line for line in lines if line.startswith("conv3_block1_layer1_conv_ds")]
+    assert row.split() == ["conv3_block1_layer1_conv_ds", "conv", "16x16x32", "4,608", "2.359"]
 
 
 def test_option_a_shortcut_takes_every_second_pixel_and_appends_zero_channels():

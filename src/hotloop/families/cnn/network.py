@@ -69,13 +69,14 @@ class Network:
         return tuple(self._info(i, placed) for i, placed in enumerate(self.placed))
 
     def _info(self, i: int, placed: Placed) -> LayerInfo:
-        shape, piece = self._input_shape(placed), placed.piece
-        parameters = sum(prod(value.shape) for value in piece.values(shape).values())
+        parameters = sum(prod(value.shape) for value in self.values(placed).values())
+        flops = placed.piece.flops(self._shapes[placed.inputs[0]])
         split = i > 0 and len(self.crossing(i)) == 1
-        return LayerInfo(placed.name, piece.kind, placed.shape, parameters, piece.flops(shape), split)
+        return LayerInfo(placed.name, placed.piece.kind, placed.shape, parameters, flops, split)
 
-    def _input_shape(self, placed: Placed) -> tuple[int, ...]:
-        return self._shapes[placed.inputs[0]]
+    def values(self, placed: Placed) -> dict[str, Value]:
+        """A piece's parameters, as what they start from."""
+        return placed.piece.values(self._shapes[placed.inputs[0]])
 
     @cached_property
     def _shapes(self) -> dict[str, tuple[int, ...]]:
@@ -97,11 +98,7 @@ class Network:
 
     def init(self, key: Array) -> tuple[Params, Statistics]:
         """Fresh float32 parameters, and statistics of mean 0 and variance 1 for each batch norm."""
-        values: dict[str, dict[str, Value]] = {
-            placed.name: leaves
-            for placed in self.placed
-            if (leaves := placed.piece.values(self._input_shape(placed)))
-        }
+        values = {placed.name: leaves for placed in self.placed if (leaves := self.values(placed))}
         statistics = {
             placed.name: {"mean": jnp.zeros(placed.shape[-1]), "variance": jnp.ones(placed.shape[-1])}
             for placed in self.placed
@@ -155,6 +152,8 @@ def build(
         )
     if variant != "keras" and model not in DEPTHS:
         raise OptionError(f"--model-name: {model} has no variant {variant!r}: only {', '.join(DEPTHS)} have")
+    if classes < 1:
+        raise OptionError(f"--model-name: {model} needs at least one class, not {classes}")
     network = Network(model, (shape[0], shape[1], shape[2]), classes, norm, variant)
     network.layers  # noqa: B018 (refuses what does not fit before anything is compiled)
     return network

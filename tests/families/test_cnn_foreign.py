@@ -1,0 +1,321 @@
+"""Weights from torch: the same logits; and safetensors files, good and bad, read or refused."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from hotloop.errors import DataError, OptionError
+from hotloop.families.cnn.foreign import load, recognise
+from hotloop.families.cnn.network import Norm, build
+from hotloop.families.cnn.safetensors import tensors
+
+QUICK = {"xla_backend_optimization_level": 0}
+DEPTHS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
+
+
+def torch_resnet(layers, classes):
+    """A ResNet in torch with torchvision's names."""
+    torch = pytest.importorskip("torch")
+    from torch import nn
+
+    def conv(inputs, outputs, size, stride=1):
+        return nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=False)
+
+    class Block(nn.Module):
+        def __init__(self, inputs, width, stride):
+            super().__init__()
+            wide = width if layers < 50 else 4 * width
+            sizes = ((3, stride), (3, 1)) if layers < 50 else ((1, 1), (3, stride), (1, 1))
+            shape = inputs
+            for i, (size, step) in enumerate(sizes, start=1):
+                outputs = wide if i == len(sizes) else width
+                setattr(self, f"conv{i}", conv(shape, outputs, size, step))
+                setattr(self, f"bn{i}", nn.BatchNorm2d(outputs))
+                shape = outputs
+            self.steps, self.downsample = len(sizes), None
+            if stride != 1 or inputs != wide:
+                self.downsample = nn.Sequential(conv(inputs, wide, 1, stride), nn.BatchNorm2d(wide))
+
+        def forward(self, x):
+            y = x
+            for i in range(1, self.steps + 1):
+                y = getattr(self, f"bn{i}")(getattr(self, f"conv{i}")(y))
+                y = torch.relu(y) if i < self.steps else y
+            return torch.relu(y + (x if self.downsample is None else self.downsample(x)))
+
+    def stack(number, inputs, width):
+        wide = width if layers < 50 else 4 * width
+        first = Block(inputs, width, 1 if number == 0 else 2)
+        return nn.Sequential(first, *(Block(wide, width, 1) for _ in range(DEPTHS[layers][number] - 1)))
+
+    class ResNet(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv1, self.bn1, widen = (
+                nn.Conv2d(3, 64, 7, 2, 3, bias=False),
+                nn.BatchNorm2d(64),
+                1 if layers < 50 else 4,
+            )
+            for i in range(4):
+                setattr(self, f"layer{i + 1}", stack(i, 64 if i == 0 else widen * 32 * 2**i, 64 * 2**i))
+            self.fc = nn.Linear(512 * widen, classes)
+
+        def forward(self, x):
+            x = nn.functional.max_pool2d(torch.relu(self.bn1(self.conv1(x))), 3, 2, 1)
+            for i in range(4):
+                x = getattr(self, f"layer{i + 1}")(x)
+            return self.fc(x.mean((2, 3)))
+
+    torch.manual_seed(0)
+    model = ResNet().eval()
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            if "bn" in name or "downsample.1" in name:  # not the identity that norms begin as
+                low, high = (-0.2, 0.2) if name.endswith(("bias", "mean")) else (0.6, 1.2)
+                tensor.copy_(torch.empty(tensor.shape).uniform_(low, high))
+    return model
+
+
+def saved(path, arrays, kind="F32"):
+    """A safetensors file, written as the format says."""
+    code = {"F32": "<f4", "F16": "<f2", "I64": "<i8"}
+    header, data = {"__metadata__": {"format": "pt"}}, b""
+    for name, array in arrays.items():
+        form = "I64" if name.endswith("tracked") else kind
+        values = np.asarray(array)
+        if form == "BF16":
+            piece = (values.astype("<f4").view("<u4") >> 16).astype("<u2").tobytes()
+        else:
+            piece = values.astype(code[form]).tobytes()
+        header[name] = {
+            "dtype": form,
+            "shape": list(values.shape),
+            "data_offsets": [len(data), len(data) + len(piece)],
+        }
+        data += piece
+    return written(path, header, data)
+
+
+def written(path, header, data):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    return path
+
+
+def logits_of(network, params, statistics, images):
+    apply = jax.jit(lambda *a: network.apply(*a, train=False)[0], compiler_options=QUICK)
+    return apply(params, statistics, images)
+
+
+@pytest.mark.parametrize(
+    "layers", [18, 50, pytest.param(34, marks=pytest.mark.slow), pytest.param(101, marks=pytest.mark.slow)]
+)
+def test_a_resnet_of_torch_has_the_same_logits_here(tmp_path, layers):
+    torch = pytest.importorskip("torch")
+    model = torch_resnet(layers, 7)
+    path = saved(tmp_path / "weights.safetensors", model.state_dict())
+    assert recognise(path) == build(f"resnet{layers}", (224, 224, 3), 7, variant="torch")
+    network = build(f"resnet{layers}", (64, 64, 3), 7, variant="torch")
+    params, statistics = load(path, network)
+    assert jax.tree.map(np.shape, (params, statistics)) == jax.tree.map(
+        np.shape, jax.eval_shape(network.init, jax.random.key(0))
+    )
+    images = np.random.default_rng(0).normal(size=(2, 64, 64, 3)).astype(np.float32)
+    with torch.no_grad():
+        wanted = model(torch.from_numpy(images.transpose(0, 3, 1, 2).copy())).numpy()
+    assert np.ptp(wanted) > 0.1
+    np.testing.assert_allclose(logits_of(network, params, statistics, images), wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", [18, 34, 50])
+def test_a_resnet_of_timm_has_the_same_logits_here(tmp_path, layers):
+    torch = pytest.importorskip("torch")
+    timm = pytest.importorskip("timm", exc_type=ImportError)
+    model = timm.create_model(f"resnet{layers}", num_classes=7).eval()
+    path = saved(tmp_path / "weights.safetensors", model.state_dict())
+    network = build(f"resnet{layers}", (64, 64, 3), 7, variant="torch")
+    images = np.random.default_rng(0).normal(size=(2, 64, 64, 3)).astype(np.float32)
+    with torch.no_grad():
+        wanted = model(torch.from_numpy(images.transpose(0, 3, 1, 2).copy())).numpy()
+    np.testing.assert_allclose(logits_of(network, *load(path, network), images), wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
+def test_values_of_every_type_come_back(tmp_path, kind):
+    values = np.array([[0.0, -1.5, 2.0**-14], [1.0, 3.25, 65504 if kind == "F16" else 65536]], np.float32)
+    found = tensors(
+        saved(tmp_path / "x.safetensors", {"a": values[:1], "b": values, "empty": values[:0]}, kind)
+    )
+    assert found["b"].read().dtype == np.float32
+    np.testing.assert_array_equal(found["b"].read(), values)
+    assert found["empty"].read().shape == (0, 3)
+
+
+def test_a_file_of_the_safetensors_package_is_read(tmp_path):
+    package = pytest.importorskip("safetensors.numpy")
+    arrays = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(3, np.float16)}
+    package.save_file(arrays, tmp_path / "x.safetensors", metadata={"format": "np"})
+    found = tensors(tmp_path / "x.safetensors")
+    assert found.keys() == arrays.keys()
+    for name, values in arrays.items():
+        np.testing.assert_array_equal(found[name].read(), values)
+
+
+def entry(kind="F32", shape=(2,), offsets=(0, 8), **more):
+    return {"dtype": kind, "shape": list(shape), "data_offsets": list(offsets), **more}
+
+
+@pytest.mark.parametrize(
+    ("header", "data", "words"),
+    [
+        (b"{", b"", "not proper JSON"),
+        (b"\xff\xfe", b"", "not proper JSON"),
+        (b"[" * 100_000, b"", "not proper JSON"),
+        (b'{"a": 1, "a": 2}', b"", "occurs twice"),
+        (b"[]", b"", "not a JSON object"),
+        ({"a": 3}, b"", "must give dtype"),
+        ({"a": {"dtype": "F32", "shape": [2]}}, bytes(8), "must give dtype"),
+        ({"a": entry(more=1)}, bytes(8), "nothing else"),
+        ({"a": entry(kind="F31")}, bytes(8), "unknown type 'F31'"),
+        ({"a": entry(kind=["F32"])}, bytes(8), "unknown type"),
+        ({"a": entry(shape=(-2,))}, bytes(8), "whole numbers"),
+        ({"a": entry(shape=(True, 2))}, bytes(8), "whole numbers"),
+        ({"a": entry(shape=(2.0,))}, bytes(8), "whole numbers"),
+        ({"a": entry(shape=(1,) * 33)}, bytes(8), "at most 32"),
+        ({"a": entry(shape=(2**62, 2**62))}, bytes(8), "data_offsets give 8"),
+        ({"a": entry(offsets=(0,))}, bytes(8), "two whole numbers"),
+        ({"a": entry(offsets=(-8, 0))}, bytes(8), "two whole numbers"),
+        ({"a": entry(offsets=(0, 4))}, bytes(4), "needs 8 bytes"),
+        ({"a": entry(offsets=(8, 0))}, bytes(8), "needs 8 bytes"),
+        ({"a": entry()}, bytes(7), "cut short"),
+        ({"a": entry()}, bytes(9), "goes on"),
+        ({"a": entry(), "b": entry()}, bytes(16), "should begin here"),
+        ({"a": entry(), "b": entry(offsets=(4, 12))}, bytes(12), "should begin here"),
+        ({"a": entry(offsets=(8, 16))}, bytes(16), "should begin here"),
+    ],
+)
+def test_a_malformed_file_is_refused_in_one_line(tmp_path, header, data, words):
+    path = written(tmp_path / "bad.safetensors", header, data)
+    with pytest.raises(DataError) as refused:
+        tensors(path)
+    assert words in str(refused.value) and str(path) in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x01", (2**63).to_bytes(8, "little"), (9).to_bytes(8, "little") + b"{}"]
+)
+def test_a_header_longer_than_its_file_is_not_read(tmp_path, content):
+    path = tmp_path / "bad.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="not a safetensors file"):
+        tensors(path)
+
+
+def test_other_types_are_read_only_when_asked_for(tmp_path):
+    found = tensors(saved(tmp_path / "x.safetensors", {"a.num_batches_tracked": np.zeros(2)}))
+    with pytest.raises(DataError, match="is I64: only F32, F16 and BF16"):
+        found["a.num_batches_tracked"].read()
+
+
+def test_a_file_that_shrinks_after_its_header_was_read_is_refused(tmp_path):
+    path = saved(tmp_path / "x.safetensors", {"a": np.zeros(4)})
+    found = tensors(path)["a"]
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DataError, match="ends inside 'a'"):
+        found.read()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("w.pth", "safetensors.torch.save_file"), ("w.PT", "pickle"), ("w.bin", "pickle"), ("w.h5", "timm")],
+)
+def test_formats_that_are_not_read_are_refused_with_what_to_do(tmp_path, name, words):
+    (tmp_path / name).write_bytes(b"anything")
+    with pytest.raises(DataError, match=words):
+        recognise(tmp_path / name)
+
+
+def resnet18_shapes(classes=5):
+    """What torchvision's ResNet-18 consists of."""
+
+    def norm(name, width):
+        return {f"{name}.{leaf}": (width,) for leaf in ("weight", "bias", "running_mean", "running_var")}
+
+    shapes = {"conv1.weight": (64, 3, 7, 7), **norm("bn1", 64)}
+    for stage, width in enumerate((64, 128, 256, 512), start=1):
+        for block in (0, 1):
+            inputs = width // 2 if stage > 1 and block == 0 else width
+            name = f"layer{stage}.{block}"
+            shapes |= {
+                f"{name}.conv1.weight": (width, inputs, 3, 3),
+                f"{name}.conv2.weight": (width, width, 3, 3),
+            }
+            shapes |= norm(f"{name}.bn1", width) | norm(f"{name}.bn2", width)
+            if inputs < width:
+                shapes |= {
+                    f"{name}.downsample.0.weight": (width, inputs, 1, 1),
+                    **norm(f"{name}.downsample.1", width),
+                }
+    return shapes | {"fc.weight": (classes, 512), "fc.bias": (classes,)}
+
+
+def sparse(path, shapes):
+    """A file of zeros of those shapes that takes no room."""
+    header, at = {}, 0
+    for name, shape in shapes.items():
+        header[name] = entry("F16", shape, (at, at + 2 * int(np.prod(shape))))
+        at += 2 * int(np.prod(shape))
+    written(path, header, b"")
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size + at)
+    return path
+
+
+RESNET18 = build("resnet18", (64, 64, 3), 5, variant="torch")
+
+
+def test_without_torch_too_a_file_is_recognised_and_every_leaf_is_filled(tmp_path):
+    path = sparse(tmp_path / "x.safetensors", resnet18_shapes())
+    assert recognise(path) == build("resnet18", (224, 224, 3), 5, variant="torch")
+    filled = jax.tree.map(np.shape, load(path, RESNET18))
+    assert filled == jax.tree.map(np.shape, jax.eval_shape(RESNET18.init, jax.random.key(0)))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"layer3.1.bn2.running_var": None},
+            "1 of the 102 tensors of resnet18 are missing, layer3.1.bn2.running_var",
+        ),
+        ({"layer1.0.conv3.weight": (2,)}, "1 tensors do not belong to resnet18, 'layer1.0.conv3.weight'"),
+        (
+            {"fc.weight": (1000, 512), "fc.bias": (1000,)},
+            r"fc.weight has shape \[1000, 512\], .* 5 classes needs \[5, 512\]",
+        ),
+        ({"conv1.weight": (64, 3, 3, 3)}, r"conv1.weight .* needs \[64, 3, 7, 7\]"),
+        ({"layer2.0.conv1.weight": (64, 128, 3, 3)}, r"layer2.0.conv1.weight .* needs \[128, 64, 3, 3\]"),
+        ({"bn1.running_mean": (1, 64)}, r"bn1.running_mean .* needs \[64\]"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(tmp_path, change, words):
+    shapes = {name: shape for name, shape in (resnet18_shapes() | change).items() if shape is not None}
+    with pytest.raises(DataError, match=words):
+        load(sparse(tmp_path / "x.safetensors", shapes), RESNET18)
+
+
+def test_a_file_of_something_else_is_not_recognised(tmp_path):
+    with pytest.raises(DataError, match="holds none of resnet18"):
+        recognise(sparse(tmp_path / "x.safetensors", {"embedding.weight": (3, 4)}))
+
+
+@pytest.mark.parametrize(
+    "network",
+    [build("resnet18", (64, 64, 3), 5), build("resnet18", (64, 64, 3), 5, Norm("group", groups=32), "torch")],
+)
+def test_only_networks_of_the_same_function_take_the_weights(tmp_path, network):
+    with pytest.raises(OptionError, match="variant 'torch' with batch_norm"):
+        load(tmp_path / "x.safetensors", network)
