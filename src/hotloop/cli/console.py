@@ -47,6 +47,8 @@ class Context:
     device: str = "auto"
     only_accelerator: bool = False
     argv: tuple[str, ...] = ()
+    given: frozenset[str] = frozenset()
+    """Names of the options that stand on the command line itself."""
 
     def say(self, text: str) -> None:
         """A line for people."""

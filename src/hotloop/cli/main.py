@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Train, evaluate and sample a VAE with the Variational Contrastive Divergence.",
     ),
     "recommender": ("hotloop.cli.recommender", "Train and use the deep autoencoder for ratings."),
+    "cnn": ("hotloop.cli.cnn", "Train, validate and use ResNets on ImageNet, CIFAR and MNIST."),
     "plan": ("hotloop.cli.plan", "Work out batch sizes, updates a call and host events before a run."),
     "data": ("hotloop.cli.data", "List, fetch and verify data sets."),
     "devices": ("hotloop.cli.devices", "Show devices, their memory and their measured speed limits."),
@@ -121,7 +122,9 @@ def execute(command: Command, path: str, words: list[str]) -> int:
         print_config(resolved, path)
         return 0
     argv = (*path.split()[1:], *words)
-    context = Context(common.json, common.debug, common.device, common.only_accelerator, argv)
+    context = Context(
+        common.json, common.debug, common.device, common.only_accelerator, argv, frozenset(given)
+    )
     for notice in resolved.notices:
         context.warn(notice)
     assert command.run is not None

@@ -34,8 +34,8 @@ def part_folder(root: Path, part: Part) -> Path | None:
 
 def is_image_folder(root: Path) -> bool:
     """Whether the folder holds train/ or val/ with class folders."""
-    parts = [found for name in ("train", "validation") if (found := part_folder(root, _part(name)))]
-    return any(entry.is_dir() for folder in parts for entry in os.scandir(folder))
+    folders = (part_folder(root, "train"), part_folder(root, "validation"))
+    return any(entry.is_dir() for folder in folders if folder for entry in folder.iterdir())
 
 
 def class_names(root: Path) -> tuple[str, ...]:
@@ -101,7 +101,3 @@ def _folders(folder: Path) -> tuple[str, ...]:
 def _files(folder: Path) -> list[Path]:
     names = (entry.name for entry in os.scandir(folder) if entry.is_file() and entry.name[0] != ".")
     return [folder / name for name in sorted(names) if name.lower().endswith(SUFFIXES)]
-
-
-def _part(name: str) -> Part:
-    return "train" if name == "train" else "validation"

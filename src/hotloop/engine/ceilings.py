@@ -73,6 +73,14 @@ def ceilings(device: jax.Device, calibrate: bool = False) -> Ceilings:
     return found
 
 
+def known(device: jax.Device) -> Ceilings | None:
+    """The limits of a device if they were measured before; on an accelerator, where it takes a moment, now."""
+    if device.platform != "cpu":
+        return ceilings(device)
+    path = _path(device)
+    return None if path is None else _kept(path)
+
+
 def describe(device: jax.Device) -> str:
     """A device's name for people, and for the file its limits are kept in: a CPU's depends on its cores."""
     return f"{cpu_model()}, {usable_cores()} cores" if device.platform == "cpu" else device.device_kind

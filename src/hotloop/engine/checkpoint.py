@@ -106,8 +106,10 @@ class Checkpoints:
         """The complete step with the best metric, as `KeepBest` ranks it."""
         return self.keep.best({step: m.metrics for step, m in shelf.complete(self.folder).items()})
 
-    def restore(self, like: Any, step: int | None = None) -> Restored:
+    def restore(self, like: Any, step: int | None = None, *, in_part: bool = False) -> Restored:
         """The newest complete step (or the one asked for) with the tree, types and sharding of `like`.
+
+        With `in_part` a step may hold more than `like` has: weights can be read without their optimiser.
 
         Damaged steps are skipped with a line each. A whole step that does not fit `like` is an error: the
         model differs from the saved one, and an older step would hide it.
@@ -123,26 +125,28 @@ class Checkpoints:
         skipped: list[str] = []
         for number in sorted(folders, reverse=True):
             try:
-                return self._read(folders[number], number, like, skipped)
+                return self._read(folders[number], number, like, skipped, in_part)
             except Damaged as error:
                 skipped.append(f"skipped step {number}: {error}")
         found = "; ".join(skipped) or "nothing there is named like a step"
         raise CheckpointError(f"no complete checkpoint in {self.folder}: {found}")
 
-    def _read(self, folder: Path, number: int, like: Any, skipped: list[str]) -> Restored:
+    def _read(self, folder: Path, number: int, like: Any, skipped: list[str], in_part: bool) -> Restored:
         manifest = shelf.whole(folder, number)
         manifests.check_contents(folder, manifest)
         if self._blank.family and manifest.family != self._blank.family:
             raise CheckpointError(
                 f"{folder} belongs to {manifest.family or 'no family'}, not {self._blank.family}"
             )
-        if reason := mismatch(manifest.leaves, like):
+        wanted = named_leaves(like)
+        held = {name: leaf for name, leaf in manifest.leaves.items() if name in wanted or not in_part}
+        if reason := mismatch(held, like):
             other = " (it was saved with another config)" if manifest.config != self._blank.config else ""
             raise CheckpointError(
                 f"{folder} does not fit this model{other}: {reason}; use the config it was saved with"
             )
         arrays = read_arrays(folder, manifest, like)
-        leaves = [restored_leaf(arrays[name], leaf) for name, leaf in named_leaves(like).items()]
+        leaves = [restored_leaf(arrays[name], leaf) for name, leaf in wanted.items()]
         state = jax.tree.unflatten(jax.tree.structure(like), leaves)
         return Restored(manifest.step, state, from_exact(manifest.position), manifest.metrics, skipped)
 

@@ -71,12 +71,14 @@ class Resident:
         *,
         seed: int = 0,
         remainder: Remainder = "carry",
+        shuffled: bool = True,
         samples: int | None = None,
         gather: Gather = rows,
         transform: Transform | None = None,
         sharding: NamedSharding | None = None,
     ):
-        self.order = Order(common_length(data) if samples is None else samples, batch_size, seed, remainder)
+        count = common_length(data) if samples is None else samples
+        self.order = Order(count, batch_size, seed, remainder, shuffled)
         self.samples, self.batch_size = self.order.samples, batch_size
         self._gather = gather
         self._finish = Finish(seed, batch_size, transform, sharding)

@@ -31,6 +31,8 @@ class Order:
     batch_size: int
     seed: int = 0
     remainder: Remainder = "carry"
+    shuffled: bool = True
+    """Without it every pass takes the samples as they lie."""
 
     def __post_init__(self) -> None:
         if self.samples == 0:
@@ -69,6 +71,8 @@ class Order:
         begin = start["offset"] + steps[..., None] * np.uint32(self.batch_size)  # type: ignore[index]
         period = np.uint32(self.period)
         places = begin % period + xp.arange(self.batch_size, dtype=np.uint32)
+        if not self.shuffled:
+            return places % period
         return permuted(places, self.samples, start["seed"], start["epoch"] + begin // period)
 
     def position(self, update: int) -> dict[str, Any]:
@@ -78,6 +82,7 @@ class Order:
             "batch_size": self.batch_size,
             "seed": self.seed,
             "remainder": self.remainder,
+            **({} if self.shuffled else {"shuffled": False}),
             "update": update,
         }
 

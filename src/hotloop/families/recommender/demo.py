@@ -24,7 +24,7 @@ def glimpse(console: Console, recipe: Train = RECIPE) -> dict[str, Any]:
     """Validation RMSE after each epoch, that of the biases, and users a second."""
     config = replace(recipe, batch_size=recipe.batch_size or 64).resolved()
     data = sets.load(config, console)
-    assert data.validation is not None and config.epochs is not None
+    assert data.validation is not None and config.batch_size is not None
     schedule = train.planned(config, data)[0]
     job = saved.job_of(config, data.train.n_items, schedule)
     updates = schedule.updates_per_call
@@ -43,7 +43,7 @@ def glimpse(console: Console, recipe: Train = RECIPE) -> dict[str, Any]:
     return {
         "rmse": curve,
         "biases": biases.rmse(best, data.validation, *data.scale),
-        "users_per_second": updates * job.net.batch_size / min(seconds),
+        "users_per_second": updates * config.batch_size / min(seconds),
         "users": data.train.users,
         "items": data.train.n_items,
     }

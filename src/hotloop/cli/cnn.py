@@ -1,0 +1,111 @@
+"""`hotloop cnn ...`: train, validate, predict, describe, import, and the data commands. jax waits."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from hotloop.cli.command import Command, Context, on_device
+from hotloop.families.cnn.config import Train
+from hotloop.families.cnn.data_config import BenchmarkConfig, BuildConfig, VerifyConfig
+from hotloop.families.cnn.named import PRESETS
+from hotloop.families.cnn.small_config import Describe, Import, Predict
+
+FAMILY = "hotloop.families.cnn"
+EPILOG = """Examples:
+  hotloop cnn train --config cifar_resnet20            a recipe, then the validation of its checkpoints
+  hotloop cnn train --model cifar_resnet8 --micro-batch-size 8 --gradient-accumulation 8 --num-epochs 6
+  hotloop cnn train --config resnet50_8k_bn_pipeline --synthetic-data device --validation False
+  hotloop cnn train --config cifar_resnet20 --plan     what would run
+
+docs/cnn.md tells what is computed, and what each configuration is for."""
+
+
+def run_train(config: Train, context: Context) -> Mapping[str, Any]:
+    """Train and validate, or with --plan say what would be done."""
+    context.open_device()
+    from hotloop.families.cnn import train
+
+    if config.plan:
+        from hotloop.cli.plan import show
+        from hotloop.families.cnn.plans import described
+
+        settings, text = described(config, context.given)
+        context.say(text)
+        for line in (*settings.warnings, *settings.notices):
+            context.warn(line)
+        if settings.plan is None:
+            return {}
+        return show(replace(settings.plan, warnings=()), context)
+    return train.run(config, context, " ".join(["hotloop", *context.argv]), context.given)
+
+
+def run_validate(config: Train, context: Context) -> Mapping[str, Any]:
+    """Only validate."""
+    return run_train(replace(config, training=False), context)
+
+
+def run_describe(config: Describe, context: Context) -> Mapping[str, Any]:
+    """A table of layers; nothing is computed."""
+    from hotloop.families.cnn.plans import description
+
+    text, facts = description(config)
+    context.say(text)
+    return facts
+
+
+def run_build(config: BuildConfig, context: Context) -> Mapping[str, Any]:
+    """Images to records; no device is needed."""
+    from hotloop.families.cnn.data_commands import run_build
+
+    return run_build(config, context)
+
+
+def run_verify(config: VerifyConfig, context: Context) -> Mapping[str, Any]:
+    """Count and check a set; no device is needed."""
+    from hotloop.families.cnn.data_commands import run_verify
+
+    return run_verify(config, context)
+
+
+COMMAND = Command(
+    "cnn",
+    "Train, validate and use ResNets on ImageNet, CIFAR and MNIST.",
+    children=(
+        Command(
+            "train",
+            "Train, then validate every checkpoint.",
+            Train,
+            run_train,
+            presets=PRESETS,
+            epilog=EPILOG,
+        ),
+        Command(
+            "validate",
+            "Validate checkpoints (--checkpoint-input-dir), or random weights.",
+            Train,
+            run_validate,
+            presets=PRESETS,
+        ),
+        Command(
+            "predict",
+            "Classes of image files by a checkpoint.",
+            Predict,
+            on_device(f"{FAMILY}.prediction"),
+        ),
+        Command("describe", "Layers, shapes, parameters, FLOPs and split points.", Describe, run_describe),
+        Command(
+            "import",
+            "Take over the weights of a torchvision or timm ResNet.",
+            Import,
+            on_device(f"{FAMILY}.importing"),
+        ),
+        Command("build-records", "TFRecord shards from folders of images.", BuildConfig, run_build),
+        Command("verify", "Count and check a data set.", VerifyConfig, run_verify),
+        Command(
+            "data-benchmark",
+            "Images a second of the input pipeline alone.",
+            BenchmarkConfig,
+            on_device(f"{FAMILY}.data_benchmark"),
+        ),
+    ),
+)

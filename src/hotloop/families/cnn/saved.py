@@ -1,0 +1,99 @@
+"""Checkpoints of a run read back: by their folder, for validation, prediction and import; weights and statistics alone.
+
+A checkpoint holds what a resumed run needs, the optimiser included; whoever only looks at images needs the weights,
+the moving statistics and which network they belong to, which `network.json` beside the checkpoints tells.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from hotloop.engine.checkpoint import Checkpoints, KeepAll
+from hotloop.engine.precision import Policy, parse
+from hotloop.errors import CheckpointError
+from hotloop.families.cnn.network import Network, build
+from hotloop.families.cnn.norms import Norm
+
+FAMILY = "cnn"
+ABOUT = "network.json"
+
+
+@dataclass(frozen=True)
+class About:
+    """Which network, on which images, computed in which type."""
+
+    network: Network
+    dataset: str
+    precision: str
+    half: str
+    updates_per_epoch: float
+
+    @property
+    def policy(self) -> Policy:
+        """The types of its numbers."""
+        return parse(self.precision, self.half)
+
+    def write(self, folder: Path) -> None:
+        """Put it beside the checkpoints."""
+        folder.mkdir(parents=True, exist_ok=True)
+        network = {**asdict(self.network)}
+        text = json.dumps({**asdict(self), "network": network}, indent=2)
+        part = folder / f".{ABOUT}"
+        part.write_text(text + "\n")
+        part.rename(folder / ABOUT)
+
+
+def checkpoints_in(folder: Path) -> Path:
+    """The folder of checkpoints that a path means: itself, or the one of a run."""
+    inner = folder / "checkpoints"
+    return inner if inner.is_dir() and not (folder / ABOUT).exists() else folder
+
+
+def about(folder: Path) -> About:
+    """What the checkpoints in a folder belong to."""
+    path = folder / ABOUT
+    try:
+        found = json.loads(path.read_text())
+        network = found["network"]
+        return About(
+            build(
+                network["model"],
+                tuple(network["shape"]),
+                network["classes"],
+                Norm(**network["norm"]),
+                network["variant"],
+            ),
+            found["dataset"],
+            found["precision"],
+            found["half"],
+            found["updates_per_epoch"],
+        )
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{folder}: no {ABOUT} there; give a run's folder or its folder of checkpoints"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({error})") from None
+
+
+def steps(folder: Path) -> list[int]:
+    """Complete steps, oldest first."""
+    with Checkpoints(folder, KeepAll(), family=FAMILY) as found:
+        return found.steps()
+
+
+def weights(folder: Path, step: int | None, known: About) -> tuple[int, Any]:
+    """Number and {params, statistics} of a step (None: the newest)."""
+    like = jax.eval_shape(lambda: _fresh(known.network, known.policy))
+    with Checkpoints(folder, KeepAll(), family=FAMILY) as found:
+        restored = found.restore(like, step, in_part=True)
+    return restored.step, restored.state
+
+
+def _fresh(network: Network, policy: Policy) -> Mapping[str, Any]:
+    params, moving = network.init(jax.random.key(0))
+    return {"params": policy.to_update(params), "statistics": moving}

@@ -1,0 +1,230 @@
+"""Where a run's images come from: small sets kept on the device, photographs streamed, or made-up ones.
+
+A `Source` says what the data are and makes the training feed and the evaluation. Files are opened here, before
+anything is compiled. It knows neither networks nor updates.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh, NamedSharding
+from numpy.typing import NDArray
+
+from hotloop.data.dataset import Dataset, Split
+from hotloop.data.load import load
+from hotloop.engine.evaluate import Evaluation, PerSample, Sums, evaluate_batches
+from hotloop.engine.feed import Feed, Resident, Streamed, rows
+from hotloop.engine.finish import on_mesh_of
+from hotloop.engine.mesh import REPLICA
+from hotloop.errors import DataError
+from hotloop.families.cnn.config import Train
+from hotloop.families.cnn.model import SPLIT
+from hotloop.families.cnn.reading import Reading
+from hotloop.families.cnn.settings import SAMPLES, Samples, Settings
+from hotloop.families.cnn.streaming import PhotoFeed, default_workers, evaluation_batches, open_store
+from hotloop.families.cnn.workers import Workers
+from hotloop.families.console import Console
+
+Evaluate = Callable[[Any], Sums]
+BRIGHT, SPREAD = 127, 60
+"""Mean and deviation of made-up pixels."""
+
+
+class Source(Protocol):
+    """Images to train and to validate with."""
+
+    samples: Samples
+    notice: str
+    repeated: bool
+
+    def feed(self, settings: Settings, mesh: Mesh | None) -> Feed:
+        """Batches of the training."""
+
+    def evaluation(self, fn: PerSample, batch_size: int) -> Evaluate:
+        """state -> sums of `fn` over every validation image."""
+
+    def close(self) -> None:
+        """Let go of files and workers."""
+
+
+def open_source(config: Train, console: Console, seed: int) -> Source:
+    """The images that the options ask for."""
+    if config.synthetic_data is not None:
+        return MadeUp(SAMPLES[config.dataset], seed, on_device=config.synthetic_data == "device")
+    if config.dataset == "imagenet":
+        return Photographs(config, console, seed)
+    folder = None if config.dataset_path == Path() else config.dataset_path
+    return Small(load(config.dataset, folder, console.say, console.progress))
+
+
+def _spread(mesh: Mesh | None) -> NamedSharding | None:
+    return None if mesh is None else NamedSharding(mesh, SPLIT)
+
+
+def _named(split: Split) -> dict[str, NDArray[Any]]:
+    return {"image": split.images, "label": split.labels}
+
+
+class Small:
+    """A set that lives on the device."""
+
+    repeated = False
+
+    def __init__(self, data: Dataset):
+        self._data, self.notice = data, data.notice
+        height, width, channels = data.train.images.shape[1:]
+        self.samples = Samples(len(data.train), len(data.test), (height, width, channels), data.classes)
+
+    def feed(self, settings: Settings, mesh: Mesh | None) -> Feed:
+        """Batches gathered inside the loop."""
+        return Resident(
+            _named(self._data.train),
+            settings.batch.global_,
+            seed=settings.seed or 0,
+            shuffled=settings.shuffle,
+            sharding=_spread(mesh),
+        )
+
+    def evaluation(self, fn: PerSample, batch_size: int) -> Evaluate:
+        """One compiled pass."""
+        return Evaluation(fn, _named(self._data.test), batch_size)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Photographs:
+    """ImageNet: records or folders, decoded by workers."""
+
+    repeated = False
+    notice = ""
+
+    def __init__(self, config: Train, console: Console, seed: int):
+        self._workers: list[Workers] = []
+        self._count = default_workers(config.pipeline_num_parallel)
+        self._seed, self._eight_bit, self._warn = seed, config.eight_bit_transfer, console.warn
+        self._train = open_store(config.dataset_path, "train") if config.training else None
+        self._validation = open_store(config.dataset_path, "validation") if config.validation else None
+        whole = SAMPLES["imagenet"]
+        self.samples = Samples(
+            len(self._train) if self._train is not None else whole.train,
+            len(self._validation) if self._validation is not None else whole.validation,
+            whole.shape,
+            whole.classes,
+        )
+        found = f"{self.samples.train:,} + {self.samples.validation:,} photographs"
+        console.say(f"data: imagenet, {found}, files at {config.dataset_path}, {self._count} workers")
+
+    def _open(self, store: Any, training: bool) -> Workers:
+        if store is None:
+            raise DataError("there are no images for this phase")
+        reading = Reading(store, training, self._seed, eight_bit=self._eight_bit)
+        self._workers.append(Workers(reading, self._count, on_skip=self._warn))
+        return self._workers[-1]
+
+    def feed(self, settings: Settings, mesh: Mesh | None) -> Feed:
+        """Batches a call ahead of the device."""
+        return PhotoFeed(
+            self._open(self._train, True),
+            settings.batch.global_,
+            seed=self._seed,
+            shuffle=settings.shuffle,
+            sharding=_spread(mesh),
+        )
+
+    def evaluation(self, fn: PerSample, batch_size: int) -> Evaluate:
+        """Batches from the host, every image once."""
+
+        def run(state: Any) -> Sums:
+            workers = self._open(self._validation, False)
+            return evaluate_batches(fn, state, evaluation_batches(workers, batch_size), batch_size)
+
+        return run
+
+    def close(self) -> None:
+        """End all workers."""
+        for workers in self._workers:
+            workers.close()
+
+
+class MadeUp:
+    """Random images and labels of a set's shape: on the device one micro-batch for all, or sent by the host."""
+
+    notice = "the images are made up: neither loss nor accuracy means anything"
+
+    def __init__(self, samples: Samples, seed: int, on_device: bool):
+        self.samples, self._seed, self.repeated = samples, seed, on_device
+
+    def _drawn(self, count: int) -> dict[str, NDArray[Any]]:
+        generator = np.random.default_rng(self._seed)
+        shape = (count, *self.samples.shape)
+        pixels = np.clip(generator.normal(BRIGHT, SPREAD, shape), 0, 255).astype(np.uint8)
+        return {"image": pixels, "label": generator.integers(0, self.samples.classes, count, np.int32)}
+
+    def feed(self, settings: Settings, mesh: Mesh | None) -> Feed:
+        """The same micro-batch for every update, or batches streamed from a few that lie in memory."""
+        size = settings.batch.micro * settings.batch.replicas
+        if self.repeated:
+            return Same(self._drawn(size), settings.batch.global_, _spread(mesh))
+        kept = self._drawn(min(size, 256))
+
+        def fetch(indices: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
+            return {name: values[indices % len(values)] for name, values in kept.items()}
+
+        return Streamed(
+            fetch,
+            settings.batch.global_,
+            seed=self._seed,
+            samples=self.samples.train,
+            sharding=_spread(mesh),
+        )
+
+    def evaluation(self, fn: PerSample, batch_size: int) -> Evaluate:
+        """As many samples as the set would have, from one batch of them."""
+        count = min(batch_size, self.samples.validation)
+
+        def gather(data: Any, indices: Array) -> Any:
+            return rows(data, indices % count)
+
+        return Evaluation(fn, self._drawn(count), count, samples=self.samples.validation, gather=gather)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@dataclass(eq=False)
+class Same:
+    """A feed that hands every update the same arrays, which stay on the device."""
+
+    data: Any
+    batch_size: int
+    sharding: NamedSharding | None = None
+    any_count = True
+    longest_call = 2**30
+
+    def __post_init__(self) -> None:
+        self.data = jax.device_put(self.data, on_mesh_of(self.sharding, (REPLICA,)))
+
+    def arguments(self, first: int, count: int, following: int = 0) -> Any:
+        """The arrays."""
+        return self.data
+
+    def like(self, count: int) -> Any:
+        """The arrays."""
+        return self.data
+
+    def batch(self, arguments: Any, step: Array) -> Any:
+        """All of them."""
+        return arguments
+
+    def position(self, update: int) -> dict[str, Any]:
+        """Nothing moves."""
+        return {"made_up": True}
+
+    def check_position(self, saved: Mapping[str, Any]) -> None:
+        """Any place will do."""

@@ -1,0 +1,354 @@
+"""Preprocessing on host and device, the geometry of photographs, and the stream of them."""
+
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hotloop.data.encoded import EncodedImage, no_boxes
+from hotloop.engine.keys import sample_keys
+from hotloop.engine.order import Order
+from hotloop.errors import DataError, OptionError
+from hotloop.families.cnn import images
+from hotloop.families.cnn.crops import Rectangle, Sample, middle, random_crop, whole
+from hotloop.families.cnn.photographs import (
+    bilinear,
+    evaluation_image,
+    generator_for,
+    in_bytes,
+    in_floats,
+    training_image,
+)
+from hotloop.families.cnn.reading import Reading
+from hotloop.families.cnn.streaming import PhotoFeed, evaluation_batches, open_store
+from hotloop.families.cnn.workers import Workers
+from pictures import encoded, image_folder, picture
+
+
+@pytest.fixture(scope="module")
+def bytes_of():
+    generator = np.random.default_rng(0)
+    batch = generator.integers(0, 256, (12, 32, 32, 3), dtype=np.uint8)
+    batch[0], batch[1], batch[2] = 7, 255, 0
+    batch[2, 0, 0, 0] = 1
+    batch[3] //= 64
+    return batch
+
+
+def float64_standardised(batch):
+    wide = batch.astype(np.float64)
+    mean, std = wide.mean((1, 2, 3), keepdims=True), wide.std((1, 2, 3), keepdims=True)
+    return (wide - mean) / np.maximum(std, 1 / np.sqrt(wide[0].size))
+
+
+def test_standardising_gives_the_same_bits_on_host_and_device_and_is_right(bytes_of):
+    on_host, on_device = images.standardised(bytes_of), jax.jit(images.standardised)(bytes_of)
+    np.testing.assert_array_equal(on_host, np.asarray(on_device))
+    assert on_host.dtype == np.float32
+    np.testing.assert_allclose(on_host, float64_standardised(bytes_of), rtol=3e-7, atol=3e-7)
+    assert not on_host[0].any()  # one colour: no division by zero
+
+
+def test_images_too_large_for_exact_sums_are_not_standardised():
+    with pytest.raises(OptionError, match="49152 values cannot be standardised"):
+        images.standardised(np.zeros((1, 128, 128, 3), np.uint8))
+
+
+def test_augmenting_a_batch_gives_what_its_pieces_give_on_host_and_device(bytes_of):
+    keys = sample_keys(jax.random.key(5), 0, len(bytes_of))
+    drawn = images.draws(keys)
+    augment = jax.jit(images.augmented, static_argnums=0)
+    together = np.asarray(augment("cifar10", jnp.asarray(bytes_of), keys))
+    halves = [
+        augment("cifar10", jnp.asarray(bytes_of[at : at + 6]), sample_keys(jax.random.key(5), at, 6))
+        for at in (0, 6)
+    ]
+    np.testing.assert_array_equal(together, np.concatenate(halves))
+    on_host = images.standardised(images.cropped(bytes_of, tuple(map(np.asarray, drawn))))
+    np.testing.assert_array_equal(together, on_host)
+
+
+def test_a_crop_is_the_padded_image_from_the_drawn_place_on(bytes_of):
+    drawn = (np.arange(12) % 9, np.arange(12)[::-1] % 9, np.arange(12) % 2 == 1)
+    found = images.cropped(bytes_of, drawn)
+    np.testing.assert_array_equal(found, np.asarray(images.cropped(jnp.asarray(bytes_of), drawn)))
+    for sample, (row, column, mirrored) in enumerate(zip(*drawn, strict=True)):
+        for y, x in ((0, 0), (31, 3), (17, 31)):
+            source_y, source_x = y + row - 4, (31 - x if mirrored else x) + column - 4
+            inside = 0 <= source_y < 32 and 0 <= source_x < 32
+            wanted = bytes_of[sample, source_y, source_x] if inside else np.zeros(3)  # black outside
+            np.testing.assert_array_equal(found[sample, y, x], wanted)
+
+
+def test_crops_and_flips_are_drawn_evenly():
+    row, column, mirrored = jax.jit(images.draws)(sample_keys(jax.random.key(0), 0, 9000))
+    for drawn in (row, column, images.host_draws(np.random.default_rng(0), 9000)[0]):
+        counts = np.bincount(drawn, minlength=9)
+        assert len(counts) == 9
+        assert np.sum((counts - 1000) ** 2 / 1000) < 26.1  # chi-square, 8 degrees of freedom, p = 0.001
+    assert abs(np.mean(mirrored) - 0.5) < 0.018
+    assert abs(np.corrcoef(row, column)[0, 1]) < 0.035
+
+
+def test_each_set_is_prepared_as_it_should(bytes_of):
+    np.testing.assert_allclose(
+        images.evaluated("imagenet", bytes_of),
+        (bytes_of / 255 - np.array(images.MEAN)) / np.array(images.STD),
+        rtol=0,
+        atol=5e-7,
+    )
+    np.testing.assert_array_equal(
+        images.evaluated("mnist", bytes_of), bytes_of.astype(np.float32) * np.float32(1 / 255)
+    )
+    np.testing.assert_array_equal(images.evaluated("cifar100", bytes_of), images.standardised(bytes_of))
+    for name in ("imagenet", "mnist"):
+        on_device = jax.jit(images.evaluated, static_argnums=0)(name, bytes_of)
+        np.testing.assert_allclose(on_device, images.evaluated(name, bytes_of), rtol=0, atol=3e-7)
+    with pytest.raises(OptionError, match="--dataset netflix"):
+        images.evaluated("netflix", bytes_of)
+
+
+def test_evaluation_takes_the_middle_of_a_short_side_of_256():
+    # 500 x 375 becomes 341 x 256 (341.33 truncated); the middle 224 begin at 58 and 16
+    assert middle(500, 375, 224) == Sample(58 * 500 / 341, 16 * 375 / 256, 500 / 341, 375 / 256)
+    assert middle(375, 500, 224) == Sample(16 * 375 / 256, 58 * 500 / 341, 375 / 256, 500 / 341)
+    assert middle(256, 257, 224) == Sample(16, 16, 1, 1)
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 700), st.integers(1, 700), st.integers(0, 2**32))
+def test_a_random_crop_lies_inside_and_keeps_area_and_aspect(width, height, seed):
+    crop = random_crop(np.random.default_rng(seed), width, height, no_boxes())
+    assert crop.left >= 0 and crop.top >= 0
+    assert crop.left + crop.width <= width and crop.top + crop.height <= height
+    if (crop.width, crop.height) != (width, height):
+        assert crop.width * crop.height >= 0.1 * width * height
+        assert 0.75 * crop.height - 0.5 <= crop.width <= 1.33 * crop.height + 0.5
+
+
+def test_random_crops_reach_all_areas_and_corners():
+    generator = np.random.default_rng(0)
+    crops = [random_crop(generator, 400, 300, no_boxes()) for _ in range(2000)]
+    areas = np.array([crop.width * crop.height for crop in crops]) / 120_000
+    assert areas.min() < 0.12 and areas.max() > 0.9
+    assert min(crop.left for crop in crops) == 0 and min(crop.top for crop in crops) == 0
+    assert max(crop.left + crop.width for crop in crops) == 400
+    assert max(crop.top + crop.height for crop in crops) == 300
+
+
+def test_a_random_crop_covers_a_tenth_of_a_box():
+    generator, box = np.random.default_rng(0), np.array([[0.8, 0.0, 1.0, 0.3]], np.float32)
+    for _ in range(300):
+        crop = random_crop(generator, 400, 300, box)
+        wide = min(400, crop.left + crop.width) - max(320, crop.left)
+        tall = min(90, crop.top + crop.height) - max(0, crop.top)
+        assert max(wide, 0) * max(tall, 0) >= 0.1 * 80 * 90 * 0.999
+
+
+def test_a_box_that_no_crop_can_cover_gives_the_whole_image():
+    outside = np.array([[2.0, 2.0, 3.0, 3.0]], np.float32)
+    assert random_crop(np.random.default_rng(0), 40, 30, outside) == Rectangle(0, 0, 40, 30)
+
+
+def test_resizing_reads_at_multiples_of_the_step_and_clamps_at_the_edge():
+    ramp = np.repeat(np.array([[0, 10, 20, 40]], np.uint8)[..., None], 3, axis=2)
+    across = bilinear(ramp, Sample(0, 0, 4 / 8, 1 / 8), 8)[0, :, 0]
+    assert across.tolist() == [0, 5, 10, 15, 20, 30, 40, 40]  # no half pixels, no aligned corners
+
+
+@pytest.mark.parametrize("crop", [Rectangle(0, 0, 90, 70), Rectangle(13, 7, 61, 50), Rectangle(5, 5, 12, 9)])
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_bytes_are_the_floats_truncated(crop, mirrored):
+    image = picture(90, 70, 1)
+    cut = image.crop((crop.left, crop.top, crop.left + crop.width, crop.top + crop.height))
+    sample = whole(Rectangle(0, 0, crop.width, crop.height), 32)
+    floats, found = (resize(cut, sample, 32, mirrored) for resize in (in_floats, in_bytes))
+    assert found.dtype == np.uint8
+    # A float that is a whole number but for its rounding may be truncated either way.
+    error = floats - found
+    assert error.min() > -1e-4 and error.max() < 1 + 1e-4
+    unsure = np.abs(floats - np.round(floats)) < 1e-4
+    np.testing.assert_array_equal(found[~unsure], np.floor(floats)[~unsure])
+
+
+def test_a_mirrored_photograph_is_the_mirrored_photograph():
+    photo = EncodedImage(encoded(90, 70, 1), 0, "here")
+    plain, mirrored = (
+        training_image(photo, Fixed(flip), 24, in_floats, reduced=False) for flip in (False, True)
+    )
+    np.testing.assert_array_equal(plain[:, ::-1], mirrored)
+    assert np.abs(plain - mirrored).max() > 5
+
+
+class Fixed:
+    """Random numbers that always choose the same crop, and the flip that is asked for."""
+
+    def __init__(self, flip):
+        self._generator, self._flip = np.random.default_rng(1), flip
+
+    def uniform(self, *bounds):
+        return self._generator.uniform(*bounds)
+
+    def integers(self, low, high=None):
+        return self._flip if high is None else self._generator.integers(low, high)
+
+
+def test_reduced_decoding_reads_the_same_places():
+    photo = EncodedImage(encoded(400, 320, 3), 0, "here")
+    for number in range(6):
+        plain, reduced = (
+            training_image(photo, generator_for(0, 0, number), 32, in_floats, reduced=reduced)
+            for reduced in (False, True)
+        )
+        # The grain is averaged away, the picture stays where it is: a shift by one pixel would cost about 1.
+        assert np.abs(plain - reduced).mean() < 6
+        assert abs(np.mean(plain - reduced)) < 0.5
+        shifted = np.abs(plain[:, 1:] - reduced[:, :-1]).mean()
+        assert np.abs(plain[:, 1:] - reduced[:, 1:]).mean() < shifted
+
+
+def test_evaluation_is_the_resized_middle():
+    photo = EncodedImage(encoded(100, 60, 4), 0, "here")
+    found = evaluation_image(photo, 28, in_floats)  # a short side of 32: 53 x 32, from (12, 2) on
+    from hotloop.data.jpeg import decode
+
+    resized = bilinear_all(decode(photo.encoded), 53, 32)
+    np.testing.assert_allclose(found, resized[2:30, 12:40], rtol=0, atol=2e-3)
+
+
+def bilinear_all(pixels, width, height):
+    """Plain loops: the whole image resized."""
+    out = np.empty((height, width, 3))
+    for y in range(height):
+        for x in range(width):
+            v, u = y * pixels.shape[0] / height, x * pixels.shape[1] / width
+            top, left = int(v), int(u)
+            low, right = min(top + 1, pixels.shape[0] - 1), min(left + 1, pixels.shape[1] - 1)
+            a, b, c, d = (
+                pixels[i, j].astype(float) for i, j in ((top, left), (top, right), (low, left), (low, right))
+            )
+            out[y, x] = (a + (b - a) * (u - left)) * (1 - v + top) + (c + (d - c) * (u - left)) * (v - top)
+    return out
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    parts = {"train": {"a": 11, "b": 12}, "val": {"a": 5, "b": 6}}
+    return image_folder(tmp_path_factory.mktemp("photos"), parts)
+
+
+def reading(folder, part="train", **options):
+    return Reading(open_store(folder, part), part == "train", seed=3, size=16, **options)
+
+
+def fetched(folder, calls, **options):
+    """The images and labels that a feed gives in calls of so many updates."""
+    first, parts = 0, []
+    with PhotoFeed(Workers(reading(folder), **options), 5, seed=3) as feed:
+        for count in calls:
+            parts.append(jax.tree.map(np.asarray, feed.arguments(first, count)["batches"]))
+            first += count
+    return jax.tree.map(lambda *each: np.concatenate(each), *parts)
+
+
+def test_a_feed_gives_the_same_pixels_for_any_calls_and_any_number_of_workers(photos):
+    wanted = fetched(photos, [10], workers=1, kind="threads")
+    assert wanted["image"].shape == (10, 5, 16, 16, 3)
+    for calls, workers in (([10], 3), ([3, 1, 6], 2)):
+        found = fetched(photos, calls, workers=workers, kind="threads")
+        jax.tree.map(np.testing.assert_array_equal, found, wanted)
+
+
+def test_processes_decode_the_same_pixels(photos):
+    wanted = fetched(photos, [6], workers=1, kind="threads")
+    jax.tree.map(np.testing.assert_array_equal, fetched(photos, [6], workers=2, kind="processes"), wanted)
+
+
+def test_a_feed_follows_the_engines_order_and_draws_anew_each_epoch(photos):
+    found = fetched(photos, [10], workers=1)
+    order, source = Order(23, 5, 3), reading(photos)
+    numbers = order.indices(order.start(0), np.arange(10, dtype=np.uint32)).reshape(-1)
+    for place, number in enumerate(numbers.tolist()):
+        pixels, label = source.image(number, epoch=place // 23)
+        np.testing.assert_array_equal(found["image"].reshape(50, 16, 16, 3)[place], pixels)
+        assert found["label"].reshape(50)[place] == label
+    assert sorted(numbers[:23].tolist()) == list(range(23))
+    assert (source.image(0, epoch=0)[0] != source.image(0, epoch=1)[0]).any()
+
+
+def test_a_feed_without_shuffling_goes_in_turn(photos):
+    with PhotoFeed(Workers(reading(photos), 1), 10, shuffle=False, remainder="drop") as feed:
+        labels = np.asarray(feed.arguments(0, 3)["batches"]["label"])
+    assert labels.tolist() == [[0] * 10, [0] + [1] * 9, [0] * 10]
+
+
+def test_evaluation_sees_every_image_once(photos):
+    with Workers(reading(photos, "validation"), 2) as workers:
+        batches = list(evaluation_batches(workers, 4))
+    assert [len(batch["label"]) for batch in batches] == [4, 4, 3]
+    assert np.concatenate([batch["label"] for batch in batches]).tolist() == [0] * 5 + [1] * 6
+
+
+def test_floats_are_what_the_bytes_were_truncated_from(photos):
+    exact, _ = reading(photos, eight_bit=False).image(2)
+    cut, _ = reading(photos).image(2)
+    assert exact.dtype == np.float32
+    error = exact - cut
+    assert error.min() > -1e-4 and error.max() < 1 + 1e-4
+
+
+@pytest.fixture
+def damaged(photos, tmp_path):
+    folder = shutil.copytree(photos, tmp_path / "photos")
+    bad = folder / "train/a/a_4.JPEG"
+    bad.write_bytes(bad.read_bytes()[:-150])
+    return folder
+
+
+def test_a_corrupt_image_stops_the_feed_by_name(damaged):
+    with PhotoFeed(Workers(reading(damaged), 2), 5) as feed, pytest.raises(DataError) as caught:
+        feed.arguments(0, 5)
+    assert "train/a/a_4.JPEG: corrupt image (" in str(caught.value)
+
+
+def test_a_corrupt_image_can_be_replaced_and_is_counted_and_named_once(damaged):
+    said = []
+    source = reading(damaged, skip_corrupt=True)
+    with Workers(source, 2, on_skip=said.append) as workers:
+        for _ in range(2):
+            (batch,) = workers.batches([(np.arange(23), np.zeros(23, int))])
+    assert workers.skipped == 2
+    assert len(said) == 1
+    assert "train/a/a_4.JPEG" in said[0]
+    bad = [open_store(damaged, "train").read(k).where for k in range(23)].index(
+        str(damaged / "train/a/a_4.JPEG")
+    )
+    np.testing.assert_array_equal(batch["image"][bad], source.image(bad + 1)[0])
+
+
+def test_workers_go_on_after_a_batch_that_failed(damaged):
+    with Workers(reading(damaged), 1) as workers:
+        for _ in range(3):
+            with pytest.raises(DataError):
+                list(workers.batches([(np.arange(23), np.zeros(23, int))] * 3))
+        (batch,) = workers.batches([(np.arange(11, 23), np.zeros(12, int))])
+    assert batch["label"].tolist() == [1] * 12
+
+
+def test_a_set_of_nothing_but_broken_images_ends(tmp_path):
+    folder = tmp_path / "train" / "a"
+    folder.mkdir(parents=True)
+    (folder / "x.jpg").write_bytes(b"no image")
+    with pytest.raises(DataError, match="100 broken images in a row"):
+        reading(tmp_path, skip_corrupt=True).fill(np.empty((1, 16, 16, 3), np.uint8), [0], [0])
+
+
+def test_a_folder_without_images_says_what_is_expected(tmp_path):
+    with pytest.raises(DataError, match=r"neither TFRecord shards .* nor image folders"):
+        open_store(tmp_path, "train")
+    with pytest.raises(DataError, match="nowhere: no such folder"):
+        open_store(tmp_path / "nowhere", "train")
