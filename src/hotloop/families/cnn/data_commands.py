@@ -9,7 +9,9 @@ from typing import Any
 
 from hotloop.data import build_records, load
 from hotloop.data.build_records import Build
+from hotloop.data.catalogue import known_set
 from hotloop.data.check_images import check_images
+from hotloop.data.folders import check_given, find
 from hotloop.data.image_files import IMAGE_SETS
 from hotloop.data.image_folder import part_folder
 from hotloop.data.records import Part, is_record_folder, shards
@@ -117,9 +119,12 @@ def _against_manifest(folder: Path, part: Part) -> list[str]:
 
 
 def _verify_small(config: VerifyConfig, console: Console) -> Mapping[str, Any]:
+    check_given(config.dataset_path)
+    if find(known_set(config.dataset), config.dataset_path) is None:
+        raise DataError(
+            f"{config.dataset}: not on this machine; `hotloop data fetch {config.dataset}` brings it"
+        )
     dataset = load(config.dataset, config.dataset_path, say=console.say)
-    if dataset.stand_in:
-        raise DataError(f"{config.dataset}: not on this machine; {dataset.notice}")
     counts = {"train": len(dataset.train), "test": len(dataset.test)}
     expected = dict(zip(counts, IMAGE_SETS[config.dataset], strict=True))
     console.table(["part", "images", "expected"], [[part, counts[part], expected[part]] for part in counts])
