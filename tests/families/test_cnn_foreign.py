@@ -81,7 +81,7 @@ def torch_resnet(layers, classes):
 def saved(path, arrays, kind="F32"):
     """A safetensors file, written as the format says."""
     code = {"F32": "<f4", "F16": "<f2", "I64": "<i8"}
-    header, data = {"__metadata__": {"format": "pt"}}, b""
+    header, data, at = {"__metadata__": {"format": "pt"}}, [], 0
     for name, array in arrays.items():
         form = "I64" if name.endswith("tracked") else kind
         values = np.asarray(array)
@@ -89,13 +89,10 @@ def saved(path, arrays, kind="F32"):
             piece = (values.astype("<f4").view("<u4") >> 16).astype("<u2").tobytes()
         else:
             piece = values.astype(code[form]).tobytes()
-        header[name] = {
-            "dtype": form,
-            "shape": list(values.shape),
-            "data_offsets": [len(data), len(data) + len(piece)],
-        }
-        data += piece
-    return written(path, header, data)
+        header[name] = entry(form, values.shape, (at, at + len(piece)))
+        data.append(piece)
+        at += len(piece)
+    return written(path, header, b"".join(data))
 
 
 def written(path, header, data):
