@@ -160,7 +160,8 @@ def _averaged(
     gradients, running, figures = _accumulated(job, axis, params, scale, batch, key)
     merged = statistics.finish(running, axis)
     if axis is not None:
-        gradients, figures = lax.pmean((gradients, figures), axis)  # type: ignore[no-untyped-call]
+        wide = precision.cast(gradients, precision.FLOAT32)  # a sum of 16-bit gradients may leave their range
+        gradients, figures = lax.pmean((wide, figures), axis)  # type: ignore[no-untyped-call]
     return gradients, merged, figures
 
 

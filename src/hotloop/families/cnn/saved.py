@@ -6,7 +6,7 @@ the moving statistics and which network they belong to, which `network.json` bes
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,26 @@ def about(folder: Path) -> About:
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path}: cannot be read ({error})") from None
+
+
+def check_same(there: Network, here: Network, folder: Path) -> None:
+    """The checkpoints must be of the network that the options name; its momentum matters to a training alone."""
+    if _by(there) != _by(here):
+        raise CheckpointError(
+            f"{folder}: holds a {_in_words(there)}, and the options ask for a {_in_words(here)}; give the options "
+            "that it was trained with"
+        )
+
+
+def _by(network: Network) -> Network:
+    return replace(network, norm=replace(network.norm, momentum=0.0))
+
+
+def _in_words(network: Network) -> str:
+    shape, norm = " x ".join(map(str, network.shape)), network.norm
+    size = norm.groups or norm.channels_per_group
+    groups = f" ({size} {'groups' if norm.groups else 'channels a group'})" if size else ""
+    return f"{network.model} for {shape} images and {network.classes} classes with {norm.kind} norm{groups}"
 
 
 def steps(folder: Path) -> list[int]:

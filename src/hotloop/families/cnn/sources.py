@@ -140,8 +140,9 @@ class Photographs:
     def evaluation(self, fn: PerSample, batch_size: int) -> Evaluate:
         """Batches from the host, every image once."""
 
+        workers = self._open(self._validation, False)
+
         def run(state: Any) -> Sums:
-            workers = self._open(self._validation, False)
             return evaluate_batches(fn, state, evaluation_batches(workers, batch_size), batch_size)
 
         return run

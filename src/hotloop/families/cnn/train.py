@@ -6,7 +6,7 @@ console that it is handed.
 
 import secrets
 import time
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,20 +15,20 @@ from typing import Any
 import jax
 
 from hotloop.engine import report as reports
-from hotloop.engine import shelf
 from hotloop.engine.checkpoint import Checkpoints, KeepAll
-from hotloop.engine.drive import drive, newest
+from hotloop.engine.drive import drive
 from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.loop import Program
 from hotloop.engine.mesh import replicas
 from hotloop.engine.precision import partials_note
-from hotloop.engine.records import jsonable
+from hotloop.engine.records import jsonable, read_json
 from hotloop.engine.run import Run
 from hotloop.engine.sinks import ConsoleSink, WandbSink
 from hotloop.engine.where import platform
-from hotloop.errors import CheckpointError
+from hotloop.errors import OptionError
 from hotloop.families.cnn import model, saved, validation
 from hotloop.families.cnn.config import Train
+from hotloop.families.cnn.keeping import Keeping
 from hotloop.families.cnn.model import Job
 from hotloop.families.cnn.pace import Pace
 from hotloop.families.cnn.settings import SAMPLES, Samples, Settings, resolve
@@ -76,6 +76,10 @@ class Work:
 
 def run(config: Train, console: Console, command: str, given: Set[str] = frozenset()) -> Mapping[str, Any]:
     """Train, validate, or both."""
+    if not (config.training or config.validation):
+        raise OptionError("--training False --validation False: leaves nothing to do; leave one of them out")
+    if config.resume and config.run_name is None:
+        raise OptionError("--resume: say which run goes on by --run-name, the name of its folder")
     config, was_drawn = seeded(config)
     settled(config, SAMPLES[config.dataset], given)  # what cannot work is refused before data are read
     source = open_source(config, console, config.seed or 0)
@@ -89,9 +93,12 @@ def run(config: Train, console: Console, command: str, given: Set[str] = frozens
 
 
 def seeded(config: Train) -> tuple[Train, bool]:
-    """The config with a seed, and whether it was drawn here."""
+    """The config with a seed, and whether it was drawn here; a run that goes on keeps the one it drew."""
     if config.seed is not None:
         return config, False
+    before = run_folder(config) / "config.json"
+    if config.resume and before.exists():
+        return replace(config, seed=read_json(before).get("seed")), False
     return replace(config, seed=secrets.randbits(32)), True
 
 
@@ -127,6 +134,8 @@ def once(work: Work, command: str) -> dict[str, Any]:
     if report is not None:
         reports.check_writable(report)
     settings = jsonable(asdict(config))
+    keeping = Keeping.of(work.checkpoints, work.folder, config)
+    keeping.check(work.job.network, work.settings.plan)
     with Run.create(
         work.folder, settings, command=command, resume=config.resume, may_differ=MAY_DIFFER,
         sinks=[ConsoleSink(work.console.say)],
@@ -134,22 +143,21 @@ def once(work: Work, command: str) -> dict[str, Any]:
         if config.wandb:
             record.add_sink(_wandb(work, settings))
         result: dict[str, Any] = {"run": str(work.folder), "seed": config.seed}
-        began, made = time.perf_counter(), []
-        if config.training:
-            trained = train(work, record, settings, report)
-            result |= trained.figures
-            began, made = trained.began, trained.made
-            if config.compile_only:
-                return result
+        trained = train(work, record, settings, keeping, report) if config.training else None
+        result |= trained.figures if trained else {}
+        if config.compile_only and trained:
+            return result
         if config.validation:
-            result |= validate(work, record, made)
-            if config.training:
-                seconds = time.perf_counter() - began
+            result |= validate(work, record, trained)
+            if trained:
+                seconds = time.perf_counter() - trained.began
                 result["time_to_train_seconds"] = seconds
-                record.event("time_to_train", seconds=seconds)
+                total = trained.figures["updates"]
+                record.event("time_to_train", update=total, epoch=float(config.num_epochs), seconds=seconds)
                 work.console.say(f"time to train: {clock(seconds)}")
-            if config.clean_dir and made:
-                clean(work, made)
+            if config.clean_dir and trained and trained.made:
+                trained.keeping.clean(trained.made)
+                work.console.say(f"removed {len(trained.made)} checkpoints (--clean-dir False keeps them)")
     if work.source.notice:
         work.console.warn(work.source.notice)
     return result
@@ -170,14 +178,18 @@ def clock(seconds: float) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """What the training left: figures, the checkpoints it made, and when its clock started."""
+    """What the training left: figures, its last state, the checkpoints it made, and when its clock started."""
 
     figures: dict[str, Any]
+    state: model.State
     made: list[int]
+    keeping: Keeping
     began: float
 
 
-def train(work: Work, record: Run, settings: Mapping[str, Any], report: Path | None) -> Trained:
+def train(
+    work: Work, record: Run, settings: Mapping[str, Any], keeping: Keeping, report: Path | None
+) -> Trained:
     """All updates of the plan."""
     config, plan = work.config, work.settings.plan
     assert plan is not None
@@ -191,26 +203,25 @@ def train(work: Work, record: Run, settings: Mapping[str, Any], report: Path | N
         program.compile(state, min(plan.updates_per_call, program.updates_per_call))
         record.event("compile", updates_per_call=program.updates_per_call, **pace.compiled(program))
     if config.compile_only:
-        return Trained(pace.compiled(program), [], time.perf_counter())
+        return Trained(pace.compiled(program), state, [], keeping, time.perf_counter())
     began = time.perf_counter()
+    keeping.note(record)
     about(work).write(work.checkpoints)
-    before = set(saved.steps(work.checkpoints))
     with ExitStack() as stack:
         checkpoints = stack.enter_context(
             Checkpoints(work.checkpoints, KeepAll(), family=saved.FAMILY, config=settings)
         )
         bar = stack.enter_context(work.console.progress(work.settings.model, plan.total_updates))
-        resumed = newest(checkpoints, state) if config.resume else None
+        resumed = keeping.newest(checkpoints, state) if config.resume else None
         bar.advance(resumed.step if resumed else 0)
-        drive(
+        state = drive(
             program, plan, state, record, checkpoints if plan.updates("checkpoint") else None,
             resumed=resumed, progress=bar, latest=("learning_rate", "loss_scaling_factor"), guard="loss",
             on_log=pace.on_log, report=report,
             how_to_resume=f"the same command with --resume --run-name {work.folder.name}",
         )  # fmt: skip
-        steps = checkpoints.steps()
-    made = [step for step in steps if config.resume or step not in before]
-    return Trained({"updates": plan.total_updates, **pace.result(program)}, made, began)
+        made = keeping.made(checkpoints)
+    return Trained({"updates": plan.total_updates, **pace.result(program)}, state, made, keeping, began)
 
 
 def about(work: Work) -> saved.About:
@@ -225,7 +236,7 @@ def about(work: Work) -> saved.About:
     )
 
 
-def validate(work: Work, record: Run, made: list[int]) -> dict[str, Any]:
+def validate(work: Work, record: Run, trained: Trained | None) -> dict[str, Any]:
     """Every checkpoint that there is to validate, in the order of epochs, the best marked."""
     config = work.config
     assert work.settings.validation is not None
@@ -236,14 +247,11 @@ def validate(work: Work, record: Run, made: list[int]) -> dict[str, Any]:
     def evaluate(state: Any) -> dict[str, Any]:
         return validation.figures_of(evaluation(state), config.top_k)
 
-    folder, steps = _to_validate(work, made)
+    folder, steps = _to_validate(work, trained)
     if not steps:
-        state = work.initial()
-        figures = evaluate({"params": state["params"], "statistics": state["statistics"]})
-        record.event("validation", **figures)
-        return {"validation": [{"step": 0, "epoch": 0.0, **figures}], "best": None}
+        return {"validation": [_without_checkpoint(work, record, trained, evaluate)], "best": None}
     known = saved.about(folder)
-    check_same(work, known, folder)
+    saved.check_same(known.network, work.job.network, folder)
     found: list[Validated] = []
     with work.console.progress("validation", len(steps)) as bar:
         for each in validation.validate_all(
@@ -267,40 +275,30 @@ def validate(work: Work, record: Run, made: list[int]) -> dict[str, Any]:
     return result
 
 
-def check_same(work: Work, known: saved.About, folder: Path) -> None:
-    """The checkpoints must be of the network that the options name."""
-    if known.network != work.job.network:
-        there, here = known.network, work.job.network
-        raise CheckpointError(
-            f"{folder}: holds a {there.model} for {there.shape} images and {there.classes} classes, and the options "
-            f"ask for {here.model}, {here.shape} and {here.classes}; give the options that it was trained with"
-        )
-
-
-def _to_validate(work: Work, made: list[int]) -> tuple[Path, list[int]]:
+def _to_validate(work: Work, trained: Trained | None) -> tuple[Path, list[int]]:
     """The folder and its steps; no steps where there is nothing, with a warning that says what is validated instead."""
-    asked = work.config.checkpoint_input_dir
+    asked, made = work.config.checkpoint_input_dir, trained.made if trained else []
+    instead = "the last weights are validated" if trained else "random weights are validated"
     if asked is not None:
         folder = saved.checkpoints_in(asked)
         steps = saved.steps(folder) if folder.is_dir() else []
         if not steps:
-            work.console.warn(
-                f"--checkpoint-input-dir {asked}: holds no checkpoint; random weights are validated"
-            )
+            work.console.warn(f"--checkpoint-input-dir {asked}: holds no checkpoint; {instead}")
         return folder, steps
     if not made:
-        work.console.warn("there is no checkpoint to validate; random weights are validated")
+        work.console.warn(f"there is no checkpoint to validate; {instead}")
     return work.checkpoints, made
 
 
-def clean(work: Work, made: list[int]) -> None:
-    """Remove the checkpoints that this run made, and the folder if nothing else is in it."""
-    folder = work.checkpoints
-    there = shelf.numbered(folder)
-    for step in made:
-        shelf.remove(there[step])
-    if not shelf.numbered(folder):
-        (folder / saved.ABOUT).unlink(missing_ok=True)
-    if not list(folder.iterdir()):
-        folder.rmdir()
-    work.console.say(f"removed {len(made)} checkpoints (--clean-dir False keeps them)")
+def _without_checkpoint(
+    work: Work, record: Run, trained: Trained | None, evaluate: Callable[[Any], dict[str, Any]]
+) -> dict[str, Any]:
+    """The figures of the weights in hand: the training's last, or random ones."""
+    # By way of the host: they may lie on several devices, where the images do not.
+    state = jax.device_get(trained.state if trained else work.initial())
+    step = int(state["update"])
+    plan = work.settings.plan
+    epoch = float(step / plan.updates_per_epoch) if plan else 0.0
+    figures = evaluate({"params": state["params"], "statistics": state["statistics"]})
+    record.event("validation", update=step, epoch=epoch, **figures)
+    return {"step": step, "epoch": epoch, **figures}
