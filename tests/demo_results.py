@@ -35,5 +35,12 @@ RESULTS = {
         "batch_size": 100,
         "picture": "iVBORw0KGgo=",
     },
+    "recommender": {
+        "rmse": [2.8, 1.2, 0.9],
+        "biases": 0.93,
+        "users_per_second": 9e3,
+        "users": 943,
+        "items": 1682,
+    },
     "environment": {"jax": "0.0", "hotloop": "0.0"},
 }

@@ -6,7 +6,7 @@ from hotloop.bench.overview import overview
 
 def test_the_page_tells_every_kernel_and_draws_every_chart():
     html = overview(RESULTS).render()
-    assert html.count("<svg") == 7
+    assert html.count("<svg") == 8
     assert html.count("<tr>") == 3
     assert "lstm training" in html
     assert "a &lt;device&gt;" in html

@@ -8,7 +8,10 @@ from hotloop.cli.main import main
 
 
 def test_the_demo_writes_a_page_and_says_where(tmp_path, monkeypatch, capsys):
-    parts = {key: RESULTS[key] for key in ("kernels", "hot_loop", "losses", "hmc", "histogram", "vcd")}
+    parts = {
+        key: RESULTS[key]
+        for key in ("kernels", "hot_loop", "losses", "hmc", "histogram", "vcd", "recommender")
+    }
     monkeypatch.setattr(demo, "measure", lambda device, context: parts)
     assert main(["demo", "--output", str(tmp_path / "out"), "--json"]) == 0
     page = tmp_path / "out" / "index.html"

@@ -21,7 +21,7 @@ from hotloop.engine import pieces
 from hotloop.engine.device import setup
 from hotloop.engine.drive import Interrupted
 from hotloop.engine.run import current, read_events
-from hotloop.families.recommender import beside, config, saved, sets, train
+from hotloop.families.recommender import beside, biases, config, saved, sets, train
 from hotloop.families.recommender.config import PRESETS, Train
 from hotloop.options import options_of
 from listener import Listener
@@ -501,3 +501,19 @@ def test_a_short_run_on_real_ratings_is_clearly_better_than_the_mean(tmp_path, m
     assert result["validation"]["rmse"] < mean - 0.05
     logs = events(result["run"], "log")
     assert logs[-1]["rmse"] < logs[0]["rmse"] - 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (ROOT.is_dir() and find(known_set("movielens-100k"), ROOT)), reason=f"no ml-100k in {ROOT}"
+)
+@pytest.mark.parametrize("split", ["random", "user-time"])
+def test_the_preset_beats_user_and_item_biases(split, tmp_path, monkeypatch):
+    """On the test part, the epoch chosen on the validation part; the biases' dampings are chosen there, too."""
+    monkeypatch.undo()
+    monkeypatch.setenv("HOTLOOP_DATA", str(ROOT))
+    preset = replace(read(f"--config ml-100k --split {split} --run-name real"), logdir=tmp_path)
+    data = sets.load(preset, Listener())
+    fit = biases.chosen(data.train, data.validation, *data.scale)
+    result = train.run(preset, Listener(), "test")
+    assert result["test"]["rmse"] < biases.rmse(fit, data.test, *data.scale) - 0.001

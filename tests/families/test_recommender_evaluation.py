@@ -108,8 +108,8 @@ def test_command_measures_the_test_part_and_writes_it_down(run):
     scores = runs.network(saved.load(run, best=True).state["params"], train)
     expected = runs.naive(scores, train, test, (3, 10), relevant=3.5, low=0.5, high=5.0)
     assert_same(result, expected, 1e-5)
-    assert (result["step"], result["batch_size"], result["skipped_ratings"]) == (8, 4, 0)
-    written = json.loads((run / "evaluations" / "test-8.json").read_text())
+    assert (result["step"], result["batch_size"], result["skipped_ratings"]) == (3, 4, 0)
+    written = json.loads((run / "evaluations" / "test-3.json").read_text())
     assert written["rmse"] == result["rmse"]
     ((columns, rows),) = console.tables
     assert columns == ["model", "RMSE", "MAE", "NDCG@3", "NDCG@10", "Recall@3", "Recall@10"]

@@ -208,7 +208,9 @@ def test_the_command_says_estimate_table_and_headline_and_writes_the_result(undi
     assert estimate < listener.said.index("bar: HMC")
     (first, second) = listener.bars
     assert first == ("HMC", 11, 11)
-    assert second[0] == "importance sampling" and second[1] == second[2] > 0  # chunks: by the platform's memory
+    assert (
+        second[0] == "importance sampling" and second[1] == second[2] > 0
+    )  # chunks: by the platform's memory
     ((columns, rows),) = listener.tables
     assert [row[0] for row in rows] == ["encoder", "hmc_mean", "hmc_mean_std"]
     assert all(len(row) == len(columns) for row in rows)

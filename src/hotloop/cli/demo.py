@@ -85,10 +85,11 @@ def run(config: Demo, context: Context) -> Mapping[str, Any]:
 def measure(device: Any, context: Context) -> dict[str, Any]:
     """All figures of the demo, each told as it comes."""
     from hotloop.families.kernels import bench, hmc
+    from hotloop.families.recommender import demo as recommender
     from hotloop.families.vcd.demo import glimpse
 
     quiet = Quiet(context)
-    tasks = 2 * len(LAYERS) + len(UPDATES_PER_CALL) + 4
+    tasks = 2 * len(LAYERS) + len(UPDATES_PER_CALL) + 5
     results: dict[str, Any] = {}
     with context.progress("kernels", tasks) as bar:
         for name, layer in LAYERS.items():
@@ -123,7 +124,15 @@ def measure(device: Any, context: Context) -> dict[str, Any]:
             f"{vae['updates_per_second']:,.0f} updates/s"
         )
         bar.advance()
-    figures = {"hot_loop": curve, "losses": losses, "hmc": chain, "histogram": histogram, "vcd": vae}
+        bar.update("recommender")
+        tastes = recommender.glimpse(quiet)
+        context.say(
+            f"recommender on drawn tastes: RMSE {tastes['rmse'][0]:.2f} -> {min(tastes['rmse']):.3f} stars (biases "
+            f"{tastes['biases']:.3f}), {tastes['users_per_second']:,.0f} users/s"
+        )
+        bar.advance()
+    figures = {"hot_loop": curve, "losses": losses, "hmc": chain, "histogram": histogram, "vcd": vae,
+               "recommender": tastes}  # fmt: skip
     return {"kernels": results, **figures}
 
 

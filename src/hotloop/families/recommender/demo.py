@@ -16,7 +16,7 @@ from hotloop.families.recommender.config import Train
 from hotloop.families.recommender.errors_of import Errors
 
 RECIPE = Train(
-    data="procedural", epochs=40, refeed="none", base_learning_rate=-12, weight_decay=6e-3, precision="32.32"
+    data="procedural", epochs=150, refeed="none", base_learning_rate=-12, weight_decay=6e-3, precision="32.32"
 )
 
 
