@@ -60,7 +60,7 @@ def in_floats(image: "Image.Image", sample: Sample, size: int, mirrored: bool) -
 
 
 def in_bytes(image: "Image.Image", sample: Sample, size: int, mirrored: bool) -> Pixels:
-    """The same truncated to bytes, by pillow in C where it can: five times as fast."""
+    """The same truncated to bytes, by pillow in C where it can: several times as fast."""
     last_x = sample.left + (size - 1) * sample.step_x
     last_y = sample.top + (size - 1) * sample.step_y
     if last_x >= image.width - 0.5 or last_y >= image.height - 0.5:
