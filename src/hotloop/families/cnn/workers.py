@@ -1,8 +1,8 @@
 """Workers that decode photographs: threads, or processes that write into shared memory.
 
 Threads begin at once and share everything, but about a tenth of the work holds Python's lock: some ten of them would
-wait for each other, so that from eight workers on processes are the default. Batches are cut into small parts, as many in the making as keep every worker busy. It
-must not know which images come next.
+wait for each other, so that from eight workers on processes are the default. Batches are cut into small parts, as
+many in the making as keep every worker busy. It must not know which images come next.
 """
 
 import signal
