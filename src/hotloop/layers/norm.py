@@ -2,7 +2,8 @@
 
 Mean and variance come from one pass over the images: mean and mean square of their distance to one pixel, so that a
 large common offset does not cancel the variance away. The backward passes are written out: two sums, then one
-multiply-add. Who keeps moving statistics, and how they move, is not known here.
+multiply-add. XLA's CPU reductions write out whatever is subtracted before they sum, so there the sums are of the images
+themselves. Who keeps moving statistics, and how they move, is not known here.
 """
 
 from functools import partial
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float
 
+from hotloop.layers.paths import Operation
 from hotloop.layers.product import wide
 
 EPSILON = 1.001e-5  # Keras' ResNets
@@ -21,6 +23,7 @@ Channels = Float[Array, " C"]
 Triple = tuple[Array, Array, Array]
 _PIXELS = (0, 1, 2)
 _GROUP = (1, 2, 4)  # of [N, H, W, G, C]
+_FAR = 100  # squared mean over variance: beyond it E[x^2] - E[x]^2 keeps fewer than four digits
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
@@ -28,7 +31,7 @@ def batch_norm(
     x_NHWC: Images, scale: Channels, offset: Channels, epsilon: float = EPSILON
 ) -> tuple[Images, Channels, Channels]:
     """The images normalised by their own statistics, and those: mean and biased variance of each channel."""
-    mean, variance = (moment.reshape(-1) for moment in _moments(x_NHWC, x_NHWC[:1, :1, :1], _PIXELS))
+    mean, variance = (moment.reshape(-1) for moment in moments(x_NHWC, x_NHWC[:1, :1, :1], axes=_PIXELS))
     return normalise(x_NHWC, scale, offset, mean, variance, epsilon), mean, variance
 
 
@@ -53,10 +56,11 @@ def _remember(x: Array, scale: Array, offset: Array, epsilon: float) -> tuple[Tr
 def _backward(epsilon: float, saved: tuple[Array, ...], gradients: Triple) -> Triple:
     x, scale, offset, mean, inverse = saved
     dy, dmean, dvariance = gradients
-    dy, centred, slope, count = dy.astype(mean.dtype), x - mean, scale * inverse, prod(x.shape[:3])
-    total, along = (part.reshape(-1) for part in _sums(dy, centred, _PIXELS))
+    dy, slope, count = dy.astype(mean.dtype), scale * inverse, prod(x.shape[:3])
+    sums = gradient_sums(dy, x, mean.reshape(1, 1, 1, -1), axes=_PIXELS)
+    total, along = (part.reshape(-1) for part in sums)
     tilt = (2 * dvariance - slope * inverse**2 * along) / count
-    dx = slope * dy + tilt * centred + (dmean - slope * total) / count
+    dx = slope * dy + tilt * (x - mean) + (dmean - slope * total) / count
     return dx.astype(x.dtype), (along * inverse).astype(scale.dtype), total.astype(offset.dtype)
 
 
@@ -78,31 +82,58 @@ def _standardised(x_NHWGC: Array, epsilon: float) -> Array:
 
 
 def _standardise(x: Array, epsilon: float) -> tuple[Array, Triple]:
-    mean, variance = _moments(x, x[:, :1, :1, :, :1], _GROUP)
+    mean, variance = moments(x, x[:, :1, :1, :, :1], axes=_GROUP)
     inverse = lax.rsqrt(variance + epsilon)
     return (x - mean) * inverse, (x, mean, inverse)
 
 
 def _standardise_backward(epsilon: float, saved: Triple, dy: Array) -> tuple[Array]:
     x, mean, inverse = saved
-    unit, count = (x - mean) * inverse, prod(x.shape[axis] for axis in _GROUP)
-    total, along = _sums(dy, unit, _GROUP)
-    dx = inverse * (dy - total / count - unit * (along / count))
+    count = prod(x.shape[axis] for axis in _GROUP)
+    total, along = gradient_sums(dy, x, mean, axes=_GROUP)
+    dx = inverse * (dy - total / count - (x - mean) * (inverse**2 * along / count))
     return (dx.astype(x.dtype),)
 
 
 _standardised.defvjp(_standardise, _standardise_backward)
 
 
-def _moments(x: Array, near: Array, axes: tuple[int, ...]) -> tuple[Array, Array]:
+def _moments_about(x: Array, near: Array, *, axes: tuple[int, ...]) -> tuple[Array, Array]:
     """Mean and biased variance over `axes`, which are kept with size 1; `near` is any value of each set."""
     near = near.astype(wide(x.dtype))
-    away, count = x - near, prod(x.shape[axis] for axis in axes)
-    total, square = _sums(away, away, axes)
-    mean = total / count
-    return near + mean, jnp.maximum(square / count - mean**2, 0)
+    mean, variance = _raw_moments(x - near, axes)
+    return near + mean, variance
 
 
-def _sums(u: Array, v: Array, axes: tuple[int, ...]) -> tuple[Array, Array]:
-    """The sums of `u` and of `u * v`, which XLA makes in one pass over both."""
-    return u.sum(axes, keepdims=True), (u * v).sum(axes, keepdims=True)
+def _moments_unless_far(x: Array, near: Array, *, axes: tuple[int, ...]) -> tuple[Array, Array]:
+    """The same without subtracting, unless a mean is so far from zero that digits would be lost."""
+    mean, variance = _raw_moments(x.astype(wide(x.dtype)), axes)
+    far = (mean**2 > _FAR * variance).any()
+    shifted: tuple[Array, Array] = lax.cond(
+        far, lambda: _moments_about(x, near, axes=axes), lambda: (mean, variance)
+    )
+    return shifted
+
+
+def _raw_moments(x: Array, axes: tuple[int, ...]) -> tuple[Array, Array]:
+    count = prod(x.shape[axis] for axis in axes)
+    mean = x.sum(axes, keepdims=True) / count
+    square = (x * x).sum(axes, keepdims=True) / count
+    return mean, jnp.maximum(square - mean**2, 0)
+
+
+def _sums_about(dy: Array, x: Array, mean: Array, *, axes: tuple[int, ...]) -> tuple[Array, Array]:
+    """The sums of `dy` and of `dy * (x - mean)`."""
+    return dy.sum(axes, keepdims=True), (dy * (x - mean)).sum(axes, keepdims=True)
+
+
+def _sums_corrected(dy: Array, x: Array, mean: Array, *, axes: tuple[int, ...]) -> tuple[Array, Array]:
+    """The same, the mean's part subtracted last: it costs no more digits than `x` lost when it was rounded."""
+    total, along = dy.sum(axes, keepdims=True), (dy * x.astype(dy.dtype)).sum(axes, keepdims=True)
+    return total, along - mean * total
+
+
+moments = Operation("norm moments", _moments_about)
+gradient_sums = Operation("norm gradient sums", _sums_about)
+moments.register("unshifted", "cpu", _moments_unless_far)
+gradient_sums.register("unshifted", "cpu", _sums_corrected)

@@ -22,6 +22,7 @@ from hotloop.engine.loss_scale import AutoScale, ScaleState, StaticScale, choose
 from hotloop.engine.mesh import REPLICA
 from hotloop.families.cnn import images, losses, statistics
 from hotloop.families.cnn.network import Network, Statistics, build
+from hotloop.families.cnn.resnet import Variant
 from hotloop.families.cnn.settings import Settings
 
 State = Any
@@ -35,12 +36,13 @@ class Job:
 
     settings: Settings
     repeated: bool = False
+    variant: Variant = "keras"
 
     @cached_property
     def network(self) -> Network:
         """The model."""
         chosen = self.settings
-        return build(chosen.model, chosen.samples.shape, chosen.samples.classes, chosen.norm)
+        return build(chosen.model, chosen.samples.shape, chosen.samples.classes, chosen.norm, self.variant)
 
     @cached_property
     def policy(self) -> precision.Policy:

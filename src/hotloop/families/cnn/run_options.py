@@ -89,6 +89,11 @@ class Data:
     pipeline_num_parallel: int = option(
         48, "At most so many workers that decode images on the host.", check=positive, group=DATA
     )
+    skip_corrupt: bool = option(
+        False,
+        "Let other images take the place of broken ones, and count them; else the first one stops the run.",
+        group=DATA,
+    )
     shuffle: bool = option(True, "Shuffle the training images; validation never does.", group=DATA)
     seed: int | None = option(
         None,

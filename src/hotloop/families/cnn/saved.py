@@ -81,7 +81,8 @@ def about(folder: Path) -> About:
 
 
 def check_same(there: Network, here: Network, folder: Path) -> None:
-    """The checkpoints must be of the network that the options name; its momentum matters to a training alone."""
+    """The checkpoints must be of the network that the options name; its momentum matters to a training
+    alone, and its variant is the checkpoints' own."""
     if _by(there) != _by(here):
         raise CheckpointError(
             f"{folder}: holds a {_in_words(there)}, and the options ask for a {_in_words(here)}; give the options "
@@ -90,7 +91,7 @@ def check_same(there: Network, here: Network, folder: Path) -> None:
 
 
 def _by(network: Network) -> Network:
-    return replace(network, norm=replace(network.norm, momentum=0.0))
+    return replace(network, norm=replace(network.norm, momentum=0.0), variant="keras")
 
 
 def _in_words(network: Network) -> str:

@@ -42,7 +42,6 @@ class Import:
 
     weights: Path = argument("A .safetensors file of a torchvision or timm ResNet.")
     out: Path = argument("Folder for the checkpoint.")
-    model: str = option("resnet50", "The ResNet that they are of.", check=known_model)
 
     def __post_init__(self) -> None:
         validate(self)

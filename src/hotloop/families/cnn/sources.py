@@ -108,6 +108,7 @@ class Photographs:
         self._workers: list[Workers] = []
         self._count = default_workers(config.pipeline_num_parallel)
         self._seed, self._eight_bit, self._warn = seed, config.eight_bit_transfer, console.warn
+        self._skip_corrupt = config.skip_corrupt
         self._train = open_store(config.dataset_path, "train") if config.training else None
         self._validation = open_store(config.dataset_path, "validation") if config.validation else None
         whole = SAMPLES["imagenet"]
@@ -123,7 +124,9 @@ class Photographs:
     def _open(self, store: Any, training: bool) -> Workers:
         if store is None:
             raise DataError("there are no images for this phase")
-        reading = Reading(store, training, self._seed, eight_bit=self._eight_bit)
+        reading = Reading(
+            store, training, self._seed, eight_bit=self._eight_bit, skip_corrupt=self._skip_corrupt
+        )
         self._workers.append(Workers(reading, self._count, on_skip=self._warn))
         return self._workers[-1]
 
@@ -151,6 +154,8 @@ class Photographs:
         """End all workers."""
         for workers in self._workers:
             workers.close()
+        if skipped := sum(workers.skipped for workers in self._workers):
+            self._warn(f"--skip-corrupt: {skipped} broken images were replaced by others")
 
 
 class MadeUp:

@@ -240,18 +240,17 @@ def validate(work: Work, record: Run, trained: Trained | None) -> dict[str, Any]
     """Every checkpoint that there is to validate, in the order of epochs, the best marked."""
     config = work.config
     assert work.settings.validation is not None
-    evaluation = work.source.evaluation(
-        model.evaluate(work.job, config.top_k), work.settings.validation.batch
-    )
+    folder, steps = _to_validate(work, trained)
+    known = saved.about(folder) if steps else about(work)
+    saved.check_same(known.network, work.job.network, folder)
+    job = replace(work.job, variant=known.network.variant)
+    evaluation = work.source.evaluation(model.evaluate(job, config.top_k), work.settings.validation.batch)
 
     def evaluate(state: Any) -> dict[str, Any]:
         return validation.figures_of(evaluation(state), config.top_k)
 
-    folder, steps = _to_validate(work, trained)
     if not steps:
         return {"validation": [_without_checkpoint(work, record, trained, evaluate)], "best": None}
-    known = saved.about(folder)
-    saved.check_same(known.network, work.job.network, folder)
     found: list[Validated] = []
     with work.console.progress("validation", len(steps)) as bar:
         for each in validation.validate_all(

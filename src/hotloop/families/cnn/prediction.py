@@ -1,0 +1,78 @@
+"""`hotloop cnn predict`: the likeliest classes of image files, by a checkpoint alone.
+
+ImageNet's networks see the middle of a photograph as in validation; the others see the whole image at their size.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from hotloop.data.encoded import EncodedImage
+from hotloop.data.jpeg import ImageError, loaded, opened
+from hotloop.errors import DataError, OptionError
+from hotloop.families.cnn import images, saved
+from hotloop.families.cnn.photographs import evaluation_image, in_bytes
+from hotloop.families.cnn.small_config import Predict
+from hotloop.families.console import Console
+
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+def run(config: Predict, console: Console) -> Mapping[str, Any]:
+    """A line for each class of each image."""
+    folder = saved.checkpoints_in(config.checkpoint)
+    known = saved.about(folder)
+    if config.top > known.network.classes:
+        raise OptionError(f"--top {config.top}: there are only {known.network.classes} classes")
+    pixels = np.stack([read(path, known.network.shape, known.dataset) for path in config.image])
+    step, weights = saved.weights(folder, config.step, known)
+    shares = np.asarray(_shares(known, weights, pixels))
+    found: dict[str, list[dict[str, Any]]] = {}
+    for path, row in zip(config.image, shares, strict=True):
+        order = np.argsort(-row, kind="stable")[: config.top]
+        found[str(path)] = [
+            {"class": int(k), "name": name_of(known.dataset, int(k)), "probability": float(row[k])}
+            for k in order
+        ]
+        console.say(f"{path}:")
+        for each in found[str(path)]:
+            console.say(f"  {100 * each['probability']:6.2f} %  {each['name']}")
+    return {"checkpoint": str(folder), "step": step, "predictions": found}
+
+
+def _shares(known: saved.About, weights: Any, pixels: NDArray[np.uint8]) -> jax.Array:
+    @jax.jit
+    def shares(weights: Any, pixels: jax.Array) -> jax.Array:
+        seen = known.policy.to_compute(images.evaluated(known.dataset, pixels))
+        params = known.policy.to_compute(weights["params"])
+        logits, _ = known.network.apply(params, weights["statistics"], seen, train=False)
+        return jax.nn.softmax(logits)
+
+    result: jax.Array = shares(weights, jnp.asarray(pixels))
+    return result
+
+
+def read(path: Path, shape: tuple[int, int, int], dataset: str) -> NDArray[np.uint8]:
+    """An image file as the network's bytes."""
+    try:
+        encoded = path.read_bytes()
+        if dataset == "imagenet":
+            whole = EncodedImage(encoded, 0, str(path))
+            return evaluation_image(whole, shape[0], in_bytes).astype(np.uint8)
+        image = loaded(opened(encoded)).convert("L" if shape[2] == 1 else "RGB")
+        pixels = np.asarray(image.resize((shape[1], shape[0])), np.uint8)
+        return pixels.reshape(shape)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+    except ImageError as error:
+        raise DataError(f"{path}: not a whole image ({error})") from None
+
+
+def name_of(dataset: str, label: int) -> str:
+    """A class for people."""
+    return CIFAR10[label] if dataset == "cifar10" else f"class {label}"
