@@ -10,6 +10,8 @@ import pytest
 from hotloop.errors import OptionError
 from hotloop.families.cnn.describe import describe, flops_per_image
 from hotloop.families.cnn.network import MODELS, Norm, build
+from hotloop.families.cnn.pools import max_pool
+from hotloop.layers.paths import forced
 
 QUICK = {"xla_backend_optimization_level": 0}
 CIFAR, IMAGENET = (32, 32, 3), (224, 224, 3)
@@ -361,6 +363,23 @@ def test_training_loss_and_gradient_equal_torch_in_float64(float64_gradient):
         gradient,
         leaves,
     )
+
+
+@pytest.mark.parametrize("path", ["default", "slices"])
+@pytest.mark.parametrize(("size", "stride", "padding"), [(3, 2, 1), (5, 5, 0), (2, 1, 0)])
+def test_max_pool_takes_and_gives_back_to_the_largest_of_each_window(size, stride, padding, path):
+    x = GENERATOR.permutation(2 * 9 * 8 * 3).reshape(2, 9, 8, 3).astype(np.float32) + 1
+    with forced(path):
+        y, backward = jax.vjp(lambda x: max_pool(x, size, stride, padding), jnp.asarray(x))
+        dy = GENERATOR.normal(size=y.shape).astype(np.float32)
+        (dx,) = jax.jit(backward)(dy)
+    padded = np.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (size, size), (1, 2))[:, ::stride, ::stride]
+    largest = windows.max((-1, -2))
+    np.testing.assert_array_equal(y, largest)
+    wanted = np.zeros(x.size + 1)
+    np.add.at(wanted, largest.astype(int), dy)
+    np.testing.assert_allclose(dx, wanted[x.astype(int)], rtol=1e-5, atol=1e-6)
 
 
 def test_networks_are_static_arguments():

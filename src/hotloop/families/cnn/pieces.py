@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array, lax
 
 from hotloop.families.cnn.first_values import Truncated, Value
+from hotloop.families.cnn.pools import max_pool
 from hotloop.layers import conv, initial, norm
 from hotloop.layers.bias import with_bias
 from hotloop.layers.product import product, wide
@@ -198,11 +199,7 @@ class MaxPool(Plain):
 
     def __call__(self, leaves: Leaves, *xs: Array) -> Array:
         """Pool."""
-        window, strides = (1, self.size, self.size, 1), (1, self.stride, self.stride, 1)
-        edges = [(0, 0), *[(self.padding, self.padding)] * 2, (0, 0)]
-        lowest = np.array(-np.inf, xs[0].dtype)
-        pooled: Array = lax.reduce_window(xs[0], lowest, lax.max, window, strides, edges)
-        return pooled
+        return max_pool(xs[0], self.size, self.stride, self.padding)
 
 
 class MeanPool(Plain):

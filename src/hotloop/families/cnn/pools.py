@@ -1,0 +1,70 @@
+"""Max pooling, with a gradient that a CPU computes fast where windows overlap.
+
+The built-in gradient scatters each value to its window's largest; for 8 images of 112x112x64 and 3x3 windows two apart
+that takes a CPU four times as long as differentiating the maximum of nine shifted slices. Equal largest values share
+the gradient there, elsewhere the first takes it.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from itertools import product
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from hotloop.layers.paths import Operation
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def max_pool(x_NHWC: Array, size: int, stride: int, padding: int) -> Array:
+    """The largest value of each whole window of the image with `padding` pixels more on each side, which never win."""
+    return _of_windows(x_NHWC, size, stride, padding)
+
+
+def _of_windows(x: Array, size: int, stride: int, padding: int) -> Array:
+    edges = ((0, 0), (padding, padding), (padding, padding), (0, 0))
+    window, strides = (1, size, size, 1), (1, stride, stride, 1)
+    pooled: Array = lax.reduce_window(x, np.array(-np.inf, x.dtype), lax.max, window, strides, edges)
+    return pooled
+
+
+def _remember(x: Array, size: int, stride: int, padding: int) -> tuple[Array, Array]:
+    return max_pool(x, size, stride, padding), x
+
+
+def _backward(size: int, stride: int, padding: int, x: Array, dy: Array) -> tuple[Array]:
+    return (gradient(x, dy, size=size, stride=stride, padding=padding),)
+
+
+max_pool.defvjp(_remember, _backward)
+
+
+def _of_slices(x: Array, size: int, stride: int, padding: int) -> Array:
+    edges = [(0, 0, 0), (padding, padding, 0), (padding, padding, 0), (0, 0, 0)]
+    padded = lax.pad(x, np.array(-np.inf, x.dtype), edges)
+    images, rows, columns, channels = padded.shape
+    ends = [(length - size) // stride * stride + 1 for length in (rows, columns)]
+    pooled = jnp.full((), -np.inf, x.dtype)
+    for i, j in product(range(size), repeat=2):
+        corner = (images, i + ends[0], j + ends[1], channels)
+        pooled = jnp.maximum(pooled, lax.slice(padded, (0, i, j, 0), corner, (1, stride, stride, 1)))
+    return pooled
+
+
+def _gradient_of(pool: Callable[[Array, int, int, int], Array]) -> Callable[..., Array]:
+    def dx(x: Array, dy: Array, *, size: int, stride: int, padding: int) -> Array:
+        gradient: Array = jax.vjp(lambda x: pool(x, size, stride, padding), x)[1](dy)[0]
+        return gradient
+
+    return dx
+
+
+def _on_cpu(x: Array, size: int, stride: int, padding: int) -> Array:
+    """Slices where windows overlap; apart, scattering has nothing to add up and is the faster."""
+    return (_of_slices if size > stride else _of_windows)(x, size, stride, padding)
+
+
+gradient = Operation("max pool gradient", _gradient_of(_of_windows))
+gradient.register("slices", "cpu", _gradient_of(_on_cpu))
