@@ -188,7 +188,7 @@ def test_gradients_of_16_bits_do_not_overflow_when_replicas_add_them_up():
     assert state["params"]["line"]["kernel"] == pytest.approx(0.5 * RATE, rel=1e-6)
 
 
-@pytest.mark.parametrize("split", [(2, 1, 4), (2, 4, 1), (1, 4, 2)])
+@pytest.mark.parametrize("split", [(2, 1, 4), (1, 4, 2)])
 def test_without_batch_norm_every_split_gives_the_same_update_and_each_sample_its_own_crop(split):
     whole, parts = small(*FLOAT32, *GROUPS), small(*FLOAT32, *GROUPS, split=split)
     (one, figures), (other, other_figures) = updated(whole), updated(parts)
@@ -198,7 +198,7 @@ def test_without_batch_norm_every_split_gives_the_same_update_and_each_sample_it
 
 
 def test_a_named_network_is_updated_the_same_over_replicas_and_micro_batches():
-    words = ("--model", "toy_model_bn", "--norm-layer", "{name: group_norm, num_groups: 2}", *FLOAT32)
+    words = (*DIGITS, "--model", "toy_model_bn", "--norm-layer", "{name: group_norm, num_groups: 2}")
     whole, parts = named(*words), named(*words, split=(2, 2, 2))
     (one, figures), (other, other_figures) = updated(whole), updated(parts)
     close(other["params"], one["params"])
@@ -217,10 +217,7 @@ def test_the_crop_of_a_sample_is_drawn_anew_for_every_update():
     assert figures["loss"] == others["loss"]  # nothing is drawn for digits
 
 
-@pytest.mark.parametrize(
-    ("rule", "split"),
-    [("spread", (2, 2, 2)), ("spread", (2, 1, 4)), ("seed", (2, 1, 4)), ("seed", (2, 4, 1))],
-)
+@pytest.mark.parametrize(("rule", "split"), [("spread", (2, 2, 2)), ("seed", (2, 1, 4))])
 def test_statistics_of_all_micro_batches_make_one_move(rule, split):
     job = small(*DIGITS, "--statistics-rule", rule, split=split)
     batch = samples(job)
@@ -228,7 +225,7 @@ def test_statistics_of_all_micro_batches_make_one_move(rule, split):
     state, _ = updated(job, batch)
     x = (batch["image"] / 255).reshape(-1, 3)
     variance = x.var(0, ddof=1)
-    if rule == "seed" and split[2] > 1:  # the means of accumulated micro-batches do not count
+    if rule == "seed":  # the means of accumulated micro-batches do not count
         variance = x.reshape(4, -1, 3).var(1, ddof=1).mean(0)
         assert (variance < 0.9 * x.var(0)).all()
     close(state["statistics"]["bn_0"], {"mean": 0.03 * x.mean(0), "variance": 0.97 + 0.03 * variance})
@@ -335,17 +332,6 @@ def test_made_up_images_give_every_micro_batch_the_same_and_are_not_cropped():
     np.testing.assert_allclose(one["statistics"]["bn_0"]["mean"], 0.03 * x.mean(0), atol=1e-7)
 
 
-@pytest.fixture(scope="module")
-def stream():
-    """A program for calls of up to K updates, and its first state: 16 bits, rounded by chance, 20 images."""
-    momentum = ("--optimizer-params", "{momentum: 0.9}")
-    job = small("--precision", "16.16", *STEPPED, *momentum, split=(3, 1, 2))
-    draws = np.random.default_rng(1)
-    pixels = draws.integers(0, 256, (20, 4, 4, 3)).astype(np.uint8)
-    data = {"image": pixels, "label": draws.integers(0, 10, 20).astype(np.int32)}
-    return lambda longest: Program(model.update(job), Resident(data, 6, seed=3), longest, KEY), begun(job)
-
-
 def called(program, state, counts, first=0):
     for count in counts:
         state, _ = program(state, first, count)
@@ -353,15 +339,16 @@ def called(program, state, counts, first=0):
     return state
 
 
-def test_any_number_of_updates_a_call_and_any_resume_give_the_same_bits(stream, tmp_path):
-    made, state = stream
-    whole = jax.device_get(called(made(6), own(state), [6]))
-    for longest in (1, 3):
-        same(whole, jax.device_get(called(made(longest), own(state), [longest] * (6 // longest))))
-    half = called(made(3), own(state), [3])
+def test_any_number_of_updates_a_call_and_any_resume_give_the_same_bits(tmp_path):
+    half = ("--precision", "16.16", *STEPPED, "--optimizer-params", "{momentum: 0.9}")  # rounded by chance
+    job = one_weight("--dataset", "mnist", *half, split=(3, 1, 2))
+    state, update, feed = begun(job), model.update(job), Resident(LINE, 6, seed=3)
+    six, three, one = (Program(update, feed, longest, KEY) for longest in (6, 3, 1))
+    whole = jax.device_get(called(six, own(state), [6]))
+    same(whole, jax.device_get(called(one, own(state), [1] * 6)))
     with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(3, half, position={})
+        checkpoints.save(3, called(three, own(state), [3]), position={})
         restored = checkpoints.restore(own(state))
-    same(whole, jax.device_get(called(made(3), own(restored.state), [3], first=3)))
-    assert whole["update"] == 6 and str(whole["params"]["dense"]["kernel"].dtype) == "bfloat16"
+    same(whole, jax.device_get(called(three, own(restored.state), [3], first=3)))
+    assert whole["update"] == 6 and str(whole["params"]["line"]["kernel"].dtype) == "bfloat16"
     all_moved(whole["params"], state["params"], 1e-3)
