@@ -7,7 +7,7 @@ more is better for us. It must not know what is compared.
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +26,24 @@ def enough(run: Callable[[int], None], target: float) -> int:
     while (took := seconds(partial(run, count))) < target / 4 and count < 2**20:
         count *= 4
     return max(1, round(count * target / took))
+
+
+def take_turns(
+    sides: Mapping[str, tuple[Callable[[int], None], int]], rounds: int, target: float
+) -> tuple[dict[str, int], dict[str, list[float]]]:
+    """Name -> (run so many iterations, their least number) to iterations of a turn, and seconds of one, by round.
+
+    A turn takes about `target` seconds, in whole multiples of the least number; every side has run before.
+    """
+    lengths = {
+        name: least * max(1, round(target / seconds(partial(run, least))))
+        for name, (run, least) in sides.items()
+    }
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, (run, _) in sides.items():
+            times[name].append(seconds(partial(run, lengths[name])) / lengths[name])
+    return lengths, times
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
