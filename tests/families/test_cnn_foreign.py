@@ -75,6 +75,8 @@ def torch_resnet(layers, classes):
             if "bn" in name or "downsample.1" in name:  # not the identity that norms begin as
                 low, high = (-0.2, 0.2) if name.endswith(("bias", "mean")) else (0.6, 1.2)
                 tensor.copy_(torch.empty(tensor.shape).uniform_(low, high))
+        model.bn1.running_var.fill_(2e-5)  # small enough to show which epsilon is added to it
+        model.bn1.weight.mul_(0.005)
     return model
 
 

@@ -10,6 +10,12 @@ from hotloop.layers.paths import forced
 
 GENERATOR = np.random.default_rng(0)
 SHAPE = (3, 4, 5, 6)
+START = GENERATOR.bit_generator.state
+
+
+@pytest.fixture(autouse=True)
+def the_same_numbers_in_any_order_of_tests():
+    GENERATOR.bit_generator.state = START
 
 
 def images(shape=SHAPE, mean=0.0):
@@ -66,7 +72,7 @@ def test_group_norm_and_its_gradient_equal_the_textbook_form(groups, path):
 
 
 @pytest.mark.parametrize("path", ["default", "unshifted"])
-@pytest.mark.parametrize("mean", [0.0, 5.0, -3e3])
+@pytest.mark.parametrize("mean", [5.0, 300.0, -3e3])
 def test_one_pass_keeps_the_variance_of_images_far_from_zero(mean, path):
     shape = (8, 9, 9, 4)
     x = images(shape, mean).astype(np.float32)
@@ -75,10 +81,14 @@ def test_one_pass_keeps_the_variance_of_images_far_from_zero(mean, path):
         gradients, (y, centre, variance) = values_and_gradients(batch_norm, weights)(x, scale, offset)
         grouped = jax.jit(group_norm, static_argnums=3)(x, scale, offset, 4)
     exact = x.astype(np.float64)
-    # Half a unit in float32's last place, for 648 summands as for a random walk, for deviations of up to 2.
-    place = 2**-24 * 648**0.5 * 2 * max(1, abs(mean))
+    # Half a unit in float32's last place, times two, for 648 summands as for a random walk.
+    digits = 2**-23 * 648**0.5
+    place = digits * max(1, abs(mean))
     np.testing.assert_allclose(centre, exact.mean((0, 1, 2)), atol=place)
-    np.testing.assert_allclose(variance, exact.var((0, 1, 2)), rtol=1e-4 if path == "unshifted" else 1e-5)
+    # What is subtracted from the mean square: without a shift up to 100 variances, else the middle pixel's distance.
+    distance = ((exact[0, 4, 4] - exact.mean((0, 1, 2))) ** 2 / exact.var((0, 1, 2))).max()
+    lost = digits * (1 + (100 if path == "unshifted" else distance))
+    np.testing.assert_allclose(variance, exact.var((0, 1, 2)), rtol=lost)
     with jax.enable_x64(True):
         wanted, (unit, _, _) = values_and_gradients(plain_batch_norm, weights)(exact, scale, offset)
     np.testing.assert_allclose(y, unit, rtol=5e-5, atol=place)

@@ -31,7 +31,7 @@ def batch_norm(
     x_NHWC: Images, scale: Channels, offset: Channels, epsilon: float = EPSILON
 ) -> tuple[Images, Channels, Channels]:
     """The images normalised by their own statistics, and those: mean and biased variance of each channel."""
-    mean, variance = (moment.reshape(-1) for moment in moments(x_NHWC, x_NHWC[:1, :1, :1], axes=_PIXELS))
+    mean, variance = (moment.reshape(-1) for moment in moments(x_NHWC, _middle(x_NHWC)[:1], axes=_PIXELS))
     return normalise(x_NHWC, scale, offset, mean, variance, epsilon), mean, variance
 
 
@@ -82,7 +82,7 @@ def _standardised(x_NHWGC: Array, epsilon: float) -> Array:
 
 
 def _standardise(x: Array, epsilon: float) -> tuple[Array, Triple]:
-    mean, variance = moments(x, x[:, :1, :1, :, :1], axes=_GROUP)
+    mean, variance = moments(x, _middle(x)[..., :1], axes=_GROUP)
     inverse = lax.rsqrt(variance + epsilon)
     return (x - mean) * inverse, (x, mean, inverse)
 
@@ -96,6 +96,12 @@ def _standardise_backward(epsilon: float, saved: Triple, dy: Array) -> tuple[Arr
 
 
 _standardised.defvjp(_standardise, _standardise_backward)
+
+
+def _middle(x: Array) -> Array:
+    """The pixel in the middle: those at the edges have seen padding and may be far from the others."""
+    row, column = x.shape[1] // 2, x.shape[2] // 2
+    return x[:, row : row + 1, column : column + 1]
 
 
 def _moments_about(x: Array, near: Array, *, axes: tuple[int, ...]) -> tuple[Array, Array]:
