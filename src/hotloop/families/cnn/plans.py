@@ -6,6 +6,9 @@ from typing import Any
 
 import jax
 
+from hotloop.data.catalogue import known_set
+from hotloop.data.folders import find, loadable
+from hotloop.data.image_files import read_images
 from hotloop.families.cnn import model
 from hotloop.families.cnn.config import Train
 from hotloop.families.cnn.describe import describe, flops_per_image
@@ -14,6 +17,7 @@ from hotloop.families.cnn.network import build
 from hotloop.families.cnn.resnet import DEPTHS
 from hotloop.families.cnn.settings import SAMPLES, Samples, Settings
 from hotloop.families.cnn.small_config import Describe
+from hotloop.families.cnn.sources import Small, folder_of
 from hotloop.families.cnn.streaming import open_store
 from hotloop.families.cnn.train import settled
 
@@ -46,8 +50,15 @@ def described(config: Train, given: Set[str]) -> tuple[Settings, str]:
 
 
 def _samples(config: Train) -> Samples:
+    """What the files hold, where they are here already: a plan fetches nothing."""
     whole = SAMPLES[config.dataset]
-    if config.dataset != "imagenet" or config.synthetic_data or config.dataset_path == Path():
+    if config.synthetic_data:
+        return whole
+    if config.dataset != "imagenet":
+        known, folder = known_set(config.dataset), folder_of(config)
+        found = find(known, folder)
+        return Small(read_images(known, found)).samples if found and loadable(known, found) else whole
+    if config.dataset_path == Path():
         return whole
     sizes = [len(open_store(config.dataset_path, part)) for part in ("train", "validation")]
     return Samples(sizes[0], sizes[1], whole.shape, whole.classes)

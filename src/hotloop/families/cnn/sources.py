@@ -58,8 +58,15 @@ def open_source(config: Train, console: Console, seed: int) -> Source:
         return MadeUp(SAMPLES[config.dataset], seed, on_device=config.synthetic_data == "device")
     if config.dataset == "imagenet":
         return Photographs(config, console, seed)
-    folder = None if config.dataset_path == Path() else config.dataset_path
-    return Small(load(config.dataset, folder, console.say, console.progress))
+    try:
+        return Small(load(config.dataset, folder_of(config), console.say, console.progress))
+    except DataError as error:
+        raise DataError(str(error).replace("--data-dir", "--dataset-path")) from None
+
+
+def folder_of(config: Train) -> Path | None:
+    """The folder that the user gave, if any."""
+    return None if config.dataset_path == Path() else config.dataset_path
 
 
 def _spread(mesh: Mesh | None) -> NamedSharding | None:
