@@ -1,0 +1,472 @@
+"""`hotloop cnn train` and `validate` from the command line: the old lines, the flow, what is kept, one-line errors."""
+
+import gzip
+import io
+import json
+import math
+import re
+import shutil
+import signal
+import struct
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from hotloop.cli.configs import resolve
+from hotloop.cli.main import find_command, main
+from hotloop.cli.parser import scan
+from hotloop.engine.checkpoint import Checkpoints, KeepAll
+from hotloop.engine.device import setup
+from hotloop.engine.drive import Interrupted
+from hotloop.engine.run import read_events
+from hotloop.families.cnn import train
+from hotloop.options import options_of
+from listener import Listener
+
+SEED_LINE = (
+    "--model toy_model --synthetic-data device --precision 16.16 --half-partials --validation False "
+    "--micro-batch-size 8 --gradient-accumulation 8 --dataset cifar10"
+)
+"""What the seven lines of the old README have in common, but for the data and a smaller model."""
+LINES = {"1": (6, 6), "2": (6, 6), "10": (66, 66), "1/2": (3, 3), "1/3": (2, 2), "0": (0, 1)}
+"""--logs-per-epoch -> log lines and calls on the device of six epochs."""
+WARNINGS = {"2": "adjusted to 1 an epoch", "10": "adjusted to 11 an epoch", "0": "is one call on the device"}
+THROUGHPUT, ACCURACY, LOSS = r"throughput: *(.*?) samples\/sec", r"accuracy: *(.*?) \%", r"loss: *(\d*\.\d*)"
+"""What the old benchmark files look for in the output."""
+TRAIN, TEST = 96, 31
+TOY = [
+    "--dataset", "mnist", "--model", "toy_model_bn", "--precision", "32.32", "--micro-batch-size", "4",
+    "--gradient-accumulation", "4", "--num-epochs", "3", "--validation-micro-batch-size", "7",
+]  # fmt: skip
+"""One program for most of these tests: 3 epochs of 6 updates of 16 images."""
+
+
+def called(*words):
+    """Exit status, the JSON result (or None), and everything that was said."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        status = main(["cnn", *map(str, words), "--json"])
+    lines = out.getvalue().splitlines()
+    return status, json.loads(lines[-1]) if lines else None, err.getvalue()
+
+
+def events(folder, kind):
+    return [event for event in read_events(folder) if event["event"] == kind]
+
+
+def write_idx(path, values):
+    dims = struct.pack(f">{values.ndim}I", *values.shape)
+    path.write_bytes(gzip.compress(struct.pack(">I", 0x800 + values.ndim) + dims + values.tobytes(), 1))
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """A folder with a few bright or dark images in MNIST's files: odd numbers, and something to learn."""
+    setup()  # compiled once, whichever test comes first
+    folder = tmp_path_factory.mktemp("mnist")
+    draws = np.random.default_rng(0)
+    for name, count in (("train", TRAIN), ("t10k", TEST)):
+        labels = draws.integers(0, 10, count).astype(np.uint8)
+        pixels = draws.integers(0, 20, (count, 28, 28)) + 23 * labels[:, None, None]
+        write_idx(folder / f"{name}-images-idx3-ubyte.gz", pixels.astype(np.uint8))
+        write_idx(folder / f"{name}-labels-idx1-ubyte.gz", labels)
+    return folder
+
+
+@pytest.fixture
+def toy(digits, tmp_path):
+    """The words of a run with that program in a folder of its own."""
+    return [*TOY, "--dataset-path", digits, "--results-dir", tmp_path, "--seed", "5", "--run-name", "run"]
+
+
+@pytest.fixture(scope="module")
+def whole(digits, tmp_path_factory):
+    """A run that nothing disturbed, with its checkpoints: result, what was said, folder."""
+    folder = tmp_path_factory.mktemp("runs")
+    words = [*TOY, "--dataset-path", digits, "--results-dir", folder, "--seed", "5", "--run-name", "run"]
+    status, result, said = called("train", *words, "--clean-dir", "False")
+    assert status == 0, said
+    return result, said, folder / "run"
+
+
+def weights(folder, step=18):
+    """Checksums of every array of a checkpoint: weights, optimiser, statistics, counters."""
+    leaves = json.loads((folder / f"{step:08d}" / "manifest.json").read_text())["leaves"]
+    assert {name.split("/")[0] for name in leaves} >= {"params", "statistics", "update"}
+    return leaves
+
+
+def content(folder):
+    """Every file under a folder with its bytes."""
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def config_of(*words):
+    command, _, rest = find_command(["cnn", "train", *map(str, words)])
+    return resolve(command, scan(rest, options_of(command.config))).config
+
+
+@pytest.mark.parametrize("logs", LINES)
+def test_the_seven_lines_plan_their_logs_and_calls(logs):
+    words = ["train", *SEED_LINE.split(), "--num-epochs", "6", "--logs-per-epoch", logs, "--plan"]
+    status, plan, said = called(*words)
+    lines, calls = LINES[logs]
+    assert status == 0 and plan["calls"] == calls
+    assert sum(event["event"] == "log" for event in plan["events"]) == lines
+    assert plan["updates_per_call"] == 4686 // calls and plan["updates_per_epoch"] == 781
+    warnings = [line for line in said.splitlines() if line.startswith("warning:")]
+    assert len(warnings) == (logs in WARNINGS) and WARNINGS.get(logs, "") in said
+
+
+def test_the_seventh_line_is_the_old_error_and_nothing_runs(tmp_path):
+    words = [*SEED_LINE.split(), "--num-epochs", "5", "--logs-per-epoch", "1/2", "--results-dir", tmp_path]
+    status, result, said = called("train", *words)
+    assert status == 2 and "It is not possible to log 2.0 epochs a time for 5 epochs" in said
+    assert list(result) == ["error"] and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "logs", ["10", *(pytest.param(n, marks=pytest.mark.slow) for n in LINES if n != "10")]
+)
+def test_the_seven_lines_as_typed_log_as_often_as_they_plan(logs, tmp_path):
+    words = [*SEED_LINE.split(), "--num-epochs", "6", "--logs-per-epoch", logs, "--results-dir", tmp_path]
+    status, result, said = called("train", *words)
+    assert status == 0, said
+    lines, calls = LINES[logs]
+    folder = Path(result["run"])
+    logged = events(folder, "log")
+    assert [log["update"] for log in logged] == list(range(4686 // calls, 4687, 4686 // calls))[:lines]
+    assert len(re.findall(r"^update \d+, epoch", said, re.MULTILINE)) == lines
+    assert WARNINGS.get(logs, "") in said and "half partials: " in said
+    assert result["updates"] == 4686 and not events(folder, "validation") and "time to train" not in said
+    assert "made up" in said
+    for log in logged:
+        assert math.isfinite(log["loss"]) and log["throughput"] > 0
+    assert max(map(int, (path.name for path in (folder / "checkpoints").glob("0*")))) == 4686
+
+
+def test_training_is_followed_by_the_validation_of_every_checkpoint_in_order(whole):
+    result, said, folder = whole
+    assert [log["update"] for log in events(folder, "log")] == [6, 12, 18]
+    rows = result["validation"]
+    assert [(row["step"], row["epoch"]) for row in rows] == [(6, 1.0), (12, 2.0), (18, 3.0)]
+    assert [event["update"] for event in events(folder, "validation")] == [6, 12, 18]
+    for row in rows:
+        right = row["validation_accuracy"] * TEST
+        assert row["samples"] == TEST and right == pytest.approx(round(right), abs=1e-9)
+        assert row["validation_accuracy"] <= row["validation_top_5"] <= 1
+    best = max(rows, key=lambda row: (row["validation_accuracy"], -row["step"]))
+    assert result["best"] == best and f"best of 3: step {best['step']}, epoch {best['epoch']:g}" in said
+    assert result["time_to_train_seconds"] > 0 and "time to train: 0:0" in said
+    assert len(events(folder, "time_to_train")) == 1
+    assert {path.name for path in (folder / "checkpoints").iterdir()} == {
+        "00000006", "00000012", "00000018", "network.json",
+    }  # fmt: skip
+
+
+def test_the_old_benchmarks_find_their_figures_in_the_output(whole):
+    result, said, folder = whole
+    logs = events(folder, "log")
+    assert [float(found) for found in re.findall(THROUGHPUT, said)] == pytest.approx(
+        [log["throughput"] for log in logs], rel=1e-4
+    )
+    accuracies = [float(found) for found in re.findall(ACCURACY, said)]
+    training = [100 * log["training_accuracy"] for log in logs]
+    validated = [100 * row["validation_accuracy"] for row in result["validation"]]
+    best = 100 * result["best"]["validation_accuracy"]
+    assert accuracies == pytest.approx([*training, *validated, best], abs=0.006)
+    losses = [float(found) for found in re.findall(LOSS, said)]
+    assert losses[:3] == pytest.approx([log["loss"] for log in logs], rel=1e-4)
+    assert all(
+        {"learning_rate", "epoch", "memory_gib", "loss", "training_accuracy", "throughput"} <= set(log)
+        for log in logs
+    )
+    (compiling,) = events(folder, "compile")
+    assert compiling["compile_seconds"] > 0 and result["compile_seconds"] > 0
+
+
+@pytest.mark.parametrize("words", [("validate",), ("train", "--training", "False")])
+def test_validation_alone_of_a_folder_finds_the_same_figures_and_changes_nothing(words, whole, toy):
+    result, _, folder = whole
+    before = content(folder / "checkpoints")
+    given = folder if words[0] == "train" else folder / "checkpoints"
+    norm = ["--norm-layer", "{name: batch_norm, momentum: 0.5}"]  # of no weight once it is trained
+    status, again, said = called(*words, *toy, *norm, "--checkpoint-input-dir", given)
+    assert status == 0, said
+    assert again["validation"] == result["validation"] and again["best"] == result["best"]
+    assert "time_to_train_seconds" not in again and "updates" not in again
+    assert content(folder / "checkpoints") == before
+
+
+def test_without_checkpoints_random_weights_are_validated_with_a_warning(tmp_path, toy):
+    (tmp_path / "empty").mkdir()
+    status, result, said = called("validate", *toy, "--checkpoint-input-dir", tmp_path / "empty")
+    assert status == 0 and "empty: holds no checkpoint; random weights are validated" in said
+    assert [row["step"] for row in result["validation"]] == [0] and result["best"] is None
+    assert (tmp_path / "empty").is_dir()
+    words = ["--synthetic-data", "host", "--validation-micro-batch-size", "2500", "--run-name", "made-up"]
+    status, result, said = called("validate", *toy, *words)
+    assert status == 0 and "there is no checkpoint to validate; random weights are validated" in said
+    (row,) = result["validation"]
+    assert row["samples"] == 10_000
+    assert row["validation_accuracy"] == pytest.approx(0.1, abs=0.03)
+    assert row["validation_top_5"] == pytest.approx(0.5, abs=0.05)
+
+
+def test_the_last_weights_are_validated_where_no_checkpoint_was_kept(toy, whole, tmp_path):
+    status, result, said = called("train", *toy, "--ckpts-per-epoch", "0")
+    assert status == 0 and "there is no checkpoint to validate; the last weights are validated" in said
+    assert result["validation"] == whole[0]["validation"][-1:]
+    assert not list(tmp_path.rglob("0000*"))
+
+
+def another(folder, step, network):
+    """A checkpoint of some other run in a folder."""
+    shutil.copy(network, folder)
+    with Checkpoints(folder, KeepAll(), family="cnn") as found:
+        found.save(step, {"x": np.zeros(3)}, position={})
+
+
+def test_clean_dir_removes_what_the_run_made_and_nothing_else(toy, whole, tmp_path):
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "notes.txt").write_text("mine")
+    another(kept, 4, whole[2] / "checkpoints" / "network.json")
+    before = content(kept)
+    status, result, said = called("train", *toy, "--checkpoint-output-dir", kept)
+    assert status == 0 and "removed 3 checkpoints" in said
+    assert [row["step"] for row in result["validation"]] == [6, 12, 18]
+    after = content(kept)
+    about = Path("network.json")
+    assert {**after, about: b""} == {**before, about: b""}
+    (tmp_path / "mine").mkdir()
+    status, _, _ = called("train", *toy, "--run-name", "own", "--checkpoint-output-dir", tmp_path / "mine")
+    assert status == 0 and not list((tmp_path / "mine").iterdir())  # empty again, and still there
+    status, _, _ = called("train", *toy, "--run-name", "plain")
+    assert status == 0 and not (tmp_path / "plain" / "checkpoints").exists()
+
+
+def test_checkpoints_of_another_run_or_network_are_never_written_over(toy, whole, tmp_path):
+    kept = tmp_path / "kept"
+    shutil.copytree(whole[2] / "checkpoints", kept)
+    before = content(kept)
+    status, _, said = called("train", *toy, "--checkpoint-output-dir", kept)
+    assert status == 2 and "holds step 6 of another run" in said
+    status, _, said = called("train", *toy, "--model", "toy_model", "--checkpoint-output-dir", kept)
+    assert status == 2 and "holds a toy_model_bn for 28 x 28 x 1 images" in said
+    assert content(kept) == before and not (tmp_path / "run").exists()
+
+
+def test_checkpoints_of_another_network_are_refused_in_one_line(whole, toy):
+    status, _, said = called("validate", *toy, "--model", "toy_model", "--checkpoint-input-dir", whole[2])
+    (error,) = [line for line in said.splitlines() if line.startswith("hotloop: error:")]
+    assert status == 2 and "holds a toy_model_bn" in error and "ask for a toy_model for" in error
+
+
+@pytest.mark.parametrize("seed", [["--seed", "5"], []])
+def test_a_stopped_run_goes_on_to_the_same_bits(seed, toy, whole, tmp_path):
+    """Also where it drew its own seed, and where newer checkpoints of another run lie beside its own."""
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    another(kept, 99, whole[2] / "checkpoints" / "network.json")
+    words = [word for word in toy if word not in ("--seed", "5")] + seed
+    words += ["--checkpoint-output-dir", kept, "--clean-dir", "False"]
+
+    def stop(text):
+        if text.startswith("update 6,"):
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(Interrupted, match="--resume --run-name run"):
+        train.run(config_of(*words), Listener(stop), "test")
+    assert not (kept / "00000018").exists()
+    status, result, said = called("train", *words, "--resume")
+    assert status == 0, said
+    if seed:
+        assert weights(kept) == weights(whole[2] / "checkpoints")
+        assert result["validation"][-1] == whole[0]["validation"][-1]
+    else:
+        again = [
+            *words,
+            "--seed",
+            result["seed"],
+            "--run-name",
+            "again",
+            "--checkpoint-output-dir",
+            tmp_path / "again",
+        ]
+        assert called("train", *again, "--validation", "False")[0] == 0
+        assert weights(kept) == weights(tmp_path / "again")
+    assert 99 not in [row["step"] for row in result["validation"]] and (kept / "00000099").is_dir()
+
+
+def test_more_logs_make_shorter_calls_and_the_same_bits(toy, whole, tmp_path):
+    words = ["--logs-per-epoch", "3", "--ckpts-per-epoch", "1", "--validation", "False"]
+    status, result, said = called("train", *toy, *words)
+    assert status == 0 and len(events(tmp_path / "run", "log")) == 9
+    assert weights(tmp_path / "run" / "checkpoints") == weights(whole[2] / "checkpoints")
+    assert (
+        "validation" not in result and "time to train" not in said and "time_to_train_seconds" not in result
+    )
+
+
+def test_compile_only_compiles_and_trains_nothing(toy, tmp_path):
+    status, result, _ = called("train", *toy, "--compile-only")
+    assert status == 0 and result["compile_seconds"] > 0
+    assert {event["event"] for event in read_events(tmp_path / "run")} == {"start", "compile", "end"}
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_the_plan_counts_the_images_that_are_there_and_writes_nothing(toy, tmp_path):
+    status, plan, said = called("train", *toy, "--plan")
+    assert status == 0 and (plan["samples"], plan["total_updates"], plan["calls"]) == (TRAIN, 18, 3)
+    assert f"validation: {TEST} images in 5 batches of 7 (4 padded)" in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_sweep_is_told_when_the_target_was_reached(whole, toy):
+    rows = whole[0]["validation"]
+    for target, first in ((0.0, 1.0), (1.0, None)):
+        words = [
+            "--checkpoint-input-dir",
+            whole[2],
+            "--sweep",
+            "--target-accuracy",
+            target,
+            "--run-name",
+            str(target),
+        ]
+        status, result, _ = called("validate", *toy, *words)
+        assert status == 0 and (result["target_accuracy"], result["epoch_to_target"]) == (target, first)
+        short = min(rows[-1]["validation_accuracy"] - target, 0) / 0.02
+        assert result["optimization_metric"] == pytest.approx(math.exp(-0.5 * short**2) / 3)
+
+
+def test_a_configuration_for_more_devices_runs_with_one_notice_of_each_kind():
+    status, plan, said = called("train", "--config", "resnet8_16ipus_bn", "--synthetic-data", "cpu", "--plan")
+    assert status == 0 and plan["batch"]["global"] == 2000
+    assert plan["batch"]["replicas"] == len(jax.devices())
+    (notice,) = [line for line in said.splitlines() if "16 replicas" in line]
+    assert "the global batch 2000 and the learning rate stay" in notice
+    words = ["--config", "resnet50_mlperf_bs16", "--prefetch-depth", "3", "--conv-dithering", "--plan"]
+    status, _, said = called("train", *words, "--synthetic-data", "ipu")
+    (notice,) = [line for line in said.splitlines() if "without effect here" in line]
+    named = notice.partition("without effect here: ")[2].split(", ")
+    assert status == 0 and len(named) == len(set(named))
+    assert {"--prefetch-depth", "--conv-dithering", "--fused-preprocessing"} <= set(named)
+
+
+def test_more_replicas_train_the_same_and_are_validated(toy, whole):
+    """The run that one device made with accumulation: every device's statistics come to the same."""
+    words = [
+        "--micro-batch-size",
+        "4",
+        "--gradient-accumulation",
+        "1",
+        "--num-replicas",
+        "4",
+        "--ckpts-per-epoch",
+        "0",
+    ]
+    if len(jax.devices()) < 4:
+        pytest.skip("four devices")
+    status, result, said = called("train", *toy, *words)
+    assert status == 0, said
+    (row,), last = result["validation"], whole[0]["validation"][-1]
+    assert row["validation_loss"] == pytest.approx(last["validation_loss"], rel=1e-5)
+
+
+def test_a_seed_that_is_not_given_is_drawn_and_told(toy, tmp_path):
+    words = [word for word in toy if word not in ("--seed", "5")] + [
+        "--validation",
+        "False",
+        "--num-epochs",
+        "1",
+    ]
+    status, result, said = called("train", *words)
+    assert status == 0 and f"seed: {result['seed']}" in said
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["seed"] == result["seed"]
+    zero = [*words, "--seed", "0", "--run-name"]
+    for name in ("a", "b"):
+        status, result, said = called("train", *zero, name)
+        assert status == 0 and result["seed"] == 0 and "seed: " not in said.replace("--seed", "")
+    first, second = (weights(tmp_path / name / "checkpoints", 6) for name in "ab")
+    assert first == second != weights(tmp_path / "run" / "checkpoints", 6)
+
+
+def test_a_run_that_diverges_stops_with_advice(toy, tmp_path):
+    words = ["--lr-schedule-params", "{initial_learning_rate: 1e30}", "--model", "toy_model"]
+    status, _, said = called("train", *toy, *words)
+    (error,) = [line for line in said.splitlines() if line.startswith("hotloop: error:")]
+    assert status == 2 and re.search("loss is (nan|inf) at update", error)
+    assert "lower the learning rate or scale the loss" in error
+    (end,) = events(tmp_path / "run", "end")
+    assert end["status"] == "failed" and "validation" not in {
+        event["event"] for event in read_events(tmp_path / "run")
+    }
+
+
+BAD = [
+    ("--loss-scaling nan", "--loss-scaling nan"),
+    ("--loss-scaling -1", "--loss-scaling -1"),
+    ("--label-smoothing 1.5", "--label-smoothing 1.5"),
+    ("--logs-per-epoch 1/0", "--logs-per-epoch 1/0"),
+    ("--lr-schedule-params {initial_learning_rate:nan}", "--lr-schedule-params"),
+    ("--micro-batch-size 0", "--micro-batch-size 0"),
+    ("--num-epochs 0", "--num-epochs 0"),
+    ("--global-batch-size 128", "--gradient-accumulation-count"),
+    ("--micro-batch-size 50", "96 samples do not fill one global batch of 200"),
+    ("--dataset-path /nowhere/mnist", "--dataset-path /nowhere/mnist: no such folder"),
+    ("--top-k 11", "--top-k 11"),
+    ("--model nothing", "--model-name nothing"),
+    ("--num-replicas 99", "--num-replicas 99: there"),
+    (
+        "--strict-devices --config resnet8_16ipus_bn --gradient-accumulation 1",
+        "--strict-devices: 16 replicas need 16",
+    ),
+    ("--training False --validation False", "leaves nothing to do"),
+    ("--resume --run-name nobody", "nothing to resume"),
+    ("--norm-layer {name:group_norm,num_groups:3}", "--norm-layer"),
+    ("--seed -1", "--seed -1"),
+    ("--target-accuracy 75.9", "--target-accuracy 75.9"),
+    ("--validation-micro-batch-size 0", "--validation-micro-batch-size 0"),
+    ("--auto-loss-scaling --optimizer-params {momentum:0.9}", "--auto-loss-scaling"),
+    ("--checkpoint-output-dir /dev/null", "/dev/null"),
+]
+
+
+@pytest.mark.parametrize(("line", "begins"), BAD)
+def test_what_cannot_work_is_one_line_and_exit_status_2(line, begins, toy, tmp_path):
+    words = [word.replace(":", ": ").replace(",", ", ") for word in line.split()]
+    status, result, said = called("train", *toy, *words)
+    (error,) = [text for text in said.splitlines() if text.startswith("hotloop: error:")]
+    assert status == 2 and begins in error, error
+    assert list(result) == ["error"] and not list(tmp_path.iterdir())
+
+
+def test_resume_without_a_name_says_so(toy):
+    words = [word for word in toy if word not in ("--run-name", "run")]
+    status, _, said = called("train", *words, "--resume")
+    assert status == 2 and "--resume: say which run goes on by --run-name" in said
+
+
+def test_describe_counts_parameters_layers_and_split_points():
+    status, facts, said = called("describe", "resnet50")
+    assert status == 0 and facts["parameters"] == 25_557_032
+    assert facts["flops"] == pytest.approx(8.2e9, rel=0.02) and "conv2_block1_out" in said
+    split = {layer["name"] for layer in facts["layers"] if layer["may_split"]}
+    assert {"conv2_block2_out", "conv3_block1_out", "conv4_block2_out"} <= split
+    assert called("describe", "resnet51")[0] == 2
+
+
+def test_help_names_every_command_and_configuration(capsys):
+    assert main(["cnn", "--help"]) == 0
+    said = capsys.readouterr().out
+    assert all(
+        name in said for name in ("train", "validate", "predict", "describe", "import", "build-records")
+    )
+    assert main(["cnn", "train", "--help"]) == 0
+    said = capsys.readouterr().out
+    assert "resnet50_8k_bn_pipeline" in said and "--gradient-accumulation-count" in said
