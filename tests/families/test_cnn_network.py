@@ -1,5 +1,6 @@
 """The networks: sizes, names, order, first values, and what they compute."""
 
+from functools import partial
 from itertools import pairwise
 
 import jax
@@ -22,6 +23,11 @@ GENERATOR = np.random.default_rng(0)
 def resnet8():
     network = build("cifar_resnet8", CIFAR, 10)
     return network, *network.init(jax.random.key(0))
+
+
+@pytest.fixture(scope="module")
+def resnet20():
+    return build("cifar_resnet20", CIFAR, 10).init(jax.random.key(1))[0]
 
 
 @pytest.fixture(scope="module")
@@ -154,23 +160,28 @@ def test_scales_start_from_zero_only_in_bottlenecks_without_projection():
     assert zeros("resnet34") == zeros("cifar_resnet20") == []
 
 
-def test_block_kernels_are_truncated_normals_of_variance_one_over_fan_in():
-    params, _ = build("resnet18", CIFAR, 10).init(jax.random.key(1))
-    kernel = np.asarray(params["conv5_block2_1_conv"]["kernel"], np.float64)
-    deviation = (1 / (9 * 512)) ** 0.5
-    assert kernel.mean() == pytest.approx(0, abs=5 * deviation / kernel.size**0.5)
-    assert kernel.std() == pytest.approx(deviation, rel=2e-3)
+def test_block_kernels_are_truncated_normals_of_variance_one_over_fan_in(resnet20):
+    kernels = [np.asarray(leaves["kernel"], np.float64) for leaves in resnet20.values() if "kernel" in leaves]
+    units = np.concatenate([np.ravel(k) * (9 * k.shape[2]) ** 0.5 for k in kernels if k.ndim == 4])
+    assert units.mean() == pytest.approx(0, abs=5 / units.size**0.5)
+    assert units.std() == pytest.approx(1, rel=5e-3)
     # Cut off at two standard deviations of the normal before the cut, which is 1 / 0.8796 times wider.
-    assert np.abs(kernel).max() == pytest.approx(2 * deviation / 0.87962566, rel=1e-3)
-    stem, limit = np.asarray(params["conv1_conv"]["kernel"]), (6 / (49 * (3 + 64))) ** 0.5
-    assert np.abs(stem).max() == pytest.approx(limit, rel=1e-2)
-    assert stem.std() == pytest.approx(limit / 3**0.5, rel=2e-2)
-    assert not np.asarray(params["predictions"]["bias"]).any()
+    assert np.abs(units).max() == pytest.approx(2 / 0.87962566, rel=1e-3)
 
 
-def test_no_two_kernels_share_values():
-    params, _ = build("cifar_resnet20", CIFAR, 10).init(jax.random.key(0))
-    values = np.concatenate([np.ravel(leaves["kernel"]) for leaves in params.values() if "kernel" in leaves])
+def test_stems_for_imagenet_and_dense_layers_start_from_glorot_uniform_values(resnet20):
+    network = build("resnet50", IMAGENET, 10)
+    start = network.values(network.placed[0])["kernel"]
+    assert (start.kind, start.scale) == ("uniform", pytest.approx((6 / (49 * (3 + 64))) ** 0.5))
+    kernel, limit = np.asarray(resnet20["fc_layer"]["kernel"]), (6 / (64 + 10)) ** 0.5
+    assert np.abs(kernel).max() == pytest.approx(limit, rel=2e-2) and np.abs(kernel).max() <= limit
+    assert not np.asarray(resnet20["fc_layer"]["bias"]).any()
+
+
+def test_no_two_kernels_share_values(resnet20):
+    values = np.concatenate(
+        [np.ravel(leaves["kernel"]) for leaves in resnet20.values() if "kernel" in leaves]
+    )
     # 24 bits of randomness repeat by chance; shared kernels would repeat by the thousand.
     assert len(np.unique(values)) > 0.96 * len(values)
 
@@ -184,7 +195,9 @@ def test_first_values_are_the_same_inside_a_compiled_program(resnet8):
     )
 
 
-@pytest.mark.parametrize("model", ["toy_model", "toy_model_bn", "resnet18"])
+@pytest.mark.parametrize(
+    "model", ["cifar_resnet8", "toy_model", "toy_model_bn", pytest.param("resnet18", marks=pytest.mark.slow)]
+)
 def test_a_black_image_gives_every_class_the_same_probability(model):
     network = build(model, CIFAR, 2)
     logits, batch = applied(network, train=False)(*network.init(jax.random.key(3)), jnp.zeros((1, *CIFAR)))
@@ -200,7 +213,7 @@ def test_statistics_of_the_batch_come_back_from_training_and_serve_in_evaluation
     np.testing.assert_allclose(evaluated, logits, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, pytest.param(jnp.float16, marks=pytest.mark.slow)])
 def test_half_precision_networks_keep_logits_and_statistics_in_float32(resnet8, trained, dtype):
     network, params, statistics = resnet8
     half, images = jax.tree.map(lambda leaf: leaf.astype(dtype), (params, jnp.asarray(trained[0])))
@@ -261,10 +274,14 @@ def test_group_norm_by_groups_and_by_channels():
     )
     params, statistics = by_groups.init(jax.random.key(0))
     assert statistics == {} and "conv1_gn" in params and parameters(by_groups) == 75_290
-    images = GENERATOR.normal(size=(2, *CIFAR)).astype(np.float32)
-    both = [applied(by_groups, train=train)(params, {}, images) for train in (True, False)]
-    assert both[0][1] == both[1][1] == {}
-    np.testing.assert_array_equal(both[0][0], both[1][0])
+    images = jnp.asarray(GENERATOR.normal(size=(2, *CIFAR)), jnp.float32)
+    logits, batch = applied(by_groups, train=True)(params, {}, images)
+    assert logits.shape == (2, 10) and np.isfinite(logits).all() and batch == {}
+    programs = {
+        str(jax.make_jaxpr(partial(by_groups.apply, train=train))(params, {}, images))
+        for train in (True, False)
+    }
+    assert len(programs) == 1
 
 
 @pytest.mark.parametrize(
