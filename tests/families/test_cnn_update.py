@@ -197,6 +197,7 @@ def test_without_batch_norm_every_split_gives_the_same_update_and_each_sample_it
     all_moved(begun(whole)["params"], one["params"], 1e-3)
 
 
+@pytest.mark.slow
 def test_a_named_network_is_updated_the_same_over_replicas_and_micro_batches():
     words = (*DIGITS, "--model", "toy_model_bn", "--norm-layer", "{name: group_norm, num_groups: 2}")
     whole, parts = named(*words), named(*words, split=(2, 2, 2))
@@ -339,6 +340,7 @@ def called(program, state, counts, first=0):
     return state
 
 
+@pytest.mark.slow
 def test_any_number_of_updates_a_call_and_any_resume_give_the_same_bits(tmp_path):
     half = ("--precision", "16.16", *STEPPED, "--optimizer-params", "{momentum: 0.9}")  # rounded by chance
     job = one_weight("--dataset", "mnist", *half, split=(3, 1, 2))

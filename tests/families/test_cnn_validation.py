@@ -1,0 +1,195 @@
+"""Validation: every image once whatever the batch, checkpoints in the order of epochs, and which is the best."""
+
+from functools import cached_property
+
+import jax
+import numpy as np
+import pytest
+from cnn_words import settings, typed
+
+from hotloop.data.dataset import Dataset, Split
+from hotloop.engine.batch import evaluation
+from hotloop.engine.run import Run, read_events
+from hotloop.errors import CheckpointError
+from hotloop.families.cnn import model, saved
+from hotloop.families.cnn.drawing import INPUT, Drawing
+from hotloop.families.cnn.model import Job
+from hotloop.families.cnn.network import Network, Norm, build
+from hotloop.families.cnn.pieces import Flatten, Logits
+from hotloop.families.cnn.settings import Samples
+from hotloop.families.cnn.sources import MadeUp, Photographs, Small
+from hotloop.families.cnn.validation import Validated, best_of, figures_of, sweep_figures, validate_all
+from listener import Listener
+
+IMAGES, CLASSES, TOP = 125, 10, 3
+
+
+class Flat(Network):
+    """A norm by its moving statistics, and a dense layer."""
+
+    @cached_property
+    def placed(self):
+        drawing = Drawing(self.shape, self.norm, 0.0)
+        drawing.add(
+            "dense", Logits(self.classes), drawing.add("flatten", Flatten(), drawing.norm("bn", INPUT))
+        )
+        return tuple(drawing.placed)
+
+
+class Tiny(Job):
+    """A job whose network that is."""
+
+    network = Flat("flat", (3, 3, 1), CLASSES)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """Images, labels and weights that numpy drew, and for each image the classes from likeliest to least."""
+    draws = np.random.default_rng(4)
+    images = draws.integers(0, 256, (IMAGES, 3, 3, 1)).astype(np.uint8)
+    kernel, bias = draws.normal(size=(9, CLASSES)), draws.normal(size=CLASSES)
+    state = {
+        "params": {
+            "bn": {"scale": np.ones(1), "offset": np.zeros(1)},
+            "dense": {"kernel": kernel, "bias": bias},
+        },
+        "statistics": {"bn": {"mean": np.full(1, 0.4), "variance": np.full(1, 0.09)}},
+    }
+    state = jax.tree.map(np.float32, state)
+    logits = ((images.reshape(IMAGES, 9) / 255 - 0.4) / 0.3) @ kernel + bias
+    # Labels that are often the likeliest class, and for the last image, which pads the last batch, always.
+    ranks = np.append(draws.choice(CLASSES, IMAGES - 1, p=[0.3, 0.2, *([0.0625] * 8)]), 0)
+    order = np.argsort(-logits, 1)
+    labels = order[np.arange(IMAGES), ranks].astype(np.int32)
+    loss = np.log(np.exp(logits).sum(1)) - logits[np.arange(IMAGES), labels]
+    split = Split(images, labels)
+    data = Dataset(name="mnist", source="drawn here", classes=CLASSES, train=split, test=split)
+    return Small(data), state, ranks, loss
+
+
+@pytest.mark.parametrize("batch", [1, 64, 43, 46, 125, 1000])
+def test_every_image_counts_once_whatever_the_batch(digits, batch):
+    source, state, ranks, loss = digits
+    job = Tiny(settings("--dataset", "mnist", "--precision", "32.32"))
+    found = figures_of(source.evaluation(model.evaluate(job, TOP), batch)(state), TOP)
+    assert found["samples"] == IMAGES
+    assert found["validation_accuracy"] == (ranks == 0).sum() / IMAGES
+    assert found[f"validation_top_{TOP}"] == (ranks < TOP).sum() / IMAGES
+    assert found["validation_loss"] == pytest.approx(loss.mean(), rel=1e-5)
+
+
+def test_the_old_batches_are_padded_and_lose_nothing():
+    """50,000 images in the batches of the old configurations."""
+    for batch, padded in ((256, 50_176), (1728, 50_112), (1840, 51_520), (460, 50_140), (32, 50_016)):
+        plan = evaluation(50_000, batch)
+        assert (plan.padded, plan.padding) == (padded, padded - 50_000)
+
+
+def test_made_up_images_count_as_many_as_the_set_has():
+    source = MadeUp(Samples(60, 25, (3, 3, 1), CLASSES), seed=1, on_device=True)
+
+    def fn(state, batch):
+        return {"one": batch["label"] >= 0, "outside": (batch["label"] < 0) | (batch["label"] >= CLASSES)}
+
+    for batch in (4, 25, 30):
+        assert source.evaluation(fn, batch)(None) == {"one": 25, "outside": 0, "samples": 25}
+
+
+def test_photographs_are_counted_once_in_any_batch_and_decoded_again_for_every_checkpoint(tmp_path):
+    pytest.importorskip("PIL")
+    from pictures import image_folder
+
+    parts = {"train": {"a": 1, "b": 1}, "validation": {"a": 3, "b": 2}}
+    image_folder(tmp_path, parts)
+    words = ("--dataset", "imagenet", "--dataset-path", str(tmp_path), "--training", "False")
+    source = Photographs(typed(*words).config, Listener(), seed=0)
+    assert source.samples.validation == 5
+
+    def fn(state, batch):
+        return {"second": batch["label"] == 1, "bright": state * batch["image"].mean((1, 2, 3))}
+
+    try:
+        whole = source.evaluation(fn, 5)(1.0)
+        parted = source.evaluation(fn, 2)
+        one, again = parted(1.0), parted(2.0)
+    finally:
+        source.close()
+    assert (one["second"], one["samples"]) == (whole["second"], whole["samples"]) == (2, 5)
+    assert one["bright"] == pytest.approx(whole["bright"], rel=1e-6)
+    assert again["bright"] == pytest.approx(2 * whole["bright"], rel=1e-6)
+
+
+def found(*accuracies):
+    """Checkpoints at epochs 1, 2, ... of 10 updates with these accuracies."""
+    return [
+        Validated(10 * epoch, float(epoch), {"validation_accuracy": accuracy})
+        for epoch, accuracy in enumerate(accuracies, 1)
+    ]
+
+
+def test_the_best_has_the_highest_accuracy_and_of_equals_the_first():
+    assert best_of(found(0.2, 0.5, 0.5, 0.1)).epoch == 2
+    assert best_of(found(0.0)).epoch == 1
+
+
+def test_a_sweep_maximises_the_last_accuracy_reached_early():
+    told = sweep_figures(found(0.5, 0.76, 0.9, 0.739), 0.759)
+    assert (told["epoch_to_target"], told["target_accuracy"]) == (2.0, 0.759)
+    assert told["optimization_metric"] == pytest.approx(np.exp(-0.5) / 4)  # one width below
+    told = sweep_figures(found(0.1, 0.2), 0.759)
+    assert told["epoch_to_target"] is None and 0 < told["optimization_metric"] < 1e-9
+    assert sweep_figures(found(0.1, 0.8), 0.759)["optimization_metric"] == 0.5
+    assert (
+        sweep_figures([Validated(0, 0.0, {"validation_accuracy": 0.8})], 0.7)["optimization_metric"] is None
+    )
+
+
+def test_checkpoints_are_validated_in_the_order_of_epochs_and_told_as_they_come(tmp_path):
+    with Run.create(tmp_path, {}, command="test", environment={}) as record:
+        rows = list(
+            validate_all(
+                [18, 6, 12], lambda step: step, lambda state: {"validation_accuracy": state / 20}, 6, record
+            )
+        )
+    assert [(row.step, row.epoch, row.accuracy) for row in rows] == [(6, 1, 0.3), (12, 2, 0.6), (18, 3, 0.9)]
+    told = [event for event in read_events(tmp_path) if event["event"] == "validation"]
+    assert [(event["update"], event["epoch"]) for event in told] == [(6, 1.0), (12, 2.0), (18, 3.0)]
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        build("cifar_resnet8", (32, 32, 3), 100, Norm(momentum=0.9)),
+        build("toy_model_bn", (28, 28, 1), 10, Norm("group", groups=2)),
+        build("resnet18", (224, 224, 3), 1000, variant="torch"),
+    ],
+)
+def test_what_a_folder_of_checkpoints_belongs_to_is_read_back(network, tmp_path):
+    about = saved.About(network, "cifar100", "16.32", "float16", 781.0)
+    about.write(tmp_path / "run" / "checkpoints")
+    assert saved.about(saved.checkpoints_in(tmp_path / "run")) == about
+    assert saved.checkpoints_in(tmp_path / "run" / "checkpoints") == tmp_path / "run" / "checkpoints"
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"network": 3}', "an unknown model"])
+def test_a_damaged_description_is_one_line_that_names_it(text, tmp_path):
+    saved.About(build("toy_model", (28, 28, 1), 10), "mnist", "16.16", "bfloat16", 6.0).write(tmp_path)
+    file = tmp_path / "network.json"
+    file.write_text(file.read_text().replace("toy_model", "boy_model") if "unknown" in text else text)
+    with pytest.raises(CheckpointError, match=r"network\.json: cannot be read"):
+        saved.about(tmp_path)
+    with pytest.raises(CheckpointError, match=r"no network\.json there"):
+        saved.about(tmp_path / "elsewhere")
+
+
+def test_networks_are_the_same_but_for_their_momentum(tmp_path):
+    here = build("toy_model_bn", (28, 28, 1), 10)
+    saved.check_same(build("toy_model_bn", (28, 28, 1), 10, Norm(momentum=0.1)), here, tmp_path)
+    for there, word in (
+        (build("toy_model", (28, 28, 1), 10), "a toy_model for"),
+        (build("toy_model_bn", (32, 32, 3), 10), "32 x 32 x 3"),
+        (build("toy_model_bn", (28, 28, 1), 100), "100 classes"),
+        (build("toy_model_bn", (28, 28, 1), 10, Norm("group", groups=2)), r"group norm \(2 groups\)"),
+    ):
+        with pytest.raises(CheckpointError, match=word):
+            saved.check_same(there, here, tmp_path)
