@@ -104,11 +104,13 @@ def test_unknown_cases_are_refused_by_name() -> None:
 
 
 @pytest.mark.slow
-def test_the_cases_of_a_gpu_run_in_small(tmp_path: Path) -> None:
+def test_the_cases_of_a_gpu_run_in_small_each_in_its_process() -> None:
     import cnn
 
-    file = tmp_path / "rows.json"
-    arguments = ["--tiny", "--no-compile", "--rounds", "1", "--seconds", "0.01", "--json", str(file)]
-    assert cnn.main(arguments) == 0
-    rows = json.loads(file.read_text())["results"]
-    assert {row["case"] for row in rows} == {case.name for case in cnn.CASES["gpu"]}
+    names = "resnet50-infer-b256,resnet8-b64"
+    arguments = ["--tiny", "--no-compile", "--rounds", "1", "--seconds", "0.01"]
+    cases = cnn.chosen(cnn.parsed([*arguments, "--cases", names]))
+    rows = cnn.in_processes(cases, arguments)
+    assert [(row["case"], row["side"]) for row in rows] == [
+        (name, side) for name in names.split(",") for side in ("ours", "torch")
+    ]
