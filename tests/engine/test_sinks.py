@@ -116,8 +116,8 @@ class FakeRun:
     def __init__(self):
         self.logged, self.finished = [], False
 
-    def log(self, figures, step):
-        self.logged.append((figures, step))
+    def log(self, figures):
+        self.logged.append(figures)
 
     def finish(self):
         self.finished = True
@@ -138,12 +138,14 @@ def fake_wandb(monkeypatch, reachable):
 
 def test_wandb_gets_the_curves_and_the_config(tmp_path, monkeypatch):
     calls, run = fake_wandb(monkeypatch, reachable=True)
-    sink = WandbSink("hotloop", "a run", {"size": 4}, tmp_path)
+    sink = WandbSink("hotloop", "a run", {"size": 4}, tmp_path, ["night"])
     sink.write(record(loss=1.25, note="x"))
     sink.write(record("checkpoint", seconds=1.0))
     sink.close()
-    assert calls == [{"project": "hotloop", "name": "a run", "config": {"size": 4}, "dir": str(tmp_path)}]
-    assert run.logged == [({"log/loss": 1.25}, 781)]
+    about = {"project": "hotloop", "name": "a run", "config": {"size": 4}, "dir": str(tmp_path)}
+    assert calls == [{**about, "tags": ["night"]}]
+    (figures,) = run.logged
+    assert (figures["log/loss"], figures["update"]) == (1.25, 781) and "epoch" in figures
     assert run.finished
 
 

@@ -22,8 +22,8 @@ def arrays(seed, *shapes, dtype=np.float64):
     return [jnp.asarray(rng.standard_normal(shape), dtype) for shape in shapes]
 
 
-def compare_with_built_in(batch, height, width, inputs, outputs, kh, kw, stride, padding):
-    with jax.enable_x64(True), forced("canonical"):
+def compare_with_built_in(batch, height, width, inputs, outputs, kh, kw, stride, padding, path="canonical"):
+    with jax.enable_x64(True), forced(path):
         x, kernel = arrays(0, (batch, height, width, inputs), (kh, kw, inputs, outputs))
         shape = jax.eval_shape(lambda x, k: built_in(x, k, stride, padding), x, kernel).shape
         (dy,) = arrays(1, shape)
@@ -106,3 +106,19 @@ def test_sixteen_bits_round_the_result_not_the_sum(dtype, limit):
     assert y.dtype == dtype
     exact = built_in(x.astype(jnp.float32), kernel.astype(jnp.float32), 1, "SAME")
     assert float(jnp.abs(y - exact).max()) <= limit * float(jnp.abs(exact).max())
+
+
+@pytest.mark.parametrize("padding", ["SAME", "VALID"])
+@pytest.mark.parametrize(("height", "width", "k"), [(12, 14, 7), (11, 13, 7), (9, 10, 5)])
+def test_folding_pixels_into_channels_changes_no_value(height, width, k, padding):
+    """Of wide kernels two pixels apart over few channels: a GPU's first convolution."""
+    compare_with_built_in(2, height, width, 3, 4, k, k, 2, padding, path="folded")
+
+
+def test_only_wide_kernels_over_few_channels_are_folded():
+    x, thin, wide = (np.ones(shape, np.float32) for shape in ((1, 8, 8, 3), (7, 7, 3, 2), (3, 3, 3, 2)))
+    with forced("folded"):
+        texts = [
+            jax.jit(lambda x, k: conv2d(x, k, stride=2)).lower(x, kernel).as_text() for kernel in (thin, wide)
+        ]
+    assert "4x4x12x2" in texts[0] and "12x2" not in texts[1]

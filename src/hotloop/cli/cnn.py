@@ -1,5 +1,6 @@
 """`hotloop cnn ...`: train, validate, predict, describe, import, and the data commands. jax waits."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -22,6 +23,10 @@ docs/cnn.md tells what is computed, and what each configuration is for."""
 
 def run_train(config: Train, context: Context) -> Mapping[str, Any]:
     """Train and validate, or with --plan say what would be done."""
+    if config.deterministic:
+        os.environ["XLA_FLAGS"] = (
+            f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true".strip()
+        )
     context.open_device()
     from hotloop.families.cnn import train
 

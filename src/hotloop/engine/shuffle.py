@@ -32,6 +32,8 @@ def permuted(positions: ArrayLike, n: int, seed: int | ArrayLike, epoch: ArrayLi
     """
     check_size(n)
     xp: Any = positions.__array_namespace__()  # type: ignore[union-attr]
+    if n == 1:  # besides being simple: XLA's GPU compiler fails on shuffles of one
+        return xp.zeros_like(positions)
     size = np.uint32(n)
     over = positions >= size
     pivots, salts = _round_keys(xp, size, seed, xp.asarray(epoch).astype(np.uint32))

@@ -5,7 +5,7 @@ console keeps the wording that the old benchmark files look for. No sink knows t
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -104,12 +104,21 @@ class TensorBoardSink:
 class WandbSink:
     """Curves in a Weights & Biases project; where the service cannot be reached the run is kept offline."""
 
-    def __init__(self, project: str, name: str, config: Mapping[str, Any], folder: str | Path):
+    def __init__(
+        self,
+        project: str,
+        name: str,
+        config: Mapping[str, Any],
+        folder: str | Path,
+        tags: Collection[str] = (),
+    ):
         try:
             import wandb
         except ImportError:
             raise MissingExtra("wandb", "wandb", "logging to Weights & Biases") from None
         about: dict[str, Any] = {"project": project, "name": name, "config": dict(config), "dir": str(folder)}
+        if tags:
+            about["tags"] = list(tags)
         try:
             self._run = wandb.init(**about)
         except Exception:  # no key, no network, no service: the errors differ by version, the answer does not
@@ -118,7 +127,8 @@ class WandbSink:
     def write(self, record: Record) -> None:
         """Add a point to each curve."""
         if record["event"] in _CURVES:
-            self._run.log(_numbers(record), step=record["update"])
+            # Not as its own step: it drops what comes with an earlier one, as a validation after training does.
+            self._run.log({**_numbers(record), "update": record["update"], "epoch": record["epoch"]})
 
     def close(self) -> None:
         """Send or keep what is left."""

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jaxtyping import Float
 
@@ -130,9 +131,41 @@ def _canonical_dw(x: Array, kernel: Array, dy: Array, *, stride: int, pads: Pads
     return dw_CHWO.transpose(1, 2, 0, 3)
 
 
+def _folded(x: Array, kernel: Array, *, stride: int, pads: Pads) -> Array:
+    """The same for a wide kernel two pixels apart over few channels: each 2x2 pixels become channels of one.
+
+    A GPU's matrix units want many channels: a ResNet's first convolution, 7x7 over 3, becomes 4x4 over 12.
+    """
+    if not _worth_folding(kernel, stride):
+        return _plain(x, kernel, stride=stride, pads=pads)
+    sizes = [size + size % 2 for size in kernel.shape[:2]]
+    edges = []
+    for size, k, even, (low, high) in zip(x.shape[1:3], kernel.shape[:2], sizes, pads, strict=True):
+        needed = (size + low + high - k) // 2 * 2 + even
+        edges.append((low, needed - size - low, 0))
+    padded = lax.pad(x, np.zeros((), x.dtype), [(0, 0, 0), *edges, (0, 0, 0)])
+    more = [(0, even - k, 0) for even, k in zip(sizes, kernel.shape[:2], strict=True)]
+    even_kernel = lax.pad(kernel, np.zeros((), kernel.dtype), [*more, (0, 0, 0), (0, 0, 0)])
+    images, rows, columns, channels = padded.shape
+    blocks = padded.reshape(images, rows // 2, 2, columns // 2, 2, channels).swapaxes(2, 3)
+    taps = even_kernel.reshape(sizes[0] // 2, 2, sizes[1] // 2, 2, channels, -1).swapaxes(1, 2)
+    return _plain(
+        blocks.reshape(images, rows // 2, columns // 2, 4 * channels),
+        taps.reshape(sizes[0] // 2, sizes[1] // 2, 4 * channels, -1),
+        stride=1,
+        pads=((0, 0), (0, 0)),
+    )
+
+
+def _worth_folding(kernel: Array, stride: int) -> bool:
+    return stride == 2 and min(kernel.shape[:2]) >= 5 and kernel.shape[2] <= 4
+
+
 forward = Operation("convolution", _plain)
 input_gradient = Operation("convolution, input gradient", input_gradient_of(_plain))
 kernel_gradient = Operation("convolution, kernel gradient", kernel_gradient_of(_plain))
 forward.register("canonical", "cpu", _canonical_forward)
 input_gradient.register("canonical", "cpu", _canonical_dx)
 kernel_gradient.register("canonical", "cpu", _canonical_dw)
+forward.register("folded", "cuda", _folded)
+kernel_gradient.register("folded", "cuda", kernel_gradient_of(_folded))

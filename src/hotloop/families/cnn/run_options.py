@@ -84,7 +84,9 @@ class Data:
         False, "Send images as bytes; with --accelerator-side-preprocess.", group=DATA
     )
     accelerator_side_preprocess: bool = option(
-        False, "Augment and normalise on the device instead of the host.", group=DATA
+        False,
+        "Augmenting and normalising happen on the device in any case; --eight-bit-transfer asks for this, as before.",
+        group=DATA,
     )
     pipeline_num_parallel: int = option(
         48, "At most so many workers that decode images on the host.", check=positive, group=DATA
@@ -102,7 +104,9 @@ class Data:
         group=DATA,
     )
     deterministic: bool = option(
-        False, "Give the same bits again for the same seed; turns --shuffle off.", group=DATA
+        False,
+        "Give the same bits again for the same seed, on a GPU by slower kernels; turns --shuffle off.",
+        group=DATA,
     )
 
 

@@ -117,8 +117,11 @@ def told(config: Train, settings: Settings, source: Source, was_drawn: bool, con
         console.say(f"seed: {config.seed}")
     if source.notice:
         console.warn(source.notice)
-    if note := partials_note(Job(settings).policy):
-        console.say(note)
+    if settings.half_partials:
+        console.say(
+            partials_note(Job(settings).policy)
+            or "half partials: the network's sums are float32 all the same"
+        )
 
 
 def run_folder(config: Train) -> Path:
@@ -166,8 +169,7 @@ def once(work: Work, command: str) -> dict[str, Any]:
 def _wandb(work: Work, settings: Mapping[str, Any]) -> WandbSink:
     config = work.config
     name = config.wandb_run_name or f"{config.model_name}-{config.dataset}-{time.strftime('%Y-%m-%d')}"
-    tags = {"tags": list(config.wandb_tags)} if config.wandb_tags else {}
-    return WandbSink("tf2-resnet50", name, {**settings, **tags}, work.folder)
+    return WandbSink("tf2-resnet50", name, settings, work.folder, config.wandb_tags or ())
 
 
 def clock(seconds: float) -> str:
