@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import math
+import os
 import re
 import shutil
 import signal
@@ -18,6 +19,8 @@ import pytest
 from hotloop.cli.configs import resolve
 from hotloop.cli.main import find_command, main
 from hotloop.cli.parser import scan
+from hotloop.data.catalogue import known_set
+from hotloop.data.folders import find
 from hotloop.engine.checkpoint import Checkpoints, KeepAll
 from hotloop.engine.device import setup
 from hotloop.engine.drive import Interrupted
@@ -26,6 +29,9 @@ from hotloop.families.cnn import train
 from hotloop.options import options_of
 from listener import Listener
 
+ROOT = Path(
+    os.environ.get("HOTLOOP_DATA") or Path(__file__).resolve().parents[2] / "../shared/data"
+).resolve()
 SEED_LINE = (
     "--model toy_model --synthetic-data device --precision 16.16 --half-partials --validation False "
     "--micro-batch-size 8 --gradient-accumulation 8 --dataset cifar10"
@@ -470,3 +476,51 @@ def test_help_names_every_command_and_configuration(capsys):
     assert main(["cnn", "train", "--help"]) == 0
     said = capsys.readouterr().out
     assert "resnet50_8k_bn_pipeline" in said and "--gradient-accumulation-count" in said
+
+
+def needs(name):
+    here = ROOT.is_dir() and find(known_set(name), ROOT) is not None
+    return pytest.mark.skipif(not here, reason=f"no {name} in {ROOT}")
+
+
+def learned(dataset, model, rate, tmp_path, *words):
+    """Accuracies of a short float32 run on real images, checkpoint after checkpoint."""
+    schedule = f"{{initial_learning_rate: {rate}, total_epochs: 1, peak_epoch: 0.3}}"
+    recipe = ["--optimizer-params", "{momentum: 0.9}", "--norm-layer", "{name: batch_norm, momentum: 0.9}"]
+    recipe += [
+        "--lr-schedule",
+        "one_cycle",
+        "--lr-schedule-params",
+        schedule,
+        "--precision",
+        "32.32",
+        "--seed",
+        "0",
+    ]
+    where = ["--dataset", dataset, "--dataset-path", ROOT, "--results-dir", tmp_path, "--model", model]
+    status, result, said = called("train", *where, *recipe, "--validation-micro-batch-size", "500", *words)
+    assert status == 0, said
+    return [row["validation_accuracy"] for row in result["validation"]]
+
+
+@needs("mnist")
+def test_the_toy_learns_real_digits_in_a_moment(tmp_path):
+    words = ["--micro-batch-size", "64", "--weight-updates-per-epoch", "250"]
+    (accuracy,) = learned("mnist", "toy_model_bn", 0.003, tmp_path, *words)
+    assert accuracy > 0.4
+
+
+@pytest.mark.slow
+@needs("mnist")
+def test_resnet8_learns_real_digits_in_a_sixth_of_an_epoch(tmp_path):
+    words = ["--micro-batch-size", "32", "--weight-updates-per-epoch", "300"]
+    (accuracy,) = learned("mnist", "cifar_resnet8", 0.004, tmp_path, *words)
+    assert accuracy > 0.95
+
+
+@pytest.mark.slow
+@needs("cifar10")
+def test_resnet8_learns_a_sample_of_real_photographs(tmp_path):
+    words = ["--micro-batch-size", "32", "--weight-updates-per-epoch", "468", "--ckpts-per-epoch", "3"]
+    accuracies = learned("cifar10", "cifar_resnet8", 0.004, tmp_path, *words)
+    assert len(accuracies) == 3 and accuracies[-1] == max(accuracies) > 0.4
