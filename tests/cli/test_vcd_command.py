@@ -161,6 +161,7 @@ def test_a_run_leaves_records_with_every_figure_and_a_result(digits, tmp_path, c
     assert (tmp_path / "default" / "samples" / "prior.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_validation_holds_images_out_and_repeats_follow_each_other(digits, tmp_path, capsys):
     words = ["vcd", "train", *SMALL, *QUICK, "--epochs", "1", "--data", str(digits), "-r", str(tmp_path)]
     assert main([*words, "-v", "--no-testing", "-R", "2", "-n", "twice", "--json"]) == 0

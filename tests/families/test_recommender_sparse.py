@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from recommender_small import quick
+from recommender_small import Small, quick
 from test_recommender_batches import matrix
 
 from hotloop.engine.keys import seed_key
@@ -30,30 +30,37 @@ def dense(users, dtype):
     return full
 
 
-@pytest.mark.parametrize("users", [[0, 1, 2, 3, 4, 5], [4, 2, 4, 1, 0, 2], [1, 1, 1, 1, 1, 1]])
-@pytest.mark.parametrize(("untied", "dropout"), [(False, 0.5), (True, 0.0)])
-@pytest.mark.parametrize("chunk", [5, 1024])
-def test_the_gradient_is_that_of_the_dense_loss(monkeypatch, users, untied, dropout, chunk):
+@pytest.mark.parametrize(("untied", "dropout", "chunk"), [(False, 0.5, 5), (True, 0.0, 1024)])
+def test_the_gradient_is_that_of_the_dense_loss(monkeypatch, untied, dropout, chunk):
+    """Of users in order, of some twice, and of one without ratings alone; in one chunk and in many."""
     monkeypatch.setattr(batches.Sparse.fold, "__defaults__", (chunk,))
     net = replace(CONFIG, untied=untied, dropout=dropout, loss_scaling=50.0)
-    job = model.Job(net, ITEMS)
+    job = Small(net, ITEMS, widths=(7, 5, 6))
     with jax.enable_x64(True):
-        start = model.init(job, KEY)["params"]
-        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64) + 0.02, start)
-        x = jnp.asarray(dense(users, np.float64))
-        want = quick(jax.value_and_grad(lambda p: 50 * model._joint(job, p, x, KEY)[0]))(params)
-        sparse = batches.Sparse(batches.on_device(RATINGS), jnp.asarray(users), jnp.float64)
-        found, (loss, mask) = quick(lambda p: model._sparse_joint(job, p, sparse, KEY))(params)
-        masked = model._joint(job, params, x, KEY)[1]
-        np.testing.assert_allclose(50 * loss, want[0], rtol=1e-12)
-        np.testing.assert_allclose(mask, masked, rtol=1e-12, atol=1e-300)
-        for one, two in zip(jax.tree.leaves(found), jax.tree.leaves(want[1]), strict=True):
-            np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-12 * np.abs(two).max())
+        generator = np.random.default_rng(1)
+        forms = jax.eval_shape(lambda key: model.init(job, key)["params"], KEY)
+        params = jax.tree.map(lambda form: generator.normal(0.02, 0.3, form.shape), forms)
+        rows = batches.on_device(RATINGS)
+        wanted = quick(
+            jax.value_and_grad(
+                lambda p, x: (lambda all, mask: (50 * all, mask))(*model._joint(job, p, x, KEY)), has_aux=True
+            )
+        )
+        made = quick(
+            lambda p, users: model._sparse_joint(job, p, batches.Sparse(rows, users, jnp.float64), KEY)
+        )
+        for users in ([0, 1, 2, 3, 4, 5], [4, 2, 4, 1, 0, 2], [1, 1, 1, 1, 1, 1]):
+            (scaled, masked), gradients = wanted(params, dense(users, np.float64))
+            found, (loss, mask) = made(params, np.asarray(users))
+            np.testing.assert_allclose(50 * loss, scaled, rtol=1e-12)
+            np.testing.assert_allclose(mask, masked, rtol=1e-12, atol=1e-300)
+            for one, two in zip(jax.tree.leaves(found), jax.tree.leaves(gradients), strict=True):
+                np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-12 * np.abs(two).max())
 
 
 def trained(sparse, monkeypatch):
     monkeypatch.setattr(train, "takes_sparse", lambda job, data: sparse)
-    job, data = model.Job(CONFIG, ITEMS), Sets("drawn", RATINGS, None, None)
+    job, data = Small(CONFIG, ITEMS, widths=(7, 5, 6)), Sets("drawn", RATINGS, None, None)
     program = Program(model.update(job), train.feed_of(CONFIG, job, data), 5, seed_key(1))
     state, metrics = program(own(model.init(job, KEY)), 0, 5)
     return jax.tree.map(np.asarray, (state["params"], dict(metrics)))

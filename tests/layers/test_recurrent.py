@@ -174,6 +174,7 @@ def test_sixteen_bits_stay_within_a_few_roundings_over_fifty_steps(cell, way, dt
     assert np.abs(np.asarray(outputs, np.float64) - exact).max() < 8 * unit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", CELLS)
 def test_sixteen_bit_gradients_point_the_same_way(cell):
     params, x, _ = case(cell, 20, 4, jnp.bfloat16, inputs=16, hidden=16)

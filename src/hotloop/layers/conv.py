@@ -2,7 +2,8 @@
 
 XLA:CPU brings a convolution into the layout of its fast kernel only in a program's entry computation, and the
 gradient convolutions that autodiff makes are not in that layout: inside `lax.scan` they fall to naive loops, tens of
-times slower. Here both gradients are written as convolutions in the canonical layout. Other platforms keep the
+times slower. Here the input's gradient is written as a convolution in the canonical layout, the kernel's as one matrix
+product. Other platforms keep the
 built-in gradients. docs/layers.md has the measurements; grouped convolutions are in grouped_conv.py.
 """
 
@@ -84,21 +85,33 @@ def _plain(x: Array, kernel: Array, *, stride: int, pads: Pads) -> Array:
     return lax.conv_general_dilated(x, kernel, (stride, stride), pads, dimension_numbers=LAYOUT)
 
 
-def _is_product(kernel: Array, stride: int, pads: Pads) -> bool:
-    """A 1x1 kernel with stride 1 and no padding is one matrix product over the channels."""
-    return kernel.shape[:2] == (1, 1) and stride == 1 and pads == ((0, 0), (0, 0))
+def _is_product(kernel: Array, pads: Pads) -> bool:
+    """A 1x1 kernel without padding is one matrix product over the channels of the pixels that the stride picks."""
+    return kernel.shape[:2] == (1, 1) and pads == ((0, 0), (0, 0))
 
 
 def _canonical_forward(x: Array, kernel: Array, *, stride: int, pads: Pads) -> Array:
-    if _is_product(kernel, stride, pads):
-        return (x.reshape(-1, x.shape[-1]) @ kernel[0, 0]).reshape(*x.shape[:3], -1)
+    if _is_product(kernel, pads):
+        picked = x[:, ::stride, ::stride]
+        return (_rows(picked) @ kernel[0, 0]).reshape(*picked.shape[:3], -1)
     return _plain(x, kernel, stride=stride, pads=pads)
+
+
+def _rows(x: Array) -> Array:
+    return x.reshape(-1, x.shape[-1])
+
+
+def _padded(x: Array, *edges: tuple[int, int, int]) -> Array:
+    """Zeros before, after and between the rows and columns; negative: cut off."""
+    return lax.pad(x, np.zeros((), x.dtype), [(0, 0, 0), *edges, (0, 0, 0)])
 
 
 def _canonical_dx(x: Array, kernel: Array, dy: Array, *, stride: int, pads: Pads) -> Array:
     """Convolve the cotangent, spread by the stride, with the kernel turned round and its channels swapped."""
-    if _is_product(kernel, stride, pads):
-        return (dy.reshape(-1, dy.shape[-1]) @ kernel[0, 0].T).reshape(x.shape)
+    if _is_product(kernel, pads):
+        picked = (_rows(dy) @ kernel[0, 0].T).reshape(*dy.shape[:3], -1)
+        (_, below), (_, right) = spread_edges(x, kernel, dy, stride, pads)
+        return _padded(picked, (0, below, stride - 1), (0, right, stride - 1))
     turned = jnp.flip(kernel, (0, 1)).swapaxes(2, 3)
     edges = spread_edges(x, kernel, dy, stride, pads)
     return lax.conv_general_dilated(
@@ -116,19 +129,24 @@ def spread_edges(x: Array, kernel: Array, dy: Array, stride: int, pads: Pads) ->
     return edges[0], edges[1]
 
 
-def _canonical_dw(x: Array, kernel: Array, dy: Array, *, stride: int, pads: Pads) -> Array:
-    """Convolve with the batch as the channels: x as (C,H,W,N) by dy as (H,W,N,O) gives (C,kh,kw,O)."""
-    if _is_product(kernel, stride, pads):
-        return (x.reshape(-1, x.shape[-1]).T @ dy.reshape(-1, dy.shape[-1]))[None, None]
-    edges = [
-        (low, (out - 1) * stride + k - size - low)
-        for size, k, (low, _), out in zip(x.shape[1:3], kernel.shape[:2], pads, dy.shape[1:3], strict=True)
-    ]
-    x_CHWN, dy_HWNO = x.transpose(3, 1, 2, 0), dy.transpose(1, 2, 0, 3)
-    dw_CHWO = lax.conv_general_dilated(
-        x_CHWN, dy_HWNO, (1, 1), edges, rhs_dilation=(stride, stride), dimension_numbers=LAYOUT
-    )
-    return dw_CHWO.transpose(1, 2, 0, 3)
+def _product_dw(x: Array, kernel: Array, dy: Array, *, stride: int, pads: Pads) -> Array:
+    """One matrix product over all pixels: x beside itself for each row of the kernel, dy for each column.
+
+    With a stride s as many neighbouring columns of x count as one of s times the channels, which moves no number;
+    dy is shifted by whole strides only. Twice as fast as a convolution with the batch as its channels.
+    """
+    if _is_product(kernel, pads):
+        return (_rows(x[:, ::stride, ::stride]).T @ _rows(dy))[None, None]
+    (kh, kw, channels, filters), (images, height, width, _) = kernel.shape, dy.shape
+    shifts = -(-kw // stride)
+    last, wide = (height - 1) * stride, (width + shifts - 1) * stride
+    (top, _), (left, _) = pads
+    needed = _padded(x, (top, last + kh - x.shape[1] - top, 0), (left, wide - x.shape[2] - left, 0))
+    by_row = jnp.concatenate([needed[:, i : i + last + 1 : stride] for i in range(kh)], -1)
+    by_column = jnp.concatenate([_padded(dy, (0, 0, 0), (a, shifts - 1 - a, 0)) for a in range(shifts)], -1)
+    sums = by_row.reshape(-1, stride * kh * channels).T @ _rows(by_column)
+    taps = sums.reshape(stride, kh, channels, shifts, filters).transpose(1, 3, 0, 2, 4)
+    return taps.reshape(kh, shifts * stride, channels, filters)[:, :kw]
 
 
 def _folded(x: Array, kernel: Array, *, stride: int, pads: Pads) -> Array:
@@ -143,7 +161,7 @@ def _folded(x: Array, kernel: Array, *, stride: int, pads: Pads) -> Array:
     for size, k, even, (low, high) in zip(x.shape[1:3], kernel.shape[:2], sizes, pads, strict=True):
         needed = (size + low + high - k) // 2 * 2 + even
         edges.append((low, needed - size - low, 0))
-    padded = lax.pad(x, np.zeros((), x.dtype), [(0, 0, 0), *edges, (0, 0, 0)])
+    padded = _padded(x, *edges)
     more = [(0, even - k, 0) for even, k in zip(sizes, kernel.shape[:2], strict=True)]
     even_kernel = lax.pad(kernel, np.zeros((), kernel.dtype), [*more, (0, 0, 0), (0, 0, 0)])
     images, rows, columns, channels = padded.shape
@@ -166,6 +184,6 @@ input_gradient = Operation("convolution, input gradient", input_gradient_of(_pla
 kernel_gradient = Operation("convolution, kernel gradient", kernel_gradient_of(_plain))
 forward.register("canonical", "cpu", _canonical_forward)
 input_gradient.register("canonical", "cpu", _canonical_dx)
-kernel_gradient.register("canonical", "cpu", _canonical_dw)
+kernel_gradient.register("canonical", "cpu", _product_dw)
 forward.register("folded", "cuda", _folded)
 kernel_gradient.register("folded", "cuda", kernel_gradient_of(_folded))

@@ -61,27 +61,6 @@ def _gradient_of(pool: Callable[[Array, int, int, int], Array]) -> Callable[...,
     return dx
 
 
-def _shared(x: Array, dy: Array, *, size: int, stride: int, padding: int) -> Array:
-    """Each window's gradient shared by the values that equal its largest: two passes that compilers fuse."""
-    largest = _of_windows(x, size, stride, padding)
-    edges = [(0, 0, 0), (padding, padding, 0), (padding, padding, 0), (0, 0, 0)]
-    padded = lax.pad(x, np.array(-np.inf, x.dtype), edges)
-    images, rows, columns, channels = padded.shape
-    reach = [(length - 1) * stride + 1 for length in largest.shape[1:3]]
-    equal = {}
-    for i, j in product(range(size), repeat=2):
-        corner = (images, i + reach[0], j + reach[1], channels)
-        equal[i, j] = lax.slice(padded, (0, i, j, 0), corner, (1, stride, stride, 1)) == largest
-    count = sum(each.astype(jnp.float32) for each in equal.values())
-    share = (dy / count).astype(dy.dtype)
-    zero = np.zeros((), dy.dtype)
-    total = jnp.zeros(padded.shape, dy.dtype)
-    for (i, j), each in equal.items():
-        spread = [(i, rows - i - reach[0], stride - 1), (j, columns - j - reach[1], stride - 1)]
-        total += lax.pad(jnp.where(each, share, zero), zero, [(0, 0, 0), *spread, (0, 0, 0)])
-    return total[:, padding : rows - padding, padding : columns - padding]
-
-
 def _on_cpu(x: Array, size: int, stride: int, padding: int) -> Array:
     """Slices where windows overlap; apart, scattering has nothing to add up and is the faster."""
     return (_of_slices if size > stride else _of_windows)(x, size, stride, padding)

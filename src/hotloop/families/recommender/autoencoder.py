@@ -48,8 +48,11 @@ def through(
 
 
 def selu(x: Array) -> Array:
-    """SELU by exp(x) - 1, whose error near 0 is 6e-8 at most: on a CPU 0.8 ms where `jax.nn.selu` takes 2.0."""
-    return SCALE * jnp.where(x > 0, x, ALPHA * (jnp.exp(jnp.minimum(x, 0)) - 1))
+    """SELU by exp(x) - 1, whose error near 0 is 6e-8 at most: on a CPU 0.8 ms where `jax.nn.selu` takes 2.0.
+
+    At 0 the slope is that from below, not the half of it that the gradient of `minimum` would give.
+    """
+    return SCALE * jnp.where(x > 0, x, ALPHA * (jnp.exp(jnp.where(x > 0, 0, x)) - 1))
 
 
 def selu_slope(y: Array) -> Array:
