@@ -16,7 +16,9 @@ from jax.sharding import Mesh, NamedSharding
 from numpy.typing import NDArray
 
 from hotloop.data.dataset import Dataset, Split
+from hotloop.data.image_folder import is_image_folder
 from hotloop.data.load import load
+from hotloop.data.records import is_record_folder
 from hotloop.engine.evaluate import Evaluation, PerSample, Sums, evaluate_batches
 from hotloop.engine.feed import Feed, Resident, Streamed, rows
 from hotloop.engine.finish import on_mesh_of
@@ -33,6 +35,7 @@ from hotloop.families.console import Console
 Evaluate = Callable[[Any], Sums]
 BRIGHT, SPREAD = 127, 60
 """Mean and deviation of made-up pixels."""
+NO_PHOTOGRAPHS = "there is no ImageNet here (name its folder by --dataset-path): "
 
 
 class Source(Protocol):
@@ -57,6 +60,8 @@ def open_source(config: Train, console: Console, seed: int) -> Source:
     if config.synthetic_data is not None:
         return MadeUp(SAMPLES[config.dataset], seed, on_device=config.synthetic_data == "device")
     if config.dataset == "imagenet":
+        if config.dataset_path == Path() and not (is_record_folder(Path()) or is_image_folder(Path())):
+            return MadeUp(SAMPLES["imagenet"], seed, on_device=True, why=NO_PHOTOGRAPHS)
         return Photographs(config, console, seed)
     try:
         return Small(load(config.dataset, folder_of(config), console.say, console.progress))
@@ -168,10 +173,9 @@ class Photographs:
 class MadeUp:
     """Random images and labels of a set's shape: on the device one micro-batch for all, or sent by the host."""
 
-    notice = "the images are made up: neither loss nor accuracy means anything"
-
-    def __init__(self, samples: Samples, seed: int, on_device: bool):
+    def __init__(self, samples: Samples, seed: int, on_device: bool, why: str = ""):
         self.samples, self._seed, self.repeated = samples, seed, on_device
+        self.notice = f"{why}the images are made up: neither loss nor accuracy means anything"
 
     def _drawn(self, count: int) -> dict[str, NDArray[Any]]:
         generator = np.random.default_rng(self._seed)
