@@ -101,6 +101,8 @@ def samples(job, seed=0):
 @cache
 def compiled(job):
     count = job.settings.batch.replicas
+    if count > len(jax.devices()):
+        pytest.skip(f"{count} devices")
     return jax.jit(model.update(job, replicas(count) if count > 1 else None), compiler_options=QUICK)
 
 
