@@ -1,0 +1,103 @@
+"""`hotloop cnn predict` and `import`: a checkpoint used alone, and somebody else's weights made into one."""
+
+import io
+import json
+from contextlib import redirect_stderr, redirect_stdout
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hotloop.cli.main import main
+from hotloop.engine.checkpoint import Checkpoints, KeepAll
+from hotloop.families.cnn import images, saved
+from hotloop.families.cnn.network import build
+from pictures import encoded
+
+
+def called(*words):
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        status = main(["cnn", *map(str, words), "--json"])
+    return status, json.loads(out.getvalue().splitlines()[-1]), err.getvalue()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """Two steps of a toy network for CIFAR-10, and the second's weights."""
+    pytest.importorskip("PIL")
+    folder, generator = tmp_path_factory.mktemp("toy"), np.random.default_rng(0)
+    about = saved.About(build("toy_model_bn", (32, 32, 3), 10), "cifar10", "32.32", "bfloat16", 5.0)
+    about.write(folder)
+    forms = jax.eval_shape(lambda: saved._fresh(about.network, about.policy))
+    with Checkpoints(folder, KeepAll(), family=saved.FAMILY) as checkpoints:
+        for step in (5, 10):
+            state = jax.tree.map(lambda form: np.float32(generator.uniform(0.1, 1, form.shape)), forms)
+            checkpoints.save(step, {**state, "optimiser": np.zeros(3, np.float32)}, position={})
+    return folder, about, state
+
+
+def test_predictions_are_the_softmax_of_the_networks_logits(checkpoint, tmp_path):
+    folder, about, state = checkpoint
+    paths = [tmp_path / "one.png", tmp_path / "two.jpeg"]
+    for n, path in enumerate(paths):
+        path.write_bytes(encoded(32, 32, seed=n, kind="PNG"))
+    status, result, said = called("predict", folder, *paths, "--top", "3")
+    assert status == 0 and result["step"] == 10
+    from PIL import Image
+
+    pixels = np.stack([np.asarray(Image.open(path)) for path in paths])
+    weights, seen = jax.tree.map(jnp.asarray, (state, images.evaluated("cifar10", pixels)))
+    logits, _ = about.network.apply(weights["params"], weights["statistics"], seen, train=False)
+    wanted = np.asarray(jax.nn.softmax(logits))
+    for path, row in zip(paths, wanted, strict=True):
+        found = result["predictions"][str(path)]
+        assert [each["class"] for each in found] == np.argsort(-row)[:3].tolist()
+        np.testing.assert_allclose([each["probability"] for each in found], np.sort(row)[::-1][:3], rtol=1e-4)
+        assert found[0]["name"] in said
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--top", "11"], "--top 11: there are only 10 classes"),
+        (["--step", "7"], "no step 7"),
+    ],
+)
+def test_what_cannot_be_predicted_is_one_line(checkpoint, tmp_path, words, reason):
+    path = tmp_path / "one.png"
+    path.write_bytes(encoded(32, 32, kind="PNG"))
+    status, result, _ = called("predict", checkpoint[0], path, *words)
+    assert status == 2 and reason in result["error"]
+
+
+def test_a_broken_or_missing_image_and_a_folder_without_checkpoints_are_named(checkpoint, tmp_path):
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(encoded(32, 32, kind="PNG")[:60])
+    for words, reason in (
+        ([checkpoint[0], broken], "broken.png: not a whole image"),
+        ([checkpoint[0], tmp_path / "none.png"], "none.png: cannot be read"),
+        ([tmp_path, broken], "no network.json there"),
+    ):
+        status, result, _ = called("predict", *words)
+        assert status == 2 and reason in result["error"]
+
+
+def test_imported_weights_are_a_checkpoint_that_is_not_written_over(tmp_path, monkeypatch):
+    network = build("resnet18", (224, 224, 3), 3, variant="torch")
+    generator = np.random.default_rng(0)
+    forms = jax.eval_shape(network.init, jax.random.key(0))
+    weights = jax.tree.map(lambda form: np.float32(generator.normal(0, 0.1, form.shape)), forms)
+    monkeypatch.setattr("hotloop.families.cnn.foreign.recognise", lambda path: network)
+    monkeypatch.setattr("hotloop.families.cnn.foreign.load", lambda path, chosen: weights)
+    status, result, _ = called("import", tmp_path / "r18.safetensors", tmp_path / "out")
+    assert status == 0 and (result["model"], result["classes"]) == ("resnet18", 3)
+    known = saved.about(tmp_path / "out")
+    assert known.network == network
+    step, state = saved.weights(tmp_path / "out", None, known)
+    assert step == 0
+    for mine, theirs in zip(jax.tree.leaves(state["params"]), jax.tree.leaves(weights[0]), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    status, result, _ = called("import", tmp_path / "r18.safetensors", tmp_path / "out")
+    assert status == 2 and "holds checkpoints already" in result["error"]
