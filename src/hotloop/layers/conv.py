@@ -3,8 +3,8 @@
 XLA:CPU brings a convolution into the layout of its fast kernel only in a program's entry computation, and the
 gradient convolutions that autodiff makes are not in that layout: inside `lax.scan` they fall to naive loops, tens of
 times slower. Here the input's gradient is written as a convolution in the canonical layout, the kernel's as one matrix
-product. Other platforms keep the
-built-in gradients. docs/layers.md has the measurements; grouped convolutions are in grouped_conv.py.
+product. Other platforms keep the built-in gradients. docs/layers.md has the measurements; grouped convolutions are in
+grouped_conv.py.
 """
 
 from collections.abc import Callable
@@ -137,7 +137,7 @@ def _product_dw(x: Array, kernel: Array, dy: Array, *, stride: int, pads: Pads) 
     """
     if _is_product(kernel, pads):
         return (_rows(x[:, ::stride, ::stride]).T @ _rows(dy))[None, None]
-    (kh, kw, channels, filters), (images, height, width, _) = kernel.shape, dy.shape
+    (kh, kw, channels, filters), (height, width) = kernel.shape, dy.shape[1:3]
     shifts = -(-kw // stride)
     last, wide = (height - 1) * stride, (width + shifts - 1) * stride
     (top, _), (left, _) = pads
