@@ -74,7 +74,11 @@ def _layer(command: Command, name: str | None, path: Path | None) -> Layer:
     if name is None:
         return Layer("", {})
     if name not in command.presets:
-        known = did_you_mean(name, command.presets) or "; give a file with --config-path"
+        known = did_you_mean(name, command.presets) or (
+            f"; there are {', '.join(command.presets)}"
+            if command.presets
+            else "; give a file with --config-path"
+        )
         raise OptionError(f"--config {name}: '{command.name}' has no such preset{known}")
     return _named(f"preset {name}", f"preset {name}", command.presets[name], command)
 

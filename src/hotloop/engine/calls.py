@@ -106,7 +106,7 @@ class Plan:
         if self.samples is None:
             return []
         left = self.samples - self.updates_per_epoch * self.batch.global_
-        rest = f", {left} samples left out of each" if left > 0 else ""
+        rest = f", {left} samples of each begin the next" if left > 0 else ""
         return [f"{self.samples} samples: {self.updates_per_epoch} weight updates an epoch{rest}"]
 
     def _describe_calls(self) -> str:
