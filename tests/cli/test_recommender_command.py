@@ -225,7 +225,7 @@ def test_a_stopped_run_resumes_to_the_same_bits(options, whole, tmp_path):
     assert figures(result["run"]) == figures(whole["run"])
 
 
-@pytest.mark.parametrize("patience", [None, 2])
+@pytest.mark.parametrize("patience", [None, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_killed_run_resumes_to_the_same_bits_and_figures(patience, options, whole, tmp_path):
     """A kill leaves the checkpoints so far and half a record."""
     run = tmp_path / "killed"
@@ -242,6 +242,7 @@ def test_a_killed_run_resumes_to_the_same_bits_and_figures(patience, options, wh
     assert figures(run) == figures(whole["run"])
 
 
+@pytest.mark.slow
 def test_other_pieces_of_a_call_and_other_logs_give_the_same_bits(options, whole, tmp_path, monkeypatch):
     monkeypatch.setattr(pieces, "TARGET_SECONDS", 0)  # one update at a time
     other = replace(options, logdir=tmp_path, run_name="other", steps_per_log=3)

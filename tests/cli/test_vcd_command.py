@@ -228,6 +228,7 @@ def test_a_killed_run_resumes_to_the_same_bits_and_figures(whole, tmp_path):
     same(trained(replace(options, results_dir=tmp_path, run_name="killed", resume=True)), state)
 
 
+@pytest.mark.slow
 def test_another_number_of_updates_a_call_gives_the_same_bits(whole, tmp_path):
     from dataclasses import replace
 

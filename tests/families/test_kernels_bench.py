@@ -62,6 +62,7 @@ def test_only_the_timed_steps_are_counted_after_one_warm_up(monkeypatch, capsys)
     assert len(calls) == 3 and len(result["seconds"]["all"]) == 2
 
 
+@pytest.mark.slow
 def test_the_stack_of_lstms_has_measured_latencies(capsys):
     config = configs.LstmMulti(timesteps=3, hidden_size=8, input_size=4, batches_per_step=2, steps=1)
     result, said = run(config, capsys)

@@ -310,6 +310,7 @@ def test_leaving_waits_for_nothing_but_after_a_divergence_for_the_answers(stage,
     assert stage.answers.figures[2]["validation_rmse"] == 1.0
 
 
+@pytest.mark.slow
 def test_patience_acts_when_the_answers_come_and_the_best_is_kept(options, tmp_path, monkeypatch):
     script = tmp_path / "python"
     worse = ANSWER.replace('(run / "go").exists()', "True").replace('(run / "worse").exists()', "True")

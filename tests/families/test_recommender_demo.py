@@ -2,10 +2,13 @@
 
 from dataclasses import replace
 
+import pytest
+
 from hotloop.families.recommender.demo import RECIPE, glimpse
 from listener import Listener
 
 
+@pytest.mark.slow
 def test_a_glimpse_learns_and_tells_the_biases_beside_it():
     found = glimpse(Listener(), replace(RECIPE, epochs=12))
     assert len(found["rmse"]) == 13

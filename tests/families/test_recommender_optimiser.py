@@ -260,6 +260,7 @@ def run(mode):
     return state, {name: np.asarray(value) for name, value in metrics.items()}
 
 
+@pytest.mark.slow
 def test_half_precision_stays_finite_and_tracks_float32():
     _, exact = run("32.32")
     for mode in ("16.32", "16.16"):
