@@ -121,6 +121,7 @@ def test_every_preset_prints_its_resolved_values(name, capsys):
         assert said["sources"][key] == f"preset {name}"
 
 
+@pytest.mark.slow
 def test_a_run_leaves_records_with_every_figure_and_a_result(digits, tmp_path, capsys):
     words = [
         "vcd",

@@ -35,6 +35,7 @@ def compiled_and_found(folder) -> tuple[int, int]:
     return int(compiled), int(found)
 
 
+@pytest.mark.slow
 def test_a_later_process_finds_the_programs_and_damage_is_repaired(tmp_path):
     compiled, _ = compiled_and_found(tmp_path)
     assert compiled >= 1

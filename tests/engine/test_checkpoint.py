@@ -415,6 +415,7 @@ def run_script(text, *arguments, **options):
     )
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_and_leaves_the_earlier_steps(tmp_path):
     script = """
         import resource, signal, sys

@@ -90,6 +90,7 @@ DEFAULTS = {
     "target_accuracy": 0.759,
 }
 OWN = {
+    "skip_corrupt": False,
     "half": "bfloat16",
     "exclude_norms_and_biases": False,
     "statistics_rule": "spread",

@@ -98,6 +98,7 @@ def test_options_of_the_old_programs_are_explained(capsys):
     assert explanations(DENSE) == []
 
 
+@pytest.mark.slow
 def test_regrouped_blocks_are_announced(capsys):
     config = configs.GroupedConv(
         filter_in=8, filter_out=4, input_size=6, block_repeats=2, batches_per_step=2, steps=1

@@ -79,6 +79,7 @@ def test_the_verdict_names_what_cannot_be_judged():
     assert judged(step_size=1.5) == "unstable"
 
 
+@pytest.mark.slow
 def test_many_chains_agree_too_and_count_as_chain_steps():
     result = run(steps=2, hmc_steps=1010, chains=200, step_size=0.9, leapfrog_steps=2)
     assert result["verdict"] == "agrees"
@@ -109,6 +110,7 @@ def test_steps_that_fill_no_block_run_too_and_unrolling_changes_nothing(monkeypa
     assert float(plain.state.position[0, 0]) != float(longer.state.position[0, 0])
 
 
+@pytest.mark.slow
 def test_the_decoder_target_samples_and_is_checked(capsys):
     result, said = run(capsys, target="vcd", chains=4, steps=2, hmc_steps=4, leapfrog_steps=1)
     assert "Target vcd, chains 4, leapfrog steps 1, step size 0.05" in said

@@ -87,6 +87,7 @@ def test_the_compiled_loop_holds_the_products(name):
     assert products_in_loop(made(SMALL[name]).program.compiled.as_text()) >= 1
 
 
+@pytest.mark.slow
 def test_the_compiled_loop_holds_the_convolutions():
     """As convolutions, or written out as one multiply-add a tap of each block's kernel."""
     text = made(SMALL["grouped-conv"]).program.compiled.as_text()

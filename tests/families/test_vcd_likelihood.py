@@ -103,6 +103,7 @@ def mean_and_error(values):
     return values.mean(), values.std(ddof=1) / np.sqrt(len(values))
 
 
+@pytest.mark.slow
 def test_any_number_of_samples_counts_exactly_those(float64):
     x = observations(ROWS)
     mean, spread = wide(x)
@@ -127,6 +128,7 @@ def test_the_numbers_of_an_image_are_its_own_and_no_two_blocks_share_them(float6
     assert all_.var() == pytest.approx(1, abs=4 * np.sqrt(2 / all_.size))
 
 
+@pytest.mark.slow
 def test_all_samples_of_a_perfect_proposal_are_effective_and_few_of_a_bad_one():
     mean, spread = np.float32([[0.5, -1.0], [2.0, 0.0], [0.0, 0.0]]), np.full((3, 2), 0.7, np.float32)
     level = np.float32([-90.0, 3.0, 0.0])[:, None]

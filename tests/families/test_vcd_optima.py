@@ -151,6 +151,7 @@ def test_the_divergence_of_any_model_is_positive_in_the_mean(scale, mean, spread
     assert value > 5 * error  # q0 is far from the posterior in each case
 
 
+@pytest.mark.slow
 def test_the_elbo_lies_below_the_likelihood_by_its_divergence_from_the_posterior():
     """One latent number, so that a grid knows log p(x) and KL(q0 | p(z | x)); evaluate() by 4,000 draws an image."""
     decoder, image = random_vae(2, 0.3, latent=1, hidden=4)

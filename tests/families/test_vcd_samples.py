@@ -172,6 +172,7 @@ def test_the_log_joints_are_those_of_the_pictures():
     np.testing.assert_allclose(result.log_joint_zt, log_joint(images, latents(result.after)), rtol=2e-6)
 
 
+@pytest.mark.slow
 def test_the_trained_step_size_is_used_not_the_first_one_and_does_not_adapt():
     # A step that adapted at this rate would be cut to a thousandth in three iterations and then be accepted.
     images = some_images(3).test
@@ -193,6 +194,7 @@ def test_weights_of_sixteen_bits_can_be_drawn_from():
 # What is written.
 
 
+@pytest.mark.slow
 def test_both_files_have_the_size_and_lines_that_were_asked_for(ready):
     result = ready.run(rows=3, columns=7, scale=1)
     prior, rebuilt = read(result["prior"]), read(result["reconstructions"])

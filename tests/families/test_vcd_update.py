@@ -167,6 +167,7 @@ def test_a_batch_that_comes_twice_doubles_every_gradient(monkeypatch):
         assert float(metrics[name]) == pytest.approx({**seen, "loss": seen["vcd"]}[name], rel=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "kept"), [("16.32", "float32"), ("16.16", "bfloat16")])
 def test_half_precision_keeps_its_types_and_stays_near_the_exact_update(monkeypatch, precision, kept):
     task = job(precision=precision, hidden=(8,), leapfrog_steps=1)

@@ -95,6 +95,7 @@ def test_updates_inside_a_scan_equal_updates_outside():
     np.testing.assert_allclose(inside, kernel, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [4, 32])
 @pytest.mark.parametrize(("dtype", "limit"), [(jnp.bfloat16, 2**-7), (jnp.float16, 2**-10)])
 def test_sixteen_bits_round_the_result_not_the_sum(groups, dtype, limit):

@@ -144,6 +144,7 @@ def test_a_stack_is_its_layers_one_after_the_other():
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-13), ours, theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", CELLS)
 def test_training_inside_a_scan_equals_training_outside(cell):
     params, x, _ = case(cell, 5, 1, np.float32)

@@ -253,6 +253,7 @@ def test_adaptation_multiplies_toward_its_target():
     assert float(hmc.adaptation(size, jnp.full(4, 0.6), target=0.8, rate=0.1)) == pytest.approx(0.05 * 0.975)
 
 
+@pytest.mark.slow
 def test_adaptation_settles_at_the_target_acceptance():
     kernel = hmc.kernel(BANANA, 5)
 
