@@ -34,6 +34,7 @@ peers: $(VENV)/.installed-peers  ## ours against torch and BlackJAX, interleaved
 	$(BIN)/python benchmarks/peers/kernels.py
 	$(BIN)/python benchmarks/peers/vcd.py
 	$(BIN)/python benchmarks/peers/recommender.py
+	$(BIN)/python benchmarks/peers/cnn.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
