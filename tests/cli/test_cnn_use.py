@@ -1,26 +1,15 @@
 """`hotloop cnn predict` and `import`: a checkpoint used alone, and somebody else's weights made into one."""
 
-import io
-import json
-from contextlib import redirect_stderr, redirect_stdout
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_cnn_command import called
 
-from hotloop.cli.main import main
 from hotloop.engine.checkpoint import Checkpoints, KeepAll
 from hotloop.families.cnn import images, saved
 from hotloop.families.cnn.network import build
 from pictures import encoded
-
-
-def called(*words):
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
-        status = main(["cnn", *map(str, words), "--json"])
-    return status, json.loads(out.getvalue().splitlines()[-1]), err.getvalue()
 
 
 @pytest.fixture(scope="module")

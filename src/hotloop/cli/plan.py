@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from hotloop.cli.command import Command, Context
 from hotloop.engine.plan import Batch, Plan, plan_epochs
+from hotloop.families.cnn.settings import SAMPLES
 from hotloop.options import non_negative, option, positive
 
-TRAINING_SAMPLES = {"cifar10": 50_000, "cifar100": 50_000, "mnist": 60_000, "imagenet": 1_281_167}
 BATCH, RUN = "Batch", "Run and host events"
 
 
@@ -66,7 +66,7 @@ def planned(config: PlanConfig) -> Plan:
     """The plan that the options ask for."""
     override = config.weight_updates_per_epoch
     return plan_epochs(
-        TRAINING_SAMPLES[config.dataset] if config.samples is None else config.samples,
+        SAMPLES[config.dataset].train if config.samples is None else config.samples,
         config.num_epochs,
         Batch.of(
             config.micro_batch_size,

@@ -21,14 +21,14 @@ from hotloop.engine.feed import Resident
 from hotloop.engine.keys import sample_keys
 from hotloop.engine.order import Order
 from hotloop.errors import DataError
-from hotloop.families.cnn.data_config import BenchmarkConfig, processors
+from hotloop.families.cnn.data_config import BenchmarkConfig
 from hotloop.families.cnn.images import augmented, cropped, evaluated, host_draws, is_cifar
 from hotloop.families.cnn.reading import Reading
-from hotloop.families.cnn.streaming import PhotoSource, evaluation_batches, open_store
+from hotloop.families.cnn.settings import SAMPLES
+from hotloop.families.cnn.streaming import PhotoSource, default_workers, evaluation_batches, open_store
 from hotloop.families.cnn.workers import Batch, Workers
 from hotloop.families.console import Console
 
-SHAPES = {"imagenet": (224, 224, 3), "cifar10": (32, 32, 3), "cifar100": (32, 32, 3), "mnist": (28, 28, 1)}
 _WARM_UP = 2
 
 Epoch = Callable[[int], int]
@@ -97,7 +97,7 @@ def _type(config: BenchmarkConfig) -> Any:
 
 def _repeated(config: BenchmarkConfig) -> Iterator[Batch]:
     """One made-up image and label over and over: grey levels around 127 with a spread of 60, cut at two spreads."""
-    noise = np.random.default_rng(config.seed).standard_normal(SHAPES[config.dataset])
+    noise = np.random.default_rng(config.seed).standard_normal(SAMPLES[config.dataset].shape)
     image = np.clip(127 + 60 * np.clip(noise, -2, 2), 0, 255).astype(np.uint8)
     size = config.micro_batch_size
     for _ in range(config.batches_per_epoch or max(1, 4096 // size)):
@@ -109,7 +109,7 @@ def _streamed(config: BenchmarkConfig, console: Console) -> Iterator[tuple[Epoch
     assert config.dataset_path is not None  # the config has seen to it
     training = config.split == "train"
     store = open_store(config.dataset_path, "train" if training else "validation")
-    workers = min(config.pipeline_num_parallel, processors())
+    workers = default_workers(config.pipeline_num_parallel)
     reading = Reading(
         store, training, config.seed, eight_bit=config.eight_bit_transfer, skip_corrupt=config.skip_corrupt
     )

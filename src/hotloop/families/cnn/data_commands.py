@@ -16,12 +16,14 @@ from hotloop.data.image_files import IMAGE_SETS
 from hotloop.data.image_folder import part_folder
 from hotloop.data.records import Part, is_record_folder, shards
 from hotloop.data.shard_files import PartManifest, fault, read_manifest
+from hotloop.engine.environment import usable_cores
 from hotloop.errors import DataError
-from hotloop.families.cnn.data_config import BuildConfig, VerifyConfig, processors
+from hotloop.families.cnn.data_config import BuildConfig, VerifyConfig
+from hotloop.families.cnn.settings import SAMPLES
 from hotloop.families.cnn.streaming import open_store
 from hotloop.families.console import Console
 
-IMAGENET = {"train": 1_281_167, "validation": 50_000}
+IMAGENET = SAMPLES["imagenet"]._asdict()
 _PARTS: tuple[Part, ...] = ("train", "validation")
 
 
@@ -34,7 +36,7 @@ def run_build(config: BuildConfig, console: Console) -> Mapping[str, Any]:
         texts=config.synset_texts,
         boxes=config.boxes,
         skip_corrupt=config.skip_corrupt,
-        workers=config.workers or processors(),
+        workers=config.workers or usable_cores(),
     )
     parts = build_records.plan(build)
     if kept := sum(len(part.manifest.shards) for part in parts):
@@ -100,7 +102,7 @@ def _verify_part(config: VerifyConfig, folder: Path, part: Part, console: Consol
     if config.checksums or config.decode:
         with console.progress(f"{part} images", len(store)) as bar:
             broken += check_images(
-                store, decoding=config.decode, workers=config.workers or processors(), advance=bar.advance
+                store, decoding=config.decode, workers=config.workers or usable_cores(), advance=bar.advance
             )
     if len(store) != IMAGENET[part]:
         console.warn(f"{part}: {len(store):,} images, ImageNet has {IMAGENET[part]:,}")

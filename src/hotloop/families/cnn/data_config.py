@@ -1,6 +1,5 @@
 """The options of `hotloop cnn build-records`, `verify` and `data-benchmark`. It imports neither jax nor numpy."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -10,11 +9,6 @@ from hotloop.options import argument, non_negative, option, positive, validate
 
 DatasetName = Literal["imagenet", "cifar10", "cifar100", "mnist"]
 _WORKERS = "Processes that work at the same time; none: one for each processor."
-
-
-def processors() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from jax import Array
 from hotloop.errors import OptionError
 from hotloop.families.cnn.cifar_resnet import cifar_resnet, layers_of
 from hotloop.families.cnn.drawing import INPUT, Drawing, Placed
-from hotloop.families.cnn.first_values import Value, first_values
 from hotloop.families.cnn.norms import Norm as Norm
 from hotloop.families.cnn.pieces import BatchNorm
 from hotloop.families.cnn.resnet import DEPTHS, Variant, resnet
 from hotloop.families.cnn.toy import toy, toy_normalised
+from hotloop.layers.initial import Spec, draw
 from hotloop.layers.norm import EPSILON
 
 Params = dict[str, dict[str, Array]]
@@ -74,7 +74,7 @@ class Network:
         split = i > 0 and len(self.crossing(i)) == 1
         return LayerInfo(placed.name, placed.piece.kind, placed.shape, parameters, flops, split)
 
-    def values(self, placed: Placed) -> dict[str, Value]:
+    def values(self, placed: Placed) -> dict[str, Spec]:
         """A piece's parameters, as what they start from."""
         return placed.piece.values(self._shapes[placed.inputs[0]])
 
@@ -104,7 +104,7 @@ class Network:
             for placed in self.placed
             if isinstance(placed.piece, BatchNorm)
         }
-        return first_values(key, values), statistics
+        return draw(key, values), statistics
 
     def apply(
         self, params: Params, statistics: Statistics, images_NHWC: Array, *, train: bool

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from jax import Array
 
-from hotloop.families.cnn.first_values import Value
+from hotloop.layers.initial import Spec
 
 Shape = tuple[int, ...]  # of one image's value: rows, columns, channels; or features
 Leaves = dict[str, Array]
@@ -23,7 +23,7 @@ class Piece(Protocol):
     def shape(self, *shapes: Shape) -> Shape:
         """The output's shape."""
 
-    def values(self, shape: Shape) -> dict[str, Value]:
+    def values(self, shape: Shape) -> dict[str, Spec]:
         """The parameters, as what they start from."""
 
     def flops(self, shape: Shape) -> int:
@@ -40,7 +40,7 @@ class Plain:
         """That of the first input."""
         return shapes[0]
 
-    def values(self, shape: Shape) -> dict[str, Value]:
+    def values(self, shape: Shape) -> dict[str, Spec]:
         """None."""
         return {}
 

@@ -14,6 +14,7 @@ import jax
 
 from hotloop.engine.checkpoint import Checkpoints, KeepAll
 from hotloop.engine.precision import Policy, parse
+from hotloop.engine.records import write_json
 from hotloop.errors import CheckpointError
 from hotloop.families.cnn.network import Network, build
 from hotloop.families.cnn.norms import Norm
@@ -40,11 +41,7 @@ class About:
     def write(self, folder: Path) -> None:
         """Put it beside the checkpoints."""
         folder.mkdir(parents=True, exist_ok=True)
-        network = {**asdict(self.network)}
-        text = json.dumps({**asdict(self), "network": network}, indent=2)
-        part = folder / f".{ABOUT}"
-        part.write_text(text + "\n")
-        part.rename(folder / ABOUT)
+        write_json(folder / ABOUT, asdict(self))
 
 
 def checkpoints_in(folder: Path) -> Path:

@@ -4,7 +4,6 @@ The random crop of an image depends on the seed, the epoch and the image's numbe
 resumed, or that makes its calls in other sizes, sees the same pixels. Record sets and image folders are both taken.
 """
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 from hotloop.data.encoded import ImageStore
 from hotloop.data.image_folder import ImageFolder, is_image_folder
 from hotloop.data.records import Part, RecordSet, is_record_folder
+from hotloop.engine.environment import usable_cores
 from hotloop.engine.feed import Streamed
 from hotloop.engine.host import Shuffled
 from hotloop.engine.order import Order
@@ -41,15 +41,15 @@ def open_store(
 
 def default_workers(asked: int) -> int:
     """Workers to use: no more than asked for, and one for each processor."""
-    return max(1, min(asked, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else asked))
+    return min(asked, usable_cores())
 
 
 class PhotoSource(Shuffled):
-    """Batches of decoded photographs, shuffled by `Order` or in turn."""
+    """Batches of decoded photographs, in the order of `Order`."""
 
-    def __init__(self, workers: Workers, order: Order, *, shuffle: bool = True):
+    def __init__(self, workers: Workers, order: Order):
         super().__init__(lambda numbers: None, order)
-        self._workers, self._in_turn = workers, not shuffle
+        self._workers = workers
 
     def batches(self, first: int, count: int) -> Iterator[Batch]:
         """The batches of updates first .. first + count - 1."""
@@ -58,10 +58,7 @@ class PhotoSource(Shuffled):
     def _wanted(self, update: int) -> Wanted:
         order = self._order
         places = update * order.batch_size + np.arange(order.batch_size)
-        epochs = places // order.period
-        if self._in_turn:
-            return places % order.period, epochs
-        return order.indices(order.start(update), np.zeros(1, np.uint32))[0], epochs
+        return order.indices(order.start(update), np.zeros(1, np.uint32))[0], places // order.period
 
 
 class PhotoFeed(Streamed):
@@ -79,8 +76,8 @@ class PhotoFeed(Streamed):
             return {"image": np.empty(shape, reading.dtype), "label": np.empty(len(numbers), np.int32)}
 
         super().__init__(blank, batch_size, seed=seed, samples=samples, **options)
-        order = Order(samples, batch_size, seed, options.get("remainder", "carry"))
-        self._source = PhotoSource(workers, order, shuffle=shuffle)
+        order = Order(samples, batch_size, seed, options.get("remainder", "carry"), shuffle)
+        self._source = PhotoSource(workers, order)
 
     def close(self) -> None:
         """End the thread and the workers."""

@@ -7,7 +7,6 @@ from typing import ClassVar, Literal
 import jax
 from jax import Array, lax
 
-from hotloop.families.cnn.first_values import Truncated, Value
 from hotloop.families.cnn.piece import Leaves, Plain, Shape
 from hotloop.layers import conv, initial, norm
 from hotloop.layers.bias import with_bias
@@ -34,10 +33,12 @@ class Conv:
         )
         return rows, columns, self.filters
 
-    def values(self, shape: Shape) -> dict[str, Value]:
+    def values(self, shape: Shape) -> dict[str, initial.Spec]:
         """Kernel [kh, kw, C, O], and a bias if there is one."""
         kernel = (self.size, self.size, shape[2], self.filters)
-        start = Truncated(kernel) if self.start == "truncated" else initial.glorot_uniform(kernel)
+        start = (
+            initial.truncated_normal(kernel) if self.start == "truncated" else initial.glorot_uniform(kernel)
+        )
         return {"kernel": start} | ({"bias": initial.constant((self.filters,))} if self.biased_relu else {})
 
     def flops(self, shape: Shape) -> int:
@@ -65,7 +66,7 @@ class BatchNorm(Plain):
     epsilon: float
     kind: ClassVar[str] = "batch norm"
 
-    def values(self, shape: Shape) -> dict[str, Value]:
+    def values(self, shape: Shape) -> dict[str, initial.Spec]:
         """A scale and an offset for each channel."""
         return _scale_and_offset(shape, self.gamma)
 
@@ -89,7 +90,7 @@ class GroupNorm(Plain):
     epsilon: float
     kind: ClassVar[str] = "group norm"
 
-    def values(self, shape: Shape) -> dict[str, Value]:
+    def values(self, shape: Shape) -> dict[str, initial.Spec]:
         """A scale and an offset for each channel."""
         return _scale_and_offset(shape, self.gamma)
 
@@ -98,7 +99,7 @@ class GroupNorm(Plain):
         return norm.group_norm(xs[0], leaves["scale"], leaves["offset"], self.groups, self.epsilon)
 
 
-def _scale_and_offset(shape: Shape, gamma: float) -> dict[str, Value]:
+def _scale_and_offset(shape: Shape, gamma: float) -> dict[str, initial.Spec]:
     return {"scale": initial.constant(shape[-1:], gamma), "offset": initial.constant(shape[-1:])}
 
 
@@ -113,7 +114,7 @@ class Logits:
         """The classes."""
         return (self.classes,)
 
-    def values(self, shape: Shape) -> dict[str, Value]:
+    def values(self, shape: Shape) -> dict[str, initial.Spec]:
         """Kernel [features, classes] and bias."""
         return {
             "kernel": initial.glorot_uniform((shape[0], self.classes)),

@@ -115,18 +115,12 @@ def describe(config: Train, data: Sets) -> str:
 def feed_of(config: Train, job: model.Job, data: Sets) -> Resident:
     """Batches of users, made dense inside the loop, or left sparse where the update takes them so."""
     assert config.batch_size is not None
-    if takes_sparse(job, data):
-        return Resident(
-            batches.rows_of(data.train),
-            config.batch_size,
-            seed=config.seed,
-            samples=data.train.users,
-            gather=lambda rows, users: {"ratings": batches.Sparse(rows, users)},
-        )
-    capacity = batches.largest(data.train, config.batch_size)
+    sparse, capacity = takes_sparse(job, data), batches.largest(data.train, config.batch_size)
     dtype = job.policy.compute
 
-    def gather(rows: batches.Rows, users: Array) -> dict[str, Array]:
+    def gather(rows: batches.Rows, users: Array) -> dict[str, Any]:
+        if sparse:
+            return {"ratings": batches.Sparse(rows, users)}
         return {"ratings": batches.densify(rows, users, job.items, capacity, dtype)}
 
     rows = batches.rows_of(data.train)
