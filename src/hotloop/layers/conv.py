@@ -55,10 +55,25 @@ def _remember(x: Array, kernel: Array, stride: int, pads: Pads) -> tuple[Array, 
 
 def _backward(stride: int, pads: Pads, saved: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
     settings = {"stride": stride, "pads": pads}
-    return input_gradient(*saved, dy, **settings), kernel_gradient(*saved, dy, **settings)
+    dkernel, dy = in_turn(kernel_gradient(*saved, dy, **settings), dy)
+    return input_gradient(*saved, dy, **settings), dkernel
 
 
 conv2d_padded.defvjp(_remember, _backward)
+
+
+def _as_it_comes(first: Array, then: Array) -> tuple[Array, Array]:
+    return first, then
+
+
+def _first_first(first: Array, then: Array) -> tuple[Array, Array]:
+    """What follows from `then` waits for `first`.
+
+    A GPU's schedule puts kernel gradients off until all input gradients are made, and keeps every layer's input and
+    cotangent for them.
+    """
+    ordered: tuple[Array, Array] = lax.optimization_barrier((first, then))
+    return ordered
 
 
 def input_gradient_of(convolve: Convolve) -> Convolve:
@@ -185,5 +200,7 @@ kernel_gradient = Operation("convolution, kernel gradient", kernel_gradient_of(_
 forward.register("canonical", "cpu", _canonical_forward)
 input_gradient.register("canonical", "cpu", _canonical_dx)
 kernel_gradient.register("canonical", "cpu", _product_dw)
+in_turn = Operation("convolution, order of the gradients", _as_it_comes)
+in_turn.register("ordered", "cuda", _first_first)
 forward.register("folded", "cuda", _folded)
 kernel_gradient.register("folded", "cuda", kernel_gradient_of(_folded))
