@@ -519,7 +519,17 @@ def test_options_without_effect_are_named_in_one_notice():
     )
     assert settings("--stable-norm", "False").notices == ("without effect here: --stable-norm",)
     assert settings("--seed", "1").notices == ()
-    assert len(NO_EFFECT) == 16
+    assert len(NO_EFFECT) == 17
+
+
+@pytest.mark.parametrize("words", ["--pipeline-schedule Grouped", "--pipeline-schedule Sequential"])
+def test_the_order_of_merged_stages_is_among_the_options_without_effect(words):
+    assert settings(*words.split()).notices == ("without effect here: --pipeline-schedule",)
+
+
+def test_the_order_of_stages_is_named_where_a_configuration_has_it():
+    (*_, notice) = settings("--config", "resnet50_mlperf").notices
+    assert notice.startswith("without effect here: --pipeline-schedule, ")
 
 
 def test_settings_can_be_hashed_and_notices_do_not_make_a_difference():

@@ -1,7 +1,8 @@
 """Options of `hotloop cnn` that came with the old program's hardware: pipeline stages, and compiler settings.
 
-Stages are checked as they always were and run merged on one device. The compiler settings are read, so that old
-files load, and change nothing: `NO_EFFECT` lists them for the one notice that says so. No jax.
+Stages are checked as they always were and run merged on one device, where their order means nothing. The compiler
+settings are read, so that old files load, and change nothing: `NO_EFFECT` lists all such options for the one notice
+that says so. No jax.
 """
 
 from dataclasses import dataclass
@@ -23,7 +24,9 @@ class Pipeline:
         None, "Device of each stage, from 0 without gaps.", check=non_negative, group=PIPELINE
     )
     pipeline_schedule: Literal["Grouped", "Interleaved", "Sequential"] = option(
-        "Grouped", "Order in which stages take micro-batches.", group=PIPELINE
+        "Grouped",
+        "Order in which stages take micro-batches; without effect while they run merged.",
+        group=PIPELINE,
     )
     recomputation: bool = option(
         False, "Compute activations again in the backward pass, stage by stage: less memory.", group=PIPELINE
@@ -69,5 +72,5 @@ class Old:
     )
 
 
-NO_EFFECT = tuple(Old.__dataclass_fields__)
+NO_EFFECT = ("pipeline_schedule", *Old.__dataclass_fields__)
 """The options that load and change nothing."""
