@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hotloop.engine.feed import Resident, Streamed
+from hotloop.engine.host import Shuffled
 from hotloop.engine.order import Order
 from hotloop.errors import CheckpointError, DataError
 
@@ -112,6 +113,27 @@ def test_every_source_gives_what_the_arrays_give() -> None:
     for source, samples in ((data["image"], None), (Archive(), None), (fetch, 30)):
         with Streamed(source, 7, seed=1, samples=samples) as feed:
             np.testing.assert_array_equal(batches(feed, 0, 6), expected)
+
+
+def test_a_ready_source_keeps_its_own_order_and_shows_its_form_without_a_batch() -> None:
+    class Ready(Shuffled):
+        def example(self) -> np.ndarray:
+            return np.empty(7, np.int32)
+
+    drawn: list[list[int]] = []
+
+    def fetch(indices: np.ndarray) -> np.ndarray:
+        drawn.append(indices.tolist())
+        return indices.astype(np.int32)
+
+    order = Order(30, 7, 1, "drop", shuffled=False)
+    with Streamed(Ready(fetch, order), 7, seed=5) as feed:
+        assert feed.like(6)["batches"].shape == (6, 7) and drawn == []
+        found = batches(feed, 0, 6)
+        assert feed.samples == 30 and feed.position(3) == order.position(3)
+    np.testing.assert_array_equal(found, np.arange(42).reshape(6, 7) % 28)
+    with pytest.raises(DataError, match="its first axis should be 8"):
+        Streamed(Ready(fetch, order), 8)
 
 
 def test_seeds_give_other_orders() -> None:

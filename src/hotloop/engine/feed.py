@@ -116,16 +116,17 @@ class Streamed:
     ahead.
 
     `source` is a pytree of arrays or of anything that takes `source[indices]` (a memory map, an archive), a
-    function of indices that returns a batch (then say how many `samples` there are), or an iterator of
-    batches, which is taken as it comes: seed and remainder play no part, and resuming draws and drops what
-    came before. No call gets more than `buffer_bytes` of batches; two such buffers exist at a time.
+    function of indices that returns a batch (then say how many `samples` there are), a ready `Shuffled` with
+    an order of its own, or an iterator of batches, which is taken as it comes: resuming draws and drops what
+    came before. For the last two seed and remainder play no part in the order. No call gets more than
+    `buffer_bytes` of batches; two such buffers exist at a time.
     """
 
     any_count = False
 
     def __init__(
         self,
-        source: Any | Fetch | Iterator[Batch],
+        source: Any | Fetch | Shuffled | Iterator[Batch],
         batch_size: int,
         *,
         seed: int = 0,
@@ -135,12 +136,14 @@ class Streamed:
         sharding: NamedSharding | None = None,
         buffer_bytes: int = 256 * 2**20,
     ):
-        if isinstance(source, Iterator):
-            self._source: InTurn | Shuffled = InTurn(source, batch_size)
+        if isinstance(source, Shuffled):
+            self._source: InTurn | Shuffled = source
+        elif isinstance(source, Iterator):
+            self._source = InTurn(source, batch_size)
         else:
             self._source = Shuffled.of(source, batch_size, samples, seed, remainder)
         self.samples, self.batch_size = self._source.samples, batch_size
-        self._form = form(next(self._source.batches(0, 1)), batch_size)
+        self._form = form(self._source.example(), batch_size)
         self._buffer_bytes = buffer_bytes
         self._finish = Finish(seed, batch_size, transform, sharding)
         self._placement = on_mesh_of(sharding, (None, *sharding.spec) if sharding else ())

@@ -41,6 +41,10 @@ class Shuffled:
             raise DataError("a function of indices does not tell how many samples there are: give `samples`")
         return cls(source, Order(samples, batch_size, seed, remainder))
 
+    def example(self) -> Any:
+        """A batch whose shapes and types are those of all; its values count for nothing."""
+        return next(self.batches(0, 1))
+
     def batches(self, first: int, count: int) -> Iterator[Any]:
         """The batches of updates first .. first + count - 1."""
         for indices in self._order.indices(self._order.start(first), np.arange(count, dtype=np.uint32)):
@@ -57,6 +61,10 @@ class InTurn:
         self._batch_size = batch_size
         self._first = 0
         self._kept: deque[Any] = deque()
+
+    def example(self) -> Any:
+        """The first batch, which is kept."""
+        return next(self.batches(0, 1))
 
     def batches(self, first: int, count: int) -> Iterator[Any]:
         """The batches of updates first .. first + count - 1; earlier ones are dropped."""

@@ -6,9 +6,9 @@ resumed, or that makes its calls in other sizes, sees the same pixels. Record se
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from jax.sharding import NamedSharding
 
 from hotloop.data.encoded import ImageStore
 from hotloop.data.image_folder import ImageFolder, is_image_folder
@@ -16,7 +16,7 @@ from hotloop.data.records import Part, RecordSet, is_record_folder
 from hotloop.engine.environment import usable_cores
 from hotloop.engine.feed import Streamed
 from hotloop.engine.host import Shuffled
-from hotloop.engine.order import Order
+from hotloop.engine.order import Order, Remainder
 from hotloop.errors import DataError
 from hotloop.families.cnn.workers import Batch, Wanted, Workers
 
@@ -51,6 +51,12 @@ class PhotoSource(Shuffled):
         super().__init__(lambda numbers: None, order)
         self._workers = workers
 
+    def example(self) -> Batch:
+        """An empty batch: nothing need be decoded to see its form."""
+        reading, size = self._workers.reading, self._order.batch_size
+        pixels = np.empty((size, reading.size, reading.size, 3), reading.dtype)
+        return {"image": pixels, "label": np.empty(size, np.int32)}
+
     def batches(self, first: int, count: int) -> Iterator[Batch]:
         """The batches of updates first .. first + count - 1."""
         return self._workers.batches(self._wanted(first + step) for step in range(count))
@@ -65,19 +71,18 @@ class PhotoFeed(Streamed):
     """`engine.feed.Streamed` over photographs; closing it ends the workers too."""
 
     def __init__(
-        self, workers: Workers, batch_size: int, *, seed: int = 0, shuffle: bool = True, **options: Any
+        self,
+        workers: Workers,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        remainder: Remainder = "carry",
+        sharding: NamedSharding | None = None,
     ):
-        reading, self._workers = workers.reading, workers
-        samples = len(reading.store)
-
-        def blank(numbers: Any) -> Batch:
-            """`Streamed` only wants to see the form of a batch: nothing need be decoded for that."""
-            shape = (len(numbers), reading.size, reading.size, 3)
-            return {"image": np.empty(shape, reading.dtype), "label": np.empty(len(numbers), np.int32)}
-
-        super().__init__(blank, batch_size, seed=seed, samples=samples, **options)
-        order = Order(samples, batch_size, seed, options.get("remainder", "carry"), shuffle)
-        self._source = PhotoSource(workers, order)
+        order = Order(len(workers.reading.store), batch_size, seed, remainder, shuffle)
+        super().__init__(PhotoSource(workers, order), batch_size, seed=seed, sharding=sharding)
+        self._workers = workers
 
     def close(self) -> None:
         """End the thread and the workers."""
