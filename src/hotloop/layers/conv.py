@@ -72,7 +72,7 @@ def _first_first(first: Array, then: Array) -> tuple[Array, Array]:
     A GPU's schedule puts kernel gradients off until all input gradients are made, and keeps every layer's input and
     cotangent for them.
     """
-    ordered: tuple[Array, Array] = lax.optimization_barrier((first, then))
+    ordered: tuple[Array, Array] = lax.optimization_barrier((first, then))  # type: ignore[no-untyped-call]
     return ordered
 
 
