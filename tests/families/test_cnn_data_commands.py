@@ -116,7 +116,7 @@ def test_imagenet_needs_a_path():
 
 
 def test_bytes_need_preprocessing_on_the_device():
-    with pytest.raises(OptionError, match=r"--eight-bit-transfer: .* add --accelerator-side-preprocess"):
+    with pytest.raises(OptionError, match="--eight-bit-transfer: needs --accelerator-side-preprocess"):
         BenchmarkConfig(eight_bit_transfer=True)
 
 
@@ -131,6 +131,27 @@ def test_the_benchmark_reads_records_and_folders(request, source, split):
     assert result["images_per_second"] == result["epochs"][1] > 0
     assert "threads" in result["pipeline"]
     assert listener.lines[-1].endswith(f"throughput: {result['images_per_second']:.1f} samples/sec")
+
+
+@pytest.mark.parametrize("synthetic", [None, "host"])
+def test_photographs_are_timed_as_training_takes_them_without_normalising_on_the_host(
+    photos, monkeypatch, synthetic
+):
+    """Small sets are still normalised where the device does not do it."""
+    normalised = []
+
+    def evaluated(dataset, images):
+        normalised.append(dataset)
+        return images
+
+    monkeypatch.setattr(data_benchmark, "evaluated", evaluated)
+    config = BenchmarkConfig(
+        "imagenet", photos, 3, batches_per_epoch=1, pipeline_num_parallel=1, synthetic_data=synthetic
+    )
+    run_benchmark(config, Listener())
+    assert normalised == []
+    run_benchmark(replace(config, dataset="mnist", synthetic_data="host"), Listener())
+    assert normalised == ["mnist"]
 
 
 def test_the_benchmark_drops_at_most_two_epochs_and_counts_images(monkeypatch):

@@ -74,13 +74,15 @@ class BenchmarkConfig:
     )
     split: Literal["train", "test"] = option("train", "Images with or without random crops and flips.")
     precision: Literal["16.16", "16.32", "32.32"] = option(
-        "16.16", "Type of the finished images: the part before the point."
+        "16.16", "Small sets: type of the finished images, the part before the point."
     )
     eight_bit_transfer: bool = option(
         False, "ImageNet: photographs leave the workers as bytes; needs --accelerator-side-preprocess."
     )
     accelerator_side_preprocess: bool = option(
-        False, "Augment and normalise on the device (normalise, for ImageNet), not on the host."
+        False,
+        "Small sets: augment and normalise on the device, not on the host. Photographs are normalised on the device "
+        "in any case; --eight-bit-transfer asks for this, as in training.",
     )
     synthetic_data: Literal["host", "device"] | None = option(
         None, "Made-up images in place of the set; device is taken as host."
@@ -96,8 +98,7 @@ class BenchmarkConfig:
         validate(self)
         if self.eight_bit_transfer and not self.accelerator_side_preprocess:
             raise OptionError(
-                "--eight-bit-transfer: what the host has normalised is not bytes; add "
-                "--accelerator-side-preprocess"
+                "--eight-bit-transfer: needs --accelerator-side-preprocess, as in training; add it"
             )
         _needs_path(self.dataset, self.dataset_path, synthetic=self.synthetic_data is not None)
 
