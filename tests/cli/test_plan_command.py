@@ -7,6 +7,10 @@ import sys
 import pytest
 
 from hotloop.cli.main import main
+from hotloop.cli.plan import PlanConfig
+from hotloop.engine.plan_options import Planned
+from hotloop.families.cnn.config import Train
+from hotloop.options import options_of
 
 SEED_LINE = ["plan", "--num-epochs", "6", "--micro-batch-size", "8", "--gradient-accumulation", "8"]
 
@@ -73,6 +77,7 @@ def test_first_checkpoint_and_global_batch_size(capsys):
         (["--gradient-accumulation", "2", "--global-batch-size", "2"], "give only one"),
         (["--micro-batch-size", "8", "--global-batch-size", "4"], "ask for at least 8"),
         (["--weight-updates-per-epoch", "0"], "--weight-updates-per-epoch 0: must be at least 1"),
+        (["--weight-updates-per-epoch", "-2"], "-2: must be at least 1, or -1 for as many"),
     ],
 )
 def test_bad_values_are_one_line_and_status_2(capsys, words, text):
@@ -80,6 +85,15 @@ def test_bad_values_are_one_line_and_status_2(capsys, words, text):
     error = capsys.readouterr().err
     assert text in error
     assert len(error.splitlines()) == 1
+
+
+def test_the_options_that_a_training_has_too_are_the_same_there():
+    shared = {each.name for each in options_of(Planned)}
+    here, there = (
+        {each.name: each for each in options_of(config) if each.name in shared}
+        for config in (PlanConfig, Train)
+    )
+    assert here == there and len(here) == 9
 
 
 def test_the_command_imports_no_jax():

@@ -1,24 +1,18 @@
-"""Options of `hotloop cnn` around the updates: batch, data, length, host events, validation, records.
+"""Options of `hotloop cnn` around the updates: data, what runs, checkpoints, validation, records.
 
-Names and defaults are the old program's; what it had not (resume, a run's folder, top-k, the plan) is marked by
-nothing but its help. Only types and single values are looked at here. No jax.
+Batch, length and frequencies are the engine's `plan_options`. Names and defaults are the old program's; what it had
+not (resume, a run's folder, top-k, the plan) is marked by nothing but its help. Only types and single values are
+looked at here. No jax.
 """
 
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from hotloop.options import between, non_negative, option, positive
+from hotloop.engine.plan_options import BATCH, EVENTS, RUN
+from hotloop.options import between, option, positive
 
-BATCH, DATA, RUN, EVENTS, VALIDATION, RECORDS = (
-    "Batch",
-    "Data",
-    "Run",
-    "Logs and checkpoints",
-    "Validation",
-    "Records",
-)
+DATA, VALIDATION, RECORDS = "Data", "Validation", "Records"
 SYNTHETIC = {"host": "host", "device": "device", "cpu": "host", "ipu": "device"}
 """Every word for where synthetic data are made -> the one used here."""
 
@@ -28,42 +22,6 @@ def synthetic(text: str) -> str:
     if text.lower() not in SYNTHETIC:
         raise ValueError("must be host (or cpu) or device (or ipu)")
     return SYNTHETIC[text.lower()]
-
-
-def updates_or_all(value: Any) -> str | None:
-    """The reason why a number of updates an epoch cannot work."""
-    return None if value == -1 or value >= 1 else "must be at least 1, or -1 for as many as the data fill"
-
-
-@dataclass(frozen=True)
-class Batch:
-    """How many samples make an update."""
-
-    micro_batch_size: int = option(
-        1, "Samples per replica that go through the network at once.", check=positive, group=BATCH
-    )
-    num_replicas: int = option(1, "Copies of the model that share the work.", check=positive, group=BATCH)
-    gradient_accumulation_count: int | None = option(
-        None,
-        "Micro-batches per replica in an update; 1 when neither this nor the next is given. Replaces a "
-        "configuration's global batch size.",
-        aliases=("--gradient-accumulation",),
-        check=positive,
-        group=BATCH,
-    )
-    global_batch_size: int | None = option(
-        None,
-        "Samples in an update; the accumulation follows, rounded with a warning. Replaces a configuration's "
-        "accumulation.",
-        check=positive,
-        group=BATCH,
-    )
-    strict_devices: bool = option(
-        False,
-        "Stop where a configuration asks for more devices than there are, instead of merging stages and "
-        "accumulating for the missing replicas.",
-        group=BATCH,
-    )
 
 
 @dataclass(frozen=True)
@@ -112,43 +70,24 @@ class Data:
 
 @dataclass(frozen=True)
 class Run:
-    """What runs, and for how long."""
+    """What runs, and where."""
 
     training: bool = option(True, "Train.", group=RUN)
-    num_epochs: int = option(1, "Passes over the training images.", check=positive, group=RUN)
-    weight_updates_per_epoch: int = option(
-        -1,
-        "Weight updates that count as one epoch; -1: as many as the images fill.",
-        check=updates_or_all,
-        group=RUN,
-    )
     resume: bool = option(False, "Go on with the newest run of this name.", group=RUN)
     compile_only: bool = option(False, "Compile the training program, and stop.", group=RUN)
     plan: bool = option(False, "Say what would run, and stop.", group=RUN)
+    strict_devices: bool = option(
+        False,
+        "Stop where a configuration asks for more devices than there are, instead of merging stages and "
+        "accumulating for the missing replicas.",
+        group=BATCH,
+    )
 
 
 @dataclass(frozen=True)
-class Events:
-    """When the host hears of the run, and what is kept."""
+class Kept:
+    """Which checkpoints are read, and which stay."""
 
-    logs_per_epoch: Fraction = option(
-        Fraction(1),
-        "Logs an epoch: 10, 1/2 (every second epoch), 0 (none).",
-        check=non_negative,
-        group=EVENTS,
-    )
-    ckpts_per_epoch: Fraction | None = option(
-        None,
-        "Checkpoints an epoch, 0 for none; left out, 1, on calls that the logs make anyway.",
-        check=non_negative,
-        group=EVENTS,
-    )
-    first_ckpt_epoch: Fraction = option(
-        Fraction(0),
-        "Epoch of the first checkpoint; the others follow from it.",
-        check=non_negative,
-        group=EVENTS,
-    )
     checkpoint_input_dir: Path | None = option(
         None, "Folder of checkpoints to validate, instead of those just made.", metavar="DIR", group=EVENTS
     )

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from hotloop.engine.batch import Batch, Evaluation, evaluation
 from hotloop.engine.optim_keys import check_optimiser
-from hotloop.engine.plan import Plan, plan_epochs
+from hotloop.engine.plan import Plan
 from hotloop.errors import OptionError
 from hotloop.families.cnn.checks import check_splits
 from hotloop.families.cnn.config import Train
@@ -98,7 +98,7 @@ def resolve(config: Train, samples: Samples, devices: int, explicit: Set[str] = 
     if config.top_k > samples.classes:
         raise OptionError(f"--top-k {config.top_k}: {config.dataset} has only {samples.classes} classes")
     placed = place(config, batch, devices, explicit)
-    plan = planned(config, samples.train, placed.batch) if config.training else None
+    plan = config.planned(samples.train, placed.batch) if config.training else None
     warnings = (*_warnings(config), *(batch.warnings if plan else ()), *(plan.warnings if plan else ()))
     notices = (placed.notice, _replacement(config, explicit), _no_effect(config, explicit))
     return Settings(
@@ -134,20 +134,6 @@ def resolve(config: Train, samples: Samples, devices: int, explicit: Set[str] = 
         shuffle=config.shuffle and not config.deterministic,
         warnings=warnings,
         notices=tuple(filter(None, notices)),
-    )
-
-
-def planned(config: Train, samples: int, batch: Batch) -> Plan:
-    """Calls and host events of the training."""
-    updates = config.weight_updates_per_epoch
-    return plan_epochs(
-        samples,
-        config.num_epochs,
-        batch,
-        logs_per_epoch=config.logs_per_epoch,
-        ckpts_per_epoch=config.ckpts_per_epoch,
-        first_ckpt_epoch=config.first_ckpt_epoch,
-        weight_updates_per_epoch=None if updates == -1 else updates,
     )
 
 
