@@ -11,8 +11,8 @@ import pytest
 from hotloop.errors import OptionError
 from hotloop.families.cnn.describe import describe, flops_per_image
 from hotloop.families.cnn.network import MODELS, Norm, build
-from hotloop.families.cnn.pools import max_pool
 from hotloop.layers.paths import forced
+from hotloop.layers.pools import max_pool
 
 QUICK = {"xla_backend_optimization_level": 0}
 CIFAR, IMAGENET = (32, 32, 3), (224, 224, 3)

@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array, lax
 
 from hotloop.families.cnn.piece import Leaves, Plain, Shape
-from hotloop.families.cnn.pools import max_pool
+from hotloop.layers.pools import max_pool
 from hotloop.layers.product import wide
 
 

@@ -1,10 +1,11 @@
 """The gradient of max pooling as a CPU computes it: against the built-in one, and on ties."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hotloop.families.cnn import pools
+from hotloop.layers import pools
 
 SETTINGS = {"size": 3, "stride": 2, "padding": 1}
 SLICES = jax.jit(lambda x, dy: pools._gradient_of(pools._of_slices)(x, dy, **SETTINGS))
@@ -13,8 +14,8 @@ SLICES = jax.jit(lambda x, dy: pools._gradient_of(pools._of_slices)(x, dy, **SET
 @pytest.mark.parametrize("size", [8, 9])
 def test_without_ties_it_is_the_built_in_gradient(size):
     generator = np.random.default_rng(0)
-    x = generator.permutation(2 * size * size * 3).reshape(2, size, size, 3).astype(np.float32)
-    dy = generator.normal(size=pools._of_windows(x, 3, 2, 1).shape).astype(np.float32)
+    x = jnp.float32(generator.permutation(2 * size * size * 3).reshape(2, size, size, 3))
+    dy = jnp.float32(generator.normal(size=pools._of_windows(x, 3, 2, 1).shape))
     built_in = pools._gradient_of(pools._of_windows)(x, dy, **SETTINGS)
     np.testing.assert_allclose(SLICES(x, dy), built_in, rtol=1e-6, atol=1e-6)
 
