@@ -19,7 +19,7 @@ from hotloop.families.cnn.settings import SAMPLES, Samples, Settings
 from hotloop.families.cnn.small_config import Describe
 from hotloop.families.cnn.sources import Small, folder_of
 from hotloop.families.cnn.streaming import open_store
-from hotloop.families.cnn.train import settled
+from hotloop.families.cnn.work import settled
 
 
 def described(config: Train, given: Set[str]) -> tuple[Settings, str]:

@@ -1,15 +1,21 @@
 """Validation of checkpoints, one after the other in the order of epochs, and which of them is the best.
 
-Counts are exact: every image once, whatever the batch. It reads checkpoints, and deletes and trains nothing.
+`validate` is that phase of a run. Counts are exact: every image once, whatever the batch. It reads checkpoints, and
+deletes and trains nothing.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp
+from pathlib import Path
 from typing import Any
+
+import jax
 
 from hotloop.engine.evaluate import Sums
 from hotloop.engine.run import Run
+from hotloop.families.cnn import model, saved
+from hotloop.families.cnn.work import Work
 
 TARGET_WIDTH = 0.02
 """How fast the sweep's figure falls below the target."""
@@ -71,3 +77,76 @@ def sweep_figures(found: list[Validated], target: float) -> dict[str, Any]:
         "epoch_to_target": reached[0] if reached else None,
         "optimization_metric": exp(-0.5 * short**2) / last.epoch if last.epoch else None,
     }
+
+
+def validate(work: Work, record: Run, last: model.State | None, made: list[int]) -> dict[str, Any]:
+    """Every checkpoint that there is to validate, in the order of epochs, the best marked.
+
+    `last` is the state that the training ended with (None: there was no training), `made` are the steps it saved.
+    """
+    config = work.config
+    assert work.settings.validation is not None
+    folder, steps = _to_validate(work, last is not None, made)
+    known = saved.about(folder) if steps else work.about()
+    saved.check_same(known.network, work.job.network, folder)
+    job = replace(work.job, variant=known.network.variant)
+    evaluation = work.source.evaluation(model.evaluate(job, config.top_k), work.settings.validation.batch)
+
+    def evaluate(state: Any) -> dict[str, Any]:
+        return figures_of(evaluation(state), config.top_k)
+
+    if not steps:
+        return {"validation": [_without_checkpoint(work, record, last, evaluate)], "best": None}
+
+    def restored(step: int) -> Any:
+        return saved.weights(folder, step, known)[1]
+
+    found: list[Validated] = []
+    with work.console.progress("validation", len(steps)) as bar:
+        for each in validate_all(steps, restored, evaluate, known.updates_per_epoch, record):
+            found.append(each)
+            bar.advance(1)
+    return _told(work, record, found)
+
+
+def _told(work: Work, record: Run, found: list[Validated]) -> dict[str, Any]:
+    best = best_of(found)
+    work.console.say(
+        f"best of {len(found)}: step {best.step}, epoch {best.epoch:g}, accuracy: {100 * best.accuracy:.2f} %"
+    )
+    rows = [{"step": each.step, "epoch": each.epoch, **each.figures} for each in found]
+    result: dict[str, Any] = {"validation": rows, "best": rows[found.index(best)]}
+    if work.config.sweep:
+        figures = sweep_figures(found, work.config.target_accuracy)
+        record.event("sweep", **figures)
+        result |= figures
+    return result
+
+
+def _to_validate(work: Work, trained: bool, made: list[int]) -> tuple[Path, list[int]]:
+    """The folder and its steps; no steps where there is nothing, with a warning that says what is validated instead."""
+    asked = work.config.checkpoint_input_dir
+    instead = "the last weights are validated" if trained else "random weights are validated"
+    if asked is not None:
+        folder = saved.checkpoints_in(asked)
+        steps = saved.steps(folder) if folder.is_dir() else []
+        if not steps:
+            work.console.warn(f"--checkpoint-input-dir {asked}: holds no checkpoint; {instead}")
+        return folder, steps
+    if not made:
+        work.console.warn(f"there is no checkpoint to validate; {instead}")
+    return work.checkpoints, made
+
+
+def _without_checkpoint(
+    work: Work, record: Run, last: model.State | None, evaluate: Callable[[Any], dict[str, Any]]
+) -> dict[str, Any]:
+    """The figures of the weights in hand: the training's last, or random ones."""
+    # By way of the host: they may lie on several devices, where the images do not.
+    state = jax.device_get(work.initial() if last is None else last)
+    step = int(state["update"])
+    plan = work.settings.plan
+    epoch = float(step / plan.updates_per_epoch) if plan else 0.0
+    figures = evaluate({"params": state["params"], "statistics": state["statistics"]})
+    record.event("validation", update=step, epoch=epoch, **figures)
+    return {"step": step, "epoch": epoch, **figures}

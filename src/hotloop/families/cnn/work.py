@@ -1,0 +1,98 @@
+"""One run of `hotloop cnn`: what was asked for, what that means here, its images, its folder; and what is said first.
+
+It is put together before anything is compiled. What is done with it is the business of `train` and `validation`.
+"""
+
+import secrets
+import time
+from collections.abc import Set
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from hotloop.engine.keys import seed_key, stream
+from hotloop.engine.precision import partials_note
+from hotloop.engine.records import read_json
+from hotloop.engine.where import platform
+from hotloop.families.cnn import model, saved
+from hotloop.families.cnn.config import Train
+from hotloop.families.cnn.model import Job
+from hotloop.families.cnn.settings import Samples, Settings, resolve
+from hotloop.families.cnn.sources import Source
+from hotloop.families.console import Console
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """One run."""
+
+    config: Train
+    settings: Settings
+    source: Source
+    console: Console
+    folder: Path
+
+    @property
+    def job(self) -> Job:
+        """The settings as functions."""
+        return Job(self.settings, self.source.repeated)
+
+    @property
+    def key(self) -> Any:
+        """The run's key."""
+        return seed_key(self.settings.seed or 0)
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where this run saves."""
+        return self.config.checkpoint_output_dir or self.folder / "checkpoints"
+
+    def initial(self) -> model.State:
+        """The state before the first update."""
+        return model.init(self.job, stream(self.key, "init", 0))
+
+    def about(self) -> saved.About:
+        """What must be known to use the checkpoints without the options."""
+        chosen, plan = self.settings, self.settings.plan
+        per_epoch = float(plan.updates_per_epoch) if plan else 1.0
+        return saved.About(self.job.network, chosen.dataset, chosen.precision, chosen.half, per_epoch)
+
+
+def run_folder(config: Train) -> Path:
+    """RESULTS/NAME, where the name says model, data and time unless it is given."""
+    stamp = time.strftime("%Y%m%d_%H%M%S", time.gmtime())
+    return config.results_dir / (config.run_name or f"{config.model_name}-{config.dataset}-{stamp}")
+
+
+def seeded(config: Train) -> tuple[Train, bool]:
+    """The config with a seed, and whether it was drawn here; a run that goes on keeps the one it drew."""
+    if config.seed is not None:
+        return config, False
+    before = run_folder(config) / "config.json"
+    if config.resume and before.exists():
+        return replace(config, seed=read_json(before).get("seed")), False
+    return replace(config, seed=secrets.randbits(32)), True
+
+
+def settled(config: Train, samples: Samples, given: Set[str]) -> Settings:
+    """The settings on the devices that there are."""
+    return resolve(config, samples, len(jax.devices(platform())), given)
+
+
+def told(config: Train, settings: Settings, source: Source, was_drawn: bool, console: Console) -> None:
+    """Everything that must be said before the first update."""
+    if config.expect:
+        console.say(f"to expect: {config.expect}")
+    for line in (*settings.warnings, *settings.notices):
+        console.warn(line)
+    if was_drawn:
+        console.say(f"seed: {config.seed}")
+    if source.notice:
+        console.warn(source.notice)
+    if settings.half_partials:
+        console.say(
+            partials_note(Job(settings).policy)
+            or "half partials: the network's sums are float32 all the same"
+        )
