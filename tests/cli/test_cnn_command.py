@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import struct
+import time
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from hotloop.engine.checkpoint import Checkpoints, KeepAll
 from hotloop.engine.device import setup
 from hotloop.engine.drive import Interrupted
 from hotloop.engine.run import read_events
+from hotloop.errors import CheckpointError
 from hotloop.families.cnn import train
 from hotloop.options import options_of
 from listener import Listener
@@ -276,6 +278,62 @@ def test_checkpoints_of_another_network_are_refused_in_one_line(whole, toy):
     assert status == 2 and "holds a toy_model_bn" in error and "ask for a toy_model for" in error
 
 
+def stopped(*words):
+    """Begin a run and interrupt it right after its first log, at update 6."""
+    heard = io.StringIO()
+
+    def stop(text):
+        if text.startswith("update 6,"):
+            signal.raise_signal(signal.SIGINT)
+            wait_for(lambda: "Ctrl-C" in heard.getvalue())
+
+    with redirect_stderr(heard):
+        train.run(config_of(*words), Listener(stop), "test")
+
+
+def wait_for(happened):
+    for _ in range(1000):
+        if happened():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it never happened")
+
+
+ONLY_THE_END = ["--ckpts-per-epoch", "1/3", "--clean-dir", "False"]
+
+
+def test_an_interrupted_run_leaves_another_runs_step_of_that_number_alone(toy, whole, tmp_path):
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    another(kept, 6, whole[2] / "checkpoints" / "network.json")
+    before = content(kept)
+    with pytest.raises(
+        CheckpointError, match=r"cannot write step 6 in .*kept: another run saved a step"
+    ) as caught:
+        stopped(*toy, *ONLY_THE_END, "--checkpoint-output-dir", kept)
+    assert "\n" not in str(caught.value) and content(kept) == before
+
+
+def test_a_run_goes_on_from_its_own_step_beside_newer_ones_of_a_run_that_came_between(toy, whole, tmp_path):
+    kept = tmp_path / "kept"
+    words = [*toy, *ONLY_THE_END, "--checkpoint-output-dir", kept]
+    with pytest.raises(Interrupted, match="after update 6 of 18"):
+        stopped(*words)
+    another(kept, 18, whole[2] / "checkpoints" / "network.json")
+    before = content(kept)
+    status, _, said = called("train", *words, "--resume")
+    (error,) = [line for line in said.splitlines() if line.startswith("hotloop: error:")]
+    assert status == 2 and "kept: holds step 18 of another run" in error and content(kept) == before
+    shutil.rmtree(kept / "00000018")
+    another(kept, 12, whole[2] / "checkpoints" / "network.json")
+    status, result, said = called("train", *words, "--resume", "--clean-dir", "True")
+    assert status == 0, said
+    assert [event["update"] for event in events(tmp_path / "run", "resume")] == [6]
+    assert [row["step"] for row in result["validation"]] == [6, 18]
+    assert result["validation"][-1] == whole[0]["validation"][-1]
+    assert [path.name for path in sorted(kept.glob("0*"))] == ["00000012"]
+
+
 @pytest.mark.parametrize("seed", [["--seed", "5"], []])
 def test_a_stopped_run_goes_on_to_the_same_bits(seed, toy, whole, tmp_path):
     """Also where it drew its own seed, and where newer checkpoints of another run lie beside its own."""
@@ -285,12 +343,8 @@ def test_a_stopped_run_goes_on_to_the_same_bits(seed, toy, whole, tmp_path):
     words = [word for word in toy if word not in ("--seed", "5")] + seed
     words += ["--checkpoint-output-dir", kept, "--clean-dir", "False"]
 
-    def stop(text):
-        if text.startswith("update 6,"):
-            signal.raise_signal(signal.SIGINT)
-
     with pytest.raises(Interrupted, match="--resume --run-name run"):
-        train.run(config_of(*words), Listener(stop), "test")
+        stopped(*words)
     assert not (kept / "00000018").exists()
     status, result, said = called("train", *words, "--resume")
     assert status == 0, said

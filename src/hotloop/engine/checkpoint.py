@@ -21,6 +21,7 @@ from hotloop.engine import shelf
 from hotloop.engine.keep import Keep, KeepAll, KeepBest, KeepLast
 from hotloop.engine.manifest import Damaged, Manifest
 from hotloop.engine.records import exact, from_exact, jsonable
+from hotloop.engine.sharing import Steps
 from hotloop.engine.snapshot import Forms, HostArrays, mismatch, named_leaves, restored_leaf, snapshot
 from hotloop.engine.step_folder import locked, one_line, read_arrays, write_step
 from hotloop.errors import CheckpointError
@@ -40,7 +41,10 @@ class Restored:
 
 
 class Checkpoints:
-    """The checkpoints in one folder; `family` and `config` are recorded, others' steps are refused."""
+    """The checkpoints in one folder; `family` and `config` are recorded, other families' steps are refused.
+
+    In a `shared` folder runs with other configs save as well: their steps are none of ours, and never replaced.
+    """
 
     def __init__(
         self,
@@ -49,10 +53,12 @@ class Checkpoints:
         *,
         family: str = "",
         config: Mapping[str, Any] | None = None,
+        shared: bool = False,
     ):
         self.folder = Path(folder).absolute()
         self.keep = keep
         self._blank = Manifest(0, {}, {}, family=family, config=manifests.config_hash(config or {}))
+        self._ours = Steps(self.folder, family, self._blank.config, shared)
         self._writer = futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: futures.Future[None] | None = None
         self._cleaned = False
@@ -100,11 +106,15 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Complete steps, oldest first: manifest intact, files in full size (`restore` reads contents)."""
-        return sorted(shelf.complete(self.folder))
+        return sorted(self._ours.complete())
+
+    def begun(self) -> bool:
+        """Whether there is a step to restore, if only a damaged one."""
+        return bool(self._ours.numbered())
 
     def best(self) -> int | None:
         """The complete step with the best metric, as `KeepBest` ranks it."""
-        return self.keep.best({step: m.metrics for step, m in shelf.complete(self.folder).items()})
+        return self.keep.best({step: m.metrics for step, m in self._ours.complete().items()})
 
     def restore(self, like: Any, step: int | None = None, *, in_part: bool = False) -> Restored:
         """The newest complete step (or the one asked for) with the tree, types and sharding of `like`.
@@ -115,7 +125,7 @@ class Checkpoints:
         model differs from the saved one, and an older step would hide it.
         """
         self.wait()
-        folders = shelf.numbered(self.folder)
+        folders = self._ours.numbered()
         if step is not None:
             if step not in folders:
                 raise CheckpointError(
@@ -159,7 +169,7 @@ class Checkpoints:
             temporary.mkdir(parents=True)
             with locked(temporary):
                 write_step(temporary, note, arrays, forms)
-                shelf.put_in_place(temporary, self.folder, note.step)
+                self._ours.put_in_place(temporary, note.step)
             self._forget(note.step)
         except Exception as error:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -169,9 +179,7 @@ class Checkpoints:
 
     def _forget(self, written: int) -> None:
         metrics = {
-            step: m.metrics
-            for step, m in shelf.complete(self.folder).items()
-            if m.family == self._blank.family
+            step: m.metrics for step, m in self._ours.complete().items() if m.family == self._blank.family
         }
         newest = max(metrics)  # what a resume needs, whatever the rule says
         for step in set(metrics) - self.keep.kept(metrics) - {written, newest}:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from hotloop.engine import report as reports
-from hotloop.engine.checkpoint import Checkpoints, KeepAll
 from hotloop.engine.drive import drive
 from hotloop.engine.loop import Program
 from hotloop.engine.mesh import replicas
@@ -21,7 +20,7 @@ from hotloop.engine.run import Run
 from hotloop.engine.sinks import ConsoleSink, WandbSink
 from hotloop.engine.where import platform
 from hotloop.errors import OptionError
-from hotloop.families.cnn import model, saved
+from hotloop.families.cnn import model
 from hotloop.families.cnn.config import Train
 from hotloop.families.cnn.keeping import Keeping
 from hotloop.families.cnn.pace import Pace
@@ -64,7 +63,7 @@ def once(work: Work, command: str) -> dict[str, Any]:
     if report is not None:
         reports.check_writable(report)
     settings = jsonable(asdict(config))
-    keeping = Keeping.of(work.checkpoints, work.folder, config)
+    keeping = Keeping(work.checkpoints, work.folder, config.checkpoint_output_dir is not None)
     keeping.check(work.job.network, work.settings.plan)
     with Run.create(
         work.folder, settings, command=command, resume=config.resume, may_differ=MAY_DIFFER,
@@ -73,7 +72,7 @@ def once(work: Work, command: str) -> dict[str, Any]:
         if config.wandb:
             record.add_sink(_wandb(work, settings))
         result: dict[str, Any] = {"run": str(work.folder), "seed": config.seed}
-        trained = train(work, record, settings, keeping, report) if config.training else None
+        trained = train(work, record, keeping, report) if config.training else None
         result |= trained.figures if trained else {}
         if config.compile_only and trained:
             return result
@@ -118,9 +117,7 @@ class Trained:
     began: float
 
 
-def train(
-    work: Work, record: Run, settings: Mapping[str, Any], keeping: Keeping, report: Path | None
-) -> Trained:
+def train(work: Work, record: Run, keeping: Keeping, report: Path | None) -> Trained:
     """All updates of the plan."""
     config, plan = work.config, work.settings.plan
     assert plan is not None
@@ -136,12 +133,9 @@ def train(
     if config.compile_only:
         return Trained(pace.compiled(program), state, [], keeping, time.perf_counter())
     began = time.perf_counter()
-    keeping.note(record)
     work.about().write(work.checkpoints)
     with ExitStack() as stack:
-        checkpoints = stack.enter_context(
-            Checkpoints(work.checkpoints, KeepAll(), family=saved.FAMILY, config=settings)
-        )
+        checkpoints = stack.enter_context(keeping.opened())
         bar = stack.enter_context(work.console.progress(work.settings.model, plan.total_updates))
         resumed = keeping.newest(checkpoints, state) if config.resume else None
         bar.advance(resumed.step if resumed else 0)
@@ -151,5 +145,5 @@ def train(
             on_log=pace.on_log, report=report,
             how_to_resume=f"the same command with --resume --run-name {work.folder.name}",
         )  # fmt: skip
-        made = keeping.made(checkpoints)
+        made = checkpoints.steps()
     return Trained({"updates": plan.total_updates, **pace.result(program)}, state, made, keeping, began)
