@@ -28,3 +28,13 @@ def test_of_equal_largest_values_nothing_is_lost():
     # Window (0, 0) holds both 2s, window (0, 1) the second of them, the others zeros alone.
     assert (found[0, 0], found[0, 1]) == (3.0, 3.5)
     np.testing.assert_allclose(found.sum(), dy.sum(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_windows_side_by_side_give_to_the_first_of_equal_values_as_the_built_in_gradient_does(size):
+    generator = np.random.default_rng(1)
+    x = jnp.float32(generator.integers(0, 3, (2, 7, 8, 3)))  # ties everywhere, and rows and columns left over
+    dy = jnp.float32(generator.normal(size=(2, 7 // size, 8 // size, 3)))
+    settings = {"size": size, "stride": size, "padding": 0}
+    found = jax.jit(lambda x, dy: pools._side_by_side(x, dy, size))(x, dy)
+    np.testing.assert_array_equal(found, pools._gradient_of(pools._of_windows)(x, dy, **settings))
