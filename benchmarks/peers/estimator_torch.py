@@ -1,4 +1,4 @@
-"""The example's CIFAR network and its training loop in plain torch: what benchmarks/peers/estimator.py runs against ours.
+"""The example's CIFAR network and its loop in plain torch: what benchmarks/peers/estimator.py runs against ours.
 
 Images are channels last, bytes that stay in memory (on the GPU, if there is one); each update takes the next rows of a
 fresh permutation of all samples, widens them and makes one step of SGD. No metrics are kept: torch has less to do than

@@ -1,0 +1,121 @@
+"""What benchmarks/peers/estimator.py does before and after it times: equal programs pass, a wrong term does not."""
+
+import json
+from pathlib import Path
+from unittest import mock
+
+import jax
+import numpy as np
+import pytest
+
+from hotloop.families.estimator import cifar_network
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture(autouse=True)
+def peers_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks" / "peers"))
+
+
+def test_torchs_network_has_our_weights_in_the_same_places() -> None:
+    import estimator_checks
+    import estimator_torch
+
+    ours, network = estimator_checks.started(), estimator_torch.Network()
+    estimator_torch.load(network, ours)
+    assert sum(p.numel() for p in network.parameters()) == cifar_network.PARAMETERS
+    back = estimator_torch.weights_of(network)
+    assert jax.tree.structure(back) == jax.tree.structure(ours)
+    for some, others in zip(jax.tree.leaves(back), jax.tree.leaves(ours), strict=True):
+        np.testing.assert_array_equal(some, others)
+
+
+def test_torch_takes_every_sample_once_a_pass() -> None:
+    import estimator_torch
+
+    labels = np.arange(12)
+    images = np.zeros((12, 32, 32, 3), np.uint8)
+    trainer = estimator_torch.Trainer(estimator_torch.Network(), images, labels, 4, 0.01, "cpu")
+    passes = [np.concatenate([next(trainer.batches)[1].numpy() for _ in range(3)]) for _ in range(2)]
+    assert all(sorted(each) == list(labels) for each in passes)
+    assert list(passes[0]) != list(passes[1])
+
+
+def test_one_update_of_ours_is_as_near_to_float64_as_torchs() -> None:
+    import estimator_checks
+
+    errors = estimator_checks.check("cpu", keras=False)
+    assert set(errors) == {"ours", "by hand", "torch"}
+    assert all(error < 1e-5 for error in errors.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("scaled", lambda images, dtype: images.astype(dtype) / 256),
+        ("with_bias", lambda x, bias: x + 1.01 * bias),
+        ("max_pool", lambda x, *rest: RIGHT_POOL(x[:, ::-1], *rest)),
+    ],
+    ids=["scale", "bias", "pool"],
+)
+def test_a_wrong_term_in_ours_is_refused(name: str, wrong: object) -> None:
+    import estimator_checks
+
+    with mock.patch.object(cifar_network, name, wrong), pytest.raises(SystemExit, match="not timed"):
+        estimator_checks.check("cpu", keras=False)
+
+
+RIGHT_POOL = cifar_network.max_pool
+
+
+def test_a_comparison_reports_every_side_and_a_missed_floor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import estimator
+
+    file = tmp_path / "rows.json"
+    arguments = ["--rounds", "2", "--seconds", "0.001", "--no-keras", "--json", str(file)]
+    small = estimator.Case("small", 4, {"by hand": 1e-9, "torch": 1e9}, per_call=2, samples=16)
+    with (
+        mock.patch.dict(estimator.CASES, cpu=(small,)),
+        mock.patch.object(estimator.estimator_checks, "check", lambda device, keras: {}),
+    ):
+        assert estimator.main(arguments) == 1
+    rows = {row["side"]: row for row in json.loads(file.read_text())["results"]}
+    assert set(rows) == {"ours", "by hand", "torch"}
+    assert rows["ours"]["ratio"] == 1
+    assert {side for side, row in rows.items() if row["missed"]} == {"torch"}
+    for row in rows.values():
+        assert row["images_per_second"] == pytest.approx(4e3 / row["milliseconds"])
+        assert 0 < row["ratio_low"] <= row["ratio"] <= row["ratio_high"]
+    assert "MISSED" in capsys.readouterr().out
+
+
+def test_losses_that_differ_are_refused() -> None:
+    import estimator
+
+    losses = np.array([2.3, 2.2])
+    estimator.same(estimator.CASES["cpu"][0], losses, losses * 1.001)
+    with pytest.raises(SystemExit, match=r"by hand are up to 0\.1 apart"):
+        estimator.same(estimator.CASES["cpu"][0], losses, losses + 0.1)
+
+
+def test_unknown_cases_are_refused_by_name() -> None:
+    import estimator
+
+    with pytest.raises(SystemExit, match="no cifar-b33; there are cifar-b32"):
+        estimator.main(["--cases", "cifar-b33", "--no-keras"])
+
+
+@pytest.mark.slow
+def test_keras_makes_our_update_and_times_itself() -> None:
+    pytest.importorskip("keras")
+    import estimator
+    import estimator_checks
+
+    assert estimator_checks.check("cpu", keras=True)["keras"] < 1e-5
+    small = estimator.Case("small", 4, per_call=2, samples=16)
+    side = estimator.keras_side(small, estimator_checks.drawn(16), estimator_checks.started())
+    assert 0 < side.run(2) < side.run(64)
