@@ -25,7 +25,7 @@ from hotloop.data.folders import find
 from hotloop.engine.checkpoint import Checkpoints, KeepAll
 from hotloop.engine.device import setup
 from hotloop.engine.drive import Interrupted
-from hotloop.engine.run import read_events
+from hotloop.engine.run import current, read_events
 from hotloop.errors import CheckpointError
 from hotloop.families.cnn import train
 from hotloop.options import options_of
@@ -332,6 +332,33 @@ def test_a_run_goes_on_from_its_own_step_beside_newer_ones_of_a_run_that_came_be
     assert [row["step"] for row in result["validation"]] == [6, 18]
     assert result["validation"][-1] == whole[0]["validation"][-1]
     assert [path.name for path in sorted(kept.glob("0*"))] == ["00000012"]
+
+
+def test_a_finished_run_whose_checkpoints_were_cleaned_does_not_start_over(toy, tmp_path):
+    status, _, said = called("train", *toy, "--num-epochs", "1")
+    assert status == 0 and "removed 1 checkpoints" in said
+    before = content(tmp_path)
+    status, _, said = called("train", *toy, "--num-epochs", "1", "--resume")
+    (error,) = [line for line in said.splitlines() if line.startswith("hotloop: error:")]
+    assert status == 2 and content(tmp_path) == before
+    assert (
+        "finished and its checkpoints were removed by --clean-dir (False keeps them); to train again" in error
+    )
+
+
+def test_a_run_without_checkpoints_starts_over_with_a_notice_but_not_once_it_is_finished(
+    toy, whole, tmp_path
+):
+    words = [*toy, "--ckpts-per-epoch", "0"]
+    with pytest.raises(Interrupted, match="nothing was saved"):
+        stopped(*words)
+    status, result, said = called("train", *words, "--resume")
+    assert status == 0 and "warning: --resume: the run has no checkpoint yet, so it starts over" in said
+    assert result["validation"] == whole[0]["validation"][-1:]
+    logs = [each for each in current(read_events(tmp_path / "run")) if each["event"] == "log"]
+    assert [log["update"] for log in logs] == [6, 12, 18]
+    status, result, _ = called("train", *words, "--resume")
+    assert status == 2 and "run is finished and has no checkpoints; to train again" in result["error"]
 
 
 @pytest.mark.parametrize("seed", [["--seed", "5"], []])

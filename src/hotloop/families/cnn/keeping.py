@@ -1,7 +1,7 @@
 """Whose checkpoints are whose: what others saved in the output folder is not the run's.
 
 A run's first record, which no other run has, marks its checkpoints. Steps of others, and whatever else lies there,
-are neither gone on from, nor validated, nor replaced, nor removed.
+are neither gone on from, nor validated, nor replaced, nor removed. A finished run whose own are gone does not go on.
 """
 
 from dataclasses import dataclass
@@ -12,10 +12,14 @@ from hotloop.engine import shelf
 from hotloop.engine.checkpoint import Checkpoints, KeepAll, Restored
 from hotloop.engine.loop import own
 from hotloop.engine.plan import Plan
-from hotloop.engine.run import read_events
-from hotloop.errors import CheckpointError
+from hotloop.engine.run import Run, read_events
+from hotloop.errors import CheckpointError, RunError
 from hotloop.families.cnn import saved
+from hotloop.families.cnn.config import Train
 from hotloop.families.cnn.network import Network
+
+CLEANED = "clean_dir"
+"""The record that a run's checkpoints were about to be removed."""
 
 
 @dataclass(frozen=True)
@@ -27,13 +31,21 @@ class Keeping:
     given: bool
     """Whether the user named the folder: then it stays, even empty."""
 
+    @classmethod
+    def of(cls, config: Train, run: Path) -> "Keeping":
+        """Where the options let a run save."""
+        given = config.checkpoint_output_dir
+        return cls(given or run / "checkpoints", run, given is not None)
+
     def opened(self) -> Checkpoints:
         """The run's own checkpoints; none as long as nothing is on record."""
-        on_record = (self.run / "events.jsonl").exists()
-        first = next(read_events(self.run), None) if on_record else None
+        first = next(iter(self._records()), None)
         return Checkpoints(
             self.folder, KeepAll(), family=saved.FAMILY, config={"first_record": first}, shared=True
         )
+
+    def _records(self) -> list[dict[str, Any]]:
+        return [*read_events(self.run)] if (self.run / "events.jsonl").exists() else []
 
     def made(self) -> list[int]:
         """The run's own steps, oldest first."""
@@ -54,12 +66,35 @@ class Keeping:
                 "--checkpoint-output-dir, or move that step away"
             )
 
-    def newest(self, checkpoints: Checkpoints, state: Any) -> Restored | None:
-        """The run's newest whole step, to go on from; None where none was ever begun."""
-        return checkpoints.restore(own(state)) if checkpoints.begun() else None
+    def check_unfinished(self) -> None:
+        """RunError where the run is finished and left nothing to go on from: it would start over unasked."""
+        with self.opened() as checkpoints:
+            if checkpoints.begun():
+                return
+        records = self._records()
+        cleaned = any(each["event"] == CLEANED for each in records)
+        ends = [each["status"] for each in records if each["event"] == "end"]
+        if cleaned or ends[-1:] == ["finished"]:
+            why = (
+                "its checkpoints were removed by --clean-dir (False keeps them)"
+                if cleaned
+                else "has no checkpoints"
+            )
+            raise RunError(
+                f"--resume: {self.run} is finished and {why}; to train again give another --run-name"
+            )
 
-    def clean(self, made: list[int]) -> None:
+    def newest(self, checkpoints: Checkpoints, state: Any, record: Run) -> Restored | None:
+        """The run's newest whole step, to go on from; None, and a notice, where none was ever begun."""
+        if checkpoints.begun():
+            return checkpoints.restore(own(state))
+        record.event("resume")  # so that readers drop what is now run again
+        record.event("warning", message="--resume: the run has no checkpoint yet, so it starts over")
+        return None
+
+    def clean(self, made: list[int], record: Run) -> None:
         """Remove these steps of the run, and the folder if the run made it and nothing else is in it."""
+        record.event(CLEANED, update=made[-1], steps=made)
         there = shelf.numbered(self.folder)
         for step in made:
             shelf.remove(there[step])

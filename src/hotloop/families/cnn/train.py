@@ -44,6 +44,8 @@ def run(config: Train, console: Console, command: str, given: Set[str] = frozens
         raise OptionError("--training False --validation False: leaves nothing to do; leave one of them out")
     if config.resume and config.run_name is None:
         raise OptionError("--resume: say which run goes on by --run-name, the name of its folder")
+    if config.resume and config.training and not config.compile_only:
+        Keeping.of(config, run_folder(config)).check_unfinished()
     config, was_drawn = seeded(config)
     settled(config, SAMPLES[config.dataset], given)  # what cannot work is refused before data are read
     source = open_source(config, console, config.seed or 0)
@@ -63,8 +65,7 @@ def once(work: Work, command: str) -> dict[str, Any]:
     if report is not None:
         reports.check_writable(report)
     settings = jsonable(asdict(config))
-    keeping = Keeping(work.checkpoints, work.folder, config.checkpoint_output_dir is not None)
-    keeping.check(work.job.network, work.settings.plan)
+    work.keeping.check(work.job.network, work.settings.plan)
     with Run.create(
         work.folder, settings, command=command, resume=config.resume, may_differ=MAY_DIFFER,
         sinks=[ConsoleSink(work.console.say)],
@@ -72,7 +73,7 @@ def once(work: Work, command: str) -> dict[str, Any]:
         if config.wandb:
             record.add_sink(_wandb(work, settings))
         result: dict[str, Any] = {"run": str(work.folder), "seed": config.seed}
-        trained = train(work, record, keeping, report) if config.training else None
+        trained = train(work, record, report) if config.training else None
         result |= trained.figures if trained else {}
         if config.compile_only and trained:
             return result
@@ -87,7 +88,7 @@ def once(work: Work, command: str) -> dict[str, Any]:
                 record.event("time_to_train", update=total, epoch=float(config.num_epochs), seconds=seconds)
                 work.console.say(f"time to train: {clock(seconds)}")
             if config.clean_dir and trained and trained.made:
-                trained.keeping.clean(trained.made)
+                work.keeping.clean(trained.made, record)
                 work.console.say(f"removed {len(trained.made)} checkpoints (--clean-dir False keeps them)")
     if work.source.notice:
         work.console.warn(work.source.notice)
@@ -113,11 +114,10 @@ class Trained:
     figures: dict[str, Any]
     state: model.State
     made: list[int]
-    keeping: Keeping
     began: float
 
 
-def train(work: Work, record: Run, keeping: Keeping, report: Path | None) -> Trained:
+def train(work: Work, record: Run, report: Path | None) -> Trained:
     """All updates of the plan."""
     config, plan = work.config, work.settings.plan
     assert plan is not None
@@ -131,13 +131,13 @@ def train(work: Work, record: Run, keeping: Keeping, report: Path | None) -> Tra
         program.compile(state, min(plan.updates_per_call, program.updates_per_call))
         record.event("compile", updates_per_call=program.updates_per_call, **pace.compiled(program))
     if config.compile_only:
-        return Trained(pace.compiled(program), state, [], keeping, time.perf_counter())
+        return Trained(pace.compiled(program), state, [], time.perf_counter())
     began = time.perf_counter()
-    work.about().write(work.checkpoints)
+    work.about().write(work.keeping.folder)
     with ExitStack() as stack:
-        checkpoints = stack.enter_context(keeping.opened())
+        checkpoints = stack.enter_context(work.keeping.opened())
         bar = stack.enter_context(work.console.progress(work.settings.model, plan.total_updates))
-        resumed = keeping.newest(checkpoints, state) if config.resume else None
+        resumed = work.keeping.newest(checkpoints, state, record) if config.resume else None
         bar.advance(resumed.step if resumed else 0)
         state = drive(
             program, plan, state, record, checkpoints if plan.updates("checkpoint") else None,
@@ -146,4 +146,4 @@ def train(work: Work, record: Run, keeping: Keeping, report: Path | None) -> Tra
             how_to_resume=f"the same command with --resume --run-name {work.folder.name}",
         )  # fmt: skip
         made = checkpoints.steps()
-    return Trained({"updates": plan.total_updates, **pace.result(program)}, state, made, keeping, began)
+    return Trained({"updates": plan.total_updates, **pace.result(program)}, state, made, began)

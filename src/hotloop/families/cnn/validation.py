@@ -135,7 +135,7 @@ def _to_validate(work: Work, trained: bool, made: list[int]) -> tuple[Path, list
         return folder, steps
     if not made:
         work.console.warn(f"there is no checkpoint to validate; {instead}")
-    return work.checkpoints, made
+    return work.keeping.folder, made
 
 
 def _without_checkpoint(

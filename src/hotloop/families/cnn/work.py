@@ -18,6 +18,7 @@ from hotloop.engine.records import read_json
 from hotloop.engine.where import platform
 from hotloop.families.cnn import model, saved
 from hotloop.families.cnn.config import Train
+from hotloop.families.cnn.keeping import Keeping
 from hotloop.families.cnn.model import Job
 from hotloop.families.cnn.settings import Samples, Settings, resolve
 from hotloop.families.cnn.sources import Source
@@ -45,9 +46,9 @@ class Work:
         return seed_key(self.settings.seed or 0)
 
     @property
-    def checkpoints(self) -> Path:
-        """Where this run saves."""
-        return self.config.checkpoint_output_dir or self.folder / "checkpoints"
+    def keeping(self) -> Keeping:
+        """Where this run saves, and what there is its own."""
+        return Keeping.of(self.config, self.folder)
 
     def initial(self) -> model.State:
         """The state before the first update."""
