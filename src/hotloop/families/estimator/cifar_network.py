@@ -8,8 +8,8 @@ from math import prod
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
+from jax.typing import DTypeLike
 
 from hotloop.families.estimator.cifar_dropout import dropped, random_bytes
 from hotloop.layers import initial
@@ -61,10 +61,10 @@ def apply(weights: Weights, images: Array, *, train: bool = False, keys: Array |
     return _dense(weights["dense2"], x)
 
 
-def scaled(images: Array, dtype: np.dtype) -> Array:
+def scaled(images: Array, dtype: DTypeLike) -> Array:
     """Pixels between 0 and 255 as numbers between 0 and 1."""
     wide = jnp.promote_types(dtype, jnp.float32)
-    return (images.astype(wide) * (1 / 255)).astype(dtype)
+    return (jnp.asarray(images, wide) * (1 / 255)).astype(dtype)
 
 
 def _dropouts(keys: Array) -> list[tuple[Array, float]]:
