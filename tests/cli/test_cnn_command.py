@@ -174,7 +174,7 @@ def test_training_is_followed_by_the_validation_of_every_checkpoint_in_order(who
     best = max(rows, key=lambda row: (row["validation_accuracy"], -row["step"]))
     assert result["best"] == best and f"best of 3: step {best['step']}, epoch {best['epoch']:g}" in said
     assert result["time_to_train_seconds"] > 0 and "time to train: 0:0" in said
-    assert len(events(folder, "time_to_train")) == 1
+    assert [event["processes"] for event in events(folder, "time_to_train")] == [1]
     assert {path.name for path in (folder / "checkpoints").iterdir()} == {
         "00000006", "00000012", "00000018", "network.json",
     }  # fmt: skip
@@ -380,6 +380,10 @@ def test_a_stopped_run_goes_on_to_the_same_bits(seed, toy, whole, tmp_path):
         assert weights(kept) == weights(whole[2] / "checkpoints")
         assert result["validation"][-1] == whole[0]["validation"][-1]
     assert 99 not in [row["step"] for row in result["validation"]] and (kept / "00000099").is_dir()
+    first, second = (event for event in read_events(tmp_path / "run") if event["event"] == "training")
+    assert (first["process"], second["process"]) == (1, 2) and second["seconds_before"] > 0
+    assert result["time_to_train_seconds"] > second["seconds_before"]
+    assert result["time_to_train_processes"] == 2 and ", in 2 processes\n" in said
 
 
 def test_more_logs_make_shorter_calls_and_the_same_bits(toy, whole, tmp_path):

@@ -26,6 +26,7 @@ from hotloop.families.cnn.keeping import Keeping
 from hotloop.families.cnn.pace import Pace
 from hotloop.families.cnn.settings import SAMPLES
 from hotloop.families.cnn.sources import open_source
+from hotloop.families.cnn.time_to_train import Clock, in_words
 from hotloop.families.cnn.validation import validate
 from hotloop.families.cnn.work import Work, run_folder, seeded, settled, told
 from hotloop.families.console import Console
@@ -81,12 +82,10 @@ def once(work: Work, command: str) -> dict[str, Any]:
             result |= validate(
                 work, record, trained.state if trained else None, trained.made if trained else []
             )
-            if trained:
-                seconds = time.perf_counter() - trained.began
-                result["time_to_train_seconds"] = seconds
-                total = trained.figures["updates"]
-                record.event("time_to_train", update=total, epoch=float(config.num_epochs), seconds=seconds)
-                work.console.say(f"time to train: {clock(seconds)}")
+            if trained and trained.clock:
+                took = trained.clock.stop(record, trained.figures["updates"], float(config.num_epochs))
+                result |= took
+                work.console.say(in_words(took))
             if config.clean_dir and trained and trained.made:
                 work.keeping.clean(trained.made, record)
                 work.console.say(f"removed {len(trained.made)} checkpoints (--clean-dir False keeps them)")
@@ -101,20 +100,14 @@ def _wandb(work: Work, settings: Mapping[str, Any]) -> WandbSink:
     return WandbSink("tf2-resnet50", name, settings, work.folder, config.wandb_tags or ())
 
 
-def clock(seconds: float) -> str:
-    """h:mm:ss."""
-    whole = round(seconds)
-    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
-
-
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """What the training left: figures, its last state, the checkpoints it made, and when its clock started."""
+    """What the training left: figures, last state, checkpoints, and its running clock (None: it only compiled)."""
 
     figures: dict[str, Any]
     state: model.State
     made: list[int]
-    began: float
+    clock: Clock | None
 
 
 def train(work: Work, record: Run, report: Path | None) -> Trained:
@@ -131,8 +124,8 @@ def train(work: Work, record: Run, report: Path | None) -> Trained:
         program.compile(state, min(plan.updates_per_call, program.updates_per_call))
         record.event("compile", updates_per_call=program.updates_per_call, **pace.compiled(program))
     if config.compile_only:
-        return Trained(pace.compiled(program), state, [], time.perf_counter())
-    began = time.perf_counter()
+        return Trained(pace.compiled(program), state, [], None)
+    clock = Clock.start(record)
     work.about().write(work.keeping.folder)
     with ExitStack() as stack:
         checkpoints = stack.enter_context(work.keeping.opened())
@@ -146,4 +139,4 @@ def train(work: Work, record: Run, report: Path | None) -> Trained:
             how_to_resume=f"the same command with --resume --run-name {work.folder.name}",
         )  # fmt: skip
         made = checkpoints.steps()
-    return Trained({"updates": plan.total_updates, **pace.result(program)}, state, made, began)
+    return Trained({"updates": plan.total_updates, **pace.result(program)}, state, made, clock)
