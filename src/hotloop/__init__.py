@@ -1,7 +1,36 @@
 """hotloop: models trained, measured and served as whole programs compiled for the device.
 
 Importing the package costs nothing: no jax, no numpy. Each room (`engine`, `layers`, `families`, ...) is imported
-by name when it is needed.
+by name when it is needed, and so is the estimator, whose names are here: `from hotloop import Estimator, RunConfig`.
 """
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hotloop.families.estimator.estimator import Estimator as Estimator
+    from hotloop.families.estimator.estimator import train_and_evaluate as train_and_evaluate
+    from hotloop.families.estimator.hooks import Hook as Hook
+    from hotloop.families.estimator.inputs import Arrays as Arrays
+    from hotloop.families.estimator.run_config import RunConfig as RunConfig
+    from hotloop.families.estimator.spec import EvalSpec as EvalSpec
+    from hotloop.families.estimator.spec import Mode as Mode
+    from hotloop.families.estimator.spec import ModelSpec as ModelSpec
+    from hotloop.families.estimator.spec import TrainSpec as TrainSpec
+
 __version__ = "0.1.0"
+
+_ESTIMATOR = (
+    "Arrays", "Estimator", "EvalSpec", "Hook", "Mode", "ModelSpec", "RunConfig", "TrainSpec", "train_and_evaluate",
+)  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ESTIMATOR:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from hotloop.families import estimator
+
+    return getattr(estimator, name)
+
+
+def __dir__() -> list[str]:
+    return ["__version__", *_ESTIMATOR]

@@ -55,6 +55,8 @@ class Plan:
     marks: tuple[Mark, ...]
     samples: int | None = None
     warnings: tuple[str, ...] = ()
+    longest_call: int = 0
+    """A call also ends after every so many updates of the run; 0: only where an event is due."""
 
     @property
     def epochs(self) -> Fraction:
@@ -64,7 +66,8 @@ class Plan:
     @cached_property
     def ends(self) -> tuple[int, ...]:
         """The number of updates done at the end of each call."""
-        return tuple(sorted({self.total_updates}.union(*(mark.updates for mark in self.marks))))
+        cuts = range(self.longest_call, self.total_updates, self.longest_call) if self.longest_call else ()
+        return tuple(sorted({self.total_updates}.union(cuts, *(mark.updates for mark in self.marks))))
 
     @property
     def calls(self) -> int:

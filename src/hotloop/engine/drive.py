@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from hotloop.engine import report as reports
-from hotloop.engine.calls import Event, Plan
+from hotloop.engine.calls import KINDS, Event, Kind, Plan, Span
 from hotloop.engine.checkpoint import Checkpoints, Restored
 from hotloop.engine.events import Diverged, Figures, Host
 from hotloop.engine.interrupt import Interrupted, Request, requests
 from hotloop.engine.loop import CallMetrics, Program, State, own
 from hotloop.engine.pieces import CompiledPieces, FreePieces
 from hotloop.engine.run import Run
+from hotloop.engine.turns import Ended
 from hotloop.engine.window import Window
 
 __all__ = ["Diverged", "Interrupted", "drive", "newest"]
@@ -53,6 +54,7 @@ def drive(
     latest: Collection[str] = (),
     guard: str | None = None,
     enough: Callable[[], bool] | None = None,
+    due: Callable[[int], Collection[Kind]] | None = None,
     report: Path | None = None,
     how_to_resume: str = "give the same command again with --resume",
 ) -> State:
@@ -63,8 +65,9 @@ def drive(
     returns, if anything; `checkpoint` saves. `on_call` sees every update's metrics, piece by piece. `guard` names a
     metric that must stay finite: if it does not the run stops with `Diverged`, and no state that is not
     finite is saved. `enough` is asked after the events of a call; where it says so the run ends there, saved, as if
-    that had been the plan. `report` is a folder for the compiler's report and a profile of one piece. SIGINT and
-    SIGTERM end in `Interrupted`.
+    that had been the plan. `due` is asked after every call of the plan which events should follow besides those
+    planned: for what goes by the clock. A feed that ends (`turns.Ended`) ends the run after its last batch, saved.
+    `report` is a folder for the compiler's report and a profile of one piece. SIGINT and SIGTERM end in `Interrupted`.
     """
     update = resumed.step if resumed else 0
     window = Window(latest, resumed.position["window"] if resumed else None)
@@ -73,7 +76,7 @@ def drive(
         program.feed.check_position(resumed.position["feed"])
         host.resumed(resumed)
     with requests() as request:
-        pieces = _Dispatch(program, plan, host, request, on_call, progress, enough, report)
+        pieces = _Dispatch(program, plan, host, request, on_call, progress, enough, due, report)
         return pieces.run(own(resumed.state if resumed else state), update)
 
 
@@ -97,10 +100,11 @@ class _Dispatch:
         on_call: Callable[[int, CallMetrics], None] | None,
         progress: Progress | None,
         enough: Callable[[], bool] | None,
+        due: Callable[[int], Collection[Kind]] | None,
         report: Path | None,
     ):
         self.program, self.plan, self.host, self.request = program, plan, host, request
-        self.on_call, self.progress, self.enough = on_call, progress, enough
+        self.on_call, self.progress, self.enough, self.due = on_call, progress, enough, due
         self.report = self.to_profile = report
         longest = program.updates_per_call
         self.pieces = (
@@ -116,16 +120,18 @@ class _Dispatch:
         done = start
         while span := next(self.plan.spans(done), None):
             count = self.pieces.next(span.count)
-            self._compile(state, done, count)
             last = done + count == self.plan.total_updates
-            if self.to_profile and (done > start or last):  # the second piece, or the only one
-                state = self._profiled(self.to_profile, state, done, count)
-            else:
-                state = self._send(state, done, count)
+            try:
+                state = self._made(state, done, count, profile=done > start or last)
+            except Ended as end:
+                state = self._ended(state, done, end)
+                break
             done += count
             ends_call = count == span.count
-            self._land(leave=0 if self.request.made or (ends_call and span.events) else 1)
-            for event in span.events if ends_call else ():
+            events = self._events(span) if ends_call else ()
+            must_wait = self.request.made or events or (ends_call and self.enough)
+            self._land(leave=0 if must_wait else 1)
+            for event in events:
                 self.host.handle(event, state)
             if self.enough and ends_call and self.enough():
                 self.host.save_once(state, done)
@@ -135,6 +141,35 @@ class _Dispatch:
         self._land(leave=0)
         self.host.finish()
         return state
+
+    def _made(self, state: State, done: int, count: int, *, profile: bool) -> State:
+        """Dispatch a piece; the second one of a run, or the only one, is profiled where that was asked for."""
+        self._compile(state, done, count)
+        if self.to_profile and profile:
+            return self._profiled(self.to_profile, state, done, count)
+        return self._send(state, done, count)
+
+    def _ended(self, state: State, done: int, end: Ended) -> State:
+        """Make the updates that are left of a feed that has ended, then close the log and save."""
+        if end.left:
+            state = self._made(state, done, end.left, profile=True)
+        self._land(leave=0)
+        done += end.left
+        epoch = float(done / self.plan.updates_per_epoch)
+        for kind in ("log", "validate"):
+            self.host.handle(Event(kind, done, epoch, 0), state)
+        self.host.save_once(state, done)
+        return state
+
+    def _events(self, span: Span) -> tuple[Event, ...]:
+        """What follows a call: what is planned, and what is due by the clock."""
+        events = span.events
+        if self.due:
+            update, planned = span.first + span.count, {event.kind for event in events}
+            epoch = float(update / self.plan.updates_per_epoch)
+            kinds = planned | set(self.due(update))
+            events = tuple(Event(kind, update, epoch, span.call) for kind in KINDS if kind in kinds)
+        return events
 
     def _compile(self, state: State, done: int, count: int) -> None:
         if self.program.is_compiled(count):

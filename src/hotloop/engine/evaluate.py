@@ -8,6 +8,7 @@ evaluated.
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -59,6 +60,12 @@ class Evaluation:
         self.compiled: Any = None
         self._fn, self._gather, self._sharding = fn, gather, sharding
         self._data = jax.device_put(data, on_mesh_of(sharding, ()))
+
+    def over(self, data: Any) -> "Evaluation":
+        """The same computation over other data of the same shapes and types: nothing is compiled again."""
+        other = copy(self)
+        other._data = jax.device_put(data, on_mesh_of(self._sharding, ()))
+        return other
 
     def compile(self, state: Any) -> None:
         """Compile ahead of the first call, if that is still to do."""

@@ -17,6 +17,7 @@ from hotloop.engine.ahead import Ahead
 from hotloop.engine.finish import Batch, Finish, Transform, on_mesh_of
 from hotloop.engine.host import Fetch, InTurn, Shuffled, common_length, form, put_into
 from hotloop.engine.order import Order, Remainder
+from hotloop.engine.turns import Turns
 
 Gather = Callable[[Any, Array], Batch]
 
@@ -116,7 +117,7 @@ class Streamed:
     ahead.
 
     `source` is a pytree of arrays or of anything that takes `source[indices]` (a memory map, an archive), a
-    function of indices that returns a batch (then say how many `samples` there are), a ready `Shuffled` with
+    function of indices that returns a batch (then say how many `samples` there are), a ready `Shuffled` or `Turns` with
     an order of its own, or an iterator of batches, which is taken as it comes: resuming draws and drops what
     came before. For the last two seed and remainder play no part in the order. No call gets more than
     `buffer_bytes` of batches; two such buffers exist at a time.
@@ -126,7 +127,7 @@ class Streamed:
 
     def __init__(
         self,
-        source: Any | Fetch | Shuffled | Iterator[Batch],
+        source: Any | Fetch | Shuffled | Turns | Iterator[Batch],
         batch_size: int,
         *,
         seed: int = 0,
@@ -136,8 +137,8 @@ class Streamed:
         sharding: NamedSharding | None = None,
         buffer_bytes: int = 256 * 2**20,
     ):
-        if isinstance(source, Shuffled):
-            self._source: InTurn | Shuffled = source
+        if isinstance(source, Shuffled | Turns):
+            self._source: InTurn | Shuffled | Turns = source
         elif isinstance(source, Iterator):
             self._source = InTurn(source, batch_size)
         else:

@@ -120,3 +120,11 @@ def current(events: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
             kept = [old for old in kept if old["update"] <= record["update"]]
         kept.append(record)
     return kept
+
+
+def append_line(path: Path, value: Any) -> None:
+    """Add one JSON object as a line, in one write, so that several processes may add to one file."""
+    line = json.dumps(jsonable(value), allow_nan=False).encode() + b"\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab", buffering=0) as stream:
+        stream.write(line)

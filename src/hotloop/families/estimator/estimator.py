@@ -1,0 +1,207 @@
+"""Estimator: train, evaluate and predict with one model function, for any model.
+
+The verbs are those of tf.estimator; what is built for them, and kept, is in parts.py. Weights live in the checkpoints
+of the model_dir.
+"""
+
+import math
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+
+from hotloop.engine.host import common_length, path_name
+from hotloop.engine.records import append_line
+from hotloop.errors import HotloopError, OptionError
+from hotloop.families.estimator import step, training
+from hotloop.families.estimator.hooks import Hook
+from hotloop.families.estimator.inputs import Source
+from hotloop.families.estimator.parts import Parts
+from hotloop.families.estimator.run_config import RunConfig
+from hotloop.families.estimator.spec import EvalSpec, Mode, TrainSpec
+from hotloop.families.estimator.timing import Pace
+
+
+def _silent(text: str) -> None:
+    pass
+
+
+class Estimator:
+    """A model, its folder, and what can be done with it.
+
+    `say` is where lines for people go (`print`, or nowhere), `progress` makes a bar as `hotloop`'s own console does.
+    `warm_start_from` is another model_dir, whose newest weights a new model starts with.
+    """
+
+    def __init__(
+        self,
+        model_fn: Callable[..., Any],
+        config: RunConfig | None = None,
+        params: Mapping[str, Any] | None = None,
+        *,
+        model_dir: str | Path | None = None,
+        warm_start_from: str | Path | None = None,
+        say: Callable[[str], None] = _silent,
+        progress: Any = None,
+    ):
+        self.config = config or RunConfig()
+        self.params = dict(params or {})
+        chosen = model_dir or self.config.model_dir
+        self.model_dir = Path(chosen or tempfile.mkdtemp(prefix="hotloop-estimator-"))
+        self.last_run: dict[str, Any] = {}
+        """After `train`: updates, images_per_second, training_seconds, lower_seconds, compile_seconds."""
+        self.parts = Parts(model_fn, self.config, self.params, self.model_dir, say)
+        self._say, self._progress = say, progress
+        self._warm_start_from = Path(warm_start_from) if warm_start_from else None
+        if not chosen:
+            say(f"model_dir: {self.model_dir} (a temporary one: give model_dir to keep the model)")
+
+    def train(
+        self,
+        input_fn: Any,
+        steps: int | None = None,
+        max_steps: int | None = None,
+        hooks: Sequence[Hook] = (),
+    ) -> "Estimator":
+        """Make `steps` more weight updates, or as many as are missing to `max_steps` in all; saved at the end.
+
+        It goes on from the newest checkpoint of the model_dir. Where the input is an iterable of batches, training
+        also ends with it.
+        """
+        _check_steps(steps, max_steps)
+        self.train_validated(input_fn, steps, max_steps, hooks, None)
+        return self
+
+    def train_validated(
+        self,
+        input_fn: Any,
+        steps: int | None,
+        max_steps: int | None,
+        hooks: Sequence[Hook],
+        validate: training.Validate | None,
+    ) -> None:
+        """`train`, with an evaluation of the state before each checkpoint."""
+        source = self.parts.input(input_fn, Mode.TRAIN)
+        step.check_split(source.batch_size, self.config)
+        trained = self.parts.training(source)
+        source = source.check_labels(trained.model.classes)
+        work = self._work(hooks, validate, source.batch_size)
+        with work.opened():
+            state, resumed = work.begin(trained)
+            done = resumed.step if resumed else 0
+            target = training.target_of(source, done, steps, max_steps)
+            if done >= target:
+                self._say(f"nothing to train: {self.model_dir} holds {done} updates, {target} were asked for")
+                return
+            if not resumed and self._warm_start_from:
+                state = self.parts.warmed(state, self._warm_start_from)
+            with source.feed(self.config, trained.mesh, done) as feed:
+                program = self.parts.program(source, trained, feed)
+                plan = training.plan(self.config, source, target, validate is not None)
+                self.last_run = work.run(program, plan, state, resumed)
+
+    def evaluate(
+        self, input_fn: Any, steps: int | None = None, name: str | None = None, checkpoint: int | None = None
+    ) -> dict[str, Any]:
+        """The mean loss and metrics over every sample of the input, or over its first `steps` batches.
+
+        By the newest checkpoint, or the one of update `checkpoint`. The result is also a line of `eval/results.jsonl`
+        (`eval_NAME` for a `name`).
+        """
+        source, model = self.parts.served(input_fn, Mode.EVALUATE)
+        at, state = self.parts.restored(model, checkpoint)
+        return self._noted({**self.parts.measure(source, model, steps)(state), "global_step": at}, name)
+
+    def _noted(self, result: dict[str, Any], name: str | None) -> dict[str, Any]:
+        append_line(self.eval_dir(name) / "results.jsonl", result)
+        return result
+
+    def predict(self, input_fn: Any, checkpoint: int | None = None) -> Iterator[Any]:
+        """A row for each sample of the input, in order, as it is made: an array, or a dict of them."""
+        source, model = self.parts.served(input_fn, Mode.PREDICT)
+        _, state = self.parts.restored(model, checkpoint)
+        return _predicted(self.parts.rows(model), state, source)
+
+    def export(self, path: str | Path) -> NoReturn:
+        """Not yet: it comes with serving."""
+        raise HotloopError(f"export to {path}: exported models come with serving, which is not there yet")
+
+    def latest_checkpoint(self) -> int | None:
+        """The number of updates of the newest whole checkpoint; None where there is none."""
+        with self.parts.checkpoints() as checkpoints:
+            return max(checkpoints.steps(), default=None)
+
+    def eval_dir(self, name: str | None = None) -> Path:
+        """Where results of evaluations go."""
+        return self.model_dir / (f"eval_{name}" if name else "eval")
+
+    def weights(self, input_fn: Any, checkpoint: int | None = None) -> dict[str, Any]:
+        """The weights of the newest checkpoint by name; the input only tells the shapes of the model."""
+        _, model = self.parts.served(input_fn, Mode.PREDICT)
+        _, state = self.parts.restored(model, checkpoint)
+        return {
+            path_name(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(state["weights"])
+        }
+
+    def _work(
+        self, hooks: Sequence[Hook], validate: training.Validate | None, batch_size: int
+    ) -> training.Work:
+        model_fn = self.parts.model_fn
+        name = getattr(model_fn, "__qualname__", type(model_fn).__name__)
+        about = {**self.config.as_dict(), "params": self.params, "model_fn": name}
+        pace = Pace(batch_size)
+        return training.Work(
+            self, self.config, self.model_dir, about, self._say, self._progress, tuple(hooks), validate, pace
+        )
+
+
+def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> dict[str, Any]:
+    """Train to `max_steps`, evaluating right before each checkpoint is saved and at the end; the last evaluation."""
+    source, model = estimator.parts.served(eval_spec.input_fn, Mode.EVALUATE)
+    measure = estimator.parts.measure(source, model, eval_spec.steps)
+    last: dict[str, Any] = {}
+    since = -math.inf
+
+    def validate(state: Any) -> Mapping[str, Any]:
+        nonlocal last, since
+        if time.monotonic() - since < eval_spec.throttle_seconds:
+            return {}
+        last = measure({name: state[name] for name in step.SERVED})
+        since = time.monotonic()
+        return last
+
+    _check_steps(None, train_spec.max_steps)
+    estimator.train_validated(train_spec.input_fn, None, train_spec.max_steps, train_spec.hooks, validate)
+    at, state = estimator.parts.restored(model, None)
+    result = (
+        {**measure(state), "global_step": at}
+        if eval_spec.throttle_seconds or not last
+        else {**last, "global_step": at}
+    )
+    return estimator._noted(result, eval_spec.name)
+
+
+def _check_steps(steps: int | None, max_steps: int | None) -> None:
+    if steps is not None and max_steps is not None:
+        raise OptionError(
+            f"steps={steps} and max_steps={max_steps}: the first is how many more, the second how many in all; give one"
+        )
+    for name, value in (("steps", steps), ("max_steps", max_steps)):
+        if value is not None and value < 1:
+            raise OptionError(f"{name}={value}: must be at least 1")
+
+
+def _predicted(fn: Callable[[Any, Any], Any], state: Any, source: Source) -> Iterator[Any]:
+    """Batch after batch on the device, row after row to the caller; a smaller last batch is filled up."""
+    for batch in source.batches():
+        features, size = batch["features"], source.batch_size
+        count = common_length(features)
+        if count < size:
+            places = np.minimum(np.arange(size), count - 1)
+            features = jax.tree.map(lambda leaf: leaf[places], features)  # noqa: B023
+        made = jax.tree.map(np.asarray, fn(state, features))
+        yield from (jax.tree.map(lambda leaf: leaf[row], made) for row in range(count))  # noqa: B023

@@ -1,0 +1,293 @@
+"""What an input_fn may give, brought into one form: batches `{"features": ..., "labels": ...}`.
+
+Arrays (with or without labels), `Arrays` with an order and an augmentation, a feed of the engine, or any iterable of
+batches: a list, a generator, a torch or grain loader. Everything is checked here, and what is wrong is named.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from hotloop.engine.feed import Feed, Resident, Streamed
+from hotloop.engine.host import Shuffled, common_length, form
+from hotloop.engine.mesh import REPLICA
+from hotloop.engine.order import Order
+from hotloop.engine.turns import Turns
+from hotloop.errors import DataError
+from hotloop.families.estimator.run_config import RunConfig
+from hotloop.families.estimator.spec import called
+
+Batch = dict[str, Any]
+RESIDENT_BYTES = 2 * 2**30
+"""Arrays up to this size are kept on the device; larger ones are sent batch by batch."""
+
+
+@dataclass(frozen=True, eq=False)
+class Arrays:
+    """Arrays with a common first axis, in batches: shuffled pass after pass, or as they lie.
+
+    They keep their types on the device (bytes stay bytes); `transform(batch, key)` may widen and augment there.
+    """
+
+    features: Any
+    labels: Any = None
+    batch_size: int | None = None
+    shuffle: bool = True
+    transform: Callable[[Batch, Any], Batch] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class FromArrays:
+    """Arrays, ready to use."""
+
+    data: Batch
+    batch_size: int
+    shuffle: bool
+    transform: Any
+
+    @property
+    def samples(self) -> int:
+        """How many there are."""
+        return common_length(self.data)
+
+    @property
+    def example(self) -> Batch:
+        """The form of a batch as the model sees it."""
+        batch: Batch = jax.tree.map(
+            lambda leaf: _struct((self.batch_size, *leaf.shape[1:]), leaf.dtype), self.data
+        )
+        if self.transform is None:
+            return batch
+        made: Batch = jax.eval_shape(self.transform, batch, jax.eval_shape(lambda: jax.random.key(0)))
+        return made
+
+    @property
+    def signature(self) -> Any:
+        """What a compiled program depends on."""
+        forms = jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), self.data)
+        return "arrays", str(forms), self.batch_size, self.shuffle, self.transform, self.fits
+
+    @property
+    def fits(self) -> bool:
+        """Small enough for the device."""
+        size: int = sum(leaf.nbytes for leaf in jax.tree.leaves(self.data))
+        return size <= RESIDENT_BYTES
+
+    def feed(self, config: RunConfig, mesh: Any, first: int) -> AbstractContextManager[Feed]:
+        """On the device, or streamed."""
+        options = {"seed": config.seed, "transform": self.transform, "sharding": _over(mesh)}
+        if self.fits:
+            return nullcontext(Resident(self.data, self.batch_size, shuffled=self.shuffle, **options))
+        order = Order(self.samples, self.batch_size, config.seed, "carry", self.shuffle)
+        source = Shuffled(lambda at: jax.tree.map(lambda leaf: leaf[at], self.data), order)
+        return Streamed(source, self.batch_size, **options)
+
+    def check_labels(self, classes: int | None) -> "FromArrays":
+        """Refuse labels that the model has no class for."""
+        _check_labels(self.data, classes, "sample", 0)
+        return self
+
+    def batches(self) -> Iterator[Batch]:
+        """Every sample once, as they lie; the last batch may be smaller."""
+        for start in range(0, self.samples, self.batch_size):
+            batch = jax.tree.map(lambda leaf: leaf[start : start + self.batch_size], self.data)  # noqa: B023
+            yield self.seen(batch)
+
+    def seen(self, batch: Batch) -> Batch:
+        """A batch as evaluation sees it: where there is a transform, with one key for all."""
+        return batch if self.transform is None else self.transform(batch, jax.random.key(0))
+
+
+@dataclass(frozen=True, eq=False)
+class FromBatches:
+    """An iterable of batches; `begin` starts a pass over it."""
+
+    begin: Callable[[], Iterator[Batch]]
+    example: Batch
+    batch_size: int
+    length: int | None
+    samples: None = None
+
+    @property
+    def signature(self) -> Any:
+        """What a compiled program depends on."""
+        return "batches", str(self.example)
+
+    def feed(self, config: RunConfig, mesh: Any, first: int) -> AbstractContextManager[Feed]:
+        """Streamed from where update `first` stands."""
+        source = Turns(self.begin, self.batch_size, first)
+        return Streamed(source, self.batch_size, seed=config.seed, sharding=_over(mesh))
+
+    def check_labels(self, classes: int | None) -> "FromBatches":
+        """Check each batch as it comes."""
+
+        def begin() -> Iterator[Batch]:
+            for number, batch in enumerate(self.begin()):
+                _check_labels(batch, classes, "batch", number)
+                yield batch
+
+        return FromBatches(begin, self.example, self.batch_size, self.length)
+
+    def batches(self) -> Iterator[Batch]:
+        """One pass."""
+        return self.begin()
+
+
+@dataclass(frozen=True, eq=False)
+class FromFeed:
+    """A feed of the engine, used as it is."""
+
+    ready: Any
+    length: None = None
+
+    @property
+    def batch_size(self) -> int:
+        """Its own."""
+        size: int = self.ready.batch_size
+        return size
+
+    @property
+    def samples(self) -> int | None:
+        """How many there are, if it knows."""
+        known: int | None = self.ready.samples
+        return known
+
+    @property
+    def example(self) -> Batch:
+        """The form of a batch."""
+        made = jax.eval_shape(self.ready.batch, self.ready.like(1), _struct((), np.uint32))
+        return named(made)
+
+    @property
+    def signature(self) -> Any:
+        """A feed is its own program."""
+        return "feed", id(self.ready)
+
+    def feed(self, config: RunConfig, mesh: Any, first: int) -> AbstractContextManager[Feed]:
+        """Itself."""
+        return nullcontext(self.ready)
+
+    def check_labels(self, classes: int | None) -> "FromFeed":
+        """What is on the device already is not read back."""
+        return self
+
+    def batches(self) -> Iterator[Batch]:
+        """A feed has no end."""
+        raise DataError(
+            "a feed shuffles without end: to evaluate or predict, let input_fn give arrays or batches"
+        )
+
+
+Source = FromArrays | FromBatches | FromFeed
+
+
+def taken(input_fn: Any, run: RunConfig, **known: Any) -> Source:
+    """What an input_fn (or its value) gives, brought into form."""
+    begin: Callable[[], Any] = (
+        partial(called, "input_fn", input_fn, **known) if callable(input_fn) else lambda: input_fn
+    )
+    value = begin()
+    if isinstance(value, Arrays):
+        return _arrays(value, run)
+    if hasattr(value, "arguments") and hasattr(value, "longest_call"):
+        return FromFeed(value)
+    if _is_arrays(value):
+        batch = named(value)
+        return _arrays(Arrays(batch["features"], batch.get("labels")), run)
+    if isinstance(value, Iterable):
+        return _batches(value, begin)
+    raise DataError(
+        f"input_fn gives a {type(value).__name__}: it may give arrays (features, labels), Arrays, a feed, or an "
+        "iterable of batches"
+    )
+
+
+def _is_arrays(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(_is_array(leaf) for leaf in jax.tree.leaves(dict(value)))
+    if isinstance(value, tuple) and len(value) == 2:
+        return all(_is_array(leaf) for leaf in jax.tree.leaves(value))
+    return _is_array(value)
+
+
+def _is_array(leaf: Any) -> bool:
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+
+
+def _arrays(given: Arrays, config: RunConfig) -> FromArrays:
+    data = (
+        named((given.features, given.labels))
+        if given.labels is not None
+        else {"features": _host(given.features)}
+    )
+    if not common_length(data):
+        raise DataError("input_fn gives no samples: its arrays are empty")
+    size = min(given.batch_size or config.batch_size, common_length(data))
+    return FromArrays(data, size, given.shuffle, given.transform)
+
+
+def _batches(value: Any, begin: Callable[[], Any]) -> FromBatches:
+    """The first batch is looked at; an iterator is then begun with it, and made anew by input_fn for each pass."""
+    iterator = iter(value)
+    first = next(iterator, None)
+    if first is None:
+        raise DataError("input_fn gives no batches: the input is empty")
+    seen = named(first)
+    size = common_length(seen)
+    kept = [chain([first], iterator)]  # of the pass that is begun already
+
+    def passes() -> Iterator[Batch]:
+        source = kept.pop() if kept else iter(begin())
+        return map(named, source)
+
+    length = len(value) if hasattr(value, "__len__") else None
+    return FromBatches(passes, form(seen, size), size, length)
+
+
+def named(batch: Any) -> Batch:
+    """A batch by name: a pair is features and labels, a dict with features is itself, all else is features."""
+    if isinstance(batch, tuple | list) and len(batch) == 2:
+        features, labels = batch
+        return {"features": _host(features)} | ({} if labels is None else {"labels": _host(labels)})
+    if isinstance(batch, Mapping) and "features" in batch and set(batch) <= {"features", "labels"}:
+        return {name: _host(value) for name, value in batch.items()}
+    return {"features": _host(batch)}
+
+
+def _host(tree: Any) -> Any:
+    """Arrays that numpy understands; a torch tensor lends its memory."""
+    return jax.tree.map(
+        lambda leaf: leaf.detach().cpu().numpy() if hasattr(leaf, "detach") else _array(leaf), tree
+    )
+
+
+def _array(leaf: Any) -> Any:
+    return leaf if _is_array(leaf) else np.asarray(leaf)
+
+
+def _check_labels(batch: Batch, classes: int | None, unit: str, number: int) -> None:
+    labels: Any = batch.get("labels")
+    if classes is None or not _is_array(labels) or np.dtype(labels.dtype).kind not in "iu":
+        return
+    values = np.asarray(labels)
+    wrong = np.flatnonzero((values < 0) | (values >= classes))
+    if wrong.size:
+        place = f"sample {int(wrong[0])}" + (f" of batch {number}" if unit == "batch" else "")
+        raise DataError(
+            f"labels: {values.ravel()[wrong[0]]} at {place} is out of range: the model has classes 0 to {classes - 1}"
+        )
+
+
+def _over(mesh: Any) -> NamedSharding | None:
+    return NamedSharding(mesh, PartitionSpec(REPLICA)) if mesh is not None else None  # type: ignore[no-untyped-call]
+
+
+def _struct(shape: Any, dtype: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype))  # type: ignore[no-untyped-call]

@@ -1,0 +1,151 @@
+"""What an estimator has built and keeps: inputs in form, models, compiled programs, restored weights.
+
+A model is built once for each mode and form of input, and compiled once: asking again for input of the same form
+traces nothing.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from hotloop.engine import mesh as meshes
+from hotloop.engine.checkpoint import Checkpoints
+from hotloop.engine.evaluate import Evaluation, evaluate_batches
+from hotloop.engine.feed import rows
+from hotloop.engine.keys import seed_key
+from hotloop.engine.loop import Program
+from hotloop.engine.precision import Policy, parse
+from hotloop.errors import CheckpointError
+from hotloop.families.estimator import inputs, step
+from hotloop.families.estimator.inputs import FromArrays, Source
+from hotloop.families.estimator.model import Model, build, widened
+from hotloop.families.estimator.run_config import RunConfig
+from hotloop.families.estimator.spec import Mode, called
+
+FAMILY = "estimator"
+Measure = Callable[[Any], dict[str, Any]]
+
+
+@dataclass
+class Parts:
+    """Made when first asked for."""
+
+    model_fn: Any
+    config: RunConfig
+    params: dict[str, Any]
+    folder: Path
+    say: Callable[[str], None]
+    _kept: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def policy(self) -> Policy:
+        """The number formats."""
+        chosen = self.config
+        return parse(chosen.precision, chosen.half, stochastic_rounding=chosen.stochastic_rounding)
+
+    def remembered(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What was made for this key, or is made now."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]
+
+    def input(self, input_fn: Any, mode: Mode) -> Source:
+        """What an input_fn gives, in form."""
+        return inputs.taken(input_fn, self.config, mode=mode, params=self.params, config=self.config)
+
+    def model(self, mode: Mode, source: Source) -> Model:
+        """The model for batches of the source's form."""
+        batch = source.example
+
+        def make() -> Model:
+            known = {"features": batch["features"], "labels": batch.get("labels"), "mode": mode}
+            spec = called("model_fn", self.model_fn, **known, params=self.params, config=self.config)
+            return build(spec, mode, batch)
+
+        found: Model = self.remembered(("model", mode, str(batch)), make)
+        return found
+
+    def served(self, input_fn: Any, mode: Mode) -> tuple[Source, Model]:
+        """Input and model to evaluate or predict with."""
+        source = self.input(input_fn, mode)
+        model = self.model(mode, source)
+        return source.check_labels(model.classes if mode is Mode.EVALUATE else None), model
+
+    def training(self, source: Source) -> step.Training:
+        """The model and its update."""
+        model = self.model(Mode.TRAIN, source)
+        mesh = meshes.replicas(self.config.replicas) if self.config.replicas > 1 else None
+        found: step.Training = self.remembered(
+            ("training", model), lambda: step.Training(model, self.config, mesh)
+        )
+        return found
+
+    def program(self, source: Source, trained: step.Training, feed: Any) -> Program:
+        """Compiled calls, for every input of the same form."""
+        longest, key = self.config.iterations_per_call, seed_key(self.config.seed)
+        program: Program = self.remembered(
+            ("program", trained, source.signature), lambda: Program(trained.update, feed, longest, key)
+        )
+        program.feed = feed
+        return program
+
+    def checkpoints(self, folder: Path | None = None) -> Checkpoints:
+        """Those of a model_dir, to read."""
+        return Checkpoints((folder or self.folder) / "checkpoints", family=FAMILY)
+
+    def restored(self, model: Model, at: int | None) -> tuple[int, Any]:
+        """The newest checkpoint, or that of update `at`: its number, and the weights and state of the model."""
+
+        def served(key: Any) -> dict[str, Any]:
+            weights, state = model.init(key)
+            return {"weights": self.policy.to_update(weights), "model": widened(state)}
+
+        like = jax.eval_shape(served, jax.eval_shape(lambda: jax.random.key(0)))
+        with self.checkpoints() as checkpoints:
+            if not checkpoints.steps():
+                raise CheckpointError(
+                    f"no checkpoint in {checkpoints.folder}: train first, or give the model_dir of a trained model"
+                )
+            found = checkpoints.restore(like, at, in_part=True)
+        for line in found.skipped:
+            self.say(f"warning: {line}")
+        return found.step, found.state
+
+    def warmed(self, state: Any, folder: Path) -> Any:
+        """A fresh state with the weights of another model_dir."""
+        with self.checkpoints(folder) as checkpoints:
+            found = checkpoints.restore({name: state[name] for name in step.SERVED}, in_part=True)
+        self.say(f"weights of update {found.step} of {folder}")
+        return {**state, **found.state}
+
+    def rows(self, model: Model) -> Callable[[Any, Any], Any]:
+        """The compiled prediction."""
+        fn: Callable[[Any, Any], Any] = self.remembered(
+            ("rows", model), lambda: step.rows(model, self.policy)
+        )
+        return fn
+
+    def measure(self, source: Source, model: Model, steps: int | None) -> Measure:
+        """A function of weights and state: means over the samples of the source, or of its first batches."""
+        fn = self.remembered(("values", model), lambda: step.values(model, self.policy))
+        if not isinstance(source, FromArrays):
+            size = source.batch_size
+            return lambda state: _means(evaluate_batches(fn, state, islice(source.batches(), steps), size))
+        samples = source.samples if steps is None else min(source.samples, steps * source.batch_size)
+        data = jax.tree.map(lambda leaf: leaf[:samples], source.data)
+        made: Evaluation = self.remembered(
+            ("evaluation", model, source.signature, samples),
+            lambda: Evaluation(
+                fn, data, source.batch_size, gather=lambda data, at: source.seen(rows(data, at))
+            ),
+        ).over(data)
+        return lambda state: _means(made(state))
+
+
+def _means(sums: Mapping[str, Any]) -> dict[str, Any]:
+    samples = sums["samples"]
+    return {name: value / samples for name, value in sums.items() if name != "samples"} | {"samples": samples}

@@ -1,0 +1,60 @@
+"""How an estimator runs: where it keeps its things, how a batch is split, how often the host looks in. No jax."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from hotloop.errors import OptionError
+
+POSITIVE = (
+    "batch_size", "iterations_per_call", "replicas", "accumulation", "log_steps", "log_seconds", "summary_steps",
+    "checkpoint_steps", "checkpoint_seconds", "keep_last",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One run of one model; every field has a default that works."""
+
+    model_dir: str | Path | None = None
+    """Folder of checkpoints and records; none: a temporary one, which is named."""
+    batch_size: int = 32
+    """Samples of a weight update, where input_fn gives arrays; one that gives batches decides itself."""
+    iterations_per_call: int = 100
+    """Weight updates of one compiled call; the host appears between calls only. It never changes the result."""
+    replicas: int = 1
+    """Devices that share each batch."""
+    accumulation: int = 1
+    """Parts that a replica makes of its share of a batch, one after the other: less memory, the same update."""
+    precision: Literal["32.32", "16.32", "16.16"] = "32.32"
+    """Bits of the computation and of the weights between updates."""
+    half: Literal["bfloat16", "float16"] = "bfloat16"
+    stochastic_rounding: bool = True
+    loss_scale: float | Literal["auto"] = 1.0
+    """Factor on the loss, for float16; auto: as large as the gradients bear."""
+    seed: int = 1
+    log_steps: int | None = 100
+    """Weight updates between log records, exactly; none: only by seconds, and at the end."""
+    log_seconds: float | None = None
+    summary_steps: int | None = None
+    """Weight updates between summary records (for TensorBoard), at most one a call; none: no summaries."""
+    checkpoint_steps: int | None = None
+    """Weight updates between checkpoints, exactly; none: only by seconds, and at the end."""
+    checkpoint_seconds: float | None = 600
+    keep_last: int = 5
+    keep_best: str | None = None
+    """A metric of the evaluation whose best checkpoint is kept besides; a loss is best where it is least."""
+    report: str | Path | None = None
+    """Folder for the compiler's report and a profile; HOTLOOP_REPORT asks for it too."""
+
+    def __post_init__(self) -> None:
+        for name in POSITIVE:
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise OptionError(f"RunConfig: {name}={value!r} must be greater than 0")
+        if self.loss_scale != "auto" and not self.loss_scale > 0:
+            raise OptionError(f"RunConfig: loss_scale={self.loss_scale!r} must be greater than 0, or 'auto'")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every field by name, as a record keeps it."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
