@@ -1,0 +1,189 @@
+"""`hotloop estimator`: an Estimator trained and tested on CIFAR-10, as a program to start from.
+
+The order of things and what is said about them; the model is in `cifar_model`, the images in `cifar_data`. It prints
+through the console that it is handed.
+"""
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from hotloop.data.dataset import Dataset
+from hotloop.engine import report as reports
+from hotloop.engine.plan import Batch, Plan, plan_updates
+from hotloop.engine.records import read_events
+from hotloop.engine.where import platform
+from hotloop.errors import CheckpointError
+from hotloop.families.console import Console
+from hotloop.families.estimator import cifar_data
+from hotloop.families.estimator.cifar_config import Cifar
+from hotloop.families.estimator.cifar_images import transform_of
+from hotloop.families.estimator.cifar_model import model_fn
+from hotloop.families.estimator.cifar_network import PARAMETERS
+from hotloop.families.estimator.estimator import Estimator, train_and_evaluate
+from hotloop.families.estimator.inputs import Arrays
+from hotloop.families.estimator.run_config import RunConfig
+from hotloop.families.estimator.spec import EvalSpec, TrainSpec
+
+TARGET = 0.75
+"""Accuracy whose time is told."""
+TESTED_AT_ONCE = 500
+
+
+def run(config: Cifar, console: Console) -> Mapping[str, Any]:
+    """Train, test, or both."""
+    report = reports.requested(str(config.report) if config.report else None, console.warn)
+    if report is not None:
+        reports.check_writable(report)
+    check_trained(config)
+    data = cifar_data.load(config, console)
+    updates = config.total_updates(len(data.train))
+    estimator = Estimator(
+        model_fn,
+        run_config(config, len(data.train), report),
+        {"recipe": config.recipe, "learning_rate": config.learning_rate, "updates": updates},
+        say=console.say,
+        progress=console.progress,
+    )
+    result: dict[str, Any] = {
+        "model_dir": str(estimator.model_dir),
+        "recipe": config.recipe,
+        "data": data.source,
+    }
+    if not config.test_only:
+        result |= train(estimator, config, data, updates, console)
+    if not config.train_only:
+        result |= test(estimator, data, console)
+    if data.notice:
+        console.warn(data.notice)
+    return result
+
+
+def check_trained(config: Cifar) -> None:
+    """To test alone there must be a checkpoint."""
+    if config.test_only and not any(Path(str(config.model_dir)).glob("checkpoints/[0-9]*")):
+        raise CheckpointError(
+            f"--test-only --model-dir {config.model_dir}: holds no checkpoint; train first, with the same --model-dir"
+        )
+
+
+def run_config(config: Cifar, images: int, report: Path | None) -> RunConfig:
+    """The options as the Estimator has them."""
+    every = config.evaluation_period(images)
+    return RunConfig(
+        model_dir=config.model_dir,
+        batch_size=config.batch_size,
+        iterations_per_call=config.batches_per_step,
+        replicas=config.replicas,
+        accumulation=config.gradient_accumulation_count,
+        precision=precision(config),
+        seed=config.seed,
+        log_steps=every,
+        log_seconds=config.log_interval,
+        summary_steps=config.summary_interval,
+        checkpoint_steps=every,
+        report=report,
+    )
+
+
+def precision(config: Cifar) -> Any:
+    """The one asked for, else the recipe's on this device."""
+    half = config.chosen.half and platform() != "cpu"
+    return config.precision or ("16.32" if half else "32.32")
+
+
+def train(
+    estimator: Estimator, config: Cifar, data: Dataset, updates: int, console: Console
+) -> dict[str, Any]:
+    """Make the updates that are missing."""
+    recipe = config.chosen
+    if recipe.expect:
+        console.say(f"to expect: {recipe.expect}")
+    images = Arrays(data.train.images, data.train.labels, transform=transform_of(recipe.augmentation))
+    began = time.perf_counter()
+    if config.evaluate_every is None:
+        estimator.train(images, max_steps=updates)
+    else:
+        train_and_evaluate(estimator, TrainSpec(images, updates), EvalSpec(tested_images(data)))
+    result = {"seconds": time.perf_counter() - began, "global_step": updates, **estimator.last_run}
+    if estimator.last_run:
+        console.say(trained_line(result))
+    if config.evaluate_every is not None:
+        result |= reached(estimator.model_dir, config.batch_size, console)
+    return result
+
+
+def trained_line(result: Mapping[str, Any]) -> str:
+    """What the training took."""
+    compiling = result["lower_seconds"] + result["compile_seconds"]
+    speed = f", {result['images_per_second']:,.0f} images/s" if result.get("images_per_second") else ""
+    return (
+        f"training: {result['seconds']:.2f} s to compile and run, {compiling:.2f} s of them compiling{speed}"
+    )
+
+
+def reached(folder: Path, batch_size: int, console: Console) -> dict[str, Any]:
+    """When the target was first measured."""
+    seconds = seconds_to(TARGET, read_events(folder), batch_size)
+    when = "was not reached" if seconds is None else f"after {seconds:.2f} s of training"
+    console.say(f"test accuracy {100 * TARGET:.0f} %: {when}")
+    return {"seconds_to_75": seconds}
+
+
+def seconds_to(target: float, events: Iterable[Mapping[str, Any]], batch_size: int) -> float | None:
+    """Seconds of updates, as the logs timed them, before the first validation of this accuracy; None without one."""
+    seconds, done = 0.0, 0
+    for event in events:
+        if event["event"] == "log" and event.get("throughput"):
+            seconds += max(0, event["update"] - done) * batch_size / event["throughput"]
+            done = event["update"]
+        if event["event"] == "validation" and event["accuracy"] >= target:
+            return seconds
+    return None
+
+
+def tested_images(data: Dataset) -> Arrays:
+    """All of them, as they lie."""
+    return Arrays(data.test.images, data.test.labels, batch_size=TESTED_AT_ONCE, shuffle=False)
+
+
+def test(estimator: Estimator, data: Dataset, console: Console) -> dict[str, Any]:
+    """Every test image, by the newest checkpoint."""
+    began = time.perf_counter()
+    found = estimator.evaluate(tested_images(data))
+    seconds = time.perf_counter() - began
+    console.say(f"test: {found['samples']} examples evaluated in {seconds:.2f} s")
+    console.say(f"test loss: {found['loss']:g}")
+    console.say(f"test accuracy: {100 * found['accuracy']:.2f}%")
+    return {
+        "test_loss": found["loss"],
+        "test_accuracy": found["accuracy"],
+        "samples": found["samples"],
+        "global_step": found["global_step"],
+        "test_seconds": seconds,
+    }
+
+
+def planned(config: Cifar) -> tuple[str, Plan]:
+    """What would run: network and rule in a line, and the plan; nothing is fetched or compiled."""
+    images, recipe = cifar_data.training_images(config), config.chosen
+    parts = config.replicas * config.gradient_accumulation_count
+    every = config.evaluation_period(images) or 0
+    plan = plan_updates(
+        config.total_updates(images),
+        log_every=every,
+        validate_every=every,
+        checkpoint_every=every or None,
+        updates_per_epoch=Fraction(images, config.batch_size),
+        batch=Batch(config.batch_size // parts, config.replicas, config.gradient_accumulation_count),
+    )
+    line = (
+        f"{PARAMETERS:,} parameters, recipe {config.recipe}: {recipe.rule}, learning rate {config.learning_rate:g}, "
+        f"augmentation {recipe.augmentation}, precision {precision(config)}; besides the events below a log every "
+        f"{config.log_interval:g} s"
+    )
+    # That nothing is logged before the end is not so: logs go by seconds.
+    return line, replace(plan, samples=images, longest_call=config.batches_per_step, warnings=())
