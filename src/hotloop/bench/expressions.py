@@ -1,0 +1,187 @@
+"""Arithmetic in benchmark files: numbers, names, + - * / // % ** ( ) and a few functions, nothing else.
+
+A parser of its own over floats: no text can run code, build a huge integer or nest without end. Whatever is wrong
+with a text or its numbers is an ExpressionError.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+LONGEST, DEEPEST = 1000, 40
+TOKEN = re.compile(
+    r"\s*(?:(?P<number>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)"
+    r"|(?P<name>[^\W\d]\w*)|\{(?P<braced>[^{}]+)\}|(?P<sign>\*\*|//|[-+*/%(),]))"
+)
+
+
+class ExpressionError(ValueError):
+    """A text that is no expression, or one without a finite value; the message says why."""
+
+
+class Token(NamedTuple):
+    """A piece of the text; `kind` is number, name, sign or end."""
+
+    kind: str
+    text: str
+
+
+def _logarithm(value: float, base: float = math.e) -> float:
+    return math.log(value) if base == math.e else math.log(value, base)
+
+
+def _rounded(value: float, digits: float = 0) -> float:
+    if digits != int(digits) or abs(digits) > 30:
+        raise ExpressionError(f"round takes a whole number of digits from -30 to 30, not {digits:g}")
+    return float(round(value, int(digits)))
+
+
+FUNCTIONS: dict[str, tuple[Callable[..., float], range]] = {
+    "min": (min, range(2, 101)),
+    "max": (max, range(2, 101)),
+    "abs": (abs, range(1, 2)),
+    "sqrt": (math.sqrt, range(1, 2)),
+    "log": (_logarithm, range(1, 3)),
+    "exp": (math.exp, range(1, 2)),
+    "round": (_rounded, range(1, 3)),
+}
+"""Each function and how many arguments it takes."""
+SUMS: dict[str, Callable[[float, float], float]] = {"+": lambda a, b: a + b, "-": lambda a, b: a - b}
+PRODUCTS: dict[str, Callable[[float, float], float]] = {
+    "*": lambda a, b: a * b,
+    "/": lambda a, b: a / b,
+    "//": lambda a, b: a // b,
+    "%": lambda a, b: a % b,
+}
+
+
+def evaluate(text: str, names: Mapping[str, float]) -> float:
+    """The finite value of the expression; `{name}` is the same as `name` and may hold any characters."""
+    try:
+        value = _Parser(_tokens(text), names).whole()
+    except ZeroDivisionError:
+        raise ExpressionError(f"'{text}' divides by zero") from None
+    except OverflowError:
+        raise ExpressionError(f"'{text}' is too large for a number") from None
+    except ExpressionError:
+        raise
+    except ValueError:  # math.sqrt(-1), math.log(0), (-8) ** 0.5
+        raise ExpressionError(f"'{text}' has no real value") from None
+    if not math.isfinite(value):
+        raise ExpressionError(f"'{text}' is {value}")
+    return value
+
+
+def check(text: str, names: Mapping[str, object]) -> None:
+    """Whether the text is an expression of these names; a wrong value (1/0) is found when it is evaluated."""
+    _Parser(_tokens(text), dict.fromkeys(names, 1.0), dry=True).whole()
+
+
+def _tokens(text: str) -> list[Token]:
+    if len(text) > LONGEST:
+        raise ExpressionError(f"the expression has {len(text)} characters; {LONGEST} are allowed")
+    tokens, place, end = [], 0, len(text.rstrip())
+    while place < end:
+        found = TOKEN.match(text, place)
+        if not found:
+            raise ExpressionError(
+                f"'{text}' has {text[place:].strip()[0]!r} where a number, name or sign belongs"
+            )
+        tokens.append(Token(str(found.lastgroup), found[str(found.lastgroup)].strip()))
+        place = found.end()
+    return [*tokens, Token("end", "the end")]
+
+
+class _Parser:
+    """Recursive descent; with `dry` the grammar and the names are checked and nothing is computed."""
+
+    def __init__(self, tokens: list[Token], names: Mapping[str, float], dry: bool = False):
+        self.tokens, self.names, self.dry, self.place, self.depth = tokens, names, dry, 0, 0
+
+    def whole(self) -> float:
+        value = self.sum()
+        if self.now.kind != "end":
+            raise ExpressionError(f"unexpected '{self.now.text}'")
+        return value
+
+    @property
+    def now(self) -> Token:
+        return self.tokens[self.place]
+
+    def take(self) -> Token:
+        self.place += 1
+        return self.tokens[self.place - 1]
+
+    def took(self, signs: Mapping[str, object] | str) -> str | None:
+        wanted = (signs,) if isinstance(signs, str) else signs
+        return self.take().text if self.now.kind == "sign" and self.now.text in wanted else None
+
+    def sum(self) -> float:
+        return self.chain(self.product, SUMS)
+
+    def product(self) -> float:
+        return self.chain(self.signed, PRODUCTS)
+
+    def chain(self, part: Callable[[], float], signs: Mapping[str, Callable[[float, float], float]]) -> float:
+        value = part()
+        while sign := self.took(signs):
+            value = self.compute(signs[sign], value, part())
+        return value
+
+    def signed(self) -> float:
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise ExpressionError(f"the expression is nested more than {DEEPEST} deep")
+        sign = self.took(SUMS)
+        value = self.signed() if sign else self.power()
+        self.depth -= 1
+        return -value if sign == "-" else value
+
+    def power(self) -> float:
+        """Binds tighter than the sign before it and looser than the one after, as in Python: -2**-2 is -0.25."""
+        base = self.atom()
+        return self.compute(math.pow, base, self.signed()) if self.took("**") else base
+
+    def atom(self) -> float:
+        token = self.take()
+        if token.kind == "number":
+            return float(token.text)
+        if token.kind == "name" and self.now == Token("sign", "("):
+            return self.call(token.text)
+        if token.kind in ("name", "braced"):
+            return self.named(token.text)
+        if token == Token("sign", "("):
+            value = self.sum()
+            self.close()
+            return value
+        raise ExpressionError(
+            f"unexpected {token.text!r}" if token.kind != "end" else "the expression breaks off"
+        )
+
+    def named(self, name: str) -> float:
+        if name not in self.names:
+            raise ExpressionError(
+                f"there is no '{name}'; known: {', '.join(sorted(self.names)) or 'nothing'}"
+            )
+        return float(self.names[name])
+
+    def call(self, name: str) -> float:
+        if name not in FUNCTIONS:
+            raise ExpressionError(f"there is no function '{name}'; known: {', '.join(FUNCTIONS)}")
+        self.take()
+        arguments = [self.sum()]
+        while self.took(","):
+            arguments.append(self.sum())
+        self.close()
+        function, counts = FUNCTIONS[name]
+        if len(arguments) not in counts:
+            raise ExpressionError(f"{name} takes {counts[0]} to {counts[-1]} values, not {len(arguments)}")
+        return self.compute(function, *arguments)
+
+    def close(self) -> None:
+        if not self.took(")"):
+            raise ExpressionError(f"')' is missing before '{self.now.text}'")
+
+    def compute(self, function: Callable[..., float], *arguments: float) -> float:
+        return 1.0 if self.dry else function(*arguments)

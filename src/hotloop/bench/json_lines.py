@@ -1,0 +1,101 @@
+"""Numbers out of JSON lines that a program prints: its events, and the result on its last line.
+
+An event is an object with an `event`, as in a run's events.jsonl; the result is the last object on standard output
+without one, as `--json` prints it. A key may be a path: `cost.flops` is inside an object, `validation.loss` is the
+`loss` of events called validation. It knows no metrics.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+LONGEST_LINE = 1 << 20
+MOST_VALUES = 1_000_000
+_MISSING = object()
+
+
+@dataclass
+class Series:
+    """The values of one key in order; `is_summary` for a single number out of the result."""
+
+    values: list[float] = field(default_factory=list)
+    problem: str = ""
+    is_summary: bool = False
+
+    def add(self, key: str, value: Any) -> None:
+        """One more value; null stands for NaN, as JSON cannot say that."""
+        try:
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+                raise ValueError
+            self.values.append(float("nan") if value is None else float(value))
+        except (ValueError, OverflowError):
+            self.problem = f"'{key}' in a JSON line is {json.dumps(value)[:80]}, which is no number"
+        if len(self.values) > MOST_VALUES:
+            self.problem = f"more than {MOST_VALUES} values; print fewer"
+
+
+class JsonLines:
+    """Takes a program's lines and keeps the values of some keys."""
+
+    def __init__(self, keys: Iterable[str]):
+        self._events: dict[str, Series] = {key: Series() for key in keys}
+        self._result: Mapping[str, Any] = {}
+
+    def read(self, line: str, is_stdout: bool) -> None:
+        """Take one line if it is a JSON object; any other line is left alone."""
+        record = parse(line)
+        if record is None:
+            return
+        if "event" not in record:
+            self._result = record if is_stdout else self._result
+            return
+        for key, series in self._events.items():
+            if not series.problem and (value := _of_event(record, key)) is not _MISSING:
+                series.add(key, value)
+
+    def series(self, key: str) -> Series | None:
+        """The key's values: from events, else from the result, else None."""
+        series = self._events[key]
+        if series.values or series.problem:
+            return series
+        value = look_up(self._result, key)
+        if value is _MISSING:
+            return None
+        many = isinstance(value, list)
+        found = Series(is_summary=not many)
+        for item in value if many else [value]:
+            found.add(key, item)
+        return found
+
+
+def parse(line: str) -> Mapping[str, Any] | None:
+    """The object on a line, or None."""
+    text = line.strip() if line[:1] in "{ \t" else ""
+    if not (text.startswith("{") and text.endswith("}")) or len(text) > LONGEST_LINE:
+        return None
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def look_up(record: Mapping[str, Any], key: str) -> Any:
+    """The value under a name or a path of names with dots."""
+    if key in record:
+        return record[key]
+    value: Any = record
+    for part in key.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return _MISSING
+        value = value[part]
+    return value
+
+
+def _of_event(record: Mapping[str, Any], key: str) -> Any:
+    """A plain key is looked up in logs; one that begins with an event's name in events of that name."""
+    event, _, rest = key.partition(".")
+    if rest and record["event"] == event:
+        return look_up(record, rest)
+    return look_up(record, key) if record["event"] == "log" else _MISSING

@@ -1,0 +1,157 @@
+"""Metrics out of what a program printed: JSON lines where there are any, else the benchmark's regular expressions.
+
+Lines are read once, as they come, and only values are kept. Whatever is wrong with one metric is that metric's
+problem: nothing a program prints raises an error here. It knows neither files nor processes.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from hotloop.bench import reductions
+from hotloop.bench.expressions import ExpressionError, evaluate
+from hotloop.bench.json_lines import JsonLines
+from hotloop.bench.model import Benchmark, Derived, Metric, Variant
+
+LONGEST_LINE = 8192  # a pattern may need time with the square of this
+MOST_VALUES = 1_000_000
+MPI_COPIES = re.compile(r"\bmpirun\b.*?\s--?np?[ =](\d+)", re.DOTALL)
+
+
+@dataclass
+class Found:
+    """What a run gave: all values of a metric in order, its one result, or why it has none."""
+
+    values: dict[str, list[float]] = field(default_factory=dict)
+    results: dict[str, float] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
+
+
+class Matches:
+    """The numbers that one metric's regular expression finds, line by line."""
+
+    def __init__(self, metric: Metric):
+        self.values: list[float] = []
+        self.problem = ""
+        self.regexp = metric.regexp or ""
+        try:
+            self.pattern = re.compile(self.regexp)
+        except re.error as error:
+            self.problem = f"the regexp '{self.regexp}' is none: {error}"
+            return
+        names = tuple(self.pattern.groupindex)
+        self.group = names[0] if len(names) == 1 else min(self.pattern.groups, 1)
+        if len(names) != 1 and self.pattern.groups > 1:
+            self.problem = (
+                f"the regexp '{self.regexp}' has {self.pattern.groups} groups; keep one, or name one"
+            )
+
+    def read(self, line: str) -> None:
+        """Take the matches of one line, until something is wrong."""
+        for match in self.pattern.finditer(line) if not self.problem else ():
+            text = match[self.group]
+            try:
+                self.values.append(float(text))
+            except (TypeError, ValueError):
+                self.problem = self._no_number(text)
+            if len(self.values) > MOST_VALUES:
+                self.problem = f"more than {MOST_VALUES} values; print fewer"
+            if self.problem:
+                return
+
+    def _no_number(self, text: str | None) -> str:
+        if text:
+            return f"the regexp '{self.regexp}' matched '{text[:80]}', which is no number"
+        lazy = "; its last group is lazy: take out the '?' after '*'" if "*?)" in self.regexp else ""
+        return f"the regexp '{self.regexp}' matched an empty text, which is no number{lazy}"
+
+
+def extract(
+    benchmark: Benchmark,
+    stdout_lines: Iterable[str],
+    stderr_lines: Iterable[str],
+    variant: Variant | None = None,
+) -> Found:
+    """Every metric of the benchmark, and what is derived from them and the variant's parameters."""
+    matches = {metric.name: Matches(metric) for metric in benchmark.metrics if metric.regexp is not None}
+    spoken = JsonLines([metric.key for metric in benchmark.metrics])
+    for lines, is_stdout in ((stdout_lines, True), (stderr_lines, False)):
+        for line in lines:
+            spoken.read(line, is_stdout)
+            for match in matches.values():
+                match.read(line[:LONGEST_LINE])
+    found = Found()
+    for metric in benchmark.metrics:
+        _settle(
+            metric,
+            spoken,
+            matches.get(metric.name),
+            _copies(variant.cmd if variant else benchmark.cmd),
+            found,
+        )
+    derived = variant.derived if variant and variant.derived else benchmark.derived
+    _derive(derived, _numbers(variant.params if variant else {}), found)
+    return found
+
+
+def _settle(metric: Metric, spoken: JsonLines, matches: Matches | None, copies: int, found: Found) -> None:
+    """One metric's values, and its result or its problem."""
+    series, skip, problem = spoken.series(metric.key), metric.skip, ""
+    if series is not None:
+        values, problem = series.values, series.problem
+        skip = 0 if series.is_summary else skip  # a program's own summary has no warm-up left in it
+    elif matches is not None:
+        values, problem = matches.values, matches.problem or ("" if matches.values else _nothing(metric))
+    else:
+        values, problem = [], _nothing(metric)
+    scale = copies if metric.name == "throughput" else 1  # each copy prints its own
+    found.values[metric.name] = [scale * value for value in values]
+    if not problem:
+        try:
+            kept = _kept(metric, found.values[metric.name], skip)
+            found.results[metric.name] = reductions.reduce(metric.reduction, kept)
+            return
+        except reductions.ReductionError as error:
+            problem = str(error)
+    found.problems[metric.name] = problem
+
+
+def _kept(metric: Metric, values: list[float], skip: int) -> list[float]:
+    if not metric.sorted_skip:
+        return list(reductions.warmed_up(values, skip))
+    best = list(reductions.without_worst(values, skip, lower_is_better=metric.name == "latency"))
+    return values if metric.reduction in reductions.IN_ORDER else best
+
+
+def _nothing(metric: Metric) -> str:
+    if metric.regexp is None:
+        return f"no JSON line of the program has a '{metric.key}'"
+    return f"nothing matched the regexp '{metric.regexp}', and no JSON line has a '{metric.key}'"
+
+
+def _derive(derived: Iterable[Derived], parameters: Mapping[str, float], found: Found) -> None:
+    """Derived metrics in order, each of which may use the ones before it."""
+    for one in derived:
+        try:
+            value = evaluate(one.expr, {**parameters, **found.results})
+        except ExpressionError as error:
+            missing = [name for name in found.problems if re.search(rf"\b{re.escape(name)}\b", one.expr)]
+            found.problems[one.name] = f"needs {missing[0]}, which is missing" if missing else str(error)
+        else:
+            found.values[one.name], found.results[one.name] = [value], value
+
+
+def _numbers(params: Mapping[str, str]) -> dict[str, float]:
+    numbers = {}
+    for name, text in params.items():
+        try:
+            numbers[name] = float(text)
+        except ValueError:
+            continue
+    return numbers
+
+
+def _copies(cmd: str) -> int:
+    """The --np of an mpirun in the command, else 1."""
+    found = MPI_COPIES.search(cmd)
+    return int(found[1]) if found else 1
