@@ -20,14 +20,15 @@ docs/estimator.md tells how to write such a program with your own model."""
 def run(config: Cifar, context: Context) -> Mapping[str, Any]:
     """Train and test, or with --plan say what would be done."""
     context.open_device()
-    from hotloop.families.estimator import cifar
-
     if config.plan:
         from hotloop.cli.plan import show
+        from hotloop.families.estimator.cifar_settings import planned
 
-        line, plan = cifar.planned(config)
+        line, plan = planned(config)
         context.say(line)
         return show(plan, context)
+    from hotloop.families.estimator import cifar
+
     return cifar.run(config, context)
 
 

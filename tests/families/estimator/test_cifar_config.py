@@ -30,7 +30,7 @@ def read(line):
         ),
         ("--test-only --model-dir /path/to/ckpt", {"test_only": True, "model_dir": Path("/path/to/ckpt")}),
         ("--model-dir /path/to/ckpt", {"model_dir": Path("/path/to/ckpt")}),
-        ("--generated_data --epochs 0.5 --log-interval 10", {"generated_data": True, "epochs": "1/2", "log_interval": 10}),
+        ("--generated_data --epochs 0.5", {"generated_data": True, "epochs": "1/2"}),
     ],
 )  # fmt: skip
 def test_the_old_programs_lines_are_understood(line, expected):

@@ -6,27 +6,24 @@ through the console that it is handed.
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from hotloop.data.dataset import Dataset
 from hotloop.engine import report as reports
-from hotloop.engine.plan import Batch, Plan, plan_updates
+from hotloop.engine.evaluate import Evaluation
 from hotloop.engine.records import read_events
-from hotloop.engine.where import platform
 from hotloop.errors import CheckpointError
 from hotloop.families.console import Console
 from hotloop.families.estimator import cifar_data
 from hotloop.families.estimator.cifar_config import Cifar
 from hotloop.families.estimator.cifar_images import transform_of
 from hotloop.families.estimator.cifar_model import model_fn
-from hotloop.families.estimator.cifar_network import PARAMETERS
+from hotloop.families.estimator.cifar_settings import run_config
 from hotloop.families.estimator.estimator import Estimator, train_and_evaluate
 from hotloop.families.estimator.inputs import Arrays
-from hotloop.families.estimator.run_config import RunConfig
-from hotloop.families.estimator.spec import EvalSpec, TrainSpec
+from hotloop.families.estimator.spec import EvalSpec, Mode, TrainSpec
+from hotloop.families.estimator.step import values
 
 TARGET = 0.75
 """Accuracy whose time is told."""
@@ -57,6 +54,8 @@ def run(config: Cifar, console: Console) -> Mapping[str, Any]:
         result |= train(estimator, config, data, updates, console)
     if not config.train_only:
         result |= test(estimator, data, console)
+        if report is not None:
+            report_evaluation(estimator, data, report)
     if data.notice:
         console.warn(data.notice)
     return result
@@ -68,31 +67,6 @@ def check_trained(config: Cifar) -> None:
         raise CheckpointError(
             f"--test-only --model-dir {config.model_dir}: holds no checkpoint; train first, with the same --model-dir"
         )
-
-
-def run_config(config: Cifar, images: int, report: Path | None) -> RunConfig:
-    """The options as the Estimator has them."""
-    every = config.evaluation_period(images)
-    return RunConfig(
-        model_dir=config.model_dir,
-        batch_size=config.batch_size,
-        iterations_per_call=config.batches_per_step,
-        replicas=config.replicas,
-        accumulation=config.gradient_accumulation_count,
-        precision=precision(config),
-        seed=config.seed,
-        log_steps=every,
-        log_seconds=config.log_interval,
-        summary_steps=config.summary_interval,
-        checkpoint_steps=every,
-        report=report,
-    )
-
-
-def precision(config: Cifar) -> Any:
-    """The one asked for, else the recipe's on this device."""
-    half = config.chosen.half and platform() != "cpu"
-    return config.precision or ("16.32" if half else "32.32")
 
 
 def train(
@@ -167,23 +141,14 @@ def test(estimator: Estimator, data: Dataset, console: Console) -> dict[str, Any
     }
 
 
-def planned(config: Cifar) -> tuple[str, Plan]:
-    """What would run: network and rule in a line, and the plan; nothing is fetched or compiled."""
-    images, recipe = cifar_data.training_images(config), config.chosen
-    parts = config.replicas * config.gradient_accumulation_count
-    every = config.evaluation_period(images) or 0
-    plan = plan_updates(
-        config.total_updates(images),
-        log_every=every,
-        validate_every=every,
-        checkpoint_every=every or None,
-        updates_per_epoch=Fraction(images, config.batch_size),
-        batch=Batch(config.batch_size // parts, config.replicas, config.gradient_accumulation_count),
-    )
-    line = (
-        f"{PARAMETERS:,} parameters, recipe {config.recipe}: {recipe.rule}, learning rate {config.learning_rate:g}, "
-        f"augmentation {recipe.augmentation}, precision {precision(config)}; besides the events below a log every "
-        f"{config.log_interval:g} s"
-    )
-    # That nothing is logged before the end is not so: logs go by seconds.
-    return line, replace(plan, samples=images, longest_call=config.batches_per_step, warnings=())
+def report_evaluation(estimator: Estimator, data: Dataset, folder: Path) -> None:
+    """What the compiler made of the test, and a profile of it."""
+    parts, images = estimator.parts, {"features": data.test.images, "labels": data.test.labels}
+    _, model = parts.served(tested_images(data), Mode.EVALUATE)
+    _, state = parts.restored(model, None)
+    evaluation = Evaluation(values(model, parts.policy), images, TESTED_AT_ONCE)
+    evaluation.compile(state)
+    seconds = evaluation.lower_seconds + evaluation.compile_seconds
+    reports.write_program(folder, evaluation.compiled, seconds, "evaluation")
+    with reports.trace(folder, "evaluation"):
+        evaluation(state)

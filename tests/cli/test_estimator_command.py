@@ -1,0 +1,209 @@
+"""`hotloop estimator` from the command line: the old example's lines, reruns, reports, errors, and real images."""
+
+import io
+import json
+import os
+import re
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hotloop.cli.main import main
+from hotloop.engine.records import read_events
+from hotloop.families.estimator import cifar, cifar_data
+
+ROOT = Path(
+    os.environ.get("HOTLOOP_DATA") or Path(__file__).resolve().parents[2] / "../shared/data"
+).resolve()
+TRAIN, TEST = 96, 40
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """A folder with a few random images in CIFAR-10's files."""
+    folder = tmp_path_factory.mktemp("cifar10")
+    generator = np.random.default_rng(0)
+    for name, count in (("data_batch_1.bin", TRAIN), ("test_batch.bin", TEST)):
+        labels = generator.integers(0, 10, (count, 1), np.uint8)
+        pixels = generator.integers(0, 256, (count, 3072), np.uint8)
+        (folder / name).write_bytes(np.concatenate([labels, pixels], 1).tobytes())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(images, tmp_path_factory):
+    """The folder, the result and the words of one run with the old example's second line."""
+    folder = tmp_path_factory.mktemp("model") / "dir"
+    words = [
+        "estimator", "--batch-size", "16", "--batches-per-step", "500", "--learning-rate", "0.001",
+        "--epochs", "1.5", "--data-dir", str(images), "--model-dir", str(folder), "--json",
+    ]  # fmt: skip
+    return folder, words
+
+
+@pytest.fixture(scope="module")
+def first(trained):
+    """What that run printed last."""
+    return run(trained[1])
+
+
+def run(words):
+    """The result of a command line that must succeed."""
+    out = io.StringIO()
+    with redirect_stdout(out):
+        assert main(words) == 0
+    return json.loads(out.getvalue().splitlines()[-1])
+
+
+def test_batch_size_batches_per_step_and_learning_rate(trained, first):
+    folder, _ = trained
+    assert (first["global_step"], first["samples"]) == (9, TEST)  # 1.5 * 96 / 16
+    assert 0 <= first["test_accuracy"] <= 1 and first["test_loss"] > 0
+    assert (
+        min(first[name] for name in ("seconds", "compile_seconds", "lower_seconds", "images_per_second")) > 0
+    )
+    assert json.loads((folder / "config.json").read_text())["params"]["learning_rate"] == 0.001
+    assert [event["update"] for event in read_events(folder) if event["event"] == "checkpoint"] == [9]
+
+
+def test_a_rerun_finishes_rather_than_repeats(trained, first, capsys):
+    folder, words = trained
+    assert main([*words[:-1], "--train-only"]) == 0
+    assert f"nothing to train: {folder} holds 9 updates" in capsys.readouterr().out
+    longer = run([*words, "--epochs", "2", "--train-only"])
+    assert (longer["global_step"], longer["updates"]) == (12, 3)
+
+
+def test_test_only_evaluates_the_newest_checkpoint(trained, first, capsys):
+    _, words = trained
+    again = words[words.index("--data-dir") : words.index("--json")]
+    assert main(["estimator", "--test-only", *again]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith(f"test: {TEST} examples evaluated in ") for line in lines)
+    assert any(line.startswith("test loss: ") for line in lines)
+    (accuracy,) = (line for line in lines if line.startswith("test accuracy: "))
+    assert accuracy[-4] == "." and accuracy.endswith("%")
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_test_only_without_a_checkpoint_is_one_line(made, tmp_path, images, capsys):
+    folder = tmp_path / "dir"
+    if made:
+        folder.mkdir()
+    assert main(["estimator", "--test-only", "--model-dir", str(folder), "--data-dir", str(images)]) == 2
+    error = capsys.readouterr().err.strip()
+    assert f"--test-only --model-dir {folder}: holds no checkpoint; train first" in error
+    assert "\n" not in error
+    assert folder.exists() == made
+
+
+def test_test_only_and_train_only_leave_nothing_to_do(capsys):
+    assert main(["estimator", "--test-only", "--train-only", "--model-dir", "x"]) == 2
+    assert "keep one of them" in capsys.readouterr().err
+
+
+def test_a_folder_without_images_is_named_by_its_option(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HOTLOOP_OFFLINE", "1")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.delenv("HOTLOOP_DATA", raising=False)
+    (tmp_path / "empty").mkdir()
+    assert main(["estimator", "--dataset-path", str(tmp_path / "empty")]) == 2
+    assert f"--dataset-path {tmp_path / 'empty'}: cifar10 is not there" in capsys.readouterr().err
+
+
+def test_the_defaults_train_and_test(monkeypatch, capsys):
+    monkeypatch.setitem(cifar_data.IMAGE_SETS, "cifar10", (TRAIN, TEST))
+    assert main(["estimator", "--generated-data", "--epochs", "2"]) == 0
+    said = capsys.readouterr().out
+    assert f"data: {TRAIN} + {TEST} random images with random labels" in said
+    assert "model_dir: " in said and "(a temporary one: give model_dir to keep the model)" in said
+    assert re.search(
+        r"training: [\d.]+ s to compile and run, [\d.]+ s of them compiling, [\d,]+ images/s", said
+    )
+    assert f"test: {TEST} examples evaluated" in said
+
+
+def test_the_environment_variable_asks_for_two_reports(images, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", '{"autoReport.all":"true"}')
+    words = ["estimator", "--epochs", "2", "--data-dir", str(images), "--model-dir", str(tmp_path / "dir")]
+    assert main(words) == 0
+    for name in ("training", "evaluation"):
+        assert json.loads((tmp_path / name / "summary.json").read_text())["program"] == name
+        assert list((tmp_path / name / "trace").rglob("*.gz")), name
+
+
+def test_evaluations_on_the_way_are_recorded(trained, first, tmp_path):
+    words = [*trained[1], "--model-dir", str(tmp_path), "--evaluate-every", "2/3", "--train-only"]
+    result = run(words)
+    assert result["seconds_to_75"] is None
+    found = [event for event in read_events(tmp_path) if event["event"] == "validation"]
+    assert [event["update"] for event in found] == [4, 8, 9]
+    assert all(event["samples"] == TEST for event in found)
+
+
+def test_seconds_to_the_target_count_updates_as_the_logs_timed_them():
+    events = [
+        {"event": "compile", "update": 0},
+        {"event": "log", "update": 10, "throughput": None},
+        {"event": "log", "update": 20, "throughput": 32.0},
+        {"event": "validation", "update": 20, "accuracy": 0.7},
+        {"event": "log", "update": 30, "throughput": 64.0},
+        {"event": "validation", "update": 30, "accuracy": 0.75},
+        {"event": "log", "update": 40, "throughput": 1.0},
+    ]
+    assert cifar.seconds_to(0.75, events, 32) == 20 + 5
+    assert cifar.seconds_to(0.76, events, 32) is None
+
+
+def test_generated_images_and_labels_are_really_random():
+    data = cifar_data.generated(1)
+    assert (len(data.train), len(data.test)) == (50_000, 10_000)
+    for split in (data.train, data.test):
+        assert split.images.shape[1:] == (32, 32, 3) and split.images.dtype == np.uint8
+        counts = np.bincount(split.labels, minlength=10)
+        expected = len(split) / 10
+        assert ((counts - expected) ** 2 / expected).sum() < 9 + 5 * 18**0.5
+        assert split.images[:200].mean() == pytest.approx(127.5, abs=5 * 73.9 / (200 * 3072) ** 0.5)
+    assert not np.array_equal(data.train.images[:10], data.test.images[:10])
+
+
+def test_the_plan_says_what_would_run(images, capsys):
+    assert main(["estimator", "--generated-data", "--plan", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert (plan["total_updates"], plan["updates_per_call"], plan["calls"]) == (156_250, 100, 1563)
+    assert main(["estimator", "--data-dir", str(images), "--epochs", "1", "--plan"]) == 0
+    said = capsys.readouterr().out
+    assert "1,250,858 parameters, recipe reference: sgd" in said and "3 weight updates" in said
+
+
+@pytest.mark.slow
+def test_replicas_and_parts_train_as_one_device_does(images, tmp_path):
+    words = [
+        "estimator",
+        "--recipe",
+        "fast",
+        "--batch-size",
+        "16",
+        "--epochs",
+        "2",
+        "--data-dir",
+        str(images),
+        "--json",
+    ]
+    whole = run([*words, "--model-dir", str(tmp_path / "one")])
+    split = run(
+        [
+            *words,
+            "--model-dir",
+            str(tmp_path / "four"),
+            "--replicas",
+            "2",
+            "--gradient-accumulation-count",
+            "2",
+        ]
+    )
+    assert split["global_step"] == whole["global_step"] == 12
+    assert split["test_loss"] == pytest.approx(whole["test_loss"], rel=1e-4)
