@@ -48,8 +48,11 @@ def load(model: keras.Sequential, weights: Weights) -> None:
 
 
 def weights_of(model: keras.Sequential) -> Weights:
-    named = (layer for layer in model.layers if layer.weights)
-    return {layer.name: dict(zip(("kernel", "bias"), layer.get_weights(), strict=True)) for layer in named}
+    return {
+        layer.name: {"kernel": np.asarray(layer.kernel.value), "bias": np.asarray(layer.bias.value)}
+        for layer in model.layers
+        if layer.weights
+    }
 
 
 class Stamps(keras.callbacks.Callback):

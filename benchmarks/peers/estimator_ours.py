@@ -7,6 +7,7 @@ Estimator does to log. It must not know the peers.
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,34 +17,26 @@ import numpy as np
 import optax
 from jax import Array
 
-from hotloop import Arrays, Estimator, Hook, ModelSpec, RunConfig
+from hotloop import Arrays, Estimator, Hook, Mode, ModelSpec, RunConfig
 from hotloop.engine.feed import Resident
 from hotloop.engine.keys import sample_keys, seed_key, stream
 from hotloop.engine.loop import Program, own
-from hotloop.families.estimator import cifar_network
+from hotloop.families.estimator import cifar_model, cifar_network
 
 SEED = 1
 Weights = dict[str, dict[str, np.ndarray]]
 
 
-def correct(logits: Array, labels: Array) -> Array:
-    return logits.argmax(-1) == labels
-
-
-def model_of(started: Weights, dropout: bool) -> Callable[[dict[str, Any]], ModelSpec]:
-    """A model_fn of the example from given weights; without dropout it trains as it predicts."""
+def model_of(weights: Weights, dropout: bool) -> Callable[..., ModelSpec]:
+    """The example's model_fn, from given weights; without dropout it trains as it predicts."""
 
     def without(weights: Any, features: Array) -> Array:
         return cifar_network.apply(weights, features)
 
-    def model_fn(params: dict[str, Any]) -> ModelSpec:
-        return ModelSpec(
-            init=lambda key: jax.tree.map(jnp.asarray, started),
-            apply=cifar_network.apply if dropout else without,
-            metrics={"accuracy": correct},
-            optimizer=optax.sgd(params["rate"]),
-            classes=10,
-        )
+    def model_fn(mode: Mode, params: dict[str, Any]) -> ModelSpec:
+        example = cifar_model.model_fn(mode, params)
+        apply = example.apply if dropout else without
+        return replace(example, init=lambda key: jax.tree.map(jnp.asarray, weights), apply=apply)
 
     return model_fn
 
@@ -68,7 +61,8 @@ class ByEstimator:
         per_call: int, dropout: bool = True,
     ):  # fmt: skip
         config = RunConfig(model_dir=folder, batch_size=batch, iterations_per_call=per_call, seed=SEED)
-        self.estimator = Estimator(model_of(weights, dropout), config=config, params={"rate": rate})
+        params = {"recipe": "reference", "learning_rate": rate, "updates": 1}
+        self.estimator = Estimator(model_of(weights, dropout), config, params)
         self.images, self.labels, self.per_call = images, labels, per_call
 
     def input_fn(self) -> Arrays:
@@ -87,9 +81,9 @@ class ByEstimator:
     def weights(self) -> Weights:
         """As the newest checkpoint has them."""
         found: Weights = {}
-        for name in self.estimator.get_variable_names(self.input_fn):
+        for name, value in self.estimator.weights(self.input_fn).items():
             layer, leaf = name.split("/")
-            found.setdefault(layer, {})[leaf] = self.estimator.get_variable_value(name, self.input_fn)
+            found.setdefault(layer, {})[leaf] = value
         return found
 
 
@@ -124,7 +118,7 @@ def _update(
         def objective(weights: Any) -> tuple[Array, Array]:
             logits = cifar_network.apply(weights, batch["features"], train=dropout, keys=keys)
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"])
-            return losses.mean(), correct(logits, batch["labels"]).mean()
+            return losses.mean(), cifar_model.correct(logits, batch["labels"]).mean()
 
         (loss, accuracy), gradient = jax.value_and_grad(objective, has_aux=True)(state["weights"])
         steps, slots = optimiser.update(gradient, state["optimiser"], state["weights"])

@@ -1,6 +1,7 @@
 """What benchmarks/peers/estimator.py does before and after it times: equal programs pass, a wrong term does not."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -16,6 +17,15 @@ torch = pytest.importorskip("torch")
 @pytest.fixture(autouse=True)
 def peers_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks" / "peers"))
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Torch's threads spin while they wait, which costs tests that run beside each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def test_torchs_network_has_our_weights_in_the_same_places() -> None:
@@ -110,7 +120,8 @@ def test_unknown_cases_are_refused_by_name() -> None:
 
 
 @pytest.mark.slow
-def test_keras_makes_our_update_and_times_itself() -> None:
+def test_keras_makes_our_update_and_times_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
     pytest.importorskip("keras")
     import estimator
     import estimator_checks
