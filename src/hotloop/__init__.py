@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from hotloop.families.estimator.spec import ModelSpec as ModelSpec
     from hotloop.families.estimator.spec import TrainSpec as TrainSpec
 
-__version__ = "0.1.0"
+from hotloop.version import VERSION
+
+__version__ = VERSION
 
 _ESTIMATOR = (
     "Arrays", "Estimator", "EvalSpec", "Hook", "Mode", "ModelSpec", "RunConfig", "TrainSpec", "train_and_evaluate",

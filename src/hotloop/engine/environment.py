@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from hotloop import __version__
+from hotloop.version import VERSION as __version__
 
 PACKAGES = ("jax", "jaxlib", "numpy", "optax", "orbax-checkpoint")
 SOURCE = Path(__file__).resolve().parents[3]

@@ -40,7 +40,7 @@ class Hook:
         """After each call: every metric of each of its updates, the first of which was number `first`."""
 
     def on_checkpoint(self, run: Running, step: int) -> None:
-        """A checkpoint of `step` updates has been begun."""
+        """A checkpoint of `step` updates is on disk."""
 
     def end(self, run: Running) -> None:
         """After the last call, everything saved."""
@@ -98,7 +98,7 @@ class Summaries(Hook):
 
 
 class Watched(Checkpoints):
-    """Checkpoints that tell the hooks."""
+    """Checkpoints that tell the hooks, and are whole on disk before the next call: a kill costs that call alone."""
 
     def __enter__(self) -> "Watched":
         return self
@@ -112,6 +112,7 @@ class Watched(Checkpoints):
     ) -> None:
         """Save, then say so."""
         super().save(step, state, position=position, metrics=metrics)
+        self.wait()
         run, hooks = self._told
         for hook in hooks:
             hook.on_checkpoint(run, step)

@@ -137,12 +137,14 @@ class Parts:
             return lambda state: _means(evaluate_batches(fn, state, islice(source.batches(), steps), size))
         samples = source.samples if steps is None else min(source.samples, steps * source.batch_size)
         data = jax.tree.map(lambda leaf: leaf[:samples], source.data)
-        made: Evaluation = self.remembered(
-            ("evaluation", model, source.signature, samples),
+        key = ("evaluation", model, source.signature, samples)
+        known: Evaluation = self.remembered(
+            key,
             lambda: Evaluation(
                 fn, data, source.batch_size, gather=lambda data, at: source.seen(rows(data, at))
             ),
-        ).over(data)
+        )
+        made = self._kept[key] = known.over(data)  # which has the program, if there is one by now
         return lambda state: _means(made(state))
 
 

@@ -1,0 +1,3 @@
+"""The package's version, where every room may read it."""
+
+VERSION = "0.1.0"
