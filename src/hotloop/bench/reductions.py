@@ -88,5 +88,5 @@ def without_worst(values: Sequence[float], skip: int, *, lower_is_better: bool) 
 
 
 def _enough(values: Sequence[float], skip: int) -> None:
-    if len(values) <= skip:
+    if 0 < skip >= len(values):
         raise ReductionError(f"{len(values)} values were found and the first {skip} are skipped")

@@ -12,7 +12,7 @@ Row = Mapping[str, str]
 
 MOST_VARIANTS = 10_000
 LONGEST_NAME = 200  # it names a folder, and file systems stop at 255 bytes
-BRACES = re.compile(r"\{\{|\}\}|\{(\w+)\}")
+BRACES = re.compile(r"\{\{|\}\}|\{([\w-]+)\}")
 VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 
 

@@ -1,0 +1,127 @@
+"""YAML text as located values: every key and scalar keeps its line and the text that was written.
+
+Anchors and merge keys (`<<`, one or a list: a shallow merge in which own keys and earlier items win) are resolved
+here. Problems are handed to a `Report`, so that a file's are all told at once. Nothing is executed, and it does
+not know what a benchmark is.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    from yaml.nodes import MappingNode, Node
+
+Report = Callable[[int, str], None]
+DEEPEST = 30
+
+
+@dataclass(frozen=True)
+class Text:
+    """A scalar as it was written; `is_null` for an empty place or an unquoted null."""
+
+    text: str
+    line: int
+    is_null: bool = False
+
+
+@dataclass(frozen=True)
+class Items:
+    """A list."""
+
+    items: tuple["Value", ...]
+    line: int
+
+
+class Pair(NamedTuple):
+    """A key's line and its value."""
+
+    line: int
+    value: "Value"
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """A mapping, merge keys already resolved."""
+
+    pairs: Mapping[str, Pair]
+    line: int
+
+
+Value: TypeAlias = Text | Items | Pairs
+
+
+def read(text: str, report: Report) -> Value | None:
+    """The document in `text`, or None where it is empty or no YAML."""
+    import yaml
+
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        report(mark.line + 1 if mark else 1, f"no YAML: {error.problem}; check indentation and quotes")
+    except yaml.YAMLError as error:
+        report(1, f"no YAML: {' '.join(str(error).split())}")
+    except RecursionError:
+        report(1, f"nested more than {DEEPEST} deep; a benchmark file needs 4")
+    else:
+        return None if node is None else _Conversion(report).value(node, 0)
+    return None
+
+
+class _Conversion:
+    """Turns nodes into values, each node once: aliases share what they name."""
+
+    def __init__(self, report: Report):
+        self.report = report
+        self.done: dict[int, Value] = {}
+        self.open: set[int] = set()
+
+    def value(self, node: "Node", depth: int) -> Value:
+        if id(node) not in self.done:
+            line = node.start_mark.line + 1
+            if id(node) in self.open or depth > DEEPEST:
+                why = "contains itself" if id(node) in self.open else f"is nested more than {DEEPEST} deep"
+                self.report(line, f"this part {why}; write it out")
+                return Text("", line, is_null=True)
+            self.open.add(id(node))
+            self.done[id(node)] = self.convert(node, line, depth)
+            self.open.discard(id(node))
+        return self.done[id(node)]
+
+    def convert(self, node: "Node", line: int, depth: int) -> Value:
+        from yaml.nodes import MappingNode, SequenceNode
+
+        if not node.tag.startswith("tag:yaml.org,2002:") or "/" in node.tag:
+            self.report(line, f"the tag {node.tag} is not supported; write the plain value")
+        if isinstance(node, MappingNode):
+            return self.mapping(node, line, depth)
+        if isinstance(node, SequenceNode):
+            return Items(tuple(self.value(item, depth + 1) for item in node.value), line)
+        return Text(node.value, line, is_null=node.tag.endswith(":null"))
+
+    def mapping(self, node: "MappingNode", line: int, depth: int) -> Pairs:
+        own: dict[str, Pair] = {}
+        merged: dict[str, Pair] = {}
+        for key_node, value_node in node.value:
+            key, value = self.value(key_node, depth + 1), self.value(value_node, depth + 1)
+            if not isinstance(key, Text):
+                self.report(key.line, "a key must be a single word")
+            elif key_node.tag.endswith(":merge"):
+                merged = {**self.merged(value, key.line), **merged}
+            elif key.text in own:
+                first = own[key.text].line
+                self.report(key.line, f"the key '{key.text}' is already in line {first}; keep one")
+            else:
+                own[key.text] = Pair(key.line, value)
+        return Pairs({**{key: pair for key, pair in merged.items() if key not in own}, **own}, line)
+
+    def merged(self, value: Value, line: int) -> dict[str, Pair]:
+        """The keys that `<<` brings; of a list, the earlier mapping wins."""
+        pairs: dict[str, Pair] = {}
+        for layer in value.items if isinstance(value, Items) else [value]:
+            if isinstance(layer, Pairs):
+                pairs = {**layer.pairs, **pairs}
+            else:
+                self.report(line, "'<<' must name a mapping or a list of mappings, such as *common_options")
+        return pairs
