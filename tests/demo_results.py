@@ -42,5 +42,12 @@ RESULTS = {
         "users": 943,
         "items": 1682,
     },
+    "estimator": {
+        "accuracy": [0.1, 0.3, 0.4],
+        "updates": 120,
+        "test_accuracy": 0.41,
+        "images": 2000,
+        "images_per_second": 500.0,
+    },
     "environment": {"jax": "0.0", "hotloop": "0.0"},
 }

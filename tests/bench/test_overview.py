@@ -6,10 +6,11 @@ from hotloop.bench.overview import overview
 
 def test_the_page_tells_every_kernel_and_draws_every_chart():
     html = overview(RESULTS).render()
-    assert html.count("<svg") == 8
+    assert html.count("<svg") == 9
     assert html.count("<tr>") == 3
     assert "lstm training" in html
     assert "a &lt;device&gt;" in html
+    assert "41 % of the objects" in html
     assert "4,000,000 HMC steps per second" in html
 
 

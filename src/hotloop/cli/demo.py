@@ -84,12 +84,13 @@ def run(config: Demo, context: Context) -> Mapping[str, Any]:
 
 def measure(device: Any, context: Context) -> dict[str, Any]:
     """All figures of the demo, each told as it comes."""
+    from hotloop.families.estimator import cifar_demo
     from hotloop.families.kernels import bench, hmc
     from hotloop.families.recommender import demo as recommender
     from hotloop.families.vcd.demo import glimpse
 
     quiet = Quiet(context)
-    tasks = 2 * len(LAYERS) + len(UPDATES_PER_CALL) + 5
+    tasks = 2 * len(LAYERS) + len(UPDATES_PER_CALL) + 6
     results: dict[str, Any] = {}
     with context.progress("kernels", tasks) as bar:
         for name, layer in LAYERS.items():
@@ -131,8 +132,15 @@ def measure(device: Any, context: Context) -> dict[str, Any]:
             f"{tastes['biases']:.3f}), {tastes['users_per_second']:,.0f} users/s"
         )
         bar.advance()
+        bar.update("estimator")
+        shapes = cifar_demo.glimpse()
+        context.say(
+            f"estimator on drawn objects: accuracy {100 * shapes['test_accuracy']:.0f} % after {shapes['updates']} "
+            f"updates (chance 10 %), {shapes['images_per_second']:,.0f} images/s"
+        )
+        bar.advance()
     figures = {"hot_loop": curve, "losses": losses, "hmc": chain, "histogram": histogram, "vcd": vae,
-               "recommender": tastes}  # fmt: skip
+               "recommender": tastes, "estimator": shapes}  # fmt: skip
     return {"kernels": results, **figures}
 
 

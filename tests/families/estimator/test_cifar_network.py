@@ -125,6 +125,13 @@ def test_dropout_drops_its_rate_and_scales_what_is_left(rate):
         assert shares.var() == pytest.approx(rate * (1 - rate) / count, rel=0.1 if axis == 0 else 0.9)
 
 
+def test_dropout_in_16_bits_rounds_the_product_once():
+    values = jnp.arange(1, 257, dtype=jnp.bfloat16)[None]
+    found = cifar_dropout.dropped(values, jnp.full(values.shape, 255, jnp.uint8), 0.25)
+    wanted = (np.asarray(values, np.float64) / 0.75).astype(jnp.bfloat16)
+    np.testing.assert_array_equal(found, wanted)
+
+
 def test_a_rate_that_bytes_cannot_express_is_refused():
     with pytest.raises(ValueError, match="multiple of 1/256"):
         cifar_dropout.dropped(jnp.ones((1, 4)), jnp.zeros((1, 4), jnp.uint8), 0.3)
@@ -145,6 +152,11 @@ def test_dropout_is_only_in_training_and_a_samples_depends_on_its_key_alone(weig
     assert (abs(np.asarray(dropped - plain)).max(1) > 1e-3).all()
     turned = apply(weights, IMAGES[::-1], train=True, keys=keys[::-1])
     np.testing.assert_allclose(turned[::-1], dropped, rtol=1e-5, atol=1e-6)
+
+
+def test_training_without_keys_is_refused(weights):
+    with pytest.raises(ValueError, match="a key for each image"):
+        cifar_network.apply(weights, IMAGES, train=True)
 
 
 def test_each_of_the_three_dropouts_is_there(weights):

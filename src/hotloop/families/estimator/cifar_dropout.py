@@ -28,4 +28,5 @@ def dropped(x: Array, drawn: Array, rate: float) -> Array:
     if threshold != rate * LEVELS:
         raise ValueError(f"dropout rate {rate}: must be a multiple of 1/{LEVELS}")
     kept = drawn.reshape(x.shape) >= threshold
-    return jnp.where(kept, x * jnp.asarray(1 / (1 - rate), x.dtype), 0)
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))  # 4/3 itself would be rounded in 16 bits
+    return jnp.where(kept, (wide * (1 / (1 - rate))).astype(x.dtype), 0)

@@ -45,7 +45,7 @@ def init(key: Array) -> Weights:
 
 def apply(weights: Weights, images: Array, *, train: bool = False, keys: Array | None = None) -> Array:
     """Logits [N, 10] in float32 (or wider) of images [N, 32, 32, 3]; dropout in training, from a key for each image."""
-    drops = iter(_dropouts(keys) if train and keys is not None else [])
+    drops = iter(_dropouts(keys) if train else [])
 
     def drop(x: Array) -> Array:
         drawn = next(drops, None)
@@ -67,7 +67,9 @@ def scaled(images: Array, dtype: DTypeLike) -> Array:
     return (jnp.asarray(images, wide) * (1 / 255)).astype(dtype)
 
 
-def _dropouts(keys: Array) -> list[tuple[Array, float]]:
+def _dropouts(keys: Array | None) -> list[tuple[Array, float]]:
+    if keys is None:
+        raise ValueError("training needs a key for each image")
     drawn = random_bytes(keys, [size for size, _ in DROPOUTS])
     return [(each, rate) for each, (_, rate) in zip(drawn, DROPOUTS, strict=True)]
 
