@@ -1,0 +1,142 @@
+"""Two sets of results side by side: for each variant and metric both medians, their ratio and a verdict.
+
+Which direction is better comes from a metric's name and unit unless it is said. It reads samples and writes rows,
+plain text cells and Markdown; it prints nothing.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from hotloop.bench.results import Sample
+from hotloop.bench.statistics import THRESHOLD, Better, Verdict, bootstrap, verdict
+
+RATE = re.compile(r"(per|/)[ _]?(s|sec|second)s?\b|throughput|flops|gbps|\bmfu\b", re.IGNORECASE)
+TIMES = {
+    "compile",
+    "duration",
+    "latency",
+    "microseconds",
+    "milliseconds",
+    "ms",
+    "msec",
+    "nanoseconds",
+    "ns",
+    "overhead",
+}
+TIMES |= {"s", "sec", "seconds", "time", "us"}
+ERRORS = {"err", "error", "errors", "loss", "mae", "nll", "perplexity", "rmse"}
+LESS = TIMES | ERRORS | {"bytes", "gib", "joules", "memory", "power", "watts"}
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What to compare and how: metric names are globs, the first threshold whose glob fits counts."""
+
+    metrics: Sequence[str] = ()
+    lower: Sequence[str] = ()
+    higher: Sequence[str] = ()
+    threshold: float | None = None
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+
+    def wants(self, metric: str) -> bool:
+        """Whether a metric is compared at all."""
+        return not self.metrics or _fits(metric, self.metrics)
+
+    def better(self, sample: Sample) -> Better:
+        """The direction that is an improvement."""
+        if _fits(sample.metric, self.lower):
+            return "lower"
+        return "higher" if _fits(sample.metric, self.higher) else direction(sample.metric, sample.unit)
+
+    def limit(self, metric: str) -> float:
+        """The share by which a metric may differ and still be the same."""
+        if self.threshold is not None:
+            return self.threshold
+        for glob, value in self.thresholds.items():
+            if fnmatchcase(metric, glob):
+                return value
+        return THRESHOLD
+
+
+@dataclass(frozen=True)
+class Row:
+    """One variant's metric on both sides; a side that has none is missing."""
+
+    variant: str
+    metric: str
+    unit: str
+    better: Better
+    a: float | None
+    b: float | None
+    repeats: tuple[int, int]
+    verdict: Verdict | None
+
+    @property
+    def word(self) -> str:
+        """FAST, SLOW, SAME, AMBIGUOUS, or MISSING where one side has no value."""
+        return self.verdict.word if self.verdict else "MISSING"
+
+    @property
+    def reason(self) -> str:
+        """Why there is no clear word."""
+        if self.verdict:
+            return self.verdict.reason
+        return f"only in {'A' if self.a is not None else 'B'}"
+
+
+def _fits(name: str, globs: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, glob) for glob in globs)
+
+
+def direction(metric: str, unit: str = "") -> Better:
+    """Whether more or less of a metric is better, by its name and unit: less of times, losses, errors and memory."""
+    for text in (metric.replace("_", " "), unit):
+        if RATE.search(text):
+            return "higher"
+        if LESS & set(re.split(r"[^a-z]+", text.lower())):
+            return "lower"
+    return "higher"
+
+
+def compare(
+    a: Mapping[tuple[str, str], Sample], b: Mapping[tuple[str, str], Sample], rules: Rules
+) -> list[Row]:
+    """A row for every variant and metric of either side, in A's order and then B's."""
+    return [_row(a.get(key), b.get(key), rules) for key in dict.fromkeys([*a, *b]) if rules.wants(key[1])]
+
+
+def _row(a: Sample | None, b: Sample | None, rules: Rules) -> Row:
+    known = a or b
+    assert known is not None
+    better = rules.better(known)
+    found = verdict(a.values, b.values, better, rules.limit(known.metric)) if a and b else None
+    a_middle, b_middle = (bootstrap(side.values).value if side else None for side in (a, b))
+    repeats = (len(a.values) if a else 0, len(b.values) if b else 0)
+    return Row(known.variant, known.metric, known.unit, better, a_middle, b_middle, repeats, found)
+
+
+COLUMNS = ("variant", "metric", "better", "A", "B", "B/A", "interval", "n", "verdict", "because")
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """A row as texts under COLUMNS."""
+    unit = f" {row.unit}" if row.unit else ""
+    sides = ("–" if side is None else f"{side:.5g}{unit}" for side in (row.a, row.b))
+    found = row.verdict
+    clear = found is not None and abs(found.low) != float("inf")
+    ratio = f"{found.ratio:.4f}" if found else "–"
+    interval = f"{found.low:.4f} … {found.high:.4f}" if found and clear else "–"
+    counts = "/".join(map(str, row.repeats))
+    return (row.variant, row.metric, row.better, *sides, ratio, interval, counts, row.word, row.reason)
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The rows as a Markdown table."""
+
+    def line(texts: Iterable[str]) -> str:
+        return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
+
+    rule = "|" + "|".join("---:" if name in ("A", "B", "B/A") else "---" for name in COLUMNS) + "|"
+    return "\n".join([line(COLUMNS), rule, *(line(cells(row)) for row in rows)])

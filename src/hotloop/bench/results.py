@@ -1,0 +1,143 @@
+"""Reads what `hotloop bench run` wrote: records of runs, and from them the samples of each variant's metrics.
+
+A sample holds one value a repeat, of passed runs alone. The last line of a runner that was killed may be cut off and
+is then left out; anything else that is damaged is an error with its file and line. It computes nothing.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hotloop.errors import DataError
+
+RECORDS, PROVENANCE = "results.jsonl", "provenance.json"
+TAIL = 4_000_000  # bytes at the end of a program's output in which its JSON result is looked for
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One metric of one variant: a value for each repeat that passed."""
+
+    benchmark: str
+    variant: str
+    metric: str
+    unit: str
+    params: Mapping[str, str]
+    values: tuple[float, ...]
+
+
+def read(paths: Sequence[Path]) -> list[Record]:
+    """The records of log folders or `results.jsonl` files; each has its `folder` and its `machine` added."""
+    return [record for path in paths for record in _read_one(path)]
+
+
+def _read_one(path: Path) -> list[Record]:
+    file = path / RECORDS if path.is_dir() else path
+    machines = _machines(file.parent / PROVENANCE)
+    kept: dict[tuple[str, Any], Record] = {}
+    for record in read_lines(file):
+        machine = machines.get(str(record.get("provenance")), {})
+        key = (record["variant"], record.get("repeat"))
+        kept.pop(key, None)  # a run that was repeated after a resume counts once, where it was repeated
+        kept[key] = record | {"folder": str(file.parent), "machine": machine}
+    return list(kept.values())
+
+
+def read_lines(file: Path) -> list[Record]:
+    """The records of one file in order."""
+    try:
+        lines = file.read_text("utf-8", errors="replace").splitlines()
+    except OSError as error:
+        raise DataError(
+            f"{file}: cannot be read ({error.strerror}); name a log folder of `hotloop bench run`"
+        ) from error
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+            if not isinstance(record, dict) or not {"benchmark", "variant", "status"} <= record.keys():
+                raise ValueError("is no record of a run")
+        except ValueError as error:
+            if number == len(lines):
+                break
+            raise DataError(
+                f"{file}:{number}: {error}; the file is damaged or not a results.jsonl"
+            ) from error
+        found.append(record)
+    if lines and not found:
+        raise DataError(f"{file}: holds no record of a run; name a log folder of `hotloop bench run`")
+    return found
+
+
+def _machines(file: Path) -> Mapping[str, Mapping[str, Any]]:
+    try:
+        found = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}  # records are worth showing without it
+    return found if isinstance(found, dict) else {}
+
+
+def samples(records: Iterable[Record]) -> dict[tuple[str, str], Sample]:
+    """The samples of all variants and metrics, in order of appearance."""
+    found: dict[tuple[str, str], Sample] = {}
+    for record in records:
+        if record["status"] != "passed":
+            continue
+        for metric, said in (record.get("metrics") or {}).items():
+            value = said.get("value")
+            if not isinstance(value, int | float) or not math.isfinite(value):
+                continue
+            key = (record["variant"], metric)
+            before = found[key].values if key in found else ()
+            found[key] = Sample(
+                record["benchmark"],
+                record["variant"],
+                metric,
+                said.get("unit") or "",
+                record.get("params") or {},
+                (*before, float(value)),
+            )
+    return found
+
+
+def device(record: Record) -> str:
+    """The name of the device a record was measured on, "unknown" where its provenance does not say."""
+    machine = record.get("machine") or {}
+    for key in ("device", "devices", "gpu", "cpu"):
+        said = machine.get(key)
+        while isinstance(said, list | tuple) and said:
+            said = said[0]
+        if isinstance(said, Mapping):
+            said = said.get("name") or said.get("kind")
+        if isinstance(said, str) and said:
+            return said
+    return "unknown"
+
+
+def commit(record: Record) -> str:
+    """The commit a record was measured at, short, with a + where the tree had changes; "" if unknown."""
+    machine = record.get("machine") or {}
+    said = machine.get("commit") or ""
+    return f"{said[:7]}{'+' if said and machine.get('dirty') else ''}"
+
+
+def printed_result(record: Record) -> Mapping[str, Any] | None:
+    """The JSON object on the last line of a run's standard output, if that is what it printed."""
+    path = (record.get("log") or {}).get("stdout")
+    if not path:
+        return None
+    folder = Path(record.get("folder", "."))
+    try:
+        with (folder / path).open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - TAIL))
+            lines = file.read().decode("utf-8", "replace").strip().splitlines()
+        found = json.loads(lines[-1]) if lines else None
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None

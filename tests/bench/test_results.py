@@ -1,0 +1,72 @@
+import json
+
+import pytest
+
+from bench_logs import log_folder, record, repeats
+from hotloop.bench.results import commit, device, printed_result, read, samples
+from hotloop.errors import DataError
+
+
+def test_samples_hold_one_value_a_repeat_of_passed_runs_alone(tmp_path):
+    runs = [*repeats("a", [10, 11]), record("a", 99, 2, status="failed"), record("a", float("nan"), 3)]
+    found = samples(read([log_folder(tmp_path, runs)]))
+    assert found["a", "throughput"].values == (10, 11)
+    assert found["a", "throughput"].unit == "samples/sec"
+    assert [key[1] for key in found] == ["throughput", "latency"]
+
+
+def test_every_record_knows_its_machine_and_folder(tmp_path):
+    (found,) = read([log_folder(tmp_path, repeats("a", [1])) / "results.jsonl"])
+    assert device(found) == "a <fast> device"
+    assert commit(found) == "0123456+"
+    assert found["folder"] == str(tmp_path)
+
+
+def test_a_folder_without_provenance_is_read_all_the_same(tmp_path):
+    log_folder(tmp_path, repeats("a", [1]))
+    (tmp_path / "provenance.json").unlink()
+    (found,) = read([tmp_path])
+    assert (device(found), commit(found)) == ("unknown", "")
+
+
+def test_a_line_that_a_killed_runner_cut_off_is_left_out(tmp_path):
+    log_folder(tmp_path, repeats("a", [1, 2]))
+    file = tmp_path / "results.jsonl"
+    file.write_text(file.read_text()[:-30])
+    assert len(read([tmp_path])) == 1
+
+
+def test_damage_elsewhere_is_told_with_its_line(tmp_path):
+    log_folder(tmp_path, repeats("a", [1]))
+    file = tmp_path / "results.jsonl"
+    file.write_text(file.read_text() + "garbage\n" + file.read_text())
+    with pytest.raises(DataError, match=r"results\.jsonl:2: "):
+        read([tmp_path])
+
+
+@pytest.mark.parametrize("text", ["[1]\n", '{"a": 1}\n', "x"])
+def test_a_file_of_something_else_is_told(tmp_path, text):
+    (tmp_path / "results.jsonl").write_text(text)
+    with pytest.raises(DataError, match="holds no record"):
+        read([tmp_path])
+
+
+def test_a_folder_that_is_not_there_is_told(tmp_path):
+    with pytest.raises(DataError, match="cannot be read"):
+        read([tmp_path / "none"])
+
+
+def test_a_run_repeated_after_a_resume_counts_once(tmp_path):
+    runs = [record("a", 1, 0, status="timeout"), record("a", 2, 1), record("a", 3, 0)]
+    found = read([log_folder(tmp_path, runs)])
+    assert [each["metrics"]["throughput"]["value"] for each in found] == [2, 3]
+
+
+def test_the_json_result_is_the_last_line_of_the_programs_output(tmp_path):
+    (found,) = read([log_folder(tmp_path, repeats("a", [1]))])
+    assert printed_result(found) is None
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/stdout").write_text("text\n" + json.dumps({"tflops": 2}) + "\n")
+    assert printed_result(found) == {"tflops": 2}
+    (tmp_path / "a/stdout").write_text("text\n")
+    assert printed_result(found) is None

@@ -1,0 +1,39 @@
+"""Log folders as `hotloop bench run` leaves them, made up: for the tests of what reads them."""
+
+import json
+
+
+def record(variant, value, repeat=0, **more):
+    metrics = {
+        "throughput": {"value": value, "reduction": "mean", "unit": "samples/sec", "values": [value]},
+        "latency": {"value": 1e3 / value, "reduction": "mean", "unit": "ms", "values": [1e3 / value]},
+    }
+    return {
+        "benchmark": variant.split("_batch")[0],
+        "variant": variant,
+        "params": {},
+        "command": "fake",
+        "repeat": repeat,
+        "status": "passed",
+        "reason": "",
+        "start": "2026-01-01T00:00:00+00:00",
+        "seconds": 1.0,
+        "metrics": metrics,
+        "problems": {},
+        "log": {"stdout": f"{variant}/stdout", "stderr": f"{variant}/stderr"},
+        "spec": {"file": "a.yml", "sha256": "0" * 64},
+        "provenance": "p",
+        **more,
+    }
+
+
+def log_folder(path, records, device="a <fast> device", commit="0123456789abcdef"):
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "results.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
+    machine = {"device": device, "commit": commit, "dirty": True, "versions": {"jax": "0.1"}, "host": "h"}
+    (path / "provenance.json").write_text(json.dumps({"p": machine}))
+    return path
+
+
+def repeats(variant, values, **more):
+    return [record(variant, value, place, **more) for place, value in enumerate(values)]
