@@ -7,7 +7,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from hotloop.families.cnn import losses, model, network, statistics
+from hotloop.families.cnn import model, network, statistics
+from hotloop.layers import losses
 from hotloop.layers import norm
 
 torch = pytest.importorskip("torch")

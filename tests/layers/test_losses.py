@@ -1,4 +1,4 @@
-"""The losses of cnn: by hand, against the clipped softmax that they replace, and labels that do not exist."""
+"""The losses of classifiers: by hand, against the clipped softmax that they replace, and labels that do not exist."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.families.cnn.losses import correct, cross_entropy
+from hotloop.layers.losses import correct, cross_entropy
 
 LOSS = jax.jit(cross_entropy, static_argnums=2)
 CORRECT = jax.jit(correct, static_argnums=2)
@@ -43,7 +43,7 @@ def test_no_smoothing_and_a_smoothing_of_zero_are_the_plain_loss_bit_for_bit():
 
 
 def test_the_gradient_is_softmax_minus_targets():
-    gradient = jax.jit(jax.grad(lambda logits: cross_entropy(logits, LABELS, 0.1).sum()))(LOGITS)
+    gradient = jax.jit(jax.grad(lambda logits: cross_entropy(logits, jnp.asarray(LABELS), 0.1).sum()))(LOGITS)
     targets = np.eye(10)[LABELS] * 0.9 + 0.01
     exp = np.exp(LOGITS.astype(np.float64))
     np.testing.assert_allclose(gradient, exp / exp.sum(-1, keepdims=True) - targets, rtol=1e-5, atol=1e-6)
@@ -104,4 +104,4 @@ def test_logits_that_are_not_numbers_are_not_correct():
 def test_labels_of_another_shape_are_refused_before_they_broadcast():
     for function in (cross_entropy, correct):
         with pytest.raises(ValueError, match=r"labels \(64, 1\) do not fit logits \(64, 10\)"):
-            function(LOGITS, LABELS[:, None])
+            function(jnp.asarray(LOGITS), jnp.asarray(LABELS)[:, None])

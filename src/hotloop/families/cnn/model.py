@@ -20,10 +20,11 @@ from hotloop.engine import optim, precision, schedules
 from hotloop.engine.keys import sample_keys, stream
 from hotloop.engine.loss_scale import AutoScale, ScaleState, StaticScale, choose, scale_loss, unscale
 from hotloop.engine.mesh import REPLICA
-from hotloop.families.cnn import images, losses, statistics
+from hotloop.families.cnn import images, statistics
 from hotloop.families.cnn.network import Network, Statistics, build
 from hotloop.families.cnn.resnet import Variant
 from hotloop.families.cnn.settings import Settings
+from hotloop.layers import losses
 
 State = Any
 Batch = Mapping[str, Array]

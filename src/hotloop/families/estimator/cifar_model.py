@@ -1,18 +1,18 @@
 """The example's model function: network, loss, metric and rule of a recipe, as an Estimator takes them."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 from jax import Array
 
 from hotloop.engine.schedules import learning_rate
 from hotloop.families.estimator import cifar_network
 from hotloop.families.estimator.cifar_recipes import RECIPES, Recipe
-from hotloop.families.estimator.losses import cross_entropy
 from hotloop.families.estimator.spec import Mode, ModelSpec
+from hotloop.layers.losses import cross_entropy
 
 CLASSES = 10
 Rate = float | Callable[[Any], Any]
@@ -25,7 +25,7 @@ def model_fn(mode: Mode, params: Mapping[str, Any]) -> ModelSpec:
     return ModelSpec(
         init=cifar_network.init,
         apply=cifar_network.apply,
-        loss=smoothed(recipe.smoothing) if training else cross_entropy,
+        loss=partial(loss, smoothing=recipe.smoothing if training else 0.0),
         metrics={"accuracy": correct},
         predictions=lambda logits: {"class": logits.argmax(-1), "probabilities": jax.nn.softmax(logits)},
         optimizer=optimizer(recipe, rate_of(recipe, params["learning_rate"], params["updates"]))
@@ -40,14 +40,9 @@ def correct(logits: Array, labels: Array) -> Array:
     return logits.argmax(-1) == labels.reshape(-1)
 
 
-def smoothed(share: float) -> Callable[[Array, Array], Array]:
-    """Cross-entropy with `share` of each label spread evenly over all classes."""
-
-    def loss(logits: Array, labels: Array) -> Array:
-        spread = -jax.nn.log_softmax(logits.astype(jnp.float32)).mean(-1)
-        return (1 - share) * cross_entropy(logits, labels) + share * spread
-
-    return loss if share else cross_entropy
+def loss(logits: Array, labels: Array, smoothing: float) -> Array:
+    """Cross-entropy with a share of each label spread evenly over all classes."""
+    return cross_entropy(logits, labels.reshape(-1), smoothing)
 
 
 def rate_of(recipe: Recipe, rate: float, updates: int) -> Rate:

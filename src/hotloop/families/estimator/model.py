@@ -16,8 +16,8 @@ from jax import Array
 
 from hotloop.engine.precision import cast
 from hotloop.errors import HotloopError, MissingExtra
-from hotloop.families.estimator.losses import cross_entropy
 from hotloop.families.estimator.spec import Mode, ModelSpec, checked
+from hotloop.layers.losses import cross_entropy
 
 Weights = Any
 ModelState = Any
@@ -36,7 +36,7 @@ class Model:
 
     def loss(self, outputs: Any, labels: Any) -> Array:
         """A value a sample, in float32."""
-        return jnp.asarray((self.spec.loss or cross_entropy)(outputs, labels)).astype(jnp.float32)
+        return jnp.asarray((self.spec.loss or _cross_entropy)(outputs, labels)).astype(jnp.float32)
 
     def measured(self, outputs: Any, labels: Any) -> dict[str, Array]:
         """Loss and metrics, a value a sample each."""
@@ -46,6 +46,11 @@ class Model:
     def predicted(self, outputs: Any) -> Any:
         """Rows, one a sample."""
         return self.spec.predictions(outputs) if self.spec.predictions else outputs
+
+
+def _cross_entropy(outputs: Array, labels: Array) -> Array:
+    """The loss of a model that names none; labels may be a column."""
+    return cross_entropy(outputs, labels.reshape(-1))
 
 
 def build(spec: Any, mode: Mode, batch: Any) -> Model:
