@@ -13,7 +13,7 @@ from hotloop.errors import MissingExtra
 
 Record = Mapping[str, Any]
 FRAME = ("event", "update", "epoch", "time", "elapsed", "nonfinite")
-_CURVES = ("log", "validation")
+_CURVES = ("log", "summary", "validation")
 
 
 class Sink(Protocol):
@@ -60,14 +60,15 @@ def console_line(record: Record) -> str:
 
 
 class ConsoleSink:
-    """Prints each record as one line with the function it is given."""
+    """Prints each record as one line with the function it is given; summaries are for curves alone."""
 
     def __init__(self, say: Callable[[str], None]):
         self._say = say
 
     def write(self, record: Record) -> None:
         """Print it."""
-        self._say(console_line(record))
+        if record["event"] != "summary":
+            self._say(console_line(record))
 
     def close(self) -> None:
         """Nothing to do."""
