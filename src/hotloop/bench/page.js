@@ -1,11 +1,53 @@
-for (const table of document.querySelectorAll('table')) for (const [i, head] of [...table.tHead.rows[0].cells].entries()) {
-  const sort = () => {
-    const up = head.getAttribute('aria-sort') !== 'ascending', body = table.tBodies[0];
-    for (const other of table.tHead.rows[0].cells) other.removeAttribute('aria-sort');
-    head.setAttribute('aria-sort', up ? 'ascending' : 'descending');
-    const value = row => row.cells[i].dataset.value ?? row.cells[i].textContent, sign = up ? 1 : -1;
-    const compare = (a, b) => a !== '' && b !== '' && isFinite(a) && isFinite(b) ? a - b : String(a).localeCompare(b);
-    body.append(...[...body.rows].sort((a, b) => sign * compare(value(a), value(b))));
-  };
-  head.tabIndex = 0; head.onclick = sort; head.onkeydown = e => { if (e.key === 'Enter') sort(); };
+const key = cell => cell.dataset.value ?? cell.textContent;
+const isNumber = text => text !== '' && isFinite(text);
+const compare = (a, b) => isNumber(a) && isNumber(b) ? a - b : String(a).localeCompare(b);
+
+function sort(table, column) {
+  const heads = [...table.tHead.rows[0].cells], up = heads[column].getAttribute('aria-sort') !== 'ascending';
+  for (const head of heads) head.removeAttribute('aria-sort');
+  heads[column].setAttribute('aria-sort', up ? 'ascending' : 'descending');
+  const rows = [...table.tBodies[0].rows], empty = row => key(row.cells[column]) === '\u2013';
+  const full = rows.filter(row => !empty(row));
+  full.sort((a, b) => (up ? 1 : -1) * compare(key(a.cells[column]), key(b.cells[column])));
+  table.tBodies[0].append(...full, ...rows.filter(empty));  // what has no value is last in both directions
 }
+
+for (const table of document.querySelectorAll('table'))
+  for (const [column, head] of [...table.tHead.rows[0].cells].entries()) {
+    const button = document.createElement('button');
+    button.textContent = head.textContent;
+    button.onclick = () => sort(table, column);
+    head.replaceChildren(button);
+  }
+
+function checkTable(table, problem) {
+  for (const [column, head] of [...table.tHead.rows[0].cells].entries())
+    for (const sign of [1, -1]) {
+      head.firstChild.click();
+      const found = [...table.tBodies[0].rows].map(row => key(row.cells[column])).filter(each => each !== '\u2013');
+      if (found.some((each, i) => i && sign * compare(found[i - 1], each) > 0)) problem(`not sorted: ${head.textContent}`);
+    }
+}
+
+function checkChart(svg, problem) {
+  const name = svg.querySelector('title').textContent, box = svg.getBBox(), seen = svg.getBoundingClientRect();
+  if (!(box.width > 0 && box.height > 0 && seen.width > 0 && seen.height > 0)) problem(`not drawn: ${name}`);
+  if (!svg.querySelector('polyline,polygon,circle,rect.box,line.middle')) problem(`empty: ${name}`);
+  for (const text of svg.querySelectorAll('text')) {
+    const at = text.getBoundingClientRect();
+    if (at.left < seen.left - 2 || at.right > seen.right + 2) problem(`text cut off: ${name}: ${text.textContent}`);
+  }
+}
+
+function selfCheck() {
+  const problems = [], problem = text => problems.push(text), root = document.documentElement;
+  const charts = document.querySelectorAll('svg.chart'), tables = document.querySelectorAll('table');
+  for (const svg of charts) checkChart(svg, problem);
+  for (const table of tables) checkTable(table, problem);
+  if (root.scrollWidth > root.clientWidth + 1) problem(`wider than the window: ${root.scrollWidth} > ${root.clientWidth}`);
+  const found = document.createElement('pre');
+  found.id = 'selfcheck';
+  found.textContent = JSON.stringify({charts: charts.length, tables: tables.length, width: root.clientWidth, problems});
+  document.body.append(found);
+}
+if (location.hash === '#selfcheck') selfCheck();

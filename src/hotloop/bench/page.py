@@ -1,20 +1,33 @@
-"""One self-contained HTML page of results: headings, text, sortable tables and charts.
+"""One self-contained HTML page of results: headings, text, sortable tables, and charts with their numbers.
 
-Everything is inline: the page opens offline, in light and dark, on a phone.
-It knows nothing of what is measured.
+Everything is inline: the page opens offline, in light and dark, on a phone; opened with #selfcheck it examines
+itself and writes what it found at its end. It knows nothing of what is measured.
 """
 
 import os
+import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
 from pathlib import Path
+from typing import Protocol
 
 from hotloop.errors import RunError
 
 Cell = str | float | int | None
+MOST_ROWS = 200  # of the table behind a chart; of more, every second, third, ... is shown
+
+
+class Drawing(Protocol):
+    """A chart that can also be told as a table."""
+
+    def render(self) -> str:
+        """The chart as an `<svg>` element."""
+
+    def table(self) -> tuple[Sequence[str], Sequence[Sequence[Cell]]]:
+        """Its columns and rows."""
 
 
 def show(value: Cell) -> str:
@@ -35,10 +48,13 @@ class Page:
     title: str
     lead: str = ""
     _parts: list[str] = field(default_factory=list)
+    _headings: list[tuple[str, str]] = field(default_factory=list)
 
     def heading(self, text: str) -> None:
-        """A section heading."""
-        self._parts.append(f"<h2>{escape(text)}</h2>")
+        """A section heading; from four on, the page begins with links to them."""
+        mark = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+        self._headings.append((mark, text))
+        self._parts.append(f'<h2 id="{mark}">{escape(text)}</h2>')
 
     def text(self, text: str) -> None:
         """A paragraph."""
@@ -49,17 +65,12 @@ class Page:
         self._parts.append(f"<pre>{escape(text)}</pre>")
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
-        """A table that sorts by a click on a column's head."""
-        head = "".join(f'<th scope="col">{escape(c)}</th>' for c in columns)
-        body = "".join("<tr>" + "".join(_cell(v) for v in row) + "</tr>" for row in rows)
-        self._parts.append(
-            f'<div class="wrap"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-        )
+        """A table that sorts by its column heads, by click or key."""
+        self._parts.append(_table(columns, rows))
 
-    def charts(self, charts: Sequence[tuple[str, str]]) -> None:
-        """Charts side by side where there is room: pairs of SVG text and caption."""
-        figures = "".join(f"<figure>{svg}<figcaption>{escape(c)}</figcaption></figure>" for svg, c in charts)
-        self._parts.append(f'<div class="charts">{figures}</div>')
+    def charts(self, charts: Sequence[tuple[str | Drawing, str]]) -> None:
+        """Charts (or HTML text) with captions, side by side where there is room; charts with their numbers below."""
+        self._parts.append(f'<div class="charts">{"".join(_figure(*each) for each in charts)}</div>')
 
     def render(self) -> str:
         """The whole page as text."""
@@ -71,14 +82,38 @@ class Page:
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
             f'<title>{escape(self.title)}</title><link rel="icon" href="data:,">'
             f"<style>{style}</style></head><body><main>"
-            f'<h1>{escape(self.title)}</h1><p class="lead">{escape(self.lead)}</p>{"".join(self._parts)}'
+            f'<h1>{escape(self.title)}</h1><p class="lead">{escape(self.lead)}</p>{self._links()}{"".join(self._parts)}'
             f"</main><script>{script}</script></body></html>\n"
         )
+
+    def _links(self) -> str:
+        if len(self._headings) < 4:
+            return ""
+        links = " ".join(f'<a href="#{mark}">{escape(text)}</a>' for mark, text in self._headings)
+        return f'<nav aria-label="Sections">{links}</nav>'
 
     def write(self, path: Path) -> Path:
         """Write the page atomically and return its absolute path."""
         write_text(path, self.render())
         return path.resolve()
+
+
+def _figure(chart: str | Drawing, caption: str) -> str:
+    if isinstance(chart, str):
+        return f"<figure>{chart}<figcaption>{escape(caption)}</figcaption></figure>"
+    columns, rows = chart.table()
+    every = -(-len(rows) // MOST_ROWS) or 1
+    numbers = f"<details><summary>The numbers</summary>{_table(columns, rows[::every])}</details>"
+    return f"<figure>{chart.render()}<figcaption>{escape(caption)}</figcaption>{numbers}</figure>"
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
+    head = "".join(f'<th scope="col">{escape(c)}</th>' for c in columns)
+    body = "".join("<tr>" + "".join(_cell(v) for v in row) + "</tr>" for row in rows)
+    return (
+        '<div class="wrap" tabindex="0" role="region" aria-label="Table"><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
 
 
 def _cell(value: Cell) -> str:

@@ -1,4 +1,4 @@
-"""Small charts as SVG text: lines, dots, bars and areas on linear or logarithmic axes.
+"""Small charts as SVG text: lines, dots, ranges and areas on linear, logarithmic or named axes.
 
 Drawn here, without a plotting library, so that a page of results is one file that opens offline, follows the
 reader's light or dark theme (colours are CSS classes set by the page) and costs no import. It does not know
@@ -20,12 +20,13 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis: its label and whether it is logarithmic; the range is taken from the data unless given."""
+    """One axis: its label, whether it is logarithmic, names for 1, 2, ...; the range is the data's unless given."""
 
     label: str
     log: bool = False
     low: float | None = None
     high: float | None = None
+    names: tuple[str, ...] = ()
 
     def place(self, value: float) -> float:
         """The value on the axis's own (possibly logarithmic) scale."""
@@ -91,10 +92,27 @@ class Chart:
         """A filled histogram: each point is the left edge of a bin and its height; the last closes it."""
         self._add("steps", points, label, colour)
 
-    def note(self, point: Point, text: str) -> None:
+    def range(self, x: float, low: float, high: float, colour: int = 0) -> None:
+        """An upright line between two values."""
+        if all(map(math.isfinite, (low, high))):
+            self._add("range", [(x, low), (x, high)], "", colour)
+
+    def note(self, point: Point, said: str) -> None:
         """A short text beside a point."""
         if self._drawable(point[0], self.x) and self._drawable(point[1], self.y):
-            self._notes.append((point, text))
+            self._notes.append((point, said))
+
+    def table(self) -> tuple[list[str], list[list[str | float]]]:
+        """Every point in words and numbers, for readers who do not see the chart."""
+        shown = [
+            (label, point) for kind, label, points, _ in self._marks if kind != "range" for point in points
+        ]
+        named = any(label for label, _ in shown)
+        rows = [[*([label] if named else []), self._name(x), y] for label, (x, y) in shown]
+        return [*(["series"] if named else []), self.x.label, self.y.label], rows
+
+    def _name(self, x: float) -> str | float:
+        return self.x.names[round(x) - 1] if self.x.names else x
 
     def _range(self, axis: Axis, index: int) -> tuple[float, float]:
         values = [p[index] for _, _, points, _ in self._marks for p in points] or [1.0, 10.0]
@@ -111,8 +129,8 @@ class Chart:
 
         def spot(point: Point) -> Point:
             return (
-                _scale(self.x, point[0], x_range, LEFT, WIDTH - RIGHT),
-                _scale(self.y, point[1], y_range, HEIGHT - BOTTOM, TOP),
+                scale(self.x, point[0], x_range, LEFT, WIDTH - RIGHT),
+                scale(self.y, point[1], y_range, HEIGHT - BOTTOM, TOP),
             )
 
         parts = [
@@ -124,15 +142,16 @@ class Chart:
             parts += _draw(
                 kind, label, [spot(p) for p in points], points, colour, spot((x_range[0], y_range[0]))[1]
             )
-        for point, text in self._notes:
+        for point, said in self._notes:
             px, py = spot(point)
             left = px > WIDTH * 0.7
-            parts.append(_text("note", px + (-7 if left else 7), py - 6, text, "end" if left else "start"))
+            parts.append(text("note", px + (-7 if left else 7), py - 6, said, "end" if left else "start"))
         parts += _legend([(label, colour) for _, label, _, colour in self._marks if label])
         return "\n".join([*parts, "</svg>"])
 
 
-def _scale(axis: Axis, value: float, ends: tuple[float, float], start: float, stop: float) -> float:
+def scale(axis: Axis, value: float, ends: tuple[float, float], start: float, stop: float) -> float:
+    """Where a value lies between two places of the drawing."""
     low, high = axis.place(ends[0]), axis.place(ends[1])
     return start + (axis.place(value) - low) / (high - low) * (stop - start)
 
@@ -140,13 +159,10 @@ def _scale(axis: Axis, value: float, ends: tuple[float, float], start: float, st
 def _grid(x: Axis, y: Axis, x_range: tuple[float, float], y_range: tuple[float, float]) -> list[str]:
     base = HEIGHT - BOTTOM
     parts = [f'<line class="axis" x1="{LEFT}" y1="{base}" x2="{WIDTH - RIGHT}" y2="{base}"/>']
-    for value in ticks(*x_range, x.log):
-        px = _scale(x, value, x_range, LEFT, WIDTH - RIGHT)
-        parts.append(
-            f'<text class="tick" x="{px:.1f}" y="{base + 18}" text-anchor="middle">{number(value)}</text>'
-        )
+    for value, name in marks_of(x, x_range):
+        parts.append(text("tick", scale(x, value, x_range, LEFT, WIDTH - RIGHT), base + 20, name, "middle"))
     for value in ticks(*y_range, y.log):
-        py = _scale(y, value, y_range, base, TOP)
+        py = scale(y, value, y_range, base, TOP)
         parts.append(f'<line class="grid" x1="{LEFT}" y1="{py:.1f}" x2="{WIDTH - RIGHT}" y2="{py:.1f}"/>')
         parts.append(
             f'<text class="tick" x="{LEFT - 8}" y="{py + 4:.1f}" text-anchor="end">{number(value)}</text>'
@@ -154,13 +170,22 @@ def _grid(x: Axis, y: Axis, x_range: tuple[float, float], y_range: tuple[float, 
     turn = f' transform="translate(18 {(TOP + base) / 2}) rotate(-90)"'
     return [
         *parts,
-        _text("label", (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, x.label, "middle"),
-        _text("label", 0, 0, y.label, "middle", turn),
+        text("label", (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, x.label, "middle"),
+        text("label", 0, 0, y.label, "middle", turn),
     ]
 
 
-def _text(css: str, x: float, y: float, text: str, anchor: str = "start", more: str = "") -> str:
-    return f'<text class="{css}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more}>{escape(text)}</text>'
+def marks_of(axis: Axis, ends: tuple[float, float]) -> list[tuple[float, str]]:
+    """Where an axis has its ticks and what they say; of many names every second, third, ... one."""
+    if not axis.names:
+        return [(value, number(value)) for value in ticks(*ends, axis.log)]
+    every = math.ceil(len(axis.names) / 6)
+    return [(place, name) for place, name in enumerate(axis.names, 1) if (place - 1) % every == 0]
+
+
+def text(css: str, x: float, y: float, said: str, anchor: str = "start", more: str = "") -> str:
+    """A piece of text in the drawing."""
+    return f'<text class="{css}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more}>{escape(said)}</text>'
 
 
 def _draw(
@@ -169,6 +194,8 @@ def _draw(
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in spots)
     if kind == "line":
         return [f'<polyline class="line c{colour}" points="{path}"/>']
+    if kind == "range":
+        return [f'<polyline class="whisker c{colour}" points="{path}"/>'] if len(spots) == 2 else []
     if kind == "steps":
         corners = [f"{spots[0][0]:.1f},{base:.1f}"] if spots else []
         for (x, y), (following, _) in pairwise(spots):
@@ -189,5 +216,5 @@ def _legend(entries: list[tuple[str, int]]) -> list[str]:
         parts.append(
             f'<rect class="key c{colour}" x="{LEFT + 12}" y="{y - 8}" width="10" height="10" rx="2"/>'
         )
-        parts.append(_text("note", LEFT + 28, y + 1, label))
+        parts.append(text("note", LEFT + 28, y + 1, label))
     return parts
