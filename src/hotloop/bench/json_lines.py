@@ -1,16 +1,20 @@
 """Numbers out of JSON lines that a program prints: its events, and the result on its last line.
 
 An event is an object with an `event`, as in a run's events.jsonl; the result is the last object on standard output
-without one, as `--json` prints it. A key may be a path: `cost.flops` is inside an object, `validation.loss` is the
-`loss` of events called validation. It knows no metrics.
+without one, as `--json` prints it. Where the result names its run's folder, the events can be had from there. A key
+may be a path: `cost.flops` is inside an object, `validation.loss` is the `loss` of events called validation. It
+knows no metrics.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 LONGEST_LINE = 1 << 20
+LARGEST_RECORD = 256 << 20
+RUN_KEYS = ("run", "model_dir")
 MOST_VALUES = 1_000_000
 _MISSING = object()
 
@@ -50,9 +54,18 @@ class JsonLines:
         if "event" not in record:
             self._result = record if is_stdout else self._result
             return
-        for key, series in self._events.items():
-            if not series.problem and (value := _of_event(record, key)) is not _MISSING:
-                series.add(key, value)
+        _take(record, self._events)
+
+    def read_run(self, folder: Path, keys: Iterable[str]) -> None:
+        """Take keys that no line had from the events of the run that the result names, relative to `folder`."""
+        recorded = {key: Series() for key in keys if not self._events[key].values}
+        for line in _run_lines(self._result, folder) if recorded else ():
+            record = parse(line) or {}
+            if record.get("event") == "start":  # an earlier process of the same run is none of ours
+                recorded = {key: Series() for key in recorded}
+            elif "event" in record:
+                _take(record, recorded)
+        self._events |= {key: series for key, series in recorded.items() if series.values or series.problem}
 
     def series(self, key: str) -> Series | None:
         """The key's values: from events, else from the result, else None."""
@@ -91,6 +104,25 @@ def look_up(record: Mapping[str, Any], key: str) -> Any:
             return _MISSING
         value = value[part]
     return value
+
+
+def _take(record: Mapping[str, Any], wanted: Mapping[str, Series]) -> None:
+    for key, series in wanted.items():
+        if not series.problem and (value := _of_event(record, key)) is not _MISSING:
+            series.add(key, value)
+
+
+def _run_lines(result: Mapping[str, Any], folder: Path) -> Iterator[str]:
+    """The lines of the run's events.jsonl, or none where there is no such run."""
+    runs = [result[key] for key in RUN_KEYS if isinstance(result.get(key), str)]
+    try:
+        for run in runs[:1]:
+            path = folder / run / "events.jsonl"
+            if path.stat().st_size <= LARGEST_RECORD:
+                with path.open(encoding="utf-8", errors="replace") as file:
+                    yield from file
+    except (OSError, ValueError):
+        return
 
 
 def _of_event(record: Mapping[str, Any], key: str) -> Any:

@@ -1,7 +1,8 @@
 """Metrics out of what a program printed: JSON lines where there are any, else the benchmark's regular expressions.
 
 Lines are read once, as they come, and only values are kept. Whatever is wrong with one metric is that metric's
-problem: nothing a program prints raises an error here. It knows neither files nor processes.
+problem: nothing a program prints raises an error here. A metric that is asked for as JSON may also be in the events
+of the run that the program's result names. It knows no processes.
 """
 
 import re
@@ -15,7 +16,8 @@ from hotloop.bench.model import Benchmark, Derived, Metric, Variant
 
 LONGEST_LINE = 8192  # a pattern may need time with the square of this
 MOST_VALUES = 1_000_000
-MPI_COPIES = re.compile(r"\bmpirun\b.*?\s--?np?[ =](\d+)", re.DOTALL)
+LAZY_END = re.compile(r"[*+?}]\?\)$")
+MPI_COPIES = re.compile(r"\bmpirun\b.*?\s--?np?[ =](\d{1,6})\b", re.DOTALL)
 
 
 @dataclass
@@ -41,7 +43,12 @@ class Matches:
             return
         names = tuple(self.pattern.groupindex)
         self.group = names[0] if len(names) == 1 else min(self.pattern.groups, 1)
-        if len(names) != 1 and self.pattern.groups > 1:
+        if LAZY_END.search(self.regexp):
+            self.problem = (
+                f"the regexp '{self.regexp}' ends in a lazy group, which matches as little as it may: "
+                "an empty text or a part of the number; take out its last '?'"
+            )
+        elif len(names) != 1 and self.pattern.groups > 1:
             self.problem = (
                 f"the regexp '{self.regexp}' has {self.pattern.groups} groups; keep one, or name one"
             )
@@ -60,10 +67,8 @@ class Matches:
                 return
 
     def _no_number(self, text: str | None) -> str:
-        if text:
-            return f"the regexp '{self.regexp}' matched '{text[:80]}', which is no number"
-        lazy = "; its last group is lazy: take out the '?' after '*'" if "*?)" in self.regexp else ""
-        return f"the regexp '{self.regexp}' matched an empty text, which is no number{lazy}"
+        what = f"'{text[:80]}'" if text else "an empty text"
+        return f"the regexp '{self.regexp}' matched {what}, which is no number"
 
 
 def extract(
@@ -75,23 +80,24 @@ def extract(
     """Every metric of the benchmark, and what is derived from them and the variant's parameters."""
     matches = {metric.name: Matches(metric) for metric in benchmark.metrics if metric.regexp is not None}
     spoken = JsonLines([metric.key for metric in benchmark.metrics])
-    for lines, is_stdout in ((stdout_lines, True), (stderr_lines, False)):
-        for line in lines:
-            spoken.read(line, is_stdout)
-            for match in matches.values():
-                match.read(line[:LONGEST_LINE])
-    found = Found()
+    for line in stdout_lines:
+        _read(line, True, spoken, matches)
+    for line in stderr_lines:
+        _read(line, False, spoken, matches)
+    recorded = [metric.key for metric in benchmark.metrics if metric.field or metric.regexp is None]
+    spoken.read_run((variant and variant.folder) or benchmark.folder, recorded)
+    found, copies = Found(), _copies(variant.cmd if variant else benchmark.cmd)
     for metric in benchmark.metrics:
-        _settle(
-            metric,
-            spoken,
-            matches.get(metric.name),
-            _copies(variant.cmd if variant else benchmark.cmd),
-            found,
-        )
+        _settle(metric, spoken, matches.get(metric.name), copies, found)
     derived = variant.derived if variant and variant.derived else benchmark.derived
     _derive(derived, _numbers(variant.params if variant else {}), found)
     return found
+
+
+def _read(line: str, is_stdout: bool, spoken: JsonLines, matches: Mapping[str, Matches]) -> None:
+    spoken.read(line, is_stdout)
+    for match in matches.values():
+        match.read(line[:LONGEST_LINE])
 
 
 def _settle(metric: Metric, spoken: JsonLines, matches: Matches | None, copies: int, found: Found) -> None:
