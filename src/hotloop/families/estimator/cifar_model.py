@@ -6,13 +6,12 @@ from typing import Any
 
 import jax
 import optax
-from jax import Array
 
 from hotloop.engine.schedules import learning_rate
 from hotloop.families.estimator import cifar_network
 from hotloop.families.estimator.cifar_recipes import RECIPES, Recipe
 from hotloop.families.estimator.spec import Mode, ModelSpec
-from hotloop.layers.losses import cross_entropy
+from hotloop.layers.losses import correct, cross_entropy
 
 CLASSES = 10
 Rate = float | Callable[[Any], Any]
@@ -25,7 +24,7 @@ def model_fn(mode: Mode, params: Mapping[str, Any]) -> ModelSpec:
     return ModelSpec(
         init=cifar_network.init,
         apply=cifar_network.apply,
-        loss=partial(loss, smoothing=recipe.smoothing if training else 0.0),
+        loss=partial(cross_entropy, smoothing=recipe.smoothing if training else 0.0),
         metrics={"accuracy": correct},
         predictions=lambda logits: {"class": logits.argmax(-1), "probabilities": jax.nn.softmax(logits)},
         optimizer=optimizer(recipe, rate_of(recipe, params["learning_rate"], params["updates"]))
@@ -33,16 +32,6 @@ def model_fn(mode: Mode, params: Mapping[str, Any]) -> ModelSpec:
         else None,
         classes=CLASSES,
     )
-
-
-def correct(logits: Array, labels: Array) -> Array:
-    """Whether the largest logit is the label's, for each sample."""
-    return logits.argmax(-1) == labels.reshape(-1)
-
-
-def loss(logits: Array, labels: Array, smoothing: float) -> Array:
-    """Cross-entropy with a share of each label spread evenly over all classes."""
-    return cross_entropy(logits, labels.reshape(-1), smoothing)
 
 
 def rate_of(recipe: Recipe, rate: float, updates: int) -> Rate:
