@@ -30,7 +30,16 @@ def record(variant, value, repeat=0, **more):
 def log_folder(path, records, device="a <fast> device", commit="0123456789abcdef"):
     path.mkdir(parents=True, exist_ok=True)
     (path / "results.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
-    machine = {"device": device, "commit": commit, "dirty": True, "versions": {"jax": "0.1"}, "host": "h"}
+    machine = {
+        "commit": commit,
+        "dirty": True,
+        "device": {"kind": "gpu", "name": device, "count": 1, "driver": "1.2"},
+        "cpu": {"name": "a processor", "cores": 4, "usable_cores": 2},
+        "host": "h",
+        "python": "3.11",
+        "packages": {"jax": "0.1", "numpy": "2"},
+        "hotloop": {"version": "0.1.0", "commit": commit, "dirty": False},
+    }
     (path / "provenance.json").write_text(json.dumps({"p": machine}))
     return path
 

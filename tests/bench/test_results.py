@@ -70,3 +70,13 @@ def test_the_json_result_is_the_last_line_of_the_programs_output(tmp_path):
     assert printed_result(found) == {"tflops": 2}
     (tmp_path / "a/stdout").write_text("text\n")
     assert printed_result(found) is None
+
+
+def test_a_processor_of_other_cores_is_another_device():
+    machine = {
+        "device": {"kind": "cpu", "name": "P"},
+        "cpu": {"usable_cores": 2},
+        "hotloop": {"commit": "abcdefgh"},
+    }
+    assert device({"machine": machine}) == "P, 2 cores"
+    assert commit({"machine": machine}) == "abcdefg"

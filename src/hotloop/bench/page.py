@@ -17,6 +17,7 @@ from typing import Protocol
 from hotloop.errors import RunError
 
 Cell = str | float | int | None
+CLASS = ' class="words"'
 MOST_ROWS = 200  # of the table behind a chart; of more, every second, third, ... is shown
 
 
@@ -108,7 +109,11 @@ def _figure(chart: str | Drawing, caption: str) -> str:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
-    head = "".join(f'<th scope="col">{escape(c)}</th>' for c in columns)
+    words = [all(isinstance(row[place], str) for row in rows) for place in range(len(columns))]
+    head = "".join(
+        f'<th scope="col"{CLASS if word else ""}>{escape(name)}</th>'
+        for name, word in zip(columns, words, strict=True)
+    )
     body = "".join("<tr>" + "".join(_cell(v) for v in row) + "</tr>" for row in rows)
     return (
         '<div class="wrap" tabindex="0" role="region" aria-label="Table"><table>'
@@ -117,7 +122,9 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
 
 
 def _cell(value: Cell) -> str:
-    raw = "" if isinstance(value, str) or value is None or value != value else f' data-value="{value}"'
+    if isinstance(value, str):
+        return f"<td{CLASS}>{escape(value)}</td>"
+    raw = "" if value is None or value != value else f' data-value="{value}"'
     return f"<td{raw}>{escape(show(value))}</td>"
 
 

@@ -21,7 +21,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Sample:
-    """One metric of one variant: a value for each repeat that passed."""
+    """One metric of one variant: a value for each repeat that passed, and the readings inside the last one."""
 
     benchmark: str
     variant: str
@@ -29,6 +29,7 @@ class Sample:
     unit: str
     params: Mapping[str, str]
     values: tuple[float, ...]
+    inside: tuple[float, ...] = ()
 
 
 def read(paths: Sequence[Path]) -> list[Record]:
@@ -101,6 +102,7 @@ def samples(records: Iterable[Record]) -> dict[tuple[str, str], Sample]:
                 said.get("unit") or "",
                 record.get("params") or {},
                 (*before, float(value)),
+                tuple(each for each in said.get("values") or () if isinstance(each, int | float)),
             )
     return found
 
@@ -108,22 +110,20 @@ def samples(records: Iterable[Record]) -> dict[tuple[str, str], Sample]:
 def device(record: Record) -> str:
     """The name of the device a record was measured on, "unknown" where its provenance does not say."""
     machine = record.get("machine") or {}
-    for key in ("device", "devices", "gpu", "cpu"):
-        said = machine.get(key)
-        while isinstance(said, list | tuple) and said:
-            said = said[0]
-        if isinstance(said, Mapping):
-            said = said.get("name") or said.get("kind")
-        if isinstance(said, str) and said:
-            return said
-    return "unknown"
+    said = machine.get("device") or {}
+    name = said.get("name") or "unknown"
+    if said.get("kind") != "cpu":
+        return str(name)
+    cores = (machine.get("cpu") or {}).get("usable_cores")  # a CPU of other cores is another device
+    return f"{name}, {cores} cores" if cores else str(name)
 
 
 def commit(record: Record) -> str:
     """The commit a record was measured at, short, with a + where the tree had changes; "" if unknown."""
     machine = record.get("machine") or {}
-    said = machine.get("commit") or ""
-    return f"{said[:7]}{'+' if said and machine.get('dirty') else ''}"
+    source = machine if machine.get("commit") else machine.get("hotloop") or {}
+    said = source.get("commit") or ""
+    return f"{said[:7]}{'+' if said and source.get('dirty') else ''}"
 
 
 def printed_result(record: Record) -> Mapping[str, Any] | None:

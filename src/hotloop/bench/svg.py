@@ -14,6 +14,7 @@ from itertools import pairwise
 WIDTH, HEIGHT = 640, 380
 LEFT, RIGHT, TOP, BOTTOM = 80, 16, 16, 56
 COLOURS = 6
+LINE = 22  # height of a line of text
 
 Point = tuple[float, float]
 
@@ -133,21 +134,20 @@ class Chart:
                 scale(self.y, point[1], y_range, HEIGHT - BOTTOM, TOP),
             )
 
+        legend = _legend([(label, colour) for _, label, _, colour in self._marks if label])
         parts = [
-            f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
+            f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT + len(legend) * LINE}" role="img">',
             f"<title>{escape(self.title)}</title>",
+            *legend,
+            f'<g transform="translate(0 {len(legend) * LINE})">',
             *_grid(self.x, self.y, x_range, y_range),
         ]
         for kind, label, points, colour in self._marks:
             parts += _draw(
                 kind, label, [spot(p) for p in points], points, colour, spot((x_range[0], y_range[0]))[1]
             )
-        for point, said in self._notes:
-            px, py = spot(point)
-            left = px > WIDTH * 0.7
-            parts.append(text("note", px + (-7 if left else 7), py - 6, said, "end" if left else "start"))
-        parts += _legend([(label, colour) for _, label, _, colour in self._marks if label])
-        return "\n".join([*parts, "</svg>"])
+        parts += _notes([(*spot(point), said) for point, said in self._notes])
+        return "\n".join([*parts, "</g></svg>"])
 
 
 def scale(axis: Axis, value: float, ends: tuple[float, float], start: float, stop: float) -> float:
@@ -160,7 +160,9 @@ def _grid(x: Axis, y: Axis, x_range: tuple[float, float], y_range: tuple[float, 
     base = HEIGHT - BOTTOM
     parts = [f'<line class="axis" x1="{LEFT}" y1="{base}" x2="{WIDTH - RIGHT}" y2="{base}"/>']
     for value, name in marks_of(x, x_range):
-        parts.append(text("tick", scale(x, value, x_range, LEFT, WIDTH - RIGHT), base + 20, name, "middle"))
+        px = scale(x, value, x_range, LEFT, WIDTH - RIGHT)
+        anchor = "end" if px > WIDTH - 60 and len(name) > 5 else "middle"
+        parts.append(text("tick", px, base + 20, name, anchor))
     for value in ticks(*y_range, y.log):
         py = scale(y, value, y_range, base, TOP)
         parts.append(f'<line class="grid" x1="{LEFT}" y1="{py:.1f}" x2="{WIDTH - RIGHT}" y2="{py:.1f}"/>')
@@ -209,12 +211,23 @@ def _draw(
     ]
 
 
+def _notes(notes: list[tuple[float, float, str]]) -> list[str]:
+    """Notes beside their points; one that would cover another moves down."""
+    parts: list[str] = []
+    taken: list[Point] = []
+    for x, y, said in sorted(notes, key=lambda note: note[1]):
+        while any(abs(x - a) < 9 * len(said) and abs(y - b) < LINE - 4 for a, b in taken):
+            y += 4
+        taken.append((x, y))
+        left = x > WIDTH * 0.7
+        parts.append(text("note", x + (-7 if left else 7), y - 6, said, "end" if left else "start"))
+    return parts
+
+
 def _legend(entries: list[tuple[str, int]]) -> list[str]:
     parts = []
     for row, (label, colour) in enumerate(dict.fromkeys(entries)):
-        y = TOP + 10 + 20 * row
-        parts.append(
-            f'<rect class="key c{colour}" x="{LEFT + 12}" y="{y - 8}" width="10" height="10" rx="2"/>'
-        )
-        parts.append(text("note", LEFT + 28, y + 1, label))
+        y = 14 + LINE * row
+        key = f'<rect class="key c{colour}" x="{LEFT + 12}" y="{y - 8}" width="10" height="10" rx="2"/>'
+        parts.append(key + text("note", LEFT + 28, y + 1, label))
     return parts

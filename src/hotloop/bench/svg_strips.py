@@ -12,6 +12,7 @@ from html import escape
 from hotloop.bench.svg import RIGHT, WIDTH, Axis, marks_of, number, scale, text
 
 LEFT, TOP, ROW, BOTTOM = 16, 8, 52, 56
+LONGEST = 56  # characters of a name that fit; the tooltip and the table have all of it
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,8 @@ class Strips:
         said = (
             f"<title>{escape(row.name)}: {number(row.value)} ({number(row.low)} … {number(row.high)})</title>"
         )
-        parts = [text("note", LEFT + 2, y - 14, row.name)]
+        name = row.name if len(row.name) <= LONGEST else f"{row.name[: LONGEST - 1]}…"
+        parts = [text("note", LEFT + 2, y - 14, name)]
         if math.isfinite(row.low) and math.isfinite(row.high):
             left, right = self._x(row.low, ends), self._x(row.high, ends)
             parts.append(

@@ -1,0 +1,113 @@
+"""The report of `hotloop bench report`: everything that was found, on one page that opens anywhere.
+
+It puts together what its neighbours make of the results (`report_runs`, `report_peers`, `roofline`) and measures
+nothing itself; a part without results is left out.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hotloop.bench import report_peers, report_runs, roofline
+from hotloop.bench.page import Page
+from hotloop.bench.report_sources import Sources
+from hotloop.bench.results import Record, commit, device
+
+SHOWN_PACKAGES = ("hotloop", "jax", "jaxlib", "numpy", "torch")
+MACHINES = ("device", "driver", "host", "commit", "python", "packages", "cpu")
+
+
+def report(found: Sources, title: str = "Benchmarks") -> Page:
+    """The whole page."""
+    page = Page(title, lead(found))
+    if found.records:
+        runs(page, found.records)
+    if found.kernels:
+        rooflines(page, found.kernels, found.ceilings)
+    if found.peers:
+        peers(page, found.peers)
+    if found.records:
+        machines(page, found.records)
+    return page
+
+
+def lead(found: Sources) -> str:
+    """What there is, in a line."""
+    variants = {record["variant"] for record in found.records}
+    failed = sum(record["status"] not in ("passed", "skipped") for record in found.records)
+    parts = [
+        f"{len(found.records)} runs of {len(variants)} variants, {failed} failed" if found.records else "",
+        f"{len(found.kernels)} kernels" if found.kernels else "",
+        f"{len(found.peers)} comparisons with peers" if found.peers else "",
+        *sorted({device(record) for record in found.records}),
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def runs(page: Page, records: Sequence[Record]) -> None:
+    """Summary, failures, history, repeats, throughput against latency."""
+    sessions = report_runs.sessions(records)
+    rows = report_runs.summary(sessions)
+    page.heading("Summary")
+    page.text(
+        "The median over repeats of whole runs, with an interval that is honest about few of them. Since before: "
+        "against the folder before, where there is one."
+    )
+    page.table(report_runs.SUMMARY, rows)
+    if failed := report_runs.failures(records):
+        page.heading("Runs that did not pass")
+        page.table(report_runs.FAILURES, failed)
+    for heading, charts in (
+        ("History", report_runs.histories(sessions)),
+        ("Spread of repeats", report_runs.distributions(records)),
+        ("Throughput and latency", report_runs.trade_offs(sessions)),
+    ):
+        if charts:
+            page.heading(heading)
+            page.charts(charts)
+
+
+def rooflines(page: Page, kernels: Mapping[str, Any], ceilings: Mapping[str, Any]) -> None:
+    """A chart and a table of each device's kernels."""
+    page.heading("Roofline of the kernels")
+    for name, shown in roofline.by_device(kernels).items():
+        limits = ceilings.get(name)
+        page.charts(
+            [(roofline.roofline(shown, limits), f"{name}: lines are its own measured product and copy.")]
+        )
+        page.table(roofline.COLUMNS, roofline.rows(shown))
+
+
+def peers(page: Page, rows: Sequence[report_peers.PeerRow]) -> None:
+    """A chart for each family and device, and one table."""
+    page.heading("Beside other programs")
+    page.text(
+        "Times as fast as the peer at the same work on the same device, taken in turns; right of the line hotloop is "
+        "faster. Boxes reach from the lowest to the highest round."
+    )
+    groups: dict[tuple[str, str], list[report_peers.PeerRow]] = {}
+    for row in rows:
+        groups.setdefault((row.family, row.device), []).append(row)
+    page.charts(
+        [
+            (report_peers.chart(shown, f"{family} on {name}"), f"{family} on {name}.")
+            for (family, name), shown in groups.items()
+        ]
+    )
+    page.table(report_peers.COLUMNS, [report_peers.cells(row) for row in rows])
+
+
+def machines(page: Page, records: Sequence[Record]) -> None:
+    """Where the results come from."""
+    page.heading("Machines")
+    rows = {tuple(_machine(record)): None for record in records if record["machine"]}
+    page.table(MACHINES, list(rows))
+
+
+def _machine(record: Record) -> list[str]:
+    said = record["machine"]
+    packages = said.get("packages") or {}
+    versions = ", ".join(f"{name} {packages[name]}" for name in SHOWN_PACKAGES if name in packages)
+    processor = (said.get("cpu") or {}).get("name") or ""
+    driver = (said.get("device") or {}).get("driver") or ""
+    host, python = str(said.get("host") or ""), str(said.get("python") or "")
+    return [device(record), driver, host, commit(record), python, versions, processor]

@@ -1,0 +1,205 @@
+"""The parts of the report on benchmark runs: summary, history, spread of repeats, throughput against latency.
+
+Each takes records and gives tables and charts; `report.py` puts them on a page.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from hotloop.bench.compare import RATE, direction
+from hotloop.bench.results import Record, Sample, commit, device, samples
+from hotloop.bench.statistics import bootstrap, spread, verdict
+from hotloop.bench.svg import COLOURS, Axis, Chart
+from hotloop.bench.svg_strips import Strip, Strips
+
+Cell = str | float | None
+BATCH = ("batch_size", "batchsize", "micro_batch_size", "global_batch_size", "batch", "bs")
+ROWS = 24  # of one chart of strips
+ONE_RUN = ", or one reading of it where there was one run"
+
+SUMMARY = (
+    "variant",
+    "metric",
+    "median",
+    "unit",
+    "95 % interval",
+    "spread %",
+    "repeats",
+    "since before",
+    "device",
+)
+FAILURES = ("variant", "repeat", "status", "reason", "log")
+
+
+@dataclass(frozen=True)
+class Session:
+    """The records of one folder on one device: a point of every history."""
+
+    name: str
+    when: str
+    device: str
+    samples: Mapping[tuple[str, str], Sample]
+
+
+def sessions(records: Sequence[Record]) -> list[Session]:
+    """Folders by time."""
+    apart: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        apart.setdefault((record["folder"], device(record)), []).append(record)
+    found = []
+    for (_, name), runs in apart.items():
+        when = min(str(run.get("start") or "") for run in runs)
+        found.append(Session(commit(runs[0]) or when[:16].replace("T", " "), when, name, samples(runs)))
+    return sorted(found, key=lambda session: session.when)
+
+
+def summary(found: Sequence[Session]) -> list[list[Cell]]:
+    """The latest values of every variant's metrics on every device, and the verdict against the time before."""
+    past: dict[tuple[str, str, str], list[Sample]] = {}
+    for session in found:
+        for (variant, metric), sample in session.samples.items():
+            past.setdefault((variant, metric, session.device), []).append(sample)
+    return [_summary_row(samples, name) for (_, _, name), samples in past.items()]
+
+
+def _summary_row(past: Sequence[Sample], name: str) -> list[Cell]:
+    last = past[-1]
+    sure = bootstrap(last.values)
+    interval = f"{sure.low:.4g} … {sure.high:.4g}" if math.isfinite(sure.low) else "–"
+    noise = 100 * spread(last.values)
+    change = "–"
+    if len(past) > 1:
+        against = verdict(past[-2].values, last.values, direction(last.metric, last.unit))
+        change = f"{against.word} {against.ratio:.3f}"
+    return [last.variant, last.metric, sure.value, last.unit, interval, noise, len(last.values), change, name]
+
+
+def failures(records: Sequence[Record]) -> list[list[Cell]]:
+    """Runs that did not pass."""
+    return [
+        [run["variant"], run.get("repeat"), run["status"], run.get("reason") or "", run["folder"]]
+        for run in records
+        if run["status"] != "passed"
+    ]
+
+
+def histories(found: Sequence[Session]) -> list[tuple[Chart, str]]:
+    """A chart for each benchmark's metric on each device that was measured more than once."""
+    charts = []
+    for name in dict.fromkeys(session.device for session in found):
+        past = [session for session in found if session.device == name]
+        known = {key: sample for session in past for key, sample in session.samples.items()}
+        often = [key for key in known if sum(key in session.samples for session in past) > 1]
+        groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
+        for key in often:
+            groups.setdefault((known[key].benchmark, key[1]), []).append(key)
+        for (benchmark, metric), shown in groups.items():
+            for start in range(0, len(shown), COLOURS):
+                chart = _history(past, shown[start : start + COLOURS], known[shown[0]])
+                charts.append((chart, f"{benchmark}: {metric} on {name}, oldest first."))
+    return charts
+
+
+def _history(past: Sequence[Session], keys: Sequence[tuple[str, str]], one: Sample) -> Chart:
+    names = tuple(session.name for session in past)
+    if len(set(names)) < len(names):
+        names = tuple(session.when[5:16].replace("T", " ") for session in past)
+    label = f"{one.metric}, {one.unit}" if one.unit else one.metric
+    chart = Chart(
+        f"{one.benchmark}: {one.metric} over time", Axis("commit or time", names=names), Axis(label)
+    )
+    for colour, key in enumerate(keys):
+        points = []
+        for place, session in enumerate(past, 1):
+            if key in session.samples:
+                sure = bootstrap(session.samples[key].values)
+                points.append((float(place), sure.value))
+                chart.range(place, sure.low, sure.high, colour)
+        chart.line(points, colour=colour)
+        chart.dots(points, key[0], colour=colour)
+    return chart
+
+
+def distributions(records: Sequence[Record]) -> list[tuple[Strips, str]]:
+    """Charts of how far single values lie from their variant's median, one for each metric."""
+    found = _repeats(records)
+    charts = []
+    for metric in dict.fromkeys(metric for _, metric in found):
+        shown = {variant: values for (variant, each), values in found.items() if each == metric}
+        names = list(shown)
+        for start in range(0, len(names), ROWS):
+            rows = [_strip(name, shown[name]) for name in names[start : start + ROWS]]
+            chart = Strips(f"Spread of {metric}", Axis(f"{metric} / its median"), rows, at=1.0)
+            charts.append((chart, f"{metric}: each dot is a run{ONE_RUN}; the box is the middle half."))
+    return charts
+
+
+def _repeats(records: Sequence[Record]) -> dict[tuple[str, str], tuple[float, ...]]:
+    """Values by variant and metric, of the last folder that has at least two."""
+    found: dict[tuple[str, str], tuple[float, ...]] = {}
+    for session in sessions(records):
+        for key, sample in session.samples.items():
+            values = sample.values if len(sample.values) > 1 else sample.inside
+            middle = bootstrap(values).value
+            if len(values) > 1 and middle:
+                found[key] = tuple(value / middle for value in values)
+    return found
+
+
+def _strip(name: str, values: Sequence[float]) -> Strip:
+    import numpy as np
+
+    low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
+    return Strip(name, float(low), float(middle), float(high), values)
+
+
+def trade_offs(found: Sequence[Session]) -> list[tuple[Chart, str]]:
+    """Throughput against latency of benchmarks whose variants differ in batch size; the last time of each device."""
+    charts = []
+    for session in {session.device: session for session in found}.values():
+        rates = [s for s in session.samples.values() if batch(s) and RATE.search(f"{s.metric} {s.unit}")]
+        order = sorted(rates, key=lambda sample: (sample.benchmark, sample.metric))
+        for (benchmark, metric), group in groupby(order, lambda sample: (sample.benchmark, sample.metric)):
+            each = sorted(group, key=lambda sample: batch(sample) or 0)
+            if len(each) > 1:
+                caption = f"{benchmark} on {session.device}: {metric}, numbers are batch sizes."
+                charts.append((_trade_off(each, session), caption))
+    return charts
+
+
+def _trade_off(each: Sequence[Sample], session: Session) -> Chart:
+    measured = all(_latency(sample, session) for sample in each)
+    label = "latency, ms" if measured else "batch size / throughput, ms"
+    rate = each[0].unit or each[0].metric
+    chart = Chart(f"{each[0].benchmark}: throughput and latency", Axis(label, log=True), Axis(rate, low=0))
+    points = []
+    for sample in each:
+        speed, size = bootstrap(sample.values).value, batch(sample) or 1
+        latency = _latency(sample, session) if measured else 1e3 * size / speed if speed else math.nan
+        points.append((latency or math.nan, speed))
+        chart.note(points[-1], f"{size:g}")
+    chart.line(points)
+    chart.dots(points, colour=0)
+    return chart
+
+
+def batch(sample: Sample) -> float | None:
+    """The batch size among a variant's parameters."""
+    for name in BATCH:
+        try:
+            return float(sample.params[name])
+        except (KeyError, ValueError):
+            continue
+    return None
+
+
+def _latency(sample: Sample, session: Session) -> float | None:
+    """A variant's latency in milliseconds if that was measured."""
+    scales = {"s": 1e3, "sec": 1e3, "seconds": 1e3, "us": 1e-3, "µs": 1e-3}
+    for (variant, metric), other in session.samples.items():
+        if variant == sample.variant and "latency" in metric.lower():
+            unit = other.unit.lower().removeprefix("latency").strip(" ()")
+            return bootstrap(other.values).value * scales.get(unit, 1.0)
+    return None

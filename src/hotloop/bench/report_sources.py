@@ -1,0 +1,96 @@
+"""What a report is made of: sorts the named folders and files into records, kernels, peers and ceilings.
+
+A folder is a log of `hotloop bench run` or holds JSON files; a file is a `results.jsonl`, or what `hotloop kernel`,
+`devices` and `demo` print with --json, or a comparison with peers. It reads and judges nothing else.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hotloop.bench.report_peers import PeerRow, is_peers, peer_rows
+from hotloop.bench.results import RECORDS, Record, printed_result, read
+from hotloop.bench.roofline import is_kernel
+from hotloop.errors import DataError
+
+Result = Mapping[str, Any]
+
+
+@dataclass
+class Sources:
+    """All that was found, and the names of files in folders that were none of it."""
+
+    records: list[Record] = field(default_factory=list)
+    kernels: dict[str, Result] = field(default_factory=dict)
+    peers: list[PeerRow] = field(default_factory=list)
+    ceilings: dict[str, Result] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+
+
+def gather(paths: Sequence[Path]) -> Sources:
+    """Everything in the named folders and files."""
+    found = Sources()
+    for path in paths:
+        if path.is_dir() and not (path / RECORDS).exists():
+            _folder(path, found)
+        elif path.is_dir() or path.suffix == ".jsonl":
+            found.records += read([path])
+        elif not _document(_load(path), path.stem, found):
+            raise DataError(
+                f"{path}: holds no results that a report can show; name log folders or --json results"
+            )
+    _printed_kernels(found)
+    return found
+
+
+def _folder(path: Path, found: Sources) -> None:
+    files = sorted(path.glob("*.json"))
+    if not files:
+        raise DataError(
+            f"{path}: has neither {RECORDS} nor JSON files; name a log folder of `hotloop bench run`"
+        )
+    for file in files:
+        if not _document(_load(file), file.stem, found):
+            found.left_out.append(file.name)
+
+
+def _load(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read as JSON ({error})") from error
+
+
+def _document(document: Any, name: str, found: Sources) -> bool:
+    """Add what a document holds; False if that is nothing."""
+    if not isinstance(document, Mapping):
+        return False
+    limits = document.get("ceilings", document)
+    if isinstance(limits, Mapping) and {"matmul_tflops", "copy_gbps", "device"} <= limits.keys():
+        found.ceilings[limits["device"]] = limits
+        return True
+    if is_peers(document):
+        found.peers += peer_rows(document, name)
+        return True
+    kernels = _kernels(document, name)
+    found.kernels |= kernels
+    return bool(kernels)
+
+
+def _kernels(document: Result, name: str) -> dict[str, Result]:
+    """Kernels of one result, of `hotloop kernel all`, or of the demo."""
+    if is_kernel(document):
+        return {name: document}
+    several = document.get("kernels") or document.get("results")
+    if not isinstance(several, Mapping):
+        return {}
+    return {each: result for each, result in several.items() if is_kernel(result)}
+
+
+def _printed_kernels(found: Sources) -> None:
+    """Kernels among the benchmarks: their runs printed a result that can stand on a roofline; the last one counts."""
+    for record in found.records:
+        if record["status"] == "passed" and (result := printed_result(record)) is not None:
+            found.kernels |= _kernels(result, record["variant"])

@@ -1,0 +1,100 @@
+"""The roofline chart: each kernel's speed against its arithmetic intensity, under the device's measured limits.
+
+Kernels are results as `hotloop kernel ... --json` prints them; ceilings are what `hotloop devices --json` prints or
+what the device's own kernels were judged by. It reads JSON and measures nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hotloop.bench.svg import Axis, Chart, Point
+
+Result = Mapping[str, Any]
+NOTES = 12  # names that still find room beside their dots
+
+
+def is_kernel(result: Any) -> bool:
+    """Whether something is a kernel's result that can stand on a roofline."""
+    needed = {"cost", "tflops", "limits"}
+    return isinstance(result, Mapping) and needed <= result.keys() and bool(result["cost"].get("bytes"))
+
+
+def by_device(kernels: Mapping[str, Result]) -> dict[str, dict[str, Result]]:
+    """Kernels apart by the device they ran on."""
+    found: dict[str, dict[str, Result]] = {}
+    for name, result in kernels.items():
+        if is_kernel(result):
+            found.setdefault(str(result.get("device", "")), {})[name] = result
+    return found
+
+
+def roofline(kernels: Mapping[str, Result], ceilings: Result | None = None) -> Chart:
+    """The chart of one device's kernels."""
+    spots = {name: spot(result) for name, result in kernels.items() if is_kernel(result)}
+    peaks, slope = limits(kernels, ceilings)
+    highest = max(peaks.values())
+    chart = Chart("Roofline", Axis("arithmetic intensity, FLOP/byte", log=True), Axis("TFLOP/s", log=True))
+    places = [x for x, _ in spots.values()]
+    left, right = min(*places, highest / slope / 4), max(*places, highest / slope * 4)
+    for name, peak in peaks.items():
+        corners = sorted({left, peak / slope, right})
+        chart.line([(x, min(peak, slope * x)) for x in corners], name)
+    for place, (mode, names) in enumerate(by_mode(kernels).items()):
+        chart.dots([spots[name] for name in names], mode, colour=len(peaks) + place)
+    for name in list(spots)[:NOTES]:
+        chart.note(spots[name], name)
+    return chart
+
+
+def spot(result: Result) -> Point:
+    """A kernel's place: FLOPs a byte, and 10^12 FLOPs a second."""
+    return result["cost"]["flops"] / result["cost"]["bytes"], result["tflops"]
+
+
+def limits(kernels: Mapping[str, Result], ceilings: Result | None) -> tuple[dict[str, float], float]:
+    """The peaks by name in TFLOP/s, and the copy's speed in 10^12 bytes a second."""
+    if ceilings is not None:
+        return dict(ceilings["matmul_tflops"]), ceilings["copy_gbps"] / 1e3
+    shown = [result for result in kernels.values() if is_kernel(result)]
+    peaks = {f"measured limits, {r.get('dtype', '')}".rstrip(", "): r["limits"]["peak_tflops"] for r in shown}
+    return peaks, shown[-1]["limits"]["copy_gbps"] / 1e3
+
+
+def by_mode(kernels: Mapping[str, Result]) -> dict[str, list[str]]:
+    """Names of kernels apart by inference and training."""
+    found: dict[str, list[str]] = {}
+    for name, result in kernels.items():
+        if is_kernel(result):
+            found.setdefault(str(result.get("mode", "layers")), []).append(name)
+    return found
+
+
+COLUMNS = (
+    "kernel",
+    "mode",
+    "dtype",
+    "items/s",
+    "µs an iteration",
+    "TFLOP/s",
+    "GB/s",
+    "% of roofline",
+    "bound by",
+)
+
+
+def rows(kernels: Mapping[str, Result]) -> Sequence[Sequence[str | float | None]]:
+    """The table beside the chart."""
+    return [
+        (
+            name,
+            result.get("mode"),
+            result.get("dtype"),
+            result.get("items_per_second"),
+            result.get("microseconds_per_iteration"),
+            result["tflops"],
+            result.get("gbps"),
+            100 * result["roofline"] if result.get("roofline") is not None else None,
+            result["limits"].get("bound"),
+        )
+        for name, result in kernels.items()
+    ]
