@@ -191,14 +191,21 @@ def _signal_group(group: int, number: int) -> None:
         os.killpg(group, number)
 
 
-def end_marked(mark: str) -> int:
-    """Kill the processes that carry this mark: those that have left their session. How many there were."""
+def end_marked(mark: str, within: bool = False) -> int:
+    """Kill the processes that carry this mark, such as those that have left their session; how many there were.
+
+    With `within` the marks of all folders in that folder count too.
+    """
     wanted = f"{MARK}={mark}".encode()
     count = 0
     for entry in Path("/proc").glob("[0-9]*/environ"):
         try:
-            if wanted in entry.read_bytes().split(b"\0"):
-                os.kill(int(entry.parent.name), signal.SIGKILL)
+            variables = entry.read_bytes().split(b"\0")
+            found = wanted in variables or (
+                within and any(one.startswith(wanted + b"/") for one in variables)
+            )
+            if found and (pid := int(entry.parent.name)) != os.getpid():
+                os.kill(pid, signal.SIGKILL)
                 count += 1
         except OSError:  # another user's, or gone
             continue

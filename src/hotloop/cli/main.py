@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "recommender": ("hotloop.cli.recommender", "Train and use the deep autoencoder for ratings."),
     "cnn": ("hotloop.cli.cnn", "Train, validate and use ResNets on ImageNet, CIFAR and MNIST."),
     "estimator": ("hotloop.cli.estimator", "Train and test a small CNN on CIFAR-10 with the Estimator."),
+    "bench": ("hotloop.cli.bench", "Run benchmark files, compare results, show them on a page."),
     "plan": ("hotloop.cli.plan", "Work out batch sizes, updates a call and host events before a run."),
     "data": ("hotloop.cli.data", "List, fetch and verify data sets."),
     "devices": ("hotloop.cli.devices", "Show devices, their memory and their measured speed limits."),

@@ -1,0 +1,146 @@
+"""From a variant's cmd to what is started: words, program, environment. Nothing is started here.
+
+There is no shell. A command of an older script becomes the hotloop command that replaces it, unless the script in
+that place is somebody's own.
+"""
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hotloop.bench.model import Benchmark, Variant
+from hotloop.bench.process import MARK
+from hotloop.bench.variants import expand_environment, unset_variables
+from hotloop.errors import HotloopError
+
+QUOTED = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"|\\.")
+SHELL = re.compile(r"(?<!\S)(?:\|\|?|&&?|[0-9&]?>>?\S*|<\S*)(?!\S)|;(?!\S)|`|\$\(")
+ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+PYTHON = re.compile(r"python(3(\.\d+)?)?")
+
+
+class LaunchError(HotloopError):
+    """A cmd that cannot be started as it is written; the message says why."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the options of a run change in every command."""
+
+    compile_only: bool = False
+    allow_wandb: bool = False
+    profile: bool = False
+    python: str = sys.executable
+    """The interpreter that `python` and `hotloop` stand for."""
+    extra: Mapping[str, str] = field(default_factory=dict)
+    """Variables for every program."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A command ready to be started."""
+
+    argv: tuple[str, ...]
+    folder: Path
+    env: Mapping[str, str]
+    command: str
+    """The command as the file has it, with everything filled in."""
+    hotloop_command: str | None = None
+    """What stands for the command of an older script."""
+
+
+def prepare(benchmark: Benchmark, variant: Variant, log: Path, settings: Settings) -> Launch:
+    """The variant's command; a LaunchError where it cannot work."""
+    folder = variant.folder or benchmark.folder
+    env = environment(variant.env or benchmark.env, log, settings)
+    words = split(variant.cmd, env)
+    if not (settings.allow_wandb or benchmark.allow_wandb):
+        words = without_wandb(words)
+    if settings.compile_only:
+        words = [*words, "--compile-only"]
+    ours = translated(words, folder)
+    argv = program(ours or words, settings.python)
+    return Launch(tuple(argv), folder, env, shlex.join(words), shlex.join(ours) if ours else None)
+
+
+def environment(own: Mapping[str, str], log: Path, settings: Settings) -> dict[str, str]:
+    """The runner's environment, what every program gets, and the entry's own, which wins."""
+    env = {**os.environ, **settings.extra, MARK: str(log)}
+    bin_folder = str(Path(settings.python).parent)
+    env["PATH"] = os.pathsep.join(filter(None, (bin_folder, env.get("PATH"))))
+    if settings.profile:
+        env["HOTLOOP_REPORT"] = str(log / "report")
+    for name, text in own.items():
+        env[name] = expand_environment(text, env)
+    return env
+
+
+def split(cmd: str, env: Mapping[str, str]) -> list[str]:
+    """The words of a command with variables filled in; what needs a shell is refused."""
+    bare = QUOTED.sub("_", cmd)
+    if found := SHELL.search(bare):
+        raise LaunchError(
+            f"'{found[0].strip()}' in the cmd needs a shell, and there is none; put it in a script, or name "
+            "steps before it under pre_run_commands"
+        )
+    if missing := unset_variables(cmd, env):
+        raise LaunchError(f"the cmd needs the variable {', '.join(missing)}: set it, or give it under env")
+    try:
+        words = shlex.split(expand_environment(cmd, env))
+    except ValueError as error:
+        raise LaunchError(f"the cmd cannot be split into words: {str(error).lower()}") from error
+    if not words:
+        raise LaunchError("the cmd is empty")
+    if ASSIGNMENT.match(words[0]):
+        raise LaunchError(f"'{words[0]}' before the program needs a shell; give it under env")
+    return words
+
+
+def without_wandb(words: Sequence[str]) -> list[str]:
+    """The words less every wandb option and its value: results must not leave the machine unasked."""
+    kept, in_option = [], False
+    for word in words:
+        if word.startswith("-") and "wandb" in word.lower():
+            in_option = "=" not in word
+        elif in_option and not word.startswith("-"):
+            in_option = False
+        else:
+            kept.append(word)
+            in_option = False
+    return kept
+
+
+def translated(words: Sequence[str], folder: Path) -> list[str] | None:
+    """The hotloop command for an older script's, or None where the command is to run as it is."""
+    place = next((at for at, word in enumerate(words) if PYTHON.fullmatch(Path(word).name)), None)
+    if place is None or _is_own(words[place + 1 : place + 2], folder):
+        return None
+    try:
+        from hotloop.bench.compat import CompatError, translate
+    except ImportError:
+        return None
+    try:
+        return list(translate(words))
+    except CompatError:
+        return None
+
+
+def _is_own(script: Sequence[str], folder: Path) -> bool:
+    """Whether the script is there and is not one for an IPU, whatever its name."""
+    try:
+        with (folder / script[0]).open("rb") as file:
+            return b"ipu" not in file.read(1 << 16).lower()
+    except (OSError, IndexError, ValueError):
+        return False
+
+
+def program(words: Sequence[str], python: str) -> list[str]:
+    """The words to start: `hotloop` and `python` are the ones of the interpreter in use."""
+    name, *rest = words
+    if name == "hotloop":
+        return [python, "-m", "hotloop", *rest]
+    return [python if PYTHON.fullmatch(name) else name, *rest]

@@ -1,0 +1,124 @@
+"""Where results come from: source, packages, machine, device, environment. Nothing here imports what it describes.
+
+Every question to another program is bounded in time, and what cannot be found is None. Variables whose names sound
+like secrets are never kept.
+"""
+
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+PATIENCE = 5.0
+KEPT = re.compile(
+    r"(JAX|XLA|TF|CUDA|NVIDIA|NCCL|CUDNN|HOTLOOP|OMP|MKL|OPENBLAS|LD|MALLOC|POPLAR|KMP)_\w*"
+    r"|PYTHON\w*|PATH|VIRTUAL_ENV|DATASETS_DIR"
+)
+SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
+GPU_FIELDS = ("name", "driver_version", "memory.total", "uuid", "power.limit", "clocks.max.sm")
+
+
+def provenance(specs: Mapping[str, str], folder: Path) -> dict[str, Any]:
+    """All of it; `specs` are the benchmark files and their hashes, `folder` is where the first of them lies."""
+    from hotloop import __version__
+
+    source = git(Path(__file__).parent)
+    gpus = nvidia()
+    return {
+        **git(folder),
+        "hotloop": {"version": __version__, **source},
+        "device": device(gpus),
+        "gpus": gpus,
+        "cpu": {"name": cpu_name(), "cores": os.cpu_count(), "usable_cores": usable_cores()},
+        "host": platform.node(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "packages": packages(),
+        "environment": environment(os.environ),
+        "specs": dict(specs),
+    }
+
+
+def ask(argv: Sequence[str]) -> str | None:
+    """What another program says, or None if it is not there, fails or takes too long."""
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=PATIENCE,
+            check=True,
+            text=True,
+            errors="replace",
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def git(folder: Path) -> dict[str, Any]:
+    """The commit of a folder, and whether tracked files differ from it."""
+    commit = ask(["git", "-C", str(folder), "rev-parse", "HEAD"])
+    if commit is None:
+        return {"commit": None, "dirty": None}
+    changes = ask(["git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no"])
+    return {"commit": commit, "dirty": None if changes is None else bool(changes)}
+
+
+def packages() -> dict[str, str]:
+    """Name and version of everything installed."""
+    from importlib.metadata import distributions
+
+    found: dict[str, str] = {}
+    for one in distributions():
+        if name := one.metadata["Name"]:
+            found.setdefault(name, one.version)
+    return dict(sorted(found.items(), key=lambda item: item[0].lower()))
+
+
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables that may change how fast a program runs."""
+    kept = {
+        name: text for name, text in variables.items() if KEPT.fullmatch(name) and not SECRET.search(name)
+    }
+    return dict(sorted(kept.items()))
+
+
+def nvidia() -> list[dict[str, str]]:
+    """The NVIDIA GPUs of this machine."""
+    said = ask(["nvidia-smi", f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader"])
+    rows = [[cell.strip() for cell in line.split(",")] for line in (said or "").splitlines()]
+    return [dict(zip(GPU_FIELDS, row, strict=True)) for row in rows if len(row) == len(GPU_FIELDS)]
+
+
+def device(gpus: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+    """What programs compute on by default: the GPU where there is one, and no variable hides it."""
+    hidden = os.environ.get("JAX_PLATFORMS") == "cpu" or os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+    if gpus and not hidden:
+        return {
+            "kind": "gpu",
+            "name": gpus[0]["name"],
+            "count": len(gpus),
+            "driver": gpus[0]["driver_version"],
+        }
+    return {"kind": "cpu", "name": cpu_name(), "count": 1, "driver": None}
+
+
+def cpu_name() -> str:
+    """The model of the processor."""
+    try:
+        with Path("/proc/cpuinfo").open() as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def usable_cores() -> int | None:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

@@ -1,0 +1,108 @@
+"""The record of a run, and the file that records are appended to: one JSON object a line, on disk before the next run.
+
+A runner that is killed loses the run in flight and nothing else. `results.py` reads the records for those who compare
+and report.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hotloop.bench.metrics import Found
+from hotloop.bench.model import Benchmark, Derived, Metric, Variant
+from hotloop.bench.results import PROVENANCE, RECORDS
+from hotloop.errors import RunError
+from hotloop.options import plain
+
+MOST_VALUES = 1000
+Record = dict[str, Any]
+
+
+class Results:
+    """The records of a log folder; one runner at a time may hold it."""
+
+    def __init__(self, log: Path):
+        self.path = log / RECORDS
+        try:
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError as error:
+            raise RunError(f"{self.path}: cannot be written: {error.strerror}") from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._file)
+            raise RunError(f"{log}: another runner is at work here; wait for it, or take another") from error
+        self.records = self._load()
+
+    def _load(self) -> list[Record]:
+        """The records so far; a last line that a killed runner left unfinished is cut off."""
+        text = self.path.read_bytes()
+        whole = text.rfind(b"\n") + 1
+        if whole < len(text):
+            os.ftruncate(self._file, whole)
+        try:
+            return [json.loads(line) for line in text[:whole].splitlines()]
+        except ValueError as error:
+            raise RunError(f"{self.path}: damaged ({error}); take another --log-dir") from error
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """One more record, which is on disk when this returns."""
+        made = plain(record)
+        line = (json.dumps(made, allow_nan=False) + "\n").encode()
+        if os.write(self._file, line) != len(line):
+            raise RunError(f"{self.path}: the disk is full; free some of it and go on with --resume")
+        os.fsync(self._file)
+        self.records.append(made)
+
+    def close(self) -> None:
+        """Let another runner have the folder."""
+        os.close(self._file)
+
+
+def metrics_of(benchmark: Benchmark, variant: Variant, found: Found) -> dict[str, dict[str, Any]]:
+    """Every number that was found or derived, as records hold it."""
+    said: list[Metric | Derived] = [*benchmark.metrics, *(variant.derived or benchmark.derived)]
+    return {
+        one.name: {
+            "value": found.results[one.name],
+            "reduction": one.reduction,
+            "unit": one.unit or _label(benchmark, one.name),
+            "values": found.values.get(one.name, [])[:MOST_VALUES],
+        }
+        for one in said
+        if one.name in found.results
+    }
+
+
+def _label(benchmark: Benchmark, metric: str) -> str:
+    return next((label for label, name in benchmark.output if name == metric), "")
+
+
+def digest(file: Path) -> str:
+    """The SHA-256 of a file, as its name in records."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def write_json(path: Path, value: Any) -> None:
+    """A JSON file that is there whole or not at all."""
+    beside = path.with_name(f".{path.name}.new")
+    beside.write_text(json.dumps(plain(value), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    beside.replace(path)
+
+
+def add_provenance(log: Path, provenance: Mapping[str, Any]) -> str:
+    """Keep where results come from, once for all records that share it; the id by which they name it."""
+    text = json.dumps(plain(provenance), sort_keys=True)
+    name = hashlib.sha256(text.encode()).hexdigest()[:12]
+    path = log / PROVENANCE
+    try:
+        known = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        known = {}
+    if name not in known:
+        write_json(path, {**known, name: provenance})
+    return name

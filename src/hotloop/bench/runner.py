@@ -1,0 +1,232 @@
+"""Runs the chosen variants one after the other and writes down each result before the next begins.
+
+Nothing that one variant does (crash, hang, print nonsense) touches the others or the runner. What to run is decided
+in `select.py`, how a cmd is started in `launch.py`, how a program is held in `process.py`.
+"""
+
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hotloop.bench import junit, tables
+from hotloop.bench.capture import last_lines
+from hotloop.bench.launch import Launch, LaunchError, Settings, prepare
+from hotloop.bench.measure import measure
+from hotloop.bench.process import end_marked
+from hotloop.bench.provenance import provenance
+from hotloop.bench.record import Record, Results, add_provenance, digest, write_json
+from hotloop.bench.requirements import python_for, run_before
+from hotloop.bench.run_options import Console, Options
+from hotloop.bench.select import Job, Selected, jobs
+from hotloop.errors import OptionError, RunError
+
+SHOWN_LINES = 12
+NOTHING: dict[str, Any] = {
+    "command": None,
+    "hotloop_command": None,
+    "reason": None,
+    "exitcode": None,
+    "start": None,
+    "end": None,
+    "seconds": None,
+    "metrics": {},
+    "problems": {},
+    "monitor": {},
+    "log": {},
+}
+
+
+def run(selected: Sequence[Selected], options: Options, console: Console) -> int:
+    """Run everything that has no result yet; 0 if all of it passed, else 1."""
+    _open_folder(options)
+    with closing(Results(options.log_dir)) as results, _terminated_as_interrupted():
+        runner = Runner(selected, options, console, results)
+        try:
+            runner.run()
+        finally:
+            runner.finish()
+    bad = any(record["status"] in ("failed", "timeout") for record in results.records)
+    return 1 if bad or runner.failed else 0
+
+
+def _open_folder(options: Options) -> None:
+    try:
+        options.log_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"--log-dir {options.log_dir}: cannot be made: {error.strerror}") from error
+    if (options.log_dir / "results.jsonl").exists() and not options.resume:
+        raise OptionError(
+            f"--log-dir {options.log_dir}: holds results already; go on with --resume, or take another folder"
+        )
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """A request to end, from a CI system or a closed terminal, is treated as Ctrl-C: no program stays behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt(f"stopped by {signal.Signals(number).name}")
+
+    wanted = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, interrupt) for number in wanted]
+    try:
+        yield
+    finally:
+        for number, handler in zip(wanted, before, strict=True):
+            signal.signal(number, handler)
+
+
+class Runner:
+    """One run of the runner: the variants, how to run them, and the results so far."""
+
+    def __init__(self, selected: Sequence[Selected], options: Options, console: Console, results: Results):
+        self.selected, self.options, self.console, self.results = selected, options, console, results
+        self.log = options.log_dir.resolve()
+        self.specs = {one.benchmark.file: digest(one.benchmark.file) for one in selected}
+        self._refuse_changed_specs()
+        self.done = {(record["variant"], record["repeat"]) for record in results.records}
+        self.failed = False
+        self.ready: dict[str, Settings | LaunchError] = {}
+        where = provenance({str(file): name for file, name in self.specs.items()}, _home(selected))
+        self.commit = where["commit"]
+        self.provenance = add_provenance(self.log, where)
+
+    def _refuse_changed_specs(self) -> None:
+        known = {one.benchmark.name: self.specs[one.benchmark.file] for one in self.selected}
+        for record in self.results.records:
+            name = record["benchmark"]
+            if known.get(name, record["spec"]["sha256"]) != record["spec"]["sha256"]:
+                raise OptionError(
+                    f"--resume: {record['spec']['file']} has changed since {self.log} was begun; "
+                    "results of two versions do not mix, so take another --log-dir"
+                )
+
+    def run(self) -> None:
+        """Every job that is left, in order."""
+        self._clean_up_after_the_killed()
+        self._record_skipped()
+        options = self.options
+        all_jobs = list(jobs(self.selected, options.repeats, options.warm_up, options.interleave))
+        behind = {
+            job.selected.variant.name for job in all_jobs if job.repeat > 0 and job.key not in self.done
+        }
+        left = [job for job in all_jobs if job.key not in self.done and job.selected.variant.name in behind]
+        for number, job in enumerate(left, 1):
+            record = self.perform(job)
+            self._tell(record, f"[{number}/{len(left)}]")
+            self.failed |= record["status"] != "passed"
+            if self.failed and options.fail_fast:
+                self.console.warn(
+                    f"stopped at the first failure; {len(left) - number} runs are left (--resume)"
+                )
+                return
+
+    def _clean_up_after_the_killed(self) -> None:
+        """Programs of a runner that was killed would disturb every measurement from now on."""
+        if self.options.resume and (count := end_marked(str(self.log), within=True)):
+            self.console.warn(f"{count} processes of an earlier run were still there and have been ended")
+
+    def _record_skipped(self) -> None:
+        for one in self.selected:
+            if one.skip and (one.variant.name, 1) not in self.done:
+                record = {**self._blank(one, 1), "status": "skipped", "reason": one.skip}
+                self.results.append({**record, "command": one.variant.cmd})
+                self.console.say(f"{one.variant.name}  SKIPPED  {one.skip}")
+
+    def _blank(self, one: Selected, repeat: int) -> Record:
+        """What is known of a run before it starts."""
+        file = one.benchmark.file
+        return {
+            "benchmark": one.benchmark.name,
+            "variant": one.variant.name,
+            "params": dict(one.variant.params),
+            "repeat": repeat,
+            **NOTHING,
+            "env": dict(one.variant.env or one.benchmark.env),
+            "spec": {"file": str(file), "sha256": self.specs[file]},
+            "provenance": self.provenance,
+        }
+
+    def perform(self, job: Job) -> Record:
+        """One run, and its record, which is written unless it was a warm-up."""
+        folder = self.log / job.folder
+        record = self._blank(job.selected, job.repeat)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            launch = self._prepare(job.selected, folder)
+            record |= {"command": launch.command, "hotloop_command": launch.hotloop_command}
+            record |= measure(job.selected, launch, folder, self.options.limits)
+            record["log"] = {name: f"{job.folder}/{file}" for name, file in record["log"].items()}
+        except LaunchError as error:
+            record |= {"command": job.selected.variant.cmd, "status": "failed", "reason": str(error)}
+        except OSError as error:
+            record |= {"status": "failed", "reason": f"{folder}: cannot be used: {error.strerror}"}
+        if job.repeat > 0:
+            self.results.append(record)
+            self.done.add(job.key)
+            _write_beside(folder, record)
+        return record
+
+    def _prepare(self, one: Selected, folder: Path) -> Launch:
+        settings = self.ready.get(one.benchmark.name)
+        if settings is None:
+            try:
+                settings = self._make_ready(one)
+            except LaunchError as error:
+                settings = error
+            self.ready[one.benchmark.name] = settings
+        if isinstance(settings, LaunchError):
+            raise settings
+        return prepare(one.benchmark, one.variant, folder, settings)
+
+    def _make_ready(self, one: Selected) -> Settings:
+        """What happens once before a benchmark's first run: packages and commands, or a word that they wait."""
+        benchmark, settings = one.benchmark, self.options.settings
+        for notice in benchmark.notices:
+            self.console.warn(f"{benchmark.file}:{benchmark.line}: {benchmark.name}: {notice}")
+        wanted = {"requirements_file": benchmark.requirements_file, "pre_run_commands": benchmark.pre_run}
+        if not self.options.install:
+            for name in (name for name, value in wanted.items() if value):
+                self.console.warn(f"{benchmark.name}: {name} is left alone; --install sees to it")
+            return settings
+        settings = replace(settings, python=python_for(benchmark, self.log))
+        run_before(benchmark, self.log, settings)
+        return settings
+
+    def _tell(self, record: Mapping[str, Any], count: str) -> None:
+        repeat = f" repeat {record['repeat']}" if record["repeat"] > 1 else ""
+        name = record["variant"] + (repeat if record["repeat"] > 0 else " warm-up")
+        seconds = f"{record['seconds']:.2f} s" if record["seconds"] is not None else "not started"
+        said = record["reason"] or tables.metrics_text([record])
+        self.console.say(f"{count} {name}  {record['status'].upper()}  {seconds}  {said}".rstrip())
+        if record["status"] != "passed" and record["log"]:
+            for line in last_lines(self.log / record["log"]["stderr"], SHOWN_LINES):
+                self.console.say(f"    | {line}")
+
+    def finish(self) -> None:
+        """The files and the table over all records, whatever happened before."""
+        records = self.results.records
+        tables.write_results_json(self.log / "benchmark_results.json", records)
+        additional, more = self.options.additional_metrics, self.options.csv_metrics
+        tables.write_csv(self.log / "benchmark_results.csv", records, more, additional, self.commit)
+        junit.write(self.log / "benchmark_results.xml", records)
+        if records:
+            self.console.say("")
+            self.console.table(tables.COLUMNS, tables.rows(records))
+        self.console.say(f"\nresults and logs: {self.options.log_dir}")
+
+
+def _home(selected: Sequence[Selected]) -> Path:
+    return selected[0].benchmark.file.resolve().parent
+
+
+def _write_beside(folder: Path, record: Mapping[str, Any]) -> None:
+    if folder.is_dir():
+        write_json(folder / "variant_result.json", record)

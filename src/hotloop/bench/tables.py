@@ -1,0 +1,119 @@
+"""Results as files of the older runner's shape (JSON by benchmark, CSV), and as the table at the end of a run.
+
+It knows records alone; whoever wants statistics over repeats finds them in `statistics.py`.
+"""
+
+import csv
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from hotloop.bench.record import Record, write_json
+
+LEADING = ("throughput", "latency", "total_compiling_time")
+ADDITIONAL = ("test_duration", "loss", "result", "cmd", "env", "git_commit_hash")
+COLUMNS = ("variant", "status", "runs", "seconds", "metrics")
+COMPILING = ("total_compiling_time", "compile_time", "compile_seconds")
+
+
+def write_results_json(path: Path, records: Sequence[Record]) -> None:
+    """benchmark_results.json: for each benchmark the list of its runs."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for record in records:
+        found.setdefault(record["benchmark"], []).append(old_shape(record, path.parent))
+    write_json(path, found)
+
+
+def old_shape(record: Record, log: Path) -> dict[str, Any]:
+    """A record under the names that the older runner gave; what hotloop has no counterpart of is None."""
+    return {
+        "benchmark_path": record["spec"]["file"],
+        "benchmark_name": record["benchmark"],
+        "variant_name": record["variant"],
+        "params": record["params"],
+        "command": record["command"],
+        "results": {name: {one["reduction"]: one["value"]} for name, one in record["metrics"].items()},
+        "start_time": _clock(record["start"]),
+        "end_time": _clock(record["end"]),
+        "compilation_end_time": None,
+        "test_duration": record["seconds"],
+        "exitcode": record["exitcode"],
+        "log_paths": {name: str(log / file) for name, file in record["log"].items()},
+        "latest_checkpoint_path": None,
+        "sdk_path": None,
+        "sdk_version": None,
+        "repeat": record["repeat"],
+        "status": record["status"],
+        "reason": record["reason"],
+    }
+
+
+def _clock(seconds: float | None) -> str | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat()
+
+
+def write_csv(
+    path: Path,
+    records: Sequence[Record],
+    more: Sequence[str] = (),
+    additional: bool = False,
+    commit: str | None = None,
+) -> None:
+    """benchmark_results.csv: a row for each run, everything quoted; the leading columns never change."""
+    extra = dict.fromkeys((*(ADDITIONAL if additional else ()), *more))
+    names = [*LEADING, *(name for name in extra if name not in LEADING)]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, quoting=csv.QUOTE_ALL)
+        writer.writerow(["benchmark name", "Variant name", *names])
+        for record in records:
+            cells = (_cell(record, name, commit) for name in names)
+            writer.writerow([record["benchmark"], record["variant"], *cells])
+
+
+def _cell(record: Record, name: str, commit: str | None) -> Any:
+    metrics = record["metrics"]
+    if name == LEADING[2]:
+        return next((metrics[key]["value"] for key in COMPILING if key in metrics), "")
+    if name in metrics:
+        return metrics[name]["value"]
+    of_run = {
+        "test_duration": record["seconds"],
+        "result": record["status"],
+        "cmd": record["command"],
+        "env": " ".join(f"{key}={text}" for key, text in record["env"].items()),
+        "git_commit_hash": commit,
+        "repeat": record["repeat"],
+        **record["params"],
+    }
+    value = of_run.get(name)
+    return "" if value is None else value
+
+
+def rows(records: Sequence[Record]) -> list[tuple[Any, ...]]:
+    """A line for each variant: how often it ran and passed, the median time, the median of each metric."""
+    by_variant: dict[str, list[Record]] = {}
+    for record in records:
+        by_variant.setdefault(record["variant"], []).append(record)
+    return [_row(name, some) for name, some in by_variant.items()]
+
+
+def _row(name: str, records: Sequence[Record]) -> tuple[Any, ...]:
+    passed = [record for record in records if record["status"] == "passed"]
+    worst = next((record["status"] for record in records if record["status"] != "passed"), "passed")
+    ran = [record["seconds"] for record in records if record["seconds"] is not None]
+    runs = "-" if worst == "skipped" else f"{len(passed)}/{len(records)}"
+    said = metrics_text(passed) or next((record["reason"] for record in records if record["reason"]), "")
+    return name, worst.upper(), runs, f"{median(ran):.2f}" if ran else "-", said[:120]
+
+
+def metrics_text(records: Sequence[Mapping[str, Any]]) -> str:
+    """Each metric of passed runs in words; for several runs the median and its range."""
+    parts = []
+    for name, one in records[0]["metrics"].items() if records else ():
+        values = [record["metrics"][name]["value"] for record in records if name in record["metrics"]]
+        spread = f" ({min(values):.4g} to {max(values):.4g})" if len(values) > 1 else ""
+        unit = f" {one['unit']}" if one["unit"] and one["unit"] != name else ""
+        parts.append(f"{name} {median(values):.6g}{unit}{spread}")
+    return ", ".join(parts)

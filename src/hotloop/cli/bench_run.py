@@ -1,0 +1,215 @@
+"""`hotloop bench run`: the variants of benchmark files, each a process of its own, and their results in a folder."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from hotloop.cli import bench_show
+from hotloop.cli.command import Command, Context
+from hotloop.cli.console import print_error
+from hotloop.errors import OptionError
+from hotloop.options import non_negative, option, positive
+
+if TYPE_CHECKING:
+    from hotloop.bench.model import Benchmark
+    from hotloop.bench.run_options import Options
+    from hotloop.bench.select import Selected
+
+EPILOG = """Files of the older runner (examples_utils) load unchanged, and commands of its scripts run as the hotloop
+commands that replace them. A missing number, a crash or a timeout fails its variant alone; the status is 1 when any
+failed. docs/benchmarks.md has the format and the files that a run leaves."""
+MORE, OLD = "What else to do", "Options of the older runner"
+STATUSES = ("passed", "failed", "timeout", "skipped")
+QUIET = ("WARNING", "ERROR", "CRITICAL")
+PLATFORMS = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
+REFUSED = {
+    "upload_checkpoints": "uploading is not supported; copy the checkpoints yourself after the run",
+    "custom_metrics_files": "files of Python code are not run; print the number as a JSON line, or use a regexp",
+    "submit_on_slurm": "SLURM is not supported; put `hotloop bench run` itself into the job script",
+    "slurm_machine_type": "SLURM is not supported; put `hotloop bench run` itself into the job script",
+    "slurm_resource_reservation": "SLURM is not supported; put `hotloop bench run` itself into the job script",
+}
+WITHOUT_EFFECT = ("requirements_file", "no_code_sync", "remove_dirs_after", "ignore_errors")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Options of `hotloop bench run`."""
+
+    spec: tuple[Path, ...] = option((Path("benchmarks.yml"),), "Benchmark files (YAML).", metavar="FILE")
+    benchmark: tuple[str, ...] = option(
+        (),
+        "Names or globs of benchmarks or variants, run in this order; all of them by default.",
+        metavar="NAME",
+    )
+    tag: tuple[str, ...] = option((), "Only benchmarks with one of these tags.")
+    include_convergence: bool = option(
+        False, "Run those that train to convergence, too; otherwise they must be named."
+    )
+    log_dir: Path | None = option(None, "Folder for results and logs; log_<time> by default.", metavar="DIR")
+    repeats: int = option(1, "Runs of each variant; 5 or more to compare with another run.", check=positive)
+    warm_up: int = option(0, "Runs of each variant before those that count.", check=non_negative)
+    interleave: bool = option(
+        False, "Round after round over all variants, so that a machine that drifts favours none."
+    )
+    resume: bool = option(False, "Go on in --log-dir: what has a result there is not run again.")
+    fail_fast: bool = option(
+        False, "Stop at the first failure; results so far are kept.", aliases=("--stop-on-error",)
+    )
+    timeout: float | None = option(
+        None, "Seconds for each run; a shorter one of the entry wins.", check=positive
+    )
+    install: bool = option(
+        False, "Install requirements_file in an environment of its own, and run pre_run_commands before."
+    )
+    monitor: bool = option(
+        False, "Watch GPUs, processor and memory once a second.", aliases=("--gc-monitor",)
+    )
+    max_log_bytes: int = option(
+        1 << 30, "Output kept of each stream; beyond it only the head and the tail.", check=positive
+    )
+    list: bool = option(False, "List the chosen variants, then stop.", group=MORE)
+    dry_run: bool = option(False, "Show what would be run, then stop.", group=MORE)
+    validate: bool = option(False, "Check the files, then stop.", group=MORE)
+    additional_metrics: bool = option(
+        False, "More CSV columns: duration, loss, result, cmd, env, commit.", group=OLD
+    )
+    csv_metrics: tuple[str, ...] = option((), "More CSV columns: metrics or parameters.", group=OLD)
+    compile_only: bool = option(False, "Add --compile-only to every command; no metrics.", group=OLD)
+    allow_wandb: bool = option(False, "Leave wandb options in the commands.", group=OLD)
+    profile: bool = option(False, "Ask hotloop for a report and a profile of each run.", group=OLD)
+    logging: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = option(
+        "INFO", "How much is said while it runs; from WARNING on only what went wrong.", group=OLD
+    )
+    progress_trace_period: float = option(
+        1.0, "Seconds between signs of life on a terminal.", check=positive, group=OLD
+    )
+    upload_checkpoints: tuple[str, ...] = option((), "Refused.", hidden=True)
+    custom_metrics_files: tuple[str, ...] = option((), "Refused.", hidden=True)
+    submit_on_slurm: bool = option(False, "Refused.", hidden=True)
+    slurm_machine_type: str | None = option(None, "Refused.", hidden=True)
+    slurm_resource_reservation: str | None = option(None, "Refused.", hidden=True)
+    requirements_file: str | None = option(None, "Without effect, as before.", hidden=True)
+    no_code_sync: bool = option(False, "Without effect: one machine.", hidden=True)
+    remove_dirs_after: bool = option(False, "Without effect: one machine.", hidden=True)
+    ignore_errors: bool = option(False, "Without effect: a failure stops nothing else.", hidden=True)
+
+    def __post_init__(self) -> None:
+        for name, reason in REFUSED.items():
+            if getattr(self, name):
+                raise OptionError(f"--{name.replace('_', '-')}: {reason}")
+        if sum((self.list, self.dry_run, self.validate)) > 1:
+            raise OptionError("--list, --dry-run and --validate: keep one")
+        if self.resume and self.log_dir is None:
+            raise OptionError("--resume needs --log-dir, the folder of the run to go on with")
+
+
+def run(config: RunConfig, context: Context) -> Mapping[str, Any]:
+    """Load, choose, and do what was asked for."""
+    from hotloop.bench.select import select
+
+    if unused := [f"--{name.replace('_', '-')}" for name in WITHOUT_EFFECT if getattr(config, name)]:
+        context.warn(f"without effect: {', '.join(unused)}")
+    benchmarks = load(config.spec)
+    selected = select(benchmarks, config.benchmark, config.tag, config.include_convergence)
+    options = options_of(config, context)
+    if config.list:
+        return bench_show.variants(selected, context)
+    if config.dry_run:
+        return bench_show.commands(selected, options, context)
+    if config.validate:
+        return bench_show.check(selected, options, context)
+    return run_all(selected, options, context, quiet=config.logging in QUIET)
+
+
+def load(files: Sequence[Path]) -> Mapping[str, "Benchmark"]:
+    """The benchmarks of all files; several mistakes are told one a line."""
+    from hotloop.bench.spec import SpecError, load
+
+    try:
+        return load(files)
+    except SpecError as error:
+        mistakes = str(error).splitlines()
+        if len(mistakes) < 2:
+            raise
+        for line in mistakes:
+            print_error(line)
+        raise SpecError(f"{len(mistakes)} mistakes in the benchmark files; nothing was run") from error
+
+
+def run_all(
+    selected: Sequence["Selected"], options: "Options", context: Context, quiet: bool
+) -> Mapping[str, Any]:
+    """Run them; status 1 if any failed."""
+    from hotloop.bench.record import Record
+    from hotloop.bench.results import RECORDS, read_lines
+    from hotloop.bench.runner import run
+
+    try:
+        status = run(selected, options, Quiet(context) if quiet else context)
+    except KeyboardInterrupt as error:
+        said = str(error) or "interrupted"
+        raise KeyboardInterrupt(f"{said}; to go on: --resume --log-dir {options.log_dir}") from None
+    records: list[Record] = read_lines(options.log_dir / RECORDS)
+    counts = {word: sum(one["status"] == word for one in records) for word in STATUSES}
+    result = {"log": options.log_dir, **counts, "results": [brief(one) for one in records]}
+    if status:
+        bench_show.leave(result, context)
+    return result
+
+
+def brief(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record for `--json`: what it is, how it ended, one number a metric."""
+    kept = ("benchmark", "variant", "params", "repeat", "status", "reason", "seconds")
+    metrics = {name: one["value"] for name, one in record["metrics"].items()}
+    return {**{name: record[name] for name in kept}, "metrics": metrics}
+
+
+def folder_of(config: RunConfig) -> Path:
+    """The log folder; a new one each second by default."""
+    return (config.log_dir or Path(f"log_{datetime.now():%Y-%m-%d_%H-%M-%S}")).expanduser().absolute()
+
+
+def options_of(config: RunConfig, context: Context) -> "Options":
+    """What the runner needs of the options."""
+    from hotloop.bench.launch import Settings
+    from hotloop.bench.measure import Limits
+    from hotloop.bench.run_options import Options
+
+    extra = {"JAX_PLATFORMS": PLATFORMS[context.device]} if context.device in PLATFORMS else {}
+    return Options(
+        log_dir=folder_of(config),
+        fail_fast=config.fail_fast,
+        repeats=config.repeats,
+        warm_up=config.warm_up,
+        interleave=config.interleave,
+        resume=config.resume,
+        install=config.install,
+        additional_metrics=config.additional_metrics,
+        csv_metrics=config.csv_metrics,
+        limits=Limits(
+            config.timeout,
+            config.max_log_bytes,
+            period=config.progress_trace_period,
+            monitor=config.monitor,
+            metrics=not config.compile_only,
+        ),
+        settings=Settings(config.compile_only, config.allow_wandb, config.profile, extra=extra),
+    )
+
+
+class Quiet:
+    """A console that keeps everything but warnings, and the table at the end, to itself."""
+
+    def __init__(self, context: Context):
+        self.warn, self.table = context.warn, context.table
+
+    def say(self, text: str) -> None:
+        """Not said."""
+
+
+COMMAND = Command(
+    "run", "Run benchmark files; results and logs go to a folder.", RunConfig, run, epilog=EPILOG
+)
