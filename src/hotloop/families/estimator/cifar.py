@@ -82,7 +82,11 @@ def train(
         estimator.train(images, max_steps=updates)
     else:
         train_and_evaluate(estimator, TrainSpec(images, updates), EvalSpec(tested_images(data)))
-    result = {"seconds": time.perf_counter() - began, "global_step": updates, **estimator.last_run}
+    result = {
+        "seconds": time.perf_counter() - began,
+        "global_step": estimator.latest_checkpoint(),
+        **estimator.last_run,
+    }
     if estimator.last_run:
         console.say(trained_line(result))
     if config.evaluate_every is not None:
