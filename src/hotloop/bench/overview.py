@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hotloop.bench.page import Page, show
+from hotloop.bench.roofline import roofline
 from hotloop.bench.svg import Axis, Chart, Point
+from hotloop.bench.svg_strips import Strip, Strips
 
 Result = Mapping[str, Any]
 
@@ -22,26 +24,6 @@ def hot_loop(points: Sequence[Point]) -> Chart:
     chart.dots(points, colour=0)
     for x, y in (points[0], points[-1]):
         chart.note((x, y), f"{y:,.0f}/s")
-    return chart
-
-
-def roofline(results: Mapping[str, Result]) -> Chart:
-    """Each layer's speed against its arithmetic intensity, under the device's measured limits."""
-    spots = {
-        name: (result["cost"]["flops"] / result["cost"]["bytes"], result["tflops"])
-        for name, result in results.items()
-        if result["cost"]["bytes"]
-    }
-    limits = next(iter(results.values()))["limits"]
-    peak, slope = limits["peak_tflops"], limits["copy_gbps"] / 1e3
-    tflops = Axis("TFLOP/s", log=True, high=8 * peak)  # room for the legend above the lines
-    chart = Chart("Roofline", Axis("arithmetic intensity, FLOP/byte", log=True), tflops)
-    ends = min(x for x, _ in spots.values()), max(*(x for x, _ in spots.values()), 4 * peak / slope)
-    corners = sorted({ends[0], peak / slope, ends[1]})
-    chart.line([(x, min(peak, slope * x)) for x in corners], "measured limits")
-    chart.dots(list(spots.values()), "layers")
-    for name, spot in spots.items():
-        chart.note(spot, name)
     return chart
 
 
@@ -63,15 +45,14 @@ def samples(counts: Sequence[float], edges: Sequence[float]) -> Chart:
     return chart
 
 
-def spread(results: Mapping[str, Result]) -> Chart:
+def spread(results: Mapping[str, Result]) -> Strips:
     """Every timed step of every kernel, relative to that kernel's median."""
-    chart = Chart(
-        "Spread of the timed steps", Axis("kernel, in the table's order"), Axis("time / median", low=0)
-    )
-    for place, result in enumerate(results.values(), 1):
-        middle = result["seconds_per_step"]
-        chart.dots([(place, each / middle) for each in result["seconds"]["all"]], colour=0)
-    return chart
+    rows = []
+    for name, result in results.items():
+        middle, seconds = result["seconds_per_step"], result["seconds"]
+        low, high = (seconds[key] / middle for key in ("p10", "p90"))
+        rows.append(Strip(name, low, 1.0, high, [each / middle for each in seconds["all"]]))
+    return Strips("Spread of the timed steps", Axis("time / median"), rows, at=1.0)
 
 
 def bound(values: Sequence[float], every: int) -> Chart:
@@ -150,9 +131,9 @@ def overview(results: Mapping[str, Any]) -> Page:
     )
     page.charts(
         [
-            (hot_loop(results["hot_loop"]).render(), "Median of the timed calls; compilation is not in it."),
+            (hot_loop(results["hot_loop"]), "Median of the timed calls; compilation is not in it."),
             (
-                learning(results["losses"]).render(),
+                learning(results["losses"]),
                 "The loss of one such run, one point a round of its four batches.",
             ),
         ]
@@ -165,8 +146,8 @@ def overview(results: Mapping[str, Any]) -> Page:
     page.table(COLUMNS, [row(name, result) for name, result in kernels.items()])
     page.charts(
         [
-            (roofline(kernels).render(), "Lines: this device's own measured matrix product and memory copy."),
-            (spread(kernels).render(), "One dot a timed call."),
+            (roofline(kernels), "Lines: this device's own measured matrix product and memory copy."),
+            (spread(kernels), "One dot a timed call; boxes are p10 to p90."),
         ]
     )
     page.heading("Hamiltonian Monte Carlo")
@@ -179,7 +160,7 @@ def overview(results: Mapping[str, Any]) -> Page:
     )
     histogram = results["histogram"]
     chart = samples(histogram["counts"], histogram["edges"])
-    page.charts([(chart.render(), f"{sum(histogram['counts']):,} chains, 20 steps each.")])
+    page.charts([(chart, f"{sum(histogram['counts']):,} chains, 20 steps each.")])
     _vae(page, results["vcd"])
     _tastes(page, results["recommender"])
     _objects(page, results["estimator"])
@@ -195,7 +176,7 @@ def _tastes(page: Page, found: Result) -> None:
         f"{found['users_per_second']:,.0f} users a second, ratings sparse on the device and made dense inside the "
         "compiled loop. The error is that of ratings it has not seen."
     )
-    page.charts([(errors(found["rmse"], found["biases"]).render(), "One point an epoch.")])
+    page.charts([(errors(found["rmse"], found["biases"]), "One point an epoch.")])
 
 
 def _objects(page: Page, found: Result) -> None:
@@ -205,7 +186,7 @@ def _objects(page: Page, found: Result) -> None:
         f"{found['images_per_second']:,.0f} images a second, and {100 * found['test_accuracy']:.0f} % of the objects "
         "that it has not seen told right after a few seconds. The curve is what a hook saw."
     )
-    page.charts([(accuracies(found["accuracy"], found["updates"]).render(), "Means over a few updates.")])
+    page.charts([(accuracies(found["accuracy"], found["updates"]), "Means over a few updates.")])
 
 
 def _vae(page: Page, vae: Result) -> None:
@@ -217,9 +198,9 @@ def _vae(page: Page, vae: Result) -> None:
     )
     page.charts(
         [
-            (bound(vae["elbo"], 15).render(), "1,500 updates of the ELBO."),
+            (bound(vae["elbo"], 15), "1,500 updates of the ELBO."),
             (
-                refined(vae["log_joint_z0"], vae["log_joint_zt"]).render(),
+                refined(vae["log_joint_z0"], vae["log_joint_zt"]),
                 "60 updates, 8 HMC iterations each.",
             ),
             (

@@ -26,6 +26,7 @@ def report(found: Sources, title: str = "Benchmarks") -> Page:
     if found.peers:
         peers(page, found.peers)
     if found.records:
+        watched(page, found.records)
         machines(page, found.records)
     return page
 
@@ -36,7 +37,7 @@ def lead(found: Sources) -> str:
     failed = sum(record["status"] not in ("passed", "skipped") for record in found.records)
     parts = [
         f"{len(found.records)} runs of {len(variants)} variants, {failed} failed" if found.records else "",
-        f"{len(found.kernels)} kernels" if found.kernels else "",
+        f"{sum(map(len, found.kernels.values()))} kernels" if found.kernels else "",
         f"{len(found.peers)} comparisons with peers" if found.peers else "",
         *sorted({device(record) for record in found.records}),
     ]
@@ -66,10 +67,10 @@ def runs(page: Page, records: Sequence[Record]) -> None:
             page.charts(charts)
 
 
-def rooflines(page: Page, kernels: Mapping[str, Any], ceilings: Mapping[str, Any]) -> None:
+def rooflines(page: Page, kernels: Mapping[str, Mapping[str, Any]], ceilings: Mapping[str, Any]) -> None:
     """A chart and a table of each device's kernels."""
     page.heading("Roofline of the kernels")
-    for name, shown in roofline.by_device(kernels).items():
+    for name, shown in kernels.items():
         limits = ceilings.get(name)
         page.charts(
             [(roofline.roofline(shown, limits), f"{name}: lines are its own measured product and copy.")]
@@ -94,6 +95,21 @@ def peers(page: Page, rows: Sequence[report_peers.PeerRow]) -> None:
         ]
     )
     page.table(report_peers.COLUMNS, [report_peers.cells(row) for row in rows])
+
+
+def watched(page: Page, records: Sequence[Record]) -> None:
+    """How busy the machine was during the last run of each variant, where that was watched."""
+    last = {record["variant"]: record.get("monitor") or {} for record in records}
+    names = [name for name in dict.fromkeys(n for each in last.values() for n in each) if name != "samples"]
+    rows = [
+        [variant, *(said.get(name, {}).get(key) for name in names for key in ("mean", "max"))]
+        for variant, said in last.items()
+        if len(said) > 1
+    ]
+    if rows:
+        page.heading("While they ran")
+        columns = (f"{name.replace('_', ' ')}, {key}" for name in names for key in ("mean", "max"))
+        page.table(["variant", *columns], rows)
 
 
 def machines(page: Page, records: Sequence[Record]) -> None:

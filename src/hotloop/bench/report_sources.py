@@ -20,10 +20,10 @@ Result = Mapping[str, Any]
 
 @dataclass
 class Sources:
-    """All that was found, and the names of files in folders that were none of it."""
+    """All that was found, kernels and ceilings by device, and the names of files in folders that were none of it."""
 
     records: list[Record] = field(default_factory=list)
-    kernels: dict[str, Result] = field(default_factory=dict)
+    kernels: dict[str, dict[str, Result]] = field(default_factory=dict)
     peers: list[PeerRow] = field(default_factory=list)
     ceilings: dict[str, Result] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
@@ -74,23 +74,22 @@ def _document(document: Any, name: str, found: Sources) -> bool:
     if is_peers(document):
         found.peers += peer_rows(document, name)
         return True
-    kernels = _kernels(document, name)
-    found.kernels |= kernels
-    return bool(kernels)
+    return _add_kernels(document, name, found)
 
 
-def _kernels(document: Result, name: str) -> dict[str, Result]:
+def _add_kernels(document: Result, name: str, found: Sources) -> bool:
     """Kernels of one result, of `hotloop kernel all`, or of the demo."""
-    if is_kernel(document):
-        return {name: document}
     several = document.get("kernels") or document.get("results")
-    if not isinstance(several, Mapping):
-        return {}
-    return {each: result for each, result in several.items() if is_kernel(result)}
+    each = {name: document} if is_kernel(document) else several if isinstance(several, Mapping) else {}
+    kernels = {one: result for one, result in each.items() if is_kernel(result)}
+    for one, result in kernels.items():
+        where = str(result.get("device") or document.get("device") or "unknown")
+        found.kernels.setdefault(where, {})[one] = result
+    return bool(kernels)
 
 
 def _printed_kernels(found: Sources) -> None:
     """Kernels among the benchmarks: their runs printed a result that can stand on a roofline; the last one counts."""
     for record in found.records:
         if record["status"] == "passed" and (result := printed_result(record)) is not None:
-            found.kernels |= _kernels(result, record["variant"])
+            _add_kernels(result, record["variant"], found)

@@ -19,15 +19,6 @@ def is_kernel(result: Any) -> bool:
     return isinstance(result, Mapping) and needed <= result.keys() and bool(result["cost"].get("bytes"))
 
 
-def by_device(kernels: Mapping[str, Result]) -> dict[str, dict[str, Result]]:
-    """Kernels apart by the device they ran on."""
-    found: dict[str, dict[str, Result]] = {}
-    for name, result in kernels.items():
-        if is_kernel(result):
-            found.setdefault(str(result.get("device", "")), {})[name] = result
-    return found
-
-
 def roofline(kernels: Mapping[str, Result], ceilings: Result | None = None) -> Chart:
     """The chart of one device's kernels."""
     spots = {name: spot(result) for name, result in kernels.items() if is_kernel(result)}

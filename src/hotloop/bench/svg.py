@@ -12,7 +12,7 @@ from html import escape
 from itertools import pairwise
 
 WIDTH, HEIGHT = 640, 380
-LEFT, RIGHT, TOP, BOTTOM = 80, 16, 16, 56
+LEFT, RIGHT, TOP, BOTTOM = 88, 16, 16, 56
 COLOURS = 6
 LINE = 22  # height of a line of text
 
@@ -169,7 +169,7 @@ def _grid(x: Axis, y: Axis, x_range: tuple[float, float], y_range: tuple[float, 
         parts.append(
             f'<text class="tick" x="{LEFT - 8}" y="{py + 4:.1f}" text-anchor="end">{number(value)}</text>'
         )
-    turn = f' transform="translate(18 {(TOP + base) / 2}) rotate(-90)"'
+    turn = f' transform="translate(16 {(TOP + base) / 2}) rotate(-90)"'
     return [
         *parts,
         text("label", (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, x.label, "middle"),

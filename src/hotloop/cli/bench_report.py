@@ -38,7 +38,7 @@ def run(config: Report, context: Context) -> Mapping[str, Any]:
     return {
         "page": str(path),
         "runs": len(found.records),
-        "kernels": len(found.kernels),
+        "kernels": sum(map(len, found.kernels.values())),
         "peers": len(found.peers),
     }
 

@@ -1,0 +1,214 @@
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from bench_logs import log_folder, record, repeats
+from demo_results import kernel
+from hotloop.bench.report import report
+from hotloop.bench.report_peers import peer_rows
+from hotloop.bench.report_sources import gather
+from hotloop.cli.bench_report import COMMAND, Report
+from hotloop.cli.console import Context
+from hotloop.cli.main import execute
+from hotloop.errors import DataError, OptionError
+
+VALUES = [100, 101, 99, 100.5]
+REAL = Path(__file__).parents[2] / "benchmarks" / "results"
+
+
+class Outline(HTMLParser):
+    """Headings, links and rows of a page."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.links, self.headings, self.rows, self._in = [], [], [], ""
+        self.feed(html)
+
+    def handle_starttag(self, tag, attributes):
+        found = dict(attributes)
+        self.links += [found[name] for name in ("src", "href") if name in found]
+        self._in = tag
+        if tag == "tr":
+            self.rows.append([])
+
+    def handle_data(self, data):
+        if self._in == "h2":
+            self.headings.append(data)
+        elif self._in in ("td", "th") and data.strip():
+            self.rows[-1].append(data)
+        self._in = ""
+
+    def row(self, *start):
+        return next(row for row in self.rows if row[: len(start)] == list(start))
+
+
+@pytest.fixture
+def page():
+    return lambda *paths: Outline(report(gather(list(paths))).render())
+
+
+def day(number, runs):
+    return [run | {"start": f"2026-01-0{number}T00:00:00+00:00"} for run in runs]
+
+
+def test_the_summary_tells_median_interval_spread_and_device(page, tmp_path):
+    found = page(log_folder(tmp_path / "a", repeats("x", VALUES)))
+    row = found.row("x", "throughput")
+    assert row[2:4] == ["100.2", "samples/sec"]
+    assert row[6:] == ["4", "–", "a <fast> device"]
+    assert found.headings == ["Summary", "Spread of repeats", "Machines"]
+
+
+def test_the_page_needs_nothing_from_outside(page, tmp_path):
+    found = page(log_folder(tmp_path / "a", repeats("x", VALUES)), REAL)
+    assert all(link.startswith(("data:", "#")) for link in found.links)
+
+
+def test_folders_are_ordered_by_time_and_the_last_is_judged_against_the_one_before(page, tmp_path):
+    new = log_folder(tmp_path / "a", day(2, repeats("x", [value * 2 for value in VALUES])), commit="fffffff")
+    old = log_folder(tmp_path / "b", day(1, repeats("x", VALUES)))
+    found = page(new, old)
+    assert "History" in found.headings
+    assert found.row("x", "throughput")[2] == "200.5"
+    assert found.row("x", "throughput")[7] == "FAST 2.000"
+    assert found.row("x", "latency")[7] == "FAST 0.500"
+    assert [row[1] for row in found.rows if row[0] == "x" and row[1].endswith("+")][:2] == [
+        "0123456+",
+        "fffffff+",
+    ]
+
+
+def test_two_devices_have_no_common_history(page, tmp_path):
+    one = log_folder(tmp_path / "a", repeats("x", VALUES), device="one")
+    two = log_folder(tmp_path / "b", repeats("x", VALUES), device="two")
+    found = page(one, two)
+    assert "History" not in found.headings
+    assert [row[-1] for row in found.rows if row[:2] == ["x", "throughput"]] == ["one", "two"]
+
+
+def test_runs_that_failed_are_shown_with_their_reason(page, tmp_path):
+    failed = record("y", 1, status="timeout", reason="longer than 5 <s>", metrics={})
+    found = page(log_folder(tmp_path / "a", [*repeats("x", VALUES), failed]))
+    assert found.row("y")[2:4] == ["timeout", "longer than 5 <s>"]
+
+
+def test_variants_of_several_batch_sizes_give_throughput_against_latency(page, tmp_path):
+    runs = [
+        run for size in (1, 8) for run in repeats(f"x_batch_{size}", VALUES, params={"batch_size": str(size)})
+    ]
+    assert "Throughput and latency" in page(log_folder(tmp_path / "a", runs)).headings
+    assert "Throughput and latency" not in page(log_folder(tmp_path / "b", runs[:4])).headings
+
+
+def test_without_a_measured_latency_it_is_batch_size_over_throughput(tmp_path):
+    runs = [
+        run for size in (1, 8) for run in repeats(f"x_batch_{size}", VALUES, params={"batch_size": str(size)})
+    ]
+    for run in runs:
+        del run["metrics"]["latency"]
+    html = report(gather([log_folder(tmp_path, runs)])).render()
+    assert "batch size / throughput, ms" in html
+    assert f'data-value="{8 / 100.25 * 1e3}"' in html
+
+
+def test_one_run_shows_the_readings_inside_it(page, tmp_path):
+    run = record("x", 10)
+    run["metrics"] = {"throughput": {"value": 10, "unit": "", "values": [9, 10, 11]}}
+    found = page(log_folder(tmp_path, [run]))
+    assert "Spread of repeats" in found.headings
+    assert found.row("x", "0.95")[-1] == "0.9 1 1.1"
+
+
+def test_how_busy_the_machine_was_is_shown_where_it_was_watched(page, tmp_path):
+    busy = {"samples": 2, "host_cpu_percent": {"mean": 50.0, "max": 90.0}}
+    found = page(log_folder(tmp_path, [record("x", 1, monitor=busy), record("y", 1, monitor={"samples": 0})]))
+    assert found.row("x", "50") == ["x", "50", "90"]
+
+
+def test_kernels_stand_on_a_roofline_from_files_and_from_what_runs_printed(page, tmp_path):
+    one = kernel(1e6, 1e5, 0.02) | {"device": "d", "mode": "training", "dtype": "float16"}
+    log = log_folder(tmp_path / "log", repeats("printed", VALUES))
+    (log / "printed").mkdir()
+    (log / "printed/stdout").write_text(json.dumps(one))
+    (tmp_path / "all.json").write_text(json.dumps({"results": {"dense": one, "hmc": {"tflops": 1}}}))
+    (tmp_path / "alone.json").write_text(json.dumps(one))
+    limits = {"device": "d", "matmul_tflops": {"bfloat16": 0.5, "float32": 0.1}, "copy_gbps": 20.0}
+    (tmp_path / "devices.json").write_text(json.dumps({"ceilings": limits}))
+    found = page(log, *(tmp_path / f"{name}.json" for name in ("all", "alone", "devices")))
+    shown = [row[0] for row in found.rows if row[1:3] == ["training", "float16"]]
+    assert shown == ["dense", "alone", "printed"]
+    assert found.row("bfloat16")[1:] == ["6.25", "0.125"]  # under the slope of the copy, 20 GB/s
+    assert found.row("training", "10")[2] == "0.02"
+
+
+def test_kernels_of_one_name_on_two_devices_are_both_shown(page, tmp_path):
+    for device in ("one", "two"):
+        (tmp_path / f"{device}.json").write_text(
+            json.dumps({"results": {"dense": kernel(1e6, 1e5, 0.02) | {"device": device, "mode": "m"}}})
+        )
+    found = page(tmp_path)
+    assert sum(row[:2] == ["dense", "m"] for row in found.rows) == 2
+
+
+def test_peers_of_every_shape_become_rows_of_one():
+    where = {"environment": {"platform": "cpu", "cpu": "P", "cores": 2}, "date": "2026-01-01"}
+    same = {"ratio": 2.0, "ratio_low": 1.5, "ratio_high": 2.5, "floor": 1.1}
+    shapes = [
+        [{"case": "rnn", "dtype": "float32", "ours_us": 1.0, "torch_us": 2.0, **same}],
+        [{"shape": "rnn", "precision": "Policy(compute=dtype('float32'))", "ours": {"milliseconds": 1.0},
+          "torch": {"milliseconds": 2.0}, **same}],
+        [{"side": "ours", "case": "rnn, float32", "milliseconds": 1.0, "ratio": 1.0},
+         {"side": "torch", "case": "rnn, float32", "milliseconds": 2.0, **same}],
+    ]  # fmt: skip
+    for results in shapes:
+        (row,) = peer_rows({"results": results, **where}, "2026-01-01_kernels_cpu")
+        assert (row.family, row.case, row.peer, row.ours, row.theirs) == (
+            "kernels",
+            "rnn, float32",
+            "torch",
+            1,
+            2,
+        )
+        assert (row.ratio, row.low, row.high, row.floor, row.device) == (2.0, 1.5, 2.5, 1.1, "P, 2 cores")
+
+
+def test_the_comparisons_kept_in_the_repository_can_be_shown(page):
+    found = page(REAL)
+    assert found.headings == ["Beside other programs"]
+    assert {row[0] for row in found.rows if row[2:3] == ["torch"]} >= {"kernels", "cnn", "recommender", "vcd"}
+
+
+def test_the_command_writes_the_page_and_names_what_it_left_out(tmp_path, capsys):
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files/other.json").write_text("{}")
+    log = log_folder(tmp_path / "a", repeats("x", VALUES))
+    words = [
+        str(log),
+        str(tmp_path / "files"),
+        "-o",
+        str(tmp_path / "deep/page.html"),
+        "--title",
+        "A & B",
+        "--json",
+    ]
+    execute(COMMAND, "hotloop bench report", words)
+    said = capsys.readouterr()
+    assert json.loads(said.out)["runs"] == 4
+    assert "other.json" in said.err
+    assert "<h1>A &amp; B</h1>" in (tmp_path / "deep/page.html").read_text()
+
+
+@pytest.mark.parametrize(("text", "said"), [("{}", "holds no results"), ("x", "cannot be read as JSON")])
+def test_a_file_of_something_else_is_told(tmp_path, text, said):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(DataError, match=said):
+        gather([tmp_path / "a.json"])
+
+
+def test_an_empty_folder_and_no_results_at_all_are_told(tmp_path):
+    with pytest.raises(DataError, match="has neither"):
+        gather([tmp_path])
+    with pytest.raises(OptionError, match="at least one"):
+        COMMAND.run(Report(results=()), Context())
