@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.bench.svg import Axis, Chart, number, ticks
+from hotloop.bench.svg import Chart
+from hotloop.bench.svg_axes import Axis, number, ticks
+from hotloop.bench.svg_strips import Strip, Strips
 
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6))
@@ -18,8 +20,10 @@ def test_linear_ticks_are_few_evenly_spaced_and_inside(low, width):
     assert all(math.isclose(gap, gaps[0], rel_tol=1e-6) for gap in gaps)
 
 
-def test_logarithmic_ticks_are_powers_of_ten():
+def test_logarithmic_ticks_are_powers_of_ten_and_more_where_there_are_few():
     assert ticks(0.5, 2000, log=True) == [1, 10, 100, 1000]
+    assert ticks(0.7, 3, log=True) == [1, 2]
+    assert ticks(1.5, 6, log=True) == [2, 5]
 
 
 @pytest.mark.parametrize(
@@ -56,3 +60,34 @@ def test_points_that_cannot_be_drawn_are_left_out():
     chart = Chart("t", Axis("x", log=True), Axis("y"))
     chart.dots([(0, 1), (1, float("nan")), (1, 1), (2, 2)])
     assert chart.render().count("<circle") == 2
+
+
+def test_the_numbers_of_a_chart_can_be_read_without_it():
+    chart = Chart("t", Axis("commit", names=("abc", "def")), Axis("ms"))
+    chart.range(1, 2.0, 4.0)
+    chart.dots([(1, 3.0), (2, 5.0)], "lstm")
+    assert chart.table() == (["series", "commit", "ms"], [["lstm", "abc", 3.0], ["lstm", "def", 5.0]])
+    assert ">abc</text>" in chart.render()
+    assert chart.render().count('class="whisker') == 1
+
+
+def test_notes_at_one_place_do_not_cover_each_other():
+    chart = Chart("t", Axis("x"), Axis("y"))
+    chart.dots([(0, 0), (1, 1)])
+    for name in ("one", "two", "three"):
+        chart.note((0, 0), name)
+    notes = [e for e in ElementTree.fromstring(chart.render()).iter("text") if e.get("class") == "note"]
+    heights = sorted(float(note.get("y")) for note in notes)
+    assert all(b - a >= 15 for a, b in pairwise(heights))
+
+
+def test_strips_show_every_row_its_values_and_the_line_at_one():
+    rows = [Strip("a & b", 0.9, 1.0, 1.2, [0.9, 1.0, 1.2]), Strip("x" * 99, 1.0, 2.0, math.inf)]
+    chart = Strips("t", Axis("ratio", log=True), rows, at=1.0)
+    root = ElementTree.fromstring(chart.render())
+    tags = [(element.tag, element.get("class", "").split(" ")[0]) for element in root.iter()]
+    assert tags.count(("circle", "dot")) == 3
+    assert tags.count(("rect", "box")) == 1  # the other has no end
+    assert tags.count(("line", "middle")) == 2
+    assert max(len(element.text or "") for element in root.iter("text")) <= 56
+    assert chart.table()[1][1] == ["x" * 99, 1.0, 2.0, math.inf, ""]

@@ -9,7 +9,8 @@ from typing import Any
 
 from hotloop.bench.page import Page, show
 from hotloop.bench.roofline import roofline
-from hotloop.bench.svg import Axis, Chart, Point
+from hotloop.bench.svg import Chart, Point
+from hotloop.bench.svg_axes import Axis
 from hotloop.bench.svg_strips import Strip, Strips
 
 Result = Mapping[str, Any]

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hotloop.bench.svg import Axis
+from hotloop.bench.svg_axes import Axis
 from hotloop.bench.svg_strips import Strip, Strips
 
 Cell = str | float | None

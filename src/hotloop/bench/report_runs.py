@@ -11,7 +11,8 @@ from itertools import groupby
 from hotloop.bench.compare import RATE, direction
 from hotloop.bench.results import Record, Sample, commit, device, samples
 from hotloop.bench.statistics import bootstrap, spread, verdict
-from hotloop.bench.svg import COLOURS, Axis, Chart
+from hotloop.bench.svg import COLOURS, Chart
+from hotloop.bench.svg_axes import Axis
 from hotloop.bench.svg_strips import Strip, Strips
 
 Cell = str | float | None

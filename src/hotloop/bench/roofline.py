@@ -7,7 +7,8 @@ what the device's own kernels were judged by. It reads JSON and measures nothing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hotloop.bench.svg import Axis, Chart, Point
+from hotloop.bench.svg import Chart, Point
+from hotloop.bench.svg_axes import Axis
 
 Result = Mapping[str, Any]
 NOTES = 12  # names that still find room beside their dots

@@ -11,49 +11,16 @@ from dataclasses import dataclass, field
 from html import escape
 from itertools import pairwise
 
+from hotloop.bench.svg_axes import Axis, marks_of, number, scale, text, ticks
+
+__all__ = ["COLOURS", "RIGHT", "WIDTH", "Axis", "Chart", "Point"]
+
 WIDTH, HEIGHT = 640, 380
 LEFT, RIGHT, TOP, BOTTOM = 88, 16, 16, 56
 COLOURS = 6
 LINE = 22  # height of a line of text
 
 Point = tuple[float, float]
-
-
-@dataclass(frozen=True)
-class Axis:
-    """One axis: its label, whether it is logarithmic, names for 1, 2, ...; the range is the data's unless given."""
-
-    label: str
-    log: bool = False
-    low: float | None = None
-    high: float | None = None
-    names: tuple[str, ...] = ()
-
-    def place(self, value: float) -> float:
-        """The value on the axis's own (possibly logarithmic) scale."""
-        return math.log10(value) if self.log else value
-
-
-def ticks(low: float, high: float, log: bool, most: int = 6) -> list[float]:
-    """Round numbers between two ends: powers of ten, or steps of 1, 2 or 5 on a linear axis."""
-    if log:
-        first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
-        every = max(1, math.ceil((last - first + 1) / most))
-        return [10.0**e for e in range(first, last + 1, every)]
-    step = 10 ** math.floor(math.log10((high - low) / most))
-    step = next(step * m for m in (1, 2, 5, 10) if (high - low) / (step * m) <= most)
-    return [step * i for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
-
-
-def number(value: float) -> str:
-    """A number for people: three significant digits, k / M / G for large ones."""
-    size = abs(value)
-    for limit, suffix in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if size >= limit:
-            return f"{value / ({'G': 1e9, 'M': 1e6, 'k': 1e3}[suffix]):.3g}{suffix}"
-    if size >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.3g}"
 
 
 @dataclass
@@ -150,12 +117,6 @@ class Chart:
         return "\n".join([*parts, "</g></svg>"])
 
 
-def scale(axis: Axis, value: float, ends: tuple[float, float], start: float, stop: float) -> float:
-    """Where a value lies between two places of the drawing."""
-    low, high = axis.place(ends[0]), axis.place(ends[1])
-    return start + (axis.place(value) - low) / (high - low) * (stop - start)
-
-
 def _grid(x: Axis, y: Axis, x_range: tuple[float, float], y_range: tuple[float, float]) -> list[str]:
     base = HEIGHT - BOTTOM
     parts = [f'<line class="axis" x1="{LEFT}" y1="{base}" x2="{WIDTH - RIGHT}" y2="{base}"/>']
@@ -175,19 +136,6 @@ def _grid(x: Axis, y: Axis, x_range: tuple[float, float], y_range: tuple[float, 
         text("label", (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, x.label, "middle"),
         text("label", 0, 0, y.label, "middle", turn),
     ]
-
-
-def marks_of(axis: Axis, ends: tuple[float, float]) -> list[tuple[float, str]]:
-    """Where an axis has its ticks and what they say; of many names every second, third, ... one."""
-    if not axis.names:
-        return [(value, number(value)) for value in ticks(*ends, axis.log)]
-    every = math.ceil(len(axis.names) / 6)
-    return [(place, name) for place, name in enumerate(axis.names, 1) if (place - 1) % every == 0]
-
-
-def text(css: str, x: float, y: float, said: str, anchor: str = "start", more: str = "") -> str:
-    """A piece of text in the drawing."""
-    return f'<text class="{css}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more}>{escape(said)}</text>'
 
 
 def _draw(
@@ -212,15 +160,17 @@ def _draw(
 
 
 def _notes(notes: list[tuple[float, float, str]]) -> list[str]:
-    """Notes beside their points; one that would cover another moves down."""
+    """Notes beside their points; one that would cover another moves down, or up where the axis is near."""
     parts: list[str] = []
-    taken: list[Point] = []
+    taken: list[tuple[float, float, float]] = []  # left and right end, height
     for x, y, said in sorted(notes, key=lambda note: note[1]):
-        while any(abs(x - a) < 9 * len(said) and abs(y - b) < LINE - 4 for a, b in taken):
-            y += 4
-        taken.append((x, y))
-        left = x > WIDTH * 0.7
-        parts.append(text("note", x + (-7 if left else 7), y - 6, said, "end" if left else "start"))
+        at_left, width = x > WIDTH * 0.7, 9.0 * len(said)
+        start = x - 7 - width if at_left else x + 7
+        step = -4 if y > HEIGHT - BOTTOM - 2 * LINE else 4
+        while any(start < b and a < start + width and abs(y - h) < LINE - 5 for a, b, h in taken):
+            y += step
+        taken.append((start, start + width, y))
+        parts.append(text("note", x + (-7 if at_left else 7), y - 6, said, "end" if at_left else "start"))
     return parts
 
 

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from hotloop.bench.svg import RIGHT, WIDTH, Axis, marks_of, number, scale, text
+from hotloop.bench.svg import RIGHT, WIDTH
+from hotloop.bench.svg_axes import Axis, marks_of, number, scale, text
 
 LEFT, TOP, ROW, BOTTOM = 16, 8, 52, 56
 LONGEST = 56  # characters of a name that fit; the tooltip and the table have all of it
