@@ -60,15 +60,23 @@ class Capture:
             _copy(ring, 0, written, self._file)
             return
         # Half a line could hold half a number: both sides end where a line does.
-        kept = _after_newline(self._file, max(0, self.head - WINDOW), self.head, last=True)
+        kept = _last_line_end(self._file, self.head)
         self._file.truncate(kept)
         self._file.seek(kept)
-        place = written % self.tail
-        start = _after_newline(ring, place, min(place + WINDOW, self.tail), last=False)
-        self.left_out = self.total - kept - (self.tail - (start - place))
+        place = written % self.tail  # the oldest byte of the ring
+        start = self._first_line(ring, place)
+        self.left_out = self.total - kept - (self.tail - start)
         _write(self._file, f"[hotloop: {self.left_out} bytes left out here]\n".encode())
-        _copy(ring, start, self.tail, self._file)
-        _copy(ring, 0, place, self._file)
+        _copy(ring, place + start, self.tail, self._file)
+        _copy(ring, max(0, place + start - self.tail), place, self._file)
+
+    def _first_line(self, ring: BinaryIO, place: int) -> int:
+        """How far behind the oldest byte the first whole line begins."""
+        ring.seek(place)
+        window = ring.read(WINDOW)
+        ring.seek(0)
+        window += ring.read(min(place, WINDOW - len(window)))
+        return window.find(b"\n") + 1
 
 
 def _write(file: BinaryIO, chunk: bytes) -> None:
@@ -78,12 +86,12 @@ def _write(file: BinaryIO, chunk: bytes) -> None:
         view = view[file.write(view) :]
 
 
-def _after_newline(file: BinaryIO, start: int, end: int, *, last: bool) -> int:
-    """The place after the first or last line end between two places; a line without any is kept as it is."""
+def _last_line_end(file: BinaryIO, size: int) -> int:
+    """The place after the last line end of a file; its size where the last line is very long."""
+    start = max(0, size - WINDOW)
     file.seek(start)
-    window = file.read(end - start)
-    found = window.rfind(b"\n") if last else window.find(b"\n")
-    return start + found + 1 if found >= 0 else (end if last else start)
+    found = file.read(size - start).rfind(b"\n")
+    return start + found + 1 if found >= 0 else size
 
 
 def _copy(source: BinaryIO, start: int, end: int, target: BinaryIO) -> None:

@@ -26,9 +26,10 @@ from hotloop.errors import OptionError, RunError
 
 SHOWN_LINES = 12
 NOTHING: dict[str, Any] = {
+    "status": None,
+    "reason": None,
     "command": None,
     "hotloop_command": None,
-    "reason": None,
     "exitcode": None,
     "start": None,
     "end": None,
@@ -94,7 +95,7 @@ class Runner:
         self.done = {(record["variant"], record["repeat"]) for record in results.records}
         self.failed = False
         self.ready: dict[str, Settings | LaunchError] = {}
-        where = provenance({str(file): name for file, name in self.specs.items()}, _home(selected))
+        where = provenance({str(file.resolve()): name for file, name in self.specs.items()}, _home(selected))
         self.commit = where["commit"]
         self.provenance = add_provenance(self.log, where)
 
@@ -150,7 +151,7 @@ class Runner:
             "repeat": repeat,
             **NOTHING,
             "env": dict(one.variant.env or one.benchmark.env),
-            "spec": {"file": str(file), "sha256": self.specs[file]},
+            "spec": {"file": str(file.resolve()), "sha256": self.specs[file]},
             "provenance": self.provenance,
         }
 
