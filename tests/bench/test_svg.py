@@ -65,6 +65,7 @@ def test_points_that_cannot_be_drawn_are_left_out():
 def test_the_numbers_of_a_chart_can_be_read_without_it():
     chart = Chart("t", Axis("commit", names=("abc", "def")), Axis("ms"))
     chart.range(1, 2.0, 4.0)
+    chart.line([(1, 3.0), (2, 5.0)])
     chart.dots([(1, 3.0), (2, 5.0)], "lstm")
     assert chart.table() == (["series", "commit", "ms"], [["lstm", "abc", 3.0], ["lstm", "def", 5.0]])
     assert ">abc</text>" in chart.render()

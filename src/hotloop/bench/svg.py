@@ -72,9 +72,11 @@ class Chart:
 
     def table(self) -> tuple[list[str], list[list[str | float]]]:
         """Every point in words and numbers, for readers who do not see the chart."""
-        shown = [
-            (label, point) for kind, label, points, _ in self._marks if kind != "range" for point in points
-        ]
+        series: dict[tuple[Point, ...], str] = {}
+        for kind, label, points, _ in self._marks:
+            if kind != "range":
+                series[points] = label or series.get(points, "")  # a line and its dots are told once
+        shown = [(label, point) for points, label in series.items() for point in points]
         named = any(label for label, _ in shown)
         rows = [[*([label] if named else []), self._name(x), y] for label, (x, y) in shown]
         return [*(["series"] if named else []), self.x.label, self.y.label], rows
