@@ -36,7 +36,7 @@ def test_the_old_files_parameters_are_filled_in(old: dict[str, Benchmark]) -> No
     _, last = old["tf2_resnet50_serving_throughput"].variants
     assert "--config resnet50_infer_bs32 --batch-size 32 --port 8502" in last.cmd
     (convergence,) = old["tf2_resnet50_train_real_pod16_conv"].variants
-    assert """'{"run_name": "tf2_resnet50_train_real_pod16_conv"}'""" in convergence.cmd
+    assert convergence.cmd.endswith("--wandb --wandb-run-name tf2_resnet50_train_real_pod16_conv")
 
 
 def test_the_old_files_say_what_is_skipped_what_converges_and_what_needs_data(
