@@ -50,7 +50,7 @@ def page():
 
 
 def day(number, runs):
-    return [run | {"start": f"2026-01-0{number}T00:00:00+00:00"} for run in runs]
+    return [run | {"start": 86400.0 * number} for run in runs]
 
 
 def test_the_summary_tells_median_interval_spread_and_device(page, tmp_path):
@@ -78,6 +78,12 @@ def test_folders_are_ordered_by_time_and_the_last_is_judged_against_the_one_befo
         "0123456+",
         "fffffff+",
     ]
+
+
+def test_folders_of_one_commit_are_told_apart_by_their_time(page, tmp_path):
+    folders = [log_folder(tmp_path / str(n), day(n, repeats("x", VALUES))) for n in (1, 2)]
+    names = [row[1] for row in page(*folders).rows if row[0] == "x"]
+    assert {"01-02 00:00", "01-03 00:00"} <= set(names)
 
 
 def test_two_devices_have_no_common_history(page, tmp_path):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from hotloop.bench.compare import RATE, direction
-from hotloop.bench.results import Record, Sample, commit, device, samples
+from hotloop.bench.results import Record, Sample, commit, device, samples, start
 from hotloop.bench.statistics import bootstrap, spread, verdict
 from hotloop.bench.svg import COLOURS, Chart
 from hotloop.bench.svg_axes import Axis
@@ -51,8 +51,8 @@ def sessions(records: Sequence[Record]) -> list[Session]:
         apart.setdefault((record["folder"], device(record)), []).append(record)
     found = []
     for (_, name), runs in apart.items():
-        when = min(str(run.get("start") or "") for run in runs)
-        found.append(Session(commit(runs[0]) or when[:16].replace("T", " "), when, name, samples(runs)))
+        when = min(start(run) for run in runs)
+        found.append(Session(commit(runs[0]) or when[5:16], when, name, samples(runs)))
     return sorted(found, key=lambda session: session.when)
 
 
@@ -97,8 +97,8 @@ def histories(found: Sequence[Session]) -> list[tuple[Chart, str]]:
         for key in often:
             groups.setdefault((known[key].benchmark, key[1]), []).append(key)
         for (benchmark, metric), shown in groups.items():
-            for start in range(0, len(shown), COLOURS):
-                chart = _history(past, shown[start : start + COLOURS], known[shown[0]])
+            for first in range(0, len(shown), COLOURS):
+                chart = _history(past, shown[first : first + COLOURS], known[shown[0]])
                 charts.append((chart, f"{benchmark}: {metric} on {name}, oldest first."))
     return charts
 
@@ -106,7 +106,7 @@ def histories(found: Sequence[Session]) -> list[tuple[Chart, str]]:
 def _history(past: Sequence[Session], keys: Sequence[tuple[str, str]], one: Sample) -> Chart:
     names = tuple(session.name for session in past)
     if len(set(names)) < len(names):
-        names = tuple(session.when[5:16].replace("T", " ") for session in past)
+        names = tuple(session.when[5:16] for session in past)
     label = f"{one.metric}, {one.unit}" if one.unit else one.metric
     chart = Chart(
         f"{one.benchmark}: {one.metric} over time", Axis("commit or time", names=names), Axis(label)
@@ -130,8 +130,8 @@ def distributions(records: Sequence[Record]) -> list[tuple[Strips, str]]:
     for metric in dict.fromkeys(metric for _, metric in found):
         shown = {variant: values for (variant, each), values in found.items() if each == metric}
         names = list(shown)
-        for start in range(0, len(names), ROWS):
-            rows = [_strip(name, shown[name]) for name in names[start : start + ROWS]]
+        for first in range(0, len(names), ROWS):
+            rows = [_strip(name, shown[name]) for name in names[first : first + ROWS]]
             chart = Strips(f"Spread of {metric}", Axis(f"{metric} / its median"), rows, at=1.0)
             charts.append((chart, f"{metric}: each dot is a run{ONE_RUN}; the box is the middle half."))
     return charts

@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,12 @@ def commit(record: Record) -> str:
     source = machine if machine.get("commit") else machine.get("hotloop") or {}
     said = source.get("commit") or ""
     return f"{said[:7]}{'+' if said and source.get('dirty') else ''}"
+
+
+def start(record: Record) -> str:
+    """When a run began, as text that sorts: "2026-01-31 12:00:00" in UTC; "" if unknown."""
+    said = record.get("start")
+    return f"{datetime.fromtimestamp(said, UTC):%Y-%m-%d %H:%M:%S}" if isinstance(said, int | float) else ""
 
 
 def printed_result(record: Record) -> Mapping[str, Any] | None:

@@ -116,7 +116,7 @@ def _word(
         return ("FAST" if more == (better == "higher") else "SLOW"), ""
     if found.low >= 1 - threshold and found.high <= 1 + threshold:
         return "SAME", ""
-    return "AMBIGUOUS", f"the interval crosses 1 ± {threshold:g}: more repeats would narrow it"
+    return "AMBIGUOUS", f"the interval crosses 1 ± {threshold:g}"
 
 
 def _finite(values: Sequence[float] | Array) -> Array:

@@ -59,7 +59,8 @@ def run(config: Compare, context: Context) -> Mapping[str, Any]:
     else:
         context.table(COLUMNS, [cells(row) for row in rows])
     counts = {word: sum(row.word == word for row in rows) for word in dict.fromkeys(row.word for row in rows)}
-    context.say("\n" + ", ".join(f"{count} {word}" for word, count in counts.items()))
+    hint = "; more repeats narrow the intervals" if "AMBIGUOUS" in counts else ""
+    context.say("\n" + ", ".join(f"{count} {word}" for word, count in counts.items()) + hint)
     failed = [row for row in rows if row.word.lower() in config.fail_on]
     result = {"rows": [plain_row(row) for row in rows], "counts": counts, "failed": len(failed)}
     if failed:
