@@ -29,8 +29,8 @@ Sample = dict[str, float]
 class Monitor:
     """Samples from `watch` to `stop`."""
 
-    def __init__(self, period: float = PERIOD):
-        self.period = period
+    def __init__(self, period: float | None = None):
+        self.period = PERIOD if period is None else period
         self.samples: list[Sample] = []
         self._gpu = gpu_reader()
         self._done = threading.Event()

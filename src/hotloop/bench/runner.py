@@ -163,7 +163,13 @@ class Runner:
             folder.mkdir(parents=True, exist_ok=True)
             launch = self._prepare(job.selected, folder)
             record |= {"command": launch.command, "hotloop_command": launch.hotloop_command}
-            record |= measure(job.selected, launch, folder, self.options.limits)
+            record |= measure(
+                job.selected,
+                launch,
+                folder,
+                self.options.limits,
+                compile_only=self.options.settings.compile_only,
+            )
             record["log"] = {name: f"{job.folder}/{file}" for name, file in record["log"].items()}
         except LaunchError as error:
             record |= {"command": job.selected.variant.cmd, "status": "failed", "reason": str(error)}

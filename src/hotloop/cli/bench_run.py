@@ -194,7 +194,6 @@ def options_of(config: RunConfig, context: Context) -> "Options":
             config.max_log_bytes,
             period=config.progress_trace_period,
             monitor=config.monitor,
-            metrics=not config.compile_only,
         ),
         settings=Settings(config.compile_only, config.allow_wandb, config.profile, extra=extra),
     )

@@ -1,0 +1,68 @@
+"""Where results come from: commits, versions, devices, and no secrets."""
+
+import json
+import subprocess
+import time
+
+from hotloop import __version__
+from hotloop.bench import provenance
+
+
+def git(folder, *words):
+    subprocess.run(["git", "-C", folder, "-c", "user.name=n", "-c", "user.email=e", *words], check=True)
+
+
+def test_a_commit_is_named_and_a_change_makes_it_dirty(tmp_path):
+    git(tmp_path, "init", "-q")
+    (tmp_path / "file").write_text("a")
+    git(tmp_path, "add", "file")
+    git(tmp_path, "commit", "-qm", "first")
+    clean = provenance.git(tmp_path)
+    assert len(clean["commit"]) == 40
+    assert clean["dirty"] is False
+    (tmp_path / "file").write_text("b")
+    assert provenance.git(tmp_path) == {"commit": clean["commit"], "dirty": True}
+
+
+def test_outside_a_repository_there_is_no_commit(tmp_path, monkeypatch):
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert provenance.git(tmp_path) == {"commit": None, "dirty": None}
+
+
+def test_a_program_that_is_missing_fails_or_hangs_answers_nothing(monkeypatch):
+    monkeypatch.setattr(provenance, "PATIENCE", 0.2)
+    assert provenance.ask(["no-such-program"]) is None
+    assert provenance.ask(["false"]) is None
+    begin = time.monotonic()
+    assert provenance.ask(["sleep", "30"]) is None
+    assert time.monotonic() - begin < 5
+
+
+def test_variables_that_matter_are_kept_and_secrets_never():
+    given = {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "-x",
+        "HOTLOOP_TOKEN": "s",
+        "HOME": "/h",
+        "CUDA_API_KEY": "k",
+    }
+    assert provenance.environment(given) == {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "-x"}
+
+
+def test_a_gpu_is_the_device_unless_it_is_hidden(monkeypatch):
+    lines = "NVIDIA H200, 570.1, 143771 MiB, GPU-1, 700.00 W, 1980 MHz\n" * 2
+    monkeypatch.setattr(provenance, "ask", lambda argv: lines.strip())
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    gpus = provenance.nvidia()
+    assert provenance.device(gpus) == {"kind": "gpu", "name": "NVIDIA H200", "count": 2, "driver": "570.1"}
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert provenance.device(gpus)["kind"] == "cpu"
+
+
+def test_everything_is_there_and_is_json(tmp_path):
+    found = provenance.provenance({"f.yml": "00"}, tmp_path)
+    json.dumps(found, allow_nan=False)
+    assert found["hotloop"]["version"] == __version__
+    assert found["packages"]["PyYAML"]
+    assert found["device"]["name"]
+    assert found["specs"] == {"f.yml": "00"}
