@@ -122,3 +122,8 @@ def test_quantiles_of_students_t(share, freedom, quantile):
 def test_spread_is_relative_and_needs_two():
     assert spread([9, 10, 11]) == pytest.approx(0.1)
     assert math.isnan(spread([1]))
+
+
+def test_an_interval_of_positive_values_does_not_reach_below_zero():
+    assert bootstrap([1, 1, 30]).low == 0
+    assert bootstrap([-1, 1, 30]).low < 0

@@ -53,7 +53,8 @@ def bootstrap(values: Sequence[float], statistic: Statistic = "median", level: f
         return Interval(-math.inf, value, math.inf)
     draws = _resampled(found, statistic, np.random.default_rng(0))
     low, high = _ends(draws, value, float(draws.std()), found.size - 1, level)
-    return Interval(low, value, high)
+    # Times and rates that are all above zero have no median below it, however few they are.
+    return Interval(max(low, 0.0) if found.min() > 0 else low, value, high)
 
 
 def spread(values: Sequence[float]) -> float:
