@@ -89,7 +89,7 @@ def newest(checkpoints: Checkpoints, state: State) -> Restored | None:
 
 
 class _Dispatch:
-    """Keeps the device busy: the next piece is dispatched before the last one is waited for."""
+    """Keeps the device busy: the next piece is dispatched before the last one is waited for, and logged."""
 
     def __init__(
         self,
@@ -113,6 +113,7 @@ class _Dispatch:
             else CompiledPieces(longest, min(plan.updates_per_call, longest))
         )
         self.flight: deque[_Piece] = deque()
+        self.logs: deque[Event] = deque()  # to write once the piece before them has landed: they need no state
         self.free_since = 0.0
 
     def run(self, state: State, start: int) -> State:
@@ -129,9 +130,10 @@ class _Dispatch:
             done += count
             ends_call = count == span.count
             events = self._events(span) if ends_call else ()
-            must_wait = self.request.made or events or (ends_call and self.enough)
-            self._land(leave=0 if must_wait else 1)
-            for event in events:
+            self.logs += [event for event in events if event.kind == "log"]
+            others = [event for event in events if event.kind != "log"]
+            self._land(leave=0 if self.request.made or others else 1)
+            for event in others:
                 self.host.handle(event, state)
             if self.enough and ends_call and self.enough():
                 self.host.save_once(state, done)
@@ -153,11 +155,12 @@ class _Dispatch:
         """Make the updates that are left of a feed that has ended, then close the log and save."""
         if end.left:
             state = self._made(state, done, end.left, profile=True)
-        self._land(leave=0)
         done += end.left
         epoch = float(done / self.plan.updates_per_epoch)
-        for kind in ("log", "validate"):
-            self.host.handle(Event(kind, done, epoch, 0), state)
+        self._land(leave=0)
+        if not self.host.window.empty:
+            self.host.handle(Event("log", done, epoch, 0), state)
+        self.host.handle(Event("validate", done, epoch, 0), state)
         self.host.save_once(state, done)
         return state
 
@@ -215,3 +218,10 @@ class _Dispatch:
                 self.on_call(piece.first, piece.metrics)
             if self.progress:
                 self.progress.advance(piece.count)
+            self._log(piece.first + piece.count)
+        if not self.flight:
+            self._log(self.plan.total_updates)
+
+    def _log(self, done: int) -> None:
+        while self.logs and self.logs[0].update <= done:
+            self.host.handle(self.logs.popleft(), None)

@@ -22,6 +22,11 @@ class Window:
         self._updates = int(saved["updates"])
         self._timed_updates, self._seconds = 0, 0.0
 
+    @property
+    def empty(self) -> bool:
+        """Has nothing happened yet?"""
+        return self._updates == 0
+
     def clear(self) -> None:
         """Begin a new window."""
         self._sums, self._updates = {}, 0

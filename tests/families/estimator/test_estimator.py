@@ -100,7 +100,8 @@ def test_a_hook_may_end_the_training(tmp_path: Path) -> None:
         def after_call(self, run: Any, first: int, metrics: Any) -> None:
             run.stop()
 
-    assert small(tmp_path).train(data, steps=50, hooks=[Enough()]).latest_checkpoint() == 10
+    # the hook hears of the first call when the second is under way
+    assert small(tmp_path).train(data, steps=50, hooks=[Enough()]).latest_checkpoint() == 20
 
 
 def test_events_by_the_clock_follow_whole_calls(tmp_path: Path) -> None:

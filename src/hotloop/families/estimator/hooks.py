@@ -26,7 +26,7 @@ class Running:
     stopped: bool = False
 
     def stop(self) -> None:
-        """End the training after this call, saved."""
+        """End the training, saved, with the call that the device is at by now."""
         self.stopped = True
 
 

@@ -44,7 +44,7 @@ def plan(config: RunConfig, source: Source, target: int, validates: bool) -> Pla
     ends: dict[Kind, int | None] = {"log": config.log_steps, "checkpoint": config.checkpoint_steps}
     if validates:
         ends["validate"] = config.checkpoint_steps
-    marks = [Mark(kind, range(every, target + 1, every)) for kind, every in ends.items() if every]
+    marks = [Mark(kind, range(every, target, every)) for kind, every in ends.items() if every]
     marks += [Mark(kind, range(target, target + 1)) for kind in ends]
     length = (
         Fraction(source.samples, source.batch_size) if source.samples else getattr(source, "length", None)
