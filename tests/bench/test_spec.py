@@ -117,6 +117,18 @@ real:
     assert benchmark.folder.name == "own"
 
 
+def test_the_first_of_two_merge_keys_wins(tmp_path: Path) -> None:
+    text = "a_options: &a {timeout: 1}\nb_options: &b {timeout: 2}\nreal:\n  <<: *a\n  <<: *b\n  cmd: x\n"
+    assert one(tmp_path, text).timeout == 1.0
+
+
+def test_a_derived_metric_may_use_one_before_it_but_not_one_after(tmp_path: Path) -> None:
+    first, second = "first: {expr: '2 * 3'}", "second: {expr: 'first + 1'}"
+    text = "b:\n  cmd: x\n  derived:\n    %s\n    %s\n"
+    assert [d.name for d in one(tmp_path, text % (first, second)).derived] == ["first", "second"]
+    assert problems(tmp_path, text % (second, first))[0].startswith("4: derived.second: there is no 'first'")
+
+
 def test_entries_with_options_in_their_name_are_defaults_alone(tmp_path: Path) -> None:
     text = "my_options_here: &a {whatever: 1}\nconfig_options: text\nb: {cmd: x}"
     assert list(load([write(tmp_path, text)])) == ["b"]
@@ -277,6 +289,10 @@ b:
             "5: data.a.regexp '(' is no regular expression: missing )",
         ),
         ("cmd: x\n  data: {a: {skip: -1}}", "3: data.a.skip must be a whole number from 0, not '-1'"),
+        (
+            "cmd: x\n  data: {a: {skip: 99999999999}}",
+            "3: data.a.skip must be a whole number from 0, not '9999",
+        ),
         ("cmd: x\n  data: {a: {skip: 1.5}}", "3: data.a.skip must be a whole number from 0, not '1.5'"),
         (
             "cmd: x\n  data: {a: {reduction_type: meen}}",

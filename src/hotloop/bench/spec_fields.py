@@ -53,8 +53,8 @@ class Fields:
         text = self.text(key, "")
         if not text:
             return default
-        if text.isascii() and text.isdigit() and least <= int(text[:18]):
-            return int(text[:18])
+        if text.isascii() and text.isdigit() and len(text) < 10 and int(text) >= least:
+            return int(text)
         return self.wrong(key, f"must be a whole number from {least}, not '{text}'", default)
 
     def seconds(self, key: str, default: T) -> float | T:
