@@ -1,0 +1,137 @@
+"""From a cmd to what is started: words, variables, programs, and old scripts."""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from hotloop.bench.launch import LaunchError, Settings, prepare, program, split, translated, without_wandb
+from hotloop.bench.model import Benchmark, Variant
+from hotloop.errors import OptionError
+
+ENV = {"DATA": "/d", "TWO": "a b"}
+
+
+@pytest.mark.parametrize(
+    ("cmd", "words"),
+    [
+        ("run  --a 'x y' \"z\"", ["run", "--a", "x y", "z"]),
+        ("run $DATA/x ${DATA}", ["run", "/d/x", "/d"]),
+        ("run $TWO", ["run", "a", "b"]),
+        ("run 'a|b' \"c && d\" 'e > f' g\\;", ["run", "a|b", "c && d", "e > f", "g;"]),
+        ("curl http://h/?a=1&b=2 a->b x|y", ["curl", "http://h/?a=1&b=2", "a->b", "x|y"]),
+        ("""run --params '{"a": 1}'""", ["run", "--params", '{"a": 1}']),
+    ],
+)
+def test_a_cmd_is_split_as_a_shell_would_without_its_powers(cmd, words):
+    assert split(cmd, ENV) == words
+
+
+@pytest.mark.parametrize(
+    ("cmd", "sign"),
+    [
+        ("a | b", "|"),
+        ("a && b", "&&"),
+        ("a || b", "||"),
+        ("cd x; b", ";"),
+        ("a ; b", ";"),
+        ("a > f", ">"),
+        ("a 2>&1", "2>&1"),
+        ("a >f", ">f"),
+        ("a < f", "<"),
+        ("a &", "&"),
+        ("a $(b)", "$("),
+        ("a `b`", "`"),
+    ],
+)
+def test_what_needs_a_shell_is_refused_and_named(cmd, sign):
+    with pytest.raises(LaunchError, match="needs a shell") as caught:
+        split(cmd, ENV)
+    assert f"'{sign}'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("cmd", "said"),
+    [
+        ("run $NONE/x $OTHER", "NONE, OTHER"),
+        ("run 'x", "no closing quotation"),
+        ("", "empty"),
+        ("A=b run", "'A=b' before the program"),
+    ],
+)
+def test_other_mistakes_are_named_too(cmd, said):
+    with pytest.raises(LaunchError, match=said):
+        split(cmd, ENV)
+
+
+def test_wandb_options_go_with_their_values_and_nothing_else_does():
+    words = [
+        "train.py",
+        "--wandb",
+        "--a",
+        "1",
+        "--wandb-params",
+        '{"x": 1}',
+        "--use-wandb=1",
+        "b",
+        "/home/wandb/x",
+    ]
+    assert without_wandb(words) == ["train.py", "--a", "1", "b", "/home/wandb/x"]
+
+
+def test_python_and_hotloop_are_those_of_the_interpreter_in_use():
+    assert program(["python3", "x.py"], "/v/python") == ["/v/python", "x.py"]
+    assert program(["hotloop", "kernel", "rnn"], "/v/python") == [
+        "/v/python",
+        "-m",
+        "hotloop",
+        "kernel",
+        "rnn",
+    ]
+    assert program(["/usr/bin/python3", "x.py"], "/v/python") == ["/usr/bin/python3", "x.py"]
+
+
+class CompatError(OptionError):
+    pass
+
+
+def fake_translate(words):
+    if "train.py" not in words:
+        raise CompatError("unknown")
+    return ["hotloop", "cnn", "train", *words[words.index("train.py") + 1 :]]
+
+
+@pytest.fixture
+def compat(monkeypatch):
+    fake = SimpleNamespace(translate=fake_translate, CompatError=CompatError)
+    monkeypatch.setitem(sys.modules, "hotloop.bench.compat", fake)
+
+
+def test_the_command_of_an_old_script_becomes_hotloops(compat, tmp_path):
+    assert translated(["python3", "train.py", "--a"], tmp_path) == ["hotloop", "cnn", "train", "--a"]
+    (tmp_path / "train.py").write_text("from tensorflow.python import ipu\n")
+    assert translated(["python3", "train.py"], tmp_path) == ["hotloop", "cnn", "train"]
+
+
+def test_somebodys_own_script_of_that_name_and_unknown_scripts_run_as_they_are(compat, tmp_path):
+    (tmp_path / "train.py").write_text("print('mine')\n")
+    assert translated(["python3", "train.py"], tmp_path) is None
+    assert translated(["python3", "other.py"], tmp_path) is None
+    assert translated(["./train.py"], tmp_path) is None
+
+
+def test_a_launch_has_both_commands_and_an_environment_in_which_the_entrys_own_variables_win(
+    compat, tmp_path
+):
+    benchmark = Benchmark("b", tmp_path / "f.yml", 1, "", folder=tmp_path)
+    variant = Variant("b", {}, "python3 train.py --x $HERE", {"HERE": "$THERE/y", "HOTLOOP_REPORT": "mine"})
+    settings = Settings(profile=True, extra={"THERE": "/t"}, compile_only=True)
+    launch = prepare(benchmark, variant, tmp_path / "log", settings)
+    assert launch.command == "python3 train.py --x /t/y --compile-only"
+    assert launch.hotloop_command == "hotloop cnn train --x /t/y --compile-only"
+    assert launch.argv[:4] == (sys.executable, "-m", "hotloop", "cnn")
+    assert launch.env["HOTLOOP_REPORT"] == "mine"
+    assert launch.env["HOTLOOP_BENCH_LOG"] == str(tmp_path / "log")
+    assert launch.env["PATH"].startswith(str(Path(sys.executable).parent))
+    assert launch.folder == tmp_path

@@ -1,0 +1,212 @@
+"""`hotloop bench run` from the command line: what it prints, its statuses, and a runner that is killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hotloop.cli.main import main
+
+FIXTURES = sorted((Path(__file__).parent.parent / "bench" / "fixtures").glob("*.yml"))
+RATE = {"throughput": {"regexp": r"rate (\S+)"}}
+
+
+def code(text):
+    return f'python3 -S -c "{text}"'
+
+
+def spec(folder, **entries):
+    file = folder / "benchmarks.yml"
+    entries = {
+        name: {"cmd": one, "data": RATE} if isinstance(one, str) else one for name, one in entries.items()
+    }
+    file.write_text(yaml.safe_dump(entries, sort_keys=False))
+    return str(file)
+
+
+def bench(*words):
+    """The status of a run, whichever way it ends."""
+    try:
+        return main(["bench", "run", *map(str, words)])
+    except SystemExit as error:
+        return error.code
+
+
+def test_a_run_prints_its_variants_and_the_folder_and_leaves_with_0(tmp_path, capsys):
+    file = spec(tmp_path, a={"cmd": code("print('rate {n}')"), "data": RATE, "parameters": {"n": "1,2"}})
+    assert bench("--spec", file, "--log-dir", tmp_path / "log") == 0
+    out, err = capsys.readouterr()
+    assert "a_n_2    PASSED  1/1" in out
+    assert out.endswith(f"results and logs: {tmp_path / 'log'}\n")
+    assert err == ""
+
+
+def test_a_failure_is_status_1_and_json_still_has_every_result(tmp_path, capsys):
+    file = spec(tmp_path, bad=code("raise SystemExit('oh dear')"), good=code("print('rate 5')"))
+    assert bench("--spec", file, "--log-dir", tmp_path / "log", "--json") == 1
+    out, err = capsys.readouterr()
+    result = json.loads(out)
+    assert (result["passed"], result["failed"], result["timeout"], result["skipped"]) == (1, 1, 0, 0)
+    assert result["results"][1]["metrics"] == {"throughput": 5.0}
+    assert "| oh dear" in err
+
+
+def test_without_a_folder_one_is_made_where_the_command_was_called(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    spec(tmp_path, a=code("print('rate 1')"))
+    assert bench() == 0
+    assert [path.name[:6] for path in tmp_path.glob("log_*")] == ["log_20"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--benchmark", "b"], "--benchmark b: matches nothing"),
+        (["--resume"], "--resume needs --log-dir"),
+        (["--upload-checkpoints", "s3"], "--upload-checkpoints: "),
+        (["--custom-metrics-files", "x.py"], "--custom-metrics-files: "),
+        (["--submit-on-slurm"], "--submit-on-slurm: SLURM"),
+        (["--list", "--validate"], "keep one"),
+        (["--timeout", "0"], "--timeout 0: must be greater"),
+        (["--repeats", "0"], "--repeats 0: must be at least 1"),
+        (["--spec", "none.yml"], "none.yml"),
+    ],
+)
+def test_mistakes_in_the_command_line_are_status_2_in_one_line(tmp_path, monkeypatch, capsys, words, said):
+    monkeypatch.chdir(tmp_path)
+    spec(tmp_path, a=code("print('rate 1')"))
+    assert bench(*words) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
+    assert not list(tmp_path.glob("log_*"))
+
+
+def test_every_mistake_of_a_file_is_told_with_its_line_and_nothing_runs(tmp_path, capsys):
+    (tmp_path / "b.yml").write_text("a:\n  cmd: x\n  dta: {}\nb:\n  cmd: x\n  timeout: soon\n")
+    assert bench("--spec", tmp_path / "b.yml", "--validate") == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert "b.yml:3: " in lines[0]
+    assert "b.yml:6: " in lines[1]
+    assert "2 mistakes" in lines[2]
+
+
+def test_options_of_the_older_runner_without_effect_are_named_once(tmp_path, capsys):
+    file = spec(tmp_path, a=code("print('rate 1')"))
+    words = ["--no-code-sync", "--remove-dirs-after", "--requirements-file", "r.txt", "--stop-on-error"]
+    assert bench("--spec", file, "--log-dir", tmp_path / "log", "--gc-monitor", *words) == 0
+    warned = [line for line in capsys.readouterr().err.splitlines() if "without effect" in line]
+    assert warned == ["warning: without effect: --requirements-file, --no-code-sync, --remove-dirs-after"]
+
+
+def test_the_files_of_the_older_runner_load_and_show_what_would_run(capsys, monkeypatch):
+    monkeypatch.setenv("DATASETS_DIR", "/data")
+    assert len(FIXTURES) >= 3
+    assert bench("--spec", *FIXTURES, "--dry-run", "--json") == 0
+    variants = json.loads(capsys.readouterr().out)["variants"]
+    skipped = {one["variant"] for one in variants if one["skip"]}
+    assert {one["variant"] for one in variants} - skipped >= {
+        "tf1_autoencoder_train_gen_2ipu",
+        "tf1_mcmc_vae_synth_pod4",
+        "tf2_resnet50_train_real_pod4",
+        "tf2_resnet50_train_real_pod16",
+    }
+    assert skipped == {
+        "tf2_resnet50_train_real_pod16_conv",
+        "tf2_resnet50_serving_throughput_batchsize_1",
+        "tf2_resnet50_serving_throughput_batchsize_32",
+        "tf2_resnet50_serving_latency",
+    }
+    assert "--dataset-path /data/imagenet-data" in next(
+        one["command"] for one in variants if one["variant"] == "tf2_resnet50_train_real_pod4"
+    )
+
+
+def test_validation_needs_no_variable_but_finds_a_cmd_that_needs_a_shell(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("DATASETS_DIR", raising=False)
+    assert bench("--spec", *FIXTURES, "--validate") == 0
+    assert bench("--spec", spec(tmp_path, a="x | y"), "--validate") == 1
+    assert "cannot run: '|' in the cmd needs a shell" in capsys.readouterr().out
+
+
+def test_a_list_has_every_variant_and_why_some_are_skipped(capsys):
+    assert bench("--spec", *FIXTURES, "--list") == 0
+    out = capsys.readouterr().out
+    assert "tf2_resnet50_serving_throughput_batchsize_32" in out
+    assert "--include-convergence" in out
+
+
+def start(folder, *words):
+    argv = [sys.executable, "-m", "hotloop", "bench", "run", "--log-dir", str(folder / "log"), *words]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
+    return subprocess.Popen(argv, cwd=folder, text=True, **streams)
+
+
+def wait_until(true, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def hanging(tmp_path):
+    """A quick benchmark and one that hangs until a file says go; each leaves a note that it was started."""
+    quick = code(f"print('rate 1'); open('{tmp_path}/quick', 'a').write('x')")
+    (tmp_path / "slow.py").write_text(
+        f"import os, time; open('{tmp_path}/slow', 'a').write(str(os.getpid()) + ' ')\n"
+        f"while not os.path.exists('{tmp_path}/go'): time.sleep(0.02)\n"
+        "print('rate 2')"
+    )
+    spec(tmp_path, quick=quick, slow="python3 -S slow.py")
+    return tmp_path
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at /proc")
+def test_a_killed_runner_loses_only_the_run_in_flight_and_resume_finishes(hanging):
+    runner = start(hanging)
+    wait_until(lambda: (hanging / "slow").exists() and (hanging / "slow").read_text())
+    runner.kill()
+    runner.communicate()
+    (orphan,) = (hanging / "slow").read_text().split()
+    assert is_running(orphan)
+    assert len((hanging / "log" / "results.jsonl").read_text().splitlines()) == 1
+    with (hanging / "log" / "results.jsonl").open("a") as file:
+        file.write('{"benchmark": "sl')  # as if the kill had come while a line was written
+    again = start(hanging, "--resume")
+    wait_until(lambda: len((hanging / "slow").read_text().split()) == 2)
+    wait_until(lambda: not is_running(orphan))
+    (hanging / "go").touch()
+    err = again.communicate(timeout=30)[1]
+    assert again.returncode == 0, err
+    records = [json.loads(line) for line in (hanging / "log" / "results.jsonl").read_text().splitlines()]
+    assert [(one["variant"], one["status"]) for one in records] == [("quick", "passed"), ("slow", "passed")]
+    assert (hanging / "quick").read_text() == "x"
+    assert "earlier run" in err
+    assert len(json.loads((hanging / "log" / "benchmark_results.json").read_text())) == 2
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at /proc")
+def test_ctrl_c_ends_the_program_writes_the_tables_and_says_how_to_go_on(hanging):
+    runner = start(hanging)
+    wait_until(lambda: (hanging / "slow").exists() and (hanging / "slow").read_text())
+    os.kill(runner.pid, signal.SIGINT)
+    out, err = runner.communicate(timeout=30)
+    assert runner.returncode == 130
+    assert not is_running((hanging / "slow").read_text().strip())
+    assert f"--resume --log-dir {hanging / 'log'}" in err
+    assert "quick    PASSED" in out
+    assert list(json.loads((hanging / "log" / "benchmark_results.json").read_text())) == ["quick"]
