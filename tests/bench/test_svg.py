@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotloop.bench.svg import Chart
-from hotloop.bench.svg_axes import Axis, number, ticks
+from hotloop.bench.svg_axes import Axis, number, tick, ticks
 from hotloop.bench.svg_strips import Strip, Strips
 
 
@@ -92,3 +92,8 @@ def test_strips_show_every_row_its_values_and_the_line_at_one():
     assert tags.count(("line", "middle")) == 2
     assert max(len(element.text or "") for element in root.iter("text")) <= 56
     assert chart.table()[1][1] == ["x" * 99, 1.0, 2.0, math.inf, ""]
+
+
+@pytest.mark.parametrize(("x", "anchor"), [(320, "middle"), (615, "end"), (16, "start")])
+def test_a_tick_near_an_edge_is_moved_inwards(x, anchor):
+    assert f'text-anchor="{anchor}"' in tick(x, 0, "1,000", 640)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from html import escape
 from itertools import pairwise
 
-from hotloop.bench.svg_axes import Axis, marks_of, number, scale, text, ticks
+from hotloop.bench.svg_axes import Axis, marks_of, number, scale, text, tick, ticks
 
 __all__ = ["COLOURS", "RIGHT", "WIDTH", "Axis", "Chart", "Point"]
 
@@ -124,8 +124,7 @@ def _grid(x: Axis, y: Axis, x_range: tuple[float, float], y_range: tuple[float, 
     parts = [f'<line class="axis" x1="{LEFT}" y1="{base}" x2="{WIDTH - RIGHT}" y2="{base}"/>']
     for value, name in marks_of(x, x_range):
         px = scale(x, value, x_range, LEFT, WIDTH - RIGHT)
-        anchor = "end" if px > WIDTH - 60 and len(name) > 5 else "middle"
-        parts.append(text("tick", px, base + 20, name, anchor))
+        parts.append(tick(px, base + 20, name, WIDTH))
     for value in ticks(*y_range, y.log):
         py = scale(y, value, y_range, base, TOP)
         parts.append(f'<line class="grid" x1="{LEFT}" y1="{py:.1f}" x2="{WIDTH - RIGHT}" y2="{py:.1f}"/>')

@@ -62,6 +62,13 @@ def marks_of(axis: Axis, ends: tuple[float, float]) -> list[tuple[float, str]]:
     return [(place, name) for place, name in enumerate(axis.names, 1) if (place - 1) % every == 0]
 
 
+def tick(x: float, y: float, name: str, width: float) -> str:
+    """A tick's text under its place, moved inwards where it would be cut off (on a phone letters are larger)."""
+    half = 6 * len(name)
+    anchor = "end" if x + half > width else "start" if x < half else "middle"
+    return text("tick", x, y, name, anchor)
+
+
 def text(css: str, x: float, y: float, said: str, anchor: str = "start", more: str = "") -> str:
     """A piece of text in the drawing."""
     return f'<text class="{css}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more}>{escape(said)}</text>'

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from html import escape
 
 from hotloop.bench.svg import RIGHT, WIDTH
-from hotloop.bench.svg_axes import Axis, marks_of, number, scale, text
+from hotloop.bench.svg_axes import Axis, marks_of, number, scale, text, tick
 
 LEFT, TOP, ROW, BOTTOM = 16, 8, 52, 56
 LONGEST = 56  # characters of a name that fit; the tooltip and the table have all of it
@@ -63,7 +63,7 @@ class Strips:
         for value, name in marks_of(self.axis, ends):
             x = self._x(value, ends)
             parts.append(f'<line class="grid" x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{base}"/>')
-            parts.append(text("tick", x, base + 20, name, "middle"))
+            parts.append(tick(x, base + 20, name, WIDTH))
         if self.at is not None:
             x = self._x(self.at, ends)
             parts.append(f'<line class="axis" x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{base}"/>')
