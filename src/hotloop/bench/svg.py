@@ -105,10 +105,9 @@ class Chart:
 
         legend = _legend([(label, colour) for _, label, _, colour in self._marks if label])
         parts = [
-            f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT + len(legend) * LINE}" role="img">',
+            f'<svg class="chart" viewBox="0 {-len(legend) * LINE} {WIDTH} {HEIGHT + len(legend) * LINE}" role="img">',
             f"<title>{escape(self.title)}</title>",
             *legend,
-            f'<g transform="translate(0 {len(legend) * LINE})">',
             *_grid(self.x, self.y, x_range, y_range),
         ]
         for kind, label, points, colour in self._marks:
@@ -116,7 +115,7 @@ class Chart:
                 kind, label, [spot(p) for p in points], points, colour, spot((x_range[0], y_range[0]))[1]
             )
         parts += _notes([(*spot(point), said) for point, said in self._notes])
-        return "\n".join([*parts, "</g></svg>"])
+        return "\n".join([*parts, "</svg>"])
 
 
 def _grid(x: Axis, y: Axis, x_range: tuple[float, float], y_range: tuple[float, float]) -> list[str]:
@@ -176,9 +175,10 @@ def _notes(notes: list[tuple[float, float, str]]) -> list[str]:
 
 
 def _legend(entries: list[tuple[str, int]]) -> list[str]:
+    """A line each, above the chart's own frame: there they cover nothing."""
     parts = []
-    for row, (label, colour) in enumerate(dict.fromkeys(entries)):
-        y = 14 + LINE * row
+    for row, (label, colour) in enumerate(reversed(dict.fromkeys(entries)), 1):
+        y = 14 - LINE * row
         key = f'<rect class="key c{colour}" x="{LEFT + 12}" y="{y - 8}" width="10" height="10" rx="2"/>'
         parts.append(key + text("note", LEFT + 28, y + 1, label))
     return parts
