@@ -22,7 +22,7 @@ COLUMNS = (
     "the peer",
     "unit",
     "times as fast",
-    "interval",
+    "lowest–highest",
     "floor",
     "device",
     "date",
