@@ -151,6 +151,15 @@ def test_arrays_need_a_number_of_steps(tmp_path: Path) -> None:
         small(tmp_path).train(data, max_steps=0)
 
 
+def test_a_batch_larger_than_the_data_is_named_in_training_and_filled_up_elsewhere(
+    trained: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(HotloopError, match="batch size 16 is larger than the data set of 10 samples"):
+        small(tmp_path).train(lambda: (X[:10], Y[:10]), steps=1)
+    assert trained.evaluate(lambda: (X[:10], Y[:10]))["samples"] == 10
+    assert len(list(trained.predict(lambda: X[:10]))) == 10
+
+
 def test_a_batch_that_cannot_be_split_is_named(tmp_path: Path) -> None:
     with pytest.raises(HotloopError, match=r"a batch of 16 does not fall into 1 replicas x 3 parts"):
         small(tmp_path, accumulation=3).train(data, steps=1)

@@ -85,6 +85,8 @@ class Estimator:
         validate: training.Validate | None,
     ) -> None:
         """`train`, with an evaluation of the state before each checkpoint."""
+        if max_steps is not None and self._has(max_steps):
+            return
         source = self.parts.input(input_fn, Mode.TRAIN)
         step.check_split(source.batch_size, self.config)
         trained = self.parts.training(source)
@@ -94,15 +96,18 @@ class Estimator:
             state, resumed = work.begin(trained)
             done = resumed.step if resumed else 0
             target = training.target_of(source, done, steps, max_steps)
-            if done >= target:
-                self._say(f"nothing to train: {self.model_dir} holds {done} updates, {target} were asked for")
-                return
             if not resumed and self._warm_start_from:
                 state = self.parts.warmed(state, self._warm_start_from)
             with source.feed(self.config, trained.mesh, done) as feed:
                 program = self.parts.program(source, trained, feed)
                 plan = training.plan(self.config, source, target, validate is not None)
                 self.last_run = work.run(program, plan, state, resumed)
+
+    def _has(self, updates: int) -> bool:
+        done = self.latest_checkpoint() or 0
+        if done >= updates:
+            self._say(f"nothing to train: {self.model_dir} holds {done} updates, {updates} were asked for")
+        return done >= updates
 
     def evaluate(
         self, input_fn: Any, steps: int | None = None, name: str | None = None, checkpoint: int | None = None

@@ -229,8 +229,7 @@ def _arrays(given: Arrays, config: RunConfig) -> FromArrays:
     )
     if not common_length(data):
         raise DataError("input_fn gives no samples: its arrays are empty")
-    size = min(given.batch_size or config.batch_size, common_length(data))
-    return FromArrays(data, size, given.shuffle, given.transform)
+    return FromArrays(data, given.batch_size or config.batch_size, given.shuffle, given.transform)
 
 
 def _batches(value: Any, begin: Callable[[], Any]) -> FromBatches:
