@@ -238,9 +238,11 @@ def test_commands_before_run_once_with_the_option_and_their_failure_is_the_bench
 def test_numbers_from_a_file_of_bounded_size_are_those_at_its_ends(tmp_path):
     cmd = code("for i in range(20000): print('rate', i)")
     entry = {"cmd": cmd, "data": {"throughput": {"regexp": r"rate (\d+)", "reduction_type": "max"}}}
-    record = only(run_spec(tmp_path, {"a": entry}, limits=Limits(max_log_bytes=5000))[1])
+    _, records, listener = run_spec(tmp_path, {"a": entry}, limits=Limits(max_log_bytes=5000))
+    record = only(records)
     assert record["metrics"]["throughput"]["value"] == 19999
     assert record["left_out_bytes"] > 100_000
+    assert f"{record['left_out_bytes']} bytes" in listener.warned[-1]
     assert len(record["metrics"]["throughput"]["values"]) < 1000
 
 

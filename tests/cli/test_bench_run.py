@@ -199,6 +199,21 @@ def test_a_killed_runner_loses_only_the_run_in_flight_and_resume_finishes(hangin
     assert len(json.loads((hanging / "log" / "benchmark_results.json").read_text())) == 2
 
 
+@pytest.mark.slow
+def test_200_megabytes_of_output_are_read_in_little_memory(tmp_path):
+    lines = "for i in range(2_000_000): print('rate', i) if i % 1000 == 0 else print('x' * 100)"
+    spec(tmp_path, much={"cmd": code(lines), "data": RATE, "env": {"PYTHONUNBUFFERED": ""}})
+    runner = start(tmp_path)
+    out = runner.stdout.read()
+    runner.stderr.close()
+    runner.stdout.close()
+    _, status, usage = os.wait4(runner.pid, 0)
+    runner.returncode = status
+    assert status == 0, out
+    assert (tmp_path / "log" / "much" / "stdout").stat().st_size > 200_000_000
+    assert usage.ru_maxrss < 100_000  # KiB
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at /proc")
 def test_ctrl_c_ends_the_program_writes_the_tables_and_says_how_to_go_on(hanging):
     runner = start(hanging)

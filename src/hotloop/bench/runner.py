@@ -213,6 +213,10 @@ class Runner:
         seconds = f"{record['seconds']:.2f} s" if record["seconds"] is not None else "not started"
         said = record["reason"] or tables.metrics_text([record])
         self.console.say(f"{count} {name}  {record['status'].upper()}  {seconds}  {said}".rstrip())
+        if left_out := record.get("left_out_bytes"):
+            self.console.warn(
+                f"{name}: {left_out} bytes of output were left out, and their numbers with them"
+            )
         if record["status"] != "passed" and record["log"]:
             for line in last_lines(self.log / record["log"]["stderr"], SHOWN_LINES):
                 self.console.say(f"    | {line}")
