@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "recommender": ("hotloop.cli.recommender", "Train and use the deep autoencoder for ratings."),
     "cnn": ("hotloop.cli.cnn", "Train, validate and use ResNets on ImageNet, CIFAR and MNIST."),
     "estimator": ("hotloop.cli.estimator", "Train and test a small CNN on CIFAR-10 with the Estimator."),
+    "compat": ("hotloop.cli.compat", "Run a command line of the older scripts."),
     "bench": ("hotloop.cli.bench", "Run benchmark files, compare results, show them on a page."),
     "plan": ("hotloop.cli.plan", "Work out batch sizes, updates a call and host events before a run."),
     "data": ("hotloop.cli.data", "List, fetch and verify data sets."),
@@ -85,6 +86,9 @@ def dispatch(words: list[str]) -> int:
     if words[0] == "--version":
         return _show_version(flags)
     command, path, rest = find_command(words)
+    if command.verbatim:
+        first = next((at for at, word in enumerate(rest) if not word.startswith("-")), len(rest))
+        rest = rest if "--" in rest[:first] else [*rest[:first], "--", *rest[first:]]
     if _asked(rest, "-h") or _asked(rest, "--help") or (command.run is None and not rest):
         from hotloop.cli.helptext import command_help
 

@@ -1,0 +1,173 @@
+"""Command lines of the older scripts become hotloop commands: words before the script, options, and what is no more."""
+
+import shlex
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hotloop.bench.compat import CompatError, Translation, translate
+from hotloop.bench.compat_scripts import SCRIPTS
+from hotloop.errors import OptionError
+
+EVENTS = (
+    "--model cifar_resnet8 --num-epochs 6 --precision 16.16 --micro-batch-size 8 --validation False "
+    "--half-partials True --gradient-accumulation 8 --logs-per-epoch"
+)
+DATA = "--training-data-file netflix_data/3m_train.txt --validation-data-file netflix_data/3m_valid.txt --size 128"
+
+
+def translated(line):
+    return translate(shlex.split(line))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("python3 main.py -r where/to/store_results/", "vcd train -r where/to/store_results/"),
+        ("python3 main.py -c path/to/config.json", "vcd train -c path/to/config.json"),
+        (f"python3 autoencoder_main.py {DATA}", f"recommender train {DATA}"),
+        (
+            "python3 autoencoder_benchmark.py --num-ipus 2 --base-learning-rates '16,17'",
+            "recommender sweep --num-ipus 2 --base-learning-rates 16,17",
+        ),
+        ("python3 dense.py --size 1024", "kernel dense --size 1024"),
+        ("python3 grouped_conv.py --group-dim 8", "kernel grouped-conv --group-dim 8"),
+        ("python3 rnn.py", "kernel rnn"),
+        ("python3 gru.py --popnn", "kernel gru --popnn"),
+        ("python3 lstm.py --popnn --train", "kernel lstm --popnn --train"),
+        ("python3 lstm_multi.py --num-layers 2", "kernel lstm-multi --num-layers 2"),
+        ("python3 hmc.py --hmc-steps 100", "kernel hmc --hmc-steps 100"),
+        (f"python3 train.py {EVENTS} 1/2", f"cnn train {EVENTS} 1/2"),
+        ("python3 train.py --auto-loss-scaling", "cnn train --auto-loss-scaling"),
+        ("python ipu_estimator_cnn.py --test-only --model-dir d", "estimator --test-only --model-dir d"),
+        ("python3 -m examples_utils benchmark --spec a.yml --benchmark b", "bench run --spec a.yml --benchmark b"),
+        ("-m examples_utils benchmark", "bench run"),
+        ("python3 scripts/dataset_benchmark.py --split test", "cnn data-benchmark --split test"),
+        ("python3 verify_dataset.py --dataset mnist", "cnn verify --dataset mnist"),
+    ],
+)  # fmt: skip
+def test_every_script_has_its_command(old, new):
+    assert str(translated(old)) == f"hotloop {new}"
+    assert translated(old).notices == []
+
+
+@pytest.mark.parametrize(
+    "before",
+    ["", "python ", "/usr/bin/python3.6 ", "python3 -u -X dev -W error ", "python3 ../a/b/", "./", "/opt/x/"],
+)
+def test_what_stands_before_the_script_does_not_matter(before):
+    assert list(translated(f"{before}lstm.py --train")) == ["hotloop", "kernel", "lstm", "--train"]
+
+
+def test_variables_go_before_the_new_command_too():
+    found = translated("""POPLAR_ENGINE_OPTIONS='{"autoReport.all":"true"}' A= python ipu_estimator_cnn.py""")
+    assert found.environment == {"POPLAR_ENGINE_OPTIONS": '{"autoReport.all":"true"}', "A": ""}
+    assert str(found) == """POPLAR_ENGINE_OPTIONS='{"autoReport.all":"true"}' A='' hotloop estimator"""
+    assert found.command == ["hotloop", "estimator"]
+
+
+def test_of_several_processes_one_is_left_and_the_batch_stays():
+    found = translated(
+        "poprun -vv --num-instances 16 --num-replicas 16 python3 train.py --pipeline-validation-model"
+    )
+    assert found.command[3:] == ["--pipeline-validation-model", "--num-replicas", "16"]
+    (notice,) = found.notices
+    assert "one process" in notice
+    assert "--num-replicas 16 goes to train.py" in notice
+    other = translated("mpirun -np 4 --tag-output python3 main.py -b 16")
+    assert other.command == ["hotloop", "vcd", "train", "-b", "16"]
+    assert len(other.notices) == 1
+
+
+def test_only_the_cnn_takes_the_replicas_of_poprun():
+    found = translated("poprun --num-replicas=2 dense.py")
+    assert found.command == ["hotloop", "kernel", "dense"]
+    assert "--num-replicas" not in found.notices[0]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("--training False --checkpoint-input-dir d", "validate --checkpoint-input-dir d"),
+        ("--seed 1 --training=no", "validate --seed 1"),
+        ("--no-training --seed 1", "validate --seed 1"),
+        ("--training False --training True", "train --training False --training True"),
+        ("--training", "train --training"),
+        ("--validation False", "train --validation False"),
+    ],
+)
+def test_a_cnn_that_does_not_train_validates(old, new):
+    assert str(translated(f"train.py {old}")) == f"hotloop cnn {new}"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("autoencoder_main.py --batches_per_step 9", "recommender train --device-iterations 9"),
+        ("autoencoder_main.py --compiler-report", "recommender train --report report"),
+        ("lstm.py --report --train", "kernel lstm --report report --train"),
+        ("hmc.py --report here", "kernel hmc --report here"),
+        ("ipu_estimator_cnn.py --profile", "estimator --report report"),
+        ("train.py --checkpoint-dir=d", "cnn train --checkpoint-output-dir d"),
+        ("train.py --checkpoints False", "cnn train --ckpts-per-epoch 0"),
+        ("train.py --checkpoints", "cnn train"),
+        ("train.py --stochastic-rounding", "cnn train --stochastic-rounding ON"),
+        ("train.py --stochastic-rounding false", "cnn train --stochastic-rounding OFF"),
+        ("train.py --stochastic-rounding replica-identical", "cnn train --stochastic-rounding replica-identical"),
+        ("train.py --bn-momentum x", "cnn train --bn-momentum x"),
+    ],
+)  # fmt: skip
+def test_options_that_changed_get_their_new_words(old, new):
+    assert str(translated(old)) == f"hotloop {new}"
+
+
+def test_the_momentum_of_batch_norm_is_a_setting_of_the_norm():
+    command = translated("train.py --bn-momentum 0.9").command
+    assert command[3:] == ["--norm-layer", '{"name": "custom_batch_norm", "momentum": 0.9}']
+
+
+def test_options_that_are_no_more_are_left_out_with_one_notice():
+    found = translated("autoencoder_benchmark.py --compiler-report --size 128 --compiler_report")
+    assert found.command == ["hotloop", "recommender", "sweep", "--size", "128"]
+    assert found.notices == [
+        "options of autoencoder_benchmark.py that no longer exist are left out: --compiler-report"
+    ]
+    found = translated("python3 -m examples_utils benchmark --examples-location x --spec a.yml")
+    assert found.command == ["hotloop", "bench", "run", "--spec", "a.yml"]
+    assert "--examples-location" in found.notices[0]
+
+
+@pytest.mark.parametrize(
+    ("old", "said"),
+    [
+        ("", "no script"),
+        ("python3", "no script"),
+        ("A=1", "no script"),
+        ("poprun --num-replicas 2", "no script"),
+        ("python3 trian.py", "did you mean train.py"),
+        ("python3 send_request.py --port 8502", "serving is not there yet"),
+        ("export_for_serving.py", "serving is not there yet"),
+        ("python3 -m pytest x", "-m pytest x"),
+        ("python3 -m examples_utils platform_assessment", "only `-m examples_utils benchmark`"),
+        ("python3 -c 'print(1)'", "not one of the older scripts"),
+    ],
+)
+def test_what_has_no_command_is_refused_in_one_line(old, said):
+    with pytest.raises(CompatError) as caught:
+        translated(old)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value, OptionError)
+
+
+@given(st.sampled_from(sorted(SCRIPTS)), st.lists(st.text(max_size=8), max_size=6))
+def test_any_words_after_a_script_give_a_command(script, words):
+    found = translate(["python3", script, *words])
+    assert isinstance(found, Translation)
+    assert found.command[0] == "hotloop"
+
+
+@given(st.lists(st.text(alphabet="ab-=./ '\"{}", max_size=6), max_size=6))
+def test_words_that_no_rule_names_are_kept_as_they_are(words):
+    assert translate(["dense.py", *words]).command == ["hotloop", "kernel", "dense", *words]

@@ -1,0 +1,191 @@
+"""`hotloop compat`: every command line of the old manuals is accepted by the new command, shown, and run."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from hotloop.bench.compat import translate
+from hotloop.cli import compat as module
+from hotloop.cli.command import Common
+from hotloop.cli.configs import resolve
+from hotloop.cli.main import find_command, main
+from hotloop.cli.parser import scan
+from hotloop.options import options_of
+
+RATINGS = "--training-data-file netflix_data/{0}_train.txt --validation-data-file netflix_data/{0}_valid.txt"
+EVENTS = (
+    "python3 train.py --model cifar_resnet8 --num-epochs {} --precision 16.16 --micro-batch-size 8 --validation False "
+    "--half-partials True --gradient-accumulation 8 --logs-per-epoch {}"
+)
+SWEEP = "python3 autoencoder_benchmark.py --training-data-file netflix_data/3m_train.txt"
+OLD_COMMANDS = [
+    "python3 -m examples_utils benchmark --spec benchmarks.yml",
+    "python3 -m examples_utils benchmark --spec benchmarks.yml --benchmark tf1_mcmc_vae_synth_pod4",
+    "python3 main.py -r where/to/store_results/",
+    "python3 main.py -c configs/default_config.json",
+    "python3 main.py -c configs/global_cv_config.json",
+    "python3 main.py -c configs/bs_experiment_config.json --micro_batch_size 512 --learning_rate 0.0009",
+    "python3 main.py -c configs/test_config.json",
+    "python3 main.py -c configs/benchmark_config.json --no-testing -b 3072",
+    "python3 autoencoder_main.py",
+    f"python3 autoencoder_main.py {RATINGS.format('3m')} --size 128",
+    f"python3 autoencoder_main.py {RATINGS.format('6m')} --size 256",
+    f"python3 autoencoder_main.py {RATINGS.format('1y')} --size 256 --batch-size 32 --validation-batch-size 32",
+    f"python3 autoencoder_main.py {RATINGS.format('full')} --size 512 --batch-size 8 --validation-batch-size 8",
+    "python3 autoencoder_main.py --precision 16.32 --multiprocessing --base-learning-rate -17 --no-prng",
+    f"{SWEEP} --num-ipus 1 --base-learning-rates '16'",
+    f"{SWEEP} --num-ipus 2 --base-learning-rates '16,17'",
+    SWEEP,
+    "python3 autoencoder_benchmark.py --size 128 --num-ipus 2 --base-learning-rates 16..17 --epochs 10",
+    *(f"python3 {name}.py" for name in ("dense", "grouped_conv", "rnn", "gru", "lstm", "lstm_multi", "hmc")),
+    *(f"python3 {name}.py --steps 5" for name in ("dense", "grouped_conv", "rnn", "gru", "lstm", "hmc")),
+    "python3 dense.py --replicas 2 --use-zero-values --matmul-options '{\"partialsType\": \"half\"}' --report",
+    "poprun --num-instances 16 --num-replicas 16 python3 train.py",
+    "poprun --num-instance 2 --num-replicas 2 --ipus-per-replica 2 python3 train.py --model cifar_resnet8 "
+    "--pipeline-splits s1/b1/conv1 --pipeline-validation-model",
+    *(EVENTS.format(6, logs) for logs in ("1", "2", "10", "1/2", "1/3", "0")),
+    EVENTS.format(5, "1/2"),
+    "python3 train.py --synthetic-data cpu",
+    "python3 train.py --synthetic-data ipu",
+    "python3 train.py --weight-decay 0.1",
+    "python3 train.py --l2-regularization 0.1",
+    "python3 train.py --auto-loss-scaling",
+    "python3 train.py --config resnet50_16ipus_8k_bn_pipeline",
+    "python3 train.py --training False --checkpoint-input-dir d",
+    "python3 train.py --bn-momentum 0.9 --stochastic-rounding False --checkpoints False --checkpoint-dir d",
+    "python3 train.py --config resnet50_mlperf_pod16_bs20 --dataset-path d/imagenet-data --checkpoint-output-dir "
+    "./checkpoints --checkpoint-input-dir ./checkpoints --clean-dir False",
+    "python ipu_estimator_cnn.py",
+    "python ipu_estimator_cnn.py --batch-size 16 --batches-per-step 500 --learning-rate 0.001",
+    "python ipu_estimator_cnn.py --test-only --model-dir /path/to/ckpt",
+    "POPLAR_ENGINE_OPTIONS='{\"autoReport.all\":\"true\"}' python ipu_estimator_cnn.py --model-dir /path/to/ckpt",
+    "python ipu_estimator_cnn.py --profile --generated-data --train-only --epochs 0.5",
+]  # fmt: skip
+
+
+def config_of(words):
+    command, path, rest = find_command(words)
+    return path, resolve(command, scan(rest, (*options_of(command.config), *options_of(Common)))).config
+
+
+@pytest.mark.parametrize("old", OLD_COMMANDS)
+def test_the_new_command_accepts_what_the_old_manuals_show(old):
+    words = translate(shlex.split(old)).command[1:]
+    path, config = config_of(words)
+    assert path.split()[1:] == words[: len(path.split()) - 1]
+    assert config is not None
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("python3 dense.py --batch-size 32 --size 1024", "kernel dense --batch-size 32 --size 1024"),
+        ("python3 lstm.py --popnn --train", "kernel lstm --fused --train"),
+        ("python3 lstm_multi.py --num-layers 2 --use-generated-data", "kernel lstm_multi --num-layers 2 --use-gen"),
+        ("python3 main.py -r results/ -c configs/global_cv_config.json", "vcd train -r results/ -c global_cv"),
+        ("python3 main.py -c configs/bs_experiment_config.json --micro_batch_size 512",
+         "vcd train -c bs_experiment -b 512"),
+        (f"python3 autoencoder_main.py {RATINGS.format('3m')}", f"recommender train {RATINGS.format('3m')}"),
+        ("python3 autoencoder_benchmark.py --base-learning-rates 16..20 --num-ipus 5",
+         "recommender sweep --base-learning-rates 16..20 --num-devices 5"),
+        ("python3 train.py --training False --checkpoint-input-dir DIR", "cnn validate --checkpoint-input-dir DIR"),
+        ("python3 train.py --synthetic-data cpu", "cnn train --synthetic-data host"),
+        ("poprun --num-replicas 4 python3 train.py", "cnn train --num-replicas 4"),
+        ("python ipu_estimator_cnn.py --test-only --model-dir DIR", "estimator --test-only --model-dir DIR"),
+    ],
+)  # fmt: skip
+def test_old_and_new_commands_of_the_readme_mean_the_same(old, new):
+    (old_path, before), (new_path, after) = (
+        config_of(words) for words in (translate(shlex.split(old)).command[1:], new.split())
+    )
+    assert old_path == new_path
+    differing = {option.name for option in options_of(type(after)) if option.name != "config_file"}
+    assert {n: getattr(before, n) for n in differing} == {n: getattr(after, n) for n in differing}
+
+
+def test_a_dry_run_shows_the_command_and_checks_its_options(capsys):
+    assert main(["compat", "--dry-run", "python3", "lstm.py", "--steps", "3", "--json"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == "hotloop kernel lstm --steps 3 --json\n"
+    assert main(["compat", "--dry-run", "python3", "lstm.py", "--stepz", "3"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "hotloop kernel lstm --stepz 3\n"
+    assert "unknown option --stepz" in shown.err
+
+
+def test_a_dry_run_gives_json_when_asked_before_the_script(capsys):
+    words = ["--json", "--dry-run", "A=b", "poprun", "--num-replicas", "2", "main.py", "-b", "5"]
+    assert main(["compat", *words]) == 0
+    shown = capsys.readouterr()
+    result = json.loads(shown.out)
+    assert result["command"] == ["hotloop", "vcd", "train", "-b", "5"]
+    assert result["environment"] == {"A": "b"}
+    assert len(result["notices"]) == 1
+    assert "warning: poprun" in shown.err
+
+
+@pytest.fixture
+def called(monkeypatch):
+    calls = []
+
+    def fake(words):
+        calls.append((words, os.environ.get("COMPAT_TEST")))
+        return 7
+
+    monkeypatch.setattr("hotloop.cli.main.main", fake)
+    monkeypatch.setenv("COMPAT_TEST", "outside")
+    return calls
+
+
+def run_compat(*words):
+    command, _, rest = find_command(["compat", "--", *words])
+    context = module.Context(json=True, device="cpu")
+    module.run(resolve(command, scan(rest, options_of(command.config))).config, context)
+
+
+def test_the_new_command_runs_with_its_variables_and_its_status_is_passed_on(called, capsys):
+    with pytest.raises(SystemExit) as caught:
+        run_compat("COMPAT_TEST=inside", "python3", "dense.py", "--size", "8,9")
+    assert caught.value.code == 7
+    assert called == [(["kernel", "dense", "--size", "8,9", "--device", "cpu", "--json"], "inside")]
+    assert capsys.readouterr().out == ""
+
+
+def test_options_of_the_old_command_win_over_those_of_compat(called):
+    with pytest.raises(SystemExit):
+        run_compat("dense.py", "--device", "gpu", "--json")
+    assert called[0][0] == ["kernel", "dense", "--device", "gpu", "--json"]
+
+
+PROGRAM = """
+import sys
+from hotloop.cli.main import main
+try:
+    status = main(sys.argv[1:])
+except SystemExit as end:
+    status = end.code
+assert "jax" not in sys.modules
+sys.exit(status)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (["send_request.py", "--port", "1"], 2, "serving is not there yet"),
+        (["python3", "lstm.py", "--help"], 0, "usage: hotloop kernel lstm"),
+        (["--help"], 0, "usage: hotloop compat"),
+        (["--", "lstm.py", "--print-config"], 0, "# hotloop kernel lstm"),
+        ([], 2, "SCRIPT"),
+        (["lstm.py", "--stepz"], 2, "unknown option --stepz"),
+    ],
+)
+def test_words_reach_the_command_that_they_are_meant_for(words, status, said):
+    """As a process: its status is what counts, and jax stays out of it."""
+    done = subprocess.run([sys.executable, "-c", PROGRAM, "compat", *words], capture_output=True, text=True)
+    assert said in done.stdout + done.stderr
+    assert done.returncode == status
