@@ -30,11 +30,8 @@ format: $(VENV)/.installed-test
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-peers: $(VENV)/.installed-peers  ## ours against torch and BlackJAX, interleaved: needs a quiet machine
-	$(BIN)/python benchmarks/peers/kernels.py
-	$(BIN)/python benchmarks/peers/vcd.py
-	$(BIN)/python benchmarks/peers/recommender.py
-	$(BIN)/python benchmarks/peers/cnn.py
+peers: $(VENV)/.installed-peers  ## ours against torch, BlackJAX and Keras, interleaved: needs a quiet machine
+	$(BIN)/hotloop bench peers
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
