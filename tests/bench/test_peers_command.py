@@ -39,6 +39,7 @@ def tree(monkeypatch, tmp_path):
     folder.mkdir()
     monkeypatch.setattr(peers, "FOLDER", folder)
     monkeypatch.setattr(peers, "PACKAGES", dict.fromkeys(peers.PACKAGES, ("json",)))
+    monkeypatch.setattr(peers, "load", lambda: 0.1)
     monkeypatch.chdir(tmp_path)
     return folder
 
@@ -173,6 +174,14 @@ def test_a_second_file_of_a_day_does_not_replace_the_first(tree, tmp_path):
     compared("--family", "kernels")
     compared("--family", "kernels")
     assert len(list(tmp_path.glob("*_peers_cpu*.json"))) == 2
+
+
+def test_a_busy_machine_is_told_and_recorded(tree, capfd, monkeypatch, tmp_path):
+    program(tree, "kernels", [KERNEL])
+    monkeypatch.setattr(peers, "load", lambda: 1.5)
+    assert compared("--family", "kernels") == 0
+    assert "load 1.5" in capfd.readouterr().err
+    assert saved(tmp_path)[1]["load_at_start"] == 1.5
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ what `hotloop bench report` reads. It knows nothing of what is compared.
 """
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,8 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
 SAVE = {"kernels": "--save"}
 """The option that names the file for the results, where it is not --json."""
 ASK = "import jax; print(jax.default_backend())"
+QUIET = 0.5
+"""Load above which a figure is not worth keeping."""
 COLUMNS = ("family", "case", "side", "ratio", "range", "floor", "missed")
 
 
@@ -40,6 +43,8 @@ class Turns:
     device: str = "cpu"
     rounds: int | None = None
     seconds: float | None = None
+    load: float = 0.0
+    """Of the machine, before the first of them."""
 
     def words(self) -> list[str]:
         """The options of a program."""
@@ -74,6 +79,11 @@ def check(families: Sequence[str]) -> None:
                 raise MissingExtra(package, "peers", f"the comparison of {family}")
         if not (FOLDER / f"{family}.py").is_file():
             raise DataError(f"{FOLDER / family}.py: not there; is the checkout complete?")
+
+
+def load() -> float:
+    """Programs that have wanted to run in the last minute, on average."""
+    return round(os.getloadavg()[0], 2)
 
 
 def default_device() -> str:
@@ -145,7 +155,12 @@ def together(
     for document in documents.values():
         merged |= {key: value for key, value in document.items() if key not in (*merged, "results")}
     loads = {family: one["load_before"] for family, one in documents.items() if "load_before" in one}
-    merged |= {"options": turns.words(), "load_before": loads, "failed": dict(failed)}
+    merged |= {
+        "options": turns.words(),
+        "load_at_start": turns.load,
+        "load_before": loads,
+        "failed": dict(failed),
+    }
     return merged | {
         "results": [{"family": family, **row} for family, one in documents.items() for row in results(one)]
     }

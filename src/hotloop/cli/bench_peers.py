@@ -48,11 +48,14 @@ def run(config: Peers, context: Context) -> Mapping[str, Any]:
     if config.output is not None and not config.output.expanduser().absolute().parent.is_dir():
         raise OptionError(f"--output {config.output}: its folder is not there; make it first")
     peers.check(config.family)
+    if (load := peers.load()) > peers.QUIET:
+        context.warn(f"other work on this machine (load {load:.1f}): a smoke test, not a measurement")
     device = peers.default_device() if context.device == "auto" else context.device
     if device == "cpu" and context.only_accelerator:
         raise OptionError("--only-accelerator: jax finds only a CPU here")
     file = config.output.expanduser() if config.output else peers.dated(Path(), device)
-    result = compare(config.family, peers.Turns(device, config.rounds, config.seconds), file, context)
+    turns = peers.Turns(device, config.rounds, config.seconds, load)
+    result = compare(config.family, turns, file, context)
     if result["missed"] or result["failed"]:
         leave(result, context)
     return result
