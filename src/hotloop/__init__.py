@@ -4,6 +4,7 @@ Importing the package costs nothing: no jax, no numpy. Each room (`engine`, `lay
 by name when it is needed, and so is the estimator, whose names are here: `from hotloop import Estimator, RunConfig`.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,9 +30,7 @@ _ESTIMATOR = (
 def __getattr__(name: str) -> Any:
     if name not in _ESTIMATOR:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from hotloop.families import estimator
-
-    return getattr(estimator, name)
+    return getattr(import_module("hotloop.families.estimator"), name)
 
 
 def __dir__() -> list[str]:

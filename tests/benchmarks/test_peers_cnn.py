@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from hotloop.families.cnn import model, network, statistics
-from hotloop.layers import losses
-from hotloop.layers import norm
+from hotloop.layers import losses, norm
 
 torch = pytest.importorskip("torch")
 

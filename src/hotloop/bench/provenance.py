@@ -23,7 +23,7 @@ GPU_FIELDS = ("name", "driver_version", "memory.total", "uuid", "power.limit", "
 
 def provenance(specs: Mapping[str, str], folder: Path) -> dict[str, Any]:
     """All of it; `specs` are the benchmark files and their hashes, `folder` is where the first of them lies."""
-    from hotloop import __version__
+    from hotloop.version import VERSION as __version__
 
     source = git(Path(__file__).parent)
     gpus = nvidia()

@@ -23,7 +23,7 @@ def variants(selected: Sequence["Selected"], context: Context) -> Mapping[str, A
 def list_row(one: "Selected") -> tuple[Any, ...]:
     """A line of `--list`."""
     said = one.benchmark
-    metrics = ",".join(metric.name for metric in (*said.metrics, *said.derived))
+    metrics = ",".join([*(metric.name for metric in said.metrics), *(metric.name for metric in said.derived)])
     devices, data = said.devices or "-", "yes" if said.needs_dataset else "-"
     return one.variant.name, said.kind, metrics, ",".join(said.tags) or "-", devices, data, one.skip or ""
 

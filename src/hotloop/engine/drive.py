@@ -113,7 +113,7 @@ class _Dispatch:
             else CompiledPieces(longest, min(plan.updates_per_call, longest))
         )
         self.flight: deque[_Piece] = deque()
-        self.logs: deque[Event] = deque()  # to write once the piece before them has landed: they need no state
+        self.logs: deque[Event] = deque()  # for when the piece before them has landed: they need no state
         self.free_since = 0.0
 
     def run(self, state: State, start: int) -> State:
