@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 import pytest
 from fake_programs import RATE, Listener, code, is_running, run_spec, wait_until, write_spec
 
-from hotloop.bench.launch import Settings
-from hotloop.bench.measure import Limits
+from hotloop.bench.launch import Launch, Settings
+from hotloop.bench.measure import Limits, measure
 from hotloop.bench.record import Results
 from hotloop.bench.run_options import Options
 from hotloop.bench.runner import run
@@ -286,6 +286,15 @@ def test_csv_json_and_junit_have_the_old_shape(tmp_path):
     assert old["a"][0]["results"] == {"throughput": {"mean": 10.0}}
     assert old["a"][0]["variant_name"] == "a"
     assert old["bad"][0]["exitcode"] == 1
+
+
+@pytest.mark.parametrize(("ours", "rate"), [(None, 20.0), ("hotloop cnn train", 5.0)])
+def test_copies_multiply_the_throughput_only_where_they_run(tmp_path, ours, rate):
+    cmd = "mpirun --np 4 python3 train.py"
+    file = write_spec(tmp_path, {"a": {"cmd": cmd, "data": RATE}})
+    launch = Launch(("echo", "rate 5"), tmp_path, os.environ, cmd, ours)
+    found = measure(select(load([file]))[0], launch, tmp_path, Limits())
+    assert found["metrics"]["throughput"]["value"] == rate
 
 
 @pytest.mark.slow

@@ -11,15 +11,19 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hotloop.bench.model import Benchmark, Variant
 from hotloop.bench.process import MARK
 from hotloop.bench.variants import expand_environment, unset_variables
 from hotloop.errors import HotloopError
 
+if TYPE_CHECKING:
+    from hotloop.bench.compat import Translation
+
 QUOTED = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"|\\.")
 SHELL = re.compile(r"(?<!\S)(?:\|\|?|&&?|[0-9&]?>>?\S*|<\S*)(?!\S)|;(?!\S)|`|\$\(")
-ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 PYTHON = re.compile(r"python(3(\.\d+)?)?")
 
 
@@ -51,6 +55,8 @@ class Launch:
     """The command as the file has it, with everything filled in."""
     hotloop_command: str | None = None
     """What stands for the command of an older script."""
+    notices: tuple[str, ...] = ()
+    """What is to know of that."""
 
 
 def prepare(benchmark: Benchmark, variant: Variant, log: Path, settings: Settings) -> Launch:
@@ -58,13 +64,19 @@ def prepare(benchmark: Benchmark, variant: Variant, log: Path, settings: Setting
     folder = variant.folder or benchmark.folder
     env = environment(variant.env or benchmark.env, log, settings)
     words = split(variant.cmd, env)
+    while len(words) > 1 and (found := ASSIGNMENT.fullmatch(words[0])):
+        env[found[1]] = found[2]
+        words = words[1:]
     if not (settings.allow_wandb or benchmark.allow_wandb):
         words = without_wandb(words)
     if settings.compile_only:
         words = [*words, "--compile-only"]
     ours = translated(words, folder)
-    argv = program(ours or words, settings.python)
-    return Launch(tuple(argv), folder, env, shlex.join(words), shlex.join(ours) if ours else None)
+    if ours is None:
+        return Launch(tuple(program(words, settings.python)), folder, env, shlex.join(words))
+    argv = tuple(program(ours.command, settings.python))
+    env |= ours.environment
+    return Launch(argv, folder, env, shlex.join(words), shlex.join(ours.command), tuple(ours.notices))
 
 
 def environment(own: Mapping[str, str], log: Path, settings: Settings) -> dict[str, str]:
@@ -95,8 +107,6 @@ def split(cmd: str, env: Mapping[str, str]) -> list[str]:
         raise LaunchError(f"the cmd cannot be split into words: {str(error).lower()}") from error
     if not words:
         raise LaunchError("the cmd is empty")
-    if ASSIGNMENT.match(words[0]):
-        raise LaunchError(f"'{words[0]}' before the program needs a shell; give it under env")
     return words
 
 
@@ -114,27 +124,28 @@ def without_wandb(words: Sequence[str]) -> list[str]:
     return kept
 
 
-def translated(words: Sequence[str], folder: Path) -> list[str] | None:
+def translated(words: Sequence[str], folder: Path) -> "Translation | None":
     """The hotloop command for an older script's, or None where the command is to run as it is."""
     place = next((at for at, word in enumerate(words) if PYTHON.fullmatch(Path(word).name)), None)
-    if place is None or _is_own(words[place + 1 : place + 2], folder):
+    if place is None:
         return None
-    try:
-        from hotloop.bench.compat import CompatError, translate
-    except ImportError:
+    script = next((word for word in words[place + 1 :] if not word.startswith("-")), "")
+    if _is_own(folder / script):
         return None
+    from hotloop.bench.compat import CompatError, translate
+
     try:
-        return list(translate(words))
+        return translate(words)
     except CompatError:
         return None
 
 
-def _is_own(script: Sequence[str], folder: Path) -> bool:
+def _is_own(script: Path) -> bool:
     """Whether the script is there and is not one for an IPU, whatever its name."""
     try:
-        with (folder / script[0]).open("rb") as file:
+        with script.open("rb") as file:
             return b"ipu" not in file.read(1 << 16).lower()
-    except (OSError, IndexError, ValueError):
+    except (OSError, ValueError):
         return False
 
 

@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,9 @@ def measure(
         )
     finally:
         readings = monitor.stop() if monitor else {}
-    result = _ended(outcome, timeout) or ({"status": "passed"} if compile_only else _judged(one, folder))
+    result = _ended(outcome, timeout) or (
+        {"status": "passed"} if compile_only else _judged(one, launch, folder)
+    )
     log = {"stdout": "stdout", "stderr": "stderr"}
     return {**result, **_times(outcome), "monitor": readings, "log": log}
 
@@ -69,9 +71,11 @@ def _ended(outcome: Outcome, timeout: float | None) -> Mapping[str, Any] | None:
     return None
 
 
-def _judged(one: Selected, folder: Path) -> Mapping[str, Any]:
+def _judged(one: Selected, launch: Launch, folder: Path) -> Mapping[str, Any]:
     """The metrics; one that is missing fails the run, and is named."""
-    found = extract(one.benchmark, lines(folder / "stdout"), lines(folder / "stderr"), one.variant)
+    # What ran decides how many copies printed: a hotloop command is one process, whatever stood before the script.
+    ran = replace(one.variant, cmd=launch.hotloop_command or launch.command)
+    found = extract(one.benchmark, lines(folder / "stdout"), lines(folder / "stderr"), ran)
     metrics = metrics_of(one.benchmark, one.variant, found)
     if not found.problems:
         return {"status": "passed", "metrics": metrics}

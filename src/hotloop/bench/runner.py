@@ -94,6 +94,7 @@ class Runner:
         self._refuse_changed_specs()
         self.done = {(record["variant"], record["repeat"]) for record in results.records}
         self.failed = False
+        self.warned: set[str] = set()
         self.ready: dict[str, Settings | LaunchError] = {}
         where = provenance({str(file.resolve()): name for file, name in self.specs.items()}, _home(selected))
         self.commit = where["commit"]
@@ -191,7 +192,15 @@ class Runner:
             self.ready[one.benchmark.name] = settings
         if isinstance(settings, LaunchError):
             raise settings
-        return prepare(one.benchmark, one.variant, folder, settings)
+        launch = prepare(one.benchmark, one.variant, folder, settings)
+        for notice in launch.notices:
+            self._warn_once(f"{one.benchmark.name}: {notice}")
+        return launch
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self.warned:
+            self.warned.add(text)
+            self.console.warn(text)
 
     def _make_ready(self, one: Selected) -> Settings:
         """What happens once before a benchmark's first run: packages and commands, or a word that they wait."""

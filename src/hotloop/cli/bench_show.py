@@ -73,7 +73,8 @@ def prepared(one: "Selected", options: "Options", settings: "Settings") -> dict[
     record = {**listed(one), "command": one.variant.cmd, "folder": one.variant.folder, "problem": one.skip}
     try:
         launch = prepare(one.benchmark, one.variant, options.log_dir / one.variant.name, settings)
-        return {**record, "command": launch.command, "hotloop_command": launch.hotloop_command}
+        commands = {"command": launch.command, "hotloop_command": launch.hotloop_command}
+        return {**record, **commands, "notices": launch.notices}
     except LaunchError as error:
         return {**record, "problem": one.skip or str(error)}
 
@@ -89,6 +90,8 @@ def say_command(record: Mapping[str, Any], context: Context) -> None:
     context.say(f"  {record['command']}")
     if record.get("hotloop_command"):
         context.say(f"  -> {record['hotloop_command']}")
+    for notice in record.get("notices", ()):
+        context.say(f"  {notice}")
     if record["problem"]:
         context.say(f"  {'skipped' if record['skip'] else 'cannot run'}: {record['problem']}")
 
