@@ -1,0 +1,70 @@
+"""The files of the older runner, run to the end by hotloop: their own commands and patterns, on small data."""
+
+import json
+from pathlib import Path
+
+import pytest
+from fake_programs import Listener
+
+from hotloop.bench.measure import Limits
+from hotloop.bench.run_options import Options
+from hotloop.bench.runner import run
+from hotloop.bench.select import select
+from hotloop.bench.spec import load
+
+FIXTURES = Path(__file__).parent / "fixtures"
+SMALL_VCD = (
+    "-b 50 --data digits --updates 40 --log-every 20 --hidden 16 16 --hmc-steps 2 --no-save-checkpoints"
+)
+SMALL_CNN = """--synthetic-data device --model-name cifar_resnet8 --dataset cifar10 --pipeline-splits
+    --recomputation false --device-mapping 0 --micro-batch-size 8 --global-batch-size 128
+    --weight-updates-per-epoch 2 --num-epochs 5"""
+
+
+def run_small(tmp_path, monkeypatch, file, old, new):
+    """The records of a file in which one option has given way to those of a small run."""
+    text = (FIXTURES / file).read_text()
+    assert old in text
+    (tmp_path / file).write_text(text.replace(old, new))
+    monkeypatch.setenv("DATASETS_DIR", str(tmp_path))
+    selected = [one for one in select(load([tmp_path / file])) if one.skip is None]
+    listener = Listener()
+    run(selected, Options(tmp_path / "log", limits=Limits(timeout=300)), listener)
+    print("\n".join(listener.said))
+    records = map(json.loads, (tmp_path / "log" / "results.jsonl").read_text().splitlines())
+    return {record["variant"]: record for record in records}
+
+
+@pytest.mark.slow
+def test_the_vae_entry_gives_its_times_its_throughput_and_what_follows_from_them(tmp_path, monkeypatch):
+    (record,) = run_small(tmp_path, monkeypatch, "vcd.yml", "-b 3072", SMALL_VCD).values()
+    assert record["status"] == "passed"
+    assert record["hotloop_command"].startswith("hotloop vcd train -c configs/benchmark_config.json")
+    metrics = record["metrics"]
+    assert metrics["total_time"]["value"] == pytest.approx(metrics["time_taken"]["value"] * 40)
+    assert metrics["throughput"]["value"] > 0
+    assert metrics["throughput"]["unit"] == "samples/sec"
+
+
+@pytest.mark.slow
+def test_both_resnet_training_entries_give_throughput_accuracy_and_loss(tmp_path, monkeypatch):
+    found = run_small(tmp_path, monkeypatch, "cnns.yml", "--num-epochs 5", SMALL_CNN)
+    assert list(found) == ["tf2_resnet50_train_real_pod4", "tf2_resnet50_train_real_pod16"]
+    for record in found.values():
+        assert record["status"] == "passed", record["reason"]
+        assert {name: len(one["values"]) for name, one in record["metrics"].items()} == {
+            "throughput": 5,
+            "accuracy": 5,
+            "loss": 5,
+        }
+
+
+@pytest.mark.slow
+def test_the_autoencoder_entry_ends_well_and_its_broken_pattern_is_named(tmp_path, monkeypatch):
+    (record,) = run_small(
+        tmp_path, monkeypatch, "autoencoder.yml", "--epochs 10", "--epochs 1 --data procedural"
+    ).values()
+    assert record["exitcode"] == 0
+    assert record["metrics"]["throughput"]["value"] > 0
+    assert list(record["problems"]) == ["loss"]
+    assert "lazy" in record["problems"]["loss"]
