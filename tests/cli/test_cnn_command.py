@@ -279,7 +279,7 @@ def test_checkpoints_of_another_network_are_refused_in_one_line(whole, toy):
 
 
 def stopped(*words):
-    """Begin a run and interrupt it right after its first log, at update 6."""
+    """Begin a run and interrupt it at its first log, that of update 6, which is written while updates 7 to 12 run."""
     heard = io.StringIO()
 
     def stop(text):
@@ -305,10 +305,10 @@ ONLY_THE_END = ["--ckpts-per-epoch", "1/3", "--clean-dir", "False"]
 def test_an_interrupted_run_leaves_another_runs_step_of_that_number_alone(toy, whole, tmp_path):
     kept = tmp_path / "kept"
     kept.mkdir()
-    another(kept, 6, whole[2] / "checkpoints" / "network.json")
+    another(kept, 12, whole[2] / "checkpoints" / "network.json")
     before = content(kept)
     with pytest.raises(
-        CheckpointError, match=r"cannot write step 6 in .*kept: another run saved a step"
+        CheckpointError, match=r"cannot write step 12 in .*kept: another run saved a step"
     ) as caught:
         stopped(*toy, *ONLY_THE_END, "--checkpoint-output-dir", kept)
     assert "\n" not in str(caught.value) and content(kept) == before
@@ -317,7 +317,7 @@ def test_an_interrupted_run_leaves_another_runs_step_of_that_number_alone(toy, w
 def test_a_run_goes_on_from_its_own_step_beside_newer_ones_of_a_run_that_came_between(toy, whole, tmp_path):
     kept = tmp_path / "kept"
     words = [*toy, *ONLY_THE_END, "--checkpoint-output-dir", kept]
-    with pytest.raises(Interrupted, match="after update 6 of 18"):
+    with pytest.raises(Interrupted, match="after update 12 of 18"):
         stopped(*words)
     another(kept, 18, whole[2] / "checkpoints" / "network.json")
     before = content(kept)
@@ -325,13 +325,13 @@ def test_a_run_goes_on_from_its_own_step_beside_newer_ones_of_a_run_that_came_be
     (error,) = [line for line in said.splitlines() if line.startswith("hotloop: error:")]
     assert status == 2 and "kept: holds step 18 of another run" in error and content(kept) == before
     shutil.rmtree(kept / "00000018")
-    another(kept, 12, whole[2] / "checkpoints" / "network.json")
+    another(kept, 15, whole[2] / "checkpoints" / "network.json")
     status, result, said = called("train", *words, "--resume", "--clean-dir", "True")
     assert status == 0, said
-    assert [event["update"] for event in events(tmp_path / "run", "resume")] == [6]
-    assert [row["step"] for row in result["validation"]] == [6, 18]
+    assert [event["update"] for event in events(tmp_path / "run", "resume")] == [12]
+    assert [row["step"] for row in result["validation"]] == [12, 18]
     assert result["validation"][-1] == whole[0]["validation"][-1]
-    assert [path.name for path in sorted(kept.glob("0*"))] == ["00000012"]
+    assert [path.name for path in sorted(kept.glob("0*"))] == ["00000015"]
 
 
 def test_a_finished_run_whose_checkpoints_were_cleaned_does_not_start_over(toy, tmp_path):
