@@ -112,7 +112,7 @@ def test_a_launch_has_both_commands_and_an_environment_in_which_the_entrys_own_v
     settings = Settings(profile=True, extra={"THERE": "/t"}, compile_only=True)
     launch = prepare(benchmark, variant, tmp_path / "log", settings)
     assert launch.command == "poprun python3 train.py --x /t/y --compile-only"
-    assert launch.hotloop_command == "hotloop cnn train --x /t/y --compile-only"
+    assert launch.hotloop_command == "hotloop cnn train --x /t/y --compile-only --json"
     assert launch.argv[:4] == (sys.executable, "-m", "hotloop", "cnn")
     assert "one process" in launch.notices[0]
     assert launch.env["A"] == "b"

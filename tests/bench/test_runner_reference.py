@@ -60,11 +60,10 @@ def test_both_resnet_training_entries_give_throughput_accuracy_and_loss(tmp_path
 
 
 @pytest.mark.slow
-def test_the_autoencoder_entry_ends_well_and_its_broken_pattern_is_named(tmp_path, monkeypatch):
+def test_the_autoencoder_entry_gives_throughput_and_a_loss_that_its_broken_pattern_cannot(tmp_path, monkeypatch):
     (record,) = run_small(
         tmp_path, monkeypatch, "autoencoder.yml", "--epochs 10", "--epochs 1 --data procedural"
     ).values()
-    assert record["exitcode"] == 0
+    assert record["status"] == "passed", record["reason"]
     assert record["metrics"]["throughput"]["value"] > 0
-    assert list(record["problems"]) == ["loss"]
-    assert "lazy" in record["problems"]["loss"]
+    assert 0 < record["metrics"]["loss"]["value"] < 10  # from the result's JSON, not by the lazy group

@@ -74,9 +74,10 @@ def prepare(benchmark: Benchmark, variant: Variant, log: Path, settings: Setting
     ours = translated(words, folder)
     if ours is None:
         return Launch(tuple(program(words, settings.python)), folder, env, shlex.join(words))
-    argv = tuple(program(ours.command, settings.python))
+    command = [*ours.command, *(() if "--json" in ours.command else ("--json",))]  # numbers without patterns
     env |= ours.environment
-    return Launch(argv, folder, env, shlex.join(words), shlex.join(ours.command), tuple(ours.notices))
+    argv = tuple(program(command, settings.python))
+    return Launch(argv, folder, env, shlex.join(words), shlex.join(command), tuple(ours.notices))
 
 
 def environment(own: Mapping[str, str], log: Path, settings: Settings) -> dict[str, str]:

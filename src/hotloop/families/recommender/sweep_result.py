@@ -35,6 +35,7 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "average_throughput": average,
         "maximum_throughput": maximum,
         "best": best and best["exponent"],
+        "loss": best and best["loss"],
         "unfinished": sum(each["status"] != "finished" for each in rows),
     }
 
