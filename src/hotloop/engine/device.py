@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hotloop.engine import cache
+from hotloop.engine import cache, host_memory
 from hotloop.engine.configure import configure
 from hotloop.engine.environment import environment
 from hotloop.errors import DeviceError
@@ -40,6 +40,8 @@ def setup(
         )
     if chosen.platform != jax.default_backend():
         configure(jax_default_device=chosen)
+    if chosen.platform == "cpu":
+        host_memory.keep_freed()
     return chosen
 
 

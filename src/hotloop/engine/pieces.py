@@ -1,13 +1,13 @@
 """How a planned call is cut into pieces that are dispatched one after the other.
 
 A run that is "one call" for its host events should still move a progress bar and hear Ctrl-C, so a call is
-made in pieces of about half a second. Results do not depend on it. Pure arithmetic: it must not know about
+made in pieces of about a second. Results do not depend on it. Pure arithmetic: it must not know about
 devices or clocks.
 """
 
 from hotloop.engine.periods import closest_divisor
 
-TARGET_SECONDS = 0.5
+TARGET_SECONDS = 1.0
 FIRST_PIECE = 16
 
 
