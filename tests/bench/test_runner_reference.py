@@ -60,7 +60,9 @@ def test_both_resnet_training_entries_give_throughput_accuracy_and_loss(tmp_path
 
 
 @pytest.mark.slow
-def test_the_autoencoder_entry_gives_throughput_and_a_loss_that_its_broken_pattern_cannot(tmp_path, monkeypatch):
+def test_the_autoencoder_entry_gives_throughput_and_a_loss_that_its_broken_pattern_cannot(
+    tmp_path, monkeypatch
+):
     (record,) = run_small(
         tmp_path, monkeypatch, "autoencoder.yml", "--epochs 10", "--epochs 1 --data procedural"
     ).values()
