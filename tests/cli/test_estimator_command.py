@@ -218,9 +218,9 @@ def test_replicas_and_parts_train_as_one_device_does(images, tmp_path):
     not ROOT.is_dir() or find(known_set("cifar10"), ROOT) is None, reason=f"no cifar10 in {ROOT}"
 )
 def test_a_pass_over_a_part_of_the_real_images_is_far_above_chance(tmp_path):
-    """5,000 images seen: 0.33 on average over five seeds, with a standard deviation of 0.02; chance is 0.1."""
+    """3,000 images seen: 0.26 on average over five seeds, with a standard deviation of 0.02; chance is 0.1."""
     there = cifar_data.training_images(Cifar(dataset_path=ROOT))
-    words = ["--recipe", "fast", "--batch-size", "20", "--learning-rate", "1e-3", "--epochs", f"5000/{there}"]
+    words = ["--recipe", "fast", "--batch-size", "20", "--learning-rate", "1e-3", "--epochs", f"3000/{there}"]
     result = run(["estimator", *words, "--data-dir", str(ROOT), "--model-dir", str(tmp_path), "--json"])
-    assert result["global_step"] == 250
-    assert result["test_accuracy"] > 0.25
+    assert result["global_step"] == 150
+    assert result["test_accuracy"] > 0.19
