@@ -68,4 +68,4 @@ def test_the_autoencoder_entry_gives_throughput_and_a_loss_that_its_broken_patte
     ).values()
     assert record["status"] == "passed", record["reason"]
     assert record["metrics"]["throughput"]["value"] > 0
-    assert 0 < record["metrics"]["loss"]["value"] < 10  # from the result's JSON, not by the lazy group
+    assert 5 < record["metrics"]["loss"]["value"] < 20  # from the result's JSON, not by the lazy group
