@@ -191,3 +191,17 @@ def test_a_damaged_file_of_baselines_is_told(logs, tmp_path, text, run):
 def test_a_number_of_folders_that_cannot_be_meant_is_told(config, said):
     with pytest.raises(OptionError, match=said):
         COMMAND.run(config, Context())
+
+
+@pytest.mark.parametrize(
+    ("pace", "word"), [(1.0, "SLOW"), (0.82, "AMBIGUOUS"), (0.95, "SLOW"), (1.2, "SLOW")]
+)
+def test_a_difference_that_the_machines_own_pace_explains_is_no_verdict(run, tmp_path, pace, word):
+    jitter = (1, 1.01, 0.99, 1.005)
+    for name, values, factor in (("a", A, 1.0), ("b", SLOWER, pace)):
+        runs = [record("v", value, n, pace=500 * factor * jitter[n]) for n, value in enumerate(values)]
+        log_folder(tmp_path / name, runs)
+    _, found, _ = run(tmp_path / "a", tmp_path / "b")
+    assert set(words(found).values()) == {word}
+    if word == "AMBIGUOUS":
+        assert all("the machine itself was at 0.82 of its pace" in row["reason"] for row in found["rows"])

@@ -6,11 +6,11 @@ plain text cells and Markdown; it prints nothing.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from hotloop.bench.results import Sample
-from hotloop.bench.statistics import THRESHOLD, Better, Verdict, bootstrap, verdict
+from hotloop.bench.statistics import FEWEST, THRESHOLD, Better, Verdict, bootstrap, verdict
 
 RATE = re.compile(r"(per|/)[ _]?(s|sec|second)s?\b|throughput|flops|gbps|\bmfu\b", re.IGNORECASE)
 TIMES = {
@@ -111,10 +111,24 @@ def _row(a: Sample | None, b: Sample | None, rules: Rules) -> Row:
     known = a or b
     assert known is not None
     better = rules.better(known)
-    found = verdict(a.values, b.values, better, rules.limit(known.metric)) if a and b else None
+    found = _believed(a, b, better, rules.limit(known.metric)) if a and b else None
     a_middle, b_middle = (bootstrap(side.values).value if side else None for side in (a, b))
     repeats = (len(a.values) if a else 0, len(b.values) if b else 0)
     return Row(known.variant, known.metric, known.unit, better, a_middle, b_middle, repeats, found)
+
+
+def _believed(a: Sample, b: Sample, better: Better, threshold: float) -> Verdict:
+    """The verdict, unless what the machine's own pace did meanwhile may explain the difference."""
+    found = verdict(a.values, b.values, better, threshold)
+    if found.word not in ("FAST", "SLOW") or found.low <= 0 or min(len(a.paces), len(b.paces)) < FEWEST:
+        return found
+    machine = verdict(a.paces, b.paces, "higher", threshold)
+    low, high = (found.low, found.high) if better == "higher" else (1 / found.high, 1 / found.low)
+    beyond = low / machine.high > 1 if found.word == "FAST" else high / machine.low < 1
+    if machine.word == "SAME" or (machine.low > 0 and beyond):
+        return found
+    told = f"the machine itself was at {machine.ratio:.2f} of its pace: measure both again, taking turns"
+    return replace(found, word="AMBIGUOUS", reason=told)
 
 
 COLUMNS = ("variant", "metric", "better", "A", "B", "B/A", "interval", "n", "verdict", "because")

@@ -31,6 +31,8 @@ class Sample:
     params: Mapping[str, str]
     values: tuple[float, ...]
     inside: tuple[float, ...] = ()
+    paces: tuple[float, ...] = ()
+    """How fast the machine itself was beside each of those repeats, where the record tells."""
 
 
 def read(paths: Sequence[Path]) -> list[Record]:
@@ -104,8 +106,14 @@ def samples(records: Iterable[Record]) -> dict[tuple[str, str], Sample]:
                 record.get("params") or {},
                 (*before, float(value)),
                 tuple(each for each in said.get("values") or () if isinstance(each, int | float)),
+                (*(found[key].paces if key in found else ()), *_paces(record)),
             )
     return found
+
+
+def _paces(record: Record) -> tuple[float, ...]:
+    pace = record.get("pace")
+    return (float(pace),) if isinstance(pace, int | float) and pace > 0 else ()
 
 
 def device(record: Record) -> str:

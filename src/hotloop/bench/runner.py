@@ -16,6 +16,7 @@ from hotloop.bench import junit, tables
 from hotloop.bench.capture import last_lines
 from hotloop.bench.launch import Launch, LaunchError, Settings, prepare
 from hotloop.bench.measure import measure
+from hotloop.bench.pace import pace
 from hotloop.bench.process import end_marked
 from hotloop.bench.provenance import provenance
 from hotloop.bench.record import Record, Results, add_provenance, digest, write_json
@@ -164,6 +165,7 @@ class Runner:
             folder.mkdir(parents=True, exist_ok=True)
             launch = self._prepare(job.selected, folder)
             record |= {"command": launch.command, "hotloop_command": launch.hotloop_command}
+            before = pace()
             record |= measure(
                 job.selected,
                 launch,
@@ -171,6 +173,7 @@ class Runner:
                 self.options.limits,
                 compile_only=self.options.settings.compile_only,
             )
+            record["pace"] = (before + pace()) / 2
             record["log"] = {name: f"{job.folder}/{file}" for name, file in record["log"].items()}
         except LaunchError as error:
             record |= {"command": job.selected.variant.cmd, "status": "failed", "reason": str(error)}
