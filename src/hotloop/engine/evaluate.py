@@ -104,7 +104,7 @@ def evaluate_batches(fn: PerSample, state: Any, batches: Iterable[Batch], batch_
         count = common_length(batch)
         if count > batch_size:
             raise DataError(f"a batch of {count} samples: at most {batch_size} were announced")
-        padded = jax.tree.map(lambda leaf: _filled_up(np.asarray(leaf), batch_size), batch)
+        padded = filled_up(batch, batch_size)
         sums.append(_masked_sums_of(fn, state, padded, np.int32(count)))
         samples += count
     if not samples:
@@ -135,9 +135,15 @@ def _masked_sums_of(fn: PerSample, state: Any, batch: Batch, count: Array) -> Ma
     return masked_sums(fn(state, batch), jnp.arange(length) < count)
 
 
-def _filled_up(leaf: "np.ndarray[Any, Any]", length: int) -> "np.ndarray[Any, Any]":
-    repeats = np.minimum(np.arange(length), len(leaf) - 1)
-    return leaf if len(leaf) == length else leaf[repeats]
+def filled_up(batch: Batch, length: int) -> Batch:
+    """A batch from the host with its last sample repeated until it has `length` of them."""
+
+    def fill(leaf: Any) -> Any:
+        if len(leaf) == length:
+            return leaf
+        return np.asarray(leaf)[np.minimum(np.arange(length), len(leaf) - 1)]
+
+    return jax.tree.map(fill, batch)
 
 
 def _added(sums: Mapping[str, Any], samples: int) -> Sums:

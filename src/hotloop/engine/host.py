@@ -4,14 +4,14 @@ Also the checks that a data set and every batch of it are what they should be, w
 array. It must not know about devices or threads.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
-from hotloop.engine.order import Order, Remainder, check_same
+from hotloop.engine.order import Order, Remainder
+from hotloop.engine.turns import Ended, Turns
 from hotloop.errors import DataError
 
 Fetch = Callable[[np.ndarray[Any, np.dtype[np.uint32]]], Any]
@@ -51,50 +51,21 @@ class Shuffled:
             yield self._fetch(indices)
 
 
-class InTurn:
-    """Batches of an iterator, kept until the call that asked for them is past."""
-
-    samples = None
+class InTurn(Turns):
+    """Batches of one iterator, which must not end before the run does."""
 
     def __init__(self, iterator: Iterator[Any], batch_size: int):
-        self._iterator = iterator
-        self._batch_size = batch_size
-        self._first = 0
-        self._kept: deque[Any] = deque()
-
-    def example(self) -> Any:
-        """The first batch, which is kept."""
-        return next(self.batches(0, 1))
+        super().__init__(lambda: iterator, batch_size)
 
     def batches(self, first: int, count: int) -> Iterator[Any]:
-        """The batches of updates first .. first + count - 1; earlier ones are dropped."""
-        if first < self._first:
-            raise DataError(f"an iterator cannot go back to batch {first}: it stands at batch {self._first}")
-        while self._first < first:
-            self._draw(1)
-            self._kept.popleft()
-            self._first += 1
-        for step in range(count):
-            self._draw(step + 1)
-            yield self._kept[step]
-
-    def _draw(self, wanted: int) -> None:
-        while len(self._kept) < wanted:
-            try:
-                self._kept.append(next(self._iterator))
-            except StopIteration:
-                last = self._first + len(self._kept)
-                raise DataError(
-                    f"the data ended after {last} batches: give more, repeat them, or ask for fewer updates"
-                ) from None
-
-    def position(self, update: int) -> dict[str, Any]:
-        """An iterator knows no samples and no seed."""
-        return {"batch_size": self._batch_size, "update": update}
-
-    def check_position(self, saved: Mapping[str, Any]) -> None:
-        """Refuse a checkpoint that another batch size made."""
-        check_same(self.position(0), saved)
+        """The batches of updates first .. first + count - 1; DataError where there are fewer."""
+        try:
+            yield from super().batches(first, count)
+        except Ended:
+            last = self.drawn
+            raise DataError(
+                f"the data ended after {last} batches: give more, repeat them, or ask for fewer updates"
+            ) from None
 
 
 def common_length(data: Any) -> int:

@@ -56,11 +56,10 @@ class Turns:
         """The batches of updates first .. first + count - 1; earlier ones are dropped."""
         if first < self._first:
             raise DataError(f"an iterator cannot go back to batch {first}: it stands at batch {self._first}")
-        while self._first < first and self._kept:
+        while self._first < first and self._draw(1):
             self._kept.popleft()
             self._first += 1
-        assert self._first == first or not count, "batches are asked for in turn"
-        if not self._draw(count):
+        if self._first < first or not self._draw(count):
             raise Ended(len(self._kept))
         yield from islice(self._kept, count)
 
@@ -68,6 +67,11 @@ class Turns:
         """Have so many batches at hand; says whether there are."""
         self._kept.extend(islice(self._iterator, max(0, wanted - len(self._kept))))
         return len(self._kept) >= wanted
+
+    @property
+    def drawn(self) -> int:
+        """How many batches the input has given, those before the first update included."""
+        return self._first + len(self._kept)
 
     def position(self, update: int) -> dict[str, Any]:
         """An iterable knows no samples and no seed."""

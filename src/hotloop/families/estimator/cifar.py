@@ -11,7 +11,6 @@ from typing import Any
 
 from hotloop.data.dataset import Dataset
 from hotloop.engine import report as reports
-from hotloop.engine.evaluate import Evaluation
 from hotloop.engine.records import read_events
 from hotloop.errors import CheckpointError
 from hotloop.families.console import Console
@@ -21,9 +20,8 @@ from hotloop.families.estimator.cifar_images import transform_of
 from hotloop.families.estimator.cifar_model import model_fn
 from hotloop.families.estimator.cifar_settings import run_config
 from hotloop.families.estimator.estimator import Estimator, train_and_evaluate
-from hotloop.families.estimator.inputs import Arrays
+from hotloop.families.estimator.inputs import Arrays, FromArrays
 from hotloop.families.estimator.spec import EvalSpec, Mode, TrainSpec
-from hotloop.families.estimator.step import values
 
 TARGET = 0.75
 """Accuracy whose time is told."""
@@ -147,10 +145,11 @@ def test(estimator: Estimator, data: Dataset, console: Console) -> dict[str, Any
 
 def report_evaluation(estimator: Estimator, data: Dataset, folder: Path) -> None:
     """What the compiler made of the test, and a profile of it."""
-    parts, images = estimator.parts, {"features": data.test.images, "labels": data.test.labels}
-    _, model = parts.served(tested_images(data), Mode.EVALUATE)
+    parts = estimator.parts
+    source, model = parts.served(tested_images(data), Mode.EVALUATE)
+    assert isinstance(source, FromArrays)
     _, state = parts.restored(model, None)
-    evaluation = Evaluation(values(model, parts.policy), images, TESTED_AT_ONCE)
+    evaluation = parts.evaluation(source, model, None)
     evaluation.compile(state)
     seconds = evaluation.lower_seconds + evaluation.compile_seconds
     reports.write_program(folder, evaluation.compiled, seconds, "evaluation")

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
+from hotloop.engine.evaluate import filled_up
 from hotloop.engine.host import common_length, path_name
 from hotloop.engine.records import append_line
 from hotloop.errors import HotloopError, OptionError
@@ -181,13 +182,10 @@ def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: E
 
     _check_steps(None, train_spec.max_steps)
     estimator.train_validated(train_spec.input_fn, None, train_spec.max_steps, train_spec.hooks, validate)
+    if last and not eval_spec.throttle_seconds:  # the last one was of the last checkpoint
+        return estimator._noted({**last, "global_step": estimator.latest_checkpoint()}, eval_spec.name)
     at, state = estimator.parts.restored(model, None)
-    result = (
-        {**measure(state), "global_step": at}
-        if eval_spec.throttle_seconds or not last
-        else {**last, "global_step": at}
-    )
-    return estimator._noted(result, eval_spec.name)
+    return estimator._noted({**measure(state), "global_step": at}, eval_spec.name)
 
 
 def _check_steps(steps: int | None, max_steps: int | None) -> None:
@@ -203,10 +201,7 @@ def _check_steps(steps: int | None, max_steps: int | None) -> None:
 def _predicted(fn: Callable[[Any, Any], Any], state: Any, source: Source) -> Iterator[Any]:
     """Batch after batch on the device, row after row to the caller; a smaller last batch is filled up."""
     for batch in source.batches():
-        features, size = batch["features"], source.batch_size
-        count = common_length(features)
-        if count < size:
-            places = np.minimum(np.arange(size), count - 1)
-            features = jax.tree.map(lambda leaf: leaf[places], features)  # noqa: B023
-        made = jax.tree.map(np.asarray, fn(state, features))
-        yield from (jax.tree.map(lambda leaf: leaf[row], made) for row in range(count))  # noqa: B023
+        features = batch["features"]
+        made = jax.tree.map(np.asarray, fn(state, filled_up(features, source.batch_size)))
+        rows = range(common_length(features))
+        yield from (jax.tree.map(lambda leaf: leaf[row], made) for row in rows)  # noqa: B023

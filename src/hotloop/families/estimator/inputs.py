@@ -91,7 +91,7 @@ class FromArrays:
 
     def check_labels(self, classes: int | None) -> "FromArrays":
         """Refuse labels that the model has no class for."""
-        _check_labels(self.data, classes, "sample", 0)
+        _check_labels(self.data, classes)
         return self
 
     def batches(self) -> Iterator[Batch]:
@@ -130,7 +130,7 @@ class FromBatches:
 
         def begin() -> Iterator[Batch]:
             for number, batch in enumerate(self.begin()):
-                _check_labels(batch, classes, "batch", number)
+                _check_labels(batch, classes, f" of batch {number}")
                 yield batch
 
         return FromBatches(begin, self.example, self.batch_size, self.length)
@@ -271,16 +271,16 @@ def _array(leaf: Any) -> Any:
     return leaf if _is_array(leaf) else np.asarray(leaf)
 
 
-def _check_labels(batch: Batch, classes: int | None, unit: str, number: int) -> None:
+def _check_labels(batch: Batch, classes: int | None, where: str = "") -> None:
     labels: Any = batch.get("labels")
     if classes is None or not _is_array(labels) or np.dtype(labels.dtype).kind not in "iu":
         return
     values = np.asarray(labels)
     wrong = np.flatnonzero((values < 0) | (values >= classes))
     if wrong.size:
-        place = f"sample {int(wrong[0])}" + (f" of batch {number}" if unit == "batch" else "")
         raise DataError(
-            f"labels: {values.ravel()[wrong[0]]} at {place} is out of range: the model has classes 0 to {classes - 1}"
+            f"labels: {values.ravel()[wrong[0]]} at sample {int(wrong[0])}{where} is out of range: the model has "
+            f"classes 0 to {classes - 1}"
         )
 
 

@@ -18,7 +18,7 @@ from hotloop.engine.evaluate import Evaluation, evaluate_batches
 from hotloop.engine.feed import rows
 from hotloop.engine.keys import seed_key
 from hotloop.engine.loop import Program
-from hotloop.engine.precision import Policy, parse
+from hotloop.engine.precision import Policy
 from hotloop.errors import CheckpointError
 from hotloop.families.estimator import inputs, step
 from hotloop.families.estimator.inputs import FromArrays, Source
@@ -44,8 +44,7 @@ class Parts:
     @property
     def policy(self) -> Policy:
         """The number formats."""
-        chosen = self.config
-        return parse(chosen.precision, chosen.half, stochastic_rounding=chosen.stochastic_rounding)
+        return step.policy_of(self.config)
 
     def remembered(self, key: Any, make: Callable[[], Any]) -> Any:
         """What was made for this key, or is made now."""
@@ -131,21 +130,28 @@ class Parts:
 
     def measure(self, source: Source, model: Model, steps: int | None) -> Measure:
         """A function of weights and state: means over the samples of the source, or of its first batches."""
-        fn = self.remembered(("values", model), lambda: step.values(model, self.policy))
-        if not isinstance(source, FromArrays):
-            size = source.batch_size
-            return lambda state: _means(evaluate_batches(fn, state, islice(source.batches(), steps), size))
+        if isinstance(source, FromArrays):
+            evaluation = self.evaluation(source, model, steps)
+            return lambda state: _means(evaluation(state))
+        fn, size = self._values(model), source.batch_size
+        return lambda state: _means(evaluate_batches(fn, state, islice(source.batches(), steps), size))
+
+    def evaluation(self, source: FromArrays, model: Model, steps: int | None) -> Evaluation:
+        """The evaluation of arrays, compiled already if such arrays were evaluated before."""
         samples = source.samples if steps is None else min(source.samples, steps * source.batch_size)
         data = jax.tree.map(lambda leaf: leaf[:samples], source.data)
         key = ("evaluation", model, source.signature, samples)
-        known: Evaluation = self.remembered(
-            key,
-            lambda: Evaluation(
-                fn, data, source.batch_size, gather=lambda data, at: source.seen(rows(data, at))
-            ),
-        )
+
+        def make() -> Evaluation:
+            gather = lambda data, at: source.seen(rows(data, at))  # noqa: E731
+            return Evaluation(self._values(model), data, source.batch_size, gather=gather)
+
+        known: Evaluation = self.remembered(key, make)
         made = self._kept[key] = known.over(data)  # which has the program, if there is one by now
-        return lambda state: _means(made(state))
+        return made
+
+    def _values(self, model: Model) -> Any:
+        return self.remembered(("values", model), lambda: step.values(model, self.policy))
 
 
 def _means(sums: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,8 +39,7 @@ class Training:
     @property
     def policy(self) -> precision.Policy:
         """The number formats."""
-        chosen = self.config
-        return precision.parse(chosen.precision, chosen.half, stochastic_rounding=chosen.stochastic_rounding)
+        return policy_of(self.config)
 
     @property
     def scale(self) -> StaticScale | AutoScale:
@@ -146,6 +145,11 @@ def _mean_of_parts(part: Callable[..., Any], state: Any, count: int) -> tuple[An
     zeros = jax.tree.map(lambda form: jnp.zeros(form.shape, jnp.float32), (forms[0], forms[2]))
     (state, gradients, figures), _ = lax.scan(add, (state, *zeros), jnp.arange(count))
     return gradients, state, figures
+
+
+def policy_of(config: RunConfig) -> precision.Policy:
+    """The number formats of a run."""
+    return precision.parse(config.precision, config.half, stochastic_rounding=config.stochastic_rounding)
 
 
 def check_split(batch_size: int, config: RunConfig) -> None:
