@@ -15,6 +15,7 @@ from typing import Any
 from hotloop.bench.metrics import Found
 from hotloop.bench.model import Benchmark, Derived, Metric, Variant
 from hotloop.bench.results import PROVENANCE, RECORDS
+from hotloop.engine.records import write_json
 from hotloop.errors import RunError
 from hotloop.options import plain
 
@@ -85,13 +86,6 @@ def _label(benchmark: Benchmark, metric: str) -> str:
 def digest(file: Path) -> str:
     """The SHA-256 of a file, as its name in records."""
     return hashlib.sha256(file.read_bytes()).hexdigest()
-
-
-def write_json(path: Path, value: Any) -> None:
-    """A JSON file that is there whole or not at all."""
-    beside = path.with_name(f".{path.name}.new")
-    beside.write_text(json.dumps(plain(value), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    beside.replace(path)
 
 
 def add_provenance(log: Path, provenance: Mapping[str, Any]) -> str:

@@ -19,10 +19,11 @@ from hotloop.bench.measure import measure
 from hotloop.bench.pace import pace
 from hotloop.bench.process import end_marked
 from hotloop.bench.provenance import provenance
-from hotloop.bench.record import Record, Results, add_provenance, digest, write_json
+from hotloop.bench.record import Record, Results, add_provenance, digest
 from hotloop.bench.requirements import python_for, run_before
 from hotloop.bench.run_options import Console, Options
 from hotloop.bench.select import Job, Selected, jobs
+from hotloop.engine.records import write_json
 from hotloop.errors import OptionError, RunError
 
 SHOWN_LINES = 12

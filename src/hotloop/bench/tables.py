@@ -10,7 +10,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from hotloop.bench.record import Record, write_json
+from hotloop.bench.record import Record
+from hotloop.engine.records import write_json
 
 LEADING = ("throughput", "latency", "total_compiling_time")
 ADDITIONAL = ("test_duration", "loss", "result", "cmd", "env", "git_commit_hash")
