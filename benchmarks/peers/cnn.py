@@ -30,7 +30,7 @@ import cnn_checks
 import jax
 import torch
 from cnn_checks import Case
-from common import ratios, save, seconds, take_turns
+from common import load_before, ratios, save, seconds, take_turns
 
 from hotloop.engine import ceilings
 from hotloop.engine.device import setup
@@ -237,9 +237,7 @@ def in_processes(cases: list[Case], arguments: list[str]) -> list[dict[str, Any]
 
 
 def main(arguments: list[str]) -> int:
-    options, load = parsed(arguments), os.getloadavg()[0]
-    if load > 0.5:
-        print(f"other work on this machine (load {load:.1f}): a smoke test, not a measurement")
+    options, load = parsed(arguments), load_before()
     setup(options.device)
     cases = chosen(options)
     if options.device == "gpu" and len(cases) > 1:

@@ -13,6 +13,7 @@ import cnn_torch
 import jax
 import numpy as np
 import torch
+from common import strictly
 
 from hotloop.engine.keys import seed_key
 from hotloop.engine.loop import Program, own
@@ -145,13 +146,6 @@ def check(case: Case, device: str) -> dict[str, dict[str, float]]:
                 "not the same computation, not timed"
             )
     return found
-
-
-def strictly(device: str, exact: bool) -> None:
-    """Whether torch computes float32 in float32 on a GPU, or in TF32 as we do by default."""
-    if device == "cuda":
-        torch.set_float32_matmul_precision("highest" if exact else "high")
-        torch.backends.cudnn.allow_tf32 = not exact
 
 
 def _our_update(case: Case, state: model.State) -> dict[str, list[np.ndarray]]:

@@ -5,6 +5,7 @@ more is better for us. It must not know what is compared.
 """
 
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -50,6 +51,23 @@ def ratios(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
     """Median and range of theirs over ours, round by round."""
     values = [b / a for a, b in zip(ours, theirs, strict=True)]
     return {"ratio": statistics.median(values), "ratio_low": min(values), "ratio_high": max(values)}
+
+
+def load_before() -> float:
+    """The machine's load, and a line where it is not idle."""
+    load = os.getloadavg()[0]
+    if load > 0.5:
+        print(f"other work on this machine (load {load:.1f}): a smoke test, not a measurement")
+    return load
+
+
+def strictly(device: str, exact: bool) -> None:
+    """Whether torch computes float32 in float32 on a GPU, or in TF32 as we do by default."""
+    import torch
+
+    if device == "cuda":
+        torch.set_float32_matmul_precision("highest" if exact else "high")
+        torch.backends.cudnn.allow_tf32 = not exact
 
 
 def save(path: Path, peers: dict[str, str], results: list[dict[str, object]]) -> None:

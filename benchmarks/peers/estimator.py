@@ -31,7 +31,7 @@ import estimator_checks
 import estimator_torch
 import numpy as np
 import torch
-from common import ratios, save, seconds
+from common import load_before, ratios, save, seconds
 from estimator_ours import ByEstimator, ByHand, Weights
 
 from hotloop.engine.device import setup
@@ -199,9 +199,7 @@ def chosen(options: argparse.Namespace) -> list[Case]:
 
 
 def main(arguments: list[str]) -> int:
-    options, load = parsed(arguments), os.getloadavg()[0]
-    if load > 0.5:
-        print(f"other work on this machine (load {load:.1f}): a smoke test, not a measurement")
+    options, load = parsed(arguments), load_before()
     if options.keras and find_spec("keras") is None:
         print("Keras is not installed (pip install keras): left out")
         options.keras = False

@@ -12,6 +12,7 @@ import estimator_torch
 import jax
 import numpy as np
 import torch
+from common import strictly
 from estimator_ours import ByEstimator, ByHand, Weights
 
 from hotloop.engine.keys import seed_key
@@ -59,13 +60,6 @@ def check(device: str, keras: bool) -> dict[str, float]:
                 "not the same computation, not timed"
             )
     return errors
-
-
-def strictly(device: str, exact: bool) -> None:
-    """Whether torch computes float32 in float32 on a GPU, or in TF32 as we do by default."""
-    if device == "cuda":
-        torch.set_float32_matmul_precision("highest" if exact else "high")
-        torch.backends.cudnn.allow_tf32 = not exact
 
 
 def _ours(weights: Weights, images: np.ndarray, labels: np.ndarray) -> dict[str, Weights]:

@@ -27,7 +27,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # both framewor
 import numpy as np
 import torch
 import vcd_checks
-from common import ratios, save, seconds
+from common import load_before, ratios, save, seconds
 from vcd_torch import Trainer, graphed
 
 from hotloop.engine.device import setup
@@ -146,9 +146,7 @@ def turn_length(side: Side, updates: int | None, target: float) -> int:
 
 
 def main() -> int:
-    options, load = arguments(), os.getloadavg()[0]
-    if load > 0.5:
-        print(f"other work on this machine (load {load:.1f}): a smoke test, not a measurement")
+    options, load = arguments(), load_before()
     device = "cuda" if setup(options.device).platform == "gpu" else "cpu"
     all_sides = dict(sides(options, device))
     warmed_up(all_sides)
