@@ -37,6 +37,7 @@ from estimator_ours import ByEstimator, ByHand, Weights
 from hotloop.engine.device import setup
 
 RATE = 0.01
+TRIAL = 5  # runs of the least length, to find how many make a turn
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,8 @@ def take_turns(
 ) -> tuple[dict[str, int], dict[str, list[float]]]:
     """Updates of a turn, which takes about `target` seconds, and seconds of one, by round; sides time themselves."""
     lengths = {
-        name: side.least * max(1, round(target / side.run(side.least))) for name, side in sides.items()
+        name: side.least * max(1, round(target * TRIAL / side.run(TRIAL * side.least)))
+        for name, side in sides.items()
     }
     times: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(rounds):

@@ -100,6 +100,7 @@ def test_float32_keeps_its_digits_where_means_are_far_from_zero(offset):
         close(result, x.mean(0), x.var(0), tolerance)
 
 
+@pytest.mark.skipif(jax.device_count() < 4, reason="needs four devices")
 def test_replicas_on_devices_agree_with_the_undivided_batch():
     x = drawn(4)
     parts = jax.tree.map(lambda leaf: leaf[0], parts_of(x, 1, 4, np.float32))

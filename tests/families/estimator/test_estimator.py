@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import optax
 import pytest
@@ -35,6 +36,7 @@ def test_restarts_and_any_length_of_call_give_the_same_weights(hundred: Any, tmp
         assert same(weights(other), expected)
 
 
+@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
 def test_replicas_and_accumulation_change_nothing_but_rounding(hundred: Any, tmp_path: Path) -> None:
     split = small(tmp_path / "split", replicas=2, accumulation=4).train(data, max_steps=100)
     for name, expected in weights(hundred).items():
