@@ -42,6 +42,14 @@ RESULTS = {
         "users": 943,
         "items": 1682,
     },
+    "cnn": {
+        "model": "cifar_resnet8",
+        "training": [0.2, 0.4, 0.7],
+        "validation": [0.2, 0.4, 0.87],
+        "updates_per_call": 25,
+        "images": 3200,
+        "images_per_second": 400.0,
+    },
     "estimator": {
         "accuracy": [0.1, 0.3, 0.4],
         "updates": 120,

@@ -5,13 +5,13 @@ more is better for us. It must not know what is compared.
 """
 
 import json
-import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from hotloop.bench.peers import QUIET, load
 from hotloop.engine.environment import environment
 
 
@@ -54,11 +54,11 @@ def ratios(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
 
 
 def load_before() -> float:
-    """The machine's load, and a line where it is not idle."""
-    load = os.getloadavg()[0]
-    if load > 0.5:
-        print(f"other work on this machine (load {load:.1f}): a smoke test, not a measurement")
-    return load
+    """Cores that other work keeps busy, and a line where there are any."""
+    cores = load()
+    if cores > QUIET:
+        print(f"other work on this machine ({cores:.1f} cores): a smoke test, not a measurement")
+    return cores
 
 
 def strictly(device: str, exact: bool) -> None:

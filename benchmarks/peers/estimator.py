@@ -37,7 +37,6 @@ from estimator_ours import ByEstimator, ByHand, Weights
 from hotloop.engine.device import setup
 
 RATE = 0.01
-TRIAL = 5  # runs of the least length, to find how many make a turn
 
 
 @dataclass(frozen=True)
@@ -135,15 +134,20 @@ def take_turns(
     sides: Mapping[str, Side], rounds: int, target: float
 ) -> tuple[dict[str, int], dict[str, list[float]]]:
     """Updates of a turn, which takes about `target` seconds, and seconds of one, by round; sides time themselves."""
-    lengths = {
-        name: side.least * max(1, round(target * TRIAL / side.run(TRIAL * side.least)))
-        for name, side in sides.items()
-    }
+    lengths = {name: _length(side, target) for name, side in sides.items()}
     times: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(rounds):
         for name, side in sides.items():
             times[name].append(side.run(lengths[name]) / lengths[name])
     return lengths, times
+
+
+def _length(side: Side, target: float) -> int:
+    """Updates of about `target` seconds, by the second of two trials: the first may be off by what a start costs."""
+    count = side.least
+    for _ in range(2):
+        count = side.least * max(1, round(target * count / side.run(count) / side.least))
+    return count
 
 
 def compared(case: Case, options: argparse.Namespace) -> list[dict[str, Any]]:

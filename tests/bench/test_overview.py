@@ -6,11 +6,12 @@ from hotloop.bench.overview import overview
 
 def test_the_page_tells_every_kernel_and_draws_every_chart():
     html = overview(RESULTS).render()
-    assert html.count("<svg") == 9
+    assert html.count("<svg") == 10
     assert html.partition('id="kernels"')[2].partition("</table>")[0].count("<tr>") == 3
-    assert html.count("<details>") == 9  # the numbers of each chart
+    assert html.count("<details>") == 10  # the numbers of each chart
     assert "lstm training" in html
     assert "a &lt;device&gt;" in html
+    assert "87 % right at the end" in html
     assert "41 % of the objects" in html
     assert "4,000,000 HMC steps per second" in html
 

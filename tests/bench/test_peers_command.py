@@ -180,7 +180,7 @@ def test_a_busy_machine_is_told_and_recorded(tree, capfd, monkeypatch, tmp_path)
     program(tree, "kernels", [KERNEL])
     monkeypatch.setattr(peers, "load", lambda: 1.5)
     assert compared("--family", "kernels") == 0
-    assert "load 1.5" in capfd.readouterr().err
+    assert "1.5 cores" in capfd.readouterr().err
     assert saved(tmp_path)[1]["load_at_start"] == 1.5
 
 
@@ -234,3 +234,17 @@ def test_every_program_of_the_tree_is_known_and_has_the_options_that_it_is_given
 def test_the_device_is_what_jax_says_in_a_process_of_its_own(monkeypatch, said, device):
     monkeypatch.setattr(peers, "ASK", f"print('a warning'); print({said!r})")
     assert peers.default_device() == device
+
+
+def test_the_load_is_of_this_moment(monkeypatch, tmp_path):
+    ticks = iter((100, 200))
+    monkeypatch.setattr(peers, "Path", lambda _: tmp_path / "stat")
+    monkeypatch.setattr(peers, "LOOK", 0.0)
+    clock = iter((0.0, 0.5))
+    monkeypatch.setattr(peers.time, "perf_counter", lambda: next(clock))
+
+    def read_text(_):
+        return f"cpu {next(ticks)} 0 0 900 7 0 0 0 0 0\ncpu0 1\n"
+
+    monkeypatch.setattr(type(tmp_path), "read_text", read_text)
+    assert peers.load() == 100 / peers.os.sysconf("SC_CLK_TCK") / 0.5

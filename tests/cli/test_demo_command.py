@@ -10,7 +10,17 @@ from hotloop.cli.main import main
 def test_the_demo_writes_a_page_and_says_where(tmp_path, monkeypatch, capsys):
     parts = {
         key: RESULTS[key]
-        for key in ("kernels", "hot_loop", "losses", "hmc", "histogram", "vcd", "recommender", "estimator")
+        for key in (
+            "kernels",
+            "hot_loop",
+            "losses",
+            "hmc",
+            "histogram",
+            "vcd",
+            "recommender",
+            "cnn",
+            "estimator",
+        )
     }
     monkeypatch.setattr(demo, "measure", lambda device, context: parts)
     assert main(["demo", "--output", str(tmp_path / "out"), "--json"]) == 0

@@ -81,6 +81,15 @@ def errors(values: Sequence[float], biases: float) -> Chart:
     return chart
 
 
+def validated(training: Sequence[float], validation: Sequence[float], per_call: int) -> Chart:
+    """Accuracy of a training: the mean of each call, and what was validated after it."""
+    chart = Chart("Digits told apart", Axis("update"), Axis("accuracy, %", low=0))
+    chart.line([((call + 0.5) * per_call, 100 * value) for call, value in enumerate(training)], "training")
+    after = [((call + 1) * per_call, 100 * value) for call, value in enumerate(validation)]
+    chart.line(after, "validation")
+    return chart
+
+
 def accuracies(values: Sequence[float], updates: int) -> Chart:
     """Training accuracy of a short run, in equal parts of its updates."""
     chart = Chart("Objects told apart", Axis("update"), Axis("accuracy, %", low=0))
@@ -164,6 +173,7 @@ def overview(results: Mapping[str, Any]) -> Page:
     page.charts([(chart, f"{sum(histogram['counts']):,} chains, 20 steps each.")])
     _vae(page, results["vcd"])
     _tastes(page, results["recommender"])
+    _resnet(page, results["cnn"])
     _objects(page, results["estimator"])
     page.heading("Environment")
     page.code("\n".join(f"{name}: {value}" for name, value in environment.items()))
@@ -178,6 +188,17 @@ def _tastes(page: Page, found: Result) -> None:
         "compiled loop. The error is that of ratings it has not seen."
     )
     page.charts([(errors(found["rmse"], found["biases"]), "One point an epoch.")])
+
+
+def _resnet(page: Page, found: Result) -> None:
+    page.heading("A ResNet, validated as it learns")
+    page.text(
+        f"{found['model']} trained here on {found['images']:,} drawn digits, {found['updates_per_call']} updates with batch "
+        f"norm and momentum a call: {found['images_per_second']:,.0f} images a second. After each call all digits that it "
+        f"has not seen are told by the moving statistics: {100 * found['validation'][-1]:.0f} % right at the end."
+    )
+    chart = validated(found["training"], found["validation"], found["updates_per_call"])
+    page.charts([(chart, "Training: the mean of a call. Validation: every digit once.")])
 
 
 def _objects(page: Page, found: Result) -> None:

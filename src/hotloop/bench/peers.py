@@ -31,8 +31,8 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
 SAVE = {"kernels": "--save"}
 """The option that names the file for the results, where it is not --json."""
 ASK = "import jax; print(jax.default_backend())"
-QUIET = 0.5
-"""Load above which a figure is not worth keeping."""
+QUIET, LOOK = 0.3, 0.5
+"""Busy cores above which a figure is not worth keeping, and seconds of looking."""
 COLUMNS = ("family", "case", "side", "ratio", "range", "floor", "missed")
 
 
@@ -82,8 +82,19 @@ def check(families: Sequence[str]) -> None:
 
 
 def load() -> float:
-    """Programs that have wanted to run in the last minute, on average."""
-    return round(os.getloadavg()[0], 2)
+    """Cores that are busy at this moment; an average over a minute would count what has just ended."""
+    busy, began = _core_seconds(), time.perf_counter()
+    time.sleep(LOOK)
+    return round((_core_seconds() - busy) / (time.perf_counter() - began), 2)
+
+
+def _core_seconds() -> float:
+    """Seconds that all cores have worked since the machine started; 0 where it does not say."""
+    try:
+        ticks = [int(word) for word in Path("/proc/stat").read_text().partition("\n")[0].split()[1:9]]
+    except OSError:
+        return 0.0
+    return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")  # idle, and waiting for disks
 
 
 def default_device() -> str:

@@ -49,7 +49,7 @@ def run(config: Peers, context: Context) -> Mapping[str, Any]:
         raise OptionError(f"--output {config.output}: its folder is not there; make it first")
     peers.check(config.family)
     if (load := peers.load()) > peers.QUIET:
-        context.warn(f"other work on this machine (load {load:.1f}): a smoke test, not a measurement")
+        context.warn(f"other work on this machine ({load:.1f} cores): a smoke test, not a measurement")
     device = peers.default_device() if context.device == "auto" else context.device
     if device == "cpu" and context.only_accelerator:
         raise OptionError("--only-accelerator: jax finds only a CPU here")

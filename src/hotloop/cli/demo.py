@@ -84,13 +84,14 @@ def run(config: Demo, context: Context) -> Mapping[str, Any]:
 
 def measure(device: Any, context: Context) -> dict[str, Any]:
     """All figures of the demo, each told as it comes."""
+    from hotloop.families.cnn import demo as cnn
     from hotloop.families.estimator import cifar_demo
     from hotloop.families.kernels import bench, hmc
     from hotloop.families.recommender import demo as recommender
     from hotloop.families.vcd.demo import glimpse
 
     quiet = Quiet(context)
-    tasks = 2 * len(LAYERS) + len(UPDATES_PER_CALL) + 6
+    tasks = 2 * len(LAYERS) + len(UPDATES_PER_CALL) + 7
     results: dict[str, Any] = {}
     with context.progress("kernels", tasks) as bar:
         for name, layer in LAYERS.items():
@@ -132,6 +133,13 @@ def measure(device: Any, context: Context) -> dict[str, Any]:
             f"{tastes['biases']:.3f}), {tastes['users_per_second']:,.0f} users/s"
         )
         bar.advance()
+        bar.update("cnn")
+        resnet = cnn.glimpse()
+        context.say(
+            f"cnn on drawn digits: accuracy {100 * resnet['validation'][0]:.0f} % -> "
+            f"{100 * resnet['validation'][-1]:.0f} % on digits not seen, {resnet['images_per_second']:,.0f} images/s"
+        )
+        bar.advance()
         bar.update("estimator")
         shapes = cifar_demo.glimpse()
         context.say(
@@ -140,7 +148,7 @@ def measure(device: Any, context: Context) -> dict[str, Any]:
         )
         bar.advance()
     figures = {"hot_loop": curve, "losses": losses, "hmc": chain, "histogram": histogram, "vcd": vae,
-               "recommender": tastes, "estimator": shapes}  # fmt: skip
+               "recommender": tastes, "cnn": resnet, "estimator": shapes}  # fmt: skip
     return {"kernels": results, **figures}
 
 

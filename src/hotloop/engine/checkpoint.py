@@ -20,11 +20,12 @@ from hotloop.engine import manifest as manifests
 from hotloop.engine import shelf
 from hotloop.engine.keep import Keep, KeepAll, KeepBest, KeepLast
 from hotloop.engine.manifest import Damaged, Manifest
-from hotloop.engine.records import exact, from_exact, jsonable
+from hotloop.engine.records import exact, from_exact
 from hotloop.engine.sharing import Steps
 from hotloop.engine.snapshot import Forms, HostArrays, mismatch, named_leaves, restored_leaf, snapshot
 from hotloop.engine.step_folder import locked, one_line, read_arrays, write_step
 from hotloop.errors import CheckpointError
+from hotloop.options import plain
 
 __all__ = ["Checkpoints", "Keep", "KeepAll", "KeepBest", "KeepLast", "Restored"]
 
@@ -73,7 +74,7 @@ class Checkpoints:
         """
         self.wait()
         arrays, forms = snapshot(state)
-        note = replace(self._blank, step=step, position=exact(position), metrics=jsonable(metrics or {}))
+        note = replace(self._blank, step=step, position=exact(position), metrics=plain(metrics or {}))
         self._pending = self._writer.submit(self._write, note, arrays, forms)
 
     def wait(self) -> None:

@@ -6,37 +6,17 @@ It knows nothing of what the records mean.
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, is_dataclass
-from fractions import Fraction
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from hotloop.errors import RunError
-
-
-def jsonable(value: Any, odd: Callable[[float], Any] = lambda _: None) -> Any:
-    """The value as strict JSON: arrays become lists, fractions text, NaN and infinity `odd` of it (null)."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else odd(value)
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): jsonable(item, odd) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [jsonable(item, odd) for item in value]
-    if is_dataclass(value) and not isinstance(value, type):
-        return jsonable(asdict(value), odd)
-    if isinstance(value, Fraction | Path):
-        return str(value)
-    if hasattr(value, "tolist"):  # numpy and jax arrays and scalars; bfloat16 becomes a float
-        return jsonable(value.tolist(), odd)
-    raise TypeError(f"a record cannot hold a {type(value).__name__}")
+from hotloop.options import plain
 
 
 def exact(value: Any) -> Any:
-    """As `jsonable`, but NaN and infinity are kept, as `{"float": "nan"}`; `from_exact` brings them back."""
-    return jsonable(value, lambda number: {"float": str(number)})
+    """As `plain`, but NaN and infinity are kept, as `{"float": "nan"}`; `from_exact` brings them back."""
+    return plain(value, lambda number: {"float": str(number)})
 
 
 def from_exact(value: Any) -> Any:
@@ -66,7 +46,7 @@ def _any_nonfinite(value: Any) -> bool:
 
 def write_json(path: Path, value: Any) -> None:
     """Replace the file in one step: a reader sees the old text or the new one, never a part."""
-    text = json.dumps(jsonable(value), indent=2, allow_nan=False) + "\n"
+    text = json.dumps(plain(value), indent=2, allow_nan=False) + "\n"
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     with part.open("w") as stream:
         stream.write(text)
@@ -124,7 +104,7 @@ def current(events: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def append_line(path: Path, value: Any) -> None:
     """Add one JSON object as a line, in one write, so that several processes may add to one file."""
-    line = json.dumps(jsonable(value), allow_nan=False).encode() + b"\n"
+    line = json.dumps(plain(value), allow_nan=False).encode() + b"\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab", buffering=0) as stream:
         stream.write(line)

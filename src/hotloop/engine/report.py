@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hotloop.engine.records import jsonable, write_json
+from hotloop.engine.records import write_json
 from hotloop.errors import OptionError
+from hotloop.options import plain
 
 _POPLAR = "POPLAR_ENGINE_OPTIONS"
 _INDEX = "index.json"
@@ -135,7 +136,7 @@ def device_memory() -> dict[str, Mapping[str, Any] | None]:
     """What each device's allocator says (bytes in use, peak, limit); None where it keeps no count."""
     import jax
 
-    return {str(device): jsonable(_asked(device.memory_stats)) for device in jax.local_devices()}
+    return {str(device): plain(_asked(device.memory_stats)) for device in jax.local_devices()}
 
 
 def readable(facts: Mapping[str, Any]) -> str:

@@ -20,6 +20,7 @@ from hotloop.engine.records import current, read_events
 from hotloop.engine.run_folder import check_kind, resume_warnings, take
 from hotloop.engine.sinks import FRAME, Sink
 from hotloop.errors import RunError
+from hotloop.options import plain
 
 __all__ = ["Run", "current", "default_path", "read_events"]
 
@@ -66,7 +67,7 @@ class Run:
         lock = take(path, resume)
         try:
             check_kind(path, resume)
-            now = records.jsonable(_environment() if environment is None else environment)
+            now = plain(_environment() if environment is None else environment)
             warnings = resume_warnings(path, config, now, may_differ) if resume else []
             records.write_json(path / "config.json", config)
             if not resume:
@@ -94,9 +95,7 @@ class Run:
         frame = {"event": event, "update": update, "epoch": epoch}
         clock = {"time": time.time(), "elapsed": time.monotonic() - self._began}
         odd = records.nonfinite(figures)
-        record: dict[str, Any] = records.jsonable(
-            {**frame, **clock, **figures, **({"nonfinite": odd} if odd else {})}
-        )
+        record: dict[str, Any] = plain({**frame, **clock, **figures, **({"nonfinite": odd} if odd else {})})
         with self._writing:
             self._append(record)
             self._place = (record["update"], record["epoch"])

@@ -9,8 +9,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from hotloop.engine.records import drop_torn_line, jsonable, read_json
+from hotloop.engine.records import drop_torn_line, read_json
 from hotloop.errors import RunError
+from hotloop.options import plain
 
 LOCK = ".lock"
 # What the last bits of a sum depend on; a resumed run that finds another value says so.
@@ -70,7 +71,7 @@ def resume_warnings(
     path: Path, config: Mapping[str, Any], environment: Mapping[str, Any], may_differ: Collection[str]
 ) -> list[str]:
     """Make an earlier run ready to go on; what changed that may, one line each. What may not is an error."""
-    changed = differences(read_json(path / "config.json"), jsonable(config))
+    changed = differences(read_json(path / "config.json"), plain(config))
     if wrong := [text for key, text in changed.items() if key not in may_differ]:
         raise RunError(
             f"{path} cannot resume with another config: {'; '.join(wrong)}; use the old values or a new one"

@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -50,20 +50,20 @@ def frozen(value: Any) -> Any:
     return value
 
 
-def plain(value: Any) -> Any:
-    """What strict JSON can hold: dicts, lists, text, numbers; a number that is not finite becomes None."""
+def plain(value: Any, odd: Callable[[float], Any] = lambda _: None) -> Any:
+    """The value as strict JSON: arrays become lists, fractions text, NaN and infinity `odd` of it (null)."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return value if math.isfinite(value) else odd(value)
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): plain(item, odd) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
+        return [plain(item, odd) for item in value]
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
-    if hasattr(value, "tolist"):  # numpy and jax arrays and scalars, without importing either
-        return plain(value.tolist())
+        return {field.name: plain(getattr(value, field.name), odd) for field in fields(value)}
+    if hasattr(value, "tolist"):  # numpy's and jax's arrays and scalars, without importing either
+        return plain(value.tolist(), odd)
     if isinstance(value, Fraction | Path):
         return str(value)
     raise TypeError(f"a {type(value).__name__} has no JSON form")

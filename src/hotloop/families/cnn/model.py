@@ -9,17 +9,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
-from jax.sharding import Mesh, PartitionSpec
+from jax import Array
+from jax.sharding import Mesh
 
 from hotloop.engine import optim, precision, schedules
-from hotloop.engine.keys import sample_keys, stream
+from hotloop.engine.keys import stream
 from hotloop.engine.loss_scale import AutoScale, ScaleState, StaticScale, choose, scale_loss, unscale
-from hotloop.engine.mesh import REPLICA
+from hotloop.engine.split import agreed, mean_of_parts, on_replicas
 from hotloop.families.cnn import images, statistics
 from hotloop.families.cnn.network import Network, Statistics, build
 from hotloop.families.cnn.resnet import Variant
@@ -28,7 +28,6 @@ from hotloop.layers import losses
 
 State = Any
 Batch = Mapping[str, Array]
-EVERYWHERE, SPLIT = PartitionSpec(), PartitionSpec(REPLICA)  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)
@@ -89,14 +88,6 @@ class Job:
         return AutoScale() if self.settings.auto_loss_scale else StaticScale(self.settings.loss_scale)
 
 
-class Part(NamedTuple):
-    """What some micro-batches come to: gradients of the scaled loss, statistics, and figures, all means."""
-
-    gradients: Any
-    statistics: statistics.Running
-    figures: dict[str, Array]
-
-
 def init(job: Job, key: Array) -> State:
     """Fresh weights, an optimiser that has seen nothing, no update yet."""
     params, moving = job.network.init(key)
@@ -114,8 +105,12 @@ def update(job: Job, mesh: Mesh | None = None) -> Callable[[State, Batch, Array]
     """One global batch, one step; with a mesh each device works on its share of the batch."""
 
     def one(state: State, batch: Batch, key: Array) -> tuple[State, dict[str, Array]]:
-        gradients, merged, figures = _over_replicas(job, mesh)(
-            job.policy.to_compute(state["params"]), state["scale"], batch, stream(key, "augment", 0)
+        gradients, merged, figures = on_replicas(partial(_averaged, job), mesh)(
+            batch,
+            job.policy.to_compute(state["params"]),
+            state["statistics"],
+            state["scale"],
+            stream(key, "augment", 0),
         )
         gradients = unscale(state["scale"], gradients)
         rate = job.rate(state["update"])
@@ -144,59 +139,21 @@ def _merging(job: Job) -> statistics.Rule:
     return "seed" if job.settings.statistics_rule == "seed" else "spread"
 
 
-def _over_replicas(job: Job, mesh: Mesh | None) -> Callable[..., tuple[Any, Statistics, dict[str, Array]]]:
-    """(params, scale, batch, key) -> gradients, statistics and figures of the whole batch."""
-    if mesh is None:
-        return partial(_averaged, job, None)
-    return jax.shard_map(
-        partial(_averaged, job, REPLICA),
-        mesh=mesh,
-        in_specs=(EVERYWHERE, EVERYWHERE, SPLIT, EVERYWHERE),
-        out_specs=EVERYWHERE,
-        check_vma=False,
-    )
-
-
 def _averaged(
-    job: Job, axis: str | None, params: Any, scale: ScaleState, batch: Batch, key: Array
+    job: Job, axis: str | None, batch: Batch, params: Any, moving: Statistics, scale: ScaleState, key: Array
 ) -> tuple[Any, Statistics, dict[str, Array]]:
-    gradients, running, figures = _accumulated(job, axis, params, scale, batch, key)
-    merged = statistics.finish(running, axis)
-    if axis is not None:
-        wide = precision.cast(gradients, precision.FLOAT32)  # a sum of 16-bit gradients may leave their range
-        gradients, figures = lax.pmean((wide, figures), axis)  # type: ignore[no-untyped-call]
-    return gradients, merged, figures
+    """Gradients of the scaled loss, statistics and figures of the whole batch."""
 
+    def part(
+        running: statistics.Running, taken: Batch, keys: Array
+    ) -> tuple[tuple[Any, dict[str, Array]], statistics.Running]:
+        gradients, seen, figures = _gradient(job, params, scale, taken, keys)
+        return (gradients, figures), statistics.add(running, seen, _merging(job))
 
-def _accumulated(
-    job: Job, axis: str | None, params: Any, scale: ScaleState, batch: Batch, key: Array
-) -> Part:
-    """The mean over this replica's micro-batches."""
-    count, size = job.settings.batch.accumulation, job.settings.batch.micro
-    first = 0 if axis is None else lax.axis_index(axis) * (count * size)
-
-    def part(number: Array | int) -> tuple[Any, Statistics, dict[str, Array]]:
-        start = 0 if job.repeated else number * size
-        taken = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, start, size), batch)
-        keys = sample_keys(key, first + number * size, size)
-        return _gradient(job, params, scale, taken, keys)
-
-    def add(total: Part, number: Array) -> tuple[Part, None]:
-        gradients, seen, figures = part(number)
-        share = 1 / count
-        return Part(
-            jax.tree.map(lambda a, b: a + share * b.astype(jnp.float32), total.gradients, gradients),
-            statistics.add(total.statistics, seen, _merging(job)),
-            jax.tree.map(lambda a, b: a + share * b, total.figures, figures),
-        ), None
-
-    if count == 1:
-        gradients, seen, figures = part(0)
-        return Part(gradients, statistics.add(statistics.start(seen), seen), figures)
-    forms = jax.eval_shape(part, 0)
-    zeros = jax.tree.map(lambda form: jnp.zeros(form.shape, jnp.float32), forms)
-    total, _ = lax.scan(add, Part(zeros[0], statistics.start(zeros[1]), zeros[2]), jnp.arange(count))
-    return total
+    count, nothing = job.settings.batch.accumulation, statistics.start(moving)
+    means, running = mean_of_parts(part, nothing, batch, key, count, axis, repeated=job.repeated)
+    gradients, figures = agreed(means, axis)
+    return gradients, statistics.finish(running, axis), figures
 
 
 def _gradient(

@@ -23,9 +23,9 @@ from hotloop.engine.evaluate import Evaluation, PerSample, Sums, evaluate_batche
 from hotloop.engine.feed import Feed, Resident, Streamed, rows
 from hotloop.engine.finish import on_mesh_of
 from hotloop.engine.mesh import REPLICA
+from hotloop.engine.split import SPLIT
 from hotloop.errors import DataError
 from hotloop.families.cnn.config import Train
-from hotloop.families.cnn.model import SPLIT
 from hotloop.families.cnn.reading import Reading
 from hotloop.families.cnn.settings import SAMPLES, Samples, Settings
 from hotloop.families.cnn.streaming import PhotoFeed, default_workers, evaluation_batches, open_store

@@ -15,7 +15,6 @@ from hotloop.engine import report as reports
 from hotloop.engine.drive import drive
 from hotloop.engine.loop import Program
 from hotloop.engine.mesh import replicas
-from hotloop.engine.records import jsonable
 from hotloop.engine.run import Run
 from hotloop.engine.sinks import ConsoleSink, WandbSink
 from hotloop.engine.where import platform
@@ -30,6 +29,7 @@ from hotloop.families.cnn.time_to_train import Clock, in_words
 from hotloop.families.cnn.validation import validate
 from hotloop.families.cnn.work import Work, run_folder, seeded, settled, told
 from hotloop.families.console import Console
+from hotloop.options import plain
 
 MAY_DIFFER = (
     "results_dir", "run_name", "resume", "report", "plan", "expect", "wandb", "wandb_run_name", "wandb_tags",
@@ -65,7 +65,7 @@ def once(work: Work, command: str) -> dict[str, Any]:
     report = reports.requested(str(config.report) if config.report else None, work.console.warn)
     if report is not None:
         reports.check_writable(report)
-    settings = jsonable(asdict(config))
+    settings = plain(asdict(config))
     work.keeping.check(work.job.network, work.settings.plan)
     with Run.create(
         work.folder, settings, command=command, resume=config.resume, may_differ=MAY_DIFFER,

@@ -6,18 +6,17 @@ that batch, so that a plain model draws the same numbers for every split. It kno
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
-from jax.sharding import Mesh, PartitionSpec
+from jax import Array
+from jax.sharding import Mesh
 
 from hotloop.engine import precision
-from hotloop.engine.keys import sample_keys, stream
+from hotloop.engine.keys import stream
 from hotloop.engine.loss_scale import AutoScale, StaticScale, choose, scale_loss, unscale
-from hotloop.engine.mesh import REPLICA
+from hotloop.engine.split import agreed, mean_of_parts, on_replicas
 from hotloop.errors import DataError
 from hotloop.families.estimator.model import Model, widened
 from hotloop.families.estimator.run_config import RunConfig
@@ -60,11 +59,11 @@ class Training:
 
     def update(self, state: State, batch: Batch, key: Array) -> tuple[State, dict[str, Array]]:
         """One weight update."""
-        gradients, kept, figures = self._shared(
+        gradients, kept, figures = on_replicas(self._averaged, self.mesh)(
+            batch,
             self.policy.to_compute(state["weights"]),
             state["model"],
             state["scale"],
-            batch,
             stream(key, "model", 0),
         )
         gradients = unscale(state["scale"], gradients)
@@ -78,43 +77,18 @@ class Training:
             new = choose(usable, new, {name: state[name] for name in new})
         return {**new, "scale": scale}, figures
 
-    def _shared(self, *arguments: Any) -> tuple[Any, Any, dict[str, Array]]:
-        """Gradients, model state and figures of the whole batch, each replica working on its share."""
-        if self.mesh is None:
-            return self._averaged(None, *arguments)
-        everywhere, split = PartitionSpec(), PartitionSpec(REPLICA)  # type: ignore[no-untyped-call]
-        found: tuple[Any, Any, dict[str, Array]] = jax.shard_map(
-            partial(self._averaged, REPLICA),
-            mesh=self.mesh,
-            in_specs=(everywhere, everywhere, everywhere, split, everywhere),
-            out_specs=everywhere,
-            check_vma=False,
-        )(*arguments)
-        return found
-
     def _averaged(
-        self, axis: str | None, weights: Any, state: Any, scale: Any, batch: Batch, key: Array
+        self, axis: str | None, batch: Batch, weights: Any, state: Any, scale: Any, key: Array
     ) -> tuple[Any, Any, dict[str, Array]]:
-        count = self.config.accumulation
-        size = jax.tree.leaves(batch)[0].shape[0] // count
-        first = 0 if axis is None else lax.axis_index(axis) * (count * size)
+        """Gradients, model state and figures of the whole batch; the state goes from one part to the next."""
 
-        def part(state: Any, number: Array | int) -> tuple[Any, Any, dict[str, Array]]:
-            taken = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, number * size, size), batch)
-            keys = sample_keys(key, first + number * size, size)
-            return self._gradient(weights, state, scale, taken, keys)
+        def part(state: Any, taken: Batch, keys: Array) -> tuple[tuple[Any, dict[str, Array]], Any]:
+            gradients, kept, figures = self._gradient(weights, state, scale, taken, keys)
+            return (gradients, figures), kept
 
-        if count == 1:
-            found = self._gradient(weights, state, scale, batch, sample_keys(key, first, size))
-        else:
-            found = _mean_of_parts(part, state, count)
-        if axis is None:
-            return found
-        gradients, kept, figures = found
-        shared: tuple[Any, Any, dict[str, Array]] = lax.pmean(  # type: ignore[no-untyped-call]
-            (precision.cast(gradients, precision.FLOAT32), kept, figures), axis
-        )
-        return shared
+        means, kept = mean_of_parts(part, state, batch, key, self.config.accumulation, axis)
+        (gradients, figures), kept = agreed((means, kept), axis)
+        return gradients, kept, figures
 
     def _gradient(
         self, weights: Any, state: Any, scale: Any, batch: Batch, keys: Array
@@ -129,22 +103,6 @@ class Training:
 
         gradients, (kept, figures) = jax.grad(loss, has_aux=True)(weights)
         return gradients, kept, figures
-
-
-def _mean_of_parts(part: Callable[..., Any], state: Any, count: int) -> tuple[Any, Any, dict[str, Array]]:
-    """Part after part; the model's state goes from one to the next, the rest is averaged in float32."""
-    share = 1 / count
-
-    def add(carry: Any, number: Array) -> tuple[Any, None]:
-        state, gradients, figures = carry
-        more, state, seen = part(state, number)
-        gradients = jax.tree.map(lambda a, b: a + share * b.astype(jnp.float32), gradients, more)
-        return (state, gradients, jax.tree.map(lambda a, b: a + share * b, figures, seen)), None
-
-    forms = jax.eval_shape(part, state, 0)
-    zeros = jax.tree.map(lambda form: jnp.zeros(form.shape, jnp.float32), (forms[0], forms[2]))
-    (state, gradients, figures), _ = lax.scan(add, (state, *zeros), jnp.arange(count))
-    return gradients, state, figures
 
 
 def policy_of(config: RunConfig) -> precision.Policy:

@@ -21,7 +21,7 @@ from hotloop.engine.checkpoint import Keep, KeepBest, KeepLast, Restored
 from hotloop.engine.drive import drive, newest
 from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.loop import Program
-from hotloop.engine.records import jsonable, read_json
+from hotloop.engine.records import read_json
 from hotloop.engine.run import Run
 from hotloop.engine.sinks import ConsoleSink, Sink, TensorBoardSink
 from hotloop.errors import CheckpointError, DataError, MissingExtra
@@ -31,6 +31,7 @@ from hotloop.families.estimator.parts import FAMILY
 from hotloop.families.estimator.run_config import RunConfig
 from hotloop.families.estimator.step import State, Training
 from hotloop.families.estimator.timing import Clock, Pace
+from hotloop.options import plain
 
 WITHOUT_END = 10**6
 """Updates after which the training of an input of unknown length ends, when no number of steps is given."""
@@ -171,7 +172,7 @@ class Work:
 
     def _records(self) -> Run:
         there = any((self.folder / name).exists() for name in ("config.json", "events.jsonl"))
-        config = jsonable(self.about)
+        config = plain(self.about)
         earlier = read_json(self.folder / "config.json") if (self.folder / "config.json").exists() else {}
         return Run.create(
             self.folder,

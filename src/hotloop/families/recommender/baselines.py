@@ -16,7 +16,6 @@ from jax import Array
 
 from hotloop.data.matrix import RatingMatrix
 from hotloop.engine.ceilings import memory
-from hotloop.engine.records import jsonable
 from hotloop.errors import DataError
 from hotloop.families.console import Console
 from hotloop.families.recommender import batches, biases, ease, saved, sets
@@ -26,6 +25,7 @@ from hotloop.families.recommender.evaluation import Asked, autoencoder, same_rat
 from hotloop.families.recommender.measures import Batch, Figures, Measures, Rules, bounded
 from hotloop.families.recommender.saved import Saved
 from hotloop.families.recommender.sets import Sets
+from hotloop.options import plain
 
 BATCH = 128
 CPU_MEMORY = 8 << 30
@@ -48,7 +48,7 @@ def run(config: Baselines, console: Console) -> Mapping[str, Any]:
     show(rows, config.k, config.relevant, bench.asked, console)
     if data.notice:
         console.warn(data.notice)
-    return {"data": bench.asked.name, "models": jsonable(rows)}
+    return {"data": bench.asked.name, "models": plain(rows)}
 
 
 class Bench:

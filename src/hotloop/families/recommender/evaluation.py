@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hotloop.data.matrix import RatingMatrix
-from hotloop.engine.records import jsonable, write_json
+from hotloop.engine.records import write_json
 from hotloop.errors import DataError
 from hotloop.families.console import Console
 from hotloop.families.recommender import model, saved, sets
@@ -20,6 +20,7 @@ from hotloop.families.recommender.batches import Rows
 from hotloop.families.recommender.evaluate_config import Evaluate, Truth
 from hotloop.families.recommender.measures import Batch, Figures, Measures, Rules, Scorer, bounded
 from hotloop.families.recommender.saved import Saved
+from hotloop.options import plain
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +86,7 @@ def run(config: Evaluate, console: Console) -> Mapping[str, Any]:
     console.say(f"as the old program averaged: {figures['rmse_mean_of_batches']:.4f}, {OLD.format(size)}")
     path = _write(config, asked.short, found.step, result)
     console.say(f"written: {path}")
-    return {**jsonable(result), "path": str(path)}
+    return {**plain(result), "path": str(path)}
 
 
 OLD = "the mean of RMSEs over whole batches of {} users, unclipped; for comparison only"

@@ -13,13 +13,13 @@ from jax import Array
 from hotloop.data.matrix import RatingMatrix
 from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.plan import Plan
-from hotloop.engine.records import jsonable
 from hotloop.families.console import Console
 from hotloop.families.recommender import model, saved
 from hotloop.families.recommender.config import Train
 from hotloop.families.recommender.errors_of import Errors
 from hotloop.families.recommender.sets import Sets
 from hotloop.families.recommender.validator import bounds
+from hotloop.options import plain
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ class Work:
         """What config.json holds: the options, and what the data said."""
         low, high = self.data.scale
         extra = {"users": self.data.train.users, "items": self.job.items, "drops": self.job.drops}
-        return dict(jsonable({**asdict(self.config), **extra, "low": low, "high": high}))
+        return dict(plain({**asdict(self.config), **extra, "low": low, "high": high}))
 
     @property
     def key(self) -> Array:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.engine.keys import seed_key
-from hotloop.engine.records import jsonable, write_json
+from hotloop.engine.records import write_json
 from hotloop.errors import DataError
 from hotloop.families.console import Console
 from hotloop.families.vcd import images as image_sets
@@ -26,6 +26,7 @@ from hotloop.families.vcd.images import Images
 from hotloop.families.vcd.likelihood import BLOCK, Estimate, Proposal
 from hotloop.families.vcd.model import Job, State
 from hotloop.families.vcd.proposals import HEADLINE, Ensemble, proposals
+from hotloop.options import plain
 
 ELBO_SAMPLES = BLOCK
 """Encoder samples for the ELBO of an image."""
@@ -52,7 +53,7 @@ def run(config: Evaluate, context: Console) -> Mapping[str, Any]:
     path.parent.mkdir(exist_ok=True)
     write_json(path, result)
     context.say(f"written: {path}")
-    return {**jsonable(result), "path": str(path)}
+    return {**plain(result), "path": str(path)}
 
 
 def _chosen(sets: Images, config: Evaluate) -> NDArray[np.uint8]:

@@ -23,7 +23,6 @@ from hotloop.engine.feed import Resident
 from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.loop import Program
 from hotloop.engine.plan import Batch, Event, Plan, plan_updates
-from hotloop.engine.records import jsonable
 from hotloop.engine.run import Run
 from hotloop.engine.sinks import ConsoleSink
 from hotloop.engine.where import platform
@@ -33,6 +32,7 @@ from hotloop.families.vcd import evaluation, fused, images, model
 from hotloop.families.vcd.config import Train
 from hotloop.families.vcd.images import PIXELS, Images
 from hotloop.families.vcd.saved import FAMILY, job_of
+from hotloop.options import plain
 
 LATEST = ("learning_rate", "step_size")
 """Figures of a log that are the last update's and no mean."""
@@ -135,7 +135,7 @@ def once(config: Train, data: Images, console: Console, command: str) -> dict[st
         reports.check_writable(report)
     state = model.init(job, stream(key, "init", 0))
     say = (lambda _: None) if config.log_level in ("WARNING", "ERROR", "CRITICAL") else console.say
-    settings = jsonable({**asdict(config), "images": len(data.train)})
+    settings = plain({**asdict(config), "images": len(data.train)})
     sink = ConsoleSink(lambda text: say(text.replace("time taken:", "Time taken:")))  # as old patterns read
     with (
         Run.create(

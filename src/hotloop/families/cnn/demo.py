@@ -1,0 +1,57 @@
+"""A glimpse of the family for `hotloop demo`: a small ResNet learns drawn digits, validated after every call."""
+
+import time
+from typing import Any
+
+from hotloop.data.dataset import Dataset, Split
+from hotloop.data.digits import digits
+from hotloop.engine.keys import seed_key, stream
+from hotloop.engine.loop import Program, own
+from hotloop.families.cnn import model
+from hotloop.families.cnn.config import Train
+from hotloop.families.cnn.settings import resolve
+from hotloop.families.cnn.sources import Small
+from hotloop.families.cnn.validation import figures_of
+from hotloop.options import Params
+
+TRAIN, TEST, TOP = 3_200, 500, 5
+BATCH, PER_CALL, CALLS = 32, 25, 6
+RECIPE = Train(
+    model_name="cifar_resnet8",
+    dataset="mnist",
+    micro_batch_size=BATCH,
+    norm_layer=Params(name="batch_norm", momentum=0.9),
+    optimizer_params=Params(momentum=0.9),
+    lr_schedule_params=Params(initial_learning_rate=0.03 / BATCH),
+    precision="32.32",
+    seed=0,
+)
+
+
+def glimpse(calls: int = CALLS) -> dict[str, Any]:
+    """Accuracy in training and on digits not seen, call by call, and images a second."""
+    images, labels = digits(TRAIN + TEST, 0)
+    train, test = Split(images[:TRAIN], labels[:TRAIN]), Split(images[TRAIN:], labels[TRAIN:])
+    source = Small(Dataset(name="digits", source="drawn", train=train, test=test, classes=10))
+    settings = resolve(RECIPE, source.samples, 1)
+    job = model.Job(settings)
+    program = Program(model.update(job), source.feed(settings, None), PER_CALL, seed_key(0))
+    state = own(model.init(job, stream(seed_key(0), "init", 0)))
+    program.compile(state, PER_CALL)
+    evaluation = source.evaluation(model.evaluate(job, TOP), TEST)
+    training, validation, seconds = [], [], []
+    for call in range(calls):
+        began = time.perf_counter()
+        state, metrics = program(state, call * PER_CALL, PER_CALL)
+        metrics.wait()
+        seconds.append(time.perf_counter() - began)
+        training.append(float(metrics["training_accuracy"].mean()))
+        validation.append(figures_of(evaluation(state), TOP)["validation_accuracy"])
+    return {
+        "model": RECIPE.model_name,
+        "training": training,
+        "validation": validation,
+        "updates_per_call": PER_CALL,
+        "images": TRAIN,
+        "images_per_second": BATCH * PER_CALL / min(seconds),
+    }
