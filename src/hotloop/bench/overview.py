@@ -193,9 +193,10 @@ def _tastes(page: Page, found: Result) -> None:
 def _resnet(page: Page, found: Result) -> None:
     page.heading("A ResNet, validated as it learns")
     page.text(
-        f"{found['model']} trained here on {found['images']:,} drawn digits, {found['updates_per_call']} updates with batch "
-        f"norm and momentum a call: {found['images_per_second']:,.0f} images a second. After each call all digits that it "
-        f"has not seen are told by the moving statistics: {100 * found['validation'][-1]:.0f} % right at the end."
+        f"{found['model']} trained here on {found['images']:,} drawn digits, {found['updates_per_call']} updates with "
+        f"batch norm and momentum a call: {found['images_per_second']:,.0f} images a second. After each call all "
+        f"digits that it has not seen are told by the moving statistics, "
+        f"{100 * found['validation'][-1]:.0f} % right at the end."
     )
     chart = validated(found["training"], found["validation"], found["updates_per_call"])
     page.charts([(chart, "Training: the mean of a call. Validation: every digit once.")])
