@@ -328,6 +328,7 @@ def test_ending_the_runner_politely_is_ctrl_c(tmp_path):
         tmp_path, {"a": code("import os, time; print(os.getpid(), flush=True); time.sleep(60)")}
     )
     listener, stdout = Listener(), tmp_path / "log" / "a" / "stdout"
+    before = signal.getsignal(signal.SIGTERM)
 
     def terminate(seconds):
         if stdout.exists() and stdout.read_text():
@@ -338,5 +339,5 @@ def test_ending_the_runner_politely_is_ctrl_c(tmp_path):
         with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
             run(select(load([file])), Options(tmp_path / "log", limits=Limits(period=0.05)), listener)
     wait_until(lambda: not is_running(int(stdout.read_text())))
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) is before
     assert (tmp_path / "log" / "benchmark_results.json").read_text() == "{}\n"

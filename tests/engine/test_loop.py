@@ -62,7 +62,7 @@ def trained(per_call: int, dtype: str = "float32") -> Any:
     return train(program(per_call, config), state_of(config))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_the_result_is_the_same_for_any_number_of_updates_a_call(dtype: str) -> None:
     runs = [trained(per_call, dtype) for per_call in (1, 7, 100)]
     for state, metrics in runs[1:]:

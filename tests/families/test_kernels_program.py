@@ -82,7 +82,14 @@ def products_in_loop(text):
     return sum(bool(PRODUCT.search(line)) for line in loop_body(text))
 
 
-@pytest.mark.parametrize("name", [name for name in SMALL if name != "grouped-conv"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in ("rnn", "gru") else [])
+        for name in SMALL
+        if name != "grouped-conv"
+    ],
+)
 def test_the_compiled_loop_holds_the_products(name):
     assert products_in_loop(made(SMALL[name]).program.compiled.as_text()) >= 1
 

@@ -138,8 +138,8 @@ def random_vae(seed, scale, latent=2, hidden=6):
     ("scale", "mean", "spread", "size"),
     [
         (0.1, [1.0, -1.0], [0.3, 2.0], 0.1),
-        (0.5, [0.0, 0.0], [0.05, 0.05], 0.02),
-        (1.0, [0.5, 2.0], [1, 1], 0.01),
+        pytest.param(0.5, [0.0, 0.0], [0.05, 0.05], 0.02, marks=pytest.mark.slow),
+        pytest.param(1.0, [0.5, 2.0], [1, 1], 0.01, marks=pytest.mark.slow),
     ],
 )
 def test_the_divergence_of_any_model_is_positive_in_the_mean(scale, mean, spread, size):

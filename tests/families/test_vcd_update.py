@@ -120,7 +120,7 @@ def assert_close(ours, theirs, start, tolerance):
     [
         {"method": "vcd"},
         {"method": "vcd", "control_variate": "global", "adaptation": "constant"},
-        {"method": "vcd-no-cv"},
+        pytest.param({"method": "vcd-no-cv"}, marks=pytest.mark.slow),
         {"method": "kl"},
         {"method": "hoffman"},
     ],

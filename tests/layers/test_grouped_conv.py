@@ -62,7 +62,14 @@ BUNDLES = [
 ]
 
 
-@pytest.mark.parametrize(("size", "groups", "inputs", "outputs", "k", "stride"), TAPS + BUNDLES)
+@pytest.mark.parametrize(
+    ("size", "groups", "inputs", "outputs", "k", "stride"),
+    [
+        *TAPS[:3],
+        *BUNDLES[:3],
+        *[pytest.param(*each, marks=pytest.mark.slow) for each in TAPS[3:] + BUNDLES[3:]],
+    ],
+)
 def test_values_and_gradients_equal_the_built_in_ones(size, groups, inputs, outputs, k, stride):
     compare_with_built_in(size, groups, inputs, outputs, k, stride)
 

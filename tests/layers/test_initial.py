@@ -7,6 +7,7 @@ from math import prod
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from hotloop.layers.initial import Spec, constant, draw, glorot_uniform, he_normal
 
@@ -40,6 +41,7 @@ def test_the_list_is_resnet50() -> None:
     assert sum(prod(spec.shape) for spec in resnet50_specs().values()) == 25_557_032
 
 
+@pytest.mark.slow
 def test_resnet50_starts_in_under_four_seconds_in_a_fresh_process() -> None:
     script = (
         "import time, sys, jax; sys.path.insert(0, sys.argv[1]); from test_initial import resnet50_specs, draw\n"

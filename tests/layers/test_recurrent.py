@@ -88,7 +88,8 @@ def weighted(layer, params, x, state):
 
 
 @pytest.mark.parametrize(
-    ("timesteps", "batch", "from_zero"), [(5, 1, True), (1, 2, False), (SHORT + 3, 3, False)]
+    ("timesteps", "batch", "from_zero"),
+    [(5, 1, True), pytest.param(1, 2, False, marks=pytest.mark.slow), (SHORT + 3, 3, False)],
 )
 @pytest.mark.parametrize("cell", CELLS)
 def test_gradients_equal_those_of_the_plain_loop(cell, timesteps, batch, from_zero):
@@ -162,7 +163,11 @@ def test_training_inside_a_scan_equals_training_outside(cell):
 
 @pytest.mark.parametrize(
     ("way", "dtype", "unit"),
-    [("", jnp.bfloat16, 2**-8), ("", jnp.float16, 2**-11), ("_stepwise", jnp.bfloat16, 2**-8)],
+    [
+        ("", jnp.bfloat16, 2**-8),
+        pytest.param("", jnp.float16, 2**-11, marks=pytest.mark.slow),
+        pytest.param("_stepwise", jnp.bfloat16, 2**-8, marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("cell", CELLS)
 def test_sixteen_bits_stay_within_a_few_roundings_over_fifty_steps(cell, way, dtype, unit):

@@ -32,7 +32,7 @@ def case(timesteps):
     return params, jnp.array(rng.normal(size=(timesteps, B, INPUTS))), rng.normal(size=(timesteps, B, H))
 
 
-@pytest.mark.parametrize("timesteps", [1, 5, T])
+@pytest.mark.parametrize("timesteps", [1, pytest.param(5, marks=pytest.mark.slow), T])
 def test_outputs_and_gradients_equal_the_plain_formula(timesteps):
     with jax.enable_x64(True):
         params, x, weights = case(timesteps)
