@@ -20,7 +20,7 @@ from hotloop.engine import optim, precision, schedules
 from hotloop.engine.keys import stream
 from hotloop.engine.loss_scale import AutoScale, ScaleState, StaticScale, choose, scale_loss, unscale
 from hotloop.engine.split import agreed, mean_of_parts, on_replicas
-from hotloop.families.cnn import images, statistics
+from hotloop.families.cnn import folding, images, statistics
 from hotloop.families.cnn.network import Network, Statistics, build
 from hotloop.families.cnn.resnet import Variant
 from hotloop.families.cnn.settings import Settings
@@ -198,11 +198,7 @@ def _applied(job: Job, params: Any, seen: Array) -> tuple[Array, Statistics]:
 
 def logits_of(job: Job, state: State, pixels: Array) -> Array:
     """Logits without augmentation, by the moving statistics."""
-    seen = job.policy.to_compute(images.evaluated(job.settings.dataset, pixels))
-    logits, _ = job.network.apply(
-        job.policy.to_compute(state["params"]), state["statistics"], seen, train=False
-    )
-    return logits
+    return folding.logits(job.network, job.policy, state, images.evaluated(job.settings.dataset, pixels))
 
 
 def evaluate(job: Job, top: int = 5) -> Callable[[State, Batch], dict[str, Array]]:

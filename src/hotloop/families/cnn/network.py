@@ -109,7 +109,10 @@ class Network:
     def apply(
         self, params: Params, statistics: Statistics, images_NHWC: Array, *, train: bool
     ) -> tuple[Array, Statistics]:
-        """Float32 logits [N, classes] and, in training, the statistics of the batch at each batch norm."""
+        """Float32 logits [N, classes] and, in training, the statistics of the batch at each batch norm.
+
+        Without training, a norm for which there are no statistics is one that was folded away (`folding`).
+        """
         values = {INPUT: images_NHWC}
         values, batch = self.run(params, statistics, values, 0, len(self.placed), train=train)
         return values[self.placed[-1].name], batch
@@ -132,8 +135,10 @@ class Network:
                 known[name] = placed.piece(leaves, *xs)
             elif train:
                 known[name], batch[name] = placed.piece(leaves, *xs)
-            else:
+            elif name in statistics:
                 known[name] = placed.piece.by(statistics[name], leaves, *xs)
+            else:
+                known[name] = placed.piece.shifted(leaves, *xs)
         return {name: known[name] for name in self.crossing(stop)}, batch
 
 

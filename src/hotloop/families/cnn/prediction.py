@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from hotloop.data.encoded import EncodedImage
 from hotloop.data.jpeg import ImageError, loaded, opened
 from hotloop.errors import DataError, OptionError
-from hotloop.families.cnn import images, saved
+from hotloop.families.cnn import folding, images, saved
 from hotloop.families.cnn.photographs import evaluation_image, in_bytes
 from hotloop.families.cnn.small_config import Predict
 from hotloop.families.console import Console
@@ -48,10 +48,8 @@ def run(config: Predict, console: Console) -> Mapping[str, Any]:
 def _shares(known: saved.About, weights: Any, pixels: NDArray[np.uint8]) -> jax.Array:
     @jax.jit
     def shares(weights: Any, pixels: jax.Array) -> jax.Array:
-        seen = known.policy.to_compute(images.evaluated(known.dataset, pixels))
-        params = known.policy.to_compute(weights["params"])
-        logits, _ = known.network.apply(params, weights["statistics"], seen, train=False)
-        return jax.nn.softmax(logits)
+        seen = images.evaluated(known.dataset, pixels)
+        return jax.nn.softmax(folding.logits(known.network, known.policy, weights, seen))
 
     result: jax.Array = shares(weights, jnp.asarray(pixels))
     return result

@@ -80,6 +80,10 @@ class BatchNorm(Plain):
         mean, variance = statistics["mean"], statistics["variance"]
         return norm.normalise(x, leaves["scale"], leaves["offset"], mean, variance, self.epsilon)
 
+    def shifted(self, leaves: Leaves, x: Array) -> Array:
+        """What is left of a norm whose slope is in the kernel before it: added in the images' own type."""
+        return x + leaves["bias"].astype(x.dtype)
+
 
 @dataclass(frozen=True)
 class GroupNorm(Plain):
