@@ -1,0 +1,71 @@
+"""A batch over replicas and parts: one mean, one draw for each sample, whatever the split."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hotloop.engine.mesh import replicas
+from hotloop.engine.split import agreed, mean_of_parts, on_replicas
+
+BATCH = {"x": np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)}
+KEY = jax.random.key(7)
+
+
+def part(seen, taken, keys):
+    """The mean of some samples, each times a number of its own; the carry is how many parts have been."""
+    drawn = jax.vmap(jax.random.uniform)(keys)
+    return {"x": (taken["x"] * drawn[:, None]).mean(0)}, seen + 1
+
+
+def averaged(count, repeated, axis, batch, key):
+    means, seen = mean_of_parts(part, jnp.int32(0), batch, key, count, axis, repeated=repeated)
+    return agreed(means, axis), seen
+
+
+def split(devices, count, batch=BATCH, *, repeated=False):
+    if devices > jax.device_count():
+        pytest.skip(f"{devices} devices")
+    mesh = replicas(devices) if devices > 1 else None
+    return jax.jit(on_replicas(partial(averaged, count, repeated), mesh))(batch, KEY)
+
+
+@pytest.mark.parametrize(("devices", "count"), [(1, 1), (1, 4), (2, 2), (4, 1), (4, 4)])
+def test_every_split_gives_the_mean_of_the_whole_and_each_sample_its_own_number(devices, count):
+    means, seen = split(devices, count)
+    np.testing.assert_allclose(means["x"], split(1, 1)[0]["x"], rtol=1e-5, atol=1e-7)
+    assert int(seen) == count
+
+
+def test_the_parts_are_not_all_the_same():
+    assert (
+        np.abs(part(0, {"x": BATCH["x"][:4]}, jax.random.split(KEY, 4))[0]["x"] - split(1, 1)[0]["x"]).max()
+        > 0.01
+    )
+
+
+def test_a_batch_that_stands_for_all_parts_is_seen_by_each_with_other_keys():
+    few = {"x": BATCH["x"][:4]}
+    means, seen = split(1, 4, few, repeated=True)
+    again = {"x": np.concatenate([few["x"]] * 4)}
+    np.testing.assert_allclose(means["x"], split(1, 1, again)[0]["x"], rtol=1e-5, atol=1e-7)
+    assert int(seen) == 4
+
+
+@pytest.mark.parametrize(("devices", "count"), [(1, 4), (4, 1)])
+def test_sixteen_bit_gradients_are_averaged_in_float32(devices, count):
+    def halves(axis, batch, key):
+        def part(carry, taken, keys):
+            return taken["x"].mean(0).astype(jnp.bfloat16), carry
+
+        return agreed(mean_of_parts(part, 0, batch, key, count, axis)[0], axis)
+
+    if devices > jax.device_count():
+        pytest.skip(f"{devices} devices")
+    mesh = replicas(devices) if devices > 1 else None
+    found = jax.jit(on_replicas(halves, mesh))(BATCH, KEY)
+    assert found.dtype == jnp.float32
+    rounded = BATCH["x"].reshape(4, 4, 3).mean(1).astype(jnp.bfloat16).astype(np.float32)
+    np.testing.assert_allclose(found, rounded.mean(0), rtol=1e-6)
