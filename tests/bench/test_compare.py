@@ -1,10 +1,12 @@
 import json
+from dataclasses import replace
 
 import pytest
 
 from bench_logs import log_folder, record, repeats
 from hotloop.bench.baselines import load
-from hotloop.bench.compare import direction
+from hotloop.bench.compare import direction, judged
+from hotloop.bench.results import Sample
 from hotloop.cli.bench_compare import COMMAND, Compare
 from hotloop.cli.console import Context
 from hotloop.cli.main import execute
@@ -57,6 +59,18 @@ def words(found):
         ("memory_bytes", "", "lower"),
         ("test_rmse", "stars", "lower"),
         ("tflops", "", "higher"),
+        ("hours_for_800_epochs", "hours", "lower"),
+        ("minutes", "", "lower"),
+        ("tt", "days", "lower"),
+        ("mse", "", "lower"),
+        ("negative_log_likelihood", "nats", "lower"),
+        ("log_likelihood", "nats", "higher"),
+        ("energy", "J", "lower"),
+        ("peak", "MiB", "lower"),
+        ("memory_bandwidth", "GB/s", "higher"),
+        ("power_efficiency", "samples per joule", "higher"),
+        ("images", "images per ms", "higher"),
+        ("accuracy", "%", "higher"),
     ],
 )
 def test_names_and_units_say_which_direction_is_better(metric, unit, better):
@@ -205,3 +219,33 @@ def test_a_difference_that_the_machines_own_pace_explains_is_no_verdict(run, tmp
     assert set(words(found).values()) == {word}
     if word == "AMBIGUOUS":
         assert all("the machine itself was at 0.82 of its pace" in row["reason"] for row in found["rows"])
+
+
+@pytest.mark.parametrize(
+    ("metric", "unit", "moves"),
+    [
+        ("throughput", "", True),
+        ("compile_seconds", "s", True),
+        ("score", "", True),
+        ("loss", "", False),
+        ("test_accuracy", "%", False),
+        ("memory_bytes", "", False),
+        ("peak", "GiB", False),
+    ],
+)
+def test_the_machines_pace_explains_times_and_rates_and_not_what_is_learnt(metric, unit, moves):
+    paces = (1.0, 1.01, 0.99, 1.0)
+    before = Sample("b", "v", metric, unit, {}, (100, 101, 99, 100), paces=paces)
+    worse = 1.25 if direction(metric, unit) == "lower" else 0.8
+    values, slower = (tuple(f * x for x in xs) for f, xs in ((worse, before.values), (0.8, paces)))
+    after = replace(before, values=values, paces=slower)
+    found = judged(before, after, direction(metric, unit))
+    assert found.word == ("AMBIGUOUS" if moves else "SLOW")
+
+
+@pytest.mark.parametrize("share", ["-1", "NaN", "Infinity", '"much"'])
+def test_thresholds_of_a_file_of_baselines_are_shares(tmp_path, share):
+    path = tmp_path / "baselines.json"
+    path.write_text(f'{{"thresholds": {{"*": {share}}}, "devices": {{}}}}')
+    with pytest.raises(DataError, match="is no file of baselines"):
+        load(path)

@@ -237,3 +237,14 @@ def test_nothing_that_a_program_prints_raises(printed: list[str]) -> None:
     found = extract(benchmark(*metrics, derived=(Derived("d", "throughput / any"),)), printed, printed)
     assert set(found.results) | set(found.problems) == {"throughput", "any", "x", "d"}
     assert all(math.isfinite(value) for value in found.results.values())
+
+
+def test_a_text_in_a_json_line_does_not_hide_the_number_that_a_regexp_finds() -> None:
+    metric = Metric("loss", r"loss (\S+)", reduction="final")
+    found = extract(benchmark(metric), ['{"loss": "mse", "lr": 0.1}\n', "loss 0.25\n"], [])
+    assert (found.results, found.problems) == ({"loss": 0.25}, {})
+
+
+def test_a_number_whose_square_is_none_is_refused() -> None:
+    found = extract(benchmark(Metric("throughput", THROUGHPUT)), lines(1e300), [])
+    assert "too large" in found.problems["throughput"]

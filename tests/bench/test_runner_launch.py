@@ -94,12 +94,18 @@ def test_the_command_of_an_old_script_becomes_hotloops(tmp_path):
     assert list(translated(["python3", "lstm.py", "--train"], tmp_path)) == wanted
     (tmp_path / "lstm.py").write_text("from tensorflow.python import ipu\n")
     assert list(translated(["python3", "-u", "lstm.py", "--train"], tmp_path)) == wanted
+    for text in ("config = IPUConfig()", "num_ipus = 2", "import ipu_utils", "import popart, poptorch"):
+        (tmp_path / "lstm.py").write_text(text)
+        assert list(translated(["python3", "lstm.py", "--train"], tmp_path)) == wanted
 
 
 def test_somebodys_own_script_of_that_name_and_unknown_scripts_run_as_they_are(tmp_path):
     (tmp_path / "train.py").write_text("print('mine')\n")
     assert translated(["python3", "train.py"], tmp_path) is None
     assert translated(["python3", "-u", "train.py"], tmp_path) is None
+    assert translated(["python3", "-W", "ignore", "train.py"], tmp_path) is None
+    (tmp_path / "train.py").write_text("# manipulate the data\n")
+    assert translated(["python3", "train.py"], tmp_path) is None
     assert translated(["python3", "other.py"], tmp_path) is None
     assert translated(["./lstm.py"], tmp_path) is None
 

@@ -5,6 +5,7 @@ device and leaves the rest. It judges nothing.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +35,7 @@ def load(path: Path) -> Baselines:
     try:
         said = json.loads(path.read_text("utf-8"))
         devices = {name: _samples(variants) for name, variants in said["devices"].items()}
-        thresholds = {metric: float(share) for metric, share in said.get("thresholds", {}).items()}
+        thresholds = {metric: _share(share) for metric, share in said.get("thresholds", {}).items()}
     except OSError as error:
         raise DataError(
             f"{path}: cannot be read ({error.strerror}); make it with --update-baseline"
@@ -44,6 +45,12 @@ def load(path: Path) -> Baselines:
             f"{path}: is no file of baselines ({error}); make one with --update-baseline"
         ) from error
     return Baselines(devices, thresholds)
+
+
+def _share(value: Any) -> float:
+    if not 0 <= float(value) < math.inf:
+        raise ValueError(f"a threshold of {value}: give a share of 0 or more")
+    return float(value)
 
 
 def save(path: Path, baselines: Baselines) -> None:

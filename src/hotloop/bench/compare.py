@@ -12,22 +12,17 @@ from fnmatch import fnmatchcase
 from hotloop.bench.results import Sample
 from hotloop.bench.statistics import FEWEST, THRESHOLD, Better, Verdict, bootstrap, verdict
 
-RATE = re.compile(r"(per|/)[ _]?(s|sec|second)s?\b|throughput|flops|gbps|\bmfu\b", re.IGNORECASE)
-TIMES = {
-    "compile",
-    "duration",
-    "latency",
-    "microseconds",
-    "milliseconds",
-    "ms",
-    "msec",
-    "nanoseconds",
-    "ns",
-    "overhead",
-}
-TIMES |= {"s", "sec", "seconds", "time", "us"}
-ERRORS = {"err", "error", "errors", "loss", "mae", "nll", "perplexity", "rmse"}
-LESS = TIMES | ERRORS | {"bytes", "gib", "joules", "memory", "power", "watts"}
+TIME = r"(?:[mnuµ]?s|m?secs?|(?:micro|milli|nano)?seconds?|mins?|minutes?|h|hrs?|hours?|days?)"
+RATE = re.compile(
+    rf"(?:per|/)[ _]?(?:{TIME}|j|joules?|w|watts?)\b|throughput|flops|gbps|\bmfu\b|\bbandwidth\b|\befficiency\b",
+    re.IGNORECASE,
+)
+TIMES = re.compile(rf"\b(?:{TIME}|compile|duration|latency|overhead|time)\b", re.IGNORECASE)
+ERRORS = re.compile(
+    r"\b(?:err|errors?|loss|mae|mse|nll|negative log.?likelihood|perplexity|rmse)\b", re.IGNORECASE
+)
+NEEDS = re.compile(r"\b(?:[kmgt]?i?b|bytes|memory|energy|k?j|joules?|k?w|k?wh|watts?|power)\b", re.IGNORECASE)
+ANSWERS = re.compile(r"\b(?:accuracy|acceptance|auc|elbo|f1|likelihood|ess|samples|top)\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -91,13 +86,26 @@ def _fits(name: str, globs: Iterable[str]) -> bool:
 
 
 def direction(metric: str, unit: str = "") -> Better:
-    """Whether more or less of a metric is better, by its name and unit: less of times, losses, errors and memory."""
-    for text in (metric.replace("_", " "), unit):
+    """Whether more or less of a metric is better: less of times, losses, errors, memory and energy.
+
+    A unit says more than a name: memory_bandwidth in GB/s is a rate.
+    """
+    for text in (unit, metric.replace("_", " ")):
         if RATE.search(text):
             return "higher"
-        if LESS & set(re.split(r"[^a-z]+", text.lower())):
+        if any(kind.search(text) for kind in (TIMES, ERRORS, NEEDS)):
             return "lower"
     return "higher"
+
+
+def has_pace(metric: str, unit: str = "") -> bool:
+    """Whether a machine that is slower for a while may change the metric: not what is learnt, nor what it needs."""
+    for text in (unit, metric.replace("_", " ")):
+        if RATE.search(text) or TIMES.search(text):
+            return True
+        if any(kind.search(text) for kind in (ERRORS, NEEDS, ANSWERS)):
+            return False
+    return True
 
 
 def compare(
@@ -111,16 +119,18 @@ def _row(a: Sample | None, b: Sample | None, rules: Rules) -> Row:
     known = a or b
     assert known is not None
     better = rules.better(known)
-    found = _believed(a, b, better, rules.limit(known.metric)) if a and b else None
+    found = judged(a, b, better, rules.limit(known.metric)) if a and b else None
     a_middle, b_middle = (bootstrap(side.values).value if side else None for side in (a, b))
     repeats = (len(a.values) if a else 0, len(b.values) if b else 0)
     return Row(known.variant, known.metric, known.unit, better, a_middle, b_middle, repeats, found)
 
 
-def _believed(a: Sample, b: Sample, better: Better, threshold: float) -> Verdict:
+def judged(a: Sample, b: Sample, better: Better, threshold: float = THRESHOLD) -> Verdict:
     """The verdict, unless what the machine's own pace did meanwhile may explain the difference."""
     found = verdict(a.values, b.values, better, threshold)
     if found.word not in ("FAST", "SLOW") or found.low <= 0 or min(len(a.paces), len(b.paces)) < FEWEST:
+        return found
+    if not has_pace(a.metric, a.unit):
         return found
     machine = verdict(a.paces, b.paces, "higher", threshold)
     low, high = (found.low, found.high) if better == "higher" else (1 / found.high, 1 / found.low)

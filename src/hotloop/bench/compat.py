@@ -114,6 +114,16 @@ def take_script(words: list[str]) -> tuple[Script, str]:
     return SCRIPTS[name], name
 
 
+def script_of(words: Sequence[str]) -> str:
+    """The script of a Python command, or nothing: options of the interpreter and their values come before it."""
+    at = 1
+    while at < len(words) and words[at].startswith("-"):
+        if words[at] in ("-m", "-c"):
+            return ""
+        at += 2 if words[at] in WITH_VALUE else 1
+    return words[at] if at < len(words) else ""
+
+
 def take_module(words: list[str]) -> tuple[Script, str]:
     """The same for `-m examples_utils benchmark`."""
     module = " ".join(words[1:3])

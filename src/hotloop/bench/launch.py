@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 QUOTED = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"|\\.")
 SHELL = re.compile(r"(?<!\S)(?:\|\|?|&&?|[0-9&]?>>?\S*|<\S*)(?!\S)|;(?!\S)|`|\$\(")
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+IPU = re.compile(rb"(?<![A-Za-z])(?:ipu|IPU)s?(?![a-z])|\bpop(?:torch|nn|ops|lar)")
+"""In a script for an IPU, but not in `manipulate`."""
 PYTHON = re.compile(r"python(3(\.\d+)?)?")
 
 
@@ -130,10 +132,10 @@ def translated(words: Sequence[str], folder: Path) -> "Translation | None":
     place = next((at for at, word in enumerate(words) if PYTHON.fullmatch(Path(word).name)), None)
     if place is None:
         return None
-    script = next((word for word in words[place + 1 :] if not word.startswith("-")), "")
-    if _is_own(folder / script):
+    from hotloop.bench.compat import CompatError, script_of, translate
+
+    if _is_own(folder / script_of(words[place:])):
         return None
-    from hotloop.bench.compat import CompatError, translate
 
     try:
         return translate(words)
@@ -145,7 +147,7 @@ def _is_own(script: Path) -> bool:
     """Whether the script is there and is not one for an IPU, whatever its name."""
     try:
         with script.open("rb") as file:
-            return b"ipu" not in file.read(1 << 16).lower()
+            return not IPU.search(file.read(1 << 16))
     except (OSError, ValueError):
         return False
 

@@ -103,7 +103,7 @@ def _read(line: str, is_stdout: bool, spoken: JsonLines, matches: Mapping[str, M
 def _settle(metric: Metric, spoken: JsonLines, matches: Matches | None, copies: int, found: Found) -> None:
     """One metric's values, and its result or its problem."""
     series, skip, problem = spoken.series(metric.key), metric.skip, ""
-    if series is not None:
+    if series is not None and not (series.problem and matches is not None and matches.values):
         values, problem = series.values, series.problem
         skip = 0 if series.is_summary else skip  # a program's own summary has no warm-up left in it
     elif matches is not None:

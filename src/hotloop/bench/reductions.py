@@ -13,6 +13,9 @@ IN_ORDER = ("first", "value", "final")
 PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d{1,3})?|100)")
 
 
+LARGEST = 1e150  # so that squares, for a spread, are still numbers
+
+
 class ReductionError(ValueError):
     """Values that have no such reduction; the message says why."""
 
@@ -70,7 +73,7 @@ def reduce(kind: str, values: Sequence[float]) -> float:
             raise ReductionError(f"there is no reduction '{kind}'; known: {', '.join(REDUCTIONS)}, pNN")
     except OverflowError:
         result = math.inf
-    if not math.isfinite(result):
+    if not abs(result) < LARGEST:
         raise ReductionError(f"the {kind} of {len(values)} values is too large for a number")
     return float(result)
 
