@@ -20,6 +20,7 @@ CHUNK = 1 << 16
 KEEP_BYTES = 1 << 30
 GRACE = 5.0  # seconds between asking a program to end and ending it
 LINGER = 2.0  # seconds for the output of a program that has ended while something it started goes on
+LONGEST_WAIT = 86400.0  # the system's own limit is some weeks
 POLL = 0.01  # seconds between looks at the program where the system cannot tell us
 MARK = "HOTLOOP_BENCH_LOG"
 """Variable that a program and all its descendants carry: the folder of its logs."""
@@ -143,7 +144,7 @@ class Pump:
         return True
 
     def _step(self, wait: float) -> None:
-        for key, _ in self._selector.select(None if wait == float("inf") else max(0.0, wait)):
+        for key, _ in self._selector.select(None if wait == float("inf") else min(max(0.0, wait), LONGEST_WAIT)):
             if not isinstance(key.data, Capture):
                 self._selector.unregister(key.fileobj)
                 self.exited = True

@@ -53,16 +53,19 @@ def commands(selected: Sequence["Selected"], options: "Options", context: Contex
 
 def check(selected: Sequence["Selected"], options: "Options", context: Context) -> Mapping[str, Any]:
     """Whether every cmd could be started; variables that are not set here are no mistake of the file."""
+    from hotloop.bench.spec import SpecError
     from hotloop.bench.variants import unset_variables
 
-    found = []
+    found, mistakes = [], []
     for one in selected:
         extra = {name: f"${name}" for name in unset_variables(one.variant.cmd, {})}
         settings = replace(options.settings, extra={**extra, **options.settings.extra})
         found.append(prepared(one, options, settings))
-    for record in found:
-        if wrong(record):
-            say_command(record, context)
+        if wrong(found[-1]):
+            place = f"{one.benchmark.file}:{one.benchmark.line}"
+            mistakes.append(f"{place}: {one.variant.name}: {found[-1]['problem']}")
+    if mistakes:
+        raise SpecError("\n".join(mistakes))
     return concluded(found, context)
 
 
