@@ -4,22 +4,26 @@ A runner that is killed loses the run in flight and nothing else. `results.py` r
 and report.
 """
 
+import errno
 import fcntl
 import hashlib
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from hotloop.bench.metrics import Found
 from hotloop.bench.model import Benchmark, Derived, Metric, Variant
+from hotloop.bench.record_shape import parsed
 from hotloop.bench.results import PROVENANCE, RECORDS
 from hotloop.engine.records import write_json
-from hotloop.errors import RunError
+from hotloop.errors import DataError, RunError
 from hotloop.options import plain
 
 MOST_VALUES = 1000
+FULL = "the disk is full, free some of it"
 Record = dict[str, Any]
 
 
@@ -37,31 +41,49 @@ class Results:
         except OSError as error:
             os.close(self._file)
             raise RunError(f"{log}: another runner is at work here; wait for it, or take another") from error
-        self.records = self._load()
+        try:
+            self.records = self._load()
+        except DataError:
+            self.close()
+            raise
 
     def _load(self) -> list[Record]:
         """The records so far; a last line that a killed runner left unfinished is cut off."""
-        text = self.path.read_bytes()
-        whole = text.rfind(b"\n") + 1
-        if whole < len(text):
-            os.ftruncate(self._file, whole)
+        *lines, last = self.path.read_bytes().split(b"\n")
+        found = [self._parsed(line, number) for number, line in enumerate(lines, 1)]
+        if last:
+            with suppress(ValueError):  # cut off, it is no JSON; whole, it may be somebody else's file
+                json.loads(last)
+                self._parsed(last, len(lines) + 1)
+            os.ftruncate(self._file, sum(len(line) + 1 for line in lines))
+        return found
+
+    def _parsed(self, line: bytes, number: int) -> Record:
         try:
-            return [json.loads(line) for line in text[:whole].splitlines()]
+            return parsed(line, whole=True)
         except ValueError as error:
-            raise RunError(f"{self.path}: damaged ({error}); take another --log-dir") from error
+            raise DataError(f"{self.path}:{number}: damaged ({error}); take another --log-dir") from error
 
     def append(self, record: Mapping[str, Any]) -> None:
         """One more record, which is on disk when this returns."""
         made = plain(record)
         line = (json.dumps(made, allow_nan=False) + "\n").encode()
-        if os.write(self._file, line) != len(line):
-            raise RunError(f"{self.path}: the disk is full; free some of it and go on with --resume")
-        os.fsync(self._file)
+        try:
+            written = os.write(self._file, line)
+            os.fsync(self._file)
+        except OSError as error:
+            raise RunError(f"{self.path}: {_words(error)}; go on with --resume") from error
+        if written != len(line):
+            raise RunError(f"{self.path}: {FULL}; go on with --resume")
         self.records.append(made)
 
     def close(self) -> None:
         """Let another runner have the folder."""
         os.close(self._file)
+
+
+def _words(error: OSError) -> str:
+    return FULL if error.errno in (errno.ENOSPC, errno.EDQUOT) else f"cannot be written ({error.strerror})"
 
 
 def metrics_of(benchmark: Benchmark, variant: Variant, found: Found) -> dict[str, dict[str, Any]]:
@@ -97,6 +119,7 @@ def add_provenance(log: Path, provenance: Mapping[str, Any]) -> str:
         known = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):
         known = {}
+    known = known if isinstance(known, dict) else {}
     if name not in known:
         write_json(path, {**known, name: provenance})
     return name

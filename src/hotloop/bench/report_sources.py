@@ -5,11 +5,13 @@ A folder is a log of `hotloop bench run` or holds JSON files; a file is a `resul
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hotloop.bench.record_shape import number
 from hotloop.bench.report_peers import PeerRow, is_peers, peer_rows
 from hotloop.bench.results import RECORDS, Record, printed_result, read
 from hotloop.bench.roofline import is_kernel
@@ -37,7 +39,7 @@ def gather(paths: Sequence[Path]) -> Sources:
             _folder(path, found)
         elif path.is_dir() or path.suffix == ".jsonl":
             found.records += read([path])
-        elif not _document(_load(path), path.stem, found):
+        elif not _document(_load(path), path, found):
             raise DataError(
                 f"{path}: holds no results that a report can show; name log folders or --json results"
             )
@@ -52,7 +54,7 @@ def _folder(path: Path, found: Sources) -> None:
             f"{path}: has neither {RECORDS} nor JSON files; name a log folder of `hotloop bench run`"
         )
     for file in files:
-        if not _document(_load(file), file.stem, found):
+        if not _document(_load(file), file, found):
             found.left_out.append(file.name)
 
 
@@ -63,18 +65,43 @@ def _load(path: Path) -> Any:
         raise DataError(f"{path}: cannot be read as JSON ({error})") from error
 
 
-def _document(document: Any, name: str, found: Sources) -> bool:
+def _document(document: Any, file: Path, found: Sources) -> bool:
     """Add what a document holds; False if that is nothing."""
+    try:
+        return _added(document, file.stem, found)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{file}: looks like results but is damaged ({error}); make it anew or leave it out"
+        ) from error
+
+
+def _added(document: Any, name: str, found: Sources) -> bool:
     if not isinstance(document, Mapping):
         return False
     limits = document.get("ceilings", document)
     if isinstance(limits, Mapping) and {"matmul_tflops", "copy_gbps", "device"} <= limits.keys():
-        found.ceilings[limits["device"]] = limits
+        found.ceilings[str(limits["device"])] = _checked(limits)
         return True
     if is_peers(document):
         found.peers += peer_rows(document, name)
         return True
     return _add_kernels(document, name, found)
+
+
+def _checked(limits: Result) -> Result:
+    """Ceilings of the shape that a roofline draws."""
+    peaks, copy = limits["matmul_tflops"], limits["copy_gbps"]
+    if not isinstance(limits["device"], str):
+        raise ValueError("device is no name")
+    if not isinstance(peaks, Mapping) or not peaks or not all(map(_positive, peaks.values())):
+        raise ValueError("matmul_tflops has no numbers by name")
+    if not _positive(copy):
+        raise ValueError("copy_gbps is no number above 0")
+    return limits
+
+
+def _positive(value: Any) -> bool:
+    return number(value) and 0 < value < math.inf
 
 
 def _add_kernels(document: Result, name: str, found: Sources) -> bool:

@@ -15,6 +15,7 @@ from hotloop.bench.launch import LaunchError, Settings, environment, program, sp
 from hotloop.bench.model import Benchmark
 from hotloop.bench.process import run_one
 from hotloop.bench.record import digest
+from hotloop.bench.variants import folder_name
 
 PATIENCE = 1800.0
 
@@ -57,7 +58,7 @@ def _step(argv: Sequence[str], folder: Path, home: Path) -> None:
 
 def run_before(benchmark: Benchmark, log: Path, settings: Settings) -> None:
     """The commands that a benchmark wants run before it, one after the other."""
-    folder = log / f"{benchmark.name}.before"
+    folder = log / f"{folder_name(benchmark.name)}.before"
     folder.mkdir(parents=True, exist_ok=True)
     env = environment(benchmark.env, folder, settings)
     for number, cmd in enumerate(benchmark.pre_run, 1):

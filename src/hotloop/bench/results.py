@@ -1,6 +1,7 @@
 """Reads what `hotloop bench run` wrote: records of runs, and from them the samples of each variant's metrics.
 
-A sample holds one value a repeat, of passed runs alone. The last line of a runner that was killed may be cut off and
+A sample holds one value a repeat, of runs whose program ended well: where one metric is missing, the others of that
+run count. The last line of a runner that was killed may be cut off and
 is then left out; anything else that is damaged is an error with its file and line. It computes nothing.
 """
 
@@ -12,9 +13,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from hotloop.bench.record_shape import parsed
 from hotloop.errors import DataError
 
 RECORDS, PROVENANCE = "results.jsonl", "provenance.json"
+PARTS = ("device", "cpu", "hotloop")  # of a provenance, those that hold more than a text
 TAIL = 4_000_000  # bytes at the end of a program's output in which its JSON result is looked for
 
 Record = dict[str, Any]
@@ -22,7 +25,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Sample:
-    """One metric of one variant: a value for each repeat that passed, and the readings inside the last one."""
+    """One metric of one variant: a value for each repeat that has it, and the readings inside the last one."""
 
     benchmark: str
     variant: str
@@ -55,7 +58,7 @@ def _read_one(path: Path) -> list[Record]:
 def read_lines(file: Path) -> list[Record]:
     """The records of one file in order."""
     try:
-        lines = file.read_text("utf-8", errors="replace").splitlines()
+        lines = file.read_text("utf-8", errors="replace").split("\n")
     except OSError as error:
         raise DataError(
             f"{file}: cannot be read ({error.strerror}); name a log folder of `hotloop bench run`"
@@ -63,17 +66,15 @@ def read_lines(file: Path) -> list[Record]:
     found = []
     for number, line in enumerate(lines, 1):
         try:
-            record = json.loads(line)
-            if not isinstance(record, dict) or not {"benchmark", "variant", "status"} <= record.keys():
-                raise ValueError("is no record of a run")
+            if line or number < len(lines):
+                found.append(parsed(line))
         except ValueError as error:
-            if number == len(lines):
+            if number == len(lines) and isinstance(error, json.JSONDecodeError):
                 break
             raise DataError(
-                f"{file}:{number}: {error}; the file is damaged or not a results.jsonl"
+                f"{file}:{number}: {error}; the file is damaged or not a results.jsonl of `hotloop bench run`"
             ) from error
-        found.append(record)
-    if lines and not found:
+    if any(lines) and not found:
         raise DataError(f"{file}: holds no record of a run; name a log folder of `hotloop bench run`")
     return found
 
@@ -83,14 +84,21 @@ def _machines(file: Path) -> Mapping[str, Mapping[str, Any]]:
         found = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError):
         return {}  # records are worth showing without it
-    return found if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        return {}
+    machines = {name: said for name, said in found.items() if isinstance(said, dict)}
+    return {name: said for name, said in machines.items() if all(map(_is_part, map(said.get, PARTS)))}
+
+
+def _is_part(said: Any) -> bool:
+    return said is None or isinstance(said, dict)
 
 
 def samples(records: Iterable[Record]) -> dict[tuple[str, str], Sample]:
     """The samples of all variants and metrics, in order of appearance."""
     found: dict[tuple[str, str], Sample] = {}
     for record in records:
-        if record["status"] != "passed":
+        if not ended_well(record):
             continue
         for metric, said in (record.get("metrics") or {}).items():
             value = said.get("value")
@@ -109,6 +117,13 @@ def samples(records: Iterable[Record]) -> dict[tuple[str, str], Sample]:
                 (*(found[key].paces if key in found else ()), *_paces(record)),
             )
     return found
+
+
+def ended_well(record: Record) -> bool:
+    """Whether a run's numbers count: it passed, or nothing but some other metric was wrong."""
+    if record["status"] == "failed":
+        return record.get("exitcode") == 0 and bool(record.get("problems"))
+    return bool(record["status"] == "passed")
 
 
 def _paces(record: Record) -> tuple[float, ...]:

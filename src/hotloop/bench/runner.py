@@ -7,7 +7,7 @@ in `select.py`, how a cmd is started in `launch.py`, how a program is held in `p
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,13 +46,19 @@ NOTHING: dict[str, Any] = {
 def run(selected: Sequence[Selected], options: Options, console: Console) -> int:
     """Run everything that has no result yet; 0 if all of it passed, else 1."""
     _open_folder(options)
-    with closing(Results(options.log_dir)) as results, _terminated_as_interrupted():
+    telling = _told_where_writing_fails(options.log_dir)
+    with closing(Results(options.log_dir)) as results, _terminated_as_interrupted(), telling:
         runner = Runner(selected, options, console, results)
         try:
             runner.run()
-        finally:
-            runner.finish()
-    bad = any(record["status"] in ("failed", "timeout") for record in results.records)
+        except BaseException:
+            with suppress(OSError):  # what stopped the run is what must be told
+                runner.finish()
+            raise
+        runner.finish()
+    asked = {one.variant.name for one in selected if one.skip is None}
+    theirs = [record for record in results.records if record["variant"] in asked]
+    bad = any(record["status"] in ("failed", "timeout") for record in theirs)
     return 1 if bad or runner.failed else 0
 
 
@@ -65,6 +71,16 @@ def _open_folder(options: Options) -> None:
         raise OptionError(
             f"--log-dir {options.log_dir}: holds results already; go on with --resume, or take another folder"
         )
+
+
+@contextmanager
+def _told_where_writing_fails(log: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"{error.filename or log}: cannot be used: {error.strerror or error}; go on with --resume"
+        ) from error
 
 
 @contextmanager
@@ -94,7 +110,9 @@ class Runner:
         self.log = options.log_dir.resolve()
         self.specs = {one.benchmark.file: digest(one.benchmark.file) for one in selected}
         self._refuse_changed_specs()
-        self.done = {(record["variant"], record["repeat"]) for record in results.records}
+        ran = [record for record in results.records if record["status"] != "skipped"]
+        self.done = {(record["variant"], record["repeat"]) for record in ran}
+        self.known = {record["variant"] for record in results.records}
         self.failed = False
         self.warned: set[str] = set()
         self.ready: dict[str, Settings | LaunchError] = {}
@@ -103,14 +121,20 @@ class Runner:
         self.provenance = add_provenance(self.log, where)
 
     def _refuse_changed_specs(self) -> None:
-        known = {one.benchmark.name: self.specs[one.benchmark.file] for one in self.selected}
+        files = {one.benchmark.name: one.benchmark.file for one in self.selected}
+        files |= {one.variant.name: one.benchmark.file for one in self.selected}
         for record in self.results.records:
-            name = record["benchmark"]
-            if known.get(name, record["spec"]["sha256"]) != record["spec"]["sha256"]:
-                raise OptionError(
-                    f"--resume: {record['spec']['file']} has changed since {self.log} was begun; "
-                    "results of two versions do not mix, so take another --log-dir"
-                )
+            before = record["spec"]
+            for name in (record["benchmark"], record["variant"]):
+                if name in files and self.specs[files[name]] != before["sha256"]:
+                    raise OptionError(f"--resume: {self._difference(name, before['file'], files[name])}")
+
+    def _difference(self, name: str, before: str, file: Path) -> str:
+        if str(file.resolve()) == before:
+            said = f"{before} has changed since {self.log} was begun; results of two versions"
+        else:
+            said = f"{self.log} has '{name}' of {before}, not of {file.resolve()}; results of two files"
+        return f"{said} do not mix, so take another --log-dir"
 
     def run(self) -> None:
         """Every job that is left, in order."""
@@ -139,7 +163,7 @@ class Runner:
 
     def _record_skipped(self) -> None:
         for one in self.selected:
-            if one.skip and (one.variant.name, 1) not in self.done:
+            if one.skip and one.variant.name not in self.known:
                 record = {**self._blank(one, 1), "status": "skipped", "reason": one.skip}
                 self.results.append({**record, "command": one.variant.cmd})
                 self.console.say(f"{one.variant.name}  SKIPPED  {one.skip}")
@@ -236,7 +260,7 @@ class Runner:
 
     def finish(self) -> None:
         """The files and the table over all records, whatever happened before."""
-        records = self.results.records
+        records = tables.counted(self.results.records)
         tables.write_results_json(self.log / "benchmark_results.json", records)
         additional, more = self.options.additional_metrics, self.options.csv_metrics
         tables.write_csv(self.log / "benchmark_results.csv", records, more, additional, self.commit)

@@ -28,6 +28,10 @@ def select(
 ) -> list[Selected]:
     """The variants that names or globs (of benchmarks or variants) and tags ask for, in the order of the patterns."""
     chosen: dict[str, Selected] = {}
+    if not any(one.variants for one in benchmarks.values()):
+        raise OptionError("--spec: the files hold no benchmark; give one whose entries have a cmd")
+    if "" in patterns:
+        raise OptionError("--benchmark '': an empty name; leave the option out to run everything")
     for pattern in patterns or ("*",):
         for one in _matching(benchmarks, pattern):
             if not tags or set(tags) & set(one.benchmark.tags):
@@ -36,7 +40,7 @@ def select(
                 if before is None or (named and before.skip == CONVERGENCE):
                     chosen[one.variant.name] = _judged(one, named or include_convergence)
     if not chosen:
-        raise OptionError(_nothing(benchmarks, tags))
+        raise OptionError(_no_tag(benchmarks, tags))
     return list(chosen.values())
 
 
@@ -56,10 +60,9 @@ def _judged(one: Selected, wanted: bool) -> Selected:
     return one if wanted or one.benchmark.kind != "convergence" else replace(one, skip=CONVERGENCE)
 
 
-def _nothing(benchmarks: Mapping[str, Benchmark], tags: Sequence[str]) -> str:
+def _no_tag(benchmarks: Mapping[str, Benchmark], tags: Sequence[str]) -> str:
     known = {tag for one in benchmarks.values() for tag in one.tags}
-    hint = did_you_mean(tags[0], known) if tags else ""
-    return f"--tag {' '.join(tags)}: no benchmark has it{hint}" if tags else "the files hold no benchmark"
+    return f"--tag {' '.join(tags)}: no benchmark has it{did_you_mean(tags[0], known)}"
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ here. Problems are handed to a `Report`, so that a file's are all told at once. 
 not know what a benchmark is.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 Report = Callable[[int, str], None]
 DEEPEST = 30
+UNWRITABLE = re.compile("[\\0\\ud800-\\udfff]")  # the zero character and halves of surrogate pairs
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,10 @@ class _Conversion:
             return self.mapping(node, line, depth)
         if isinstance(node, SequenceNode):
             return Items(tuple(self.value(item, depth + 1) for item in node.value), line)
+        if UNWRITABLE.search(node.value):
+            self.report(
+                line, f"{ascii(node.value)[:60]} has a character that no file name or program can take"
+            )
         return Text(node.value, line, is_null=node.tag.endswith(":null"))
 
     def mapping(self, node: "MappingNode", line: int, depth: int) -> Pairs:

@@ -95,9 +95,15 @@ def _cell(record: Record, name: str, commit: str | None) -> Any:
 def rows(records: Sequence[Record]) -> list[tuple[Any, ...]]:
     """A line for each variant: how often it ran and passed, the median time, the median of each metric."""
     by_variant: dict[str, list[Record]] = {}
-    for record in records:
+    for record in counted(records):
         by_variant.setdefault(record["variant"], []).append(record)
     return [_row(name, some) for name, some in by_variant.items()]
+
+
+def counted(records: Sequence[Record]) -> list[Record]:
+    """The records without those of a skip that was made good later: what ran is the result."""
+    ran = {record["variant"] for record in records if record["status"] != "skipped"}
+    return [record for record in records if record["status"] != "skipped" or record["variant"] not in ran]
 
 
 def _row(name: str, records: Sequence[Record]) -> tuple[Any, ...]:
@@ -113,7 +119,10 @@ def metrics_text(records: Sequence[Mapping[str, Any]]) -> str:
     """Each metric of passed runs in words; for several runs the median and its range."""
     parts = []
     for name, one in records[0]["metrics"].items() if records else ():
-        values = [record["metrics"][name]["value"] for record in records if name in record["metrics"]]
+        said = [record["metrics"][name]["value"] for record in records if name in record["metrics"]]
+        values = [value for value in said if value is not None]
+        if not values:
+            continue
         spread = f" ({min(values):.4g} to {max(values):.4g})" if len(values) > 1 else ""
         unit = f" {one['unit']}" if one["unit"] and one["unit"] != name else ""
         parts.append(f"{name} {median(values):.6g}{unit}{spread}")

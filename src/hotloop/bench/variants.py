@@ -11,7 +11,9 @@ from itertools import product
 Row = Mapping[str, str]
 
 MOST_VARIANTS = 10_000
-LONGEST_NAME = 200  # it names a folder, and file systems stop at 255 bytes
+LONGEST_NAME = 200  # bytes: it names a folder, and file systems stop at 255 of them
+TAKEN = {f"benchmark_results.{ending}" for ending in ("json", "csv", "xml")}
+TAKEN |= {"results.jsonl", "provenance.json", "environments"}  # what a run itself has in its log folder
 BRACES = re.compile(r"\{\{|\}\}|\{([\w-]+)\}")
 VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 
@@ -51,12 +53,18 @@ def every(choices: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
     return [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
 
 
+def folder_name(text: str) -> str:
+    """The text as the name of a folder that is inside the log folder and takes no other file's place."""
+    plain = re.sub(r"[^\w.+=,-]+", "-", text).encode()[:LONGEST_NAME].decode(errors="ignore")
+    return f"{plain}_" if not plain.strip(".") or plain.casefold() in TAKEN else plain
+
+
 def named(benchmark: str, rows: Sequence[Row]) -> dict[str, Row]:
     """Variant names and their parameters: the names sorted, and _2, _3 where two would be equal."""
     variants: dict[str, Row] = {}
     for row in rows:
         parts = "".join(f"_{key}_{row[key]}" for key in sorted(row))
-        plain = re.sub(r"[^\w.+=,-]+", "-", benchmark + parts)[:LONGEST_NAME]
+        plain = folder_name(benchmark + parts)
         name, count = plain, 1
         while name in variants:
             count += 1
