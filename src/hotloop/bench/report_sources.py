@@ -7,6 +7,7 @@ A folder is a log of `hotloop bench run` or holds JSON files; a file is a `resul
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -119,4 +120,5 @@ def _printed_kernels(found: Sources) -> None:
     """Kernels among the benchmarks: their runs printed a result that can stand on a roofline; the last one counts."""
     for record in found.records:
         if record["status"] == "passed" and (result := printed_result(record)) is not None:
-            _add_kernels(result, record["variant"], found)
+            with suppress(AttributeError, TypeError):  # a program may print whatever it likes
+                _add_kernels(result, record["variant"], found)

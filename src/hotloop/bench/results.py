@@ -146,7 +146,7 @@ def commit(record: Record) -> str:
     """The commit a record was measured at, short, with a + where the tree had changes; "" if unknown."""
     machine = record.get("machine") or {}
     source = machine if machine.get("commit") else machine.get("hotloop") or {}
-    said = source.get("commit") or ""
+    said = str(source.get("commit") or "")
     return f"{said[:7]}{'+' if said and source.get('dirty') else ''}"
 
 

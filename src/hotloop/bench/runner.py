@@ -4,16 +4,15 @@ Nothing that one variant does (crash, hang, print nonsense) touches the others o
 in `select.py`, how a cmd is started in `launch.py`, how a program is held in `process.py`.
 """
 
-import signal
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hotloop.bench import junit, tables
 from hotloop.bench.capture import last_lines
+from hotloop.bench.guards import terminated_as_interrupted, told_where_writing_fails
 from hotloop.bench.launch import Launch, LaunchError, Settings, prepare
 from hotloop.bench.measure import measure
 from hotloop.bench.pace import pace
@@ -46,8 +45,8 @@ NOTHING: dict[str, Any] = {
 def run(selected: Sequence[Selected], options: Options, console: Console) -> int:
     """Run everything that has no result yet; 0 if all of it passed, else 1."""
     _open_folder(options)
-    telling = _told_where_writing_fails(options.log_dir)
-    with closing(Results(options.log_dir)) as results, _terminated_as_interrupted(), telling:
+    telling = told_where_writing_fails(options.log_dir)
+    with closing(Results(options.log_dir)) as results, terminated_as_interrupted(), telling:
         runner = Runner(selected, options, console, results)
         try:
             runner.run()
@@ -71,35 +70,6 @@ def _open_folder(options: Options) -> None:
         raise OptionError(
             f"--log-dir {options.log_dir}: holds results already; go on with --resume, or take another folder"
         )
-
-
-@contextmanager
-def _told_where_writing_fails(log: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise RunError(
-            f"{error.filename or log}: cannot be used: {error.strerror or error}; go on with --resume"
-        ) from error
-
-
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """A request to end, from a CI system or a closed terminal, is treated as Ctrl-C: no program stays behind."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt(f"stopped by {signal.Signals(number).name}")
-
-    wanted = (signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, interrupt) for number in wanted]
-    try:
-        yield
-    finally:
-        for number, handler in zip(wanted, before, strict=True):
-            signal.signal(number, handler)
 
 
 class Runner:
