@@ -329,13 +329,24 @@ def test_a_corrupt_image_can_be_replaced_and_is_counted_and_named_once(damaged):
     with Workers(source, 2, on_skip=said.append) as workers:
         for _ in range(2):
             (batch,) = workers.batches([(np.arange(23), np.zeros(23, int))])
-    assert workers.skipped == 2
-    assert len(said) == 1
+    assert workers.skipped == len(said) == 1
     assert "train/a/a_4.JPEG" in said[0]
     bad = [open_store(damaged, "train").read(k).where for k in range(23)].index(
         str(damaged / "train/a/a_4.JPEG")
     )
     np.testing.assert_array_equal(batch["image"][bad], source.image(bad + 1)[0])
+
+
+def test_validation_leaves_a_corrupt_image_out_and_counts_every_other_once(damaged):
+    source = Reading(open_store(damaged, "train"), training=False, size=16, skip_corrupt=True)
+    labels = [source.store.read(k).label for k in range(23)]
+    bad = next(k for k in range(23) if source.store.read(k).where.endswith("a_4.JPEG"))
+    with Workers(source, 2) as workers:
+        batches = list(evaluation_batches(workers, 5))
+        assert list(evaluation_batches(workers, 1))[bad]["label"].tolist() == [labels[bad + 1]]
+    assert workers.skipped == 1
+    assert np.concatenate([batch["label"] for batch in batches]).tolist() == labels[:bad] + labels[bad + 1 :]
+    assert sum(len(batch["image"]) for batch in batches) == 22
 
 
 def test_workers_go_on_after_a_batch_that_failed(damaged):

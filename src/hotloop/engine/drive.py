@@ -136,7 +136,7 @@ class _Dispatch:
             for event in others:
                 self.host.handle(event, state)
             if self.enough and ends_call and self.enough():
-                self.host.save_once(state, done)
+                self._close(state, done, {event.kind for event in events})
                 break
             if self.request.made and not last:
                 self.host.stop(state, done)
@@ -155,14 +155,18 @@ class _Dispatch:
         """Make the updates that are left of a feed that has ended, then close the log and save."""
         if end.left:
             state = self._made(state, done, end.left, profile=True)
-        done += end.left
+        self._close(state, done + end.left, ())
+        return state
+
+    def _close(self, state: State, done: int, handled: Collection[Kind]) -> None:
+        """End before the plan does: what its last update would have been followed by, less what already has."""
         epoch = float(done / self.plan.updates_per_epoch)
         self._land(leave=0)
         if not self.host.window.empty:
             self.host.handle(Event("log", done, epoch, 0), state)
-        self.host.handle(Event("validate", done, epoch, 0), state)
+        if "validate" not in handled:
+            self.host.handle(Event("validate", done, epoch, 0), state)
         self.host.save_once(state, done)
-        return state
 
     def _events(self, span: Span) -> tuple[Event, ...]:
         """What follows a call: what is planned, and what is due by the clock."""

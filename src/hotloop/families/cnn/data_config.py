@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from hotloop.errors import OptionError
+from hotloop.families.cnn.run_options import synthetic
 from hotloop.options import argument, non_negative, option, positive, validate
 
 DatasetName = Literal["imagenet", "cifar10", "cifar100", "mnist"]
@@ -85,7 +86,9 @@ class BenchmarkConfig:
         "in any case; --eight-bit-transfer asks for this, as in training.",
     )
     synthetic_data: Literal["host", "device"] | None = option(
-        None, "Made-up images in place of the set; device is taken as host."
+        None,
+        "Made-up images in place of the set, from the host (cpu); device (ipu) is taken as host.",
+        parse=synthetic,
     )
     pipeline_num_parallel: int = option(
         48, "ImageNet: workers that decode, at most one for each processor.", check=positive

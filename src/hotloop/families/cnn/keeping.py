@@ -92,9 +92,9 @@ class Keeping:
         record.event("warning", message="--resume: the run has no checkpoint yet, so it starts over")
         return None
 
-    def clean(self, made: list[int], record: Run) -> None:
+    def clean(self, made: list[int], epoch: float, record: Run) -> None:
         """Remove these steps of the run, and the folder if the run made it and nothing else is in it."""
-        record.event(CLEANED, update=made[-1], steps=made)
+        record.event(CLEANED, update=made[-1], epoch=epoch, steps=made)
         there = shelf.numbered(self.folder)
         for step in made:
             shelf.remove(there[step])

@@ -105,6 +105,8 @@ def _notice(config: Train, batch: Batch, placed: Batch, devices: int) -> str:
             f"{batch.replicas // group} replicas become {placed.replicas} with accumulation {placed.accumulation} "
             f"instead of {batch.accumulation}"
         )
+        if config.statistics_rule == "seed":
+            changes.append("--statistics-rule seed then leaves out what lies between their means")
     if not changes:
         return ""
     on = f"{devices} device{'s' if devices > 1 else ''}"

@@ -1,7 +1,8 @@
 """What a worker does: fill a part of a batch with decoded photographs. Plain data, so that any process can do it.
 
-An image or record that is broken stops the run with its file and position, or, when asked for, its place is taken
-by the next image that is whole. It must not know about threads, processes or batches.
+An image or record that is broken stops the run with its file and position, or, when asked for, in training its place
+is taken by the next image that is whole, and in validation it is marked as missing. It must not know about threads,
+processes or batches.
 """
 
 from collections.abc import Iterable
@@ -23,6 +24,8 @@ from hotloop.families.cnn.photographs import (
     training_image,
 )
 
+MISSING = -1
+"""The label of an image that could not be read and was not replaced."""
 _IN_A_ROW = 100
 """So many broken images one after the other are no accident."""
 
@@ -49,7 +52,8 @@ class Reading:
         labels: list[int] = []
         skipped: list[str] = []
         for place, (number, epoch) in enumerate(zip(numbers, epochs, strict=True)):
-            images[place], label = self._whole_image(int(number), int(epoch), skipped)
+            found = self._whole_image if self.training else self._image_or_none
+            images[place], label = found(int(number), int(epoch), skipped)
             labels.append(label)
         return Filled(np.array(labels, np.int32), tuple(skipped))
 
@@ -68,6 +72,15 @@ class Reading:
         except ImageError as error:
             raise DataError(f"{encoded.where}: corrupt image ({error})") from None
         return pixels, encoded.label
+
+    def _image_or_none(self, number: int, epoch: int, skipped: list[str]) -> tuple[Any, int]:
+        try:
+            return self.image(number, epoch)
+        except DataError as error:
+            if not self.skip_corrupt:
+                raise
+            skipped.append(str(error))
+            return 0, MISSING
 
     def _whole_image(self, number: int, epoch: int, skipped: list[str]) -> tuple[NDArray[Any], int]:
         for step in range(_IN_A_ROW):

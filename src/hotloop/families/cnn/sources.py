@@ -130,7 +130,8 @@ class Photographs:
             whole.shape,
             whole.classes,
         )
-        found = f"{self.samples.train:,} + {self.samples.validation:,} photographs"
+        counts = [f"{len(store):,}" for store in (self._train, self._validation) if store is not None]
+        found = f"{' + '.join(counts)} photographs"
         console.say(f"data: imagenet, {found}, files at {config.dataset_path}, {self._count} workers")
 
     def _open(self, store: Any, training: bool) -> Workers:
@@ -167,7 +168,9 @@ class Photographs:
         for workers in self._workers:
             workers.close()
         if skipped := sum(workers.skipped for workers in self._workers):
-            self._warn(f"--skip-corrupt: {skipped} broken images were replaced by others")
+            self._warn(
+                f"--skip-corrupt: {skipped} broken images (training replaced them, validation left them out)"
+            )
 
 
 class MadeUp:

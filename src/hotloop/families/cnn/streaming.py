@@ -18,6 +18,7 @@ from hotloop.engine.feed import Streamed
 from hotloop.engine.host import Shuffled
 from hotloop.engine.order import Order, Remainder
 from hotloop.errors import DataError
+from hotloop.families.cnn.reading import MISSING
 from hotloop.families.cnn.workers import Batch, Wanted, Workers
 
 
@@ -91,8 +92,11 @@ class PhotoFeed(Streamed):
 
 
 def evaluation_batches(workers: Workers, batch_size: int) -> Iterator[Batch]:
-    """Every image once, in order; the last batch may be smaller."""
+    """Every image once, in order, less those that are missing; batches, and the last one, may be smaller."""
     count = len(workers.reading.store)
     starts = range(0, count, batch_size)
     spans = (np.arange(start, min(start + batch_size, count)) for start in starts)
-    return workers.batches((span, np.zeros(len(span), np.int64)) for span in spans)
+    for batch in workers.batches((span, np.zeros(len(span), np.int64)) for span in spans):
+        there = batch["label"] != MISSING
+        if there.any():
+            yield batch if there.all() else {name: leaf[there] for name, leaf in batch.items()}

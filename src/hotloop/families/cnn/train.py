@@ -87,11 +87,20 @@ def once(work: Work, command: str) -> dict[str, Any]:
                 result |= took
                 work.console.say(in_words(took))
             if config.clean_dir and trained and trained.made:
-                work.keeping.clean(trained.made, record)
-                work.console.say(f"removed {len(trained.made)} checkpoints (--clean-dir False keeps them)")
+                _clean(work, trained.made, record)
     if work.source.notice:
         work.console.warn(work.source.notice)
     return result
+
+
+def _clean(work: Work, made: list[int], record: Run) -> None:
+    """Remove the run's checkpoints, unless it was others' that were validated."""
+    if work.config.checkpoint_input_dir is not None:
+        work.console.say(f"{len(made)} checkpoints of this run stay in {work.keeping.folder}: not validated")
+        return
+    assert work.settings.plan is not None
+    work.keeping.clean(made, float(made[-1] / work.settings.plan.updates_per_epoch), record)
+    work.console.say(f"removed {len(made)} checkpoints (--clean-dir False keeps them)")
 
 
 def _wandb(work: Work, settings: Mapping[str, Any]) -> WandbSink:

@@ -34,7 +34,7 @@ _MANY = 8
 class Workers:
     """Decodes batches ahead of who takes them. Close it, or use it as a context.
 
-    `skipped` counts the broken images whose places others took; `on_skip` hears of each once.
+    `skipped` counts the broken images that were met; `on_skip` hears of each once.
     """
 
     def __init__(
@@ -45,7 +45,6 @@ class Workers:
         on_skip: Callable[[str], None] = lambda text: None,
     ):
         self.reading = reading
-        self.skipped = 0
         self._on_skip, self._named = on_skip, set[str]()
         self.kind = kind if kind != "auto" else "processes" if workers >= _MANY else "threads"
         shape = (3 * workers, _PART, reading.size, reading.size, 3)
@@ -105,11 +104,15 @@ class Workers:
             yield part.batch
 
     def _note(self, skipped: tuple[str, ...]) -> None:
-        self.skipped += len(skipped)
         for text in skipped:
             if text not in self._named:
                 self._named.add(text)
                 self._on_skip(text)
+
+    @property
+    def skipped(self) -> int:
+        """Broken images so far."""
+        return len(self._named)
 
     def close(self) -> None:
         """End the workers."""
