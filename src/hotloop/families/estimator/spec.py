@@ -12,6 +12,9 @@ from typing import Any
 
 from hotloop.errors import HotloopError
 
+TAKEN = frozenset(("loss", "samples", "global_step", "update", "epoch"))
+"""Names that results and records use themselves."""
+
 
 class Mode(StrEnum):
     """What a model is built for."""
@@ -36,7 +39,7 @@ class ModelSpec:
     loss: Callable[[Any, Any], Any] | None = None
     """`loss(outputs, labels)`: a value for each sample, not their mean; none: softmax cross-entropy."""
     metrics: Mapping[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
-    """`metric(outputs, labels)`: a value for each sample."""
+    """`metric(outputs, labels)`: a value for each sample; loss, samples and the like are names that are taken."""
     predictions: Callable[[Any], Any] | None = None
     """What a row of `predict` is, from the outputs; none: the outputs."""
     optimizer: Any = None
@@ -94,6 +97,11 @@ def checked(spec: Any, mode: Mode) -> ModelSpec:
     if mode is Mode.TRAIN and not (hasattr(spec.optimizer, "init") and hasattr(spec.optimizer, "update")):
         raise HotloopError(
             f"model_fn: to train, a ModelSpec needs an optimizer, e.g. optax.sgd(0.01), not {_kind(spec.optimizer)}"
+        )
+    if taken := sorted(TAKEN & set(spec.metrics)):
+        raise HotloopError(
+            f"model_fn: a metric cannot be called {', '.join(taken)}: records and results have figures of that name "
+            "already; give it another"
         )
     return spec
 
