@@ -243,6 +243,14 @@ def another(folder, step, network):
         found.save(step, {"x": np.zeros(3)}, position={})
 
 
+def test_checkpoints_that_were_not_validated_are_not_cleaned_away(toy, tmp_path):
+    status, result, said = called(
+        "train", *toy, "--checkpoint-input-dir", tmp_path / "typo", "--run-name", "stays"
+    )
+    assert status == 0 and "3 checkpoints of this run stay" in said
+    assert len(list((Path(result["run"]) / "checkpoints").glob("[0-9]*"))) == 3
+
+
 def test_clean_dir_removes_what_the_run_made_and_nothing_else(toy, whole, tmp_path):
     kept = tmp_path / "kept"
     kept.mkdir()
@@ -253,6 +261,7 @@ def test_clean_dir_removes_what_the_run_made_and_nothing_else(toy, whole, tmp_pa
     assert status == 0 and "removed 3 checkpoints" in said
     assert [row["step"] for row in result["validation"]] == [6, 12, 18]
     assert not (tmp_path / "run" / "checkpoints").exists()
+    assert [event["epoch"] for event in read_events(Path(result["run"]))][-2:] == [3.0, 3.0]
     after = content(kept)
     about = Path("network.json")
     assert {**after, about: b""} == {**before, about: b""}

@@ -144,7 +144,9 @@ class Pump:
         return True
 
     def _step(self, wait: float) -> None:
-        for key, _ in self._selector.select(None if wait == float("inf") else min(max(0.0, wait), LONGEST_WAIT)):
+        for key, _ in self._selector.select(
+            None if wait == float("inf") else min(max(0.0, wait), LONGEST_WAIT)
+        ):
             if not isinstance(key.data, Capture):
                 self._selector.unregister(key.fileobj)
                 self.exited = True
