@@ -147,7 +147,7 @@ def update(config: Compare, context: Context) -> Mapping[str, Any]:
     rules = Rules(config.metric)
     found = {key: sample for key, sample in samples(records).items() if rules.wants(key[1])}
     if not found:
-        raise DataError(f"{config.results[0]}: holds no metric of a run that passed; nothing was written")
+        raise DataError(f"{config.results[0]}: holds no metric of a run that ended well; nothing was written")
     few = sorted({key[0] for key, sample in found.items() if len(sample.values) < FEWEST})
     if few:
         context.warn(f"fewer than {FEWEST} repeats, too few to compare with: {', '.join(few)}")

@@ -146,13 +146,14 @@ def run_all(
     from hotloop.bench.record import Record
     from hotloop.bench.results import RECORDS, read_lines
     from hotloop.bench.runner import run
+    from hotloop.bench.tables import counted
 
     try:
         status = run(selected, options, Quiet(context) if quiet else context)
     except KeyboardInterrupt as error:
         said = str(error) or "interrupted"
         raise KeyboardInterrupt(f"{said}; to go on: --resume --log-dir {options.log_dir}") from None
-    records: list[Record] = read_lines(options.log_dir / RECORDS)
+    records: list[Record] = counted(read_lines(options.log_dir / RECORDS))
     counts = {word: sum(one["status"] == word for one in records) for word in STATUSES}
     result = {"log": options.log_dir, **counts, "results": [brief(one) for one in records]}
     if status:
