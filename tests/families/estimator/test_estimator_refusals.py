@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from small import X, Y, data, model_fn, right, small
 
-from hotloop import ModelSpec
+from hotloop import EvalSpec, Hook, ModelSpec, RunConfig, TrainSpec, train_and_evaluate
+from hotloop.engine.run import read_events
 from hotloop.errors import HotloopError
 
 
@@ -61,3 +62,64 @@ def test_later_batches_of_another_form_are_named_by_evaluate_and_predict(words: 
 def test_later_batches_may_be_smaller(trained: Any) -> None:
     batches = later(X[:16], Y[:16])
     assert trained.evaluate(batches)["samples"] == len(list(trained.predict(batches))) == 41
+
+
+@pytest.mark.parametrize("steps", [0, -1, 2.5, "10", True])
+def test_numbers_of_steps_are_checked_by_every_verb(steps: Any, trained: Any) -> None:
+    wanted = "must be at least 1" if steps in (0, -1) else "must be a whole number"
+    for act in (
+        lambda: trained.train(data, steps=steps),
+        lambda: trained.evaluate(data, steps=steps),
+        lambda: train_and_evaluate(trained, TrainSpec(data, 20), EvalSpec(data, steps=steps)),
+    ):
+        line = refused(act)
+        assert line.startswith(f"steps={steps!r}: {wanted}")
+    assert refused(lambda: trained.train(data, max_steps=steps)).startswith("max_steps=")
+
+
+def test_hooks_are_a_list_of_hooks(trained: Any) -> None:
+    assert "hooks=a Hook: must be a list" in refused(lambda: trained.train(data, steps=1, hooks=Hook()))
+    assert "hooks: the class Hook is no Hook" in refused(lambda: trained.train(data, steps=1, hooks=[Hook]))
+    one = TrainSpec(data, 11, hooks=Hook())  # type: ignore[arg-type]
+    assert "must be a list" in refused(lambda: train_and_evaluate(trained, one, EvalSpec(data)))
+
+
+@pytest.mark.parametrize(
+    ("choice", "best"),
+    [
+        ("mae", ("mae", "min")),
+        ("RMSE", ("RMSE", "min")),
+        ("perplexity", ("perplexity", "min")),
+        ("accuracy", ("accuracy", "max")),
+        ("min:accuracy", ("accuracy", "min")),
+        ("max:mae", ("mae", "max")),
+        (None, None),
+    ],
+)
+def test_the_best_is_the_least_of_errors_and_what_is_said_of_others(choice: Any, best: Any) -> None:
+    assert RunConfig(keep_best=choice).best == best
+
+
+def test_the_checkpoint_with_the_least_error_is_kept(tmp_path: Path) -> None:
+    model = with_metrics(mae=lambda o, y: abs((o[:, 1] - o[:, 0]) / 2 + 0.5 - y))
+    estimator = small(tmp_path, model, checkpoint_steps=10, keep_last=1, keep_best="mae")
+    train_and_evaluate(estimator, TrainSpec(data, 40), EvalSpec(data))
+    events = [e for e in read_events(tmp_path / "events.jsonl") if e["event"] == "validation"]
+    best = min(events, key=lambda e: e["mae"])["update"]
+    kept = {int(path.name) for path in (tmp_path / "checkpoints").glob("[0-9]*")}
+    assert best != 40 and kept == {best, 40}
+
+
+def test_a_best_that_no_metric_gives_is_refused_with_those_there_are(tmp_path: Path) -> None:
+    estimator = small(tmp_path, keep_best="max:acuracy")
+    line = "RunConfig: keep_best='max:acuracy' is none of the model's figures: loss, accuracy"
+    assert refused(lambda: estimator.train(data, steps=1)) == line
+    assert refused(lambda: train_and_evaluate(estimator, TrainSpec(data, 1), EvalSpec(data))) == line
+
+
+def test_a_folder_that_cannot_be_made_is_named_with_summaries_too(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    for folder in (file, file / "below"):
+        line = refused(lambda: small(folder, summary_steps=1).train(data, steps=1))  # noqa: B023
+        assert line.startswith(f"cannot make the run folder {folder}")

@@ -17,10 +17,12 @@ import numpy as np
 from hotloop.engine.evaluate import filled_up
 from hotloop.engine.host import common_length, path_name
 from hotloop.engine.records import append_line
-from hotloop.errors import HotloopError, OptionError
+from hotloop.errors import HotloopError
 from hotloop.families.estimator import step, training
+from hotloop.families.estimator.checks import check_best, check_steps, checked_hooks
 from hotloop.families.estimator.hooks import Hook
 from hotloop.families.estimator.inputs import Source
+from hotloop.families.estimator.model import Model
 from hotloop.families.estimator.parts import Parts
 from hotloop.families.estimator.run_config import RunConfig
 from hotloop.families.estimator.spec import EvalSpec, Mode, TrainSpec
@@ -73,7 +75,7 @@ class Estimator:
         It goes on from the newest checkpoint of the model_dir. Where the input is an iterable of batches, training
         also ends with it.
         """
-        _check_steps(steps, max_steps)
+        check_steps(steps, max_steps)
         self.train_validated(input_fn, steps, max_steps, hooks, None)
         return self
 
@@ -86,11 +88,14 @@ class Estimator:
         validate: training.Validate | None,
     ) -> None:
         """`train`, with an evaluation of the state before each checkpoint."""
+        hooks = checked_hooks(hooks)
         if max_steps is not None and self._has(max_steps):
             return
         source = self.parts.input(input_fn, Mode.TRAIN)
         step.check_split(source.batch_size, self.config)
         trained = self.parts.training(source)
+        if validate is None and self.config.best:
+            self._check_best(trained.model, source)
         source = source.check_labels(trained.model.classes)
         work = self._work(hooks, validate, source.batch_size)
         with work.opened():
@@ -103,6 +108,11 @@ class Estimator:
                 program = self.parts.program(source, trained, feed)
                 plan = training.plan(self.config, source, target, validate is not None)
                 self.last_run = work.run(program, plan, state, resumed)
+
+    def _check_best(self, model: Model, source: Source) -> None:
+        """A model_fn may measure more where it evaluates than where it trains."""
+        if self.config.best and self.config.best[0] not in ("loss", *model.spec.metrics):
+            check_best(self.config, self.parts.model(Mode.EVALUATE, source).spec.metrics)
 
     def _has(self, updates: int) -> bool:
         done = self.latest_checkpoint() or 0
@@ -118,6 +128,7 @@ class Estimator:
         By the newest checkpoint, or the one of update `checkpoint`. The result is also a line of `eval/results.jsonl`
         (`eval_NAME` for a `name`).
         """
+        check_steps(steps)
         source, model = self.parts.served(input_fn, Mode.EVALUATE)
         at, state = self.parts.restored(model, checkpoint)
         return self._noted({**self.parts.measure(source, model, steps)(state), "global_step": at}, name)
@@ -161,13 +172,16 @@ class Estimator:
         about = {**self.config.as_dict(), "params": self.params, "model_fn": name}
         pace = Pace(batch_size)
         return training.Work(
-            self, self.config, self.model_dir, about, self._say, self._progress, tuple(hooks), validate, pace
+            self, self.config, self.model_dir, about, self._say, self._progress, hooks, validate, pace
         )
 
 
 def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> dict[str, Any]:
     """Train to `max_steps`, evaluating right before each checkpoint is saved and at the end; the last evaluation."""
+    check_steps(None, train_spec.max_steps)
+    check_steps(eval_spec.steps)
     source, model = estimator.parts.served(eval_spec.input_fn, Mode.EVALUATE)
+    check_best(estimator.config, model.spec.metrics)
     measure = estimator.parts.measure(source, model, eval_spec.steps)
     last: dict[str, Any] = {}
     since = -math.inf
@@ -180,22 +194,11 @@ def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: E
         since = time.monotonic()
         return last
 
-    _check_steps(None, train_spec.max_steps)
     estimator.train_validated(train_spec.input_fn, None, train_spec.max_steps, train_spec.hooks, validate)
     if last and not eval_spec.throttle_seconds:  # the last one was of the last checkpoint
         return estimator._noted({**last, "global_step": estimator.latest_checkpoint()}, eval_spec.name)
     at, state = estimator.parts.restored(model, None)
     return estimator._noted({**measure(state), "global_step": at}, eval_spec.name)
-
-
-def _check_steps(steps: int | None, max_steps: int | None) -> None:
-    if steps is not None and max_steps is not None:
-        raise OptionError(
-            f"steps={steps} and max_steps={max_steps}: the first is how many more, the second how many in all; give one"
-        )
-    for name, value in (("steps", steps), ("max_steps", max_steps)):
-        if value is not None and value < 1:
-            raise OptionError(f"{name}={value}: must be at least 1")
 
 
 def _predicted(fn: Callable[[Any, Any], Any], state: Any, source: Source) -> Iterator[Any]:

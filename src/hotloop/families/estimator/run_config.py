@@ -10,6 +10,13 @@ POSITIVE = (
     "batch_size", "iterations_per_call", "replicas", "accumulation", "log_steps", "log_seconds", "summary_steps",
     "checkpoint_steps", "checkpoint_seconds", "keep_last",
 )  # fmt: skip
+LEAST = ("loss", "error", "mae", "mse", "nll", "perplexity")
+"""What the names of metrics hold that are best where they are least (rmse holds mse)."""
+
+
+def is_whole(value: Any) -> bool:
+    """An int, of Python or another's."""
+    return hasattr(value, "__index__") and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,8 @@ class RunConfig:
     checkpoint_seconds: float | None = 600
     keep_last: int = 5
     keep_best: str | None = None
-    """A metric of the evaluation whose best checkpoint is kept besides; a loss is best where it is least."""
+    """A metric of the evaluation whose best checkpoint is kept besides: "accuracy", or "min:NAME" and "max:NAME" to say
+    what is best. Without a word, names with loss, error, mae, mse, rmse, nll or perplexity are best where least."""
     report: str | Path | None = None
     """Folder for the compiler's report and a profile; HOTLOOP_REPORT asks for it too."""
 
@@ -54,6 +62,16 @@ class RunConfig:
                 raise OptionError(f"RunConfig: {name}={value!r} must be greater than 0")
         if self.loss_scale != "auto" and not self.loss_scale > 0:
             raise OptionError(f"RunConfig: loss_scale={self.loss_scale!r} must be greater than 0, or 'auto'")
+
+    @property
+    def best(self) -> tuple[str, Literal["min", "max"]] | None:
+        """The metric of keep_best, and which value of it is best."""
+        if self.keep_best is None:
+            return None
+        way, _, name = self.keep_best.partition(":")
+        if way in ("min", "max") and name:
+            return name, "min" if way == "min" else "max"
+        return self.keep_best, "min" if any(word in self.keep_best.lower() for word in LEAST) else "max"
 
     def as_dict(self) -> dict[str, Any]:
         """Every field by name, as a record keeps it."""

@@ -23,7 +23,7 @@ from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.loop import Program
 from hotloop.engine.records import read_json
 from hotloop.engine.run import Run
-from hotloop.engine.sinks import ConsoleSink, Sink, TensorBoardSink
+from hotloop.engine.sinks import ConsoleSink, TensorBoardSink
 from hotloop.errors import CheckpointError, DataError, MissingExtra
 from hotloop.families.estimator.hooks import Calls, Hook, Running, Summaries, Watched
 from hotloop.families.estimator.inputs import Source
@@ -157,8 +157,8 @@ class Work:
 
     def _checkpoints(self) -> Watched:
         keep: Keep = KeepLast(self.config.keep_last)
-        if best := self.config.keep_best:
-            keep |= KeepBest(best, "min" if "loss" in best or "error" in best else "max")
+        if best := self.config.best:
+            keep |= KeepBest(*best)
         return Watched(self.folder / "checkpoints", keep, family=FAMILY)
 
     def _report(self) -> Path | None:
@@ -174,20 +174,20 @@ class Work:
         there = any((self.folder / name).exists() for name in ("config.json", "events.jsonl"))
         config = plain(self.about)
         earlier = read_json(self.folder / "config.json") if (self.folder / "config.json").exists() else {}
-        return Run.create(
+        run = Run.create(
             self.folder,
             config,
             command=FAMILY,
             resume=there,
             may_differ={*config, *earlier},
-            sinks=[*self._boards(), ConsoleSink(self.say)],
+            sinks=[ConsoleSink(self.say)],
         )
+        if self.config.summary_steps:  # only now: the folder is there, and can be written
+            self._add_board(run)
+        return run
 
-    def _boards(self) -> list[Sink]:
-        if not self.config.summary_steps:
-            return []
+    def _add_board(self, run: Run) -> None:
         try:
-            return [TensorBoardSink(self.folder / "tensorboard")]
-        except MissingExtra as error:
+            run.add_sink(TensorBoardSink(self.folder / "tensorboard"))
+        except (MissingExtra, OSError) as error:
             self.say(f"summaries go to events.jsonl alone: {error}")
-            return []

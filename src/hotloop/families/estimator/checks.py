@@ -1,0 +1,54 @@
+"""Checks of what the verbs of an Estimator are called with: one line for what cannot work, before any work is done."""
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from hotloop.errors import OptionError
+from hotloop.families.estimator.hooks import Hook
+from hotloop.families.estimator.run_config import RunConfig, is_whole
+
+MOMENTS = ("begin", "after_call", "on_checkpoint", "end")
+
+
+def check_steps(steps: Any, max_steps: Any = None) -> None:
+    """Whole numbers from 1, and one of the two at most."""
+    if steps is not None and max_steps is not None:
+        raise OptionError(
+            f"steps={steps} and max_steps={max_steps}: the first is how many more, the second how many in all; give one"
+        )
+    for name, value in (("steps", steps), ("max_steps", max_steps)):
+        if value is not None:
+            _check_count(name, value)
+
+
+def _check_count(name: str, value: Any) -> None:
+    if not is_whole(value):
+        raise OptionError(f"{name}={value!r}: must be a whole number")
+    if value < 1:
+        raise OptionError(f"{name}={value}: must be at least 1")
+
+
+def checked_hooks(hooks: Any) -> tuple[Hook, ...]:
+    """The hooks, if they are some."""
+    if not isinstance(hooks, Iterable):
+        raise OptionError(f"hooks={_kind(hooks)}: must be a list of hooks, as hooks=[hook]")
+    found = tuple(hooks)
+    for hook in found:
+        if isinstance(hook, type) or not all(hasattr(hook, name) for name in MOMENTS):
+            raise OptionError(
+                f"hooks: {_kind(hook)} is no Hook: derive a class from Hook and give an object of it"
+            )
+    return found
+
+
+def check_best(config: RunConfig, metrics: Collection[str]) -> None:
+    """Refuse a keep_best that no evaluation will give."""
+    known = ["loss", *metrics]
+    if config.best and config.best[0] not in known:
+        raise OptionError(
+            f"RunConfig: keep_best={config.keep_best!r} is none of the model's figures: {', '.join(known)}"
+        )
+
+
+def _kind(value: Any) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
