@@ -135,8 +135,12 @@ def test_train_and_evaluate_keeps_the_best_checkpoint(tmp_path: Path) -> None:
     assert [e["update"] for e in validations] == [10, 20, 30, 40]
     assert result["global_step"] == 40 and result["samples"] == 200
     assert result["accuracy"] == validations[-1]["accuracy"] == estimator.evaluate(data)["accuracy"]
-    written = json.loads((tmp_path / "eval_held_out" / "results.jsonl").read_text())
-    assert written == result
+    lines = (tmp_path / "eval_held_out" / "results.jsonl").read_text().splitlines()
+    written = [json.loads(line) for line in lines]
+    assert written[-1] == result
+    assert [(e["global_step"], e["accuracy"]) for e in written] == [
+        (e["update"], e["accuracy"]) for e in validations
+    ]
     best = max(validations, key=lambda e: (e["accuracy"], e["update"]))["update"]
     kept = {int(path.name) for path in (tmp_path / "checkpoints").glob("[0-9]*")}
     assert kept == {best, 40}

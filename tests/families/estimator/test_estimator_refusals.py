@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from small import X, Y, data, model_fn, right, small
 
-from hotloop import EvalSpec, Hook, ModelSpec, RunConfig, TrainSpec, train_and_evaluate
+from hotloop import Estimator, EvalSpec, Hook, ModelSpec, RunConfig, TrainSpec, train_and_evaluate
+from hotloop.engine.feed import Resident
 from hotloop.engine.run import read_events
 from hotloop.errors import HotloopError
 
@@ -123,3 +124,62 @@ def test_a_folder_that_cannot_be_made_is_named_with_summaries_too(tmp_path: Path
     for folder in (file, file / "below"):
         line = refused(lambda: small(folder, summary_steps=1).train(data, steps=1))  # noqa: B023
         assert line.startswith(f"cannot make the run folder {folder}")
+
+
+def test_labels_that_are_no_whole_numbers_need_a_loss_of_their_own(tmp_path: Path) -> None:
+    floats = X, Y.astype(np.float32)
+    words = "labels are float32[16]: the softmax cross-entropy needs whole numbers"
+    for source in (floats, Resident({"features": X, "labels": floats[1]}, 16, seed=1)):
+        assert refused(lambda: small(tmp_path).train(lambda: source, steps=1)).startswith(words)  # noqa: B023
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "wanted"),
+    [
+        *(("batch_size", value, "a whole number") for value in ("8", None, 2.5, True)),
+        ("iterations_per_call", 2.5, "a whole number"),
+        ("seed", 1.5, "a whole number"),
+        ("keep_last", None, "a whole number"),
+        ("replicas", None, "a whole number"),
+        ("log_steps", 1.5, "a whole number or None"),
+        ("log_seconds", "3", "a number or None"),
+        ("loss_scale", "foo", "a number or 'auto'"),
+        ("loss_scale", None, "a number or 'auto'"),
+        ("precision", 32, "'32.32' or '16.32' or '16.16'"),
+        ("keep_best", 3, "the name of a metric or None"),
+        ("model_dir", 5, "a path or None"),
+    ],
+)
+def test_a_field_of_another_kind_is_named_with_what_it_must_be(field: str, value: Any, wanted: str) -> None:
+    assert refused(lambda: RunConfig(**{field: value})) == f"RunConfig: {field}={value!r} must be {wanted}"
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    config = RunConfig(batch_size=np.int64(8), log_seconds=np.float32(0.5), loss_scale=np.float64(2))
+    assert config.batch_size == 8
+
+
+def test_an_estimator_names_what_it_cannot_be_made_of() -> None:
+    wrong: Any = {"model_dir": "x"}
+    line = "Estimator: config must be a RunConfig, not a dict"
+    assert refused(lambda: Estimator(model_fn, wrong)) == line
+    assert "params must be a dict" in refused(lambda: Estimator(model_fn, RunConfig("x"), 5))  # type: ignore[arg-type]
+    assert "model_fn must be a function" in refused(lambda: Estimator(wrong, RunConfig("x")))
+    assert "model_dir=5 must be a path" in refused(lambda: Estimator(model_fn, model_dir=5))  # type: ignore[arg-type]
+
+
+def test_a_temporary_folder_is_named_even_where_nothing_else_is_said(
+    capsys: Any, monkeypatch: Any, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    estimator = Estimator(model_fn)
+    out, err = capsys.readouterr()
+    assert (
+        not out
+        and err.startswith(f"model_dir: {estimator.model_dir} (a temporary one")
+        and err.count("\n") == 1
+    )
+    lines: list[str] = []
+    Estimator(model_fn, say=lines.append)
+    Estimator(model_fn, RunConfig(tmp_path))
+    assert len(lines) == 1 and capsys.readouterr() == ("", "")

@@ -1,6 +1,7 @@
 """Checks of what the verbs of an Estimator are called with: one line for what cannot work, before any work is done."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from os import PathLike
 from typing import Any
 
 from hotloop.errors import OptionError
@@ -8,6 +9,18 @@ from hotloop.families.estimator.hooks import Hook
 from hotloop.families.estimator.run_config import RunConfig, is_whole
 
 MOMENTS = ("begin", "after_call", "on_checkpoint", "end")
+
+
+def check_estimator(model_fn: Any, config: Any, params: Any, model_dir: Any) -> None:
+    """What an Estimator is made of."""
+    if not callable(model_fn):
+        raise OptionError(f"Estimator: model_fn must be a function, not {_kind(model_fn)}")
+    if config is not None and not isinstance(config, RunConfig):
+        raise OptionError(f"Estimator: config must be a RunConfig, not {_kind(config)}")
+    if params is not None and not isinstance(params, Mapping):
+        raise OptionError(f"Estimator: params must be a dict, not {_kind(params)}")
+    if model_dir is not None and not isinstance(model_dir, str | PathLike):
+        raise OptionError(f"Estimator: model_dir={model_dir!r} must be a path")
 
 
 def check_steps(steps: Any, max_steps: Any = None) -> None:

@@ -4,10 +4,10 @@ The verbs are those of tf.estimator; what is built for them, and kept, is in par
 of the model_dir.
 """
 
-import math
+import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,7 +19,7 @@ from hotloop.engine.host import common_length, path_name
 from hotloop.engine.records import append_line
 from hotloop.errors import HotloopError
 from hotloop.families.estimator import step, training
-from hotloop.families.estimator.checks import check_best, check_steps, checked_hooks
+from hotloop.families.estimator.checks import check_best, check_estimator, check_steps, checked_hooks
 from hotloop.families.estimator.hooks import Hook
 from hotloop.families.estimator.inputs import Source
 from hotloop.families.estimator.model import Model
@@ -27,17 +27,23 @@ from hotloop.families.estimator.parts import Parts
 from hotloop.families.estimator.run_config import RunConfig
 from hotloop.families.estimator.spec import EvalSpec, Mode, TrainSpec
 from hotloop.families.estimator.timing import Pace
+from hotloop.families.estimator.validation import Validation
 
 
 def _silent(text: str) -> None:
     pass
 
 
+def _to_stderr(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
 class Estimator:
     """A model, its folder, and what can be done with it.
 
-    `say` is where lines for people go (`print`, or nowhere), `progress` makes a bar as `hotloop`'s own console does.
-    `warm_start_from` is another model_dir, whose newest weights a new model starts with.
+    `say` is where lines for people go (`print`; none: nowhere, but for the name of a temporary model_dir),
+    `progress` makes a bar as `hotloop`'s own console does. `warm_start_from` is another model_dir, whose newest
+    weights a new model starts with.
     """
 
     def __init__(
@@ -48,11 +54,13 @@ class Estimator:
         *,
         model_dir: str | Path | None = None,
         warm_start_from: str | Path | None = None,
-        say: Callable[[str], None] = _silent,
+        say: Callable[[str], None] | None = None,
         progress: Any = None,
     ):
+        check_estimator(model_fn, config, params, model_dir)
         self.config = config or RunConfig()
         self.params = dict(params or {})
+        tell, say = say or _to_stderr, say or _silent
         chosen = model_dir or self.config.model_dir
         self.model_dir = Path(chosen or tempfile.mkdtemp(prefix="hotloop-estimator-"))
         self.last_run: dict[str, Any] = {}
@@ -61,7 +69,7 @@ class Estimator:
         self._say, self._progress = say, progress
         self._warm_start_from = Path(warm_start_from) if warm_start_from else None
         if not chosen:
-            say(f"model_dir: {self.model_dir} (a temporary one: give model_dir to keep the model)")
+            tell(f"model_dir: {self.model_dir} (a temporary one: give model_dir to keep the model)")
 
     def train(
         self,
@@ -85,7 +93,7 @@ class Estimator:
         steps: int | None,
         max_steps: int | None,
         hooks: Sequence[Hook],
-        validate: training.Validate | None,
+        validate: Validation | None,
     ) -> None:
         """`train`, with an evaluation of the state before each checkpoint."""
         hooks = checked_hooks(hooks)
@@ -131,9 +139,10 @@ class Estimator:
         check_steps(steps)
         source, model = self.parts.served(input_fn, Mode.EVALUATE)
         at, state = self.parts.restored(model, checkpoint)
-        return self._noted({**self.parts.measure(source, model, steps)(state), "global_step": at}, name)
+        return self.noted({**self.parts.measure(source, model, steps)(state), "global_step": at}, name)
 
-    def _noted(self, result: dict[str, Any], name: str | None) -> dict[str, Any]:
+    def noted(self, result: dict[str, Any], name: str | None) -> dict[str, Any]:
+        """Keep a result of an evaluation as a line of its file."""
         append_line(self.eval_dir(name) / "results.jsonl", result)
         return result
 
@@ -164,9 +173,7 @@ class Estimator:
             path_name(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(state["weights"])
         }
 
-    def _work(
-        self, hooks: Sequence[Hook], validate: training.Validate | None, batch_size: int
-    ) -> training.Work:
+    def _work(self, hooks: Sequence[Hook], validate: Validation | None, batch_size: int) -> training.Work:
         model_fn = self.parts.model_fn
         name = getattr(model_fn, "__qualname__", type(model_fn).__name__)
         about = {**self.config.as_dict(), "params": self.params, "model_fn": name}
@@ -183,22 +190,13 @@ def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: E
     source, model = estimator.parts.served(eval_spec.input_fn, Mode.EVALUATE)
     check_best(estimator.config, model.spec.metrics)
     measure = estimator.parts.measure(source, model, eval_spec.steps)
-    last: dict[str, Any] = {}
-    since = -math.inf
-
-    def validate(state: Any) -> Mapping[str, Any]:
-        nonlocal last, since
-        if time.monotonic() - since < eval_spec.throttle_seconds:
-            return {}
-        last = measure({name: state[name] for name in step.SERVED})
-        since = time.monotonic()
-        return last
-
+    note = partial(estimator.noted, name=eval_spec.name)
+    validate = Validation(measure, note, eval_spec.throttle_seconds)
     estimator.train_validated(train_spec.input_fn, None, train_spec.max_steps, train_spec.hooks, validate)
-    if last and not eval_spec.throttle_seconds:  # the last one was of the last checkpoint
-        return estimator._noted({**last, "global_step": estimator.latest_checkpoint()}, eval_spec.name)
+    if validate.last and validate.last["global_step"] == estimator.latest_checkpoint():
+        return validate.last
     at, state = estimator.parts.restored(model, None)
-    return estimator._noted({**measure(state), "global_step": at}, eval_spec.name)
+    return note({**measure(state), "global_step": at})
 
 
 def _predicted(fn: Callable[[Any, Any], Any], state: Any, source: Source) -> Iterator[Any]:

@@ -144,6 +144,11 @@ def _check(model: Model, mode: Mode, batch: Any) -> Any:
         return outputs
     if labels is None and model.spec.loss is None:
         raise HotloopError("input_fn gives no labels, and the model has no loss of its own that needs none")
+    if model.spec.loss is None and hasattr(labels, "dtype") and jnp.issubdtype(labels.dtype, jnp.inexact):
+        raise HotloopError(
+            f"labels are {_form(labels)}: the softmax cross-entropy needs whole numbers, the classes; convert them, or "
+            "give the ModelSpec a loss of its own"
+        )
     for name, fn in {"loss": model.loss, **model.spec.metrics}.items():
         value = _traced(name, fn, outputs, labels)
         if getattr(value, "shape", None) != (samples,):

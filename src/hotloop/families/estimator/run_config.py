@@ -1,6 +1,9 @@
 """How an estimator runs: where it keeps its things, how a batch is split, how often the host looks in. No jax."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from numbers import Real
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +20,33 @@ LEAST = ("loss", "error", "mae", "mse", "nll", "perplexity")
 def is_whole(value: Any) -> bool:
     """An int, of Python or another's."""
     return hasattr(value, "__index__") and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _one_of(*words: str) -> tuple[str, Callable[[Any], bool]]:
+    return " or ".join(map(repr, words)), lambda value: isinstance(value, str) and value in words
+
+
+_WHOLE, _NUMBER = ("a whole number", is_whole), ("a number", _is_number)
+_PATH = ("a path", lambda value: isinstance(value, str | PathLike))
+KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "model_dir": _PATH, "batch_size": _WHOLE, "iterations_per_call": _WHOLE, "replicas": _WHOLE,
+    "accumulation": _WHOLE, "precision": _one_of("32.32", "16.32", "16.16"),
+    "half": _one_of("bfloat16", "float16"),
+    "stochastic_rounding": ("True or False", lambda value: isinstance(value, bool)),
+    "loss_scale": ("a number or 'auto'", lambda value: _is_number(value) or value == "auto"),
+    "seed": _WHOLE, "log_steps": _WHOLE, "log_seconds": _NUMBER, "summary_steps": _WHOLE,
+    "checkpoint_steps": _WHOLE, "checkpoint_seconds": _NUMBER, "keep_last": _WHOLE,
+    "keep_best": ("the name of a metric", lambda value: isinstance(value, str)), "report": _PATH,
+}  # fmt: skip
+"""What each field must be, in words and in fact."""
+OPTIONAL = frozenset((
+    "model_dir", "log_steps", "log_seconds", "summary_steps", "checkpoint_steps", "checkpoint_seconds", "keep_best",
+    "report",
+))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -56,12 +86,23 @@ class RunConfig:
     """Folder for the compiler's report and a profile; HOTLOOP_REPORT asks for it too."""
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         for name in POSITIVE:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise OptionError(f"RunConfig: {name}={value!r} must be greater than 0")
         if self.loss_scale != "auto" and not self.loss_scale > 0:
             raise OptionError(f"RunConfig: loss_scale={self.loss_scale!r} must be greater than 0, or 'auto'")
+
+    def _check_kinds(self) -> None:
+        """That each field is what it is said to be."""
+        for field in fields(self):
+            value, optional = getattr(self, field.name), field.name in OPTIONAL
+            wanted, fits = KINDS[field.name]
+            if not fits(value) and not (optional and value is None):
+                raise OptionError(
+                    f"RunConfig: {field.name}={value!r} must be {wanted}{' or None' if optional else ''}"
+                )
 
     @property
     def best(self) -> tuple[str, Literal["min", "max"]] | None:

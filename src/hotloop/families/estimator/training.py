@@ -31,11 +31,11 @@ from hotloop.families.estimator.parts import FAMILY
 from hotloop.families.estimator.run_config import RunConfig
 from hotloop.families.estimator.step import State, Training
 from hotloop.families.estimator.timing import Clock, Pace
+from hotloop.families.estimator.validation import Validation
 from hotloop.options import plain
 
 WITHOUT_END = 10**6
 """Updates after which the training of an input of unknown length ends, when no number of steps is given."""
-Validate = Callable[[State], Mapping[str, Any]]
 
 
 def plan(config: RunConfig, source: Source, target: int, validates: bool) -> Plan:
@@ -78,7 +78,7 @@ class Work:
     say: Callable[[str], None]
     progress: Any
     hooks: Sequence[Hook]
-    validate: Validate | None
+    validate: Validation | None
     pace: Pace
 
     @contextmanager
@@ -100,7 +100,7 @@ class Work:
         running = Running(self.estimator, resumed.step if resumed else 0, plan.total_updates)
         hooks = self._all_hooks(plan)
         calls = Calls(running, hooks, plan) if hooks else None
-        self.checkpoints.tell(running, self.hooks)
+        self.checkpoints.tell(running, [*([self.validate] if self.validate else []), *self.hooks])
         self.pace.start(running.step)
         before = program.lower_seconds, program.compile_seconds
         for hook in hooks:
