@@ -395,6 +395,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(seed, toy, whole, tmp_path):
     assert result["time_to_train_processes"] == 2 and ", in 2 processes\n" in said
 
 
+@pytest.mark.slow
 def test_more_logs_make_shorter_calls_and_the_same_bits(toy, whole, tmp_path):
     words = ["--logs-per-epoch", "3", "--ckpts-per-epoch", "1", "--validation", "False"]
     status, result, said = called("train", *toy, *words)

@@ -166,6 +166,7 @@ def interrupted(folder: Path, number: int) -> tuple[int, str]:
     return end["update"], errors.strip().splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_leaves_with_130_and_says_how_to_resume(tmp_path: Path, uninterrupted: Path) -> None:
     folder = tmp_path / "interrupted"
     update, last = interrupted(folder, signal.SIGINT)

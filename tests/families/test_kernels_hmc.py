@@ -99,6 +99,7 @@ def test_two_calls_are_one_call_of_twice_the_steps():
     assert int(halves.block) == int(whole.block) == 4
 
 
+@pytest.mark.slow
 def test_steps_that_fill_no_block_run_too_and_unrolling_changes_nothing(monkeypatch):
     plain = chain(hmc_steps=50)
     monkeypatch.setitem(sampling.UNROLL, ("toy", "cpu"), 3)

@@ -111,6 +111,7 @@ def naive_ease(parts, penalty):
     return [runs.naive(scores, train, part, (2, 3), 3.5) for part in (validation, test)]
 
 
+@pytest.mark.slow
 def test_table_has_every_model_on_the_ratings_of_the_run(run, monkeypatch):
     monkeypatch.setattr(ease, "GRID", (0.1, 1.0, 30.0))
     console = runs.Listener()

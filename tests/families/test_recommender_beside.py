@@ -165,6 +165,7 @@ def test_a_process_that_is_killed_stops_the_training_saved_and_it_can_go_on_with
     assert not (folder / "validating").exists()
 
 
+@pytest.mark.slow
 def test_it_ends_with_a_parent_that_is_killed_and_what_was_queued_is_validated_on_resuming(options, whole):
     """The other process is stopped first: the training goes on until four wait, and not one step further."""
     folder = options.logdir / "killed"

@@ -66,6 +66,7 @@ def trained(sparse, monkeypatch):
     return jax.tree.map(np.asarray, (state["params"], dict(metrics)))
 
 
+@pytest.mark.slow
 def test_training_is_the_same_either_way(monkeypatch):
     one, two = (trained(sparse, monkeypatch) for sparse in (False, True))
     assert np.isfinite(one[1]["loss"]).all()

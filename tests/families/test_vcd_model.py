@@ -20,6 +20,7 @@ def bits(count, seed=0):
     return np.random.default_rng(seed).integers(0, 2, (count, 784), dtype=np.uint8)
 
 
+@pytest.mark.slow
 def test_the_family_obeys_the_protocol():
     """Six updates of 4 out of 10 images; the switch to local variates is the fourth."""
     data = {"image": bits(10).reshape(10, 28, 28), "index": np.arange(10)}

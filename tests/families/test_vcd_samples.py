@@ -238,6 +238,7 @@ def test_one_seed_gives_the_same_files_and_another_gives_others(ready):
     assert first[0] != other[0] and first[1] != other[1]
 
 
+@pytest.mark.slow
 def test_the_runs_data_and_sampler_are_the_default_and_options_win(ready, tmp_path):
     result = ready.run(rows=2, columns=3)
     assert (ready.data, ready.step) == ("binarised_mnist", None)

@@ -321,6 +321,7 @@ def skewed_grid():
     return grid, weights / weights.sum()
 
 
+@pytest.mark.slow
 def test_fifty_steps_keep_the_target_and_find_it_from_elsewhere():
     """Mean, spread and tail against a grid, each within four standard errors of independent chains."""
     chains, (grid, weights) = 20000, skewed_grid()
