@@ -90,22 +90,18 @@ def direction(metric: str, unit: str = "") -> Better:
 
     A unit says more than a name: memory_bandwidth in GB/s is a rate.
     """
-    for text in (unit, metric.replace("_", " ")):
-        if RATE.search(text):
-            return "higher"
-        if any(kind.search(text) for kind in (TIMES, ERRORS, NEEDS)):
-            return "lower"
-    return "higher"
+    return "higher" if _kind(metric, unit, RATE, TIMES, ERRORS, NEEDS) in (None, RATE) else "lower"
 
 
 def has_pace(metric: str, unit: str = "") -> bool:
     """Whether a machine that is slower for a while may change the metric: not what is learnt, nor what it needs."""
-    for text in (unit, metric.replace("_", " ")):
-        if RATE.search(text) or TIMES.search(text):
-            return True
-        if any(kind.search(text) for kind in (ERRORS, NEEDS, ANSWERS)):
-            return False
-    return True
+    return _kind(metric, unit, RATE, TIMES, ERRORS, NEEDS, ANSWERS) in (None, RATE, TIMES)
+
+
+def _kind(metric: str, unit: str, *kinds: re.Pattern[str]) -> re.Pattern[str] | None:
+    """The first of the kinds that the unit has a word of, or else the name."""
+    texts = (unit, metric.replace("_", " "))
+    return next((kind for text in texts for kind in kinds if kind.search(text)), None)
 
 
 def compare(

@@ -97,9 +97,7 @@ def is_program(word: str) -> bool:
 def take_script(words: list[str]) -> tuple[Script, str]:
     """Take the interpreter and the script off the front: what replaces it, and its name."""
     if words and PYTHON.fullmatch(PurePath(words[0]).name):
-        words.pop(0)
-        while words and words[0].startswith("-") and words[0] != "-m":
-            del words[: 2 if words[0] in WITH_VALUE else 1]
+        del words[: script_place(words)]
     if not words:
         raise CompatError(f"no script: give the old command, such as {example()}")
     if words[0] == "-m":
@@ -114,14 +112,12 @@ def take_script(words: list[str]) -> tuple[Script, str]:
     return SCRIPTS[name], name
 
 
-def script_of(words: Sequence[str]) -> str:
-    """The script of a Python command, or nothing: options of the interpreter and their values come before it."""
+def script_place(words: Sequence[str]) -> int:
+    """Where the script, or -m, stands in a Python command: after the interpreter, its options and their values."""
     at = 1
-    while at < len(words) and words[at].startswith("-"):
-        if words[at] in ("-m", "-c"):
-            return ""
+    while at < len(words) and words[at].startswith("-") and words[at] != "-m":
         at += 2 if words[at] in WITH_VALUE else 1
-    return words[at] if at < len(words) else ""
+    return at
 
 
 def take_module(words: list[str]) -> tuple[Script, str]:

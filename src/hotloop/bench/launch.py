@@ -132,11 +132,11 @@ def translated(words: Sequence[str], folder: Path) -> "Translation | None":
     place = next((at for at, word in enumerate(words) if PYTHON.fullmatch(Path(word).name)), None)
     if place is None:
         return None
-    from hotloop.bench.compat import CompatError, script_of, translate
+    from hotloop.bench.compat import CompatError, script_place, translate
 
-    if _is_own(folder / script_of(words[place:])):
+    place += script_place(words[place:])
+    if place < len(words) and _is_own(folder / words[place]):
         return None
-
     try:
         return translate(words)
     except CompatError:

@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 IN_ORDER = ("first", "value", "final")
 """Reductions that ask for a place in the order of printing."""
 PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d{1,3})?|100)")
-
-
 LARGEST = 1e150  # so that squares, for a spread, are still numbers
 
 

@@ -92,20 +92,24 @@ def form(batch: Any, batch_size: int) -> Any:
 
 def put_into(buffers: Any, step: int, batch: Any, wanted: Any, update: int) -> None:
     """Copy a batch into place `step` of stacked buffers; DataError that names what differs from `wanted`."""
+    check_alike(batch, wanted, update)
+    for array, buffer in zip(jax.tree.leaves(batch), jax.tree.leaves(buffers), strict=True):
+        buffer[step] = array
+
+
+def check_alike(batch: Any, wanted: Any, number: int, *, or_fewer: bool = False) -> None:
+    """Refuse a batch whose arrays are not of `wanted`'s shapes and types; with `or_fewer`, fewer samples will do."""
     here, expected = str(jax.tree.structure(batch)), str(jax.tree.structure(wanted))
     if here != expected:
-        raise DataError(f"batch {update} is made of {here}, the first one of {expected}")
-    paths = jax.tree.leaves_with_path(wanted)
-    for (path, leaf), array, buffer in zip(
-        paths, jax.tree.leaves(batch), jax.tree.leaves(buffers), strict=True
-    ):
-        if _form(array) != leaf:
-            got = _form(array)
+        raise DataError(f"batch {number} is made of {here}, the first one of {expected}")
+    for (path, leaf), array in zip(jax.tree.leaves_with_path(wanted), jax.tree.leaves(batch), strict=True):
+        got, length = _form(array), leaf.shape[:1]
+        fits = (0,) < got.shape[:1] <= length if or_fewer else got.shape[:1] == length
+        if not fits or got.shape[1:] != leaf.shape[1:] or got.dtype != leaf.dtype:
             raise DataError(
-                f"batch {update}: {path_name(path)} is {got.dtype}{list(got.shape)}, "
+                f"batch {number}: {path_name(path)} is {got.dtype}{list(got.shape)}, "
                 f"the first batch had {leaf.dtype}{list(leaf.shape)}"
             )
-        buffer[step] = array
 
 
 def _form(leaf: Any) -> jax.ShapeDtypeStruct:

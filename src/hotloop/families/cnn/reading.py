@@ -52,8 +52,7 @@ class Reading:
         labels: list[int] = []
         skipped: list[str] = []
         for place, (number, epoch) in enumerate(zip(numbers, epochs, strict=True)):
-            found = self._whole_image if self.training else self._image_or_none
-            images[place], label = found(int(number), int(epoch), skipped)
+            images[place], label = self._whole_image(int(number), int(epoch), skipped)
             labels.append(label)
         return Filled(np.array(labels, np.int32), tuple(skipped))
 
@@ -73,23 +72,17 @@ class Reading:
             raise DataError(f"{encoded.where}: corrupt image ({error})") from None
         return pixels, encoded.label
 
-    def _image_or_none(self, number: int, epoch: int, skipped: list[str]) -> tuple[Any, int]:
-        try:
-            return self.image(number, epoch)
-        except DataError as error:
-            if not self.skip_corrupt:
-                raise
-            skipped.append(str(error))
-            return 0, MISSING
-
-    def _whole_image(self, number: int, epoch: int, skipped: list[str]) -> tuple[NDArray[Any], int]:
-        for step in range(_IN_A_ROW):
+    def _whole_image(self, number: int, epoch: int, skipped: list[str]) -> tuple[Any, int]:
+        """The image; if it is broken and may be, in training one of the next, in validation none."""
+        for step in range(_IN_A_ROW if self.training else 1):
             try:
                 return self.image((number + step) % len(self.store), epoch)
             except DataError as error:
                 if not self.skip_corrupt:
                     raise
                 skipped.append(str(error))
+        if not self.training:
+            return 0, MISSING
         raise DataError(f"{skipped[-1]}; {_IN_A_ROW} broken images in a row: the set is unusable")
 
 

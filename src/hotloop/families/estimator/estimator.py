@@ -102,7 +102,7 @@ class Estimator:
         source = self.parts.input(input_fn, Mode.TRAIN)
         step.check_split(source.batch_size, self.config)
         trained = self.parts.training(source)
-        if validate is None and self.config.best:
+        if validate is None:
             self._check_best(trained.model, source)
         source = source.check_labels(trained.model.classes)
         work = self._work(hooks, validate, source.batch_size)

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from hotloop.engine.feed import Feed, Resident, Streamed
-from hotloop.engine.host import Shuffled, common_length, form, path_name
+from hotloop.engine.host import Shuffled, check_alike, common_length, form
 from hotloop.engine.mesh import REPLICA
 from hotloop.engine.order import Order
 from hotloop.engine.turns import Turns
@@ -138,7 +138,8 @@ class FromBatches:
     def batches(self) -> Iterator[Batch]:
         """One pass; each batch is like the first one, or smaller."""
         for number, batch in enumerate(self.begin()):
-            _check_alike(batch, self.example, number)
+            check_alike(batch, self.example, number, or_fewer=True)
+            common_length(batch)
             yield batch
 
 
@@ -271,21 +272,6 @@ def _host(tree: Any) -> Any:
 
 def _array(leaf: Any) -> Any:
     return leaf if _is_array(leaf) else np.asarray(leaf)
-
-
-def _check_alike(batch: Batch, first: Batch, number: int) -> None:
-    """Refuse a batch that the model was not built for; fewer samples than in the first one will do."""
-    here, expected = str(jax.tree.structure(batch)), str(jax.tree.structure(first))
-    if here != expected:
-        raise DataError(f"batch {number} is made of {here}, the first one of {expected}")
-    found = form(batch, common_length(batch))
-    for (path, wanted), got in zip(jax.tree.leaves_with_path(first), jax.tree.leaves(found), strict=True):
-        fits = 0 < got.shape[0] <= wanted.shape[0] and got.shape[1:] == wanted.shape[1:]
-        if not fits or got.dtype != wanted.dtype:
-            raise DataError(
-                f"batch {number}: {path_name(path)} is {got.dtype}{list(got.shape)}, "
-                f"the first batch had {wanted.dtype}{list(wanted.shape)}"
-            )
 
 
 def _check_labels(batch: Batch, classes: int | None, where: str = "") -> None:
