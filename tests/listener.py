@@ -2,7 +2,7 @@
 
 from contextlib import nullcontext
 
-from hotloop.cli.console import Silent
+from hotloop.engine.progress import Silent
 
 
 class Listener:

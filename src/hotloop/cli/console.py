@@ -1,41 +1,22 @@
 """What a command says: text for people, warnings, a progress bar, and the one JSON object of `--json`.
 
 Text goes to standard output, or to standard error under `--json`, whose last line on standard output is the
-result. A bar appears only where standard error is a terminal. Nothing here knows what is computed.
+result. Nothing here knows what is computed.
 """
 
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from hotloop.engine.progress import Progress, show
 from hotloop.options import plain
 
 if TYPE_CHECKING:
     import jax
-
-
-class Progress(Protocol):
-    """A piece of work that is under way."""
-
-    def advance(self, amount: float = 1) -> None:
-        """So much more of the total is done."""
-
-    def update(self, description: str) -> None:
-        """Say something else beside the bar."""
-
-
-class Silent:
-    """Progress that nobody sees: standard error is no terminal."""
-
-    def advance(self, amount: float = 1) -> None:
-        """Nothing to show."""
-
-    def update(self, description: str) -> None:
-        """Nothing to show."""
 
 
 @dataclass(frozen=True)
@@ -69,33 +50,9 @@ class Context:
 
         return setup(self.device, only_accelerator=self.only_accelerator, warn=self.warn)
 
-    @contextmanager
-    def progress(self, description: str, total: float | None = None) -> Iterator[Progress]:
+    def progress(self, description: str, total: float | None = None) -> AbstractContextManager[Progress]:
         """A bar while the block runs (`total` None: a moving one), silent where there is no terminal."""
-        if not sys.stderr.isatty():
-            yield Silent()
-            return
-        with _bar(description, total) as bar:
-            yield bar
-
-
-@contextmanager
-def _bar(description: str, total: float | None) -> Iterator[Progress]:
-    from rich.console import Console
-    from rich.progress import Progress as RichProgress
-
-    class Bar:
-        def advance(self, amount: float = 1) -> None:
-            bars.advance(task, amount)
-
-        def update(self, description: str) -> None:
-            bars.update(task, description=description)
-
-    # Standard output is left alone where it is no terminal: rich would send its text to the terminal.
-    console = Console(stderr=True)
-    with RichProgress(console=console, transient=True, redirect_stdout=sys.stdout.isatty()) as bars:
-        task = bars.add_task(description, total=total)
-        yield Bar()
+        return show(description, total)
 
 
 def table_lines(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:

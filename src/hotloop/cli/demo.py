@@ -1,15 +1,15 @@
 """`hotloop demo`: every family, small but really measured, and a page of results at the end. jax waits."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from hotloop.cli.command import Command, Context
-from hotloop.cli.console import Silent
+from hotloop.engine.progress import Progress, hide
 from hotloop.families.kernels import config as kernels
 from hotloop.options import option, plain
 
@@ -51,10 +51,9 @@ class Quiet:
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Nothing either."""
 
-    @contextmanager
-    def progress(self, description: str, total: float | None = None) -> Iterator[Silent]:
+    def progress(self, description: str, total: float | None = None) -> AbstractContextManager[Progress]:
         """No bar of its own."""
-        yield Silent()
+        return hide(description, total)
 
 
 def run(config: Demo, context: Context) -> Mapping[str, Any]:

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 from hotloop.engine import report as reports
 from hotloop.engine.calls import KINDS, Event, Kind, Plan, Span
@@ -18,6 +18,7 @@ from hotloop.engine.events import Diverged, Figures, Host
 from hotloop.engine.interrupt import Interrupted, Request, requests
 from hotloop.engine.loop import CallMetrics, Program, State, own
 from hotloop.engine.pieces import CompiledPieces, FreePieces
+from hotloop.engine.progress import Progress
 from hotloop.engine.run import Run
 from hotloop.engine.turns import Ended
 from hotloop.engine.window import Window
@@ -30,13 +31,6 @@ class _Piece(NamedTuple):
     count: int  # type: ignore[assignment]
     metrics: CallMetrics
     began: float
-
-
-class Progress(Protocol):
-    """A progress bar."""
-
-    def advance(self, n: float) -> Any:
-        """Move on by n updates."""
 
 
 def drive(
