@@ -3,8 +3,6 @@
 import io
 import sys
 
-import pytest
-
 from hotloop.engine.progress import hide, show
 
 
@@ -13,14 +11,16 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.fixture
-def terminal(monkeypatch):
+def on_terminal(monkeypatch):
+    """Standard error, kept; not in a fixture, because pytest sets its own between setup and call."""
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    return sys.stderr
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    return terminal
 
 
-def test_a_bar_within_a_bar_stands_below_it(terminal):
+def test_a_bar_within_a_bar_stands_below_it(monkeypatch):
+    terminal = on_terminal(monkeypatch)
     with show("training", 3) as outer:
         with show("evaluating") as inner:
             inner.advance()
@@ -30,8 +30,9 @@ def test_a_bar_within_a_bar_stands_below_it(terminal):
     assert "training" in text and "evaluating" in text and "still training" in text
 
 
-def test_bars_may_end_in_any_order(terminal):
+def test_bars_may_end_in_any_order(monkeypatch):
     """As those of a generator do that is not used up."""
+    terminal = on_terminal(monkeypatch)
     outer, inner = show("predicting"), show("training", 2)
     outer.__enter__()
     bar = inner.__enter__()
@@ -43,7 +44,8 @@ def test_bars_may_end_in_any_order(terminal):
     assert "and again" in terminal.getvalue()
 
 
-def test_a_hidden_bar_shows_nothing_even_on_a_terminal(terminal):
+def test_a_hidden_bar_shows_nothing_even_on_a_terminal(monkeypatch):
+    terminal = on_terminal(monkeypatch)
     with hide("working", 3) as bar:
         bar.advance()
         bar.update("still working")

@@ -17,10 +17,11 @@ from jax import Array
 
 from hotloop.engine import report as reports
 from hotloop.engine.checkpoint import Checkpoints, KeepLast
-from hotloop.engine.drive import Diverged, Progress, drive, newest
+from hotloop.engine.drive import Diverged, drive, newest
 from hotloop.engine.feed import Resident
 from hotloop.engine.loop import Program
 from hotloop.engine.plan import Batch, Plan, plan_updates
+from hotloop.engine.progress import Progress
 from hotloop.engine.run import Run
 from hotloop.engine.sinks import ConsoleSink
 from hotloop.engine.where import platform
