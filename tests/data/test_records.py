@@ -189,7 +189,7 @@ def test_a_corrupt_image_stops_the_build_by_name_and_skipping_it_continues(sourc
 
 def test_text_named_as_an_image_is_no_image(source, tmp_path):
     (source / "val/n01/notes.jpg").write_text("not a picture")
-    with pytest.raises(DataError, match=r"notes\.jpg: not an image; --skip-corrupt"):
+    with pytest.raises(DataError, match=r"notes\.jpg: not a JPEG, PNG, WEBP or BMP image; --skip-corrupt"):
         build(source, tmp_path / "out")
 
 

@@ -58,7 +58,7 @@ def test_building_warns_of_every_image_it_leaves_out(photos, tmp_path):
     result = run_build(BuildConfig(source, tmp_path / "out", skip_corrupt=True, workers=1), listener)
     assert result["parts"]["validation"]["skipped"] == 1
     (warning,) = listener.warnings
-    assert "n01_2.JPEG: not an image" in warning
+    assert "n01_2.JPEG: not a JPEG, " in warning
 
 
 def test_records_are_not_written_among_the_images(photos):

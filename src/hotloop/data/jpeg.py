@@ -1,11 +1,14 @@
 """Encoded images to pixels and back, by pillow (extra `images`).
 
-What an image is, its content says, not its name. Orientation tags are passed over, as ImageNet's users do. It must
-not know where an image came from: whoever asks adds the name to `ImageError`.
+What an image is, its content says, not its name. Orientation tags are passed over, as ImageNet's users do. Nothing
+else in the package opens images: the bytes may be anybody's, so that few formats are tried and the size is looked at
+first. It must not know where an image came from: whoever asks adds the name to `ImageError`.
 """
 
 import io
+import warnings
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +20,11 @@ if TYPE_CHECKING:
     from PIL import Image
 
 Pixels = NDArray[np.uint8]
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
+"""All that is tried: pillow knows some forty more, and hands PostScript to another program."""
+MOST_PIXELS = 1 << 26
+"""The largest of ImageNet has 61 million. A few hundred bytes may claim billions."""
+_TOO_LARGE = f"too large: more than {MOST_PIXELS:,} pixels"
 
 
 class ImageError(ValueError):
@@ -46,11 +54,18 @@ def pillow() -> Any:
 def opened(encoded: bytes) -> "Image.Image":
     """The image with its header read and its pixels not yet."""
     module = pillow()
+    _silence(module.DecompressionBombWarning)
     try:
-        image: Image.Image = module.open(io.BytesIO(encoded))
-        return image
-    except (OSError, ValueError, SyntaxError, module.DecompressionBombError) as error:
+        image: Image.Image = module.open(io.BytesIO(encoded), formats=FORMATS)
+    except (module.DecompressionBombError, module.DecompressionBombWarning):
+        raise ImageError(_TOO_LARGE) from None
+    except module.UnidentifiedImageError:
+        raise ImageError(f"not a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} image") from None
+    except Exception as error:  # plugins raise whatever broken bytes lead them to
         raise ImageError(_reason(error)) from None
+    if image.width * image.height > MOST_PIXELS:
+        raise ImageError(_TOO_LARGE)
+    return image
 
 
 def loaded(image: "Image.Image") -> "Image.Image":
@@ -58,7 +73,7 @@ def loaded(image: "Image.Image") -> "Image.Image":
     try:
         image.load()
         return image if image.mode == "RGB" else image.convert("RGB")
-    except (OSError, ValueError, SyntaxError, IndexError) as error:
+    except Exception as error:
         raise ImageError(_reason(error)) from None
 
 
@@ -82,10 +97,18 @@ def checked(encoded: bytes) -> Checked:
 
 def _jpeg(image: "Image.Image", quality: int, **options: int) -> bytes:
     out = io.BytesIO()
-    image.save(out, "JPEG", quality=quality, **options)
+    try:
+        image.save(out, "JPEG", quality=quality, **options)
+    except OSError as error:  # longer than a JPEG can be
+        raise ImageError(f"{image.width:,} x {image.height:,} pixels do not fit a JPEG ({error})") from None
     return out.getvalue()
 
 
+@cache
+def _silence(category: type[Warning]) -> None:
+    """Once a process, for what is too large is an error here; `catch_warnings` is not safe among threads."""
+    warnings.filterwarnings("ignore", category=category)
+
+
 def _reason(error: Exception) -> str:
-    text = str(error)
-    return "not an image" if "cannot identify" in text or not text else text
+    return " ".join(str(error).split()) or "not a whole image"
