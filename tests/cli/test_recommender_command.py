@@ -207,7 +207,11 @@ def test_a_run_leaves_records_with_every_figure_and_a_result(folder, tmp_path, c
     assert result["validation"]["ratings"] == best["validation_ratings"] > 90
     tests = {event["split"]: event for event in events(run, "evaluation")}
     assert tests["test"]["rmse"] == result["test"]["rmse"] and tests["test"]["update"] == best["update"]
-    assert events(run, "end")[-1]["status"] == "finished"
+    (end,) = events(run, "end")
+    assert (end["status"], end["update"]) == ("finished", 45)
+    assert best["update"] < 45  # so that the end's place is not the evaluation's
+    per_epoch = USERS / 7
+    assert all(event["epoch"] == event["update"] / per_epoch for event in current(read_events(run)))
 
 
 def test_a_stopped_run_resumes_to_the_same_bits(options, whole, tmp_path):

@@ -52,6 +52,23 @@ def test_a_run_leaves_its_config_environment_and_records(tmp_path):
     assert (end["event"], end["status"], end["update"], end["epoch"]) == ("end", "finished", 10, 0.5)
 
 
+def test_a_record_is_of_the_place_that_the_training_has_reached_unless_it_says_another(tmp_path):
+    with new_run(tmp_path) as run:
+        run.event("log", update=10, epoch=0.5)
+        run.reach(20, 1.0)
+        run.event("evaluation", update=10, epoch=0.5, rmse=0.9)  # the best weights, which are older
+        run.event("validation", update=99, epoch=5.0)  # those of another run
+        run.event("sweep", found=3)
+        for half in ({"update": 3}, {"epoch": 0.5}):
+            with pytest.raises(ValueError, match="give both, or neither"):
+                run.event("evaluation", **half)
+    places = [(record["event"], record["update"], record["epoch"]) for record in events_of(tmp_path)]
+    assert places == [
+        ("start", 0, 0), ("log", 10, 0.5), ("evaluation", 10, 0.5), ("validation", 99, 5.0), ("sweep", 20, 1.0),
+        ("end", 20, 1.0),
+    ]  # fmt: skip
+
+
 def test_the_environment_is_that_of_the_device_module_when_none_is_given(tmp_path):
     Run.create(tmp_path, CONFIG, command="x").close()
     assert "jax" in json.loads((tmp_path / "environment.json").read_text())
@@ -172,10 +189,10 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path):
 def test_what_was_run_again_after_a_resume_counts_once(tmp_path):
     with new_run(tmp_path) as run:
         for update in (1, 2, 3):
-            run.event("log", update=update, loss=float(update))
+            run.event("log", update=update, epoch=update / 4, loss=float(update))
     with new_run(tmp_path, resume=True) as run:
-        run.event("resume", update=2)
-        run.event("log", update=3, loss=30.0)
+        run.event("resume", update=2, epoch=0.5)
+        run.event("log", update=3, epoch=0.75, loss=30.0)
     logs = [record for record in current(read_events(tmp_path)) if record["event"] == "log"]
     assert [(record["update"], record["loss"]) for record in logs] == [(1, 1.0), (2, 2.0), (3, 30.0)]
 
@@ -194,7 +211,7 @@ CHILD = """
     update = 0
     while True:
         update += 1
-        run.event("log", update=update, loss=0.5)
+        run.event("log", update=update, epoch=1.0, loss=0.5)
 """
 
 
@@ -242,7 +259,7 @@ def test_sinks_see_the_records_that_are_on_disk_and_a_failing_one_costs_nothing(
     good, bad, late = Collecting(), Collecting(fails=True), Collecting()
     with new_run(tmp_path, sinks=[bad, good]) as run:
         run.add_sink(late)
-        run.event("log", update=1, loss=0.5)
+        run.event("log", update=1, epoch=1.0, loss=0.5)
     assert sorted(map(json.dumps, good.records)) == sorted(map(json.dumps, events_of(tmp_path)))
     warnings = [record for record in events_of(tmp_path) if record["event"] == "warning"]
     assert [record["message"] for record in warnings] == ["Collecting failed and is off: no network"]
@@ -253,7 +270,7 @@ def test_sinks_see_the_records_that_are_on_disk_and_a_failing_one_costs_nothing(
 
 def test_records_from_several_threads_are_whole_lines(tmp_path):
     with new_run(tmp_path) as run:
-        write = lambda: [run.event("log", update=n, text="x" * 500) for n in range(50)]  # noqa: E731
+        write = lambda: [run.event("log", update=n, epoch=0.0, text="x" * 500) for n in range(50)]  # noqa: E731
         threads = [threading.Thread(target=write) for _ in range(4)]
         for thread in threads:
             thread.start()

@@ -114,6 +114,8 @@ def test_command_measures_the_test_part_and_writes_it_down(run):
     ((columns, rows),) = console.tables
     assert columns == ["model", "RMSE", "MAE", "NDCG@3", "NDCG@10", "Recall@3", "Recall@10"]
     assert rows[0][1] == f"{expected['rmse']:.4f}"
+    assert result["data"] == "test ratings of test.txt"
+    assert any(line.startswith("test ratings of test.txt: ") for line in console.said)
     old = runs.naive_mean_of_batches(scores, test, 4)
     assert any(f"{old:.4f}, the mean of RMSEs over whole batches of 4 users" in line for line in console.said)
 

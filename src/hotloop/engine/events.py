@@ -46,7 +46,10 @@ class Host:
 
     def event(self, kind: str, update: int, **figures: Any) -> None:
         """Record something that happened after `update` updates."""
-        self.run.event(kind, update=update, epoch=float(update / self.plan.updates_per_epoch), **figures)
+        self.run.event(kind, update=update, epoch=self._epoch(update), **figures)
+
+    def _epoch(self, update: int) -> float:
+        return float(update / self.plan.updates_per_epoch)
 
     def resumed(self, restored: Restored) -> None:
         """Record where the run goes on, and which checkpoints could not be used."""
@@ -65,6 +68,7 @@ class Host:
                     f"{self.guard} is {metrics[self.guard][bad[0]]} at update {update}: {self._advice()}"
                 )
         self.window.add(metrics, count, seconds)
+        self.run.reach(first + count, self._epoch(first + count))
         self._fresh = {}
 
     def handle(self, event: Event, state: State) -> None:

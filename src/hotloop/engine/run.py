@@ -24,6 +24,9 @@ from hotloop.options import plain
 
 __all__ = ["Run", "current", "default_path", "read_events"]
 
+_OF_WEIGHTS = ("validation", "evaluation")
+"""Records of weights that may be older than the training's, or another run's."""
+
 
 def default_path(family: str, root: str | Path = "runs") -> Path:
     """`runs/<family>-<UTC time>-<short id>`: sorts by time, never meets another run."""
@@ -88,17 +91,31 @@ class Run:
         """Feed one more sink from now on."""
         self._sinks.append(sink)
 
-    def event(self, event: str, *, update: int = 0, epoch: float = 0.0, **figures: Any) -> dict[str, Any]:
-        """Append one record and feed the sinks; NaN and infinity become null and are named in `nonfinite`."""
+    def reach(self, update: int, epoch: float) -> None:
+        """The training stands here: records that are given no place of their own are of this one."""
+        self._place = max(self._place, (update, epoch))
+
+    def event(
+        self, event: str, *, update: int | None = None, epoch: float | None = None, **figures: Any
+    ) -> dict[str, Any]:
+        """Append one record and feed the sinks; NaN and infinity become null and are named in `nonfinite`.
+
+        Without `update` and `epoch` it is of the place that the training has reached.
+        """
         if taken := set(figures) & set(FRAME):
             raise ValueError(f"figures cannot be called {sorted(taken)}: every record has these already")
+        if update is None or epoch is None:
+            if (update, epoch) != (None, None):
+                raise ValueError(f"{event}: update {update} with epoch {epoch}: give both, or neither")
+            update, epoch = self._place
         frame = {"event": event, "update": update, "epoch": epoch}
         clock = {"time": time.time(), "elapsed": time.monotonic() - self._began}
         odd = records.nonfinite(figures)
         record: dict[str, Any] = plain({**frame, **clock, **figures, **({"nonfinite": odd} if odd else {})})
         with self._writing:
             self._append(record)
-            self._place = (record["update"], record["epoch"])
+            if event not in _OF_WEIGHTS:
+                self.reach(record["update"], record["epoch"])
             self._feed(record)
         return record
 
@@ -123,9 +140,8 @@ class Run:
         """Append the `end` record, close the sinks and let go of the folder; a second call does nothing."""
         if self._lock is None:
             return
-        update, epoch = self._place
         try:
-            self.event("end", update=update, epoch=epoch, status=status, **figures)
+            self.event("end", status=status, **figures)
             for sink in self._sinks:
                 sink.close()
             os.fsync(self._events)

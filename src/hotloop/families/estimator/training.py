@@ -112,7 +112,7 @@ class Work:
                 state,
                 self.records,
                 self.checkpoints,
-                resumed=self._fitting(resumed, program),
+                resumed=self._fitting(resumed, program, plan),
                 validate=self.validate,
                 on_log=self.pace,
                 on_call=calls,
@@ -132,7 +132,7 @@ class Work:
             "compile_seconds": program.compile_seconds - before[1],
         }
 
-    def _fitting(self, resumed: Restored | None, program: Program) -> Restored | None:
+    def _fitting(self, resumed: Restored | None, program: Program, plan: Plan) -> Restored | None:
         """A model may go on with other data: that is said, and its place in them is the number of the update."""
         if resumed is None:
             return None
@@ -142,6 +142,7 @@ class Work:
             self.records.event(
                 "warning",
                 update=resumed.step,
+                epoch=float(resumed.step / plan.updates_per_epoch),
                 message=f"goes on with another input: {error}".split(": resume")[0],
             )
             return replace(

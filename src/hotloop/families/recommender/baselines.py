@@ -60,7 +60,7 @@ class Bench:
         if truth is None:
             raise DataError(f"--part {part}: {data.name} has no such ratings; give them in a file")
         self.config, self.data, self.console = config, data, console
-        self.asked = Asked(data.train, truth, f"{part} part of {data.name}", part, data.notice)
+        self.asked = Asked(data.train, truth, data.describe(part), part, data.notice)
         self.rules = bounded(
             *data.scale, config.clip, whole=config.round, ks=config.k, relevant=config.relevant
         )

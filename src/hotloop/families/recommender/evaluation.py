@@ -131,7 +131,7 @@ def _part(config: Truth, found: Saved, train: RatingMatrix, console: Console) ->
         raise DataError(f"--split {name}: {data.name} has no such ratings; give a file with --data-file")
     if data.notice:
         console.warn(data.notice)
-    return Asked(train, truth, f"{name} part of {data.name}", name, data.notice)
+    return Asked(train, truth, data.describe(name), name, data.notice)
 
 
 def same_ratings(one: RatingMatrix, other: RatingMatrix) -> bool:

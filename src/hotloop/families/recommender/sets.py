@@ -5,7 +5,7 @@ knows no model.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hotloop.data import load_ratings
@@ -28,6 +28,13 @@ class Sets:
     validation: RatingMatrix | None
     test: RatingMatrix | None
     notice: str = ""
+    files: tuple[str, ...] = ("", "")
+    """Names of the files that the validation and the test ratings are from, where they are from files."""
+
+    def describe(self, part: str) -> str:
+        """Which ratings the `validation` or `test` part is."""
+        file = self.files[("validation", "test").index(part)]
+        return f"{part} ratings of {file}" if file else f"{part} part of {self.name}"
 
     @property
     def scale(self) -> tuple[float, float]:
@@ -40,11 +47,12 @@ def load(config: Train, console: Console) -> Sets:
     """The sets that the options name."""
     if config.training_data_file is not None:
         console.say("Loading training data")
+        others = (config.validation_data_file, config.test_data_file)
         parts = [
-            None if path is None else read_triples(path)
-            for path in (config.training_data_file, config.validation_data_file, config.test_data_file)
+            None if path is None else read_triples(path) for path in (config.training_data_file, *others)
         ]
-        return _joined(config.training_data_file.name, parts, console)
+        found = _joined(config.training_data_file.name, parts, console)
+        return replace(found, files=tuple("" if path is None else path.name for path in others))
     if config.data == "random":
         console.say("Generating random training data")
         console.say("Generating random evaluation data")

@@ -189,6 +189,7 @@ def trained(
                 validate.ask(step)
             if resumed is not None and answers.enough():
                 last = resumed.state
+                record.reach(done, work.epoch(done))
             else:
                 last = drive(
                     Program(
@@ -243,7 +244,7 @@ def final(work: Work, state: model.State, record: Run, checkpoints: Checkpoints)
         if truth is not None and not work.config.no_validation:
             errors = work.validation_errors if name == "validation" else work.errors(truth)
             result[name] = errors({"params": state["params"]})
-            record.event("evaluation", update=step, split=name, **result[name])
+            record.event("evaluation", update=step, epoch=work.epoch(step), split=name, **result[name])
             work.console.say(
                 f"{name} RMSE {result[name]['rmse']:.4f}, MAE {result[name]['mae']:.4f} (step {step})"
             )
