@@ -5,13 +5,15 @@ know what is under way, and imports no jax.
 """
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
+
+Thing = TypeVar("Thing")
 
 
 class Progress(Protocol):
@@ -22,6 +24,10 @@ class Progress(Protocol):
 
     def update(self, description: str) -> None:
         """Say something else beside the bar."""
+
+
+Show = Callable[[str, float | None], AbstractContextManager[Progress]]
+"""Opens a bar from a description and a total."""
 
 
 class Silent:
@@ -75,6 +81,13 @@ def show(description: str, total: float | None = None) -> Iterator[Progress]:
 def hide(description: str, total: float | None = None) -> Iterator[Progress]:
     """No bar, wherever standard error leads."""
     yield Silent()
+
+
+def counted(things: Iterable[Thing], bar: Progress) -> Iterator[Thing]:
+    """The things; the bar moves on once the next one is asked for."""
+    for thing in things:
+        yield thing
+        bar.advance()
 
 
 @contextmanager

@@ -55,7 +55,8 @@ def console_line(record: Record) -> str:
         return f"warning: {record.get('message', figures)}"
     if event in ("start", "compile"):
         return f"{event}: {figures}"
-    place = f"update {record['update']}, epoch {record['epoch']:.2f}"
+    epoch = f", epoch {record['epoch']:.2f}" if "epoch" in record else ""
+    place = f"update {record['update']}{epoch}"
     return f"{place}: {figures}" if event == "log" else f"{event} at {place}: {figures}".removesuffix(": ")
 
 

@@ -46,9 +46,11 @@ def model_fn(features: Any, labels: Any, mode: str, params: Any) -> ModelSpec:
     )
 
 
-def small(folder: Path, model: Any = model_fn, params: Any = None, **config: Any) -> Estimator:
+def small(
+    folder: Path, model: Any = model_fn, params: Any = None, voice: Any = None, **config: Any
+) -> Estimator:
     chosen = {"batch_size": 16, "iterations_per_call": 10, "checkpoint_seconds": None, **config}
-    return Estimator(model, RunConfig(model_dir=folder, **chosen), params or {})
+    return Estimator(model, RunConfig(model_dir=folder, **chosen), params or {}, **(voice or {}))
 
 
 def weights(estimator: Estimator) -> dict[str, Any]:

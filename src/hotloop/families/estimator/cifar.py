@@ -129,7 +129,7 @@ def tested_images(data: Dataset) -> Arrays:
 def test(estimator: Estimator, data: Dataset, console: Console) -> dict[str, Any]:
     """Every test image, by the newest checkpoint."""
     began = time.perf_counter()
-    found = estimator.evaluate(tested_images(data))
+    found = estimator.measure(tested_images(data))
     seconds = time.perf_counter() - began
     console.say(f"test: {found['samples']} examples evaluated in {seconds:.2f} s")
     console.say(f"test loss: {found['loss']:g}")

@@ -37,7 +37,7 @@ def glimpse(updates: int = UPDATES) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="hotloop-demo-") as folder:
         config = RunConfig(folder, batch_size=BATCH, iterations_per_call=10)
         params = {"recipe": "fast", "learning_rate": 1e-3, "updates": updates}
-        estimator = Estimator(model_fn, config, params)
+        estimator = Estimator(model_fn, config, params, quiet=True)
         estimator.train(Arrays(images[:TRAIN], shapes[:TRAIN]), max_steps=updates, hooks=[curve])
         found = estimator.evaluate(Arrays(images[TRAIN:], shapes[TRAIN:], batch_size=TEST, shuffle=False))
     return {

@@ -16,8 +16,10 @@ import numpy as np
 
 from hotloop.engine.evaluate import filled_up
 from hotloop.engine.host import common_length, path_name
+from hotloop.engine.progress import Show, hide, show
 from hotloop.engine.records import append_line
-from hotloop.errors import HotloopError
+from hotloop.engine.sinks import console_line
+from hotloop.errors import HotloopError, OptionError
 from hotloop.families.estimator import step, training
 from hotloop.families.estimator.checks import check_best, check_estimator, check_steps, checked_hooks
 from hotloop.families.estimator.hooks import Hook
@@ -30,20 +32,21 @@ from hotloop.families.estimator.timing import Pace
 from hotloop.families.estimator.validation import Validation
 
 
-def _silent(text: str) -> None:
-    pass
-
-
 def _to_stderr(text: str) -> None:
-    print(text, file=sys.stderr)
+    print(text, file=sys.stderr, flush=True)
+
+
+def _warn(text: str) -> None:
+    if text.startswith("warning:"):
+        _to_stderr(text)
 
 
 class Estimator:
     """A model, its folder, and what can be done with it.
 
-    `say` is where lines for people go (`print`; none: nowhere, but for the name of a temporary model_dir),
-    `progress` makes a bar as `hotloop`'s own console does. `warm_start_from` is another model_dir, whose newest
-    weights a new model starts with.
+    `say` takes each line for people (none: standard error), `progress` makes a bar from a description and a total
+    (none: one on standard error where that is a terminal); `quiet` is neither, but for warnings and the name of a
+    temporary model_dir. `warm_start_from` is another model_dir, whose newest weights a new model starts with.
     """
 
     def __init__(
@@ -55,21 +58,28 @@ class Estimator:
         model_dir: str | Path | None = None,
         warm_start_from: str | Path | None = None,
         say: Callable[[str], None] | None = None,
-        progress: Any = None,
+        progress: Show | None = None,
+        quiet: bool = False,
     ):
         check_estimator(model_fn, config, params, model_dir)
+        if quiet and (say or progress):
+            raise OptionError(
+                "Estimator: quiet=True leaves nothing for say or progress to show: give one or the other"
+            )
         self.config = config or RunConfig()
         self.params = dict(params or {})
-        tell, say = say or _to_stderr, say or _silent
         chosen = model_dir or self.config.model_dir
         self.model_dir = Path(chosen or tempfile.mkdtemp(prefix="hotloop-estimator-"))
         self.last_run: dict[str, Any] = {}
         """After `train`: updates, images_per_second, training_seconds, lower_seconds, compile_seconds."""
-        self.parts = Parts(model_fn, self.config, self.params, self.model_dir, say)
-        self._say, self._progress = say, progress
+        self._say = say or (_warn if quiet else _to_stderr)
+        self._progress = progress or (hide if quiet else show)
+        self.parts = Parts(model_fn, self.config, self.params, self.model_dir, self._say, self._progress)
         self._warm_start_from = Path(warm_start_from) if warm_start_from else None
         if not chosen:
-            tell(f"model_dir: {self.model_dir} (a temporary one: give model_dir to keep the model)")
+            (say or _to_stderr)(
+                f"model_dir: {self.model_dir} (a temporary one: give model_dir to keep the model)"
+            )
 
     def train(
         self,
@@ -136,6 +146,14 @@ class Estimator:
         By the newest checkpoint, or the one of update `checkpoint`. The result is also a line of `eval/results.jsonl`
         (`eval_NAME` for a `name`).
         """
+        result = self.measure(input_fn, steps, name, checkpoint)
+        self.announce(result, name)
+        return result
+
+    def measure(
+        self, input_fn: Any, steps: int | None = None, name: str | None = None, checkpoint: int | None = None
+    ) -> dict[str, Any]:
+        """`evaluate`, for a caller who has words of its own for the result."""
         check_steps(steps)
         source, model = self.parts.served(input_fn, Mode.EVALUATE)
         at, state = self.parts.restored(model, checkpoint)
@@ -146,11 +164,22 @@ class Estimator:
         append_line(self.eval_dir(name) / "results.jsonl", result)
         return result
 
+    def announce(self, result: dict[str, Any], name: str | None) -> None:
+        """A line for people about a result of an evaluation."""
+        about = {"event": f"evaluation {name}" if name else "evaluation", "update": result["global_step"]}
+        figures = {figure: value for figure, value in result.items() if figure != "global_step"}
+        self._say(console_line(about | figures))
+
     def predict(self, input_fn: Any, checkpoint: int | None = None) -> Iterator[Any]:
-        """A row for each sample of the input, in order, as it is made: an array, or a dict of them."""
+        """A row for each sample of the input, in order, as it is made: what the model's `predictions` gives for it.
+
+        That is a numpy array or number, or a dict of them where `predictions` gives a dict; without `predictions` it
+        is the model's output.
+        """
         source, model = self.parts.served(input_fn, Mode.PREDICT)
-        _, state = self.parts.restored(model, checkpoint)
-        return _predicted(self.parts.rows(model), state, source)
+        at, state = self.parts.restored(model, checkpoint)
+        self._say(f"predictions of update {at} of {self.model_dir}")
+        return _predicted(self.parts.rows(model), state, source, self._progress)
 
     def export(self, path: str | Path) -> NoReturn:
         """Not yet: it comes with serving."""
@@ -196,13 +225,17 @@ def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: E
     if validate.last and validate.last["global_step"] == estimator.latest_checkpoint():
         return validate.last
     at, state = estimator.parts.restored(model, None)
-    return note({**measure(state), "global_step": at})
+    result = note({**measure(state), "global_step": at})
+    estimator.announce(result, eval_spec.name)
+    return result
 
 
-def _predicted(fn: Callable[[Any, Any], Any], state: Any, source: Source) -> Iterator[Any]:
+def _predicted(fn: Callable[[Any, Any], Any], state: Any, source: Source, progress: Show) -> Iterator[Any]:
     """Batch after batch on the device, row after row to the caller; a smaller last batch is filled up."""
-    for batch in source.batches():
-        features = batch["features"]
-        made = jax.tree.map(np.asarray, fn(state, filled_up(features, source.batch_size)))
-        rows = range(common_length(features))
-        yield from (jax.tree.map(lambda leaf: leaf[row], made) for row in rows)  # noqa: B023
+    with progress("predicting", source.samples) as bar:
+        for batch in source.batches():
+            features = batch["features"]
+            made = jax.tree.map(np.asarray, fn(state, filled_up(features, source.batch_size)))
+            count = common_length(features)
+            yield from (jax.tree.map(lambda leaf: leaf[row], made) for row in range(count))  # noqa: B023
+            bar.advance(count)

@@ -19,6 +19,7 @@ from hotloop.engine.feed import rows
 from hotloop.engine.keys import seed_key
 from hotloop.engine.loop import Program
 from hotloop.engine.precision import Policy
+from hotloop.engine.progress import Show, counted
 from hotloop.errors import CheckpointError
 from hotloop.families.estimator import inputs, step
 from hotloop.families.estimator.inputs import FromArrays, Source
@@ -39,6 +40,7 @@ class Parts:
     params: dict[str, Any]
     folder: Path
     say: Callable[[str], None]
+    progress: Show
     _kept: dict[Any, Any] = field(default_factory=dict)
 
     @property
@@ -132,9 +134,21 @@ class Parts:
         """A function of weights and state: means over the samples of the source, or of its first batches."""
         if isinstance(source, FromArrays):
             evaluation = self.evaluation(source, model, steps)
-            return lambda state: _means(evaluation(state))
-        fn, size = self._values(model), source.batch_size
-        return lambda state: _means(evaluate_batches(fn, state, islice(source.batches(), steps), size))
+
+            def over_arrays(state: Any) -> dict[str, Any]:
+                with self.progress("evaluating", None):  # one compiled call: it comes back once
+                    return _means(evaluation(state))
+
+            return over_arrays
+        fn, size, length = self._values(model), source.batch_size, source.length
+        total = min((count for count in (steps, length) if count is not None), default=None)
+
+        def over_batches(state: Any) -> dict[str, Any]:
+            with self.progress("evaluating", total) as bar:
+                batches = counted(islice(source.batches(), steps), bar)
+                return _means(evaluate_batches(fn, state, batches, size))
+
+        return over_batches
 
     def evaluation(self, source: FromArrays, model: Model, steps: int | None) -> Evaluation:
         """The evaluation of arrays, compiled already if such arrays were evaluated before."""

@@ -5,7 +5,7 @@ of the same run: its records go on where the last ones ended.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -21,6 +21,7 @@ from hotloop.engine.checkpoint import Keep, KeepBest, KeepLast, Restored
 from hotloop.engine.drive import drive, newest
 from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.loop import Program
+from hotloop.engine.progress import Show
 from hotloop.engine.records import read_json
 from hotloop.engine.run import Run
 from hotloop.engine.sinks import ConsoleSink, TensorBoardSink
@@ -76,7 +77,7 @@ class Work:
     folder: Path
     about: Mapping[str, Any]
     say: Callable[[str], None]
-    progress: Any
+    progress: Show
     hooks: Sequence[Hook]
     validate: Validation | None
     pace: Pace
@@ -105,7 +106,8 @@ class Work:
         before = program.lower_seconds, program.compile_seconds
         for hook in hooks:
             hook.begin(running)
-        with self._bar(plan.total_updates - running.step) as bar:
+        left = plan.total_updates - running.step
+        with self.progress("training", None if left == WITHOUT_END else left) as bar:
             drive(
                 program,
                 plan,
@@ -149,12 +151,6 @@ class Work:
                 resumed, position={**resumed.position, "feed": program.feed.position(resumed.step)}
             )
         return resumed
-
-    def _bar(self, total: int) -> AbstractContextManager[Any]:
-        bar: AbstractContextManager[Any] = (
-            self.progress("training", total) if self.progress else nullcontext()
-        )
-        return bar
 
     def _checkpoints(self) -> Watched:
         keep: Keep = KeepLast(self.config.keep_last)
