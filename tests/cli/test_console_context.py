@@ -1,11 +1,14 @@
 """How a command speaks: text, warnings, tables and the progress bar, on a terminal and off it."""
 
 import io
+import os
 import sys
 
 import pytest
 
 from hotloop.cli.console import Context, print_error, table_lines
+from hotloop.engine.run import Run, read_events
+from hotloop.engine.sinks import ConsoleSink
 
 
 class Terminal(io.StringIO):
@@ -23,6 +26,20 @@ def test_text_goes_to_standard_output_and_under_json_to_standard_error(capsys):
 def test_warnings_go_to_standard_error(capsys):
     Context().warn("look")
     assert capsys.readouterr() == ("", "warning: look\n")
+
+
+def test_a_run_outlives_the_reader_of_its_console(tmp_path, monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        context = Context()
+        with Run.create(tmp_path, {}, command="x", environment={}, sinks=[ConsoleSink(context.say)]) as run:
+            run.event("log", update=1, epoch=0.5, loss=0.5)
+            context.say("Finished training.")  # what a family says beside its records must not end it either
+    start, warning, log, end = read_events(tmp_path)
+    assert (start["event"], log["loss"], end["status"]) == ("start", 0.5, "finished")
+    assert warning["message"] == "ConsoleSink failed and is off: [Errno 32] Broken pipe"
 
 
 def test_colours_only_on_a_terminal_and_never_with_no_color(monkeypatch):

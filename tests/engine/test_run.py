@@ -243,6 +243,8 @@ def test_a_refused_run_lets_go_of_the_folder(tmp_path):
 
 
 class Collecting:
+    patience = 5.0
+
     def __init__(self, fails=False):
         self.records, self.closed, self.fails = [], False, fails
 
@@ -266,6 +268,81 @@ def test_sinks_see_the_records_that_are_on_disk_and_a_failing_one_costs_nothing(
     assert [record["event"] for record in late.records] == ["log", "end"]
     assert good.closed
     assert late.closed
+
+
+class Stuck(Collecting):
+    """Answers never to what it is told; a thread that waits for it can only be left behind."""
+
+    patience = 0.05
+
+    def __init__(self, in_what):
+        super().__init__()
+        self.in_what, self.threads = in_what, []
+
+    def write(self, record):
+        if self.in_what == "write" and record["event"] == "log":
+            self._hang()
+        super().write(record)
+
+    def close(self):
+        if self.in_what == "close":
+            self._hang()
+        super().close()
+
+    def _hang(self):
+        self.threads.append(threading.current_thread())
+        assert threading.current_thread() is not threading.main_thread(), "the run itself would hang"
+        threading.Event().wait()
+
+
+@pytest.mark.parametrize("in_what", ["write", "close"])
+def test_a_stuck_sink_is_left_behind_and_named_once_while_the_run_goes_on(tmp_path, in_what):
+    stuck, good = Stuck(in_what), Collecting()
+    with new_run(tmp_path, sinks=[stuck, good]) as run:
+        for update in (1, 2, 3):
+            run.event("log", update=update, epoch=update / 2, loss=0.5)
+    records = events_of(tmp_path)
+    assert [record["update"] for record in records if record["event"] == "log"] == [1, 2, 3]
+    warnings = [record["message"] for record in records if record["event"] == "warning"]
+    assert warnings == ["Stuck failed and is off: no answer in 0.05 seconds"]
+    assert [(end["update"], end["epoch"]) for end in records if end["event"] == "end"] == [(3, 1.5)]
+    assert good.closed
+    assert [thread.daemon for thread in stuck.threads] == [True]  # so that the process can leave
+
+
+def test_a_sink_that_fails_to_close_is_named_and_the_folder_is_free_again(tmp_path):
+    class Failing(Collecting):
+        def close(self):
+            raise OSError(28, "No space left on device")
+
+    good = Collecting()
+    new_run(tmp_path, sinks=[Failing(), good]).close()
+    assert (
+        events_of(tmp_path)[-1]["message"] == "Failing failed and is off: [Errno 28] No space left on device"
+    )
+    assert good.closed
+    new_run(tmp_path, resume=True).close()
+
+
+def test_two_sinks_that_fail_at_once_are_both_switched_off(tmp_path):
+    with new_run(tmp_path, sinks=[Collecting(fails=True), Collecting(fails=True)]) as run:
+        run.event("log", update=1, epoch=0.5, loss=0.5)
+    assert [record["event"] for record in events_of(tmp_path)] == [
+        "start",
+        "warning",
+        "warning",
+        "log",
+        "end",
+    ]
+
+
+def test_a_warning_of_a_sink_does_not_move_the_run_back(tmp_path):
+    bad = Collecting()
+    with new_run(tmp_path, sinks=[bad]) as run:
+        bad.fails = True
+        run.event("log", update=7, epoch=3.5, loss=0.5)
+    warning, end = events_of(tmp_path)[-2:]
+    assert (warning["event"], warning["update"], end["update"], end["epoch"]) == ("warning", 7, 7, 3.5)
 
 
 def test_records_from_several_threads_are_whole_lines(tmp_path):

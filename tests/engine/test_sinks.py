@@ -1,14 +1,18 @@
 """Every sink shows the same records; the console in words that old patterns find."""
 
+import errno
 import math
+import os
 import re
 import sys
+import threading
 import types
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hotloop.data.tfrecord import index_records, read_record
 from hotloop.engine.sinks import ConsoleSink, TensorBoardSink, WandbSink, console_line, fixed
 from hotloop.errors import MissingExtra
 
@@ -85,7 +89,7 @@ def test_every_event_is_one_line():
 
 
 def test_tensorboard_gets_the_curves(tmp_path):
-    pytest.importorskip("tensorboardX")
+    Event = pytest.importorskip("tensorboardX.proto.event_pb2").Event
     sink = TensorBoardSink(tmp_path / "tensorboard")
     sink.write(record(loss=1.25, flag=True, text="x", bad=None))
     sink.write(record("validation", accuracy=0.5))
@@ -97,6 +101,36 @@ def test_tensorboard_gets_the_curves(tmp_path):
     assert b"log/loss" in data
     assert b"validation/accuracy" in data
     assert not any(tag in data for tag in (b"flag", b"text", b"bad", b"seconds"))
+    version, loss, accuracy = (read_record(path, *where, check=True) for where in index_records(path))
+    assert Event.FromString(version).file_version == "brain.Event:2"
+    point = Event.FromString(loss)
+    assert (point.step, point.wall_time, point.summary.value[0].simple_value) == (781, 1.8e9, 1.25)
+    assert Event.FromString(accuracy).summary.value[0].tag == "validation/accuracy"
+
+
+def test_tensorboard_says_at_once_that_the_disk_is_full(tmp_path, monkeypatch):
+    pytest.importorskip("tensorboardX")
+    sink = TensorBoardSink(tmp_path / "tensorboard")
+    sink.write(record(loss=1.25))
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space left"):
+        sink.write(record(loss=1.0))
+    monkeypatch.undo()
+    sink.close()
+
+
+def test_tensorboard_needs_neither_thread_nor_folder_before_the_first_curve(tmp_path):
+    pytest.importorskip("tensorboardX")
+    threads = threading.active_count()
+    sink = TensorBoardSink(tmp_path / "tensorboard")
+    sink.write(record("start", folder="x"))
+    assert threading.active_count() == threads
+    sink.close()
+    assert not (tmp_path / "tensorboard").exists()
 
 
 def without(monkeypatch, name):
@@ -143,7 +177,7 @@ def test_wandb_gets_the_curves_and_the_config(tmp_path, monkeypatch):
     sink.write(record("checkpoint", seconds=1.0))
     sink.close()
     about = {"project": "hotloop", "name": "a run", "config": {"size": 4}, "dir": str(tmp_path)}
-    assert calls == [{**about, "tags": ["night"]}]
+    assert calls == [{**about, "settings": {"init_timeout": 20}, "tags": ["night"]}]
     (figures,) = run.logged
     assert (figures["log/loss"], figures["update"]) == (1.25, 781) and "epoch" in figures
     assert run.finished

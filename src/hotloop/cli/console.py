@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from hotloop.engine.progress import Progress, show
 from hotloop.options import plain
@@ -33,11 +33,11 @@ class Context:
 
     def say(self, text: str) -> None:
         """A line for people."""
-        print(text, file=sys.stderr if self.json else sys.stdout, flush=True)
+        _print(text, sys.stderr if self.json else sys.stdout)
 
     def warn(self, text: str) -> None:
         """A line that people should not miss, on standard error."""
-        print(f"{coloured('warning:', '33')} {text}", file=sys.stderr, flush=True)
+        _print(f"{coloured('warning:', '33')} {text}", sys.stderr)
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Rows under their column names; columns of numbers are aligned to the right."""
@@ -53,6 +53,16 @@ class Context:
     def progress(self, description: str, total: float | None = None) -> AbstractContextManager[Progress]:
         """A bar while the block runs (`total` None: a moving one), silent where there is no terminal."""
         return show(description, total)
+
+
+def _print(text: str, stream: TextIO) -> None:
+    try:
+        print(text, file=stream, flush=True)
+    except BrokenPipeError:
+        # Whoever read it has gone. A command ends by this error; a run lives on without its console, and what it
+        # says from now on goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        raise
 
 
 def table_lines(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:

@@ -55,6 +55,12 @@ def write_json(path: Path, value: Any) -> None:
     part.replace(path)
 
 
+def write_whole(descriptor: int, data: bytes) -> None:
+    """Write all of it. A full disk and a size limit may take a part: the next write then says which of them it is."""
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
 def read_json(path: Path) -> Any:
     """The contents of a JSON file of a run; one line says which file cannot be read and why."""
     try:

@@ -18,6 +18,7 @@ from typing import Any
 from hotloop.engine import records
 from hotloop.engine.records import current, read_events
 from hotloop.engine.run_folder import check_kind, resume_warnings, take
+from hotloop.engine.sink_guard import GuardedSink
 from hotloop.engine.sinks import FRAME, Sink
 from hotloop.errors import RunError
 from hotloop.options import plain
@@ -43,7 +44,7 @@ class Run:
         self.tensorboard = path / "tensorboard"
         self.report = path / "report"
         self._lock: int | None = lock
-        self._sinks = list(sinks)
+        self._sinks = [GuardedSink(sink) for sink in sinks]
         self._began = time.monotonic()
         self._place = (0, 0.0)
         self._writing = threading.RLock()
@@ -89,7 +90,7 @@ class Run:
 
     def add_sink(self, sink: Sink) -> None:
         """Feed one more sink from now on."""
-        self._sinks.append(sink)
+        self._sinks.append(GuardedSink(sink))
 
     def reach(self, update: int, epoch: float) -> None:
         """The training stands here: records that are given no place of their own are of this one."""
@@ -122,19 +123,31 @@ class Run:
     def _append(self, record: Mapping[str, Any]) -> None:
         line = json.dumps(record, allow_nan=False).encode() + b"\n"
         try:
-            if os.write(self._events, line) != len(line):
-                raise OSError(28, "No space left on device")
+            records.write_whole(self._events, line)
         except OSError as error:
             records.drop_torn_line(self.path / "events.jsonl")
             raise RunError(f"cannot write {self.path / 'events.jsonl'}: {error.strerror}") from None
 
     def _feed(self, record: Mapping[str, Any]) -> None:
         for sink in tuple(self._sinks):
+            if sink not in self._sinks:  # it failed at the warning about another one
+                continue
             try:
                 sink.write(record)
             except Exception as error:  # a sink that fails must not cost the run
-                self._sinks.remove(sink)
-                self.event("warning", message=f"{type(sink).__name__} failed and is off: {error}")
+                sink.abandon() if isinstance(error, TimeoutError) else sink.release()
+                self._switch_off(sink, error)
+
+    def _switch_off(self, sink: GuardedSink, error: Exception) -> None:
+        self._sinks.remove(sink)
+        self.event("warning", message=f"{sink.name} failed and is off: {error}")
+
+    def _close_sinks(self) -> None:
+        for sink in tuple(self._sinks):
+            try:
+                sink.close()
+            except Exception as error:
+                self._switch_off(sink, error)
 
     def close(self, status: str = "finished", **figures: Any) -> None:
         """Append the `end` record, close the sinks and let go of the folder; a second call does nothing."""
@@ -142,8 +155,7 @@ class Run:
             return
         try:
             self.event("end", status=status, **figures)
-            for sink in self._sinks:
-                sink.close()
+            self._close_sinks()
             os.fsync(self._events)
         finally:
             os.close(self._events)

@@ -5,10 +5,16 @@ console keeps the wording that the old benchmark files look for. No sink knows t
 """
 
 import math
+import os
+import socket
+import struct
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 
+from hotloop.engine.records import write_whole
 from hotloop.errors import MissingExtra
 
 Record = Mapping[str, Any]
@@ -18,6 +24,10 @@ _CURVES = ("log", "summary", "validation")
 
 class Sink(Protocol):
     """What a run feeds."""
+
+    @property
+    def patience(self) -> float | None:
+        """Seconds after which a record counts as stuck; None: it may take any time, in the caller's own thread."""
 
     def write(self, record: Record) -> None:
         """Take one record."""
@@ -63,6 +73,8 @@ def console_line(record: Record) -> str:
 class ConsoleSink:
     """Prints each record as one line with the function it is given; summaries are for curves alone."""
 
+    patience = None  # a person who stops the terminal for a while wants to read on afterwards
+
     def __init__(self, say: Callable[[str], None]):
         self._say = say
 
@@ -83,28 +95,56 @@ def _numbers(record: Record) -> dict[str, float]:
 
 
 class TensorBoardSink:
-    """Curves of log and validation figures, for `tensorboard --logdir FOLDER`."""
+    """Curves of log and validation figures, for `tensorboard --logdir FOLDER`.
+
+    Written here and not by tensorboardX's SummaryWriter: its thread dies on a full disk, with a traceback, and
+    whoever adds to its queue then waits for ever.
+    """
+
+    patience = 5.0
 
     def __init__(self, folder: str | Path):
         try:
-            from tensorboardX import SummaryWriter
+            from tensorboardX import record_writer, summary
+            from tensorboardX.proto import event_pb2
         except ImportError:
             raise MissingExtra("tensorboardX", "tensorboard", "writing TensorBoard records") from None
-        self._writer = SummaryWriter(str(folder), write_to_disk=True)
+        self._event, self._scalar = event_pb2.Event, summary.scalar
+        self._checksum = record_writer.masked_crc32c
+        self._folder = Path(folder)
+        self._file: FileIO | None = None
 
     def write(self, record: Record) -> None:
         """Add a point to each curve."""
         if record["event"] in _CURVES:
             for tag, value in _numbers(record).items():
-                self._writer.add_scalar(tag, value, record["update"], walltime=record["time"])
+                point = {"summary": self._scalar(tag, value), "step": record["update"]}
+                self._append(self._event(wall_time=record["time"], **point))
+
+    def _append(self, event: Any) -> None:
+        if self._file is None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
+            self._file = (self._folder / name).open("ab", buffering=0)
+            self._append(self._event(wall_time=time.time(), file_version="brain.Event:2"))
+        data = event.SerializeToString()
+        length = struct.pack("<Q", len(data))
+        checksums = [struct.pack("<I", self._checksum(part)) for part in (length, data)]
+        write_whole(self._file.fileno(), length + checksums[0] + data + checksums[1])
 
     def close(self) -> None:
-        """Flush to disk."""
-        self._writer.close()
+        """Let the file go."""
+        if self._file is not None:
+            self._file.close()
 
 
 class WandbSink:
-    """Curves in a Weights & Biases project; where the service cannot be reached the run is kept offline."""
+    """Curves in a Weights & Biases project; where the service cannot be reached the run is kept offline.
+
+    It is started by the first curve, when the run's folder is there.
+    """
+
+    patience = 30.0  # it must answer to a start within 20, and then start offline
 
     def __init__(
         self,
@@ -118,20 +158,34 @@ class WandbSink:
             import wandb
         except ImportError:
             raise MissingExtra("wandb", "wandb", "logging to Weights & Biases") from None
-        about: dict[str, Any] = {"project": project, "name": name, "config": dict(config), "dir": str(folder)}
+        self._wandb: Any = wandb
+        self._run: Any = None
+        self._about: dict[str, Any] = {
+            "project": project,
+            "name": name,
+            "config": dict(config),
+            "dir": str(folder),
+            "settings": {"init_timeout": 20},
+        }
         if tags:
-            about["tags"] = list(tags)
-        try:
-            self._run = wandb.init(**about)
-        except Exception:  # no key, no network, no service: the errors differ by version, the answer does not
-            self._run = wandb.init(**about, mode="offline")
+            self._about["tags"] = list(tags)
 
     def write(self, record: Record) -> None:
         """Add a point to each curve."""
-        if record["event"] in _CURVES:
-            # Not as its own step: it drops what comes with an earlier one, as a validation after training does.
-            self._run.log({**_numbers(record), "update": record["update"], "epoch": record["epoch"]})
+        if record["event"] not in _CURVES:
+            return
+        if self._run is None:
+            self._run = self._start()
+        # Not as its own step: it drops what comes with an earlier one, as a validation after training does.
+        self._run.log({**_numbers(record), "update": record["update"], "epoch": record["epoch"]})
+
+    def _start(self) -> Any:
+        try:
+            return self._wandb.init(**self._about)
+        except Exception:  # no key, no network, no service: the errors differ by version, the answer does not
+            return self._wandb.init(**self._about, mode="offline")
 
     def close(self) -> None:
         """Send or keep what is left."""
-        self._run.finish()
+        if self._run is not None:
+            self._run.finish()

@@ -69,10 +69,8 @@ def once(work: Work, command: str) -> dict[str, Any]:
     work.keeping.check(work.job.network, work.settings.plan)
     with Run.create(
         work.folder, settings, command=command, resume=config.resume, may_differ=MAY_DIFFER,
-        sinks=[ConsoleSink(work.console.say)],
+        sinks=[ConsoleSink(work.console.say), *([_wandb(work, settings)] if config.wandb else [])],
     ) as record:  # fmt: skip
-        if config.wandb:
-            record.add_sink(_wandb(work, settings))
         result: dict[str, Any] = {"run": str(work.folder), "seed": config.seed}
         trained = train(work, record, report) if config.training else None
         result |= trained.figures if trained else {}

@@ -24,7 +24,7 @@ from hotloop.engine.loop import Program
 from hotloop.engine.progress import Show
 from hotloop.engine.records import read_json
 from hotloop.engine.run import Run
-from hotloop.engine.sinks import ConsoleSink, TensorBoardSink
+from hotloop.engine.sinks import ConsoleSink, Sink, TensorBoardSink
 from hotloop.errors import CheckpointError, DataError, MissingExtra
 from hotloop.families.estimator.hooks import Calls, Hook, Running, Summaries, Watched
 from hotloop.families.estimator.inputs import Source
@@ -171,20 +171,20 @@ class Work:
         there = any((self.folder / name).exists() for name in ("config.json", "events.jsonl"))
         config = plain(self.about)
         earlier = read_json(self.folder / "config.json") if (self.folder / "config.json").exists() else {}
-        run = Run.create(
+        return Run.create(
             self.folder,
             config,
             command=FAMILY,
             resume=there,
             may_differ={*config, *earlier},
-            sinks=[ConsoleSink(self.say)],
+            sinks=[ConsoleSink(self.say), *self._boards()],
         )
-        if self.config.summary_steps:  # only now: the folder is there, and can be written
-            self._add_board(run)
-        return run
 
-    def _add_board(self, run: Run) -> None:
+    def _boards(self) -> list[Sink]:
+        if not self.config.summary_steps:
+            return []
         try:
-            run.add_sink(TensorBoardSink(self.folder / "tensorboard"))
-        except (MissingExtra, OSError) as error:
+            return [TensorBoardSink(self.folder / "tensorboard")]
+        except MissingExtra as error:
             self.say(f"summaries go to events.jsonl alone: {error}")
+            return []
