@@ -14,6 +14,7 @@ from typing import Any
 from hotloop.bench.page import write_text
 from hotloop.bench.results import Sample
 from hotloop.errors import DataError
+from hotloop.options.json_text import parse_json
 
 Samples = Mapping[tuple[str, str], Sample]
 
@@ -33,7 +34,7 @@ class Baselines:
 def load(path: Path) -> Baselines:
     """Read the file, or a DataError that says what is wrong with it."""
     try:
-        said = json.loads(path.read_text("utf-8"))
+        said = parse_json(path.read_text("utf-8"))
         devices = {name: _samples(variants) for name, variants in said["devices"].items()}
         thresholds = {metric: _share(share) for metric, share in said.get("thresholds", {}).items()}
     except OSError as error:

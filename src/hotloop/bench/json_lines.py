@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hotloop.options.json_text import parse_json
+
 LONGEST_LINE = 1 << 20
 LARGEST_RECORD = 256 << 20
 RUN_KEYS = ("run", "model_dir")
@@ -88,8 +90,8 @@ def parse(line: str) -> Mapping[str, Any] | None:
     if not (text.startswith("{") and text.endswith("}")) or len(text) > LONGEST_LINE:
         return None
     try:
-        record = json.loads(text)
-    except (ValueError, RecursionError):
+        record = parse_json(text)
+    except ValueError:
         return None
     return record if isinstance(record, dict) else None
 

@@ -4,7 +4,6 @@ The programs lie in the source tree (`benchmarks/peers`); both sides take turns 
 what `hotloop bench report` reads. It knows nothing of what is compared.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 
 from hotloop.bench.report_peers import is_peers, peer_rows
 from hotloop.errors import DataError, MissingExtra
+from hotloop.options.json_text import parse_json
 
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "peers"
 PACKAGES: Mapping[str, tuple[str, ...]] = {
@@ -111,7 +111,7 @@ def compare(family: str, turns: Turns, stdout: int | None) -> tuple[dict[str, An
         argv = [sys.executable, str(FOLDER / f"{family}.py"), *turns.words(), *save]
         status = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=stdout, check=False).returncode
         try:
-            document = json.loads(file.read_text("utf-8"))
+            document = parse_json(file.read_text("utf-8"))
         except (OSError, ValueError):
             document = None
     if not is_peers(document):

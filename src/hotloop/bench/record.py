@@ -21,6 +21,7 @@ from hotloop.bench.results import PROVENANCE, RECORDS
 from hotloop.engine.records import write_json
 from hotloop.errors import DataError, RunError
 from hotloop.options import plain
+from hotloop.options.json_text import parse_json
 
 MOST_VALUES = 1000
 FULL = "the disk is full, free some of it"
@@ -53,7 +54,7 @@ class Results:
         found = [self._parsed(line, number) for number, line in enumerate(lines, 1)]
         if last:
             with suppress(ValueError):  # cut off, it is no JSON; whole, it may be somebody else's file
-                json.loads(last)
+                parse_json(last)
                 self._parsed(last, len(lines) + 1)
             os.ftruncate(self._file, sum(len(line) + 1 for line in lines))
         return found
@@ -116,7 +117,7 @@ def add_provenance(log: Path, provenance: Mapping[str, Any]) -> str:
     name = hashlib.sha256(text.encode()).hexdigest()[:12]
     path = log / PROVENANCE
     try:
-        known = json.loads(path.read_text("utf-8"))
+        known = parse_json(path.read_text("utf-8"))
     except (OSError, ValueError):
         known = {}
     known = known if isinstance(known, dict) else {}

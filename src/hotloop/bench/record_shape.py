@@ -4,19 +4,17 @@ A part that is missing or None is fine for those who compare and report; a runne
 all of them. It knows shapes alone, and says in a few words which part is wrong.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from hotloop.options.json_text import parse_json
 
 LAST_MOMENT = 253402300800.0  # the year 10000, in which calendars of Python end
 
 
 def parsed(line: str | bytes, whole: bool = False) -> dict[str, Any]:
     """The record on a line; a ValueError says what is wrong. A `whole` one has all that the runner writes."""
-    try:
-        record = json.loads(line)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
+    record = parse_json(line)
     _expect(isinstance(record, dict), "no record of a run")
     for name in ("benchmark", "variant", "status", *(WHOLE if whole else ())):
         _expect(record.get(name) is not None, f"no record of a run, it has no '{name}'")

@@ -4,7 +4,6 @@ A folder is a log of `hotloop bench run` or holds JSON files; a file is a `resul
 `devices` and `demo` print with --json, or a comparison with peers. It reads and judges nothing else.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +16,7 @@ from hotloop.bench.report_peers import PeerRow, is_peers, peer_rows
 from hotloop.bench.results import RECORDS, Record, printed_result, read
 from hotloop.bench.roofline import is_kernel
 from hotloop.errors import DataError
+from hotloop.options.json_text import parse_json
 
 Result = Mapping[str, Any]
 
@@ -61,7 +61,7 @@ def _folder(path: Path, found: Sources) -> None:
 
 def _load(path: Path) -> Any:
     try:
-        return json.loads(path.read_text("utf-8"))
+        return parse_json(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read as JSON ({error})") from error
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from hotloop.bench.record_shape import parsed
 from hotloop.errors import DataError
+from hotloop.options.json_text import parse_json
 
 RECORDS, PROVENANCE = "results.jsonl", "provenance.json"
 PARTS = ("device", "cpu", "hotloop")  # of a provenance, those that hold more than a text
@@ -81,7 +82,7 @@ def read_lines(file: Path) -> list[Record]:
 
 def _machines(file: Path) -> Mapping[str, Mapping[str, Any]]:
     try:
-        found = json.loads(file.read_text("utf-8"))
+        found = parse_json(file.read_text("utf-8"))
     except (OSError, ValueError):
         return {}  # records are worth showing without it
     if not isinstance(found, dict):
@@ -167,7 +168,7 @@ def printed_result(record: Record) -> Mapping[str, Any] | None:
             file.seek(0, 2)
             file.seek(max(0, file.tell() - TAIL))
             lines = file.read().decode("utf-8", "replace").strip().splitlines()
-        found = json.loads(lines[-1]) if lines else None
+        found = parse_json(lines[-1]) if lines else None
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None

@@ -12,8 +12,7 @@ from hotloop.bench.spec_entry import entry
 from hotloop.bench.spec_fields import Fields
 from hotloop.bench.spec_yaml import Pairs, read
 from hotloop.errors import OptionError
-
-LARGEST_FILE = 8 << 20
+from hotloop.options.yaml_nodes import LONGEST
 
 
 class SpecError(OptionError):
@@ -83,10 +82,8 @@ def _entries(file: Path, report: Problems) -> dict[str, Benchmark]:
 
 def _text(file: Path, report: Problems) -> str:
     try:
-        if file.stat().st_size > LARGEST_FILE:
-            report(0, f"larger than {LARGEST_FILE >> 20} MiB: this is no benchmark file")
-            return ""
-        return file.read_text(encoding="utf-8")
+        with file.open(encoding="utf-8") as stream:
+            return stream.read(LONGEST + 1)  # the reader of YAML refuses more
     except UnicodeDecodeError:
         report(0, "is not UTF-8 text; a benchmark file is YAML")
     except OSError as error:

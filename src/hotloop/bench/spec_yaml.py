@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from hotloop.options.yaml_nodes import TooMuch, compose
+
 if TYPE_CHECKING:
     from yaml.nodes import MappingNode, Node
 
 Report = Callable[[int, str], None]
-DEEPEST = 30
 UNWRITABLE = re.compile("[\\0\\ud800-\\udfff]")  # the zero character and halves of surrogate pairs
 
 
@@ -58,16 +59,16 @@ def read(text: str, report: Report) -> Value | None:
     import yaml
 
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = compose(text)
+    except TooMuch as error:
+        report(error.line, str(error))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         report(mark.line + 1 if mark else 1, f"no YAML: {error.problem}; check indentation and quotes")
     except yaml.YAMLError as error:
         report(1, f"no YAML: {' '.join(str(error).split())}")
-    except RecursionError:
-        report(1, f"nested more than {DEEPEST} deep; a benchmark file needs 4")
     else:
-        return None if node is None else _Conversion(report).value(node, 0)
+        return None if node is None else _Conversion(report).value(node)
     return None
 
 
@@ -77,40 +78,32 @@ class _Conversion:
     def __init__(self, report: Report):
         self.report = report
         self.done: dict[int, Value] = {}
-        self.open: set[int] = set()
 
-    def value(self, node: "Node", depth: int) -> Value:
+    def value(self, node: "Node") -> Value:
         if id(node) not in self.done:
-            line = node.start_mark.line + 1
-            if id(node) in self.open or depth > DEEPEST:
-                why = "contains itself" if id(node) in self.open else f"is nested more than {DEEPEST} deep"
-                self.report(line, f"this part {why}; write it out")
-                return Text("", line, is_null=True)
-            self.open.add(id(node))
-            self.done[id(node)] = self.convert(node, line, depth)
-            self.open.discard(id(node))
+            self.done[id(node)] = self.convert(node, node.start_mark.line + 1)
         return self.done[id(node)]
 
-    def convert(self, node: "Node", line: int, depth: int) -> Value:
+    def convert(self, node: "Node", line: int) -> Value:
         from yaml.nodes import MappingNode, SequenceNode
 
         if not node.tag.startswith("tag:yaml.org,2002:") or "/" in node.tag:
             self.report(line, f"the tag {node.tag} is not supported; write the plain value")
         if isinstance(node, MappingNode):
-            return self.mapping(node, line, depth)
+            return self.mapping(node, line)
         if isinstance(node, SequenceNode):
-            return Items(tuple(self.value(item, depth + 1) for item in node.value), line)
+            return Items(tuple(self.value(item) for item in node.value), line)
         if UNWRITABLE.search(node.value):
             self.report(
                 line, f"{ascii(node.value)[:60]} has a character that no file name or program can take"
             )
         return Text(node.value, line, is_null=node.tag.endswith(":null"))
 
-    def mapping(self, node: "MappingNode", line: int, depth: int) -> Pairs:
+    def mapping(self, node: "MappingNode", line: int) -> Pairs:
         own: dict[str, Pair] = {}
         merged: dict[str, Pair] = {}
         for key_node, value_node in node.value:
-            key, value = self.value(key_node, depth + 1), self.value(value_node, depth + 1)
+            key, value = self.value(key_node), self.value(value_node)
             if not isinstance(key, Text):
                 self.report(key.line, "a key must be a single word")
             elif key_node.tag.endswith(":merge"):

@@ -45,7 +45,7 @@ def run(config: Peers, context: Context) -> Mapping[str, Any]:
 
     if context.device == "tpu":
         raise OptionError("--device tpu: the other programs run on a CPU or a GPU; take one of them")
-    if config.output is not None and not config.output.expanduser().absolute().parent.is_dir():
+    if config.output is not None and not config.output.absolute().parent.is_dir():
         raise OptionError(f"--output {config.output}: its folder is not there; make it first")
     peers.check(config.family)
     if (load := peers.load()) > peers.QUIET:
@@ -53,7 +53,7 @@ def run(config: Peers, context: Context) -> Mapping[str, Any]:
     device = peers.default_device() if context.device == "auto" else context.device
     if device == "cpu" and context.only_accelerator:
         raise OptionError("--only-accelerator: jax finds only a CPU here")
-    file = config.output.expanduser() if config.output else peers.dated(Path(), device)
+    file = config.output if config.output else peers.dated(Path(), device)
     turns = peers.Turns(device, config.rounds, config.seconds, load)
     result = compare(config.family, turns, file, context)
     if result["missed"] or result["failed"]:

@@ -170,7 +170,7 @@ def brief(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def folder_of(config: RunConfig) -> Path:
     """The log folder; a new one each second by default."""
-    return (config.log_dir or Path(f"log_{datetime.now():%Y-%m-%d_%H-%M-%S}")).expanduser().absolute()
+    return (config.log_dir or Path(f"log_{datetime.now():%Y-%m-%d_%H-%M-%S}")).absolute()
 
 
 def options_of(config: RunConfig, context: Context) -> "Options":

@@ -7,6 +7,7 @@ It must not import jax at its top, since `--help` has to answer at once.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Literal
 
 from hotloop.cli.console import Context
@@ -35,7 +36,7 @@ class Common:
     config: str | None = option(
         None, "A preset, or with --config-path a named part of that file.", metavar="NAME", group=COMMON
     )
-    config_path: str | None = option(
+    config_path: Path | None = option(
         None,
         "A YAML or JSON file of option values; the command line wins over it.",
         metavar="FILE",

@@ -16,7 +16,10 @@ from hotloop.cli.console import print_json
 from hotloop.cli.parser import Names
 from hotloop.errors import OptionError
 from hotloop.options import Option, construct, did_you_mean, options_of
+from hotloop.options.declare import shown
 from hotloop.options.document import Key, parse
+from hotloop.options.paths import expand
+from hotloop.options.yaml_nodes import LONGEST
 
 SETTABLE = ("device", "only_accelerator")  # the common options that a preset or file may hold
 
@@ -49,7 +52,7 @@ def resolve(command: Command, given: Mapping[str, Any]) -> Resolved:
     if old is not None and (name or path):
         word = f"--{command.config_option.replace('_', '-')}"
         raise OptionError(f"{word} {old}: names a configuration, and so does --config; keep one")
-    layer = _old_layer(command, old) if old else _layer(command, name, path and Path(path).expanduser())
+    layer = _old_layer(command, old) if old else _layer(command, name, path)
     sources: dict[str, str] = {}
     accepted: dict[str, Any] = {}
     for option in (*options_of(command.config), *common_options.values()):
@@ -87,12 +90,15 @@ def _old_layer(command: Command, name: str) -> Layer:
     """A preset by its name or by the name of its old file, or a file, perhaps of the old shape."""
     if name in command.presets:
         return _layer(command, name, None)
-    path = Path(name).expanduser()
+    option = f"--{command.config_option.replace('_', '-')}"
+    try:
+        path = expand(name)
+    except ValueError as error:
+        raise OptionError(f"{option} {shown(name)}: {error}") from None
     preset = path.name.removesuffix(".json").removesuffix("_config")
     if not path.exists() and preset in command.presets:
         notice = f"{name} is not there: the preset {preset} is what it held"
         return replace(_layer(command, preset, None), notices=[notice])
-    option = f"--{command.config_option.replace('_', '-')}"
     if not path.exists():
         raise OptionError(f"{option} {name}: no such file or preset{did_you_mean(name, command.presets)}")
     found = read_file(path, option)
@@ -132,7 +138,8 @@ def _option(names: Names, key: str, here: str) -> Option:
 def read_file(path: Path, option: str = "--config-path") -> Mapping[str, Any]:
     """The mapping that a YAML or JSON file holds."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(LONGEST + 1)  # more would be refused, and a device never ends
     except OSError as error:
         raise OptionError(f"{option} {path}: {(error.strerror or 'unreadable').lower()}") from error
     except UnicodeDecodeError as error:

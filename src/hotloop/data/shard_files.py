@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hotloop.errors import DataError
+from hotloop.options.json_text import parse_json
 
 NAME = "manifest.json"
 _FORMAT = 1
@@ -46,7 +47,7 @@ def read_manifest(folder: Path) -> dict[str, PartManifest]:
     """The parts by name; empty where there is no manifest; DataError where it cannot be understood."""
     path = folder / NAME
     try:
-        body = json.loads(path.read_bytes())
+        body = parse_json(path.read_bytes())
         if body["program"] != "hotloop" or body["format"] != _FORMAT:
             raise DataError(f"{path}: not a manifest that this version reads; move it away to build anew")
         return {name: _part(part) for name, part in body["parts"].items()}

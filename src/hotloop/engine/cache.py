@@ -16,6 +16,7 @@ from pathlib import Path
 from hotloop.engine.configure import configure
 from hotloop.engine.store import PARTIAL, SUFFIX, Store
 from hotloop.errors import OptionError
+from hotloop.options.paths import expand
 
 DEFAULT_LIMIT = 4 * 10**9
 UNITS = {
@@ -29,6 +30,7 @@ UNITS = {
     "gi": 2**30,
     "ti": 2**40,
 }
+LONGEST_NUMBER = 18  # digits of a size; more are no size that a disk has
 
 
 def folder() -> Path | None:
@@ -37,7 +39,10 @@ def folder() -> Path | None:
     if named.lower() in ("off", "0", "false", "no"):
         return None
     if named:
-        return Path(named).expanduser()
+        try:
+            return expand(named)
+        except ValueError as error:
+            raise OptionError(f"HOTLOOP_CACHE {named}: {error}") from None
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hotloop"
 
 
@@ -46,7 +51,7 @@ def parse_size(text: str) -> int | None:
     if text.strip().lower() in ("none", "unlimited"):
         return None
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?i?)b?\s*", text.lower())
-    if match is None or match[2] not in UNITS:
+    if match is None or match[2] not in UNITS or len(match[1]) > LONGEST_NUMBER:
         raise ValueError("must be a size such as 500MB or 2GB, or none for no limit")
     return int(float(match[1]) * UNITS[match[2]])
 

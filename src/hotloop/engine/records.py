@@ -12,6 +12,7 @@ from typing import Any
 
 from hotloop.errors import RunError
 from hotloop.options import plain
+from hotloop.options.json_text import parse_json
 
 
 def exact(value: Any) -> Any:
@@ -64,7 +65,7 @@ def write_whole(descriptor: int, data: bytes) -> None:
 def read_json(path: Path) -> Any:
     """The contents of a JSON file of a run; one line says which file cannot be read and why."""
     try:
-        return json.loads(path.read_text())
+        return parse_json(path.read_text())
     except (OSError, ValueError) as error:
         raise RunError(f"{path} cannot be read: {error}") from None
 
@@ -82,9 +83,27 @@ def read_events(path: str | Path) -> Iterator[dict[str, Any]]:
         raise RunError(f"{path} cannot be read: {error.strerror}") from None
     for number, line in enumerate(lines[:-1], start=1):
         try:
-            yield json.loads(line)
+            record = parse_json(line)
         except ValueError:
             raise RunError(f"{path} line {number} is not a JSON record: the file was altered") from None
+        if wrong := _odd_frame(record):
+            raise RunError(
+                f"{path} line {number} is not the record of an event ({wrong}): the file was altered"
+            )
+        yield record
+
+
+def _odd_frame(record: Any) -> str:
+    """What a record lacks of the parts that all of them have; an empty text where nothing."""
+    if not isinstance(record, dict):
+        return "no object"
+    if not isinstance(record.get("event"), str):
+        return "no 'event'"
+    update = record.get("update")
+    if not isinstance(update, int) or isinstance(update, bool):
+        return "no 'update'"
+    odd = [key for key in ("epoch", "time", "elapsed") if not isinstance(record.get(key, 0), int | float)]
+    return f"{odd[0]!r} is no number" if odd else ""
 
 
 def drop_torn_line(path: Path) -> int:

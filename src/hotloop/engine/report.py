@@ -4,7 +4,6 @@ A report is a folder with one sub-folder a program (training, evaluation). It is
 by HOTLOOP_REPORT, or by the POPLAR_ENGINE_OPTIONS that older guides tell people to set. It knows no family.
 """
 
-import json
 import os
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from typing import Any
 from hotloop.engine.records import write_json
 from hotloop.errors import OptionError
 from hotloop.options import plain
+from hotloop.options.json_text import parse_json
 
 _POPLAR = "POPLAR_ENGINE_OPTIONS"
 _INDEX = "index.json"
@@ -44,7 +44,7 @@ def _poplar(text: str, warn: Callable[[str], None]) -> Path | None:
     if not text.strip():
         return None
     try:
-        options = json.loads(text)
+        options = parse_json(text)
     except ValueError as error:
         warn(f'{_POPLAR} is not JSON ({error}) and is ignored; write {{"autoReport.all": "true"}}')
         return None

@@ -15,6 +15,7 @@ from hotloop.options.values import Kind, is_none, kind_of, read
 
 Config = TypeVar("Config")
 KEY = "hotloop"
+LONGEST_SHOWN = 200  # characters of a value in a message
 
 
 def option(
@@ -109,12 +110,13 @@ class Option:
 
 
 def shown(value: Any) -> str:
-    """A value as it would be typed."""
+    """A value as it would be typed, on one line."""
     if isinstance(value, list | tuple):
-        return " ".join(shown(item) for item in value)
-    if isinstance(value, Mapping):
-        return str(plain(value))
-    return str(value) if str(value) else "''"
+        text = " ".join(map(shown, value))
+    else:
+        text = str(plain(value) if isinstance(value, Mapping) else value) or "''"
+    text = text if text.isprintable() else repr(text)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
 def options_of(config: type[Any]) -> tuple[Option, ...]:

@@ -1,19 +1,20 @@
 """YAML and JSON text as nested dicts and lists whose unquoted scalars keep the text that was written.
 
 The text is kept because only the option knows its type: `precision: 16.10` must not become 16.1, nor `ON`
-true. Anchors and merge keys (`<<`) work; a duplicated key, a tag or a broken text is an OptionError that
-names file and line. Nothing in a document is ever executed.
+true. Anchors and merge keys (`<<`) work; a duplicated key, a tag or a broken text, and one that is too long, too
+deep or unfolds to too much, is an OptionError that names file and line. Nothing in a document is ever executed.
 """
 
 import re
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import OptionError
+from hotloop.options.yaml_nodes import TooMuch, compose
 
 if TYPE_CHECKING:
     from yaml.nodes import MappingNode, Node
 
-DEEPEST = 40
+MOST_DIGITS = 1000  # Python's own limit is 4,300, and a setting of its environment
 INTEGER = re.compile(r"[-+]?[0-9]+")
 NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 WORDS = {
@@ -56,6 +57,8 @@ def typed(text: Plain) -> Any:
     if text.lower() in WORDS:
         return WORDS[text.lower()]
     if INTEGER.fullmatch(text):
+        if len(text) > MOST_DIGITS:
+            raise ValueError(f"a number of {len(text):,} digits is too large")
         return int(text)
     return float(text) if NUMBER.fullmatch(text) else str(text)
 
@@ -65,39 +68,39 @@ def parse(text: str, origin: str) -> Any:
     import yaml
 
     try:
-        node = yaml.compose(text.replace("\t", " "), Loader=yaml.SafeLoader)
+        node = compose(text.replace("\t", " "))
+    except TooMuch as error:
+        raise OptionError(f"{origin}, line {error.line}: {error}") from None
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise OptionError(f"{origin}{line}: neither YAML nor JSON: {error.problem}") from error
     except yaml.YAMLError as error:
         raise OptionError(f"{origin}: neither YAML nor JSON: {' '.join(str(error).split())}") from error
-    return None if node is None else _value(node, origin, 0)
+    return None if node is None else _value(node, origin)
 
 
-def _value(node: "Node", origin: str, depth: int) -> Any:
+def _value(node: "Node", origin: str) -> Any:
     from yaml.nodes import MappingNode, ScalarNode, SequenceNode
 
     here = f"{origin}, line {node.start_mark.line + 1}"
-    if depth > DEEPEST:
-        raise OptionError(f"{here}: nested more than {DEEPEST} deep")
     if not node.tag.startswith("tag:yaml.org,2002:") or "/" in node.tag:
         raise OptionError(f"{here}: the tag {node.tag} is not supported; write the plain value")
     if isinstance(node, MappingNode):
-        return _mapping(node, origin, depth)
+        return _mapping(node, origin)
     if isinstance(node, SequenceNode):
-        return [_value(item, origin, depth + 1) for item in node.value]
+        return [_value(item, origin) for item in node.value]
     assert isinstance(node, ScalarNode)
     return Plain(node.value) if node.style is None else str(node.value)
 
 
-def _mapping(node: "MappingNode", origin: str, depth: int) -> dict[str, Any]:
+def _mapping(node: "MappingNode", origin: str) -> dict[str, Any]:
     """Keys of the mapping itself win over merged ones, as YAML's merge key has it."""
     merged: dict[str, Any] = {}
     own: dict[str, Any] = {}
     for key_node, value_node in node.value:
         here = f"{origin}, line {key_node.start_mark.line + 1}"
-        key = _value(key_node, origin, depth + 1)
-        value = _value(value_node, origin, depth + 1)
+        key = _value(key_node, origin)
+        value = _value(value_node, origin)
         if not isinstance(key, str):
             raise OptionError(f"{here}: a key must be a single word")
         if isinstance(key, Plain) and key == "<<":

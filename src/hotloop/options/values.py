@@ -15,9 +15,11 @@ from typing import Any, Literal, Union, get_args, get_origin
 from hotloop.errors import OptionError
 from hotloop.options.document import parse
 from hotloop.options.params import Params
+from hotloop.options.paths import expand
 
 TRUE = frozenset({"true", "t", "1", "yes", "y", "on"})
-HUGE_EXPONENT = re.compile(r"[eE][-+]?[0-9]{4}")  # 1e99999 as an exact fraction would fill the memory
+HUGE_EXPONENT = re.compile(r"[eE][-+]?[\d_]{4}")  # 1e99999 as an exact fraction would fill the memory
+LARGEST = 2**63 - 1
 FALSE = frozenset({"false", "f", "0", "no", "n", "off"})
 
 
@@ -105,9 +107,12 @@ def _integer(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise ValueError(reason)
     try:
-        return int(value)
+        number = int(value)
     except ValueError:
         raise ValueError(reason) from None
+    if abs(number) > LARGEST:
+        raise ValueError(f"is too large: whole numbers go up to {LARGEST}")
+    return number
 
 
 def _number(value: Any) -> float:
@@ -117,6 +122,8 @@ def _number(value: Any) -> float:
         return float(value)
     except ValueError:
         raise ValueError("must be a number") from None
+    except OverflowError:
+        raise ValueError("is too large") from None
 
 
 def _fraction(value: Any) -> Fraction:
@@ -128,23 +135,29 @@ def _fraction(value: Any) -> Fraction:
         numerator, *denominator = str(value).split("/")
         if len(denominator) > 1 or HUGE_EXPONENT.search(str(value)):
             raise ValueError(reason)
-        return Fraction(numerator.strip()) / Fraction(denominator[0].strip() if denominator else 1)
+        number = Fraction(numerator.strip()) / Fraction(denominator[0].strip() if denominator else 1)
+        float(number)
     except ZeroDivisionError:
         raise ValueError("divides by zero") from None
-    except (ValueError, OverflowError):
+    except OverflowError:
+        raise ValueError("is too large") from None
+    except ValueError:
         raise ValueError(reason) from None
+    return number
 
 
 def _text(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float | Path):
         raise ValueError("must be text")
+    if "\0" in str(value):
+        raise ValueError("has a zero character")
     return str(value)
 
 
 def _path(value: Any) -> Path:
     if not isinstance(value, str | Path) or not str(value):
         raise ValueError("must be a path")
-    return Path(value).expanduser()
+    return expand(value)
 
 
 def _params(value: Any) -> Params:

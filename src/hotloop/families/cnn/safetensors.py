@@ -4,7 +4,6 @@ Nothing in such a file is run, and nothing is believed before it is checked: the
 place. Tensors are read one by one, so that those not asked for cost nothing. It knows no network.
 """
 
-import json
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.errors import DataError
+from hotloop.options.json_text import parse_json
 
 LONGEST_HEADER = 100_000_000  # bytes; the format's own limit
 MOST_AXES = 32
@@ -88,8 +88,8 @@ def _parsed(path: Path, text: bytes) -> dict[str, Any]:
         return dict(pairs)
 
     try:
-        entries = json.loads(text.decode(), object_pairs_hook=unique)
-    except (ValueError, RecursionError) as error:
+        entries = parse_json(text, unique)
+    except ValueError as error:
         raise DataError(f"{path}: the header is not proper JSON: {str(error).splitlines()[0]}") from error
     if not isinstance(entries, dict):
         raise DataError(f"{path}: the header is not a JSON object of tensors")

@@ -4,7 +4,6 @@ A checkpoint holds what a resumed run needs, the optimiser included; whoever onl
 the moving statistics and which network they belong to, which `network.json` beside the checkpoints tells.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from hotloop.engine.records import write_json
 from hotloop.errors import CheckpointError
 from hotloop.families.cnn.network import Network, build
 from hotloop.families.cnn.norms import Norm
+from hotloop.options.json_text import parse_json
 
 FAMILY = "cnn"
 ABOUT = "network.json"
@@ -54,7 +54,7 @@ def about(folder: Path) -> About:
     """What the checkpoints in a folder belong to."""
     path = folder / ABOUT
     try:
-        found = json.loads(path.read_text())
+        found = parse_json(path.read_text())
         network = found["network"]
         return About(
             build(

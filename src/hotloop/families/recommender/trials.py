@@ -4,7 +4,6 @@ A trial that fails is an outcome like any other and the rest go on. Ctrl-C, SIGT
 it may save what it has, and is killed if it does not. What a trial computes is not known here.
 """
 
-import json
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 
 from hotloop.families.recommender.children import Children, Tail, signals_interrupt
 from hotloop.families.recommender.trial_figures import Figures, read_figures
+from hotloop.options.json_text import parse_json
 
 WARNING = "warning:"
 FOREVER = 1e9
@@ -93,7 +93,7 @@ def run_one(trial: Trial, slot: int, environment: Mapping[str, str], children: C
 
 def _answer(text: str) -> Mapping[str, Any] | None:
     try:
-        found = json.loads(text.strip().splitlines()[-1])
+        found = parse_json(text.strip().splitlines()[-1])
     except (ValueError, IndexError):
         return None
     return found if isinstance(found, dict) else None

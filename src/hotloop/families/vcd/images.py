@@ -20,6 +20,7 @@ from hotloop.data.fetch import Progress, no_progress
 from hotloop.data.load import to_stderr
 from hotloop.data.stand_ins import stand_in_images
 from hotloop.errors import DataError
+from hotloop.options.paths import expand
 
 Bits = NDArray[np.uint8]
 NAMES = ("binarised_mnist", "mnist", "fashion_mnist", "digits")
@@ -55,7 +56,11 @@ def load(name: str, say: Callable[[str], None] = to_stderr, progress: Progress =
         return _rows(_thresholded(load_grey("fashion_mnist", None, say, progress)), name)
     if name in ("mnist", "binarised_mnist"):
         return _rows(load_binarised(None, say, progress), name)
-    return _from_folder(Path(name).expanduser(), say, progress)
+    try:
+        folder = expand(name)
+    except ValueError as error:
+        raise DataError(f"--data {name}: {error}") from None
+    return _from_folder(folder, say, progress)
 
 
 def _from_folder(folder: Path, say: Callable[[str], None], progress: Progress) -> Images:

@@ -1,0 +1,48 @@
+"""JSON text that anybody may have written: whatever is wrong with it is a ValueError.
+
+Python's own reader raises RecursionError for brackets in brackets, and lets through what the next function cannot bear:
+depth that only a stack of C holds, and halves of surrogate pairs, which no output takes. NaN and Infinity are read, as
+programs write them. It knows nothing of what a document means.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+DEEPEST = 100
+
+Pairs = Callable[[list[tuple[str, Any]]], Any]
+
+
+def parse_json(text: str | bytes, pairs: Pairs | None = None) -> Any:
+    """What the text says, objects made by `pairs` where it is given."""
+    text = text if isinstance(text, str) else text.decode()
+    try:
+        value = json.loads(text, object_pairs_hook=pairs)
+    except RecursionError:
+        raise ValueError(f"nested more than {DEEPEST} deep") from None
+    if text.count("[") + text.count("{") > DEEPEST:
+        _check_depth(value)
+    if "\\ud" in text.lower():
+        _check_characters(value)
+    return value
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(DEEPEST):
+        inner = (each.values() if isinstance(each, dict) else each for each in level if _holds(each))
+        level = [each for values in inner for each in values]
+    if any(map(_holds, level)):
+        raise ValueError(f"nested more than {DEEPEST} deep")
+
+
+def _holds(value: Any) -> bool:
+    return isinstance(value, dict | list)
+
+
+def _check_characters(value: Any) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError("half of a surrogate pair in a text") from None
