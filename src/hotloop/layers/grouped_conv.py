@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jaxtyping import Float
 
@@ -66,15 +67,31 @@ def _plain(x: Array, kernel: Array, *, groups: int, stride: int, pads: Pads) -> 
 
 def _bundled(x: Array, kernel: Array, *, groups: int, stride: int, pads: Pads) -> Array:
     """Dense convolutions over bundles of groups; what a kernel has between its bundle's groups is zero."""
-    kh, kw, c, _ = kernel.shape
-    size = max(s for s in range(1, groups + 1) if groups % s == 0 and s <= max(1, BUNDLE_CHANNELS // c))
-    bundles = groups // size
-    by_bundle = kernel.reshape(kh, kw, c, bundles, size, -1)
-    same_group = jnp.eye(size, dtype=kernel.dtype)[:, None, :, None]
-    dense = by_bundle.transpose(3, 0, 1, 2, 4, 5)[:, :, :, None] * same_group
-    dense = dense.reshape(bundles, kh, kw, size * c, -1)
-    parts = zip(jnp.split(x, bundles, 3), dense, strict=True)
-    return jnp.concatenate([conv2d_padded(part, block, stride, pads) for part, block in parts], 3)
+    inputs = kernel.shape[2]
+    size = max(s for s in range(1, groups + 1) if groups % s == 0 and s <= max(1, BUNDLE_CHANNELS // inputs))
+    parts = zip(jnp.split(x, groups // size, 3), jnp.split(kernel, groups // size, 3), strict=True)
+    return jnp.concatenate(
+        [conv2d_padded(part, _block_diagonal(block, size), stride, pads) for part, block in parts], 3
+    )
+
+
+def _block_diagonal(kernel: Array, groups: int) -> Array:
+    """One kernel over all channels of `groups` groups, zero between them.
+
+    Blocks are padded into place, so that the gradient cuts them out. As a product with an identity it would be a sum
+    over the groups, which XLA:CPU hands to YNNPACK for kernels of 5x5 and more, and that ends the process now and then
+    (jaxlib 0.10.2 and 0.11.0; docs/layers.md has a reproduction).
+    """
+    blocks = jnp.split(kernel, groups, 3)
+    width = blocks[0].shape[3]
+    none = (0, 0, 0)
+    padded = [
+        lax.pad(
+            block, np.zeros((), kernel.dtype), [none, none, none, (g * width, (groups - 1 - g) * width, 0)]
+        )
+        for g, block in enumerate(blocks)
+    ]
+    return jnp.concatenate(padded, 2)
 
 
 def _suits_taps(kernel: Array, groups: int) -> bool:
