@@ -2,10 +2,12 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import jax
 import numpy as np
@@ -21,8 +23,10 @@ from hotloop.engine import pieces
 from hotloop.engine.device import setup
 from hotloop.engine.drive import Interrupted
 from hotloop.engine.run import current, read_events
-from hotloop.families.recommender import beside, biases, config, saved, sets, train
-from hotloop.families.recommender.config import PRESETS, Train
+from hotloop.families.recommender import beside, biases, config, convert, evaluation, saved, sets, train
+from hotloop.families.recommender.config import BY_NAME, PRESETS, Train
+from hotloop.families.recommender.convert_config import ConvertConfig, SplitName
+from hotloop.families.recommender.evaluate_config import Evaluate
 from hotloop.options import options_of
 from listener import Listener
 
@@ -365,9 +369,9 @@ BAD_FILES = [
 ]
 BAD_OPTIONS = [
     ("--base-learning-rate 16", "--base-learning-rate 16: the rate would be 2^16 times the batch size; write -16"),
-    ("--training-data-file FOLDER/own.txt --validation-data-file FOLDER/3m_valid.txt",
-     "own.txt: its name does not begin with 3m_, 6m_, 1y_ or full_, so give --size and --batch-size"),
-    ("--training-data-file FOLDER/3m_train.txt", "--training-data-file: needs --validation-data-file"),
+    ("--training-data-file FOLDER/3m_train.txt --test-data-file FOLDER/3m_test.txt",
+     "--test-data-file: needs --validation-data-file"),
+    ("--training-data-file FOLDER/3m_train.txt --split user-time", "--split user-time: 3m_train.txt has no times"),
     ("--training-data-file FOLDER/3m_none.txt --validation-data-file FOLDER/3m_valid.txt", "3m_none.txt"),
     ("--training-data-file FOLDER/3m_train.txt --validation-data-file FOLDER/3m_none.txt", "3m_none.txt"),
     ("--training-data-file FOLDER --validation-data-file FOLDER --size 128 --batch-size 8", "FOLDER"),
@@ -480,6 +484,71 @@ def test_one_user_with_one_rating_is_enough_to_train_with(tmp_path, capsys):
     assert train.users == 1 and result["updates"] > 0
     assert result["validation"]["ratings"] == 1 and np.isfinite(result["validation"]["rmse"])
     assert events(result["run"], "log")[0]["learning_rate"] == 2**-16
+
+
+def converted(tmp_path, split):
+    """The command line that `convert` prints for ratings of this kind, as words."""
+    generator = np.random.default_rng(1)
+    users, items = np.nonzero(generator.random((25, 12)) < 0.6)
+    values, days = generator.integers(1, 6, len(users)), generator.integers(0, 30, len(users))
+    if split in ("random", "user-time"):
+        source = tmp_path / "u.data"
+        rows = zip(users, items, values, days, strict=True)
+        source.write_text("".join(f"{u}\t{i}\t{value}\t{day}\n" for u, i, value, day in rows))
+    else:
+        source = tmp_path / "raw"
+        source.mkdir()
+        months = {"1y": ("2005-04", "2005-06")}.get(split, ("2005-11", "2005-12"))
+        for item in range(12):
+            of_item = [(u, v, d) for u, i, v, d in zip(users, items, values, days, strict=True) if i == item]
+            dated = [f"{u},{v},{months[int(d >= 20)]}-{1 + d:02d}\n" for u, v, d in of_item]
+            (source / f"mv_{item + 1:07d}.txt").write_text("".join([f"{item + 1}:\n", *dated]))
+    console = Listener()
+    convert.run(ConvertConfig(source, tmp_path / "out", split), console)
+    (line,) = [text for text in console.lines if isinstance(text, str) and text.startswith("to train: ")]
+    return shlex.split(line.removeprefix("to train: "))
+
+
+@pytest.mark.parametrize("split", get_args(SplitName))
+def test_the_command_that_convert_prints_is_taken_and_sizes_are_said(split, tmp_path, capsys):
+    program, *line = converted(tmp_path, split)
+    assert program == "hotloop" and f"{tmp_path}/out/{split}_train.txt" in line
+    assert main([*line, "--plan"]) == 0
+    said = capsys.readouterr().out
+    assert ("--size 128 --batch-size 25: for " in said) == (split not in BY_NAME)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", ["3m", "user-time", "random"])
+def test_the_command_that_convert_prints_trains(split, tmp_path, capsys):
+    line = converted(tmp_path, split)[1:]
+    assert main([*line, "--logdir", str(tmp_path), "--epochs", "1", "--refeed", "none", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["updates"] > 0 and result["validation"]["ratings"] > 5 and result["test"]["ratings"] > 5
+
+
+@pytest.mark.slow
+def test_any_file_of_ratings_trains_alone_split_and_sized_by_what_it_holds(tmp_path, capsys):
+    generator = np.random.default_rng(2)
+    users, items = np.nonzero(generator.random((USERS, ITEMS)) < 0.5)
+    rows = zip(users, items, generator.integers(1, 11, len(users)) / 2, strict=True)
+    path = tmp_path / "ratings.csv"
+    path.write_text("userId,movieId,rating\n" + "".join(f"{u},{i},{value}\n" for u, i, value in rows))
+    line = ["recommender", "train", "--training-data-file", str(path), "--epochs", "1", "--refeed", "none"]
+    assert main([*line, "--logdir", str(tmp_path), "--json"]) == 0
+    out, said = capsys.readouterr()
+    result = json.loads(out)
+    train = saved.load_training(saved.load(Path(result["run"])))
+    parts = [train.ratings, result["validation"]["ratings"], result["test"]["ratings"]]
+    told = "ratings.csv: --split random gives {} ratings to train with, {} to validate and {} to test"
+    assert told.format(*parts) in said
+    assert sum(parts) > 0.95 * len(users) and parts[0] > 0.75 * len(users)
+    assert f"--size 128 --batch-size {USERS}: for {parts[0]} training ratings of {USERS} users" in said
+    assert "warning" not in said
+    tested = evaluation.run(Evaluate(run=Path(result["run"]), k=()), Listener())
+    assert (tested["rmse"], tested["data"]) == (
+        pytest.approx(result["test"]["rmse"]), "test part of ratings.csv (random split)",
+    )  # fmt: skip
 
 
 def test_help_names_every_option_and_preset(capsys):

@@ -141,11 +141,28 @@ def test_what_is_given_wins_over_the_name():
     assert from_file("other.txt", "--size 256 --batch-size 3").size == 256
 
 
-@pytest.mark.parametrize("more", ["", "--size 128", "--batch-size 64"])
-def test_another_name_needs_both(more):
-    message = error(f"--training-data-file data/ratings.txt --no-validation {more}")
-    assert message.startswith("--training-data-file data/ratings.txt: ")
-    assert "--size" in message and "--batch-size" in message
+@pytest.mark.parametrize(
+    ("ratings", "sizes"),
+    [
+        (1, (128, 64)),
+        (13_675_402, (128, 64)),  # the Netflix Prize's splits have the sizes that their names have
+        (29_179_009, (256, 64)),
+        (41_451_832, (256, 32)),
+        (98_074_901, (512, 8)),
+    ],
+)
+def test_for_another_name_size_and_batch_follow_the_number_of_ratings(ratings, sizes):
+    for name in ("random_train.txt", "u.data", "ratings.csv"):
+        config = read(f"--training-data-file data/{name}").resolved(480_000, ratings)
+        assert (config.size, config.batch_size) == sizes
+
+
+def test_what_is_given_wins_over_the_number_of_ratings():
+    config = read("--training-data-file u.data --size 512").resolved(943, 80_000)
+    assert (config.size, config.batch_size) == (512, 64)
+    config = read("--training-data-file u.data --batch-size 3").resolved(943, 80_000)
+    assert (config.size, config.batch_size) == (128, 3)
+    assert read("--training-data-file u.data").resolved(40, 500).batch_size == 40  # all users at once
 
 
 def test_filling_in_twice_changes_nothing():
@@ -218,8 +235,10 @@ def test_shares_of_a_split_may_be_written_with_commas():
     assert read("--fractions 0.9,0,0.1").fractions == (0.9, 0, 0.1)
 
 
-def test_a_training_file_needs_a_validation_file_or_none_wanted():
-    assert error("--training-data-file 3m_train.txt").startswith("--training-data-file")
+def test_a_test_file_needs_a_validation_file_or_none_wanted():
+    assert error("--training-data-file 3m_train.txt --test-data-file 3m_test.txt").startswith(
+        "--test-data-file"
+    )
     assert (
         read("--training-data-file 3m_train.txt --validation-data-file 3m_valid.txt").resolved().size == 128
     )

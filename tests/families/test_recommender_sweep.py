@@ -115,7 +115,6 @@ def test_the_usual_sweep_is_sixteen_rates():
         (["--base-learning-rates", "16..nan"], "not a finite number"),
         (["--base-learning-rates", ""], "at least one rate"),
         (["--base-learning-rates", "16", "--ray-address", "auto"], "only with --engine ray"),
-        (["--base-learning-rates", "16", "--training-data-file", "some.txt"], "give --size and --batch-size"),
         (["--base-learning-rates", "16", "--fractions", "1,1,1"], "--fractions"),
     ],
 )

@@ -24,14 +24,12 @@ docs/recommender.md tells what is computed and what became of the old programs' 
 def run_train(config: Train, context: Context) -> Mapping[str, Any]:
     """Train, or with --plan say what would be done."""
     context.open_device()
-    from hotloop.families.recommender import sets, train
+    from hotloop.families.recommender import train
 
     if config.plan:
         from hotloop.cli.plan import show
 
-        resolved = config.resolved()
-        data = sets.load(resolved, context)
-        train.check(resolved, data)
+        resolved, data = train.prepare(config, context)
         context.say(train.describe(resolved, data))
         return show(train.planned(resolved, data)[1], context)
     return train.run(config, context, " ".join(["hotloop", *context.argv]))

@@ -29,8 +29,8 @@ class Data:
 
     def training(self) -> Train:
         """These data as options of a training, whose checks they must pass."""
-        alone = self.training_data_file is not None and self.validation_data_file is None
-        return Train(**self.values(), no_validation=alone)
+        only_test = self.test_data_file is not None and self.validation_data_file is None
+        return Train(**self.values(), no_validation=only_test)
 
     def values(self) -> dict[str, Any]:
         """Names and values of the data options alone."""

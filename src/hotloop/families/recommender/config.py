@@ -1,7 +1,7 @@
 """The options of `hotloop recommender train`, with the old program's names and defaults, and its arithmetic.
 
-Sizes and batches by the name of the training file, rates as powers of two, drops and validations on calls: all
-integers and fractions, no jax.
+Sizes and batches by the name of the training file, else by its number of ratings; rates as powers of two, drops and
+validations on calls: all integers and fractions, no jax.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,6 +26,8 @@ LAYERS = {128: (128, 256, 256), 256: (256, 256, 512), 512: (512, 512, 1024)}
 DROPOUT = {128: 0.65, 256: 0.8, 512: 0.8}
 BY_NAME = {"3m": (128, 64), "6m": (256, 64), "1y": (256, 32), "full": (512, 8)}
 """Stem of the training file before the first underscore -> size, batch."""
+BY_RATINGS = ((20_000_000, "3m"), (35_000_000, "6m"), (70_000_000, "1y"))
+"""Up to so many training ratings, what is usual for this name, which has 14, 29 or 41 million; beyond, for full."""
 RANDOM = (128, 64)
 CALL = 250
 """Updates of a call, as the old program had it."""
@@ -36,7 +38,9 @@ class Net:
     """Everything that decides what one update computes."""
 
     size: Literal[128, 256, 512] | None = option(
-        None, "Width: 128, 256 or 512; left out, by the training file's name (random data: 128).", group=MODEL
+        None,
+        "Width: 128, 256 or 512; left out, by the training file's name or ratings (random data: 128).",
+        group=MODEL,
     )
     dropout: float | None = option(
         None,
@@ -59,7 +63,7 @@ class Net:
     )
     batch_size: int | None = option(
         None,
-        "Users an update; left out, by the training file's name (random data: 64).",
+        "Users an update; left out, by the training file's name or ratings (random data: 64).",
         check=positive,
         aliases=("--micro-batch-size",),
         group=TRAINING,
@@ -115,7 +119,10 @@ class Train(Net):
     """All of `hotloop recommender train`."""
 
     training_data_file: Path | None = option(
-        None, "Ratings to train with: user TAB item TAB rating.", metavar="FILE", group=DATA
+        None,
+        "Ratings to train with: user TAB item TAB rating, or with commas or '::'; alone, it is split.",
+        metavar="FILE",
+        group=DATA,
     )
     validation_data_file: Path | None = option(
         None, "Ratings of the same users to validate with.", metavar="FILE", group=DATA
@@ -127,7 +134,7 @@ class Train(Net):
         group=DATA,
     )
     split: Literal["random", "user-time"] = option(
-        "random", "How --data ml-100k or procedural is split.", group=DATA
+        "random", "How --data ml-100k or procedural is split, or a training file alone.", group=DATA
     )
     fractions: tuple[float, ...] = option(
         (0.85, 0.05, 0.1),
@@ -202,9 +209,9 @@ class Train(Net):
             raise OptionError(f"{others}: of no use without --training-data-file; give both")
         if self.patience and self.no_validation:
             raise OptionError("--patience: counts validations, and --no-validation makes none; keep one")
-        if self.training_data_file and not (self.validation_data_file or self.no_validation):
+        if self.test_data_file and not (self.validation_data_file or self.no_validation):
             raise OptionError(
-                "--training-data-file: needs --validation-data-file of the same users, or --no-validation"
+                "--test-data-file: needs --validation-data-file of the same users, too, or --no-validation"
             )
 
     @property
@@ -212,29 +219,41 @@ class Train(Net):
         """Whether the data are the old program's random ones."""
         return self.training_data_file is None and self.data == "random"
 
-    def resolved(self) -> "Train":
-        """The same with size, batches and epochs filled in: options, else the file's name, else random data's."""
+    @property
+    def splits_file(self) -> bool:
+        """Whether the training file is all there is, so that the other parts come from it, too."""
+        alone = not (self.validation_data_file or self.test_data_file or self.no_validation)
+        return self.training_data_file is not None and alone
+
+    @property
+    def named(self) -> bool:
+        """Whether the options or the file's name say the size and the batch: they need not follow the ratings."""
+        return None not in (self.size, self.batch_size) or self._by_name() is not None
+
+    def resolved(self, users: int = 0, ratings: int = 0) -> "Train":
+        """The same with size, batches and epochs filled in: options, else the file's name, else by so many ratings."""
         from dataclasses import replace
 
-        size, batch = self._usual()
-        size, batch = self.size or size, self.batch_size or batch
-        if size is None or batch is None:
-            raise OptionError(
-                f"--training-data-file {self.training_data_file}: its name does not begin with 3m_, 6m_, 1y_ or "
-                "full_, so give --size and --batch-size"
-            )
+        size, batch = self._by_name() or usual(users, ratings)
+        batch = self.batch_size or batch
         return replace(
             self,
-            size=size,
+            size=self.size or size,
             batch_size=batch,
             validation_batch_size=self.validation_batch_size or (128 if self.from_random else batch),
             epochs=self.epochs or (2 if self.from_random else 160),
         )
 
-    def _usual(self) -> tuple[Any, Any]:
+    def _by_name(self) -> tuple[Any, int] | None:
         if self.training_data_file is None:
             return RANDOM
-        return BY_NAME.get(self.training_data_file.name.split("_")[0], (None, None))
+        return BY_NAME.get(self.training_data_file.name.split("_")[0])
+
+
+def usual(users: int, ratings: int) -> tuple[Any, int]:
+    """Size and batch for so many ratings, the batch no larger than the users that there are."""
+    size, batch = BY_NAME[next((name for most, name in BY_RATINGS if ratings <= most), "full")]
+    return size, min(batch, users or batch)
 
 
 @dataclass(frozen=True)

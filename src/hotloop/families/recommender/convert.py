@@ -6,6 +6,7 @@ in the order of users, and each user's in the order of time, whatever order the 
 """
 
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -49,6 +50,7 @@ def run(config: ConvertConfig, context: Console) -> Mapping[str, Any]:
     _show(counts, context)
     if is_netflix and len(triples) == WHOLE_NETFLIX:
         _compare(config.split, counts, context)
+    context.say(f"to train: {_how_to_train(targets, counts)}")
     files = {part: str(path) for part, path in targets.items()}
     return {
         "source": str(config.source),
@@ -179,6 +181,15 @@ def _lines(triples: Triples) -> Any:
     texts = pa.array([str(level) for level in levels], pa.string())
     users, items = triples.users.astype(np.int64), triples.items.astype(np.int64)
     return pa.table({"user": users, "item": items, "rating": texts.take(pa.array(codes))})
+
+
+def _how_to_train(targets: Mapping[str, Path], counts: Mapping[str, Mapping[str, int]]) -> str:
+    """The command that trains with what was written; empty parts are left out."""
+    words = ["hotloop", "recommender", "train"]
+    for part, option in {"train": "training", "valid": "validation", "test": "test"}.items():
+        if counts[part]["ratings"]:
+            words += [f"--{option}-data-file", str(targets[part])]
+    return shlex.join([*words, *([] if counts["valid"]["ratings"] else ["--no-validation"])])
 
 
 def _show(counts: Mapping[str, Mapping[str, int]], console: Console) -> None:

@@ -101,7 +101,7 @@ def rules(config: Evaluate, found: Saved) -> Rules:
 
 def batch_size(asked: int | None, found: Saved) -> int:
     """The option, else what the run validated with."""
-    size = asked or found.config.resolved().validation_batch_size
+    size = asked or found.config.validation_batch_size
     assert size is not None
     return size
 

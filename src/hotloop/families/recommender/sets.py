@@ -14,6 +14,7 @@ from hotloop.data.random_ratings import random_sets
 from hotloop.data.rating_text import Triples, read_triples
 from hotloop.data.ratings import Ratings
 from hotloop.data.tastes import tastes
+from hotloop.errors import DataError, OptionError
 from hotloop.families.console import Console
 from hotloop.families.recommender.config import Train
 from hotloop.families.recommender.splits import TEST, TRAIN, VALID, random_split, user_time_split
@@ -47,42 +48,48 @@ def load(config: Train, console: Console) -> Sets:
     """The sets that the options name."""
     if config.training_data_file is not None:
         console.say("Loading training data")
+        if config.splits_file:
+            return _split(
+                config, config.training_data_file.name, read_triples(config.training_data_file), console
+            )
         others = (config.validation_data_file, config.test_data_file)
         parts = [
             None if path is None else read_triples(path) for path in (config.training_data_file, *others)
         ]
-        found = _joined(config.training_data_file.name, parts, console)
-        return replace(found, files=tuple("" if path is None else path.name for path in others))
+        joined = _joined(config.training_data_file.name, parts, console)
+        return replace(joined, files=tuple("" if path is None else path.name for path in others))
     if config.data == "random":
         console.say("Generating random training data")
         console.say("Generating random evaluation data")
         return _joined("random", [*random_sets(seed=config.seed), None], console)
-    return _split(config, console)
-
-
-def _split(config: Train, console: Console) -> Sets:
-    notice = ""
     if config.data == "procedural":
         console.say("data: ratings drawn here from hidden tastes, as asked")
-        table = tastes(seed=config.seed)
-    else:
-        found = load_ratings(say=console.say, progress=console.progress)
-        table, notice = found.ratings, found.notice
-    triples = _triples(table)
+        return _split(config, config.data, _triples(tastes(seed=config.seed)), console)
+    found = load_ratings(say=console.say, progress=console.progress)
+    return replace(_split(config, config.data, _triples(found.ratings), console), notice=found.notice)
+
+
+def _split(config: Train, name: str, triples: Triples, console: Console) -> Sets:
+    if config.split == "user-time" and triples.times is None:
+        raise OptionError(f"--split user-time: {name} has no times; --split random needs none")
     split = (
         random_split(triples, config.fractions, config.seed)
         if config.split == "random"
         else user_time_split(triples, config.seed)
     )
     parts = [split.part(which) for which in (TRAIN, VALID, TEST)]
-    return _joined(f"{config.data} ({config.split} split)", parts, console, notice)
+    if not len(parts[0]):
+        raise DataError(f"{name}: no rating falls into the training part of --split {config.split}")
+    counts = "{:,} ratings to train with, {:,} to validate and {:,} to test".format(*map(len, parts))
+    console.say(f"{name}: --split {config.split} gives {counts}")
+    return _joined(f"{name} ({config.split} split)", parts, console)
 
 
 def _triples(ratings: Ratings) -> Triples:
     return Triples(ratings.users, ratings.items, ratings.values, ratings.times)
 
 
-def _joined(name: str, parts: Sequence[Triples | None], console: Console, notice: str = "") -> Sets:
+def _joined(name: str, parts: Sequence[Triples | None], console: Console) -> Sets:
     first = parts[0]
     assert first is not None
     train = build(first.users, first.items, first.ratings, warn=console.warn)
@@ -100,7 +107,7 @@ def _joined(name: str, parts: Sequence[Triples | None], console: Console, notice
         for part in parts[1:]
     ]
     console.say(f"Users: {train.users:,}  Items: {train.n_items:,}  Ratings: {train.ratings:,}")
-    return Sets(name, train, others[0], others[1], notice)
+    return Sets(name, train, others[0], others[1])
 
 
 def truth(path: Path, train: RatingMatrix, console: Console) -> RatingMatrix:

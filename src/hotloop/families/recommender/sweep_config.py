@@ -134,7 +134,7 @@ class Sweep(Net):
                 f"--base-learning-rates {given}: {found} rates for {self.num_devices} trials; "
                 f"write --num-devices {found}, or a range A..B"
             )
-        self.training(self.exponents[0]).resolved()
+        self.training(self.exponents[0])
 
     @property
     def exponents(self) -> tuple[float, ...]:

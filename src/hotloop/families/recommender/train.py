@@ -43,15 +43,26 @@ NO_EFFECT = {"pipeline_num_parallel": 32, "validation_batches_per_step": 250, "s
 def run(config: Train, console: Console, command: str) -> Mapping[str, Any]:
     """Train, or what --testing-on-checkpoint and --build-init ask for instead."""
     warn_of_no_effect(config, NO_EFFECT, console.warn)
-    config = config.resolved()
     if config.testing_on_checkpoint is not None:
         return test_only(config, config.testing_on_checkpoint, console)
-    data = sets.load(config, console)
-    check(config, data)
+    config, data = prepare(config, console)
     if (fitting := fitted(config, data)) != config:
         console.warn(f"--batch-size {config.batch_size}: there are only {data.train.users} users to train with, "
                      "so that they are one batch")  # fmt: skip
     return once(fitting, data, console, command)
+
+
+def prepare(config: Train, console: Console) -> tuple[Train, Sets]:
+    """The ratings, checked, and the options with everything filled in that follows from them."""
+    data = sets.load(config, console)
+    check(config, data)
+    resolved = config.resolved(data.train.users, data.train.ratings)
+    if not config.named:
+        console.say(
+            f"--size {resolved.size} --batch-size {resolved.batch_size}: for {data.train.ratings:,} training ratings "
+            f"of {data.train.users:,} users, where the options do not say otherwise"
+        )
+    return resolved, data
 
 
 def fitted(config: Train, data: Sets) -> Train:
