@@ -133,6 +133,17 @@ def test_events_are_preferred_over_the_regexp_and_only_logs_count_for_a_plain_na
     assert found.results == {"throughput": 2.5, "held_out": 7.0}
 
 
+def test_a_field_with_alternatives_is_one_series_in_the_order_of_the_events() -> None:
+    out = [
+        '{"event": "log", "share": 0.25}',
+        '{"event": "validation", "right": 0.5}',
+        '{"event": "log", "other": 9}',
+        '{"event": "log", "share": 0.75}',
+    ]
+    found = extract(benchmark(Metric("accuracy", None, field="share|validation.right")), out, [])
+    assert found.values == {"accuracy": [0.25, 0.5, 0.75]}
+
+
 def test_events_on_standard_error_count_too() -> None:
     found = extract(benchmark(Metric("loss", None)), [], ['{"event": "log", "loss": 3}'])
     assert found.results == {"loss": 3.0}

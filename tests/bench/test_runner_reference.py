@@ -11,6 +11,7 @@ from hotloop.bench.run_options import Options
 from hotloop.bench.runner import run
 from hotloop.bench.select import select
 from hotloop.bench.spec import load
+from hotloop.engine.run import read_events
 
 FIXTURES = Path(__file__).parent / "fixtures"
 SMALL_VCD = (
@@ -25,14 +26,18 @@ def run_small(tmp_path, monkeypatch, file, old, new):
     """The records of a file in which one option has given way to those of a small run."""
     text = (FIXTURES / file).read_text()
     assert old in text
-    (tmp_path / file).write_text(text.replace(old, new))
+    (tmp_path / "small.yml").write_text(text.replace(old, new))
     monkeypatch.setenv("DATASETS_DIR", str(tmp_path))
-    selected = [one for one in select(load([tmp_path / file])) if one.skip is None]
+    selected = [one for one in select(load([tmp_path / "small.yml"])) if one.skip is None]
     listener = Listener()
     run(selected, Options(tmp_path / "log", limits=Limits(timeout=300)), listener)
     print("\n".join(listener.said))
     records = map(json.loads, (tmp_path / "log" / "results.jsonl").read_text().splitlines())
     return {record["variant"]: record for record in records}
+
+
+def logs(run):
+    return [event for event in read_events(run) if event["event"] == "log"]
 
 
 @pytest.mark.slow
@@ -41,9 +46,23 @@ def test_the_vae_entry_gives_its_times_its_throughput_and_what_follows_from_them
     assert record["status"] == "passed"
     assert record["hotloop_command"].startswith("hotloop vcd train -c configs/benchmark_config.json")
     metrics = record["metrics"]
-    assert metrics["total_time"]["value"] == pytest.approx(metrics["time_taken"]["value"] * 40)
-    assert metrics["throughput"]["value"] > 0
+    speeds = [log["throughput"] for log in logs(tmp_path / "results" / "benchmark_config")]
+    assert len(speeds) == 2
+    assert metrics["throughput"]["value"] == pytest.approx(sum(speeds) / 2, rel=1e-4)
     assert metrics["throughput"]["unit"] == "samples/sec"
+    seconds = sum(10_000 * 50 / speed for speed in speeds) / 2  # of 10,000 updates, though 20 are a log
+    assert metrics["time_per_iters"]["value"] == pytest.approx(seconds, rel=1e-4)
+    assert metrics["est_time_to_train"]["value"] == pytest.approx(40 * seconds, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_the_older_vae_entry_gives_the_same_times_from_the_records(tmp_path, monkeypatch):
+    (record,) = run_small(tmp_path, monkeypatch, "older/vcd.yml", "-b 3072", SMALL_VCD).values()
+    assert record["status"] == "passed", record["reason"]
+    speeds = [log["throughput"] for log in logs(tmp_path / "results" / "benchmark_config")]
+    assert record["metrics"]["time_per_iters"]["values"] == pytest.approx(
+        [10_000 * 50 / speed for speed in speeds]
+    )
 
 
 @pytest.mark.slow

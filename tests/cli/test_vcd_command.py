@@ -22,6 +22,7 @@ from hotloop.families.vcd import saved, train
 from hotloop.families.vcd.config import PRESETS, Train
 from hotloop.options import build, options_of
 from listener import Listener
+from old_benchmarks import read as read_old
 
 ROOT = Path(
     os.environ.get("HOTLOOP_DATA") or Path(__file__).resolve().parents[2] / "../shared/data"
@@ -147,7 +148,7 @@ def test_a_run_leaves_records_with_every_figure_and_a_result(digits, tmp_path, c
     assert [log["update"] for log in logs] == [4, 8, 9]
     names = {
         "vcd", "elbo", "log_joint_z0", "log_joint_zt", "acceptance", "step_size", "learning_rate",
-        "control_variate", "images_per_second", "throughput", "time_taken", "loss",
+        "control_variate", "images_per_second", "throughput", "seconds_per_10000_updates", "loss",
     }  # fmt: skip
     assert all(names <= set(log) for log in logs)
     assert logs[0]["epoch"] == pytest.approx(4 * 10 / 100)
@@ -180,7 +181,13 @@ def trained(options, listener=None):
 
 
 @pytest.fixture(scope="module")
-def whole(digits, tmp_path_factory):
+def listened():
+    """Who listened to the run that nothing disturbed."""
+    return Listener()
+
+
+@pytest.fixture(scope="module")
+def whole(digits, tmp_path_factory, listened):
     """A run of 40 updates that nothing disturbed: options and final state."""
     options = build(
         Train,
@@ -188,7 +195,23 @@ def whole(digits, tmp_path_factory):
          "log_every": 3, "shared_updates": 15, "decay_epochs": "1/2", "data": str(digits), "testing": False,
          "results_dir": tmp_path_factory.mktemp("runs"), "run_name": "whole"},
     )  # fmt: skip
-    return options, trained(options)
+    return options, trained(options, listened)
+
+
+@pytest.mark.parametrize("file", ["vcd.yml", "older/vcd.yml"])
+def test_old_benchmarks_estimate_the_training_time_from_10_000_updates_whatever_a_log_is_for(
+    whole, listened, file
+):
+    options, _ = whole
+    logs = [log for log in read_events(options.results_dir / "whole") if log["event"] == "log"]
+    assert [log["update"] for log in logs[:2]] == [3, 6]  # logs every 3 updates
+    found = read_old(file, "tf1_mcmc_vae_synth_pod4", listened.lines, {"run": options.results_dir / "whole"})
+    seconds = np.mean([10_000 * 7 / log["throughput"] for log in logs])  # 7 images an update
+    assert found["time_per_iters"] == pytest.approx(seconds, rel=1e-4)
+    assert found["est_time_to_train"] == pytest.approx(seconds * 400_000 / 10_000, rel=1e-4)
+    # The oldest file had a batch of 100 in its formula; the other one reads the true figure.
+    images = np.mean([log["throughput"] for log in logs]) if file == "vcd.yml" else 100 * 10_000 / seconds
+    assert found["throughput"] == pytest.approx(images, rel=1e-4)
 
 
 def same(one, other):

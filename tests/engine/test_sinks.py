@@ -42,6 +42,16 @@ def test_the_old_patterns_find_their_figures():
     assert validation.startswith("validation at update 781")
 
 
+def test_the_old_patterns_find_nothing_that_they_do_not_mean():
+    """The last loss that is read is the training's, the last accuracy a checkpoint's, every throughput a log's."""
+    validation = console_line(
+        record("validation", validation_accuracy=0.5, validation_loss=2.5, throughput=9.0)
+    )
+    assert re.findall(LOSS, validation) == re.findall(THROUGHPUT, validation) == []
+    assert validation.endswith("validation accuracy: 50.0 %, validation loss 2.5, throughput 9.0 samples/sec")
+    assert re.findall(ACCURACY, console_line(record("sweep", target_accuracy=0.759))) == []
+
+
 @given(st.floats(1e-12, 1e12))
 def test_any_loss_and_throughput_is_found_with_six_digits(value):
     line = console_line(record(loss=value, throughput=value))

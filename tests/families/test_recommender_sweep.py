@@ -26,6 +26,7 @@ from hotloop.families.recommender.sweep_result import totals
 from hotloop.families.recommender.trial_figures import Figures, read_figures
 from hotloop.families.recommender.trials import Outcome, Trial, run_one
 from hotloop.options import build, options_of
+from old_benchmarks import read as read_old
 
 CPU = Context(device="cpu")
 
@@ -222,8 +223,14 @@ def test_a_child_that_dies_is_reported_and_the_others_go_on(tmp_path, fake, caps
     said = capsys.readouterr()
     assert said.err.count("a stand-in") == 1
     assert "trial 2 of 5, exponent -9 failed, killed by SIGKILL: so far so good" in said.err
-    assert "Total average throughput: 182 samples/sec" in said.out  # 100 of 640 users, 200 of 5760
-    assert "Total maximum throughput: 400 samples/sec" in said.out
+    assert "Aggregate average throughput: 182 samples/sec" in said.out  # 100 of 640 users, 200 of 5760
+    assert "Aggregate maximum throughput = 400 samples/sec" in said.out
+    for file in ("autoencoder.yml", "older/autoencoder.yml"):
+        found = read_old(file, "tf1_autoencoder_train_gen_2ipu", said.out.splitlines(), result)
+        assert found["throughput"] == pytest.approx(result["average_throughput"], abs=0.5)  # not the maximum
+        assert (
+            found.get("loss", result["loss"]) == result["loss"] == result["trials"][3]["loss"]
+        )  # of the best
     assert "lowest validation RMSE: train with --base-learning-rate -13" in said.out
     with pytest.raises(RunError, match="choose another --run-name"):
         swept(tmp_path, [12], run_name="mixed")
@@ -429,7 +436,7 @@ def check_small(result):
 @pytest.mark.slow
 def test_two_real_trials_train_and_the_better_rate_is_found(tmp_path, capsys):
     check_small(small(tmp_path))
-    assert "Total average throughput: " in capsys.readouterr().out
+    assert "Aggregate average throughput: " in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -32,6 +32,8 @@ class Translation:
     command: list[str]
     notices: list[str] = field(default_factory=list)
     environment: Mapping[str, str] = field(default_factory=dict)
+    figures: Mapping[str, str] = field(default_factory=dict)
+    """Patterns for lines that the command prints no more -> the fields of its records."""
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.command)
@@ -66,7 +68,7 @@ def translate(argv: Sequence[str]) -> Translation:
     rewritten, dropped = rewrite(script, groups)
     if dropped:
         notices.append(f"options of {name} that no longer exist are left out: {', '.join(dropped)}")
-    return Translation(["hotloop", *command, *rewritten], notices, environment)
+    return Translation(["hotloop", *command, *rewritten], notices, environment, script.figures)
 
 
 def take_variables(words: list[str]) -> dict[str, str]:

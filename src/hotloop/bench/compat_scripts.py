@@ -22,6 +22,8 @@ class Script:
     """Option -> the words in its place, from the values after it."""
     dropped: frozenset[str] = frozenset()
     """Options that mean nothing any more."""
+    figures: Mapping[str, str] = field(default_factory=dict)
+    """Pattern of an older benchmark file whose line is printed no more -> the field of our records that it means."""
 
 
 def renamed(name: str) -> Rewrite:
@@ -63,19 +65,29 @@ CNN = Script(
         "--bn-momentum": momentum,
         "--stochastic-rounding": rounding,
     },
+    figures={
+        r"Average images\/s.:\s*([\d\.]+)": "throughput",
+        # The line was no percentage then, and had the accuracy of trainings and validations.
+        r"accuracy.:\s*([\d\.]+|nan)": "training_accuracy|validation.validation_accuracy",
+        r"loss.:\s*([\d\.]+|nan)": "loss",
+    },
 )
 RECOMMENDER = {"--batches-per-step": renamed("--device-iterations"), "--compiler-report": report}
 KERNEL = {"--report": report}
 
 SCRIPTS: Mapping[str, Script] = {
     "train.py": CNN,
-    "main.py": Script(("vcd", "train")),
+    "main.py": Script(
+        ("vcd", "train"),
+        figures={r"\|\sTime\staken:\s*(.*?)(?:\n|$)": "seconds_per_10000_updates"},
+    ),
     "autoencoder_main.py": Script(("recommender", "train"), RECOMMENDER),
     # The sweep writes no report: each trial is a process of its own.
     "autoencoder_benchmark.py": Script(
         ("recommender", "sweep"),
         {"--batches-per-step": renamed("--device-iterations")},
         frozenset({"--compiler-report"}),
+        {"Aggregate average throughput over .* IPU devices = (.*) users/sec": "average_throughput"},
     ),
     "dense.py": Script(("kernel", "dense"), KERNEL),
     "grouped_conv.py": Script(("kernel", "grouped-conv"), KERNEL),

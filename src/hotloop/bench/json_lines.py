@@ -2,8 +2,8 @@
 
 An event is an object with an `event`, as in a run's events.jsonl; the result is the last object on standard output
 without one, as `--json` prints it. Where the result names its run's folder, the events can be had from there. A key
-may be a path: `cost.flops` is inside an object, `validation.loss` is the `loss` of events called validation. It
-knows no metrics.
+may be a path: `cost.flops` is inside an object, `validation.loss` is the `loss` of events called validation; and
+`loss|validation.loss` is both, in the order of the events. It knows no metrics.
 """
 
 import json
@@ -128,8 +128,12 @@ def _run_lines(result: Mapping[str, Any], folder: Path) -> Iterator[str]:
 
 
 def _of_event(record: Mapping[str, Any], key: str) -> Any:
-    """A plain key is looked up in logs; one that begins with an event's name in events of that name."""
+    """A plain key is looked up in logs, one that begins with an event's name in events of that name; | is or."""
+    key, _, others = key.partition("|")
     event, _, rest = key.partition(".")
+    value = _MISSING
     if rest and record["event"] == event:
-        return look_up(record, rest)
-    return look_up(record, key) if record["event"] == "log" else _MISSING
+        value = look_up(record, rest)
+    elif record["event"] == "log":
+        value = look_up(record, key)
+    return _of_event(record, others) if value is _MISSING and others else value

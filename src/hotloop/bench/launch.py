@@ -59,6 +59,8 @@ class Launch:
     """What stands for the command of an older script."""
     notices: tuple[str, ...] = ()
     """What is to know of that."""
+    figures: Mapping[str, str] = field(default_factory=dict)
+    """Patterns for the older script's lines -> the fields of the records that have their figures."""
 
 
 def prepare(benchmark: Benchmark, variant: Variant, log: Path, settings: Settings) -> Launch:
@@ -79,7 +81,9 @@ def prepare(benchmark: Benchmark, variant: Variant, log: Path, settings: Setting
     command = [*ours.command, *(() if "--json" in ours.command else ("--json",))]  # numbers without patterns
     env |= ours.environment
     argv = tuple(program(command, settings.python))
-    return Launch(argv, folder, env, shlex.join(words), shlex.join(command), tuple(ours.notices))
+    return Launch(
+        argv, folder, env, shlex.join(words), shlex.join(command), tuple(ours.notices), ours.figures
+    )
 
 
 def environment(own: Mapping[str, str], log: Path, settings: Settings) -> dict[str, str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from hotloop.bench.capture import lines
 from hotloop.bench.launch import Launch
-from hotloop.bench.metrics import Found, extract
+from hotloop.bench.metrics import Found, by_fields, extract
 from hotloop.bench.monitor import Monitor
 from hotloop.bench.process import GRACE, KEEP_BYTES, Outcome, run_one
 from hotloop.bench.record import metrics_of
@@ -75,7 +75,8 @@ def _judged(one: Selected, launch: Launch, folder: Path) -> Mapping[str, Any]:
     """The metrics; one that is missing fails the run, and is named."""
     # What ran decides how many copies printed: a hotloop command is one process, whatever stood before the script.
     ran = replace(one.variant, cmd=launch.hotloop_command or launch.command)
-    found = extract(one.benchmark, lines(folder / "stdout"), lines(folder / "stderr"), ran)
+    benchmark = by_fields(one.benchmark, launch.figures)
+    found = extract(benchmark, lines(folder / "stdout"), lines(folder / "stderr"), ran)
     metrics = metrics_of(one.benchmark, one.variant, found)
     if not found.problems:
         return {"status": "passed", "metrics": metrics}

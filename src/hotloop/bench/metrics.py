@@ -7,7 +7,7 @@ of the run that the program's result names. It knows no processes.
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hotloop.bench import reductions
 from hotloop.bench.expressions import ExpressionError, evaluate
@@ -92,6 +92,15 @@ def extract(
     derived = variant.derived if variant and variant.derived else benchmark.derived
     _derive(derived, _numbers(variant.params if variant else {}), found)
     return found
+
+
+def by_fields(benchmark: Benchmark, figures: Mapping[str, str]) -> Benchmark:
+    """The benchmark with metrics out of a program's records where it no longer prints what their patterns look for."""
+    metrics = [
+        replace(metric, field=metric.field or figures.get(metric.regexp or ""))
+        for metric in benchmark.metrics
+    ]
+    return replace(benchmark, metrics=tuple(metrics))
 
 
 def _read(line: str, is_stdout: bool, spoken: JsonLines, matches: Mapping[str, Matches]) -> None:

@@ -20,6 +20,9 @@ from hotloop.errors import MissingExtra
 Record = Mapping[str, Any]
 FRAME = ("event", "update", "epoch", "time", "elapsed", "nonfinite")
 _CURVES = ("log", "summary", "validation")
+_READ = {"loss": ("log",), "accuracy": ("log", "validation"), "throughput": ("log",)}
+"""What old patterns look for, and the events that they mean: in others it has no colon, or the last loss of a
+training would be that of its validation."""
 
 
 class Sink(Protocol):
@@ -54,7 +57,9 @@ def _figures(record: Record) -> Iterator[str]:
             text += " samples/sec"
         elif name.endswith("accuracy"):
             text = f"{fixed(100 * value) if isinstance(value, float | int) else text} %"
-        yield f"{name.replace('_', ' ')}: {text}"
+        read = _READ.get(name.rpartition("_")[2])
+        colon = "" if read and record["event"] not in read else ":"
+        yield f"{name.replace('_', ' ')}{colon} {text}"
 
 
 def console_line(record: Record) -> str:

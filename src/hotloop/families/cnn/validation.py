@@ -111,8 +111,9 @@ def validate(work: Work, record: Run, last: model.State | None, made: list[int])
 
 def _told(work: Work, record: Run, found: list[Validated]) -> dict[str, Any]:
     best = best_of(found)
+    # No colon: the last "accuracy: X %" of a log is that of the last checkpoint, as old patterns mean it.
     work.console.say(
-        f"best of {len(found)}: step {best.step}, epoch {best.epoch:g}, accuracy: {100 * best.accuracy:.2f} %"
+        f"best of {len(found)}: step {best.step}, epoch {best.epoch:g}, accuracy {100 * best.accuracy:.2f} %"
     )
     rows = [{"step": each.step, "epoch": each.epoch, **each.figures} for each in found]
     result: dict[str, Any] = {"validation": rows, "best": rows[found.index(best)]}

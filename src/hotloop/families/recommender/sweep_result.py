@@ -90,8 +90,9 @@ def tell(result: Mapping[str, Any], console: Console) -> None:
     console.table(
         tuple(COLUMNS), [[_cell(each[name]) for name in COLUMNS.values()] for each in result["trials"]]
     )
-    console.say(f"Total average throughput: {result['average_throughput']:.0f} samples/sec")
-    console.say(f"Total maximum throughput: {result['maximum_throughput']:.0f} samples/sec")
+    console.say(f"Aggregate average throughput: {result['average_throughput']:.0f} samples/sec")
+    # No colon: old patterns take the mean of every "throughput: X samples/sec", and the average alone is meant.
+    console.say(f"Aggregate maximum throughput = {result['maximum_throughput']:.0f} samples/sec")
     if result["best"] is not None:
         figure = "validation RMSE" if result["validated"] else "loss"
         console.say(f"lowest {figure}: train with --base-learning-rate {result['best']:g}")

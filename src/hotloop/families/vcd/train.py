@@ -4,7 +4,8 @@ What an update computes is in `model`; this is the order of things, and the name
 through the console that it is handed.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from fractions import Fraction
 from pathlib import Path
@@ -136,7 +137,7 @@ def once(config: Train, data: Images, console: Console, command: str) -> dict[st
     state = model.init(job, stream(key, "init", 0))
     say = (lambda _: None) if config.log_level in ("WARNING", "ERROR", "CRITICAL") else console.say
     settings = plain({**asdict(config), "images": len(data.train)})
-    sink = ConsoleSink(lambda text: say(text.replace("time taken:", "Time taken:")))  # as old patterns read
+    sink = ConsoleSink(lambda text: say(old_words(text)))
     with (
         Run.create(
             folder, settings, command=command, resume=config.resume, may_differ=MAY_DIFFER, sinks=[sink]
@@ -156,7 +157,7 @@ def once(config: Train, data: Images, console: Console, command: str) -> dict[st
             record,
             checkpoints if config.save_checkpoints else None,
             resumed=resumed,
-            on_log=_Clock(config.micro_batch_size, resumed.step if resumed else 0),
+            on_log=pace(config.micro_batch_size),
             progress=bar,
             latest=LATEST,
             guard="loss",
@@ -181,17 +182,20 @@ def numbered(data: Any, indices: Array) -> dict[str, Array]:
     return {"image": data.at[indices].get(mode="promise_in_bounds"), "index": indices}
 
 
-class _Clock:
-    """Adds to each log the seconds of device work since the last, and images a second under that name."""
+def pace(batch_size: int) -> Callable[[Event, Mapping[str, Any]], dict[str, float]]:
+    """Adds to each log what 10,000 updates would take, however many it is for, and images a second under that name."""
 
-    def __init__(self, batch_size: int, start: int):
-        self.batch_size, self.last = batch_size, start
-
-    def __call__(self, event: Event, figures: Mapping[str, Any]) -> dict[str, float]:
+    def on_log(event: Event, figures: Mapping[str, Any]) -> dict[str, float]:
         speed = figures["throughput"]
-        updates, self.last = event.update - self.last, event.update
-        seconds = updates * self.batch_size / speed if speed else 0.0
-        return {"time_taken": seconds, "images_per_second": speed}
+        timed = {"seconds_per_10000_updates": 10_000 * batch_size / speed} if speed else {}
+        return {**timed, "images_per_second": speed}
+
+    return on_log
+
+
+def old_words(line: str) -> str:
+    """A line of the log as old patterns read it: the time of 10,000 updates is `Time taken: X,` there."""
+    return re.sub(r"seconds per 10000 updates: ([^,]+)", r"Time taken: \1, for 10,000 updates", line)
 
 
 def final_figures(
