@@ -18,7 +18,7 @@ test: check  ## install with the test extras, then check and test everything tha
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow"
 
 test-slow: check  ## the tests that take longer
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -n auto --dist loadfile -m slow
 
 check: $(VENV)/.installed-test  ## format, lint, types and the import contract
 	$(BIN)/ruff format --check .
