@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -17,7 +18,8 @@ from hotloop.cli.main import find_command, main
 from hotloop.cli.parser import scan
 from hotloop.data.catalogue import known_set
 from hotloop.data.folders import find
-from hotloop.engine.run import read_events
+from hotloop.engine.run import Run, read_events
+from hotloop.engine.run_folder import take
 from hotloop.families.vcd import saved, train
 from hotloop.families.vcd.config import PRESETS, Train
 from hotloop.options import build, options_of
@@ -161,6 +163,19 @@ def test_a_run_leaves_records_with_every_figure_and_a_result(digits, tmp_path, c
     assert again["log_likelihood"] == pytest.approx(result["test"]["log_likelihood"], abs=1e-3)
     assert main(["vcd", "samples", str(tmp_path / "default"), "--rows", "2", "--columns", "2"]) == 0
     assert (tmp_path / "default" / "samples" / "prior.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_name_of_a_run_killed_before_its_first_record_is_free(tmp_path):
+    config = replace(Train(), results_dir=tmp_path, run_name="night")
+    (tmp_path / "night").mkdir()
+    (tmp_path / "night" / "config.json").write_text("{}")
+    assert train.run_folder(config) == tmp_path / "night"
+    with Run.create(tmp_path / "night", {}, command="x", environment={}):
+        assert train.run_folder(config) == tmp_path / "night_0"
+    assert train.run_folder(config) == tmp_path / "night_0"
+    lock = take(tmp_path / "night_0", resume=False)  # another process is about to begin there
+    assert train.run_folder(config) == tmp_path / "night_1"
+    os.close(lock)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """A run's folder: one process, one config, whole records, whatever kills it."""
 
+import errno
 import json
 import math
 import os
@@ -229,6 +230,162 @@ def test_a_killed_process_leaves_whole_records_and_no_lock(tmp_path):
     new_run(tmp_path, resume=True, environment={"cores": 2}).close()
 
 
+class Killed(BaseException):
+    pass
+
+
+class Kill:
+    """Lets a process make some system calls and none after them, as a kill does."""
+
+    CALLS = ("mkdir", "open", "write", "pwrite", "ftruncate", "truncate", "fsync", "replace", "unlink")
+
+    def __init__(self, monkeypatch, calls):
+        self.left = calls
+        for name in self.CALLS:
+            monkeypatch.setattr(os, name, self._counted(getattr(os, name)))
+
+    def _counted(self, call):
+        def counted(*words, **options):
+            if self.left <= 0:
+                raise Killed
+            self.left -= 1
+            return call(*words, **options)
+
+        return counted
+
+
+def kill_after(calls, monkeypatch, work):
+    """Whether the work was killed after so many system calls."""
+    with monkeypatch.context() as patched:
+        Kill(patched, calls)
+        try:
+            work()
+        except Killed:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("next_try", ["start", "resume"])
+@pytest.mark.parametrize("there_before", [False, True])
+def test_a_kill_at_any_moment_leaves_a_folder_that_can_start_or_resume(
+    tmp_path, monkeypatch, there_before, next_try
+):
+    moments = 0
+    while True:
+        path = tmp_path / f"{moments:02d}"
+        if there_before:
+            path.mkdir()
+        if not kill_after(moments, monkeypatch, lambda: new_run(path)):  # noqa: B023
+            break
+        try:
+            run = new_run(path, resume=next_try == "resume")
+        except RunError as error:
+            other = {"start": "continue it with --resume", "resume": "start it without --resume"}
+            assert other[next_try] in str(error), moments
+            run = new_run(path, resume=next_try != "resume")
+        run.close()
+        assert {file.name for file in path.iterdir()} == {
+            ".lock",
+            "config.json",
+            "environment.json",
+            "events.jsonl",
+        }
+        assert [record["event"] for record in events_of(path)][-2:] == ["start", "end"]
+        new_run(path, resume=True).close()
+        moments += 1
+    assert moments > 8
+
+
+def test_a_kill_at_any_moment_of_a_resume_leaves_a_folder_that_resumes(tmp_path, monkeypatch):
+    moments = 0
+    while True:
+        path = tmp_path / f"{moments:02d}"
+        with new_run(path) as run:
+            run.event("log", update=1, epoch=0.5, loss=0.5)
+        with (path / "events.jsonl").open("a") as file:
+            file.write("torn")
+        if not kill_after(moments, monkeypatch, lambda: new_run(path, resume=True)):  # noqa: B023
+            break
+        with pytest.raises(RunError, match="already holds a run"):
+            new_run(path)
+        new_run(path, resume=True).close()
+        assert [record["event"] for record in events_of(path)][:3] == ["start", "log", "end"]
+        assert not list(path.glob(".*.part"))
+        moments += 1
+    assert moments > 5
+
+
+def test_a_folder_with_checkpoints_but_no_records_is_no_kill_and_stays(tmp_path):
+    new_run(tmp_path).close()
+    (tmp_path / "events.jsonl").unlink()
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(RunError, match=r"already holds a run \(config.json\)"):
+        new_run(tmp_path)
+
+
+def test_a_folder_left_between_config_and_environment_by_an_older_version_resumes_and_starts(tmp_path):
+    for resume in (True, False):
+        path = tmp_path / str(resume)
+        path.mkdir()
+        records.write_json(path / "config.json", CONFIG)
+        new_run(path, resume=resume).close()
+        assert records.read_json(path / "environment.json") == HERE
+        assert [record["event"] for record in events_of(path)] == ["start", "end"]
+
+
+def test_a_run_without_its_environment_resumes_with_a_warning(tmp_path):
+    new_run(tmp_path).close()
+    (tmp_path / "environment.json").unlink()
+    new_run(tmp_path, resume=True).close()
+    (warning,) = [record["message"] for record in events_of(tmp_path) if record["event"] == "warning"]
+    assert "environment.json was gone" in warning
+
+
+def test_a_full_disk_is_one_line_and_leaves_no_parts(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for call in ("write", "pwrite", "fsync"):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, call, full)
+            if call == "pwrite":
+                new_run(tmp_path / call).close()  # the holder's number is a courtesy
+            else:
+                with pytest.raises(RunError, match=r"cannot write in .*No space left on device"):
+                    new_run(tmp_path / call)
+        assert not list((tmp_path / call).glob(".*.part"))
+    new_run(tmp_path / "write").close()
+
+
+def test_a_file_size_limit_is_not_called_a_full_disk(tmp_path, monkeypatch):
+    with new_run(tmp_path) as run, monkeypatch.context() as patched:
+        write, parts = os.write, []
+
+        def limited(file, data):
+            if parts:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+            parts.append(data)
+            return write(file, data[:5])  # as a limit lets the first part through
+
+        patched.setattr(os, "write", limited)
+        with pytest.raises(RunError, match=r"cannot write .*events.jsonl: File too large"):
+            run.event("log", update=1, epoch=0.5, loss=0.5)
+    assert [record["event"] for record in events_of(tmp_path)] == ["start", "end"]
+
+
+def test_the_error_that_ends_a_run_is_told_even_where_its_end_cannot_be_written(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    good = Collecting()
+    with pytest.raises(ZeroDivisionError), new_run(tmp_path, sinks=[good]):
+        monkeypatch.setattr(os, "write", full)
+        raise ZeroDivisionError
+    monkeypatch.undo()
+    assert good.closed
+    new_run(tmp_path, resume=True).close()
+
+
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match=r"cannot make the run folder .*Not a directory; choose another one"):
@@ -273,15 +430,16 @@ def test_sinks_see_the_records_that_are_on_disk_and_a_failing_one_costs_nothing(
 class Stuck(Collecting):
     """Answers never to what it is told; a thread that waits for it can only be left behind."""
 
-    patience = 0.05
-
     def __init__(self, in_what):
         super().__init__()
         self.in_what, self.threads = in_what, []
+        self.patience = 60.0  # for what it does answer to, however busy the machine is
 
     def write(self, record):
         if self.in_what == "write" and record["event"] == "log":
             self._hang()
+        if record["event"] == {"write": "start", "close": "end"}[self.in_what]:
+            self.patience = 0.05
         super().write(record)
 
     def close(self):

@@ -3,10 +3,12 @@
 It knows nothing of what the records mean.
 """
 
+import glob
 import json
 import math
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +51,25 @@ def write_json(path: Path, value: Any) -> None:
     """Replace the file in one step: a reader sees the old text or the new one, never a part."""
     text = json.dumps(plain(value), indent=2, allow_nan=False) + "\n"
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with part.open("w") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    part.replace(path)
+    try:
+        file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        try:
+            write_whole(file, text.encode())
+            os.fsync(file)
+        finally:
+            os.close(file)
+        part.replace(path)
+    except BaseException:
+        with suppress(OSError):  # a full disk gets its room back; it was never there on one that only reads
+            part.unlink()
+        raise
+
+
+def remove_parts(path: Path) -> None:
+    """Remove what killed processes left of their `write_json` of this file; no living one may be writing it."""
+    for part in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+        with suppress(OSError):
+            part.unlink()
 
 
 def write_whole(descriptor: int, data: bytes) -> None:

@@ -11,6 +11,7 @@ import secrets
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -73,9 +74,9 @@ class Run:
             check_kind(path, resume)
             now = plain(_environment() if environment is None else environment)
             warnings = resume_warnings(path, config, now, may_differ) if resume else []
-            records.write_json(path / "config.json", config)
-            if not resume:
+            if not (resume and (path / "environment.json").exists()):
                 records.write_json(path / "environment.json", now)
+            records.write_json(path / "config.json", config)
             run = cls(path, lock, sinks)
         except OSError as error:
             os.close(lock)
@@ -83,9 +84,13 @@ class Run:
         except BaseException:
             os.close(lock)
             raise
-        run.event("start", command=command, folder=str(path), resumed=resume, process=os.getpid())
-        for message in warnings:
-            run.event("warning", message=message)
+        try:
+            run.event("start", command=command, folder=str(path), resumed=resume, process=os.getpid())
+            for message in warnings:
+                run.event("warning", message=message)
+        except BaseException:
+            run._let_go()
+            raise
         return run
 
     def add_sink(self, sink: Sink) -> None:
@@ -154,13 +159,21 @@ class Run:
         if self._lock is None:
             return
         try:
-            self.event("end", status=status, **figures)
-            self._close_sinks()
+            try:
+                self.event("end", status=status, **figures)
+            finally:
+                self._close_sinks()
             os.fsync(self._events)
+        except OSError as error:
+            raise RunError(f"cannot write {self.path / 'events.jsonl'}: {error.strerror}") from None
         finally:
-            os.close(self._events)
-            os.close(self._lock)
-            self._lock = None
+            self._let_go()
+
+    def _let_go(self) -> None:
+        assert self._lock is not None
+        os.close(self._events)
+        os.close(self._lock)
+        self._lock = None
 
     def __enter__(self) -> "Run":
         return self
@@ -170,10 +183,12 @@ class Run:
     ) -> None:
         if kind is None:
             self.close()
-        elif issubclass(kind, KeyboardInterrupt):
-            self.close("interrupted")
-        else:
-            self.close("failed", error=f"{kind.__name__}: {error}".split("\n")[0])
+            return
+        with suppress(RunError):  # a disk that is full has no room for the end: the first error says more
+            if issubclass(kind, KeyboardInterrupt):
+                self.close("interrupted")
+            else:
+                self.close("failed", error=f"{kind.__name__}: {error}".split("\n")[0])
 
 
 def _environment() -> Mapping[str, Any]:

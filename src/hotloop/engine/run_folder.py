@@ -1,19 +1,23 @@
 """Taking a run's folder: the lock, the refusal to mix two runs, and what may differ when one is resumed.
 
-It deletes nothing and writes nothing but the lock; the records themselves are `run.py`'s.
+A folder holds a run from its first record on. One that a kill left before that holds nothing to lose, and the next
+run takes it over. It deletes nothing but what was left half written of the folder's own files, and writes nothing but
+the lock; the records themselves are `run.py`'s.
 """
 
 import fcntl
 import os
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hotloop.engine.records import drop_torn_line, read_json
+from hotloop.engine.records import drop_torn_line, read_json, remove_parts
 from hotloop.errors import RunError
 from hotloop.options import plain
 
-LOCK = ".lock"
+LOCK, RECORDS = ".lock", "events.jsonl"
+WRITTEN_WHOLE = ("environment.json", "config.json")
 # What the last bits of a sum depend on; a resumed run that finds another value says so.
 NUMERICS = ("cores", "cpu", "device_count", "device_kinds", "jax", "jaxlib", "platform", "xla_flags")
 
@@ -22,6 +26,8 @@ def take(path: Path, resume: bool) -> int:
     """Make the folder if need be and hold its lock (a descriptor); a dead process holds none."""
     if resume and not path.is_dir():
         raise RunError(f"nothing to resume: {path} is not a run folder; start it without --resume")
+    if resume and not _found(path):
+        raise RunError(f"nothing to resume: {path} holds no run; start it without --resume")
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
@@ -29,26 +35,66 @@ def take(path: Path, resume: bool) -> int:
         raise RunError(f"cannot make the run folder {path}: {error.strerror}; choose another one") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+        _sign(lock)
+    except BlockingIOError:
         holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
         os.close(lock)
         raise RunError(
             f"{path} is in use by process {holder}: wait for it or choose another folder"
         ) from None
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    except BaseException:
+        os.close(lock)
+        raise
+    for name in WRITTEN_WHOLE:
+        remove_parts(path / name)
     return lock
 
 
+def _sign(lock: int) -> None:
+    """Leave this process's number for whoever finds the folder taken; a full disk has no room even for that."""
+    with suppress(OSError):
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+
+
+def _found(path: Path) -> list[str]:
+    return [name for name in ("config.json", RECORDS) if (path / name).exists()]
+
+
 def check_kind(path: Path, resume: bool) -> None:
-    """A new run needs a folder without one; a resumed one needs a folder with one."""
-    found = [name for name in ("config.json", "events.jsonl") if (path / name).exists()]
-    if found and not resume:
+    """A new run needs a folder without one; what a kill left before the first record of one is taken over."""
+    found = _found(path)
+    if not resume and found and not is_only_begun(path):
         raise RunError(
             f"{path} already holds a run ({found[0]}): continue it with --resume, or choose another folder"
         )
-    if resume and not found:
-        raise RunError(f"nothing to resume: {path} holds no run; start it without --resume")
+    if not resume:
+        drop_torn_line(path / RECORDS)
+
+
+def is_only_begun(path: Path) -> bool:
+    """Whether a process was killed in this folder before its run's first record, and nothing else is there."""
+    try:
+        names = {file.name for file in path.iterdir() if not file.name.endswith(".part")}
+        begun = names <= {LOCK, RECORDS, *WRITTEN_WHOLE}
+        return begun and (RECORDS not in names or b"\n" not in (path / RECORDS).read_bytes())
+    except OSError:
+        return False
+
+
+def is_held(path: Path) -> bool:
+    """Whether a living process holds the folder."""
+    try:
+        lock = os.open(path / LOCK, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
 
 
 def config_of(path: Path, family: str, needed: Collection[str]) -> dict[str, Any]:
@@ -77,9 +123,12 @@ def resume_warnings(
             f"{path} cannot resume with another config: {'; '.join(wrong)}; use the old values or a new one"
         )
     lines = [f"resumed with another config: {text}" for text in changed.values()]
-    then = read_json(path / "environment.json")
-    numerics = {key: text for key, text in differences(then, environment).items() if key in NUMERICS}
-    lines += [f"resumed elsewhere: {text}; last bits may differ" for text in numerics.values()]
+    if (path / "environment.json").exists():
+        then = read_json(path / "environment.json")
+        numerics = {key: text for key, text in differences(then, environment).items() if key in NUMERICS}
+        lines += [f"resumed elsewhere: {text}; last bits may differ" for text in numerics.values()]
+    elif not is_only_begun(path):
+        lines.append("environment.json was gone: if the run began elsewhere, last bits may differ")
     if torn := drop_torn_line(path / "events.jsonl"):
         lines.append(f"dropped an unfinished record of {torn} bytes from events.jsonl")
     return lines

@@ -25,6 +25,7 @@ from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.loop import Program
 from hotloop.engine.plan import Batch, Event, Plan, plan_updates
 from hotloop.engine.run import Run
+from hotloop.engine.run_folder import is_held, is_only_begun
 from hotloop.engine.sinks import ConsoleSink
 from hotloop.engine.where import platform
 from hotloop.errors import OptionError, RunError
@@ -222,7 +223,10 @@ def elbo(job: model.Job, state: Any, rows: NDArray[np.uint8]) -> float:
 
 
 def run_folder(config: Train) -> Path:
-    """RESULTS/NAME, or NAME_0, NAME_1, ... where that is taken. To resume: the run named, else the newest."""
+    """RESULTS/NAME, or NAME_0, NAME_1, ... where that is taken. To resume: the run named, else the newest.
+
+    One that was killed before its first record is no run, and its name is free.
+    """
     first = config.results_dir / (config.run_name or Path(config.config_file).stem)
     if config.resume and config.run_name:
         return first
@@ -231,7 +235,8 @@ def run_folder(config: Train) -> Path:
         taken.append(free)
         free = first.with_name(f"{first.name}_{len(taken) - 1}")
     if not config.resume:
-        return free
+        killed = taken and is_only_begun(taken[-1]) and not is_held(taken[-1])
+        return taken[-1] if killed else free
     if not taken:
         raise RunError(f"nothing to resume: {first} does not exist; start it without --resume")
     return taken[-1]
