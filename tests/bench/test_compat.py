@@ -90,15 +90,31 @@ def test_only_the_cnn_takes_the_replicas_of_poprun():
     ("old", "new"),
     [
         ("--training False --checkpoint-input-dir d", "validate --checkpoint-input-dir d"),
-        ("--seed 1 --training=no", "validate --seed 1"),
-        ("--no-training --seed 1", "validate --seed 1"),
+        ("--training False --checkpoint-input d", "validate --checkpoint-input d"),
+        ("--no-training --checkpoint_input_dir d", "validate --checkpoint_input_dir d"),
+        ("--seed 1 --training=no", "train --seed 1 --training=no"),
+        ("--no-training --seed 1", "train --no-training --seed 1"),
         ("--training False --training True", "train --training False --training True"),
         ("--training", "train --training"),
         ("--validation False", "train --validation False"),
     ],
 )
-def test_a_cnn_that_does_not_train_validates(old, new):
+def test_a_cnn_that_does_not_train_validates_the_checkpoints_that_are_named_or_random_weights(old, new):
     assert str(translated(f"train.py {old}")) == f"hotloop cnn {new}"
+
+
+@pytest.mark.parametrize(
+    ("old", "added"),
+    [
+        ("--checkpoint-output-dir d --checkpoint-input-dir d", " --clean-dir True"),
+        ("--checkpoint-input-dir d --clean-dir False", ""),
+        ("--checkpoint-input-dir d --clean no", ""),
+        ("--checkpoint-input-dir d --config-path own.yml", ""),
+        ("--checkpoint-output-dir d", ""),
+    ],
+)
+def test_checkpoints_that_the_old_program_validated_are_removed_as_it_removed_them(old, added):
+    assert str(translated(f"train.py {old}")) == f"hotloop cnn train {old}{added}"
 
 
 @pytest.mark.parametrize(

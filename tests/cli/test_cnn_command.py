@@ -227,15 +227,82 @@ def test_validation_alone_of_a_folder_finds_the_same_figures_and_changes_nothing
     assert content(folder / "checkpoints") == before
 
 
-def test_without_checkpoints_random_weights_are_validated_with_a_warning(tmp_path, toy):
+@pytest.mark.parametrize("what", ["run", "run/checkpoints"])
+def test_a_runs_folder_is_all_that_its_validation_needs(what, whole, tmp_path, monkeypatch):
+    result, _, folder = whole
+    before = content(folder)
+    monkeypatch.chdir(tmp_path)
+    status, again, said = called("validate", folder.parent / what)
+    assert status == 0, said
+    assert again["validation"] == result["validation"] and again["best"] == result["best"]
+    assert "(the run had" not in said and "update 6, epoch 1.00" in said and "run" not in again
+    assert content(folder) == before and not list(tmp_path.iterdir())
+
+
+def test_an_option_beside_a_runs_folder_wins_and_is_told(whole, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["--top-k", "3", "--seed", "5", "--precision", "16.32"]
+    status, result, said = called("validate", whole[2], *words)
+    assert status == 0, said
+    assert "option --top-k: 3 (the run had 5)\n" in said
+    assert "option --precision: 16.32 (the run had 32.32)\n" in said and said.count("(the run had") == 2
+    assert all("validation_top_3" in row for row in result["validation"])
+    for words, reason in (
+        ([whole[2], "--model", "toy_model"], "holds a toy_model_bn"),
+        ([whole[2], "--config", "mnist_toy"], "keep one"),
+        ([tmp_path], "neither a run's folder (config.json) nor one of checkpoints (network.json)"),
+    ):
+        status, result, _ = called("validate", *words)
+        assert status == 2 and reason in result["error"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_checkpoints_away_from_their_run_are_validated_by_what_they_tell_of_their_network(
+    whole, digits, tmp_path
+):
+    shutil.copytree(whole[2] / "checkpoints", tmp_path / "moved")
+    words = ["--dataset-path", digits, "--validation-micro-batch-size", "7"]
+    status, result, said = called("validate", tmp_path / "moved", *words)
+    assert status == 0, said
+    assert result["validation"] == whole[0]["validation"]
+
+
+def test_a_folder_that_is_not_there_is_an_error_and_random_weights_need_their_word(tmp_path, toy):
     (tmp_path / "empty").mkdir()
-    status, result, said = called("validate", *toy, "--checkpoint-input-dir", tmp_path / "empty")
-    assert status == 0 and "empty: holds no checkpoint; random weights are validated" in said
+    before = sorted(tmp_path.iterdir())
+    empty = ["--checkpoint-input-dir", tmp_path / "empty"]
+    typo = ["--checkpoint-input-dir", tmp_path / "typo"]
+    for words, reason in (
+        (["validate", *toy, *typo], "typo: no such folder"),
+        (["validate", tmp_path / "typo"], "typo: no such folder"),
+        (["validate", *toy, *typo, "--random-weights"], "typo: no such folder"),
+        (["train", *toy, *typo], "typo: no such folder"),
+        (["train", *toy, *typo, "--training", "False"], "typo: no such folder"),
+        (["validate", *toy, *empty], "empty: no network.json there"),
+        (["validate", *toy], "or --random-weights"),
+        (["train", *toy, "--random-weights"], "--random-weights: goes with validation alone"),
+        (["train", *toy, "--resume", "--training", "False"], "`hotloop cnn validate RUN`"),
+    ):
+        status, result, _ = called(*words)
+        assert status == 2 and reason in result["error"], result
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_random_weights_are_validated_where_that_is_asked_for(tmp_path, toy, whole):
+    (tmp_path / "empty").mkdir()
+    before = sorted(tmp_path.iterdir())
+    words = ["--random-weights", "--checkpoint-input-dir", tmp_path / "empty"]
+    status, result, said = called("validate", *toy, *words)
+    assert status == 0 and "empty holds no checkpoint; random weights are validated" in said
     assert [row["step"] for row in result["validation"]] == [0] and result["best"] is None
-    assert (tmp_path / "empty").is_dir()
-    words = ["--synthetic-data", "host", "--validation-micro-batch-size", "2500", "--run-name", "made-up"]
+    status, again, said = called("train", *toy, "--training", "False")  # what the old line has always meant
+    assert status == 0 and again["validation"] == result["validation"]
+    status, result, _ = called("validate", whole[2], "--random-weights")
+    assert status == 2 and "holds checkpoints; leave out one" in result["error"]
+    words = ["--synthetic-data", "host", "--validation-micro-batch-size", "2500", "--random-weights"]
     status, result, said = called("validate", *toy, *words)
     assert status == 0 and "there is no checkpoint to validate; random weights are validated" in said
+    assert sorted(tmp_path.iterdir()) == before
     (row,) = result["validation"]
     assert row["samples"] == 10_000
     assert row["validation_accuracy"] == pytest.approx(0.1, abs=0.03)
@@ -257,11 +324,40 @@ def another(folder, step, network):
 
 
 def test_checkpoints_that_were_not_validated_are_not_cleaned_away(toy, tmp_path):
-    status, result, said = called(
-        "train", *toy, "--checkpoint-input-dir", tmp_path / "typo", "--run-name", "stays"
-    )
+    (tmp_path / "empty").mkdir()
+    words = ["--checkpoint-input-dir", tmp_path / "empty", "--clean-dir"]
+    status, result, said = called("train", *toy, *words, "--run-name", "stays")
     assert status == 0 and "3 checkpoints of this run stay" in said
+    assert "empty holds no checkpoint; the last weights are validated" in said
     assert len(list((Path(result["run"]) / "checkpoints").glob("[0-9]*"))) == 3
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_the_best_and_the_last_checkpoint_stay_and_can_be_used(named, toy, whole, tmp_path, monkeypatch):
+    """Also where both folders are named and are the same, as in the old benchmark."""
+    rows = [{"validation_accuracy": accuracy, "samples": TEST} for accuracy in (0.2, 0.4, 0.3)]
+    monkeypatch.setattr("hotloop.families.cnn.validation.figures_of", lambda sums, top: rows.pop(0))
+    kept = tmp_path / "kept" if named else tmp_path / "run" / "checkpoints"
+    words = ["--checkpoint-output-dir", kept, "--checkpoint-input-dir", kept] if named else []
+    status, result, said = called("train", *toy, *words)
+    assert status == 0, said
+    assert f"of 3 checkpoints the best (step 12) and the last (step 18) stay in {kept}" in said
+    assert sorted(path.name for path in kept.iterdir()) == ["00000012", "00000018", "network.json"]
+    monkeypatch.undo()
+    status, result, said = called("validate", tmp_path / "run")
+    assert status == 0 and result["validation"] == whole[0]["validation"][1:]
+
+
+def test_a_cleaned_run_says_what_became_of_its_checkpoints_and_how_to_keep_them(toy, tmp_path):
+    status, _, said = called("train", *toy, "--num-epochs", "1", "--clean-dir")
+    assert status == 0 and "removed 1 checkpoints, as --clean-dir asks for" in said
+    for words in (["validate", tmp_path / "run"], ["predict", tmp_path / "run", "any.png"]):
+        for path in (tmp_path / "run", tmp_path / "run" / "checkpoints"):
+            words[1] = path
+            status, result, _ = called(*words)
+            assert status == 2
+            assert "run: its checkpoints were removed after the validation, as --clean-dir" in result["error"]
+            assert "train again without it, and the best and the last stay" in result["error"]
 
 
 def test_clean_dir_removes_what_the_run_made_and_nothing_else(toy, whole, tmp_path):
@@ -270,7 +366,7 @@ def test_clean_dir_removes_what_the_run_made_and_nothing_else(toy, whole, tmp_pa
     (kept / "notes.txt").write_text("mine")
     another(kept, 4, whole[2] / "checkpoints" / "network.json")
     before = content(kept)
-    status, result, said = called("train", *toy, "--checkpoint-output-dir", kept)
+    status, result, said = called("train", *toy, "--checkpoint-output-dir", kept, "--clean-dir", "True")
     assert status == 0 and "removed 3 checkpoints" in said
     assert [row["step"] for row in result["validation"]] == [6, 12, 18]
     assert not (tmp_path / "run" / "checkpoints").exists()
@@ -279,7 +375,8 @@ def test_clean_dir_removes_what_the_run_made_and_nothing_else(toy, whole, tmp_pa
     about = Path("network.json")
     assert {**after, about: b""} == {**before, about: b""}
     (tmp_path / "mine").mkdir()
-    status, _, _ = called("train", *toy, "--run-name", "own", "--checkpoint-output-dir", tmp_path / "mine")
+    words = ["--run-name", "own", "--clean-dir", "--checkpoint-output-dir", tmp_path / "mine"]
+    status, _, _ = called("train", *toy, *words)
     assert status == 0 and not list((tmp_path / "mine").iterdir())  # empty again, and still there
 
 
@@ -357,15 +454,13 @@ def test_a_run_goes_on_from_its_own_step_beside_newer_ones_of_a_run_that_came_be
 
 
 def test_a_finished_run_whose_checkpoints_were_cleaned_does_not_start_over(toy, tmp_path):
-    status, _, said = called("train", *toy, "--num-epochs", "1")
+    status, _, said = called("train", *toy, "--num-epochs", "1", "--clean-dir")
     assert status == 0 and "removed 1 checkpoints" in said
     before = content(tmp_path)
     status, _, said = called("train", *toy, "--num-epochs", "1", "--resume")
     (error,) = [line for line in said.splitlines() if line.startswith("hotloop: error:")]
     assert status == 2 and content(tmp_path) == before
-    assert (
-        "finished and its checkpoints were removed by --clean-dir (False keeps them); to train again" in error
-    )
+    assert "finished and its checkpoints were removed, as --clean-dir asked for; to train again" in error
 
 
 def test_a_run_without_checkpoints_starts_over_with_a_notice_but_not_once_it_is_finished(

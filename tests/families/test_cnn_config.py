@@ -27,7 +27,7 @@ DEFAULTS = {
     "checkpoint_input_dir": None,
     "checkpoint_output_dir": None,
     "ckpt_all_instances": False,
-    "clean_dir": True,
+    "clean_dir": None,  # True: all went, and the trained weights with them
     "dataset": "cifar10",
     "dataset_path": ".",
     "model_name": "toy_model",
@@ -91,6 +91,7 @@ DEFAULTS = {
 }
 OWN = {
     "skip_corrupt": False,
+    "random_weights": False,
     "half": "bfloat16",
     "exclude_norms_and_biases": False,
     "statistics_rule": "spread",

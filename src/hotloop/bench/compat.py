@@ -158,11 +158,26 @@ def group_of(words: Sequence[str]) -> Group:
 
 
 def cnn_command(groups: Sequence[Group]) -> tuple[tuple[str, ...], list[Group]]:
-    """`cnn train`, or `cnn validate` where the last word on training was no."""
+    """`cnn train`, or `cnn validate` where the last word on training was no and checkpoints are named.
+
+    The old program removed the checkpoints that it had validated, unless it was told not to: those in a folder that
+    was named for both. Without training and checkpoints it validated random weights; so does `cnn train` then.
+    """
     asked = [group for group in groups if group.name in ("--training", "--no-training")]
-    if not asked or not says_no(asked[-1]):
+    trains = not asked or not says_no(asked[-1])
+    if not any(is_short_for(group.name, "--checkpoint-input-dir", "--checkpoint-i") for group in groups):
         return ("cnn", "train"), list(groups)
-    return ("cnn", "validate"), [group for group in groups if group not in asked]
+    if not trains:
+        return ("cnn", "validate"), [group for group in groups if group not in asked]
+    has_its_word = any(
+        is_short_for(group.name, "--clean-dir", "--cl") or group.name == "--config-path" for group in groups
+    )
+    return ("cnn", "train"), [*groups, *([] if has_its_word else [group_of(["--clean-dir", "True"])])]
+
+
+def is_short_for(typed: str, option: str, shortest: str) -> bool:
+    """Whether what was typed is the option, or enough of it."""
+    return option.startswith(typed) and typed.startswith(shortest)
 
 
 def says_no(group: Group) -> bool:

@@ -6,9 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from hotloop.cli.command import Command, Context, on_device
-from hotloop.families.cnn.config import Train
+from hotloop.errors import OptionError
+from hotloop.families.cnn.config import Train, Validate
 from hotloop.families.cnn.data_config import BenchmarkConfig, BuildConfig, VerifyConfig
 from hotloop.families.cnn.named import PRESETS
+from hotloop.families.cnn.of_run import values_of
 from hotloop.families.cnn.small_config import Describe, Import, Predict
 
 FAMILY = "hotloop.families.cnn"
@@ -44,8 +46,13 @@ def run_train(config: Train, context: Context) -> Mapping[str, Any]:
     return train.run(config, context, " ".join(["hotloop", *context.argv]), context.given)
 
 
-def run_validate(config: Train, context: Context) -> Mapping[str, Any]:
-    """Only validate."""
+def run_validate(config: Validate, context: Context) -> Mapping[str, Any]:
+    """Only validate; random weights only where that is asked for."""
+    if config.checkpoint_input_dir is None and not config.random_weights:
+        raise OptionError(
+            "RUN is needed: the folder of a run or of its checkpoints (--checkpoint-input-dir names one, too), "
+            "or --random-weights"
+        )
     return run_train(replace(config, training=False), context)
 
 
@@ -86,10 +93,11 @@ COMMAND = Command(
         ),
         Command(
             "validate",
-            "Validate checkpoints (--checkpoint-input-dir), or random weights.",
-            Train,
+            "Validate the checkpoints of a run with the run's own options.",
+            Validate,
             run_validate,
             presets=PRESETS,
+            run_values=values_of,
         ),
         Command(
             "predict",

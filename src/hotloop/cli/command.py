@@ -69,6 +69,8 @@ class Command:
     """An option of its own that names a preset or a file, where the old program had one."""
     translate: Callable[[Mapping[str, Any], str], tuple[Mapping[str, Any], Sequence[str]]] | None = None
     """(a file's contents, its name) -> option values and notices, for files in the old program's shape."""
+    run_values: Callable[[Path], Mapping[str, Any]] | None = None
+    """(the folder that its argument `run` names) -> that run's option values, below the command line's."""
     verbatim: bool = False
     """From the first word that is no option on, everything is an argument, even what looks like an option."""
 

@@ -15,7 +15,7 @@ from hotloop.cli.command import Command, Common
 from hotloop.cli.console import print_json
 from hotloop.cli.parser import Names
 from hotloop.errors import OptionError
-from hotloop.options import Option, construct, did_you_mean, options_of
+from hotloop.options import Option, construct, did_you_mean, options_of, plain
 from hotloop.options.declare import shown
 from hotloop.options.document import Key, parse
 from hotloop.options.paths import expand
@@ -32,6 +32,8 @@ class Resolved:
     common: Common
     sources: Mapping[str, str]
     notices: Sequence[str] = ()
+    replacements: Sequence[str] = ()
+    """A line for each option of the command line that has another value than the run that is used."""
 
 
 @dataclass(frozen=True)
@@ -52,21 +54,31 @@ def resolve(command: Command, given: Mapping[str, Any]) -> Resolved:
     if old is not None and (name or path):
         word = f"--{command.config_option.replace('_', '-')}"
         raise OptionError(f"{word} {old}: names a configuration, and so does --config; keep one")
-    layer = _old_layer(command, old) if old else _layer(command, name, path)
+    run = given.get("run") if command.run_values else None
+    if run is not None and (name or path):
+        raise OptionError(f"RUN {run}: its options are used, and --config names others; keep one")
+    if run is not None:
+        layer = _run_layer(command, run)
+    else:
+        layer = _old_layer(command, old) if old else _layer(command, name, path)
     sources: dict[str, str] = {}
     accepted: dict[str, Any] = {}
+    replacements: list[str] = []
     for option in (*options_of(command.config), *common_options.values()):
         sources[option.name] = "default"
         if option.name in layer.values:
             raw, origin = layer.values[option.name]
             accepted[option.name], sources[option.name] = option.accept(raw, origin), layer.source
         if option.name in given:
-            accepted[option.name], sources[option.name] = option.accept(given[option.name]), "command line"
+            value = option.accept(given[option.name])
+            if run is not None and accepted.get(option.name, value) != value:
+                replacements.append(_replacement(option, value, accepted[option.name]))
+            accepted[option.name], sources[option.name] = value, "command line"
     sources = {
         name: source for name, source in sources.items() if name in SETTABLE or name not in common_options
     }
     common = construct(Common, {key: accepted.pop(key) for key in common_options if key in accepted})
-    return Resolved(construct(command.config, accepted), common, sources, layer.notices)
+    return Resolved(construct(command.config, accepted), common, sources, layer.notices, replacements)
 
 
 def _layer(command: Command, name: str | None, path: Path | None) -> Layer:
@@ -84,6 +96,21 @@ def _layer(command: Command, name: str | None, path: Path | None) -> Layer:
         )
         raise OptionError(f"--config {name}: '{command.name}' has no such preset{known}")
     return _named(f"preset {name}", f"preset {name}", command.presets[name], command)
+
+
+def _run_layer(command: Command, run: str) -> Layer:
+    """The options of a run; what this command has no option for is not its business."""
+    assert command.run_values is not None
+    known = {option.name: option for option in options_of(command.config)}
+    found = command.run_values(known["run"].accept(run))
+    values = {name: (value, f"run {run}: ") for name, value in found.items() if name in known}
+    return Layer(f"run {run}", values)
+
+
+def _replacement(option: Option, value: Any, had: Any) -> str:
+    """That the command line has another value than the run."""
+    new, old = (shown("none" if each is None else plain(each)) for each in (value, had))
+    return f"option {option.spelling}: {new} (the run had {old})"
 
 
 def _old_layer(command: Command, name: str) -> Layer:

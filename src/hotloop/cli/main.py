@@ -133,6 +133,8 @@ def execute(command: Command, path: str, words: list[str]) -> int:
     )
     for notice in resolved.notices:
         context.warn(notice)
+    for line in resolved.replacements:
+        context.say(line)
     assert command.run is not None
     result: Mapping[str, Any] | None = command.run(resolved.config, context)
     if common.json:

@@ -7,6 +7,7 @@ import glob
 import json
 import math
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,20 @@ from typing import Any
 from hotloop.errors import RunError
 from hotloop.options import plain
 from hotloop.options.json_text import parse_json
+
+FRAME = ("event", "update", "epoch", "time", "elapsed", "nonfinite")
+
+
+def compose(
+    event: str, update: int, epoch: float, elapsed: float, figures: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A record as JSON holds it; NaN and infinity become null and are named in `nonfinite`."""
+    if taken := set(figures) & set(FRAME):
+        raise ValueError(f"figures cannot be called {sorted(taken)}: every record has these already")
+    frame = {"event": event, "update": update, "epoch": epoch, "time": time.time(), "elapsed": elapsed}
+    odd = nonfinite(figures)
+    record: dict[str, Any] = plain({**frame, **figures, **({"nonfinite": odd} if odd else {})})
+    return record
 
 
 def exact(value: Any) -> Any:

@@ -20,7 +20,7 @@ from hotloop.engine import records
 from hotloop.engine.records import current, read_events
 from hotloop.engine.run_folder import check_kind, resume_warnings, take
 from hotloop.engine.sink_guard import GuardedSink
-from hotloop.engine.sinks import FRAME, Sink
+from hotloop.engine.sinks import Sink
 from hotloop.errors import RunError
 from hotloop.options import plain
 
@@ -108,16 +108,11 @@ class Run:
 
         Without `update` and `epoch` it is of the place that the training has reached.
         """
-        if taken := set(figures) & set(FRAME):
-            raise ValueError(f"figures cannot be called {sorted(taken)}: every record has these already")
         if update is None or epoch is None:
             if (update, epoch) != (None, None):
                 raise ValueError(f"{event}: update {update} with epoch {epoch}: give both, or neither")
             update, epoch = self._place
-        frame = {"event": event, "update": update, "epoch": epoch}
-        clock = {"time": time.time(), "elapsed": time.monotonic() - self._began}
-        odd = records.nonfinite(figures)
-        record: dict[str, Any] = plain({**frame, **clock, **figures, **({"nonfinite": odd} if odd else {})})
+        record = records.compose(event, update, epoch, time.monotonic() - self._began, figures)
         with self._writing:
             self._append(record)
             if event not in _OF_WEIGHTS:

@@ -14,11 +14,10 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 
-from hotloop.engine.records import write_whole
+from hotloop.engine.records import FRAME, write_whole
 from hotloop.errors import MissingExtra
 
 Record = Mapping[str, Any]
-FRAME = ("event", "update", "epoch", "time", "elapsed", "nonfinite")
 _CURVES = ("log", "summary", "validation")
 _READ = {"loss": ("log",), "accuracy": ("log", "validation"), "throughput": ("log",)}
 """What old patterns look for, and the events that they mean: in others it has no colon, or the last loss of a

@@ -6,15 +6,16 @@ devices at hand. No jax.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from hotloop.engine.plan_options import Planned
 from hotloop.families.cnn import checks
 from hotloop.families.cnn.model_options import Model, Numbers, Optimiser, Rate
 from hotloop.families.cnn.old_options import Old, Pipeline
 from hotloop.families.cnn.run_options import Data, Kept, Records, Run, Validation
-from hotloop.options import validate
+from hotloop.options import argument, validate
 
-__all__ = ["Train"]
+__all__ = ["Train", "Validate"]
 
 
 # The last base comes first in the help.
@@ -25,3 +26,12 @@ class Train(Old, Pipeline, Records, Validation, Kept, Numbers, Rate, Optimiser, 
     def __post_init__(self) -> None:
         validate(self)
         checks.check(self)
+
+
+@dataclass(frozen=True)
+class Validate(Train):
+    """All of `hotloop cnn validate`: the same options, and the run that has values for them."""
+
+    run: Path | None = argument(
+        "Folder of a run, or of its checkpoints; its options are used.", default=None, metavar="RUN"
+    )

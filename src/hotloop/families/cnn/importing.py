@@ -5,7 +5,7 @@ from typing import Any
 
 from hotloop.engine.checkpoint import Checkpoints, KeepAll
 from hotloop.errors import CheckpointError
-from hotloop.families.cnn import foreign, saved
+from hotloop.families.cnn import foreign, of_run, saved
 from hotloop.families.cnn.small_config import Import
 from hotloop.families.console import Console
 
@@ -17,7 +17,7 @@ def run(config: Import, console: Console) -> Mapping[str, Any]:
         raise CheckpointError(f"{config.out}: holds checkpoints already; choose another folder")
     params, statistics = foreign.load(config.weights, network)
     saved.About(network, "imagenet", "32.32", "bfloat16", 1.0).write(config.out)
-    with Checkpoints(config.out, KeepAll(), family=saved.FAMILY) as checkpoints:
+    with Checkpoints(config.out, KeepAll(), family=of_run.FAMILY) as checkpoints:
         checkpoints.save(0, {"params": params, "statistics": statistics}, position={})
         checkpoints.wait()
     console.say(f"{network.model}, {network.classes} classes, written to {config.out}")

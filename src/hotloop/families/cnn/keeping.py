@@ -14,7 +14,7 @@ from hotloop.engine.loop import own
 from hotloop.engine.plan import Plan
 from hotloop.engine.run import Run, read_events
 from hotloop.errors import CheckpointError, RunError
-from hotloop.families.cnn import saved
+from hotloop.families.cnn import of_run, saved
 from hotloop.families.cnn.config import Train
 from hotloop.families.cnn.network import Network
 
@@ -27,7 +27,8 @@ class Keeping:
     """Where a run saves, and which steps there are its own."""
 
     folder: Path
-    run: Path
+    run: Path | None
+    """None where nothing is known of the run: then every step counts."""
     given: bool
     """Whether the user named the folder: then it stays, even empty."""
 
@@ -37,15 +38,48 @@ class Keeping:
         given = config.checkpoint_output_dir
         return cls(given or run / "checkpoints", run, given is not None)
 
+    @classmethod
+    def at(cls, path: Path) -> "Keeping":
+        """What lies at a path: a run's folder, or one of checkpoints; CheckpointError where there is neither."""
+        run = of_run.run_at(path)
+        if run is None and not path.is_dir():
+            raise CheckpointError(f"{path}: no such folder; give a run's folder or its folder of checkpoints")
+        if run is None:
+            return cls(saved.checkpoints_in(path), None, True)
+        given = of_run.options_at(run).get("checkpoint_output_dir")
+        return cls(Path(given or run / "checkpoints"), run, given is not None)
+
+    def check_any(self) -> None:
+        """CheckpointError where there is no whole checkpoint: it says what became of them."""
+        with self.opened() as checkpoints:
+            if not checkpoints.steps():
+                raise CheckpointError(f"{self.run or self.folder}: {self._why_none(checkpoints.begun())}")
+
+    def _why_none(self, begun: bool) -> str:
+        if begun:
+            return "every checkpoint there is damaged"
+        if any(each["event"] == CLEANED for each in self._records()):
+            return (
+                "its checkpoints were removed after the validation, as --clean-dir asked for; train again without "
+                "it, and the best and the last stay"
+            )
+        if self.run is not None:
+            return f"has no checkpoint in {self.folder}: none was saved, or they were moved away"
+        if (self.folder / of_run.ABOUT).exists():
+            return "holds no checkpoint; give a run's folder or its folder of checkpoints"
+        return f"no {of_run.ABOUT} there; give a run's folder or its folder of checkpoints"
+
     def opened(self) -> Checkpoints:
         """The run's own checkpoints; none as long as nothing is on record."""
+        if self.run is None:
+            return Checkpoints(self.folder, KeepAll(), family=of_run.FAMILY)
         first = next(iter(self._records()), None)
         return Checkpoints(
-            self.folder, KeepAll(), family=saved.FAMILY, config={"first_record": first}, shared=True
+            self.folder, KeepAll(), family=of_run.FAMILY, config={"first_record": first}, shared=True
         )
 
     def _records(self) -> list[dict[str, Any]]:
-        return [*read_events(self.run)] if (self.run / "events.jsonl").exists() else []
+        return [*read_events(self.run)] if self.run and (self.run / "events.jsonl").exists() else []
 
     def made(self) -> list[int]:
         """The run's own steps, oldest first."""
@@ -76,9 +110,7 @@ class Keeping:
         ends = [each["status"] for each in records if each["event"] == "end"]
         if cleaned or ends[-1:] == ["finished"]:
             why = (
-                "its checkpoints were removed by --clean-dir (False keeps them)"
-                if cleaned
-                else "has no checkpoints"
+                "its checkpoints were removed, as --clean-dir asked for" if cleaned else "has no checkpoints"
             )
             raise RunError(
                 f"--resume: {self.run} is finished and {why}; to train again give another --run-name"
@@ -92,13 +124,14 @@ class Keeping:
         record.event("warning", message="--resume: the run has no checkpoint yet, so it starts over")
         return None
 
-    def clean(self, made: list[int], epoch: float, record: Run) -> None:
-        """Remove these steps of the run, and the folder if the run made it and nothing else is in it."""
-        record.event(CLEANED, update=made[-1], epoch=epoch, steps=made)
+    def clean(self, made: list[int], kept: list[int], epoch: float, record: Run) -> None:
+        """Remove the other steps of the run, and the folder if the run made it and nothing else is in it."""
+        gone = [step for step in made if step not in kept]
+        record.event(CLEANED, update=made[-1], epoch=epoch, steps=gone, kept=kept)
         there = shelf.numbered(self.folder)
-        for step in made:
+        for step in gone:
             shelf.remove(there[step])
         if not shelf.numbered(self.folder):
-            (self.folder / saved.ABOUT).unlink(missing_ok=True)
+            (self.folder / of_run.ABOUT).unlink(missing_ok=True)
         if not self.given and not list(self.folder.iterdir()):
             self.folder.rmdir()

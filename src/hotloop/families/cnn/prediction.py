@@ -16,6 +16,7 @@ from hotloop.data.encoded import EncodedImage
 from hotloop.data.jpeg import ImageError, loaded, opened
 from hotloop.errors import DataError, OptionError
 from hotloop.families.cnn import folding, images, saved
+from hotloop.families.cnn.keeping import Keeping
 from hotloop.families.cnn.photographs import evaluation_image, in_bytes
 from hotloop.families.cnn.small_config import Predict
 from hotloop.families.console import Console
@@ -25,12 +26,14 @@ CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 
 def run(config: Predict, console: Console) -> Mapping[str, Any]:
     """A line for each class of each image."""
-    folder = saved.checkpoints_in(config.checkpoint)
-    known = saved.about(folder)
+    keeping = Keeping.at(config.run)
+    keeping.check_any()
+    known = saved.about(keeping.folder)
     if config.top > known.network.classes:
         raise OptionError(f"--top {config.top}: there are only {known.network.classes} classes")
     pixels = np.stack([read(path, known.network.shape, known.dataset) for path in config.image])
-    step, weights = saved.weights(folder, config.step, known)
+    with keeping.opened() as checkpoints:
+        step, weights = saved.weights_among(checkpoints, config.step, known)
     shares = np.asarray(_shares(known, weights, pixels))
     found: dict[str, list[dict[str, Any]]] = {}
     for path, row in zip(config.image, shares, strict=True):
@@ -42,7 +45,7 @@ def run(config: Predict, console: Console) -> Mapping[str, Any]:
         console.say(f"{path}:")
         for each in found[str(path)]:
             console.say(f"  {100 * each['probability']:6.2f} %  {each['name']}")
-    return {"checkpoint": str(folder), "step": step, "predictions": found}
+    return {"checkpoint": str(keeping.folder), "step": step, "predictions": found}
 
 
 def _shares(known: saved.About, weights: Any, pixels: NDArray[np.uint8]) -> jax.Array:

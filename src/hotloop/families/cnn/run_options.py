@@ -89,7 +89,10 @@ class Kept:
     """Which checkpoints are read, and which stay."""
 
     checkpoint_input_dir: Path | None = option(
-        None, "Folder of checkpoints to validate, instead of those just made.", metavar="DIR", group=EVENTS
+        None,
+        "A run's folder, or one of checkpoints, to validate instead of those just made.",
+        metavar="DIR",
+        group=EVENTS,
     )
     checkpoint_output_dir: Path | None = option(
         None, "Folder for checkpoints; left out, one in the run's folder.", metavar="DIR", group=EVENTS
@@ -97,8 +100,11 @@ class Kept:
     ckpt_all_instances: bool = option(
         False, "Every process of a distributed run saves, not the first alone.", group=EVENTS
     )
-    clean_dir: bool = option(
-        True, "After validation remove the checkpoints that this run made, and nothing else.", group=EVENTS
+    clean_dir: bool | None = option(
+        None,
+        "After validation remove all checkpoints that this run made (True) or none of them (False); left out, the best "
+        "and the last stay.",
+        group=EVENTS,
     )
 
 
@@ -107,6 +113,9 @@ class Validation:
     """What is validated, and how."""
 
     validation: bool = option(True, "Validate every checkpoint after training.", group=VALIDATION)
+    random_weights: bool = option(
+        False, "Validate random weights, where no checkpoint is meant to be there.", group=VALIDATION
+    )
     validation_micro_batch_size: int | None = option(
         None, "Images at once per replica; left out, the training's.", check=positive, group=VALIDATION
     )

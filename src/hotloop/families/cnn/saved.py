@@ -17,10 +17,8 @@ from hotloop.engine.records import write_json
 from hotloop.errors import CheckpointError
 from hotloop.families.cnn.network import Network, build
 from hotloop.families.cnn.norms import Norm
+from hotloop.families.cnn.of_run import ABOUT, FAMILY
 from hotloop.options.json_text import parse_json
-
-FAMILY = "cnn"
-ABOUT = "network.json"
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ def about(folder: Path) -> About:
         )
     except FileNotFoundError:
         raise CheckpointError(
-            f"{folder}: no {ABOUT} there; give a run's folder or its folder of checkpoints"
+            f"{folder}: no {ABOUT} there, which the folder of a run's checkpoints has"
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path}: cannot be read ({error})") from None
@@ -106,9 +104,14 @@ def steps(folder: Path) -> list[int]:
 
 def weights(folder: Path, step: int | None, known: About) -> tuple[int, Any]:
     """Number and {params, statistics} of a step (None: the newest)."""
-    like = jax.eval_shape(lambda: _fresh(known.network, known.policy))
     with Checkpoints(folder, KeepAll(), family=FAMILY) as found:
-        restored = found.restore(like, step, in_part=True)
+        return weights_among(found, step, known)
+
+
+def weights_among(found: Checkpoints, step: int | None, known: About) -> tuple[int, Any]:
+    """The same among opened checkpoints."""
+    like = jax.eval_shape(lambda: _fresh(known.network, known.policy))
+    restored = found.restore(like, step, in_part=True)
     return restored.step, restored.state
 
 

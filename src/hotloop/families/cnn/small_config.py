@@ -25,7 +25,7 @@ class Describe:
 class Predict:
     """Which images, by which weights."""
 
-    checkpoint: Path = argument("Folder of a run, or of its checkpoints.")
+    run: Path = argument("Folder of a run, or of its checkpoints.", metavar="RUN")
     image: tuple[Path, ...] = argument("Image files.", metavar="IMAGE")
     step: int | None = option(
         None, "Checkpoint after so many updates; left out, the newest.", check=non_negative

@@ -4,6 +4,7 @@ What an update computes is in `model`, what a run is in `work`; this is the orde
 console that it is handed.
 """
 
+import tempfile
 import time
 from collections.abc import Mapping, Set
 from contextlib import ExitStack
@@ -12,21 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from hotloop.engine import report as reports
+from hotloop.engine.announcer import Announcer
 from hotloop.engine.drive import drive
 from hotloop.engine.loop import Program
 from hotloop.engine.mesh import replicas
 from hotloop.engine.run import Run
-from hotloop.engine.sinks import ConsoleSink, WandbSink
+from hotloop.engine.sinks import ConsoleSink, Sink, WandbSink
 from hotloop.engine.where import platform
 from hotloop.errors import OptionError
-from hotloop.families.cnn import model
+from hotloop.families.cnn import model, saved
 from hotloop.families.cnn.config import Train
 from hotloop.families.cnn.keeping import Keeping
 from hotloop.families.cnn.pace import Pace
 from hotloop.families.cnn.settings import SAMPLES
 from hotloop.families.cnn.sources import open_source
 from hotloop.families.cnn.time_to_train import Clock, in_words
-from hotloop.families.cnn.validation import validate
+from hotloop.families.cnn.validation import others_to_validate, validate
 from hotloop.families.cnn.work import Work, run_folder, seeded, settled, told
 from hotloop.families.console import Console
 from hotloop.options import plain
@@ -35,28 +37,45 @@ MAY_DIFFER = (
     "results_dir", "run_name", "resume", "report", "plan", "expect", "wandb", "wandb_run_name", "wandb_tags",
     "validation", "validation_micro_batch_size", "validation_num_replicas", "clean_dir", "top_k", "sweep",
     "target_accuracy", "dataset_path", "pipeline_num_parallel", "mlperf_logging", "checkpoint_input_dir",
+    "random_weights",
 )  # fmt: skip
 """Options that change nothing about the weights, so that a resumed run may have others."""
 
 
 def run(config: Train, console: Console, command: str, given: Set[str] = frozenset()) -> Mapping[str, Any]:
     """Train, validate, or both."""
-    if not (config.training or config.validation):
-        raise OptionError("--training False --validation False: leaves nothing to do; leave one of them out")
-    if config.resume and config.run_name is None:
-        raise OptionError("--resume: say which run goes on by --run-name, the name of its folder")
-    if config.resume and config.training and not config.compile_only:
-        Keeping.of(config, run_folder(config)).check_unfinished()
+    _check_phases(config)
+    folder = run_folder(config)
+    own = Keeping.of(config, folder)
+    if config.resume and not config.compile_only:
+        own.check_unfinished()
+    others = others_to_validate(config, own) if config.validation else None
     config, was_drawn = seeded(config)
     settled(config, SAMPLES[config.dataset], given)  # what cannot work is refused before data are read
     source = open_source(config, console, config.seed or 0)
     try:
         settings = settled(config, source.samples, given)
         told(config, settings, source, was_drawn, console)
-        work = Work(config, settings, source, console, run_folder(config))
-        return once(work, command)
+        work = Work(config, settings, source, console, folder, others)
+        if others is not None and others.made():
+            saved.check_same(saved.about(others.folder).network, work.job.network, others.folder)
+        return once(work, command) if config.training else validate_alone(work)
     finally:
         source.close()
+
+
+def _check_phases(config: Train) -> None:
+    """OptionError where the options leave nothing to do, or ask for what the other phase has."""
+    if not (config.training or config.validation):
+        raise OptionError("--training False --validation False: leaves nothing to do; leave one of them out")
+    if config.random_weights and config.training:
+        raise OptionError("--random-weights: goes with validation alone (--training False); leave it out")
+    if config.resume and not config.training:
+        raise OptionError(
+            "--resume --training False: there is no training to go on with; `hotloop cnn validate RUN` validates a run"
+        )
+    if config.resume and config.run_name is None:
+        raise OptionError("--resume: say which run goes on by --run-name, the name of its folder")
 
 
 def once(work: Work, command: str) -> dict[str, Any]:
@@ -69,42 +88,58 @@ def once(work: Work, command: str) -> dict[str, Any]:
     work.keeping.check(work.job.network, work.settings.plan)
     with Run.create(
         work.folder, settings, command=command, resume=config.resume, may_differ=MAY_DIFFER,
-        sinks=[ConsoleSink(work.console.say), *([_wandb(work, settings)] if config.wandb else [])],
+        sinks=[ConsoleSink(work.console.say), *([_wandb(work, settings, work.folder)] if config.wandb else [])],
     ) as record:  # fmt: skip
         result: dict[str, Any] = {"run": str(work.folder), "seed": config.seed}
-        trained = train(work, record, report) if config.training else None
-        result |= trained.figures if trained else {}
-        if config.compile_only and trained:
+        trained = train(work, record, report)
+        result |= trained.figures
+        if trained.clock is None:
             return result
         if config.validation:
-            result |= validate(
-                work, record, trained.state if trained else None, trained.made if trained else []
-            )
-            if trained and trained.clock:
-                took = trained.clock.stop(record, trained.figures["updates"], float(config.num_epochs))
-                result |= took
-                work.console.say(in_words(took))
-            if config.clean_dir and trained and trained.made:
-                _clean(work, trained.made, record)
+            result |= validate(work, record, trained.state, trained.made)
+            took = trained.clock.stop(record, trained.figures["updates"], float(config.num_epochs))
+            result |= took
+            work.console.say(in_words(took))
+            if config.clean_dir is not False and trained.made:
+                _clean(work, trained.made, result["best"], record)
     if work.source.notice:
         work.console.warn(work.source.notice)
     return result
 
 
-def _clean(work: Work, made: list[int], record: Run) -> None:
-    """Remove the run's checkpoints, unless it was others' that were validated."""
-    if work.config.checkpoint_input_dir is not None:
+def validate_alone(work: Work) -> dict[str, Any]:
+    """Validation without training: it is told, and nothing is written."""
+    sinks: list[Sink] = [ConsoleSink(work.console.say)]
+    if work.config.wandb:
+        sinks.append(_wandb(work, plain(asdict(work.config)), Path(tempfile.gettempdir())))
+    with Announcer(sinks) as record:
+        result = {"seed": work.config.seed, **validate(work, record, None, [])}
+    if work.source.notice:
+        work.console.warn(work.source.notice)
+    return result
+
+
+def _clean(work: Work, made: list[int], best: Mapping[str, Any], record: Run) -> None:
+    """Remove the run's checkpoints but the best and the last, or all; none where it was others' that were validated."""
+    if work.others is not None:
         work.console.say(f"{len(made)} checkpoints of this run stay in {work.keeping.folder}: not validated")
         return
     assert work.settings.plan is not None
-    work.keeping.clean(made, float(made[-1] / work.settings.plan.updates_per_epoch), record)
-    work.console.say(f"removed {len(made)} checkpoints (--clean-dir False keeps them)")
+    kept = [] if work.config.clean_dir else sorted({best["step"], made[-1]})
+    work.keeping.clean(made, kept, float(made[-1] / work.settings.plan.updates_per_epoch), record)
+    if not kept:
+        work.console.say(f"removed {len(made)} checkpoints, as --clean-dir asks for")
+    elif len(kept) < len(made):
+        work.console.say(
+            f"of {len(made)} checkpoints the best (step {best['step']}) and the last (step {made[-1]}) stay in "
+            f"{work.keeping.folder}; --clean-dir False keeps all"
+        )
 
 
-def _wandb(work: Work, settings: Mapping[str, Any]) -> WandbSink:
+def _wandb(work: Work, settings: Mapping[str, Any], folder: Path) -> WandbSink:
     config = work.config
     name = config.wandb_run_name or f"{config.model_name}-{config.dataset}-{time.strftime('%Y-%m-%d')}"
-    return WandbSink("tf2-resnet50", name, settings, work.folder, config.wandb_tags or ())
+    return WandbSink("tf2-resnet50", name, settings, folder, config.wandb_tags or ())
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,14 +7,16 @@ deletes and trains nothing.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import exp
-from pathlib import Path
 from typing import Any
 
 import jax
 
+from hotloop.engine.announcer import Recorder
 from hotloop.engine.evaluate import Sums
-from hotloop.engine.run import Run
+from hotloop.errors import OptionError
 from hotloop.families.cnn import model, saved
+from hotloop.families.cnn.config import Train
+from hotloop.families.cnn.keeping import Keeping
 from hotloop.families.cnn.work import Work
 
 TARGET_WIDTH = 0.02
@@ -52,7 +54,7 @@ def validate_all(
     restored: Callable[[int], Any],
     evaluate: Callable[[Any], dict[str, Any]],
     updates_per_epoch: float,
-    record: Run,
+    record: Recorder,
 ) -> Iterator[Validated]:
     """The figures of each step, told as they come."""
     for step in sorted(steps):
@@ -79,16 +81,34 @@ def sweep_figures(found: list[Validated], target: float) -> dict[str, Any]:
     }
 
 
-def validate(work: Work, record: Run, last: model.State | None, made: list[int]) -> dict[str, Any]:
+def others_to_validate(config: Train, own: Keeping) -> Keeping | None:
+    """The checkpoints that --checkpoint-input-dir names, unless they are the run's own; CheckpointError where it has
+    none and nobody said that random weights will do."""
+    asked = config.checkpoint_input_dir
+    if asked is None or (config.training and asked.resolve() == own.folder.resolve()):
+        return None
+    found = Keeping.at(asked)
+    if config.random_weights and found.made():
+        raise OptionError(f"--random-weights: {asked} holds checkpoints; leave out one of them")
+    if not (config.training or config.random_weights):
+        found.check_any()
+    return found
+
+
+def validate(work: Work, record: Recorder, last: model.State | None, made: list[int]) -> dict[str, Any]:
     """Every checkpoint that there is to validate, in the order of epochs, the best marked.
 
     `last` is the state that the training ended with (None: there was no training), `made` are the steps it saved.
     """
     config = work.config
     assert work.settings.validation is not None
-    folder, steps = _to_validate(work, last is not None, made)
-    known = saved.about(folder) if steps else work.about()
-    saved.check_same(known.network, work.job.network, folder)
+    keeping, steps = (work.others, work.others.made()) if work.others else (work.keeping, made)
+    if not steps:
+        lacking = (
+            f"{keeping.folder} holds no checkpoint" if work.others else "there is no checkpoint to validate"
+        )
+        work.console.warn(f"{lacking}; {'random' if last is None else 'the last'} weights are validated")
+    known = saved.about(keeping.folder) if steps else work.about()
     job = replace(work.job, variant=known.network.variant)
     evaluation = work.source.evaluation(model.evaluate(job, config.top_k), work.settings.validation.batch)
 
@@ -99,7 +119,7 @@ def validate(work: Work, record: Run, last: model.State | None, made: list[int])
         return {"validation": [_without_checkpoint(work, record, last, evaluate)], "best": None}
 
     def restored(step: int) -> Any:
-        return saved.weights(folder, step, known)[1]
+        return saved.weights(keeping.folder, step, known)[1]
 
     found: list[Validated] = []
     with work.console.progress("validation", len(steps)) as bar:
@@ -109,7 +129,7 @@ def validate(work: Work, record: Run, last: model.State | None, made: list[int])
     return _told(work, record, found)
 
 
-def _told(work: Work, record: Run, found: list[Validated]) -> dict[str, Any]:
+def _told(work: Work, record: Recorder, found: list[Validated]) -> dict[str, Any]:
     best = best_of(found)
     # No colon: the last "accuracy: X %" of a log is that of the last checkpoint, as old patterns mean it.
     work.console.say(
@@ -124,23 +144,8 @@ def _told(work: Work, record: Run, found: list[Validated]) -> dict[str, Any]:
     return result
 
 
-def _to_validate(work: Work, trained: bool, made: list[int]) -> tuple[Path, list[int]]:
-    """The folder and its steps; no steps where there is nothing, with a warning that says what is validated instead."""
-    asked = work.config.checkpoint_input_dir
-    instead = "the last weights are validated" if trained else "random weights are validated"
-    if asked is not None:
-        folder = saved.checkpoints_in(asked)
-        steps = saved.steps(folder) if folder.is_dir() else []
-        if not steps:
-            work.console.warn(f"--checkpoint-input-dir {asked}: holds no checkpoint; {instead}")
-        return folder, steps
-    if not made:
-        work.console.warn(f"there is no checkpoint to validate; {instead}")
-    return work.keeping.folder, made
-
-
 def _without_checkpoint(
-    work: Work, record: Run, last: model.State | None, evaluate: Callable[[Any], dict[str, Any]]
+    work: Work, record: Recorder, last: model.State | None, evaluate: Callable[[Any], dict[str, Any]]
 ) -> dict[str, Any]:
     """The figures of the weights in hand: the training's last, or random ones."""
     # By way of the host: they may lie on several devices, where the images do not.

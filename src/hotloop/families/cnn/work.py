@@ -34,6 +34,8 @@ class Work:
     source: Source
     console: Console
     folder: Path
+    others: Keeping | None = None
+    """Checkpoints to validate in place of the run's own."""
 
     @property
     def job(self) -> Job:
