@@ -149,6 +149,8 @@ class Streamed:
         self._finish = Finish(seed, batch_size, transform, sharding)
         self._placement = on_mesh_of(sharding, (None, *sharding.spec) if sharding else ())
         self._ahead = Ahead(self._stacked)
+        self.sent = 0
+        """The number of the update after the last one whose batch was handed out."""
 
     @property
     def longest_call(self) -> int:
@@ -159,6 +161,7 @@ class Streamed:
     def arguments(self, first: int, count: int, following: int = 0) -> Any:
         """The batches of a call, stacked on the device; those of the `following` updates are begun."""
         batches = self._ahead.take(first, count, following)
+        self.sent = first + count
         return {"batches": batches, "finish": self._finish.arguments(first)}
 
     def like(self, count: int) -> Any:

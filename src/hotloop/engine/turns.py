@@ -27,19 +27,25 @@ class Turns:
 
     samples = None
 
-    def __init__(self, begin: Callable[[], Iterator[Any]], batch_size: int, first: int = 0):
+    def __init__(
+        self, begin: Callable[[], Iterator[Any]], batch_size: int, first: int = 0, *, drop: int | None = None
+    ):
+        """Update `first` is the first to come; `drop` batches lie before it (none given: one for each update)."""
         self._begin, self._batch_size = begin, batch_size
         self._first = first
         self._kept: deque[Any] = deque()
-        self._iterator = self._at(first)
+        self._iterator = self._after(first if drop is None else drop)
 
-    def _at(self, update: int) -> Iterator[Any]:
-        """A pass that stands before batch `update` of all passes."""
-        iterator, left = self._begin(), update
+    def _after(self, batches: int) -> Iterator[Any]:
+        """A pass that stands behind so many batches of all passes."""
+        iterator, left = self._begin(), batches
         while left:
             passed = sum(1 for _ in islice(iterator, left))
             if not passed:
-                raise DataError("the input has no batches: give at least one")
+                ended = f"has ended {left} batches before the one to go on with: give what can be begun again"
+                raise DataError(
+                    f"the input {'has no batches: give at least one' if left == batches else ended}"
+                )
             left -= passed
             iterator = self._begin() if left else iterator
         return iterator
@@ -62,6 +68,10 @@ class Turns:
         if self._first < first or not self._draw(count):
             raise Ended(len(self._kept))
         yield from islice(self._kept, count)
+
+    def unused(self, update: int) -> list[Any]:
+        """What is drawn already of the batches from `update` on."""
+        return list(islice(self._kept, update - self._first, None))
 
     def _draw(self, wanted: int) -> bool:
         """Have so many batches at hand; says whether there are."""

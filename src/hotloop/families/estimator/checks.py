@@ -1,10 +1,10 @@
 """Checks of what the verbs of an Estimator are called with: one line for what cannot work, before any work is done."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from os import PathLike
 from typing import Any
 
-from hotloop.errors import OptionError
+from hotloop.errors import DataError, OptionError
 from hotloop.families.estimator.hooks import Hook
 from hotloop.families.estimator.run_config import RunConfig, is_whole
 
@@ -52,6 +52,15 @@ def checked_hooks(hooks: Any) -> tuple[Hook, ...]:
                 f"hooks: {_kind(hook)} is no Hook: derive a class from Hook and give an object of it"
             )
     return found
+
+
+def check_repeatable(input_fn: Any) -> None:
+    """Refuse what a second evaluation would find used up."""
+    if isinstance(input_fn, Iterator):
+        raise DataError(
+            "EvalSpec: input_fn is an iterator, which can be gone through once: give arrays, a list of batches, or a "
+            "function that makes the iterator anew for each evaluation"
+        )
 
 
 def check_best(config: RunConfig, metrics: Collection[str]) -> None:

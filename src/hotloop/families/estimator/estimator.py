@@ -21,7 +21,13 @@ from hotloop.engine.records import append_line
 from hotloop.engine.sinks import console_line
 from hotloop.errors import HotloopError, OptionError
 from hotloop.families.estimator import step, training
-from hotloop.families.estimator.checks import check_best, check_estimator, check_steps, checked_hooks
+from hotloop.families.estimator.checks import (
+    check_best,
+    check_estimator,
+    check_repeatable,
+    check_steps,
+    checked_hooks,
+)
 from hotloop.families.estimator.hooks import Hook
 from hotloop.families.estimator.inputs import Source
 from hotloop.families.estimator.model import Model
@@ -122,6 +128,10 @@ class Estimator:
             target = training.target_of(source, done, steps, max_steps)
             if not resumed and self._warm_start_from:
                 state = self.parts.warmed(state, self._warm_start_from)
+            if passed := source.passed_over(done):
+                self._say(
+                    f"the first {passed} batches of the input are passed over: they were trained on before"
+                )
             with source.feed(self.config, trained.mesh, done) as feed:
                 program = self.parts.program(source, trained, feed)
                 plan = training.plan(self.config, source, target, validate is not None)
@@ -216,6 +226,7 @@ def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: E
     """Train to `max_steps`, evaluating right before each checkpoint is saved and at the end; the last evaluation."""
     check_steps(None, train_spec.max_steps)
     check_steps(eval_spec.steps)
+    check_repeatable(eval_spec.input_fn)
     source, model = estimator.parts.served(eval_spec.input_fn, Mode.EVALUATE)
     check_best(estimator.config, model.spec.metrics)
     measure = estimator.parts.measure(source, model, eval_spec.steps)

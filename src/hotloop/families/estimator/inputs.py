@@ -5,10 +5,9 @@ batches: a list, a generator, a torch or grain loader. Everything is checked her
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import jax
@@ -21,6 +20,7 @@ from hotloop.engine.mesh import REPLICA
 from hotloop.engine.order import Order
 from hotloop.engine.turns import Turns
 from hotloop.errors import DataError
+from hotloop.families.estimator.iterators import Continued, continued
 from hotloop.families.estimator.run_config import RunConfig
 from hotloop.families.estimator.spec import called
 
@@ -89,6 +89,10 @@ class FromArrays:
         source = Shuffled(lambda at: jax.tree.map(lambda leaf: leaf[at], self.data), order)
         return Streamed(source, self.batch_size, **options)
 
+    def passed_over(self, first: int) -> int:
+        """None: their place is a number."""
+        return 0
+
     def check_labels(self, classes: int | None) -> "FromArrays":
         """Refuse labels that the model has no class for."""
         _check_labels(self.data, classes)
@@ -110,6 +114,8 @@ class FromBatches:
     """An iterable of batches; `begin` starts a pass over it."""
 
     begin: Callable[[], Iterator[Batch]]
+    begun: Continued
+    """The first pass."""
     example: Batch
     batch_size: int
     length: int | None
@@ -120,10 +126,21 @@ class FromBatches:
         """What a compiled program depends on."""
         return "batches", str(self.example)
 
-    def feed(self, config: RunConfig, mesh: Any, first: int) -> AbstractContextManager[Feed]:
-        """Streamed from where update `first` stands."""
-        source = Turns(self.begin, self.batch_size, first)
-        return Streamed(source, self.batch_size, seed=config.seed, sharding=_over(mesh))
+    @contextmanager
+    def feed(self, config: RunConfig, mesh: Any, first: int) -> Iterator[Feed]:
+        """Streamed from where update `first` stands; what is not used goes back."""
+        source = Turns(self.begin, self.batch_size, first, drop=self.passed_over(first))
+        self.begun.trained = True
+        feed = Streamed(source, self.batch_size, seed=config.seed, sharding=_over(mesh))
+        try:
+            with feed:
+                yield feed
+        finally:
+            self.begun.give_back(source.unused(max(first, feed.sent)))
+
+    def passed_over(self, first: int) -> int:
+        """How many batches come before that of update `first`: none where an iterator stands there already."""
+        return 0 if self.begun.trained else first
 
     def check_labels(self, classes: int | None) -> "FromBatches":
         """Check each batch as it comes."""
@@ -133,7 +150,7 @@ class FromBatches:
                 _check_labels(batch, classes, f" of batch {number}")
                 yield batch
 
-        return FromBatches(begin, self.example, self.batch_size, self.length)
+        return replace(self, begin=begin)
 
     def batches(self) -> Iterator[Batch]:
         """One pass; each batch is like the first one, or smaller."""
@@ -176,6 +193,10 @@ class FromFeed:
     def feed(self, config: RunConfig, mesh: Any, first: int) -> AbstractContextManager[Feed]:
         """Itself."""
         return nullcontext(self.ready)
+
+    def passed_over(self, first: int) -> int:
+        """None: their place is a number."""
+        return 0
 
     def check_labels(self, classes: int | None) -> "FromFeed":
         """What is on the device already is not read back."""
@@ -236,21 +257,24 @@ def _arrays(given: Arrays, config: RunConfig) -> FromArrays:
 
 
 def _batches(value: Any, begin: Callable[[], Any]) -> FromBatches:
-    """The first batch is looked at; an iterator is then begun with it, and made anew by input_fn for each pass."""
-    iterator = iter(value)
-    first = next(iterator, None)
+    """The first batch is looked at, and stays the next one; after the first pass input_fn makes each anew."""
+    begun = continued(value)
+    first = next(begun, None)
     if first is None:
-        raise DataError("input_fn gives no batches: the input is empty")
+        raise DataError(
+            "input_fn gives no batches: the input is empty, or an iterator that has ended already"
+        )
+    begun.give_back([first])
     seen = named(first)
     size = common_length(seen)
-    kept = [chain([first], iterator)]  # of the pass that is begun already
+    kept = [begun]
 
     def passes() -> Iterator[Batch]:
         source = kept.pop() if kept else iter(begin())
         return map(named, source)
 
     length = len(value) if hasattr(value, "__len__") else None
-    return FromBatches(passes, form(seen, size), size, length)
+    return FromBatches(passes, begun, form(seen, size), size, length)
 
 
 def named(batch: Any) -> Batch:
