@@ -41,7 +41,7 @@ def load(path: Path) -> Baselines:
         raise DataError(
             f"{path}: cannot be read ({error.strerror}); make it with --update-baseline"
         ) from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise DataError(
             f"{path}: is no file of baselines ({error}); make one with --update-baseline"
         ) from error

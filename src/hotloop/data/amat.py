@@ -4,6 +4,7 @@ The published files have exactly two characters a pixel, so that the whole file 
 other spacing is read line by line, which is slower.
 """
 
+import io
 from pathlib import Path
 
 import numpy as np
@@ -39,9 +40,8 @@ def _table(data: bytes) -> NDArray[np.uint8] | None:
 
 
 def _lines(path: Path, data: bytes) -> NDArray[np.uint8]:
-    lines = data.splitlines()
-    pixels = np.empty((len(lines), _PIXELS), np.uint8)
-    for number, line in enumerate(lines, 1):
+    rows = [np.empty((0, _PIXELS), np.uint8)]
+    for number, line in enumerate(io.BytesIO(data), 1):
         values = line.split()
         if len(values) != _PIXELS:
             raise DataError(f"{path}: line {number}: {len(values)} values, expected {_PIXELS}")
@@ -49,5 +49,5 @@ def _lines(path: Path, data: bytes) -> NDArray[np.uint8]:
         if odd is not None:
             text = values[odd][:20].decode("ascii", "replace")
             raise DataError(f"{path}: line {number}: value {odd + 1} is {text!r}, expected 0 or 1")
-        pixels[number - 1] = np.array(values) == b"1"
-    return pixels
+        rows.append((np.array(values) == b"1").astype(np.uint8)[None])
+    return np.concatenate(rows)

@@ -48,7 +48,7 @@ def check(file: KnownFile, path: Path | None) -> Checked:
     if path is None:
         return Checked(file.name, None, file.size, file.checksum, "missing", "not here")
     try:
-        size, checksum = digest(chunks(path), file.checksum)
+        size, checksum = digest(chunks(path, file.size), file.checksum)
     except DataError as error:
         return Checked(file.name, path, 0, "", "BAD", str(error).removeprefix(f"{path}: "))
     if size != file.size:

@@ -53,6 +53,24 @@ class RatingMatrix:
         """Every rating as a float32, in the order of `items`."""
         return self.codes if self.levels is None else self.levels[self.codes]
 
+    def check(self) -> None:
+        """DataError where the arrays, read from a file, do not belong together."""
+        codes = np.float32 if self.levels is None else np.uint8
+        sound = (
+            self.starts.dtype == np.int64
+            and self.starts.shape == (self.users + 1,)
+            and self.items.dtype in (np.uint16, np.uint32)
+            and self.codes.dtype == codes
+            and self.items.shape == self.codes.shape == (self.starts[-1],)
+            and self.starts[0] == 0
+            and bool((np.diff(self.starts) >= 0).all())
+            and self.items.max(initial=0) < max(self.n_items, 1)
+            and (self.levels is None or self.levels.dtype == np.float32)
+            and (self.levels is None or self.codes.max(initial=0) < max(len(self.levels), 1))
+        )
+        if not sound:
+            raise DataError("rows, columns and ratings do not belong together")
+
     def row(self, user: int) -> tuple[NDArray[Any], NDArray[np.float32]]:
         """Column numbers and ratings of one row."""
         own = slice(self.starts[user], self.starts[user + 1])

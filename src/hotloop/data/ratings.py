@@ -14,6 +14,8 @@ from hotloop.data import content
 from hotloop.errors import DataError
 
 SCALE = (1, 5)
+_LARGEST = 1 << 24
+"""Bytes; MovieLens-100K has 2 million."""
 _LARGEST_ID = int(np.iinfo(np.int32).max)
 _COLUMNS = {"user": (1, _LARGEST_ID), "item": (1, _LARGEST_ID), "rating": SCALE, "time": (0, 2**62)}
 """The columns in their order and the values each may have."""
@@ -34,7 +36,7 @@ class Ratings:
 
 def read_ratings(path: Path) -> Ratings:
     """The table in a file; DataError with the line and the reason for the first line that is not a rating."""
-    data = content.read(path)
+    data = content.read(path, _LARGEST)
     if not data.strip():
         raise DataError(f"{path}: line 1: no rating in this file")
     try:
@@ -53,7 +55,7 @@ def _sound(table: NDArray[np.int64]) -> bool:
 
 
 def _first_bad(path: Path, data: bytes) -> DataError:
-    for number, line in enumerate(data.splitlines(), 1):
+    for number, line in enumerate(io.BytesIO(data), 1):
         if line.strip() and (reason := _wrong(line)):
             return DataError(f"{path}: line {number}: {reason}")
     return DataError(f"{path}: cannot be read as ratings")
@@ -61,14 +63,14 @@ def _first_bad(path: Path, data: bytes) -> DataError:
 
 def _wrong(line: bytes) -> str:
     """What is wrong with a line, or nothing."""
-    fields = line.decode("ascii", "replace").split("\t")
+    fields = line.decode("ascii", "replace").rstrip("\r\n").split("\t")
     if len(fields) != len(_COLUMNS):
         return f"{len(fields)} fields, expected {len(_COLUMNS)} separated by tabs ({', '.join(_COLUMNS)})"
     for (name, (low, high)), text in zip(_COLUMNS.items(), fields, strict=True):
         try:
             value = int(text)
         except ValueError:
-            return f"{name} {text!r} is not a whole number"
+            return f"{name} {text[:60]!r} is not a whole number"
         if not low <= value <= high:
             return f"{name} {value} is not between {low} and {high}"
     return ""

@@ -1,7 +1,7 @@
 """The optional tables that go into image records: names of synsets, and bounding boxes of objects."""
 
 import csv
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +30,7 @@ def read_texts(path: Path, synsets: Collection[str]) -> dict[str, str]:
 def read_boxes(path: Path) -> Boxes:
     """Lines of `file,xmin,ymin,xmax,ymax`, several for an image with several objects; a header may come first."""
     rows: dict[str, list[list[float]]] = {}
-    for number, cells in enumerate(csv.reader(_lines(path)), 1):
+    for number, cells in enumerate(_rows(path), 1):
         if not cells:
             continue
         try:
@@ -46,6 +46,14 @@ def read_boxes(path: Path) -> Boxes:
             )
         rows.setdefault(Path(name).stem, []).append(sides)
     return {name: np.array(sides, np.float32) for name, sides in rows.items()}
+
+
+def _rows(path: Path) -> Iterator[list[str]]:
+    reader = csv.reader(_lines(path))
+    try:
+        yield from reader
+    except csv.Error as error:
+        raise DataError(f"{path}: line {reader.line_num}: no CSV ({error})") from None
 
 
 def _lines(path: Path) -> list[str]:

@@ -5,16 +5,18 @@ and the time of change that it had. A folder that cannot be written to just goes
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from zipfile import BadZipFile
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hotloop.data.tfrecord import Index, index_records
+from hotloop.data.npz import read_npz
+from hotloop.data.tfrecord import FOOTER, HEADER, Index, index_records
+from hotloop.errors import DataError
 
 _THREADS = 16  # the disk works, not the processor
 
@@ -23,9 +25,9 @@ def index_shards(paths: Sequence[Path], kept: Path) -> tuple[NDArray[np.int64], 
     """Records of each shard, and where the records of all shards lie, one shard after the other."""
     stamps = np.array([[stat.st_size, stat.st_mtime_ns] for stat in map(os.stat, paths)], np.int64)
     names = np.array([path.name for path in paths])
-    damaged = (OSError, ValueError, KeyError, BadZipFile, EOFError)
-    with suppress(*damaged), kept.open("rb") as file, np.load(file) as found:
-        if np.array_equal(found["names"], names) and np.array_equal(found["stamps"], stamps):
+    with suppress(DataError):
+        found = read_npz(kept)
+        if _same(found, {"names": names, "stamps": stamps}) and _whole(found, stamps[:, 0]):
             return found["counts"], found["index"]
     with ThreadPoolExecutor(_THREADS) as pool:
         parts = list(pool.map(index_records, paths))
@@ -35,3 +37,19 @@ def index_shards(paths: Sequence[Path], kept: Path) -> tuple[NDArray[np.int64], 
         np.savez(unfinished, names=names, stamps=stamps, counts=counts, index=index)
         unfinished.replace(kept)
     return counts, index
+
+
+def _same(found: Mapping[str, NDArray[Any]], wanted: Mapping[str, NDArray[Any]]) -> bool:
+    return all(name in found and np.array_equal(found[name], array) for name, array in wanted.items())
+
+
+def _whole(found: Mapping[str, NDArray[Any]], sizes: NDArray[np.int64]) -> bool:
+    """Whether the records can lie where the index says, each inside its shard."""
+    counts, index = found.get("counts"), found.get("index")
+    if counts is None or index is None or counts.dtype != np.int64 or index.dtype != np.int64:
+        return False
+    if counts.shape != sizes.shape or (counts < 0).any() or index.shape != (counts.sum(), 2):
+        return False
+    start, length = index.T
+    ends = np.repeat(sizes, counts) - FOOTER
+    return bool(((start >= HEADER) & (length >= 0) & (start <= ends) & (length <= ends - start)).all())

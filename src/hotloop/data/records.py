@@ -117,6 +117,8 @@ def _encoded(features: dict[str, Values], where: str) -> bytes:
 
 def _boxes(features: dict[str, Values], where: str) -> NDArray[np.float32]:
     sides = [features.get(name) for name in _BOX]
+    if any(isinstance(side, list) and side for side in sides):
+        raise DataError(f"{where}: bounding boxes that are no numbers")
     lists = [np.asarray([] if side is None else side, np.float32) for side in sides]
     if len({len(side) for side in lists}) > 1:
         raise DataError(

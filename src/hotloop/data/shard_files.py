@@ -11,13 +11,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hotloop.errors import DataError
 from hotloop.options.json_text import parse_json
 
 NAME = "manifest.json"
 _FORMAT = 1
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,17 @@ def fault(path: Path, shard: Shard) -> str:
 
 
 def _part(body: dict[str, Any]) -> PartManifest:
-    shards = {
-        name: Shard(**{**shard, "skipped": tuple(shard["skipped"])}) for name, shard in body["shards"].items()
-    }
-    return PartManifest(str(body["plan"]), int(body["images"]), int(body["total"]), shards)
+    shards = {name: _shard(shard) for name, shard in body["shards"].items()}
+    return PartManifest(_is(str, body["plan"]), _is(int, body["images"]), _is(int, body["total"]), shards)
+
+
+def _shard(body: dict[str, Any]) -> Shard:
+    numbers = {name: _is(int, body[name]) for name in ("bytes", "records", "repaired")}
+    skipped = tuple(_is(str, name) for name in _is(list, body["skipped"]))
+    return Shard(sha256=_is(str, body["sha256"]), skipped=skipped, **numbers)
+
+
+def _is(kind: type[Value], value: Any) -> Value:
+    if type(value) is not kind:
+        raise TypeError(f"{value!r} is no {kind.__name__}")
+    return value

@@ -6,7 +6,6 @@ that no archive can write outside the folder. Each file gets its name only once 
 
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 from typing import IO
@@ -25,8 +24,11 @@ def unpack(archive: Path, files: Iterable[KnownFile], folder: Path) -> None:
     try:
         for name, source in members(archive, wanted):
             _write(wanted.pop(name), source, folder)
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise DataError(f"{archive}: damaged archive ({error})") from None
+    except DataError:
+        raise
+    except Exception as error:  # encrypted, cut, of unknown methods: the readers raise many kinds
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(f"{archive}: damaged archive ({said})") from None
     if wanted:
         raise DataError(f"{archive}: no regular file {', '.join(wanted)} in this archive")
 
@@ -43,7 +45,7 @@ def _tar_members(archive: Path, wanted: Container[str]) -> Iterator[tuple[str, I
 
 def _zip_members(archive: Path, wanted: Container[str]) -> Iterator[tuple[str, IO[bytes]]]:
     with zipfile.ZipFile(archive) as packed:
-        for name in packed.namelist():
+        for name in dict.fromkeys(packed.namelist()):
             if name in wanted:
                 with packed.open(name) as source:
                     yield name, source
@@ -51,19 +53,30 @@ def _zip_members(archive: Path, wanted: Container[str]) -> Iterator[tuple[str, I
 
 def _write(file: KnownFile, source: IO[bytes], folder: Path) -> None:
     part = folder / f".{file.name}.part"
-
-    def copied() -> Iterator[bytes]:
-        left = file.size + 1  # an archive that claims a small file and unpacks to an endless one stops here
+    try:
         with part.open("wb") as target:
-            while left and (chunk := source.read(min(_CHUNK, left))):
-                target.write(chunk)
-                left -= len(chunk)
-                yield chunk
+            _, checksum = digest(_copied(source, target, file.size), file.checksum)
+        if checksum != file.checksum:
+            raise DataError(
+                f"{folder / file.name}: wrong content in the archive ({checksum}, expected {file.checksum})"
+            )
+        part.replace(folder / file.name)
+    except OSError as error:
+        raise DataError(f"data folder {folder}: cannot be written ({error.strerror})") from None
+    finally:
+        part.unlink(missing_ok=True)
 
-    _, checksum = digest(copied(), file.checksum)
-    if checksum != file.checksum:
-        part.unlink()
-        raise DataError(
-            f"{folder / file.name}: wrong content in the archive ({checksum}, expected {file.checksum})"
-        )
-    part.replace(folder / file.name)
+
+def _copied(source: IO[bytes], target: IO[bytes], size: int) -> Iterator[bytes]:
+    left = size + 1  # an archive that claims a small file and unpacks to an endless one stops here
+    while left and (chunk := _next(source, min(_CHUNK, left))):
+        target.write(chunk)
+        left -= len(chunk)
+        yield chunk
+
+
+def _next(source: IO[bytes], size: int) -> bytes:
+    try:
+        return source.read(size)
+    except OSError as error:  # of the archive, not of the disk that is written to
+        raise EOFError(str(error)) from None

@@ -120,8 +120,8 @@ def _wrong(line: bytes) -> str:
     fields = _LINE.fullmatch(line.strip())
     if fields is None:
         return f"{_shown(line)} is not 'CustomerID,Rating,YYYY-MM-DD'"
-    if int(fields[1]) >= 2**31:
-        return f"customer {int(fields[1])} is too large"
+    if len(fields[1]) > 10 or int(fields[1]) >= 2**31:
+        return f"customer {fields[1][:60].decode()} is too large"
     try:
         date.fromisoformat(fields[3].decode())
     except ValueError as error:

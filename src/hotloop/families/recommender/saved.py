@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.data.matrix import RatingMatrix
+from hotloop.data.npz import read_npz
 from hotloop.engine.checkpoint import Checkpoints, KeepBest
 from hotloop.engine.run_folder import config_of
-from hotloop.errors import RunError
+from hotloop.errors import DataError, RunError
 from hotloop.families.recommender import model
 from hotloop.families.recommender.config import Net, Schedule, Train
 from hotloop.options import build
@@ -102,9 +103,16 @@ def load_training(found: Saved) -> RatingMatrix:
     """The training ratings of a run."""
     path = found.folder / "ratings.npz"
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = dict(file)
-    except (OSError, ValueError) as error:
+        arrays = read_npz(path)
+        matrix = RatingMatrix(
+            arrays["starts"],
+            arrays["items"],
+            arrays["codes"],
+            arrays.get("levels"),
+            found.user_ids,
+            found.item_ids,
+        )
+        matrix.check()
+    except (DataError, KeyError) as error:
         raise RunError(f"{path}: the run's training ratings cannot be read ({error})") from None
-    levels = arrays.pop("levels", None)
-    return RatingMatrix(**arrays, levels=levels, user_ids=found.user_ids, item_ids=found.item_ids)
+    return matrix

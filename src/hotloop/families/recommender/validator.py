@@ -61,15 +61,15 @@ def write_weights(path: Path, params: Any) -> None:
 def read_weights(path: Path, job: Any) -> Any:
     """What was written, with the types that the job keeps weights in."""
     import jax
-    import numpy as np
 
+    from hotloop.data.npz import read_npz
     from hotloop.engine.snapshot import named_leaves
     from hotloop.families.recommender import model
 
     like = jax.eval_shape(lambda key: model.init(job, key), jax.random.key(0))["params"]
-    with np.load(path, allow_pickle=False) as file:
-        # A file of numpy's knows no bfloat16: it has two nameless bytes, which are looked at as what they are.
-        leaves = [file[name].view(leaf.dtype) for name, leaf in named_leaves(like).items()]
+    arrays = read_npz(path)
+    # A file of numpy's knows no bfloat16: it has two nameless bytes, which are looked at as what they are.
+    leaves = [arrays[name].view(leaf.dtype) for name, leaf in named_leaves(like).items()]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
