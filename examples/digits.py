@@ -1,8 +1,8 @@
 """Train a small network on drawn digits: one program that uses every part of the engine.
 
-    python examples/digits.py --run runs/digits             train; Ctrl-C stops, saved
-    python examples/digits.py --run runs/digits --resume    go on where it stopped or was killed
-    python examples/digits.py --run runs/mnist --data mnist --samples 60000
+    python examples/digits.py --run results/digits             train; Ctrl-C stops, saved
+    python examples/digits.py --run results/digits --resume    go on where it stopped or was killed
+    python examples/digits.py --run results/mnist --data mnist --samples 60000
 
 The model is a family in the sense of docs/engine.md: `init`, `update` and `evaluate`, three pure functions
 and a frozen config. Everything else (the compiled loop, shuffled batches, logs, checkpoints, Ctrl-C) is the

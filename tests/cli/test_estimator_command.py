@@ -4,7 +4,6 @@ import io
 import json
 import os
 import re
-import tempfile
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -118,12 +117,14 @@ def test_a_folder_without_images_is_named_by_its_option(tmp_path, monkeypatch, c
 
 
 def test_the_defaults_train_and_test(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(cifar_data.IMAGE_SETS, "cifar10", (TRAIN, TEST))
     assert main(["estimator", "--generated-data", "--epochs", "2"]) == 0
     said = capsys.readouterr().out
     assert f"data: {TRAIN} + {TEST} random images with random labels" in said
-    assert "model_dir: " in said and "(a temporary one: give model_dir to keep the model)" in said
+    (folder,) = (tmp_path / "results").iterdir()
+    assert re.fullmatch(r"estimator-\d{8}-\d{6}-[0-9a-f]{8}", folder.name)
+    assert f"folder: results/{folder.name}" in said and (folder / "checkpoints").is_dir()
     assert re.search(
         r"training: [\d.]+ s to compile and run, [\d.]+ s of them compiling, [\d,]+ images/s", said
     )
@@ -136,8 +137,9 @@ def test_the_environment_variable_asks_for_two_reports(images, tmp_path, monkeyp
     words = ["estimator", "--epochs", "2", "--data-dir", str(images), "--model-dir", str(tmp_path / "dir")]
     assert main(words) == 0
     for name in ("training", "evaluation"):
-        assert json.loads((tmp_path / name / "summary.json").read_text())["program"] == name
-        assert list((tmp_path / name / "trace").rglob("*.gz")), name
+        report = tmp_path / "dir" / "report" / name
+        assert json.loads((report / "summary.json").read_text())["program"] == name
+        assert list((report / "trace").rglob("*.gz")), name
 
 
 def test_evaluations_on_the_way_are_recorded(trained, first, tmp_path):

@@ -119,7 +119,7 @@ def options(folder):
     return Train(
         batch_size=7, epochs=8, base_learning_rate=-8.5, refeed="none", seed=3, run_name="whole",
         training_data_file=folder / "3m_train.txt", validation_data_file=folder / "3m_valid.txt",
-        test_data_file=folder / "3m_test.txt", logdir=folder / "runs",
+        test_data_file=folder / "3m_test.txt", results_dir=folder / "runs",
     )  # fmt: skip
 
 
@@ -156,7 +156,7 @@ def whole(options):
           "gradient_clipping": True, "optimizer": "SGD"}),
         ("--multiprocessing --valid-per-epoch 0.5 --steps-per-log 4 --device-iterations 100 --logdir x --no-validation",
          {"multiprocessing": True, "valid_per_epoch": 0.5, "steps_per_log": 4, "device_iterations": 100,
-          "logdir": Path("x"), "no_validation": True}),
+          "results_dir": Path("x"), "no_validation": True}),
         ("--untied --refeed alternate --aug-steps 3", {"is_tied": False, "refeeding": "alternate", "aug_steps": 3}),
         ("--config ml-100k --epochs 3", {**PRESETS["ml-100k"], "epochs": 3}),
     ],
@@ -219,7 +219,7 @@ def test_a_run_leaves_records_with_every_figure_and_a_result(folder, tmp_path, c
 
 
 def test_a_stopped_run_resumes_to_the_same_bits(options, whole, tmp_path):
-    stopped = replace(options, logdir=tmp_path, run_name="stopped")
+    stopped = replace(options, results_dir=tmp_path, run_name="stopped")
 
     def stop(text):
         if text.startswith("update 25,"):
@@ -237,7 +237,7 @@ def test_a_stopped_run_resumes_to_the_same_bits(options, whole, tmp_path):
 def test_a_killed_run_resumes_to_the_same_bits_and_figures(patience, options, whole, tmp_path):
     """A kill leaves the checkpoints so far and half a record."""
     run = tmp_path / "killed"
-    options = replace(options, patience=patience, logdir=tmp_path, run_name="killed")
+    options = replace(options, patience=patience, results_dir=tmp_path, run_name="killed")
     whole = train.run(replace(options, run_name="patient"), Listener(), "test") if patience else whole
     shutil.copytree(whole["run"], run)
     steps = sorted(step for step in (run / "checkpoints").iterdir() if step.name.isdigit())
@@ -253,14 +253,14 @@ def test_a_killed_run_resumes_to_the_same_bits_and_figures(patience, options, wh
 @pytest.mark.slow
 def test_other_pieces_of_a_call_and_other_logs_give_the_same_bits(options, whole, tmp_path, monkeypatch):
     monkeypatch.setattr(pieces, "TARGET_SECONDS", 0)  # one update at a time
-    other = replace(options, logdir=tmp_path, run_name="other", steps_per_log=3)
+    other = replace(options, results_dir=tmp_path, run_name="other", steps_per_log=3)
     result = train.run(other, Listener(), "test")
     same_run(result, whole)
     assert len(events(result["run"], "log")) == 3
 
 
 def test_patience_stops_and_the_best_weights_are_tested(options, whole, tmp_path):
-    impatient = replace(options, logdir=tmp_path, run_name="impatient", patience=2)
+    impatient = replace(options, results_dir=tmp_path, run_name="impatient", patience=2)
     result = train.run(impatient, Listener(), "test")
     values = [event["validation_rmse"] for event in events(result["run"], "validation")]
     best = int(np.argmin(values))
@@ -566,7 +566,7 @@ def test_a_short_run_on_real_ratings_is_clearly_better_than_the_mean(tmp_path, m
     monkeypatch.undo()  # the real widths
     monkeypatch.setenv("HOTLOOP_DATA", str(ROOT))
     real = read("--data ml-100k --precision 32.32 --base-learning-rate -11.5 --epochs 8 --run-name real")
-    real = replace(real, logdir=tmp_path)
+    real = replace(real, results_dir=tmp_path)
     data = sets.load(real, Listener())
     truth = data.validation.values()
     mean = np.sqrt(np.mean((truth - data.train.values().mean()) ** 2))
@@ -586,7 +586,7 @@ def test_the_preset_beats_user_and_item_biases(split, tmp_path, monkeypatch):
     """On the test part, the epoch chosen on the validation part; the biases' dampings are chosen there, too."""
     monkeypatch.undo()
     monkeypatch.setenv("HOTLOOP_DATA", str(ROOT))
-    preset = replace(read(f"--config ml-100k --split {split} --run-name real"), logdir=tmp_path)
+    preset = replace(read(f"--config ml-100k --split {split} --run-name real"), results_dir=tmp_path)
     data = sets.load(preset, Listener())
     fit = biases.chosen(data.train, data.validation, *data.scale)
     result = train.run(preset, Listener(), "test")

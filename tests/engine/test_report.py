@@ -3,6 +3,7 @@
 import gzip
 import json
 import types
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -27,11 +28,12 @@ def compiled():
 
 def asked(option=None):
     said = []
-    folder = report.requested(option, said.append)
+    folder = report.requested(option, Path("a/run"), said.append)
     return (None if folder is None else str(folder)), said
 
 
-def test_the_option_comes_before_our_variable_before_poplars(monkeypatch):
+def test_the_option_comes_before_our_variable_before_poplars(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     assert asked() == (None, [])
     monkeypatch.setenv(POPLAR, '{"autoReport.all":"true", "autoReport.directory":"./x"}')
     assert asked() == ("x", [])
@@ -45,18 +47,21 @@ def test_the_option_comes_before_our_variable_before_poplars(monkeypatch):
 @pytest.mark.parametrize(
     ("text", "folder"),
     [
-        ('{"autoReport.all":"true"}', "."),
+        ('{"autoReport.all":"true"}', "a/run/report"),
         ('{"autoReport.all":true, "autoReport.directory":"y"}', "y"),
-        ('{"autoReport.all":"True"}', "."),
+        ('{"autoReport.all":"True"}', "a/run/report"),
+        ('{"autoReport.all":"true", "autoReport.directory":"."}', "."),
         ('{"autoReport.all":"false", "autoReport.directory":"y"}', None),
         ('{"autoReport.directory":"y"}', None),
         ('{"target.syncReplicasIndependently":"true"}', None),
         ("  ", None),
     ],
 )
-def test_poplar_options_are_understood(monkeypatch, text, folder):
+def test_poplar_options_are_understood(monkeypatch, tmp_path, text, folder):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(POPLAR, text)
     assert asked() == (folder, [])
+    assert not (tmp_path / "a").exists()  # the run's own folder comes with the run, or not at all
 
 
 @pytest.mark.parametrize("text", ["{autoReport.all: true}", "[1]", "3", '{"autoReport.all"'])
@@ -70,7 +75,7 @@ def test_malformed_poplar_options_are_a_warning(monkeypatch, text):
 
 def test_warnings_go_to_standard_error_when_nobody_else_takes_them(monkeypatch, capsys):
     monkeypatch.setenv(POPLAR, "{")
-    assert report.requested(None) is None
+    assert report.requested(None, Path("run")) is None
     assert capsys.readouterr().err.startswith(f"warning: {POPLAR} is not JSON")
 
 

@@ -516,7 +516,7 @@ def test_records_from_several_threads_are_whole_lines(tmp_path):
 
 def test_default_folders_carry_family_time_and_an_id_of_their_own():
     one, two = default_path("kernel dense"), default_path("kernel dense")
-    assert re.fullmatch(r"runs/kernel-dense-\d{8}-\d{6}-[0-9a-f]{8}", str(one))
+    assert re.fullmatch(r"results/kernel-dense-\d{8}-\d{6}-[0-9a-f]{8}", str(one))
     assert one != two
 
 

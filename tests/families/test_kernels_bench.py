@@ -76,7 +76,7 @@ def test_report_and_graph_are_written_where_it_says(capsys, tmp_path, monkeypatc
     _, said = run(replace(DENSE, report=tmp_path / "report", save_graph=True), capsys)
     assert (tmp_path / "report/inference/summary.json").exists()
     assert list((tmp_path / "report/inference/trace").rglob("*.gz"))
-    (folder,) = re.findall(r"^program text: (logs/\S+)$", said, re.MULTILINE)
+    (folder,) = re.findall(r"^program text: (results/kernel-\S+)$", said, re.MULTILINE)
     assert "stablehlo.dot_general" in (tmp_path / folder / "program.stablehlo.txt").read_text()
     assert "HloModule" in (tmp_path / folder / "program.optimised.hlo.txt").read_text()
 

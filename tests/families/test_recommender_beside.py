@@ -59,7 +59,7 @@ def options(tmp_path_factory):
     write_ratings(folder)
     return Train(
         size=128, batch_size=8, epochs=6, base_learning_rate=-9.5, refeed="none", no_dropout=True, precision="32.32",
-        training_data_file=folder / "train.txt", validation_data_file=folder / "valid.txt", logdir=folder,
+        training_data_file=folder / "train.txt", validation_data_file=folder / "valid.txt", results_dir=folder,
         run_name="whole",
     )  # fmt: skip
 
@@ -137,7 +137,7 @@ def test_an_interrupted_run_resumes_to_the_same_bits_and_figures(options, whole)
     with pytest.raises(Interrupted, match="--resume --run-name interrupted"):
         train.run(stopped, listener, "test")
     assert ended(listener.child)
-    folder = options.logdir / "interrupted"
+    folder = options.results_dir / "interrupted"
     assert len(list((folder / "validating").glob("[0-9]*.npz"))) + len(validations(folder)) == 3
     result = train.run(replace(stopped, resume=True), Heard(), "test")
     same_run(folder, result, whole)
@@ -158,7 +158,7 @@ def test_a_process_that_is_killed_stops_the_training_saved_and_it_can_go_on_with
         RunError, match=r"--multiprocessing: the validating process was killed by SIGKILL.*--resume"
     ):
         train.run(victim, listener, "test")
-    folder = options.logdir / "victim"
+    folder = options.results_dir / "victim"
     assert not validations(folder)
     result = train.run(replace(victim, resume=True, multiprocessing=False), Heard(), "test")
     same_run(folder, result, whole)
@@ -168,10 +168,10 @@ def test_a_process_that_is_killed_stops_the_training_saved_and_it_can_go_on_with
 @pytest.mark.slow
 def test_it_ends_with_a_parent_that_is_killed_and_what_was_queued_is_validated_on_resuming(options, whole):
     """The other process is stopped first: the training goes on until four wait, and not one step further."""
-    folder = options.logdir / "killed"
+    folder = options.results_dir / "killed"
     words = ["recommender", "train", "--training-data-file", options.training_data_file, "--validation-data-file",
              options.validation_data_file, "--size", 128, "--batch-size", 8, "--epochs", 6, "--base-learning-rate",
-             -9.5, "--logdir", options.logdir, "--run-name", "killed", "--multiprocessing", "--refeed", "none",
+             -9.5, "--logdir", options.results_dir, "--run-name", "killed", "--multiprocessing", "--refeed", "none",
              "--no-dropout", "--precision", "32.32"]  # fmt: skip
     parent = subprocess.Popen(
         [sys.executable, "-m", "hotloop", *map(str, words)], stdout=subprocess.PIPE, text=True
@@ -319,7 +319,7 @@ def test_patience_acts_when_the_answers_come_and_the_best_is_kept(options, tmp_p
     script.chmod(0o755)
     monkeypatch.setattr(beside, "sys", SimpleNamespace(executable=str(script)))
     impatient = replace(
-        options, logdir=tmp_path, run_name="impatient", epochs=400, patience=2, multiprocessing=True,
+        options, results_dir=tmp_path, run_name="impatient", epochs=400, patience=2, multiprocessing=True,
         base_learning_rate=-16.0,
     )  # fmt: skip
     result = train.run(impatient, Heard(), "test")

@@ -57,7 +57,7 @@ OLD = {
     "multiprocessing": False,
     "build-init": False,
     "device-iterations": None,
-    "logdir": Path("logdir"),
+    "logdir": Path("results"),  # was "logdir"; all families keep their runs in one folder now
     "testing-on-checkpoint": None,
     "precision": "auto",
 }
@@ -93,7 +93,7 @@ def test_an_old_command_line_is_read():
     assert config.learning_rate_decay == (1, 0.5, 0.2, 0.1)
     assert config.learning_rate_schedule == (0.2, 0.5, 0.7)
     assert (config.valid_per_epoch, config.steps_per_log, config.device_iterations) == (2.5, 10, 100)
-    assert config.multiprocessing and config.logdir == Path("logs")
+    assert config.multiprocessing and config.results_dir == Path("logs")
 
 
 @pytest.mark.parametrize(

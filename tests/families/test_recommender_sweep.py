@@ -35,7 +35,7 @@ CHILD = """
 import json, os, pathlib, signal, sys
 given = dict(word.partition("=")[::2] for word in sys.argv[1:])
 exponent = float(given["--base-learning-rate"])
-folder = pathlib.Path(given["--logdir"], given["--run-name"])
+folder = pathlib.Path(given["--results-dir"], given["--run-name"])
 if exponent == -3:
     sys.exit("hotloop: error: no luck")
 folder.mkdir()
@@ -67,7 +67,9 @@ def fake(tmp_path, monkeypatch):
 
 def swept(tmp_path, rates, **options):
     texts = tuple(map(str, rates))
-    config = Sweep(base_learning_rates=texts, num_devices=len(texts), logdir=tmp_path / "logs", **options)
+    config = Sweep(
+        base_learning_rates=texts, num_devices=len(texts), results_dir=tmp_path / "logs", **options
+    )
     return sweep.run(config, CPU)
 
 
@@ -144,7 +146,7 @@ def test_a_trial_is_told_every_option_of_the_sweep(tmp_path):
     ]
     assert len(rest) == len(words) - len(sweep.TRAIN) - 3
     told = build(Train, scan(rest, options_of(Train)))
-    assert told == replace(config.training(-14.3), logdir=tmp_path, run_name="trial-01")
+    assert told == replace(config.training(-14.3), results_dir=tmp_path, run_name="trial-01")
     assert (told.batch_size, told.base_learning_rate, told.steps_per_log, told.is_tied) == (
         32,
         -14.3,

@@ -36,7 +36,7 @@ BINS, RANGE = 60, (-3.0, 2.0)
 class Demo:
     """Where the demo writes."""
 
-    output: Path = option(Path("hotloop-demo"), "Folder for index.html and results.json.", metavar="DIR")
+    output: Path = option(Path("results/demo"), "Folder for index.html and results.json.", metavar="DIR")
 
 
 class Quiet:

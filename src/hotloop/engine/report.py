@@ -34,13 +34,23 @@ def _complain(text: str) -> None:
     print(f"warning: {text}", file=sys.stderr)
 
 
-def requested(option: str | None, warn: Callable[[str], None] = _complain) -> Path | None:
-    """The report folder by option, HOTLOOP_REPORT, else POPLAR_ENGINE_OPTIONS; None if none asks."""
+def requested(
+    option: str | Path | None,
+    run: Path,
+    warn: Callable[[str], None] = _complain,
+    programs: Sequence[str] = ("training", "evaluation"),
+) -> Path | None:
+    """The report's folder by option, HOTLOOP_REPORT, else POPLAR_ENGINE_OPTIONS; None if none asks.
+
+    A named one is made and tried at once; where none is named it is the run's own, which comes with the run's folder.
+    """
+    own = run / "report"
     named = option or os.environ.get("HOTLOOP_REPORT")
-    return Path(named) if named else _poplar(os.environ.get(_POPLAR, ""), warn)
+    folder = Path(named) if named else _poplar(os.environ.get(_POPLAR, ""), own, warn)
+    return folder if folder in (None, own) else check_writable(folder, programs)
 
 
-def _poplar(text: str, warn: Callable[[str], None]) -> Path | None:
+def _poplar(text: str, own: Path, warn: Callable[[str], None]) -> Path | None:
     if not text.strip():
         return None
     try:
@@ -53,7 +63,7 @@ def _poplar(text: str, warn: Callable[[str], None]) -> Path | None:
         return None
     if str(options.get("autoReport.all", "false")).lower() != "true":
         return None
-    return Path(str(options.get("autoReport.directory", ".")))
+    return Path(str(options["autoReport.directory"])) if "autoReport.directory" in options else own
 
 
 def check_writable(path: str | Path, programs: Sequence[str] = ("training", "evaluation")) -> Path:

@@ -30,8 +30,8 @@ _OF_WEIGHTS = ("validation", "evaluation")
 """Records of weights that may be older than the training's, or another run's."""
 
 
-def default_path(family: str, root: str | Path = "runs") -> Path:
-    """`runs/<family>-<UTC time>-<short id>`: sorts by time, never meets another run."""
+def default_path(family: str, root: str | Path = "results") -> Path:
+    """`results/<family>-<UTC time>-<short id>`: sorts by time, never meets another run."""
     name = re.sub(r"[^A-Za-z0-9]+", "-", family).strip("-")
     return Path(root) / f"{name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"
 

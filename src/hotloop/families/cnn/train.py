@@ -81,9 +81,7 @@ def _check_phases(config: Train) -> None:
 def once(work: Work, command: str) -> dict[str, Any]:
     """One run in a folder of its own."""
     config = work.config
-    report = reports.requested(str(config.report) if config.report else None, work.console.warn)
-    if report is not None:
-        reports.check_writable(report)
+    report = reports.requested(config.report, work.folder, work.console.warn)
     settings = plain(asdict(config))
     work.keeping.check(work.job.network, work.settings.plan)
     with Run.create(

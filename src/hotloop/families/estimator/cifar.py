@@ -12,6 +12,7 @@ from typing import Any
 from hotloop.data.dataset import Dataset
 from hotloop.engine import report as reports
 from hotloop.engine.records import read_events
+from hotloop.engine.run import default_path
 from hotloop.errors import CheckpointError
 from hotloop.families.console import Console
 from hotloop.families.estimator import cifar_data
@@ -30,15 +31,14 @@ TESTED_AT_ONCE = 500
 
 def run(config: Cifar, console: Console) -> Mapping[str, Any]:
     """Train, test, or both."""
-    report = reports.requested(str(config.report) if config.report else None, console.warn)
-    if report is not None:
-        reports.check_writable(report)
+    folder = config.model_dir or default_path("estimator", config.results_dir)
+    report = reports.requested(config.report, folder, console.warn)
     check_trained(config)
     data = cifar_data.load(config, console)
     updates = config.total_updates(len(data.train))
     estimator = Estimator(
         model_fn,
-        run_config(config, len(data.train), report),
+        run_config(config, folder, len(data.train), report),
         {"recipe": config.recipe, "learning_rate": config.learning_rate, "updates": updates},
         say=console.say,
         progress=console.progress,

@@ -93,9 +93,12 @@ class Cifar(Training):
     )
     model_dir: Path | None = option(
         None,
-        "Folder of checkpoints and records; a run goes on with what is there. Left out, a temporary one.",
+        "Folder of checkpoints and records; a run goes on with what is there. Left out, a new one in --results-dir.",
         metavar="DIR",
         group=RECORDS,
+    )
+    results_dir: Path = option(
+        Path("results"), "Folder in which runs get theirs where --model-dir is left out.", group=RECORDS
     )
     log_interval: float = option(
         3.0, "Seconds between logs, at most one a call.", check=positive, group=RECORDS

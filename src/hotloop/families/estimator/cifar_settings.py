@@ -13,11 +13,11 @@ from hotloop.families.estimator.cifar_network import PARAMETERS
 from hotloop.families.estimator.run_config import RunConfig
 
 
-def run_config(config: Cifar, images: int, report: Path | None) -> RunConfig:
-    """The options as the Estimator has them."""
+def run_config(config: Cifar, folder: Path, images: int, report: Path | None) -> RunConfig:
+    """The options as the Estimator has them, with its folder."""
     every = config.evaluation_period(images)
     return RunConfig(
-        model_dir=config.model_dir,
+        model_dir=folder,
         batch_size=config.batch_size,
         iterations_per_call=config.batches_per_step,
         replicas=config.replicas,

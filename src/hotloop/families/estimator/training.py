@@ -159,8 +159,7 @@ class Work:
         return Watched(self.folder / "checkpoints", keep, family=FAMILY)
 
     def _report(self) -> Path | None:
-        asked = reports.requested(str(self.config.report) if self.config.report else None)
-        return reports.check_writable(asked, ("training",)) if asked else None
+        return reports.requested(self.config.report, self.folder, programs=("training",))
 
     def _all_hooks(self, plan: Plan) -> list[Hook]:
         every = self.config.summary_steps

@@ -39,7 +39,7 @@ def run(config: Layer, device: jax.Device, console: Console) -> dict[str, Any]:
         console.say(line)
     bench = prepare(config, kernel, place, dtype)
     if config.save_graph:
-        records.save_graph(bench.program.lowered_text(), bench.program.compiled, console)
+        records.save_graph(config, bench.program.lowered_text(), bench.program.compiled, console)
     checked = check_training(bench) if config.train else None
     start = time.perf_counter()
     first = bench.step()

@@ -33,7 +33,7 @@ class Timing:
         group=TIMING,
     )
     save_graph: bool = option(
-        False, "Write the program's text, before and after optimisation, to logs/<time>.", group=TIMING
+        False, "Write the program's text, before and after optimisation, to results.", group=TIMING
     )
 
     def __post_init__(self) -> None:

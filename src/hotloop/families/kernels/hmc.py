@@ -40,7 +40,7 @@ def run(config: Hmc, device: jax.Device, console: Console) -> dict[str, Any]:
     console.say(f"checked against float64, one trajectory: relative error {said}")
     sampler = sampling.prepare(config, target, device.platform)
     if config.save_graph:
-        records.save_graph(sampler.lowered_text(), sampler.compiled, console)
+        records.save_graph(config, sampler.lowered_text(), sampler.compiled, console)
     start = time.perf_counter()
     sampler.step()
     warm_up = time.perf_counter() - start

@@ -1,19 +1,24 @@
 """What a benchmark leaves on disk when asked: its program's text, and a report. It knows no kernel."""
 
 from collections.abc import Callable
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from hotloop.engine import report
+from hotloop.engine.run import default_path
 from hotloop.errors import OptionError
 from hotloop.families.console import Console
 from hotloop.families.kernels.config import Timing
 
 
+def own_folder(config: Timing) -> Path:
+    """Where a benchmark writes what was asked for without a folder for it."""
+    return default_path(f"kernel {type(config).__name__}")
+
+
 def report_folder(config: Timing, name: str, console: Console) -> Path | None:
     """The folder that the option or the environment asks for, known to be writable; None if none does."""
-    folder = report.requested(str(config.report) if config.report else None, console.warn)
+    folder = report.requested(config.report, own_folder(config), console.warn, (name,))
     return None if folder is None else report.check_writable(folder, (name,))
 
 
@@ -27,9 +32,9 @@ def write_report(
     console.say(f"report: {folder / name}")
 
 
-def save_graph(before: str, compiled: Any, console: Console) -> Path:
-    """The program's text before and after optimisation, in logs/<time>."""
-    folder = Path("logs") / datetime.now().strftime("%Y%m%d-%H%M%S-%f")
+def save_graph(config: Timing, before: str, compiled: Any, console: Console) -> Path:
+    """The program's text before and after optimisation, in a folder of its own."""
+    folder = own_folder(config)
     try:
         folder.mkdir(parents=True)
         (folder / "program.stablehlo.txt").write_text(before)

@@ -166,7 +166,9 @@ class Train(Net):
     )
     steps_per_log: int = option(1, "Calls between logs.", check=positive, group=RUN)
     seed: int = option(0, "Seed of weights, order, dropout and drawn data.", check=non_negative, group=RUN)
-    logdir: Path = option(Path("logdir"), "Folder in which runs get theirs.", group=RUN)
+    results_dir: Path = option(
+        Path("results"), "Folder in which runs get theirs.", aliases=("--logdir",), group=RUN
+    )
     run_name: str | None = option(None, "Name of the run's folder; else made of batch and time.", group=RUN)
     resume: bool = option(False, "Go on with the run of --run-name.", group=RUN)
     clip: bool = option(

@@ -71,6 +71,8 @@ def load(folder: Path, step: int | None = None, *, best: bool = False) -> Saved:
     """The newest whole checkpoint, that of a step, or the one that validated best."""
     options = config_of(folder, FAMILY, EXTRA)
     users, items, drops, low, high = (options.pop(name) for name in EXTRA)
+    if "logdir" in options:  # as runs of earlier versions have it
+        options["results_dir"] = options.pop("logdir")
     config = build(Train, options)
     job = model.Job(net_of(config), items, tuple(drops))
     like = {**_shapes(job), "ids": {"users": _pairs(users), "items": _pairs(items)}}

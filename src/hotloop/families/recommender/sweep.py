@@ -75,14 +75,16 @@ def _check(config: Sweep, caller: Caller) -> None:
 
 
 def make_folder(config: Sweep) -> Path:
-    """LOGDIR/NAME, empty; the name says seed and time unless it is given."""
+    """RESULTS/NAME, empty; the name says seed and time unless it is given."""
     stamp = time.strftime("%Y%m%d_%H%M%S", time.gmtime())
-    folder = (config.logdir / (config.run_name or f"sweep-rn{config.seed}-{stamp}-{os.getpid()}")).absolute()
+    folder = (
+        config.results_dir / (config.run_name or f"sweep-rn{config.seed}-{stamp}-{os.getpid()}")
+    ).absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         taken = any(folder.iterdir())
     except OSError as error:
-        raise RunError(f"{folder}: cannot be made ({error.strerror}); choose another --logdir") from None
+        raise RunError(f"{folder}: cannot be made ({error.strerror}); choose another --results-dir") from None
     if taken:
         raise RunError(f"{folder} is there already: choose another --run-name")
     return folder
@@ -90,7 +92,7 @@ def make_folder(config: Sweep) -> Path:
 
 def command(config: Sweep, exponent: float, folder: Path, number: int, caller: Caller) -> tuple[str, ...]:
     """The command line of one trial, good in any folder: its rate, and every option that is not at its default."""
-    chosen = replace(config.training(exponent), logdir=folder, run_name=f"trial-{number:02d}")
+    chosen = replace(config.training(exponent), results_dir=folder, run_name=f"trial-{number:02d}")
     words = [f"--device={caller.device}", *(["--only-accelerator"] if caller.only_accelerator else [])]
     for each in options_of(Train):
         value = getattr(chosen, each.name)

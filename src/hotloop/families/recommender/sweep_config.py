@@ -112,7 +112,9 @@ class Sweep(Net):
     device_iterations: int | None = _SAME["device_iterations"]
     steps_per_log: int = option(40, "Calls between logs.", check=positive, group=RUN)
     seed: int = _SAME["seed"]
-    logdir: Path = option(Path("logdir"), "Folder in which the sweep gets its own.", group=RUN)
+    results_dir: Path = option(
+        Path("results"), "Folder in which the sweep gets its own.", aliases=("--logdir",), group=RUN
+    )
     run_name: str | None = option(None, "Name of the sweep's folder; else made of seed and time.", group=RUN)
     clip: bool = _SAME["clip"]
     pipeline_num_parallel: int = _SAME["pipeline_num_parallel"]

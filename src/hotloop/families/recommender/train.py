@@ -36,7 +36,16 @@ from hotloop.families.recommender.sets import Sets
 from hotloop.families.recommender.validator import bounds
 from hotloop.families.recommender.work import Work
 
-MAY_DIFFER = ("logdir", "run_name", "resume", "report", "plan", "multiprocessing", "validation_batch_size")
+MAY_DIFFER = (
+    "logdir",
+    "results_dir",
+    "run_name",
+    "resume",
+    "report",
+    "plan",
+    "multiprocessing",
+    "validation_batch_size",
+)
 NO_EFFECT = {"pipeline_num_parallel": 32, "validation_batches_per_step": 250, "select_ipus": "AUTO"}
 
 
@@ -152,10 +161,8 @@ def once(config: Train, data: Sets, console: Console, command: str) -> dict[str,
     work = Work(config, data, saved.job_of(config, data.train.n_items, times), plan, console)
     if work.validated and config.multiprocessing:
         beside.check(platform())
-    report = reports.requested(str(config.report) if config.report else None, console.warn)
-    if report is not None:
-        reports.check_writable(report)
     folder, answers = run_folder(config), Answers(config.patience)
+    report = reports.requested(config.report, folder, console.warn)
     with (
         Run.create(
             folder, work.settings, command=command, resume=config.resume, may_differ=MAY_DIFFER,
@@ -278,6 +285,6 @@ def test_only(config: Train, folder: Path, console: Console) -> dict[str, Any]:
 
 
 def run_folder(config: Train) -> Path:
-    """LOGDIR/NAME, where the name says batch, seed and time unless it is given."""
+    """RESULTS/NAME, where the name says batch, seed and time unless it is given."""
     stamp = time.strftime("%Y%m%d_%H%M%S", time.gmtime())
-    return config.logdir / (config.run_name or f"logs-bs{config.batch_size}-rn{config.seed}-{stamp}")
+    return config.results_dir / (config.run_name or f"logs-bs{config.batch_size}-rn{config.seed}-{stamp}")

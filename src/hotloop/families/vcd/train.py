@@ -132,9 +132,7 @@ def once(config: Train, data: Images, console: Console, command: str) -> dict[st
         min(plan.updates_per_call, config.updates_per_call or plan.total_updates),
         key,
     )
-    report = reports.requested(str(config.report) if config.report else None, console.warn)
-    if report is not None:
-        reports.check_writable(report)
+    report = reports.requested(config.report, folder, console.warn)
     state = model.init(job, stream(key, "init", 0))
     say = (lambda _: None) if config.log_level in ("WARNING", "ERROR", "CRITICAL") else console.say
     settings = plain({**asdict(config), "images": len(data.train)})

@@ -1,0 +1,41 @@
+"""Where runs go when nobody says: one folder for all families, with the run's own report in the run."""
+
+from pathlib import Path
+
+import pytest
+
+from hotloop.cli.configs import resolve
+from hotloop.cli.main import find_command
+from hotloop.cli.parser import scan
+from hotloop.families.cnn.work import run_folder as cnn_folder
+from hotloop.families.kernels import config as kernels
+from hotloop.families.kernels.records import own_folder
+from hotloop.families.recommender.train import run_folder as recommender_folder
+from hotloop.families.vcd.train import run_folder as vcd_folder
+from hotloop.options import options_of
+
+TRAINING = {"vcd train": vcd_folder, "recommender train": recommender_folder, "cnn train": cnn_folder}
+OLD_WORDS = {"vcd train": "-r", "recommender train": "--logdir", "recommender sweep": "--logdir"}
+
+
+def read(words):
+    command, _, rest = find_command(words.split())
+    return resolve(command, scan(rest, options_of(command.config))).config
+
+
+@pytest.mark.parametrize("command", [*TRAINING, "recommender sweep", "estimator"])
+def test_every_family_keeps_its_runs_in_one_folder(command):
+    assert read(command).results_dir == Path("results")
+    assert read(f"{command} --results-dir elsewhere").results_dir == Path("elsewhere")
+    old = OLD_WORDS.get(command, "--results-dir")
+    assert read(f"{command} {old} elsewhere").results_dir == Path("elsewhere")
+
+
+@pytest.mark.parametrize("command", TRAINING)
+def test_a_run_is_a_folder_in_it(command):
+    assert TRAINING[command](read(command)).parent == Path("results")
+    assert TRAINING[command](read(f"{command} --run-name night")) == Path("results/night")
+
+
+def test_what_a_kernel_writes_goes_there_too():
+    assert own_folder(kernels.Dense()).parent == Path("results")
