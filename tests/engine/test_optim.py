@@ -194,6 +194,23 @@ def test_every_rule_trains_in_a_compiled_loop_in_every_precision(mode, name):
     assert all(leaf.dtype == policy.update for leaf in jax.tree.leaves(carry))
 
 
+def test_float16_weights_have_squares_of_float32_and_small_gradients_move_them_as_in_float32():
+    subject = rule("rmsprop", {"momentum": 0.5, "base_decay_exponent": -3, "epsilon": 1e-14})
+    gradients = {"kernel": jnp.array([3e-5, -2e-4, 5e-3, 800.0])}  # whose squares float16 has not
+    moved = {}
+    for mode in ("32.32", "16.16"):
+        policy = parse(mode, "float16")
+        params = policy.to_update({"kernel": jnp.ones(4)})
+        state = subject.init(params)
+        assert state["mean_square"]["kernel"].dtype == jnp.float32
+        assert state["velocity"]["kernel"].dtype == policy.update
+        for n in range(30):
+            key = jax.random.fold_in(jax.random.key(0), n)
+            params, state = optimise(policy, subject.at(jnp.float32(0.01)), gradients, state, params, key)
+        moved[mode] = np.asarray(params["kernel"], np.float32) - 1
+    np.testing.assert_allclose(moved["16.16"], moved["32.32"], rtol=0.02)
+
+
 REFUSED = [
     ("adam", SGD, {}, r"--optimizer adam: must be one of sgd, lars, rmsprop"),
     (

@@ -8,6 +8,7 @@ rate of an update is given to `Rule.at`.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,7 +16,17 @@ import jax.numpy as jnp
 from jax import Array
 
 from hotloop.engine.optim_keys import NON_NEGATIVE, check_optimiser, rmsprop_decay
-from hotloop.engine.update_rules import NORMS_AND_BIASES, Lars, Leaf, LeafRule, Momentum, Rmsprop, Sgd
+from hotloop.engine.precision import kept_squares
+from hotloop.engine.update_rules import (
+    NORMS_AND_BIASES,
+    SQUARES,
+    Lars,
+    Leaf,
+    LeafRule,
+    Momentum,
+    Rmsprop,
+    Sgd,
+)
 from hotloop.errors import OptionError
 
 Path = tuple[str, ...]
@@ -42,8 +53,13 @@ class Rule:
     exclude: Callable[[Path], bool] = nothing
 
     def init(self, params: Any) -> dict[str, Any]:
-        """The state before the first update: zeros like the parameters under each slot's name."""
-        return {slot: jax.tree.map(jnp.zeros_like, params) for slot in self.base.slots}
+        """The state before the first update: zeros like the parameters under each slot's name, squares wide enough."""
+
+        def zeros(slot: str, leaf: Array) -> Array:
+            start = jnp.zeros_like(leaf)
+            return start.astype(kept_squares(start.dtype)) if slot == SQUARES else start
+
+        return {slot: jax.tree.map(partial(zeros, slot), params) for slot in self.base.slots}
 
     def at(self, rate: Array) -> "AtRate":
         """The rule with the rate of this update: what `precision.optimise` takes."""

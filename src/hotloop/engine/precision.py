@@ -26,6 +26,7 @@ __all__ = [
     "StaticScale",
     "apply_update",
     "cast",
+    "kept_squares",
     "optimise",
     "parse",
     "partials_note",
@@ -50,7 +51,8 @@ class Policy:
     """The types of a run; hashable, so that it may be part of a config or a static argument.
 
     `compute` is the type of activations and gradients, `update` the one in which parameters and optimiser
-    state are kept. The arithmetic of an update is always float32; its result is then rounded to `update`.
+    state are kept; an optimiser's squares need a wider one than float16 (`kept_squares`). The arithmetic of an update
+    is always float32; its result is then rounded as it is kept.
     """
 
     compute: np.dtype[Any] = FLOAT32
@@ -65,6 +67,10 @@ class Policy:
     def to_update(self, tree: Tree) -> Tree:
         """Parameters as they are kept between updates."""
         return cast(tree, self.update)
+
+    def to_state(self, tree: Tree) -> Tree:
+        """Parameters of the types that the state of any optimiser may be made from: `optimiser.init` takes these."""
+        return cast(tree, kept_squares(self.update))
 
     @property
     def conv_options(self) -> dict[str, Any]:
@@ -108,6 +114,15 @@ def parse(
         stochastic_rounding=stochastic_rounding and update != FLOAT32,
         half_partials=half_partials and compute != FLOAT32,
     )
+
+
+def kept_squares(update: np.dtype[Any]) -> np.dtype[Any]:
+    """The type in which means of squared gradients are kept beside parameters of type `update`.
+
+    A gradient below 2e-4 has a square that float16 has not: the mean is zero in most updates, and the gradient divided
+    by its root a step that wrecks the network. bfloat16 has the range of float32.
+    """
+    return FLOAT32 if update == np.float16 else update
 
 
 def cast(tree: Tree, dtype: np.dtype[Any]) -> Tree:

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from jax import Array
 
 NORMS_AND_BIASES = frozenset({"scale", "offset", "bias"})
+SQUARES = "mean_square"
+"""The slot that holds squares, which 16 bits may not have the range for."""
 Slots = tuple[Array, ...]
 
 
@@ -114,7 +116,7 @@ class Rmsprop:
     @property
     def slots(self) -> tuple[str, ...]:
         """The mean square, and the velocity where there is one."""
-        return ("mean_square", *self.momentum.slots)
+        return (SQUARES, *self.momentum.slots)
 
     def step(self, rate: Array, g: Array, w: Array, slots: Slots, leaf: Leaf) -> tuple[Array, Slots]:
         """s <- rho s + (1 - rho) g^2, d = rate g / sqrt(s + epsilon)."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -298,3 +299,36 @@ def test_any_function_with_other_arguments_is_refused_by_name(tmp_path: Path) ->
         Exception, match="model_fn asks for learning_rate: it can be given features, labels, mode"
     ):
         small(tmp_path, strange).train(data, steps=1)
+
+
+def batch_normed(params: Any) -> ModelSpec:
+    """Two layers with a batch norm between them; its gradients are small, and their squares smaller."""
+
+    def init(key: Any) -> Any:
+        one, two = jax.random.split(key)
+        return {
+            "first": 30 * jax.random.normal(one, (5, 32)),
+            "scale": jnp.ones(32),
+            "offset": jnp.zeros(32),
+            "last": 0.1 * jax.random.normal(two, (32, 2)),
+        }
+
+    def apply(weights: Any, x: Any, *, train: bool, keys: Any) -> Any:
+        x = (x @ weights["first"]).astype(jnp.float32)
+        x = (x - x.mean(0)) / jnp.sqrt(x.var(0) + 1e-3) * weights["scale"] + weights["offset"]
+        return jax.nn.relu(x).astype(weights["last"].dtype) @ weights["last"]
+
+    return ModelSpec(init=init, apply=apply, optimizer=getattr(optax, params["rule"])(0.003))
+
+
+@pytest.mark.parametrize(
+    "rule",
+    ["adam", pytest.param("rmsprop", marks=pytest.mark.slow), pytest.param("lamb", marks=pytest.mark.slow)],
+)
+def test_rules_that_divide_by_squares_train_in_float16_as_in_float32(rule: str, tmp_path: Path) -> None:
+    losses = {}
+    for precision in ("32.32", "16.16"):
+        formats = {"precision": precision, "half": "float16", "iterations_per_call": 300, "batch_size": 100}
+        estimator = small(tmp_path / precision, batch_normed, {"rule": rule}, **formats)
+        losses[precision] = estimator.train(data, steps=300).evaluate(data)["loss"]
+    assert losses["16.16"] == pytest.approx(losses["32.32"], rel=0.1, abs=0.003), losses

@@ -53,7 +53,7 @@ class Training:
         return {
             "weights": weights,
             "model": widened(state),
-            "optimizer": self.model.spec.optimizer.init(weights),
+            "optimizer": self.model.spec.optimizer.init(self.policy.to_state(weights)),
             "scale": self.scale.init(),
         }
 
