@@ -520,6 +520,14 @@ def test_default_folders_carry_family_time_and_an_id_of_their_own():
     assert one != two
 
 
+def test_a_file_that_cannot_be_finished_vanishes_and_is_named(tmp_path):
+    with pytest.raises(OSError, match="No space left") as caught, records.whole_file(tmp_path / "x") as part:
+        part.write_text("half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert caught.value.filename == str(tmp_path / "x")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_file_is_replaced_in_one_piece(tmp_path):
     path = tmp_path / "config.json"
     records.write_json(path, {"a": 1})

@@ -435,7 +435,7 @@ def test_what_an_interrupted_run_left_is_asked_again_unless_it_is_answered_or_wi
     (tmp_path / "validating").mkdir()
     for step in (5, 10, 15, 20):
         beside.weights_file(tmp_path, step).touch()
-    (tmp_path / "validating" / ".00000025.npz").touch()
+    (tmp_path / "validating" / ".00000025.npz.123.part").touch()
     assert beside.left_over(tmp_path, 15, {5: {}}) == [10, 15]
     assert sorted(path.name for path in (tmp_path / "validating").iterdir()) == [
         "00000010.npz",

@@ -7,7 +7,9 @@ import pytest
 from hotloop.cli.configs import resolve
 from hotloop.cli.main import find_command
 from hotloop.cli.parser import scan
+from hotloop.errors import OptionError
 from hotloop.families.cnn.work import run_folder as cnn_folder
+from hotloop.families.estimator import Estimator
 from hotloop.families.kernels import config as kernels
 from hotloop.families.kernels.records import own_folder
 from hotloop.families.recommender.train import run_folder as recommender_folder
@@ -35,6 +37,26 @@ def test_every_family_keeps_its_runs_in_one_folder(command):
 def test_a_run_is_a_folder_in_it(command):
     assert TRAINING[command](read(command)).parent == Path("results")
     assert TRAINING[command](read(f"{command} --run-name night")) == Path("results/night")
+
+
+@pytest.mark.parametrize("name", ["../X", "/tmp/X", "a/b", "..", ".", " ", "a\\b", "x" * 201])
+@pytest.mark.parametrize("command", [*TRAINING, "recommender sweep"])
+def test_the_name_of_a_run_leads_nowhere_else(command, name):
+    words = command.split()
+    command, _, _ = find_command(words)
+    with pytest.raises(
+        OptionError, match=r"--run-name .*: must (be the name of one folder|have at most 200)"
+    ):
+        resolve(command, scan(["--run-name", name], options_of(command.config)))
+    with pytest.raises(OptionError, match="--run-name"):  # from Python, too
+        command.config(run_name=name)
+
+
+@pytest.mark.parametrize("name", ["../X", "a/b", 3])
+def test_the_name_of_an_evaluation_leads_nowhere_else(tmp_path, name):
+    with pytest.raises(OptionError, match=r"name=.*must be a word"):
+        Estimator(lambda: None, model_dir=tmp_path / "model").evaluate(None, name=name)
+    assert not (tmp_path / "model").exists()
 
 
 def test_what_a_kernel_writes_goes_there_too():

@@ -4,6 +4,7 @@ Only the chosen command's module is imported, and no jax here: help and a bad op
 add a command, add a line to COMMANDS; its module declares `COMMAND`.
 """
 
+import errno
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,19 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "cache": ("hotloop.cli.cache", "Show, limit or clear the cache of compiled programs."),
 }
 
+DISK = frozenset(
+    (
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EFBIG,
+        errno.EROFS,
+        errno.EACCES,
+        errno.EPERM,
+        errno.EIO,
+        errno.ENAMETOOLONG,
+    )
+)
+"""What the user's disk and its permissions can do to any command at any moment: no defect."""
 USAGE_ERROR, DEFECT, INTERRUPTED, BROKEN_PIPE = 2, 1, 130, 141
 
 
@@ -53,6 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except HotloopError as error:
         return _failed(words, str(error), USAGE_ERROR)
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in DISK:
+            return _failed(words, f"{error.filename or 'a file'}: {error.strerror}", USAGE_ERROR)
         said = (str(error).strip().splitlines() or [""])[0][:300]
         text = f"unexpected {type(error).__name__}: {said}; run again with --debug for the traceback"
         return _failed(words, text, DEFECT)

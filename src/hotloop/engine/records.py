@@ -9,7 +9,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,26 +62,35 @@ def _any_nonfinite(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A name to write to, which becomes `path` when the block ends well and vanishes when it does not."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield part
+        part.replace(path)
+    except BaseException as error:
+        with suppress(OSError):  # a full disk gets its room back; on one that only reads there is nothing
+            part.unlink()
+        if isinstance(error, OSError) and error.filename in (None, str(part)):
+            error.filename = str(path)
+        raise
+
+
 def write_json(path: Path, value: Any) -> None:
     """Replace the file in one step: a reader sees the old text or the new one, never a part."""
     text = json.dumps(plain(value), indent=2, allow_nan=False) + "\n"
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
+    with whole_file(path) as part:
         file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
             write_whole(file, text.encode())
             os.fsync(file)
         finally:
             os.close(file)
-        part.replace(path)
-    except BaseException:
-        with suppress(OSError):  # a full disk gets its room back; it was never there on one that only reads
-            part.unlink()
-        raise
 
 
 def remove_parts(path: Path) -> None:
-    """Remove what killed processes left of their `write_json` of this file; no living one may be writing it."""
+    """Remove what killed processes left of this file; no living one may be writing it."""
     for part in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
         with suppress(OSError):
             part.unlink()

@@ -5,7 +5,7 @@ the command line, config files and presets all read the field by that declaratio
 command and no device, and imports neither jax nor numpy.
 """
 
-from hotloop.options.checks import Check, at_least, between, finite, non_negative, positive
+from hotloop.options.checks import Check, at_least, between, finite, folder_name, non_negative, positive
 from hotloop.options.declare import Option, argument, build, construct, option, options_of, validate
 from hotloop.options.params import Params, plain
 from hotloop.options.suggest import did_you_mean
@@ -21,6 +21,7 @@ __all__ = [
     "construct",
     "did_you_mean",
     "finite",
+    "folder_name",
     "non_negative",
     "option",
     "options_of",

@@ -44,3 +44,10 @@ def non_negative(value: Any) -> str | None:
 def finite(value: Any) -> str | None:
     """Neither infinite nor not-a-number."""
     return None if math.isfinite(value) else "must be a finite number"
+
+
+def folder_name(value: Any) -> str | None:
+    """The name of one folder in another: nothing that could lead elsewhere."""
+    if not value.strip() or value in (".", "..") or any(sign in value for sign in "/\\"):
+        return "must be the name of one folder, without / (another place is --results-dir)"
+    return None if len(value.encode(errors="replace")) <= 200 else "must have at most 200 bytes"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from hotloop.engine.plan_options import BATCH, EVENTS, RUN
-from hotloop.options import between, option, positive
+from hotloop.options import between, folder_name, option, positive
 
 DATA, VALIDATION, RECORDS = "Data", "Validation", "Records"
 SYNTHETIC = {"host": "host", "device": "device", "cpu": "host", "ipu": "device"}
@@ -144,7 +144,7 @@ class Records:
 
     results_dir: Path = option(Path("results"), "Folder in which runs get theirs.", group=RECORDS)
     run_name: str | None = option(
-        None, "Name of the run's folder; else made of model and data.", group=RECORDS
+        None, "Name of the run's folder; else made of model and data.", check=folder_name, group=RECORDS
     )
     report: Path | None = option(
         None, "Write the compiler's report and a profile to this folder.", metavar="DIR", group=RECORDS

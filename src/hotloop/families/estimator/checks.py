@@ -7,6 +7,7 @@ from typing import Any
 from hotloop.errors import DataError, OptionError
 from hotloop.families.estimator.hooks import Hook
 from hotloop.families.estimator.run_config import RunConfig, is_whole
+from hotloop.options import folder_name
 
 MOMENTS = ("begin", "after_call", "on_checkpoint", "end")
 
@@ -32,6 +33,12 @@ def check_steps(steps: Any, max_steps: Any = None) -> None:
     for name, value in (("steps", steps), ("max_steps", max_steps)):
         if value is not None:
             _check_count(name, value)
+
+
+def check_name(name: Any) -> None:
+    """The name of an evaluation is a part of its folder's, and leads nowhere else."""
+    if name is not None and (not isinstance(name, str) or folder_name(f"eval_{name}")):
+        raise OptionError(f"name={name!r}: must be a word that can stand in a folder's name, without /")
 
 
 def _check_count(name: str, value: Any) -> None:

@@ -24,6 +24,7 @@ from hotloop.families.estimator import step, training
 from hotloop.families.estimator.checks import (
     check_best,
     check_estimator,
+    check_name,
     check_repeatable,
     check_steps,
     checked_hooks,
@@ -165,6 +166,7 @@ class Estimator:
     ) -> dict[str, Any]:
         """`evaluate`, for a caller who has words of its own for the result."""
         check_steps(steps)
+        check_name(name)
         source, model = self.parts.served(input_fn, Mode.EVALUATE)
         at, state = self.parts.restored(model, checkpoint)
         return self.noted({**self.parts.measure(source, model, steps)(state), "global_step": at}, name)
@@ -226,6 +228,7 @@ def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: E
     """Train to `max_steps`, evaluating right before each checkpoint is saved and at the end; the last evaluation."""
     check_steps(None, train_spec.max_steps)
     check_steps(eval_spec.steps)
+    check_name(eval_spec.name)
     check_repeatable(eval_spec.input_fn)
     source, model = estimator.parts.served(eval_spec.input_fn, Mode.EVALUATE)
     check_best(estimator.config, model.spec.metrics)

@@ -59,7 +59,7 @@ def left_over(run: Path, update: int, answered: Mapping[int, Any]) -> list[int]:
     These are weights that are answered, and those after `update`, where the run goes on: they will come again.
     """
     steps = []
-    for path in (run / FOLDER).glob(".*.npz"):
+    for path in (run / FOLDER).glob(".*.npz*"):
         path.unlink()  # half written by a killed process
     for path in sorted((run / FOLDER).glob("[0-9]*.npz")):
         if int(path.stem) in answered or int(path.stem) > update:

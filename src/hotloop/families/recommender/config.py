@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hotloop.errors import OptionError
-from hotloop.options import between, finite, non_negative, option, positive, validate
+from hotloop.options import between, finite, folder_name, non_negative, option, positive, validate
 
 MODEL, TRAINING, NUMBERS, DATA, RUN, OLD = (
     "Model",
@@ -169,7 +169,9 @@ class Train(Net):
     results_dir: Path = option(
         Path("results"), "Folder in which runs get theirs.", aliases=("--logdir",), group=RUN
     )
-    run_name: str | None = option(None, "Name of the run's folder; else made of batch and time.", group=RUN)
+    run_name: str | None = option(
+        None, "Name of the run's folder; else made of batch and time.", check=folder_name, group=RUN
+    )
     resume: bool = option(False, "Go on with the run of --run-name.", group=RUN)
     clip: bool = option(
         True, "Clip predictions to the range of the training ratings when evaluating.", group=RUN

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from hotloop.data.matrix import RatingMatrix
 from hotloop.data.npz import read_npz
 from hotloop.engine.checkpoint import Checkpoints, KeepBest
+from hotloop.engine.records import whole_file
 from hotloop.engine.run_folder import config_of
 from hotloop.errors import DataError, RunError
 from hotloop.families.recommender import model
@@ -95,10 +96,8 @@ def write_training(folder: Path, matrix: RatingMatrix) -> None:
     arrays = {"starts": matrix.starts, "items": matrix.items, "codes": matrix.codes}
     if matrix.levels is not None:
         arrays["levels"] = matrix.levels
-    part = folder / ".ratings.npz"
-    with part.open("wb") as file:
+    with whole_file(folder / "ratings.npz") as part, part.open("wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]  # numbers alone: nothing is pickled
-    part.rename(folder / "ratings.npz")
 
 
 def load_training(found: Saved) -> RatingMatrix:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 from hotloop.errors import OptionError
 from hotloop.families.recommender import config
 from hotloop.families.recommender.config import OLD, RUN, Net, Train
-from hotloop.options import option, positive, validate
+from hotloop.options import folder_name, option, positive, validate
 
 SWEEP = "Sweep"
 USUAL = tuple(f"{12.5 + 0.5 * n:g}" for n in range(16))
@@ -115,7 +115,9 @@ class Sweep(Net):
     results_dir: Path = option(
         Path("results"), "Folder in which the sweep gets its own.", aliases=("--logdir",), group=RUN
     )
-    run_name: str | None = option(None, "Name of the sweep's folder; else made of seed and time.", group=RUN)
+    run_name: str | None = option(
+        None, "Name of the sweep's folder; else made of seed and time.", check=folder_name, group=RUN
+    )
     clip: bool = _SAME["clip"]
     pipeline_num_parallel: int = _SAME["pipeline_num_parallel"]
     fp_exceptions: bool = option(

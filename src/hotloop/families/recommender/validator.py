@@ -50,12 +50,11 @@ def write_weights(path: Path, params: Any) -> None:
     """The weights as a file that is whole or not there."""
     import numpy as np
 
+    from hotloop.engine.records import whole_file
     from hotloop.engine.snapshot import snapshot
 
-    part = path.with_name(f".{path.name}")
-    with part.open("wb") as file:
+    with whole_file(path) as part, part.open("wb") as file:
         np.savez(file, **snapshot(params)[0])  # type: ignore[arg-type]
-    part.rename(path)
 
 
 def read_weights(path: Path, job: Any) -> Any:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hotloop.errors import OptionError
-from hotloop.options import between, non_negative, option, positive, validate
+from hotloop.options import between, folder_name, non_negative, option, positive, validate
 
 METHOD, NETWORK, SAMPLER, RATES = "Method", "Networks", "Sampler (HMC)", "Learning rates"
 RUN, EVALUATION, RECORDS = "Run", "Evaluation", "Records"
@@ -195,7 +195,11 @@ class Train(Test, Model):
         Path("results"), "Folder in which runs get theirs.", aliases=("-r",), group=RECORDS
     )
     run_name: str | None = option(
-        None, "Name of the run's folder; else the configuration's.", aliases=("-n",), group=RECORDS
+        None,
+        "Name of the run's folder; else the configuration's.",
+        aliases=("-n",),
+        check=folder_name,
+        group=RECORDS,
     )
     log_every: int = option(1000, "Updates between logs.", check=positive, group=RECORDS)
     save_checkpoints: bool = option(True, "Save twenty times in a run and at its end.", group=RECORDS)
