@@ -10,7 +10,7 @@ from cnn_words import settings, typed
 from hotloop.data.dataset import Dataset, Split
 from hotloop.engine.batch import evaluation
 from hotloop.engine.run import Run, read_events
-from hotloop.errors import CheckpointError
+from hotloop.errors import CheckpointError, DataError
 from hotloop.families.cnn import model, saved
 from hotloop.families.cnn.drawing import INPUT, Drawing
 from hotloop.families.cnn.model import Job
@@ -117,6 +117,18 @@ def test_photographs_are_counted_once_in_any_batch_and_decoded_again_for_every_c
     assert (one["second"], one["samples"]) == (whole["second"], whole["samples"]) == (2, 5)
     assert one["bright"] == pytest.approx(whole["bright"], rel=1e-6)
     assert again["bright"] == pytest.approx(2 * whole["bright"], rel=1e-6)
+
+
+def test_more_classes_of_photographs_than_the_network_has_are_refused(tmp_path):
+    for number in range(1001):
+        folder = tmp_path / "train" / f"{number:04}"
+        folder.mkdir(parents=True)
+        (folder / "one.jpg").touch()
+    words = ("--dataset", "imagenet", "--dataset-path", str(tmp_path), "--validation", "False")
+    with pytest.raises(
+        DataError, match=f"--dataset-path {tmp_path}: 1,001 classes, but the network has 1,000"
+    ):
+        Photographs(typed(*words).config, Listener(), seed=0)
 
 
 def found(*accuracies):

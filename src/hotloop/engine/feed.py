@@ -6,6 +6,7 @@ batches. A feed knows nothing of models: a batch is whatever pytree the data set
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 import jax
@@ -14,7 +15,7 @@ from jax import Array
 from jax.sharding import NamedSharding
 
 from hotloop.engine.ahead import Ahead
-from hotloop.engine.finish import Batch, Finish, Transform, on_mesh_of
+from hotloop.engine.finish import Batch, Finish, Transform, keeps, on_mesh_of
 from hotloop.engine.host import Fetch, InTurn, Shuffled, common_length, form, put_into
 from hotloop.engine.order import Order, Remainder
 from hotloop.engine.turns import Turns
@@ -81,7 +82,7 @@ class Resident:
         count = common_length(data) if samples is None else samples
         self.order = Order(count, batch_size, seed, remainder, shuffled)
         self.samples, self.batch_size = self.order.samples, batch_size
-        self._gather = gather
+        self._gather, self._transform, self._sharding = gather, transform, sharding
         self._finish = Finish(seed, batch_size, transform, sharding)
         self._data = jax.device_put(data, on_mesh_of(sharding, ()))
 
@@ -103,6 +104,19 @@ class Resident:
         indices = self.order.indices(arguments["start"], step)
         return self._finish(self._gather(arguments["data"], indices), arguments["finish"], step)
 
+    @property
+    def signature(self) -> Any:
+        """What a compiled call depends on besides its arguments: feeds for which it is equal share a program."""
+        order = replace(self.order, seed=0)
+        return _forms(self._data), order, self._gather, self._transform, self._sharding
+
+    def kept(self, name: str) -> Array | None:
+        """The whole array of a name, where batches hold rows of it as they are; None elsewhere."""
+        if self._gather is not rows or not isinstance(self._data, Mapping) or name not in self._data:
+            return None
+        as_it_is = self._transform is None or keeps(self._transform, self._data, name)
+        return self._data[name] if as_it_is else None
+
     def position(self, update: int) -> dict[str, Any]:
         """Samples, batch size, seed and update."""
         return self.order.position(update)
@@ -110,6 +124,10 @@ class Resident:
     def check_position(self, saved: Mapping[str, Any]) -> None:
         """Other data, batch size or seed: CheckpointError."""
         self.order.check_position(saved)
+
+
+def _forms(data: Any) -> str:
+    return str(jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), data))
 
 
 class Streamed:
@@ -146,11 +164,14 @@ class Streamed:
         self.samples, self.batch_size = self._source.samples, batch_size
         self._form = form(self._source.example(), batch_size)
         self._buffer_bytes = buffer_bytes
+        self._transform, self._sharding = transform, sharding
         self._finish = Finish(seed, batch_size, transform, sharding)
         self._placement = on_mesh_of(sharding, (None, *sharding.spec) if sharding else ())
         self._ahead = Ahead(self._stacked)
         self.sent = 0
         """The number of the update after the last one whose batch was handed out."""
+        self.look: Callable[[Batch, int], None] | None = None
+        """Sees each batch, and the number of its update, before it is sent; it may refuse one."""
 
     @property
     def longest_call(self) -> int:
@@ -180,6 +201,17 @@ class Streamed:
         )
         return self._finish(picked, arguments["finish"], step)
 
+    @property
+    def signature(self) -> Any:
+        """What a compiled call depends on besides its arguments: feeds for which it is equal share a program."""
+        return _forms(self._form), self.longest_call, self._transform, self._sharding
+
+    def keeps(self, name: str) -> bool:
+        """Does the update see the array `name` of a batch as it comes?"""
+        if not isinstance(self._form, Mapping) or name not in self._form:
+            return False
+        return self._transform is None or keeps(self._transform, self._form, name)
+
     def position(self, update: int) -> dict[str, Any]:
         """Samples, batch size, seed and update, as for the same data on the device."""
         return self._source.position(update)
@@ -202,4 +234,6 @@ class Streamed:
         buffers = jax.tree.map(lambda leaf: np.empty((count, *leaf.shape), leaf.dtype), self._form)
         for step, batch in enumerate(self._source.batches(first, count)):
             put_into(buffers, step, batch, self._form, first + step)
+            if self.look is not None:
+                self.look(batch, first + step)
         return jax.device_put(buffers, self._placement)

@@ -45,6 +45,19 @@ class Finish:
         return self._transform(batch, stream(arguments["key"], "transform", update))
 
 
+def keeps(transform: Transform, batch: Batch, name: str) -> bool:
+    """Does the transform hand on the array `name` of a batch as it is?"""
+    same = []
+
+    def watched(batch: Any, key: Array) -> Any:
+        made = transform(batch, key)
+        same.append(isinstance(made, Mapping) and made.get(name) is batch[name])
+        return made
+
+    jax.eval_shape(watched, batch, jax.eval_shape(lambda: jax.random.key(0)))
+    return same[0]
+
+
 def spread(batch: Batch, sharding: NamedSharding | None) -> Batch:
     """Inside a call: let each replica work on its share of the batch."""
     return batch if sharding is None else jax.lax.with_sharding_constraint(batch, sharding)  # type: ignore[no-untyped-call]

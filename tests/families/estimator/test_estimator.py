@@ -15,7 +15,7 @@ import pytest
 from small import X, Y, data, model_fn, same, small, traces, weights
 
 from hotloop import Arrays, EvalSpec, Hook, ModelSpec, TrainSpec, train_and_evaluate
-from hotloop.engine.feed import Resident
+from hotloop.engine.feed import Resident, Streamed
 from hotloop.engine.run import read_events
 from hotloop.errors import RunError
 
@@ -185,6 +185,19 @@ def test_torch_loaders_are_taken_as_they_are(tmp_path: Path) -> None:
 def test_a_feed_of_the_engine_is_used_as_it_is(hundred: Any, tmp_path: Path) -> None:
     feed = Resident({"features": X, "labels": Y}, 16, seed=1)
     assert same(weights(small(tmp_path).train(lambda: feed, steps=100)), weights(hundred))
+
+
+@pytest.mark.parametrize("kind", [Resident, Streamed])
+def test_a_feed_that_is_made_anew_traces_nothing(kind: Any, tmp_path: Path) -> None:
+    def feed(seed: int) -> Any:
+        return kind({"features": X * seed, "labels": Y}, 16, seed=seed)
+
+    estimator = small(tmp_path, iterations_per_call=1).train(feed(1), steps=2)
+    seen = traces[0]
+    estimator.train(lambda: feed(2), steps=2)
+    assert traces[0] == seen
+    estimator.train(Resident({"features": X[:100], "labels": Y[:100]}, 16), steps=1)  # of another form
+    assert traces[0] > seen
 
 
 def test_arrays_may_be_augmented_on_the_device(tmp_path: Path) -> None:

@@ -124,6 +124,12 @@ class Photographs:
         self._train = open_store(config.dataset_path, "train") if config.training else None
         self._validation = open_store(config.dataset_path, "validation") if config.validation else None
         whole = SAMPLES["imagenet"]
+        for store in (self._train, self._validation):
+            if store is not None and store.classes > whole.classes:
+                raise DataError(
+                    f"--dataset-path {config.dataset_path}: {store.classes:,} classes, but the network has "
+                    f"{whole.classes:,}: leave some of them out"
+                )
         self.samples = Samples(
             len(self._train) if self._train is not None else whole.train,
             len(self._validation) if self._validation is not None else whole.validation,

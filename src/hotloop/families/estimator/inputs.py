@@ -15,12 +15,14 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from hotloop.engine.feed import Feed, Resident, Streamed
+from hotloop.engine.finish import keeps
 from hotloop.engine.host import Shuffled, check_alike, common_length, form
 from hotloop.engine.mesh import REPLICA
 from hotloop.engine.order import Order
 from hotloop.engine.turns import Turns
 from hotloop.errors import DataError
 from hotloop.families.estimator.iterators import Continued, continued
+from hotloop.families.estimator.labels import Classes
 from hotloop.families.estimator.run_config import RunConfig
 from hotloop.families.estimator.spec import called
 
@@ -93,9 +95,15 @@ class FromArrays:
         """None: their place is a number."""
         return 0
 
-    def check_labels(self, classes: int | None) -> "FromArrays":
-        """Refuse labels that the model has no class for."""
-        _check_labels(self.data, classes)
+    def check_labels(self, classes: Classes | None) -> "FromArrays":
+        """Refuse labels that the model has no class for; of those that the transform makes, in the first batch."""
+        if classes is None or "labels" not in self.data:
+            return self
+        if self.transform is None or keeps(self.transform, self.data, "labels"):
+            classes.check(self.data["labels"])
+        else:
+            first = jax.tree.map(lambda leaf: leaf[: self.batch_size], self.data)
+            classes.check(jax.jit(self.seen)(first)["labels"], " of the first batch, transformed,")
         return self
 
     def batches(self) -> Iterator[Batch]:
@@ -119,6 +127,7 @@ class FromBatches:
     example: Batch
     batch_size: int
     length: int | None
+    classes: Classes | None = None
     samples: None = None
 
     @property
@@ -132,6 +141,7 @@ class FromBatches:
         source = Turns(self.begin, self.batch_size, first, drop=self.passed_over(first))
         self.begun.trained = True
         feed = Streamed(source, self.batch_size, seed=config.seed, sharding=_over(mesh))
+        feed.look = partial(_look, self.classes)
         try:
             with feed:
                 yield feed
@@ -142,21 +152,16 @@ class FromBatches:
         """How many batches come before that of update `first`: none where an iterator stands there already."""
         return 0 if self.begun.trained else first
 
-    def check_labels(self, classes: int | None) -> "FromBatches":
+    def check_labels(self, classes: Classes | None) -> "FromBatches":
         """Check each batch as it comes."""
-
-        def begin() -> Iterator[Batch]:
-            for number, batch in enumerate(self.begin()):
-                _check_labels(batch, classes, f" of batch {number}")
-                yield batch
-
-        return replace(self, begin=begin)
+        return replace(self, classes=classes)
 
     def batches(self) -> Iterator[Batch]:
         """One pass; each batch is like the first one, or smaller."""
         for number, batch in enumerate(self.begin()):
             check_alike(batch, self.example, number, or_fewer=True)
             common_length(batch)
+            _look(self.classes, batch, number)
             yield batch
 
 
@@ -165,6 +170,7 @@ class FromFeed:
     """A feed of the engine, used as it is."""
 
     ready: Any
+    classes: Classes | None = None
     length: None = None
 
     @property
@@ -183,24 +189,46 @@ class FromFeed:
     def example(self) -> Batch:
         """The form of a batch."""
         made = jax.eval_shape(self.ready.batch, self.ready.like(1), _struct((), np.uint32))
-        return named(made)
+        if not isinstance(made, Mapping) or "features" not in made:
+            raise DataError(
+                'the feed gives batches without names: make it of {"features": ..., "labels": ...}'
+            )
+        return dict(made)
 
     @property
     def signature(self) -> Any:
-        """A feed is its own program."""
-        return "feed", id(self.ready)
+        """What a compiled program depends on; a feed of another kind is its own program."""
+        return "feed", getattr(self.ready, "signature", id(self.ready))
 
-    def feed(self, config: RunConfig, mesh: Any, first: int) -> AbstractContextManager[Feed]:
-        """Itself."""
-        return nullcontext(self.ready)
+    @contextmanager
+    def feed(self, config: RunConfig, mesh: Any, first: int) -> Iterator[Feed]:
+        """Itself; its labels are looked at where they have not been."""
+        if self.classes is None or self._whole_labels() is not None:
+            yield self.ready
+        elif isinstance(self.ready, Streamed) and self.ready.keeps("labels"):
+            self.ready.look = partial(_look, self.classes)
+            try:
+                yield self.ready
+            finally:
+                self.ready.look = None
+        else:
+            batch = jax.jit(self.ready.batch)(self.ready.arguments(first, 1), np.uint32(0))
+            self.classes.check(batch.get("labels"), f" of batch {first}")
+            yield self.ready
+
+    def _whole_labels(self) -> Any:
+        """All labels, where they lie on the device as the model sees them."""
+        return self.ready.kept("labels") if isinstance(self.ready, Resident) else None
 
     def passed_over(self, first: int) -> int:
         """None: their place is a number."""
         return 0
 
-    def check_labels(self, classes: int | None) -> "FromFeed":
-        """What is on the device already is not read back."""
-        return self
+    def check_labels(self, classes: Classes | None) -> "FromFeed":
+        """Refuse labels on the device that the model has no class for; others are looked at as they come."""
+        if classes is not None and (labels := self._whole_labels()) is not None:
+            classes.check(labels)
+        return replace(self, classes=classes)
 
     def batches(self) -> Iterator[Batch]:
         """A feed has no end."""
@@ -298,17 +326,9 @@ def _array(leaf: Any) -> Any:
     return leaf if _is_array(leaf) else np.asarray(leaf)
 
 
-def _check_labels(batch: Batch, classes: int | None, where: str = "") -> None:
-    labels: Any = batch.get("labels")
-    if classes is None or not _is_array(labels) or np.dtype(labels.dtype).kind not in "iu":
-        return
-    values = np.asarray(labels)
-    wrong = np.flatnonzero((values < 0) | (values >= classes))
-    if wrong.size:
-        raise DataError(
-            f"labels: {values.ravel()[wrong[0]]} at sample {int(wrong[0])}{where} is out of range: the model has "
-            f"classes 0 to {classes - 1}"
-        )
+def _look(classes: Classes | None, batch: Batch, number: int) -> None:
+    if classes is not None:
+        classes.check(batch.get("labels"), f" of batch {number}")
 
 
 def _over(mesh: Any) -> NamedSharding | None:

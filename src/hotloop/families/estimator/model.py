@@ -16,6 +16,7 @@ from jax import Array
 
 from hotloop.engine.precision import cast
 from hotloop.errors import HotloopError, MissingExtra
+from hotloop.families.estimator.labels import Classes, classes_of
 from hotloop.families.estimator.spec import Mode, ModelSpec, checked
 from hotloop.layers.losses import cross_entropy
 
@@ -32,7 +33,7 @@ class Model:
     init: Callable[[Array], tuple[Weights, ModelState]]
     outputs: Callable[..., tuple[Any, ModelState]]
     """`(weights, state, features, train, keys)` -> outputs, state."""
-    classes: int | None = None
+    classes: Classes | None = None
 
     def loss(self, outputs: Any, labels: Any) -> Array:
         """A value a sample, in float32."""
@@ -59,9 +60,16 @@ def build(spec: Any, mode: Mode, batch: Any) -> Model:
     init, outputs = _of_module(spec.module) if spec.module is not None else _of_functions(spec)
     model = Model(spec, init, outputs)
     made = _check(model, mode, batch)
-    own_loss = spec.loss is not None or mode is Mode.PREDICT
-    classes = spec.classes or (None if own_loss else int(made.shape[-1]))
-    return Model(spec, init, outputs, classes)
+    return Model(spec, init, outputs, None if mode is Mode.PREDICT else _classes(model, made, batch))
+
+
+def _classes(model: Model, outputs: Any, batch: Any) -> Classes | None:
+    """What the labels may be: as the spec says, or the outputs."""
+    if model.spec.classes:
+        return Classes(model.spec.classes)
+    if model.spec.loss is None:
+        return Classes(int(outputs.shape[-1]))
+    return classes_of(model.loss, outputs, batch.get("labels"))
 
 
 def _of_functions(spec: ModelSpec) -> tuple[Callable[..., Any], Callable[..., Any]]:

@@ -47,7 +47,8 @@ class ModelSpec:
     module: Any = None
     """A flax.nnx module, or a function of nnx.Rngs that makes one (its weights then follow the run's seed)."""
     classes: int | None = None
-    """Labels are whole numbers from 0 to this minus 1: checked. Without a loss of its own the outputs tell it."""
+    """Labels are whole numbers from 0 to this minus 1: checked. Left out, the outputs tell it; a loss of its own may
+    then take other labels too, such as -1, where it makes something finite of them."""
     stateful: bool = False
 
 
