@@ -27,13 +27,13 @@ def record(variant, value, repeat=0, **more):
     }
 
 
-def log_folder(path, records, device="a <fast> device", commit="0123456789abcdef"):
+def log_folder(path, records, device="a <fast> device", commit="0123456789abcdef", kind="gpu"):
     path.mkdir(parents=True, exist_ok=True)
     (path / "results.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
     machine = {
         "commit": commit,
         "dirty": True,
-        "device": {"kind": "gpu", "name": device, "count": 1, "driver": "1.2"},
+        "device": {"kind": kind, "name": device, "count": 1, "driver": "1.2"},
         "cpu": {"name": "a processor", "cores": 4, "usable_cores": 2},
         "host": "h",
         "python": "3.11",

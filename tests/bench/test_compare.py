@@ -1,12 +1,10 @@
 import json
-from dataclasses import replace
 
 import pytest
 
 from bench_logs import log_folder, record, repeats
 from hotloop.bench.baselines import load
-from hotloop.bench.compare import direction, judged
-from hotloop.bench.results import Sample
+from hotloop.bench.kinds import direction
 from hotloop.cli.bench_compare import COMMAND, Compare
 from hotloop.cli.console import Context
 from hotloop.cli.main import execute
@@ -207,40 +205,39 @@ def test_a_number_of_folders_that_cannot_be_meant_is_told(config, said):
         COMMAND.run(config, Context())
 
 
-@pytest.mark.parametrize(
-    ("pace", "word"), [(1.0, "SLOW"), (0.82, "AMBIGUOUS"), (0.95, "SLOW"), (1.2, "SLOW")]
-)
-def test_a_difference_that_the_machines_own_pace_explains_is_no_verdict(run, tmp_path, pace, word):
-    jitter = (1, 1.01, 0.99, 1.005)
-    for name, values, factor in (("a", A, 1.0), ("b", SLOWER, pace)):
-        runs = [record("v", value, n, pace=500 * factor * jitter[n]) for n, value in enumerate(values)]
-        log_folder(tmp_path / name, runs)
-    _, found, _ = run(tmp_path / "a", tmp_path / "b")
+JITTER = (1, 1.01, 0.99, 1.005)
+
+
+def paced(folder, values, pace, kind="cpu", several=True):
+    readings = [[500 * pace * one * other for other in JITTER] for one in JITTER]
+    said = [{"paces": each} if several else {"pace": each[0]} for each in readings]
+    runs = [record("v", value, n, **said[n]) for n, value in enumerate(values)]
+    return log_folder(folder, runs, kind=kind)
+
+
+@pytest.mark.parametrize("several", [True, False], ids=["several readings", "an older record's one"])
+@pytest.mark.parametrize(("pace", "word"), [(1.0, "SLOW"), (0.82, "AMBIGUOUS"), (1.2, "SLOW")])
+def test_a_difference_that_the_machines_own_pace_explains_is_no_verdict(run, tmp_path, pace, word, several):
+    a, b = (
+        paced(tmp_path / "a", A, 1.0, several=several),
+        paced(tmp_path / "b", SLOWER, pace, several=several),
+    )
+    _, found, _ = run(a, b)
     assert set(words(found).values()) == {word}
     if word == "AMBIGUOUS":
         assert all("the machine itself was at 0.82 of its pace" in row["reason"] for row in found["rows"])
 
 
-@pytest.mark.parametrize(
-    ("metric", "unit", "moves"),
-    [
-        ("throughput", "", True),
-        ("compile_seconds", "s", True),
-        ("score", "", True),
-        ("loss", "", False),
-        ("test_accuracy", "%", False),
-        ("memory_bytes", "", False),
-        ("peak", "GiB", False),
-    ],
-)
-def test_the_machines_pace_explains_times_and_rates_and_not_what_is_learnt(metric, unit, moves):
-    paces = (1.0, 1.01, 0.99, 1.0)
-    before = Sample("b", "v", metric, unit, {}, (100, 101, 99, 100), paces=paces)
-    worse = 1.25 if direction(metric, unit) == "lower" else 0.8
-    values, slower = (tuple(f * x for x in xs) for f, xs in ((worse, before.values), (0.8, paces)))
-    after = replace(before, values=values, paces=slower)
-    found = judged(before, after, direction(metric, unit))
-    assert found.word == ("AMBIGUOUS" if moves else "SLOW")
+def test_what_was_measured_on_an_accelerator_is_not_excused_by_the_processors_pace(run, tmp_path):
+    a, b = paced(tmp_path / "a", A, 1.0, kind="gpu"), paced(tmp_path / "b", SLOWER, 0.82, kind="gpu")
+    assert set(words(run(a, b)[1]).values()) == {"SLOW"}
+
+
+def test_a_baseline_remembers_the_machines_pace(run, tmp_path):
+    file = tmp_path / "baselines.json"
+    run("--baseline", file, paced(tmp_path / "a", A, 1.0), "--update-baseline")
+    _, found, _ = run("--baseline", file, paced(tmp_path / "b", SLOWER, 0.82))
+    assert set(words(found).values()) == {"AMBIGUOUS"}
 
 
 @pytest.mark.parametrize("share", ["-1", "NaN", "Infinity", '"much"'])

@@ -52,11 +52,21 @@ def test_variables_that_matter_are_kept_and_secrets_never():
 def test_a_gpu_is_the_device_unless_it_is_hidden(monkeypatch):
     lines = "NVIDIA H200, 570.1, 143771 MiB, GPU-1, 700.00 W, 1980 MHz\n" * 2
     monkeypatch.setattr(provenance, "ask", lambda argv: lines.strip())
-    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     gpus = provenance.nvidia()
-    assert provenance.device(gpus) == {"kind": "gpu", "name": "NVIDIA H200", "count": 2, "driver": "570.1"}
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    assert provenance.device(gpus)["kind"] == "cpu"
+    assert provenance.device(gpus, {}) == {
+        "kind": "gpu",
+        "name": "NVIDIA H200",
+        "count": 2,
+        "driver": "570.1",
+    }
+    assert provenance.device(gpus, {"JAX_PLATFORMS": "cpu"})["kind"] == "cpu"
+
+
+def test_programs_that_are_sent_to_the_processor_have_not_been_on_the_gpu(monkeypatch, tmp_path):
+    monkeypatch.setattr(provenance, "nvidia", lambda: [{"name": "GPU", "driver_version": "1"}])
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    assert provenance.provenance({}, tmp_path)["device"]["kind"] == "gpu"
+    assert provenance.provenance({}, tmp_path, {"JAX_PLATFORMS": "cpu"})["device"]["kind"] == "cpu"
 
 
 def test_everything_is_there_and_is_json(tmp_path):

@@ -265,6 +265,7 @@ def test_the_runner_costs_less_than_50_ms_a_variant(tmp_path, monkeypatch):
         return record
 
     monkeypatch.setattr(Runner, "perform", timed)
+    monkeypatch.setattr("hotloop.bench.runner.paces", lambda: [1.0])  # whose time is chosen, see pace.py
     status, _, _ = run_spec(tmp_path, {"a": {"cmd": "echo rate 1", "data": RATE}}, repeats=20)
     assert status == 0
     assert sorted(times)[10] < 0.05
@@ -341,3 +342,10 @@ def test_ending_the_runner_politely_is_ctrl_c(tmp_path):
     wait_until(lambda: not is_running(int(stdout.read_text())))
     assert signal.getsignal(signal.SIGTERM) is before
     assert (tmp_path / "log" / "benchmark_results.json").read_text() == "{}\n"
+
+
+def test_the_machines_pace_is_read_several_times_beside_every_run(tmp_path):
+    _, records, _ = run_spec(tmp_path, {"a": code("print('rate 1')")}, repeats=2)
+    for record in records.values():
+        assert len(record["paces"]) >= 10
+        assert min(record["paces"]) > 0

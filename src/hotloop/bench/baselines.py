@@ -70,6 +70,7 @@ def _samples(variants: Mapping[str, Any]) -> dict[tuple[str, str], Sample]:
             said.get("unit", ""),
             said.get("params", {}),
             tuple(float(value) for value in said["values"]),
+            paces=tuple(float(pace) for pace in said.get("paces", ())),
         )
         for variant, metrics in variants.items()
         for metric, said in metrics.items()
@@ -84,5 +85,6 @@ def _plain(found: Samples) -> dict[str, dict[str, Any]]:
             "unit": sample.unit,
             "params": dict(sample.params),
             "values": list(sample.values),
+            "paces": list(sample.paces),
         }
     return variants

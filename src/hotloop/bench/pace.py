@@ -1,16 +1,22 @@
-"""How fast this machine is right now: the same few milliseconds of work beside every run of a program.
+"""How fast this machine is right now: the same few milliseconds of work, again and again beside every run of a program.
 
 Shared and throttled machines change their pace by more than the differences that people look for. Two sets of results
-that were measured at different paces say so, and the comparison believes it.
+that were measured at different paces say so, and the comparison claims nothing that the pace may explain.
 """
 
 import time
 
+READINGS = 8  # before a run, and after it; a single one is too noisy to tell anything
 _TURNS, _WORK = 3, 20_000
 
 
+def paces() -> list[float]:
+    """Turns of a small fixed loop a second, several times; takes some twenty-five milliseconds."""
+    return [pace() for _ in range(READINGS)]
+
+
 def pace() -> float:
-    """Turns of a small fixed loop a second, the best of a few; takes some five milliseconds."""
+    """One reading: the best of a few turns, since a single one may be interrupted."""
 
     def seconds() -> float:
         began = time.perf_counter()

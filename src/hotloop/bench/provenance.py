@@ -21,23 +21,27 @@ SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
 GPU_FIELDS = ("name", "driver_version", "memory.total", "uuid", "power.limit", "clocks.max.sm")
 
 
-def provenance(specs: Mapping[str, str], folder: Path) -> dict[str, Any]:
-    """All of it; `specs` are the benchmark files and their hashes, `folder` is where the first of them lies."""
+def provenance(specs: Mapping[str, str], folder: Path, extra: Mapping[str, str] = {}) -> dict[str, Any]:
+    """All of it; `specs` are the benchmark files and their hashes, `folder` is where the first of them lies.
+
+    `extra` are variables that every program gets over those of this process.
+    """
     from hotloop.version import VERSION as __version__
 
+    variables = {**os.environ, **extra}
     source = git(Path(__file__).parent)
     gpus = nvidia()
     return {
         **git(folder),
         "hotloop": {"version": __version__, **source},
-        "device": device(gpus),
+        "device": device(gpus, variables),
         "gpus": gpus,
         "cpu": {"name": cpu_name(), "cores": os.cpu_count(), "usable_cores": usable_cores()},
         "host": platform.node(),
         "system": platform.platform(),
         "python": platform.python_version(),
         "packages": packages(),
-        "environment": environment(os.environ),
+        "environment": environment(variables),
         "specs": dict(specs),
     }
 
@@ -94,9 +98,9 @@ def nvidia() -> list[dict[str, str]]:
     return [dict(zip(GPU_FIELDS, row, strict=True)) for row in rows if len(row) == len(GPU_FIELDS)]
 
 
-def device(gpus: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+def device(gpus: Sequence[Mapping[str, str]], variables: Mapping[str, str]) -> dict[str, Any]:
     """What programs compute on by default: the GPU where there is one, and no variable hides it."""
-    hidden = os.environ.get("JAX_PLATFORMS") == "cpu" or os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+    hidden = variables.get("JAX_PLATFORMS") == "cpu" or variables.get("CUDA_VISIBLE_DEVICES") == ""
     if gpus and not hidden:
         return {
             "kind": "gpu",

@@ -74,6 +74,10 @@ def _texts(value: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
 
 
+def _numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(map(number, value))
+
+
 def _params(value: Any) -> bool:
     return isinstance(value, dict) and all(_text(each) or number(each) for each in value.values())
 
@@ -110,6 +114,8 @@ SHAPES: Mapping[str, Callable[[Any], bool]] = {
     "end": _moment,
     "seconds": number,
     "pace": number,
+    "paces": _numbers,
+    "turns": _texts,
 }
 WHOLE = ("repeat", "params", "env", "log", "metrics", "problems", "spec")
 RUN = ("reason", "command", "exitcode", "start", "end", "seconds")

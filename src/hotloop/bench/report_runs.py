@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from hotloop.bench.compare import RATE, direction, judged
+from hotloop.bench.kinds import RATE, direction
 from hotloop.bench.results import Record, Sample, commit, device, samples, start
 from hotloop.bench.statistics import bootstrap, spread
 from hotloop.bench.svg import COLOURS, Chart
 from hotloop.bench.svg_axes import Axis
 from hotloop.bench.svg_strips import Strip, Strips
+from hotloop.bench.verdict import judge
 
 Cell = str | float | None
 BATCH = ("batch_size", "batchsize", "micro_batch_size", "global_batch_size", "batch", "bs")
@@ -72,7 +73,7 @@ def _summary_row(past: Sequence[Sample], name: str) -> list[Cell]:
     noise = 100 * spread(last.values)
     change = "–"
     if len(past) > 1:
-        against = judged(past[-2], last, direction(last.metric, last.unit))
+        against = judge(past[-2], last, direction(last.metric, last.unit))
         change = f"{against.word} {against.ratio:.3f}"
     return [last.variant, last.metric, sure.value, last.unit, interval, noise, len(last.values), change, name]
 

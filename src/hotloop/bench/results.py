@@ -8,9 +8,10 @@ is then left out; anything else that is damaged is an error with its file and li
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from hotloop.bench.record_shape import parsed
@@ -37,6 +38,12 @@ class Sample:
     inside: tuple[float, ...] = ()
     paces: tuple[float, ...] = ()
     """How fast the machine itself was beside each of those repeats, where the record tells."""
+    accelerated: bool = False
+    """Whether it was measured where programs compute on an accelerator."""
+    turns: str = ""
+    """What the other program's records name, too, if both ran in turns; then each value has its round and start."""
+    rounds: tuple[int, ...] = ()
+    starts: tuple[float, ...] = ()
 
 
 def read(paths: Sequence[Path]) -> list[Record]:
@@ -106,18 +113,30 @@ def samples(records: Iterable[Record]) -> dict[tuple[str, str], Sample]:
             if not isinstance(value, int | float) or not math.isfinite(value):
                 continue
             key = (record["variant"], metric)
-            before = found[key].values if key in found else ()
-            found[key] = Sample(
-                record["benchmark"],
-                record["variant"],
-                metric,
-                said.get("unit") or "",
-                record.get("params") or {},
-                (*before, float(value)),
-                tuple(each for each in said.get("values") or () if isinstance(each, int | float)),
-                (*(found[key].paces if key in found else ()), *_paces(record)),
+            before = found.get(key) or _empty(record, metric)
+            found[key] = replace(
+                before,
+                unit=said.get("unit") or "",
+                values=(*before.values, float(value)),
+                inside=tuple(each for each in said.get("values") or () if isinstance(each, int | float)),
+                paces=(*before.paces, *_pace(record)),
+                rounds=(*before.rounds, record.get("repeat") or 0),
+                starts=(*before.starts, record.get("start") or 0.0),
             )
     return found
+
+
+def _empty(record: Record, metric: str) -> Sample:
+    return Sample(
+        record["benchmark"],
+        record["variant"],
+        metric,
+        "",
+        record.get("params") or {},
+        (),
+        accelerated=accelerated(record),
+        turns=(record.get("turns") or {}).get("id", ""),
+    )
 
 
 def ended_well(record: Record) -> bool:
@@ -127,9 +146,16 @@ def ended_well(record: Record) -> bool:
     return bool(record["status"] == "passed")
 
 
-def _paces(record: Record) -> tuple[float, ...]:
-    pace = record.get("pace")
-    return (float(pace),) if isinstance(pace, int | float) and pace > 0 else ()
+def _pace(record: Record) -> tuple[float, ...]:
+    """The median of the readings beside a run; older records have one number."""
+    readings = [each for each in record.get("paces") or [record.get("pace") or 0] if 0 < each < math.inf]
+    return (float(median(readings)),) if readings else ()
+
+
+def accelerated(record: Record) -> bool:
+    """Whether a record's machine computes on something other than its processor."""
+    kind = ((record.get("machine") or {}).get("device") or {}).get("kind")
+    return kind is not None and kind != "cpu"
 
 
 def device(record: Record) -> str:

@@ -15,7 +15,7 @@ from hotloop.bench.capture import last_lines
 from hotloop.bench.guards import terminated_as_interrupted, told_where_writing_fails
 from hotloop.bench.launch import Launch, LaunchError, Settings, prepare
 from hotloop.bench.measure import measure
-from hotloop.bench.pace import pace
+from hotloop.bench.pace import paces
 from hotloop.bench.process import end_marked
 from hotloop.bench.provenance import provenance
 from hotloop.bench.record import Record, Results, add_provenance, digest
@@ -86,7 +86,8 @@ class Runner:
         self.failed = False
         self.warned: set[str] = set()
         self.ready: dict[str, Settings | LaunchError] = {}
-        where = provenance({str(file.resolve()): name for file, name in self.specs.items()}, _home(selected))
+        files = {str(file.resolve()): name for file, name in self.specs.items()}
+        where = provenance(files, _home(selected), options.settings.extra)
         self.commit = where["commit"]
         self.provenance = add_provenance(self.log, where)
 
@@ -160,7 +161,7 @@ class Runner:
             folder.mkdir(parents=True, exist_ok=True)
             launch = self._prepare(job.selected, folder)
             record |= {"command": launch.command, "hotloop_command": launch.hotloop_command}
-            before = pace()
+            before = paces()
             record |= measure(
                 job.selected,
                 launch,
@@ -168,7 +169,7 @@ class Runner:
                 self.options.limits,
                 compile_only=self.options.settings.compile_only,
             )
-            record["pace"] = (before + pace()) / 2
+            record["paces"] = [*before, *paces()]
             record["log"] = {name: f"{job.folder}/{file}" for name, file in record["log"].items()}
         except LaunchError as error:
             record |= {"command": job.selected.variant.cmd, "status": "failed", "reason": str(error)}

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from hotloop.bench.compare import Row
     from hotloop.bench.results import Record
 
-EPILOG = """A and B are log folders of `hotloop bench run` with --repeats 3 or more; 7 to 10 tell 5 % apart under 1 % of
-noise. FAST and SLOW: the whole interval of the ratio of medians is beyond the threshold; SAME: it is wholly within;
-AMBIGUOUS: anything else, and always with fewer than three repeats."""
+EPILOG = """A and B are log folders of `hotloop bench run` with --repeats 5 or more: 5 tell 5 % apart under 1 % of
+noise, 10 tell 10 % apart under 3 % of it. FAST and SLOW: the 98 % interval of the ratio does not hold 1, and the ratio
+is beyond the threshold; SAME: the whole interval is within it; AMBIGUOUS: anything else, fewer than three repeats, and
+what the machine's own pace may explain."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def update(config: Compare, context: Context) -> Mapping[str, Any]:
     from hotloop.bench.baselines import Baselines, load, save
     from hotloop.bench.compare import Rules
     from hotloop.bench.results import read, samples
-    from hotloop.bench.statistics import FEWEST
+    from hotloop.bench.verdict import FEWEST
 
     assert config.baseline is not None
     records = read(config.results)
