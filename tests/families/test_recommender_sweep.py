@@ -46,7 +46,7 @@ events = [{"event": "compile", "update": 0, "compile_seconds": 1e6}]
 events += [{"event": "log", "update": u, "throughput": r, "learning_rate": 0.25, "loss": -exponent / u, "rmse": 2.0}
            for u, r in rates]
 if exponent == -2:
-    events = events[:2] + [{"event": "end", "status": "failed", "error": "Diverged: loss is nan"}]
+    events = events[:2] + [{"event": "end", "update": 10, "status": "failed", "error": "Diverged: loss is nan"}]
 (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\\n" for event in events))
 print("warning: the data are a stand-in", file=sys.stderr)
 if exponent == -2:

@@ -31,8 +31,9 @@ class Baselines:
         return Baselines({**self.devices, device: {**self.devices.get(device, {}), **found}}, self.thresholds)
 
 
-def load(path: Path) -> Baselines:
+def load(path: str | Path) -> Baselines:
     """Read the file, or a DataError that says what is wrong with it."""
+    path = Path(path)
     try:
         said = parse_json(path.read_text("utf-8"))
         devices = {name: _samples(variants) for name, variants in said["devices"].items()}
@@ -54,8 +55,9 @@ def _share(value: Any) -> float:
     return float(value)
 
 
-def save(path: Path, baselines: Baselines) -> None:
+def save(path: str | Path, baselines: Baselines) -> None:
     """Write the file whole or not at all."""
+    path = Path(path)
     devices = {name: _plain(found) for name, found in baselines.devices.items()}
     text = json.dumps({"thresholds": dict(baselines.thresholds), "devices": devices}, indent=1)
     write_text(path, text + "\n")

@@ -15,8 +15,9 @@ STDERR_LINES = 100
 FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def write(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+def write(path: str | Path, records: Iterable[Mapping[str, Any]]) -> None:
     """The file of all records; log files are looked for beside it."""
+    path = Path(path)
     root = ElementTree.Element("testsuites")
     suites: dict[str, ElementTree.Element] = {}
     for record in records:

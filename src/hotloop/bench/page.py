@@ -93,8 +93,9 @@ class Page:
         links = " ".join(f'<a href="#{mark}">{escape(text)}</a>' for mark, text in self._headings)
         return f'<nav aria-label="Sections">{links}</nav>'
 
-    def write(self, path: Path) -> Path:
+    def write(self, path: str | Path) -> Path:
         """Write the page atomically and return its absolute path."""
+        path = Path(path)
         write_text(path, self.render())
         return path.resolve()
 
@@ -128,8 +129,9 @@ def _cell(value: Cell) -> str:
     return f"<td{raw}>{escape(show(value))}</td>"
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: str | Path, text: str) -> None:
     """Write a file whole or not at all."""
+    path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

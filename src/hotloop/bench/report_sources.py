@@ -32,10 +32,10 @@ class Sources:
     left_out: list[str] = field(default_factory=list)
 
 
-def gather(paths: Sequence[Path]) -> Sources:
+def gather(paths: Sequence[str | Path]) -> Sources:
     """Everything in the named folders and files."""
     found = Sources()
-    for path in paths:
+    for path in map(Path, paths):
         if path.is_dir() and not (path / RECORDS).exists():
             _folder(path, found)
         elif path.is_dir() or path.suffix == ".jsonl":

@@ -46,9 +46,9 @@ class Sample:
     starts: tuple[float, ...] = ()
 
 
-def read(paths: Sequence[Path]) -> list[Record]:
+def read(paths: Sequence[str | Path]) -> list[Record]:
     """The records of log folders or `results.jsonl` files; each has its `folder` and its `machine` added."""
-    return [record for path in paths for record in _read_one(path)]
+    return [record for path in paths for record in _read_one(Path(path))]
 
 
 def _read_one(path: Path) -> list[Record]:
@@ -63,8 +63,9 @@ def _read_one(path: Path) -> list[Record]:
     return list(kept.values())
 
 
-def read_lines(file: Path) -> list[Record]:
+def read_lines(file: str | Path) -> list[Record]:
     """The records of one file in order."""
+    file = Path(file)
     try:
         lines = file.read_text("utf-8", errors="replace").split("\n")
     except OSError as error:

@@ -17,8 +17,9 @@ SIDE = 28
 _PIXELS = SIDE * SIDE
 
 
-def read_amat(path: Path) -> NDArray[np.uint8]:
+def read_amat(path: str | Path) -> NDArray[np.uint8]:
     """Images [N, 28, 28, 1] of zeros and ones."""
+    path = Path(path)
     data = content.read(path)
     pixels = _table(data)
     if pixels is None:

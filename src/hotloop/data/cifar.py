@@ -17,14 +17,14 @@ _PIXELS = SIDE * SIDE * CHANNELS
 
 
 def read_cifar(
-    paths: Sequence[Path], label_names: Sequence[int]
+    paths: Sequence[str | Path], label_names: Sequence[int]
 ) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
     """Images [N, 32, 32, 3] and labels of the files together.
 
     A record begins with one byte for each entry of `label_names`, the number of names of that label; the last
     one is the label that counts (CIFAR-100 has a coarse label before the fine one).
     """
-    tables = [_records(path, label_names) for path in paths]
+    tables = [_records(Path(path), label_names) for path in paths]
     images = np.empty((sum(map(len, tables)), SIDE, SIDE, CHANNELS), np.uint8)
     labels = np.empty(len(images), np.int32)
     start = 0

@@ -23,12 +23,12 @@ class Content:
 
     closed = False
 
-    def __init__(self, path: Path, most: int | None = None):
-        self.path, self.most, self.position = path, most, 0
+    def __init__(self, path: str | Path, most: int | None = None):
+        self.path, self.most, self.position = Path(path), most, 0
         with self._errors():
-            with path.open("rb") as file:
+            with self.path.open("rb") as file:
                 self.packed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
-            self._stream = gzip.open(path) if self.packed else path.open("rb")  # noqa: SIM115 - `close` closes it
+            self._stream = gzip.open(path) if self.packed else self.path.open("rb")  # noqa: SIM115 - `close` closes it
 
     def read(self, size: int) -> bytes:
         """The next bytes, none at the end; DataError where there are more than `most`, or they cannot be had."""
@@ -72,13 +72,13 @@ class Content:
             raise DataError(f"{self.path}: cannot be read ({error.strerror})") from None
 
 
-def chunks(path: Path, most: int | None = None) -> Iterator[bytes]:
+def chunks(path: str | Path, most: int | None = None) -> Iterator[bytes]:
     """The content, a piece at a time; DataError where it cannot be read to its end or has more than `most` bytes."""
     with Content(path, most) as content:
         while chunk := content.read(_CHUNK):
             yield chunk
 
 
-def read(path: Path, most: int = LARGEST) -> bytes:
+def read(path: str | Path, most: int = LARGEST) -> bytes:
     """The whole content."""
     return b"".join(chunks(path, most))

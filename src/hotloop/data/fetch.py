@@ -52,8 +52,9 @@ def no_progress(_description: str, _total: float | None) -> contextlib.AbstractC
     return contextlib.nullcontext(_NoBar())
 
 
-def fetch(known: KnownSet, data_dir: Path | None = None, progress: Progress = no_progress) -> Fetched:
+def fetch(known: KnownSet, data_dir: str | Path | None = None, progress: Progress = no_progress) -> Fetched:
     """Make the set complete and verified. FetchError where the network does not give it."""
+    data_dir = None if data_dir is None else Path(data_dir)
     if not known.files:
         raise DataError(
             f"{known.name}: not fetched ({known.licence}); bring the files and give their folder: "

@@ -71,8 +71,9 @@ def check_given(data_dir: Path | None) -> None:
             )
 
 
-def find(known: KnownSet, data_dir: Path | None = None) -> Found | None:
+def find(known: KnownSet, data_dir: str | Path | None = None) -> Found | None:
     """The first folder that holds enough of the set to load it, else one with a part of it, else None."""
+    data_dir = None if data_dir is None else Path(data_dir)
     partial = None
     for folder in _candidates(known, data_dir):
         found = look(known, folder)

@@ -15,8 +15,9 @@ from hotloop.errors import DataError
 _UNSIGNED_BYTES = 0x08
 
 
-def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
+def read_idx(path: str | Path, dimensions: int) -> NDArray[np.uint8]:
     """The array of an idx file, gzipped or plain; read-only, since it is the file's own bytes."""
+    path = Path(path)
     with content.Content(path) as file:
         head = file.read(4 + 4 * dimensions)
         shape = _shape(path, head, dimensions)

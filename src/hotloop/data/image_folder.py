@@ -27,27 +27,31 @@ class ImageFile:
     label: int
 
 
-def part_folder(root: Path, part: Part) -> Path | None:
+def part_folder(root: str | Path, part: Part) -> Path | None:
     """The folder of a part, where there is one."""
+    root = Path(root)
     return next((root / name for name in FOLDERS[part] if (root / name).is_dir()), None)
 
 
-def is_image_folder(root: Path) -> bool:
+def is_image_folder(root: str | Path) -> bool:
     """Whether the folder holds train/ or val/ with class folders."""
+    root = Path(root)
     folders = (part_folder(root, "train"), part_folder(root, "validation"))
     return any(entry.is_dir() for folder in folders if folder for entry in folder.iterdir())
 
 
-def class_names(root: Path) -> tuple[str, ...]:
+def class_names(root: str | Path) -> tuple[str, ...]:
     """The classes in the order of their labels: those of the training images, else of the validation images."""
+    root = Path(root)
     folder = part_folder(root, "train") or part_folder(root, "validation")
     if folder is None:
         raise DataError(f"{root}: no image folder; expected train/CLASS/*.jpg and val/CLASS/*.jpg")
     return _folders(folder)
 
 
-def list_images(root: Path, part: Part, classes: Sequence[str]) -> list[ImageFile]:
+def list_images(root: str | Path, part: Part, classes: Sequence[str]) -> list[ImageFile]:
     """Every image of a part, sorted; DataError for a class folder without images or an unknown class."""
+    root = Path(root)
     folder = part_folder(root, part)
     if folder is None:
         raise DataError(f"{root}: no folder {' or '.join(FOLDERS[part])} with class folders of images")
@@ -66,7 +70,8 @@ def list_images(root: Path, part: Part, classes: Sequence[str]) -> list[ImageFil
 class ImageFolder:
     """The images of one part of an image folder, or of one instance's share of them."""
 
-    def __init__(self, root: Path, part: Part, *, instance: int = 0, instances: int = 1):
+    def __init__(self, root: str | Path, part: Part, *, instance: int = 0, instances: int = 1):
+        root = Path(root)
         names = class_names(root)
         images = list_images(root, part, names)[instance::instances]
         paths = [os.fsencode(image.path) for image in images]

@@ -33,7 +33,7 @@ def to_stderr(text: str) -> None:
 
 
 def load(
-    name: str, data_dir: Path | None = None, say: Say = to_stderr, progress: Progress = no_progress
+    name: str, data_dir: str | Path | None = None, say: Say = to_stderr, progress: Progress = no_progress
 ) -> Dataset:
     """Labelled images: mnist, fashion_mnist, cifar10 or cifar100."""
     known = _wanted(name, tuple(IMAGE_SETS))
@@ -53,7 +53,7 @@ def load(
 
 def load_ratings(
     name: str = _RATINGS,
-    data_dir: Path | None = None,
+    data_dir: str | Path | None = None,
     say: Say = to_stderr,
     progress: Progress = no_progress,
 ) -> RatingSet:
@@ -72,7 +72,7 @@ def load_ratings(
 
 
 def load_binarised(
-    data_dir: Path | None = None, say: Say = to_stderr, progress: Progress = no_progress
+    data_dir: str | Path | None = None, say: Say = to_stderr, progress: Progress = no_progress
 ) -> BinaryImages:
     """Binarised MNIST: the published bits, else MNIST binarised here, else procedural digits binarised."""
     published, mnist = known_set(_BINARISED), known_set("mnist")
@@ -119,12 +119,13 @@ def _wanted(name: str, names: tuple[str, ...]) -> KnownSet:
 
 
 def _locate(
-    choices: tuple[KnownSet, ...], data_dir: Path | None, progress: Progress
+    choices: tuple[KnownSet, ...], data_dir: str | Path | None, progress: Progress
 ) -> tuple[KnownSet, Found]:
     """The first of the sets that is here, else the first that can be fetched.
 
     FetchError where neither is so, but a plain DataError when the user named the folder.
     """
+    data_dir = None if data_dir is None else Path(data_dir)
     check_given(data_dir)
     for known in choices:
         found = find(known, data_dir)

@@ -18,8 +18,9 @@ from hotloop.errors import DataError
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
-def read_npz(path: Path) -> dict[str, NDArray[Any]]:
+def read_npz(path: str | Path) -> dict[str, NDArray[Any]]:
     """The arrays by name; DataError where the file cannot be read or holds anything else."""
+    path = Path(path)
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()

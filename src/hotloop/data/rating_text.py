@@ -60,8 +60,9 @@ class _Form:
     header_lines: int
 
 
-def read_triples(path: Path) -> Triples:
+def read_triples(path: str | Path) -> Triples:
     """The ratings of a file (or of a gzipped one); DataError with the first bad line and what is wrong with it."""
+    path = Path(path)
     form = _form(path)
     try:
         triples = _parse(path, form)

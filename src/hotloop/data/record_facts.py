@@ -13,8 +13,9 @@ Boxes = dict[str, NDArray[np.float32]]
 """File name without folder and suffix -> [objects, 4]: xmin, ymin, xmax, ymax as shares."""
 
 
-def read_texts(path: Path, synsets: Collection[str]) -> dict[str, str]:
+def read_texts(path: str | Path, synsets: Collection[str]) -> dict[str, str]:
     """Lines of `synset TAB text`; DataError when one of the synsets has none."""
+    path = Path(path)
     texts = {}
     for number, line in enumerate(_lines(path), 1):
         synset, tab, text = line.partition("\t")
@@ -27,8 +28,9 @@ def read_texts(path: Path, synsets: Collection[str]) -> dict[str, str]:
     return texts
 
 
-def read_boxes(path: Path) -> Boxes:
+def read_boxes(path: str | Path) -> Boxes:
     """Lines of `file,xmin,ymin,xmax,ymax`, several for an image with several objects; a header may come first."""
+    path = Path(path)
     rows: dict[str, list[list[float]]] = {}
     for number, cells in enumerate(_rows(path), 1):
         if not cells:

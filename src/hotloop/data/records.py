@@ -32,8 +32,9 @@ def shard_name(part: str, number: int, total: int) -> str:
     return f"{part}-{number:05d}-of-{total:05d}"
 
 
-def shards(folder: Path, part: Part) -> list[Path]:
+def shards(folder: str | Path, part: Part) -> list[Path]:
     """The shards of a part in order; DataError when there are none, some are missing, or two sets are mixed."""
+    folder = Path(folder)
     try:
         found = [match for path in folder.iterdir() if (match := _SHARD.fullmatch(path.name))]
     except OSError as error:
@@ -53,8 +54,9 @@ def shards(folder: Path, part: Part) -> list[Path]:
     return [folder / shard_name(part, number, total) for number in range(total)]
 
 
-def is_record_folder(folder: Path) -> bool:
+def is_record_folder(folder: str | Path) -> bool:
     """Whether the folder holds any shard."""
+    folder = Path(folder)
     return folder.is_dir() and any(_SHARD.fullmatch(path.name) for path in folder.iterdir())
 
 
@@ -62,8 +64,9 @@ class RecordSet:
     """The images of one part of a record set, or of one instance's share of its shards."""
 
     def __init__(
-        self, folder: Path, part: Part, *, instance: int = 0, instances: int = 1, check: bool = False
+        self, folder: str | Path, part: Part, *, instance: int = 0, instances: int = 1, check: bool = False
     ):
+        folder = Path(folder)
         every = shards(folder, part)
         if instances > len(every):
             raise DataError(f"{folder}: {len(every)} {part} shards cannot be shared by {instances} instances")

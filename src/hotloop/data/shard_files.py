@@ -44,8 +44,9 @@ class PartManifest:
     shards: Mapping[str, Shard]
 
 
-def read_manifest(folder: Path) -> dict[str, PartManifest]:
+def read_manifest(folder: str | Path) -> dict[str, PartManifest]:
     """The parts by name; empty where there is no manifest; DataError where it cannot be understood."""
+    folder = Path(folder)
     path = folder / NAME
     try:
         body = parse_json(path.read_bytes())

@@ -27,15 +27,17 @@ def record(data: bytes) -> bytes:
     return length + next(crcs) + data + next(crcs)
 
 
-def write_records(path: Path, records: Iterable[bytes]) -> None:
+def write_records(path: str | Path, records: Iterable[bytes]) -> None:
     """A file of these records."""
+    path = Path(path)
     with path.open("wb") as file:
         for data in records:
             file.write(record(data))
 
 
-def index_records(path: Path) -> Index:
+def index_records(path: str | Path) -> Index:
     """Where the records of a file lie; every length is checked by its CRC, the data is not read."""
+    path = Path(path)
     try:
         with path.open("rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
@@ -48,7 +50,7 @@ def index_records(path: Path) -> Index:
     return np.stack([np.array(starts, np.int64) + HEADER, lengths], axis=1)
 
 
-def read_record(path: Path, start: int, length: int, *, check: bool = False) -> bytes:
+def read_record(path: str | Path, start: int, length: int, *, check: bool = False) -> bytes:
     """The data of one record of an index; with `check` its CRC must be right."""
     try:
         file = os.open(path, os.O_RDONLY)

@@ -49,7 +49,7 @@ def drive(
     guard: str | None = None,
     enough: Callable[[], bool] | None = None,
     due: Callable[[int], Collection[Kind]] | None = None,
-    report: Path | None = None,
+    report: str | Path | None = None,
     how_to_resume: str = "give the same command again with --resume",
 ) -> State:
     """Make every call of the plan from `state`, or from where `resumed` stands, and return the last state.
@@ -95,7 +95,7 @@ class _Dispatch:
         progress: Progress | None,
         enough: Callable[[], bool] | None,
         due: Callable[[int], Collection[Kind]] | None,
-        report: Path | None,
+        report: str | Path | None,
     ):
         self.program, self.plan, self.host, self.request = program, plan, host, request
         self.on_call, self.progress, self.enough, self.due = on_call, progress, enough, due
@@ -193,7 +193,7 @@ class _Dispatch:
         self.flight.append(_Piece(done, count, metrics, began))
         return state
 
-    def _profiled(self, folder: Path, state: State, done: int, count: int) -> State:
+    def _profiled(self, folder: str | Path, state: State, done: int, count: int) -> State:
         self._land(leave=0)
         with reports.trace(folder, "training") as trace:
             state = self._send(state, done, count)

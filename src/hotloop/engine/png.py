@@ -34,8 +34,9 @@ def _chunk(kind: bytes, content: bytes) -> bytes:
     return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", crc32(kind + content))
 
 
-def write(path: Path, pixels: NDArray[np.uint8]) -> None:
+def write(path: str | Path, pixels: NDArray[np.uint8]) -> None:
     """Write the picture whole or not at all, making the folder if need be."""
+    path = Path(path)
     content = encode(pixels)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -77,8 +77,9 @@ def whole_file(path: Path) -> Iterator[Path]:
         raise
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: str | Path, value: Any) -> None:
     """Replace the file in one step: a reader sees the old text or the new one, never a part."""
+    path = Path(path)
     text = json.dumps(plain(value), indent=2, allow_nan=False) + "\n"
     with whole_file(path) as part:
         file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -102,8 +103,9 @@ def write_whole(descriptor: int, data: bytes) -> None:
         data = data[os.write(descriptor, data) :]
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: str | Path) -> Any:
     """The contents of a JSON file of a run; one line says which file cannot be read and why."""
+    path = Path(path)
     try:
         return parse_json(path.read_text())
     except (OSError, ValueError) as error:
@@ -167,8 +169,9 @@ def current(events: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
     return kept
 
 
-def append_line(path: Path, value: Any) -> None:
+def append_line(path: str | Path, value: Any) -> None:
     """Add one JSON object as a line, in one write, so that several processes may add to one file."""
+    path = Path(path)
     line = json.dumps(plain(value), allow_nan=False).encode() + b"\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab", buffering=0) as stream:

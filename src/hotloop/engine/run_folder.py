@@ -97,8 +97,9 @@ def is_held(path: Path) -> bool:
     return False
 
 
-def config_of(path: Path, family: str, needed: Collection[str]) -> dict[str, Any]:
+def config_of(path: str | Path, family: str, needed: Collection[str]) -> dict[str, Any]:
     """The config of a family's run; one line where the folder holds none, or another's."""
+    path = Path(path)
     file = path / "config.json"
     if not file.exists():
         raise RunError(

@@ -149,6 +149,9 @@ def construct(config: type[Config], accepted: Mapping[str, Any]) -> Config:
 
 
 def validate(config: Any) -> None:
-    """Check a config made in Python as the command line would; for use in `__post_init__`."""
+    """Take in a config made in Python as the command line would, checks and types; for use in `__post_init__`.
+
+    A path may be text there, a list may stand for a tuple and a dict for Params.
+    """
     for each in options_of(type(config)):
-        each.accept(getattr(config, each.name))
+        object.__setattr__(config, each.name, each.accept(getattr(config, each.name)))

@@ -40,7 +40,7 @@ _OF_NORM = {"weight": "scale", "bias": "offset"}
 _OF_STATISTICS = {"running_mean": "mean", "running_var": "variance"}
 
 
-def recognise(path: Path) -> Network:
+def recognise(path: str | Path) -> Network:
     """The network that a file's weights belong to, for images of 224x224x3."""
     found = _opened(path)
     stages = [
@@ -57,7 +57,7 @@ def recognise(path: Path) -> Network:
     )
 
 
-def load(path: Path, network: Network) -> tuple[Params, Statistics]:
+def load(path: str | Path, network: Network) -> tuple[Params, Statistics]:
     """The weights of a file as float32 parameters and statistics of `network`."""
     if network.variant != "torch" or network.norm.kind != "batch":
         raise OptionError(
@@ -77,10 +77,10 @@ def load(path: Path, network: Network) -> tuple[Params, Statistics]:
     return params, statistics
 
 
-def _opened(path: Path) -> dict[str, Tensor]:
+def _opened(path: str | Path) -> dict[str, Tensor]:
     """The file's tensors without torch's step counters."""
     for suffixes, reason in _REFUSED.items():
-        if path.suffix.lower() in suffixes:
+        if Path(path).suffix.lower() in suffixes:
             raise DataError(f"{path}: {reason}")
     return {
         name: tensor for name, tensor in tensors(path).items() if not name.endswith(".num_batches_tracked")
@@ -111,7 +111,9 @@ def _module(layer: str) -> str:
     return f"layer{int(stack) - 1}.{int(block) - 1}.{inner}"
 
 
-def _check_shapes(path: Path, network: Network, found: dict[str, Tensor], wanted: dict[str, Leaf]) -> None:
+def _check_shapes(
+    path: str | Path, network: Network, found: dict[str, Tensor], wanted: dict[str, Leaf]
+) -> None:
     placed = {placed.name: placed for placed in network.placed}
     for name, (layer, leaf) in wanted.items():
         values = network.values(placed[layer])
@@ -124,7 +126,9 @@ def _check_shapes(path: Path, network: Network, found: dict[str, Tensor], wanted
             )
 
 
-def _check_names(path: Path, network: Network, found: dict[str, Tensor], wanted: dict[str, Leaf]) -> None:
+def _check_names(
+    path: str | Path, network: Network, found: dict[str, Tensor], wanted: dict[str, Leaf]
+) -> None:
     missing, unknown = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
     if missing:
         raise DataError(

@@ -58,8 +58,9 @@ def _shares(known: saved.About, weights: Any, pixels: NDArray[np.uint8]) -> jax.
     return result
 
 
-def read(path: Path, shape: tuple[int, int, int], dataset: str) -> NDArray[np.uint8]:
+def read(path: str | Path, shape: tuple[int, int, int], dataset: str) -> NDArray[np.uint8]:
     """An image file as the network's bytes."""
+    path = Path(path)
     try:
         encoded = path.read_bytes()
         if dataset == "imagenet":

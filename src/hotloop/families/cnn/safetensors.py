@@ -63,8 +63,9 @@ def _widened(data: bytes, kind: str) -> NDArray[np.float32]:
     return np.frombuffer(data, "<f4" if kind == "F32" else "<f2").astype(np.float32)
 
 
-def tensors(path: Path) -> dict[str, Tensor]:
+def tensors(path: str | Path) -> dict[str, Tensor]:
     """The tensors of a file by name, after its whole header has been checked against its length."""
+    path = Path(path)
     try:
         length = path.stat().st_size
         with path.open("rb") as file:

@@ -42,14 +42,16 @@ class About:
         write_json(folder / ABOUT, asdict(self))
 
 
-def checkpoints_in(folder: Path) -> Path:
+def checkpoints_in(folder: str | Path) -> Path:
     """The folder of checkpoints that a path means: itself, or the one of a run."""
+    folder = Path(folder)
     inner = folder / "checkpoints"
     return inner if inner.is_dir() and not (folder / ABOUT).exists() else folder
 
 
-def about(folder: Path) -> About:
+def about(folder: str | Path) -> About:
     """What the checkpoints in a folder belong to."""
+    folder = Path(folder)
     path = folder / ABOUT
     try:
         found = parse_json(path.read_text())
@@ -96,13 +98,13 @@ def _in_words(network: Network) -> str:
     return f"{network.model} for {shape} images and {network.classes} classes with {norm.kind} norm{groups}"
 
 
-def steps(folder: Path) -> list[int]:
+def steps(folder: str | Path) -> list[int]:
     """Complete steps, oldest first."""
     with Checkpoints(folder, KeepAll(), family=FAMILY) as found:
         return found.steps()
 
 
-def weights(folder: Path, step: int | None, known: About) -> tuple[int, Any]:
+def weights(folder: str | Path, step: int | None, known: About) -> tuple[int, Any]:
     """Number and {params, statistics} of a step (None: the newest)."""
     with Checkpoints(folder, KeepAll(), family=FAMILY) as found:
         return weights_among(found, step, known)

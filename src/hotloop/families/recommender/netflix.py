@@ -30,8 +30,9 @@ def day(text: str) -> int:
     return (date.fromisoformat(text) - _EPOCH).days
 
 
-def find(folder: Path) -> list[Path]:
+def find(folder: str | Path) -> list[Path]:
     """The files of the set in a folder, or in `training_set` in it; none where it is not there."""
+    folder = Path(folder)
     for place in (folder, folder / "training_set"):
         for pattern in PATTERNS:
             if files := sorted(place.glob(pattern)):
@@ -39,8 +40,9 @@ def find(folder: Path) -> list[Path]:
     return []
 
 
-def begins_like_one(path: Path) -> bool:
+def begins_like_one(path: str | Path) -> bool:
     """Whether a file's first line is a `MovieID:`."""
+    path = Path(path)
     with path.open("rb") as file:
         return _HEADER.fullmatch(file.readline(64).strip()) is not None
 

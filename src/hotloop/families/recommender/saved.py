@@ -68,8 +68,9 @@ def whole(pairs: Any) -> NDArray[np.int64]:
     return np.ascontiguousarray(np.asarray(pairs)).view(np.int64).reshape(-1)
 
 
-def load(folder: Path, step: int | None = None, *, best: bool = False) -> Saved:
+def load(folder: str | Path, step: int | None = None, *, best: bool = False) -> Saved:
     """The newest whole checkpoint, that of a step, or the one that validated best."""
+    folder = Path(folder)
     options = config_of(folder, FAMILY, EXTRA)
     users, items, drops, low, high = (options.pop(name) for name in EXTRA)
     if "logdir" in options:  # as runs of earlier versions have it

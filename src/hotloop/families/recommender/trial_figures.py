@@ -38,8 +38,9 @@ class Figures:
         return self.users / self.seconds if self.seconds else None
 
 
-def read_figures(folder: Path) -> Figures:
+def read_figures(folder: str | Path) -> Figures:
     """The figures of the run in a folder; empty ones where none was begun."""
+    folder = Path(folder)
     try:
         config, events = read_json(folder / "config.json"), list(read_events(folder))
     except RunError:

@@ -35,8 +35,9 @@ def job_of(config: Train, images: int) -> Job:
     return Job(Model(**{each.name: getattr(config, each.name) for each in fields(Model)}), images)
 
 
-def load(folder: Path, step: int | None = None) -> Saved:
+def load(folder: str | Path, step: int | None = None) -> Saved:
     """The newest whole checkpoint of a run, or that of a step."""
+    folder = Path(folder)
     options = config_of(folder, FAMILY, ("images",))
     images = options.pop("images")
     config = build(Train, options)
