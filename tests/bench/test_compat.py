@@ -71,7 +71,9 @@ def test_of_several_processes_one_is_left_and_the_batch_stays():
     found = translated(
         "poprun -vv --num-instances 16 --num-replicas 16 python3 train.py --pipeline-validation-model"
     )
-    assert found.command[3:] == ["--pipeline-validation-model", "--num-replicas", "16"]
+    assert found.command[3:] == [
+        *("--pipeline-validation-model", "--num-replicas", "16", "--strict-devices", "False"),
+    ]
     (notice,) = found.notices
     assert "one process" in notice
     assert "--num-replicas 16 goes to train.py" in notice

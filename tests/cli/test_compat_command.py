@@ -14,6 +14,8 @@ from hotloop.cli.command import Common
 from hotloop.cli.configs import resolve
 from hotloop.cli.main import find_command, main
 from hotloop.cli.parser import scan
+from hotloop.data.random_ratings import random_sets
+from hotloop.families.recommender import sets
 from hotloop.options import options_of
 
 RATINGS = "--training-data-file netflix_data/{0}_train.txt --validation-data-file netflix_data/{0}_valid.txt"
@@ -46,7 +48,7 @@ OLD_COMMANDS = [
     "python3 dense.py --replicas 2 --use-zero-values --matmul-options '{\"partialsType\": \"half\"}' --report",
     "poprun --num-instances 16 --num-replicas 16 python3 train.py",
     "poprun --num-instance 2 --num-replicas 2 --ipus-per-replica 2 python3 train.py --model cifar_resnet8 "
-    "--pipeline-splits s1/b1/conv1 --pipeline-validation-model",
+    "--pipeline-splits conv2_block1_post_addition_relu --pipeline-validation-model",
     *(EVENTS.format(6, logs) for logs in ("1", "2", "10", "1/2", "1/3", "0")),
     EVENTS.format(5, "1/2"),
     "python3 train.py --synthetic-data cpu",
@@ -107,22 +109,98 @@ def test_old_and_new_commands_of_the_readme_mean_the_same(old, new):
     assert {n: getattr(before, n) for n in differing} == {n: getattr(after, n) for n in differing}
 
 
-def test_a_dry_run_shows_the_command_and_checks_its_options(capsys):
+REFUSED = {
+    "--spec benchmarks.yml": "benchmarks.yml: cannot be read: No such file",
+    "netflix_data/": "_train.txt: cannot be read (No such file or directory)",
+    EVENTS.format(5, "1/2"): "It is not possible to log 2.0 epochs a time for 5 epochs",
+    "--config resnet50_16ipus_8k_bn_pipeline": "/localdata/datasets/imagenet-data: no such folder",
+    "--dataset-path d/imagenet-data": "d/imagenet-data: no such folder",
+    "--training False --checkpoint-input-dir d": "d: no such folder",
+    "--test-only --model-dir /path/to/ckpt": "--model-dir /path/to/ckpt: holds no checkpoint",
+}
+"""Old commands that cannot run here, where there are no data, and why."""
+
+
+@pytest.fixture
+def nowhere(tmp_path, tmp_path_factory, monkeypatch):
+    """An empty folder to be in, no data, and ratings that are quickly drawn."""
+    monkeypatch.setenv("HOTLOOP_DATA", str(tmp_path_factory.mktemp("none")))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setenv("HOTLOOP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", "")  # an old command may set it
+    monkeypatch.setattr(sets, "random_sets", lambda seed: random_sets(200, 50, 4000, 400, seed))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("old", OLD_COMMANDS)
+def test_a_dry_run_of_every_old_command_ends_before_its_work_or_with_the_commands_own_error(
+    old, nowhere, capsys
+):
+    status = main(["compat", "--device=cpu", "--dry-run", *shlex.split(old)])
+    out, err = capsys.readouterr()
+    expected = [said for part, said in REFUSED.items() if part in old]
+    if expected:
+        assert (status, [said in err for said in expected]) == (2, [True]), err
+        assert err.splitlines()[-1].startswith("hotloop: error: ")
+    else:
+        assert status == 0, err
+        assert out.splitlines()[-1].startswith("checked, up to ")
+    assert list(nowhere.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "said"),
+    [
+        ("lstm.py --only-ipu", "--only-accelerator: only a CPU was found"),
+        ("lstm.py --report {file}/x", "--report {file}/x: cannot write there (Not a directory)"),
+        ("train.py --synthetic-data ipu --results-dir {file}", "{file}/"),
+        ("train.py --synthetic-data ipu --resume --run-name x", "nothing to resume: "),
+        ("main.py --sampler fused", "--sampler fused: a GPU kernel, and this is a cpu"),
+        ("main.py --data {file}", "--data {file}: must be the folder that holds the files"),
+        ("autoencoder_benchmark.py --only-ipu", "--only-accelerator: only a CPU was found"),
+        ("autoencoder_main.py --logdir {file}", "cannot make the run folder {file}/"),
+        ("autoencoder_benchmark.py --logdir {file}", "cannot be made (Not a directory); choose another --results-dir"),
+        ("ipu_estimator_cnn.py --replicas 64 --batch-size 64", "--replicas 64: only "),
+        ("dense.py --replicas 64 --batch-size 64", "--replicas 64: only "),
+        ("verify_dataset.py --dataset mnist", "mnist: not on this machine"),
+    ],
+)  # fmt: skip
+def test_a_dry_run_finds_what_the_command_would_fail_with_before_its_work(old, said, nowhere, capsys):
+    (nowhere / "file").touch()
+    file = str(nowhere / "file")
+    assert main(["compat", "--device=cpu", "--dry-run", *old.format(file=file).split()]) == 2
+    assert said.format(file=file) in capsys.readouterr().err
+    assert list(nowhere.iterdir()) == [nowhere / "file"]
+
+
+def test_a_dry_run_of_a_benchmark_file_shows_what_would_run_and_fails_where_that_cannot(nowhere, capsys):
+    (nowhere / "b.yml").write_text("good:\n  cmd: python3 dense.py\nbad:\n  cmd: x | y\n")
+    words = ["python3", "-m", "examples_utils", "benchmark", "--spec", "b.yml"]
+    assert main(["compat", "--dry-run", *words, "--benchmark", "good"]) == 0
+    assert "-> hotloop kernel dense --json" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="1"):
+        main(["compat", "--dry-run", *words])
+    assert "cannot run: '|' in the cmd needs a shell" in capsys.readouterr().out
+
+
+def test_a_dry_run_shows_the_command_and_checks_its_options(nowhere, capsys):
     assert main(["compat", "--dry-run", "python3", "lstm.py", "--steps", "3", "--json"]) == 0
     shown = capsys.readouterr()
-    assert shown.err == "hotloop kernel lstm --steps 3 --json\n"
+    assert shown.err == "hotloop kernel lstm --steps 3 --json\nchecked, up to compiling the layer\n"
     assert main(["compat", "--dry-run", "python3", "lstm.py", "--stepz", "3"]) == 2
     shown = capsys.readouterr()
     assert shown.out == "hotloop kernel lstm --stepz 3\n"
     assert "unknown option --stepz" in shown.err
 
 
-def test_a_dry_run_gives_json_when_asked_before_the_script(capsys):
+def test_a_dry_run_gives_json_when_asked_before_the_script(nowhere, capsys):
     words = ["--json", "--dry-run", "A=b", "poprun", "--num-replicas", "2", "main.py", "-b", "5"]
     assert main(["compat", *words]) == 0
     shown = capsys.readouterr()
     result = json.loads(shown.out)
     assert result["command"] == ["hotloop", "vcd", "train", "-b", "5"]
+    assert result["checked_until"] == "fetching binarised_mnist"
     assert result["environment"] == {"A": "b"}
     assert len(result["notices"]) == 1
     assert "warning: poprun" in shown.err

@@ -324,6 +324,21 @@ def test_the_plan_says_what_would_run_and_runs_nothing(folder, tmp_path, capsys)
     assert not list(tmp_path.iterdir())
 
 
+def test_the_plan_of_a_sweep_has_its_rates_and_the_training_of_each(folder, tmp_path, capsys):
+    line = words(folder, "--plan", "--logdir", str(tmp_path / "runs"), "--json", "--device", "cpu")
+    rates = ["--base-learning-rates", "8..10", "--num-devices", "3"]
+    assert main(["recommender", "sweep", *line[2:], *rates]) == 0, capsys.readouterr().err
+    out, said = capsys.readouterr()
+    plan = json.loads(out)
+    assert plan["exponents"] == [-8.0, -9.0, -10.0]
+    assert plan["total_updates"] == 45
+    assert (
+        "3 trials on 1 cpu device, 1 at a time: base learning rates of 2 to the power of -8, -9, -10" in said
+    )
+    assert f"layers {ITEMS}, 8, 6, 5 and back" in said
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_diverging_run_stops_with_advice_and_keeps_the_best_checkpoint(folder, tmp_path, capsys):
     """Tamed for its first half, then let loose."""
     rate = [

@@ -417,10 +417,18 @@ def test_strict_devices_stops_what_would_be_merged():
 
 
 def test_replicas_asked_for_on_the_command_line_must_be_there():
-    assert error("--num-replicas", "2") == "--num-replicas 2: there is 1 device; ask for at most 1"
+    assert error("--num-replicas", "2").startswith(
+        "--num-replicas 2: there is 1 device; ask for at most 1, or "
+    )
     assert "there are 3 devices" in error("--config", "resnet8_bn", "--num-replicas", "4", devices=3)
     assert settings("--num-replicas", "2", devices=2).batch.replicas == 2
     assert resolve(Train(num_replicas=2), SAMPLES["cifar10"], 1).batch.accumulation == 2
+
+
+def test_replicas_become_accumulation_where_the_command_line_says_that_devices_need_not_suffice():
+    made = settings("--num-replicas", "16", "--strict-devices", "False", "--micro-batch-size", "8")
+    assert made.batch.as_dict() == {"micro": 8, "replicas": 1, "accumulation": 16, "global": 128}
+    assert "16 replicas become 1 with accumulation 16 instead of 1" in made.notices[0]
 
 
 def test_a_global_batch_that_does_not_divide_is_rounded_with_a_warning():

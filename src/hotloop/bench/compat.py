@@ -64,7 +64,7 @@ def translate(argv: Sequence[str]) -> Translation:
         command, groups = cnn_command(groups)
         if replicas := [group for group in grouped(own) if group.name == "--num-replicas"]:
             notices[0] += f", and {' '.join(replicas[-1].words)} goes to {name}, so that its batch stays"
-            groups.append(replicas[-1])
+            groups += [replicas[-1], group_of(["--strict-devices", "False"])]
     rewritten, dropped = rewrite(script, groups)
     if dropped:
         notices.append(f"options of {name} that no longer exist are left out: {', '.join(dropped)}")

@@ -1,12 +1,15 @@
 """`hotloop compat`: a command line of the older scripts, translated (`hotloop.bench.compat`), shown and run."""
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, replace
+from io import StringIO
 from typing import Any
 
-from hotloop.cli.command import Command, Common, Context
-from hotloop.options import argument, option, options_of
+from hotloop.cli.command import Command, Context
+from hotloop.options import argument, option
 
 EPILOG = """Examples:
   hotloop compat python3 lstm.py --train --popnn
@@ -15,6 +18,9 @@ EPILOG = """Examples:
 
 Options of compat itself stand before the old command; what stands after it belongs to the old command. Serving
 (send_request.py) is not there yet."""
+
+LOOKING = ("--list", "--dry-run", "--validate")
+"""Options of `bench run` with which it starts nothing anyway."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +31,9 @@ class CompatConfig:
         "The old command: `python3`, variables, poprun and folders before the script are fine.",
         metavar="SCRIPT",
     )
-    dry_run: bool = option(False, "Show the hotloop command and check its options, then stop.")
+    dry_run: bool = option(
+        False, "Show the hotloop command and let it check options, files and devices, then stop."
+    )
 
 
 def run(config: CompatConfig, context: Context) -> Mapping[str, Any]:
@@ -39,10 +47,11 @@ def run(config: CompatConfig, context: Context) -> Mapping[str, Any]:
     console.say(f"{found}")
     for notice in found.notices:
         console.warn(notice)
-    if config.dry_run:
-        check(words)
-        return {"command": found.command, "environment": found.environment, "notices": found.notices}
     os.environ.update(found.environment)
+    if config.dry_run:
+        reached = check(words, console)
+        told = {"command": found.command, "environment": found.environment, "notices": found.notices}
+        return {**told, "checked_until": reached or None}
     from hotloop.cli.main import main
 
     raise SystemExit(main(words))
@@ -59,15 +68,26 @@ def inherited(context: Context, given: Sequence[str]) -> list[str]:
     return [*device, *(flag for flag in flags if flag not in given)]
 
 
-def check(words: Sequence[str]) -> None:
-    """Read the new command's options as it would itself; an OptionError where it would refuse them."""
-    from hotloop.cli.configs import resolve
-    from hotloop.cli.main import find_command
-    from hotloop.cli.parser import scan
+def check(words: Sequence[str], console: Context) -> str:
+    """Let the new command check everything that it checks before its work; what that work would begin with.
 
-    command, _, rest = find_command(list(words))
-    if not {"-h", "--help"} & set(rest):
-        resolve(command, scan(rest, (*options_of(command.config), *options_of(Common))))
+    An error is the command's own. What it says is not shown, but for warnings, and for what a benchmark file would
+    run.
+    """
+    from hotloop.cli.main import dispatch
+    from hotloop.rehearsal import rehearse
+
+    quiet = [word for word in words if word != "--json"]
+    with ExitStack() as stack:
+        if words[:2] == ["bench", "run"]:
+            quiet += [] if set(LOOKING) & set(words) else ["--dry-run"]
+            stack.enter_context(redirect_stdout(sys.stderr if console.json else sys.stdout))
+        else:
+            stack.enter_context(redirect_stdout(StringIO()))
+        reached = rehearse(lambda: dispatch(quiet))
+    if reached:
+        console.say(f"checked, up to {reached}")
+    return reached
 
 
 COMMAND = Command(

@@ -1,8 +1,10 @@
 """`hotloop recommender ...`: options live in the family's configs; jax waits."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from hotloop import rehearsal
 from hotloop.cli.command import Command, Context, on_device
 from hotloop.families.recommender.baselines_config import Baselines
 from hotloop.families.recommender.config import PRESETS, Train
@@ -47,10 +49,27 @@ def run_sweep(config: Sweep, context: Context) -> Mapping[str, Any]:
     from hotloop.cli.recommender_plot import write
     from hotloop.families.recommender.sweep import run
 
+    if config.plan:
+        return plan_sweep(config, context)
+    if rehearsal.is_on():
+        plan_trial(config, context)
     result = run(config, context)
     plot = write(result)
     context.say(f"plot: {plot}")
     return {**result, "plot": str(plot)}
+
+
+def plan_sweep(config: Sweep, context: Context) -> Mapping[str, Any]:
+    """What the trials would do; the device may be opened here, since there will be no children."""
+    from hotloop.families.recommender.sweep import describe
+
+    context.say(describe(config, context))
+    return {**plan_trial(config, context), "exponents": list(config.exponents)}
+
+
+def plan_trial(config: Sweep, context: Context) -> Mapping[str, Any]:
+    """The first trial's plan, and with it all that a trial would refuse."""
+    return run_train(replace(config.training(config.exponents[0]), plan=True), context)
 
 
 COMMAND = Command(

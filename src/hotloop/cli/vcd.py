@@ -27,6 +27,7 @@ def run_train(config: Train, context: Context) -> Mapping[str, Any]:
     if config.plan:
         from hotloop.cli.plan import show
 
+        train.check_sampler(config)
         data = train.load(config, context)
         context.say(train.describe(config, len(data.train), device.platform))
         return show(train.planned(config, len(data.train)), context)

@@ -18,6 +18,7 @@ from hotloop.data.folders import data_home, entries, find, look
 from hotloop.data.known import Download, KnownFile, KnownSet
 from hotloop.data.unpack import unpack
 from hotloop.errors import DataError
+from hotloop.rehearsal import begin_work
 
 OFFLINE = "HOTLOOP_OFFLINE"
 
@@ -65,6 +66,7 @@ def fetch(known: KnownSet, data_dir: str | Path | None = None, progress: Progres
         verdicts = verify(known, found)
         if found and all(verdict.status == "OK" for verdict in verdicts):
             return Fetched(found.folder, verdicts, new=False)
+    begin_work(f"fetching {known.name}")
     folder = data_home(data_dir) / known.folders[0]
     absent = [file for file in _missing(known, folder) if not (folder / file.download.name).exists()]
     mirrors = _answering(known, folder) if absent else set()

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from hotloop.data.npz import read_npz
 from hotloop.data.tfrecord import FOOTER, HEADER, Index, index_records
 from hotloop.errors import DataError
+from hotloop.rehearsal import begin_work
 
 _THREADS = 16  # the disk works, not the processor
 
@@ -29,6 +30,7 @@ def index_shards(paths: Sequence[Path], kept: Path) -> tuple[NDArray[np.int64], 
         found = read_npz(kept)
         if _same(found, {"names": names, "stamps": stamps}) and _whole(found, stamps[:, 0]):
             return found["counts"], found["index"]
+    begin_work(f"indexing the records of {kept.parent}")
     with ThreadPoolExecutor(_THREADS) as pool:
         parts = list(pool.map(index_records, paths))
     counts, index = np.array([len(part) for part in parts], np.int64), np.concatenate(parts)

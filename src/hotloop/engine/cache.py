@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from hotloop import rehearsal
 from hotloop.engine.configure import configure
 from hotloop.engine.store import PARTIAL, SUFFIX, Store
 from hotloop.errors import OptionError
@@ -139,7 +140,7 @@ def clear() -> Usage:
 def enable(warn: Callable[[str], None] = warnings.warn) -> None:
     """Let jax keep every compiled program of this process here; call it before the first compilation."""
     root = folder()
-    if root is None:
+    if root is None or rehearsal.is_on():  # in a rehearsal nothing is compiled, and no folder made
         configure(jax_enable_compilation_cache=False)
         return
     programs = root / "programs"

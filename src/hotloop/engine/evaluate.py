@@ -22,6 +22,7 @@ from hotloop.engine.feed import Gather, rows
 from hotloop.engine.finish import Batch, check_split, on_mesh_of, spread
 from hotloop.engine.host import common_length
 from hotloop.errors import DataError, HotloopError
+from hotloop.rehearsal import begin_work
 
 PerSample = Callable[[Any, Batch], Mapping[str, Array]]
 Sums = dict[str, Any]
@@ -71,6 +72,7 @@ class Evaluation:
         """Compile ahead of the first call, if that is still to do."""
         if self.compiled is not None:
             return
+        begin_work("compiling the evaluation")
         started = time.perf_counter()
         lowered = jax.jit(self._sums_of_batches).lower(state, self._data)
         self.lower_seconds = time.perf_counter() - started

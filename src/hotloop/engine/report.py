@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hotloop import rehearsal
 from hotloop.engine.records import write_json
 from hotloop.errors import OptionError
 from hotloop.options import plain
@@ -73,9 +74,12 @@ def check_writable(path: str | Path, programs: Sequence[str] = ("training", "eva
     """
     path = Path(path)
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
-            pass
+        if rehearsal.is_on():
+            rehearsal.check_can_make(path)
+        else:
+            path.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=path):
+                pass
         foreign = [name for name in programs if _is_foreign(path / name)]
     except OSError as error:
         raise OptionError(

@@ -16,9 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from hotloop import rehearsal
 from hotloop.engine import records
 from hotloop.engine.records import current, read_events
-from hotloop.engine.run_folder import check_kind, resume_warnings, take
+from hotloop.engine.run_folder import check_kind, check_takeable, resume_warnings, take
 from hotloop.engine.sink_guard import GuardedSink
 from hotloop.engine.sinks import Sink
 from hotloop.errors import RunError
@@ -69,6 +70,9 @@ class Run:
         that differs is a warning in the records, because sums may then differ in their last bits.
         """
         path = Path(path)
+        if rehearsal.is_on():
+            check_takeable(path, config, resume, may_differ)
+            rehearsal.begin_work(f"making the run folder {path}")
         lock = take(path, resume)
         try:
             check_kind(path, resume)

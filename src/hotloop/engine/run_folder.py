@@ -15,6 +15,7 @@ from typing import Any
 from hotloop.engine.records import drop_torn_line, read_json, remove_parts
 from hotloop.errors import RunError
 from hotloop.options import plain
+from hotloop.rehearsal import check_can_make
 
 LOCK, RECORDS = ".lock", "events.jsonl"
 WRITTEN_WHOLE = ("environment.json", "config.json")
@@ -24,10 +25,7 @@ NUMERICS = ("cores", "cpu", "device_count", "device_kinds", "jax", "jaxlib", "pl
 
 def take(path: Path, resume: bool) -> int:
     """Make the folder if need be and hold its lock (a descriptor); a dead process holds none."""
-    if resume and not path.is_dir():
-        raise RunError(f"nothing to resume: {path} is not a run folder; start it without --resume")
-    if resume and not _found(path):
-        raise RunError(f"nothing to resume: {path} holds no run; start it without --resume")
+    _check_resumable(path, resume)
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
@@ -61,15 +59,38 @@ def _found(path: Path) -> list[str]:
     return [name for name in ("config.json", RECORDS) if (path / name).exists()]
 
 
+def _check_resumable(path: Path, resume: bool) -> None:
+    if resume and not path.is_dir():
+        raise RunError(f"nothing to resume: {path} is not a run folder; start it without --resume")
+    if resume and not _found(path):
+        raise RunError(f"nothing to resume: {path} holds no run; start it without --resume")
+
+
 def check_kind(path: Path, resume: bool) -> None:
     """A new run needs a folder without one; what a kill left before the first record of one is taken over."""
+    _refuse_another_run(path, resume)
+    if not resume:
+        drop_torn_line(path / RECORDS)
+
+
+def _refuse_another_run(path: Path, resume: bool) -> None:
     found = _found(path)
     if not resume and found and not is_only_begun(path):
         raise RunError(
             f"{path} already holds a run ({found[0]}): continue it with --resume, or choose another folder"
         )
-    if not resume:
-        drop_torn_line(path / RECORDS)
+
+
+def check_takeable(path: Path, config: Mapping[str, Any], resume: bool, may_differ: Collection[str]) -> None:
+    """What a run would refuse about this folder, found out without touching it."""
+    _check_resumable(path, resume)
+    try:
+        check_can_make(path)
+    except OSError as error:
+        raise RunError(f"cannot make the run folder {path}: {error.strerror}; choose another one") from None
+    _refuse_another_run(path, resume)
+    if resume:
+        _changed_options(path, config, may_differ)
 
 
 def is_only_begun(path: Path) -> bool:
@@ -118,11 +139,7 @@ def resume_warnings(
     path: Path, config: Mapping[str, Any], environment: Mapping[str, Any], may_differ: Collection[str]
 ) -> list[str]:
     """Make an earlier run ready to go on; what changed that may, one line each. What may not is an error."""
-    changed = differences(read_json(path / "config.json"), plain(config))
-    if wrong := [text for key, text in changed.items() if key not in may_differ]:
-        raise RunError(
-            f"{path} cannot resume with another config: {'; '.join(wrong)}; use the old values or a new one"
-        )
+    changed = _changed_options(path, config, may_differ)
     lines = [f"resumed with another config: {text}" for text in changed.values()]
     if (path / "environment.json").exists():
         then = read_json(path / "environment.json")
@@ -133,6 +150,15 @@ def resume_warnings(
     if torn := drop_torn_line(path / "events.jsonl"):
         lines.append(f"dropped an unfinished record of {torn} bytes from events.jsonl")
     return lines
+
+
+def _changed_options(path: Path, config: Mapping[str, Any], may_differ: Collection[str]) -> dict[str, str]:
+    changed = differences(read_json(path / "config.json"), plain(config))
+    if wrong := [text for key, text in changed.items() if key not in may_differ]:
+        raise RunError(
+            f"{path} cannot resume with another config: {'; '.join(wrong)}; use the old values or a new one"
+        )
+    return changed
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str]:

@@ -29,6 +29,7 @@ from hotloop.families.cnn.settings import SAMPLES
 from hotloop.families.cnn.streaming import PhotoSource, default_workers, evaluation_batches, open_store
 from hotloop.families.cnn.workers import Batch, Workers
 from hotloop.families.console import Console
+from hotloop.rehearsal import begin_work
 
 _WARM_UP = 2
 
@@ -40,6 +41,7 @@ def run(config: BenchmarkConfig, console: Console) -> Mapping[str, Any]:
     """Time each epoch, drop those that warm up, and say images a second."""
     rates = []
     with _pipeline(config, console) as (epoch, bound), console.progress("epochs", config.num_epochs) as bar:
+        begin_work("reading images")
         for number in range(config.num_epochs):
             started = time.perf_counter()
             images = epoch(number)

@@ -22,6 +22,7 @@ from hotloop.families.cnn.data_config import BuildConfig, VerifyConfig
 from hotloop.families.cnn.settings import SAMPLES
 from hotloop.families.cnn.streaming import open_store
 from hotloop.families.console import Console
+from hotloop.rehearsal import begin_work
 
 IMAGENET = SAMPLES["imagenet"]._asdict()
 _PARTS: tuple[Part, ...] = ("train", "validation")
@@ -74,7 +75,9 @@ def run_verify(config: VerifyConfig, console: Console) -> Mapping[str, Any]:
         return _verify_small(config, console)
     assert config.dataset_path is not None  # the config has seen to it
     result = {}
-    for part in _parts_of(config.dataset_path):
+    parts = _parts_of(config.dataset_path)
+    begin_work(f"reading {config.dataset_path}")
+    for part in parts:
         result[part] = _verify_part(config, config.dataset_path, part, console)
     console.table(
         ["part", "images", "expected", "broken"],
@@ -126,6 +129,7 @@ def _verify_small(config: VerifyConfig, console: Console) -> Mapping[str, Any]:
         raise DataError(
             f"{config.dataset}: not on this machine; `hotloop data fetch {config.dataset}` brings it"
         )
+    begin_work(f"reading {config.dataset}")
     dataset = load(config.dataset, config.dataset_path, say=console.say)
     counts = {"train": len(dataset.train), "test": len(dataset.test)}
     expected = dict(zip(counts, IMAGE_SETS[config.dataset], strict=True))

@@ -71,8 +71,13 @@ def place(config: Train, batch: Batch, devices: int, explicit: Set[str] = frozen
 
 def _refuse(config: Train, devices: int, explicit: Set[str]) -> None:
     there = "there is 1 device" if devices == 1 else f"there are {devices} devices"
-    if "num_replicas" in explicit and config.num_replicas > devices:
-        raise DeviceError(f"--num-replicas {config.num_replicas}: {there}; ask for at most {devices}")
+    # Who says that devices need not suffice gets accumulation for the replicas of a command line, too.
+    must_suffice = "num_replicas" in explicit and "strict_devices" not in explicit
+    if must_suffice and config.num_replicas > devices:
+        raise DeviceError(
+            f"--num-replicas {config.num_replicas}: {there}; ask for at most {devices}, or with "
+            "--strict-devices False for accumulation in their place"
+        )
     if not config.strict_devices:
         return
     per_replica = devices_per_replica(config)

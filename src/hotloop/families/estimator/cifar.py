@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hotloop.data.dataset import Dataset
+from hotloop.engine import mesh
 from hotloop.engine import report as reports
 from hotloop.engine.records import read_events
 from hotloop.engine.run import default_path
@@ -34,6 +35,8 @@ def run(config: Cifar, console: Console) -> Mapping[str, Any]:
     folder = config.model_dir or default_path("estimator", config.results_dir)
     report = reports.requested(config.report, folder, console.warn)
     check_trained(config)
+    if config.replicas > 1:
+        mesh.replicas(config.replicas)  # too many are refused before data are read
     data = cifar_data.load(config, console)
     updates = config.total_updates(len(data.train))
     estimator = Estimator(

@@ -26,6 +26,7 @@ from hotloop.families.kernels.kernel import Kernel
 from hotloop.families.kernels.latency import latency
 from hotloop.families.kernels.prepare import Bench, choose_dtype, find_place, prepare
 from hotloop.options import plain
+from hotloop.rehearsal import begin_work
 
 
 def run(config: Layer, device: jax.Device, console: Console) -> dict[str, Any]:
@@ -37,6 +38,7 @@ def run(config: Layer, device: jax.Device, console: Console) -> dict[str, Any]:
     kernel = build(config)
     for line in announcement(config, kernel, dtype, device):
         console.say(line)
+    begin_work("compiling the layer")
     bench = prepare(config, kernel, place, dtype)
     if config.save_graph:
         records.save_graph(config, bench.program.lowered_text(), bench.program.compiled, console)

@@ -21,6 +21,7 @@ from hotloop.families.kernels.program import arithmetic
 from hotloop.families.kernels.verdict import statistics
 from hotloop.mcmc import hmc
 from hotloop.options import plain
+from hotloop.rehearsal import begin_work
 
 BOUNDS = {"position": 1e-4, "energy": 1e-5}
 """Of one float32 trajectory: end point relative to its norm, energy change relative to 1 + |log density|."""
@@ -34,6 +35,7 @@ def run(config: Hmc, device: jax.Device, console: Console) -> dict[str, Any]:
         f"Target {config.target}, chains {config.number_of_chains}, leapfrog steps {config.leapfrog_steps}, "
         f"step size {config.leapfrog_step_size:g}, hmc steps {config.hmc_steps}, steps {config.steps}, float32"
     )
+    begin_work("compiling the sampler")
     target = targets.build(config)
     errors = check(config, target, device.platform)
     said = ", ".join(f"{name} {error:.1e} (limit {BOUNDS[name]:g})" for name, error in errors.items())

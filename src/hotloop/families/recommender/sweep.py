@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from hotloop import rehearsal
 from hotloop.engine.records import write_json
 from hotloop.errors import DataError, RunError
 from hotloop.families.console import Console
@@ -40,6 +41,7 @@ class Caller(Console, Protocol):
 def run(config: Sweep, caller: Caller) -> dict[str, Any]:
     """Run every trial; the result has a row for each, the totals, and the best rate."""
     _check(config, caller)
+    engine = _engine(config, caller)  # what it cannot run on is said before a folder is made
     folder = make_folder(config)
     planned = [
         Trial(n, exponent, folder / f"trial-{n:02d}", command(config, exponent, folder, n, caller))
@@ -48,7 +50,7 @@ def run(config: Sweep, caller: Caller) -> dict[str, Any]:
     began = time.monotonic()
     try:
         with caller.progress("sweep", len(planned)) as bar:
-            outcomes, concurrent = _engine(config, caller)(planned, _listener(caller, bar, len(planned)))
+            outcomes, concurrent = engine(planned, _listener(caller, bar, len(planned)))
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"interrupted: all trials are stopped, their runs are in {folder}") from None
     result = {
@@ -66,6 +68,15 @@ def run(config: Sweep, caller: Caller) -> dict[str, Any]:
     return result
 
 
+def describe(config: Sweep, caller: Caller) -> str:
+    """The trials; that each of them is possible is for a training to say."""
+    _check(config, caller)
+    exponents = ", ".join(f"{exponent:g}" for exponent in config.exponents)
+    engine = _engine(config, caller)
+    where = engine.describe(len(config.exponents)) if isinstance(engine, LocalEngine) else "trials on Ray"
+    return f"{where}: base learning rates of 2 to the power of {exponents}; each is this training:"
+
+
 def _check(config: Sweep, caller: Caller) -> None:
     warn_of_no_effect(config, NO_EFFECT, caller.warn)
     for name in ("training_data_file", "validation_data_file", "test_data_file"):
@@ -81,12 +92,16 @@ def make_folder(config: Sweep) -> Path:
         config.results_dir / (config.run_name or f"sweep-rn{config.seed}-{stamp}-{os.getpid()}")
     ).absolute()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        taken = any(folder.iterdir())
+        if rehearsal.is_on():
+            rehearsal.check_can_make(folder)
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+        taken = folder.exists() and any(folder.iterdir())
     except OSError as error:
         raise RunError(f"{folder}: cannot be made ({error.strerror}); choose another --results-dir") from None
     if taken:
         raise RunError(f"{folder} is there already: choose another --run-name")
+    rehearsal.begin_work(f"making {folder}")
     return folder
 
 
@@ -119,7 +134,10 @@ def _engine(config: Sweep, caller: Caller) -> Engine:
         from hotloop.families.recommender.ray_trials import RayEngine
 
         return RayEngine(config.ray_address, config.concurrent, caller.device, caller.say)
-    return LocalEngine(config.concurrent, caller)
+    seen = places.look(caller.device, caller.only_accelerator)
+    for warning in seen.warnings:
+        caller.warn(warning)
+    return LocalEngine(config.concurrent, seen, caller.say)
 
 
 @dataclass(frozen=True)
@@ -127,21 +145,27 @@ class LocalEngine:
     """Processes of this machine."""
 
     concurrent: int | None
-    caller: Caller
+    seen: places.Seen
+    say: Callable[[str], None]
 
     def __call__(
         self, planned: Sequence[Trial], ended: Callable[[Outcome], None]
     ) -> tuple[list[Outcome], int]:
         """Run them."""
-        seen = places.look(self.caller.device, self.caller.only_accelerator)
-        for warning in seen.warnings:
-            self.caller.warn(warning)
-        concurrent = min(self.concurrent or seen.count, len(planned))
-        self.caller.say(
-            f"{len(planned)} trials on {seen.count} {seen.platform} device{'s' if seen.count > 1 else ''}, "
-            f"{concurrent} at a time"
-        )
-        return trials.run_all(planned, places.environments(seen, concurrent, os.environ), ended), concurrent
+        self.say(self.describe(len(planned)))
+        concurrent = self.at_a_time(len(planned))
+        return trials.run_all(
+            planned, places.environments(self.seen, concurrent, os.environ), ended
+        ), concurrent
+
+    def at_a_time(self, trials: int) -> int:
+        """How many of so many trials run together."""
+        return min(self.concurrent or self.seen.count, trials)
+
+    def describe(self, trials: int) -> str:
+        """So many trials, and where they run."""
+        devices = f"{self.seen.count} {self.seen.platform} device{'s' if self.seen.count > 1 else ''}"
+        return f"{trials} trials on {devices}, {self.at_a_time(trials)} at a time"
 
 
 def _listener(caller: Caller, bar: Any, count: int) -> Callable[[Outcome], None]:

@@ -118,6 +118,7 @@ class Sweep(Net):
     run_name: str | None = option(
         None, "Name of the sweep's folder; else made of seed and time.", check=folder_name, group=RUN
     )
+    plan: bool = _SAME["plan"]
     clip: bool = _SAME["clip"]
     pipeline_num_parallel: int = _SAME["pipeline_num_parallel"]
     fp_exceptions: bool = option(

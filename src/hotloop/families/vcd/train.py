@@ -133,7 +133,6 @@ def once(config: Train, data: Images, console: Console, command: str) -> dict[st
         key,
     )
     report = reports.requested(config.report, folder, console.warn)
-    state = model.init(job, stream(key, "init", 0))
     say = (lambda _: None) if config.log_level in ("WARNING", "ERROR", "CRITICAL") else console.say
     settings = plain({**asdict(config), "images": len(data.train)})
     sink = ConsoleSink(lambda text: say(old_words(text)))
@@ -146,6 +145,7 @@ def once(config: Train, data: Images, console: Console, command: str) -> dict[st
     ):
         if data.notice:
             record.event("warning", message=data.notice)
+        state = model.init(job, stream(key, "init", 0))
         resumed = newest(checkpoints, state) if config.resume else None
         bar.advance(resumed.step if resumed else 0)
         say("Starting training...")
