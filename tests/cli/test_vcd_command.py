@@ -18,10 +18,12 @@ from hotloop.cli.main import find_command, main
 from hotloop.cli.parser import scan
 from hotloop.data.catalogue import known_set
 from hotloop.data.folders import find
+from hotloop.engine.announcer import Announcer
 from hotloop.engine.run import Run, read_events
 from hotloop.engine.run_folder import take
 from hotloop.families.vcd import saved, train
 from hotloop.families.vcd.config import PRESETS, Train
+from hotloop.families.vcd.images import Images
 from hotloop.options import build, options_of
 from listener import Listener
 from old_benchmarks import read as read_old
@@ -149,10 +151,13 @@ def test_a_run_leaves_records_with_every_figure_and_a_result(digits, tmp_path, c
     logs = [event for event in events if event["event"] == "log"]
     assert [log["update"] for log in logs] == [4, 8, 9]
     names = {
-        "vcd", "elbo", "log_joint_z0", "log_joint_zt", "acceptance", "step_size", "learning_rate",
-        "control_variate", "images_per_second", "throughput", "seconds_per_10000_updates", "loss",
+        "elbo", "log_joint_z0", "log_joint_zt", "acceptance", "step_size", "learning_rate",
+        "control_variate", "throughput", "seconds_per_10000_updates", "loss",
     }  # fmt: skip
     assert all(names <= set(log) for log in logs)
+    assert not any(
+        {"vcd", "images_per_second"} & set(log) for log in logs
+    )  # the loss and the throughput once more
     assert logs[0]["epoch"] == pytest.approx(4 * 10 / 100)
     assert saved.load(tmp_path / "default").step == 9
     assert main([*words[:-1], "--no-testing"]) == 0
@@ -176,6 +181,21 @@ def test_the_name_of_a_run_killed_before_its_first_record_is_free(tmp_path):
     lock = take(tmp_path / "night_0", resume=False)  # another process is about to begin there
     assert train.run_folder(config) == tmp_path / "night_1"
     os.close(lock)
+
+
+@pytest.mark.parametrize(("words", "count"), [("--images 3", 3), ("--test-images 3", 3), ("", 20)])
+def test_the_test_after_a_training_takes_as_many_images_as_asked_for(words, count, monkeypatch):
+    seen = []
+    monkeypatch.setattr(train, "elbo", lambda job, state, rows: -float(len(rows)))
+    monkeypatch.setattr(
+        train.evaluation, "likelihoods", lambda job, state, rows, *_: seen.append(len(rows)) or {}
+    )
+    rows = np.zeros((20, 784), np.uint8)
+    data = Images("digits", "", rows, rows, rows)
+    options = build(Train, scan(f"--updates 9 -v {words}".split(), options_of(Train)))
+    with Announcer([]) as record:
+        figures = train.final_figures(options, saved.job_of(options, 20), None, data, record, Listener())
+    assert seen == [count, count] and figures["test_elbo"] == -20  # the bound costs little, and is of all
 
 
 @pytest.mark.slow

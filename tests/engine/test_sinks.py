@@ -1,100 +1,34 @@
-"""Every sink shows the same records; the console in words that old patterns find."""
+"""Every sink shows the same records; how they read on the console is in `test_lines`."""
 
 import errno
-import math
 import os
-import re
 import sys
 import threading
 import types
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hotloop.data.tfrecord import index_records, read_record
-from hotloop.engine.sinks import ConsoleSink, TensorBoardSink, WandbSink, console_line, fixed
+from hotloop.engine.lines import SHOWN
+from hotloop.engine.sinks import ConsoleSink, TensorBoardSink, WandbSink
 from hotloop.errors import MissingExtra
-
-# As the benchmark files of the older programs have them.
-THROUGHPUT = r"throughput: *(.*?) samples\/sec"
-ACCURACY = r"accuracy: *(.*?) \%"
-LOSS = r"loss: *(\d*\.\d*)"
 
 
 def record(event="log", update=781, epoch=1.0, **figures):
     return {"event": event, "update": update, "epoch": epoch, "time": 1.8e9, "elapsed": 3.0, **figures}
 
 
-def found(pattern, text):
-    (value,) = re.findall(pattern, text)
-    return float(value)
-
-
-def test_the_old_patterns_find_their_figures():
-    line = console_line(record(loss=1.25, training_accuracy=0.4567, throughput=5120.5, learning_rate=1e-5))
-    assert line.startswith("update 781, epoch 1.00: loss: 1.25, training accuracy: 45.67 %, ")
-    assert found(THROUGHPUT, line) == 5120.5
-    assert found(ACCURACY, line) == pytest.approx(45.67, abs=1e-9)
-    assert found(LOSS, line) == 1.25
-    validation = console_line(record("validation", accuracy=1))
-    assert found(ACCURACY, validation) == 100.0
-    assert validation.startswith("validation at update 781")
-
-
-def test_the_old_patterns_find_nothing_that_they_do_not_mean():
-    """The last loss that is read is the training's, the last accuracy a checkpoint's, every throughput a log's."""
-    validation = console_line(
-        record("validation", validation_accuracy=0.5, validation_loss=2.5, throughput=9.0)
-    )
-    assert re.findall(LOSS, validation) == re.findall(THROUGHPUT, validation) == []
-    assert validation.endswith("validation accuracy: 50.0 %, validation loss 2.5, throughput 9.0 samples/sec")
-    assert re.findall(ACCURACY, console_line(record("sweep", target_accuracy=0.759))) == []
-
-
-@given(st.floats(1e-12, 1e12))
-def test_any_loss_and_throughput_is_found_with_six_digits(value):
-    line = console_line(record(loss=value, throughput=value))
-    assert found(LOSS, line) == pytest.approx(value, rel=1e-5)
-    assert found(THROUGHPUT, line) == pytest.approx(value, rel=1e-5)
-
-
-def test_numbers_never_have_an_exponent():
-    assert [fixed(x) for x in (0.0, 3.0, 0.4, -1.5e-7, 123456789.0)] == [
-        "0.0",
-        "3.0",
-        "0.4",
-        "-0.00000015",
-        "123456789.0",
-    ]
-    assert fixed(math.nan) == "nan"
-
-
-def test_figures_that_are_not_finite_are_shown_and_lists_are_not():
-    line = console_line(
-        record(loss=None, nonfinite={"loss": "nan"}, losses=[1.0, 2.0], accuracy=None, note="ok")
-    )
-    assert line == "update 781, epoch 1.00: loss: nan, note: ok"
-    line = console_line(record(accuracy=None, nonfinite={"accuracy": "nan"}))
-    assert line.endswith("accuracy: nan %")
-
-
-def test_every_event_is_one_line():
-    said = []
-    sink = ConsoleSink(said.append)
-    for event in ("start", "compile", "checkpoint", "end", "profile"):
-        sink.write(record(event, seconds=1.5))
-    sink.write(record("warning", message="look out"))
-    sink.write(record("resume"))
+def test_the_console_shows_what_people_follow_and_the_rest_where_it_is_asked_for():
+    said, asked = [], []
+    sink, other = ConsoleSink(said.append), ConsoleSink(asked.append, ("checkpoint",))
+    hidden = ("checkpoint", "summary", "evaluation", "training", "time_to_train", "clean_dir")
+    for event in (*SHOWN, *hidden):
+        for each in (sink, other):
+            each.write(record(event, seconds=1.5))
     sink.close()
-    assert said == [
-        "start: seconds: 1.5",
-        "compile: seconds: 1.5",
-        "checkpoint at update 781, epoch 1.00: seconds: 1.5",
-        "end at update 781, epoch 1.00: seconds: 1.5",
-        "profile at update 781, epoch 1.00: seconds: 1.5",
-        "warning: look out",
-        "resume at update 781, epoch 1.00",
+    assert len(said) == len(SHOWN)
+    assert [line for line in asked if line not in said] == [
+        "checkpoint at update 781, epoch 1.00: seconds: 1.50000"
     ]
 
 

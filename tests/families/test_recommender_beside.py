@@ -150,7 +150,7 @@ def test_a_process_that_is_killed_stops_the_training_saved_and_it_can_go_on_with
     def kill(text):
         if "in process" in text:
             os.kill(listener.child, signal.SIGSTOP)
-        if text.startswith("checkpoint at update 10,"):
+        if text.startswith("update 15,"):
             os.kill(listener.child, signal.SIGKILL)
 
     listener = Heard(kill)

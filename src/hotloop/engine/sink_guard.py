@@ -10,7 +10,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from hotloop.engine.sinks import Record, Sink
+from hotloop.engine.lines import Record
+from hotloop.engine.sinks import Sink
 
 Job = tuple[Callable[[], None], "queue.SimpleQueue[BaseException | None]"]
 

@@ -1,27 +1,23 @@
 """Where a run's records go besides its events.jsonl: the console, TensorBoard, Weights & Biases.
 
-A sink is handed each record after it is written and adds nothing of its own, so all of them agree. The
-console keeps the wording that the old benchmark files look for. No sink knows the run folder or the loop.
+A sink is handed each record after it is written and adds nothing of its own, so all of them agree. How a record
+reads on the console is in `lines`. No sink knows the run folder or the loop.
 """
 
-import math
 import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 
+from hotloop.engine.lines import SHOWN, Record, console_line
 from hotloop.engine.records import FRAME, write_whole
 from hotloop.errors import MissingExtra
 
-Record = Mapping[str, Any]
 _CURVES = ("log", "summary", "validation")
-_READ = {"loss": ("log",), "accuracy": ("log", "validation"), "throughput": ("log",)}
-"""What old patterns look for, and the events that they mean: in others it has no colon, or the last loss of a
-training would be that of its validation."""
 
 
 class Sink(Protocol):
@@ -38,53 +34,17 @@ class Sink(Protocol):
         """Flush and let go."""
 
 
-def fixed(value: float) -> str:
-    """Six significant digits without an exponent, always with a point: old patterns read `\\d*\\.\\d*`."""
-    if value == 0 or not math.isfinite(value):
-        return "0.0" if value == 0 else str(value)
-    text = f"{value:.{max(1, 5 - math.floor(math.log10(abs(value))))}f}".rstrip("0")
-    return text + "0" if text.endswith(".") else text
-
-
-def _figures(record: Record) -> Iterator[str]:
-    for name, value in record.items():
-        value = record.get("nonfinite", {}).get(name, value)
-        if name in FRAME or value is None or isinstance(value, list | dict):
-            continue
-        text = fixed(value) if isinstance(value, float) else str(value)
-        if name == "throughput":
-            text += " samples/sec"
-        elif name.endswith("accuracy"):
-            text = f"{fixed(100 * value) if isinstance(value, float | int) else text} %"
-        read = _READ.get(name.rpartition("_")[2])
-        colon = "" if read and record["event"] not in read else ":"
-        yield f"{name.replace('_', ' ')}{colon} {text}"
-
-
-def console_line(record: Record) -> str:
-    """A record for people: `update 781, epoch 1.00: loss: 1.25, throughput: 5120.0 samples/sec`."""
-    event = record["event"]
-    figures = ", ".join(_figures(record))
-    if event == "warning":
-        return f"warning: {record.get('message', figures)}"
-    if event in ("start", "compile"):
-        return f"{event}: {figures}"
-    epoch = f", epoch {record['epoch']:.2f}" if "epoch" in record else ""
-    place = f"update {record['update']}{epoch}"
-    return f"{place}: {figures}" if event == "log" else f"{event} at {place}: {figures}".removesuffix(": ")
-
-
 class ConsoleSink:
-    """Prints each record as one line with the function it is given; summaries are for curves alone."""
+    """Prints records as lines with the function it is given: those that have one, and `also` where it is asked for."""
 
     patience = None  # a person who stops the terminal for a while wants to read on afterwards
 
-    def __init__(self, say: Callable[[str], None]):
-        self._say = say
+    def __init__(self, say: Callable[[str], None], also: Collection[str] = ()):
+        self._say, self._shown = say, (*SHOWN, *also)
 
     def write(self, record: Record) -> None:
         """Print it."""
-        if record["event"] != "summary":
+        if record["event"] in self._shown:
             self._say(console_line(record))
 
     def close(self) -> None:

@@ -27,8 +27,8 @@ def test_every_verb_says_what_it_does_on_standard_error(tmp_path: Path, capsys: 
     out, err = capsys.readouterr()
     lines = err.splitlines()
     assert out == ""
-    assert any(line.startswith("update 10") and "loss" in line for line in lines)
-    assert lines[-2].startswith("evaluation all at update 10") and "loss" in lines[-2]
+    assert any(line.startswith("update 10") and "loss: " in line for line in lines)
+    assert lines[-2].startswith("evaluation all at update 10: loss ")
     assert lines[-1] == f"predictions of update 10 of {tmp_path}"
 
 

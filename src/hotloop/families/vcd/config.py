@@ -174,6 +174,13 @@ class Train(Test, Model):
         False, "Keep images back and evaluate on them at the end.", aliases=("-v",), group=RUN
     )
     testing: bool = option(True, "Evaluate on the test set at the end.", group=RUN)
+    test_images: int | None = option(
+        None,
+        "Only the first so many images in the evaluations at the end, for a quick look.",
+        check=positive,
+        aliases=("--images",),
+        group=EVALUATION,
+    )
     seed: int = option(0, "Seed of weights, order and all draws.", check=non_negative, group=RUN)
     repeats: int = option(
         1,
@@ -204,7 +211,9 @@ class Train(Test, Model):
     log_every: int = option(1000, "Updates between logs.", check=positive, group=RECORDS)
     save_checkpoints: bool = option(True, "Save twenty times in a run and at its end.", group=RECORDS)
     log_level: Literal["NOTSET", "DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = option(
-        "INFO", "WARNING and above keep quiet but for warnings and errors.", group=RECORDS
+        "INFO",
+        "WARNING and above keep quiet but for warnings and errors; DEBUG has a line for each checkpoint, too.",
+        group=RECORDS,
     )
     report: Path | None = option(
         None, "Write the compiler's report and a profile to this folder.", metavar="DIR", group=RECORDS

@@ -93,8 +93,7 @@ def update(job: Job) -> Callable[[State, Batch, Array], tuple[State, dict[str, A
         elbo = drawn.start.log_density.mean() + drawn.entropy.mean()
         vcd = drawn.vcd.mean()
         metrics = {
-            "loss": vcd if model.method.startswith("vcd") else -elbo,
-            "vcd": vcd,
+            **({"loss": vcd} if model.method.startswith("vcd") else {"loss": -elbo, "vcd": vcd}),
             "elbo": elbo,
             "log_joint_z0": start.log_density.mean(),
             "log_joint_zt": chain.end.log_density.mean(),

@@ -4,7 +4,6 @@ What an update computes is in `model`; this is the order of things, and the name
 through the console that it is handed.
 """
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from fractions import Fraction
@@ -47,6 +46,7 @@ MAY_DIFFER = (
     "log_level",
     "report",
     "plan",
+    "test_images",
 )
 """Options that change nothing about the numbers, so that a resumed run may have others."""
 CHECKPOINTS, KEPT = 20, 3
@@ -135,7 +135,7 @@ def once(config: Train, data: Images, console: Console, command: str) -> dict[st
     report = reports.requested(config.report, folder, console.warn)
     say = (lambda _: None) if config.log_level in ("WARNING", "ERROR", "CRITICAL") else console.say
     settings = plain({**asdict(config), "images": len(data.train)})
-    sink = ConsoleSink(lambda text: say(old_words(text)))
+    sink = ConsoleSink(say, ("checkpoint",) if config.log_level in ("NOTSET", "DEBUG") else ())
     with (
         Run.create(
             folder, settings, command=command, resume=config.resume, may_differ=MAY_DIFFER, sinks=[sink]
@@ -182,19 +182,13 @@ def numbered(data: Any, indices: Array) -> dict[str, Array]:
 
 
 def pace(batch_size: int) -> Callable[[Event, Mapping[str, Any]], dict[str, float]]:
-    """Adds to each log what 10,000 updates would take, however many it is for, and images a second under that name."""
+    """Adds to each log what 10,000 updates would take, however many it is for."""
 
     def on_log(event: Event, figures: Mapping[str, Any]) -> dict[str, float]:
         speed = figures["throughput"]
-        timed = {"seconds_per_10000_updates": 10_000 * batch_size / speed} if speed else {}
-        return {**timed, "images_per_second": speed}
+        return {"seconds_per_10000_updates": 10_000 * batch_size / speed} if speed else {}
 
     return on_log
-
-
-def old_words(line: str) -> str:
-    """A line of the log as old patterns read it: the time of 10,000 updates is `Time taken: X,` there."""
-    return re.sub(r"seconds per 10000 updates: ([^,]+)", r"Time taken: \1, for 10,000 updates", line)
 
 
 def final_figures(
@@ -208,7 +202,8 @@ def final_figures(
     wanted = [("test", data.test, config.testing), ("validation", data.validation, config.validation)]
     for name, rows, asked in wanted:
         if asked:
-            figures[name] = evaluation.likelihoods(job, state, rows, config, config.seed, console)
+            shown = rows[: config.test_images]
+            figures[name] = evaluation.likelihoods(job, state, shown, config, config.seed, console)
             record.event("evaluation", update=update, epoch=epoch, split=name, **figures[name])
     return figures
 
