@@ -36,6 +36,22 @@ def test_what_was_skipped_before_runs_when_it_is_wanted_and_then_counts(tmp_path
     assert [one["status"] for one in shown["train_conv"]] == ["passed"]
 
 
+def test_the_table_at_the_end_and_what_compares_take_the_same_runs():
+    runs = [record("a", value, place) for place, value in enumerate((10, 20, 60), 1)]
+    runs[0] |= {
+        "status": "failed",
+        "exitcode": 0,
+        "problems": {"loss": "not found"},
+        "reason": "loss: not found",
+    }
+    del runs[0]["metrics"]["latency"]
+    (row,) = tables.rows(runs)
+    assert samples(runs)["a", "throughput"].values == (10, 20, 60)
+    assert "throughput 20 samples/sec (10 to 60)" in row[-1]
+    assert "latency 33.3333 ms" in row[-1]
+    assert row[1:3] == ("FAILED", "2/3")
+
+
 def test_in_the_table_what_ran_wins_over_a_skip():
     (row,) = tables.rows([record("a", 1, 1, status="skipped", reason="why"), record("a", 2, 1)])
     assert row[1:3] == ("PASSED", "1/1")

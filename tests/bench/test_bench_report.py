@@ -218,3 +218,85 @@ def test_an_empty_folder_and_no_results_at_all_are_told(tmp_path):
         gather([tmp_path])
     with pytest.raises(OptionError, match="at least one"):
         COMMAND.run(Report(results=()), Context())
+
+
+def printed(folder, variant, speeds, start=0.0, **more):
+    """A log folder of a kernel whose runs printed these numbers of items a second."""
+    results = [
+        kernel(1e6, 1e5, speed / 1e5) | {"device": "d", "mode": "m", "items_per_second": speed}
+        for speed in speeds
+    ]
+    runs = []
+    for place, result in enumerate(results, 1):
+        metrics = {
+            "throughput": {"value": result["items_per_second"], "unit": "items/sec"},
+            "tflops": {"value": result["tflops"], "unit": "TFLOP/s"},
+        }
+        log = {"stdout": f"{variant}-{place}"}
+        runs.append(record(variant, 1, place, metrics=metrics, log=log, start=start, **more))
+    log_folder(folder, runs)
+    for place, result in enumerate(results, 1):
+        (folder / f"{variant}-{place}").write_text(json.dumps(result))
+    return folder
+
+
+@pytest.mark.parametrize("speeds", [[104_648.0, 110_000.0, 40_858.0], [100.0, 400.0, 200.0, 50.0]])
+def test_the_roofline_and_the_summary_show_the_same_number_over_all_repeats(page, tmp_path, speeds):
+    found = page(printed(tmp_path / "a", "rnn", speeds))
+    assert found.row("rnn", "m")[3] == found.row("rnn", "throughput")[2]
+    assert found.row("rnn", "m")[5] == found.row("rnn", "tflops")[2]
+
+
+def test_the_roofline_and_the_summary_are_of_the_same_folder_in_whatever_order_they_are_named(page, tmp_path):
+    old = printed(tmp_path / "old", "rnn", [100.0, 110.0, 120.0], 86400.0)
+    new = printed(tmp_path / "new", "rnn", [200.0, 210.0, 220.0], 2 * 86400.0)
+    for folders in ((old, new), (new, old)):
+        found = page(*folders)
+        assert found.row("rnn", "throughput")[2] == found.row("rnn", "m")[3] == "210"
+
+
+def test_a_run_that_lacks_another_metric_counts_on_the_roofline_as_it_does_in_the_summary(page, tmp_path):
+    folder = printed(tmp_path / "a", "rnn", [100.0, 110.0, 120.0])
+    lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    lines[0] |= {"status": "failed", "exitcode": 0, "problems": {"other": "not found"}}
+    (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = page(folder)
+    assert found.row("rnn", "throughput")[2] == found.row("rnn", "m")[3] == "110"
+
+
+def test_a_roofline_without_ceilings_has_the_median_of_what_its_kernels_were_judged_by(page, tmp_path):
+    for name, peak in (("a", 0.1), ("b", 0.2), ("c", 0.9)):
+        one = kernel(1e6, 1e5, 0.02) | {"device": "d", "mode": "m", "dtype": "float32"}
+        one["limits"] = {"bound": "compute", "peak_tflops": peak, "copy_gbps": 20.0}
+        (tmp_path / f"{name}.json").write_text(json.dumps(one))
+    line = [row for row in page(tmp_path).rows if row[0] == "measured limits, float32"]
+    assert max(float(row[2]) for row in line) == 0.2
+
+
+def test_the_spread_is_that_of_the_folder_and_device_in_the_summary(page, tmp_path):
+    old = log_folder(tmp_path / "old", day(1, repeats("x", [100, 150, 200])), device="one")
+    new = log_folder(tmp_path / "new", day(2, repeats("x", [100, 100, 101])), device="one")
+    other = log_folder(tmp_path / "other", day(3, repeats("x", [10, 30, 50])), device="two")
+    html = page(old, new, other)
+    dots = [row[-1] for row in html.rows if row[0].startswith("x") and row[-1].count(" ") == 2]
+    assert "1 1 1.01" in dots
+    assert any(each.startswith("0.33") for each in dots)
+    assert not any(each.startswith("0.66") for each in dots)
+
+
+def test_skipped_variants_are_no_runs(tmp_path):
+    skipped = record("y", 1, status="skipped", reason="no", metrics={})
+    found = gather([log_folder(tmp_path, [*repeats("x", VALUES), skipped])])
+    assert report(found).lead.startswith("4 runs of 1 variants, 0 failed")
+
+
+def test_how_busy_the_machine_was_is_told_over_all_runs_of_the_latest_folder(page, tmp_path):
+    def runs(*means):
+        return [
+            record("x", 1, place, monitor={"samples": 2, "cpu": {"mean": mean, "max": mean + 1}})
+            for place, mean in enumerate(means)
+        ]
+
+    new = log_folder(tmp_path / "new", day(2, runs(50.0, 60.0, 10.0)))
+    old = log_folder(tmp_path / "old", day(1, runs(1.0)))
+    assert page(new, old).row("x", "50") == ["x", "50", "61"]

@@ -4,15 +4,20 @@ It puts together what its neighbours make of the results (`report_runs`, `report
 nothing itself; a part without results is left out.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from hotloop.bench import report_peers, report_runs, roofline
 from hotloop.bench.page import Page
 from hotloop.bench.report_sources import Sources
-from hotloop.bench.results import Record, commit, device
+from hotloop.bench.results import Record, commit, device, sessions
 
 SHOWN_PACKAGES = ("hotloop", "jax", "jaxlib", "numpy", "torch")
+LOAD: Mapping[str, Callable[[Sequence[float]], float]] = {
+    "mean": median,
+    "max": max,
+}  # over the runs of a variant
 MACHINES = ("device", "driver", "host", "commit", "python", "packages", "cpu")
 
 
@@ -33,10 +38,11 @@ def report(found: Sources, title: str = "Benchmarks") -> Page:
 
 def lead(found: Sources) -> str:
     """What there is, in a line."""
-    variants = {record["variant"] for record in found.records}
-    failed = sum(record["status"] not in ("passed", "skipped") for record in found.records)
+    ran = found.runs
+    variants = {record["variant"] for record in ran}
+    failed = sum(record["status"] != "passed" for record in ran)
     parts = [
-        f"{len(found.records)} runs of {len(variants)} variants, {failed} failed" if found.records else "",
+        f"{len(ran)} runs of {len(variants)} variants, {failed} failed" if found.records else "",
         f"{sum(map(len, found.kernels.values()))} kernels" if found.kernels else "",
         f"{len(found.peers)} comparisons with peers" if found.peers else "",
         *sorted({device(record) for record in found.records}),
@@ -46,21 +52,21 @@ def lead(found: Sources) -> str:
 
 def runs(page: Page, records: Sequence[Record]) -> None:
     """Summary, failures, history, repeats, throughput against latency."""
-    sessions = report_runs.sessions(records)
-    rows = report_runs.summary(sessions)
+    found = report_runs.sessions(records)
+    rows = report_runs.summary(found)
     page.heading("Summary")
     page.text(
-        "The median over repeats of whole runs, with an interval that is honest about few of them. Since before: "
-        "against the folder before, where there is one."
+        "The median over repeats of whole runs, with an interval that is honest about few of them, in the latest "
+        "folder of each device. Since before: against the folder before, where there is one."
     )
     page.table(report_runs.SUMMARY, rows)
     if failed := report_runs.failures(records):
         page.heading("Runs that did not pass")
         page.table(report_runs.FAILURES, failed)
     for heading, charts in (
-        ("History", report_runs.histories(sessions)),
-        ("Spread of repeats", report_runs.distributions(records)),
-        ("Throughput and latency", report_runs.trade_offs(sessions)),
+        ("History", report_runs.histories(found)),
+        ("Spread of repeats", report_runs.distributions(found)),
+        ("Throughput and latency", report_runs.trade_offs(found)),
     ):
         if charts:
             page.heading(heading)
@@ -82,8 +88,8 @@ def peers(page: Page, rows: Sequence[report_peers.PeerRow]) -> None:
     """A chart for each family and device, and one table."""
     page.heading("Beside other programs")
     page.text(
-        "Times as fast as the peer at the same work on the same device, taken in turns; right of the line hotloop is "
-        "faster. Boxes reach from the lowest to the highest round."
+        "Times as fast as the peer at the same work on the same device, taken in turns: the median of the rounds' "
+        "ratios. Right of the line hotloop is faster. Boxes reach from the lowest to the highest round."
     )
     groups: dict[tuple[str, str], list[report_peers.PeerRow]] = {}
     for row in rows:
@@ -98,18 +104,29 @@ def peers(page: Page, rows: Sequence[report_peers.PeerRow]) -> None:
 
 
 def watched(page: Page, records: Sequence[Record]) -> None:
-    """How busy the machine was during the last run of each variant, where that was watched."""
-    last = {record["variant"]: record.get("monitor") or {} for record in records}
-    names = [name for name in dict.fromkeys(n for each in last.values() for n in each) if name != "samples"]
+    """How busy the machine was during the latest runs of each variant, where that was watched."""
+    latest: dict[str, list[Mapping[str, Any]]] = {}
+    for session in sessions(records):
+        apart: dict[str, list[Mapping[str, Any]]] = {}
+        for record in session:
+            if len(said := record.get("monitor") or {}) > 1:
+                apart.setdefault(record["variant"], []).append(said)
+        latest |= apart
+    names = dict.fromkeys(name for each in latest.values() for said in each for name in said)
+    names.pop("samples", None)
     rows = [
-        [variant, *(said.get(name, {}).get(key) for name in names for key in ("mean", "max"))]
-        for variant, said in last.items()
-        if len(said) > 1
+        [variant, *(_load(said, name, key) for name in names for key in LOAD)]
+        for variant, said in latest.items()
     ]
     if rows:
         page.heading("While they ran")
-        columns = (f"{name.replace('_', ' ')}, {key}" for name in names for key in ("mean", "max"))
+        columns = (f"{name.replace('_', ' ')}, {key}" for name in names for key in LOAD)
         page.table(["variant", *columns], rows)
+
+
+def _load(runs: Sequence[Mapping[str, Any]], name: str, key: str) -> float | None:
+    said = [value for run in runs if (value := run.get(name, {}).get(key)) is not None]
+    return LOAD[key](said) if said else None
 
 
 def machines(page: Page, records: Sequence[Record]) -> None:

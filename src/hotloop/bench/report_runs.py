@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from hotloop.bench import results
 from hotloop.bench.kinds import RATE, direction
 from hotloop.bench.results import Record, Sample, commit, device, samples, start
 from hotloop.bench.statistics import bootstrap, spread
@@ -47,14 +48,11 @@ class Session:
 
 def sessions(records: Sequence[Record]) -> list[Session]:
     """Folders by time."""
-    apart: dict[tuple[str, str], list[Record]] = {}
-    for record in records:
-        apart.setdefault((record["folder"], device(record)), []).append(record)
     found = []
-    for (_, name), runs in apart.items():
-        when = min(start(run) for run in runs)
-        found.append(Session(commit(runs[0]) or when[5:16], when, name, samples(runs)))
-    return sorted(found, key=lambda session: session.when)
+    for runs in results.sessions(records):
+        when = min(map(start, runs))
+        found.append(Session(commit(runs[0]) or when[5:16], when, device(runs[0]), samples(runs)))
+    return found
 
 
 def summary(found: Sequence[Session]) -> list[list[Cell]]:
@@ -124,30 +122,26 @@ def _history(past: Sequence[Session], keys: Sequence[tuple[str, str]], one: Samp
     return chart
 
 
-def distributions(records: Sequence[Record]) -> list[tuple[Strips, str]]:
-    """Charts of how far single values lie from their variant's median, one for each metric."""
-    found = _repeats(records)
+def distributions(found: Sequence[Session]) -> list[tuple[Strips, str]]:
+    """Charts of how far single values lie from their variant's median, one for each metric and device."""
+    latest = {(key[1], session.device, key[0]): s for session in found for key, s in session.samples.items()}
     charts = []
-    for metric in dict.fromkeys(metric for _, metric in found):
-        shown = {variant: values for (variant, each), values in found.items() if each == metric}
-        names = list(shown)
+    for metric, name in dict.fromkeys(key[:2] for key in latest):
+        shown = {key[2]: _relative(sample) for key, sample in latest.items() if key[:2] == (metric, name)}
+        names = [variant for variant, values in shown.items() if values]
         for first in range(0, len(names), ROWS):
-            rows = [_strip(name, shown[name]) for name in names[first : first + ROWS]]
+            rows = [_strip(variant, shown[variant]) for variant in names[first : first + ROWS]]
             chart = Strips(f"Spread of {metric}", Axis(f"{metric} / its median"), rows, at=1.0)
-            charts.append((chart, f"{metric}: each dot is a run{ONE_RUN}; the box is the middle half."))
+            caption = f"{metric} on {name}: each dot is a run{ONE_RUN}; the box is the middle half."
+            charts.append((chart, caption))
     return charts
 
 
-def _repeats(records: Sequence[Record]) -> dict[tuple[str, str], tuple[float, ...]]:
-    """Values by variant and metric, of the last folder that has at least two."""
-    found: dict[tuple[str, str], tuple[float, ...]] = {}
-    for session in sessions(records):
-        for key, sample in session.samples.items():
-            values = sample.values if len(sample.values) > 1 else sample.inside
-            middle = bootstrap(values).value
-            if len(values) > 1 and middle:
-                found[key] = tuple(value / middle for value in values)
-    return found
+def _relative(sample: Sample) -> tuple[float, ...]:
+    """The values of a sample, or the readings inside its one run, as multiples of their median."""
+    values = sample.values if len(sample.values) > 1 else sample.inside
+    middle = bootstrap(values).value
+    return tuple(value / middle for value in values) if len(values) > 1 and middle else ()
 
 
 def _strip(name: str, values: Sequence[float]) -> Strip:

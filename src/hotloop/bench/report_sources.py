@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from hotloop.bench.record_shape import number
 from hotloop.bench.report_peers import PeerRow, is_peers, peer_rows
-from hotloop.bench.results import RECORDS, Record, printed_result, read
+from hotloop.bench.results import RECORDS, Record, ended_well, printed_result, read, sessions
 from hotloop.bench.roofline import is_kernel
 from hotloop.errors import DataError
 from hotloop.options.json_text import parse_json
@@ -30,6 +31,11 @@ class Sources:
     peers: list[PeerRow] = field(default_factory=list)
     ceilings: dict[str, Result] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
+
+    @property
+    def runs(self) -> list[Record]:
+        """The records of what was run, and not skipped."""
+        return [record for record in self.records if record["status"] != "skipped"]
 
 
 def gather(paths: Sequence[str | Path]) -> Sources:
@@ -117,8 +123,23 @@ def _add_kernels(document: Result, name: str, found: Sources) -> bool:
 
 
 def _printed_kernels(found: Sources) -> None:
-    """Kernels among the benchmarks: their runs printed a result that can stand on a roofline; the last one counts."""
-    for record in found.records:
-        if record["status"] == "passed" and (result := printed_result(record)) is not None:
+    """Kernels among the benchmarks: their runs printed results that can stand on a roofline.
+
+    Of several repeats each number is the median, and of several folders the latest counts, as in the summary.
+    """
+    for session in sessions(found.records):
+        printed: dict[str, list[Result]] = {}
+        for record in session:
+            if ended_well(record) and (result := printed_result(record)) is not None:
+                printed.setdefault(record["variant"], []).append(result)
+        for variant, results in printed.items():
             with suppress(AttributeError, TypeError):  # a program may print whatever it likes
-                _add_kernels(result, record["variant"], found)
+                _add_kernels(_middle(results), variant, found)
+
+
+def _middle(results: Sequence[Any]) -> Any:
+    """One result for several of the same shape: the median of each number, anything else as the last has it."""
+    last = results[-1]
+    if isinstance(last, Mapping) and all(isinstance(one, Mapping) for one in results):
+        return {name: _middle([one[name] for one in results if name in one]) for name in last}
+    return median(results) if all(map(number, results)) else last

@@ -140,6 +140,14 @@ def _empty(record: Record, metric: str) -> Sample:
     )
 
 
+def sessions(records: Iterable[Record]) -> list[list[Record]]:
+    """The records of each folder and device together, by the time at which they began."""
+    apart: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        apart.setdefault((record["folder"], device(record)), []).append(record)
+    return sorted(apart.values(), key=lambda runs: min(map(start, runs)))
+
+
 def ended_well(record: Record) -> bool:
     """Whether a run's numbers count: it passed, or nothing but some other metric was wrong."""
     if record["status"] == "failed":

@@ -5,6 +5,7 @@ what the device's own kernels were judged by. It reads JSON and measures nothing
 """
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from hotloop.bench.svg import Chart, Point
@@ -44,12 +45,16 @@ def spot(result: Result) -> Point:
 
 
 def limits(kernels: Mapping[str, Result], ceilings: Result | None) -> tuple[dict[str, float], float]:
-    """The peaks by name in TFLOP/s, and the copy's speed in 10^12 bytes a second."""
+    """The peaks by name in TFLOP/s, and the copy's speed in 10^12 bytes a second; medians where kernels differ."""
     if ceilings is not None:
         return dict(ceilings["matmul_tflops"]), ceilings["copy_gbps"] / 1e3
     shown = [result for result in kernels.values() if is_kernel(result)]
-    peaks = {f"measured limits, {r.get('dtype', '')}".rstrip(", "): r["limits"]["peak_tflops"] for r in shown}
-    return peaks, shown[-1]["limits"]["copy_gbps"] / 1e3
+    peaks: dict[str, list[float]] = {}
+    for result in shown:
+        name = f"measured limits, {result.get('dtype', '')}".rstrip(", ")
+        peaks.setdefault(name, []).append(result["limits"]["peak_tflops"])
+    copy = median(result["limits"]["copy_gbps"] for result in shown)
+    return {name: median(found) for name, found in peaks.items()}, copy / 1e3
 
 
 def by_mode(kernels: Mapping[str, Result]) -> dict[str, list[str]]:

@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any
 
 from hotloop.bench.record import Record
+from hotloop.bench.results import ended_well
 from hotloop.engine.records import write_json
 
 LEADING = ("throughput", "latency", "total_compiling_time")
@@ -111,14 +112,16 @@ def _row(name: str, records: Sequence[Record]) -> tuple[Any, ...]:
     worst = next((record["status"] for record in records if record["status"] != "passed"), "passed")
     ran = [record["seconds"] for record in records if record["seconds"] is not None]
     runs = "-" if worst == "skipped" else f"{len(passed)}/{len(records)}"
-    said = metrics_text(passed) or next((record["reason"] for record in records if record["reason"]), "")
+    said = metrics_text([record for record in records if ended_well(record)]) or next(
+        (record["reason"] for record in records if record["reason"]), ""
+    )
     return name, worst.upper(), runs, f"{median(ran):.2f}" if ran else "-", said[:120]
 
 
 def metrics_text(records: Sequence[Mapping[str, Any]]) -> str:
-    """Each metric of passed runs in words; for several runs the median and its range."""
+    """Each metric of runs in words; for several runs the median and its range."""
     parts = []
-    for name, one in records[0]["metrics"].items() if records else ():
+    for name, one in {name: one for record in records for name, one in record["metrics"].items()}.items():
         said = [record["metrics"][name]["value"] for record in records if name in record["metrics"]]
         values = [value for value in said if value is not None]
         if not values:

@@ -37,7 +37,7 @@ def run(config: Report, context: Context) -> Mapping[str, Any]:
     context.say(f"page: {path}")
     return {
         "page": str(path),
-        "runs": len(found.records),
+        "runs": len(found.runs),
         "kernels": sum(map(len, found.kernels.values())),
         "peers": len(found.peers),
     }
