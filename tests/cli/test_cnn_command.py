@@ -9,6 +9,8 @@ import re
 import shutil
 import signal
 import struct
+import subprocess
+import sys
 import time
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -578,6 +580,23 @@ def test_more_replicas_train_the_same_and_are_validated(toy, whole):
     assert status == 0, said
     (row,), last = result["validation"], whole[0]["validation"][-1]
     assert row["validation_loss"] == pytest.approx(last["validation_loss"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_eight_replicas_and_eight_parts_train_on_the_same_made_up_images(tmp_path):
+    words = (
+        "--model toy_model_bn --dataset mnist --synthetic-data host --precision 32.32 --micro-batch-size 4 "
+    )
+    words += "--seed 1 --weight-updates-per-epoch 1 --validation False --json"
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    losses = []
+    for replicas, parts in ((8, 1), (1, 8), (4, 2)):
+        split = f" --num-replicas {replicas} --gradient-accumulation {parts} --results-dir {tmp_path / str(parts)}"
+        command = [sys.executable, "-m", "hotloop", "cnn", "train", *(words + split).split()]
+        done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+        (log,) = events(Path(json.loads(done.stdout.splitlines()[-1])["run"]), "log")
+        losses.append(log["loss"])
+    assert losses == pytest.approx([losses[0]] * 3, abs=1e-5)
 
 
 def test_a_seed_that_is_not_given_is_drawn_and_told(toy, tmp_path):

@@ -25,6 +25,7 @@ from hotloop.families.cnn.model import Job
 from hotloop.families.cnn.network import Network
 from hotloop.families.cnn.pieces import Flatten, Logits
 from hotloop.families.cnn.settings import Samples
+from hotloop.families.cnn.sources import MadeUp
 from hotloop.options import Params
 
 KEY, RATE, BATCH = seed_key(7), 0.08, 8
@@ -334,6 +335,51 @@ def test_made_up_images_give_every_micro_batch_the_same_and_are_not_cropped():
     variance = 0.97 + 0.03 * merged / (merged - 1) * x.var(0)
     close(state["statistics"]["bn_0"], {"mean": 0.03 * x.mean(0), "variance": variance})
     assert 4 * figures["training_accuracy"] == round(4 * figures["training_accuracy"])
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_every_replica_and_part_gets_its_share_of_the_same_made_up_batch(on_device):
+    shares = []
+    for split in ((30, 1, 8), (30, 4, 2), (30, 2, 4)):
+        if split[1] > len(jax.devices()):
+            pytest.skip(f"{split[1]} devices")
+        chosen = small(*FLOAT32, split=split).settings
+        source = MadeUp(Samples(1000, 8, (4, 4, 3), 10), seed=3, on_device=on_device)
+        feed = source.feed(chosen, replicas(split[1]) if split[1] > 1 else None)
+        batch = jax.device_get(feed.batch(feed.arguments(0, 1), jnp.int32(0)))
+        parts = [values.reshape(split[1], -1, *values.shape[1:]) for values in batch.values()]
+        assert len({leaf.shape[1] for leaf in parts}) == 1
+        # A repeated micro-batch stands for every part of its replica's share.
+        repeats = split[2] if on_device else 1
+        shares.append([np.repeat(leaf[:, None], repeats, 1).reshape(8, 30, -1) for leaf in parts])
+    same(shares[1], shares[0])
+    same(shares[2], shares[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("on_device", "words", "splits"),
+    [
+        (False, GROUPS, [(300, 1, 1), (15, 1, 20), (75, 4, 1)]),
+        (False, (), [(30, 1, 10), (30, 2, 5)]),
+        (True, (), [(75, 1, 4), (75, 2, 2), (75, 4, 1)]),
+    ],
+    ids=["host", "host, batch norm", "device"],
+)
+def test_made_up_images_are_the_same_for_every_split_of_a_global_batch(on_device, words, splits):
+    """Where norms look at a micro-batch, and on the device, which repeats one, for every split with its size."""
+    found = []
+    for split in splits:
+        if split[1] > len(jax.devices()):
+            pytest.skip(f"{split[1]} devices")
+        job = Small(small(*FLOAT32, *words, split=split).settings, repeated=on_device)
+        mesh = replicas(split[1]) if split[1] > 1 else None
+        source = MadeUp(Samples(1000, 8, (4, 4, 3), 10), seed=3, on_device=on_device)
+        program = Program(model.update(job, mesh), source.feed(job.settings, mesh), 1, KEY)
+        state, metrics = program(own(begun(job)), 0, 1)
+        found.append(jax.device_get((state["params"], metrics["loss"])))
+    for other in found[1:]:
+        close(other, found[0], 1e-5)
 
 
 def called(program, state, counts, first=0):

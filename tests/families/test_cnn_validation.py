@@ -95,6 +95,20 @@ def test_made_up_images_count_as_many_as_the_set_has():
         assert source.evaluation(fn, batch)(None) == {"one": 25, "outside": 0, "samples": 25}
 
 
+@pytest.mark.parametrize("on_device", [False, True])
+def test_made_up_images_are_validated_alike_in_any_batch(on_device):
+    source = MadeUp(Samples(60, 600, (3, 3, 1), CLASSES), seed=1, on_device=on_device)
+
+    def fn(state, batch):
+        return {"label": batch["label"], "bright": batch["image"].mean((1, 2, 3))}
+
+    whole = source.evaluation(fn, 600)(None)
+    for batch in (40, 1000):
+        found = source.evaluation(fn, batch)(None)
+        assert (found["label"], found["samples"]) == (whole["label"], 600)
+        assert found["bright"] == pytest.approx(whole["bright"], rel=1e-5)
+
+
 def test_photographs_are_counted_once_in_any_batch_and_decoded_again_for_every_checkpoint(tmp_path):
     pytest.importorskip("PIL")
     from pictures import image_folder

@@ -35,6 +35,8 @@ from hotloop.families.console import Console
 Evaluate = Callable[[Any], Sums]
 BRIGHT, SPREAD = 127, 60
 """Mean and deviation of made-up pixels."""
+DIFFERENT = 256
+"""Made-up images that differ, at most: they are for measuring speed, and take memory."""
 NO_PHOTOGRAPHS = "there is no ImageNet here (name its folder by --dataset-path): "
 
 
@@ -180,7 +182,10 @@ class Photographs:
 
 
 class MadeUp:
-    """Random images and labels of a set's shape: on the device one micro-batch for all, or sent by the host."""
+    """Random images and labels of a set's shape: on the device one micro-batch for all, or sent by the host.
+
+    Which image comes at which place of a global batch does not depend on how the batch is split.
+    """
 
     def __init__(self, samples: Samples, seed: int, on_device: bool, why: str = ""):
         self.samples, self._seed, self.repeated = samples, seed, on_device
@@ -189,35 +194,40 @@ class MadeUp:
     def _drawn(self, count: int) -> dict[str, NDArray[Any]]:
         generator = np.random.default_rng(self._seed)
         shape = (count, *self.samples.shape)
-        pixels = np.clip(generator.normal(BRIGHT, SPREAD, shape), 0, 255).astype(np.uint8)
-        return {"image": pixels, "label": generator.integers(0, self.samples.classes, count, np.int32)}
+        pixels = np.clip(SPREAD * generator.standard_normal(shape, np.float32) + BRIGHT, 0, 255)
+        return {
+            "image": pixels.astype(np.uint8),
+            "label": generator.integers(0, self.samples.classes, count, np.int32),
+        }
 
     def feed(self, settings: Settings, mesh: Mesh | None) -> Feed:
         """The same micro-batch for every update, or batches streamed from a few that lie in memory."""
-        size = settings.batch.micro * settings.batch.replicas
+        batch = settings.batch
         if self.repeated:
-            return Same(self._drawn(size), settings.batch.global_, _spread(mesh))
-        kept = self._drawn(min(size, 256))
+            for_all = {name: np.tile(values, (batch.replicas, *[1] * (values.ndim - 1)))
+                       for name, values in self._drawn(batch.micro).items()}  # fmt: skip
+            return Same(for_all, batch.global_, _spread(mesh))
+        kept = self._drawn(DIFFERENT)
 
         def fetch(indices: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
             return {name: values[indices % len(values)] for name, values in kept.items()}
 
         return Streamed(
             fetch,
-            settings.batch.global_,
+            batch.global_,
             seed=self._seed,
             samples=self.samples.train,
             sharding=_spread(mesh),
         )
 
     def evaluation(self, fn: PerSample, batch_size: int) -> Evaluate:
-        """As many samples as the set would have, from one batch of them."""
-        count = min(batch_size, self.samples.validation)
+        """As many samples as the set would have."""
+        size = min(batch_size, self.samples.validation)
 
         def gather(data: Any, indices: Array) -> Any:
-            return rows(data, indices % count)
+            return rows(data, indices % DIFFERENT)
 
-        return Evaluation(fn, self._drawn(count), count, samples=self.samples.validation, gather=gather)
+        return Evaluation(fn, self._drawn(DIFFERENT), size, samples=self.samples.validation, gather=gather)
 
     def close(self) -> None:
         """Nothing is open."""
