@@ -1,5 +1,6 @@
 """A saved state comes back bit for bit, or a line says why not; only whole steps are ever seen."""
 
+import json
 import math
 import shutil
 import signal
@@ -14,6 +15,7 @@ import numpy as np
 import optax
 import pytest
 
+from hotloop.engine import manifest as manifests
 from hotloop.engine.checkpoint import Checkpoints, KeepAll, KeepBest, KeepLast
 from hotloop.errors import CheckpointError
 
@@ -327,6 +329,41 @@ def test_a_leaf_that_comes_back_with_other_bits_is_named(steps, monkeypatch):
     back = Checkpoints(steps).restore(small_state())
     assert back.step == 1
     assert "leaf params/dense/w of" in back.skipped[0]
+
+
+def forge(folder, **changes):
+    """Change a manifest so that its checksum is right."""
+    body = json.loads((folder / "manifest.json").read_text())
+    body = {**{key: value for key, value in body.items() if key != "checksum"}, **changes}
+    text = json.dumps({**body, "checksum": manifests._self_checksum(body)})
+    (folder / "manifest.json").write_text(text)
+    return body
+
+
+@pytest.mark.parametrize(
+    "what", ["none", "another shape", "another type", "another name", "no elements", "one less"]
+)
+def test_a_manifest_that_does_not_fit_its_own_folder_is_damage_and_the_older_step_is_used(steps, what):
+    leaves = forge(steps / "00000002")["leaves"]
+    w = leaves.pop("params/dense/w")
+    changed = {
+        "none": {},
+        "another shape": {**leaves, "params/dense/w": {**w, "shape": [4, 3]}},
+        "another type": {**leaves, "params/dense/w": {**w, "dtype": "int32"}},
+        "another name": {**leaves, "params/dense/x": w},
+        "no elements": {**leaves, "params/dense/w": {**w, "shape": [0, 4]}},
+        "one less": leaves,
+    }
+    forge(steps / "00000002", leaves=changed[what])
+    back = Checkpoints(steps).restore(small_state())
+    assert (back.step, weight(back)) == (1, 1.0)
+    assert "skipped step 2" in back.skipped[0]
+
+
+def test_a_position_that_nobody_can_go_on_from_is_damage_and_the_older_step_is_used(steps):
+    back = Checkpoints(steps).restore(small_state(), check=lambda position: {1: "ok"}[position["update"]])
+    assert (back.step, len(back.skipped)) == (1, 1)
+    assert "its position is none" in back.skipped[0]
 
 
 def test_nothing_that_is_not_ours_is_deleted(tmp_path):

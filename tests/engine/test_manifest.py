@@ -89,3 +89,64 @@ def test_a_folder_with_one_more_file_is_not_ours_alone(step):
 def test_equal_configs_have_equal_hashes_whatever_their_order():
     assert manifests.config_hash({"a": 1, "b": (2, 3)}) == manifests.config_hash({"b": (2, 3), "a": 1})
     assert manifests.config_hash({"a": 1}) != manifests.config_hash({"a": 2})
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 200_000, '{"a":' * 200_000, "[" * 200_000 + "]" * 200_000, "9" * 5_000]
+)
+def test_brackets_without_end_and_numbers_without_end_are_damage(step, text):
+    folder, _ = step
+    (folder / "manifest.json").write_text(text)
+    with pytest.raises(Damaged, match=r"manifest\.json"):
+        manifests.read(folder)
+
+
+WRONG = {
+    "step": [-1, "4", 4.0, True, None, [4]],
+    "leaves": [None, [], "w", {"w": None}, {"w": {}}, {"w": {"dtype": "x", "shape": [2]}}, 3,
+               {"w": {"dtype": 1, "shape": [2], "checksum": "a"}}, {"w": {"dtype": "x", "shape": 2, "checksum": "a"}},
+               {"w": {"dtype": "x", "shape": [-2], "checksum": "a"}},
+               {"w": {"dtype": "x", "shape": ["2"], "checksum": "a"}},
+               {"w": {"dtype": "x", "shape": [2], "checksum": "a", "more": 1}}],
+    "files": [None, [], {"state/data": 5}, {"state/data": {"size": 5}}, {"state/data": {"size": "5", "checksum": "a"}},
+              {"state/data": {"size": 5, "checksum": None}}, {"state/data": {"size": 5, "checksum": "a", "x": 1}}],
+    "position": [None, [], "x", {"float": "one"}, {"a": {"float": []}}],
+    "metrics": [None, 3, []],
+    "family": [None, 3],
+    "config": [None, {}],
+}  # fmt: skip
+"""What no manifest says, whatever its checksum."""
+
+
+def forge(folder, **changes):
+    """Change a manifest so that its checksum is right."""
+    path = folder / "manifest.json"
+    body = {**json.loads(path.read_text()), **changes}
+    body = {key: value for key, value in body.items() if key != "checksum" and value is not ...}
+    path.write_text(json.dumps({**body, "checksum": manifests._self_checksum(body)}))
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key in WRONG for value in WRONG[key]])
+def test_a_right_checksum_over_wrong_content_is_damage(step, key, value):
+    folder, _ = step
+    forge(folder, **{key: value})
+    with pytest.raises(
+        Damaged, match=r"manifest\.json has a right checksum, and does not say what"
+    ) as caught:
+        manifests.read(folder)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("changes", [{"leaves": ...}, {"files": ...}, {"step": ...}, {"more": 1}])
+def test_a_manifest_with_too_little_or_too_much_is_damage(step, changes):
+    folder, _ = step
+    forge(folder, **changes)
+    with pytest.raises(Damaged, match="has a right checksum, and does not say what"):
+        manifests.read(folder)
+
+
+def test_a_size_beyond_any_number_is_damage(step):
+    folder, _ = step
+    forge(folder, files={"state/data": {"size": 10**400, "checksum": "a"}})
+    with pytest.raises(Damaged, match="state/data"):
+        manifests.check_sizes(folder, manifests.read(folder))

@@ -8,7 +8,7 @@ takes the newest step whose every byte is as written. It knows nothing of models
 import atexit
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent import futures
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from hotloop.engine.manifest import Damaged, Manifest
 from hotloop.engine.records import exact, from_exact
 from hotloop.engine.sharing import Steps
 from hotloop.engine.snapshot import Forms, HostArrays, mismatch, named_leaves, restored_leaf, snapshot
-from hotloop.engine.step_folder import locked, one_line, read_arrays, write_step
+from hotloop.engine.step_folder import check_leaves, locked, one_line, read_arrays, write_step
 from hotloop.errors import CheckpointError
 from hotloop.options import plain
 
@@ -117,10 +117,18 @@ class Checkpoints:
         """The complete step with the best metric, as `KeepBest` ranks it."""
         return self.keep.best({step: m.metrics for step, m in self._ours.complete().items()})
 
-    def restore(self, like: Any, step: int | None = None, *, in_part: bool = False) -> Restored:
+    def restore(
+        self,
+        like: Any,
+        step: int | None = None,
+        *,
+        in_part: bool = False,
+        check: Callable[[Mapping[str, Any]], object] | None = None,
+    ) -> Restored:
         """The newest complete step (or the one asked for) with the tree, types and sharding of `like`.
 
-        With `in_part` a step may hold more than `like` has: weights can be read without their optimiser.
+        With `in_part` a step may hold more than `like` has: weights can be read without their optimiser. `check` is
+        handed a step's position; one that it cannot make sense of is that of a damaged step.
 
         Damaged steps are skipped with a line each. A whole step that does not fit `like` is an error: the
         model differs from the saved one, and an older step would hide it.
@@ -136,11 +144,13 @@ class Checkpoints:
         skipped: list[str] = []
         for number in sorted(folders, reverse=True):
             try:
-                return self._read(folders[number], number, like, skipped, in_part)
+                found = self._read(folders[number], number, like, skipped, in_part)
+                _check_position(found, folders[number], check)
+                return found
             except Damaged as error:
                 skipped.append(f"skipped step {number}: {error}")
-        found = "; ".join(skipped) or "nothing there is named like a step"
-        raise CheckpointError(f"no complete checkpoint in {self.folder}: {found}")
+        reasons = "; ".join(skipped) or "nothing there is named like a step"
+        raise CheckpointError(f"no complete checkpoint in {self.folder}: {reasons}")
 
     def _read(self, folder: Path, number: int, like: Any, skipped: list[str], in_part: bool) -> Restored:
         manifest = shelf.whole(folder, number)
@@ -152,6 +162,7 @@ class Checkpoints:
         wanted = named_leaves(like)
         held = {name: leaf for name, leaf in manifest.leaves.items() if name in wanted or not in_part}
         if reason := mismatch(held, like):
+            check_leaves(folder, manifest)  # or the manifest is what is wrong
             other = " (it was saved with another config)" if manifest.config != self._blank.config else ""
             raise CheckpointError(
                 f"{folder} does not fit this model{other}: {reason}; use the config it was saved with"
@@ -185,3 +196,14 @@ class Checkpoints:
         newest = max(metrics)  # what a resume needs, whatever the rule says
         for step in set(metrics) - self.keep.kept(metrics) - {written, newest}:
             shelf.remove(shelf.numbered(self.folder)[step])
+
+
+def _check_position(
+    found: Restored, folder: Path, check: Callable[[Mapping[str, Any]], object] | None
+) -> None:
+    if check is None:
+        return
+    try:
+        check(found.position)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise Damaged(f"{folder} does not say where to go on: its position is none") from None

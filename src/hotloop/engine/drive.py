@@ -7,9 +7,9 @@ saved. It knows no family: what a metric means, and how to validate, comes from 
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hotloop.engine import report as reports
 from hotloop.engine.calls import KINDS, Event, Kind, Plan, Span
@@ -79,7 +79,17 @@ def newest(checkpoints: Checkpoints, state: State) -> Restored | None:
 
     A folder in which every checkpoint is damaged is an error: starting over would hide it.
     """
-    return checkpoints.restore(own(state)) if any(checkpoints.folder.glob("[0-9]*")) else None
+    if not any(checkpoints.folder.glob("[0-9]*")):
+        return None
+    return checkpoints.restore(own(state), check=check_position)
+
+
+def check_position(position: Mapping[str, Any]) -> None:
+    """A place to go on from: the feed's, and the sums of the log that was open. TypeError, KeyError if it is none."""
+    Window((), position["window"])
+    figures = position["window"]["sums"].values()
+    if not isinstance(position["feed"], dict) or not all(isinstance(x, int | float | None) for x in figures):
+        raise TypeError
 
 
 class _Dispatch:

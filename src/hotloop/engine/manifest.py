@@ -14,8 +14,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hotloop.engine.records import from_exact
 from hotloop.engine.snapshot import Leaf
 from hotloop.errors import CheckpointError
+from hotloop.options.json_text import parse_json
 
 NAME = "manifest.json"
 PROGRAM = "hotloop"
@@ -92,7 +94,7 @@ def read(folder: Path) -> Manifest:
     """The manifest of a step folder; `Damaged` says in one line why there is none that can be trusted."""
     path = folder / NAME
     try:
-        body = json.loads(path.read_bytes())
+        body = parse_json(path.read_bytes())
     except FileNotFoundError:
         empty = folder.is_dir() and not any(folder.iterdir())
         what = "is empty" if empty else f"has no {NAME}, so it is incomplete or another program wrote it"
@@ -112,11 +114,34 @@ def _parsed(path: Path, body: Any) -> Manifest:
         raise Damaged(
             f"{path} has format {version}, this hotloop reads {FORMAT}: use the version that wrote it"
         )
-    body["leaves"] = {
-        n: Leaf(x["dtype"], tuple(x["shape"]), x["checksum"]) for n, x in body["leaves"].items()
-    }
-    body["files"] = {n: Stored(**x) for n, x in body["files"].items()}
-    return Manifest(**body)
+    try:
+        return _manifest_of(body)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise Damaged(f"{path} has a right checksum, and does not say what a manifest says") from None
+
+
+def _manifest_of(body: dict[str, Any]) -> Manifest:
+    leaves = {name: _leaf_of(**found) for name, found in body.pop("leaves").items()}
+    files = {name: Stored(**found) for name, found in body.pop("files").items()}
+    made = Manifest(leaves=leaves, files=files, **body)
+    texts = [made.family, made.config, *(file.checksum for file in files.values())]
+    counts = [made.step, *(file.size for file in files.values())]
+    if not all(isinstance(text, str) for text in texts) or not all(map(_is_count, counts)):
+        raise TypeError
+    if not isinstance(made.position, dict) or not isinstance(made.metrics, dict):
+        raise TypeError
+    from_exact(made.position)
+    return made
+
+
+def _leaf_of(dtype: str, shape: list[int], checksum: str) -> Leaf:
+    if not isinstance(dtype, str) or not isinstance(checksum, str) or not all(map(_is_count, shape)):
+        raise TypeError
+    return Leaf(dtype, tuple(shape), checksum)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
 
 
 def check_sizes(folder: Path, manifest: Manifest) -> None:

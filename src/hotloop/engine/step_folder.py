@@ -18,7 +18,15 @@ import numpy as np
 
 from hotloop.engine import manifest as manifests
 from hotloop.engine.manifest import Damaged, Manifest
-from hotloop.engine.snapshot import Forms, HostArrays, Leaf, array_checksum, empty_array, named_leaves
+from hotloop.engine.snapshot import (
+    Forms,
+    HostArray,
+    HostArrays,
+    Leaf,
+    array_checksum,
+    empty_array,
+    named_leaves,
+)
 
 ARRAYS = "state"
 
@@ -43,12 +51,23 @@ def write_step(folder: Path, note: Manifest, arrays: HostArrays, forms: Forms) -
 
 def read_arrays(folder: Path, manifest: Manifest, like: Any) -> HostArrays:
     """Every leaf as it was stored; `Damaged` names the leaf whose bits are not the saved ones."""
-    filled = [name for name, leaf in manifest.leaves.items() if 0 not in leaf.shape]
-    arrays = {name: empty_array(leaf) for name, leaf in named_leaves(like).items() if name not in filled}
-    if filled:
-        arrays |= _read_filled(folder / ARRAYS, filled)
-    for name, leaf in manifest.leaves.items():
-        if array_checksum(arrays[name]) != leaf.checksum:
+    held = _read_leaves(folder, manifest)
+    return held | {name: empty_array(leaf) for name, leaf in named_leaves(like).items() if name not in held}
+
+
+def check_leaves(folder: Path, manifest: Manifest) -> None:
+    """`Damaged` where the folder does not hold the leaves that its own manifest names."""
+    _read_leaves(folder, manifest)
+
+
+def _read_leaves(folder: Path, manifest: Manifest) -> HostArrays:
+    """The leaves that have elements; there is nothing on disk of the others."""
+    filled = {name: leaf for name, leaf in manifest.leaves.items() if 0 not in leaf.shape}
+    if manifest.files and not filled:
+        raise Damaged(f"{folder} holds arrays, and its manifest names none")
+    arrays = _read_filled(folder / ARRAYS, [*filled]) if filled else {}
+    for name, leaf in filled.items():
+        if not _is_stored(leaf, arrays[name]) or array_checksum(arrays[name]) != leaf.checksum:
             raise Damaged(f"leaf {name} of {folder} does not match its checksum")
     return arrays
 
@@ -60,9 +79,15 @@ def _read_filled(folder: Path, names: list[str]) -> HostArrays:
     try:
         with _checkpointer() as checkpointer:
             arrays = checkpointer.restore(folder, args=orbax.args.PyTreeRestore(restore_args=as_numpy))
+        return {name: np.asarray(arrays[name]) for name in names}
     except Exception as error:
         raise Damaged(f"{folder} cannot be read by orbax: {one_line(error)}") from error
-    return {name: np.asarray(arrays[name]) for name in names}
+
+
+def _is_stored(leaf: Leaf, array: HostArray) -> bool:
+    """Whether the array has the form of the leaf; a random key or a plain number is stored as another."""
+    other = leaf.dtype.startswith(("key<", "python "))
+    return other or (str(array.dtype), array.shape) == (leaf.dtype, leaf.shape)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import Any
 
 from hotloop.engine import shelf
 from hotloop.engine.checkpoint import Checkpoints, KeepAll, Restored
+from hotloop.engine.drive import check_position
 from hotloop.engine.loop import own
 from hotloop.engine.plan import Plan
 from hotloop.engine.run import Run, read_events
@@ -119,7 +120,7 @@ class Keeping:
     def newest(self, checkpoints: Checkpoints, state: Any, record: Run) -> Restored | None:
         """The run's newest whole step, to go on from; None, and a notice, where none was ever begun."""
         if checkpoints.begun():
-            return checkpoints.restore(own(state))
+            return checkpoints.restore(own(state), check=check_position)
         record.event("resume")  # so that readers drop what is now run again
         record.event("warning", message="--resume: the run has no checkpoint yet, so it starts over")
         return None
