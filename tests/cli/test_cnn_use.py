@@ -7,9 +7,9 @@ import pytest
 from test_cnn_command import called
 
 from hotloop.engine.checkpoint import Checkpoints, KeepAll
-from hotloop.families.cnn import images, saved
+from hotloop.families.cnn import images, prediction, saved
 from hotloop.families.cnn.network import build
-from pictures import encoded
+from pictures import encoded, picture
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +45,41 @@ def test_predictions_are_the_softmax_of_the_networks_logits(checkpoint, tmp_path
         assert [each["class"] for each in found] == np.argsort(-row)[:3].tolist()
         np.testing.assert_allclose([each["probability"] for each in found], np.sort(row)[::-1][:3], rtol=1e-4)
         assert found[0]["name"] in said
+
+
+def test_an_image_that_is_far_from_those_of_the_training_is_named(checkpoint, tmp_path):
+    kinds = {
+        "like.png": (encoded(40, 32, kind="PNG"), ""),
+        "grey.jpeg": (encoded(32, 32, mode="L"), "grey, and they were in colour"),
+        "large.png": (encoded(300, 200, kind="PNG"), "of 300 x 200 pixels, and they had 32 x 32"),
+        "small.png": (
+            encoded(12, 12, mode="L", kind="PNG"),
+            "colour; of 12 x 12 pixels, and they had 32 x 32",
+        ),
+        "long.png": (encoded(50, 20, kind="PNG"), "of 50 x 20 pixels, and they had 32 x 32"),
+    }
+    for name, (data, _) in kinds.items():
+        (tmp_path / name).write_bytes(data)
+    status, result, said = called("predict", checkpoint[0], *(tmp_path / name for name in kinds))
+    assert status == 0 and len(result["predictions"]) == len(kinds)
+    for name, (_, reason) in kinds.items():
+        lines = [line for line in said.splitlines() if f"{name}: unlike the images of the training" in line]
+        assert len(lines) == bool(reason) and all(line.endswith(reason) for line in lines), name
+
+
+@pytest.mark.parametrize(
+    ("size", "mode", "shape", "dataset", "said"),
+    [
+        ((28, 28), "RGB", (28, 28, 1), "mnist", ["in colour, and they were grey"]),
+        ((28, 28), "L", (28, 28, 1), "mnist", []),
+        ((4000, 900), "RGB", (224, 224, 3), "imagenet", []),
+        ((500, 100), "RGB", (224, 224, 3), "imagenet", ["of 500 x 100 pixels, and they had 224 x 224"]),
+    ],
+)
+def test_photographs_may_be_large_and_digits_are_grey(size, mode, shape, dataset, said):
+    pytest.importorskip("PIL")
+    image = picture(*size, mode=mode).convert("RGB")
+    assert prediction.unlike_training(image, shape, dataset) == said
 
 
 @pytest.mark.parametrize(

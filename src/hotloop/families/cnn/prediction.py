@@ -5,22 +5,29 @@ ImageNet's networks see the middle of a photograph as in validation; the others 
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from hotloop.data.encoded import EncodedImage
 from hotloop.data.jpeg import ImageError, loaded, opened
 from hotloop.errors import DataError, OptionError
 from hotloop.families.cnn import folding, images, saved
+from hotloop.families.cnn.crops import middle
 from hotloop.families.cnn.keeping import Keeping
-from hotloop.families.cnn.photographs import evaluation_image, in_bytes
+from hotloop.families.cnn.photographs import in_bytes
 from hotloop.families.cnn.small_config import Predict
 from hotloop.families.console import Console
 
+if TYPE_CHECKING:
+    from PIL import Image
+
+FAR = 2
+"""So many times as wide, as high, or as long in form, or so many times less: the network sees something else then."""
+GREY = 16
+"""Differences of an image's channels below which it is grey; JPEG leaves a few."""
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
@@ -31,10 +38,16 @@ def run(config: Predict, console: Console) -> Mapping[str, Any]:
     known = saved.about(keeping.folder)
     if config.top > known.network.classes:
         raise OptionError(f"--top {config.top}: there are only {known.network.classes} classes")
-    pixels = np.stack([read(path, known.network.shape, known.dataset) for path in config.image])
+    shape, dataset = known.network.shape, known.dataset
+    pixels = []
+    for path in config.image:
+        image = _opened(path)
+        if differences := unlike_training(image, shape, dataset):
+            console.warn(f"{path}: unlike the images of the training: {'; '.join(differences)}")
+        pixels.append(_seen(image, shape, dataset))
     with keeping.opened() as checkpoints:
         step, weights = saved.weights_among(checkpoints, config.step, known)
-    shares = np.asarray(_shares(known, weights, pixels))
+    shares = np.asarray(_shares(known, weights, np.stack(pixels)))
     found: dict[str, list[dict[str, Any]]] = {}
     for path, row in zip(config.image, shares, strict=True):
         order = np.argsort(-row, kind="stable")[: config.top]
@@ -60,19 +73,42 @@ def _shares(known: saved.About, weights: Any, pixels: NDArray[np.uint8]) -> jax.
 
 def read(path: str | Path, shape: tuple[int, int, int], dataset: str) -> NDArray[np.uint8]:
     """An image file as the network's bytes."""
-    path = Path(path)
+    return _seen(_opened(path), shape, dataset)
+
+
+def _opened(path: str | Path) -> "Image.Image":
     try:
-        encoded = path.read_bytes()
-        if dataset == "imagenet":
-            whole = EncodedImage(encoded, 0, str(path))
-            return evaluation_image(whole, shape[0], in_bytes).astype(np.uint8)
-        image = loaded(opened(encoded)).convert("L" if shape[2] == 1 else "RGB")
-        pixels = np.asarray(image.resize((shape[1], shape[0])), np.uint8)
-        return pixels.reshape(shape)
+        return loaded(opened(Path(path).read_bytes()))
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     except ImageError as error:
         raise DataError(f"{path}: not a whole image ({error})") from None
+
+
+def _seen(image: "Image.Image", shape: tuple[int, int, int], dataset: str) -> NDArray[np.uint8]:
+    if dataset == "imagenet":
+        return in_bytes(image, middle(*image.size, shape[0]), shape[0], False)
+    resized = image.convert("L" if shape[2] == 1 else "RGB").resize((shape[1], shape[0]))
+    return np.asarray(resized, np.uint8).reshape(shape)
+
+
+def unlike_training(image: "Image.Image", shape: tuple[int, int, int], dataset: str) -> list[str]:
+    """What an image has that those of the training had not: other colours, or a size that is far from theirs."""
+    found = []
+    thumbnail = np.asarray(image.resize((32, 32)), np.int16)
+    is_grey = np.ptp(thumbnail, axis=-1).max() < GREY
+    if is_grey != (shape[2] == 1):
+        found.append("grey, and they were in colour" if is_grey else "in colour, and they were grey")
+    height, width, _ = shape
+    across, down = image.width / width, image.height / height
+    if dataset == "imagenet":  # photographs of any size and form, of which the middle is seen
+        is_far = min(across, down) < 1 / FAR
+    else:
+        sides = (across, down, across / down)
+        is_far = not all(1 / FAR <= each <= FAR for each in sides)
+    if is_far:
+        found.append(f"of {image.width} x {image.height} pixels, and they had {width} x {height}")
+    return found
 
 
 def name_of(dataset: str, label: int) -> str:
