@@ -1,5 +1,6 @@
 """build-records, verify and the data benchmark as a user meets them."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from hotloop.data.records import RecordSet
 from hotloop.errors import DataError, OptionError
 from hotloop.families.cnn import data_benchmark
 from hotloop.families.cnn.data_benchmark import run as run_benchmark
@@ -101,6 +103,32 @@ def test_verifying_finds_a_truncated_shard_by_its_byte(built, tmp_path):
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(DataError, match=r"validation-00000-of-00001: byte [\d,]+: the file ends in a record"):
         verify(some)
+
+
+def test_verifying_goes_on_after_a_truncated_and_a_missing_shard_and_tells_everything(built, tmp_path):
+    some = shutil.copytree(built, tmp_path / "some")
+    first, second = sorted(some.glob("train-*"))[:2]
+    cut, changed = bytearray(first.read_bytes()), bytearray(second.read_bytes())
+    cut[40] ^= 1  # in the first record, which is told though the end is missing
+    first.write_bytes(cut[:-5])
+    changed[-30] ^= 1
+    second.write_bytes(changed)
+    validation = some / "validation-00000-of-00001"
+    validation.rename(some / "validation-00001-of-00002")
+    listener = Listener()
+    with pytest.raises(DataError, match=r"some: \d+ broken, first .*train-00000-of-"):
+        run_verify(VerifyConfig("imagenet", some, workers=1), listener)
+    told = "\n".join(listener.warnings)
+    for reason in (
+        f"{first.name}: byte [\\d,]+: the file ends in a record",
+        f"{first.name}: byte 12: a record of [\\d,]+ bytes does not match its checksum",
+        f"{second.name}: byte [\\d,]+: a record of [\\d,]+ bytes does not match its checksum",
+        "1 of 2 validation shards are missing, first validation-00000-of-00002",
+        "validation-00001-of-00002: not in manifest.json",
+    ):
+        assert re.search(reason, told), (reason, told)
+    with pytest.raises(DataError, match="the file ends in a record"):  # an index of a broken set is not kept
+        RecordSet(some, "train")
 
 
 def test_verifying_a_set_that_is_not_here_is_an_error_not_a_stand_in(offline):

@@ -15,15 +15,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.data.npz import read_npz
-from hotloop.data.tfrecord import FOOTER, HEADER, Index, index_records
+from hotloop.data.tfrecord import FOOTER, HEADER, Index, index_until_fault
 from hotloop.errors import DataError
 from hotloop.rehearsal import begin_work
 
 _THREADS = 16  # the disk works, not the processor
 
 
-def index_shards(paths: Sequence[Path], kept: Path) -> tuple[NDArray[np.int64], Index]:
-    """Records of each shard, and where the records of all shards lie, one shard after the other."""
+def index_shards(
+    paths: Sequence[Path], kept: Path, faults: list[str] | None = None
+) -> tuple[NDArray[np.int64], Index]:
+    """Records of each shard, and where the records of all shards lie, one shard after the other.
+
+    A broken shard is a DataError; for whoever hands in a list of `faults` it is one more of them, and the records
+    before its fault count.
+    """
     stamps = np.array([[stat.st_size, stat.st_mtime_ns] for stat in map(os.stat, paths)], np.int64)
     names = np.array([path.name for path in paths])
     with suppress(DataError):
@@ -32,8 +38,15 @@ def index_shards(paths: Sequence[Path], kept: Path) -> tuple[NDArray[np.int64], 
             return found["counts"], found["index"]
     begin_work(f"indexing the records of {kept.parent}")
     with ThreadPoolExecutor(_THREADS) as pool:
-        parts = list(pool.map(index_records, paths))
+        found_in = list(pool.map(index_until_fault, paths))
+    parts = [part for part, _ in found_in]
+    broken = [fault for _, fault in found_in if fault]
+    if broken and faults is None:
+        raise DataError(broken[0])
     counts, index = np.array([len(part) for part in parts], np.int64), np.concatenate(parts)
+    if broken and faults is not None:
+        faults += broken
+        return counts, index
     with suppress(OSError):
         unfinished = kept.with_name(f"{kept.name}.{os.getpid()}.npz")
         np.savez(unfinished, names=names, stamps=stamps, counts=counts, index=index)

@@ -32,8 +32,11 @@ def shard_name(part: str, number: int, total: int) -> str:
     return f"{part}-{number:05d}-of-{total:05d}"
 
 
-def shards(folder: str | Path, part: Part) -> list[Path]:
-    """The shards of a part in order; DataError when there are none, some are missing, or two sets are mixed."""
+def shards(folder: str | Path, part: Part, faults: list[str] | None = None) -> list[Path]:
+    """The shards of a part in order; DataError when there are none, some are missing, or two sets are mixed.
+
+    Missing ones are one more of the `faults` for whoever hands in a list of them.
+    """
     folder = Path(folder)
     try:
         found = [match for path in folder.iterdir() if (match := _SHARD.fullmatch(path.name))]
@@ -50,8 +53,11 @@ def shards(folder: str | Path, part: Part) -> list[Path]:
     missing = [number for number in range(total) if (number, total) not in ours]
     if missing:
         name = shard_name(part, missing[0], total)
-        raise DataError(f"{folder}: {len(missing)} of {total} {part} shards are missing, first {name}")
-    return [folder / shard_name(part, number, total) for number in range(total)]
+        fault = f"{folder}: {len(missing)} of {total} {part} shards are missing, first {name}"
+        if faults is None:
+            raise DataError(fault)
+        faults.append(fault)
+    return [folder / shard_name(part, number, total) for number in range(total) if number not in missing]
 
 
 def is_record_folder(folder: str | Path) -> bool:
@@ -64,15 +70,22 @@ class RecordSet:
     """The images of one part of a record set, or of one instance's share of its shards."""
 
     def __init__(
-        self, folder: str | Path, part: Part, *, instance: int = 0, instances: int = 1, check: bool = False
+        self,
+        folder: str | Path,
+        part: Part,
+        *,
+        instance: int = 0,
+        instances: int = 1,
+        check: bool = False,
+        faults: list[str] | None = None,
     ):
         folder = Path(folder)
-        every = shards(folder, part)
+        every = shards(folder, part, faults)
         if instances > len(every):
             raise DataError(f"{folder}: {len(every)} {part} shards cannot be shared by {instances} instances")
         self.files = every[instance::instances]
         own = part if instances == 1 else f"{part}.{instance}of{instances}"
-        self.counts, self._index = index_shards(self.files, folder / f".{own}.index.npz")
+        self.counts, self._index = index_shards(self.files, folder / f".{own}.index.npz", faults)
         self._shard_of = np.repeat(np.arange(len(self.files)), self.counts)
         self._check = check
         self.classes = _classes(folder)

@@ -37,17 +37,29 @@ def write_records(path: str | Path, records: Iterable[bytes]) -> None:
 
 def index_records(path: str | Path) -> Index:
     """Where the records of a file lie; every length is checked by its CRC, the data is not read."""
+    index, fault = index_until_fault(path)
+    if fault:
+        raise DataError(fault)
+    return index
+
+
+def index_until_fault(path: str | Path) -> tuple[Index, str]:
+    """Where the records lie that come before the first fault of a file, and what that is: empty where there is none."""
     path = Path(path)
     try:
         with path.open("rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
-            headers, starts = _headers(path, file.fileno(), size)
+            headers, starts, fault = _headers(path, file.fileno(), size)
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+        return np.empty((0, 2), np.int64), f"{path}: cannot be read ({error.strerror})"
     table = np.frombuffer(headers, np.uint8).reshape(-1, HEADER)
-    _check_lengths(path, table, np.array(starts, np.int64))
+    wrong = _wrong_lengths(table)
+    if len(wrong):
+        at = int(wrong[0])
+        fault = f"{path}: byte {starts[at]:,}: no record here (its length does not match its checksum)"
+        table, starts = table[:at], starts[:at]
     lengths = np.ascontiguousarray(table[:, :8]).view("<u8")[:, 0].astype(np.int64)
-    return np.stack([np.array(starts, np.int64) + HEADER, lengths], axis=1)
+    return np.stack([np.array(starts, np.int64) + HEADER, lengths], axis=1), fault
 
 
 def read_record(path: str | Path, start: int, length: int, *, check: bool = False) -> bytes:
@@ -68,29 +80,29 @@ def read_record(path: str | Path, start: int, length: int, *, check: bool = Fals
     return data
 
 
-def _headers(path: Path, file: int, size: int) -> tuple[bytes, list[int]]:
-    """The header of each record and where it begins, following the lengths to the end of the file."""
+def _headers(path: Path, file: int, size: int) -> tuple[bytes, list[int], str]:
+    """The header of each record and where it begins, following the lengths to the end of the file or to a fault."""
     at, headers, starts = 0, [], []
-    while at < size:
+    fault = ""
+    while at < size and not fault:
         header = os.pread(file, HEADER, at)
         length = int.from_bytes(header[:8], "little")
         after = at + HEADER + length + FOOTER
         if len(header) < HEADER:
-            raise DataError(f"{path}: byte {at:,}: the file ends in the header of a record")
+            fault = f"{path}: byte {at:,}: the file ends in the header of a record"
+            break
         if after > size:
+            fault = f"{path}: byte {at:,}: the file ends in a record of {length:,} bytes"
             # A wrong length also points beyond the end: which of the two it is, the CRC tells.
-            _check_lengths(path, np.frombuffer(header, np.uint8)[None], np.array([at]))
-            raise DataError(f"{path}: byte {at:,}: the file ends in a record of {length:,} bytes")
+            if not len(_wrong_lengths(np.frombuffer(header, np.uint8)[None])):
+                break
         headers.append(header)
         starts.append(at)
         at = after
-    return b"".join(headers), starts
+    return b"".join(headers), starts, fault
 
 
-def _check_lengths(path: Path, table: NDArray[np.uint8], starts: Index) -> None:
+def _wrong_lengths(table: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Which of these headers have a length that does not match its checksum."""
     stored = np.ascontiguousarray(table[:, 8:]).view("<u4")[:, 0]
-    wrong = np.flatnonzero(masked_rows(crc32c_rows(table[:, :8])) != stored)
-    if len(wrong):
-        raise DataError(
-            f"{path}: byte {int(starts[wrong[0]]):,}: no record here (its length does not match its checksum)"
-        )
+    return np.flatnonzero(masked_rows(crc32c_rows(table[:, :8])) != stored)

@@ -11,10 +11,11 @@ from hotloop.data import build_records, load
 from hotloop.data.build_records import Build
 from hotloop.data.catalogue import known_set
 from hotloop.data.check_images import check_images
+from hotloop.data.encoded import ImageStore
 from hotloop.data.folders import check_given, find
 from hotloop.data.image_files import IMAGE_SETS
 from hotloop.data.image_folder import part_folder
-from hotloop.data.records import Part, is_record_folder, shards
+from hotloop.data.records import Part, RecordSet, is_record_folder, shards
 from hotloop.data.shard_files import PartManifest, fault, read_manifest
 from hotloop.engine.environment import usable_cores
 from hotloop.errors import DataError
@@ -25,6 +26,8 @@ from hotloop.families.console import Console
 from hotloop.rehearsal import begin_work
 
 IMAGENET = SAMPLES["imagenet"]._asdict()
+MOST_TOLD = 1000
+"""Faults that are told one by one."""
 _PARTS: tuple[Part, ...] = ("train", "validation")
 
 
@@ -84,8 +87,10 @@ def run_verify(config: VerifyConfig, console: Console) -> Mapping[str, Any]:
         [[part, each["images"], IMAGENET[part], len(each["broken"])] for part, each in result.items()],
     )
     broken = [text for each in result.values() for text in each["broken"]]
-    for text in broken[:20]:
+    for text in broken[:MOST_TOLD]:
         console.warn(text)
+    if len(broken) > MOST_TOLD:
+        console.warn(f"and {len(broken) - MOST_TOLD:,} more")
     if broken:
         raise DataError(f"{config.dataset_path}: {len(broken)} broken, first {broken[0]}")
     return {"dataset": config.dataset, "folder": str(config.dataset_path), "parts": result}
@@ -100,8 +105,12 @@ def _parts_of(folder: Path) -> list[Part]:
 
 
 def _verify_part(config: VerifyConfig, folder: Path, part: Part, console: Console) -> dict[str, Any]:
-    store = open_store(folder, part, check=config.checksums)
-    broken = _against_manifest(folder, part) if config.checksums and is_record_folder(folder) else []
+    broken: list[str] = []
+    if is_record_folder(folder):
+        store: ImageStore = RecordSet(folder, part, check=config.checksums, faults=broken)
+        broken += _against_manifest(folder, part) if config.checksums else []
+    else:
+        store = open_store(folder, part)
     if config.checksums or config.decode:
         with console.progress(f"{part} images", len(store)) as bar:
             broken += check_images(
@@ -117,7 +126,7 @@ def _against_manifest(folder: Path, part: Part) -> list[str]:
     manifest = read_manifest(folder).get(part)
     if manifest is None:
         return []
-    unfinished = [path for path in shards(folder, part) if path.name not in manifest.shards]
+    unfinished = [path for path in shards(folder, part, []) if path.name not in manifest.shards]
     wrong = [f"{path}: not in manifest.json: the build is unfinished" for path in unfinished]
     reasons = {name: fault(folder / name, shard) for name, shard in manifest.shards.items()}
     return wrong + [f"{folder / name}: {reason}" for name, reason in reasons.items() if reason]
