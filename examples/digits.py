@@ -25,9 +25,10 @@ from hotloop.data import load
 from hotloop.data.digits import digits
 from hotloop.engine.checkpoint import Checkpoints, KeepLast
 from hotloop.engine.device import setup
-from hotloop.engine.drive import Interrupted, drive, newest
+from hotloop.engine.drive import drive, newest
 from hotloop.engine.evaluate import Evaluation
 from hotloop.engine.feed import Resident
+from hotloop.engine.interrupt import Stopped, raise_stops
 from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.loop import Program
 from hotloop.engine.plan import Batch, plan_epochs
@@ -148,7 +149,7 @@ def train(config: Config, folder: Path, resume: bool) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Options in, exit status out: 2 for a mistake, 130 for Ctrl-C."""
+    """Options in, exit status out: 2 for a mistake, 130 for Ctrl-C, 143 for SIGTERM."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -162,11 +163,12 @@ def main() -> int:
     options = vars(parser.parse_args())
     folder, resume = options.pop("run"), options.pop("resume")
     try:
-        result = train(Config(**options), folder, resume)
+        with raise_stops():
+            result = train(Config(**options), folder, resume)
     except HotloopError as error:
         print(error, file=sys.stderr)
         return 2
-    except Interrupted as stop:
+    except Stopped as stop:
         print(stop, file=sys.stderr)
         return stop.exit_status
     print(f"accuracy on new digits: {100 * result['accuracy']:.2f} %")

@@ -1,9 +1,12 @@
 """Every test runs on four virtual CPU devices (or on the platform that JAX_PLATFORMS names), with its own cache."""
 
 import os
+import signal
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 VIRTUAL_DEVICES = "--xla_force_host_platform_device_count"
@@ -26,3 +29,17 @@ if "HOTLOOP_CACHE" not in os.environ:
 # Compiling inside an example takes as long as it takes; a slow machine is not a failure.
 settings.register_profile("hotloop", deadline=None)
 settings.load_profile("hotloop")
+
+
+@pytest.fixture
+def signals_heard() -> Iterator[None]:
+    """Signals do what they do in a terminal, even where the tests' own parent ignores them: nohup, a background job."""
+    usual = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+    }
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)

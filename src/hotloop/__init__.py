@@ -4,9 +4,10 @@ Importing the package costs nothing: no jax, no numpy. Each room (`engine`, `lay
 by name when it is needed, and so is the estimator, whose names are here: `from hotloop import Estimator, RunConfig`.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from hotloop.version import VERSION
 
+# As `typing` has it, whose import takes longer than all else that comes before signals are heard.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from hotloop.families.estimator.estimator import Estimator as Estimator
     from hotloop.families.estimator.estimator import train_and_evaluate as train_and_evaluate
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from hotloop.families.estimator.spec import ModelSpec as ModelSpec
     from hotloop.families.estimator.spec import TrainSpec as TrainSpec
 
-from hotloop.version import VERSION
-
 __version__ = VERSION
 
 _ESTIMATOR = (
@@ -27,9 +26,11 @@ _ESTIMATOR = (
 )  # fmt: skip
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _ESTIMATOR:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
     return getattr(import_module("hotloop.families.estimator"), name)
 
 

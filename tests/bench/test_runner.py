@@ -20,6 +20,8 @@ from hotloop.bench.select import select
 from hotloop.bench.spec import load
 from hotloop.errors import OptionError, RunError
 
+pytestmark = pytest.mark.usefixtures("signals_heard")
+
 SHORT = Limits(timeout=0.7, grace=0.2)
 GOOD = code("print('rate 10')")
 

@@ -14,6 +14,8 @@ import yaml
 
 from hotloop.cli.main import main
 
+pytestmark = pytest.mark.usefixtures("signals_heard")
+
 FIXTURES = sorted((Path(__file__).parent.parent / "bench" / "fixtures").glob("*.yml"))
 RATE = {"throughput": {"regexp": r"rate (\S+)"}}
 

@@ -30,6 +30,8 @@ from hotloop.families.recommender.evaluate_config import Evaluate
 from hotloop.options import options_of
 from listener import Listener
 
+pytestmark = pytest.mark.usefixtures("signals_heard")
+
 ROOT = Path(
     os.environ.get("HOTLOOP_DATA") or Path(__file__).resolve().parents[2] / "../shared/data"
 ).resolve()

@@ -28,6 +28,8 @@ from hotloop.options import build, options_of
 from listener import Listener
 from old_benchmarks import read as read_old
 
+pytestmark = pytest.mark.usefixtures("signals_heard")
+
 ROOT = Path(
     os.environ.get("HOTLOOP_DATA") or Path(__file__).resolve().parents[2] / "../shared/data"
 ).resolve()

@@ -19,10 +19,12 @@ import toy_family as toy
 from hotloop.engine.checkpoint import Checkpoints
 from hotloop.engine.drive import Interrupted, drive
 from hotloop.engine.feed import Resident
-from hotloop.engine.interrupt import requests
+from hotloop.engine.interrupt import Stopped, requests
 from hotloop.engine.loop import Program
 from hotloop.engine.plan import plan_updates
 from hotloop.engine.run import Run, read_events
+
+pytestmark = pytest.mark.usefixtures("signals_heard")
 
 
 def count(state: Any, batch: Any, key: jax.Array) -> Any:
@@ -50,7 +52,7 @@ def wait_until_made(request: Any) -> None:
 def test_a_signal_becomes_a_request_and_is_answered_in_words(number: int) -> None:
     said: list[str] = []
     before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
-    with requests(said.append) as request:
+    with pytest.raises(Stopped), requests(said.append) as request:
         assert not request.made
         os.kill(os.getpid(), number)
         wait_until_made(request)
@@ -104,9 +106,33 @@ def test_a_run_without_checkpoints_says_that_nothing_is_saved(run: Run) -> None:
         drive(counting(plan.updates_per_call), plan, np.int32(0), run, on_call=interrupt_at(0))
 
 
-def test_a_request_during_the_last_piece_lets_the_run_finish(run: Run) -> None:
-    plan = plan_updates(1, log_every=1)
-    assert int(drive(counting(1), plan, np.int32(0), run, on_call=interrupt_at(0))) == 1
+def test_a_request_during_the_last_piece_is_a_stop_and_no_validation_begins(run: Run, tmp_path: Path) -> None:
+    plan = plan_updates(3, log_every=3, validate_every=3, checkpoint_every=3)
+    with Checkpoints(tmp_path / "steps") as checkpoints:
+        with pytest.raises(Interrupted, match="after update 3 of 3, saved"):
+            drive(
+                counting(3),
+                plan,
+                np.int32(0),
+                run,
+                checkpoints,
+                validate=pytest.fail,
+                on_call=interrupt_at(2),
+            )
+        resumed, seen = checkpoints.restore(jnp.int32(0)), []
+        last = drive(
+            counting(3), plan, np.int32(0), run, checkpoints, resumed=resumed,
+            validate=lambda state: seen.append(int(state)) or {"seen": 1},
+        )  # fmt: skip
+        assert int(last) == 3 and seen == [3]  # what the stop left undone was done
+        assert checkpoints.restore(jnp.int32(0)).metrics["seen"] == 1
+
+
+def test_a_request_that_came_too_late_to_be_seen_is_raised_at_the_end() -> None:
+    with pytest.raises(Stopped, match="stopped by SIGTERM") as stop, requests() as request:
+        signal.raise_signal(signal.SIGTERM)
+        assert request.made
+    assert stop.value.exit_status == 143
 
 
 def test_the_record_of_an_interrupted_run_ends_with_its_status(tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ from hotloop.engine.plan import Plan, plan_updates
 from hotloop.engine.run import Run, read_events
 from hotloop.errors import CheckpointError
 
+pytestmark = pytest.mark.usefixtures("signals_heard")
+
 UPDATES = 30
 PLAN = plan_updates(UPDATES, log_every=10, checkpoint_every=30)
 CONFIG = toy.Config(hidden=6)
@@ -160,7 +162,7 @@ def interrupted(folder: Path, number: int) -> tuple[int, str]:
     digits_program.wait_for(lambda: digits_program.reached(folder), process)
     os.kill(process.pid, number)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130 and "Traceback" not in errors, errors
+    assert process.returncode == 128 + number and "Traceback" not in errors, errors
     end = list(read_events(folder))[-1]
     assert (end["event"], end["status"]) == ("end", "interrupted")
     return end["update"], errors.strip().splitlines()[-1]

@@ -30,6 +30,8 @@ from hotloop.families.recommender.answers import Answers
 from hotloop.families.recommender.config import Net, Train
 from listener import Listener
 
+pytestmark = pytest.mark.usefixtures("signals_heard")
+
 USERS, ITEMS = 40, 30
 
 
@@ -138,7 +140,8 @@ def test_an_interrupted_run_resumes_to_the_same_bits_and_figures(options, whole)
         train.run(stopped, listener, "test")
     assert ended(listener.child)
     folder = options.results_dir / "interrupted"
-    assert len(list((folder / "validating").glob("[0-9]*.npz"))) + len(validations(folder)) == 3
+    # Updates 5 and 10; the validation at 15, where the stop was asked for, did not begin.
+    assert len(list((folder / "validating").glob("[0-9]*.npz"))) + len(validations(folder)) == 2
     result = train.run(replace(stopped, resume=True), Heard(), "test")
     same_run(folder, result, whole)
     assert not (folder / "validating").exists()

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hotloop.bench.capture import Capture
+from hotloop.engine.interrupt import before_leaving
 
 CHUNK = 1 << 16
 KEEP_BYTES = 1 << 30
@@ -65,6 +66,7 @@ def run_one(
             process = _start(argv, cwd, env)
         except (OSError, ValueError) as error:
             return Outcome(_not_started(error), False, start, start, 0.0, _why(error, argv, cwd))
+        stack.enter_context(before_leaving(lambda: _signal_group(process.pid, signal.SIGKILL)))
         pump = stack.enter_context(closing(Pump(process, logs)))
         ended, exited = False, clock
         try:

@@ -12,7 +12,7 @@ from typing import Any
 
 from hotloop.bench import junit, tables
 from hotloop.bench.capture import last_lines
-from hotloop.bench.guards import terminated_as_interrupted, told_where_writing_fails
+from hotloop.bench.guards import told_where_writing_fails
 from hotloop.bench.launch import Launch, LaunchError, Settings, prepare
 from hotloop.bench.measure import measure
 from hotloop.bench.pace import paces
@@ -22,6 +22,7 @@ from hotloop.bench.record import Record, Results, add_provenance, digest
 from hotloop.bench.requirements import python_for, run_before
 from hotloop.bench.run_options import Console, Options
 from hotloop.bench.select import Job, Selected, jobs
+from hotloop.engine.interrupt import raise_stops
 from hotloop.engine.records import write_json
 from hotloop.errors import OptionError, RunError
 
@@ -46,7 +47,7 @@ def run(selected: Sequence[Selected], options: Options, console: Console) -> int
     """Run everything that has no result yet; 0 if all of it passed, else 1."""
     _open_folder(options)
     telling = told_where_writing_fails(options.log_dir)
-    with closing(Results(options.log_dir)) as results, terminated_as_interrupted(), telling:
+    with closing(Results(options.log_dir)) as results, raise_stops(), telling:
         runner = Runner(selected, options, console, results)
         try:
             runner.run()

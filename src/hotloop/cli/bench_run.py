@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from hotloop.cli import bench_show
 from hotloop.cli.command import Command, Context
 from hotloop.cli.console import print_error
+from hotloop.engine.interrupt import Stopped
 from hotloop.errors import OptionError
 from hotloop.options import non_negative, option, positive
 
@@ -152,7 +153,7 @@ def run_all(
         status = run(selected, options, Quiet(context) if quiet else context)
     except KeyboardInterrupt as error:
         said = str(error) or "interrupted"
-        raise KeyboardInterrupt(f"{said}; to go on: --resume --log-dir {options.log_dir}") from None
+        raise Stopped.because_of(error, f"{said}; to go on: --resume --log-dir {options.log_dir}") from None
     records: list[Record] = counted(read_lines(options.log_dir / RECORDS))
     counts = {word: sum(one["status"] == word for one in records) for word in STATUSES}
     result = {"log": options.log_dir, **counts, "results": [brief(one) for one in records]}

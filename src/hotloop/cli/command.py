@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hotloop.cli.console import Context
+from hotloop.engine.interrupt import leave_at_once
 from hotloop.options import option
 
 __all__ = ["Command", "Common", "Context", "NoOptions", "on_device"]
@@ -80,7 +81,9 @@ def on_device(module: str) -> Callable[[Any, Context], Mapping[str, Any]]:
 
     def run(config: Any, context: Context) -> Mapping[str, Any]:
         context.open_device()
-        result: Mapping[str, Any] = import_module(module).run(config, context)
+        with leave_at_once():
+            command = import_module(module)
+        result: Mapping[str, Any] = command.run(config, context)
         return result
 
     return run

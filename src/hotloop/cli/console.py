@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
+from hotloop.engine.interrupt import leave_at_once
 from hotloop.engine.progress import Progress, show
 from hotloop.options import plain
 
@@ -46,9 +47,10 @@ class Context:
 
     def open_device(self) -> "jax.Device":
         """The device that the options ask for, ready for work; the first thing a computing command does."""
-        from hotloop.engine.device import setup
+        with leave_at_once():
+            from hotloop.engine.device import setup
 
-        return setup(self.device, only_accelerator=self.only_accelerator, warn=self.warn)
+            return setup(self.device, only_accelerator=self.only_accelerator, warn=self.warn)
 
     def progress(self, description: str, total: float | None = None) -> AbstractContextManager[Progress]:
         """A bar while the block runs (`total` None: a moving one), silent where there is no terminal."""

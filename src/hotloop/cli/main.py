@@ -13,6 +13,7 @@ from typing import Any
 
 from hotloop.cli.command import Command, Common, Context
 from hotloop.cli.console import print_error, print_json
+from hotloop.engine.interrupt import Stopped, raise_stops
 from hotloop.errors import HotloopError, OptionError
 from hotloop.options import did_you_mean, options_of
 
@@ -48,22 +49,24 @@ DISK = frozenset(
     )
 )
 """What the user's disk and its permissions can do to any command at any moment: no defect."""
-USAGE_ERROR, DEFECT, INTERRUPTED, BROKEN_PIPE = 2, 1, 130, 141
+USAGE_ERROR, DEFECT, BROKEN_PIPE = 2, 1, 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line; the exit status: 0, 2 for a user's error, 1 for a defect, 130 for Ctrl-C."""
+    """Run one command line; its exit status: 0, 2 for a user's error, 1 for a defect, 128 + N for signal N."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        status = dispatch(list(words))
-        sys.stdout.flush()
-        return status
+        with raise_stops():
+            status = dispatch(list(words))
+            sys.stdout.flush()
+            return status
     except BrokenPipeError:
         # Whoever read our output has gone; the interpreter's own flush at exit must not complain either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except KeyboardInterrupt as error:
-        return _failed(words, str(error) or "interrupted", INTERRUPTED)
+        stop = Stopped.because_of(error, str(error) or "interrupted")
+        return _failed(words, str(stop), stop.exit_status)
     except HotloopError as error:
         return _failed(words, str(error), USAGE_ERROR)
     except Exception as error:

@@ -18,6 +18,7 @@ import jax
 
 from hotloop.engine import manifest as manifests
 from hotloop.engine import shelf
+from hotloop.engine.interrupt import hold_stops
 from hotloop.engine.keep import Keep, KeepAll, KeepBest, KeepLast
 from hotloop.engine.manifest import Damaged, Manifest
 from hotloop.engine.records import exact, from_exact
@@ -27,6 +28,8 @@ from hotloop.engine.step_folder import check_leaves, locked, one_line, read_arra
 from hotloop.errors import CheckpointError
 from hotloop.options import plain
 
+STOPPED = "stopped"
+"""In a step's position: it was saved only because the run was asked to stop, and goes when the run is past it."""
 __all__ = ["Checkpoints", "Keep", "KeepAll", "KeepBest", "KeepLast", "Restored"]
 
 
@@ -115,7 +118,7 @@ class Checkpoints:
 
     def best(self) -> int | None:
         """The complete step with the best metric, as `KeepBest` ranks it."""
-        return self.keep.best({step: m.metrics for step, m in self._ours.complete().items()})
+        return self.keep.best(_lasting(self._ours.complete()))
 
     def restore(
         self,
@@ -167,7 +170,9 @@ class Checkpoints:
             raise CheckpointError(
                 f"{folder} does not fit this model{other}: {reason}; use the config it was saved with"
             )
-        arrays = read_arrays(folder, manifest, like)
+        # orbax reads in an event loop, which answers an exception from elsewhere with a traceback.
+        with hold_stops():
+            arrays = read_arrays(folder, manifest, like)
         leaves = [restored_leaf(arrays[name], leaf) for name, leaf in wanted.items()]
         state = jax.tree.unflatten(jax.tree.structure(like), leaves)
         return Restored(manifest.step, state, from_exact(manifest.position), manifest.metrics, skipped)
@@ -190,11 +195,9 @@ class Checkpoints:
             ) from error
 
     def _forget(self, written: int) -> None:
-        metrics = {
-            step: m.metrics for step, m in self._ours.complete().items() if m.family == self._blank.family
-        }
-        newest = max(metrics)  # what a resume needs, whatever the rule says
-        for step in set(metrics) - self.keep.kept(metrics) - {written, newest}:
+        ours = {step: m for step, m in self._ours.complete().items() if m.family == self._blank.family}
+        newest = max(ours)  # what a resume needs, whatever the rule says
+        for step in set(ours) - self.keep.kept(_lasting(ours)) - {written, newest}:
             shelf.remove(shelf.numbered(self.folder)[step])
 
 
@@ -207,3 +210,8 @@ def _check_position(
         check(found.position)
     except (AttributeError, KeyError, TypeError, ValueError):
         raise Damaged(f"{folder} does not say where to go on: its position is none") from None
+
+
+def _lasting(complete: Mapping[int, Manifest]) -> dict[int, Mapping[str, Any]]:
+    """The metrics of all steps but those that only a stop has left."""
+    return {step: found.metrics for step, found in complete.items() if STOPPED not in found.position}

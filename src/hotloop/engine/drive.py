@@ -7,7 +7,7 @@ saved. It knows no family: what a metric means, and how to validate, comes from 
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,11 +61,13 @@ def drive(
     finite is saved. `enough` is asked after the events of a call; where it says so the run ends there, saved, as if
     that had been the plan. `due` is asked after every call of the plan which events should follow besides those
     planned: for what goes by the clock. A feed that ends (`turns.Ended`) ends the run after its last batch, saved.
-    `report` is a folder for the compiler's report and a profile of one piece. SIGINT and SIGTERM end in `Interrupted`.
+    `report` is a folder for the compiler's report and a profile of one piece. SIGINT and SIGTERM end in `Interrupted`:
+    no validation begins any more, and a resumed run makes up for it.
     """
     update = resumed.step if resumed else 0
     window = Window(latest, resumed.position["window"] if resumed else None)
-    host = Host(run, plan, checkpoints, program.feed, window, validate, on_log, guard, how_to_resume)
+    run.how_to_resume = how_to_resume
+    host = Host(run, plan, checkpoints, program.feed, window, validate, on_log, guard)
     if resumed is not None:
         program.feed.check_position(resumed.position["feed"])
         host.resumed(resumed)
@@ -123,7 +125,8 @@ class _Dispatch:
     def run(self, state: State, start: int) -> State:
         """Every call of the plan after `start` updates, and the events that follow each."""
         done = start
-        while span := next(self.plan.spans(done), None):
+        over = start in self.plan.ends and self._follow(state, start, self.host.left)
+        while not over and (span := next(self.plan.spans(done), None)):
             count = self.pieces.next(span.count)
             last = done + count == self.plan.total_updates
             try:
@@ -132,25 +135,39 @@ class _Dispatch:
                 state = self._ended(state, done, end)
                 break
             done += count
-            ends_call = count == span.count
-            events = self._events(span) if ends_call else ()
+            events = self._events(span) if count == span.count else ()
             self.logs += [event for event in events if event.kind == "log"]
             others = [event for event in events if event.kind != "log"]
             self._land(leave=0 if self.request.made or others else 1)
-            for event in others:
-                self.host.handle(event, state)
-            if self.enough and ends_call and self.enough():
-                self._close(state, done, {event.kind for event in events})
-                break
-            if self.request.made and not last:
-                self.host.stop(state, done)
+            over = count == span.count and self._follow(state, done, others)
         self._land(leave=0)
         self.host.finish()
+        self._stop_if_asked(state, done)
         return state
+
+    def _follow(self, state: State, done: int, events: Sequence[Event]) -> bool:
+        """What comes after a call; whether the run ends here because it is enough."""
+        for place, event in enumerate(events):
+            if event.kind == "validate":
+                self._stop_if_asked(state, done, events[place:])
+            self.host.handle(event, state)
+        if not (self.enough and self.enough()):
+            return False
+        planned = {mark.kind for mark in self.plan.marks if done in mark.updates}
+        self._close(state, done, planned.union(event.kind for event in events))
+        return True
+
+    def _stop_if_asked(self, state: State, done: int, left: Sequence[Event] = ()) -> None:
+        """Where a stop was asked for: take in what is in flight, log what is due, save and leave."""
+        if self.request.made:
+            self._land(leave=0)
+            self.host.stop(state, done, left, self.request.number)
 
     def _made(self, state: State, done: int, count: int, *, profile: bool) -> State:
         """Dispatch a piece; the second one of a run, or the only one, is profiled where that was asked for."""
+        self._stop_if_asked(state, done)
         self._compile(state, done, count)
+        self._stop_if_asked(state, done)
         if self.to_profile and profile:
             return self._profiled(self.to_profile, state, done, count)
         return self._send(state, done, count)
@@ -169,7 +186,9 @@ class _Dispatch:
         if not self.host.window.empty:
             self.host.handle(Event("log", done, epoch, 0), state)
         if "validate" not in handled:
-            self.host.handle(Event("validate", done, epoch, 0), state)
+            left = Event("validate", done, epoch, 0), Event("checkpoint", done, epoch, 0)
+            self._stop_if_asked(state, done, left)
+            self.host.handle(left[0], state)
         self.host.save_once(state, done)
 
     def _events(self, span: Span) -> tuple[Event, ...]:

@@ -3,8 +3,9 @@
 Everything goes into the run's records first. It must not know how calls are dispatched or timed.
 """
 
+import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hotloop.engine.calls import Event, Plan
-from hotloop.engine.checkpoint import Checkpoints, Restored
+from hotloop.engine.checkpoint import STOPPED, Checkpoints, Restored
 from hotloop.engine.feed import Feed
 from hotloop.engine.interrupt import Interrupted
 from hotloop.engine.loop import CallMetrics, State
@@ -40,7 +41,8 @@ class Host:
     validate: Callable[[State], Figures] | None
     on_log: Callable[[Event, Figures], Figures | None] | None
     guard: str | None
-    how_to_resume: str
+    left: list[Event] = field(default_factory=list)
+    """What a stop kept from being done after the update from which the run goes on."""
     _fresh: dict[str, Any] = field(default_factory=dict)  # figures that describe the state as it now is
     _saved_at: int | None = None
 
@@ -53,7 +55,13 @@ class Host:
 
     def resumed(self, restored: Restored) -> None:
         """Record where the run goes on, and which checkpoints could not be used."""
-        self._saved_at = restored.step
+        stopped = restored.position.get(STOPPED)
+        if stopped is None:
+            self._saved_at = restored.step
+        else:
+            epoch = self._epoch(restored.step)
+            self.left = [Event(kind, restored.step, epoch, 0) for kind in stopped["left"]]
+            self._fresh = dict(restored.metrics)
         self.event("resume", restored.step)
         for line in restored.skipped:
             self.event("warning", restored.step, message=line)
@@ -92,15 +100,18 @@ class Host:
 
     def save(self, state: State, update: int) -> None:
         """Start a checkpoint; its metrics are the figures of the log and the validation right before it."""
-        if self.checkpoints is None:
-            return
+        if self.checkpoints is not None:
+            self.event("checkpoint", update, seconds=self._write(self.checkpoints, state, update, {}))
+
+    def _write(self, checkpoints: Checkpoints, state: State, update: int, more: Mapping[str, Any]) -> float:
+        """Start writing a state with its position and `more`; the seconds that took."""
         if self.guard is not None and not _finite(state):
             raise Diverged(f"the state is not finite after update {update}: {self._advice()}")
         started = time.perf_counter()
-        position = {"feed": self.feed.position(update), "window": self.window.saved()}
-        self.checkpoints.save(update, state, position=position, metrics=self._fresh)
+        position = {"feed": self.feed.position(update), "window": self.window.saved(), **more}
+        checkpoints.save(update, state, position=position, metrics=self._fresh)
         self._saved_at = update
-        self.event("checkpoint", update, seconds=time.perf_counter() - started)
+        return time.perf_counter() - started
 
     def save_once(self, state: State, update: int) -> None:
         """Save, unless the last event did."""
@@ -112,16 +123,21 @@ class Host:
         if self.checkpoints is not None:
             self.checkpoints.wait()
 
-    def stop(self, state: State, update: int) -> NoReturn:
-        """Save where the run stands and leave."""
-        self.save_once(state, update)
-        self.finish()
+    def stop(self, state: State, update: int, left: Sequence[Event], number: int | None) -> NoReturn:
+        """Save where the run stands, and what is left to do there, and leave."""
         place = f"interrupted after update {update} of {self.plan.total_updates}"
         if self.checkpoints is None:
-            raise Interrupted(f"{place}: nothing was saved, since this run keeps no checkpoints", update)
-        raise Interrupted(
-            f"{place}, saved in {self.checkpoints.folder}; to resume: {self.how_to_resume}", update
-        )
+            text = f"{place}: nothing was saved, since this run keeps no checkpoints"
+        elif update == 0:
+            text = f"interrupted before the first update; to resume: {self.run.how_to_resume}"
+        else:
+            if self._saved_at != update:
+                kinds = [event.kind for event in left]
+                seconds = self._write(self.checkpoints, state, update, {STOPPED: {"left": kinds}})
+                self.event("stop", update, seconds=seconds)
+            self.finish()
+            text = f"{place}, saved in {self.checkpoints.folder}; to resume: {self.run.how_to_resume}"
+        raise Interrupted(text, update, signal.SIGINT if number is None else number)
 
     def _advice(self) -> str:
         self.finish()

@@ -1,82 +1,313 @@
-"""Ctrl-C and SIGTERM as a request: finish the running piece and save; a second one leaves at once.
+"""Ctrl-C, SIGTERM and SIGHUP: what the first one does depends on where the process is, the second ends it at once.
 
-Signals are read by a thread, because Python's own handlers wait until the main thread comes back from the
-compiled call or the compiler, and "at once" must not. It must not know what is being interrupted.
+While a command starts there is nothing to tidy up, and it leaves with one line (`leave_at_once`). While it works,
+`Stopped` is raised in the main thread, so that records are closed and children ended (`raise_stops`). While a plan is
+driven it is a request, heard at the end of a piece (`requests`). Signals are read by a thread, because Python's own
+handlers wait until the main thread comes back from the compiled call or the compiler, and "at once" must not. A
+signal that the parent process ignores (nohup, a background job) stays ignored. It must not know what is interrupted,
+and imports next to nothing, since it is there before everything else.
 """
 
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from select import select
+from typing import Any, Literal
 
-EXIT_STATUS = 130
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from hotloop.errors import HotloopError
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+Answer = Literal["leave", "raise", "note"]
+TOGETHER = 0.001
+"""Seconds within which two signals are one: `timeout` sends SIGTERM to the process and, right after, to its group."""
+PATIENCE = 1.0
+"""Seconds after which somebody who waits is told why nothing happens, and that are spent on last words."""
 
 
-class Interrupted(KeyboardInterrupt):
+class Stopped(KeyboardInterrupt):
+    """A signal asked the process to stop; the message says which."""
+
+    def __init__(self, message: str, number: int = signal.SIGINT):
+        super().__init__(message)
+        self.number = number
+        self.exit_status = 128 + number
+
+    @classmethod
+    def because_of(cls, error: KeyboardInterrupt, message: str) -> "Stopped":
+        """The same stop with another message."""
+        return cls(message, getattr(error, "number", signal.SIGINT))
+
+
+class Interrupted(Stopped):
     """The run was asked to stop and did, at an update from which it can go on; the message says how."""
 
-    exit_status = EXIT_STATUS
-
-    def __init__(self, message: str, update: int):
-        super().__init__(message)
+    def __init__(self, message: str, update: int, number: int = signal.SIGINT):
+        super().__init__(message, number)
         self.update = update
 
 
 class Request:
     """Has somebody asked to stop?"""
 
-    def __init__(self, say: Callable[[str], None]):
-        self.made = False
-        self._say = say
+    def __init__(self) -> None:
+        self.number: int | None = None
+        """The first signal."""
 
-    def receive(self, signal_number: int) -> None:
-        """Note the first request; leave at the second."""
-        if self.made:
-            os._exit(EXIT_STATUS)  # the main thread may be inside compiled code: nothing gentler reaches it
-        self.made = True
-        name = "Ctrl-C" if signal_number == signal.SIGINT else signal.Signals(signal_number).name
-        self._say(f"{name}: finishing the running piece, then saving. Once more leaves at once.")
+    @property
+    def made(self) -> bool:
+        """Whether there was one."""
+        return self.number is not None
+
+
+class _Listener(Request):
+    """The one reader of this process's signals."""
+
+    def __init__(self, answer: Answer, say: Callable[[str], None]):
+        super().__init__()
+        self.answer, self.say = answer, say
+        self.stays = False
+        """Whether it listens until the process ends, which is then its own to end."""
+        self.before_leaving: list[Callable[[], None]] = []
+        self._raised = False
+        self._answered = False
+        self._echoes = 0
+
+    def start(self) -> Callable[[], None]:
+        """Listen from now on; the function that ends it."""
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        thread = threading.Thread(target=self._listen, args=(reader,), name="hotloop-signals", daemon=True)
+        # None: a handler that Python did not install, of a program that we are embedded in.
+        wanted = [number for number in SIGNALS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
+        before = {number: signal.signal(number, self._handle) for number in wanted}
+        before_fd = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        thread.start()
+
+        def end() -> None:
+            signal.set_wakeup_fd(before_fd)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            os.close(writer)  # ends the thread
+            thread.join()
+            os.close(reader)
+
+        return end
+
+    def _handle(self, number: int, frame: object) -> None:
+        """In the main thread, when it comes back to Python; the thread hears of the same signal by the pipe."""
+        if self.number is None:
+            self.number = number
+        if self.answer == "raise":
+            self.raise_once()
+
+    def raise_once(self) -> None:
+        """Raise `Stopped` if a signal came and nobody was told of it yet."""
+        if self.number is not None and not self._raised:
+            self._raised = True
+            raise Stopped(f"stopped by {name_of(self.number)}", self.number)
+
+    def settle(self) -> None:
+        """Whoever was asked to stop does so, in words of their own."""
+        self._raised = self.made
+
+    def swallowed(self) -> None:
+        """`Stopped` came where Python drops exceptions (a finaliser, a callback of the collector): once more."""
+        self._raised = False
+        self._echoes += 1
+
+        def again() -> None:
+            time.sleep(0.1)  # until the finaliser has ended
+            signal.pthread_kill(_main_thread(), self.number or signal.SIGINT)
+
+        threading.Thread(target=again, daemon=True).start()
+
+    def is_consequence(self, error: Exception) -> bool:
+        """Whether an error is `Stopped` in other words: an import that it broke off, say."""
+        return self._raised and not isinstance(error, HotloopError)
+
+    def _listen(self, reader: int) -> None:
+        while number := os.read(reader, 1):
+            if number[0] not in SIGNALS:
+                continue
+            if not self._answered:
+                self._answered, self.number = True, number[0]
+                time.sleep(TOGETHER)
+                while select([reader], [], [], 0)[0] and os.read(reader, 1):
+                    pass
+                self._answer_first(number[0])
+            elif self._echoes:
+                self._echoes -= 1
+            else:
+                self._leave(number[0])
+
+    def _answer_first(self, number: int) -> None:
+        name = name_of(number)
+        if self.answer == "leave":
+            _briefly(lambda: print(f"hotloop: error: stopped by {name}", file=sys.stderr, flush=True))
+            self._leave(number)
+        elif self.answer == "note":
+            _briefly(
+                lambda: self.say(
+                    f"{name}: finishing the running piece, then saving. Once more leaves at once."
+                )
+            )
+        else:
+            threading.Thread(target=self._explain_waiting, args=(name,), daemon=True).start()
+
+    def _explain_waiting(self, name: str) -> None:
+        time.sleep(PATIENCE)
+        if not self._raised:
+            self.say(f"{name}: stopping after what runs now. Once more leaves at once.")
+
+    def _leave(self, number: int) -> None:
+        for act in tuple(self.before_leaving):
+            _briefly(act)
+        os._exit(128 + number)  # the main thread may be inside compiled code: nothing gentler reaches it
+
+
+def name_of(number: int) -> str:
+    """A signal's name for people."""
+    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+
+
+def _briefly(act: Callable[[], None]) -> None:
+    """Do something that might block for ever, such as writing to a pipe that nobody reads, but not for ever."""
+
+    def unless_it_fails() -> None:
+        with suppress(Exception):
+            act()
+
+    thread = threading.Thread(target=unless_it_fails, daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+
+
+def _main_thread() -> int:
+    ident = threading.main_thread().ident
+    assert ident is not None
+    return ident
 
 
 def _to_stderr(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+_listener: _Listener | None = None
+
+
+def listen() -> None:
+    """Listen until the process ends, which is a command's own: the first thing it does."""
+    global _listener
+    _listener = _Listener("leave", _to_stderr)
+    _listener.stays = True
+    _listener.start()
+    os.register_at_fork(after_in_child=_let_go)
+    sys.unraisablehook = _unraisable(_listener, sys.unraisablehook)
+
+
+def _unraisable(listener: _Listener, otherwise: Callable[[Any], None]) -> Callable[[Any], None]:
+    def hook(unraisable: Any) -> None:
+        if issubclass(unraisable.exc_type, Stopped):
+            listener.swallowed()
+        else:
+            otherwise(unraisable)
+
+    return hook
+
+
+def _let_go() -> None:
+    """In a forked child: its signals are not its parent's."""
+    global _listener
+    _listener = None
+    signal.set_wakeup_fd(-1)
+    for number in SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def _answering(answer: Answer, say: Callable[[str], None] = _to_stderr) -> Iterator[_Listener]:
+    """The process's listener, who answers so for a while; a new one where there is none.
+
+    Off the main thread, where Python allows no handlers, nothing is ever heard.
+    """
+    global _listener
+    if threading.current_thread() is not threading.main_thread():
+        yield _Listener(answer, say)
+        return
+    known = _listener
+    listener = known or _Listener(answer, say)
+    end = listener.start() if known is None else None
+    _listener = listener
+    before = listener.answer, listener.say
+    listener.answer, listener.say = answer, say
+    try:
+        yield listener
+    finally:
+        listener.answer, listener.say = before
+        if end is not None:
+            end()
+            _listener = None
+
+
 @contextmanager
 def requests(say: Callable[[str], None] = _to_stderr) -> Iterator[Request]:
-    """Turn SIGINT and SIGTERM into a `Request` while the context lasts.
+    """Turn signals into a `Request` while the context lasts; one that nobody saw is raised at its end."""
+    with _answering("note", say) as listener:
+        try:
+            yield listener
+        except BaseException:
+            listener.settle()
+            raise
+        listener.raise_once()
 
-    Off the main thread, where Python allows no handlers, the request is simply never made.
-    """
-    request = Request(say)
-    if threading.current_thread() is not threading.main_thread():
-        yield request
+
+@contextmanager
+def raise_stops() -> Iterator[None]:
+    """Raise `Stopped` in the main thread at the first signal."""
+    with _answering("raise") as listener:
+        try:
+            yield
+        except Stopped:
+            raise
+        except Exception as error:
+            if listener.is_consequence(error):
+                assert listener.number is not None
+                raise Stopped(f"stopped by {name_of(listener.number)}", listener.number) from error
+            raise
+
+
+@contextmanager
+def leave_at_once() -> Iterator[None]:
+    """End the process at the first signal, if it is a command's own: nothing is open yet, and imports are fragile."""
+    if _listener is not None and _listener.stays:
+        with _answering("leave"):
+            yield
+    else:
+        yield
+
+
+@contextmanager
+def hold_stops() -> Iterator[None]:
+    """Let something be finished before `Stopped` is raised, where it would be."""
+    if _listener is None or _listener.answer != "raise":
+        yield
         return
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    thread = threading.Thread(target=_listen, args=(reader, request), name="hotloop-signals", daemon=True)
-    before = {number: signal.signal(number, _leave_to_the_thread) for number in SIGNALS}
-    before_fd = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    thread.start()
+    with _answering("note", lambda text: None) as listener:
+        yield
+    listener.raise_once()
+
+
+@contextmanager
+def before_leaving(act: Callable[[], None]) -> Iterator[None]:
+    """Something quick that must happen even when a second signal ends the process, such as killing a child."""
+    acts = [] if _listener is None else _listener.before_leaving
+    acts.append(act)
     try:
-        yield request
+        yield
     finally:
-        signal.set_wakeup_fd(before_fd)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        os.close(writer)  # ends the thread
-        thread.join()
-        os.close(reader)
-
-
-def _leave_to_the_thread(*_: object) -> None:
-    """The interpreter writes the signal's number to the pipe; there is nothing left to do here."""
-
-
-def _listen(reader: int, request: Request) -> None:
-    while number := os.read(reader, 1):
-        if number[0] in SIGNALS:
-            request.receive(number[0])
+        acts.remove(act)

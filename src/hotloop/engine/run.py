@@ -18,6 +18,7 @@ from typing import Any
 
 from hotloop import rehearsal
 from hotloop.engine import records
+from hotloop.engine.interrupt import Interrupted, Stopped, hold_stops
 from hotloop.engine.records import current, read_events
 from hotloop.engine.run_folder import check_kind, check_takeable, resume_warnings, take
 from hotloop.engine.sink_guard import GuardedSink
@@ -45,6 +46,8 @@ class Run:
         self.checkpoints = path / "checkpoints"
         self.tensorboard = path / "tensorboard"
         self.report = path / "report"
+        self.how_to_resume = ""
+        """What to do to go on with this run; said where a signal stops it."""
         self._lock: int | None = lock
         self._sinks = [GuardedSink(sink) for sink in sinks]
         self._began = time.monotonic()
@@ -157,16 +160,17 @@ class Run:
         """Append the `end` record, close the sinks and let go of the folder; a second call does nothing."""
         if self._lock is None:
             return
-        try:
+        with hold_stops():
             try:
-                self.event("end", status=status, **figures)
+                try:
+                    self.event("end", status=status, **figures)
+                finally:
+                    self._close_sinks()
+                os.fsync(self._events)
+            except OSError as error:
+                raise RunError(f"cannot write {self.path / 'events.jsonl'}: {error.strerror}") from None
             finally:
-                self._close_sinks()
-            os.fsync(self._events)
-        except OSError as error:
-            raise RunError(f"cannot write {self.path / 'events.jsonl'}: {error.strerror}") from None
-        finally:
-            self._let_go()
+                self._let_go()
 
     def _let_go(self) -> None:
         assert self._lock is not None
@@ -188,6 +192,8 @@ class Run:
                 self.close("interrupted")
             else:
                 self.close("failed", error=f"{kind.__name__}: {error}".split("\n")[0])
+        if self.how_to_resume and isinstance(error, Stopped) and not isinstance(error, Interrupted):
+            error.args = (f"{error}; to resume: {self.how_to_resume}",)
 
 
 def _environment() -> Mapping[str, Any]:

@@ -9,12 +9,11 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import IO
 
 TAIL = 64 * 1024
 """Bytes of each stream of a child that are kept."""
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE = 10.0
 """Seconds in which a child that is told to stop may save."""
 
@@ -59,8 +58,12 @@ class Children:
             for child in running:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     child.wait(max(0.0, limit - time.monotonic()))
-        finally:  # a second Ctrl-C comes here at once
+        finally:
             _send(running, signal.SIGKILL)
+
+    def kill(self) -> None:
+        """Kill them all, now."""
+        self.stop(0)
 
 
 def _send(children: Sequence[subprocess.Popen[bytes]], number: signal.Signals) -> None:
@@ -86,24 +89,3 @@ class Tail:
         """What was kept, once the stream ended; a grandchild that holds it open is not waited for."""
         self._thread.join(GRACE / 2)
         return self._kept.decode(errors="replace")
-
-
-@contextlib.contextmanager
-def signals_interrupt() -> Iterator[None]:
-    """Ctrl-C, SIGTERM and SIGHUP as KeyboardInterrupt, where Python lets us: children must be stopped before we go.
-
-    Ctrl-C, too, because a shell has its background jobs ignore it.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(number: int, _: object) -> None:
-        raise KeyboardInterrupt(f"stopped by {signal.Signals(number).name}")
-
-    before = {number: signal.signal(number, interrupt) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

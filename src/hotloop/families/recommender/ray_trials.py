@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from hotloop.engine.interrupt import raise_stops
 from hotloop.errors import DeviceError, MissingExtra, RunError
-from hotloop.families.recommender.children import GRACE, Children, signals_interrupt
+from hotloop.families.recommender.children import GRACE, Children
 from hotloop.families.recommender.places import MEMORY, SHARED
 from hotloop.families.recommender.trials import Outcome, Trial, run_one
 
@@ -76,7 +77,7 @@ class RayEngine:
                 f"--ray-address {self.address or 'local'}: no cluster there ({_first_line(error)})"
             ) from None
         try:
-            with signals_interrupt():
+            with raise_stops():
                 return self._run(ray, planned, ended)
         finally:
             ray.shutdown()

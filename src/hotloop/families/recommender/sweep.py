@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hotloop import rehearsal
+from hotloop.engine.interrupt import Stopped
 from hotloop.engine.records import write_json
 from hotloop.errors import DataError, RunError
 from hotloop.families.console import Console
@@ -51,8 +52,9 @@ def run(config: Sweep, caller: Caller) -> dict[str, Any]:
     try:
         with caller.progress("sweep", len(planned)) as bar:
             outcomes, concurrent = engine(planned, _listener(caller, bar, len(planned)))
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"interrupted: all trials are stopped, their runs are in {folder}") from None
+    except KeyboardInterrupt as stop:
+        said = f"interrupted: all trials are stopped, their runs are in {folder}"
+        raise Stopped.because_of(stop, said) from None
     result = {
         "folder": str(folder),
         "engine": config.engine,

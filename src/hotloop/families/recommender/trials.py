@@ -13,7 +13,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from hotloop.families.recommender.children import Children, Tail, signals_interrupt
+from hotloop.engine.interrupt import before_leaving, raise_stops
+from hotloop.families.recommender.children import Children, Tail
 from hotloop.families.recommender.trial_figures import Figures, read_figures
 from hotloop.options.json_text import parse_json
 
@@ -116,7 +117,7 @@ def run_all(
             free.put(slot)
 
     outcomes = []
-    with signals_interrupt(), ThreadPoolExecutor(len(environments)) as pool:
+    with raise_stops(), before_leaving(children.kill), ThreadPoolExecutor(len(environments)) as pool:
         try:
             for future in as_completed([pool.submit(one, trial) for trial in trials]):
                 outcomes.append(future.result())

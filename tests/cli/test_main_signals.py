@@ -1,0 +1,156 @@
+"""Signals from the first line of a command to its last: one line, status 128 + N, and the second one always ends it."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from hotloop.engine.run import read_events
+
+pytestmark = pytest.mark.usefixtures("signals_heard")
+
+CHILD = """
+import sys, time, types
+from hotloop.__main__ import main
+
+def work(config, context):
+{body}
+
+from hotloop.cli import main as commands
+from hotloop.cli.command import Command
+sys.modules["slow"] = types.SimpleNamespace(COMMAND=Command("slow", "Slow.", run=work))
+commands.COMMANDS["slow"] = ("slow", "Slow.")
+sys.argv = ["hotloop", "slow"]
+sys.exit(main())
+"""
+SLEEP = "print('ready', flush=True); time.sleep(60)"
+WITH_RECORDS = """
+from hotloop.engine.run import Run
+with Run.create({path!r}, {{}}, command="slow", environment={{}}) as run:
+    run.how_to_resume = "say it again"
+    print('ready', flush=True)
+    time.sleep(60)
+"""
+DEAF = """
+word = 'ready'
+while True:
+    try:
+        print(word, flush=True)
+        time.sleep(60)
+    except KeyboardInterrupt:
+        word = 'deaf'
+"""
+FINALISER = """
+class Thing:
+    def __del__(self):
+        print('ready', flush=True)
+        time.sleep(60)
+thing = Thing()
+del thing
+time.sleep(60)
+"""
+WHILE_IT_STARTS = """
+from hotloop.engine.interrupt import leave_at_once
+with leave_at_once():
+    try:
+        print('ready', flush=True)
+        for _ in range(600):
+            time.sleep(0.1)
+    except BaseException:
+        print("an exception among imports")
+"""
+
+
+def start(body: str, *, before: Callable[[], object] | None = None) -> "subprocess.Popen[str]":
+    """A command that does something slow, as a process; it has said that it is ready."""
+    code = CHILD.format(body="\n".join("    " + line for line in body.splitlines()))
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=before,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n", process.communicate()
+    return process
+
+
+def send_until_it_ends(process: "subprocess.Popen[str]", number: int) -> None:
+    """Somebody who is not content with the first answer; once would do, but for the machine that is that slow."""
+    while process.poll() is None:
+        process.send_signal(number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(0.2)
+
+
+def ended(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
+    try:
+        out, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    return process.returncode, out, errors
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "SIGHUP")]
+)
+def test_a_signal_is_one_line_and_a_status(number: int, name: str) -> None:
+    process = start(SLEEP)
+    process.send_signal(number)
+    assert ended(process) == (128 + number, "", f"hotloop: error: stopped by {name}\n")
+
+
+def test_while_a_command_starts_it_leaves_without_an_exception_among_imports() -> None:
+    process = start(WHILE_IT_STARTS)
+    process.send_signal(signal.SIGINT)
+    assert ended(process) == (130, "", "hotloop: error: stopped by Ctrl-C\n")
+
+
+def test_records_end_and_the_line_says_how_to_resume(tmp_path: Path) -> None:
+    process = start(WITH_RECORDS.format(path=str(tmp_path / "run")))
+    process.send_signal(signal.SIGTERM)
+    line = "hotloop: error: stopped by SIGTERM; to resume: say it again\n"
+    assert ended(process) == (143, "", line)
+    last = list(read_events(tmp_path / "run"))[-1]
+    assert (last["event"], last["status"]) == ("end", "interrupted")
+
+
+def test_a_second_signal_ends_a_process_that_does_not_listen() -> None:
+    process = start(DEAF)
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout is not None and process.stdout.readline() == "deaf\n"
+    assert process.poll() is None
+    send_until_it_ends(process, signal.SIGTERM)
+    assert ended(process)[0] == 143
+
+
+def test_two_signals_at_the_same_moment_are_one_as_timeout_sends_them() -> None:
+    process = start(DEAF)
+    for _ in range(2):
+        os.kill(process.pid, signal.SIGTERM)
+    assert process.stdout is not None and process.stdout.readline() == "deaf\n"
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.5)
+    send_until_it_ends(process, signal.SIGINT)
+    assert ended(process)[0] == 130
+
+
+def test_a_stop_that_falls_into_a_finaliser_is_not_lost() -> None:
+    process = start(FINALISER)
+    process.send_signal(signal.SIGTERM)
+    assert ended(process) == (143, "", "hotloop: error: stopped by SIGTERM\n")
+
+
+def test_a_signal_that_the_parent_ignores_stays_ignored() -> None:
+    process = start(SLEEP, before=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
+    process.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.5)
+    process.send_signal(signal.SIGTERM)
+    assert ended(process)[0] == 143
