@@ -77,11 +77,11 @@ def test_a_set_without_known_files_is_found_by_its_folder(places):
 
 
 def test_a_folder_that_was_named_and_is_not_there_is_an_error(places):
-    with pytest.raises(DataError, match=r"HOTLOOP_DATA .*shared: no such folder"):
+    with pytest.raises(DataError, match=r"HOTLOOP_DATA=.*shared: no such folder"):
         check_given(None)
     put(places / "shared")
     check_given(None)
-    with pytest.raises(DataError, match=r"--data-dir .*none: no such folder"):
+    with pytest.raises(DataError, match=r"data_dir=.*none: no such folder"):
         check_given(places / "none")
 
 

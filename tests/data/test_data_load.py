@@ -134,7 +134,7 @@ def test_the_default_voice_is_heard(capsys):
 
 def test_a_given_folder_without_the_set_is_an_error_and_never_a_stand_in(tmp_path):
     with pytest.raises(
-        DataError, match=r"--data-dir .*: mnist is not there; HOTLOOP_OFFLINE is set.*by hand"
+        DataError, match=r"data_dir=.*: mnist is not there; HOTLOOP_OFFLINE is set.*by hand"
     ) as caught:
         data.load("mnist", tmp_path)
     assert "\n" not in str(caught.value)
@@ -145,11 +145,11 @@ def test_a_given_folder_without_the_set_is_an_error_and_never_a_stand_in(tmp_pat
 
 
 def test_a_given_folder_that_is_missing_is_an_error_and_never_a_stand_in(tmp_path, monkeypatch):
-    with pytest.raises(DataError, match=r"--data-dir .*none: no such folder"):
+    with pytest.raises(DataError, match=r"data_dir=.*none: no such folder"):
         data.load("mnist", tmp_path / "none")
     monkeypatch.setenv("HOTLOOP_DATA", str(tmp_path / "gone"))
     for loader in (lambda: data.load("mnist"), data.load_ratings, data.load_binarised):
-        with pytest.raises(DataError, match=r"HOTLOOP_DATA .*gone: no such folder"):
+        with pytest.raises(DataError, match=r"HOTLOOP_DATA=.*gone: no such folder"):
             loader()
 
 

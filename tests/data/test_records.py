@@ -173,7 +173,7 @@ def test_a_build_goes_on_with_what_is_missing_or_damaged(source, built, tmp_path
 def test_a_corrupt_image_stops_the_build_by_name_and_skipping_it_continues(source, tmp_path):
     bad = source / "train/n02/n02_2.JPEG"
     bad.write_bytes(bad.read_bytes()[:-150])
-    with pytest.raises(DataError, match=r"n02_2\.JPEG: .*truncated.*; --skip-corrupt"):
+    with pytest.raises(DataError, match=r"n02_2\.JPEG: .*truncated.*; skip_corrupt=True"):
         build(source, tmp_path / "out")
     assert not [path for path in (tmp_path / "out").iterdir() if path.name.endswith(".part")]
     before = json.loads((tmp_path / "out/manifest.json").read_text())["parts"]["train"]["shards"]
@@ -189,7 +189,7 @@ def test_a_corrupt_image_stops_the_build_by_name_and_skipping_it_continues(sourc
 
 def test_text_named_as_an_image_is_no_image(source, tmp_path):
     (source / "val/n01/notes.jpg").write_text("not a picture")
-    with pytest.raises(DataError, match=r"notes\.jpg: not a JPEG, PNG, WEBP or BMP image; --skip-corrupt"):
+    with pytest.raises(DataError, match=r"notes\.jpg: not a JPEG, PNG, WEBP or BMP image; skip_corrupt=True"):
         build(source, tmp_path / "out")
 
 

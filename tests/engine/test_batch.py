@@ -40,9 +40,9 @@ def test_a_global_size_that_divides_gives_no_warning():
 
 
 def test_accumulation_is_never_zero():
-    with pytest.raises(PlanError, match=r"^--global-batch-size 4: .* ask for at least 8"):
+    with pytest.raises(PlanError, match=r"^global_size=4: .* ask for at least 8"):
         Batch.of(8, global_size=4)
-    with pytest.raises(PlanError, match=r"^--gradient-accumulation-count 0: must be at least 1"):
+    with pytest.raises(PlanError, match=r"^accumulation=0: must be at least 1"):
         Batch.of(8, accumulation=0)
 
 
@@ -54,9 +54,9 @@ def test_accumulation_and_global_size_exclude_each_other():
 @pytest.mark.parametrize(
     ("sizes", "text"),
     [
-        ({"micro": 0}, "--micro-batch-size 0"),
-        ({"micro": 1, "replicas": -1}, "--num-replicas -1"),
-        ({"micro": 1, "global_size": 0}, "--global-batch-size 0"),
+        ({"micro": 0}, "micro=0"),
+        ({"micro": 1, "replicas": -1}, "replicas=-1"),
+        ({"micro": 1, "global_size": 0}, "global_size=0"),
     ],
 )
 def test_sizes_below_one_name_the_option(sizes, text):

@@ -54,7 +54,7 @@ def test_a_broken_accelerator_falls_back_with_a_spoken_warning():
 
 def test_a_broken_accelerator_that_was_asked_for_is_one_line():
     (line, _) = start("gpu", "plugin")
-    assert line.startswith("error --device gpu: ")
+    assert line.startswith("error device=gpu: ")
     assert "no driver" in line
     assert "hotloop[cuda]" in line
 
@@ -67,18 +67,16 @@ def test_a_card_without_its_plug_in_is_pointed_out_unless_the_cpu_was_chosen():
 
 @needs_cpu_only
 def test_a_platform_that_is_not_there_names_the_extra():
-    with pytest.raises(
-        DeviceError, match=r"--device gpu: .*pip install 'hotloop\[cuda\]', or use --device auto"
-    ):
+    with pytest.raises(DeviceError, match=r"device=gpu: .*pip install 'hotloop\[cuda\]', or use device=auto"):
         setup("gpu")
-    with pytest.raises(DeviceError, match=r"--device tpu: .*hotloop\[tpu\]"):
+    with pytest.raises(DeviceError, match=r"device=tpu: .*hotloop\[tpu\]"):
         setup("tpu")
 
 
 @needs_cpu_only
 def test_only_accelerator_refuses_a_cpu():
     assert setup().platform == "cpu"
-    with pytest.raises(DeviceError, match="--only-accelerator: only a CPU was found"):
+    with pytest.raises(DeviceError, match="only_accelerator=True: only a CPU was found"):
         setup("auto", only_accelerator=True)
 
 

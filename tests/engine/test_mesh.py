@@ -13,7 +13,7 @@ def test_replicas_take_the_first_devices_along_one_axis():
 
 def test_more_replicas_than_devices_is_one_line_with_the_number_here():
     here = len(jax.devices())
-    with pytest.raises(DeviceError, match=rf"^--replicas {here + 1}: only {here} .* use at most {here}$"):
+    with pytest.raises(DeviceError, match=rf"^replicas={here + 1}: only {here} .* use at most {here}$"):
         mesh.replicas(here + 1)
 
 
@@ -21,5 +21,5 @@ def test_a_device_is_found_by_number_and_minus_one_is_the_first():
     devices = jax.devices()
     assert mesh.device(-1) == mesh.device(0) == devices[0]
     assert mesh.device(len(devices) - 1) == devices[-1]
-    with pytest.raises(DeviceError, match=f"--device-id {len(devices)}: .* 0 to {len(devices) - 1}"):
+    with pytest.raises(DeviceError, match=f"device_id={len(devices)}: .* 0 to {len(devices) - 1}"):
         mesh.device(len(devices))

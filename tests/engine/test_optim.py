@@ -212,31 +212,31 @@ def test_float16_weights_have_squares_of_float32_and_small_gradients_move_them_a
 
 
 REFUSED = [
-    ("adam", SGD, {}, r"--optimizer adam: must be one of sgd, lars, rmsprop"),
+    ("adam", SGD, {}, r"optimizer: name=adam: must be one of sgd, lars, rmsprop"),
     (
         "sgd",
         {},
         {},
-        r"--optimizer-params: momentum missing: found none; sgd takes momentum \(and may take nesterov",
+        r"optimizer: params: momentum missing: found none; sgd takes momentum \(and may take nesterov",
     ),
-    ("sgd", {**SGD, "eeta": 1}, {}, r"--optimizer-params: eeta unknown: found momentum, eeta; sgd takes"),
-    ("lars", SGD, {}, r"--optimizer-params: weight_decay, eeta, epsilon missing: found momentum; lars takes"),
-    ("rmsprop", LARS, {}, r"--optimizer-params: base_decay_exponent missing and weight_decay, eeta unknown"),
-    ("sgd", {"momentum": 1.5}, {}, r"--optimizer-params: sgd's momentum 1.5: must be at least 0 and below 1"),
-    ("sgd", {"momentum": True}, {}, r"--optimizer-params: .*must be a finite number"),
-    ("sgd", {**SGD, "nesterov": 1}, {}, r"--optimizer-params: .*nesterov 1: must be true or false"),
-    ("lars", {**LARS, "eeta": 0}, {}, r"--optimizer-params: lars's eeta 0: must be greater than 0"),
-    ("lars", {**LARS, "epsilon": -1}, {}, r"--optimizer-params: .*epsilon -1: must be at least 0"),
+    ("sgd", {**SGD, "eeta": 1}, {}, r"optimizer: params: eeta unknown: found momentum, eeta; sgd takes"),
+    ("lars", SGD, {}, r"optimizer: params: weight_decay, eeta, epsilon missing: found momentum; lars takes"),
+    ("rmsprop", LARS, {}, r"optimizer: params: base_decay_exponent missing and weight_decay, eeta unknown"),
+    ("sgd", {"momentum": 1.5}, {}, r"optimizer: params: sgd's momentum 1.5: must be at least 0 and below 1"),
+    ("sgd", {"momentum": True}, {}, r"optimizer: params: .*must be a finite number"),
+    ("sgd", {**SGD, "nesterov": 1}, {}, r"optimizer: params: .*nesterov 1: must be true or false"),
+    ("lars", {**LARS, "eeta": 0}, {}, r"optimizer: params: lars's eeta 0: must be greater than 0"),
+    ("lars", {**LARS, "epsilon": -1}, {}, r"optimizer: params: .*epsilon -1: must be at least 0"),
     (
         "rmsprop",
         RMSPROP,
         {"global_batch_size": 513},
-        r"--optimizer-params: .*-9: gives rho -0.0019.* 513.*-10 or",
+        r"optimizer: params: .*-9: gives rho -0.0019.* 513.*-10 or",
     ),
     ("rmsprop", {**RMSPROP, "base_decay_exponent": -200}, {}, r"-200: gives rho 1 with .*0 or a few less"),
-    ("rmsprop", {**RMSPROP, "base_decay_exponent": 1e9}, {}, r"--optimizer-params: .*gives rho"),
-    ("sgd", SGD, {"weight_decay": -1}, r"--weight-decay -1: must be at least 0"),
-    ("sgd", SGD, {"l2": math.inf}, r"--l2-regularization inf: must be a finite number"),
+    ("rmsprop", {**RMSPROP, "base_decay_exponent": 1e9}, {}, r"optimizer: params: .*gives rho"),
+    ("sgd", SGD, {"weight_decay": -1}, r"weight_decay=-1: must be at least 0"),
+    ("sgd", SGD, {"l2": math.inf}, r"l2=inf: must be a finite number"),
 ]
 
 

@@ -49,7 +49,7 @@ def test_published_example_that_is_an_error():
     ) as caught:
         resnet8(epochs=5, logs_per_epoch="1/2")
     assert isinstance(caught.value, PlanError)
-    assert "--logs-per-epoch 1 or 1/5 would fit" in str(caught.value)
+    assert "logs_per_epoch=1 or 1/5 would fit" in str(caught.value)
 
 
 @pytest.mark.parametrize("logs_per_epoch", ["1/2", "1/3", "0"])
@@ -96,7 +96,7 @@ def test_first_checkpoint_epoch(epochs, ckpts_per_epoch, first, checkpoints):
 
 
 def test_first_checkpoint_after_the_end_is_an_error():
-    with pytest.raises(PlanError, match=r"^--first-ckpt-epoch 7: the run ends after 6 epochs"):
+    with pytest.raises(PlanError, match=r"^first_ckpt_epoch=7: the run ends after 6 epochs"):
         one_update_an_epoch(6, ckpts_per_epoch=1, first_ckpt_epoch=7)
 
 
@@ -120,7 +120,7 @@ def test_a_fraction_that_divides_the_epochs_exactly_is_legal():
 def test_a_fraction_that_fits_the_epochs_but_not_the_updates_is_adjusted():
     plan = resnet8(logs_per_epoch="2/3")
     assert plan.updates("log") == (1562, 3124, 4686)
-    assert "--logs-per-epoch 2/3" in plan.warnings[0]
+    assert "logs_per_epoch=2/3" in plan.warnings[0]
     assert "adjusted to 1/2 an epoch, one every 1562 updates" in plan.warnings[0]
 
 
@@ -175,16 +175,16 @@ def test_updates_per_epoch_can_be_set():
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"logs_per_epoch": -1}, "--logs-per-epoch -1: must be at least 0"),
-        ({"ckpts_per_epoch": "-1/2"}, "--ckpts-per-epoch -1/2: must be at least 0"),
-        ({"first_ckpt_epoch": -0.5}, "--first-ckpt-epoch -0.5: must be at least 0"),
-        ({"validations_per_epoch": -3}, "--validations-per-epoch -3: must be at least 0"),
-        ({"logs_per_epoch": "1/0"}, "--logs-per-epoch 1/0: not a number"),
-        ({"logs_per_epoch": float("nan")}, "--logs-per-epoch nan: not a number"),
-        ({"logs_per_epoch": float("inf")}, "--logs-per-epoch inf: not a number"),
-        ({"logs_per_epoch": "often"}, "--logs-per-epoch often: not a number"),
-        ({"weight_updates_per_epoch": 0}, "--weight-updates-per-epoch 0: must be at least 1"),
-        ({"epochs": 0}, "--num-epochs 0: must be at least 1"),
+        ({"logs_per_epoch": -1}, "logs_per_epoch=-1: must be at least 0"),
+        ({"ckpts_per_epoch": "-1/2"}, "ckpts_per_epoch=-1/2: must be at least 0"),
+        ({"first_ckpt_epoch": -0.5}, "first_ckpt_epoch=-0.5: must be at least 0"),
+        ({"validations_per_epoch": -3}, "validations_per_epoch=-3: must be at least 0"),
+        ({"logs_per_epoch": "1/0"}, "logs_per_epoch=1/0: not a number"),
+        ({"logs_per_epoch": float("nan")}, "logs_per_epoch=nan: not a number"),
+        ({"logs_per_epoch": float("inf")}, "logs_per_epoch=inf: not a number"),
+        ({"logs_per_epoch": "often"}, "logs_per_epoch=often: not a number"),
+        ({"weight_updates_per_epoch": 0}, "weight_updates_per_epoch=0: must be at least 1"),
+        ({"epochs": 0}, "epochs=0: must be at least 1"),
     ],
 )
 def test_bad_values_name_the_option(options, text):
@@ -338,7 +338,7 @@ def test_every_log_is_there_whatever_the_other_events(drawn):
     assert logs == tuple(range(period, plan.total_updates + 1, period))
     assert logs[-1] == plan.total_updates
     exactly = Fraction(plan.updates_per_epoch, period) == wanted
-    assert exactly != any("--logs-per-epoch" in warning for warning in plan.warnings)
+    assert exactly != any("logs_per_epoch=" in warning for warning in plan.warnings)
 
 
 @settings(deadline=None)

@@ -35,12 +35,12 @@ def test_bfloat16_is_the_default_half_type():
 
 @pytest.mark.parametrize("mode", ["32.16", "16", "16.16.16", "8.32", "", "16,16", "fp16"])
 def test_an_unknown_mode_is_an_error_that_names_the_legal_ones(mode):
-    with pytest.raises(OptionError, match=r"--precision .*: must be one of 32\.32, 16\.32, 16\.16"):
+    with pytest.raises(OptionError, match=r"precision=.*: must be one of 32\.32, 16\.32, 16\.16"):
         parse(mode)
 
 
 def test_an_unknown_half_type_is_an_error_that_names_the_legal_ones():
-    with pytest.raises(OptionError, match="--half float8: must be one of bfloat16, float16"):
+    with pytest.raises(OptionError, match="half=float8: must be one of bfloat16, float16"):
         parse("16.16", "float8")
 
 

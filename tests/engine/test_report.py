@@ -82,7 +82,7 @@ def test_warnings_go_to_standard_error_when_nobody_else_takes_them(monkeypatch, 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     for bad in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(OptionError, match=f"--report {bad}: cannot write there"):
+        with pytest.raises(OptionError, match=f"report={bad}: cannot write there"):
             report.check_writable(bad)
     assert report.check_writable(tmp_path / "new" / "deep").is_dir()
     assert list((tmp_path / "new" / "deep").iterdir()) == []

@@ -124,7 +124,7 @@ def test_a_folder_with_a_run_is_refused_unless_resumed(tmp_path):
     new_run(tmp_path).close()
     before = (tmp_path / "events.jsonl").read_bytes()
     with pytest.raises(
-        RunError, match=r"already holds a run \(config.json\): continue it with --resume, or choose"
+        RunError, match=r"already holds a run \(config.json\): continue it with resume=True, or choose"
     ):
         new_run(tmp_path)
     assert (tmp_path / "events.jsonl").read_bytes() == before
@@ -280,7 +280,7 @@ def test_a_kill_at_any_moment_leaves_a_folder_that_can_start_or_resume(
         try:
             run = new_run(path, resume=next_try == "resume")
         except RunError as error:
-            other = {"start": "continue it with --resume", "resume": "start it without --resume"}
+            other = {"start": "continue it with resume=True", "resume": "leave out resume=True"}
             assert other[next_try] in str(error), moments
             run = new_run(path, resume=next_try != "resume")
         run.close()

@@ -238,39 +238,44 @@ def test_rates_stay_float32_when_doubles_are_enabled():
 
 ZERO = {"initial_learning_rate": 1, "epochs_to_total_decay": 0.01}
 REFUSED = [
-    ("cosin", CONST, None, r"--lr-schedule cosin: must be one of const, cosine, stepped, polynomial"),
-    ("const", {}, None, r"--lr-schedule-params: .*found none; const takes initial_learning_rate"),
+    ("cosin", CONST, None, r"learning_rate: name=cosin: must be one of const, cosine, stepped, polynomial"),
+    ("const", {}, None, r"learning_rate: params: .*found none; const takes initial_learning_rate"),
     (
         "cosine",
         CONST,
         None,
-        r"--lr-schedule-params: epochs_to_total_decay missing: found initial_learning_rate;",
+        r"learning_rate: params: epochs_to_total_decay missing: found initial_learning_rate;",
     ),
     (
         "const",
         COSINE,
         None,
-        r"--lr-schedule-params: epochs_to_total_decay unknown: found initial_learning_rate,",
+        r"learning_rate: params: epochs_to_total_decay unknown: found initial_learning_rate,",
     ),
-    ("stepped", {"boundaries": [1], "values": [1]}, None, r"--lr-schedule-params: 1 values and 1 boundaries"),
-    ("stepped", {"boundaries": [2, 1], "values": [1, 2, 3]}, None, r"--lr-schedule-params: .*ascending"),
+    (
+        "stepped",
+        {"boundaries": [1], "values": [1]},
+        None,
+        r"learning_rate: params: 1 values and 1 boundaries",
+    ),
+    ("stepped", {"boundaries": [2, 1], "values": [1, 2, 3]}, None, r"learning_rate: params: .*ascending"),
     (
         "stepped",
         {"boundaries": 2, "values": [1, 2]},
         None,
-        r"--lr-schedule-params: .*boundaries 2: must be a list",
+        r"learning_rate: params: .*boundaries 2: must be a list",
     ),
     ("stepped", {"boundaries": ["a"], "values": [1, 2]}, None, r"boundaries .*each must be a finite number"),
     (
         "const",
         {"initial_learning_rate": "fast"},
         None,
-        r"--lr-schedule-params: .*fast: must be a finite number",
+        r"learning_rate: params: .*fast: must be a finite number",
     ),
-    ("const", {"initial_learning_rate": math.nan}, None, r"--lr-schedule-params: .*nan: must be a finite"),
-    ("const", {"initial_learning_rate": -1}, None, r"--lr-schedule-params: .*-1: must be at least 0"),
-    ("cosine", {**COSINE, "epochs_to_total_decay": 0}, None, r"--lr-schedule-params: .*greater than 0"),
-    ("cosine", ZERO, None, r"--lr-schedule-params: epochs_to_total_decay 0.01: less than one update"),
+    ("const", {"initial_learning_rate": math.nan}, None, r"learning_rate: params: .*nan: must be a finite"),
+    ("const", {"initial_learning_rate": -1}, None, r"learning_rate: params: .*-1: must be at least 0"),
+    ("cosine", {**COSINE, "epochs_to_total_decay": 0}, None, r"learning_rate: params: .*greater than 0"),
+    ("cosine", ZERO, None, r"learning_rate: params: epochs_to_total_decay 0.01: less than one update"),
     (
         "cosine",
         {**COSINE, "epochs_to_total_decay": 1e9},
@@ -281,18 +286,18 @@ REFUSED = [
         "one_cycle",
         {**ONE_CYCLE, "peak_epoch": 10},
         None,
-        r"--lr-schedule-params: peak_epoch 10: must lie before",
+        r"learning_rate: params: peak_epoch 10: must lie before",
     ),
     (
         "const",
         CONST,
         {"warmup_mode": "shift"},
-        r"--lr-warmup-params: warmup_epochs missing: found warmup_mode;",
+        r"learning_rate: warmup: warmup_epochs missing: found warmup_mode;",
     ),
-    ("const", CONST, {**warmup("shift", 1), "mode": 1}, r"--lr-warmup-params: mode unknown"),
-    ("const", CONST, warmup("jump", 1), r"--lr-warmup-params: .*jump: must be shift or mask"),
-    ("const", CONST, warmup("mask", -1), r"--lr-warmup-params: .*-1: must be at least 0"),
-    ("const", CONST, warmup("mask", 1e9), r"--lr-warmup-params: warmup_epochs .*more than"),
+    ("const", CONST, {**warmup("shift", 1), "mode": 1}, r"learning_rate: warmup: mode unknown"),
+    ("const", CONST, warmup("jump", 1), r"learning_rate: warmup: .*jump: must be shift or mask"),
+    ("const", CONST, warmup("mask", -1), r"learning_rate: warmup: .*-1: must be at least 0"),
+    ("const", CONST, warmup("mask", 1e9), r"learning_rate: warmup: warmup_epochs .*more than"),
 ]
 
 
@@ -306,5 +311,5 @@ def test_what_cannot_work_is_refused_in_the_options_name(name, params, warm, mes
 def test_static_and_automatic_loss_scaling_exclude_each_other_and_nothing_else_does():
     check_loss_scaling(128.0, automatic=False)
     check_loss_scaling(0.0, automatic=True)
-    with pytest.raises(OptionError, match=r"--auto-loss-scaling and --loss-scaling 128: .*--loss-scaling 0"):
+    with pytest.raises(OptionError, match=r"automatic=True and static=128: .*static=0"):
         check_loss_scaling(128.0, automatic=True)

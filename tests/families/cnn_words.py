@@ -3,6 +3,7 @@
 from hotloop.cli.command import Command, Common
 from hotloop.cli.configs import Resolved
 from hotloop.cli.configs import resolve as read
+from hotloop.cli.naming import errors_with_options
 from hotloop.cli.parser import scan
 from hotloop.families.cnn.config import Train
 from hotloop.families.cnn.named import PRESETS
@@ -24,4 +25,5 @@ def typed(*words: str) -> Resolved:
 def settings(*words: str, devices: int = 1) -> Settings:
     """What it means on so many devices."""
     config = typed(*words).config
-    return resolve(config, SAMPLES[config.dataset], devices, frozenset(given(*words)))
+    with errors_with_options(COMMAND.option_names):
+        return resolve(config, SAMPLES[config.dataset], devices, frozenset(given(*words)))

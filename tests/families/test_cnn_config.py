@@ -434,7 +434,7 @@ def test_replicas_become_accumulation_where_the_command_line_says_that_devices_n
 def test_a_global_batch_that_does_not_divide_is_rounded_with_a_warning():
     made = settings("--micro-batch-size", "3", "--num-replicas", "2", "--global-batch-size", "10", devices=2)
     assert (made.batch.accumulation, made.batch.global_) == (2, 12)
-    assert [warning for warning in made.warnings if "--global-batch-size 10" in warning] == [made.warnings[0]]
+    assert [warning for warning in made.warnings if "global_size=10" in warning] == [made.warnings[0]]
 
 
 # Host events, warnings, notices.
@@ -455,7 +455,7 @@ README += (
     ("logs", "calls", "updates", "lines", "warned"),
     [
         ("1", 6, 781, 6, ""),
-        ("2", 6, 781, 6, "--logs-per-epoch 2 would interrupt a weight update"),
+        ("2", 6, 781, 6, "logs_per_epoch=2 would interrupt a weight update"),
         ("10", 66, 71, 66, "adjusted to 11 an epoch"),
         ("1/2", 3, 1562, 3, ""),
         ("1/3", 2, 2343, 2, ""),

@@ -267,7 +267,7 @@ def test_fragments_name_data_and_nothing_else(name, expected):
 
 def test_a_global_batch_that_did_not_divide_warns_as_it_did():
     (warning,) = settings("--config", "resnet50_mlperf_pod16_lars", devices=16).warnings
-    assert "--global-batch-size 3520" in warning
+    assert "global_size=3520" in warning
     assert "count is 12 and global batch size 3456" in warning
 
 

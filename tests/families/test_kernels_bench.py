@@ -146,7 +146,7 @@ def test_half_partials_need_sixteen_bits():
 
 def test_too_many_replicas_compile_nothing(monkeypatch):
     monkeypatch.setattr(jax, "jit", lambda *_, **__: pytest.fail("compiled"))
-    with pytest.raises(DeviceError, match="--replicas 99: only"):
+    with pytest.raises(DeviceError, match="replicas=99: only"):
         bench.run(replace(DENSE, replicas=99), jax.devices()[0], Context())
 
 

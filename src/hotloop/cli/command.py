@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from hotloop.cli.console import Context
 from hotloop.engine.interrupt import leave_at_once
-from hotloop.options import option
+from hotloop.options import option, options_of
 
 __all__ = ["Command", "Common", "Context", "NoOptions", "on_device"]
 
@@ -74,6 +74,12 @@ class Command:
     """(the folder that its argument `run` names) -> that run's option values, below the command line's."""
     verbatim: bool = False
     """From the first word that is no option on, everything is an argument, even what looks like an option."""
+
+    @property
+    def option_names(self) -> frozenset[str]:
+        """The names of its options, those of every command included."""
+        options = (*options_of(self.config), *options_of(Common))
+        return frozenset(option.name for option in options if not option.positional)
 
 
 def on_device(module: str) -> Callable[[Any, Context], Mapping[str, Any]]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from hotloop.cli.command import Command, Common
 from hotloop.cli.console import print_json
+from hotloop.cli.naming import errors_with_options
 from hotloop.cli.parser import Names
 from hotloop.errors import OptionError
 from hotloop.options import Option, construct, did_you_mean, options_of, plain
@@ -78,7 +79,9 @@ def resolve(command: Command, given: Mapping[str, Any]) -> Resolved:
         name: source for name, source in sources.items() if name in SETTABLE or name not in common_options
     }
     common = construct(Common, {key: accepted.pop(key) for key in common_options if key in accepted})
-    return Resolved(construct(command.config, accepted), common, sources, layer.notices, replacements)
+    with errors_with_options(command.option_names):
+        config = construct(command.config, accepted)
+    return Resolved(config, common, sources, layer.notices, replacements)
 
 
 def _layer(command: Command, name: str | None, path: Path | None) -> Layer:

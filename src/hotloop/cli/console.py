@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
+from hotloop.cli.naming import with_options
 from hotloop.engine.interrupt import leave_at_once
 from hotloop.engine.progress import Progress, show
 from hotloop.options import plain
@@ -31,6 +32,8 @@ class Context:
     argv: tuple[str, ...] = ()
     given: frozenset[str] = frozenset()
     """Names of the options that stand on the command line itself."""
+    options: frozenset[str] = frozenset()
+    """Names of all options of the command, which a warning may speak of as arguments."""
 
     def say(self, text: str) -> None:
         """A line for people."""
@@ -38,7 +41,7 @@ class Context:
 
     def warn(self, text: str) -> None:
         """A line that people should not miss, on standard error."""
-        _print(f"{coloured('warning:', '33')} {text}", sys.stderr)
+        _print(f"{coloured('warning:', '33')} {with_options(text, self.options)}", sys.stderr)
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Rows under their column names; columns of numbers are aligned to the right."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from hotloop.cli.command import Command, Common, Context
 from hotloop.cli.console import print_error, print_json
+from hotloop.cli.naming import errors_with_options
 from hotloop.engine.interrupt import Stopped, raise_stops
 from hotloop.errors import HotloopError, OptionError
 from hotloop.options import did_you_mean, options_of
@@ -147,15 +148,17 @@ def execute(command: Command, path: str, words: list[str]) -> int:
         print_config(resolved, path)
         return 0
     argv = (*path.split()[1:], *words)
+    names = command.option_names
     context = Context(
-        common.json, common.debug, common.device, common.only_accelerator, argv, frozenset(given)
+        common.json, common.debug, common.device, common.only_accelerator, argv, frozenset(given), names
     )
     for notice in resolved.notices:
         context.warn(notice)
     for line in resolved.replacements:
         context.say(line)
     assert command.run is not None
-    result: Mapping[str, Any] | None = command.run(resolved.config, context)
+    with errors_with_options(names):
+        result: Mapping[str, Any] | None = command.run(resolved.config, context)
     if common.json:
         print_json(result or {})
     return 0

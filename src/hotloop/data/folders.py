@@ -62,12 +62,12 @@ def entries(folder: Path) -> frozenset[str] | None:
 
 
 def check_given(data_dir: Path | None) -> None:
-    """DataError for a folder that the user named, by option or by HOTLOOP_DATA, and that is not there."""
-    named = {"--data-dir": data_dir, VARIABLE: os.environ.get(VARIABLE) or None}
+    """DataError for a folder that the user named, by argument or by HOTLOOP_DATA, and that is not there."""
+    named = {"data_dir": data_dir, VARIABLE: os.environ.get(VARIABLE) or None}
     for how, folder in named.items():
         if folder is not None and entries(Path(folder)) is None:
             raise DataError(
-                f"{how} {folder}: no such folder; create it, or give the folder that holds the data"
+                f"{how}={folder}: no such folder; create it, or give the folder that holds the data"
             )
 
 

@@ -142,5 +142,5 @@ def _locate(
             failure = failure or error
     assert failure is not None
     if data_dir is not None:
-        raise DataError(f"--data-dir {data_dir}: {choices[0].name} is not there; {failure}")
+        raise DataError(f"data_dir={data_dir}: {choices[0].name} is not there; {failure}")
     raise failure

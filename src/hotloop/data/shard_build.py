@@ -81,7 +81,7 @@ def _images(task: ShardTask, skipped: list[str] | None) -> Iterator[tuple[Item, 
             yield item, checked(Path(item.path).read_bytes())
         except ImageError as error:
             if skipped is None:
-                raise DataError(f"{item.path}: {error}; --skip-corrupt leaves such images out") from None
+                raise DataError(f"{item.path}: {error}; skip_corrupt=True leaves such images out") from None
             skipped.append(f"{item.path}: {error}")
         except OSError as error:
             raise DataError(f"{item.path}: cannot be read ({error.strerror})") from None

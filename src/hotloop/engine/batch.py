@@ -9,10 +9,10 @@ from fractions import Fraction
 from hotloop.errors import PlanError
 
 
-def whole(option: str, value: int, least: int = 1) -> int:
-    """`value` itself, or a PlanError that names the option when it is below `least`."""
+def whole(argument: str, value: int, least: int = 1) -> int:
+    """`value` itself, or a PlanError that names the argument when it is below `least`."""
     if value < least:
-        raise PlanError(f"{option} {value}: must be at least {least}")
+        raise PlanError(f"{argument}={value}: must be at least {least}")
     return value
 
 
@@ -26,9 +26,9 @@ class Batch:
     warnings: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
-        whole("--micro-batch-size", self.micro)
-        whole("--num-replicas", self.replicas)
-        whole("--gradient-accumulation-count", self.accumulation)
+        whole("micro", self.micro)
+        whole("replicas", self.replicas)
+        whole("accumulation", self.accumulation)
 
     @property
     def global_(self) -> int:
@@ -42,12 +42,12 @@ class Batch:
         """The batch for an accumulation count, or for the global size nearest to the one asked for."""
         if accumulation is not None and global_size is not None:
             raise PlanError(
-                f"--gradient-accumulation-count {accumulation} and --global-batch-size {global_size}: "
+                f"accumulation={accumulation} and global_size={global_size}: "
                 "each follows from the other, give only one"
             )
         if global_size is None:
             return cls(micro, replicas, 1 if accumulation is None else accumulation)
-        return _nearest(cls(micro, replicas), whole("--global-batch-size", global_size))
+        return _nearest(cls(micro, replicas), whole("global_size", global_size))
 
     def describe(self) -> str:
         """The product in words."""
@@ -70,13 +70,11 @@ def _nearest(unit: Batch, size: int) -> Batch:
     """Accumulate `unit` so that the global size comes nearest to `size`; a half goes to the even count."""
     quotient = Fraction(size, unit.global_)
     count = round(quotient)
-    asked = (
-        f"--global-batch-size {size}: micro batch {unit.micro} x replicas {unit.replicas} = {unit.global_}"
-    )
+    asked = f"global_size={size}: micro batch {unit.micro} x replicas {unit.replicas} = {unit.global_}"
     if count == 0:
         raise PlanError(
             f"{asked} is at least twice as much, so that the accumulation count "
-            f"would be 0; ask for at least {unit.global_}, or lower --micro-batch-size or --num-replicas"
+            f"would be 0; ask for at least {unit.global_}, or lower the micro batch or the replicas"
         )
     if count == quotient:
         return Batch(unit.micro, unit.replicas, count)
@@ -113,12 +111,12 @@ class Evaluation:
 
 def evaluation(samples: int, global_size: int, processes: int = 1) -> Evaluation:
     """Batches and padding for `samples` in batches of `global_size`, shared by so many processes."""
-    whole("validation samples", samples)
-    whole("validation global batch size", global_size)
+    whole("samples", samples)
+    whole("global_size", global_size)
     whole("processes", processes)
     if global_size % processes:
         raise PlanError(
-            f"validation global batch size {global_size}: must be a multiple of the {processes} processes"
+            f"global_size={global_size} of an evaluation: must be a multiple of the {processes} processes"
         )
     batch = global_size // processes
     largest_share = -(-samples // processes)

@@ -35,7 +35,7 @@ def setup(
     chosen = _auto(warn) if device == "auto" else _named(device)
     if only_accelerator and chosen.platform == "cpu":
         raise DeviceError(
-            "--only-accelerator: only a CPU was found; leave the option out to compute on it, or install "
+            "only_accelerator=True: only a CPU was found; leave it out to compute there, or install "
             "'hotloop[cuda]' or 'hotloop[tpu]' for the accelerator"
         )
     if chosen.platform != jax.default_backend():
@@ -75,12 +75,12 @@ def _named(platform: str) -> "jax.Device":
         return jax.devices(platform)[0]
     except RuntimeError as error:
         fix = (
-            f"pip install '{INSTALL[platform]}', or use --device auto"
+            f"pip install '{INSTALL[platform]}', or use device=auto"
             if platform in INSTALL
-            else "use --device auto"
+            else "use device=auto"
         )
         reason = "jax knows none here" if "Unknown backend" in str(error) else one_line(error)
-        raise DeviceError(f"--device {platform}: {reason}; {fix}") from error
+        raise DeviceError(f"device={platform}: {reason}; {fix}") from error
 
 
 def nvidia_present() -> bool:

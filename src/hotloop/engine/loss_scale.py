@@ -28,7 +28,7 @@ class ScaleState(NamedTuple):
 
 def _start(scale: float) -> ScaleState:
     if not (scale > 0 and math.isfinite(scale)):
-        raise OptionError(f"--loss-scaling {scale}: must be greater than 0 and finite")
+        raise OptionError(f"scale={scale}: must be greater than 0 and finite")
     return ScaleState(jnp.float32(scale), jnp.int32(0), jnp.int32(0))
 
 

@@ -13,7 +13,7 @@ def replicas(count: int, platform: str | None = None) -> Mesh:
     devices = jax.devices(platform)
     if count > len(devices):
         here = f"{len(devices)} {devices[0].platform} device{'s' * (len(devices) > 1)}"
-        raise DeviceError(f"--replicas {count}: only {here} here; use at most {len(devices)}")
+        raise DeviceError(f"replicas={count}: only {here} here; use at most {len(devices)}")
     return jax.make_mesh((count,), (REPLICA,), (AxisType.Auto,), devices=devices[:count])
 
 
@@ -21,5 +21,5 @@ def device(number: int, platform: str | None = None) -> jax.Device:
     """The device of a platform with this number, counted from 0; -1 is the first."""
     devices = jax.devices(platform)
     if number >= len(devices):
-        raise DeviceError(f"--device-id {number}: the devices here are 0 to {len(devices) - 1}")
+        raise DeviceError(f"device_id={number}: the devices here are 0 to {len(devices) - 1}")
     return devices[max(number, 0)]

@@ -113,9 +113,9 @@ def rule(
 ) -> Rule:
     """The optimiser `name` (sgd, lars or rmsprop) with its parameters, or an OptionError."""
     check_optimiser(name, params, global_batch_size=global_batch_size)
-    for option, value in (("--weight-decay", weight_decay), ("--l2-regularization", l2)):
+    for argument, value in (("weight_decay", weight_decay), ("l2", l2)):
         if reason := NON_NEGATIVE(value):
-            raise OptionError(f"{option} {value}: {reason}")
+            raise OptionError(f"{argument}={value}: {reason}")
     return Rule(BASES[name](params, global_batch_size), weight_decay, l2, exclude)
 
 

@@ -52,18 +52,18 @@ class Keys:
     required: Mapping[str, Check]
     optional: Mapping[str, Check] = field(default_factory=dict)
 
-    def check(self, option: str, owner: str, params: Mapping[str, Any]) -> None:
-        """An OptionError in the option's name where a key is missing or unknown, or a value cannot work."""
+    def check(self, argument: str, owner: str, params: Mapping[str, Any]) -> None:
+        """An OptionError in the argument's name where a key is missing or unknown, or a value cannot work."""
         known = {**self.required, **self.optional}
         missing = [key for key in self.required if key not in params]
         unknown = [key for key in params if key not in known]
         if missing or unknown:
             wrong = [f"{', '.join(missing)} missing"] if missing else []
             wrong += [f"{', '.join(unknown)} unknown"] if unknown else []
-            raise OptionError(f"{option}: {' and '.join(wrong)}: {self._expected(owner, params)}")
+            raise OptionError(f"{argument}: {' and '.join(wrong)}: {self._expected(owner, params)}")
         for key, value in params.items():
             if reason := known[key](value):
-                raise OptionError(f"{option}: {owner}'s {key} {value}: {reason}")
+                raise OptionError(f"{argument}: {owner}'s {key} {value}: {reason}")
 
     def _expected(self, owner: str, params: Mapping[str, Any]) -> str:
         optional = f" (and may take {', '.join(self.optional)})" if self.optional else ""
@@ -97,38 +97,38 @@ OPTIMISERS = {
 }
 
 
-def _known(option: str, name: str, table: Mapping[str, Keys]) -> Keys:
+def _known(owner: str, name: str, table: Mapping[str, Keys]) -> Keys:
     if name not in table:
-        raise OptionError(f"{option} {name}: must be one of {', '.join(table)}")
+        raise OptionError(f"{owner}: name={name}: must be one of {', '.join(table)}")
     return table[name]
 
 
 def check_schedule(name: str, params: Mapping[str, Any], warmup: Mapping[str, Any] | None = None) -> None:
-    """An OptionError where --lr-schedule, --lr-schedule-params or --lr-warmup-params cannot work."""
-    _known("--lr-schedule", name, SCHEDULES).check("--lr-schedule-params", name, params)
+    """An OptionError where the schedule, its params or the warm-up cannot work."""
+    _known("learning_rate", name, SCHEDULES).check("learning_rate: params", name, params)
     if name == "stepped":
         _check_steps(params["boundaries"], params["values"])
     if name == "one_cycle" and params["peak_epoch"] >= params["total_epochs"]:
         peak, total = params["peak_epoch"], params["total_epochs"]
-        raise OptionError(f"--lr-schedule-params: peak_epoch {peak}: must lie before total_epochs {total}")
+        raise OptionError(f"learning_rate: params: peak_epoch {peak}: must lie before total_epochs {total}")
     if warmup is not None:
-        WARMUP.check("--lr-warmup-params", "a warm-up", warmup)
+        WARMUP.check("learning_rate: warmup", "a warm-up", warmup)
 
 
 def _check_steps(boundaries: list[float], values: list[float]) -> None:
     if len(boundaries) != len(values) - 1:
         raise OptionError(
-            f"--lr-schedule-params: {len(values)} values and {len(boundaries)} boundaries:"
+            f"learning_rate: params: {len(values)} values and {len(boundaries)} boundaries:"
             " stepped takes one value more than boundaries"
         )
     if list(boundaries) != sorted(boundaries):
         shown = ", ".join(map(str, boundaries))
-        raise OptionError(f"--lr-schedule-params: stepped's boundaries {shown}: must be in ascending order")
+        raise OptionError(f"learning_rate: params: stepped's boundaries {shown}: must be in ascending order")
 
 
 def check_optimiser(name: str, params: Mapping[str, Any], *, global_batch_size: int = 1) -> None:
-    """An OptionError where --optimizer or --optimizer-params cannot work with this batch."""
-    _known("--optimizer", name, OPTIMISERS).check("--optimizer-params", name, params)
+    """An OptionError where the optimiser or its params cannot work with this batch."""
+    _known("optimizer", name, OPTIMISERS).check("optimizer: params", name, params)
     if name == "rmsprop":
         rmsprop_decay(params["base_decay_exponent"], global_batch_size)
 
@@ -140,7 +140,7 @@ def rmsprop_decay(exponent: float, global_batch_size: int) -> float:
     if not 0 <= rho < 1:
         most = math.floor(-math.log2(global_batch_size))
         raise OptionError(
-            f"--optimizer-params: rmsprop's base_decay_exponent {exponent}: gives rho {rho:.6g} with global batch"
+            f"optimizer: params: rmsprop's base_decay_exponent {exponent}: gives rho {rho:.6g} with global batch"
             f" {global_batch_size}, which must be at least 0 and below 1; {most} or a few less would do"
         )
     return rho
@@ -154,6 +154,6 @@ def check_loss_scaling(static: float, automatic: bool) -> None:
     """
     if automatic and static:
         raise OptionError(
-            f"--auto-loss-scaling and --loss-scaling {static:g}: only one can set the factor;"
-            " --loss-scaling 0 leaves it to the automatic one"
+            f"automatic=True and static={static:g}: only one can set the factor;"
+            " static=0 leaves it to the automatic one"
         )

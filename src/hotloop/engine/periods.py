@@ -13,14 +13,14 @@ from hotloop.errors import PlanError
 Frequency = int | float | str | Fraction
 
 
-def exact(option: str, value: Frequency) -> Fraction:
+def exact(argument: str, value: Frequency) -> Fraction:
     """A number of at least 0 as the fraction that was meant: 0.1 is 1/10 and the float 1/49 is 1/49."""
     try:
         fraction = _nearest_fraction(value) if isinstance(value, float) else Fraction(value)
     except (ValueError, OverflowError, ZeroDivisionError):
-        raise PlanError(f"{option} {value}: not a number; write for example 2, 0.5 or 1/2") from None
+        raise PlanError(f"{argument}={value}: not a number; write for example 2, 0.5 or 1/2") from None
     if fraction < 0:
-        raise PlanError(f"{option} {value}: must be at least 0")
+        raise PlanError(f"{argument}={value}: must be at least 0")
     return fraction
 
 
@@ -58,12 +58,12 @@ class Clock:
         """Length of the run in epochs."""
         return Fraction(self.total, self.updates_per_epoch)
 
-    def log_period(self, option: str, frequency: Fraction) -> int:
+    def log_period(self, argument: str, frequency: Fraction) -> int:
         """Updates between logs: an epoch, or for a frequency below 1 the run, is cut into equal parts."""
         if frequency >= 1:
             return self._cut(int(self.updates_per_epoch), frequency)
         if (self.epochs * frequency).denominator != 1:
-            raise PlanError(self._impossible(option, frequency))
+            raise PlanError(self._impossible(argument, frequency))
         return self._cut(self.total, frequency)
 
     def save_period(self, frequency: Fraction, first: int) -> int:
@@ -81,7 +81,7 @@ class Clock:
         """Cut `updates` into equal parts so that the parts come nearest to `frequency` per epoch."""
         return updates // closest_divisor(updates, frequency * updates / self.updates_per_epoch)
 
-    def _impossible(self, option: str, frequency: Fraction) -> str:
+    def _impossible(self, argument: str, frequency: Fraction) -> str:
         """Say why a frequency below one does not fit, in the words people know, and what would."""
         epochs = int(self.epochs)
         divisors = [n for n in range(1, epochs + 1) if epochs % n == 0]
@@ -89,15 +89,15 @@ class Clock:
         advice = " or ".join(str(Fraction(1, n)) for n in nearest)
         return (
             f"It is not possible to log {float(1 / frequency)} epochs a time for {epochs} epochs"
-            f" ({option} {frequency}); {option} {advice} would fit"
+            f" ({argument}={frequency}); {argument}={advice} would fit"
         )
 
-    def adjustment(self, option: str, wanted: Fraction, period: int) -> list[str]:
+    def adjustment(self, argument: str, wanted: Fraction, period: int) -> list[str]:
         """A warning when a period (0 for never) is not what the wanted frequency says."""
         got = Fraction(self.updates_per_epoch, period) if period else Fraction(0)
         if got == wanted:
             return []
         return [
-            f"{option} {wanted} would interrupt a weight update ({self.updates_per_epoch} updates an epoch): "
+            f"{argument}={wanted} would interrupt a weight update ({self.updates_per_epoch} updates an epoch): "
             f"adjusted to {readable(got)} an epoch, one every {period} updates"
         ]

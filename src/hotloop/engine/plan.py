@@ -30,17 +30,17 @@ def plan_epochs(
     Checkpoints that nobody asked for (None) fall on calls that the logs make anyway: at most one an epoch,
     one at the end. Asked-for ones, and validations, end calls of their own and include the end of the run.
     """
-    whole("--num-epochs", epochs)
+    whole("epochs", epochs)
     per_epoch = _updates_per_epoch(samples, batch, weight_updates_per_epoch)
     draft = _Draft(Clock(per_epoch, per_epoch * epochs), batch, samples)
-    log_period = draft.log("--logs-per-epoch", logs_per_epoch)
-    draft.repeat("validate", "--validations-per-epoch", validations_per_epoch)
-    first = draft.point("--first-ckpt-epoch", first_ckpt_epoch)
+    log_period = draft.log("logs_per_epoch", logs_per_epoch)
+    draft.repeat("validate", "validations_per_epoch", validations_per_epoch)
+    first = draft.point("first_ckpt_epoch", first_ckpt_epoch)
     if ckpts_per_epoch is None:
         period = max(log_period or draft.clock.total, per_epoch)
         draft.every("checkpoint", period, -(-first // period) * period)
     else:
-        draft.repeat("checkpoint", "--ckpts-per-epoch", ckpts_per_epoch, first)
+        draft.repeat("checkpoint", "ckpts_per_epoch", ckpts_per_epoch, first)
     return draft.plan()
 
 
@@ -60,17 +60,17 @@ def plan_updates(
     batches run over from one epoch into the next, an epoch is a fraction of updates. `validate_first` adds a
     validation after so many.
     """
-    whole("updates", total)
+    whole("total", total)
     per_epoch = total if updates_per_epoch is None else _per_epoch(updates_per_epoch)
     draft = _Draft(Clock(per_epoch, total), batch or Batch())
-    draft.every("log", whole("log every", log_every, 0))
-    draft.every("validate", whole("validate every", validate_every, 0))
+    draft.every("log", whole("log_every", log_every, 0))
+    draft.every("validate", whole("validate_every", validate_every, 0))
     if validate_first and not any(
         validate_first in mark.updates for mark in draft.marks if mark.kind == "validate"
     ):
         draft.marks.append(Mark("validate", range(validate_first, validate_first + 1)))
     draft.every(
-        "checkpoint", total if checkpoint_every is None else whole("checkpoint every", checkpoint_every, 0)
+        "checkpoint", total if checkpoint_every is None else whole("checkpoint_every", checkpoint_every, 0)
     )
     return draft.plan()
 
@@ -78,17 +78,17 @@ def plan_updates(
 def _per_epoch(updates: int | Fraction) -> int | Fraction:
     if isinstance(updates, Fraction) and updates.denominator > 1:
         return updates
-    return whole("updates per epoch", int(updates) if isinstance(updates, Fraction) else updates)
+    return whole("updates_per_epoch", int(updates) if isinstance(updates, Fraction) else updates)
 
 
 def _updates_per_epoch(samples: int, batch: Batch, override: int | None) -> int:
-    whole("--samples", samples)
+    whole("samples", samples)
     if samples < batch.global_:
         raise PlanError(
             f"{samples} samples do not fill one global batch of {batch.global_} ({batch.describe()}); "
             f"lower the micro batch, the replicas or the accumulation so that it is at most {samples}"
         )
-    return samples // batch.global_ if override is None else whole("--weight-updates-per-epoch", override)
+    return samples // batch.global_ if override is None else whole("weight_updates_per_epoch", override)
 
 
 class _Draft:
@@ -103,7 +103,7 @@ class _Draft:
         seen = clock.updates_per_epoch * batch.global_
         if samples is not None and seen > samples:
             self.warnings.append(
-                f"--weight-updates-per-epoch {clock.updates_per_epoch}: an epoch takes {seen} samples "
+                f"weight_updates_per_epoch={clock.updates_per_epoch}: an epoch takes {seen} samples "
                 f"of a set of {samples}, so that some are seen more than once"
             )
 
@@ -118,29 +118,29 @@ class _Draft:
             Mark(kind, part) for part in ((updates,) if total in updates else (updates, end)) if part
         ]
 
-    def log(self, option: str, frequency: Frequency) -> int:
+    def log(self, argument: str, frequency: Frequency) -> int:
         """Mark the logs of a frequency and return their period, 0 for none."""
-        wanted = exact(option, frequency)
-        period = self.clock.log_period(option, wanted) if wanted else 0
+        wanted = exact(argument, frequency)
+        period = self.clock.log_period(argument, wanted) if wanted else 0
         self.every("log", period)
-        self.warnings += self.clock.adjustment(option, wanted, period)
+        self.warnings += self.clock.adjustment(argument, wanted, period)
         return period
 
-    def repeat(self, kind: Kind, option: str, frequency: Frequency, first: int = 0) -> None:
+    def repeat(self, kind: Kind, argument: str, frequency: Frequency, first: int = 0) -> None:
         """Mark events of a frequency, of which the first comes after `first` updates."""
-        wanted = exact(option, frequency)
+        wanted = exact(argument, frequency)
         period = self.clock.save_period(wanted, first) if wanted else 0
         self.every(kind, period, first)
-        self.warnings += self.clock.adjustment(option, wanted, period)
+        self.warnings += self.clock.adjustment(argument, wanted, period)
 
-    def point(self, option: str, epoch: Frequency) -> int:
+    def point(self, argument: str, epoch: Frequency) -> int:
         """The update boundary nearest to a point of the run given in epochs."""
-        wanted = exact(option, epoch) * self.clock.updates_per_epoch
+        wanted = exact(argument, epoch) * self.clock.updates_per_epoch
         if wanted > self.clock.total:
-            raise PlanError(f"{option} {epoch}: the run ends after {self.clock.epochs} epochs")
+            raise PlanError(f"{argument}={epoch}: the run ends after {self.clock.epochs} epochs")
         if wanted.denominator != 1:
             self.warnings.append(
-                f"{option} {epoch} lies inside a weight update: moved to update {round(wanted)}"
+                f"{argument}={epoch} lies inside a weight update: moved to update {round(wanted)}"
             )
         return round(wanted)
 

@@ -104,9 +104,9 @@ def parse(
 ) -> Policy:
     """The policy of a mode such as `16.16`; switches that a mode has no use for are off in the result."""
     if mode not in MODES:
-        raise OptionError(f"--precision {mode}: must be one of {', '.join(MODES)} (compute.update)")
+        raise OptionError(f"precision={mode}: must be one of {', '.join(MODES)} (compute.update)")
     if half not in HALVES:
-        raise OptionError(f"--half {half}: must be one of {', '.join(HALVES)}")
+        raise OptionError(f"half={half}: must be one of {', '.join(HALVES)}")
     compute, update = (np.dtype(jnp.dtype(half)) if bits == "16" else FLOAT32 for bits in mode.split("."))
     return Policy(
         compute,

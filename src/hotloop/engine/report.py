@@ -83,10 +83,10 @@ def check_writable(path: str | Path, programs: Sequence[str] = ("training", "eva
         foreign = [name for name in programs if _is_foreign(path / name)]
     except OSError as error:
         raise OptionError(
-            f"--report {path}: cannot write there ({error.strerror}); choose another one"
+            f"report={path}: cannot write there ({error.strerror}); choose another one"
         ) from None
     if foreign:
-        raise OptionError(f"--report {path}: {path / foreign[0]} holds other files; choose another folder")
+        raise OptionError(f"report={path}: {path / foreign[0]} holds other files; choose another folder")
     return path
 
 

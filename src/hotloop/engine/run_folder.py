@@ -61,9 +61,9 @@ def _found(path: Path) -> list[str]:
 
 def _check_resumable(path: Path, resume: bool) -> None:
     if resume and not path.is_dir():
-        raise RunError(f"nothing to resume: {path} is not a run folder; start it without --resume")
+        raise RunError(f"nothing to resume: {path} is not a run folder; leave out resume=True to start one")
     if resume and not _found(path):
-        raise RunError(f"nothing to resume: {path} holds no run; start it without --resume")
+        raise RunError(f"nothing to resume: {path} holds no run; leave out resume=True to start one")
 
 
 def check_kind(path: Path, resume: bool) -> None:
@@ -77,7 +77,7 @@ def _refuse_another_run(path: Path, resume: bool) -> None:
     found = _found(path)
     if not resume and found and not is_only_begun(path):
         raise RunError(
-            f"{path} already holds a run ({found[0]}): continue it with --resume, or choose another folder"
+            f"{path} already holds a run ({found[0]}): continue it with resume=True, or choose another folder"
         )
 
 

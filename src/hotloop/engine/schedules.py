@@ -44,11 +44,11 @@ def learning_rate(
     return lambda update: schedule(jnp.asarray(update, jnp.uint32))
 
 
-def _updates(params: Params, key: str, per_epoch: int, *, option: str = "--lr-schedule-params") -> int:
+def _updates(params: Params, key: str, per_epoch: int, *, argument: str = "learning_rate: params") -> int:
     """The epochs under `key` as a number of updates."""
     updates = int(params[key] * per_epoch)
     if updates > MOST_UPDATES:
-        raise OptionError(f"{option}: {key} {params[key]}: more than {MOST_UPDATES} updates")
+        raise OptionError(f"{argument}: {key} {params[key]}: more than {MOST_UPDATES} updates")
     return updates
 
 
@@ -56,7 +56,7 @@ def _decay_updates(params: Params, key: str, per_epoch: int) -> int:
     """As `_updates`, at least 1: a decay has to take some time."""
     if not (updates := _updates(params, key, per_epoch)):
         raise OptionError(
-            f"--lr-schedule-params: {key} {params[key]}: less than one update of {per_epoch} an epoch"
+            f"learning_rate: params: {key} {params[key]}: less than one update of {per_epoch} an epoch"
         )
     return updates
 
@@ -137,7 +137,7 @@ def _ramp(t: Array, updates: int) -> Array:
 
 def _warmed(schedule: Schedule, warmup: Params, per_epoch: int) -> Schedule:
     """`shift` starts the schedule after the warm-up, `mask` lets it run from the first update."""
-    updates = _updates(warmup, "warmup_epochs", per_epoch, option="--lr-warmup-params")
+    updates = _updates(warmup, "warmup_epochs", per_epoch, argument="learning_rate: warmup")
     delay = updates if warmup["warmup_mode"] == "shift" else 0
     return lambda t: schedule(t - jnp.minimum(t, jnp.uint32(delay))) * _ramp(t, updates)
 

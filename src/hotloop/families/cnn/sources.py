@@ -65,10 +65,7 @@ def open_source(config: Train, console: Console, seed: int) -> Source:
         if config.dataset_path == Path() and not (is_record_folder(Path()) or is_image_folder(Path())):
             return MadeUp(SAMPLES["imagenet"], seed, on_device=True, why=NO_PHOTOGRAPHS)
         return Photographs(config, console, seed)
-    try:
-        return Small(load(config.dataset, folder_of(config), console.say, console.progress))
-    except DataError as error:
-        raise DataError(str(error).replace("--data-dir", "--dataset-path")) from None
+    return Small(load(config.dataset, folder_of(config), console.say, console.progress))
 
 
 def folder_of(config: Train) -> Path | None:

@@ -7,7 +7,6 @@ from hotloop.data.dataset import Dataset, Split
 from hotloop.data.folders import find, loadable
 from hotloop.data.image_files import IMAGE_SETS, read_images
 from hotloop.data.load import load as load_set
-from hotloop.errors import DataError
 from hotloop.families.console import Console
 from hotloop.families.estimator.cifar_config import Cifar
 
@@ -21,10 +20,7 @@ def load(config: Cifar, console: Console) -> Dataset:
         made = generated(config.seed)
         console.say(f"data: {len(made.train):,} + {len(made.test):,} random images with random labels")
         return made
-    try:
-        return load_set(NAME, config.dataset_path, console.say, console.progress)
-    except DataError as error:
-        raise DataError(str(error).replace("--data-dir", "--dataset-path")) from None
+    return load_set(NAME, config.dataset_path, console.say, console.progress)
 
 
 def generated(seed: int) -> Dataset:

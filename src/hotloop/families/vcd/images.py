@@ -68,12 +68,9 @@ def _from_folder(folder: Path, say: Callable[[str], None], progress: Progress) -
         raise DataError(f"--data {folder}: neither a set ({', '.join(NAMES)}) nor a folder that exists")
     if not folder.is_dir():
         raise DataError(f"--data {folder}: must be the folder that holds the files, not one of them")
-    try:
-        if "fashion" in folder.name.lower():
-            return _rows(_thresholded(load_grey("fashion_mnist", folder, say, progress)), "fashion_mnist")
-        return _rows(load_binarised(folder, say, progress), "binarised_mnist")
-    except DataError as error:
-        raise DataError(str(error).replace("--data-dir", "--data")) from error
+    if "fashion" in folder.name.lower():
+        return _rows(_thresholded(load_grey("fashion_mnist", folder, say, progress)), "fashion_mnist")
+    return _rows(load_binarised(folder, say, progress), "binarised_mnist")
 
 
 def _thresholded(grey: Any) -> BinaryImages:
