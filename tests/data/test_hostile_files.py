@@ -282,7 +282,11 @@ def test_a_kept_index_that_cannot_be_right_is_made_anew(change, tmp_path):
     np.testing.assert_array_equal(again[1], index)
 
 
-@pytest.mark.parametrize("data", [b"", b"PK", b"\x93NUMPY", npz_of("(" * 60), npz_of(header((10**12,)))])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"PK", b"\x93NUMPY", npz_of("(" * 60), npz_of(header((10**12,)))],
+    ids=["empty", "zip", "npy", "brackets", "huge"],
+)
 def test_a_damaged_kept_index_is_made_anew(data, tmp_path):
     shard = tmp_path / "train-00000-of-00001"
     write_records(shard, [b"hello"])
