@@ -1,5 +1,7 @@
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -131,6 +133,36 @@ def test_events_are_preferred_over_the_regexp_and_only_logs_count_for_a_plain_na
     found = extract(benchmark(*metrics), out, [])
     assert found.values == {"throughput": [1.0, 2.5], "held_out": [7.0]}
     assert found.results == {"throughput": 2.5, "held_out": 7.0}
+
+
+BACKTRACKING = """
+import sys
+from pathlib import Path
+from hotloop.bench import search_limit
+from hotloop.bench.metrics import extract
+from hotloop.bench.model import Benchmark, Metric
+search_limit.TICK, search_limit.LONGEST_SEARCH, search_limit.LONGEST_OF_ALL = 0.01, *map(float, sys.argv[1:3])
+metrics = Metric("slow", sys.argv[3]), Metric("rate", r"rate (\\S+)")
+lines = ["a" * int(sys.argv[4]) + "b", "rate 7"] * int(sys.argv[5])
+found = extract(Benchmark("x", Path("f.yml"), 1, "c", metrics=metrics), lines, [])
+print(found.problems["slow"], found.results)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["0.1", "9", "(a+)+$", "40", "1"], "more than 0.1 seconds for one line"),
+        (["9", "0.2", "a*a*a*a*(c)", "60", "100000"], "more than 0.2 seconds for all lines"),
+    ],
+)
+def test_a_pattern_that_backtracks_without_end_is_given_up_and_named(words, said) -> None:
+    """As a process: what is tested is that it ends."""
+    done = subprocess.run(
+        [sys.executable, "-c", BACKTRACKING, *words], capture_output=True, text=True, timeout=60
+    )
+    assert f"the regexp '{words[2]}' was given up, it needed {said}" in done.stdout, done.stderr
+    assert done.stdout.endswith("{'rate': 7.0}\n")  # the other pattern goes on
 
 
 def test_a_field_with_alternatives_is_one_series_in_the_order_of_the_events() -> None:

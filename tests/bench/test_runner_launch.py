@@ -1,5 +1,6 @@
 """From a cmd to what is started: words, variables, programs, and old scripts."""
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -41,6 +42,8 @@ def test_a_cmd_is_split_as_a_shell_would_without_its_powers(cmd, words):
         ("a &", "&"),
         ("a $(b)", "$("),
         ("a `b`", "`"),
+        ("a 2>err", "2>err"),
+        ("foo;", ";"),
     ],
 )
 def test_what_needs_a_shell_is_refused_and_named(cmd, sign):
@@ -60,6 +63,33 @@ def test_what_needs_a_shell_is_refused_and_named(cmd, sign):
 def test_other_mistakes_are_named_too(cmd, said):
     with pytest.raises(LaunchError, match=said):
         split(cmd, ENV)
+
+
+def launch(cmd):
+    return prepare(Benchmark("x", Path("f.yml"), 1, cmd), Variant("x", {}, cmd), Path("log"), Settings())
+
+
+@pytest.mark.parametrize(
+    ("cmd", "named"),
+    [
+        ("a&&b", "'&&' in 'a&&b'"),
+        ("a||b c", "'||' in 'a||b'"),
+        ("a x>y", "'>' in 'x>y'"),
+        ("a x<y", "'<' in 'x<y'"),
+        ("a;b;c", "'; ;' in 'a;b;c'"),
+        ("sleep 1& b", "'&' in '1&'"),
+        ("python3 dense.py>log", "'>' in 'dense.py>log'"),
+    ],
+)
+def test_operators_glued_to_a_word_are_named(cmd, named):
+    (notice,) = launch(cmd).notices
+    assert named in notice and "there is no shell" in notice
+
+
+@pytest.mark.parametrize("cmd", ["a 'b;c' \"d|e\"", r"a b\;c d\>e", "a --url='http://x?a=1&b=2'"])
+def test_operators_in_quotes_are_parts_of_words_and_nobody_wonders(cmd):
+    assert split(cmd, ENV) == shlex.split(cmd)
+    assert launch(cmd).notices == ()
 
 
 def test_wandb_options_go_with_their_values_and_nothing_else_does():

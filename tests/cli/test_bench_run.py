@@ -71,6 +71,10 @@ def test_without_a_folder_one_is_made_where_the_command_was_called(tmp_path, mon
     ("words", "said"),
     [
         (["--benchmark", "b"], "--benchmark b: matches nothing"),
+        (["--benchmark", ""], "--benchmark '': names nothing"),
+        (["--benchmark="], "--benchmark '': names nothing"),
+        (["--tag", ","], "--tag '': names nothing"),
+        (["--spec", ""], "--spec '': names nothing"),
         (["--resume"], "--resume needs --log-dir"),
         (["--upload-checkpoints", "s3"], "--upload-checkpoints: "),
         (["--custom-metrics-files", "x.py"], "--custom-metrics-files: "),
@@ -136,6 +140,82 @@ def test_validation_needs_no_variable_but_finds_a_cmd_that_needs_a_shell(tmp_pat
     assert bench("--spec", *FIXTURES, "--validate") == 0
     assert bench("--spec", spec(tmp_path, a="x | y"), "--validate") == 2
     assert re.search(r"\.yml:\d+: a: '\|' in the cmd needs a shell", capsys.readouterr().err)
+
+
+def verdicts(capsys, *words):
+    """What a look at a file says of each of its variants, and the status."""
+    status = bench(*words, "--json")
+    out, err = capsys.readouterr()
+    said = json.loads(out)
+    if "error" in said:  # what --validate finds is told as mistakes of the file
+        return status, err
+    return status, {one["variant"]: (one["skip"], one["problem"]) for one in said["variants"]}
+
+
+def test_validate_and_dry_run_agree_on_what_cannot_run(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("DATASETS_DIR", raising=False)
+    monkeypatch.delenv("NOT_SET", raising=False)
+    (tmp_path / "mine.py").touch()
+    bad = {
+        "shell": ("x | y", "'|' in the cmd needs a shell"),
+        "variable": ("python3 mine.py $NOT_SET", "the cmd needs the variable NOT_SET"),
+        "program": ("no-such-program -x", "no-such-program: no such program"),
+        "script": ("python3 not_there.py", "not_there.py: no such script in "),
+        "stepz": ("python3 lstm.py --stepz 3", "unknown option --stepz"),
+        "file": ("python3 main.py -c own/none.json", "none.json"),
+    }
+    good = {"own": "python3 mine.py", "ours": "hotloop kernel rnn", "old": "python3 lstm.py --steps 3"}
+    data = {"cmd": "python3 mine.py $DATASETS_DIR/x"}
+    folder = {"cmd": "python3 mine.py", "location": "nowhere"}
+    commands = {name: cmd for name, (cmd, _) in bad.items()} | good
+    file = spec(tmp_path, **commands, data=data, place=folder)
+    status, shown = verdicts(capsys, "--spec", file, "--dry-run")
+    assert status == 1
+    said = {name: why for name, (_, why) in bad.items()} | {"place": "nowhere: no such folder"}
+    assert {name for name, (skip, problem) in shown.items() if problem and not skip} == set(said)
+    assert shown["data"][0].startswith("needs a data set, and DATASETS_DIR is not set")
+    status, err = verdicts(capsys, "--spec", file, "--validate")
+    assert status == 2
+    named = dict(re.findall(r"\.yml:\d+: (\w+): (.*)", err))
+    assert named.keys() == said.keys()
+    for name, why in said.items():
+        assert why in shown[name][1] and named[name] == shown[name][1], name
+    status, shown = verdicts(capsys, "--spec", file, "--validate", "--benchmark", *good, "data")
+    assert status == 0 and [name for name, (skip, _) in shown.items() if skip] == ["data"]
+
+
+def test_what_needs_a_data_set_or_more_devices_is_skipped_with_the_reason_and_counted(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.delenv("DATASETS_DIR", raising=False)
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+    rate = {"cmd": code("print('rate 1')"), "data": RATE}
+    two, three = {**rate, "devices": 2}, {**rate, "devices": 3}
+    file = spec(tmp_path, two=two, three=three, data={**rate, "needs_dataset": True})
+    assert bench("--spec", file, "--log-dir", tmp_path / "log", "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["passed"], result["skipped"]) == (1, 2)
+    reasons = {one["variant"]: one["reason"] for one in result["results"]}
+    assert reasons["two"] is None
+    assert reasons["three"] == "is for 3 devices, and there are 2"
+    assert reasons["data"].startswith("needs a data set, and DATASETS_DIR is not set")
+    monkeypatch.setenv("DATASETS_DIR", str(tmp_path))
+    assert bench("--spec", file, "--log-dir", tmp_path / "again", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["passed"] == 2
+
+
+def test_compile_only_goes_to_commands_that_know_it_and_the_others_are_skipped(tmp_path, capsys):
+    (tmp_path / "knows.py").write_text("'--compile-only'")
+    (tmp_path / "mine.py").touch()
+    commands = {
+        "cnn": "hotloop cnn train", "old": "python3 train.py", "knows": "python3 knows.py",
+        "vcd": "hotloop vcd train", "kernel": "python3 lstm.py", "mine": "python3 mine.py", "other": "true",
+    }  # fmt: skip
+    status, shown = verdicts(capsys, "--spec", spec(tmp_path, **commands), "--dry-run", "--compile-only")
+    assert status == 0
+    assert [name for name, (skip, _) in shown.items() if not skip] == ["cnn", "old", "knows"]
+    assert shown["kernel"][0] == "--compile-only: `hotloop kernel lstm` does not know that option"
 
 
 def test_a_list_has_every_variant_and_why_some_are_skipped(capsys):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 QUOTED = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"|\\.")
 SHELL = re.compile(r"(?<!\S)(?:\|\|?|&&?|[0-9&]?>>?\S*|<\S*)(?!\S)|;(?!\S)|`|\$\(")
+GLUED = re.compile(r"\|\|?|&&?|>>?|<<?|;")
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 IPU = re.compile(rb"(?<![A-Za-z])(?:ipu|IPU)s?(?![a-z])|\bpop(?:torch|nn|ops|lar)")
 """In a script for an IPU, but not in `manipulate`."""
@@ -58,7 +59,7 @@ class Launch:
     hotloop_command: str | None = None
     """What stands for the command of an older script."""
     notices: tuple[str, ...] = ()
-    """What is to know of that."""
+    """What is to know of the command."""
     figures: Mapping[str, str] = field(default_factory=dict)
     """Patterns for the older script's lines -> the fields of the records that have their figures."""
 
@@ -75,15 +76,15 @@ def prepare(benchmark: Benchmark, variant: Variant, log: Path, settings: Setting
         words = without_wandb(words)
     if settings.compile_only:
         words = [*words, "--compile-only"]
-    ours = translated(words, folder)
+    ours, notices = translated(words, folder), tuple(glued_operators(variant.cmd))
     if ours is None:
-        return Launch(tuple(program(words, settings.python)), folder, env, shlex.join(words))
+        argv = tuple(program(words, settings.python))
+        return Launch(argv, folder, env, shlex.join(words), notices=notices)
     command = [*ours.command, *(() if "--json" in ours.command else ("--json",))]  # numbers without patterns
     env |= ours.environment
     argv = tuple(program(command, settings.python))
-    return Launch(
-        argv, folder, env, shlex.join(words), shlex.join(command), tuple(ours.notices), ours.figures
-    )
+    notices += tuple(ours.notices)
+    return Launch(argv, folder, env, shlex.join(words), shlex.join(command), notices, ours.figures)
 
 
 def environment(own: Mapping[str, str], log: Path, settings: Settings) -> dict[str, str]:
@@ -115,6 +116,16 @@ def split(cmd: str, env: Mapping[str, str]) -> list[str]:
     if not words:
         raise LaunchError("the cmd is empty")
     return words
+
+
+def glued_operators(cmd: str) -> list[str]:
+    """A notice of the operators inside of words, where a shell would see them and we do not."""
+    bare = QUOTED.sub("_", cmd)
+    words = {word: GLUED.findall(word) for word in bare.split() if GLUED.search(word)}
+    return [
+        f"'{' '.join(signs)}' in '{word}' is taken as a part of the word: there is no shell here (quotes say the same)"
+        for word, signs in words.items()
+    ]
 
 
 def without_wandb(words: Sequence[str]) -> list[str]:

@@ -13,6 +13,7 @@ from hotloop.bench import reductions
 from hotloop.bench.expressions import ExpressionError, evaluate
 from hotloop.bench.json_lines import JsonLines
 from hotloop.bench.model import Benchmark, Derived, Metric, Variant
+from hotloop.bench.search_limit import SearchLimit, Stopwatch, TooSlow
 
 LONGEST_LINE = 8192  # a pattern may need time with the square of this
 MOST_VALUES = 1_000_000
@@ -32,9 +33,10 @@ class Found:
 class Matches:
     """The numbers that one metric's regular expression finds, line by line."""
 
-    def __init__(self, metric: Metric):
+    def __init__(self, metric: Metric, limit: SearchLimit):
         self.values: list[float] = []
         self.problem = ""
+        self.limit, self.stopwatch = limit, Stopwatch()
         self.regexp = metric.regexp or ""
         try:
             self.pattern = re.compile(self.regexp)
@@ -55,7 +57,21 @@ class Matches:
 
     def read(self, line: str) -> None:
         """Take the matches of one line, until something is wrong."""
-        for match in self.pattern.finditer(line) if not self.problem else ():
+        if self.problem:
+            return
+        try:
+            self.limit.begin(self.stopwatch)
+            self._read(line)
+            self.limit.end()
+        except TooSlow as error:
+            self.limit.end()
+            self.problem = (
+                f"the regexp '{self.regexp}' was given up, it needed {error}: it tries too many ways to match, so "
+                "leave out repeats inside of repeats"
+            )
+
+    def _read(self, line: str) -> None:
+        for match in self.pattern.finditer(line):
             text = match[self.group]
             try:
                 self.values.append(float(text))
@@ -78,12 +94,15 @@ def extract(
     variant: Variant | None = None,
 ) -> Found:
     """Every metric of the benchmark, and what is derived from them and the variant's parameters."""
-    matches = {metric.name: Matches(metric) for metric in benchmark.metrics if metric.regexp is not None}
+    limit = SearchLimit()
+    patterns = [metric for metric in benchmark.metrics if metric.regexp is not None]
+    matches = {metric.name: Matches(metric, limit) for metric in patterns}
     spoken = JsonLines([metric.key for metric in benchmark.metrics])
-    for line in stdout_lines:
-        _read(line, True, spoken, matches)
-    for line in stderr_lines:
-        _read(line, False, spoken, matches)
+    with limit.kept():
+        for line in stdout_lines:
+            _read(line, True, spoken, matches)
+        for line in stderr_lines:
+            _read(line, False, spoken, matches)
     recorded = [metric.key for metric in benchmark.metrics if metric.field or metric.regexp is None]
     spoken.read_run((variant and variant.folder) or benchmark.folder, recorded)
     found, copies = Found(), _copies(variant.cmd if variant else benchmark.cmd)

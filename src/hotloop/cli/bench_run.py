@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hotloop.cli import bench_show
+from hotloop.cli import bench_fit, bench_show
 from hotloop.cli.command import Command, Context
 from hotloop.cli.console import print_error
 from hotloop.engine.interrupt import Stopped
@@ -78,7 +78,9 @@ class RunConfig:
         False, "More CSV columns: duration, loss, result, cmd, env, commit.", group=OLD
     )
     csv_metrics: tuple[str, ...] = option((), "More CSV columns: metrics or parameters.", group=OLD)
-    compile_only: bool = option(False, "Add --compile-only to every command; no metrics.", group=OLD)
+    compile_only: bool = option(
+        False, "Add --compile-only to the commands that know it, and skip the others; no metrics.", group=OLD
+    )
     allow_wandb: bool = option(False, "Leave wandb options in the commands.", group=OLD)
     profile: bool = option(False, "Ask hotloop for a report and a profile of each run.", group=OLD)
     logging: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = option(
@@ -111,11 +113,15 @@ def run(config: RunConfig, context: Context) -> Mapping[str, Any]:
     """Load, choose, and do what was asked for."""
     from hotloop.bench.select import select
 
+    for name in ("spec", "benchmark", "tag"):
+        if name in context.given and not getattr(config, name):
+            raise OptionError(f"--{name} '': names nothing; give a name, or leave the option out")
     if unused := [f"--{name.replace('_', '-')}" for name in WITHOUT_EFFECT if getattr(config, name)]:
         context.warn(f"without effect: {', '.join(unused)}")
     benchmarks = load(config.spec)
     selected = select(benchmarks, config.benchmark, config.tag, config.include_convergence)
     options = options_of(config, context)
+    selected = bench_fit.fitting(selected, options.settings)
     if config.list:
         return bench_show.variants(selected, context)
     if config.dry_run:

@@ -1,14 +1,13 @@
 """`hotloop bench run` with --list, --dry-run or --validate: what the files hold, and nothing is started."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from hotloop.cli import bench_fit
 from hotloop.cli.command import Context
-from hotloop.cli.console import print_json
+from hotloop.cli.console import print_error, print_json
 
 if TYPE_CHECKING:
-    from hotloop.bench.launch import Settings
     from hotloop.bench.run_options import Options
     from hotloop.bench.select import Selected
 
@@ -45,39 +44,44 @@ def listed(one: "Selected") -> dict[str, Any]:
 
 def commands(selected: Sequence["Selected"], options: "Options", context: Context) -> Mapping[str, Any]:
     """What would be started; status 1 if a cmd cannot be."""
-    found = [prepared(one, options, options.settings) for one in selected]
+    found = [prepared(one, options) for one in selected]
     for record in found:
         say_command(record, context)
     return concluded(found, context)
 
 
 def check(selected: Sequence["Selected"], options: "Options", context: Context) -> Mapping[str, Any]:
-    """Whether every cmd could be started; variables that are not set here are no mistake of the file."""
+    """The same verdicts, with the places of commands that cannot be started, as mistakes: status 2."""
     from hotloop.bench.spec import SpecError
-    from hotloop.bench.variants import unset_variables
 
-    found, mistakes = [], []
-    for one in selected:
-        extra = {name: f"${name}" for name in unset_variables(one.variant.cmd, {})}
-        settings = replace(options.settings, extra={**extra, **options.settings.extra})
-        found.append(prepared(one, options, settings))
-        if wrong(found[-1]):
-            place = f"{one.benchmark.file}:{one.benchmark.line}"
-            mistakes.append(f"{place}: {one.variant.name}: {found[-1]['problem']}")
-    if mistakes:
-        raise SpecError("\n".join(mistakes))
+    found = [prepared(one, options) for one in selected]
+    for record in found:
+        if record["skip"]:
+            context.say(f"{record['variant']}  skipped: {record['skip']}")
+        for notice in record.get("notices", ()):
+            context.warn(f"{_place(record)}: {notice}")
+    *others, last = [f"{_place(record)}: {record['problem']}" for record in found if wrong(record)] or [""]
+    for line in others:
+        print_error(line)
+    if last:
+        raise SpecError(last)
     return concluded(found, context)
 
 
-def prepared(one: "Selected", options: "Options", settings: "Settings") -> dict[str, Any]:
+def _place(record: Mapping[str, Any]) -> str:
+    return f"{record['file']}:{record['line']}: {record['variant']}"
+
+
+def prepared(one: "Selected", options: "Options") -> dict[str, Any]:
     """A variant with its commands, or with what is wrong about them."""
     from hotloop.bench.launch import LaunchError, prepare
 
     record = {**listed(one), "command": one.variant.cmd, "folder": one.variant.folder, "problem": one.skip}
     try:
-        launch = prepare(one.benchmark, one.variant, options.log_dir / one.variant.name, settings)
+        launch = prepare(one.benchmark, one.variant, options.log_dir / one.variant.name, options.settings)
         commands = {"command": launch.command, "hotloop_command": launch.hotloop_command}
-        return {**record, **commands, "notices": launch.notices}
+        problem = one.skip or bench_fit.refusal(one, launch, options)
+        return {**record, **commands, "notices": launch.notices, "problem": problem}
     except LaunchError as error:
         return {**record, "problem": one.skip or str(error)}
 

@@ -1,0 +1,23 @@
+"""Devices that a program would see, as far as the system tells without jax."""
+
+import pytest
+
+from hotloop.bench import needs
+
+
+@pytest.mark.parametrize(
+    ("env", "gpus", "count"),
+    [
+        ({}, 0, 1),
+        ({}, 4, 4),
+        ({"JAX_PLATFORMS": "cpu"}, 4, 1),
+        ({"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--x --xla_force_host_platform_device_count=8"}, 4, 8),
+        ({"CUDA_VISIBLE_DEVICES": "0,2"}, 4, 2),
+        ({"CUDA_VISIBLE_DEVICES": ""}, 4, 1),
+        ({"JAX_PLATFORMS": "cuda"}, 2, 2),
+        ({"JAX_PLATFORMS": "tpu"}, 0, None),
+    ],
+)
+def test_devices_are_counted_as_the_variables_show_them(monkeypatch, env, gpus, count):
+    monkeypatch.setattr(needs, "_gpus", lambda: gpus)
+    assert needs.count_devices(env) == count
