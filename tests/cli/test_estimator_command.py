@@ -79,11 +79,14 @@ def test_a_rerun_finishes_rather_than_repeats(trained, first, capsys):
     assert (longer["global_step"], longer["updates"]) == (12, 3)
 
 
-def test_test_only_evaluates_the_newest_checkpoint(trained, first, capsys):
-    _, words = trained
-    again = words[words.index("--data-dir") : words.index("--json")]
-    assert main(["estimator", "--test-only", *again]) == 0
+def test_test_only_evaluates_the_newest_checkpoint_on_the_images_of_the_training(
+    trained, first, images, capsys
+):
+    folder, _ = trained
+    assert main(["estimator", "--test-only", "--model-dir", str(folder), "--learning-rate", "0.5"]) == 0
     lines = capsys.readouterr().out.splitlines()
+    assert any(str(images) in line for line in lines)
+    assert "option --learning-rate: 0.5 (the run had 0.001)" in lines
     assert any(line.startswith(f"test: {TEST} examples evaluated in ") for line in lines)
     assert any(line.startswith("test loss: ") for line in lines)
     (accuracy,) = (line for line in lines if line.startswith("test accuracy: "))

@@ -23,7 +23,17 @@ from hotloop.engine import pieces
 from hotloop.engine.device import setup
 from hotloop.engine.drive import Interrupted
 from hotloop.engine.run import current, read_events
-from hotloop.families.recommender import beside, biases, config, convert, evaluation, saved, sets, train
+from hotloop.families.recommender import (
+    baselines,
+    beside,
+    biases,
+    config,
+    convert,
+    evaluation,
+    saved,
+    sets,
+    train,
+)
 from hotloop.families.recommender.config import BY_NAME, PRESETS, Train
 from hotloop.families.recommender.convert_config import ConvertConfig, SplitName
 from hotloop.families.recommender.evaluate_config import Evaluate
@@ -302,6 +312,59 @@ def test_testing_on_a_checkpoint_gives_its_validation_error(folder, whole, capsy
     assert sorted(Path(whole["run"]).rglob("*")) == before
     assert main([*line[:5], "--json"]) == 2
     assert "--testing-on-checkpoint: give the ratings" in capsys.readouterr().err
+
+
+def used(line, run):
+    """What a command line that uses a run means, and what it says about the run's own options."""
+    command, _, words = find_command(["recommender", *line.replace("RUN", str(run)).split()])
+    found = resolve(command, scan(words, (*options_of(command.config), *options_of(Common))))
+    return found.config, list(found.replacements)
+
+
+@pytest.mark.parametrize(
+    "line", ["evaluate RUN", "predict RUN", "recommend RUN --all", "baselines --run RUN"]
+)
+def test_what_uses_a_run_takes_its_options_and_says_what_the_command_line_replaces(line, whole, folder):
+    config, said = used(line, whole["run"])
+    assert (config.batch_size, config.clip, said) == (7, True, [])  # as it validated
+    config, said = used(f"{line} --batch-size 9 --no-clip", whole["run"])
+    assert (config.batch_size, config.clip) == (9, False)
+    assert sorted(said) == [
+        "option --batch-size: 9 (the run had 7)",
+        "option --clip: False (the run had True)",
+    ]
+    if "baselines" in line:
+        assert config.training_data_file == folder / "3m_train.txt" and config.seed == 3
+        data = sets.load(baselines.options(config, saved.load(Path(whole["run"]))), Listener())
+        assert data.describe("test") == "test ratings of 3m_test.txt"
+    else:
+        assert getattr(config, "split", None) is None  # a run's --split is another thing
+
+
+def test_a_run_is_evaluated_from_everywhere_and_using_it_creates_nothing(
+    folder, whole, tmp_path, monkeypatch, capsys
+):
+    run = tmp_path / "results" / "here"
+    monkeypatch.chdir(folder)
+    files = ["--training-data-file", "3m_train.txt", "--validation-data-file", "3m_valid.txt"]
+    first = [
+        "recommender",
+        "train",
+        *files,
+        "--logdir",
+        str(run.parent),
+        "--run-name",
+        "here",
+        "--build-init",
+    ]
+    assert main([*first, "--no-clip"]) == 0
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    assert sets.load(saved.load(run).config, Listener()).validation.ratings > 90
+    assert main(["recommender", "recommend", str(run), "--users", "7", "--top", "2", "--clip"]) == 0
+    said = capsys.readouterr().out
+    assert "option --clip: True (the run had False)" in said
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_without_validation_there_is_none_and_no_other_process(folder, tmp_path, capsys, monkeypatch):

@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import struct
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import jax
@@ -13,18 +13,20 @@ import numpy as np
 import pytest
 
 from hotloop.cli import vcd
+from hotloop.cli.command import Common
 from hotloop.cli.configs import resolve
 from hotloop.cli.main import find_command, main
 from hotloop.cli.parser import scan
 from hotloop.data.catalogue import known_set
 from hotloop.data.folders import find
 from hotloop.engine.announcer import Announcer
+from hotloop.engine.records import write_json
 from hotloop.engine.run import Run, read_events
 from hotloop.engine.run_folder import take
-from hotloop.families.vcd import saved, train
+from hotloop.families.vcd import images, saved, train
 from hotloop.families.vcd.config import PRESETS, Train
 from hotloop.families.vcd.images import Images
-from hotloop.options import build, options_of
+from hotloop.options import build, options_of, plain
 from listener import Listener
 from old_benchmarks import read as read_old
 
@@ -353,6 +355,55 @@ def test_a_broken_data_file_is_named_with_its_line(digits, tmp_path, capsys):
     assert main(["vcd", "train", "--data", str(tmp_path), "-r", str(tmp_path / "runs")]) == 2
     said = capsys.readouterr().err
     assert "binarized_mnist_train.amat" in said and "line 2" in said
+
+
+def used(line):
+    """What a command line that uses a run means, and what it says about the run's own options."""
+    command, _, words = find_command(line.split())
+    found = resolve(command, scan(words, (*options_of(command.config), *options_of(Common))))
+    return found.config, list(found.replacements)
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """A run's folder with nothing but its config."""
+    options = build(Train, {"iwae_samples": 77, "burn_in": 5, "kept": 6, "test_batch_size": 9, "seed": 3,
+                            "hmc_steps": 4, "data": "fashion_mnist"})  # fmt: skip
+    run = tmp_path / "run"
+    run.mkdir()
+    write_json(run / "config.json", {**plain(asdict(options)), "images": 60_000})
+    return run
+
+
+def test_evaluate_takes_the_runs_options_and_says_what_the_command_line_replaces(recorded):
+    config, said = used(f"vcd evaluate {recorded}")
+    found = (
+        config.iwae_samples,
+        config.burn_in,
+        config.kept,
+        config.test_batch_size,
+        config.seed,
+        config.data,
+    )
+    assert found == (77, 5, 6, 9, 3, "fashion_mnist") and said == []
+    assert (config.images, config.split) == (None, "test")  # not the number of the training images
+    config, said = used(f"vcd evaluate {recorded} --iwae-samples 50 --kept 6 --data digits")
+    assert (config.iwae_samples, config.kept, config.data, config.burn_in) == (50, 6, "digits", 5)
+    assert sorted(said) == [
+        "option --data: digits (the run had fashion_mnist)", "option --iwae-samples: 50 (the run had 77)",
+    ]  # fmt: skip
+
+
+def test_samples_takes_the_runs_images_and_hmc(recorded):
+    config, said = used(f"vcd samples {recorded} --hmc-steps 8")
+    assert (config.data, config.hmc_steps, config.seed) == ("fashion_mnist", 8, 0)
+    assert said == ["option --hmc-steps: 8 (the run had 4)"]
+
+
+def test_a_run_keeps_a_path_to_its_images_that_means_the_same_from_everywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert images.lasting("mine/digits") == str(tmp_path / "mine" / "digits")
+    assert images.lasting("digits") == "digits"
 
 
 def test_evaluating_what_is_no_run_is_one_line(tmp_path, capsys):

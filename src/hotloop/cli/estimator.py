@@ -29,7 +29,7 @@ def run(config: Cifar, context: Context) -> Mapping[str, Any]:
         return show(plan, context)
     from hotloop.families.estimator import cifar
 
-    return cifar.run(config, context)
+    return cifar.run(config, context, context.given)
 
 
 COMMAND = Command(

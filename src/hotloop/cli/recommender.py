@@ -6,6 +6,7 @@ from typing import Any
 
 from hotloop import rehearsal
 from hotloop.cli.command import Command, Context, on_device
+from hotloop.families.recommender import of_run
 from hotloop.families.recommender.baselines_config import Baselines
 from hotloop.families.recommender.config import PRESETS, Train
 from hotloop.families.recommender.convert_config import ConvertConfig
@@ -85,25 +86,32 @@ COMMAND = Command(
             epilog=EPILOG,
         ),
         Command(
-            "evaluate", "RMSE, MAE, NDCG and Recall of a run.", Evaluate, on_device(f"{FAMILY}.evaluation")
+            "evaluate",
+            "RMSE, MAE, NDCG and Recall of a run.",
+            Evaluate,
+            on_device(f"{FAMILY}.evaluation"),
+            run_values=of_run.values_of,
         ),
         Command(
             "predict",
             "Predictions for a file or split, with the original ids.",
             Predict,
             on_device(f"{FAMILY}.predictions"),
+            run_values=of_run.values_of,
         ),
         Command(
             "recommend",
             "The best items that users have not rated.",
             Recommend,
             on_device(f"{FAMILY}.recommendations"),
+            run_values=of_run.values_of,
         ),
         Command(
             "baselines",
             "Mean, biases, popularity and EASE on the same split, in one table.",
             Baselines,
             on_device(f"{FAMILY}.baselines"),
+            run_values=of_run.values_for_baselines,
         ),
         Command(
             "sweep", "A scan over learning rates, one process a trial.", Sweep, run_sweep, presets=SWEEPS

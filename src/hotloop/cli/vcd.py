@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hotloop.cli.command import Command, Context, on_device
-from hotloop.families.vcd import old_configs
+from hotloop.families.vcd import of_run, old_configs
 from hotloop.families.vcd.config import PRESETS, Train
 from hotloop.families.vcd.evaluate_config import Evaluate
 from hotloop.families.vcd.samples_config import Samples
@@ -58,12 +58,14 @@ COMMAND = Command(
             "The log-likelihood of a run by three proposals.",
             Evaluate,
             on_device(f"{FAMILY}.evaluation"),
+            run_values=of_run.values_for_evaluation,
         ),
         Command(
             "samples",
             "Pictures: prior samples, reconstructions before and after HMC.",
             Samples,
             on_device(f"{FAMILY}.samples"),
+            run_values=of_run.values_for_samples,
         ),
     ),
 )

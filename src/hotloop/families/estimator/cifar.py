@@ -5,14 +5,15 @@ through the console that it is handed.
 """
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hotloop.data.dataset import Dataset
 from hotloop.engine import mesh
 from hotloop.engine import report as reports
-from hotloop.engine.records import read_events
+from hotloop.engine.records import read_events, read_json
 from hotloop.engine.run import default_path
 from hotloop.errors import CheckpointError
 from hotloop.families.console import Console
@@ -24,17 +25,22 @@ from hotloop.families.estimator.cifar_settings import run_config
 from hotloop.families.estimator.estimator import Estimator, train_and_evaluate
 from hotloop.families.estimator.inputs import Arrays, FromArrays
 from hotloop.families.estimator.spec import EvalSpec, Mode, TrainSpec
+from hotloop.options import plain
 
 TARGET = 0.75
 """Accuracy whose time is told."""
 TESTED_AT_ONCE = 500
+TESTED_WITH = ("recipe", "learning_rate", "precision", "seed", "generated_data", "dataset_path")
+"""Options that a test needs as they were in training."""
 
 
-def run(config: Cifar, console: Console) -> Mapping[str, Any]:
-    """Train, test, or both."""
+def run(config: Cifar, console: Console, given: Set[str] = frozenset()) -> Mapping[str, Any]:
+    """Train, test, or both; `given` are the names of the options on the command line itself."""
     folder = config.model_dir or default_path("estimator", config.results_dir)
     report = reports.requested(config.report, folder, console.warn)
-    check_trained(config)
+    if config.test_only:
+        check_trained(config)
+        config = as_trained(config, folder, given, console.say)
     if config.replicas > 1:
         mesh.replicas(config.replicas)  # too many are refused before data are read
     data = cifar_data.load(config, console)
@@ -42,7 +48,7 @@ def run(config: Cifar, console: Console) -> Mapping[str, Any]:
     estimator = Estimator(
         model_fn,
         run_config(config, folder, len(data.train), report),
-        {"recipe": config.recipe, "learning_rate": config.learning_rate, "updates": updates},
+        {**_kept(config), "updates": updates},
         say=console.say,
         progress=console.progress,
     )
@@ -62,9 +68,29 @@ def run(config: Cifar, console: Console) -> Mapping[str, Any]:
     return result
 
 
+def _kept(config: Cifar) -> dict[str, Any]:
+    """The options that a model's records hold for whoever tests it later."""
+    path = config.dataset_path and config.dataset_path.absolute()
+    return dict(plain({**{name: getattr(config, name) for name in TESTED_WITH}, "dataset_path": path}))
+
+
+def as_trained(config: Cifar, folder: Path, given: Set[str], say: Callable[[str], None]) -> Cifar:
+    """The options that the model was trained with, where the command line has none; what differs is said."""
+    params = read_json(folder / "config.json").get("params", {}) if (folder / "config.json").exists() else {}
+    had = {name: params[name] for name in TESTED_WITH if name in params}
+    asked = _kept(config)
+    for name in sorted(had.keys() & given):
+        if asked[name] != had[name]:
+            say(f"option --{name.replace('_', '-')}: {asked[name]} (the run had {had[name]})")
+    taken = {name: value for name, value in had.items() if name not in given}
+    if taken.get("dataset_path"):
+        taken["dataset_path"] = Path(taken["dataset_path"])
+    return replace(config, **taken)
+
+
 def check_trained(config: Cifar) -> None:
     """To test alone there must be a checkpoint."""
-    if config.test_only and not any(Path(str(config.model_dir)).glob("checkpoints/[0-9]*")):
+    if not any(Path(str(config.model_dir)).glob("checkpoints/[0-9]*")):
         raise CheckpointError(
             f"--test-only --model-dir {config.model_dir}: holds no checkpoint; train first, with the same --model-dir"
         )

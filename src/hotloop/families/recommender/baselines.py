@@ -21,6 +21,7 @@ from hotloop.families.console import Console
 from hotloop.families.recommender import batches, biases, ease, saved, sets
 from hotloop.families.recommender.baselines_config import Baselines
 from hotloop.families.recommender.biases import Biases
+from hotloop.families.recommender.config import Train
 from hotloop.families.recommender.evaluation import Asked, autoencoder, same_ratings, show
 from hotloop.families.recommender.measures import Batch, Figures, Measures, Rules, bounded
 from hotloop.families.recommender.saved import Saved
@@ -37,8 +38,7 @@ RATING = ("rmse", "mae", "rmse_mean_of_batches")
 def run(config: Baselines, console: Console) -> Mapping[str, Any]:
     """Fit, measure, show."""
     found = None if config.run is None else saved.load(config.run, config.step, best=config.step is None)
-    own = found is not None and not config.names_data
-    data = sets.load(found.config if found and own else config.training(), console)
+    data = sets.load(options(config, found), console)
     if found is not None and not same_ratings(data.train, saved.load_training(found)):
         raise DataError(f"--run {config.run}: was trained on other ratings than those of {data.name}")
     bench = Bench(config, data, console)
@@ -49,6 +49,16 @@ def run(config: Baselines, console: Console) -> Mapping[str, Any]:
     if data.notice:
         console.warn(data.notice)
     return {"data": bench.asked.name, "models": plain(rows)}
+
+
+def options(config: Baselines, found: Saved | None) -> Train:
+    """Which ratings: those that the options name, with all of them to train on where the run did so; else the run's."""
+    if found is None:
+        return config.training()
+    if not config.names_data:
+        return found.config
+    asked = config.training()
+    return replace(asked, no_validation=asked.no_validation or found.config.no_validation)
 
 
 class Bench:

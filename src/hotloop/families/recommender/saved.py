@@ -17,15 +17,15 @@ from hotloop.data.matrix import RatingMatrix
 from hotloop.data.npz import read_npz
 from hotloop.engine.checkpoint import Checkpoints, KeepBest
 from hotloop.engine.records import whole_file
-from hotloop.engine.run_folder import config_of
 from hotloop.errors import DataError, RunError
 from hotloop.families.recommender import model
 from hotloop.families.recommender.config import Net, Schedule, Train
+from hotloop.families.recommender.of_run import EXTRA, FAMILY, options_at
 from hotloop.options import build
 
-FAMILY = "recommender"
+__all__ = ["BEST", "EXTRA", "FAMILY", "Saved"]
+
 BEST = KeepBest("validation_rmse", "min", 1)
-EXTRA = ("users", "items", "drops", "low", "high")
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +71,7 @@ def whole(pairs: Any) -> NDArray[np.int64]:
 def load(folder: str | Path, step: int | None = None, *, best: bool = False) -> Saved:
     """The newest whole checkpoint, that of a step, or the one that validated best."""
     folder = Path(folder)
-    options = config_of(folder, FAMILY, EXTRA)
+    options = options_at(folder)
     users, items, drops, low, high = (options.pop(name) for name in EXTRA)
     if "logdir" in options:  # as runs of earlier versions have it
         options["results_dir"] = options.pop("logdir")

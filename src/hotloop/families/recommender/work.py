@@ -21,6 +21,8 @@ from hotloop.families.recommender.sets import Sets
 from hotloop.families.recommender.validator import bounds
 from hotloop.options import plain
 
+FILES = ("training_data_file", "validation_data_file", "test_data_file")
+
 
 @dataclass(frozen=True, eq=False)
 class Work:
@@ -42,7 +44,10 @@ class Work:
         """What config.json holds: the options, and what the data said."""
         low, high = self.data.scale
         extra = {"users": self.data.train.users, "items": self.job.items, "drops": self.job.drops}
-        return dict(plain({**asdict(self.config), **extra, "low": low, "high": high}))
+        options = asdict(self.config)
+        # By paths that mean the same from everywhere, for whoever evaluates the run later.
+        files = {name: path.absolute() for name in FILES if (path := options[name])}
+        return dict(plain({**options, **files, **extra, "low": low, "high": high}))
 
     @property
     def key(self) -> Array:

@@ -20,7 +20,7 @@ class Evaluate(Test):
     step: int | None = option(
         None, "Checkpoint after so many updates; else the newest.", check=non_negative, group=RUN
     )
-    data: str | None = option(None, "Another data set or folder than the run was trained on.", group=RUN)
+    data: str | None = option(None, "Another data set or folder than the run's.", group=RUN)
     seed: int = option(0, "Seed of all draws of the evaluation.", check=non_negative, group=RUN)
 
     def __post_init__(self) -> None:

@@ -49,7 +49,7 @@ def run(config: Evaluate, context: Console) -> Mapping[str, Any]:
         "notice": sets.notice,
         **likelihoods(found.job, found.state, chosen, config, config.seed, context),
     }
-    path = _path(config, found.step, sets.name)
+    path = _path(config, found, sets.name)
     path.parent.mkdir(exist_ok=True)
     write_json(path, result)
     context.say(f"written: {path}")
@@ -63,11 +63,11 @@ def _chosen(sets: Images, config: Evaluate) -> NDArray[np.uint8]:
     return rows[: config.images]
 
 
-def _path(config: Evaluate, step: int, data: str) -> Path:
+def _path(config: Evaluate, found: saved.Saved, data: str) -> Path:
     """A quick look, or one at other data, never replaces the evaluation proper."""
-    other = f"-{data}" if config.data else ""
+    other = "" if config.data in (None, found.config.data) else f"-{data}"
     part = f"-first-{config.images}" if config.images else ""
-    return config.run / "evaluations" / f"{config.split}-{step}{other}{part}.json"
+    return config.run / "evaluations" / f"{config.split}-{found.step}{other}{part}.json"
 
 
 def likelihoods(

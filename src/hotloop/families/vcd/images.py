@@ -63,6 +63,11 @@ def load(name: str, say: Callable[[str], None] = to_stderr, progress: Progress =
     return _from_folder(folder, say, progress)
 
 
+def lasting(name: str) -> str:
+    """The name, or the folder by a path that means the same from everywhere: the run's records keep it."""
+    return name if name in NAMES else str(expand(name).absolute())
+
+
 def _from_folder(folder: Path, say: Callable[[str], None], progress: Progress) -> Images:
     if not folder.exists():
         raise DataError(f"--data {folder}: neither a set ({', '.join(NAMES)}) nor a folder that exists")

@@ -107,7 +107,7 @@ def _originals(config: Samples, trained_on: str, context: Console) -> NDArray[np
     try:
         loaded = images.load(config.data or trained_on, context.say, context.progress)
     except DataError as error:
-        if config.data is not None:
+        if config.data not in (None, trained_on):
             raise
         context.warn(f"no reconstructions: {error}; name images with --data")
         return np.zeros((0, networks.PIXELS), np.uint8)

@@ -11,12 +11,12 @@ from typing import Any
 import jax
 
 from hotloop.engine.checkpoint import Checkpoints
-from hotloop.engine.run_folder import config_of
 from hotloop.families.vcd.config import Model, Train
 from hotloop.families.vcd.model import Job, init
+from hotloop.families.vcd.of_run import FAMILY, options_at
 from hotloop.options import build
 
-FAMILY = "vcd"
+__all__ = ["FAMILY", "Saved", "job_of", "load"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def job_of(config: Train, images: int) -> Job:
 def load(folder: str | Path, step: int | None = None) -> Saved:
     """The newest whole checkpoint of a run, or that of a step."""
     folder = Path(folder)
-    options = config_of(folder, FAMILY, ("images",))
+    options = options_at(folder)
     images = options.pop("images")
     config = build(Train, options)
     job = job_of(config, images)

@@ -134,7 +134,7 @@ def once(config: Train, data: Images, console: Console, command: str) -> dict[st
     )
     report = reports.requested(config.report, folder, console.warn)
     say = (lambda _: None) if config.log_level in ("WARNING", "ERROR", "CRITICAL") else console.say
-    settings = plain({**asdict(config), "images": len(data.train)})
+    settings = plain({**asdict(config), "data": images.lasting(config.data), "images": len(data.train)})
     sink = ConsoleSink(say, ("checkpoint",) if config.log_level in ("NOTSET", "DEBUG") else ())
     with (
         Run.create(

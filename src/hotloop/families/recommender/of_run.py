@@ -1,0 +1,29 @@
+"""The options of a run for whoever uses it again: how it evaluated, and its ratings. No jax."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from hotloop.engine.run_folder import config_of
+from hotloop.families.recommender.baselines_config import Data
+
+FAMILY = "recommender"
+EXTRA = ("users", "items", "drops", "low", "high")
+"""What config.json holds besides options."""
+
+
+def options_at(run: Path) -> dict[str, Any]:
+    """All that config.json holds."""
+    return config_of(run, FAMILY, EXTRA)
+
+
+def values_of(run: Path) -> dict[str, Any]:
+    """Clipped and in batches as the run validated; its --split is another thing than an evaluation's."""
+    had = options_at(run)
+    return {"clip": had["clip"], "batch_size": had["validation_batch_size"]}
+
+
+def values_for_baselines(run: Path) -> dict[str, Any]:
+    """The run's ratings, too."""
+    had = options_at(run)
+    return {**values_of(run), **{each.name: had[each.name] for each in fields(Data)}}
