@@ -24,6 +24,7 @@ def typed(*words: str) -> Resolved:
 
 def settings(*words: str, devices: int = 1) -> Settings:
     """What it means on so many devices."""
-    config = typed(*words).config
+    found = typed(*words)
+    config, explicit = found.config, frozenset(given(*words))
     with errors_with_options(COMMAND.option_names):
-        return resolve(config, SAMPLES[config.dataset], devices, frozenset(given(*words)))
+        return resolve(config, SAMPLES[config.dataset], devices, explicit, found.configured)

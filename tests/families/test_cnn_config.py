@@ -276,6 +276,11 @@ def test_the_models_here_are_those_that_can_be_built():
             "--optimizer-params: rmsprop's base_decay_exponent -4: gives rho -1 with global batch 32",
         ),
         (
+            "--optimizer rmsprop --optimizer-params {momentum: 0, base_decay_exponent: 3, epsilon: 1e-3} "
+            "--micro-batch-size 32",
+            "with global batch 32, which must be at least 0 and below 1; -9 gives 0.9375",
+        ),
+        (
             "--lr-schedule cosine",
             "--lr-schedule-params: epochs_to_total_decay missing: found initial_learning_rate",
         ),
@@ -529,6 +534,18 @@ def test_options_without_effect_are_named_in_one_notice():
     assert settings("--stable-norm", "False").notices == ("without effect here: --stable-norm",)
     assert settings("--seed", "1").notices == ()
     assert len(NO_EFFECT) == 17
+
+
+@pytest.mark.parametrize("schedule", ["Grouped", "Sequential"])
+def test_what_a_configuration_has_is_named_even_where_it_is_the_default(schedule, tmp_path):
+    file = tmp_path / "own.yml"
+    file.write_text(f"pipeline_schedule: {schedule}\non_demand: true\nseed: 1\n")
+    (notice,) = settings("--config-path", str(file)).notices
+    assert notice == "without effect here: --pipeline-schedule, --on-demand"
+    (notice,) = [
+        line for line in settings("--config", "resnet50_16k_bn_pipeline").notices if "effect" in line
+    ]
+    assert "--pipeline-schedule" in notice
 
 
 @pytest.mark.parametrize("words", ["--pipeline-schedule Grouped", "--pipeline-schedule Sequential"])

@@ -36,14 +36,15 @@ def run_train(config: Train, context: Context) -> Mapping[str, Any]:
         from hotloop.cli.plan import show
         from hotloop.families.cnn.plans import described
 
-        settings, text = described(config, context.given)
+        settings, text = described(config, context.given, context.configured)
         context.say(text)
         for line in (*settings.warnings, *settings.notices):
             context.warn(line)
         if settings.plan is None:
             return {}
         return show(replace(settings.plan, warnings=()), context)
-    return train.run(config, context, " ".join(["hotloop", *context.argv]), context.given)
+    command = " ".join(["hotloop", *context.argv])
+    return train.run(config, context, command, context.given, context.configured)
 
 
 def run_validate(config: Validate, context: Context) -> Mapping[str, Any]:

@@ -35,6 +35,8 @@ class Resolved:
     notices: Sequence[str] = ()
     replacements: Sequence[str] = ()
     """A line for each option of the command line that has another value than the run that is used."""
+    configured: frozenset[str] = frozenset()
+    """The options that a preset or file has a value for."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,8 @@ def resolve(command: Command, given: Mapping[str, Any]) -> Resolved:
     common = construct(Common, {key: accepted.pop(key) for key in common_options if key in accepted})
     with errors_with_options(command.option_names):
         config = construct(command.config, accepted)
-    return Resolved(config, common, sources, layer.notices, replacements)
+    configured = frozenset(layer.values if run is None else ())
+    return Resolved(config, common, sources, layer.notices, replacements, configured)
 
 
 def _layer(command: Command, name: str | None, path: Path | None) -> Layer:

@@ -34,6 +34,8 @@ class Context:
     """Names of the options that stand on the command line itself."""
     options: frozenset[str] = frozenset()
     """Names of all options of the command, which a warning may speak of as arguments."""
+    configured: frozenset[str] = frozenset()
+    """Names of the options that a preset or file has a value for, be it the default's."""
 
     def say(self, text: str) -> None:
         """A line for people."""

@@ -150,7 +150,14 @@ def execute(command: Command, path: str, words: list[str]) -> int:
     argv = (*path.split()[1:], *words)
     names = command.option_names
     context = Context(
-        common.json, common.debug, common.device, common.only_accelerator, argv, frozenset(given), names
+        common.json,
+        common.debug,
+        common.device,
+        common.only_accelerator,
+        argv,
+        frozenset(given),
+        names,
+        resolved.configured,
     )
     for notice in resolved.notices:
         context.warn(notice)

@@ -126,10 +126,10 @@ def _check_steps(boundaries: list[float], values: list[float]) -> None:
         raise OptionError(f"learning_rate: params: stepped's boundaries {shown}: must be in ascending order")
 
 
-def check_optimiser(name: str, params: Mapping[str, Any], *, global_batch_size: int = 1) -> None:
-    """An OptionError where the optimiser or its params cannot work with this batch."""
+def check_optimiser(name: str, params: Mapping[str, Any], *, global_batch_size: int | None = None) -> None:
+    """An OptionError where the optimiser or its params cannot work, with this batch if it is known already."""
     _known("optimizer", name, OPTIMISERS).check("optimizer: params", name, params)
-    if name == "rmsprop":
+    if name == "rmsprop" and global_batch_size is not None:
         rmsprop_decay(params["base_decay_exponent"], global_batch_size)
 
 
@@ -138,10 +138,12 @@ def rmsprop_decay(exponent: float, global_batch_size: int) -> float:
     # A float exponent beyond the range of a double would be an OverflowError; it is out of range either way.
     rho: float = 1 - 2.0 ** min(exponent, 1000) * global_batch_size
     if not 0 <= rho < 1:
-        most = math.floor(-math.log2(global_batch_size))
+        # A memory of 16 to 32 updates: the highest exponent possible would give one of a single update.
+        usable = math.floor(-math.log2(global_batch_size)) - 4
         raise OptionError(
             f"optimizer: params: rmsprop's base_decay_exponent {exponent}: gives rho {rho:.6g} with global batch"
-            f" {global_batch_size}, which must be at least 0 and below 1; {most} or a few less would do"
+            f" {global_batch_size}, which must be at least 0 and below 1; {usable} gives"
+            f" {rmsprop_decay(usable, global_batch_size):.4g}"
         )
     return rho
 

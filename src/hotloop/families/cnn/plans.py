@@ -22,9 +22,9 @@ from hotloop.families.cnn.streaming import open_store
 from hotloop.families.cnn.work import settled
 
 
-def described(config: Train, given: Set[str]) -> tuple[Settings, str]:
+def described(config: Train, given: Set[str], configured: Set[str]) -> tuple[Settings, str]:
     """The settings, and what the plan does not say: network, types, rates and memory on the device."""
-    settings = settled(config, _samples(config), given)
+    settings = settled(config, _samples(config), given, configured)
     job = Job(settings, config.synthetic_data == "device")
     state = jax.eval_shape(lambda: model.init(job, jax.random.key(0)))
     parameters = sum(leaf.size for leaf in jax.tree.leaves(state["params"]))

@@ -89,8 +89,15 @@ class Settings:
         return float(self.schedule_params["initial_learning_rate"]) * self.batch.global_
 
 
-def resolve(config: Train, samples: Samples, devices: int, explicit: Set[str] = frozenset()) -> Settings:
-    """The settings on so many devices; `explicit` holds the names of options from the command line itself."""
+def resolve(
+    config: Train,
+    samples: Samples,
+    devices: int,
+    explicit: Set[str] = frozenset(),
+    configured: Set[str] = frozenset(),
+) -> Settings:
+    """The settings on so many devices; `explicit` holds the names of options from the command line itself,
+    `configured` of those that a configuration has."""
     batch = asked(config, explicit)
     check_optimiser(config.optimizer, config.optimizer_params, global_batch_size=batch.global_)
     if config.pipeline_splits:
@@ -100,7 +107,7 @@ def resolve(config: Train, samples: Samples, devices: int, explicit: Set[str] = 
     placed = place(config, batch, devices, explicit)
     plan = config.planned(samples.train, placed.batch) if config.training else None
     warnings = (*_warnings(config), *(batch.warnings if plan else ()), *(plan.warnings if plan else ()))
-    notices = (placed.notice, _replacement(config, explicit), _no_effect(config, explicit))
+    notices = (placed.notice, _replacement(config, explicit), _no_effect(config, explicit | configured))
     return Settings(
         model=config.model_name,
         dataset=config.dataset,
@@ -173,11 +180,11 @@ def _replacement(config: Train, explicit: Set[str]) -> str:
     )
 
 
-def _no_effect(config: Train, explicit: Set[str]) -> str:
+def _no_effect(config: Train, asked_for: Set[str]) -> str:
     given = [
         name
         for name in NO_EFFECT
-        if name in explicit or getattr(config, name) != Train.__dataclass_fields__[name].default
+        if name in asked_for or getattr(config, name) != Train.__dataclass_fields__[name].default
     ]
     return f"without effect here: {', '.join(map(_spelled, given))}" if given else ""
 

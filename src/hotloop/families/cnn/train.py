@@ -42,8 +42,14 @@ MAY_DIFFER = (
 """Options that change nothing about the weights, so that a resumed run may have others."""
 
 
-def run(config: Train, console: Console, command: str, given: Set[str] = frozenset()) -> Mapping[str, Any]:
-    """Train, validate, or both."""
+def run(
+    config: Train,
+    console: Console,
+    command: str,
+    given: Set[str] = frozenset(),
+    configured: Set[str] = frozenset(),
+) -> Mapping[str, Any]:
+    """Train, validate, or both; `given` are the options of the command line, `configured` those of a configuration."""
     _check_phases(config)
     folder = run_folder(config)
     own = Keeping.of(config, folder)
@@ -51,10 +57,12 @@ def run(config: Train, console: Console, command: str, given: Set[str] = frozens
         own.check_unfinished()
     others = others_to_validate(config, own) if config.validation else None
     config, was_drawn = seeded(config)
-    settled(config, SAMPLES[config.dataset], given)  # what cannot work is refused before data are read
+    settled(
+        config, SAMPLES[config.dataset], given, configured
+    )  # what cannot work is refused before data are read
     source = open_source(config, console, config.seed or 0)
     try:
-        settings = settled(config, source.samples, given)
+        settings = settled(config, source.samples, given, configured)
         told(config, settings, source, was_drawn, console)
         work = Work(config, settings, source, console, folder, others)
         if others is not None and others.made():

@@ -79,9 +79,9 @@ def seeded(config: Train) -> tuple[Train, bool]:
     return replace(config, seed=secrets.randbits(32)), True
 
 
-def settled(config: Train, samples: Samples, given: Set[str]) -> Settings:
+def settled(config: Train, samples: Samples, given: Set[str], configured: Set[str]) -> Settings:
     """The settings on the devices that there are."""
-    return resolve(config, samples, len(jax.devices(platform())), given)
+    return resolve(config, samples, len(jax.devices(platform())), given, configured)
 
 
 def told(config: Train, settings: Settings, source: Source, was_drawn: bool, console: Console) -> None:
