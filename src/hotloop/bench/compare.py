@@ -81,6 +81,13 @@ def compare(
     return [_row(a.get(key), b.get(key), rules) for key in dict.fromkeys([*a, *b]) if rules.wants(key[1])]
 
 
+def beside(
+    found: Mapping[tuple[str, str], Sample], partners: Mapping[str, str]
+) -> dict[tuple[str, str], Sample]:
+    """B's samples under the names of the variants of A that they ran in turns with."""
+    return {(partners.get(variant, variant), metric): sample for (variant, metric), sample in found.items()}
+
+
 def _row(a: Sample | None, b: Sample | None, rules: Rules) -> Row:
     known = a or b
     assert known is not None
@@ -88,7 +95,8 @@ def _row(a: Sample | None, b: Sample | None, rules: Rules) -> Row:
     found = judge(a, b, better, rules.limit(known.metric)) if a and b else None
     a_middle, b_middle = (bootstrap(side.values).value if side else None for side in (a, b))
     repeats = (len(a.values) if a else 0, len(b.values) if b else 0)
-    return Row(known.variant, known.metric, known.unit, better, a_middle, b_middle, repeats, found)
+    name = f"{a.variant} → {b.variant}" if a and b and a.variant != b.variant else known.variant
+    return Row(name, known.metric, known.unit, better, a_middle, b_middle, repeats, found)
 
 
 COLUMNS = ("variant", "metric", "better", "A", "B", "B/A", "interval", "n", "verdict", "because")

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from hotloop.bench import report_peers, report_runs, roofline
+from hotloop.bench.compare import COLUMNS
 from hotloop.bench.page import Page
 from hotloop.bench.report_sources import Sources
 from hotloop.bench.results import Record, commit, device, sessions
@@ -60,6 +61,12 @@ def runs(page: Page, records: Sequence[Record]) -> None:
         "folder of each device. Since before: against the folder before, where there is one."
     )
     page.table(report_runs.SUMMARY, rows)
+    if verdicts := report_runs.turns(records):
+        page.heading("In turns")
+        page.text(
+            "Two programs that ran in turns, A and B; the ratio and its interval are those of the pairs."
+        )
+        page.table(COLUMNS, verdicts)
     if failed := report_runs.failures(records):
         page.heading("Runs that did not pass")
         page.table(report_runs.FAILURES, failed)

@@ -6,9 +6,10 @@ Each takes records and gives tables and charts; `report.py` puts them on a page.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from hotloop.bench import results
+from hotloop.bench.compare import Rules, beside, cells, compare
 from hotloop.bench.kinds import RATE, direction
 from hotloop.bench.results import Record, Sample, commit, device, samples, start
 from hotloop.bench.statistics import bootstrap, spread
@@ -74,6 +75,17 @@ def _summary_row(past: Sequence[Sample], name: str) -> list[Cell]:
         against = judge(past[-2], last, direction(last.metric, last.unit))
         change = f"{against.word} {against.ratio:.3f}"
     return [last.variant, last.metric, sure.value, last.unit, interval, noise, len(last.values), change, name]
+
+
+def turns(records: Sequence[Record]) -> list[Sequence[Cell]]:
+    """The verdicts between two programs that ran in turns, as `hotloop bench compare` gives them."""
+    sides = results.sessions(records)
+    return [
+        cells(row)
+        for a, b in pairwise(sides)
+        if results.in_turns(a, b)
+        for row in compare(samples(a), beside(samples(b), results.partners(b)), Rules())
+    ]
 
 
 def failures(records: Sequence[Record]) -> list[list[Cell]]:

@@ -1,7 +1,8 @@
 """What a report is made of: sorts the named folders and files into records, kernels, peers and ceilings.
 
-A folder is a log of `hotloop bench run` or holds JSON files; a file is a `results.jsonl`, or what `hotloop kernel`,
-`devices` and `demo` print with --json, or a comparison with peers. It reads and judges nothing else.
+A folder is a log of `hotloop bench run`, or of two programs in turns, or holds JSON files; a file is a
+`results.jsonl`, or what `hotloop kernel`, `devices` and `demo` print with --json, or a comparison with peers. It reads
+and judges nothing else.
 """
 
 import math
@@ -14,7 +15,7 @@ from typing import Any
 
 from hotloop.bench.record_shape import number
 from hotloop.bench.report_peers import PeerRow, is_peers, peer_rows
-from hotloop.bench.results import RECORDS, Record, ended_well, printed_result, read, sessions
+from hotloop.bench.results import RECORDS, SIDES, Record, ended_well, printed_result, read, sessions
 from hotloop.bench.roofline import is_kernel
 from hotloop.errors import DataError
 from hotloop.options.json_text import parse_json
@@ -42,7 +43,9 @@ def gather(paths: Sequence[str | Path]) -> Sources:
     """Everything in the named folders and files."""
     found = Sources()
     for path in map(Path, paths):
-        if path.is_dir() and not (path / RECORDS).exists():
+        if all((path / side / RECORDS).exists() for side in SIDES):
+            found.records += read([path / side for side in SIDES])
+        elif path.is_dir() and not (path / RECORDS).exists():
             _folder(path, found)
         elif path.is_dir() or path.suffix == ".jsonl":
             found.records += read([path])

@@ -19,6 +19,7 @@ from hotloop.errors import DataError
 from hotloop.options.json_text import parse_json
 
 RECORDS, PROVENANCE = "results.jsonl", "provenance.json"
+SIDES = ("A", "B")  # the log folders of two programs that ran in turns
 PARTS = ("device", "cpu", "hotloop")  # of a provenance, those that hold more than a text
 TAIL = 4_000_000  # bytes at the end of a program's output in which its JSON result is looked for
 
@@ -145,7 +146,7 @@ def sessions(records: Iterable[Record]) -> list[list[Record]]:
     apart: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         apart.setdefault((record["folder"], device(record)), []).append(record)
-    return sorted(apart.values(), key=lambda runs: min(map(start, runs)))
+    return sorted(apart.values(), key=lambda runs: min((begin(run), run["folder"]) for run in runs))
 
 
 def ended_well(record: Record) -> bool:
@@ -190,6 +191,23 @@ def start(record: Record) -> str:
     """When a run began, as text that sorts: "2026-01-31 12:00:00" in UTC; "" if unknown."""
     said = record.get("start")
     return f"{datetime.fromtimestamp(said, UTC):%Y-%m-%d %H:%M:%S}" if isinstance(said, int | float) else ""
+
+
+def begin(record: Record) -> str:
+    """When a record's session began: its own start, or that of the session in which two programs ran in turns."""
+    return str((record.get("turns") or {}).get("id") or start(record))
+
+
+def partners(records: Iterable[Record]) -> dict[str, str]:
+    """By variant, the one on the other side that it ran in turns with."""
+    found = {record["variant"]: record.get("turns") or {} for record in records}
+    return {variant: said["with"] for variant, said in found.items() if "with" in said}
+
+
+def in_turns(old: Iterable[Record], new: Iterable[Record]) -> bool:
+    """Whether the two sides come from one session in which they took turns."""
+    sessions = [{(record.get("turns") or {}).get("id") for record in side} for side in (old, new)]
+    return sessions[0] == sessions[1] != {None}
 
 
 def printed_result(record: Record) -> Mapping[str, Any] | None:

@@ -85,6 +85,8 @@ class Runner:
         self.done = {(record["variant"], record["repeat"]) for record in ran}
         self.known = {record["variant"] for record in results.records}
         self.failed = False
+        self.turns: Mapping[str, Mapping[str, str]] = {}
+        """By variant, what records say of a session in which two programs run in turns."""
         self.warned: set[str] = set()
         self.ready: dict[str, Settings | LaunchError] = {}
         files = {str(file.resolve()): name for file, name in self.specs.items()}
@@ -120,7 +122,7 @@ class Runner:
         left = [job for job in all_jobs if job.key not in self.done and job.selected.variant.name in behind]
         for number, job in enumerate(left, 1):
             record = self.perform(job)
-            self._tell(record, f"[{number}/{len(left)}]")
+            self.tell(record, f"[{number}/{len(left)}]")
             self.failed |= record["status"] != "passed"
             if self.failed and options.fail_fast:
                 self.console.warn(
@@ -149,6 +151,7 @@ class Runner:
             "params": dict(one.variant.params),
             "repeat": repeat,
             **NOTHING,
+            **({"turns": self.turns[one.variant.name]} if self.turns else {}),
             "env": dict(one.variant.env or one.benchmark.env),
             "spec": {"file": str(file.resolve()), "sha256": self.specs[file]},
             "provenance": self.provenance,
@@ -216,7 +219,8 @@ class Runner:
         run_before(benchmark, self.log, settings)
         return settings
 
-    def _tell(self, record: Mapping[str, Any], count: str) -> None:
+    def tell(self, record: Mapping[str, Any], count: str) -> None:
+        """A run in a line, and the end of what one that failed said."""
         repeat = f" repeat {record['repeat']}" if record["repeat"] > 1 else ""
         name = record["variant"] + (repeat if record["repeat"] > 0 else " warm-up")
         seconds = f"{record['seconds']:.2f} s" if record["seconds"] is not None else "not started"
@@ -232,15 +236,20 @@ class Runner:
 
     def finish(self) -> None:
         """The files and the table over all records, whatever happened before."""
+        records = self.write_tables()
+        if records:
+            self.console.say("")
+            self.console.table(tables.COLUMNS, tables.rows(records))
+        self.console.say(f"\nresults and logs: {self.options.log_dir}")
+
+    def write_tables(self) -> list[Record]:
+        """The files over all records, which are the result."""
         records = tables.counted(self.results.records)
         tables.write_results_json(self.log / "benchmark_results.json", records)
         additional, more = self.options.additional_metrics, self.options.csv_metrics
         tables.write_csv(self.log / "benchmark_results.csv", records, more, additional, self.commit)
         junit.write(self.log / "benchmark_results.xml", records)
-        if records:
-            self.console.say("")
-            self.console.table(tables.COLUMNS, tables.rows(records))
-        self.console.say(f"\nresults and logs: {self.options.log_dir}")
+        return records
 
 
 def _home(selected: Sequence[Selected]) -> Path:

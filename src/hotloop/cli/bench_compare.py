@@ -1,14 +1,15 @@
-"""`hotloop bench compare`: what became faster or slower between two sets of results, or since a baseline."""
+"""`hotloop bench compare`: what became faster or slower between two sets of results, since a baseline, or in turns."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from hotloop.cli import bench_ab
 from hotloop.cli.command import Command, Context
 from hotloop.cli.console import print_json
-from hotloop.errors import DataError, OptionError
-from hotloop.options import argument, option, positive
+from hotloop.errors import DataError, OptionError, RunError
+from hotloop.options import argument, non_negative, option, positive
 
 if TYPE_CHECKING:
     from hotloop.bench.compare import Row
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
 EPILOG = """A and B are log folders of `hotloop bench run` with --repeats 5 or more: 5 tell 5 % apart under 1 % of
 noise, 10 tell 10 % apart under 3 % of it. FAST and SLOW: the 98 % interval of the ratio does not hold 1, and the ratio
 is beyond the threshold; SAME: the whole interval is within it; AMBIGUOUS: anything else, fewer than three repeats, and
-what the machine's own pace may explain."""
+what the machine's own pace may explain. Where both programs are at hand, --ab runs them in turns, which a machine that
+changes its speed disturbs least: `--ab old.yml new.yml`, `--ab f.yml:one f.yml:other`, or two commits of this
+repository, `--ab main HEAD --spec f.yml`. The status is 1 on a word of --fail-on, and when a program of --ab fails."""
+TURNS = "In turns"
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,7 @@ class Compare:
     """Options of `hotloop bench compare`."""
 
     results: tuple[Path, ...] = argument(
-        "Log folders: A and B; with --baseline the new results alone.", metavar="RESULTS"
+        "Log folders: A and B; with --baseline the new results alone.", default=(), metavar="RESULTS"
     )
     baseline: Path | None = option(None, "A file of baselines that takes A's place.", metavar="FILE")
     update_baseline: bool = option(
@@ -43,6 +47,32 @@ class Compare:
         (), "Leave with status 1 on any of these verdicts; slow makes it a regression test."
     )
     markdown: bool = option(False, "Print the table as Markdown.")
+    ab: tuple[str, ...] = option(
+        (),
+        "Run two programs in turns and compare them: A and B are benchmark files, FILE or FILE:NAME for one of its "
+        "benchmarks or variants; with --spec they are commits.",
+        metavar="A B",
+        group=TURNS,
+    )
+    spec: Path | None = option(
+        None,
+        "The benchmark file that both commits run, as it is now; each runs in a work tree of its own that is removed "
+        "afterwards.",
+        metavar="FILE",
+        group=TURNS,
+    )
+    benchmark: tuple[str, ...] = option(
+        (), "Names or globs of benchmarks or variants; all of them by default.", metavar="NAME", group=TURNS
+    )
+    repeats: int = option(10, "Pairs of runs that count, of each variant.", check=positive, group=TURNS)
+    warm_up: int = option(1, "Pairs before them that do not count.", check=non_negative, group=TURNS)
+    seed: int = option(0, "Of the lots that say which of a pair runs first.", group=TURNS)
+    log_dir: Path | None = option(
+        None, "Folder for results and logs, A and B in it; ab_<time> by default.", metavar="DIR", group=TURNS
+    )
+    timeout: float | None = option(
+        None, "Seconds for each run; a shorter one of the entry wins.", check=positive, group=TURNS
+    )
 
 
 def run(config: Compare, context: Context) -> Mapping[str, Any]:
@@ -50,9 +80,22 @@ def run(config: Compare, context: Context) -> Mapping[str, Any]:
     check(config)
     if config.update_baseline:
         return update(config, context)
+    if not config.ab:
+        return tell(config, context)
+    log, failed = bench_ab.measure(config, context)
+    return tell(
+        replace(config, ab=(), results=(log / "A", log / "B")), context, {"log": log, "broken": failed}
+    )
+
+
+def tell(config: Compare, context: Context, ran: Mapping[str, Any] = {}) -> Mapping[str, Any]:
+    """The verdicts on two sets of results; `ran` is what is known of programs that ran for it."""
     from hotloop.bench.compare import COLUMNS, cells, compare, markdown
 
     rows = compare(*sides(config, context))
+    broken = [f"{variant}: {reason}" for variant, reason in ran.get("broken", {}).items()]
+    if not rows and broken:
+        raise RunError(f"--ab: nothing to compare: {'; '.join(broken)}; logs are in {ran['log']}")
     if not rows:
         raise DataError(f"{config.results[-1]}: nothing to compare; does --metric name one of its metrics?")
     if config.markdown:
@@ -63,8 +106,8 @@ def run(config: Compare, context: Context) -> Mapping[str, Any]:
     hint = "; more repeats narrow the intervals" if "AMBIGUOUS" in counts else ""
     context.say("\n" + ", ".join(f"{count} {word}" for word, count in counts.items()) + hint)
     failed = [row for row in rows if row.word.lower() in config.fail_on]
-    result = {"rows": [plain_row(row) for row in rows], "counts": counts, "failed": len(failed)}
-    if failed:
+    result = {"rows": [plain_row(row) for row in rows], "counts": counts, "failed": len(failed), **ran}
+    if failed or broken:
         if context.json:
             print_json(result)
         raise SystemExit(1)
@@ -73,6 +116,9 @@ def run(config: Compare, context: Context) -> Mapping[str, Any]:
 
 def check(config: Compare) -> None:
     """Refuse a number of results that the other options do not fit."""
+    bench_ab.check(config)
+    if config.ab:
+        return
     wanted = 1 if config.baseline else 2
     if config.update_baseline and config.baseline is None:
         raise OptionError("--update-baseline needs --baseline FILE, the file to write")
@@ -84,15 +130,19 @@ def check(config: Compare) -> None:
 def sides(config: Compare, context: Context) -> tuple[Any, Any, Any]:
     """A's samples, B's samples and the rules."""
     from hotloop.bench.baselines import load
-    from hotloop.bench.compare import Rules
-    from hotloop.bench.results import read, samples
+    from hotloop.bench.compare import Rules, beside
+    from hotloop.bench.results import in_turns, partners, read, samples
 
     new = read(config.results[-1:])
+    after = samples(new)
     thresholds: Mapping[str, float] = {}
     if config.baseline is None:
         old = read(config.results[:1])
-        warn_of_differences(old, new, context)
         before = samples(old)
+        if in_turns(old, new):
+            after = beside(after, partners(new))
+        else:
+            warn_of_differences(old, new, context)
     else:
         known, name = load(config.baseline), one_device(new, config.results[-1])
         if name not in known.devices:
@@ -106,7 +156,7 @@ def sides(config: Compare, context: Context) -> tuple[Any, Any, Any]:
     rules = Rules(
         config.metric, config.lower_is_better, config.higher_is_better, config.threshold, thresholds
     )
-    return before, samples(new), rules
+    return before, after, rules
 
 
 def one_device(records: "Sequence[Record]", path: Path) -> str:

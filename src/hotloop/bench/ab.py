@@ -1,0 +1,145 @@
+"""Two programs in turns: pair after pair, the first of each drawn by lot, so that what the machine does meets both.
+
+Each side has a log folder of its own, as `hotloop bench run` leaves it; the records name the session and the variant
+on the other side, by which `verdict.py` knows the pairs. What is compared is decided here, how it is judged is not.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from hotloop.bench.guards import terminated_as_interrupted, told_where_writing_fails
+from hotloop.bench.record import Results
+from hotloop.bench.results import SIDES
+from hotloop.bench.run_options import Console, Options
+from hotloop.bench.runner import Runner
+from hotloop.bench.select import Job, Selected
+from hotloop.errors import OptionError, RunError
+
+Pair = tuple[Selected, Selected]
+
+
+@dataclass(frozen=True)
+class Session:
+    """What is run: the pairs of variants, how to run each side, how often and in which order."""
+
+    pairs: Sequence[Pair]
+    options: tuple[Options, Options]
+    """Of A and of B; both log folders are new ones in one folder."""
+    seed: int = 0
+
+
+def match(a: Sequence[Selected], b: Sequence[Selected]) -> list[Pair]:
+    """Which variants run against each other: those of one name, or of the same parameters of one benchmark each."""
+    a, b = ([one for one in side if one.skip is None] for side in (a, b))
+    if not a or not b:
+        raise OptionError(f"--ab: no variant of {'B' if a else 'A'} can run; name one that is not skipped")
+    if len(a) == len(b) == 1:
+        return [(a[0], b[0])]
+    one_each = all(len({one.benchmark.name for one in side}) == 1 for side in (a, b))
+    ours, theirs = ({_key(one, one_each): one for one in side} for side in (a, b))
+    for side, mine, other in (("A", ours, theirs), ("B", theirs, ours)):
+        if alone := [name for name in mine if name not in other]:
+            raise OptionError(f"--ab: only {side} has {', '.join(alone)}; name one of each side as FILE:NAME")
+    return [(one, theirs[key]) for key, one in ours.items()]
+
+
+def _key(one: Selected, by_parameters: bool) -> str:
+    params = one.variant.params
+    return (
+        ", ".join(f"{name}={params[name]}" for name in sorted(params)) if by_parameters else one.variant.name
+    )
+
+
+def run_in_turns(session: Session, console: Console) -> dict[str, str]:
+    """Run all pairs; a variant that fails is left alone from then on and is in the result, with its reason."""
+    log = session.options[0].log_dir.parent
+    _open_folders(session.options)
+    failed: dict[str, str] = {}
+    with terminated_as_interrupted(), told_where_writing_fails(log), ExitStack() as stack:
+        runners = [
+            Runner(
+                [pair[side] for pair in session.pairs],
+                options,
+                Prefixed(console, SIDES[side]),
+                stack.enter_context(closing(Results(options.log_dir))),
+            )
+            for side, options in enumerate(session.options)
+        ]
+        for runner, turns in zip(runners, _turns(session.pairs), strict=True):
+            runner.turns = turns
+        try:
+            _run_pairs(session, runners, failed)
+        finally:
+            for runner in runners:
+                with suppress(OSError):  # what stopped the run is what must be told
+                    runner.write_tables()
+    return failed
+
+
+def _open_folders(options: Sequence[Options]) -> None:
+    for each in options:
+        try:
+            each.log_dir.mkdir(parents=True)
+        except FileExistsError as error:
+            raise OptionError(
+                f"--log-dir {each.log_dir.parent}: holds results already; take another folder"
+            ) from error
+        except OSError as error:
+            raise RunError(f"--log-dir {each.log_dir.parent}: cannot be made: {error.strerror}") from error
+
+
+def _turns(pairs: Sequence[Pair]) -> list[dict[str, dict[str, str]]]:
+    """For each side, what the records of its variants say of the session."""
+    name = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S.%f}"  # sorts among the times of other records
+    return [
+        {pair[side].variant.name: {"id": name, "with": pair[1 - side].variant.name} for pair in pairs}
+        for side in (0, 1)
+    ]
+
+
+def _run_pairs(session: Session, runners: Sequence[Runner], failed: dict[str, str]) -> None:
+    repeats, warm_up = session.options[0].repeats, session.options[0].warm_up
+    lots = random.Random(session.seed)
+    total, number = len(session.pairs) * (repeats + warm_up), 0
+    for pair in session.pairs:
+        name = pair[0].variant.name
+        for repeat in range(1 - warm_up, repeats + 1):
+            number += 1
+            # A coin for each pair, and not ABBA: it is the lot that makes the test of pairs exact.
+            for side in (0, 1) if lots.random() < 0.5 else (1, 0):
+                record = runners[side].perform(Job(pair[side], repeat))
+                runners[side].tell(record, f"[{number}/{total}]")
+                if record["status"] != "passed":
+                    failed[name] = f"{SIDES[side]} failed: {record['reason']}"
+            if name in failed:
+                number += repeats - repeat
+                break
+
+
+class Prefixed:
+    """A console that says which side it speaks of."""
+
+    def __init__(self, console: Console, side: str):
+        self.console, self.side = console, side
+
+    def say(self, text: str) -> None:
+        """A line for people."""
+        self.console.say(f"{self.side} {text}")
+
+    def warn(self, text: str) -> None:
+        """A line that should not be missed."""
+        self.console.warn(f"{self.side}: {text}")
+
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Rows under their column names."""
+        self.console.table(columns, rows)
+
+
+def side_options(options: Options, side: str, extra: Mapping[str, str]) -> Options:
+    """The options for one side: its own folder, and variables of its own."""
+    settings = replace(options.settings, extra={**options.settings.extra, **extra})
+    return replace(options, log_dir=options.log_dir / side, settings=settings)
