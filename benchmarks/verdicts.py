@@ -174,6 +174,12 @@ ODD_MACHINES = {
     "10 % slower, on an accelerator, machine at 0.9": Case(5, 1.1, off=0.9, gain=0.0, accelerated=True),
     "10 % slower, on an accelerator, machine at 1.1": Case(5, 1.1, off=1.1, gain=0.0, accelerated=True),
 }
+ODD_MACHINES |= {
+    f"5 % slower, in turns, {repeats} repeats, other work comes and goes": Case(
+        repeats, 1.05, turns=True, machine="steps", pace=None
+    )
+    for repeats in (5, 10, 20)
+}
 PARTS = {
     "Runs apart": {**itself(False), **slower(False)},
     "The machine is off": ODD_MACHINES,

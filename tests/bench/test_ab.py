@@ -15,6 +15,7 @@ from hotloop.bench.select import select
 from hotloop.bench.spec import load
 from hotloop.cli.bench_compare import COMMAND
 from hotloop.cli.main import execute
+from hotloop.engine.interrupt import Stopped
 from hotloop.errors import HotloopError, OptionError, RunError
 
 
@@ -219,3 +220,17 @@ def test_work_trees_are_gone_after_an_error_too(run, repository, tmp_path, monke
     assert list((tmp_path / "temporary").iterdir()) == []
     assert len(git(repository, "worktree", "list").splitlines()) == 1
     assert not list(Path().glob("ab_*"))
+
+
+def test_a_request_to_end_leaves_the_results_so_far_and_no_work_tree(run, repository, tmp_path, monkeypatch):
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    ask = "import os, signal; print('rate 1'); os.path.exists('second') and os.kill(os.getppid(), signal.SIGTERM)"
+    file = spec(repository / "benchmarks/b.yml", x=code(f"{ask}; open('second', 'w')"))
+    with pytest.raises(Stopped):
+        run("--ab", "HEAD", "HEAD", "--spec", file, "--warm-up", 0, "--log-dir", "log")
+    assert list((tmp_path / "temporary").iterdir()) == []
+    assert len(git(repository, "worktree", "list").splitlines()) == 1
+    lines = [(tmp_path / "log" / side / "results.jsonl").read_text().splitlines() for side in "AB"]
+    assert [len(each) for each in lines] in ([1, 1], [2, 1], [1, 2])
+    assert all((tmp_path / "log" / side / "benchmark_results.json").exists() for side in "AB")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from hotloop.bench.guards import terminated_as_interrupted, told_where_writing_fails
+from hotloop.bench.guards import told_where_writing_fails
 from hotloop.bench.record import Results
 from hotloop.bench.results import SIDES
 from hotloop.bench.run_options import Console, Options
@@ -59,7 +59,7 @@ def run_in_turns(session: Session, console: Console) -> dict[str, str]:
     log = session.options[0].log_dir.parent
     _open_folders(session.options)
     failed: dict[str, str] = {}
-    with terminated_as_interrupted(), told_where_writing_fails(log), ExitStack() as stack:
+    with told_where_writing_fails(log), ExitStack() as stack:
         runners = [
             Runner(
                 [pair[side] for pair in session.pairs],

@@ -35,9 +35,10 @@ def measure(config: "Compare", context: Context) -> tuple[Path, Mapping[str, str
     """Run both in turns; the folder of the results, and by variant why one failed."""
     from hotloop.bench.ab import Session, match, run_in_turns, side_options
     from hotloop.bench.results import SIDES
+    from hotloop.engine.interrupt import raise_stops
 
     options = options_of(config, context)
-    with ExitStack() as stack:
+    with raise_stops(), ExitStack() as stack:
         files, extras = commits(config, stack) if config.spec else (config.ab, ({}, {}))
         pairs = match(*(chosen(file, config.benchmark) for file in files))
         sides = [side_options(options, side, extra) for side, extra in zip(SIDES, extras, strict=True)]
