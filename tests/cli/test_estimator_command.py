@@ -127,7 +127,7 @@ def test_the_defaults_train_and_test(tmp_path, monkeypatch, capsys):
     assert f"data: {TRAIN} + {TEST} random images with random labels" in said
     (folder,) = (tmp_path / "results").iterdir()
     assert re.fullmatch(r"estimator-\d{8}-\d{6}-[0-9a-f]{8}", folder.name)
-    assert f"folder: results/{folder.name}" in said and (folder / "checkpoints").is_dir()
+    assert f"start: results/{folder.name}" in said and (folder / "checkpoints").is_dir()
     assert re.search(
         r"training: [\d.]+ s to compile and run, [\d.]+ s of them compiling, [\d,]+ images/s", said
     )
