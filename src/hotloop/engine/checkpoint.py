@@ -10,6 +10,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping
 from concurrent import futures
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,23 @@ class Checkpoints:
     def _read(self, folder: Path, number: int, like: Any, skipped: list[str], in_part: bool) -> Restored:
         manifest = shelf.whole(folder, number)
         manifests.check_contents(folder, manifest)
+        self._check_fits(folder, manifest, like, in_part)
+        # orbax reads in an event loop, which answers an exception from elsewhere with a traceback.
+        with hold_stops():
+            arrays = read_arrays(folder, manifest, like)
+        leaves = [restored_leaf(arrays[name], leaf) for name, leaf in named_leaves(like).items()]
+        state = jax.tree.unflatten(jax.tree.structure(like), leaves)
+        return Restored(manifest.step, state, from_exact(manifest.position), manifest.metrics, skipped)
+
+    def check_fits(self, like: Any) -> None:
+        """CheckpointError where the newest complete step is not of a state like `like`; no array is read."""
+        complete = self._ours.complete()
+        if complete:
+            newest = max(complete)
+            with suppress(Damaged):  # `restore` skips it, and says so
+                self._check_fits(shelf.numbered(self.folder)[newest], complete[newest], like, in_part=False)
+
+    def _check_fits(self, folder: Path, manifest: Manifest, like: Any, in_part: bool) -> None:
         if self._blank.family and manifest.family != self._blank.family:
             raise CheckpointError(
                 f"{folder} belongs to {manifest.family or 'no family'}, not {self._blank.family}"
@@ -165,17 +183,12 @@ class Checkpoints:
         wanted = named_leaves(like)
         held = {name: leaf for name, leaf in manifest.leaves.items() if name in wanted or not in_part}
         if reason := mismatch(held, like):
-            check_leaves(folder, manifest)  # or the manifest is what is wrong
+            with hold_stops():
+                check_leaves(folder, manifest)  # or the manifest is what is wrong
             other = " (it was saved with another config)" if manifest.config != self._blank.config else ""
             raise CheckpointError(
                 f"{folder} does not fit this model{other}: {reason}; use the config it was saved with"
             )
-        # orbax reads in an event loop, which answers an exception from elsewhere with a traceback.
-        with hold_stops():
-            arrays = read_arrays(folder, manifest, like)
-        leaves = [restored_leaf(arrays[name], leaf) for name, leaf in wanted.items()]
-        state = jax.tree.unflatten(jax.tree.structure(like), leaves)
-        return Restored(manifest.step, state, from_exact(manifest.position), manifest.metrics, skipped)
 
     def _write(self, note: Manifest, arrays: HostArrays, forms: Forms) -> None:
         temporary = shelf.temporary(self.folder, note.step)

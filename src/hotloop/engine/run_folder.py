@@ -25,7 +25,7 @@ NUMERICS = ("cores", "cpu", "device_count", "device_kinds", "jax", "jaxlib", "pl
 
 def take(path: Path, resume: bool) -> int:
     """Make the folder if need be and hold its lock (a descriptor); a dead process holds none."""
-    _check_resumable(path, resume)
+    check_resumable(path, resume)
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
@@ -59,7 +59,8 @@ def _found(path: Path) -> list[str]:
     return [name for name in ("config.json", RECORDS) if (path / name).exists()]
 
 
-def _check_resumable(path: Path, resume: bool) -> None:
+def check_resumable(path: Path, resume: bool) -> None:
+    """RunError where there should be a run to go on with and is none, before anything is read for it."""
     if resume and not path.is_dir():
         raise RunError(f"nothing to resume: {path} is not a run folder; leave out resume=True to start one")
     if resume and not _found(path):
@@ -83,7 +84,7 @@ def _refuse_another_run(path: Path, resume: bool) -> None:
 
 def check_takeable(path: Path, config: Mapping[str, Any], resume: bool, may_differ: Collection[str]) -> None:
     """What a run would refuse about this folder, found out without touching it."""
-    _check_resumable(path, resume)
+    check_resumable(path, resume)
     try:
         check_can_make(path)
     except OSError as error:

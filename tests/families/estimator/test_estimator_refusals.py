@@ -4,14 +4,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
-from small import X, Y, data, model_fn, right, small
+from small import X, Y, apply, data, model_fn, right, small
 
 from hotloop import Estimator, EvalSpec, Hook, ModelSpec, RunConfig, TrainSpec, train_and_evaluate
 from hotloop.engine.feed import Resident
 from hotloop.engine.run import read_events
-from hotloop.errors import HotloopError
+from hotloop.errors import CheckpointError, DataError, HotloopError, OptionError
 
 
 @pytest.fixture(scope="module")
@@ -183,3 +185,31 @@ def test_a_temporary_folder_is_named_even_where_nothing_else_is_said(
     Estimator(model_fn, say=lines.append)
     Estimator(model_fn, RunConfig(tmp_path))
     assert len(lines) == 1 and capsys.readouterr() == ("", "")
+
+
+def wider(features: Any, labels: Any, mode: str, params: Any) -> ModelSpec:
+    """Another network for the same data."""
+
+    def init(key: Any) -> Any:
+        return {"kernel": jnp.zeros((5, 3)), "bias": jnp.zeros(3)}
+
+    return ModelSpec(init=init, apply=apply, optimizer=optax.sgd(0.1))
+
+
+def test_what_cannot_be_trained_is_refused_while_nothing_is_written(tmp_path: Path) -> None:
+    there = small(tmp_path / "there").train(data, steps=1)
+    before = (tmp_path / "there" / "events.jsonl").read_bytes()
+    with pytest.raises(CheckpointError, match="does not fit this model"):
+        small(tmp_path / "there", wider).train(data, steps=1)
+    assert (tmp_path / "there" / "events.jsonl").read_bytes() == before
+
+    new = small(tmp_path / "new", wider)
+    new._warm_start_from = there.model_dir
+    with pytest.raises(CheckpointError, match="does not fit this model"):
+        new.train(data, steps=1)
+    with pytest.raises(DataError, match="arrays have no end"):
+        small(tmp_path / "new").train(data)
+    (tmp_path / "file").touch()
+    with pytest.raises(OptionError, match="--report"):
+        small(tmp_path / "new", report=tmp_path / "file" / "x").train(data, steps=1)
+    assert not (tmp_path / "new").exists()

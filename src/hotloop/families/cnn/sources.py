@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from hotloop.data.dataset import Dataset, Split
 from hotloop.data.image_folder import is_image_folder
+from hotloop.data.jpeg import pillow
 from hotloop.data.load import load
 from hotloop.data.records import is_record_folder
 from hotloop.engine.evaluate import Evaluation, PerSample, Sums, evaluate_batches
@@ -120,6 +121,7 @@ class Photographs:
         self._count = default_workers(config.pipeline_num_parallel)
         self._seed, self._eight_bit, self._warn = seed, config.eight_bit_transfer, console.warn
         self._skip_corrupt = config.skip_corrupt
+        pillow()  # the workers need it: without it there should be no run
         self._train = open_store(config.dataset_path, "train") if config.training else None
         self._validation = open_store(config.dataset_path, "validation") if config.validation else None
         whole = SAMPLES["imagenet"]

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
+from hotloop.engine.drive import newest
 from hotloop.engine.evaluate import filled_up
 from hotloop.engine.host import common_length, path_name
 from hotloop.engine.lines import console_line
@@ -123,12 +124,12 @@ class Estimator:
             self._check_best(trained.model, source)
         source = source.check_labels(trained.model.classes)
         work = self._work(hooks, validate, source.batch_size)
+        training.target_of(source, 0, steps, max_steps)  # refuses what has no end, while nothing is written
+        state = self._first_state(work.fresh(trained))
         with work.opened():
-            state, resumed = work.begin(trained)
+            resumed = newest(work.checkpoints, state)
             done = resumed.step if resumed else 0
             target = training.target_of(source, done, steps, max_steps)
-            if not resumed and self._warm_start_from:
-                state = self.parts.warmed(state, self._warm_start_from)
             if passed := source.passed_over(done):
                 self._say(
                     f"the first {passed} batches of the input are passed over: they were trained on before"
@@ -137,6 +138,14 @@ class Estimator:
                 program = self.parts.program(source, trained, feed)
                 plan = training.plan(self.config, source, target, validate is not None)
                 self.last_run = work.run(program, plan, state, resumed)
+
+    def _first_state(self, fresh: step.State) -> step.State:
+        """What a new model begins with; weights that do not fit the model are refused while nothing is written."""
+        with self.parts.checkpoints() as there:
+            if self.model_dir.is_dir() and there.begun():
+                there.check_fits(fresh)
+                return fresh
+        return self.parts.warmed(fresh, self._warm_start_from) if self._warm_start_from else fresh
 
     def _check_best(self, model: Model, source: Source) -> None:
         """A model_fn may measure more where it evaluates than where it trains."""

@@ -18,7 +18,7 @@ from hotloop.engine import report as reports
 from hotloop.engine.batch import Batch
 from hotloop.engine.calls import Kind, Mark, Plan
 from hotloop.engine.checkpoint import Keep, KeepBest, KeepLast, Restored
-from hotloop.engine.drive import drive, newest
+from hotloop.engine.drive import drive
 from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.loop import Program
 from hotloop.engine.progress import Show
@@ -85,16 +85,17 @@ class Work:
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Hold the model_dir and its records; another process is refused meanwhile."""
+        self.report = reports.requested(self.config.report, self.folder, programs=("training",))
         with self._records() as self.records, self._checkpoints() as self.checkpoints:
             yield
 
-    def begin(self, training: Training) -> tuple[State, Restored | None]:
-        """Fresh weights, and the newest checkpoint if there is one."""
-        state = jax.jit(training.init)(stream(seed_key(self.config.seed), "init", 0))
+    def fresh(self, training: Training) -> State:
+        """The first weights."""
+        state: State = jax.jit(training.init)(stream(seed_key(self.config.seed), "init", 0))
         if training.mesh is not None:
             everywhere = NamedSharding(training.mesh, PartitionSpec())  # type: ignore[no-untyped-call]
             state = jax.device_put(state, everywhere)
-        return state, newest(self.checkpoints, state)
+        return state
 
     def run(self, program: Program, plan: Plan, state: State, resumed: Restored | None) -> dict[str, Any]:
         """Drive to the target; what it took."""
@@ -122,7 +123,7 @@ class Work:
                 guard="loss",
                 enough=(lambda: running.stopped) if self.hooks else None,
                 due=Clock(self.config.log_seconds, self.config.checkpoint_seconds, self.validate is not None),
-                report=self._report(),
+                report=self.report,
                 how_to_resume="call train again with the same model_dir",
             )
         if calls:
@@ -157,9 +158,6 @@ class Work:
         if best := self.config.best:
             keep |= KeepBest(*best)
         return Watched(self.folder / "checkpoints", keep, family=FAMILY)
-
-    def _report(self) -> Path | None:
-        return reports.requested(self.config.report, self.folder, programs=("training",))
 
     def _all_hooks(self, plan: Plan) -> list[Hook]:
         every = self.config.summary_steps

@@ -23,6 +23,7 @@ from hotloop.engine.loop import Program
 from hotloop.engine.plan import Batch, Plan, plan_updates
 from hotloop.engine.progress import Progress
 from hotloop.engine.run import Run
+from hotloop.engine.run_folder import check_resumable
 from hotloop.engine.sinks import ConsoleSink
 from hotloop.engine.where import platform
 from hotloop.errors import DataError, OptionError
@@ -63,6 +64,7 @@ def run(config: Train, console: Console, command: str) -> Mapping[str, Any]:
 
 def prepare(config: Train, console: Console) -> tuple[Train, Sets]:
     """The ratings, checked, and the options with everything filled in that follows from them."""
+    check_resumable(run_folder(config), config.resume)
     data = sets.load(config, console)
     check(config, data)
     resolved = config.resolved(data.train.users, data.train.ratings)
