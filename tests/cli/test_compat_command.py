@@ -33,6 +33,7 @@ OLD_COMMANDS = [
     "python3 main.py -c configs/bs_experiment_config.json --micro_batch_size 512 --learning_rate 0.0009",
     "python3 main.py -c configs/test_config.json",
     "python3 main.py -c configs/benchmark_config.json --no-testing -b 3072",
+    "python3 main.py --config-file=configs/benchmark_config.json --no-testing -b 3072",
     "python3 autoencoder_main.py",
     f"python3 autoencoder_main.py {RATINGS.format('3m')} --size 128",
     f"python3 autoencoder_main.py {RATINGS.format('6m')} --size 256",
@@ -164,6 +165,8 @@ def test_a_dry_run_of_every_old_command_ends_before_its_work_or_with_the_command
         ("ipu_estimator_cnn.py --replicas 64 --batch-size 64", "--replicas 64: only "),
         ("dense.py --replicas 64 --batch-size 64", "--replicas 64: only "),
         ("verify_dataset.py --dataset mnist", "mnist: not on this machine"),
+        ("main.py -c path/to/config.json", "path/to/config.json"),
+        ("python3 send_request.py --config resnet50_infer_bs16 --port 8502", "serving is not there yet"),
     ],
 )  # fmt: skip
 def test_a_dry_run_finds_what_the_command_would_fail_with_before_its_work(old, said, nowhere, capsys):
@@ -233,10 +236,27 @@ def test_the_new_command_runs_with_its_variables_and_its_status_is_passed_on(cal
     assert capsys.readouterr().out == ""
 
 
+def test_an_option_of_compat_may_have_its_value_as_a_word_of_its_own(called):
+    with pytest.raises(SystemExit):
+        main(["compat", "--device", "cpu", "--json", "dense.py", "--size", "8"])
+    assert called[0][0] == ["kernel", "dense", "--size", "8", "--device", "cpu", "--json"]
+
+
 def test_options_of_the_old_command_win_over_those_of_compat(called):
     with pytest.raises(SystemExit):
         run_compat("dense.py", "--device", "gpu", "--json")
     assert called[0][0] == ["kernel", "dense", "--device", "gpu", "--json"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["grouped_conv", "rnn", "gru", "lstm", "hmc"])
+def test_the_cheap_commands_of_the_old_manuals_really_run(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        main(["compat", "--device", "cpu", "--json", "python3", f"{name}.py", "--steps", "5"])
+    assert caught.value.code == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["items_per_second"] > 0 and result["checked"]
 
 
 PROGRAM = """

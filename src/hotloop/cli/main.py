@@ -107,8 +107,8 @@ def dispatch(words: list[str]) -> int:
         return _show_version(flags)
     command, path, rest = find_command(words)
     if command.verbatim:
-        first = next((at for at, word in enumerate(rest) if not word.startswith("-")), len(rest))
-        rest = rest if "--" in rest[:first] else [*rest[:first], "--", *rest[first:]]
+        first = _first_argument(command, rest)
+        rest = rest if rest[first:][:1] == ["--"] else [*rest[:first], "--", *rest[first:]]
     if _asked(rest, "-h") or _asked(rest, "--help") or (command.run is None and not rest):
         from hotloop.cli.helptext import command_help
 
@@ -117,6 +117,16 @@ def dispatch(words: list[str]) -> int:
     if command.run is None:
         raise OptionError(f"{path} needs a command before {rest[0]}: {', '.join(_names(command.children))}")
     return execute(command, path, [*flags, *rest])
+
+
+def _first_argument(command: Command, words: list[str]) -> int:
+    """Where the first word stands that is neither an option of the command nor the value of one."""
+    options = (*options_of(command.config), *options_of(Common))
+    with_value = {option.spelling for option in options if option.kind.element is not bool}
+    at = 0
+    while at < len(words) and words[at].startswith("-") and words[at] != "--":
+        at += 2 if words[at] in with_value else 1
+    return min(at, len(words))
 
 
 def find_command(words: list[str]) -> tuple[Command, str, list[str]]:
