@@ -107,6 +107,7 @@ def test_only_the_front_of_a_long_line_is_searched() -> None:
         ("mpirun -np 4 python3 x.py", 4),
         ("mpirun --tag-output -n 4 python3 x.py", 4),
         ("mpirun --np=4 python3 x.py", 4),
+        ("mpirun " * 200_000, 1),  # and at once
         ("python3 x.py --np 4", 1),
     ],
 )

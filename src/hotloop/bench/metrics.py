@@ -18,7 +18,7 @@ from hotloop.bench.search_limit import SearchLimit, Stopwatch, TooSlow
 LONGEST_LINE = 8192  # a pattern may need time with the square of this
 MOST_VALUES = 1_000_000
 LAZY_END = re.compile(r"[*+?}]\?\)$")
-MPI_COPIES = re.compile(r"\bmpirun\b.*?\s--?np?[ =](\d{1,6})\b", re.DOTALL)
+MPI, COPIES = re.compile(r"\bmpirun\b"), re.compile(r"\s--?np?[ =](\d{1,6})\b")
 
 
 @dataclass
@@ -187,5 +187,6 @@ def _numbers(params: Mapping[str, str]) -> dict[str, float]:
 
 def _copies(cmd: str) -> int:
     """The --np of an mpirun in the command, else 1."""
-    found = MPI_COPIES.search(cmd)
+    mpi = MPI.search(cmd)
+    found = COPIES.search(cmd, mpi.end()) if mpi else None
     return int(found[1]) if found else 1
