@@ -28,7 +28,6 @@ from hotloop.engine.checkpoint import Checkpoints, KeepAll
 from hotloop.engine.device import setup
 from hotloop.engine.drive import Interrupted
 from hotloop.engine.run import current, read_events
-from hotloop.errors import CheckpointError
 from hotloop.families.cnn import train
 from hotloop.options import options_of
 from listener import Listener
@@ -425,16 +424,22 @@ def wait_for(happened):
 ONLY_THE_END = ["--ckpts-per-epoch", "1/3", "--clean-dir", "False"]
 
 
-def test_an_interrupted_run_leaves_another_runs_step_of_that_number_alone(toy, whole, tmp_path):
+def test_an_interrupted_run_saves_beside_another_runs_step_of_that_number(toy, whole, tmp_path):
     kept = tmp_path / "kept"
     kept.mkdir()
     another(kept, 12, whole[2] / "checkpoints" / "network.json")
-    before = content(kept)
-    with pytest.raises(
-        CheckpointError, match=r"cannot write step 12 in .*kept: another run saved a step"
-    ) as caught:
-        stopped(*toy, *ONLY_THE_END, "--checkpoint-output-dir", kept)
-    assert "\n" not in str(caught.value) and content(kept) == before
+    before = content(kept / "00000012")
+    words = [*toy, "--ckpts-per-epoch", "1/3", "--checkpoint-output-dir", kept]
+    with pytest.raises(Interrupted, match="after update 12 of 18, saved in"):
+        stopped(*words)
+    assert len(list(kept.glob("00000012-*"))) == 1
+    status, result, said = called("train", *words, "--resume")
+    assert status == 0, said
+    assert [event["update"] for event in events(tmp_path / "run", "resume")] == [12]
+    assert weights(kept) == weights(whole[2] / "checkpoints")
+    assert result["validation"] == whole[0]["validation"][-1:]  # as without the stop, whose step has gone
+    assert sorted(path.name for path in kept.iterdir()) == ["00000012", "00000018", "network.json"]
+    assert content(kept / "00000012") == before
 
 
 def test_a_run_goes_on_from_its_own_step_beside_newer_ones_of_a_run_that_came_between(toy, whole, tmp_path):

@@ -117,6 +117,10 @@ class Checkpoints:
         """Whether there is a step to restore, if only a damaged one."""
         return bool(self._ours.numbered())
 
+    def remove(self, step: int) -> None:
+        """Delete one of these steps, unless somebody put files of their own into it."""
+        shelf.remove(self._ours.numbered()[step])
+
     def best(self) -> int | None:
         """The complete step with the best metric, as `KeepBest` ranks it."""
         return self.keep.best(_lasting(self._ours.complete()))
@@ -211,7 +215,7 @@ class Checkpoints:
         ours = {step: m for step, m in self._ours.complete().items() if m.family == self._blank.family}
         newest = max(ours)  # what a resume needs, whatever the rule says
         for step in set(ours) - self.keep.kept(_lasting(ours)) - {written, newest}:
-            shelf.remove(shelf.numbered(self.folder)[step])
+            self.remove(step)
 
 
 def _check_position(

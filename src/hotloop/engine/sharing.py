@@ -1,19 +1,19 @@
 """Whose steps are whose, where several runs save in one folder: told by the family and config in their manifests.
 
-What another run saved is neither found nor ever replaced. It reads manifests and holds a lock, and changes nothing.
+What another run saved is neither found nor ever replaced: where it has the number of a step that is to be saved, ours
+bears the run's mark in its name. It reads manifests and holds a lock, and changes nothing.
 """
 
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from hotloop.engine import manifest as manifests
 from hotloop.engine import shelf
 from hotloop.engine.manifest import Damaged, Manifest
-from hotloop.errors import CheckpointError
 
 
 @dataclass(frozen=True)
@@ -27,19 +27,23 @@ class Steps:
 
     def complete(self) -> dict[int, Manifest]:
         """Our steps that are whole, by a quick look."""
-        return {n: found for n, found in shelf.complete(self.folder).items() if self._is_ours(found)}
+        found = {}
+        for step, folder in self.numbered().items():
+            with suppress(Damaged):
+                found[step] = shelf.whole(folder, step)
+        return found
 
     def numbered(self) -> dict[int, Path]:
         """What is named like a step, except whatever says that another run made it."""
-        return {n: path for n, path in shelf.numbered(self.folder).items() if not self._is_anothers(path)}
+        found = shelf.numbered(self.folder, self.config if self.shared else "")
+        return {step: path for step, path in found.items() if not self._is_anothers(path)}
 
     def put_in_place(self, written: Path, step: int) -> None:
-        """Make a written step visible; CheckpointError where another run has one of that number."""
+        """Make a written step visible, beside one of that number that another run may have."""
         with _in_turn(self.folder):
             taken = shelf.numbered(self.folder).get(step)
-            if taken and self._is_anothers(taken):
-                raise CheckpointError("another run saved a step of that number there, and it stays")
-            shelf.put_in_place(written, self.folder, step)
+            mark = f"-{self.config}" if taken and self._is_anothers(taken) else ""
+            shelf.put_in_place(written, self.folder / f"{step:08d}{mark}")
 
     def _is_ours(self, found: Manifest) -> bool:
         return not self.shared or (found.family, found.config) == (self.family, self.config)

@@ -19,15 +19,21 @@ from hotloop.errors import CheckpointError
 _TEMPORARY = ".hotloop-tmp-"
 
 
-def numbered(shelf: Path) -> dict[int, Path]:
-    """Everything that is named like a step, whole or not."""
+def numbered(shelf: Path, mark: str = "") -> dict[int, Path]:
+    """Everything that is named like a step, whole or not; with a run's mark also what bears it, `00000012-MARK`."""
+    form = re.compile(rf"\d+(-{mark})?" if mark else r"\d+")
     try:
-        found = [path for path in shelf.iterdir() if re.fullmatch(r"\d+", path.name)]
+        found = [path for path in shelf.iterdir() if form.fullmatch(path.name)]
     except FileNotFoundError:
         return {}
     except OSError as error:
         raise CheckpointError(f"{shelf} cannot be read: {error.strerror}") from None
-    return {int(path.name): path for path in sorted(found, key=lambda path: len(path.name))}
+    return {number(path): path for path in sorted(found, key=lambda path: len(path.name))}
+
+
+def number(folder: Path) -> int:
+    """The step that a folder's name tells."""
+    return int(folder.name.partition("-")[0])
 
 
 def whole(folder: Path, step: int) -> Manifest:
@@ -53,21 +59,20 @@ def temporary(shelf: Path, step: int) -> Path:
     return shelf / f"{_TEMPORARY}{step}-{secrets.token_hex(4)}"
 
 
-def put_in_place(written: Path, shelf: Path, step: int) -> None:
-    """Make a written step visible; a damaged or foreign one of that number is set aside, never deleted."""
-    target = shelf / f"{step:08d}"
+def put_in_place(written: Path, target: Path) -> None:
+    """Make a written step visible; a damaged or foreign one of that name is set aside, never deleted."""
     if manifests.is_ours_alone(target):
         remove(target)
     elif target.exists():
         target.rename(target.with_name(f"{target.name}.set-aside-{secrets.token_hex(4)}"))
     written.rename(target)
-    sync(shelf)
+    sync(target.parent)
 
 
 def remove(folder: Path) -> None:
     """Delete a step, unless somebody put files of their own into it."""
     if manifests.is_ours_alone(folder):
-        doomed = temporary(folder.parent, int(folder.name))
+        doomed = temporary(folder.parent, number(folder))
         folder.rename(doomed)
         shutil.rmtree(doomed)
 

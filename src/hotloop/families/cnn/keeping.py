@@ -129,9 +129,9 @@ class Keeping:
         """Remove the other steps of the run, and the folder if the run made it and nothing else is in it."""
         gone = [step for step in made if step not in kept]
         record.event(CLEANED, update=made[-1], epoch=epoch, steps=gone, kept=kept)
-        there = shelf.numbered(self.folder)
-        for step in gone:
-            shelf.remove(there[step])
+        with self.opened() as checkpoints:
+            for step in gone:
+                checkpoints.remove(step)
         if not shelf.numbered(self.folder):
             (self.folder / of_run.ABOUT).unlink(missing_ok=True)
         if not self.given and not list(self.folder.iterdir()):

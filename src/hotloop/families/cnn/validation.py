@@ -119,7 +119,8 @@ def validate(work: Work, record: Recorder, last: model.State | None, made: list[
         return {"validation": [_without_checkpoint(work, record, last, evaluate)], "best": None}
 
     def restored(step: int) -> Any:
-        return saved.weights(keeping.folder, step, known)[1]
+        with keeping.opened() as checkpoints:
+            return saved.weights_among(checkpoints, step, known)[1]
 
     found: list[Validated] = []
     with work.console.progress("validation", len(steps)) as bar:
