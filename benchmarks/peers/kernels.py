@@ -192,7 +192,7 @@ def _recurrent(params: dict[str, np.ndarray], number: int, forget: float) -> dic
         f"weight_ih_l{number}": params["input"].T,
         f"weight_hh_l{number}": params["recurrent"].T,
         f"bias_ih_l{number}": bias,
-        f"bias_hh_l{number}": np.zeros_like(bias),
+        f"bias_hh_l{number}": params.get("recurrent_bias", np.zeros_like(bias)),
     }
 
 

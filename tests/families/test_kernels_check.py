@@ -111,7 +111,8 @@ def test_reference_cells_on_one_unit_by_hand():
 
     def params(gates):
         ramp = np.arange(1, gates + 1)
-        return {"input": 0.3 * ramp[None], "recurrent": -0.2 * ramp[None], "bias": 0.1 * ramp}
+        second = {"recurrent_bias": 0.05 * ramp}  # which only one of them reads
+        return {"input": 0.3 * ramp[None], "recurrent": -0.2 * ramp[None], "bias": 0.1 * ramp, **second}
 
     def sums(x, h, gate):
         return (gate + 1) * (0.3 * x - 0.2 * h + 0.1)
@@ -122,8 +123,8 @@ def test_reference_cells_on_one_unit_by_hand():
         h_rnn = math.tanh(sums(value, h_rnn, 0))
         reset, update = sigmoid(sums(value, h_gru, 0)), sigmoid(sums(value, h_gru, 1))
         h_gru = update * h_gru + (1 - update) * math.tanh(3 * (0.3 * value - 0.2 * reset * h_gru + 0.1))
-        reset, update = sigmoid(sums(value, h_after, 0)), sigmoid(sums(value, h_after, 1))
-        candidate = math.tanh(3 * (0.3 * value + 0.1) + reset * 3 * -0.2 * h_after)
+        reset, update = (sigmoid(sums(value, h_after, gate) + 0.05 * (gate + 1)) for gate in range(2))
+        candidate = math.tanh(3 * (0.3 * value + 0.1) + reset * 3 * (0.05 - 0.2 * h_after))
         h_after = update * h_after + (1 - update) * candidate
         i, f, g, o = (sums(value, h_lstm, gate) for gate in range(4))
         c = sigmoid(f + 1) * c + sigmoid(i) * math.tanh(g)

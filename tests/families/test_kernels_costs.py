@@ -77,6 +77,27 @@ def test_convolutions_layer_by_layer_move_far_more(config, megabytes):
     assert costs.grouped_conv(config, 2).streamed_bytes / 1e6 == pytest.approx(megabytes, rel=3e-3)
 
 
+def test_a_second_bias_is_read_and_written_too():
+    for train, times in ((False, 1), (True, 2)):
+        one, two = (costs.recurrent(3, 5, 1, 128, 128, 2, train, biases) for biases in (1, 2))
+        assert two.weight_bytes - one.weight_bytes == 2 * 3 * 128
+        assert two.bytes - one.bytes == times * 2 * 3 * 128 and two.flops == one.flops
+
+
+def test_the_gru_with_the_reset_gate_after_has_two_biases():
+    import jax
+
+    from hotloop.families.kernels.config import Gru
+    from hotloop.families.kernels.recurrent import gru_kernel
+
+    for after in (False, True):
+        kernel = gru_kernel(Gru(fused=True, reset_after=after))
+        params = kernel.init(jax.random.key(0), "float32")
+        held = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+        assert kernel.cost(4).weight_bytes == held
+        assert ("recurrent_bias" in params) == after
+
+
 def test_lstm_multi_has_the_published_parameters_and_operations():
     cost = costs.lstm_multi(LstmMulti(), 2)
     assert cost.weight_bytes == 2 * 805_121

@@ -20,30 +20,31 @@ from hotloop.layers.product import Turned, turned, wide
 from hotloop.layers.unroll import unroll_for
 
 State = tuple[Array, ...]
-Kernels = tuple[Array, ...]
+Kernels = tuple[Array | None, ...]
 Factors = tuple[Array, ...]
 
 
 class Cell(NamedTuple):
     """The formulas of one kind of cell; `h`, the first entry of a state, is also the output.
 
-    `kernels(recurrent)`: the recurrent kernel cut as the step multiplies with it. `zero(z)`: the state before the
-    first step, for one step's z. `step(z, kernels, state)`: the next state and the gate sums; no kernels means a
-    zero state, whose products are left out. `factors(sums, states)`: from the sums of all steps and the states
-    before each, whatever `back` and `weights` multiply with. `back(kernels, factors, d_state)`: one step's
-    gradient of z and of the state before it. `weights(factors, states, dz)`: the recurrent kernel's gradient.
+    `kernels(recurrent)`: the recurrent weights (an array, or several) cut as the step uses them, kernels [H, O] first,
+    a bias after them. `zero(z)`: the state before the first step, for one step's z. `step(z, kernels, state)`: the next
+    state and the gate sums; None in a kernel's place means a zero state, whose product is left out. `factors(sums,
+    states)`: from the sums of all steps and the states before each, whatever `back` and `weights` multiply with.
+    `back(kernels, factors, d_state)`: one step's gradient of z and of the state before it, the kernels turned and
+    without the bias. `weights(factors, states, dz)`: the recurrent weights' gradient.
     """
 
-    kernels: Callable[[Array], Kernels]
+    kernels: Callable[[Any], tuple[Array, ...]]
     zero: Callable[[Array], State]
-    step: Callable[[Array, Kernels | None, State], tuple[State, Array]]
+    step: Callable[[Array, Kernels, State], tuple[State, Array]]
     factors: Callable[[Array, State], Factors]
     back: Callable[[tuple[Turned, ...], Factors, State], tuple[Array, State]]
-    weights: Callable[[Factors, State, Array], Array]
+    weights: Callable[[Factors, State, Array], Any]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def recur(cell: Cell, z_TBG: Array, recurrent: Array, state: State | None) -> tuple[Array, State]:
+def recur(cell: Cell, z_TBG: Array, recurrent: Any, state: State | None) -> tuple[Array, State]:
     """All outputs [T, B, H] and the last state, for input sums `z` that are known before; no state means zero."""
     (outputs, *_), last, _ = _run(z_TBG, recurrent, state, cell=cell)
     return outputs, last
@@ -59,7 +60,7 @@ def _is_primal(leaf: Any) -> bool:
     return isinstance(leaf, CustomVJPPrimal)
 
 
-def _backward(cell: Cell, saved: Any, gradients: tuple[Any, Any]) -> tuple[Array, Array, State | None]:
+def _backward(cell: Cell, saved: Any, gradients: tuple[Any, Any]) -> tuple[Array, Any, State | None]:
     recurrent, state, states, sums = saved
     d_outputs, d_last = gradients
     start = tuple(jnp.zeros_like(part[0]) for part in states) if state is None else state
@@ -70,7 +71,9 @@ def _backward(cell: Cell, saved: Any, gradients: tuple[Any, Any]) -> tuple[Array
     d_last = tuple(jnp.zeros(d.shape) if isinstance(d, SymbolicZero) else d for d in d_last)
     d_last = tuple(d.astype(wide(sums.dtype)) for d in d_last)
     dz, d_state = _run_back(d_outputs, recurrent, factors, d_last, cell=cell)
-    d_recurrent = cell.weights(factors, before, dz).astype(recurrent.dtype)
+    d_recurrent = jax.tree.map(
+        lambda d, part: d.astype(part.dtype), cell.weights(factors, before, dz), recurrent
+    )
     d_start = tuple(d.astype(part.dtype) for d, part in zip(d_state, start, strict=True))
     return dz, d_recurrent, None if state is None else d_start
 
@@ -78,7 +81,7 @@ def _backward(cell: Cell, saved: Any, gradients: tuple[Any, Any]) -> tuple[Array
 recur.defvjp(_remember, _backward, symbolic_zeros=True)
 
 
-def _forward_loop(z_TBG: Array, recurrent: Array, state: State | None, *, cell: Cell, platform: str) -> Any:
+def _forward_loop(z_TBG: Array, recurrent: Any, state: State | None, *, cell: Cell, platform: str) -> Any:
     """Every state, the last one, and the gate sums (which cost nothing where nobody reads them)."""
     kernels = cell.kernels(recurrent)
 
@@ -86,7 +89,7 @@ def _forward_loop(z_TBG: Array, recurrent: Array, state: State | None, *, cell: 
         state, sums = cell.step(z, kernels, state)
         return state, (state, sums.astype(z.dtype))
 
-    unroll = unroll_for(z_TBG.shape[0], z_TBG.shape[1], recurrent.shape[0], platform)
+    unroll = unroll_for(z_TBG.shape[0], z_TBG.shape[1], kernels[0].shape[0], platform)
     if state is None and unroll == z_TBG.shape[0]:
         states, last, sums = _written_out(z_TBG, kernels, cell)
     else:
@@ -96,9 +99,10 @@ def _forward_loop(z_TBG: Array, recurrent: Array, state: State | None, *, cell: 
     return states, last, sums
 
 
-def _written_out(z_TBG: Array, kernels: Kernels, cell: Cell) -> Any:
+def _written_out(z_TBG: Array, kernels: tuple[Array, ...], cell: Cell) -> Any:
     """Without a loop, so that the first step can leave out its products with zeros."""
-    steps = [cell.step(z_TBG[0], None, cell.zero(z_TBG[0]))]
+    biases_alone = tuple(None if kernel.ndim == 2 else kernel for kernel in kernels)
+    steps = [cell.step(z_TBG[0], biases_alone, cell.zero(z_TBG[0]))]
     for z in z_TBG[1:]:
         steps.append(cell.step(z, kernels, steps[-1][0]))
     states, sums = jax.tree.map(lambda *parts: jnp.stack(parts), *steps)
@@ -106,17 +110,18 @@ def _written_out(z_TBG: Array, kernels: Kernels, cell: Cell) -> Any:
 
 
 def _backward_loop(
-    d_outputs: Array | None, recurrent: Array, factors: Factors, d_last: State, *, cell: Cell, platform: str
+    d_outputs: Array | None, recurrent: Any, factors: Factors, d_last: State, *, cell: Cell, platform: str
 ) -> Any:
     timesteps, batch, hidden = factors[0].shape
-    back = partial(cell.back, tuple(turned(kernel, batch, platform) for kernel in cell.kernels(recurrent)))
+    kernels = [kernel for kernel in cell.kernels(recurrent) if kernel.ndim == 2]
+    back = partial(cell.back, tuple(turned(kernel, batch, platform) for kernel in kernels))
 
     def step(d_state: State, now: tuple[Array | None, Factors]) -> tuple[State, Array]:
         dy, factors = now
         if dy is not None:
             d_state = (d_state[0] + dy, *d_state[1:])
         dz, d_state = back(factors, d_state)
-        return d_state, dz.astype(recurrent.dtype)
+        return d_state, dz.astype(kernels[0].dtype)
 
     unroll = unroll_for(timesteps, batch, hidden, platform)
     d_state, dz = lax.scan(step, d_last, (d_outputs, factors), reverse=True, unroll=unroll)

@@ -3,6 +3,7 @@
 Parameters are {"input": [I, G*H], "recurrent": [H, G*H], "bias": [G*H]}, with G = 1 (RNN), 3 (GRU: reset, update,
 candidate) or 4 (LSTM: input, forget, candidate, output). As TensorFlow's cells do, the LSTM adds 1 to the forget
 gate's sum, and the GRU applies the reset gate before the candidate's product and starts its two gate biases at 1.
+`gru_reset_after` has a second bias, {"recurrent_bias": [3*H]}, as torch and Keras have.
 `rnn`, `gru` and `lstm` make the input product for all steps at once and loop over the rest; the `_stepwise`
 functions run one cell a step. The state starts at zero. Losses and read-outs are the caller's.
 """
@@ -34,6 +35,7 @@ __all__ = [
     "gru_reset_after",
     "gru_stepwise",
     "init_gru",
+    "init_gru_reset_after",
     "init_lstm",
     "init_rnn",
     "lstm",
@@ -61,9 +63,12 @@ def gru(params: Params, x_TBI: Float[Array, "T B I"], state: Hidden | None = Non
 def gru_reset_after(
     params: Params, x_TBI: Float[Array, "T B I"], state: Hidden | None = None
 ) -> tuple[Outputs, Hidden]:
-    """As `gru` with c = tanh(x W + b + r (h U)): the form of cuDNN, one product a step. Every h, and the last."""
+    """As `gru` with c = tanh(x W + b + r (h U + b')): the form of cuDNN, one product a step. Every h, and the last."""
     before = None if state is None else (state,)
-    outputs, (h,) = recur(GRU_RESET_AFTER, _input_sums(params, x_TBI), params["recurrent"], before)
+    of_gates, of_candidate = jnp.split(params["recurrent_bias"], [2 * params["recurrent"].shape[0]])
+    biases = jnp.concatenate([of_gates, jnp.zeros_like(of_candidate)])
+    sums = (product(x_TBI, params["input"]) + params["bias"] + biases).astype(x_TBI.dtype)
+    outputs, (h,) = recur(GRU_RESET_AFTER, sums, (params["recurrent"], of_candidate), before)
     return outputs, h
 
 
@@ -95,6 +100,11 @@ def init_gru(key: Array, inputs: int, hidden: int, dtype: DTypeLike = jnp.float3
     """Glorot-uniform kernels over [x, h]; reset and update biases 1, candidate bias 0."""
     params = _init(key, inputs, hidden, 3, dtype)
     return params | {"bias": params["bias"].at[: 2 * hidden].set(1)}
+
+
+def init_gru_reset_after(key: Array, inputs: int, hidden: int, dtype: DTypeLike = jnp.float32) -> Params:
+    """As `init_gru`; the second bias is 0."""
+    return init_gru(key, inputs, hidden, dtype) | {"recurrent_bias": jnp.zeros(3 * hidden, dtype)}
 
 
 def init_lstm(key: Array, inputs: int, hidden: int, dtype: DTypeLike = jnp.float32) -> Params:

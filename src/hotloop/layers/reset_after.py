@@ -1,7 +1,8 @@
 """The GRU whose reset gate acts after the candidate's product: one product a step instead of two in a row.
 
-This is the form that cuDNN and Keras's default compute, without their second bias. `z` is a step's input product with
-its bias; types are as in cells.py.
+This is the form that cuDNN, torch and Keras's default compute. The recurrent weights are the kernel and the bias of its
+product that the candidate's reset gate acts on; those of the two gates are in `z`, a step's input product with its
+bias. Types are as in cells.py.
 """
 
 import jax.numpy as jnp
@@ -18,12 +19,13 @@ def _zero(z: Array) -> State:
     return (jnp.zeros((z.shape[0], z.shape[1] // 3), z.dtype),)
 
 
-def _step(z: Array, kernels: Kernels | None, state: State) -> tuple[State, Array]:
-    (h,) = state
+def _step(z: Array, kernels: Kernels, state: State) -> tuple[State, Array]:
+    (h,), (kernel, bias) = state, kernels
+    assert bias is not None
     gates = [2 * h.shape[1]]
-    products = jnp.zeros(z.shape, wide(z.dtype)) if kernels is None else product.forward(h, kernels[0])
+    products = jnp.zeros(z.shape, wide(z.dtype)) if kernel is None else product.forward(h, kernel)
     (z_gates, z_candidate), (of_gates, of_candidate) = jnp.split(z, gates, 1), jnp.split(products, gates, 1)
-    gate_sums = z_gates + of_gates
+    gate_sums, of_candidate = z_gates + of_gates, of_candidate + bias
     reset, update = jnp.split(logistic(gate_sums), 2, 1)
     candidate_sum = z_candidate + reset * of_candidate
     h = (update * h + (1 - update) * jnp.tanh(candidate_sum)).astype(h.dtype)
@@ -47,11 +49,11 @@ def _back(kernels: tuple[Turned, ...], factors: Factors, d_state: State) -> tupl
     return jnp.concatenate([d_gates, d_candidate], 1), (before,)
 
 
-def _weights(factors: Factors, states: State, dz: Array) -> Array:
+def _weights(factors: Factors, states: State, dz: Array) -> tuple[Array, Array]:
     d_gates, d_candidate = jnp.split(dz, [2 * states[0].shape[2]], 2)
-    d_products = jnp.concatenate([d_gates, (d_candidate * factors[0]).astype(dz.dtype)], 2)
-    gradient: Array = product.kernel_gradient(states[0], d_products)
-    return gradient
+    d_of_candidate = d_candidate * factors[0]
+    d_products = jnp.concatenate([d_gates, d_of_candidate.astype(dz.dtype)], 2)
+    return product.kernel_gradient(states[0], d_products), d_of_candidate.sum((0, 1))
 
 
-GRU_RESET_AFTER = Cell(lambda recurrent: (recurrent,), _zero, _step, _factors, _back, _weights)
+GRU_RESET_AFTER = Cell(tuple, _zero, _step, _factors, _back, _weights)

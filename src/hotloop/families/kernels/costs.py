@@ -70,9 +70,11 @@ def grouped_conv(config: GroupedConv, width: int) -> Cost:
     return Cost(flops, width * moved, width * passes * layerwise, width * weights, len(blocks))
 
 
-def recurrent(gates: int, time: int, rows: int, inputs: int, hidden: int, width: int, train: bool) -> Cost:
+def recurrent(
+    gates: int, time: int, rows: int, inputs: int, hidden: int, width: int, train: bool, biases: int = 1
+) -> Cost:
     """2 G T B H (I + H); training counts three times that, as is usual, and reads a label a row and step."""
-    weights = gates * hidden * (inputs + hidden) + gates * hidden
+    weights = gates * hidden * (inputs + hidden + biases)
     forward = 2 * gates * time * rows * hidden * (inputs + hidden)
     streamed = width * (time * rows * (inputs + hidden) + time * weights)
     if train:

@@ -32,17 +32,16 @@ def rnn_kernel(config: Rnn) -> Kernel:
 
 def gru_kernel(config: Gru) -> Kernel:
     """One GRU: fused, with the reset gate before or after the candidate's product, or a cell a step."""
-    layer = recurrent.gru if config.fused else recurrent.gru_stepwise
-    formula, variant = reference.gru, _variant(config.fused)
     if config.reset_after:
-        layer, formula, variant = (
-            recurrent.gru_reset_after,
-            reference.gru_reset_after,
-            {"variant": "fused, reset after"},
-        )
+        return _layer(
+            config, "GRU", 3, config.timesteps, config.input_size, config.hidden_size,
+            recurrent.init_gru_reset_after, lambda params, x: recurrent.gru_reset_after(params, x)[0],
+            reference.gru_reset_after, {"variant": "fused, reset after"}, biases=2,
+        )  # fmt: skip
+    layer = recurrent.gru if config.fused else recurrent.gru_stepwise
     return _layer(
         config, "GRU", 3, config.timesteps, config.input_size, config.hidden_size, recurrent.init_gru,
-        lambda params, x: layer(params, x)[0], formula, variant,
+        lambda params, x: layer(params, x)[0], reference.gru, _variant(config.fused),
     )  # fmt: skip
 
 
@@ -61,7 +60,7 @@ def _variant(fused: bool) -> dict[str, str]:
 
 def _layer(
     config: Layer, title: str, gates: int, time: int, inputs: int, hidden: int, init: Init, apply: Apply,
-    reference_apply: Apply, variant: dict[str, str],
+    reference_apply: Apply, variant: dict[str, str], biases: int = 1,
 ) -> Kernel:  # fmt: skip
     rows, classes = config.batch_size, min(inputs, hidden)
 
@@ -83,7 +82,7 @@ def _layer(
             reference_apply(params, batch["x"]), batch["labels"]
         ),
         items=rows,
-        cost=lambda width: costs.recurrent(gates, time, rows, inputs, hidden, width, config.train),
+        cost=lambda width: costs.recurrent(gates, time, rows, inputs, hidden, width, config.train, biases),
     )
 
 

@@ -87,11 +87,11 @@ def gru(params: Params, x_TBI: Array) -> Array:
 
 
 def gru_reset_after(params: Params, x_TBI: Array) -> Array:
-    """As `gru` with c = tanh(x W + b + r (h U))."""
+    """As `gru` with c = tanh(x W + b + r (h U + b')), and b' in the gates' sums too."""
     hidden = params["recurrent"].shape[0]
 
     def step(h: Array, x: Array) -> tuple[Array, Array]:
-        z, s = x @ params["input"] + params["bias"], h @ params["recurrent"]
+        z, s = x @ params["input"] + params["bias"], h @ params["recurrent"] + params["recurrent_bias"]
         reset, update = (_sigmoid((z + s)[:, gate * hidden : (gate + 1) * hidden]) for gate in range(2))
         candidate = jnp.tanh(z[:, 2 * hidden :] + reset * s[:, 2 * hidden :])
         h = update * h + (1 - update) * candidate
