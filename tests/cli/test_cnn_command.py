@@ -394,8 +394,11 @@ def test_checkpoints_of_another_run_or_network_are_never_written_over(toy, whole
     assert content(kept) == before and not (tmp_path / "run").exists()
 
 
-def test_checkpoints_of_another_network_are_refused_in_one_line(whole, toy):
-    status, _, said = called("validate", *toy, "--model", "toy_model", "--checkpoint-input-dir", whole[2])
+def test_checkpoints_of_another_network_are_refused_in_one_line(whole, toy, tmp_path):
+    words = [*toy, "--model", "toy_model", "--checkpoint-input-dir", whole[2]]
+    status, _, said = called("train", *words)  # before anything is trained or opened
+    assert status == 2 and "holds a toy_model_bn" in said and not list(tmp_path.iterdir())
+    status, _, said = called("validate", *words)
     (error,) = [line for line in said.splitlines() if line.startswith("hotloop: error:")]
     assert status == 2 and "holds a toy_model_bn" in error and "ask for a toy_model for" in error
 
@@ -470,6 +473,15 @@ def test_a_finished_run_whose_checkpoints_were_cleaned_does_not_start_over(toy, 
     (error,) = [line for line in said.splitlines() if line.startswith("hotloop: error:")]
     assert status == 2 and content(tmp_path) == before
     assert "finished and its checkpoints were removed, as --clean-dir asked for; to train again" in error
+
+
+def test_a_finished_run_of_which_the_best_and_the_last_are_left_says_so_and_does_nothing(toy, tmp_path):
+    assert called("train", *toy)[0] == 0
+    before = content(tmp_path)
+    status, result, said = called("train", *toy, "--resume")
+    assert status == 0 and result == {"run": str(tmp_path / "run"), "finished": True}
+    assert "run is finished, the best and the last of its checkpoints are in" in said
+    assert f"`hotloop cnn validate {tmp_path / 'run'}`" in said and content(tmp_path) == before
 
 
 def test_a_run_without_checkpoints_starts_over_with_a_notice_but_not_once_it_is_finished(
@@ -664,6 +676,11 @@ BAD = [
 ]
 
 
+def test_a_plan_for_a_folder_that_is_not_there_is_refused_too(toy, tmp_path):
+    status, result, _ = called("train", *toy, "--dataset-path", tmp_path / "typo", "--plan")
+    assert status == 2 and "typo: no such folder" in result["error"]
+
+
 @pytest.mark.parametrize(("line", "begins"), BAD)
 def test_what_cannot_work_is_one_line_and_exit_status_2(line, begins, toy, tmp_path):
     words = [word.replace(":", ": ").replace(",", ", ") for word in line.split()]
@@ -677,6 +694,14 @@ def test_resume_without_a_name_says_so(toy):
     words = [word for word in toy if word not in ("--run-name", "run")]
     status, _, said = called("train", *words, "--resume")
     assert status == 2 and "--resume: say which run goes on by --run-name" in said
+
+
+def test_without_wandb_there_is_no_run(toy, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    for words in (["train", *toy], ["train", *toy, "--training", "False"]):
+        status, result, _ = called(*words, "--wandb")
+        assert status == 2 and "pip install 'hotloop[wandb]'" in result["error"]
+    assert not list(tmp_path.iterdir())
 
 
 def test_describe_counts_parameters_layers_and_split_points():

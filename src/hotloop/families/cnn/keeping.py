@@ -59,7 +59,7 @@ class Keeping:
     def _why_none(self, begun: bool) -> str:
         if begun:
             return "every checkpoint there is damaged"
-        if any(each["event"] == CLEANED for each in self._records()):
+        if self._is_cleaned():
             return (
                 "its checkpoints were removed after the validation, as --clean-dir asked for; train again without "
                 "it, and the best and the last stay"
@@ -106,16 +106,26 @@ class Keeping:
         with self.opened() as checkpoints:
             if checkpoints.begun():
                 return
-        records = self._records()
-        cleaned = any(each["event"] == CLEANED for each in records)
-        ends = [each["status"] for each in records if each["event"] == "end"]
-        if cleaned or ends[-1:] == ["finished"]:
+        if self._is_cleaned() or self._has_ended():
             why = (
-                "its checkpoints were removed, as --clean-dir asked for" if cleaned else "has no checkpoints"
+                "its checkpoints were removed, as --clean-dir asked for"
+                if self._is_cleaned()
+                else "has no checkpoints"
             )
             raise RunError(
                 f"--resume: {self.run} is finished and {why}; to train again give another --run-name"
             )
+
+    def is_done(self) -> bool:
+        """Whether the run came to its end: trained, validated, and rid of the checkpoints that were not to stay."""
+        return self._is_cleaned() and self._has_ended()
+
+    def _is_cleaned(self) -> bool:
+        return any(each["event"] == CLEANED for each in self._records())
+
+    def _has_ended(self) -> bool:
+        ends = [each["status"] for each in self._records() if each["event"] == "end"]
+        return ends[-1:] == ["finished"]
 
     def newest(self, checkpoints: Checkpoints, state: Any, record: Run) -> Restored | None:
         """The run's newest whole step, to go on from; None, and a notice, where none was ever begun."""

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from hotloop.data.catalogue import known_set
-from hotloop.data.folders import find, loadable
+from hotloop.data.folders import check_given, find, loadable
 from hotloop.data.image_files import read_images
 from hotloop.families.cnn import model
 from hotloop.families.cnn.config import Train
@@ -56,6 +56,7 @@ def _samples(config: Train) -> Samples:
         return whole
     if config.dataset != "imagenet":
         known, folder = known_set(config.dataset), folder_of(config)
+        check_given(folder)
         found = find(known, folder)
         return Small(read_images(known, found)).samples if found and loadable(known, found) else whole
     if config.dataset_path == Path():

@@ -55,11 +55,16 @@ def run(
     own = Keeping.of(config, folder)
     if config.resume and not config.compile_only:
         own.check_unfinished()
+        if own.is_done():
+            console.say(
+                f"{folder} is finished, the best and the last of its checkpoints are in {own.folder}: there is nothing "
+                f"to go on with; `hotloop cnn validate {folder}` validates them again"
+            )
+            return {"run": str(folder), "finished": True}
     others = others_to_validate(config, own) if config.validation else None
     config, was_drawn = seeded(config)
-    settled(
-        config, SAMPLES[config.dataset], given, configured
-    )  # what cannot work is refused before data are read
+    # What cannot work is refused before data are read.
+    settled(config, SAMPLES[config.dataset], given, configured)
     source = open_source(config, console, config.seed or 0)
     try:
         settings = settled(config, source.samples, given, configured)
