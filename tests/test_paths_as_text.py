@@ -98,7 +98,7 @@ READERS = {
     "read_boxes": (record_facts.read_boxes, "boxes"),
     "read_json": (run_records.read_json, "run/config.json"),
     "read_events": (lambda path: list(read_events(path)), "run"),
-    "config_of": (lambda path: run_folder.config_of(path, "cnn", ["seed"]), "run"),
+    "config_of": (lambda path: run_folder.config_of(path, "cnn", {"seed": int}), "run"),
     "Checkpoints": (lambda path: Checkpoints(path).steps(), "run"),
     "report.check_writable": (reports.check_writable, "report"),
     "results.read": (lambda path: results.read([path]), "."),

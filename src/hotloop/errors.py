@@ -4,9 +4,21 @@ Whatever raises one of these does so before any work is lost; the command line p
 with status 2. Anything else that escapes is a defect of hotloop.
 """
 
+LONGEST = 1200
+"""Characters of a message; a value in it may be of any length."""
+
+
+def one_line(text: str) -> str:
+    """The text on one line that a terminal can show, its middle left out where it is too long."""
+    shown = "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+    return shown if len(shown) <= LONGEST else f"{shown[: LONGEST // 2]} ... {shown[-LONGEST // 3 :]}"
+
 
 class HotloopError(Exception):
-    """Base of every error whose message is written for the user."""
+    """Base of every error whose message is written for the user; it is one line whatever values are in it."""
+
+    def __init__(self, text: str = ""):
+        super().__init__(one_line(text))
 
 
 class OptionError(HotloopError, ValueError):

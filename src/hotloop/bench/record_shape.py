@@ -4,6 +4,7 @@ A part that is missing or None is fine for those who compare and report; a runne
 all of them. It knows shapes alone, and says in a few words which part is wrong.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -52,6 +53,11 @@ def number(value: Any) -> bool:
         )
     except OverflowError:
         return False
+
+
+def positive(value: Any) -> bool:
+    """Whether it is a finite number above 0."""
+    return number(value) and 0 < value < math.inf
 
 
 def _moment(value: Any) -> bool:

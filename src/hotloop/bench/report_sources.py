@@ -5,7 +5,6 @@ A folder is a log of `hotloop bench run`, or of two programs in turns, or holds 
 and judges nothing else.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from hotloop.bench.record_shape import number
+from hotloop.bench.record_shape import number, positive
 from hotloop.bench.report_peers import PeerRow, is_peers, peer_rows
 from hotloop.bench.results import RECORDS, SIDES, Record, ended_well, printed_result, read, sessions
 from hotloop.bench.roofline import is_kernel
@@ -103,15 +102,11 @@ def _checked(limits: Result) -> Result:
     peaks, copy = limits["matmul_tflops"], limits["copy_gbps"]
     if not isinstance(limits["device"], str):
         raise ValueError("device is no name")
-    if not isinstance(peaks, Mapping) or not peaks or not all(map(_positive, peaks.values())):
+    if not isinstance(peaks, Mapping) or not peaks or not all(map(positive, peaks.values())):
         raise ValueError("matmul_tflops has no numbers by name")
-    if not _positive(copy):
+    if not positive(copy):
         raise ValueError("copy_gbps is no number above 0")
     return limits
-
-
-def _positive(value: Any) -> bool:
-    return number(value) and 0 < value < math.inf
 
 
 def _add_kernels(document: Result, name: str, found: Sources) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from hotloop.bench.record_shape import positive
 from hotloop.bench.svg import Chart, Point
 from hotloop.bench.svg_axes import Axis
 
@@ -17,8 +18,19 @@ NOTES = 12  # names that still find room beside their dots
 
 def is_kernel(result: Any) -> bool:
     """Whether something is a kernel's result that can stand on a roofline."""
-    needed = {"cost", "tflops", "limits"}
-    return isinstance(result, Mapping) and needed <= result.keys() and bool(result["cost"].get("bytes"))
+    if not isinstance(result, Mapping):
+        return False
+    cost, limits = result.get("cost"), result.get("limits")
+    if not isinstance(cost, Mapping) or not isinstance(limits, Mapping):
+        return False
+    needed = (
+        cost.get("flops"),
+        cost.get("bytes"),
+        result.get("tflops"),
+        limits.get("peak_tflops"),
+        limits.get("copy_gbps"),
+    )
+    return all(map(positive, needed))
 
 
 def roofline(kernels: Mapping[str, Result], ceilings: Result | None = None) -> Chart:

@@ -11,12 +11,15 @@ from hotloop.bench.model import Benchmark
 from hotloop.bench.spec_entry import entry
 from hotloop.bench.spec_fields import Fields
 from hotloop.bench.spec_yaml import Pairs, read
-from hotloop.errors import OptionError
+from hotloop.errors import OptionError, one_line
 from hotloop.options.yaml_nodes import LONGEST
 
 
 class SpecError(OptionError):
     """What is wrong in benchmark files: one `FILE:LINE: problem` a line."""
+
+    def __init__(self, text: str):
+        Exception.__init__(self, "\n".join(map(one_line, text.split("\n"))))
 
 
 class Problems:
@@ -28,7 +31,7 @@ class Problems:
 
     def __call__(self, line: int, text: str) -> None:
         """Add one; line 0 stands for the whole file."""
-        self.lines[f"{self.file}:{line}: {text}" if line else f"{self.file}: {text}"] = None
+        self.lines[one_line(f"{self.file}:{line}: {text}" if line else f"{self.file}: {text}")] = None
 
 
 def load(files: Sequence[str | Path]) -> dict[str, Benchmark]:

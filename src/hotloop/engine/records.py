@@ -103,13 +103,16 @@ def write_whole(descriptor: int, data: bytes) -> None:
         data = data[os.write(descriptor, data) :]
 
 
-def read_json(path: str | Path) -> Any:
-    """The contents of a JSON file of a run; one line says which file cannot be read and why."""
+def read_json(path: str | Path) -> dict[str, Any]:
+    """The object in a JSON file of a run; one line says which file cannot be read and why."""
     path = Path(path)
     try:
-        return parse_json(path.read_text())
+        found = parse_json(path.read_text())
     except (OSError, ValueError) as error:
         raise RunError(f"{path} cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise RunError(f"{path} cannot be read: it holds no JSON object")
+    return found
 
 
 def read_events(path: str | Path) -> Iterator[dict[str, Any]]:

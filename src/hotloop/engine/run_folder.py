@@ -119,8 +119,8 @@ def is_held(path: Path) -> bool:
     return False
 
 
-def config_of(path: str | Path, family: str, needed: Collection[str]) -> dict[str, Any]:
-    """The config of a family's run; one line where the folder holds none, or another's."""
+def config_of(path: str | Path, family: str, needed: Mapping[str, type]) -> dict[str, Any]:
+    """The config of a family's run with the values that all of them have; one line where the folder holds none."""
     path = Path(path)
     file = path / "config.json"
     if not file.exists():
@@ -130,10 +130,17 @@ def config_of(path: str | Path, family: str, needed: Collection[str]) -> dict[st
     try:
         config = read_json(file)
     except RunError:
-        config = None
-    if not isinstance(config, dict) or not set(needed) <= set(config):
+        config = {}
+    if not all(_fits(config.get(name), kind) for name, kind in needed.items()):
         raise RunError(f"{file}: not the config of a {family} run")
     return config
+
+
+def _fits(value: Any, kind: type) -> bool:
+    """Whether a value is of its kind; whole numbers in a run's config are counts."""
+    if kind is int:
+        return type(value) is int and 0 <= value < 2**63
+    return type(value) is kind or (kind is float and type(value) is int)
 
 
 def resume_warnings(

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, get_type_hints
 from hotloop.errors import OptionError
 from hotloop.options.checks import Check
 from hotloop.options.params import plain
+from hotloop.options.suggest import did_you_mean
 from hotloop.options.values import Kind, is_none, kind_of, read
 
 Config = TypeVar("Config")
@@ -137,6 +138,8 @@ def options_of(config: type[Any]) -> tuple[Option, ...]:
 def build(config: type[Config], values: Mapping[str, Any]) -> Config:
     """The config with these values (text or typed); every other field has its default."""
     known = {each.name: each for each in options_of(config)}
+    if foreign := [name for name in values if name not in known]:
+        raise OptionError(f"{shown(foreign[0])}: no such option{did_you_mean(foreign[0], known)}")
     return construct(config, {name: known[name].accept(value) for name, value in values.items()})
 
 

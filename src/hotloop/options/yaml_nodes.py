@@ -46,6 +46,12 @@ def _loader() -> Any:
 
         depth = 0
 
+        def fetch_flow_collection_start(self, token: Any) -> None:
+            """The scanner runs a thousand brackets ahead of the nodes, and looks back at all of them for each."""
+            if self.flow_level > DEEPEST:
+                _too_deep(self.get_mark().line + 1)
+            super().fetch_flow_collection_start(token)
+
         def compose_node(self, parent: Any, index: Any) -> Any:
             self.depth += 1
             if self.depth > DEEPEST:

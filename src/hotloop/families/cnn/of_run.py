@@ -28,7 +28,7 @@ def run_at(path: Path) -> Path | None:
 
 def options_at(run: Path) -> dict[str, Any]:
     """Every option of a run."""
-    return config_of(run, FAMILY, ("model_name", "dataset"))
+    return config_of(run, FAMILY, {"model_name": str, "dataset": str})
 
 
 def values_of(path: Path) -> dict[str, Any]:

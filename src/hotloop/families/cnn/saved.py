@@ -56,6 +56,9 @@ def about(folder: str | Path) -> About:
     try:
         found = parse_json(path.read_text())
         network = found["network"]
+        counts = [*network["shape"], network["classes"]]
+        if len(counts) != 4 or not all(type(count) is int and count > 0 for count in counts):
+            raise ValueError(f"an image of {network['shape']} and {network['classes']} classes")
         return About(
             build(
                 network["model"],
@@ -64,16 +67,16 @@ def about(folder: str | Path) -> About:
                 Norm(**network["norm"]),
                 network["variant"],
             ),
-            found["dataset"],
-            found["precision"],
-            found["half"],
-            found["updates_per_epoch"],
+            str(found["dataset"]),
+            str(found["precision"]),
+            str(found["half"]),
+            float(found["updates_per_epoch"]),
         )
     except FileNotFoundError:
         raise CheckpointError(
             f"{folder}: no {ABOUT} there, which the folder of a run's checkpoints has"
         ) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise CheckpointError(f"{path}: cannot be read ({error})") from None
 
 

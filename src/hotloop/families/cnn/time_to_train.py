@@ -45,10 +45,10 @@ def earlier(events: Iterable[Mapping[str, Any]]) -> list[float]:
         if event["event"] == "start":
             began = None
         elif event["event"] == STARTS:
-            began = event["elapsed"]
+            began = event.get("elapsed", 0.0)
             spent.append(0.0)
         if began is not None:
-            spent[-1] = event["elapsed"] - began
+            spent[-1] = event.get("elapsed", began) - began
     return spent
 
 

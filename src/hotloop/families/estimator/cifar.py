@@ -142,10 +142,11 @@ def seconds_to(target: float, events: Iterable[Mapping[str, Any]], batch_size: i
     """Seconds of updates, as the logs timed them, before the first validation of this accuracy; None without one."""
     seconds, done = 0.0, 0
     for event in events:
-        if event["event"] == "log" and event.get("throughput"):
-            seconds += max(0, event["update"] - done) * batch_size / event["throughput"]
+        rate, accuracy = event.get("throughput"), event.get("accuracy")
+        if event["event"] == "log" and isinstance(rate, int | float) and rate > 0:
+            seconds += max(0, event["update"] - done) * batch_size / rate
             done = event["update"]
-        if event["event"] == "validation" and event["accuracy"] >= target:
+        if event["event"] == "validation" and isinstance(accuracy, int | float) and accuracy >= target:
             return seconds
     return None
 

@@ -8,8 +8,8 @@ from hotloop.engine.run_folder import config_of
 from hotloop.families.recommender.baselines_config import Data
 
 FAMILY = "recommender"
-EXTRA = ("users", "items", "drops", "low", "high")
-"""What config.json holds besides options."""
+EXTRA = {"users": int, "items": int, "drops": list, "low": float, "high": float}
+"""What config.json holds besides options, and of which kind."""
 
 
 def options_at(run: Path) -> dict[str, Any]:
@@ -20,10 +20,11 @@ def options_at(run: Path) -> dict[str, Any]:
 def values_of(run: Path) -> dict[str, Any]:
     """Clipped and in batches as the run validated; its --split is another thing than an evaluation's."""
     had = options_at(run)
-    return {"clip": had["clip"], "batch_size": had["validation_batch_size"]}
+    names = {"clip": "clip", "batch_size": "validation_batch_size"}
+    return {name: had[own] for name, own in names.items() if own in had}
 
 
 def values_for_baselines(run: Path) -> dict[str, Any]:
     """The run's ratings, too."""
     had = options_at(run)
-    return {**values_of(run), **{each.name: had[each.name] for each in fields(Data)}}
+    return {**values_of(run), **{each.name: had[each.name] for each in fields(Data) if each.name in had}}

@@ -76,6 +76,8 @@ def load(folder: str | Path, step: int | None = None, *, best: bool = False) -> 
     if "logdir" in options:  # as runs of earlier versions have it
         options["results_dir"] = options.pop("logdir")
     config = build(Train, options)
+    if config.size is None or not all(type(drop) is int for drop in drops):
+        raise RunError(f"{folder / 'config.json'}: not the config of a {FAMILY} run")
     job = model.Job(net_of(config), items, tuple(drops))
     like = {**_shapes(job), "ids": {"users": _pairs(users), "items": _pairs(items)}}
     checkpoints = Checkpoints(folder / "checkpoints", BEST, family=FAMILY, config=options)

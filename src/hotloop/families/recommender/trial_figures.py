@@ -39,12 +39,15 @@ class Figures:
 
 
 def read_figures(folder: str | Path) -> Figures:
-    """The figures of the run in a folder; empty ones where none was begun."""
+    """The figures of the run in a folder; empty ones where none was begun, or others wrote in it."""
     folder = Path(folder)
     try:
-        config, events = read_json(folder / "config.json"), list(read_events(folder))
-    except RunError:
+        return _figures(read_json(folder / "config.json"), list(read_events(folder)))
+    except (RunError, LookupError, TypeError, ArithmeticError):
         return Figures()
+
+
+def _figures(config: dict[str, Any], events: list[dict[str, Any]]) -> Figures:
     batch = config["batch_size"]
     rate = 2.0 ** config["base_learning_rate"] * batch * config["learning_rate_decay"][0]
     end: dict[str, Any] = next((event for event in reversed(events) if event["event"] == "end"), {})

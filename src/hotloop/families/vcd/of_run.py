@@ -6,7 +6,7 @@ from typing import Any
 from hotloop.engine.run_folder import config_of
 
 FAMILY = "vcd"
-NEEDED = ("images", "method", "data")
+NEEDED = {"images": int, "method": str, "data": str}
 TAKEN = ("data", "seed", "iwae_samples", "burn_in", "kept", "test_batch_size")
 """Not the run's `images`, which is how many it trained with."""
 

@@ -1,0 +1,193 @@
+"""Readers of data: sets, ratings, images, records, archives, weights."""
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import tarfile
+import warnings
+import zipfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+from readers import Read, Reader, in_file
+
+from hotloop.data import amat, cifar, idx, npz, rating_text, ratings, record_facts, records, tfrecord
+from hotloop.data.example import write_example
+from hotloop.data.fetch import no_progress
+from hotloop.data.image_folder import ImageFolder
+from hotloop.data.jpeg import ImageError, checked, decode
+from hotloop.data.known import Download, KnownFile
+from hotloop.data.load import load
+from hotloop.data.record_index import index_shards
+from hotloop.data.shard_files import Shard, fault, read_manifest
+from hotloop.data.unpack import unpack
+from hotloop.families.cnn import foreign, prediction
+from hotloop.families.recommender import netflix
+from pictures import encoded
+
+
+def idx_bytes(array: np.ndarray) -> bytes:
+    return (0x0800 | array.ndim).to_bytes(4, "big") + np.array(array.shape, ">u4").tobytes() + array.tobytes()
+
+
+def archive(pack: Callable[[io.BytesIO], None]) -> bytes:
+    out = io.BytesIO()
+    pack(out)
+    return out.getvalue()
+
+
+def as_zip(method: int) -> Callable[[io.BytesIO], None]:
+    def pack(out: io.BytesIO) -> None:
+        with zipfile.ZipFile(out, "w", method) as packed:
+            packed.writestr("a/one.bin", "hello")
+            packed.writestr("../two.bin", "hello " * 20)
+
+    return pack
+
+
+def as_tar(kind: str) -> Callable[[io.BytesIO], None]:
+    def pack(out: io.BytesIO) -> None:
+        with tarfile.open(fileobj=out, mode=kind) as packed:
+            info = tarfile.TarInfo("a/one.bin")
+            info.size = 5
+            packed.addfile(info, io.BytesIO(b"hello"))
+
+    return pack
+
+
+def of_data() -> list[Reader]:
+    images = idx_bytes(np.arange(2 * 28 * 28, dtype=np.uint32).astype(np.uint8).reshape(2, 28, 28))
+    labels = idx_bytes(np.array([1, 2], np.uint8))
+    bits = b" ".join([b"1", b"0"] * 392) + b"\n"
+    member = KnownFile(
+        "one.bin",
+        5,
+        "sha256:" + hashlib.sha256(b"hello").hexdigest(),
+        Download("x", (), 5, "sha256:0"),
+        "a/one.bin",
+    )
+    photographs = [encoded(20, 15, kind=kind) for kind in ("JPEG", "PNG", "WEBP", "BMP")]
+    photographs += [encoded(9, 8, mode=mode) for mode in ("L", "CMYK")]
+    photographs += [encoded(9, 8, mode=mode, kind="PNG") for mode in ("L", "P", "1")]
+    sides = {
+        f"image/object/bbox/{side}": np.array([0.1], np.float32) for side in ("xmin", "ymin", "xmax", "ymax")
+    }
+    example = write_example({"image/encoded": [photographs[0]], "image/class/label": np.array([3]), **sides})
+    shard = "train-00000-of-00001"
+    names = [
+        "fc.bias",
+        *(f"layer{stage}.{block}.conv1.weight" for stage in range(1, 5) for block in range(2)),
+    ]
+    tensors = {
+        name: {"dtype": "F32", "shape": [2], "data_offsets": [8 * at, 8 * at + 8]}
+        for at, name in enumerate(names)
+    }
+    header = json.dumps(tensors).encode()
+    safe = len(header).to_bytes(8, "little") + header + bytes(8 * len(names))
+    finished = {"bytes": 5, "sha256": "0", "records": 1, "repaired": 0, "skipped": ["x"]}
+    part = {"plan": "p", "images": 1, "total": 1, "shards": {shard: finished}}
+    manifest = json.dumps({"program": "hotloop", "format": 1, "parts": {"train": part}}).encode()
+    text = [
+        b"1\t2\t3\t4\n5\t6\t1\t8\n",
+        b"1,2,3.5\n4,5,1e0\n",
+        b"1::2::3::978300760\n",
+        b"userId,movieId,rating\n1,2,3\n",
+    ]
+    raw = [b"1:\n5,3,2005-09-09\n6,4,2004-01-02\n2:\n7,1,1999-12-31\n"]
+
+    def mnist(folder: Path, data: bytes) -> object:
+        for part in ("train", "t10k"):
+            (folder / f"{part}-images-idx3-ubyte").write_bytes(data if part == "train" else images)
+            (folder / f"{part}-labels-idx1-ubyte").write_bytes(labels)
+        return load("mnist", folder, say=lambda _: None)
+
+    def cifar_of(*labels: int) -> Callable[[Path], object]:
+        return lambda file: cifar.read_cifar([file], labels)
+
+    def unpacked(name: str) -> Read:
+        return in_file(name, lambda file: unpack(file, [member], file.parent))
+
+    def record_set(folder: Path, data: bytes) -> None:
+        (folder / shard).write_bytes(data)
+        for check in (False, True):
+            found = records.RecordSet(folder, "train", check=check)
+            [found.read(number) for number in range(min(len(found), 3))]
+
+    def one_example(folder: Path, data: bytes) -> None:
+        tfrecord.write_records(folder / shard, [data])
+        records.RecordSet(folder, "train").read(0)
+
+    def kept_index(folder: Path, data: bytes) -> None:
+        tfrecord.write_records(folder / shard, [b"hello"])
+        (folder / ".train.index.npz").write_bytes(data)
+        _, index = index_shards([folder / shard], folder / ".train.index.npz")
+        assert tfrecord.read_record(folder / shard, *index[0].tolist()) == b"hello"
+
+    def image_set(folder: Path, data: bytes) -> None:
+        name = os.fsdecode(bytes(byte for byte in data[:40] if byte not in b"\0/")) or "x"
+        if name not in (".", ".."):
+            (folder / "train" / name).mkdir(parents=True)
+            (folder / "train" / name / f"{name}.png").write_bytes(data)
+        ImageFolder(folder, "train").read(0)
+
+    def picture(folder: Path, data: bytes) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # pillow's own about odd metadata
+            with suppress(ImageError):
+                checked(data)
+            decode(data)
+
+    def predicted(file: Path) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            prediction.read(file, (224, 224, 3), "imagenet")
+
+    def texts(file: Path) -> object:
+        return record_facts.read_texts(file, ["a"])
+
+    def manifests(file: Path) -> None:
+        for each in read_manifest(file.parent).values():
+            [fault(file.parent / "x", one) for one in each.shards.values() if isinstance(one, Shard)]
+
+    def netflix_files(file: Path) -> object:
+        console = type("Console", (), {"progress": staticmethod(no_progress)})()
+        netflix.begins_like_one(file)
+        return netflix.read([file], console)
+
+    arrays = archive(lambda out: np.savez(out, a=np.arange(3), names=np.array(["x", "yz"])))
+    index = archive(
+        lambda out: np.savez(
+            out,
+            names=np.array([shard]),
+            stamps=np.zeros((1, 2), np.int64),
+            counts=np.array([1]),
+            index=np.array([[12, 5]]),
+        )
+    )
+    return [
+        Reader("MNIST", [images, gzip.compress(images)], mnist),
+        Reader("idx", [labels, gzip.compress(labels)], in_file("x", lambda file: idx.read_idx(file, 1))),
+        Reader("amat", [bits, gzip.compress(bits)], in_file("x", amat.read_amat)),
+        Reader("CIFAR-10", [bytes(3073) * 2, gzip.compress(bytes(3073))], in_file("x", cifar_of(10))),
+        Reader("CIFAR-100", [bytes(3074) * 2], in_file("x", cifar_of(20, 100))),
+        Reader("u.data", [text[0], gzip.compress(text[0])], in_file("u.data", ratings.read_ratings)),
+        Reader("files of ratings", [*text, gzip.compress(text[1])], in_file("ratings.csv", rating_text.read_triples)),
+        Reader("the Netflix Prize", raw, in_file("mv_1.txt", netflix_files)),
+        Reader("npz", [arrays], in_file("a.npz", npz.read_npz)),
+        Reader("a kept index", [index, arrays], kept_index),
+        Reader("zip archives", [archive(as_zip(method)) for method in (0, 8, 14)], unpacked("toy.zip")),
+        Reader("tar archives", [archive(as_tar(kind)) for kind in ("w", "w:gz", "w:xz")], unpacked("toy.tar.gz")),
+        Reader("TFRecords", [tfrecord.record(example) * 2], record_set),
+        Reader("examples", [example], one_example),
+        Reader("images", photographs, picture, (ImageError,)),
+        Reader("images to predict", photographs, in_file("a.jpeg", predicted)),
+        Reader("image folders", [b"n01", *photographs[:1]], image_set),
+        Reader("texts of classes", [b"a\tan a\nb\ta b\n"], in_file("x", texts)),
+        Reader("boxes", [b"file,xmin\na.png,0,0.1,0.5,1\n"], in_file("x", record_facts.read_boxes)),
+        Reader("manifests of shards", [manifest], in_file("manifest.json", manifests)),
+        Reader("safetensors", [safe], in_file("a.safetensors", foreign.recognise)),
+    ]  # fmt: skip

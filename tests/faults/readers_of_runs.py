@@ -1,0 +1,127 @@
+"""Readers of what runs leave: configs, events, ratings, manifests, ceilings."""
+
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from readers import Reader, in_file, in_folder, of_text
+
+from hotloop.cli.configs import resolve
+from hotloop.cli.main import find_command
+from hotloop.data.matrix import build
+from hotloop.engine import ceilings, manifest, report
+from hotloop.engine.records import current, read_events
+from hotloop.engine.run_folder import config_of, resume_warnings
+from hotloop.families.cnn import saved as cnn
+from hotloop.families.cnn.config import Train as CnnTrain
+from hotloop.families.cnn.time_to_train import earlier
+from hotloop.families.estimator.cifar import seconds_to
+from hotloop.families.recommender import saved as recommender
+from hotloop.families.recommender.config import Train
+from hotloop.families.recommender.trial_figures import read_figures
+from hotloop.families.recommender.trials import _answer
+from hotloop.families.vcd import saved as vcd
+from hotloop.families.vcd.config import Train as VcdTrain
+from hotloop.options import plain
+
+
+def of_runs() -> list[Reader]:
+    frame = {"epoch": 0.5, "time": 1e9, "elapsed": 2.5}
+    figures = {"loss": 0.5, "rmse": 1.0, "throughput": 10.0, "learning_rate": 0.1, "accuracy": 0.5}
+    names = ("start", "training", "log", "validation", "resume", "log", "end")
+    events = "".join(
+        json.dumps({"event": name, "update": n, **frame, **figures}) + "\n" for n, name in enumerate(names)
+    )
+    config = {"batch_size": 64, "base_learning_rate": -13, "learning_rate_decay": [0.5, 0.1], "seed": 1, "users": 2,
+              "items": 2, "drops": [1, 2], "low": 1.0, "high": 5.0, "images": 10}  # fmt: skip
+    extra = {name: config[name] for name in recommender.EXTRA}
+    norm = {"kind": "batch", "momentum": 0.9, "groups": None, "channels_per_group": None}
+    network = {"network": {"model": "cifar_resnet8", "shape": [32, 32, 3], "classes": 10, "norm": norm,
+               "variant": "keras"}, "dataset": "cifar10", "precision": "32.32", "half": "float16",
+               "updates_per_epoch": 10}  # fmt: skip
+    limits = {"device": "x", "matmul_tflops": {"float32": 1.0}, "float32_uses": "float32", "copy_gbps": 1.0,
+              "measured": "", "jax": ""}  # fmt: skip
+    ratings = build(np.array([0, 1]), np.array([0, 1]), np.array([1.0, 2.0]), warn=lambda _: None)
+    ids = np.arange(2)
+    run = recommender.Saved(Train(), None, None, 0, Path(), ids, ids, 1.0, 5.0)
+    step = manifest.to_text(manifest.Manifest(3, {}, {"a": manifest.Stored(1, "00000000")}))
+
+    def training(folder: Path, data: bytes) -> None:
+        (folder / "ratings.npz").write_bytes(data)
+        found = recommender.load_training(replace(run, folder=folder))
+        found.values()
+        [found.row(user) for user in range(found.users)]
+
+    def recorded(file: Path) -> None:
+        current(read_events(file))
+        earlier(read_events(file))
+        seconds_to(0.9, read_events(file), 32)
+
+    def trial(file: Path) -> None:
+        (file.parent / "config.json").write_text(json.dumps(config))
+        read_figures(file.parent)
+
+    def trial_config(file: Path) -> None:
+        (file.parent / "events.jsonl").write_text(events)
+        read_figures(file.parent)
+
+    def resumed(file: Path) -> None:
+        (file.parent / "config.json").write_text(json.dumps(config))
+        (file.parent / "events.jsonl").write_text(events)
+        resume_warnings(file.parent, config, {"cores": 2, "jax": "1"}, ())
+
+    def configured(file: Path) -> None:
+        (file.parent / "environment.json").write_text("{}")
+        resume_warnings(file.parent, config, {}, ())
+
+    def used(*words: str) -> Callable[[Path], object]:
+        """The options of a run, as a command that is given its folder takes them."""
+        command = find_command(list(words))[0]
+        return lambda folder: resolve(command, {"run": str(folder)})
+
+    def cnn_config(folder: Path) -> object:
+        return config_of(folder, "cnn", {"seed": int})
+
+    def poplar(text: str) -> None:
+        report._poplar(text, None, lambda _: None)
+
+    def training_kept(folder: Path) -> bytes:
+        recommender.write_training(folder, ratings)
+        return (folder / "ratings.npz").read_bytes()
+
+    with tempfile.TemporaryDirectory() as folder:
+        kept = training_kept(Path(folder))
+    options, environment = json.dumps(config).encode(), b'{"cores": 2, "jax": "1", "devices": ["x"]}'
+    vcd_options = json.dumps({**plain(VcdTrain()), "images": 10}).encode()
+    cnn_options = json.dumps(plain(CnnTrain(dataset="cifar10", model_name="cifar_resnet8"))).encode()
+    about = json.dumps(network).encode()
+    sized = replace(Train(), size=128, batch_size=64)
+    recommender_options = json.dumps({**plain(sized), **extra}).encode()
+    evaluated, predicted = (
+        in_folder("config.json", used("recommender", verb)) for verb in ("evaluate", "predict")
+    )
+    return [
+        Reader("events", [events.encode()], in_file("events.jsonl", recorded)),
+        Reader("events of a trial", [events.encode()], in_file("events.jsonl", trial)),
+        Reader("config of a trial", [options], in_file("config.json", trial_config)),
+        Reader("a trial's answer", [b'warning\n{"loss": 1}\n'], of_text(_answer)),
+        Reader("config of a run", [options], in_folder("config.json", cnn_config)),
+        Reader("config of a vcd run", [vcd_options], in_folder("config.json", vcd.load)),
+        Reader("config of a recommender run", [recommender_options], in_folder("config.json", recommender.load)),
+        Reader("vcd evaluate RUN", [vcd_options], in_folder("config.json", used("vcd", "evaluate"))),
+        Reader("vcd samples RUN", [vcd_options], in_folder("config.json", used("vcd", "samples"))),
+        Reader("recommender evaluate RUN", [recommender_options], evaluated),
+        Reader("recommender predict RUN", [recommender_options], predicted),
+        Reader("cnn validate RUN", [cnn_options], in_folder("config.json", used("cnn", "validate"))),
+        Reader("cnn validate CHECKPOINTS", [about], in_folder("network.json", used("cnn", "validate"))),
+        Reader("config of a run, resumed", [options], in_file("config.json", configured)),
+        Reader("environment of a run", [environment], in_file("environment.json", resumed)),
+        Reader("ratings of a run", [kept], training),
+        Reader("network.json", [about], in_folder("network.json", cnn.about)),
+        Reader("ceilings", [json.dumps(limits).encode()], in_file("x.json", ceilings._kept)),
+        Reader("manifests of checkpoints", [step.encode()], in_folder("manifest.json", manifest.read)),
+        Reader("Poplar's options", [b'{"autoReport.all": "true", "autoReport.directory": "x"}'], of_text(poplar)),
+    ]  # fmt: skip
