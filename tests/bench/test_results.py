@@ -3,7 +3,7 @@ import json
 import pytest
 
 from bench_logs import log_folder, record, repeats
-from hotloop.bench.results import commit, device, printed_result, read, samples
+from hotloop.bench.results import accelerated, commit, device, printed_result, read, samples
 from hotloop.errors import DataError
 
 
@@ -80,3 +80,24 @@ def test_a_processor_of_other_cores_is_another_device():
     }
     assert device({"machine": machine}) == "P, 2 cores"
     assert commit({"machine": machine}) == "abcdefg"
+
+
+@pytest.mark.parametrize(
+    ("kind", "platforms", "elsewhere"),
+    [
+        ("cpu", None, False),
+        ("gpu", None, True),
+        ("gpu", "cpu", False),
+        ("cpu", "tpu", True),
+        ("gpu", "cuda,cpu", True),
+        (None, None, False),
+    ],
+)
+def test_a_record_knows_whether_its_programs_computed_on_an_accelerator(kind, platforms, elsewhere):
+    environment = {"JAX_PLATFORMS": platforms} if platforms else {}
+    assert accelerated({"machine": {"device": {"kind": kind}, "environment": environment}}) == elsewhere
+
+
+def test_the_pace_beside_a_run_is_the_median_of_its_readings(tmp_path):
+    runs = [record("a", 1, 1, paces=[1.0, 9.0, 2.0]), record("a", 1, 2, pace=4.0), record("a", 1, 3)]
+    assert samples(read([log_folder(tmp_path, runs)]))["a", "throughput"].paces == (2.0, 4.0)

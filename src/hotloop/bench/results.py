@@ -20,7 +20,7 @@ from hotloop.options.json_text import parse_json
 
 RECORDS, PROVENANCE = "results.jsonl", "provenance.json"
 SIDES = ("A", "B")  # the log folders of two programs that ran in turns
-PARTS = ("device", "cpu", "hotloop")  # of a provenance, those that hold more than a text
+PARTS = ("device", "cpu", "hotloop", "environment")  # of a provenance, those that hold more than a text
 TAIL = 4_000_000  # bytes at the end of a program's output in which its JSON result is looked for
 
 Record = dict[str, Any]
@@ -164,8 +164,11 @@ def _pace(record: Record) -> tuple[float, ...]:
 
 def accelerated(record: Record) -> bool:
     """Whether a record's machine computes on something other than its processor."""
-    kind = ((record.get("machine") or {}).get("device") or {}).get("kind")
-    return kind is not None and kind != "cpu"
+    machine = record.get("machine") or {}
+    kind = (machine.get("device") or {}).get("kind") or "cpu"
+    # A device that provenance cannot see, such as a TPU, is one that programs were sent to by name.
+    asked = (machine.get("environment") or {}).get("JAX_PLATFORMS") or kind
+    return str(asked).split(",")[0] != "cpu"
 
 
 def device(record: Record) -> str:
