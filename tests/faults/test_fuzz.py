@@ -29,7 +29,7 @@ UNREAD = {"option values", "config of a vcd run", "config of a recommender run"}
 
 PLACES = {
     r"\bjson\.loads?\(": {
-        *("options/json_text", "engine/manifest"),
+        "options/json_text",
         *("families/recommender/validator", "families/recommender/beside"),  # between processes of our own
     },
     r"\byaml\.(compose|parse|scan|load|safe_load)": {"options/yaml_nodes"},

@@ -79,7 +79,7 @@ def options_of(config: "Compare", context: Context) -> "Options":
 
     extra = {"JAX_PLATFORMS": PLATFORMS[context.device]} if context.device in PLATFORMS else {}
     return Options(
-        log_dir=(config.log_dir or Path(f"ab_{datetime.now():%Y-%m-%d_%H-%M-%S}")).expanduser().absolute(),
+        log_dir=(config.log_dir or Path(f"ab_{datetime.now():%Y-%m-%d_%H-%M-%S}")).absolute(),
         repeats=config.repeats,
         warm_up=config.warm_up,
         limits=Limits(config.timeout),
