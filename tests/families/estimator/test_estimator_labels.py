@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from small import X, Y, apply, data, init, small, weights
+from small import X, Y, apply, init, small, weights
 
-from hotloop import Arrays, ModelSpec
+from hotloop import Arrays, Mode, ModelSpec
 from hotloop.engine.feed import Resident, Streamed
 from hotloop.errors import HotloopError
-from hotloop.families.estimator.labels import classes_of
+from hotloop.families.estimator.labels import Classes, classes_of
 
 WRONG = np.where(np.arange(200) == 5, 7, Y).astype(np.int32)
 RANGE = "is out of range: the model has classes 0 to 1"
@@ -66,9 +66,9 @@ def test_a_label_out_of_range_is_named(kind: str, tmp_path: Path) -> None:
 
 
 def test_labels_that_a_transform_brings_into_range_are_taken(tmp_path: Path) -> None:
-    small(tmp_path).train(Arrays(X, Y - 1, transform=one_more), steps=1)
     small(tmp_path).train(Resident({"features": X, "labels": Y - 1}, 16, transform=one_more, seed=1), steps=1)
-    assert small(tmp_path).evaluate(Arrays(X, Y - 1, transform=one_more))["samples"] == 200
+    arrays = small(tmp_path).parts.input(Arrays(X, Y - 1, transform=one_more), Mode.TRAIN)
+    assert arrays.check_labels(Classes(2)) is arrays
 
 
 def test_a_feed_whose_batches_have_no_names_is_refused(tmp_path: Path) -> None:
@@ -161,12 +161,13 @@ def with_loss(loss: Any, **more: Any) -> Any:
 
 
 def test_training_and_evaluation_name_labels_that_ones_own_loss_makes_nothing_of(tmp_path: Path) -> None:
-    estimator = small(tmp_path, with_loss(own)).train(data, steps=1)
+    estimator = small(tmp_path, with_loss(own))
     for act in (lambda: estimator.train(wrong(), steps=1), lambda: estimator.evaluate((X, WRONG))):
         with pytest.raises(HotloopError, match="labels: 7 at sample 5 is out of range: its loss is then nan"):
             act()
 
 
+@pytest.mark.slow
 def test_a_label_that_is_left_out_trains_unless_the_classes_are_declared(tmp_path: Path) -> None:
     some = np.where(np.arange(200) % 2, Y, -1).astype(np.int32)
     estimator = small(tmp_path, with_loss(left_out)).train((X, some), steps=10)

@@ -42,7 +42,7 @@ def test_the_last_evaluation_of_train_and_evaluate_is_said_once(tmp_path: Path, 
 
 
 def test_a_quiet_one_says_nothing_but_warnings(tmp_path: Path, capsys: Any) -> None:
-    work(small(tmp_path, voice=QUIET))
+    small(tmp_path, voice=QUIET).train(data, steps=1)
     assert capsys.readouterr() == ("", "")
     small(tmp_path, voice=QUIET).train(lambda: (X[:100], Y[:100]), steps=1)
     err = capsys.readouterr().err
@@ -51,8 +51,8 @@ def test_a_quiet_one_says_nothing_but_warnings(tmp_path: Path, capsys: Any) -> N
 
 def test_lines_go_where_they_are_wanted(tmp_path: Path, capsys: Any) -> None:
     lines: list[str] = []
-    work(small(tmp_path, voice={"say": lines.append}))
-    assert capsys.readouterr() == ("", "") and any(line.startswith("update 10") for line in lines)
+    small(tmp_path, voice={"say": lines.append}).train(data, steps=1)
+    assert capsys.readouterr() == ("", "") and any(line.startswith("update 1") for line in lines)
 
 
 @pytest.mark.parametrize("voice", [{}, QUIET])
@@ -66,6 +66,7 @@ def test_every_verb_has_a_bar_on_a_terminal_unless_it_is_quiet(
     work(small(tmp_path, voice=voice))
     shown = [word in terminal.getvalue() for word in ("training", "evaluating", "predicting")]
     assert shown == [not voice] * 3
+    assert not voice or terminal.getvalue() == ""
 
 
 def test_a_bar_of_predictions_that_are_not_used_up_leaves_room_for_others(
