@@ -24,6 +24,7 @@ from hotloop.cli.main import find_command, main
 from hotloop.cli.parser import scan
 from hotloop.data.catalogue import known_set
 from hotloop.data.folders import find
+from hotloop.engine import progress
 from hotloop.engine.checkpoint import Checkpoints, KeepAll
 from hotloop.engine.device import setup
 from hotloop.engine.drive import Interrupted
@@ -235,11 +236,13 @@ def test_a_runs_folder_is_all_that_its_validation_needs(what, whole, tmp_path, m
     result, _, folder = whole
     before = content(folder)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(progress, "SLOW", 0)
     status, again, said = called("validate", folder.parent / what)
     assert status == 0, said
     assert again["validation"] == result["validation"] and again["best"] == result["best"]
     assert "(the run had" not in said and "update 6, epoch 1.00" in said and "run" not in again
     assert content(folder) == before and not list(tmp_path.iterdir())
+    assert said.count("validation: compiled in ") == 1  # one program for all checkpoints
 
 
 def test_an_option_beside_a_runs_folder_wins_and_is_told(whole, tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ import pytest
 from hotloop.cli.main import main
 from hotloop.data.catalogue import known_set
 from hotloop.data.folders import find
+from hotloop.engine import progress
 from hotloop.engine.records import read_events
 from hotloop.families.estimator import cifar, cifar_data
 from hotloop.families.estimator.cifar_config import Cifar
@@ -80,12 +81,14 @@ def test_a_rerun_finishes_rather_than_repeats(trained, first, capsys):
 
 
 def test_test_only_evaluates_the_newest_checkpoint_on_the_images_of_the_training(
-    trained, first, images, capsys
+    trained, first, images, capsys, monkeypatch
 ):
+    monkeypatch.setattr(progress, "SLOW", 0)
     folder, _ = trained
     assert main(["estimator", "--test-only", "--model-dir", str(folder), "--learning-rate", "0.5"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(str(images) in line for line in lines)
+    assert sum(line.startswith("evaluating: compiled in ") for line in lines) == 1
     assert "option --learning-rate: 0.5 (the run had 0.001)" in lines
     assert any(line.startswith(f"test: {TEST} examples evaluated in ") for line in lines)
     assert any(line.startswith("test loss: ") for line in lines)

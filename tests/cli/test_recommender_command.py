@@ -19,7 +19,7 @@ from hotloop.cli.main import find_command, main
 from hotloop.cli.parser import scan
 from hotloop.data.catalogue import known_set
 from hotloop.data.folders import find
-from hotloop.engine import pieces
+from hotloop.engine import pieces, progress
 from hotloop.engine.device import setup
 from hotloop.engine.drive import Interrupted
 from hotloop.engine.run import current, read_events
@@ -200,7 +200,8 @@ def test_sizes_and_batches_follow_the_files_name(name, size, batch, tmp_path, ca
     assert found.job.rates[0] == 2**-16 * batch
 
 
-def test_a_run_leaves_records_with_every_figure_and_a_result(folder, tmp_path, capsys):
+def test_a_run_leaves_records_with_every_figure_and_a_result(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "SLOW", 0)
     line = words(folder, "--logdir", str(tmp_path))
     assert main([*line, "--run-name", "own", "--json"]) == 0
     out, said = capsys.readouterr()
@@ -209,6 +210,8 @@ def test_a_run_leaves_records_with_every_figure_and_a_result(folder, tmp_path, c
     assert Path(result["run"]) == run
     assert all(text in said for text in ("Loading training data", f"Users: {USERS}  Items: {ITEMS}"))
     assert "Running validation..." in said and "test RMSE" in said
+    for compiled in ("\ncompiled in ", "validating: compiled in ", "evaluating (test): compiled in "):
+        assert said.count(compiled) == 1
     logs, validations = events(run, "log"), events(run, "validation")
     assert [log["update"] for log in logs] == list(range(5, 46, 5))  # 40 users / 7, cut off, are a call
     assert logs[0]["epoch"] == pytest.approx(5 * 7 / USERS)
@@ -360,10 +363,11 @@ def test_a_run_is_evaluated_from_everywhere_and_using_it_creates_nothing(
     assert main([*first, "--no-clip"]) == 0
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
+    monkeypatch.setattr(progress, "SLOW", 0)
     assert sets.load(saved.load(run).config, Listener()).validation.ratings > 90
     assert main(["recommender", "recommend", str(run), "--users", "7", "--top", "2", "--clip"]) == 0
     said = capsys.readouterr().out
-    assert "option --clip: True (the run had False)" in said
+    assert "option --clip: True (the run had False)" in said and "recommending: compiled in " in said
     assert sorted(tmp_path.rglob("*")) == before
 
 

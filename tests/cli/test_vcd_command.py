@@ -19,6 +19,7 @@ from hotloop.cli.main import find_command, main
 from hotloop.cli.parser import scan
 from hotloop.data.catalogue import known_set
 from hotloop.data.folders import find
+from hotloop.engine import progress
 from hotloop.engine.announcer import Announcer
 from hotloop.engine.records import write_json
 from hotloop.engine.run import Run, read_events
@@ -131,7 +132,8 @@ def test_every_preset_prints_its_resolved_values(name, capsys):
 
 
 @pytest.mark.slow
-def test_a_run_leaves_records_with_every_figure_and_a_result(digits, tmp_path, capsys):
+def test_a_run_leaves_records_with_every_figure_and_a_result(digits, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "SLOW", 0)
     words = [
         "vcd",
         "train",
@@ -146,7 +148,10 @@ def test_a_run_leaves_records_with_every_figure_and_a_result(digits, tmp_path, c
         "--json",
     ]
     assert main(words) == 0
-    result = json.loads(capsys.readouterr().out)
+    out, said = capsys.readouterr()
+    result = json.loads(out)
+    for program in ("", "ELBO of the test images: ", "ELBO: ", "HMC: "):
+        assert f"\n{program}compiled in " in said
     assert result["updates"] == 9
     assert np.isfinite(
         [result["test_elbo"], result["test"]["log_likelihood"], result["test"]["standard_error"]]
@@ -171,6 +176,7 @@ def test_a_run_leaves_records_with_every_figure_and_a_result(digits, tmp_path, c
     again = json.loads(capsys.readouterr().out)
     assert again["log_likelihood"] == pytest.approx(result["test"]["log_likelihood"], abs=1e-3)
     assert main(["vcd", "samples", str(tmp_path / "default"), "--rows", "2", "--columns", "2"]) == 0
+    assert "drawing: compiled in " in capsys.readouterr().out
     assert (tmp_path / "default" / "samples" / "prior.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -206,11 +206,11 @@ def test_the_command_says_estimate_table_and_headline_and_writes_the_result(undi
     assert "3 proposals x 3,010 samples x 11 images" in listener.said[estimate]
     assert re.search(r", \d\.\de\+\d\d FLOP, about \d+ s once compiled$", listener.said[estimate])
     assert estimate < listener.said.index("bar: HMC")
-    (first, second) = listener.bars
+    loading, bound, first, second = listener.bars
+    assert (loading[0], bound[0]) == ("loading images", "ELBO")
     assert first == ("HMC", 11, 11)
-    assert (
-        second[0] == "importance sampling" and second[1] == second[2] > 0
-    )  # chunks: by the platform's memory
+    assert second[0] == "importance sampling"
+    assert all(bar[1] == bar[2] > 0 for bar in (bound, second))  # chunks: by the platform's memory
     ((columns, rows),) = listener.tables
     assert [row[0] for row in rows] == ["encoder", "hmc_mean", "hmc_mean_std"]
     assert all(len(row) == len(columns) for row in rows)

@@ -59,7 +59,7 @@ class Context:
 
     def progress(self, description: str, total: float | None = None) -> AbstractContextManager[Progress]:
         """A bar while the block runs (`total` None: a moving one), silent where there is no terminal."""
-        return show(description, total)
+        return show(description, total, self.say)
 
 
 def _print(text: str, stream: TextIO) -> None:

@@ -8,6 +8,7 @@ evaluated.
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from copy import copy
 from functools import partial
 from typing import Any
@@ -21,6 +22,7 @@ from jax.sharding import NamedSharding
 from hotloop.engine.feed import Gather, rows
 from hotloop.engine.finish import Batch, check_split, on_mesh_of, spread
 from hotloop.engine.host import common_length
+from hotloop.engine.progress import compiling
 from hotloop.errors import DataError, HotloopError
 from hotloop.rehearsal import begin_work
 
@@ -74,9 +76,10 @@ class Evaluation:
             return
         begin_work("compiling the evaluation")
         started = time.perf_counter()
-        lowered = jax.jit(self._sums_of_batches).lower(state, self._data)
-        self.lower_seconds = time.perf_counter() - started
-        self.compiled = lowered.compile()
+        with compiling():
+            lowered = jax.jit(self._sums_of_batches).lower(state, self._data)
+            self.lower_seconds = time.perf_counter() - started
+            self.compiled = lowered.compile()
         self.compile_seconds = time.perf_counter() - started - self.lower_seconds
 
     def __call__(self, state: Any) -> Sums:
@@ -101,13 +104,15 @@ def evaluate(fn: PerSample, state: Any, data: Any, batch_size: int) -> Sums:
 
 def evaluate_batches(fn: PerSample, state: Any, batches: Iterable[Batch], batch_size: int) -> Sums:
     """Sums over batches from the host, each of `batch_size` samples or fewer; `fn` is compiled once."""
-    sums, samples = [], 0
+    sums: list[Mapping[str, Any]] = []
+    samples = 0
     for batch in batches:
         count = common_length(batch)
         if count > batch_size:
             raise DataError(f"a batch of {count} samples: at most {batch_size} were announced")
         padded = filled_up(batch, batch_size)
-        sums.append(_masked_sums_of(fn, state, padded, np.int32(count)))
+        with nullcontext() if sums else compiling():
+            sums.append(_masked_sums_of(fn, state, padded, np.int32(count)))
         samples += count
     if not samples:
         raise DataError("there was no batch to evaluate")

@@ -19,6 +19,7 @@ from hotloop.engine.feed import Feed
 from hotloop.engine.finish import Batch
 from hotloop.engine.host import path_name
 from hotloop.engine.keys import stream
+from hotloop.engine.progress import compiling
 from hotloop.engine.where import platform
 from hotloop.errors import HotloopError
 
@@ -99,11 +100,11 @@ class Program:
         if capacity in self._compiled:
             return
         started = time.perf_counter()
-        call = jax.jit(self._looped(capacity), donate_argnums=0, out_shardings=(_spread(state), None)).lower(
-            state, self.feed.like(count), *self._scalars(0, count)
-        )
-        lowered = time.perf_counter()
-        self._compiled[capacity] = call.compile()
+        with compiling(recorded=True):
+            looped = jax.jit(self._looped(capacity), donate_argnums=0, out_shardings=(_spread(state), None))
+            call = looped.lower(state, self.feed.like(count), *self._scalars(0, count))
+            lowered = time.perf_counter()
+            self._compiled[capacity] = call.compile()
         self.lower_seconds += lowered - started
         self.compile_seconds += time.perf_counter() - lowered
 

@@ -1,19 +1,23 @@
-"""A progress bar on standard error, where that is a terminal; elsewhere nothing is shown.
+"""A progress bar on standard error, where that is a terminal; elsewhere a line after a long compilation.
 
-Commands and the Estimator show the same one. A bar that is opened while another is shown stands below it. It must not
-know what is under way, and imports no jax.
+Commands and the Estimator show the same one. A bar that is opened while another is shown stands below it. While the
+compiler is at work the innermost bar says so, wherever in the engine that happens; where none is open nobody asked, and
+nothing is said. It must not know what is under way, and imports no jax.
 """
 
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
-    from rich.progress import TaskID
+    from rich.progress import ProgressColumn, Task, TaskID
 
 Thing = TypeVar("Thing")
+SLOW = 3.0
+"""Seconds of compiling after which a line tells of it where there is no bar."""
 
 
 class Progress(Protocol):
@@ -24,6 +28,12 @@ class Progress(Protocol):
 
     def update(self, description: str) -> None:
         """Say something else beside the bar."""
+
+    def begin_compiling(self) -> None:
+        """Say that the compiler is at work, and for how long it has been."""
+
+    def end_compiling(self, seconds: float, recorded: bool) -> None:
+        """It took so long, which a record tells anyway or not; estimates begin anew."""
 
 
 Show = Callable[[str, float | None], AbstractContextManager[Progress]]
@@ -39,48 +49,111 @@ class Silent:
     def update(self, description: str) -> None:
         """Nothing to show."""
 
+    def begin_compiling(self) -> None:
+        """Nothing to show."""
+
+    def end_compiling(self, seconds: float, recorded: bool) -> None:
+        """Nothing to show."""
+
+
+class _Plain(Silent):
+    """No terminal, so no bar: a line tells of a long compilation that no record tells of."""
+
+    def __init__(self, description: str, say: Callable[[str], None]):
+        self._description, self._say = description, say
+
+    def end_compiling(self, seconds: float, recorded: bool) -> None:
+        """Say it where it was long."""
+        if seconds >= SLOW and not recorded:
+            self._say(f"{self._description}: compiled in {seconds:.0f} s")
+
 
 class _Bar:
     """One line of what is shown."""
 
-    def __init__(self, shown: "RichProgress", task: "TaskID"):
-        self._shown, self._task = shown, task
+    def __init__(self, shown: "RichProgress", description: str, total: float | None):
+        self._shown = shown
+        self._task: TaskID = shown.add_task(description, total=total, compiling_since=None)
+        self._done = 0.0
 
     def advance(self, amount: float = 1) -> None:
         """Move on."""
+        self._done += amount
         self._shown.advance(self._task, amount)
 
     def update(self, description: str) -> None:
         """Other words."""
         self._shown.update(self._task, description=description)
 
+    def begin_compiling(self) -> None:
+        """The clock of the compiler takes the place of the time that is left."""
+        self._shown.update(self._task, compiling_since=time.monotonic())
+
+    def end_compiling(self, seconds: float, recorded: bool) -> None:
+        """The time that is left is estimated from here on."""
+        self._shown.reset(self._task, completed=int(self._done), compiling_since=None)
+
+    def close(self) -> None:
+        """Take the line away."""
+        self._shown.remove_task(self._task)
+
 
 _shown: "list[RichProgress]" = []
 """What is on the terminal now: none or one, because rich refuses a second."""
+_open: list[Progress] = []
+"""What is under way, the innermost last."""
 
 
 @contextmanager
-def show(description: str, total: float | None = None) -> Iterator[Progress]:
-    """A bar while the block runs (`total` None: a moving one), silent where there is no terminal."""
+def show(
+    description: str, total: float | None = None, say: Callable[[str], None] | None = None
+) -> Iterator[Progress]:
+    """A bar while the block runs (`total` None: a moving one); where there is no terminal, lines by `say`."""
     if not sys.stderr.isatty():
-        yield Silent()
+        with opened(_Plain(description, say or _to_stderr)) as plain:
+            yield plain
         return
-    if _shown:
-        bars = _shown[0]
-        task = bars.add_task(description, total=total)
+    nested = bool(_shown)
+    with _display() as bars, opened(_Bar(bars, description, total)) as bar:
         try:
-            yield _Bar(bars, task)
+            yield bar
         finally:
-            bars.remove_task(task)
-        return
-    with _display() as bars:
-        yield _Bar(bars, bars.add_task(description, total=total))
+            if nested:  # the outermost goes with all that is shown, in its last state
+                bar.close()
 
 
 @contextmanager
 def hide(description: str, total: float | None = None) -> Iterator[Progress]:
     """No bar, wherever standard error leads."""
-    yield Silent()
+    with opened(Silent()) as silent:
+        yield silent
+
+
+Bar = TypeVar("Bar", bound=Progress)
+
+
+@contextmanager
+def opened(bar: Bar) -> Iterator[Bar]:
+    """While the block runs, this is what hears of compilations."""
+    _open.append(bar)
+    try:
+        yield bar
+    finally:
+        _open.remove(bar)
+
+
+@contextmanager
+def compiling(recorded: bool = False) -> Iterator[None]:
+    """The block compiles: the innermost bar says so. `recorded`: how long it took is told by a record or a line."""
+    if not _open:
+        yield
+        return
+    bar, began = _open[-1], time.monotonic()
+    bar.begin_compiling()
+    try:
+        yield
+    finally:
+        bar.end_compiling(time.monotonic() - began, recorded)
 
 
 def counted(things: Iterable[Thing], bar: Progress) -> Iterator[Thing]:
@@ -90,16 +163,44 @@ def counted(things: Iterable[Thing], bar: Progress) -> Iterator[Thing]:
         bar.advance()
 
 
+def _to_stderr(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
 @contextmanager
 def _display() -> "Iterator[RichProgress]":
+    """What is shown already, or a new one."""
+    if _shown:
+        yield _shown[0]
+        return
     from rich.console import Console
     from rich.progress import Progress as RichProgress
 
     # Standard output is left alone where it is no terminal: rich would send its text to the terminal.
-    console = Console(stderr=True)
-    with RichProgress(console=console, transient=True, redirect_stdout=sys.stdout.isatty()) as bars:
+    console, redirected = Console(stderr=True), sys.stdout.isatty()
+    with RichProgress(*_columns(), console=console, transient=True, redirect_stdout=redirected) as bars:
         _shown.append(bars)
         try:
             yield bars
         finally:
             _shown.remove(bars)
+
+
+def _columns() -> "list[ProgressColumn]":
+    """What rich has by default, but that the compiler's seconds stand where no estimate can be."""
+    from rich.progress import BarColumn, ProgressColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.text import Text
+
+    class Clock(ProgressColumn):
+        """`compiling 12 s`, or the time that is left."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self._left = TimeRemainingColumn()
+
+        def render(self, task: "Task") -> Text:
+            """Asked several times a second."""
+            since = task.fields["compiling_since"]
+            return self._left(task) if since is None else Text(f"compiling {time.monotonic() - since:.0f} s")  # type: ignore[return-value]
+
+    return [TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), Clock()]

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.data.jpeg import ImageError, loaded, opened
+from hotloop.engine.progress import compiling
 from hotloop.errors import DataError, OptionError
 from hotloop.families.cnn import folding, images, saved
 from hotloop.families.cnn.crops import middle
@@ -47,7 +48,8 @@ def run(config: Predict, console: Console) -> Mapping[str, Any]:
         pixels.append(_seen(image, shape, dataset))
     with keeping.opened() as checkpoints:
         step, weights = saved.weights_among(checkpoints, config.step, known)
-    shares = np.asarray(_shares(known, weights, np.stack(pixels)))
+    with console.progress("predicting"), compiling():
+        shares = np.asarray(_shares(known, weights, np.stack(pixels)))
     found: dict[str, list[dict[str, Any]]] = {}
     for path, row in zip(config.image, shares, strict=True):
         order = np.argsort(-row, kind="stable")[: config.top]

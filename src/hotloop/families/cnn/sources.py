@@ -24,6 +24,7 @@ from hotloop.engine.evaluate import Evaluation, PerSample, Sums, evaluate_batche
 from hotloop.engine.feed import Feed, Resident, Streamed, rows
 from hotloop.engine.finish import on_mesh_of
 from hotloop.engine.mesh import REPLICA
+from hotloop.engine.progress import counted
 from hotloop.engine.split import SPLIT
 from hotloop.errors import DataError
 from hotloop.families.cnn.config import Train
@@ -65,8 +66,10 @@ def open_source(config: Train, console: Console, seed: int) -> Source:
     if config.dataset == "imagenet":
         if config.dataset_path == Path() and not (is_record_folder(Path()) or is_image_folder(Path())):
             return MadeUp(SAMPLES["imagenet"], seed, on_device=True, why=NO_PHOTOGRAPHS)
-        return Photographs(config, console, seed)
-    return Small(load(config.dataset, folder_of(config), console.say, console.progress))
+        with console.progress("opening photographs"):
+            return Photographs(config, console, seed)
+    with console.progress("loading images"):
+        return Small(load(config.dataset, folder_of(config), console.say, console.progress))
 
 
 def folder_of(config: Train) -> Path | None:
@@ -120,7 +123,7 @@ class Photographs:
         self._workers: list[Workers] = []
         self._count = default_workers(config.pipeline_num_parallel)
         self._seed, self._eight_bit, self._warn = seed, config.eight_bit_transfer, console.warn
-        self._skip_corrupt = config.skip_corrupt
+        self._skip_corrupt, self._progress = config.skip_corrupt, console.progress
         pillow()  # the workers need it: without it there should be no run
         self._train = open_store(config.dataset_path, "train") if config.training else None
         self._validation = open_store(config.dataset_path, "validation") if config.validation else None
@@ -166,7 +169,9 @@ class Photographs:
         workers = self._open(self._validation, False)
 
         def run(state: Any) -> Sums:
-            return evaluate_batches(fn, state, evaluation_batches(workers, batch_size), batch_size)
+            with self._progress("photographs", -(-self.samples.validation // batch_size)) as bar:
+                batches = counted(evaluation_batches(workers, batch_size), bar)
+                return evaluate_batches(fn, state, batches, batch_size)
 
         return run
 

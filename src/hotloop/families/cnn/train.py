@@ -174,7 +174,8 @@ def train(work: Work, record: Run, report: Path | None) -> Trained:
     state = work.initial()
     pace = Pace(work.job, batch.replicas)
     if config.compile_only or config.mlperf_logging:
-        program.compile(state, min(plan.updates_per_call, program.updates_per_call))
+        with work.console.progress(work.settings.model):
+            program.compile(state, min(plan.updates_per_call, program.updates_per_call))
         record.event("compile", updates_per_call=program.updates_per_call, **pace.compiled(program))
     if config.compile_only:
         return Trained(pace.compiled(program), state, [], None)

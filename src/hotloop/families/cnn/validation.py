@@ -154,6 +154,7 @@ def _without_checkpoint(
     step = int(state["update"])
     plan = work.settings.plan
     epoch = float(step / plan.updates_per_epoch) if plan else 0.0
-    figures = evaluate({"params": state["params"], "statistics": state["statistics"]})
+    with work.console.progress("validation"):
+        figures = evaluate({"params": state["params"], "statistics": state["statistics"]})
     record.event("validation", update=step, epoch=epoch, **figures)
     return {"step": step, "epoch": epoch, **figures}

@@ -20,7 +20,8 @@ def load(config: Cifar, console: Console) -> Dataset:
         made = generated(config.seed)
         console.say(f"data: {len(made.train):,} + {len(made.test):,} random images with random labels")
         return made
-    return load_set(NAME, config.dataset_path, console.say, console.progress)
+    with console.progress("loading images"):
+        return load_set(NAME, config.dataset_path, console.say, console.progress)
 
 
 def generated(seed: int) -> Dataset:

@@ -7,6 +7,7 @@ of the model_dir.
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,7 +19,7 @@ from hotloop.engine.drive import newest
 from hotloop.engine.evaluate import filled_up
 from hotloop.engine.host import common_length, path_name
 from hotloop.engine.lines import console_line
-from hotloop.engine.progress import Show, hide, show
+from hotloop.engine.progress import Show, compiling, hide, show
 from hotloop.engine.records import append_line
 from hotloop.errors import HotloopError, OptionError
 from hotloop.families.estimator import step, training
@@ -81,7 +82,7 @@ class Estimator:
         self.last_run: dict[str, Any] = {}
         """After `train`: updates, images_per_second, training_seconds, lower_seconds, compile_seconds."""
         self._say = say or (_warn if quiet else _to_stderr)
-        self._progress = progress or (hide if quiet else show)
+        self._progress = progress or (hide if quiet else partial(show, say=self._say))
         self.parts = Parts(model_fn, self.config, self.params, self.model_dir, self._say, self._progress)
         self._warm_start_from = Path(warm_start_from) if warm_start_from else None
         if not chosen:
@@ -256,9 +257,10 @@ def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: E
 def _predicted(fn: Callable[[Any, Any], Any], state: Any, source: Source, progress: Show) -> Iterator[Any]:
     """Batch after batch on the device, row after row to the caller; a smaller last batch is filled up."""
     with progress("predicting", source.samples) as bar:
-        for batch in source.batches():
+        for seen, batch in enumerate(source.batches()):
             features = batch["features"]
-            made = jax.tree.map(np.asarray, fn(state, filled_up(features, source.batch_size)))
+            with nullcontext() if seen else compiling():
+                made = jax.tree.map(np.asarray, fn(state, filled_up(features, source.batch_size)))
             count = common_length(features)
             yield from (jax.tree.map(lambda leaf: leaf[row], made) for row in range(count))  # noqa: B023
             bar.advance(count)

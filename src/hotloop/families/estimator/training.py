@@ -21,7 +21,7 @@ from hotloop.engine.checkpoint import Keep, KeepBest, KeepLast, Restored
 from hotloop.engine.drive import drive
 from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.loop import Program
-from hotloop.engine.progress import Show
+from hotloop.engine.progress import Show, compiling
 from hotloop.engine.records import read_json
 from hotloop.engine.run import Run
 from hotloop.engine.sinks import ConsoleSink, Sink, TensorBoardSink
@@ -91,7 +91,8 @@ class Work:
 
     def fresh(self, training: Training) -> State:
         """The first weights."""
-        state: State = jax.jit(training.init)(stream(seed_key(self.config.seed), "init", 0))
+        with self.progress("initial weights", None), compiling():
+            state: State = jax.jit(training.init)(stream(seed_key(self.config.seed), "init", 0))
         if training.mesh is not None:
             everywhere = NamedSharding(training.mesh, PartitionSpec())  # type: ignore[no-untyped-call]
             state = jax.device_put(state, everywhere)

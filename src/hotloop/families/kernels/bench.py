@@ -39,14 +39,16 @@ def run(config: Layer, device: jax.Device, console: Console) -> dict[str, Any]:
     for line in announcement(config, kernel, dtype, device):
         console.say(line)
     begin_work("compiling the layer")
-    bench = prepare(config, kernel, place, dtype)
+    with console.progress(kernel.title):
+        bench = prepare(config, kernel, place, dtype)
     if config.save_graph:
         records.save_graph(config, bench.program.lowered_text(), bench.program.compiled, console)
-    checked = check_training(bench) if config.train else None
-    start = time.perf_counter()
-    first = bench.step()
-    warm_up = time.perf_counter() - start
-    checked = checked or check_inference(bench, first)
+    with console.progress("checking against float64"):
+        checked = check_training(bench) if config.train else None
+        start = time.perf_counter()
+        first = bench.step()
+        warm_up = time.perf_counter() - start
+        checked = checked or check_inference(bench, first)
     console.say(str(checked))
     console.say(f"compiled in {bench.program.compile_seconds:.3f} s, warm-up {warm_up:.3f} s")
     repeats = time_steps(bench, console)

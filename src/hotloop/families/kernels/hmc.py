@@ -37,10 +37,12 @@ def run(config: Hmc, device: jax.Device, console: Console) -> dict[str, Any]:
     )
     begin_work("compiling the sampler")
     target = targets.build(config)
-    errors = check(config, target, device.platform)
+    with console.progress("checking against float64"):
+        errors = check(config, target, device.platform)
     said = ", ".join(f"{name} {error:.1e} (limit {BOUNDS[name]:g})" for name, error in errors.items())
     console.say(f"checked against float64, one trajectory: relative error {said}")
-    sampler = sampling.prepare(config, target, device.platform)
+    with console.progress("HMC"):
+        sampler = sampling.prepare(config, target, device.platform)
     if config.save_graph:
         records.save_graph(config, sampler.lowered_text(), sampler.compiled, console)
     start = time.perf_counter()

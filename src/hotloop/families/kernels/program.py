@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from hotloop.engine.mesh import REPLICA
+from hotloop.engine.progress import compiling
 from hotloop.engine.rounding import stochastic_round
 from hotloop.errors import OptionError
 from hotloop.families.kernels.kernel import Batch, Kernel
@@ -137,8 +138,9 @@ def compile_call(
     if mesh is not None:
         call = over_replicas(call, mesh, (P0, P0, pool_specs(kernel, arguments[2])), (P0, P0, result))
     try:
-        lowered = jax.jit(call, donate_argnums=(0, 1)).lower(*arguments)
-        compiled = lowered.compile()
+        with compiling(recorded=True):
+            lowered = jax.jit(call, donate_argnums=(0, 1)).lower(*arguments)
+            compiled = lowered.compile()
     except (ValueError, jax.errors.JaxRuntimeError) as error:
         # What jax and XLA say of a way of summing (F16_F16_F16) that the device has not.
         if "not supported by dot_general" in str(error) or "ALG_DOT_" in str(error):

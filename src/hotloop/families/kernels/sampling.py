@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from hotloop.engine.keys import stream
+from hotloop.engine.progress import compiling
 from hotloop.families.kernels.config import Hmc
 from hotloop.families.kernels.program import arithmetic
 from hotloop.families.kernels.targets import Target
@@ -56,7 +57,7 @@ def prepare(config: Hmc, target: Target, platform: str) -> Sampler:
     """The compiled call at its starting state."""
     start = time.perf_counter()
     block = jnp.int32(0)
-    with arithmetic("float32", False, platform):
+    with compiling(recorded=True), arithmetic("float32", False, platform):
         begin = jax.jit(lambda start, data: hmc.init(start, gradient(target, data)))
         state = begin(jnp.copy(target.start), target.data)
         jitted = jax.jit(loop(config, target, platform), donate_argnums=(0, 1))

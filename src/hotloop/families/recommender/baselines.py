@@ -42,9 +42,10 @@ def run(config: Baselines, console: Console) -> Mapping[str, Any]:
     if found is not None and not same_ratings(data.train, saved.load_training(found)):
         raise DataError(f"--run {config.run}: was trained on other ratings than those of {data.name}")
     bench = Bench(config, data, console)
-    rows = bench.rows()
-    if found is not None:
-        rows[f"autoencoder (step {found.step:,})"] = bench.trained(found)
+    with console.progress("baselines"):
+        rows = bench.rows()
+        if found is not None:
+            rows[f"autoencoder (step {found.step:,})"] = bench.trained(found)
     show(rows, config.k, config.relevant, bench.asked, console)
     if data.notice:
         console.warn(data.notice)

@@ -28,7 +28,9 @@ class Between:
         path.unlink()
 
     def _figures(self, step: int, params: Any) -> Figures:
-        self._answers.figures[step] = figures = named(self._work.validation_errors({"params": params}))
+        with self._work.console.progress("validating"):
+            figures = named(self._work.validation_errors({"params": params}))
+        self._answers.figures[step] = figures
         return figures
 
     def finish(self, say: Callable[[str], None]) -> None:

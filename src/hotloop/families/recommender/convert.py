@@ -105,13 +105,15 @@ def _read(source: Path, console: Console) -> tuple[Triples, bool]:
     if not source.exists():
         raise DataError(f"SOURCE {source}: does not exist")
     if source.is_file() and not netflix.begins_like_one(source):
-        return read_triples(source), False
+        with console.progress("reading ratings"):
+            return read_triples(source), False
     files = netflix.find(source) if source.is_dir() else [source]
     if files:
         return netflix.read(files, console), True
     for name in _MOVIELENS:
         if (source / name).is_file():
-            return read_triples(source / name), False
+            with console.progress("reading ratings"):
+                return read_triples(source / name), False
     known = ", ".join((*netflix.PATTERNS, *_MOVIELENS))
     raise DataError(f"SOURCE {source}: none of {known} in this folder")
 

@@ -66,9 +66,9 @@ def run(config: Evaluate, console: Console) -> Mapping[str, Any]:
     asked = asked_for(config, found, saved.load_training(found), console)
     size = batch_size(config.batch_size, found)
     started = time.perf_counter()
-    figures = Measures(autoencoder(found.job), asked.train, asked.truth, size, rules(config, found))(
-        found.state
-    )
+    with console.progress("evaluating"):
+        measures = Measures(autoencoder(found.job), asked.train, asked.truth, size, rules(config, found))
+        figures = measures(found.state)
     result = {
         "run": str(config.run),
         "step": found.step,

@@ -6,6 +6,7 @@ gives only the places that are asked for, and works on the next users while the 
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from hotloop.data.matrix import RatingMatrix, build
 from hotloop.data.rating_text import read_triples
+from hotloop.engine.progress import compiling
 from hotloop.families.console import Console
 from hotloop.families.recommender import batches, model, saved
 from hotloop.families.recommender.evaluation import asked_for, batch_size
@@ -91,7 +93,8 @@ def predicted(
         chosen = users[first : first + size]
         rows, columns, values = _ratings(truth, chosen)
         where = _filled(np.searchsorted(chosen, rows), most), _filled(columns, most)
-        result = at(found.state, resident, _filled(chosen, size), where)
+        with nullcontext() if first else compiling():
+            result = at(found.state, resident, _filled(chosen, size), where)
         if waiting:
             yield _block(*waiting)
         waiting = rows, columns, result, values

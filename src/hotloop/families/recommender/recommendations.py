@@ -5,6 +5,7 @@ the order of their columns.
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ from jax import Array, lax
 from numpy.typing import NDArray
 
 from hotloop.data.matrix import RatingMatrix
+from hotloop.engine.progress import compiling
 from hotloop.errors import OptionError
 from hotloop.families.console import Console
 from hotloop.families.recommender import batches, model, ranking, saved
@@ -43,7 +45,9 @@ def run(config: Recommend, console: Console) -> Mapping[str, Any]:
     named = ((train.user_ids[each.rows], train.item_ids[each.columns], each.predictions) for each in lists)
     result = {"run": str(config.run), "step": found.step, "users": len(users), "top": config.top}
     if config.output is None:
-        shown = _shown(list(named), console)
+        with console.progress("recommending"):
+            blocks: list[tuple[NDArray[Any], ...]] = list(named)
+        shown = _shown(blocks, console)
         if len(shown) < len(users):
             console.warn(f"{len(users) - len(shown):,} of these users have rated every item")
         return {**result, "recommendations": shown}
@@ -91,7 +95,8 @@ def recommended(
     for first in range(0, len(users), size):
         chosen = users[first : first + size]
         filled = np.pad(chosen, (0, size - len(chosen)), mode="edge")
-        parts = best(found.state, resident, filled)
+        with nullcontext() if first else compiling():
+            parts = best(found.state, resident, filled)
         predictions, columns, there = (np.asarray(part)[: len(chosen)] for part in parts)
         yield Lists(np.repeat(chosen, there.sum(1)), columns[there], predictions[there])
 

@@ -46,6 +46,11 @@ class Sets:
 
 def load(config: Train, console: Console) -> Sets:
     """The sets that the options name."""
+    with console.progress("reading ratings"):
+        return _load(config, console)
+
+
+def _load(config: Train, console: Console) -> Sets:
     if config.training_data_file is not None:
         console.say("Loading training data")
         if config.splits_file:
@@ -112,6 +117,7 @@ def _joined(name: str, parts: Sequence[Triples | None], console: Console) -> Set
 
 def truth(path: Path, train: RatingMatrix, console: Console) -> RatingMatrix:
     """The ratings of a file as a matrix with the rows and columns of the training ratings."""
-    found = read_triples(path)
     ids = {"user_ids": train.user_ids, "item_ids": train.item_ids}
-    return build(found.users, found.items, found.ratings, **ids, warn=console.warn)
+    with console.progress("reading ratings"):
+        found = read_triples(path)
+        return build(found.users, found.items, found.ratings, **ids, warn=console.warn)

@@ -262,8 +262,9 @@ def final(work: Work, state: model.State, record: Run, checkpoints: Checkpoints)
     result: dict[str, Any] = {"run": str(record.path), "updates": made, "best_step": step}
     for name, truth in (("validation", work.data.validation), ("test", work.data.test)):
         if truth is not None and not work.config.no_validation:
-            errors = work.validation_errors if name == "validation" else work.errors(truth)
-            result[name] = errors({"params": state["params"]})
+            with work.console.progress(f"evaluating ({name})"):
+                errors = work.validation_errors if name == "validation" else work.errors(truth)
+                result[name] = errors({"params": state["params"]})
             record.event("evaluation", update=step, epoch=work.epoch(step), split=name, **result[name])
             work.console.say(
                 f"{name} RMSE {result[name]['rmse']:.4f}, MAE {result[name]['mae']:.4f} (step {step})"
@@ -281,7 +282,8 @@ def test_only(config: Train, folder: Path, console: Console) -> dict[str, Any]:
         raise OptionError("--testing-on-checkpoint: give the ratings to test on with --validation-data-file")
     truth = sets.truth(config.validation_data_file, train, console)
     limits = bounds(config.clip, found.low, found.high)
-    figures = Errors(found.job, train, truth, config.validation_batch_size or 128, limits)(found.state)
+    with console.progress("evaluating"):
+        figures = Errors(found.job, train, truth, config.validation_batch_size or 128, limits)(found.state)
     console.say(f"testing: RMSE {figures['rmse']:.4f}")
     return {"run": str(folder), "step": found.step, **figures}
 

@@ -9,6 +9,7 @@ neither loads nor prints.
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from hotloop.engine.keys import stream
 from hotloop.engine.pieces import FreePieces
+from hotloop.engine.progress import compiling
 from hotloop.engine.where import platform
 from hotloop.families.vcd import density, networks
 from hotloop.families.vcd.likelihood import (
@@ -114,7 +116,8 @@ def in_pieces(step: Callable[[int, int, Carry], Carry], carry: Carry, units: int
     pieces, done, count = FreePieces(units), 0, 0
     while done < units:
         started = time.perf_counter()
-        carry = jax.block_until_ready(step(done, done + count, carry))  # type: ignore[no-untyped-call]
+        with nullcontext() if count else compiling():
+            carry = jax.block_until_ready(step(done, done + count, carry))  # type: ignore[no-untyped-call]
         pieces.took(max(1, count), time.perf_counter() - started)
         done += count
         advance(count)

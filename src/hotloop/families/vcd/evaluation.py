@@ -20,7 +20,7 @@ from hotloop.families.console import Console
 from hotloop.families.vcd import images as image_sets
 from hotloop.families.vcd import saved
 from hotloop.families.vcd.config import Test
-from hotloop.families.vcd.estimator import Estimator
+from hotloop.families.vcd.estimator import Advance, Estimator
 from hotloop.families.vcd.evaluate_config import Evaluate
 from hotloop.families.vcd.images import Images
 from hotloop.families.vcd.likelihood import BLOCK, Estimate, Proposal
@@ -37,7 +37,8 @@ FEW = 10
 def run(config: Evaluate, context: Console) -> Mapping[str, Any]:
     """Evaluate a checkpoint; the result is also written to the run's folder."""
     found = saved.load(config.run, config.step)
-    sets = image_sets.load(config.data or found.config.data, context.say, context.progress)
+    with context.progress("loading images"):
+        sets = image_sets.load(config.data or found.config.data, context.say, context.progress)
     chosen = _chosen(sets.held_out() if found.config.validation else sets, config)
     context.say(f"{config.run} after {found.step:,} updates: {config.split} images of {sets.source}")
     result = {
@@ -82,7 +83,8 @@ def likelihoods(
         batch_size=config.test_batch_size,
         samples=config.iwae_samples,
     )
-    elbo, pace = _elbo(estimator)
+    with context.progress("ELBO", estimator.units(ELBO_SAMPLES)) as bar:
+        elbo, pace = _elbo(estimator, bar.advance)
     context.say(_announcement(estimator, job.model.leapfrog_steps, config, pace))
     iterations = config.burn_in + config.kept
     with context.progress("HMC", iterations) as bar:
@@ -118,12 +120,15 @@ def _sampler(state: State, ensemble: Ensemble) -> dict[str, float]:
     }
 
 
-def _elbo(estimator: Estimator) -> tuple[NDArray[np.float64], float]:
+def _elbo(estimator: Estimator, advance: Advance) -> tuple[NDArray[np.float64], float]:
     """The ELBO of each image, and the seconds that a unit of weighing takes once it is compiled."""
     marks: list[float] = []
-    weighed = estimator.weigh(
-        "elbo", estimator.encoder, ELBO_SAMPLES, lambda _: marks.append(time.perf_counter())
-    )
+
+    def mark(count: int) -> None:
+        marks.append(time.perf_counter())
+        advance(count)
+
+    weighed = estimator.weigh("elbo", estimator.encoder, ELBO_SAMPLES, mark)
     elbo = np.asarray(weighed.elbo, np.float64)
     return elbo, (marks[-1] - marks[0]) / estimator.units(ELBO_SAMPLES)
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from hotloop.engine import png
 from hotloop.engine.keys import seed_key, stream
+from hotloop.engine.progress import compiling
 from hotloop.errors import DataError
 from hotloop.families.console import Console
 from hotloop.families.vcd import density, images, model, networks, saved
@@ -71,7 +72,8 @@ def run(config: Samples, context: Console) -> dict[str, Any]:
     originals = _originals(config, run.config.data, context)
     hmc_steps = config.hmc_steps or run.job.model.hmc_steps
     call = jax.jit(draw(run.job, config.rows * config.columns, hmc_steps))
-    drawn = jax.device_get(call(run.state, originals, seed_key(config.seed)))
+    with context.progress("drawing"), compiling():
+        drawn = jax.device_get(call(run.state, originals, seed_key(config.seed)))
     path = config.folder / "prior.png"
     png.write(path, enlarged(grid(pictures(drawn.prior), config.columns), config.scale))
     context.say(f"{path}: {len(drawn.prior)} images from the prior, after update {run.step:,}")
@@ -105,7 +107,8 @@ def _reconstructions(
 def _originals(config: Samples, trained_on: str, context: Console) -> NDArray[np.uint8]:
     """Test images chosen by the seed, in their order; none where the run's own data are not here any more."""
     try:
-        loaded = images.load(config.data or trained_on, context.say, context.progress)
+        with context.progress("loading images"):
+            loaded = images.load(config.data or trained_on, context.say, context.progress)
     except DataError as error:
         if config.data not in (None, trained_on):
             raise

@@ -77,7 +77,8 @@ def check_sampler(config: Train) -> None:
 
 def load(config: Train, console: Console) -> Images:
     """The images to train with, as many as a batch at least."""
-    data = images.load(config.data, console.say, console.progress)
+    with console.progress("loading images"):
+        data = images.load(config.data, console.say, console.progress)
     data = data.held_out() if config.validation else data
     if config.micro_batch_size > len(data.train):
         raise OptionError(
@@ -196,7 +197,8 @@ def final_figures(
     config: Train, job: model.Job, state: Any, data: Images, record: Run, console: Console
 ) -> dict[str, Any]:
     """ELBO of the test images, and the log-likelihoods that were asked for, as records and as a result."""
-    figures: dict[str, Any] = {"test_elbo": elbo(job, state, data.test)}
+    with console.progress("ELBO of the test images"):
+        figures: dict[str, Any] = {"test_elbo": elbo(job, state, data.test)}
     update = config.total_updates(job.images)
     epoch = update * config.micro_batch_size / job.images
     record.event("validation", update=update, epoch=epoch, test_elbo=figures["test_elbo"])
