@@ -79,7 +79,7 @@ def draw_apart(case, generator):
         readings = ()
         if case.pace is not None:
             found = paces[:, None] + case.pace * generator.standard_normal((case.repeats, case.readings))
-            readings = tuple(np.exp(np.median(found, 1)))
+            readings = tuple(1 / np.exp(-found).mean(1))
         sides.append(sample(np.exp(times), paces=readings, accelerated=case.accelerated))
     return sides
 
@@ -190,8 +190,11 @@ PARTS = {
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tries", type=int, default=10_000)
-    tries = parser.parse_args().tries
-    for part, cases in PARTS.items():
+    parser.add_argument("--part", nargs="*", choices=PARTS, default=list(PARTS))
+    options = parser.parse_args()
+    tries = options.tries
+    for part in options.part:
+        cases = PARTS[part]
         print(f"\n{part}\n\n| comparison | {' | '.join(WORDS)} |\n|---|{'---:|' * len(WORDS)}")
         for name, case in cases.items():
             found = count(case, tries)

@@ -228,6 +228,11 @@ def test_a_difference_that_the_machines_own_pace_explains_is_no_verdict(run, tmp
         assert all("the machine itself was at 0.82 of its pace" in row["reason"] for row in found["rows"])
 
 
+def test_paces_that_were_read_in_two_ways_are_not_compared(run, tmp_path):
+    a, b = paced(tmp_path / "a", A, 1.0, several=False), paced(tmp_path / "b", SLOWER, 0.82)
+    assert set(words(run(a, b)[1]).values()) == {"SLOW"}
+
+
 def test_what_was_measured_on_an_accelerator_is_not_excused_by_the_processors_pace(run, tmp_path):
     a, b = paced(tmp_path / "a", A, 1.0, kind="gpu"), paced(tmp_path / "b", SLOWER, 0.82, kind="gpu")
     assert set(words(run(a, b)[1]).values()) == {"SLOW"}

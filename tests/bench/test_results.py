@@ -98,6 +98,9 @@ def test_a_record_knows_whether_its_programs_computed_on_an_accelerator(kind, pl
     assert accelerated({"machine": {"device": {"kind": kind}, "environment": environment}}) == elsewhere
 
 
-def test_the_pace_beside_a_run_is_the_median_of_its_readings(tmp_path):
-    runs = [record("a", 1, 1, paces=[1.0, 9.0, 2.0]), record("a", 1, 2, pace=4.0), record("a", 1, 3)]
-    assert samples(read([log_folder(tmp_path, runs)]))["a", "throughput"].paces == (2.0, 4.0)
+def test_the_pace_beside_a_run_is_that_of_all_its_readings_as_if_they_were_one(tmp_path):
+    runs = [record("a", 1, 1, paces=[4.0, 4.0, 1.0]), record("a", 1, 2, paces=[3.0]), record("a", 1, 3)]
+    found = samples(read([log_folder(tmp_path, runs)]))["a", "throughput"]
+    assert (found.paces, found.best_paces) == ((2.0, 3.0), False)
+    found = samples(read([log_folder(tmp_path, [record("a", 1, 2, pace=4.0)])]))["a", "throughput"]
+    assert (found.paces, found.best_paces) == ((4.0,), True)

@@ -87,6 +87,6 @@ def _plain(found: Samples) -> dict[str, dict[str, Any]]:
             "unit": sample.unit,
             "params": dict(sample.params),
             "values": list(sample.values),
-            "paces": list(sample.paces),
+            "paces": [] if sample.best_paces else list(sample.paces),
         }
     return variants

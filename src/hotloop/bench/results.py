@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
+from statistics import harmonic_mean
 from typing import Any
 
 from hotloop.bench.record_shape import parsed
@@ -39,6 +39,8 @@ class Sample:
     inside: tuple[float, ...] = ()
     paces: tuple[float, ...] = ()
     """How fast the machine itself was beside each of those repeats, where the record tells."""
+    best_paces: bool = False
+    """Whether they are of an older record, which has the best of a few turns: no other work shows in that."""
     accelerated: bool = False
     """Whether it was measured where programs compute on an accelerator."""
     turns: str = ""
@@ -136,6 +138,7 @@ def _empty(record: Record, metric: str) -> Sample:
         "",
         record.get("params") or {},
         (),
+        best_paces="paces" not in record,
         accelerated=accelerated(record),
         turns=(record.get("turns") or {}).get("id", ""),
     )
@@ -157,9 +160,12 @@ def ended_well(record: Record) -> bool:
 
 
 def _pace(record: Record) -> tuple[float, ...]:
-    """The median of the readings beside a run; older records have one number."""
+    """The pace over all readings beside a run, as if they were one; older records have one number.
+
+    Not their median: the turns that a busy machine makes wait are few, and as long as its other work.
+    """
     readings = [each for each in record.get("paces") or [record.get("pace") or 0] if 0 < each < math.inf]
-    return (float(median(readings)),) if readings else ()
+    return (float(harmonic_mean(readings)),) if readings else ()
 
 
 def accelerated(record: Record) -> bool:

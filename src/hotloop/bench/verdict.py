@@ -100,6 +100,8 @@ def machine_between(a: Sample, b: Sample) -> Interval | None:
     """The machine's pace at B as a multiple of that at A, where it was demonstrably not the same; else None."""
     if min(len(a.paces), len(b.paces)) < FEWEST or not (_has_pace(a) and _has_pace(b)):
         return None
+    if a.best_paces != b.best_paces:
+        return None
     found = ratio(a.paces, b.paces, OFF_LEVEL)
     return None if found.low <= 1 <= found.high else found
 
