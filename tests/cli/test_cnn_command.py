@@ -241,6 +241,8 @@ def test_a_runs_folder_is_all_that_its_validation_needs(what, whole, tmp_path, m
     assert status == 0, said
     assert again["validation"] == result["validation"] and again["best"] == result["best"]
     assert "(the run had" not in said and "update 6, epoch 1.00" in said and "run" not in again
+    status, again, said = called("validate", "--checkpoint-input-dir", folder.parent / what)
+    assert status == 0 and again["validation"] == result["validation"], said
     assert content(folder) == before and not list(tmp_path.iterdir())
     assert said.count("validation: compiled in ") == 1  # one program for all checkpoints
 
@@ -279,7 +281,7 @@ def test_a_folder_that_is_not_there_is_an_error_and_random_weights_need_their_wo
     empty = ["--checkpoint-input-dir", tmp_path / "empty"]
     typo = ["--checkpoint-input-dir", tmp_path / "typo"]
     for words, reason in (
-        (["validate", *toy, *typo], "typo: no such folder"),
+        (["validate", *toy, *typo], f"--checkpoint-input-dir {tmp_path / 'typo'}: no such folder"),
         (["validate", tmp_path / "typo"], "typo: no such folder"),
         (["validate", *toy, *typo, "--random-weights"], "typo: no such folder"),
         (["train", *toy, *typo], "typo: no such folder"),

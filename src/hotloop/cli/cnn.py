@@ -99,6 +99,7 @@ COMMAND = Command(
             run_validate,
             presets=PRESETS,
             run_values=values_of,
+            run_option="checkpoint_input_dir",
         ),
         Command(
             "predict",

@@ -72,6 +72,8 @@ class Command:
     """(a file's contents, its name) -> option values and notices, for files in the old program's shape."""
     run_values: Callable[[Path], Mapping[str, Any]] | None = None
     """(the folder that its argument `run` names) -> that run's option values, below the command line's."""
+    run_option: str = ""
+    """An option that may name a run as well, where `run` is left out and no configuration is named."""
     verbatim: bool = False
     """From the first word that is no option on, everything is an argument, even what looks like an option."""
 

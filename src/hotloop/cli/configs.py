@@ -7,6 +7,7 @@ go through the same checks as the command line's. It knows nothing of how the co
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from hotloop.cli.command import Command, Common
 from hotloop.cli.console import print_json
 from hotloop.cli.naming import errors_with_options
 from hotloop.cli.parser import Names
-from hotloop.errors import OptionError
+from hotloop.errors import CheckpointError, OptionError
 from hotloop.options import Option, construct, did_you_mean, options_of, plain
 from hotloop.options.declare import shown
 from hotloop.options.document import Key, parse
@@ -57,13 +58,8 @@ def resolve(command: Command, given: Mapping[str, Any]) -> Resolved:
     if old is not None and (name or path):
         word = f"--{command.config_option.replace('_', '-')}"
         raise OptionError(f"{word} {old}: names a configuration, and so does --config; keep one")
-    run = given.get("run") if command.run_values else None
-    if run is not None and (name or path):
-        raise OptionError(f"RUN {run}: its options are used, and --config names others; keep one")
-    if run is not None:
-        layer = _run_layer(command, run)
-    else:
-        layer = _old_layer(command, old) if old else _layer(command, name, path)
+    of_run = _named_run_layer(command, given, is_configured=bool(name or path))
+    layer = of_run or (_old_layer(command, old) if old else _layer(command, name, path))
     sources: dict[str, str] = {}
     accepted: dict[str, Any] = {}
     replacements: list[str] = []
@@ -74,7 +70,7 @@ def resolve(command: Command, given: Mapping[str, Any]) -> Resolved:
             accepted[option.name], sources[option.name] = option.accept(raw, origin), layer.source
         if option.name in given:
             value = option.accept(given[option.name])
-            if run is not None and accepted.get(option.name, value) != value:
+            if of_run and accepted.get(option.name, value) != value:
                 replacements.append(_replacement(option, value, accepted[option.name]))
             accepted[option.name], sources[option.name] = value, "command line"
     sources = {
@@ -83,7 +79,7 @@ def resolve(command: Command, given: Mapping[str, Any]) -> Resolved:
     common = construct(Common, {key: accepted.pop(key) for key in common_options if key in accepted})
     with errors_with_options(command.option_names):
         config = construct(command.config, accepted)
-    configured = frozenset(layer.values if run is None else ())
+    configured = frozenset(() if of_run else layer.values)
     return Resolved(config, common, sources, layer.notices, replacements, configured)
 
 
@@ -102,6 +98,22 @@ def _layer(command: Command, name: str | None, path: Path | None) -> Layer:
         )
         raise OptionError(f"--config {name}: '{command.name}' has no such preset{known}")
     return _named(f"preset {name}", f"preset {name}", command.presets[name], command)
+
+
+def _named_run_layer(command: Command, given: Mapping[str, Any], *, is_configured: bool) -> Layer | None:
+    """The options of the run that a command line names; None where it names none."""
+    if command.run_values is None:
+        return None
+    if "run" in given:
+        if is_configured:
+            raise OptionError(
+                f"RUN {given['run']}: its options are used, and --config names others; keep one"
+            )
+        return _run_layer(command, given["run"])
+    if command.run_option in given and not is_configured:
+        with suppress(CheckpointError):  # whatever else it names, the command itself will see
+            return _run_layer(command, given[command.run_option])
+    return None
 
 
 def _run_layer(command: Command, run: str) -> Layer:

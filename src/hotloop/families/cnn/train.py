@@ -24,6 +24,7 @@ from hotloop.errors import OptionError
 from hotloop.families.cnn import model, saved
 from hotloop.families.cnn.config import Train
 from hotloop.families.cnn.keeping import Keeping
+from hotloop.families.cnn.model import Job
 from hotloop.families.cnn.pace import Pace
 from hotloop.families.cnn.settings import SAMPLES
 from hotloop.families.cnn.sources import open_source
@@ -64,14 +65,14 @@ def run(
     others = others_to_validate(config, own) if config.validation else None
     config, was_drawn = seeded(config)
     # What cannot work is refused before data are read.
-    settled(config, SAMPLES[config.dataset], given, configured)
+    expected = settled(config, SAMPLES[config.dataset], given, configured)
+    if others is not None and others.made():
+        saved.check_same(saved.about(others.folder).network, Job(expected).network, others.folder)
     source = open_source(config, console, config.seed or 0)
     try:
         settings = settled(config, source.samples, given, configured)
         told(config, settings, source, was_drawn, console)
         work = Work(config, settings, source, console, folder, others)
-        if others is not None and others.made():
-            saved.check_same(saved.about(others.folder).network, work.job.network, others.folder)
         return once(work, command) if config.training else validate_alone(work)
     finally:
         source.close()

@@ -13,7 +13,7 @@ import jax
 
 from hotloop.engine.announcer import Recorder
 from hotloop.engine.evaluate import Sums
-from hotloop.errors import OptionError
+from hotloop.errors import CheckpointError, OptionError
 from hotloop.families.cnn import model, saved
 from hotloop.families.cnn.config import Train
 from hotloop.families.cnn.keeping import Keeping
@@ -87,7 +87,10 @@ def others_to_validate(config: Train, own: Keeping) -> Keeping | None:
     asked = config.checkpoint_input_dir
     if asked is None or (config.training and asked.resolve() == own.folder.resolve()):
         return None
-    found = Keeping.at(asked)
+    try:
+        found = Keeping.at(asked)
+    except CheckpointError as error:
+        raise CheckpointError(f"--checkpoint-input-dir {error}") from None
     if config.random_weights and found.made():
         raise OptionError(f"--random-weights: {asked} holds checkpoints; leave out one of them")
     if not (config.training or config.random_weights):
