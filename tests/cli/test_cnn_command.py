@@ -496,7 +496,7 @@ def test_a_run_without_checkpoints_starts_over_with_a_notice_but_not_once_it_is_
     with pytest.raises(Interrupted, match="nothing was saved"):
         stopped(*words)
     status, result, said = called("train", *words, "--resume")
-    assert status == 0 and "warning: --resume: the run has no checkpoint yet, so it starts over" in said
+    assert status == 0 and "warning: the run has no checkpoint yet, so it starts over" in said
     assert result["validation"] == whole[0]["validation"][-1:]
     logs = [each for each in current(read_events(tmp_path / "run")) if each["event"] == "log"]
     assert [log["update"] for log in logs] == [6, 12, 18]

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -65,11 +66,14 @@ with leave_at_once():
 """
 
 
-def start(body: str, *shell: str) -> "subprocess.Popen[str]":
-    """A command that does something slow, as a process; it has said that it is ready."""
+def start(body: str, *, under: Sequence[str] = ()) -> "subprocess.Popen[str]":
+    """A command that does something slow, as a process `under` another; it has said that it is ready."""
     code = CHILD.format(body="\n".join("    " + line for line in body.splitlines()))
     process = subprocess.Popen(
-        [*shell, sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*under, sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n", process.communicate()
@@ -143,7 +147,7 @@ def test_a_stop_that_falls_into_a_finaliser_is_not_lost() -> None:
 
 
 def test_a_signal_that_the_parent_ignores_stays_ignored() -> None:
-    process = start(SLEEP, "sh", "-c", "trap '' INT; exec \"$@\"", "sh")
+    process = start(SLEEP, under=["sh", "-c", 'trap "" INT; exec "$@"', "sh"])
     process.send_signal(signal.SIGINT)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.5)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from hotloop.engine import report as reports
 from hotloop.engine.calls import KINDS, Event, Kind, Plan, Span
-from hotloop.engine.checkpoint import Checkpoints, Restored
+from hotloop.engine.checkpoint import STOPPED, Checkpoints, Restored
 from hotloop.engine.events import Diverged, Figures, Host
 from hotloop.engine.interrupt import Interrupted, Request, requests
 from hotloop.engine.loop import CallMetrics, Program, State, own
@@ -71,6 +71,8 @@ def drive(
     if resumed is not None:
         program.feed.check_position(resumed.position["feed"])
         host.resumed(resumed)
+    elif run.resumed:
+        host.start_over()
     with requests() as request:
         pieces = _Dispatch(program, plan, host, request, on_call, progress, enough, due, report)
         return pieces.run(own(resumed.state if resumed else state), update)
@@ -90,6 +92,8 @@ def check_position(position: Mapping[str, Any]) -> None:
     """A place to go on from: the feed's, and the sums of the log that was open. TypeError, KeyError if it is none."""
     Window((), position["window"])
     figures = position["window"]["sums"].values()
+    if not {*position.get(STOPPED, {"left": ()})["left"]} <= {*KINDS}:
+        raise TypeError
     if not isinstance(position["feed"], dict) or not all(isinstance(x, int | float | None) for x in figures):
         raise TypeError
 

@@ -18,7 +18,7 @@ from hotloop.engine.checkpoint import STOPPED, Checkpoints, Restored
 from hotloop.engine.feed import Feed
 from hotloop.engine.interrupt import Interrupted
 from hotloop.engine.loop import CallMetrics, State
-from hotloop.engine.run import Run
+from hotloop.engine.run import Run, current, read_events
 from hotloop.engine.window import Window
 from hotloop.errors import HotloopError
 
@@ -64,7 +64,19 @@ class Host:
             self._fresh = dict(restored.metrics)
         self.event("resume", restored.step)
         for line in restored.skipped:
-            self.event("warning", restored.step, message=line)
+            self.event("warning", restored.step, message=line, resumed=True)
+        if stopped is None and not self._is_on_record("checkpoint", restored.step):
+            self.event("checkpoint", restored.step, seconds=0.0)  # a kill came right before this record
+
+    def _is_on_record(self, kind: str, update: int) -> bool:
+        found = current(read_events(self.run.path))
+        return any(record["event"] == kind and record["update"] == update for record in found)
+
+    def start_over(self) -> None:
+        """Record that an earlier process got nowhere, so that readers drop what is now run again."""
+        self.event("resume", 0)
+        message = "the run has no checkpoint yet, so it starts over"
+        self.event("warning", 0, message=message, resumed=True)
 
     def take_in(self, first: int, metrics: CallMetrics, count: int, seconds: float) -> None:
         """Add a finished piece to the window, once the guard has seen it."""

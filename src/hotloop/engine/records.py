@@ -162,16 +162,6 @@ def drop_torn_line(path: Path) -> int:
     return torn
 
 
-def current(events: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The records of the run as it stands: what came after a resumed update was run again, so it goes."""
-    kept: list[dict[str, Any]] = []
-    for record in events:
-        if record["event"] == "resume":
-            kept = [old for old in kept if old["update"] <= record["update"]]
-        kept.append(record)
-    return kept
-
-
 def append_line(path: str | Path, value: Any) -> None:
     """Add one JSON object as a line, in one write, so that several processes may add to one file."""
     path = Path(path)

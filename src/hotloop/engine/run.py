@@ -18,8 +18,9 @@ from typing import Any
 
 from hotloop import rehearsal
 from hotloop.engine import records
+from hotloop.engine.history import current
 from hotloop.engine.interrupt import Interrupted, Stopped, hold_stops
-from hotloop.engine.records import current, read_events
+from hotloop.engine.records import read_events
 from hotloop.engine.run_folder import check_kind, check_takeable, resume_warnings, take
 from hotloop.engine.sink_guard import GuardedSink
 from hotloop.engine.sinks import Sink
@@ -46,6 +47,8 @@ class Run:
         self.checkpoints = path / "checkpoints"
         self.tensorboard = path / "tensorboard"
         self.report = path / "report"
+        self.resumed = False
+        """Whether an earlier process worked on this run."""
         self.how_to_resume = ""
         """What to do to go on with this run; said where a signal stops it."""
         self._lock: int | None = lock
@@ -85,6 +88,7 @@ class Run:
                 records.write_json(path / "environment.json", now)
             records.write_json(path / "config.json", config)
             run = cls(path, lock, sinks)
+            run.resumed = resume
         except OSError as error:
             os.close(lock)
             raise RunError(f"cannot write in {path}: {error.strerror}; choose another folder") from None
@@ -94,7 +98,7 @@ class Run:
         try:
             run.event("start", command=command, folder=str(path), resumed=resume, process=os.getpid())
             for message in warnings:
-                run.event("warning", message=message)
+                run.event("warning", message=message, resumed=True)
         except BaseException:
             run._let_go()
             raise

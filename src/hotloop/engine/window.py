@@ -19,17 +19,17 @@ class Window:
         saved = saved or {"sums": {}, "updates": 0}
         # JSON has no NaN: a sum that was not finite comes back as nothing.
         self._sums = {name: math.nan if value is None else value for name, value in saved["sums"].items()}
-        self._updates = int(saved["updates"])
+        self.updates = int(saved["updates"])
         self._timed_updates, self._seconds = 0, 0.0
 
     @property
     def empty(self) -> bool:
         """Has nothing happened yet?"""
-        return self._updates == 0
+        return self.updates == 0
 
     def clear(self) -> None:
         """Begin a new window."""
-        self._sums, self._updates = {}, 0
+        self._sums, self.updates = {}, 0
         self._timed_updates, self._seconds = 0, 0.0
 
     def add(self, metrics: Mapping[str, "np.ndarray[Any, Any]"], count: int, seconds: float) -> None:
@@ -38,20 +38,28 @@ class Window:
             if values.ndim == 1 and name in self._latest:
                 self._sums[name] = float(values[-1])
             elif values.ndim == 1:
-                self._sums[name] = self._sums.get(name, 0.0) + float(np.sum(values, dtype=np.float64))
-        self._updates += count
+                self._sums[name] = _added(self._sums.get(name, 0.0), values)
+        self.updates += count
         self._timed_updates += count
         self._seconds += seconds
 
     def figures(self, batch_size: int) -> dict[str, float]:
         """Means since the last log, and samples a second of the calls that this process made."""
-        means = {
-            name: value if name in self._latest else value / self._updates
+        speed = batch_size * self._timed_updates / self._seconds if self._seconds else 0.0
+        return {**self.means(), "throughput": speed}
+
+    def means(self) -> dict[str, float]:
+        """Means since the window began."""
+        return {
+            name: value if name in self._latest else value / self.updates
             for name, value in self._sums.items()
         }
-        speed = batch_size * self._timed_updates / self._seconds if self._seconds else 0.0
-        return {**means, "throughput": speed}
 
     def saved(self) -> dict[str, Any]:
         """The window as a checkpoint keeps it: without times, which belong to one process."""
-        return {"sums": self._sums, "updates": self._updates}
+        return {"sums": self._sums, "updates": self.updates}
+
+
+def _added(total: float, values: "np.ndarray[Any, Any]") -> float:
+    """One value after the other, so that no bit of the sum depends on how updates were cut into pieces."""
+    return float(np.add.accumulate(np.append(np.float64(total), values.astype(np.float64)))[-1])

@@ -13,7 +13,7 @@ from hotloop.engine.checkpoint import Checkpoints, KeepAll, Restored
 from hotloop.engine.drive import check_position
 from hotloop.engine.loop import own
 from hotloop.engine.plan import Plan
-from hotloop.engine.run import Run, read_events
+from hotloop.engine.run import Run, current, read_events
 from hotloop.errors import CheckpointError, RunError
 from hotloop.families.cnn import of_run, saved
 from hotloop.families.cnn.config import Train
@@ -127,18 +127,16 @@ class Keeping:
         ends = [each["status"] for each in self._records() if each["event"] == "end"]
         return ends[-1:] == ["finished"]
 
-    def newest(self, checkpoints: Checkpoints, state: Any, record: Run) -> Restored | None:
-        """The run's newest whole step, to go on from; None, and a notice, where none was ever begun."""
-        if checkpoints.begun():
-            return checkpoints.restore(own(state), check=check_position)
-        record.event("resume")  # so that readers drop what is now run again
-        record.event("warning", message="--resume: the run has no checkpoint yet, so it starts over")
-        return None
+    def newest(self, checkpoints: Checkpoints, state: Any) -> Restored | None:
+        """The run's newest whole step, to go on from; None where none was ever begun."""
+        return checkpoints.restore(own(state), check=check_position) if checkpoints.begun() else None
 
     def clean(self, made: list[int], kept: list[int], epoch: float, record: Run) -> None:
         """Remove the other steps of the run, and the folder if the run made it and nothing else is in it."""
         gone = [step for step in made if step not in kept]
-        record.event(CLEANED, update=made[-1], epoch=epoch, steps=gone, kept=kept)
+        # It is there already where a kill came right after it.
+        if not any(each["event"] == CLEANED for each in current(self._records())):
+            record.event(CLEANED, update=made[-1], epoch=epoch, steps=gone, kept=kept)
         with self.opened() as checkpoints:
             for step in gone:
                 checkpoints.remove(step)

@@ -185,7 +185,7 @@ def train(work: Work, record: Run, report: Path | None) -> Trained:
     with ExitStack() as stack:
         checkpoints = stack.enter_context(work.keeping.opened())
         bar = stack.enter_context(work.console.progress(work.settings.model, plan.total_updates))
-        resumed = work.keeping.newest(checkpoints, state, record) if config.resume else None
+        resumed = work.keeping.newest(checkpoints, state) if config.resume else None
         bar.advance(resumed.step if resumed else 0)
         state = drive(
             program, plan, state, record, checkpoints if plan.updates("checkpoint") else None,

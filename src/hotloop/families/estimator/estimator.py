@@ -155,6 +155,8 @@ class Estimator:
 
     def _has(self, updates: int) -> bool:
         done = self.latest_checkpoint() or 0
+        if done == updates and not training.is_closed(self.model_dir):
+            return False  # a stop or a kill left something to do after the last update
         if done >= updates:
             self._say(f"nothing to train: {self.model_dir} holds {done} updates, {updates} were asked for")
         return done >= updates

@@ -10,8 +10,12 @@ from numpy.typing import NDArray
 
 from hotloop.engine.calls import Plan
 from hotloop.engine.checkpoint import Checkpoints
+from hotloop.engine.interrupt import Interrupted
 from hotloop.engine.loop import CallMetrics
+from hotloop.engine.window import Window
 
+SUMMARIES = "summaries"
+"""In a step's position: the sums of the summary that was open."""
 CallFigures = Mapping[str, NDArray[Any]]
 
 
@@ -47,7 +51,10 @@ class Hook:
 
 
 class Calls:
-    """Joins the pieces in which a call was dispatched, and hands the whole call to the hooks."""
+    """Joins the pieces in which a call was dispatched, and hands the whole call to the hooks.
+
+    As a context it hands over, at the end or at a stop, what is there of a call that was cut.
+    """
 
     def __init__(self, run: Running, hooks: Sequence[Hook], plan: Plan):
         self._run, self._hooks, self._ends = run, hooks, plan.ends
@@ -60,8 +67,14 @@ class Calls:
             self._first = first
         self._pieces.append({name: metrics[name] for name in metrics})
         done = first + len(next(iter(self._pieces[-1].values())))
-        place = bisect_left(self._ends, done)
-        if place < len(self._ends) and self._ends[place] == done:
+        if _holds(self._ends, done):
+            self.flush()
+
+    def __enter__(self) -> "Calls":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is None or issubclass(kind, Interrupted):
             self.flush()
 
     def flush(self) -> None:
@@ -75,26 +88,40 @@ class Calls:
             hook.after_call(self._run, self._first, whole)
 
 
-class Summaries(Hook):
-    """A record of the mean of each metric since the last one, at most one a call."""
+def _holds(ends: Sequence[int], update: int) -> bool:
+    place = bisect_left(ends, update)
+    return place < len(ends) and ends[place] == update
 
-    def __init__(self, records: Any, every: int, per_epoch: Any):
-        self._records, self._every, self._per_epoch = records, every, per_epoch
-        self._sums: dict[str, float] = {}
-        self._updates = 0
 
-    def after_call(self, run: Running, first: int, metrics: CallFigures) -> None:
-        """Add up, and record when it is time."""
-        for name, values in metrics.items():
-            if values.ndim == 1:
-                self._sums[name] = self._sums.get(name, 0.0) + float(np.sum(values, dtype=np.float64))
-        self._updates += len(next(iter(metrics.values())))
-        if self._updates >= self._every:
-            figures = {name: total / self._updates for name, total in self._sums.items()}
-            self._records.event(
-                "summary", update=run.step, epoch=float(run.step / self._per_epoch), **figures
-            )
-            self._sums, self._updates = {}, 0
+class Summaries:
+    """A record of the mean of each metric since the last one, at most one a call.
+
+    It takes pieces, not calls, so that what it holds can be saved where a call is cut.
+    """
+
+    def __init__(self, records: Any, every: int, plan: Plan, saved: Mapping[str, Any] | None):
+        self._records, self._every, self._plan = records, every, plan
+        self._window = Window(saved=saved)
+        self._done = 0
+
+    def __call__(self, first: int, metrics: CallMetrics) -> None:
+        """Take a piece, and record when it is time."""
+        count = len(next(iter(metrics.values())))
+        self._window.add(metrics, count, 0.0)
+        self._done = first + count
+        if _holds(self._plan.ends, self._done):
+            self.flush()
+
+    def flush(self) -> None:
+        """Record what is there, if it is enough."""
+        if self._window.updates >= self._every:
+            epoch = float(self._done / self._plan.updates_per_epoch)
+            self._records.event("summary", update=self._done, epoch=epoch, **self._window.means())
+            self._window.clear()
+
+    def saved(self) -> dict[str, Any]:
+        """As a checkpoint keeps it."""
+        return self._window.saved()
 
 
 class Watched(Checkpoints):
@@ -103,15 +130,17 @@ class Watched(Checkpoints):
     def __enter__(self) -> "Watched":
         return self
 
-    def tell(self, run: Running, hooks: Sequence[Hook]) -> None:
-        """Whom to tell."""
+    def tell(self, run: Running, hooks: Sequence[Hook], summaries: Summaries | None) -> None:
+        """Whom to tell, and what to save besides."""
         self._told = (run, hooks)
+        self._summaries = summaries
 
     def save(
         self, step: int, state: Any, *, position: Mapping[str, Any], metrics: Mapping[str, Any] | None = None
     ) -> None:
         """Save, then say so."""
-        super().save(step, state, position=position, metrics=metrics)
+        more = {SUMMARIES: self._summaries.saved()} if self._summaries else {}
+        super().save(step, state, position={**position, **more}, metrics=metrics)
         self.wait()
         run, hooks = self._told
         for hook in hooks:

@@ -20,13 +20,13 @@ from hotloop.engine.calls import Kind, Mark, Plan
 from hotloop.engine.checkpoint import Keep, KeepBest, KeepLast, Restored
 from hotloop.engine.drive import drive
 from hotloop.engine.keys import seed_key, stream
-from hotloop.engine.loop import Program
+from hotloop.engine.loop import CallMetrics, Program
 from hotloop.engine.progress import Show, compiling
-from hotloop.engine.records import read_json
+from hotloop.engine.records import read_events, read_json
 from hotloop.engine.run import Run
 from hotloop.engine.sinks import ConsoleSink, Sink, TensorBoardSink
 from hotloop.errors import CheckpointError, DataError, MissingExtra
-from hotloop.families.estimator.hooks import Calls, Hook, Running, Summaries, Watched
+from hotloop.families.estimator.hooks import SUMMARIES, Calls, Hook, Running, Summaries, Watched
 from hotloop.families.estimator.inputs import Source
 from hotloop.families.estimator.parts import FAMILY
 from hotloop.families.estimator.run_config import RunConfig
@@ -68,6 +68,12 @@ def target_of(source: Source, step: int, steps: int | None, max_steps: int | Non
     return step + (length - step % length if length else WITHOUT_END)
 
 
+def is_closed(folder: Path) -> bool:
+    """Whether the records of a model_dir, if there are any, end as those of a training that nothing disturbed."""
+    records = list(read_events(folder)) if (folder / "events.jsonl").exists() else []
+    return not records or records[-1].get("status") == "finished"
+
+
 @dataclass
 class Work:
     """Everything that one train call needs besides the program."""
@@ -101,15 +107,23 @@ class Work:
     def run(self, program: Program, plan: Plan, state: State, resumed: Restored | None) -> dict[str, Any]:
         """Drive to the target; what it took."""
         running = Running(self.estimator, resumed.step if resumed else 0, plan.total_updates)
-        hooks = self._all_hooks(plan)
-        calls = Calls(running, hooks, plan) if hooks else None
-        self.checkpoints.tell(running, [*([self.validate] if self.validate else []), *self.hooks])
+        hooks = self.hooks
+        calls, summaries = Calls(running, hooks, plan), self._summaries(plan, resumed)
+        told = [*([self.validate] if self.validate else []), *hooks]
+        self.checkpoints.tell(running, told, summaries)
+
+        def take(first: int, metrics: CallMetrics) -> None:
+            if summaries:
+                summaries(first, metrics)
+            if hooks:
+                calls(first, metrics)
+
         self.pace.start(running.step)
         before = program.lower_seconds, program.compile_seconds
         for hook in hooks:
             hook.begin(running)
         left = plan.total_updates - running.step
-        with self.progress("training", None if left == WITHOUT_END else left) as bar:
+        with calls, self.progress("training", None if left == WITHOUT_END else left) as bar:
             drive(
                 program,
                 plan,
@@ -119,7 +133,7 @@ class Work:
                 resumed=self._fitting(resumed, program, plan),
                 validate=self.validate,
                 on_log=self.pace,
-                on_call=calls,
+                on_call=take,
                 progress=bar,
                 guard="loss",
                 enough=(lambda: running.stopped) if self.hooks else None,
@@ -127,8 +141,8 @@ class Work:
                 report=self.report,
                 how_to_resume="call train again with the same model_dir",
             )
-        if calls:
-            calls.flush()
+        if summaries:
+            summaries.flush()
         for hook in hooks:
             hook.end(running)
         return self.pace.figures() | {
@@ -148,6 +162,7 @@ class Work:
                 update=resumed.step,
                 epoch=float(resumed.step / plan.updates_per_epoch),
                 message=f"goes on with another input: {error}".split(": resume")[0],
+                resumed=True,
             )
             return replace(
                 resumed, position={**resumed.position, "feed": program.feed.position(resumed.step)}
@@ -160,10 +175,10 @@ class Work:
             keep |= KeepBest(*best)
         return Watched(self.folder / "checkpoints", keep, family=FAMILY)
 
-    def _all_hooks(self, plan: Plan) -> list[Hook]:
+    def _summaries(self, plan: Plan, resumed: Restored | None) -> Summaries | None:
         every = self.config.summary_steps
-        own = [Summaries(self.records, every, plan.updates_per_epoch)] if every else []
-        return [*own, *self.hooks]
+        saved = resumed.position.get(SUMMARIES) if resumed else None
+        return Summaries(self.records, every, plan, saved) if every else None
 
     def _records(self) -> Run:
         there = any((self.folder / name).exists() for name in ("config.json", "events.jsonl"))

@@ -207,30 +207,26 @@ def trained(
         with validating(work, answers, record) as validate:
             for step in beside.left_over(record.path, done, answers.figures):
                 validate.ask(step)
-            if resumed is not None and answers.enough():
-                last = resumed.state
-                record.reach(done, work.epoch(done))
-            else:
-                last = drive(
-                    Program(
-                        model.update(work.job),
-                        feed_of(work.config, work.job, work.data),
-                        work.plan.updates_per_call,
-                        work.key,
-                    ),
-                    work.plan,
-                    state,
-                    record,
-                    checkpoints,
-                    resumed=resumed,
-                    validate=validate,
-                    progress=bar,
-                    latest=("learning_rate",),
-                    guard="loss",
-                    enough=answers.enough,
-                    report=report,
-                    how_to_resume=f"the same command with --resume --run-name {record.path.name}",
-                )
+            last = drive(
+                Program(
+                    model.update(work.job),
+                    feed_of(work.config, work.job, work.data),
+                    work.plan.updates_per_call,
+                    work.key,
+                ),
+                work.plan,
+                state,
+                record,
+                checkpoints,
+                resumed=resumed,
+                validate=validate,
+                progress=bar,
+                latest=("learning_rate",),
+                guard="loss",
+                enough=answers.enough,
+                report=report,
+                how_to_resume=f"the same command with --resume --run-name {record.path.name}",
+            )
             if validate is not None:
                 validate.finish(work.console.say)
             return last

@@ -1,0 +1,41 @@
+"""What two runs must have in common of which one was stopped or killed: records and checkpoints, but for the clock."""
+
+from pathlib import Path
+from typing import Any
+
+from hotloop.engine import shelf
+from hotloop.engine.run import current, read_events
+
+OF_THE_CLOCK = {
+    "time", "elapsed", "seconds", "throughput", "images_per_second", "time_taken", "lower_seconds",
+    "compile_seconds", "seconds_before", "process", "processes", "tflops", "samples_per_second",
+}  # fmt: skip
+OF_THE_START = {"command", "folder", "resumed"}
+
+
+def records(run: Path) -> list[dict[str, Any]]:
+    """The run's records as they stand, without what another clock, folder or command line changes."""
+    left_out = OF_THE_CLOCK | OF_THE_START
+    return [{k: v for k, v in record.items() if k not in left_out} for record in current(read_events(run))]
+
+
+def checkpoints(folder: Path) -> dict[int, Any]:
+    """Of every step: the checksum of each array, the position, and the metrics that no clock has part in."""
+    found = {}
+    for step, manifest in shelf.complete(folder).items():
+        metrics = {k: v for k, v in manifest.metrics.items() if k not in OF_THE_CLOCK}
+        found[step] = (dict(manifest.leaves), manifest.position, metrics)
+    return found
+
+
+def differences(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> list[str]:
+    """What is in one and not in the other, for people who read a failure."""
+    return [f"- {each}" for each in one if each not in other] + [
+        f"+ {each}" for each in other if each not in one
+    ]
+
+
+def assert_same_run(run: Path, whole: Path) -> None:
+    """Equal records in the same order, and equal checkpoints."""
+    assert records(run) == records(whole), "\n".join(differences(records(whole), records(run)))
+    assert checkpoints(run / "checkpoints") == checkpoints(whole / "checkpoints")
