@@ -1,9 +1,11 @@
 """Encoded images: which formats are opened, how large they may be, and what anything else gets."""
 
 import io
+import os
 import re
 import struct
 import subprocess
+import sys
 import zlib
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from pictures import encoded
 
 pytest.importorskip("PIL")
 
+SOURCE = Path(hotloop.__file__).parents[1]
 EPS = b"""%!PS-Adobe-3.0 EPSF-3.0
 %%BoundingBox: 0 0 8 8
 %%EndComments
@@ -78,12 +81,49 @@ def test_postscript_named_jpeg_starts_no_program_and_is_not_parsed(monkeypatch, 
             read(tmp_path / "2.jpeg", (32, 32, 3), dataset)
 
 
-@pytest.mark.parametrize("side", [8193, 10_000, 14_000, 60_000])
-def test_an_image_of_too_many_pixels_is_refused_before_its_pixels_are_read(side):
+@pytest.mark.parametrize(
+    ("width", "height"),
+    [(8193, 8192), (10_000, 10_000), (14_000, 14_000), (60_000, 60_000), (65_536, 1), (1, 1 << 26)],
+)
+def test_an_image_of_too_many_pixels_is_refused_before_its_pixels_are_read(width, height):
     """Also where pillow would only warn (from 90 million), or say so in its own words (from 180 million)."""
-    assert side * side > MOST_PIXELS
-    with pytest.raises(ImageError, match=rf"^too large: more than {MOST_PIXELS:,} pixels$"):
-        opened(png(side, side))
+    with pytest.raises(
+        ImageError, match=r"^too large: at most 65,535 pixels a side and 67,108,864 in all are read$"
+    ):
+        opened(png(width, height))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "height"), [(8192, 8192), (65_535, 1024), (1024, 65_535)])
+def test_the_largest_images_are_cut_to_size_in_less_than_a_gibibyte(width, height):
+    (peak,) = struct.unpack("q", in_child(CUT, width, height))
+    assert peak < 1 << 30
+
+
+CUT = """
+import resource, struct, sys
+import numpy as np
+from hotloop.data.encoded import EncodedImage
+from hotloop.families.cnn.photographs import evaluation_image, in_bytes, in_floats, training_image
+sys.path.insert(0, HERE)
+from test_jpeg import png
+image = EncodedImage(png(WIDTH, HEIGHT, rows=HEIGHT), 0, "")
+for resize in (in_bytes, in_floats):
+    evaluation_image(image, 224, resize)
+    training_image(image, np.random.default_rng(0), 224, resize)
+sys.stdout.buffer.write(struct.pack("q", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10))
+"""
+
+
+def in_child(text, width, height):
+    """What a program printed, in a process whose memory is its own."""
+    here = Path(__file__).parent
+    for name, value in {"HERE": str(here), "WIDTH": width, "HEIGHT": height}.items():
+        text = text.replace(name, repr(value))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (SOURCE, here.parent)))}
+    return subprocess.run(
+        [sys.executable, "-c", text], env=environment, capture_output=True, check=True
+    ).stdout
 
 
 def test_an_image_of_just_so_many_pixels_is_opened():
@@ -105,8 +145,8 @@ def test_whatever_a_decoder_raises_is_an_image_error(monkeypatch):
 
 
 def test_an_image_too_long_for_a_jpeg_is_an_image_error_when_it_is_encoded_anew():
-    with pytest.raises(ImageError):
-        checked(png(66_000, 2, rows=2))
+    with pytest.raises(ImageError, match="do not fit a JPEG"):
+        checked(png(65_530, 2, rows=2))
 
 
 def test_images_are_opened_in_one_place_of_the_package():

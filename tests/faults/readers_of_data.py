@@ -16,6 +16,7 @@ import numpy as np
 from readers import Read, Reader, in_file
 
 from hotloop.data import amat, cifar, idx, npz, rating_text, ratings, record_facts, records, tfrecord
+from hotloop.data.encoded import EncodedImage
 from hotloop.data.example import write_example
 from hotloop.data.fetch import no_progress
 from hotloop.data.image_folder import ImageFolder
@@ -26,6 +27,7 @@ from hotloop.data.record_index import index_shards
 from hotloop.data.shard_files import Shard, fault, read_manifest
 from hotloop.data.unpack import unpack
 from hotloop.families.cnn import foreign, prediction
+from hotloop.families.cnn.photographs import in_bytes, in_floats, training_image
 from hotloop.families.recommender import netflix
 from pictures import encoded
 
@@ -115,11 +117,12 @@ def of_data() -> list[Reader]:
         (folder / shard).write_bytes(data)
         for check in (False, True):
             found = records.RecordSet(folder, "train", check=check)
-            [found.read(number) for number in range(min(len(found), 3))]
+            for number in range(min(len(found), 3)):
+                trained(found.read(number))
 
     def one_example(folder: Path, data: bytes) -> None:
         tfrecord.write_records(folder / shard, [data])
-        records.RecordSet(folder, "train").read(0)
+        trained(records.RecordSet(folder, "train").read(0))
 
     def kept_index(folder: Path, data: bytes) -> None:
         tfrecord.write_records(folder / shard, [b"hello"])
@@ -140,6 +143,12 @@ def of_data() -> list[Reader]:
             with suppress(ImageError):
                 checked(data)
             decode(data)
+
+    def trained(image: EncodedImage) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for resize in (in_bytes, in_floats):
+                training_image(image, np.random.default_rng(0), 32, resize)
 
     def predicted(file: Path) -> None:
         with warnings.catch_warnings():
@@ -181,9 +190,10 @@ def of_data() -> list[Reader]:
         Reader("a kept index", [index, arrays], kept_index),
         Reader("zip archives", [archive(as_zip(method)) for method in (0, 8, 14)], unpacked("toy.zip")),
         Reader("tar archives", [archive(as_tar(kind)) for kind in ("w", "w:gz", "w:xz")], unpacked("toy.tar.gz")),
-        Reader("TFRecords", [tfrecord.record(example) * 2], record_set),
-        Reader("examples", [example], one_example),
+        Reader("TFRecords", [tfrecord.record(example) * 2], record_set, (ImageError,)),
+        Reader("examples", [example], one_example, (ImageError,)),
         Reader("images", photographs, picture, (ImageError,)),
+        Reader("images to train on", photographs, lambda _, data: trained(EncodedImage(data, 0, "")), (ImageError,)),
         Reader("images to predict", photographs, in_file("a.jpeg", predicted)),
         Reader("image folders", [b"n01", *photographs[:1]], image_set),
         Reader("texts of classes", [b"a\tan a\nb\ta b\n"], in_file("x", texts)),

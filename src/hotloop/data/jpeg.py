@@ -24,7 +24,9 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 """All that is tried: pillow knows some forty more, and hands PostScript to another program."""
 MOST_PIXELS = 1 << 26
 """The largest of ImageNet has 61 million. A few hundred bytes may claim billions."""
-_TOO_LARGE = f"too large: more than {MOST_PIXELS:,} pixels"
+LONGEST_SIDE = 65_535
+"""As a JPEG's; what cuts and stretches images takes whole rows."""
+_TOO_LARGE = f"too large: at most {LONGEST_SIDE:,} pixels a side and {MOST_PIXELS:,} in all are read"
 
 
 class ImageError(ValueError):
@@ -63,7 +65,7 @@ def opened(encoded: bytes) -> "Image.Image":
         raise ImageError(f"not a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} image") from None
     except Exception as error:  # plugins raise whatever broken bytes lead them to
         raise ImageError(_reason(error)) from None
-    if image.width * image.height > MOST_PIXELS:
+    if image.width * image.height > MOST_PIXELS or max(image.size) > LONGEST_SIDE:
         raise ImageError(_TOO_LARGE)
     return image
 

@@ -140,4 +140,7 @@ def _boxes(features: dict[str, Values], where: str) -> NDArray[np.float32]:
         raise DataError(
             f"{where}: bounding boxes with {' and '.join(str(len(side)) for side in lists)} sides"
         )
-    return np.stack(lists, axis=1)
+    boxes = np.stack(lists, axis=1)
+    if not np.isfinite(boxes).all():
+        raise DataError(f"{where}: bounding boxes with sides that are no finite numbers")
+    return boxes

@@ -82,8 +82,12 @@ def bilinear(pixels: Pixels, sample: Sample, size: int) -> NDArray[np.float32]:
     top, bottom, weight_y = _neighbours(sample.top + places * sample.step_y, pixels.shape[0])
     left, right, weight_x = _neighbours(sample.left + places * sample.step_x, pixels.shape[1])
     weight = weight_x[None, :, None]
-    rows = pixels.astype(np.float32)
-    across = [rows[y][:, left] * (1 - weight) + rows[y][:, right] * weight for y in (top, bottom)]
+
+    def read(y: NDArray[np.intp], x: NDArray[np.intp]) -> NDArray[np.float32]:
+        """Only the pixels that are read become floats: of a large photograph that is little."""
+        return pixels[y[:, None], x].astype(np.float32)
+
+    across = [read(y, left) * (1 - weight) + read(y, right) * weight for y in (top, bottom)]
     return across[0] + (across[1] - across[0]) * weight_y[:, None, None]
 
 
