@@ -170,9 +170,8 @@ def damage(whole, place, draw, steps):
         if (target := folder / f"{step:08d}").is_dir():
             kind = draw.choice(DAMAGES)
             done.append((step, kind.__name__))
-            with suppress(
-                OSError, LookupError, TypeError, ValueError
-            ):  # an earlier damage took what this one wanted
+            # An earlier damage may have taken what this one wants.
+            with suppress(OSError, LookupError, RecursionError, TypeError, ValueError):
                 kind(target, draw)
     return folder, done
 
