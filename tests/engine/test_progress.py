@@ -1,6 +1,7 @@
 """The progress bar: on a terminal alone, one below the other; and that it tells of the compiler."""
 
 import io
+import math
 import os
 import pty
 import subprocess
@@ -113,6 +114,11 @@ def test_a_bar_says_that_the_compiler_works_and_estimates_from_its_end_on(monkey
         assert task.elapsed < 60  # what the compiler took does not count
         bar.advance(1)
         assert task.completed == 5 and task.fields["compiling_since"] is None
+        began = task.start_time
+        monkeypatch.setattr(progress, "QUICK", math.inf)
+        with compiling():  # it was there already: the estimate goes on
+            pass
+        assert (task.completed, task.start_time) == (5, began) and task.fields["compiling_since"] is None
 
 
 def test_without_a_terminal_a_line_tells_of_a_long_compilation_that_no_record_tells_of(monkeypatch, capsys):

@@ -6,6 +6,7 @@ result. Nothing here knows what is computed.
 
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -72,13 +73,15 @@ def _print(text: str, stream: TextIO) -> None:
         raise
 
 
+NUMBER = re.compile(r"-?[\d,]+(\.\d+)?(e[-+]\d+)?( %)?|-|nan|-?inf")
+"""What stands to the right in its column: a number, perhaps with separators or per cent, or a dash in its place."""
+
+
 def table_lines(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
     """The lines of a plain text table."""
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
-    numeric = [
-        bool(rows) and all(isinstance(row[i], int | float) for row in rows) for i in range(len(columns))
-    ]
+    numeric = [bool(rows) and all(NUMBER.fullmatch(row[i]) for row in cells) for i in range(len(columns))]
 
     def line(row: Sequence[str]) -> str:
         fitted = [

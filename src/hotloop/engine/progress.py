@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 Thing = TypeVar("Thing")
 SLOW = 3.0
 """Seconds of compiling after which a line tells of it where there is no bar."""
+QUICK = 0.2
+"""Seconds below which a program was there already, so that estimates need not begin anew."""
 
 
 class Progress(Protocol):
@@ -90,8 +92,11 @@ class _Bar:
         self._shown.update(self._task, compiling_since=time.monotonic())
 
     def end_compiling(self, seconds: float, recorded: bool) -> None:
-        """The time that is left is estimated from here on."""
-        self._shown.reset(self._task, completed=int(self._done), compiling_since=None)
+        """The time that is left is estimated from here on, unless there was nothing to compile."""
+        if seconds < QUICK:
+            self._shown.update(self._task, compiling_since=None)
+        else:
+            self._shown.reset(self._task, completed=int(self._done), compiling_since=None)
 
     def close(self) -> None:
         """Take the line away."""

@@ -161,7 +161,7 @@ def test(estimator: Estimator, data: Dataset, console: Console) -> dict[str, Any
     began = time.perf_counter()
     found = estimator.measure(tested_images(data))
     seconds = time.perf_counter() - began
-    console.say(f"test: {found['samples']} examples evaluated in {seconds:.2f} s")
+    console.say(f"test: {found['samples']:,} examples evaluated in {seconds:.2f} s")
     console.say(f"test loss: {found['loss']:g}")
     console.say(f"test accuracy: {100 * found['accuracy']:.2f}%")
     return {

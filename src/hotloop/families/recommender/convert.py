@@ -195,7 +195,11 @@ def _how_to_train(targets: Mapping[str, Path], counts: Mapping[str, Mapping[str,
 
 
 def _show(counts: Mapping[str, Mapping[str, int]], console: Console) -> None:
-    rows = [[part, *figures.values()] for part, figures in counts.items() if part != "left_out"]
+    rows = [
+        [part, *(f"{count:,}" for count in figures.values())]
+        for part, figures in counts.items()
+        if part != "left_out"
+    ]
     console.table(["part", "ratings", "users", "items", "users without lines"], rows)
     left = counts["left_out"]
     console.say(
