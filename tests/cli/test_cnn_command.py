@@ -341,7 +341,9 @@ def test_checkpoints_that_were_not_validated_are_not_cleaned_away(toy, tmp_path)
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_the_best_and_the_last_checkpoint_stay_and_can_be_used(named, toy, whole, tmp_path, monkeypatch):
+def test_the_best_and_the_last_checkpoint_of_a_finished_run_stay_and_can_be_used(
+    named, toy, whole, tmp_path, monkeypatch
+):
     """Also where both folders are named and are the same, as in the old benchmark."""
     rows = [{"validation_accuracy": accuracy, "samples": TEST} for accuracy in (0.2, 0.4, 0.3)]
     monkeypatch.setattr("hotloop.families.cnn.validation.figures_of", lambda sums, top: rows.pop(0))
@@ -352,8 +354,13 @@ def test_the_best_and_the_last_checkpoint_stay_and_can_be_used(named, toy, whole
     assert f"of 3 checkpoints the best (step 12) and the last (step 18) stay in {kept}" in said
     assert sorted(path.name for path in kept.iterdir()) == ["00000012", "00000018", "network.json"]
     monkeypatch.undo()
+    before = content(tmp_path)
     status, result, said = called("validate", tmp_path / "run")
     assert status == 0 and result["validation"] == whole[0]["validation"][1:]
+    status, result, said = called("train", *toy, *words, "--resume")  # finished: it says so and does nothing
+    assert status == 0 and result == {"run": str(tmp_path / "run"), "finished": True}
+    assert f"run is finished, the best and the last of its checkpoints are in {kept}" in said
+    assert f"`hotloop cnn validate {tmp_path / 'run'}`" in said and content(tmp_path) == before
 
 
 def test_a_cleaned_run_says_what_became_of_its_checkpoints_and_how_to_keep_them(toy, tmp_path):
@@ -478,15 +485,6 @@ def test_a_finished_run_whose_checkpoints_were_cleaned_does_not_start_over(toy, 
     (error,) = [line for line in said.splitlines() if line.startswith("hotloop: error:")]
     assert status == 2 and content(tmp_path) == before
     assert "finished and its checkpoints were removed, as --clean-dir asked for; to train again" in error
-
-
-def test_a_finished_run_of_which_the_best_and_the_last_are_left_says_so_and_does_nothing(toy, tmp_path):
-    assert called("train", *toy)[0] == 0
-    before = content(tmp_path)
-    status, result, said = called("train", *toy, "--resume")
-    assert status == 0 and result == {"run": str(tmp_path / "run"), "finished": True}
-    assert "run is finished, the best and the last of its checkpoints are in" in said
-    assert f"`hotloop cnn validate {tmp_path / 'run'}`" in said and content(tmp_path) == before
 
 
 def test_a_run_without_checkpoints_starts_over_with_a_notice_but_not_once_it_is_finished(
