@@ -36,3 +36,22 @@ def test_sinks_see_every_record_and_one_that_fails_is_named_and_left_out():
     )
     assert second["accuracy"] == 0.5 and set(FRAME) - set(second) == {"nonfinite"}
     assert sink.closed and not broken.closed
+
+
+def test_two_sinks_that_fail_at_once_are_both_left_out():
+    class Failing:
+        patience = None
+        written = 0
+
+        def write(self, record):
+            self.written += 1
+            raise OSError("no network")
+
+        def close(self):
+            raise AssertionError("it is off")
+
+    sinks = [Failing(), Failing()]
+    with Announcer(sinks) as record:
+        record.event("log", update=1, epoch=0.5, loss=0.5)
+        record.event("log", update=2, epoch=1.0, loss=0.5)
+    assert [sink.written for sink in sinks] == [1, 1]

@@ -35,6 +35,8 @@ class Announcer:
         return record
 
     def _try(self, sink: GuardedSink, work: Callable[[], None]) -> None:
+        if sink not in self._sinks:  # it failed at the warning about another one
+            return
         try:
             work()
         except Exception as error:
