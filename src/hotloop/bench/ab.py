@@ -59,7 +59,7 @@ def run_in_turns(session: Session, console: Console) -> dict[str, str]:
     log = session.options[0].log_dir.parent
     _open_folders(session.options)
     failed: dict[str, str] = {}
-    with told_where_writing_fails(log), ExitStack() as stack:
+    with told_where_writing_fails(log, "take another --log-dir"), ExitStack() as stack:
         runners = [
             Runner(
                 [pair[side] for pair in session.pairs],
