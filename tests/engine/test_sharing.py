@@ -32,6 +32,9 @@ def test_in_a_shared_folder_another_runs_steps_are_neither_found_nor_replaced(tm
             checkpoints.restore(small_state(), step=3)
         checkpoints.save(2, small_state(8.0), position={})
         checkpoints.wait()
+        checkpoints.check_fits(small_state())
+        with pytest.raises(CheckpointError, match="does not fit this model"):
+            checkpoints.check_fits({"v": jnp.ones(3)})
         assert checkpoints.steps() == [2] and weight(checkpoints.restore(small_state(), step=2)) == 8.0
         assert weight(Checkpoints(tmp_path).restore(small_state(), step=2)) == 2.0
         checkpoints.save(4, small_state(9.0), position={})

@@ -177,7 +177,7 @@ class Checkpoints:
         if complete:
             newest = max(complete)
             with suppress(Damaged):  # `restore` skips it, and says so
-                self._check_fits(shelf.numbered(self.folder)[newest], complete[newest], like, in_part=False)
+                self._check_fits(self._ours.numbered()[newest], complete[newest], like, in_part=False)
 
     def _check_fits(self, folder: Path, manifest: Manifest, like: Any, in_part: bool) -> None:
         if self._blank.family and manifest.family != self._blank.family:
