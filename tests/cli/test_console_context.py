@@ -39,7 +39,27 @@ def test_a_run_outlives_the_reader_of_its_console(tmp_path, monkeypatch):
             context.say("Finished training.")  # what a family says beside its records must not end it either
     start, warning, log, end = read_events(tmp_path)
     assert (start["event"], log["loss"], end["status"]) == ("start", 0.5, "finished")
-    assert warning["message"] == "ConsoleSink failed and is off: [Errno 32] Broken pipe"
+    assert warning["message"] == "nobody reads what this run prints any more; its records go on"
+
+
+def test_a_line_beside_the_records_does_not_end_a_run_whose_reader_has_gone(tmp_path, monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        with Run.create(tmp_path, {}, command="x", environment={}):
+            Context().say("Starting training...")
+            Context().say("Finished training.")
+    assert [record["event"] for record in read_events(tmp_path)] == ["start", "warning", "end"]
+
+
+def test_a_command_without_a_run_ends_when_its_reader_has_gone(monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        with pytest.raises(BrokenPipeError):
+            Context().say("a table")
 
 
 def test_colours_only_on_a_terminal_and_never_with_no_color(monkeypatch):

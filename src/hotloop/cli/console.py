@@ -67,10 +67,14 @@ def _print(text: str, stream: TextIO) -> None:
     try:
         print(text, file=stream, flush=True)
     except BrokenPipeError:
-        # Whoever read it has gone. A command ends by this error; a run lives on without its console, and what it
-        # says from now on goes nowhere.
+        # Whoever read it has gone, and what is said from now on goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-        raise
+        from hotloop.engine.run import OPEN
+
+        if not OPEN:
+            raise  # the command ends by it; a run lives on without a console
+        for run in tuple(OPEN):
+            run.event("warning", message="nobody reads what this run prints any more; its records go on")
 
 
 NUMBER = re.compile(r"-?[\d,]+(\.\d+)?(e[-+]\d+)?( %)?|-|nan|-?inf")

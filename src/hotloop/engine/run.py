@@ -39,6 +39,10 @@ def default_path(family: str, root: str | Path = "results") -> Path:
     return Path(root) / f"{name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"
 
 
+OPEN: set["Run"] = set()
+"""The runs that this process holds."""
+
+
 class Run:
     """A folder that this process holds, and its growing list of records."""
 
@@ -57,6 +61,7 @@ class Run:
         self._place = (0, 0.0)
         self._writing = threading.RLock()
         self._events = os.open(path / "events.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        OPEN.add(self)
 
     @classmethod
     def create(
@@ -178,6 +183,7 @@ class Run:
 
     def _let_go(self) -> None:
         assert self._lock is not None
+        OPEN.discard(self)
         os.close(self._events)
         os.close(self._lock)
         self._lock = None
