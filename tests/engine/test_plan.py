@@ -348,3 +348,27 @@ def test_a_run_continued_anywhere_makes_the_same_remaining_events(plan, data):
     rest = list(plan.spans(start))
     assert sum(span.count for span in rest) == plan.total_updates - start
     assert [event for span in rest for event in span.events] == [e for e in plan.events if e.update > start]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: plan_epochs(2**62, 2**62, Batch()),
+            "weight updates: at most 1,000,000,000,000 can be planned",
+        ),
+        (lambda: plan_updates(2**63 - 1), "weight updates: at most 1,000,000,000,000 can be planned"),
+        (
+            lambda: plan_updates(10**12, log_every=1),
+            "1,000,000,000,001 logs, validations and checkpoints: at most",
+        ),
+        (lambda: plan_epochs(10, 10**11, Batch(), logs_per_epoch="1/7"), "not possible to log"),
+    ],
+)
+def test_a_plan_beyond_all_measure_is_refused_at_once(make, message):
+    with pytest.raises(PlanError, match=message):
+        make()
+
+
+def test_a_plan_of_many_updates_and_few_events_is_made():
+    assert plan_epochs(10**6, 10**6, Batch(), logs_per_epoch="1/1000").calls == 1_000_000 // 1000

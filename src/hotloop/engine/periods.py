@@ -5,6 +5,7 @@ equal whole numbers of updates. This file knows nothing of batches, calls or pla
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -35,10 +36,14 @@ def closest_divisor(number: int, target: Fraction | int) -> int:
     Divisors are tried in the order 1, n/1, 2, n/2, ... up to the square root, and of two equally near
     ones the first stays: (12, 5) gives 6 and not 4, (781, 41) gives 11 and not 71.
     """
-    pairs = ((n, number // n) for n in range(1, math.isqrt(number) + 1) if number % n == 0)
-    return min(
-        (divisor for pair in pairs for divisor in pair), key=lambda divisor: abs(Fraction(divisor - target))
-    )
+    return min(divisors(number), key=lambda divisor: abs(Fraction(divisor - target)))
+
+
+def divisors(number: int) -> Iterator[int]:
+    """1, n/1, 2, n/2, ... as far as they divide; a square's root comes twice."""
+    for n in range(1, math.isqrt(number) + 1):
+        if number % n == 0:
+            yield from (n, number // n)
 
 
 def readable(number: Fraction) -> str:
@@ -84,8 +89,7 @@ class Clock:
     def _impossible(self, argument: str, frequency: Fraction) -> str:
         """Say why a frequency below one does not fit, in the words people know, and what would."""
         epochs = int(self.epochs)
-        divisors = [n for n in range(1, epochs + 1) if epochs % n == 0]
-        nearest = sorted(sorted(divisors, key=lambda n: abs(n - 1 / frequency))[:2])
+        nearest = sorted(sorted(sorted({*divisors(epochs)}), key=lambda n: abs(n - 1 / frequency))[:2])
         advice = " or ".join(str(Fraction(1, n)) for n in nearest)
         return (
             f"It is not possible to log {float(1 / frequency)} epochs a time for {epochs} epochs"

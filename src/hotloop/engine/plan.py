@@ -13,6 +13,9 @@ from hotloop.errors import PlanError
 
 __all__ = ["Batch", "Event", "Plan", "Span", "closest_divisor", "plan_epochs", "plan_updates"]
 
+MOST_UPDATES, MOST_EVENTS = 10**12, 2_000_000
+"""Weeks of the shortest updates, and more records than anybody reads: a plan lists its events."""
+
 
 def plan_epochs(
     samples: int,
@@ -100,6 +103,10 @@ class _Draft:
         self.samples = samples
         self.marks: list[Mark] = []
         self.warnings = list(batch.warnings)
+        if clock.total > MOST_UPDATES:
+            raise PlanError(
+                f"a run of {clock.total:,} weight updates: at most {MOST_UPDATES:,} can be planned; ask for less"
+            )
         seen = clock.updates_per_epoch * batch.global_
         if samples is not None and seen > samples:
             self.warnings.append(
@@ -147,6 +154,10 @@ class _Draft:
     def plan(self) -> Plan:
         """The finished plan, with a warning when the host hears nothing before the end."""
         marks = sorted(self.marks, key=lambda mark: KINDS.index(mark.kind))
+        if (events := sum(len(mark.updates) for mark in marks)) > MOST_EVENTS:
+            raise PlanError(
+                f"{events:,} logs, validations and checkpoints: at most {MOST_EVENTS:,} can be planned; ask for fewer"
+            )
         if all(mark.kind != "log" and mark.updates[0] == self.clock.total for mark in marks):
             self.warnings.append(
                 "nothing is logged before the end: "
