@@ -10,7 +10,7 @@ LONGEST = 1200
 
 def one_line(text: str) -> str:
     """The text on one line that a terminal can show, its middle left out where it is too long."""
-    shown = "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+    shown = "".join(each if each.isprintable() else repr(each)[1:-1] for each in " ".join(text.split()))
     return shown if len(shown) <= LONGEST else f"{shown[: LONGEST // 2]} ... {shown[-LONGEST // 3 :]}"
 
 
