@@ -13,7 +13,7 @@ from hotloop.cli.configs import resolve
 from hotloop.cli.main import find_command
 from hotloop.data.matrix import build
 from hotloop.engine import ceilings, manifest, report
-from hotloop.engine.records import current, read_events
+from hotloop.engine.run import current, read_events
 from hotloop.engine.run_folder import config_of, resume_warnings
 from hotloop.families.cnn import saved as cnn
 from hotloop.families.cnn.config import Train as CnnTrain
