@@ -6,24 +6,25 @@ from typing import Any
 from hotloop.engine import shelf
 from hotloop.engine.run import current, read_events
 
-OF_THE_CLOCK = {
-    "time", "elapsed", "seconds", "throughput", "images_per_second", "time_taken", "lower_seconds",
-    "compile_seconds", "seconds_before", "process", "processes", "tflops", "samples_per_second",
-}  # fmt: skip
-OF_THE_START = {"command", "folder", "resumed"}
+OF_THE_CLOCK = ("second", "time", "elapsed", "throughput", "flops", "memory", "process")
+"""What is in the name of a figure that no two runs have in common."""
+OF_THE_START = ("command", "folder", "resumed")
+
+
+def _is_compared(name: str) -> bool:
+    return name not in OF_THE_START and not any(word in name for word in OF_THE_CLOCK)
 
 
 def records(run: Path) -> list[dict[str, Any]]:
     """The run's records as they stand, without what another clock, folder or command line changes."""
-    left_out = OF_THE_CLOCK | OF_THE_START
-    return [{k: v for k, v in record.items() if k not in left_out} for record in current(read_events(run))]
+    return [{k: v for k, v in record.items() if _is_compared(k)} for record in current(read_events(run))]
 
 
 def checkpoints(folder: Path) -> dict[int, Any]:
     """Of every step: the checksum of each array, the position, and the metrics that no clock has part in."""
     found = {}
     for step, manifest in shelf.complete(folder).items():
-        metrics = {k: v for k, v in manifest.metrics.items() if k not in OF_THE_CLOCK}
+        metrics = {k: v for k, v in manifest.metrics.items() if _is_compared(k)}
         found[step] = (dict(manifest.leaves), manifest.position, metrics)
     return found
 

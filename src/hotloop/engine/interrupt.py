@@ -146,6 +146,8 @@ class _Listener(Request):
 
     def _answer_first(self, number: int) -> None:
         name = name_of(number)
+        if self._raised:  # the main thread was quicker, and may be elsewhere by now
+            return
         if self.answer == "leave":
             _briefly(lambda: print(f"hotloop: error: stopped by {name}", file=sys.stderr, flush=True))
             self._leave(number)
