@@ -179,6 +179,12 @@ def test_old_benchmarks_take_the_last_validation_and_the_last_loss_of_the_traini
     assert found["loss"] == pytest.approx(logs[-1]["loss"], rel=1e-4)
 
 
+def test_every_record_has_the_epoch_of_its_update_and_the_end_that_of_the_last(whole):
+    records = list(read_events(whole[2]))
+    assert all(record["epoch"] == record["update"] / 6 for record in records)
+    assert {record["event"]: record["update"] for record in records}["end"] == 18
+
+
 def test_training_is_followed_by_the_validation_of_every_checkpoint_in_order(whole):
     result, said, folder = whole
     assert [log["update"] for log in events(folder, "log")] == [6, 12, 18]

@@ -72,6 +72,12 @@ def test_batch_size_batches_per_step_and_learning_rate(trained, first):
     assert [event["update"] for event in read_events(folder) if event["event"] == "checkpoint"] == [9]
 
 
+def test_every_record_has_the_epoch_of_its_update(trained, first):
+    records = list(read_events(trained[0]))
+    assert all(record["epoch"] == record["update"] * 16 / TRAIN for record in records)
+    assert records[-1]["event"] == "end" and records[-1]["update"] == 9
+
+
 def test_a_rerun_finishes_rather_than_repeats(trained, first, capsys):
     folder, words = trained
     assert main([*words[:-1], "--train-only"]) == 0

@@ -259,6 +259,15 @@ def test_old_benchmarks_estimate_the_training_time_from_10_000_updates_whatever_
     assert found["throughput"] == pytest.approx(images, rel=1e-4)
 
 
+def test_every_record_has_the_epoch_of_its_update(whole):
+    options, _ = whole
+    run = options.results_dir / "whole"
+    per_epoch = json.loads((run / "config.json").read_text())["images"] / 7
+    places = {(event["event"], event["update"], event["epoch"]) for event in read_events(run)}
+    assert all(epoch == pytest.approx(update / per_epoch) for _, update, epoch in places)
+    assert {("start", 0, 0.0), ("end", 40, 40 / per_epoch)} <= places
+
+
 def same(one, other):
     for left, right in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
         assert np.array_equal(np.asarray(left), np.asarray(right))
