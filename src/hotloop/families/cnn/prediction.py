@@ -48,8 +48,10 @@ def run(config: Predict, console: Console) -> Mapping[str, Any]:
         pixels.append(_seen(image, shape, dataset))
     with keeping.opened() as checkpoints:
         step, weights = saved.weights_among(checkpoints, config.step, known)
-    with console.progress("predicting"), compiling():
-        shares = np.asarray(_shares(known, weights, np.stack(pixels)))
+    with console.progress("predicting"):
+        with compiling():  # the call comes back before it has run
+            made = _shares(known, weights, np.stack(pixels))
+        shares = np.asarray(made)
     found: dict[str, list[dict[str, Any]]] = {}
     for path, row in zip(config.image, shares, strict=True):
         order = np.argsort(-row, kind="stable")[: config.top]

@@ -262,7 +262,8 @@ def _predicted(fn: Callable[[Any, Any], Any], state: Any, source: Source, progre
         for seen, batch in enumerate(source.batches()):
             features = batch["features"]
             with nullcontext() if seen else compiling():
-                made = jax.tree.map(np.asarray, fn(state, filled_up(features, source.batch_size)))
+                called = fn(state, filled_up(features, source.batch_size))
+            made = jax.tree.map(np.asarray, called)
             count = common_length(features)
             yield from (jax.tree.map(lambda leaf: leaf[row], made) for row in range(count))  # noqa: B023
             bar.advance(count)

@@ -72,8 +72,10 @@ def run(config: Samples, context: Console) -> dict[str, Any]:
     originals = _originals(config, run.config.data, context)
     hmc_steps = config.hmc_steps or run.job.model.hmc_steps
     call = jax.jit(draw(run.job, config.rows * config.columns, hmc_steps))
-    with context.progress("drawing"), compiling():
-        drawn = jax.device_get(call(run.state, originals, seed_key(config.seed)))
+    with context.progress("drawing"):
+        with compiling():  # the call comes back before it has run
+            made = call(run.state, originals, seed_key(config.seed))
+        drawn = jax.device_get(made)
     path = config.folder / "prior.png"
     png.write(path, enlarged(grid(pictures(drawn.prior), config.columns), config.scale))
     context.say(f"{path}: {len(drawn.prior)} images from the prior, after update {run.step:,}")
