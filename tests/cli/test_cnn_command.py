@@ -33,6 +33,7 @@ from hotloop.families.cnn import train
 from hotloop.options import options_of
 from listener import Listener
 from old_benchmarks import read as read_old
+from undisturbed import records
 
 pytestmark = pytest.mark.usefixtures("signals_heard")
 
@@ -526,6 +527,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(seed, toy, whole, tmp_path):
     if seed:
         assert weights(kept) == weights(whole[2] / "checkpoints")
         assert result["validation"][-1] == whole[0]["validation"][-1]
+        assert records(tmp_path / "run") == records(whole[2])
     assert 99 not in [row["step"] for row in result["validation"]] and (kept / "00000099").is_dir()
     first, second = (event for event in read_events(tmp_path / "run") if event["event"] == "training")
     assert (first["process"], second["process"]) == (1, 2) and second["seconds_before"] > 0

@@ -30,6 +30,7 @@ from hotloop.families.vcd.images import Images
 from hotloop.options import build, options_of, plain
 from listener import Listener
 from old_benchmarks import read as read_old
+from undisturbed import assert_same_run, records
 
 pytestmark = pytest.mark.usefixtures("signals_heard")
 
@@ -289,6 +290,11 @@ def test_a_stopped_run_resumes_to_the_same_bits(whole, tmp_path):
         train.run(stopped, Listener(stop), "test")
     assert saved.load(tmp_path / "stopped").step < 40
     same(trained(replace(stopped, resume=True)), state)
+    one, other = (
+        [record for record in records(folder) if record["event"] != "compile"]  # calls of another length
+        for folder in (tmp_path / "stopped", options.results_dir / "whole")
+    )
+    assert one == other
 
 
 def test_a_killed_run_resumes_to_the_same_bits_and_figures(whole, tmp_path):
@@ -304,6 +310,7 @@ def test_a_killed_run_resumes_to_the_same_bits_and_figures(whole, tmp_path):
     events = tmp_path / "killed" / "events.jsonl"
     events.write_bytes(events.read_bytes()[:-20])
     same(trained(replace(options, results_dir=tmp_path, run_name="killed", resume=True)), state)
+    assert_same_run(tmp_path / "killed", options.results_dir / "whole")
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,13 @@ import pytest
 from small import X, Y, data, model_fn, same, small, traces, weights
 
 from hotloop import Arrays, EvalSpec, Hook, ModelSpec, TrainSpec, train_and_evaluate
+from hotloop.engine import pieces
 from hotloop.engine.feed import Resident, Streamed
+from hotloop.engine.interrupt import Interrupted, Request
+from hotloop.engine.loop import Program
 from hotloop.engine.run import read_events
 from hotloop.errors import RunError
+from undisturbed import assert_same_run
 
 
 @pytest.fixture(scope="module")
@@ -297,6 +302,36 @@ def test_a_killed_process_loses_no_more_than_the_call_in_flight(hundred: Any, tm
     assert int(reached[-1]) - 10 <= (estimator.latest_checkpoint() or 0) <= int(reached[-1]) + 10
     estimator.train(data, max_steps=100)
     assert same(weights(estimator), weights(hundred))
+
+
+@pytest.mark.parametrize("update", [pytest.param(7, marks=pytest.mark.slow), 30, 40])
+def test_a_stop_anywhere_leaves_the_records_and_checkpoints_of_an_undisturbed_training(
+    update: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between calls, where a validation is due, and after the last update; summaries are open across calls."""
+    monkeypatch.setattr(pieces, "TARGET_SECONDS", 0)  # one update at a time
+
+    def train(folder: Path, *hooks: Hook) -> None:
+        estimator = small(folder, checkpoint_steps=15, summary_steps=13, log_steps=8)
+        train_and_evaluate(estimator, TrainSpec(data, 40, hooks), EvalSpec(data))
+
+    class Asked(Request):
+        """A request that is made as soon as that update is on its way."""
+
+        def __call__(self, program: Program, state: Any, first: int, count: int, *following: int) -> Any:
+            self.number = signal.SIGINT if first + count >= update else None
+            return call(program, state, first, count, *following)
+
+    call, asked = Program.__call__, Asked()
+    train(tmp_path / "whole")
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr("hotloop.engine.drive.requests", lambda: nullcontext(asked))
+        patch.setattr(Program, "__call__", lambda *words: asked(*words))
+        train(tmp_path / "run")
+    train(tmp_path / "run")
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+    train(tmp_path / "run")  # and is finished
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
 def test_a_report_is_written_where_it_is_asked_for(tmp_path: Path) -> None:

@@ -70,8 +70,9 @@ def target_of(source: Source, step: int, steps: int | None, max_steps: int | Non
 
 def is_closed(folder: Path) -> bool:
     """Whether the records of a model_dir, if there are any, end as those of a training that nothing disturbed."""
-    records = list(read_events(folder)) if (folder / "events.jsonl").exists() else []
-    return not records or records[-1].get("status") == "finished"
+    records = read_events(folder) if (folder / "events.jsonl").exists() else ()
+    frames = [record for record in records if record["event"] in ("start", "end")]
+    return not frames or frames[-1].get("status") == "finished"
 
 
 @dataclass
