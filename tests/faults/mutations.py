@@ -72,7 +72,7 @@ def mutated(generator: random.Random, seeds: list[bytes]) -> bytes:
     kind = generator.random()
     if kind < 0.03:
         return bytes(generator.randrange(256) for _ in range(generator.randrange(200)))
-    if kind < 0.10 and (changed := _document(generator, data)) is not None:
+    if kind < 0.35 and (changed := _document(generator, data)) is not None:
         return changed
     if data[:2] == b"\x1f\x8b" and kind < 0.6:  # else a checksum hides what is behind it
         return gzip.compress(_changed(generator, gzip.decompress(data), seeds), 1)

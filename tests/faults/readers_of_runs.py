@@ -30,8 +30,21 @@ from hotloop.options import plain
 
 def of_runs() -> list[Reader]:
     frame = {"epoch": 0.5, "time": 1e9, "elapsed": 2.5}
-    figures = {"loss": 0.5, "rmse": 1.0, "throughput": 10.0, "learning_rate": 0.1, "accuracy": 0.5}
-    names = ("start", "training", "log", "validation", "resume", "log", "end")
+    figures = {"loss": 0.5, "rmse": 1.0, "throughput": 10.0, "learning_rate": 0.1, "accuracy": 0.5, "message": "x",
+               "updates_per_call": 10}  # fmt: skip
+    names = (
+        "start",
+        "compile",
+        "training",
+        "log",
+        "warning",
+        "validation",
+        "stop",
+        "start",
+        "resume",
+        "log",
+        "end",
+    )
     events = "".join(
         json.dumps({"event": name, "update": n, **frame, **figures}) + "\n" for n, name in enumerate(names)
     )

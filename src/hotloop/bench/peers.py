@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hotloop.bench.report_peers import is_peers, peer_rows
+from hotloop.bench.report_peers import is_peers, number_or_none, peer_rows
 from hotloop.errors import DataError, MissingExtra
 from hotloop.options.json_text import parse_json
 
@@ -143,10 +143,11 @@ def rows(document: Mapping[str, Any], family: str) -> list[Row]:
         )
         for one in peer_rows(document, family)
     ]
-    own = [row for row in results(document) if row.get("side") == "ours" and row.get("floor") is not None]
+    own = [(row, number_or_none(row.get("floor"))) for row in results(document) if row.get("side") == "ours"]
     return found + [
-        Row(family, str(row.get("case", "")), "ours", 1.0, 1.0, 1.0, row["floor"], bool(row.get("missed")))
-        for row in own
+        Row(family, str(row.get("case", "")), "ours", 1.0, 1.0, 1.0, floor, bool(row.get("missed")))
+        for row, floor in own
+        if floor is not None
     ]
 
 

@@ -4,12 +4,12 @@ The files of different families name things differently (`ours_us`, a `side` a r
 one table and one chart of ratios. It runs no peer.
 """
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hotloop.bench.record_shape import number, positive
 from hotloop.bench.svg_axes import Axis
 from hotloop.bench.svg_strips import Strip, Strips
 
@@ -56,7 +56,8 @@ def is_peers(document: Any) -> bool:
 def peer_rows(document: Mapping[str, Any], name: str) -> list[PeerRow]:
     """The rows of one document; `name` is its file's, without the ending."""
     results = [row for row in document["results"] if isinstance(row, Mapping)]
-    where = document.get("environment") or {}
+    said = document.get("environment")
+    where = said if isinstance(said, Mapping) else {}
     date = str(document.get("date") or name[:10])
     return [
         _row(row, _own(row, results), _family(document, row, name), _device(where), date)
@@ -66,7 +67,16 @@ def peer_rows(document: Mapping[str, Any], name: str) -> list[PeerRow]:
 
 
 def _ratio(row: Mapping[str, Any]) -> bool:
-    return isinstance(row.get("ratio"), int | float) and math.isfinite(row["ratio"]) and row["ratio"] > 0
+    return positive(row.get("ratio"))
+
+
+def number_or_none(value: Any) -> float | None:
+    """A number of a document; what is none counts as left out."""
+    return float(value) if number(value) else None
+
+
+def _milliseconds(side: Any) -> Any:
+    return side.get("milliseconds") if isinstance(side, Mapping) else None
 
 
 def _own(row: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -79,14 +89,13 @@ def _row(row: Mapping[str, Any], own: Mapping[str, Any], family: str, device: st
     if "ours_us" in row:
         ours, theirs, unit = row["ours_us"], row.get(f"{peer}_us"), "µs"
     elif isinstance(row.get("ours"), Mapping):
-        ours, theirs, unit = row["ours"].get("milliseconds"), row[peer].get("milliseconds"), "ms"
+        ours, theirs, unit = _milliseconds(row["ours"]), _milliseconds(row.get(peer)), "ms"
     else:
         ours, theirs, unit = own.get("milliseconds"), row.get("milliseconds"), "ms"
-    ends = (row.get("ratio_low"), row.get("ratio_high"))
-    low, high = (float(end) if isinstance(end, int | float) else float(row["ratio"]) for end in ends)
-    return PeerRow(
-        family, _case(row), peer, ours, theirs, unit, row["ratio"], low, high, row.get("floor"), device, date
-    )
+    ratio = float(row["ratio"])
+    low, high = (number_or_none(row.get(end)) or ratio for end in ("ratio_low", "ratio_high"))
+    ours, theirs, floor = map(number_or_none, (ours, theirs, row.get("floor")))
+    return PeerRow(family, _case(row), peer, ours, theirs, unit, ratio, low, high, floor, device, date)
 
 
 def _peer(row: Mapping[str, Any]) -> str:
@@ -113,7 +122,8 @@ def _family(document: Mapping[str, Any], row: Mapping[str, Any], name: str) -> s
 def _device(where: Mapping[str, Any]) -> str:
     if where.get("platform") == "cpu":
         return f"{where.get('cpu', 'CPU')}, {where.get('cores', '?')} cores"
-    return str((where.get("device_kinds") or ["unknown"])[0])
+    kinds = where.get("device_kinds")
+    return str(kinds[0]) if isinstance(kinds, list) and kinds else "unknown"
 
 
 def cells(row: PeerRow) -> tuple[Cell, ...]:

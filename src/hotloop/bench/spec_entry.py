@@ -14,6 +14,7 @@ from hotloop.bench.spec_fields import Fields
 from hotloop.bench.spec_parameters import Row, rows
 from hotloop.bench.spec_yaml import Pairs, Text
 from hotloop.bench.variants import fill, named, unfilled
+from hotloop.options.paths import expand
 
 KEYS = (
     *(
@@ -113,9 +114,19 @@ def _filled_expression(one: Derived, row: Mapping[str, str]) -> str:
 
 def _requirements(file: Path, fields: Fields) -> Path | None:
     """The requirements file where it is: in the folder of the run, else beside the benchmark file."""
-    name = fields.text("requirements_file", "")
-    here = _home(file, fields.text("location", "")) / name
+    name = _path(fields, "requirements_file")
+    here = _home(file, _path(fields, "location")) / name
     return None if not name else here if here.exists() else _home(file, name)
+
+
+def _path(fields: Fields, key: str) -> str:
+    """The text of a key that names a file or folder; nothing where there can be none of that name."""
+    text = fields.text(key, "")
+    try:
+        expand(text)
+    except ValueError as error:
+        return fields.wrong(key, f"'{text}' {error}", "")
+    return text
 
 
 def _kind(name: str, fields: Fields) -> Kind:

@@ -47,6 +47,6 @@ def _identity(record: Mapping[str, Any]) -> Hashable:
     """What two records have in common that are of the same thing: a validation of the same update, say."""
     event = record["event"]
     if event in OF_A_PROCESS:
-        return (event, *(record.get(name) for name in OF_A_PROCESS[event]))
+        return (event, *(repr(record.get(name)) for name in OF_A_PROCESS[event]))
     words = sorted((name, value) for name, value in record.items() if isinstance(value, str))
     return (event, record["update"], *words)

@@ -138,6 +138,10 @@ def read_events(path: str | Path) -> Iterator[dict[str, Any]]:
         yield record
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or (type(value) is int and abs(value) < 2**63)
+
+
 def _odd_frame(record: Any) -> str:
     """What a record lacks of the parts that all of them have; an empty text where nothing."""
     if not isinstance(record, dict):
@@ -145,9 +149,9 @@ def _odd_frame(record: Any) -> str:
     if not isinstance(record.get("event"), str):
         return "no 'event'"
     update = record.get("update")
-    if not isinstance(update, int) or isinstance(update, bool):
+    if type(update) is not int or abs(update) >= 2**63:
         return "no 'update'"
-    odd = [key for key in ("epoch", "time", "elapsed") if not isinstance(record.get(key, 0), int | float)]
+    odd = [key for key in ("epoch", "time", "elapsed") if not _is_number(record.get(key, 0))]
     return f"{odd[0]!r} is no number" if odd else ""
 
 
