@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -38,6 +39,18 @@ with Run.create({path!r}, {{}}, command="slow", environment={{}}) as run:
 """
 DEAF = """
 word = 'ready'
+while True:
+    try:
+        print(word, flush=True)
+        time.sleep(60)
+    except KeyboardInterrupt:
+        word = 'deaf'
+"""
+WITH_WORKER = """
+import multiprocessing
+worker = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,), daemon=True)
+worker.start()
+word = f'ready\\n{worker.pid}'
 while True:
     try:
         print(word, flush=True)
@@ -127,6 +140,24 @@ def test_a_second_signal_ends_a_process_that_does_not_listen() -> None:
     assert process.poll() is None
     send_until_it_ends(process, signal.SIGTERM)
     assert ended(process)[0] == 143
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at /proc")
+def test_a_second_signal_leaves_no_worker_behind() -> None:
+    process = start(WITH_WORKER)
+    assert process.stdout is not None
+    worker = int(process.stdout.readline())
+    assert Path(f"/proc/{worker}").exists()
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout.readline() == "deaf\n"
+    send_until_it_ends(process, signal.SIGTERM)
+    assert ended(process)[0] == 143
+    for _ in range(1000):
+        if not Path(f"/proc/{worker}/exe").exists():  # gone, or a dead one that nobody has asked after
+            return
+        time.sleep(0.02)
+    os.kill(worker, signal.SIGKILL)
+    pytest.fail("it still runs")
 
 
 def test_two_signals_at_the_same_moment_are_one_as_timeout_sends_them() -> None:

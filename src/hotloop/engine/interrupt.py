@@ -166,7 +166,7 @@ class _Listener(Request):
             self.say(f"{name}: stopping after what runs now. Once more leaves at once.")
 
     def _leave(self, number: int) -> None:
-        for act in tuple(self.before_leaving):
+        for act in (*self.before_leaving, _kill_workers):
             _briefly(act)
         os._exit(128 + number)  # the main thread may be inside compiled code: nothing gentler reaches it
 
@@ -186,6 +186,13 @@ def _briefly(act: Callable[[], None]) -> None:
     thread = threading.Thread(target=unless_it_fails, daemon=True)
     thread.start()
     thread.join(PATIENCE)
+
+
+def _kill_workers() -> None:
+    """Processes of `multiprocessing` wait for work for ever where nobody tells them that their parent has gone."""
+    if module := sys.modules.get("multiprocessing.process"):
+        for child in module.active_children():
+            child.kill()
 
 
 def _main_thread() -> int:
