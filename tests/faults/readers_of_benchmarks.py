@@ -28,7 +28,7 @@ def of_benchmarks() -> list[Reader]:
     jsonl = [line.encode() for line in lines]
     rest = {"env": {}, "exitcode": 0, "end": 1767225601.0}
     whole = [(json.dumps(record("a", 1.0, **rest)) + "\n").encode() * 2]
-    rows = [{"case": "c", "side": "torch", "ratio": 2.0, "low": 1.5, "high": 2.5, "floor": 1.2}]
+    rows = [{"case": "c", "side": "torch", "ratio": 2.0, "ratio_low": 1.5, "ratio_high": 2.5, "floor": 1.2}]
     documents = [
         b'{"device": "x", "matmul_tflops": {"float32": 1.5, "bfloat16": 3}, "copy_gbps": 10}',
         b'{"device": "x", "kernels": {"lstm": {"cost": {"flops": 1e9, "bytes": 1e8}, "tflops": 1.0, "limits": '

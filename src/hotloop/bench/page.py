@@ -14,6 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Protocol
 
+from hotloop.bench.record_shape import number
 from hotloop.errors import RunError
 
 Cell = str | float | int | None
@@ -37,6 +38,8 @@ def show(value: Cell) -> str:
         return "–"
     if isinstance(value, bool | str):
         return str(value)
+    if not number(value):  # out of a document that anybody may have written
+        return str(value)[:60]
     if isinstance(value, int) or abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.4g}"

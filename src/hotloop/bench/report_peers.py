@@ -93,7 +93,8 @@ def _row(row: Mapping[str, Any], own: Mapping[str, Any], family: str, device: st
     else:
         ours, theirs, unit = own.get("milliseconds"), row.get("milliseconds"), "ms"
     ratio = float(row["ratio"])
-    low, high = (number_or_none(row.get(end)) or ratio for end in ("ratio_low", "ratio_high"))
+    ends = [row[key] if positive(row.get(key)) else ratio for key in ("ratio_low", "ratio_high")]
+    low, high = map(float, ends)
     ours, theirs, floor = map(number_or_none, (ours, theirs, row.get("floor")))
     return PeerRow(family, _case(row), peer, ours, theirs, unit, ratio, low, high, floor, device, date)
 
