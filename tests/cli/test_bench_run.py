@@ -152,6 +152,16 @@ def verdicts(capsys, *words):
     return status, {one["variant"]: (one["skip"], one["problem"]) for one in said["variants"]}
 
 
+def test_a_dry_run_refuses_a_log_folder_that_the_run_would_refuse(tmp_path, capsys):
+    file, taken = spec(tmp_path, one="echo 1"), tmp_path / "taken"
+    taken.mkdir()
+    (taken / "results.jsonl").touch()
+    for folder, said in ((file, "cannot be made: Not a directory"), (taken, "holds results already")):
+        for more in ((), ("--dry-run",)):
+            assert bench("--spec", file, "--log-dir", folder, *more) == 2
+            assert f"--log-dir {folder}: {said}" in capsys.readouterr().err
+
+
 def test_validate_and_dry_run_agree_on_what_cannot_run(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("DATASETS_DIR", raising=False)
     monkeypatch.delenv("NOT_SET", raising=False)

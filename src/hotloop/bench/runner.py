@@ -25,6 +25,7 @@ from hotloop.bench.select import Job, Selected, jobs
 from hotloop.engine.interrupt import raise_stops
 from hotloop.engine.records import write_json
 from hotloop.errors import OptionError, RunError
+from hotloop.rehearsal import check_can_make
 
 SHOWN_LINES = 12
 NOTHING: dict[str, Any] = {
@@ -63,8 +64,17 @@ def run(selected: Sequence[Selected], options: Options, console: Console) -> int
 
 
 def _open_folder(options: Options) -> None:
+    check_folder(options)
     try:
         options.log_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"--log-dir {options.log_dir}: cannot be made: {error.strerror}") from error
+
+
+def check_folder(options: Options) -> None:
+    """RunError or OptionError where results have no place in the log folder; nothing is made."""
+    try:
+        check_can_make(options.log_dir)
     except OSError as error:
         raise RunError(f"--log-dir {options.log_dir}: cannot be made: {error.strerror}") from error
     if (options.log_dir / "results.jsonl").exists() and not options.resume:

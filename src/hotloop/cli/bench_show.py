@@ -43,7 +43,10 @@ def listed(one: "Selected") -> dict[str, Any]:
 
 
 def commands(selected: Sequence["Selected"], options: "Options", context: Context) -> Mapping[str, Any]:
-    """What would be started; status 1 if a cmd cannot be."""
+    """What would be started; status 1 if a cmd cannot be, an error if the results would have no place."""
+    from hotloop.bench.runner import check_folder
+
+    check_folder(options)
     found = [prepared(one, options) for one in selected]
     for record in found:
         say_command(record, context)

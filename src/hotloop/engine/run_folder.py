@@ -82,14 +82,24 @@ def _refuse_another_run(path: Path, resume: bool) -> None:
         )
 
 
-def check_takeable(path: Path, config: Mapping[str, Any], resume: bool, may_differ: Collection[str]) -> None:
-    """What a run would refuse about this folder, found out without touching it."""
-    check_resumable(path, resume)
+def check_makeable(path: Path, what: str = "the run folder") -> None:
+    """RunError where a folder could not be made, or written in, found out without touching anything."""
     try:
         check_can_make(path)
     except OSError as error:
-        raise RunError(f"cannot make the run folder {path}: {error.strerror}; choose another one") from None
+        raise RunError(f"cannot make {what} {path}: {error.strerror}; choose another one") from None
+
+
+def check_free(path: Path, resume: bool) -> None:
+    """What a run would refuse about this folder whatever its options are, before anything is read for it."""
+    check_resumable(path, resume)
+    check_makeable(path)
     _refuse_another_run(path, resume)
+
+
+def check_takeable(path: Path, config: Mapping[str, Any], resume: bool, may_differ: Collection[str]) -> None:
+    """What a run would refuse about this folder, found out without touching it."""
+    check_free(path, resume)
     if resume:
         _changed_options(path, config, may_differ)
 

@@ -18,6 +18,7 @@ from hotloop.engine.drive import drive
 from hotloop.engine.loop import Program
 from hotloop.engine.mesh import replicas
 from hotloop.engine.run import Run
+from hotloop.engine.run_folder import check_free, check_makeable
 from hotloop.engine.sinks import ConsoleSink, Sink, WandbSink
 from hotloop.engine.where import platform
 from hotloop.errors import OptionError
@@ -53,6 +54,8 @@ def run(
     """Train, validate, or both; `given` are the options of the command line, `configured` those of a configuration."""
     _check_phases(config)
     folder = run_folder(config)
+    if config.training:
+        check_place(config, folder)
     own = Keeping.of(config, folder)
     if config.resume and not config.compile_only:
         own.check_unfinished()
@@ -76,6 +79,16 @@ def run(
         return once(work, command) if config.training else validate_alone(work)
     finally:
         source.close()
+
+
+def check_place(config: Train, folder: Path) -> None:
+    """RunError or OptionError where what a training writes has no place."""
+    check_free(folder, config.resume)
+    if config.checkpoint_output_dir is not None:
+        check_makeable(config.checkpoint_output_dir, "--checkpoint-output-dir")
+    reports.requested(
+        config.report, folder, lambda _: None
+    )  # what is to be said about it is said with the run
 
 
 def _check_phases(config: Train) -> None:

@@ -15,6 +15,7 @@ from hotloop.engine import mesh
 from hotloop.engine import report as reports
 from hotloop.engine.records import read_events, read_json
 from hotloop.engine.run import default_path
+from hotloop.engine.run_folder import check_makeable
 from hotloop.errors import CheckpointError
 from hotloop.families.console import Console
 from hotloop.families.estimator import cifar_data
@@ -41,6 +42,8 @@ def run(config: Cifar, console: Console, given: Set[str] = frozenset()) -> Mappi
     if config.test_only:
         check_trained(config)
         config = as_trained(config, folder, given, console.say)
+    else:
+        check_makeable(folder)
     if config.replicas > 1:
         mesh.replicas(config.replicas)  # too many are refused before data are read
     data = cifar_data.load(config, console)

@@ -140,7 +140,9 @@ class Cifar(Training):
         return int((self.epochs if epochs is None else epochs) * images / self.batch_size)
 
     def total_updates(self, images: int) -> int:
-        """Weight updates of the run; an OptionError where there would be none."""
+        """Weight updates of the run; an OptionError where there would be none, or not even one batch."""
+        if self.batch_size > images:
+            raise OptionError(f"--batch-size {self.batch_size}: there are only {images:,} training images")
         if not (updates := self.updates(images)):
             raise OptionError(
                 f"--epochs {float(self.epochs):g}: of {images:,} images is less than one batch of {self.batch_size}"

@@ -23,7 +23,7 @@ from hotloop.engine.loop import Program
 from hotloop.engine.plan import Batch, Plan, plan_updates
 from hotloop.engine.progress import Progress
 from hotloop.engine.run import Run
-from hotloop.engine.run_folder import check_resumable
+from hotloop.engine.run_folder import check_free, check_resumable
 from hotloop.engine.sinks import ConsoleSink
 from hotloop.engine.where import platform
 from hotloop.errors import DataError, OptionError
@@ -55,6 +55,7 @@ def run(config: Train, console: Console, command: str) -> Mapping[str, Any]:
     warn_of_no_effect(config, NO_EFFECT, console.warn)
     if config.testing_on_checkpoint is not None:
         return test_only(config, config.testing_on_checkpoint, console)
+    check_free(run_folder(config), config.resume)
     config, data = prepare(config, console)
     if (fitting := fitted(config, data)) != config:
         console.warn(f"--batch-size {config.batch_size}: there are only {data.train.users} users to train with, "

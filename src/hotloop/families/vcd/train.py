@@ -24,7 +24,7 @@ from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.loop import Program
 from hotloop.engine.plan import Batch, Event, Plan, plan_updates
 from hotloop.engine.run import Run
-from hotloop.engine.run_folder import check_resumable, is_held, is_only_begun
+from hotloop.engine.run_folder import check_free, is_held, is_only_begun
 from hotloop.engine.sinks import ConsoleSink
 from hotloop.engine.where import platform
 from hotloop.errors import OptionError, RunError
@@ -55,7 +55,11 @@ CHECKPOINTS, KEPT = 20, 3
 def run(config: Train, console: Console, command: str) -> Mapping[str, Any]:
     """Train as often as asked; the result of the last repeat, and of all of them under `runs`."""
     check_sampler(config)
-    check_resumable(run_folder(config), config.resume)
+    folder = run_folder(config)
+    check_free(folder, config.resume)
+    reports.requested(
+        config.report, folder, lambda _: None
+    )  # one that cannot be written is refused before data are read
     data = load(config, console)
     results = []
     for repeat in range(config.repeats):
