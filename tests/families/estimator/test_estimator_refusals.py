@@ -1,6 +1,7 @@
 """What an Estimator refuses, each in one clear line, and what it does with a choice that could be read two ways."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import optax
 import pytest
 from small import X, Y, apply, data, model_fn, right, small
 
-from hotloop import Estimator, EvalSpec, Hook, ModelSpec, RunConfig, TrainSpec, train_and_evaluate
+from hotloop import Arrays, Estimator, EvalSpec, Hook, ModelSpec, RunConfig, TrainSpec, train_and_evaluate
 from hotloop.engine.feed import Resident
+from hotloop.engine.records import read_json
 from hotloop.engine.run import read_events
 from hotloop.errors import CheckpointError, DataError, HotloopError, OptionError
 
@@ -159,6 +161,112 @@ def test_a_field_of_another_kind_is_named_with_what_it_must_be(field: str, value
 def test_numbers_of_numpy_are_numbers() -> None:
     config = RunConfig(batch_size=np.int64(8), log_seconds=np.float32(0.5), loss_scale=np.float64(2))
     assert config.batch_size == 8
+
+
+def test_numbers_of_numpy_are_numbers_of_steps(tmp_path: Path) -> None:
+    estimator = small(tmp_path, checkpoint_steps=np.int64(1), seed=np.int64(3))
+    estimator.train(data, steps=np.int64(2)).train(data, max_steps=np.uint8(3))
+    assert estimator.evaluate(data, steps=np.int64(1), checkpoint=np.int64(2))["global_step"] == 2
+    assert estimator.latest_checkpoint() == 3
+
+
+def test_params_may_hold_what_has_no_json_form(tmp_path: Path) -> None:
+    params = {"rate": 0.1, "loss": right, "optimizer": optax.sgd(0.1), "sizes": np.arange(2)}
+    small(tmp_path, params=params).train(data, steps=1)
+    noted = read_json(tmp_path / "config.json")["params"]
+    assert noted["rate"] == 0.1 and noted["loss"] == "right" and noted["sizes"] == [0, 1]
+    assert noted["optimizer"].endswith("GradientTransformationExtraArgs")
+
+
+WRONG_PARTS: dict[str, Any] = {
+    "warm_start_from=5 must be a path": {"warm_start_from": 5},
+    "model_dir='' must be a path": {"model_dir": ""},
+    "say=5 must be a function": {"say": 5},
+    "progress=5 must be a function": {"progress": 5},
+    "quiet='no' must be True or False": {"quiet": "no"},
+}
+
+
+@pytest.mark.parametrize("words", WRONG_PARTS)
+def test_a_part_of_another_kind_is_named_when_the_estimator_is_made(words: str) -> None:
+    given = {"model_dir": "x", **WRONG_PARTS[words]}
+    assert refused(lambda: Estimator(model_fn, **given)) == f"Estimator: {words}"
+
+
+def gives(**fields: Any) -> Callable[[], ModelSpec]:
+    """A model_fn whose spec has these fields instead."""
+    good = model_fn(None, None, "train", {})
+    return lambda: replace(good, **fields)
+
+
+WRONG_FIELDS: dict[str, Any] = {
+    "ModelSpec: metrics must be a dict of functions by name, not int 5": {"metrics": 5},
+    "ModelSpec: metrics must be a dict of functions by name, not list ['a']": {"metrics": ["a"]},
+    "ModelSpec: metrics must be a dict of functions by name, not dict {5: None}": {"metrics": {5: None}},
+    "ModelSpec: apply must be a function, not int 5": {"apply": 5},
+    "ModelSpec: loss must be a function, not int 5": {"loss": 5},
+    "ModelSpec: predictions must be a function, not int 5": {"predictions": 5},
+    "ModelSpec: classes must be a whole number from 1, not int 0": {"classes": 0},
+    "ModelSpec: classes must be a whole number from 1, not str '3'": {"classes": "3"},
+    "ModelSpec: module must be a flax.nnx module, or a function that makes one, not int 5": {
+        "init": None, "apply": None, "module": 5,
+    },
+    "ModelSpec: stateful needs an init that gives (weights, state)": {"stateful": True, "init": jnp.zeros_like},
+    "ModelSpec.init gives weights int32[5, 2]: they must be floating, to have a gradient": {
+        "init": lambda key: jnp.zeros((5, 2), int),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", WRONG_FIELDS)
+def test_a_field_of_a_model_of_another_kind_is_named(words: str, tmp_path: Path) -> None:
+    assert refused(lambda: small(tmp_path, gives(**WRONG_FIELDS[words])).train(data, steps=1)) == words
+    assert not any(tmp_path.iterdir())
+
+
+def cropped(batch: Any, key: Any) -> Any:
+    return batch["feature"]
+
+
+WRONG_ARRAYS: dict[str, Any] = {
+    "Arrays: batch_size=0 must be a whole number from 1": {"batch_size": 0},
+    "Arrays: batch_size='8' must be a whole number from 1": {"batch_size": "8"},
+    "Arrays: batch_size=2.5 must be a whole number from 1": {"batch_size": 2.5},
+    "Arrays: shuffle='no' must be True or False": {"shuffle": "no"},
+    "Arrays: transform=5 must be a function of a batch and a key": {"transform": 5},
+    "Arrays: transform failed: KeyError 'feature'": {"transform": cropped},
+    "Arrays: transform gives a ShapeDtypeStruct: it must give a batch {'features': ..., 'labels': ...}": {
+        "transform": lambda batch, key: batch["features"],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", WRONG_ARRAYS)
+def test_a_field_of_arrays_of_another_kind_is_named_by_every_verb(words: str, trained: Any) -> None:
+    given = Arrays(X, Y, **WRONG_ARRAYS[words])
+    for act in (lambda: trained.train(given, steps=1), lambda: trained.evaluate(given)):
+        assert refused(act) == words
+
+
+def test_train_and_evaluate_names_what_it_cannot_take(trained: Any) -> None:
+    wrong: Any = model_fn
+    train, test = TrainSpec(data, 20), EvalSpec(data)
+    line = refused(lambda: train_and_evaluate(wrong, train, test))
+    assert line == "train_and_evaluate: estimator must be an Estimator, not a function"
+    wrong = test
+    line = refused(lambda: train_and_evaluate(trained, wrong, test))
+    assert line == "train_and_evaluate: train_spec must be a TrainSpec, not a EvalSpec"
+    for seconds in ("x", -1, float("nan")):
+        wrong = EvalSpec(data, throttle_seconds=seconds)  # type: ignore[arg-type]
+        line = refused(lambda: train_and_evaluate(trained, train, wrong))  # noqa: B023
+        assert line == f"EvalSpec: throttle_seconds={seconds!r} must be a number from 0"
+
+
+@pytest.mark.parametrize("checkpoint", ["10", 2.5])
+def test_the_number_of_a_checkpoint_is_checked_by_every_verb(checkpoint: Any, trained: Any) -> None:
+    for act in (trained.evaluate, trained.predict, trained.weights):
+        line = refused(lambda: act(data, checkpoint=checkpoint))  # noqa: B023
+        assert line == f"checkpoint={checkpoint!r}: must be a whole number"
 
 
 def test_an_estimator_names_what_it_cannot_be_made_of() -> None:

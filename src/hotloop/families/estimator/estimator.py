@@ -21,15 +21,16 @@ from hotloop.engine.host import common_length, path_name
 from hotloop.engine.lines import console_line
 from hotloop.engine.progress import Show, compiling, hide, show
 from hotloop.engine.records import append_line
-from hotloop.errors import HotloopError, OptionError
+from hotloop.errors import HotloopError
 from hotloop.families.estimator import step, training
 from hotloop.families.estimator.checks import (
     check_best,
     check_estimator,
     check_name,
-    check_repeatable,
-    check_steps,
+    check_specs,
+    checked_checkpoint,
     checked_hooks,
+    checked_steps,
 )
 from hotloop.families.estimator.hooks import Hook
 from hotloop.families.estimator.inputs import Source
@@ -39,6 +40,7 @@ from hotloop.families.estimator.run_config import RunConfig
 from hotloop.families.estimator.spec import EvalSpec, Mode, TrainSpec
 from hotloop.families.estimator.timing import Pace
 from hotloop.families.estimator.validation import Validation
+from hotloop.options import plain
 
 
 def _to_stderr(text: str) -> None:
@@ -70,11 +72,10 @@ class Estimator:
         progress: Show | None = None,
         quiet: bool = False,
     ):
-        check_estimator(model_fn, config, params, model_dir)
-        if quiet and (say or progress):
-            raise OptionError(
-                "Estimator: quiet=True leaves nothing for say or progress to show: give one or the other"
-            )
+        check_estimator(
+            model_fn, config, params, quiet,
+            model_dir=model_dir, warm_start_from=warm_start_from, say=say, progress=progress,
+        )  # fmt: skip
         self.config = config or RunConfig()
         self.params = dict(params or {})
         chosen = model_dir or self.config.model_dir
@@ -102,8 +103,7 @@ class Estimator:
         It goes on from the newest checkpoint of the model_dir. Where the input is an iterable of batches, training
         also ends with it.
         """
-        check_steps(steps, max_steps)
-        self.train_validated(input_fn, steps, max_steps, hooks, None)
+        self.train_validated(input_fn, *checked_steps(steps, max_steps), hooks, None)
         return self
 
     def train_validated(
@@ -177,7 +177,8 @@ class Estimator:
         self, input_fn: Any, steps: int | None = None, name: str | None = None, checkpoint: int | None = None
     ) -> dict[str, Any]:
         """`evaluate`, for a caller who has words of its own for the result."""
-        check_steps(steps)
+        steps, _ = checked_steps(steps)
+        checkpoint = checked_checkpoint(checkpoint)
         check_name(name)
         source, model = self.parts.served(input_fn, Mode.EVALUATE)
         at, state = self.parts.restored(model, checkpoint)
@@ -200,6 +201,7 @@ class Estimator:
         That is a numpy array or number, or a dict of them where `predictions` gives a dict; without `predictions` it
         is the model's output.
         """
+        checkpoint = checked_checkpoint(checkpoint)
         source, model = self.parts.served(input_fn, Mode.PREDICT)
         at, state = self.parts.restored(model, checkpoint)
         self._say(f"predictions of update {at} of {self.model_dir}")
@@ -220,6 +222,7 @@ class Estimator:
 
     def weights(self, input_fn: Any, checkpoint: int | None = None) -> dict[str, Any]:
         """The weights of the newest checkpoint by name; the input only tells the shapes of the model."""
+        checkpoint = checked_checkpoint(checkpoint)
         _, model = self.parts.served(input_fn, Mode.PREDICT)
         _, state = self.parts.restored(model, checkpoint)
         return {
@@ -229,7 +232,8 @@ class Estimator:
     def _work(self, hooks: Sequence[Hook], validate: Validation | None, batch_size: int) -> training.Work:
         model_fn = self.parts.model_fn
         name = getattr(model_fn, "__qualname__", type(model_fn).__name__)
-        about = {**self.config.as_dict(), "params": self.params, "model_fn": name}
+        params = {each: note_of(value) for each, value in self.params.items()}
+        about = {**self.config.as_dict(), "params": params, "model_fn": name}
         pace = Pace(batch_size)
         return training.Work(
             self, self.config, self.model_dir, about, self._say, self._progress, hooks, validate, pace
@@ -238,22 +242,29 @@ class Estimator:
 
 def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> dict[str, Any]:
     """Train to `max_steps`, evaluating right before each checkpoint is saved and at the end; the last evaluation."""
-    check_steps(None, train_spec.max_steps)
-    check_steps(eval_spec.steps)
-    check_name(eval_spec.name)
-    check_repeatable(eval_spec.input_fn)
+    check_specs(estimator, Estimator, train_spec, eval_spec)
+    _, max_steps = checked_steps(None, train_spec.max_steps)
+    steps, _ = checked_steps(eval_spec.steps)
     source, model = estimator.parts.served(eval_spec.input_fn, Mode.EVALUATE)
     check_best(estimator.config, model.spec.metrics)
-    measure = estimator.parts.measure(source, model, eval_spec.steps)
+    measure = estimator.parts.measure(source, model, steps)
     note = partial(estimator.noted, name=eval_spec.name)
     validate = Validation(measure, note, eval_spec.throttle_seconds)
-    estimator.train_validated(train_spec.input_fn, None, train_spec.max_steps, train_spec.hooks, validate)
+    estimator.train_validated(train_spec.input_fn, None, max_steps, train_spec.hooks, validate)
     if validate.last and validate.last["global_step"] == estimator.latest_checkpoint():
         return validate.last
     at, state = estimator.parts.restored(model, None)
     result = note({**measure(state), "global_step": at})
     estimator.announce(result, eval_spec.name)
     return result
+
+
+def note_of(param: Any) -> Any:
+    """A param as the records keep it: what has no JSON form, by its name or kind."""
+    try:
+        return plain(param)
+    except TypeError:
+        return getattr(param, "__qualname__", f"a {type(param).__name__}")
 
 
 def _predicted(fn: Callable[[Any, Any], Any], state: Any, source: Source, progress: Show) -> Iterator[Any]:

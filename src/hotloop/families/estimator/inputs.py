@@ -23,7 +23,7 @@ from hotloop.engine.turns import Turns
 from hotloop.errors import DataError
 from hotloop.families.estimator.iterators import Continued, continued
 from hotloop.families.estimator.labels import Classes
-from hotloop.families.estimator.run_config import RunConfig
+from hotloop.families.estimator.run_config import RunConfig, is_whole
 from hotloop.families.estimator.spec import called
 
 Batch = dict[str, Any]
@@ -67,8 +67,7 @@ class FromArrays:
         )
         if self.transform is None:
             return batch
-        made: Batch = jax.eval_shape(self.transform, batch, jax.eval_shape(lambda: jax.random.key(0)))
-        return made
+        return _transformed(self.transform, batch)
 
     @property
     def signature(self) -> Any:
@@ -273,7 +272,34 @@ def _is_array(leaf: Any) -> bool:
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
 
 
+def _transformed(transform: Any, batch: Batch) -> Batch:
+    """The form of what a transform makes of a batch."""
+    try:
+        made = jax.eval_shape(transform, batch, jax.eval_shape(lambda: jax.random.key(0)))
+    except Exception as error:  # whatever a user's function throws
+        reason = str(error).strip().split("\n")[0]
+        raise DataError(f"Arrays: transform failed: {type(error).__name__} {reason}") from error
+    if not isinstance(made, Mapping) or "features" not in made:
+        raise DataError(
+            f"Arrays: transform gives a {type(made).__name__}: it must give a batch "
+            "{'features': ..., 'labels': ...}"
+        )
+    return dict(made)
+
+
+def _check_fields(given: Arrays) -> None:
+    """That each field is what it is said to be."""
+    size = given.batch_size
+    if size is not None and not (is_whole(size) and size > 0):
+        raise DataError(f"Arrays: batch_size={size!r} must be a whole number from 1")
+    if not isinstance(given.shuffle, bool):
+        raise DataError(f"Arrays: shuffle={given.shuffle!r} must be True or False")
+    if given.transform is not None and not callable(given.transform):
+        raise DataError(f"Arrays: transform={given.transform!r} must be a function of a batch and a key")
+
+
 def _arrays(given: Arrays, config: RunConfig) -> FromArrays:
+    _check_fields(given)
     data = (
         named((given.features, given.labels))
         if given.labels is not None
@@ -281,7 +307,7 @@ def _arrays(given: Arrays, config: RunConfig) -> FromArrays:
     )
     if not common_length(data):
         raise DataError("input_fn gives no samples: its arrays are empty")
-    return FromArrays(data, given.batch_size or config.batch_size, given.shuffle, given.transform)
+    return FromArrays(data, int(given.batch_size or config.batch_size), given.shuffle, given.transform)
 
 
 def _batches(value: Any, begin: Callable[[], Any]) -> FromBatches:

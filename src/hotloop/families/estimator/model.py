@@ -17,7 +17,7 @@ from jax import Array
 from hotloop.engine.precision import cast
 from hotloop.errors import HotloopError, MissingExtra
 from hotloop.families.estimator.labels import Classes, classes_of
-from hotloop.families.estimator.spec import Mode, ModelSpec, checked
+from hotloop.families.estimator.spec import Mode, ModelSpec, checked, kind_of
 from hotloop.layers.losses import cross_entropy
 
 Weights = Any
@@ -79,12 +79,17 @@ def _of_functions(spec: ModelSpec) -> tuple[Callable[..., Any], Callable[..., An
 
     def init(key: Array) -> tuple[Weights, ModelState]:
         made = start(key)
+        if spec.stateful and not (isinstance(made, tuple) and len(made) == 2):
+            raise HotloopError("ModelSpec: stateful needs an init that gives (weights, state)")
         return made if spec.stateful else (made, {})
 
     def outputs(weights: Weights, state: ModelState, features: Any, train: bool, keys: Any) -> Any:
         options = {name: value for name, value in (("train", train), ("keys", keys)) if name in taken}
         if spec.stateful:
-            return apply(weights, state, features, **options)
+            made = apply(weights, state, features, **options)
+            if not (isinstance(made, tuple) and len(made) == 2):
+                raise HotloopError("ModelSpec: stateful needs an apply that gives (outputs, state)")
+            return made
         return apply(weights, features, **options), state
 
     return init, outputs
@@ -102,6 +107,10 @@ def _of_module(module: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
         from flax import nnx
     except ImportError:
         raise MissingExtra("flax", "nnx", "a ModelSpec with a module") from None
+    if not isinstance(module, nnx.Module) and not callable(module):
+        raise HotloopError(
+            f"ModelSpec: module must be a flax.nnx module, or a function that makes one, not {kind_of(module)}"
+        )
     example = module if isinstance(module, nnx.Module) else module(nnx.Rngs(0))
     if not isinstance(example, nnx.Module):
         raise HotloopError(f"model_fn: module must be a flax.nnx module, not {type(example).__name__}")
@@ -144,6 +153,11 @@ def _check(model: Model, mode: Mode, batch: Any) -> Any:
     weights, state = _traced("init", model.init, jax.eval_shape(lambda: jax.random.key(0)))
     if not jax.tree.leaves(weights):
         raise HotloopError("ModelSpec.init gives no arrays: it must return the weights")
+    for leaf in jax.tree.leaves(weights):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise HotloopError(
+                f"ModelSpec.init gives weights {_form(leaf)}: they must be floating, to have a gradient"
+            )
     train = mode is Mode.TRAIN
     apply = partial(_applied, model.outputs, train)
     outputs, _ = _traced("apply", apply, weights, state, features, keys if train else None)

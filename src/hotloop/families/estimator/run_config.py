@@ -22,7 +22,13 @@ def is_whole(value: Any) -> bool:
     return hasattr(value, "__index__") and not isinstance(value, bool)
 
 
-def _is_number(value: Any) -> bool:
+def is_path(value: Any) -> bool:
+    """Text or a Path; empty text is none."""
+    return isinstance(value, str | PathLike) and value != ""
+
+
+def is_number(value: Any) -> bool:
+    """A real number, of Python or another's."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
@@ -30,14 +36,14 @@ def _one_of(*words: str) -> tuple[str, Callable[[Any], bool]]:
     return " or ".join(map(repr, words)), lambda value: isinstance(value, str) and value in words
 
 
-_WHOLE, _NUMBER = ("a whole number", is_whole), ("a number", _is_number)
-_PATH = ("a path", lambda value: isinstance(value, str | PathLike))
+_WHOLE, _NUMBER = ("a whole number", is_whole), ("a number", is_number)
+_PATH = ("a path", is_path)
 KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "model_dir": _PATH, "batch_size": _WHOLE, "iterations_per_call": _WHOLE, "replicas": _WHOLE,
     "accumulation": _WHOLE, "precision": _one_of("32.32", "16.32", "16.16"),
     "half": _one_of("bfloat16", "float16"),
     "stochastic_rounding": ("True or False", lambda value: isinstance(value, bool)),
-    "loss_scale": ("a number or 'auto'", lambda value: _is_number(value) or value == "auto"),
+    "loss_scale": ("a number or 'auto'", lambda value: is_number(value) or value == "auto"),
     "seed": _WHOLE, "log_steps": _WHOLE, "log_seconds": _NUMBER, "summary_steps": _WHOLE,
     "checkpoint_steps": _WHOLE, "checkpoint_seconds": _NUMBER, "keep_last": _WHOLE,
     "keep_best": ("the name of a metric", lambda value: isinstance(value, str)), "report": _PATH,

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from hotloop.errors import HotloopError
+from hotloop.families.estimator.run_config import is_whole
 
 TAKEN = frozenset(("loss", "samples", "global_step", "update", "epoch"))
 """Names that results and records use themselves."""
@@ -74,7 +75,7 @@ class EvalSpec:
 def called(what: str, function: Any, /, **known: Any) -> Any:
     """Call a user's function with those of the `known` arguments that it names."""
     if not callable(function):
-        raise HotloopError(f"{what} must be a function, not {_kind(function)}")
+        raise HotloopError(f"{what} must be a function, not {kind_of(function)}")
     parameters = inspect.signature(function).parameters.values()
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     strange = [
@@ -91,13 +92,14 @@ def called(what: str, function: Any, /, **known: Any) -> Any:
 def checked(spec: Any, mode: Mode) -> ModelSpec:
     """The spec that a model_fn returned, if it can serve the mode."""
     if not isinstance(spec, ModelSpec):
-        raise HotloopError(f"model_fn must return a ModelSpec, not {_kind(spec)}")
+        raise HotloopError(f"model_fn must return a ModelSpec, not {kind_of(spec)}")
+    _check_fields(spec)
     plain = spec.init is not None and spec.apply is not None
     if plain == (spec.module is not None):
         raise HotloopError("model_fn: a ModelSpec needs init and apply, or a module in their place")
     if mode is Mode.TRAIN and not (hasattr(spec.optimizer, "init") and hasattr(spec.optimizer, "update")):
         raise HotloopError(
-            f"model_fn: to train, a ModelSpec needs an optimizer, e.g. optax.sgd(0.01), not {_kind(spec.optimizer)}"
+            f"model_fn: to train, a ModelSpec needs an optimizer, e.g. optax.sgd(0.01), not {kind_of(spec.optimizer)}"
         )
     if taken := sorted(TAKEN & set(spec.metrics)):
         raise HotloopError(
@@ -107,5 +109,22 @@ def checked(spec: Any, mode: Mode) -> ModelSpec:
     return spec
 
 
-def _kind(value: Any) -> str:
+def _check_fields(spec: ModelSpec) -> None:
+    """That each field is what it is said to be."""
+    for name in ("init", "apply", "loss", "predictions"):
+        value = getattr(spec, name)
+        if value is not None and not callable(value):
+            raise HotloopError(f"ModelSpec: {name} must be a function, not {kind_of(value)}")
+    metrics = spec.metrics
+    if not isinstance(metrics, Mapping) or not all(
+        isinstance(name, str) and callable(metric) for name, metric in metrics.items()
+    ):
+        raise HotloopError(f"ModelSpec: metrics must be a dict of functions by name, not {kind_of(metrics)}")
+    classes = spec.classes
+    if classes is not None and not (is_whole(classes) and classes > 0):
+        raise HotloopError(f"ModelSpec: classes must be a whole number from 1, not {kind_of(classes)}")
+
+
+def kind_of(value: Any) -> str:
+    """A value and its type, for an error."""
     return "None" if value is None else f"{type(value).__name__} {value!r}"[:80]
