@@ -146,11 +146,26 @@ def test_a_variant_that_fails_is_told_and_the_others_are_compared(run, tmp_path,
         (["--ab", "f.yml", "f.yml", "--log-dir", "there"], "holds results already"),
         (["--ab", "a", "b", "--spec", "f.yml"], "is in no git repository"),
         (["--spec", "f.yml"], "--spec is for --ab"),
+        (["log", "log", "--repeats", "5"], "--repeats is for --ab"),
+        (["log", "log", "--seed", "0"], "--seed is for --ab"),
+        (["log", "log", "--fail-on", ""], "--fail-on '': names nothing"),
+        (["log", "log", "--metric", ""], "--metric '': names nothing"),
+        (["--ab", "f.yml", "f.yml", "--benchmark", ""], "--benchmark '': names nothing"),
+        (
+            ["--ab", "f.yml", "f.yml", "--metric", "none*"],
+            r"--metric none\*: matches nothing; known: throughput",
+        ),
+        (["--ab", "f.yml", "f.yml", "--log-dir", "log"], "holds results already"),
+        (["--ab", "f.yml", "f.yml", "--log-dir", "f.yml"], "cannot be made: Not a directory"),
+        (["--ab", "f.yml", "many.yml"], "no variant of B can run: one is for 9999 devices"),
     ],
 )
 def test_what_cannot_be_meant_is_told_before_anything_runs(tmp_path, run, more, said):
     spec(tmp_path / "f.yml", one=prints(1))
+    spec(tmp_path / "many.yml", one={"cmd": prints(1), "data": RATE, "devices": 9999})
     (tmp_path / "there/A").mkdir(parents=True)
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log/results.jsonl").touch()
     with pytest.raises(HotloopError, match=said) as error:
         run(*more)
     assert "\n" not in str(error.value)

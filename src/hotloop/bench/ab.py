@@ -9,15 +9,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from hotloop.bench.guards import told_where_writing_fails
 from hotloop.bench.record import Results
-from hotloop.bench.results import SIDES
+from hotloop.bench.results import RECORDS, SIDES
 from hotloop.bench.run_options import Console, Options
 from hotloop.bench.runner import Runner
 from hotloop.bench.select import Job, Selected
 from hotloop.errors import OptionError, RunError
+from hotloop.rehearsal import check_can_make
 
 Pair = tuple[Selected, Selected]
 
@@ -34,9 +36,10 @@ class Session:
 
 def match(a: Sequence[Selected], b: Sequence[Selected]) -> list[Pair]:
     """Which variants run against each other: those of one name, or of the same parameters of one benchmark each."""
+    for side, ones in zip(SIDES, (a, b), strict=True):
+        if all(one.skip for one in ones):
+            raise OptionError(f"--ab: no variant of {side} can run: {ones[0].variant.name} {ones[0].skip}")
     a, b = ([one for one in side if one.skip is None] for side in (a, b))
-    if not a or not b:
-        raise OptionError(f"--ab: no variant of {'B' if a else 'A'} can run; name one that is not skipped")
     if len(a) == len(b) == 1:
         return [(a[0], b[0])]
     one_each = all(len({one.benchmark.name for one in side}) == 1 for side in (a, b))
@@ -80,14 +83,20 @@ def run_in_turns(session: Session, console: Console) -> dict[str, str]:
     return failed
 
 
+def check_folder(log: Path) -> None:
+    """RunError or OptionError where a session has no place in the folder; nothing is made."""
+    try:
+        check_can_make(log)
+    except OSError as error:
+        raise RunError(f"--log-dir {log}: cannot be made: {error.strerror}") from error
+    if any((log / name).exists() for name in (*SIDES, RECORDS)):
+        raise OptionError(f"--log-dir {log}: holds results already; take another folder")
+
+
 def _open_folders(options: Sequence[Options]) -> None:
     for each in options:
         try:
             each.log_dir.mkdir(parents=True)
-        except FileExistsError as error:
-            raise OptionError(
-                f"--log-dir {each.log_dir.parent}: holds results already; take another folder"
-            ) from error
         except OSError as error:
             raise RunError(f"--log-dir {each.log_dir.parent}: cannot be made: {error.strerror}") from error
 

@@ -6,21 +6,26 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hotloop.cli.bench_fit import fitting
 from hotloop.cli.bench_run import PLATFORMS, load
 from hotloop.cli.command import Context
 from hotloop.errors import OptionError
 
 if TYPE_CHECKING:
+    from hotloop.bench.ab import Pair
     from hotloop.bench.run_options import Options
     from hotloop.bench.select import Selected
     from hotloop.cli.bench_compare import Compare
 
 
-def check(config: "Compare") -> None:
+ALONE = ("spec", "benchmark", "repeats", "warm_up", "seed", "log_dir", "timeout")
+"""Options that mean nothing without --ab."""
+
+
+def check(config: "Compare", context: Context) -> None:
     """Refuse what cannot be meant beside --ab, or without it."""
     if not config.ab:
-        given = [name for name in ("spec", "benchmark", "log_dir", "timeout") if getattr(config, name)]
-        if given:
+        if given := [name for name in ALONE if name in context.given]:
             raise OptionError(f"--{given[0].replace('_', '-')} is for --ab A B, which runs programs")
         return
     if config.results or config.baseline:
@@ -33,14 +38,16 @@ def check(config: "Compare") -> None:
 
 def measure(config: "Compare", context: Context) -> tuple[Path, Mapping[str, str]]:
     """Run both in turns; the folder of the results, and by variant why one failed."""
-    from hotloop.bench.ab import Session, match, run_in_turns, side_options
+    from hotloop.bench.ab import Session, check_folder, match, run_in_turns, side_options
     from hotloop.bench.results import SIDES
     from hotloop.engine.interrupt import raise_stops
 
     options = options_of(config, context)
+    check_folder(options.log_dir)
     with raise_stops(), ExitStack() as stack:
         files, extras = commits(config, stack) if config.spec else (config.ab, ({}, {}))
-        pairs = match(*(chosen(file, config.benchmark) for file in files))
+        pairs = match(*(fitting(chosen(file, config.benchmark), options.settings) for file in files))
+        check_metrics(pairs, config)
         sides = [side_options(options, side, extra) for side, extra in zip(SIDES, extras, strict=True)]
         for side, name in zip(SIDES, config.ab, strict=True):
             context.say(f"{side}: {name}")
@@ -49,6 +56,18 @@ def measure(config: "Compare", context: Context) -> tuple[Path, Mapping[str, str
     for variant, reason in failed.items():
         context.warn(f"{variant}: {reason}")
     return options.log_dir, failed
+
+
+def check_metrics(pairs: "Sequence[Pair]", config: "Compare") -> None:
+    """OptionError where --metric would leave nothing to compare, before anything runs."""
+    from hotloop.bench.compare import Rules
+
+    entries = [one.benchmark for pair in pairs for one in pair]
+    measured = {metric.name for entry in entries for metric in entry.metrics}
+    known = sorted(measured | {metric.name for entry in entries for metric in entry.derived})
+    if config.metric and not any(map(Rules(config.metric).wants, known)):
+        names = ", ".join(known) or "none"
+        raise OptionError(f"--metric {' '.join(config.metric)}: matches nothing; known: {names}")
 
 
 def commits(config: "Compare", stack: ExitStack) -> tuple[Sequence[str], Sequence[Mapping[str, str]]]:

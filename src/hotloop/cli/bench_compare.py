@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hotloop.cli import bench_ab
+from hotloop.cli.bench_run import refuse_empty
 from hotloop.cli.command import Command, Context
 from hotloop.cli.console import print_json
 from hotloop.errors import DataError, OptionError, RunError
@@ -77,7 +78,8 @@ class Compare:
 
 def run(config: Compare, context: Context) -> Mapping[str, Any]:
     """Compare, tell, and leave with status 1 where that was asked for."""
-    check(config)
+    refuse_empty(config, context)
+    check(config, context)
     if config.update_baseline:
         return update(config, context)
     if not config.ab:
@@ -114,9 +116,9 @@ def tell(config: Compare, context: Context, ran: Mapping[str, Any] = {}) -> Mapp
     return result
 
 
-def check(config: Compare) -> None:
+def check(config: Compare, context: Context) -> None:
     """Refuse a number of results that the other options do not fit."""
-    bench_ab.check(config)
+    bench_ab.check(config, context)
     if config.ab:
         return
     wanted = 1 if config.baseline else 2

@@ -113,9 +113,7 @@ def run(config: RunConfig, context: Context) -> Mapping[str, Any]:
     """Load, choose, and do what was asked for."""
     from hotloop.bench.select import select
 
-    for name in ("spec", "benchmark", "tag"):
-        if name in context.given and not getattr(config, name):
-            raise OptionError(f"--{name} '': names nothing; give a name, or leave the option out")
+    refuse_empty(config, context)
     if unused := [f"--{name.replace('_', '-')}" for name in WITHOUT_EFFECT if getattr(config, name)]:
         context.warn(f"without effect: {', '.join(unused)}")
     benchmarks = load(config.spec)
@@ -129,6 +127,14 @@ def run(config: RunConfig, context: Context) -> Mapping[str, Any]:
     if config.validate:
         return bench_show.check(selected, options, context)
     return run_all(selected, options, context, quiet=config.logging in QUIET)
+
+
+def refuse_empty(config: Any, context: Context) -> None:
+    """OptionError for an option that is given and names nothing, such as a variable of the shell that is not set."""
+    for name in sorted(context.given):
+        if getattr(config, name, None) == ():
+            said = f"--{name.replace('_', '-')}"
+            raise OptionError(f"{said} '': names nothing; give a name, or leave the option out")
 
 
 def load(files: Sequence[Path]) -> Mapping[str, "Benchmark"]:
