@@ -172,6 +172,7 @@ def test_validate_and_dry_run_agree_on_what_cannot_run(tmp_path, capsys, monkeyp
         "program": ("no-such-program -x", "no-such-program: no such program"),
         "script": ("python3 not_there.py", "not_there.py: no such script in "),
         "stepz": ("python3 lstm.py --stepz 3", "unknown option --stepz"),
+        "module": ("python3 -m hotloop kernel rnn --stepz 3", "unknown option --stepz"),
         "file": ("python3 main.py -c own/none.json", "none.json"),
     }
     good = {"own": "python3 mine.py", "ours": "hotloop kernel rnn", "old": "python3 lstm.py --steps 3"}
@@ -221,10 +222,12 @@ def test_compile_only_goes_to_commands_that_know_it_and_the_others_are_skipped(t
     commands = {
         "cnn": "hotloop cnn train", "old": "python3 train.py", "knows": "python3 knows.py",
         "vcd": "hotloop vcd train", "kernel": "python3 lstm.py", "mine": "python3 mine.py", "other": "true",
+        "module": "python3 -m hotloop cnn train", "rnn": "python3 -m hotloop kernel rnn",
+        "validate": "hotloop cnn validate --random-weights",
     }  # fmt: skip
     status, shown = verdicts(capsys, "--spec", spec(tmp_path, **commands), "--dry-run", "--compile-only")
     assert status == 0
-    assert [name for name, (skip, _) in shown.items() if not skip] == ["cnn", "old", "knows"]
+    assert [name for name, (skip, _) in shown.items() if not skip] == ["cnn", "old", "knows", "module"]
     assert shown["kernel"][0] == "--compile-only: `hotloop kernel lstm` does not know that option"
 
 

@@ -677,6 +677,10 @@ BAD = [
         "--strict-devices: 16 replicas need 16",
     ),
     ("--training False --validation False", "leaves nothing to do"),
+    (
+        "--training False --compile-only",
+        "--compile-only: compiles the training program, and this only validates",
+    ),
     ("--resume --run-name nobody", "nothing to resume"),
     ("--norm-layer {name:group_norm,num_groups:3}", "--norm-layer"),
     ("--seed -1", "--seed -1"),

@@ -76,14 +76,18 @@ def _check_options(words: Sequence[str], folder: Path) -> None:
 
 
 def hotloop_words(launch: "Launch") -> list[str] | None:
-    """The words after `hotloop` where the command is one of ours."""
+    """The words after `hotloop` or `python -m hotloop` where the command is one of ours."""
+    from hotloop.bench.launch import PYTHON
+
     words = shlex.split(launch.hotloop_command or launch.command)
+    if words[1:3] == ["-m", "hotloop"] and PYTHON.fullmatch(Path(words[0]).name):
+        return words[3:]
     return words[1:] if words[:1] == ["hotloop"] else None
 
 
 def _name(launch: "Launch") -> str:
-    words = shlex.split(launch.hotloop_command or launch.command)
-    return " ".join(words[:3] if words[0] == "hotloop" else words[:2])
+    words = hotloop_words(launch)
+    return " ".join(shlex.split(launch.command)[:2] if words is None else ["hotloop", *words[:2]])
 
 
 def knows_compile_only(launch: "Launch") -> bool:
@@ -97,6 +101,8 @@ def knows_compile_only(launch: "Launch") -> bool:
         command, _, _ = find_command(words)
     except OptionError:
         return False
+    if command.run_values is not None:
+        return False  # it works on what a run made, and has the option from the run's command
     return any(option.name == "compile_only" for option in options_of(command.config))
 
 

@@ -97,6 +97,10 @@ def _check_phases(config: Train) -> None:
         raise OptionError("--training False --validation False: leaves nothing to do; leave one of them out")
     if config.random_weights and config.training:
         raise OptionError("--random-weights: goes with validation alone (--training False); leave it out")
+    if config.compile_only and not config.training:
+        raise OptionError(
+            "--compile-only: compiles the training program, and this only validates; leave it out"
+        )
     if config.resume and not config.training:
         raise OptionError(
             "--resume --training False: there is no training to go on with; `hotloop cnn validate RUN` validates a run"
