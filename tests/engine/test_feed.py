@@ -4,7 +4,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -233,6 +233,15 @@ def test_an_iterator_resumes_by_dropping_what_came_before() -> None:
         assert batches(feed, 50, 2)[:, 0].tolist() == [50, 51]
         with pytest.raises(DataError, match="an iterator cannot go back to batch 3: it stands at batch 50"):
             feed.arguments(3, 1)
+
+
+@pytest.mark.parametrize("kind", [iter, partial(map, np.asarray)])
+def test_an_iterator_that_another_feed_has_drawn_from_is_refused(kind: Any) -> None:
+    iterator = kind(counted(100))
+    with Streamed(iterator, 4) as feed:
+        feed.arguments(0, 3, following=5)
+    with pytest.raises(DataError, match="another feed has drawn from this iterator: give that feed again"):
+        Streamed(iterator, 4)
 
 
 def test_an_iterator_that_ends_says_after_how_many_batches() -> None:

@@ -28,6 +28,11 @@ Figures = Mapping[str, Any]
 class Diverged(HotloopError):
     """The watched metric, or the state, is not finite any more; the message says where and what to do."""
 
+    def __init__(self, message: str, update: int | None = None):
+        super().__init__(message)
+        self.update = update
+        """The number of the update whose metric is not finite, from 1, where one is known."""
+
 
 @dataclass
 class Host:
@@ -85,7 +90,8 @@ class Host:
             if bad.size:
                 update = first + int(bad[0]) + 1
                 raise Diverged(
-                    f"{self.guard} is {metrics[self.guard][bad[0]]} at update {update}: {self._advice()}"
+                    f"{self.guard} is {metrics[self.guard][bad[0]]} at update {update}: {self._advice()}",
+                    update,
                 )
         self.window.add(metrics, count, seconds)
         self.run.reach(first + count, self._epoch(first + count))

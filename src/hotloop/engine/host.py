@@ -4,8 +4,10 @@ Also the checks that a data set and every batch of it are what they should be, w
 array. It must not know about devices or threads.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
+from weakref import WeakValueDictionary
 
 import jax
 import numpy as np
@@ -55,6 +57,7 @@ class InTurn(Turns):
     """Batches of one iterator, which must not end before the run does."""
 
     def __init__(self, iterator: Iterator[Any], batch_size: int):
+        _claim(iterator)
         super().__init__(lambda: iterator, batch_size)
 
     def batches(self, first: int, count: int) -> Iterator[Any]:
@@ -66,6 +69,23 @@ class InTurn(Turns):
             raise DataError(
                 f"the data ended after {last} batches: give more, repeat them, or ask for fewer updates"
             ) from None
+
+
+_claimed: WeakValueDictionary[int, Any] = WeakValueDictionary()
+_claimed_last: deque[Any] = deque(maxlen=4)
+"""Iterators of Python's own kinds (map, zip) take no weak reference: the last ones are held."""
+
+
+def _claim(iterator: Iterator[Any]) -> None:
+    """Refuse an iterator that stands where nobody knows: another feed has drawn from it, ahead of what it used."""
+    if any(iterator is each for each in (_claimed.get(id(iterator)), *_claimed_last)):
+        raise DataError(
+            "another feed has drawn from this iterator: give that feed again, or what can be begun anew"
+        )
+    try:
+        _claimed[id(iterator)] = iterator
+    except TypeError:
+        _claimed_last.append(iterator)
 
 
 def common_length(data: Any) -> int:

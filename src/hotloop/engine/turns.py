@@ -34,7 +34,8 @@ class Turns:
         self._begin, self._batch_size = begin, batch_size
         self._first = first
         self._kept: deque[Any] = deque()
-        self._iterator = self._after(first if drop is None else drop)
+        self._dropped = first if drop is None else drop
+        self._iterator = self._after(self._dropped)
 
     def _after(self, batches: int) -> Iterator[Any]:
         """A pass that stands behind so many batches of all passes."""
@@ -42,10 +43,7 @@ class Turns:
         while left:
             passed = sum(1 for _ in islice(iterator, left))
             if not passed:
-                ended = f"has ended {left} batches before the one to go on with: give what can be begun again"
-                raise DataError(
-                    f"the input {'has no batches: give at least one' if left == batches else ended}"
-                )
+                raise _too_short(left) if left < batches else _empty()
             left -= passed
             iterator = self._begin() if left else iterator
         return iterator
@@ -55,7 +53,7 @@ class Turns:
         if not self._draw(1):
             self._iterator = self._begin()  # the input ended right here: a new pass begins
             if not self._draw(1):
-                raise DataError("the input has no batches: give at least one")
+                raise _too_short(0) if self._dropped else _empty()
         return self._kept[0]
 
     def batches(self, first: int, count: int) -> Iterator[Any]:
@@ -90,3 +88,13 @@ class Turns:
     def check_position(self, saved: Mapping[str, Any]) -> None:
         """Refuse a checkpoint that another batch size made."""
         check_same(self.position(0), saved)
+
+
+def _too_short(left: int) -> DataError:
+    return DataError(
+        f"the input has ended {left} batches before the one to go on with: give what can be begun again"
+    )
+
+
+def _empty() -> DataError:
+    return DataError("the input has no batches: give at least one")

@@ -61,6 +61,26 @@ def test_max_steps_finishes_rather_than_repeats(tmp_path: Path) -> None:
     assert again.train(data, steps=5).latest_checkpoint() == 25
 
 
+def test_the_first_weights_are_compiled_once(tmp_path: Path) -> None:
+    drawn = []
+
+    def init(key: Any) -> Any:
+        drawn.append(key)
+        return jnp.zeros((5, 2))
+
+    def model(features: Any) -> ModelSpec:
+        return ModelSpec(init=init, apply=lambda weights, x: x @ weights, optimizer=optax.sgd(0.1))
+
+    estimator = small(tmp_path, model).train(data, steps=1)
+    estimator.evaluate(data)
+    list(estimator.predict(lambda: X))
+    seen = len(drawn)
+    estimator.train(data, steps=1)
+    estimator.evaluate(data)
+    list(estimator.predict(lambda: X))
+    assert len(drawn) == seen
+
+
 def test_a_second_call_with_input_of_the_same_form_traces_nothing(tmp_path: Path) -> None:
     estimator = small(tmp_path)
     traces[0] = 0

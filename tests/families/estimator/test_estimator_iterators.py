@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,15 @@ def test_an_iterator_that_has_ended_or_is_too_short_is_named(tmp_path: Path) -> 
     estimator.train(numbered)
     with pytest.raises(HotloopError, match="ended 12 batches before the one to go on with"):
         estimator.train(numbered(), steps=1)
+
+
+def test_a_piece_of_an_iterator_that_ends_where_it_should_begin_is_named(tmp_path: Path) -> None:
+    iterator = numbered()
+    estimator = small(tmp_path).train(islice(iterator, 2))
+    with pytest.raises(
+        HotloopError, match="ended 0 batches before the one to go on with: give what can be begun"
+    ):
+        estimator.train(islice(iterator, 2))
 
 
 def test_an_iterator_cannot_be_evaluated_at_every_checkpoint(tmp_path: Path) -> None:

@@ -65,6 +65,27 @@ def test_a_label_out_of_range_is_named(kind: str, tmp_path: Path) -> None:
     assert str(caught.value) == words
 
 
+def shifted(batch: Any, key: Any) -> Any:
+    """Labels that are wrong only where those of the set are: in no first batch."""
+    return {**batch, "labels": batch["labels"] + 0}
+
+
+MADE_LATER = {
+    "arrays": lambda labels: Arrays(X, labels, shuffle=False, transform=shifted),
+    "a resident feed": lambda labels: Resident(
+        {"features": X, "labels": labels}, 16, shuffled=False, transform=shifted
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", MADE_LATER)
+def test_a_label_that_a_transform_makes_later_is_named_in_place_of_the_nan(kind: str, tmp_path: Path) -> None:
+    labels = np.where(np.arange(200) == 37, 7, Y).astype(np.int32)
+    with pytest.raises(HotloopError) as caught:
+        small(tmp_path).train(MADE_LATER[kind](labels), steps=5)
+    assert str(caught.value) == f"labels: 7 at sample 5 of batch 2 {RANGE}"
+
+
 def test_labels_that_a_transform_brings_into_range_are_taken(tmp_path: Path) -> None:
     small(tmp_path).train(Resident({"features": X, "labels": Y - 1}, 16, transform=one_more, seed=1), steps=1)
     arrays = small(tmp_path).parts.input(Arrays(X, Y - 1, transform=one_more), Mode.TRAIN)

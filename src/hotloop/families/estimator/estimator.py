@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from hotloop.engine.drive import newest
+from hotloop.engine.drive import Diverged, newest
 from hotloop.engine.evaluate import filled_up
 from hotloop.engine.host import common_length, path_name
 from hotloop.engine.lines import console_line
@@ -33,7 +33,7 @@ from hotloop.families.estimator.checks import (
     checked_steps,
 )
 from hotloop.families.estimator.hooks import Hook
-from hotloop.families.estimator.inputs import Source
+from hotloop.families.estimator.inputs import Source, check_batch
 from hotloop.families.estimator.model import Model
 from hotloop.families.estimator.parts import Parts
 from hotloop.families.estimator.run_config import RunConfig
@@ -138,7 +138,12 @@ class Estimator:
             with source.feed(self.config, trained.mesh, done) as feed:
                 program = self.parts.program(source, trained, feed)
                 plan = training.plan(self.config, source, target, validate is not None)
-                self.last_run = work.run(program, plan, state, resumed)
+                try:
+                    self.last_run = work.run(program, plan, state, resumed)
+                except Diverged as error:
+                    if error.update and source.samples:  # a transform may have made a label that is no class
+                        check_batch(trained.model.classes, feed, error.update - 1)
+                    raise
 
     def _first_state(self, fresh: step.State) -> step.State:
         """What a new model begins with; weights that do not fit the model are refused while nothing is written."""

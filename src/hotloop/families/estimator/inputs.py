@@ -211,8 +211,7 @@ class FromFeed:
             finally:
                 self.ready.look = None
         else:
-            batch = jax.jit(self.ready.batch)(self.ready.arguments(first, 1), np.uint32(0))
-            self.classes.check(batch.get("labels"), f" of batch {first}")
+            check_batch(self.classes, self.ready, first)
             yield self.ready
 
     def _whole_labels(self) -> Any:
@@ -350,6 +349,12 @@ def _host(tree: Any) -> Any:
 
 def _array(leaf: Any) -> Any:
     return leaf if _is_array(leaf) else np.asarray(leaf)
+
+
+def check_batch(classes: Classes | None, feed: Feed, update: int) -> None:
+    """Refuse the labels of one update's batch, as the model sees them."""
+    batch = jax.jit(feed.batch)(feed.arguments(update, 1), np.uint32(0))
+    _look(classes, batch, update)
 
 
 def _look(classes: Classes | None, batch: Batch, number: int) -> None:

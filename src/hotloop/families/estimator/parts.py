@@ -105,7 +105,9 @@ class Parts:
             weights, state = model.init(key)
             return {"weights": self.policy.to_update(weights), "model": widened(state)}
 
-        like = jax.eval_shape(served, jax.eval_shape(lambda: jax.random.key(0)))
+        like = self.remembered(
+            ("served", model), lambda: jax.eval_shape(served, jax.eval_shape(lambda: jax.random.key(0)))
+        )
         with self.checkpoints() as checkpoints:
             if not checkpoints.steps():
                 raise CheckpointError(

@@ -6,6 +6,7 @@ that batch, so that a plain model draws the same numbers for every split. It kno
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -56,6 +57,12 @@ class Training:
             "optimizer": self.model.spec.optimizer.init(self.policy.to_state(weights)),
             "scale": self.scale.init(),
         }
+
+    @cached_property
+    def start(self) -> Callable[[Array], State]:
+        """`init`, compiled once."""
+        compiled: Callable[[Array], State] = jax.jit(self.init)
+        return compiled
 
     def update(self, state: State, batch: Batch, key: Array) -> tuple[State, dict[str, Array]]:
         """One weight update."""

@@ -99,7 +99,7 @@ class Work:
     def fresh(self, training: Training) -> State:
         """The first weights."""
         with self.progress("initial weights", None), compiling():
-            state: State = jax.jit(training.init)(stream(seed_key(self.config.seed), "init", 0))
+            state: State = training.start(stream(seed_key(self.config.seed), "init", 0))
         if training.mesh is not None:
             everywhere = NamedSharding(training.mesh, PartitionSpec())  # type: ignore[no-untyped-call]
             state = jax.device_put(state, everywhere)
