@@ -19,7 +19,8 @@ import toy_family as toy
 from hotloop.engine.checkpoint import Checkpoints
 from hotloop.engine.drive import Interrupted, drive
 from hotloop.engine.feed import Resident
-from hotloop.engine.interrupt import Stopped, requests
+from hotloop.engine import interrupt
+from hotloop.engine.interrupt import Stopped, hold_stops, leave_at_once, raise_stops, requests
 from hotloop.engine.loop import Program
 from hotloop.engine.plan import plan_updates
 from hotloop.engine.run import Run, read_events
@@ -185,3 +186,27 @@ def test_a_second_ctrl_c_leaves_at_once_even_from_inside_compiled_code() -> None
             assert process.wait(timeout=30) == 130
         finally:
             process.kill()
+
+
+@pytest.fixture
+def own_listener(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """That of a command's own process, whose thread is slower than what it listens to."""
+    listener = interrupt._Listener("leave", lambda text: None)
+    listener.stays = True
+    monkeypatch.setattr(interrupt, "_listener", listener)
+    return listener
+
+
+def test_a_signal_just_before_stops_are_raised_is_not_lost(own_listener: Any) -> None:
+    own_listener._handle(signal.SIGTERM, None)
+    with pytest.raises(Stopped, match="SIGTERM"), raise_stops():
+        pytest.fail("went on")
+    assert own_listener.answer == "leave"
+
+
+@pytest.mark.parametrize("elsewhere", [leave_at_once, requests, hold_stops])
+def test_a_signal_just_before_stops_are_raised_again_is_not_lost(elsewhere: Any, own_listener: Any) -> None:
+    with pytest.raises(Stopped, match="SIGTERM"), raise_stops():
+        with elsewhere():
+            own_listener._handle(signal.SIGTERM, None)
+        pytest.fail("went on")

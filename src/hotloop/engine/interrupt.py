@@ -101,6 +101,10 @@ class _Listener(Request):
         """In the main thread, when it comes back to Python; the thread hears of the same signal by the pipe."""
         if self.number is None:
             self.number = number
+        self.raise_if_due()
+
+    def raise_if_due(self) -> None:
+        """What came while the answer was another, and too late for it, is raised when the answer is to raise."""
         if self.answer == "raise":
             self.raise_once()
 
@@ -255,12 +259,14 @@ def _answering(answer: Answer, say: Callable[[str], None] = _to_stderr) -> Itera
     before = listener.answer, listener.say
     listener.answer, listener.say = answer, say
     try:
+        listener.raise_if_due()
         yield listener
     finally:
         listener.answer, listener.say = before
         if end is not None:
             end()
             _listener = None
+    listener.raise_if_due()
 
 
 @contextmanager
@@ -306,9 +312,8 @@ def hold_stops() -> Iterator[None]:
     if _listener is None or _listener.answer != "raise":
         yield
         return
-    with _answering("note", lambda text: None) as listener:
+    with _answering("note", lambda text: None):
         yield
-    listener.raise_once()
 
 
 @contextmanager
