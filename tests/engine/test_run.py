@@ -545,3 +545,12 @@ def test_a_file_is_replaced_in_one_piece(tmp_path):
 )
 def test_any_value_becomes_strict_json(value):
     json.dumps(plain(value), allow_nan=False)
+
+
+def test_that_a_run_is_resumed_is_no_other_config(tmp_path):
+    for resume in (False, True):
+        config = {"resume": resume, "seed": 1}
+        Run.create(
+            tmp_path, config, command="x", resume=resume, may_differ=("resume",), environment={}
+        ).close()
+    assert [record["event"] for record in read_events(tmp_path)] == ["start", "end"] * 2

@@ -158,7 +158,7 @@ def resume_warnings(
 ) -> list[str]:
     """Make an earlier run ready to go on; what changed that may, one line each. What may not is an error."""
     changed = _changed_options(path, config, may_differ)
-    lines = [f"resumed with another config: {text}" for text in changed.values()]
+    lines = [f"resumed with another config: {text}" for key, text in changed.items() if key != "resume"]
     if (path / "environment.json").exists():
         then = read_json(path / "environment.json")
         numerics = {key: text for key, text in differences(then, environment).items() if key in NUMERICS}
