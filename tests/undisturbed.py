@@ -6,7 +6,7 @@ from typing import Any
 from hotloop.engine import shelf
 from hotloop.engine.run import current, read_events
 
-OF_THE_CLOCK = ("second", "time", "elapsed", "throughput", "flops", "memory", "process")
+OF_THE_CLOCK = ("second", "time", "elapsed", "throughput", "flops", "mfu", "memory", "process")
 """What is in the name of a figure that no two runs have in common."""
 OF_THE_START = ("command", "folder", "resumed")
 
