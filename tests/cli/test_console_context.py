@@ -53,6 +53,17 @@ def test_a_line_beside_the_records_does_not_end_a_run_whose_reader_has_gone(tmp_
     assert [record["event"] for record in read_events(tmp_path)] == ["start", "warning", "end"]
 
 
+def test_a_run_lives_on_when_the_disk_of_its_output_is_full(tmp_path, monkeypatch):
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        with Run.create(tmp_path, {}, command="x", environment={}):
+            Context().say("Starting training...")
+            Context().say("Finished training.")
+    start, warning, end = read_events(tmp_path)
+    assert "No space left on device" in warning["message"] and "its records go on" in warning["message"]
+    assert end["status"] == "finished"
+
+
 def test_a_command_without_a_run_ends_when_its_reader_has_gone(monkeypatch):
     reader, writer = os.pipe()
     os.close(reader)

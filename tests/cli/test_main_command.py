@@ -218,6 +218,41 @@ def test_a_reader_that_goes_away_is_no_error():
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        ("--version >&-", 0),
+        ("--json --version >&-", 0),
+        ("nope 2>&-", 2),
+        ("nope >&- 2>&-", 2),
+        ("nope 2>/dev/full", 2),
+        ("nope 2> >(true)", 2),
+    ],
+)
+def test_a_standard_stream_that_is_closed_or_full_does_not_change_the_status(words, status):
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m hotloop {words}"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (status, "")
+
+
+def test_a_full_standard_output_is_one_line_that_names_it():
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m hotloop --version >/dev/full"], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr == "hotloop: error: a file or standard output: No space left on device\n"
+
+
+def test_no_file_of_the_process_takes_the_place_of_a_closed_standard_stream():
+    child = (
+        "from hotloop import __main__; __main__.listen = lambda: None; import os, sys;"
+        "sys.argv = ['hotloop', '--version']; __main__.main(); os._exit(os.open('/dev/zero', os.O_RDONLY))"
+    )
+    done = subprocess.run(["bash", "-c", f'{sys.executable} -c "{child}" <&- >&- 2>&-'], check=False)
+    assert done.returncode > 2
+
+
 def test_the_module_is_the_command():
     done = hotloop("--version")
     assert (done.returncode, done.stdout) == (0, f"hotloop {__version__}\n")

@@ -66,15 +66,17 @@ class Context:
 def _print(text: str, stream: TextIO) -> None:
     try:
         print(text, file=stream, flush=True)
-    except BrokenPipeError:
-        # Whoever read it has gone, and what is said from now on goes nowhere.
+    except OSError as error:
+        # Whoever read it has gone, or its disk is full: what is said from now on goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         from hotloop.engine.run import OPEN
 
         if not OPEN:
             raise  # the command ends by it; a run lives on without a console
+        gone = isinstance(error, BrokenPipeError)
+        why = "nobody reads" if gone else f"{error.strerror}: nothing keeps"
         for run in tuple(OPEN):
-            run.event("warning", message="nobody reads what this run prints any more; its records go on")
+            run.event("warning", message=f"{why} what this run prints any more; its records go on")
 
 
 NUMBER = re.compile(r"-?[\d,]+(\.\d+)?(e[-+]\d+)?( %)?|-|nan|-?inf")
@@ -110,5 +112,8 @@ def print_json(result: Mapping[str, Any]) -> None:
 
 
 def print_error(text: str) -> None:
-    """One line on standard error."""
-    print(f"hotloop: {coloured('error:', '31')} {' '.join(text.split())}", file=sys.stderr, flush=True)
+    """One line on standard error, if anybody reads it: the exit status says the rest."""
+    try:
+        print(f"hotloop: {coloured('error:', '31')} {' '.join(text.split())}", file=sys.stderr, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # the interpreter flushes it at exit

@@ -72,7 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _failed(words, str(error), USAGE_ERROR)
     except Exception as error:
         if isinstance(error, OSError) and error.errno in DISK:
-            return _failed(words, f"{error.filename or 'a file'}: {error.strerror}", USAGE_ERROR)
+            return _failed(
+                words, f"{error.filename or 'a file or standard output'}: {error.strerror}", USAGE_ERROR
+            )
         said = (str(error).strip().splitlines() or [""])[0][:300]
         text = f"unexpected {type(error).__name__}: {said}; run again with --debug for the traceback"
         return _failed(words, text, DEFECT)
