@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -218,6 +219,10 @@ def test_a_reader_that_goes_away_is_no_error():
     assert done.stderr == ""
 
 
+NEEDS_FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+
+
+@NEEDS_FULL
 @pytest.mark.parametrize(
     ("words", "status"),
     [
@@ -236,6 +241,7 @@ def test_a_standard_stream_that_is_closed_or_full_does_not_change_the_status(wor
     assert (done.returncode, done.stderr) == (status, "")
 
 
+@NEEDS_FULL
 def test_a_full_standard_output_is_one_line_that_names_it():
     done = subprocess.run(
         ["bash", "-c", f"{sys.executable} -m hotloop --version >/dev/full"], capture_output=True, text=True

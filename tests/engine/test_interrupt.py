@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import toy_family as toy
 
+from hotloop.engine import interrupt
 from hotloop.engine.checkpoint import Checkpoints
 from hotloop.engine.drive import Interrupted, drive
 from hotloop.engine.feed import Resident
-from hotloop.engine import interrupt
 from hotloop.engine.interrupt import Stopped, hold_stops, leave_at_once, raise_stops, requests
 from hotloop.engine.loop import Program
 from hotloop.engine.plan import plan_updates
