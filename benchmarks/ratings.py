@@ -16,6 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
+from hotloop.engine.host_memory import peak_bytes
+
 BLOCK = 1 << 22
 
 
@@ -40,9 +42,7 @@ def write(path: Path, lines: int, users: int, items: int, shuffled: bool) -> Non
 
 
 def peak_mib() -> int:
-    """The kernel's own high-water mark: ru_maxrss would include the process that started this one."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) // 1024
+    return peak_bytes() >> 20
 
 
 def measure(path: Path, repeat: int) -> None:

@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import resource
 import struct
 import zipfile
 import zlib
@@ -16,6 +15,7 @@ from hotloop.data.known import Download, KnownFile
 from hotloop.data.record_index import index_shards
 from hotloop.data.tfrecord import write_records
 from hotloop.data.unpack import unpack
+from hotloop.engine.host_memory import peak_bytes
 from hotloop.errors import DataError
 from hotloop.families.cnn import safetensors
 
@@ -38,16 +38,12 @@ def zeros():
     return b"".join(packer.compress(megabyte) for _ in range(1024)) + packer.flush()
 
 
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-
-
 def refuse(read, path, *more):
     """The error, for which little memory was needed beyond the largest content that is read."""
-    before = peak()
+    before = peak_bytes()
     with pytest.raises(DataError) as error:
         read(path, *more)
-    assert peak() - before < 3 * content.LARGEST
+    assert peak_bytes() - before < 3 * content.LARGEST
     return str(error.value)
 
 
@@ -77,10 +73,10 @@ def test_a_gzip_bomb_is_not_unpacked_to_its_end(read, more, zeros, tmp_path):
     path = tmp_path / "bomb"
     path.write_bytes(zeros)
     given = [path] if read is cifar.read_cifar else path
-    before = peak()
+    before = peak_bytes()
     with pytest.raises(DataError, match=r"bomb: unpacks to more than [0-9,]+ bytes, too many"):
         read(given, *more)
-    assert peak() - before < 3 * content.LARGEST
+    assert peak_bytes() - before < 3 * content.LARGEST
 
 
 def test_a_checksum_stops_where_the_content_is_longer_than_it_should_be(zeros, tmp_path):

@@ -101,9 +101,10 @@ def test_the_largest_images_are_cut_to_size_in_less_than_a_gibibyte(width, heigh
 
 
 CUT = """
-import resource, struct, sys
+import struct, sys
 import numpy as np
 from hotloop.data.encoded import EncodedImage
+from hotloop.engine.host_memory import peak_bytes
 from hotloop.families.cnn.photographs import evaluation_image, in_bytes, in_floats, training_image
 sys.path.insert(0, HERE)
 from test_jpeg import png
@@ -111,7 +112,7 @@ image = EncodedImage(png(WIDTH, HEIGHT, rows=HEIGHT), 0, "")
 for resize in (in_bytes, in_floats):
     evaluation_image(image, 224, resize)
     training_image(image, np.random.default_rng(0), 224, resize)
-sys.stdout.buffer.write(struct.pack("q", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10))
+sys.stdout.buffer.write(struct.pack("q", peak_bytes()))
 """
 
 

@@ -1,9 +1,12 @@
-"""Freed memory is kept for the next call."""
+"""Freed memory is kept for the next call, and the most memory is this process's own."""
 
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+
+from hotloop.engine.host_memory import peak_bytes
 
 PROGRAM = """
 import ctypes, resource, sys
@@ -30,3 +33,12 @@ def test_a_block_that_was_freed_is_not_mapped_anew():
         return int(done.stdout)
 
     assert counted("keep") < counted("plain") / 10
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel's own mark is Linux's")
+def test_the_peak_is_that_of_this_process_and_not_of_the_one_that_started_it():
+    held = np.ones(60_000_000)  # 480 MB, which a child's ru_maxrss would begin with
+    code = "from hotloop.engine.host_memory import peak_bytes; print(peak_bytes())"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 5e6 < int(child.stdout) < 1e8
+    assert peak_bytes() > held.nbytes

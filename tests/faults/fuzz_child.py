@@ -20,6 +20,7 @@ from pathlib import Path
 from mutations import mutated
 from readers import Reader, table
 
+from hotloop.engine.host_memory import peak_bytes
 from hotloop.errors import HotloopError
 
 SECONDS = 10  # that an input may take
@@ -39,19 +40,14 @@ def main(seed: int, inputs: int, only: str | None = None, number: int | None = N
         contextlib.redirect_stderr(silence),
     ):
         refused = [reader.name for reader in readers if any(refuses(reader, data) for data in reader.seeds)]
-        before = peak()  # what the libraries need depends on the machine
+        before = peak_bytes()  # what the libraries need depends on the machine
         for count in rounds:
             for reader in readers:
                 if said := failure(reader, seed, count):
                     line = {"reader": reader.name, "number": count, **said}
                     print(json.dumps(line), file=answers, flush=True)
-    last = {"inputs": len(rounds) * len(readers), "bytes": peak() - before, "refused": refused}
+    last = {"inputs": len(rounds) * len(readers), "bytes": peak_bytes() - before, "refused": refused}
     print(json.dumps(last), file=answers)
-
-
-def peak() -> int:
-    """The most memory that this process has had."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 def empty_folder() -> Path:
@@ -75,7 +71,7 @@ def failure(reader: Reader, seed: int, number: int) -> dict[str, str] | None:
     """What is wrong with how a reader took one input; None where it read or refused it."""
     data = mutated(random.Random(f"{seed}/{reader.name}/{number}"), reader.seeds)
     Path("current").write_text(json.dumps({"reader": reader.name, "number": number, "seed": seed}))
-    folder, before = empty_folder(), peak()
+    folder, before = empty_folder(), peak_bytes()
     faulthandler.dump_traceback_later(SECONDS, exit=True, file=sys.__stderr__)
     try:
         reader.read(folder, data)
@@ -87,8 +83,8 @@ def failure(reader: Reader, seed: int, number: int) -> dict[str, str] | None:
         wrong = f"{type(error).__name__}: {str(error)[:200]} ({Path(where.filename).name}:{where.lineno})"
     finally:
         faulthandler.cancel_dump_traceback_later()
-    if peak() - before > 1 << 29:
-        wrong = f"{peak() - before >> 20} MiB of memory for one input"
+    if peak_bytes() - before > 1 << 29:
+        wrong = f"{peak_bytes() - before >> 20} MiB of memory for one input"
     return {"error": wrong, "input": repr(data[:300])} if wrong else None
 
 

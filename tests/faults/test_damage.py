@@ -19,7 +19,7 @@ from hotloop.cli.main import main
 from hotloop.engine import manifest as manifests
 from hotloop.engine.checkpoint import Checkpoints, KeepAll
 from hotloop.engine.drive import check_position
-from hotloop.engine.run import current, read_events
+from hotloop.engine.run import read_events
 from hotloop.errors import CheckpointError
 from hotloop.families.estimator import cifar_data
 
@@ -226,7 +226,7 @@ def test_a_run_goes_on_from_an_older_step_to_the_same_bits_or_says_that_none_is_
     capsys.readouterr()
     assert main(resumed(family, line)) == 0
     assert saved_bits(run) == expected
-    warnings = [each["message"] for each in current(read_events(run)) if each["event"] == "warning"]
+    warnings = [each["message"] for each in read_events(run) if each["event"] == "warning"]
     assert any(f"skipped step {int(steps[-1].name)}" in text for text in warnings)
     for step in steps_of(run):
         cut(step / "state", draw)

@@ -4,15 +4,13 @@ Of an update's arithmetic the network's own is counted, once forward and twice b
 come from the engine's logs.
 """
 
-import resource
 import statistics
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 
-from hotloop.engine import ceilings
+from hotloop.engine import ceilings, host_memory
 from hotloop.engine.calls import Event
 from hotloop.engine.loop import Program
 from hotloop.engine.where import platform
@@ -62,5 +60,4 @@ def peak_memory(device: jax.Device) -> int:
     """The most bytes in use so far: on the device, or of this process where the CPU computes."""
     if device.platform != "cpu":
         return int((device.memory_stats() or {}).get("peak_bytes_in_use", 0))
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else 1024 * most
+    return host_memory.peak_bytes()
