@@ -303,6 +303,21 @@ def test_a_folder_that_is_not_there_is_an_error_and_random_weights_need_their_wo
     assert sorted(tmp_path.iterdir()) == before
 
 
+def test_a_run_that_is_there_is_not_passed_over_for_random_weights(digits, whole):
+    words = ["--dataset-path", digits, "--results-dir", whole[2].parent, "--run-name", "run"]
+    status, result, _ = called("train", *TOY, *words, "--training", "False")
+    assert status == 2
+    assert f"--training False: `hotloop cnn validate {whole[2]}` validates that run" in result["error"]
+
+
+def test_a_folder_for_checkpoints_that_cannot_be_is_named_before_there_is_a_run(toy, tmp_path):
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "in"):
+        status, result, said = called("train", *toy, "--checkpoint-output-dir", folder)
+        assert status == 2 and f"cannot make --checkpoint-output-dir {folder}: " in result["error"], said
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_random_weights_are_validated_where_that_is_asked_for(tmp_path, toy, whole):
     (tmp_path / "empty").mkdir()
     before = sorted(tmp_path.iterdir())
@@ -366,8 +381,32 @@ def test_the_best_and_the_last_checkpoint_of_a_finished_run_stay_and_can_be_used
     assert status == 0 and result["validation"] == whole[0]["validation"][1:]
     status, result, said = called("train", *toy, *words, "--resume")  # finished: it says so and does nothing
     assert status == 0 and result == {"run": str(tmp_path / "run"), "finished": True}
-    assert f"run is finished, the best and the last of its checkpoints are in {kept}" in said
+    assert f"run is finished, its checkpoints are in {kept}: there is nothing to go on with" in said
     assert f"`hotloop cnn validate {tmp_path / 'run'}`" in said and content(tmp_path) == before
+    status, result, said = called("train", *toy, *words, "--resume", "--num-epochs", "7")
+    assert status == 2 and "num_epochs: 3 -> 7" in result["error"] and content(tmp_path) == before
+
+
+def test_a_finished_run_that_kept_all_is_neither_validated_nor_timed_again(digits, whole):
+    folder = whole[2]
+    words = [
+        *TOY,
+        "--dataset-path",
+        digits,
+        "--results-dir",
+        folder.parent,
+        "--seed",
+        "5",
+        "--run-name",
+        "run",
+    ]
+    words += ["--clean-dir", "False", "--resume"]
+    before = content(folder)
+    status, result, said = called("train", *words)
+    assert status == 0 and result == {"run": str(folder), "finished": True}, said
+    assert "there is nothing to go on with" in said and content(folder) == before
+    status, result, said = called("train", *words, "--validation", "False")
+    assert status == 0 and result["finished"] and content(folder) == before
 
 
 def test_a_cleaned_run_says_what_became_of_its_checkpoints_and_how_to_keep_them(toy, tmp_path):

@@ -24,6 +24,7 @@ from hotloop.engine.announcer import Announcer
 from hotloop.engine.records import write_json
 from hotloop.engine.run import Run, read_events
 from hotloop.engine.run_folder import take
+from hotloop.errors import RunError
 from hotloop.families.vcd import images, saved, train
 from hotloop.families.vcd.config import PRESETS, Train
 from hotloop.families.vcd.images import Images
@@ -414,6 +415,24 @@ def test_evaluate_takes_the_runs_options_and_says_what_the_command_line_replaces
     assert sorted(said) == [
         "option --data: digits (the run had fashion_mnist)", "option --iwae-samples: 50 (the run had 77)",
     ]  # fmt: skip
+
+
+def test_evaluate_takes_as_many_images_as_the_run_evaluated(recorded):
+    had = json.loads((recorded / "config.json").read_text())
+    write_json(recorded / "config.json", {**had, "test_images": 40})
+    config, said = used(f"vcd evaluate {recorded}")
+    assert config.images == 40 and said == []
+    config, said = used(f"vcd evaluate {recorded} --images none")
+    assert config.images is None and said == ["option --images: none (the run had 40)"]
+
+
+def test_a_finished_run_without_checkpoints_does_not_start_over(recorded):
+    (recorded / "events.jsonl").write_text(
+        '{"event": "end", "update": 9, "epoch": 1.0, "status": "finished"}\n'
+    )
+    config = Train(results_dir=recorded.parent, run_name=recorded.name, resume=True, save_checkpoints=False)
+    with pytest.raises(RunError, match=r"--resume: .* is finished and has no checkpoints; to train again"):
+        train.run(config, Listener(), "test")
 
 
 def test_samples_takes_the_runs_images_and_hmc(recorded):

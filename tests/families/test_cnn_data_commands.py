@@ -131,6 +131,14 @@ def test_verifying_goes_on_after_a_truncated_and_a_missing_shard_and_tells_every
         RecordSet(some, "train")
 
 
+def test_verifying_misses_a_part_of_which_no_shard_is_left(built, tmp_path):
+    some = shutil.copytree(built, tmp_path / "some")
+    for path in some.glob("validation-*"):
+        path.unlink()
+    with pytest.raises(DataError, match=r"some: 1 broken, first .*some: no validation shard is there"):
+        verify(some)
+
+
 def test_verifying_a_set_that_is_not_here_is_an_error_not_a_stand_in(offline):
     with pytest.raises(DataError, match="mnist: not on this machine"):
         run_verify(VerifyConfig("mnist"), Listener())

@@ -264,7 +264,7 @@ def test_validation_images_are_those_that_the_run_held_out(monkeypatch, tmp_path
     assert names == ["test-70.json", "validation-70.json"]
 
 
-def test_a_likelihood_that_rests_on_few_samples_is_not_reported_without_a_warning():
+def test_a_likelihood_that_rests_on_few_samples_is_not_reported_without_a_warning(monkeypatch):
     params, rows = small_model()
     for layer in params["decoder"]:
         layer["w"] *= 30  # a posterior of thin slices
@@ -274,6 +274,9 @@ def test_a_likelihood_that_rests_on_few_samples_is_not_reported_without_a_warnin
     assert figures["few_effective"] > 0
     (warning,) = listener.warned
     assert "fewer than 10 effective samples" in warning
+    monkeypatch.setattr(evaluation, "FEW", 10**6)
+    evaluation.likelihoods(JOB, hard, rows, Test(**QUICK), 0, listener)
+    assert listener.warned[-1].startswith("100 % of the images have fewer than")
 
 
 def test_one_image_has_no_error_over_images():

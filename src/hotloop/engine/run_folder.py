@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hotloop.engine.records import drop_torn_line, read_json, remove_parts
+from hotloop.engine.records import drop_torn_line, read_events, read_json, remove_parts
 from hotloop.errors import RunError
 from hotloop.options import plain
 from hotloop.rehearsal import check_can_make
@@ -101,7 +101,7 @@ def check_takeable(path: Path, config: Mapping[str, Any], resume: bool, may_diff
     """What a run would refuse about this folder, found out without touching it."""
     check_free(path, resume)
     if resume:
-        _changed_options(path, config, may_differ)
+        check_options(path, config, may_differ)
 
 
 def is_only_begun(path: Path) -> bool:
@@ -127,6 +127,14 @@ def is_held(path: Path) -> bool:
     finally:
         os.close(lock)
     return False
+
+
+def has_finished(path: Path) -> bool:
+    """Whether the last end on record is that of a run which did all that it was asked for."""
+    if not (path / RECORDS).exists():
+        return False
+    ends = [record.get("status") for record in read_events(path) if record["event"] == "end"]
+    return ends[-1:] == ["finished"]
 
 
 def config_of(path: str | Path, family: str, needed: Mapping[str, type]) -> dict[str, Any]:
@@ -157,7 +165,7 @@ def resume_warnings(
     path: Path, config: Mapping[str, Any], environment: Mapping[str, Any], may_differ: Collection[str]
 ) -> list[str]:
     """Make an earlier run ready to go on; what changed that may, one line each. What may not is an error."""
-    changed = _changed_options(path, config, may_differ)
+    changed = check_options(path, config, may_differ)
     lines = [f"resumed with another config: {text}" for key, text in changed.items() if key != "resume"]
     if (path / "environment.json").exists():
         then = read_json(path / "environment.json")
@@ -170,7 +178,8 @@ def resume_warnings(
     return lines
 
 
-def _changed_options(path: Path, config: Mapping[str, Any], may_differ: Collection[str]) -> dict[str, str]:
+def check_options(path: Path, config: Mapping[str, Any], may_differ: Collection[str]) -> dict[str, str]:
+    """What a run that is to go on has other options than before; RunError where it must not."""
     changed = differences(read_json(path / "config.json"), plain(config))
     if wrong := [text for key, text in changed.items() if key not in may_differ]:
         raise RunError(

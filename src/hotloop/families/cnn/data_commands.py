@@ -84,7 +84,10 @@ def run_verify(config: VerifyConfig, console: Console) -> Mapping[str, Any]:
         result[part] = _verify_part(config, config.dataset_path, part, console)
     console.table(
         ["part", "images", "expected", "broken"],
-        [[part, each["images"], IMAGENET[part], len(each["broken"])] for part, each in result.items()],
+        [
+            [part, f"{each['images']:,}", f"{IMAGENET[part]:,}", len(each["broken"])]
+            for part, each in result.items()
+        ],
     )
     broken = [text for each in result.values() for text in each["broken"]]
     for text in broken[:MOST_TOLD]:
@@ -97,9 +100,9 @@ def run_verify(config: VerifyConfig, console: Console) -> Mapping[str, Any]:
 
 
 def _parts_of(folder: Path) -> list[Part]:
-    """The parts that are there; where there are none, opening the first one says what is expected."""
+    """The parts that are or were there; where there are none, opening the first one says what is expected."""
     if is_record_folder(folder):
-        names = {path.name.partition("-")[0] for path in folder.iterdir()}
+        names = {*(path.name.partition("-")[0] for path in folder.iterdir()), *read_manifest(folder)}
         return [part for part in _PARTS if part in names]
     return [part for part in _PARTS if part_folder(folder, part)] or ["train"]
 
@@ -107,6 +110,9 @@ def _parts_of(folder: Path) -> list[Part]:
 def _verify_part(config: VerifyConfig, folder: Path, part: Part, console: Console) -> dict[str, Any]:
     broken: list[str] = []
     if is_record_folder(folder):
+        if not any(folder.glob(f"{part}-*")):
+            lost = f"{folder}: no {part} shard is there, and manifest.json names some"
+            return {"images": 0, "source": str(folder), "broken": [lost]}
         store: ImageStore = RecordSet(folder, part, check=config.checksums, faults=broken)
         broken += _against_manifest(folder, part) if config.checksums else []
     else:
@@ -142,7 +148,10 @@ def _verify_small(config: VerifyConfig, console: Console) -> Mapping[str, Any]:
     dataset = load(config.dataset, config.dataset_path, say=console.say)
     counts = {"train": len(dataset.train), "test": len(dataset.test)}
     expected = dict(zip(counts, IMAGE_SETS[config.dataset], strict=True))
-    console.table(["part", "images", "expected"], [[part, counts[part], expected[part]] for part in counts])
+    console.table(
+        ["part", "images", "expected"],
+        [[part, f"{counts[part]:,}", f"{expected[part]:,}"] for part in counts],
+    )
     for part, count in counts.items():
         if count != expected[part]:
             console.warn(f"{config.dataset} {part}: {count:,} images, the whole set has {expected[part]:,}")

@@ -14,10 +14,12 @@ from hotloop.engine.drive import check_position
 from hotloop.engine.loop import own
 from hotloop.engine.plan import Plan
 from hotloop.engine.run import Run, current, read_events
+from hotloop.engine.run_folder import has_finished
 from hotloop.errors import CheckpointError, RunError
 from hotloop.families.cnn import of_run, saved
 from hotloop.families.cnn.config import Train
 from hotloop.families.cnn.network import Network
+from hotloop.families.cnn.time_to_train import TOOK
 
 CLEANED = "clean_dir"
 """The record that a run's checkpoints were about to be removed."""
@@ -118,14 +120,13 @@ class Keeping:
 
     def is_done(self) -> bool:
         """Whether the run came to its end: trained, validated, and rid of the checkpoints that were not to stay."""
-        return self._is_cleaned() and self._has_ended()
+        return self._has_ended() and any(each["event"] == TOOK for each in self._records())
 
     def _is_cleaned(self) -> bool:
         return any(each["event"] == CLEANED for each in self._records())
 
     def _has_ended(self) -> bool:
-        ends = [each["status"] for each in self._records() if each["event"] == "end"]
-        return ends[-1:] == ["finished"]
+        return self.run is not None and has_finished(self.run)
 
     def newest(self, checkpoints: Checkpoints, state: Any) -> Restored | None:
         """The run's newest whole step, to go on from; None where none was ever begun."""

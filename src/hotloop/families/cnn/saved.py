@@ -38,7 +38,10 @@ class About:
 
     def write(self, folder: Path) -> None:
         """Put it beside the checkpoints."""
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"cannot make {folder}: {error.strerror}; choose another folder") from None
         write_json(folder / ABOUT, asdict(self))
 
 

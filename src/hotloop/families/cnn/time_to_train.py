@@ -13,6 +13,8 @@ from hotloop.engine.run import Run, read_events
 
 STARTS = "training"
 """The record that a process's clock starts."""
+TOOK = "time_to_train"
+"""The record that the run is trained and validated, and how long that took."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Clock:
     def stop(self, record: Run, update: int, epoch: float) -> dict[str, Any]:
         """Put the time to train on record."""
         seconds = self.before + time.perf_counter() - self.began
-        record.event("time_to_train", update=update, epoch=epoch, seconds=seconds, processes=self.processes)
+        record.event(TOOK, update=update, epoch=epoch, seconds=seconds, processes=self.processes)
         return {"time_to_train_seconds": seconds, "time_to_train_processes": self.processes}
 
 

@@ -18,7 +18,7 @@ from hotloop.engine.drive import drive
 from hotloop.engine.loop import Program
 from hotloop.engine.mesh import replicas
 from hotloop.engine.run import Run
-from hotloop.engine.run_folder import check_free, check_makeable
+from hotloop.engine.run_folder import check_free, check_makeable, check_options
 from hotloop.engine.sinks import ConsoleSink, Sink, WandbSink
 from hotloop.engine.where import platform
 from hotloop.errors import OptionError
@@ -57,16 +57,17 @@ def run(
     if config.training:
         check_place(config, folder)
     own = Keeping.of(config, folder)
+    config, was_drawn = seeded(config)
     if config.resume and not config.compile_only:
         own.check_unfinished()
         if own.is_done():
+            check_options(folder, plain(asdict(config)), MAY_DIFFER)
             console.say(
-                f"{folder} is finished, the best and the last of its checkpoints are in {own.folder}: there is nothing "
-                f"to go on with; `hotloop cnn validate {folder}` validates them again"
+                f"{folder} is finished, its checkpoints are in {own.folder}: there is nothing to go on with; "
+                f"`hotloop cnn validate {folder}` validates them again"
             )
             return {"run": str(folder), "finished": True}
     others = others_to_validate(config, own) if config.validation else None
-    config, was_drawn = seeded(config)
     # What cannot work is refused before data are read.
     expected = settled(config, SAMPLES[config.dataset], given, configured)
     if others is not None and others.made():
@@ -104,6 +105,14 @@ def _check_phases(config: Train) -> None:
     if config.resume and not config.training:
         raise OptionError(
             "--resume --training False: there is no training to go on with; `hotloop cnn validate RUN` validates a run"
+        )
+    if (
+        not (config.training or config.checkpoint_input_dir or config.random_weights)
+        and run_folder(config).exists()
+    ):
+        raise OptionError(
+            f"--training False: `hotloop cnn validate {run_folder(config)}` validates that run; --random-weights "
+            "validates random ones"
         )
     if config.resume and config.run_name is None:
         raise OptionError("--resume: say which run goes on by --run-name, the name of its folder")

@@ -205,7 +205,7 @@ def _show(result: Mapping[str, Any], context: Console) -> None:
     )
     if few := result["proposals"][HEADLINE]["few_effective"]:
         context.warn(
-            f"{100 * few:.2g} % of the images have fewer than {FEW} effective samples: their likelihood is "
+            f"{100 * few:.3g} % of the images have fewer than {FEW} effective samples: their likelihood is "
             "understated; raise --iwae-samples, --burn-in or --kept"
         )
 

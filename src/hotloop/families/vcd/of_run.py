@@ -8,7 +8,6 @@ from hotloop.engine.run_folder import config_of
 FAMILY = "vcd"
 NEEDED = {"images": int, "method": str, "data": str}
 TAKEN = ("data", "seed", "iwae_samples", "burn_in", "kept", "test_batch_size")
-"""Not the run's `images`, which is how many it trained with."""
 
 
 def options_at(run: Path) -> dict[str, Any]:
@@ -19,7 +18,8 @@ def options_at(run: Path) -> dict[str, Any]:
 def values_for_evaluation(run: Path) -> dict[str, Any]:
     """As the run evaluated, or would have."""
     had = options_at(run)
-    return {name: had[name] for name in TAKEN if name in had}
+    # The run's own `images` is how many it trained with.
+    return {**{name: had[name] for name in TAKEN if name in had}, "images": had.get("test_images")}
 
 
 def values_for_samples(run: Path) -> dict[str, Any]:

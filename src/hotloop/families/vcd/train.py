@@ -24,7 +24,7 @@ from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.loop import Program
 from hotloop.engine.plan import Batch, Event, Plan, plan_updates
 from hotloop.engine.run import Run
-from hotloop.engine.run_folder import check_free, is_held, is_only_begun
+from hotloop.engine.run_folder import check_free, has_finished, is_held, is_only_begun
 from hotloop.engine.sinks import ConsoleSink
 from hotloop.engine.where import platform
 from hotloop.errors import OptionError, RunError
@@ -60,6 +60,10 @@ def run(config: Train, console: Console, command: str) -> Mapping[str, Any]:
     reports.requested(
         config.report, folder, lambda _: None
     )  # one that cannot be written is refused before data are read
+    if config.resume and not config.save_checkpoints and has_finished(folder):
+        raise RunError(
+            f"--resume: {folder} is finished and has no checkpoints; to train again give another --run-name"
+        )
     data = load(config, console)
     results = []
     for repeat in range(config.repeats):
