@@ -182,6 +182,13 @@ def test_a_run_leaves_records_with_every_figure_and_a_result(digits, tmp_path, c
     assert (tmp_path / "default" / "samples" / "prior.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize(
+    ("file", "name"), [("...yaml", "vcd"), ("..yaml", "vcd"), ("some/.night.yaml", "night")]
+)
+def test_no_name_of_a_configuration_leads_out_of_the_results(file, name, tmp_path):
+    assert train.run_folder(replace(Train(), config_file=file, results_dir=tmp_path)) == tmp_path / name
+
+
 def test_the_name_of_a_run_killed_before_its_first_record_is_free(tmp_path):
     config = replace(Train(), results_dir=tmp_path, run_name="night")
     (tmp_path / "night").mkdir()

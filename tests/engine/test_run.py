@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.engine import records
+from hotloop.engine import records, run_folder
 from hotloop.engine.run import Run, current, default_path, read_events
 from hotloop.errors import RunError
 from hotloop.options import plain
@@ -390,6 +390,15 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match=r"cannot make the run folder .*Not a directory; choose another one"):
         new_run(tmp_path / "file" / "run")
+
+
+@pytest.mark.parametrize(
+    "check", [run_folder.check_makeable, lambda path: run_folder.take(path, resume=False)]
+)
+def test_a_folder_whose_name_checkpoints_could_not_write_is_refused_at_once(check, tmp_path):
+    with pytest.raises(RunError, match="no UTF-8 text"):
+        check(tmp_path / "run\udcff")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_refused_run_lets_go_of_the_folder(tmp_path):

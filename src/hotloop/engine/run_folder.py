@@ -26,6 +26,7 @@ NUMERICS = ("cores", "cpu", "device_count", "device_kinds", "jax", "jaxlib", "pl
 def take(path: Path, resume: bool) -> int:
     """Make the folder if need be and hold its lock (a descriptor); a dead process holds none."""
     check_resumable(path, resume)
+    _check_text(path, "the run folder")
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
@@ -84,10 +85,19 @@ def _refuse_another_run(path: Path, resume: bool) -> None:
 
 def check_makeable(path: Path, what: str = "the run folder") -> None:
     """RunError where a folder could not be made, or written in, found out without touching anything."""
+    _check_text(path, what)
     try:
         check_can_make(path)
     except OSError as error:
         raise RunError(f"cannot make {what} {path}: {error.strerror}; choose another one") from None
+
+
+def _check_text(path: Path, what: str) -> None:
+    """RunError for a path that only the file system understands: the first checkpoint would fail, all work done."""
+    try:
+        os.fspath(path.absolute()).encode()
+    except UnicodeEncodeError:
+        raise RunError(f"cannot make {what} {path}: the path is no UTF-8 text; choose another one") from None
 
 
 def check_free(path: Path, resume: bool) -> None:

@@ -231,7 +231,8 @@ def run_folder(config: Train) -> Path:
 
     One that was killed before its first record is no run, and its name is free.
     """
-    first = config.results_dir / (config.run_name or Path(config.config_file).stem)
+    # Without dots in front: a file `...yaml` must not name the folder above.
+    first = config.results_dir / (config.run_name or Path(config.config_file).stem.lstrip(".") or "vcd")
     if config.resume and config.run_name:
         return first
     taken, free = [], first
