@@ -9,6 +9,7 @@ import numpy as np
 from jax import Array, lax
 
 from hotloop.families.cnn.piece import Leaves, Plain, Shape
+from hotloop.layers.materialise import materialised_on_cpu
 from hotloop.layers.pools import max_pool
 from hotloop.layers.product import wide
 
@@ -81,7 +82,11 @@ class MeanPool(Plain):
 
     def __call__(self, leaves: Leaves, *xs: Array) -> Array:
         """Average, rounded once to the type of the input."""
-        return xs[0].mean((1, 2), dtype=wide(xs[0].dtype)).astype(xs[0].dtype)
+        (x,) = xs
+        if x.dtype != wide(x.dtype):
+            # Fused with the sum and ReLU before it, jaxlib 0.11.2 makes NaN of bfloat16 on a CPU with AMX.
+            x = materialised_on_cpu(x)
+        return x.mean((1, 2), dtype=wide(x.dtype)).astype(x.dtype)
 
 
 class Flatten(Plain):
