@@ -387,6 +387,13 @@ def test_the_best_and_the_last_checkpoint_of_a_finished_run_stay_and_can_be_used
     assert status == 2 and "num_epochs: 3 -> 7" in result["error"] and content(tmp_path) == before
 
 
+def test_a_last_checkpoint_that_is_the_best_is_named_once(toy, monkeypatch):
+    rows = [{"validation_accuracy": accuracy, "samples": TEST} for accuracy in (0.2, 0.3, 0.4)]
+    monkeypatch.setattr("hotloop.families.cnn.validation.figures_of", lambda sums, top: rows.pop(0))
+    status, _, said = called("train", *toy)
+    assert status == 0 and "of 3 checkpoints the last (step 18), which is the best, stays in" in said
+
+
 def test_a_finished_run_that_kept_all_is_neither_validated_nor_timed_again(digits, whole):
     folder = whole[2]
     words = [

@@ -168,9 +168,10 @@ def _clean(work: Work, made: list[int], best: Mapping[str, Any], record: Run) ->
     if not kept:
         work.console.say(f"removed {len(made)} checkpoints, as --clean-dir asks for")
     elif len(kept) < len(made):
+        both = f"the best (step {best['step']}) and the last (step {made[-1]}) stay"
+        stay = both if len(kept) > 1 else f"the last (step {made[-1]}), which is the best, stays"
         work.console.say(
-            f"of {len(made)} checkpoints the best (step {best['step']}) and the last (step {made[-1]}) stay in "
-            f"{work.keeping.folder}; --clean-dir False keeps all"
+            f"of {len(made)} checkpoints {stay} in {work.keeping.folder}; --clean-dir False keeps all"
         )
 
 
