@@ -203,3 +203,18 @@ def test_the_backend_may_first_be_asked_for_float16_sums_while_a_model_is_traced
     assert jax.jit(lambda a: jnp.matmul(a, a.T, **policy.dot_options))(a).dtype == "float16"
     if jax.default_backend() == "cpu":
         assert policy.dot_options["precision"] == lax.DotAlgorithmPreset.F16_F16_F16
+
+
+@pytest.mark.parametrize("half", ["bfloat16", "float16"])
+def test_rates_and_decays_in_an_optimisers_state_are_not_rounded(half):
+    policy = precision.parse("16.16", half)
+    params = policy.to_update({"w": jnp.ones(4)})
+    adam = optax.inject_hyperparams(optax.adam)(learning_rate=1e-3)
+    state = precision.start_state(policy, adam, params)
+    for _ in range(2):
+        params, state = precision.optimise(policy, adam, {"w": jnp.ones(4)}, state, params, jax.random.key(0))
+    assert state.hyperparams["b2"] == np.float32(0.999)
+    assert state.hyperparams["learning_rate"] == np.float32(1e-3)
+    assert jnp.isfinite(params["w"]).all() and params["w"].dtype == half
+    moments = state.inner_state[0].nu["w"]
+    assert moments.dtype == ("bfloat16" if half == "bfloat16" else "float32")

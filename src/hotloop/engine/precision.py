@@ -30,6 +30,7 @@ __all__ = [
     "optimise",
     "parse",
     "partials_note",
+    "start_state",
 ]
 
 Tree = TypeVar("Tree")
@@ -67,10 +68,6 @@ class Policy:
     def to_update(self, tree: Tree) -> Tree:
         """Parameters as they are kept between updates."""
         return cast(tree, self.update)
-
-    def to_state(self, tree: Tree) -> Tree:
-        """Parameters of the types that the state of any optimiser may be made from: `optimiser.init` takes these."""
-        return cast(tree, kept_squares(self.update))
 
     @property
     def conv_options(self) -> dict[str, Any]:
@@ -140,6 +137,19 @@ def apply_update(policy: Policy, params: Params, updates: Params, key: Array) ->
     total = jax.tree.map(jnp.add, cast(params, FLOAT32), cast(updates, FLOAT32))
     result: Params = _round_like(policy, total, params, key)
     return result
+
+
+def start_state(policy: Policy, optimiser: Any, params: Any) -> Any:
+    """The state of any optax optimiser before its first update.
+
+    Single numbers (rates and decays that `optax.inject_hyperparams` keeps there) are float32 in every mode: 0.999 is 1
+    in bfloat16, and Adam then divides by zero.
+    """
+    kept, wide = (
+        optimiser.init(cast(params, kept_squares(policy.update))),
+        optimiser.init(cast(params, FLOAT32)),
+    )
+    return jax.tree.map(lambda leaf, single: leaf if jnp.ndim(leaf) else single, kept, wide)
 
 
 def optimise(

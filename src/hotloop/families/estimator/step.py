@@ -54,7 +54,7 @@ class Training:
         return {
             "weights": weights,
             "model": widened(state),
-            "optimizer": self.model.spec.optimizer.init(self.policy.to_state(weights)),
+            "optimizer": precision.start_state(self.policy, self.model.spec.optimizer, weights),
             "scale": self.scale.init(),
         }
 
