@@ -454,6 +454,17 @@ def test_a_run_keeps_a_path_to_its_images_that_means_the_same_from_everywhere(tm
     assert images.lasting("digits") == "digits"
 
 
+def test_evaluating_a_run_that_saved_nothing_says_why_and_what_would_help(recorded, capsys):
+    options = recorded / "config.json"
+    options.write_text(json.dumps({**json.loads(options.read_text()), "save_checkpoints": False}))
+    assert main(["vcd", "evaluate", str(recorded), "--data", "digits"]) == 2
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said == (
+        f"hotloop: error: {recorded}: trained with --no-save-checkpoints, as by -c test, so its weights are gone; "
+        "train with --save-checkpoints to keep them"
+    )
+
+
 def test_evaluating_what_is_no_run_is_one_line(tmp_path, capsys):
     assert main(["vcd", "evaluate", str(tmp_path)]) == 2
     assert "not a run's folder" in capsys.readouterr().err

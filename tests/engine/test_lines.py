@@ -44,19 +44,20 @@ ESTIMATOR = {"accuracy": 1.0, "learning_rate": 0.01, "loss": 0.012345678, "throu
     ("update", "epoch", "figures", "line"),
     [
         (10, 0.02, VCD,
-         "update 10, epoch 0.02:      loss:  36.2235, acceptance:    85.62 %, control variate:  140.627, "
-         "ELBO: -884.157, f:  362.227, log joint z0: -880.919, log joint zt: -676.855, step size: 0.0480921, "
-         "learning rate: 0.0005000, Time taken:  293.505, for 10,000 updates, throughput:  3407.10 samples/sec, "
+         "update 10, epoch 0.02:        loss:    36.2235, acceptance:  85.62 %, control variate:    140.627, "
+         "ELBO:   -884.157, f:    362.227, log joint z0:   -880.919, log joint zt:   -676.855, "
+         "step size:  0.0480921, learning rate:  0.0005000, Time taken:    293.505, for 10,000 updates, "
+         "throughput:    3407.10 samples/sec, "
          "time: 0:00:03"),
         (2198, 149.2, RECOMMENDER,
-         "update 2,198, epoch 149.20: loss:  12.6822, gradient norm:  6.86209, rmse:  3.36636, "
-         "learning rate: 0.0009766, throughput: 277758.2 samples/sec, time: 0:00:03"),
+         "update 2,198, epoch 149.20:   loss:    12.6822, gradient norm:    6.86209, RMSE:    3.36636, "
+         "learning rate:  0.0009766, throughput:   277758.2 samples/sec, time: 0:00:03"),
         (781, 1.0, CNN,
-         "update 781, epoch 1.00:     loss:  2.30260, training accuracy:    10.00 %, learning rate:   0.1000, "
-         "throughput:  5120.50 samples/sec, memory:  1.25000 GiB, MFU:    41.15 %, time: 0:00:03"),
+         "update 781, epoch 1.00:       loss:    2.30260, training accuracy:  10.00 %, learning rate:     0.1000, "
+         "throughput:    5120.50 samples/sec, memory:    1.25000 GiB, MFU:  41.15 %, time: 0:00:03"),
         (200, 0.5, ESTIMATOR,
-         "update 200, epoch 0.50:     loss: 0.0123457, accuracy:   100.00 %, learning rate:  0.01000, "
-         "throughput:  98.7600 samples/sec, time: 0:00:03"),
+         "update 200, epoch 0.50:       loss:  0.0123457, accuracy: 100.00 %, learning rate:    0.01000, "
+         "throughput:    98.7600 samples/sec, time: 0:00:03"),
     ],
 )  # fmt: skip
 def test_a_log_of_each_family_reads_in_the_same_order_with_the_same_names(update, epoch, figures, line):
@@ -64,16 +65,27 @@ def test_a_log_of_each_family_reads_in_the_same_order_with_the_same_names(update
 
 
 @given(
-    st.integers(1, 99_999), st.floats(0.01, 99.99), st.floats(0.1, 1e5), st.floats(0, 1), st.floats(1, 1e5)
+    st.integers(1, 999_999),
+    st.floats(0.01, 999.99),
+    st.floats(0.001, 1e7) | st.floats(-1e6, -0.01),
+    st.floats(0, 1),
+    st.floats(1e-5, 10),
+    st.floats(1, 1e7),
 )
-def test_the_lines_of_a_log_stand_under_each_other(update, epoch, loss, accuracy, throughput):
+def test_the_lines_of_a_log_stand_under_each_other(update, epoch, loss, accuracy, rate, throughput):
     line = console_line(
-        record(update=update, epoch=epoch, loss=loss, accuracy=accuracy, throughput=throughput)
+        record(
+            update=update,
+            epoch=epoch,
+            loss=loss,
+            accuracy=accuracy,
+            learning_rate=rate,
+            throughput=throughput,
+        )
     )
-    usual = console_line(record(loss=1.0, accuracy=0.5, throughput=1e3))
-    assert [line.index(name) for name in ("loss", "accuracy", "throughput", "time")] == [
-        usual.index(name) for name in ("loss", "accuracy", "throughput", "time")
-    ]
+    usual = console_line(record(loss=1.0, accuracy=0.5, learning_rate=0.1, throughput=1e3))
+    names = ("loss", "accuracy", "learning rate", "throughput", "time")
+    assert [line.index(name) for name in names] == [usual.index(name) for name in names]
 
 
 @pytest.mark.parametrize(
@@ -86,8 +98,10 @@ def test_the_lines_of_a_log_stand_under_each_other(update, epoch, loss, accuracy
         ("compiled evaluation in 35.5 s",
          record("compile", program="evaluation", lower_seconds=0.5, compile_seconds=35)),
         ("resume at update 1,526, epoch 103.57", record("resume", 1526, 103.567)),
-        ("validation at update 1,526, epoch 103.57: validation rmse: 0.926734, validation ratings: 5,146",
+        ("validation at update 1,526, epoch 103.57: validation RMSE: 0.926734, validation ratings: 5,146",
          record("validation", 1526, 103.567, validation_rmse=0.926734, validation_ratings=5146)),
+        ("validation at update 60, epoch 0.12: test ELBO: -1478.34",
+         record("validation", 60, 0.12, test_elbo=-1478.342)),
         ("validation at update 781, epoch 1.00: validation loss 2.50000, validation accuracy: 50.00 %, "
          "validation top 5: 91.25 %, samples: 10,000",
          record("validation", validation_accuracy=0.5, validation_top_5=0.9125, validation_loss=2.5, samples=10_000)),
@@ -146,9 +160,9 @@ def test_figures_that_are_not_finite_are_shown_and_lists_are_not():
     line = console_line(
         record(loss=None, nonfinite={"loss": "nan"}, losses=[1.0, 2.0], accuracy=None, note="ok")
     )
-    assert line == "update 781, epoch 1.00:     loss:      nan, note:       ok, time: 0:00:03"
+    assert line == "update 781, epoch 1.00:       loss:        nan, note:         ok, time: 0:00:03"
     line = console_line(record(accuracy=None, nonfinite={"accuracy": "nan"}))
-    assert "accuracy:      nan %" in line
+    assert "accuracy:    nan %" in line
 
 
 def test_a_time_is_hours_minutes_and_seconds():

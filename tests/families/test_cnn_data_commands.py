@@ -49,7 +49,7 @@ def test_building_says_what_was_made_and_what_was_kept(photos, built):
     listener = Listener()
     result = run_build(BuildConfig(photos, built, train_shards=2, workers=1), listener)
     assert listener.lines[0] == f"{built}: 3 finished shards are whole and are kept"
-    assert ["train", 2, 11, 0, 0] in listener.lines
+    assert ["train", "2", "11", "0", "0"] in listener.lines
     assert result["parts"]["validation"] == {"shards": 1, "images": 7, "repaired": 0, "skipped": 0}
 
 
@@ -72,6 +72,7 @@ def test_verifying_counts_both_parts_and_says_that_it_is_not_the_whole_set(built
     result, listener = verify(built, decode=True)
     assert {part: each["images"] for part, each in result["parts"].items()} == {"train": 11, "validation": 7}
     assert "train: 11 images, ImageNet has 1,281,167" in listener.warnings
+    assert ["train", "11", "1,281,167", "0"] in listener.lines
 
 
 def test_verifying_an_image_folder_counts_it_too(photos):
@@ -241,3 +242,4 @@ def test_verifying_a_small_set_counts_it(offline, tmp_path):
     result = run_verify(VerifyConfig("cifar10", tmp_path), listener)
     assert result["parts"]["train"] == {"images": 4, "expected": 50_000}
     assert "cifar10 test: 2 images, the whole set has 10,000" in listener.warnings
+    assert ["train", "4", "50,000"] in listener.lines

@@ -11,11 +11,12 @@ import pytest
 from hotloop.cli.console import Context
 from hotloop.engine.ceilings import Ceilings
 from hotloop.errors import DeviceError, OptionError
-from hotloop.families.kernels import bench, timing
+from hotloop.families.kernels import bench, hmc, timing
 from hotloop.families.kernels import config as configs
 from hotloop.families.kernels.costs import Cost
 from hotloop.families.kernels.explain import explanations
 from hotloop.options import Params, plain
+from listener import Listener
 
 KNOWN = Ceilings("test", {"float32": 0.1, "float16": 0.2, "bfloat16": 0.2}, "float32", 10.0, "", "")
 DENSE = configs.Dense(size=16, batch_size=4, batches_per_step=3, steps=2, dtype="float32")
@@ -46,6 +47,14 @@ def test_inference_says_the_old_lines_and_returns_every_figure(capsys):
     assert result["checked"]["rows"] == 4 and result["compile_seconds"] > 0
     assert "loss_first" not in result
     json.dumps(plain(result), allow_nan=False)
+
+
+@pytest.mark.parametrize(("module", "config"), [(bench, DENSE), (hmc, configs.Hmc(steps=1, hmc_steps=10))])
+def test_a_bar_is_shown_while_the_device_is_measured(module, config, monkeypatch):
+    listener, bars = Listener(), []
+    monkeypatch.setattr(module, "ceilings", lambda device: bars.append(list(listener.bars)) or KNOWN)
+    module.run(config, jax.devices()[0], listener)
+    assert bars == [["measuring the device"]] and listener.bars == []
 
 
 def test_training_reports_the_losses_of_the_whole_run(capsys):

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +18,9 @@ import pytest
 from hotloop.cli import recommender_plot
 from hotloop.cli.console import Context
 from hotloop.cli.parser import scan
+from hotloop.engine.progress import Silent
 from hotloop.errors import DataError, MissingExtra, OptionError, RunError
-from hotloop.families.recommender import places, sweep
+from hotloop.families.recommender import places, sweep, trial_progress
 from hotloop.families.recommender.children import TAIL, Children
 from hotloop.families.recommender.config import Train
 from hotloop.families.recommender.sweep_config import PRESETS, Sweep
@@ -447,3 +449,44 @@ def test_two_real_trials_train_and_the_better_rate_is_found(tmp_path, capsys):
 def test_two_real_trials_train_on_a_ray_cluster(tmp_path):
     pytest.importorskip("ray")
     check_small(small(tmp_path, engine="ray"))
+
+
+def standing(folder, *records):
+    folder.mkdir()
+    lines = [json.dumps({"update": 0, "epoch": 0.0, "time": time.time(), **record}) for record in records]
+    (folder / "events.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    return Trial(int(folder.name), -16.0, folder, ())
+
+
+def test_the_bar_of_a_sweep_says_how_each_trial_stands(tmp_path):
+    start, compiled = {"event": "start", "time": time.time() - 3600}, {"event": "compile"}
+    log = {"event": "log", "update": 14, "epoch": 0.95}
+    trials = [
+        standing(tmp_path / "1", start, compiled, log, {"event": "end"}),
+        standing(tmp_path / "2", start, compiled, log),
+        standing(tmp_path / "3", start, {"event": "warning"}),
+        standing(tmp_path / "4", {"event": "log", "epoch": None}, compiled),
+        standing(tmp_path / "5"),
+        Trial(6, -16.0, tmp_path / "6", ()),
+    ]
+    said = trial_progress.describe(trials)
+    assert said.startswith("sweep: trial 2 at epoch 0.95, trial 3 compiling 36") and said.endswith(" s")
+    assert trial_progress.describe(trials[3:]) == "sweep"
+
+
+def test_a_sweep_looks_at_its_trials_until_they_are_over(tmp_path, monkeypatch):
+    monkeypatch.setattr(trial_progress, "EVERY", 0.001)
+    trial = standing(tmp_path / "1", {"event": "compile"}, {"event": "log", "epoch": 0.5})
+    heard, looked = [], threading.Event()
+
+    class Bar(Silent):
+        def update(self, description):
+            heard.append(description)
+            looked.set()
+
+    with trial_progress.watch([trial], Bar()):
+        assert looked.wait(60)
+    count = len(heard)
+    assert set(heard) == {"sweep: trial 1 at epoch 0.50"}
+    time.sleep(0.02)
+    assert len(heard) == count

@@ -89,7 +89,7 @@ class RecordSet:
         self._shard_of = np.repeat(np.arange(len(self.files)), self.counts)
         self._check = check
         self.classes = _classes(folder)
-        self.source = f"{len(self.files):,} TFRecord files at {folder}"
+        self.source = f"{len(self.files):,} TFRecord file{'s' * (len(self.files) != 1)} at {folder}"
 
     def __len__(self) -> int:
         return len(self._index)

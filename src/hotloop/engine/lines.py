@@ -17,7 +17,8 @@ SHOWN = ("start", "resume", "compile", "log", "validation", "warning", "profile"
 LAST = ("learning_rate", "seconds_per_10000_updates", "throughput", "memory_gib", "mfu")
 """What follows the metrics, in this order."""
 PER_CENT = re.compile(r"(.*_)?(accuracy|top_\d+)|acceptance|mfu")
-LABELS = {"seconds_per_10000_updates": "Time taken", "memory_gib": "memory", "mfu": "MFU", "elbo": "ELBO"}
+LABELS = {"seconds_per_10000_updates": "Time taken", "memory_gib": "memory"}
+ACRONYMS = re.compile(r"\b(elbo|mae|mfu|rmse)\b")
 UNITS = {
     "throughput": " samples/sec",
     "memory_gib": " GiB",
@@ -27,12 +28,12 @@ UNITS = {
 READ = {"loss": ("log",), "accuracy": ("log", "validation"), "throughput": ("log",)}
 """What old patterns look for, and the events that they mean: in others it has no colon, or the last loss of a
 training would be that of its validation."""
-PLACE, FIGURE = 27, 8
-"""Least widths in a log: of `update 99,999, epoch 99.99:`, and of a figure."""
+PLACE, FIGURE, SHARE = 29, 10, 6
+"""Least widths in a log: of `update 999,999, epoch 999.99:`, of a figure from 0.001 on, of `100.00`."""
 
 
 def console_line(record: Record) -> str:
-    """A record for people: `update 781, epoch 1.00:     loss:  1.25000, ..., throughput:  512.500 samples/sec, ...`."""
+    """A record for people: `update 781, epoch 1.00:       loss:    1.25000, ..., time: 0:00:09`."""
     event = record["event"]
     if event == "warning" and "message" in record:
         return f"warning: {record['message']}"
@@ -69,7 +70,7 @@ def fixed(value: float, digits: int = 6) -> str:
 
 
 def _figures(record: Record) -> Iterator[str]:
-    width = FIGURE if record["event"] == "log" else 0
+    aligned = record["event"] == "log"
     odd = record.get("nonfinite", {})
     for name in sorted((name for name in record if name not in FRAME), key=_rank):
         value = odd.get(name, record[name])
@@ -77,8 +78,13 @@ def _figures(record: Record) -> Iterator[str]:
             continue
         read = READ.get(name.rpartition("_")[2])
         colon = "" if read and record["event"] not in read else ":"
-        label = LABELS.get(name, name.replace("_", " "))
-        yield f"{label}{colon} {_text(name, value):>{width}}{' %' if _is_share(name) else UNITS.get(name, '')}"
+        width = (SHARE if _is_share(name) else FIGURE) if aligned else 0
+        yield f"{_label(name)}{colon} {_text(name, value):>{width}}{' %' if _is_share(name) else UNITS.get(name, '')}"
+
+
+def _label(name: str) -> str:
+    """`validation_rmse` is `validation RMSE`."""
+    return LABELS.get(name) or ACRONYMS.sub(lambda word: word[0].upper(), name.replace("_", " "))
 
 
 def _rank(name: str) -> int:

@@ -44,14 +44,14 @@ def run_build(config: BuildConfig, console: Console) -> Mapping[str, Any]:
     )
     parts = build_records.plan(build)
     if kept := sum(len(part.manifest.shards) for part in parts):
-        console.say(f"{config.out}: {kept} finished shards are whole and are kept")
+        console.say(f"{config.out}: {kept:,} finished shards are whole and are kept")
     with console.progress("images", sum(part.images for part in parts)) as bar:
         manifests = build_records.run(build, parts, bar.advance)
     result = {part.part: _summary(manifests[part.part]) for part in parts}
     console.table(
         ["part", "shards", "images", "repaired", "skipped"],
         [
-            [part, *(each[key] for key in ("shards", "images", "repaired", "skipped"))]
+            [part, *(f"{each[key]:,}" for key in ("shards", "images", "repaired", "skipped"))]
             for part, each in result.items()
         ],
     )
@@ -85,7 +85,7 @@ def run_verify(config: VerifyConfig, console: Console) -> Mapping[str, Any]:
     console.table(
         ["part", "images", "expected", "broken"],
         [
-            [part, f"{each['images']:,}", f"{IMAGENET[part]:,}", len(each["broken"])]
+            [part, f"{each['images']:,}", f"{IMAGENET[part]:,}", f"{len(each['broken']):,}"]
             for part, each in result.items()
         ],
     )
@@ -95,7 +95,7 @@ def run_verify(config: VerifyConfig, console: Console) -> Mapping[str, Any]:
     if len(broken) > MOST_TOLD:
         console.warn(f"and {len(broken) - MOST_TOLD:,} more")
     if broken:
-        raise DataError(f"{config.dataset_path}: {len(broken)} broken, first {broken[0]}")
+        raise DataError(f"{config.dataset_path}: {len(broken):,} broken, first {broken[0]}")
     return {"dataset": config.dataset, "folder": str(config.dataset_path), "parts": result}
 
 

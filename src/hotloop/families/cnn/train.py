@@ -199,8 +199,10 @@ def train(work: Work, record: Run, report: Path | None) -> Trained:
     mesh = replicas(batch.replicas, platform()) if batch.replicas > 1 else None
     feed = work.source.feed(work.settings, mesh)
     program = Program(model.update(work.job, mesh), feed, plan.updates_per_call, work.key)
-    state = work.initial()
-    pace = Pace(work.job, batch.replicas)
+    with work.console.progress("initial weights"):
+        state = work.initial()
+    with work.console.progress("measuring the device"):
+        pace = Pace(work.job, batch.replicas)
     if config.compile_only or config.mlperf_logging:
         with work.console.progress(work.settings.model):
             program.compile(state, min(plan.updates_per_call, program.updates_per_call))

@@ -59,8 +59,10 @@ def run(config: Layer, device: jax.Device, console: Console) -> dict[str, Any]:
         config.replicas,
         dtype,
     )
+    with console.progress("measuring the device"):
+        limits = ceilings(device)
     result = {
-        **timing.figures(repeats, work, ceilings(device)),
+        **timing.figures(repeats, work, limits),
         **({"latency_ms": latency(bench)} if isinstance(config, LstmMulti) else {}),
         **(losses(bench) if config.train else {}),
     }

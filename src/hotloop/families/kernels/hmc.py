@@ -51,7 +51,9 @@ def run(config: Hmc, device: jax.Device, console: Console) -> dict[str, Any]:
     console.say(f"compiled in {sampler.compile_seconds:.3f} s, warm-up {warm_up:.3f} s")
     repeats, blocks = time_steps(config, sampler, console)
     work = timing.Work(config.hmc_steps, config.hmc_steps, target.cost, 1, "float32")
-    result = timing.figures(repeats, work, ceilings(device))
+    with console.progress("measuring the device"):
+        limits = ceilings(device)
+    result = timing.figures(repeats, work, limits)
     for line in timing.lines(result, "hmc steps/sec"):
         console.say(line)
     console.say(f"mean time of an HMC step: {np.mean(repeats) / config.hmc_steps * 1e6:.4g} us")

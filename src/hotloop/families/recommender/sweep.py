@@ -20,6 +20,7 @@ from hotloop.families.recommender import places, trials
 from hotloop.families.recommender.config import Train, warn_of_no_effect
 from hotloop.families.recommender.sweep_config import Sweep
 from hotloop.families.recommender.sweep_result import short, summary, tell
+from hotloop.families.recommender.trial_progress import watch
 from hotloop.families.recommender.trials import Outcome, Trial
 from hotloop.options import options_of
 
@@ -50,7 +51,7 @@ def run(config: Sweep, caller: Caller) -> dict[str, Any]:
     ]
     began = time.monotonic()
     try:
-        with caller.progress("sweep", len(planned)) as bar:
+        with caller.progress("sweep", len(planned)) as bar, watch(planned, bar):
             outcomes, concurrent = engine(planned, _listener(caller, bar, len(planned)))
     except KeyboardInterrupt as stop:
         said = f"interrupted: all trials are stopped, their runs are in {folder}"

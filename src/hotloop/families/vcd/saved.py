@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from hotloop.engine.checkpoint import Checkpoints
+from hotloop.errors import CheckpointError
 from hotloop.families.vcd.config import Model, Train
 from hotloop.families.vcd.model import Job, init
 from hotloop.families.vcd.of_run import FAMILY, options_at
@@ -42,6 +43,11 @@ def load(folder: str | Path, step: int | None = None) -> Saved:
     images = options.pop("images")
     config = build(Train, options)
     job = job_of(config, images)
+    if not config.save_checkpoints and not (folder / "checkpoints").exists():
+        raise CheckpointError(
+            f"{folder}: trained with --no-save-checkpoints, as by -c test, so its weights are gone; "
+            "train with --save-checkpoints to keep them"
+        )
     like = jax.eval_shape(lambda key: init(job, key), jax.random.key(0))
     restored = Checkpoints(folder / "checkpoints", family=FAMILY, config=options).restore(like, step)
     return Saved(config, job, restored.state, restored.step, folder)
