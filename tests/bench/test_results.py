@@ -3,6 +3,7 @@ import json
 import pytest
 
 from bench_logs import log_folder, record, repeats
+from hotloop.bench import baselines, results
 from hotloop.bench.results import accelerated, commit, device, printed_result, read, samples
 from hotloop.errors import DataError
 
@@ -104,3 +105,9 @@ def test_the_pace_beside_a_run_is_that_of_all_its_readings_as_if_they_were_one(t
     assert (found.paces, found.best_paces) == ((2.0, 3.0), False)
     found = samples(read([log_folder(tmp_path, [record("a", 1, 2, pace=4.0)])]))["a", "throughput"]
     assert (found.paces, found.best_paces) == ((4.0,), True)
+
+
+@pytest.mark.parametrize("read", [results.read_lines, baselines.load])
+def test_a_file_that_never_ends_is_one_line(read):
+    with pytest.raises(DataError, match=r"/dev/zero.*more than [\d,]+ bytes"):
+        read("/dev/zero")

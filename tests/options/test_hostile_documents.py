@@ -2,6 +2,7 @@
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,7 @@ from hotloop.cli.main import main
 from hotloop.errors import OptionError
 from hotloop.options.document import parse
 from hotloop.options.json_text import DEEPEST as DEEPEST_JSON
-from hotloop.options.json_text import parse_json
+from hotloop.options.json_text import load_json, parse_json, read_bounded
 from hotloop.options.yaml_nodes import DEEPEST, LONGEST, MOST
 
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -113,3 +114,15 @@ def test_json_that_is_none_is_a_value_error_of_one_line(text):
 def test_other_json_is_read_as_ever(value):
     assert parse_json(json.dumps(value)) == value
     assert parse_json(json.dumps(value).encode()) == value
+
+
+def test_a_file_of_json_that_never_ends_is_refused():
+    with pytest.raises(ValueError, match="more than 67,108,864 bytes"):
+        load_json(Path("/dev/zero"))
+
+
+def test_a_file_is_read_up_to_its_bound(tmp_path):
+    (tmp_path / "file").write_bytes(b"[1234]")
+    assert read_bounded(tmp_path / "file", 6) == b"[1234]"
+    with pytest.raises(ValueError, match="more than 5 bytes"):
+        read_bounded(tmp_path / "file", 5)

@@ -14,7 +14,7 @@ from typing import Any
 from hotloop.bench.page import write_text
 from hotloop.bench.results import Sample
 from hotloop.errors import DataError
-from hotloop.options.json_text import parse_json
+from hotloop.options.json_text import load_json
 
 Samples = Mapping[tuple[str, str], Sample]
 
@@ -35,7 +35,7 @@ def load(path: str | Path) -> Baselines:
     """Read the file, or a DataError that says what is wrong with it."""
     path = Path(path)
     try:
-        said = parse_json(path.read_text("utf-8"))
+        said = load_json(path)
         devices = {name: _samples(variants) for name, variants in said["devices"].items()}
         thresholds = {metric: _share(share) for metric, share in said.get("thresholds", {}).items()}
     except OSError as error:

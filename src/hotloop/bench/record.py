@@ -21,7 +21,7 @@ from hotloop.bench.results import PROVENANCE, RECORDS
 from hotloop.engine.records import write_json
 from hotloop.errors import DataError, RunError
 from hotloop.options import plain
-from hotloop.options.json_text import parse_json
+from hotloop.options.json_text import load_json, parse_json
 
 MOST_VALUES = 1000
 FULL = "the disk is full, free some of it"
@@ -117,7 +117,7 @@ def add_provenance(log: Path, provenance: Mapping[str, Any]) -> str:
     name = hashlib.sha256(text.encode()).hexdigest()[:12]
     path = log / PROVENANCE
     try:
-        known = parse_json(path.read_text("utf-8"))
+        known = load_json(path)
     except (OSError, ValueError):
         known = {}
     known = known if isinstance(known, dict) else {}

@@ -17,7 +17,7 @@ from hotloop.bench.report_peers import PeerRow, is_peers, peer_rows
 from hotloop.bench.results import RECORDS, SIDES, Record, ended_well, printed_result, read, sessions
 from hotloop.bench.roofline import is_kernel
 from hotloop.errors import DataError
-from hotloop.options.json_text import parse_json
+from hotloop.options.json_text import load_json
 
 Result = Mapping[str, Any]
 
@@ -69,7 +69,7 @@ def _folder(path: Path, found: Sources) -> None:
 
 def _load(path: Path) -> Any:
     try:
-        return parse_json(path.read_text("utf-8"))
+        return load_json(path)
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read as JSON ({error})") from error
 

@@ -16,12 +16,13 @@ from typing import Any
 
 from hotloop.bench.record_shape import parsed
 from hotloop.errors import DataError
-from hotloop.options.json_text import parse_json
+from hotloop.options.json_text import load_json, parse_json, read_bounded
 
 RECORDS, PROVENANCE = "results.jsonl", "provenance.json"
 SIDES = ("A", "B")  # the log folders of two programs that ran in turns
 PARTS = ("device", "cpu", "hotloop", "environment")  # of a provenance, those that hold more than a text
 TAIL = 4_000_000  # bytes at the end of a program's output in which its JSON result is looked for
+LARGEST_FILE = 1 << 28  # bytes of records: those of a hundred thousand runs are fewer
 
 Record = dict[str, Any]
 
@@ -70,11 +71,13 @@ def read_lines(file: str | Path) -> list[Record]:
     """The records of one file in order."""
     file = Path(file)
     try:
-        lines = file.read_text("utf-8", errors="replace").split("\n")
+        lines = read_bounded(file, LARGEST_FILE).decode(errors="replace").replace("\r\n", "\n").split("\n")
     except OSError as error:
         raise DataError(
             f"{file}: cannot be read ({error.strerror}); name a log folder of `hotloop bench run`"
         ) from error
+    except ValueError as error:
+        raise DataError(f"{file}: {error}; name a log folder of `hotloop bench run`") from error
     found = []
     for number, line in enumerate(lines, 1):
         try:
@@ -93,7 +96,7 @@ def read_lines(file: str | Path) -> list[Record]:
 
 def _machines(file: Path) -> Mapping[str, Mapping[str, Any]]:
     try:
-        found = parse_json(file.read_text("utf-8"))
+        found = load_json(file)
     except (OSError, ValueError):
         return {}  # records are worth showing without it
     if not isinstance(found, dict):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hotloop.errors import DataError
-from hotloop.options.json_text import parse_json
+from hotloop.options.json_text import load_json
 
 NAME = "manifest.json"
 _FORMAT = 1
@@ -49,7 +49,7 @@ def read_manifest(folder: str | Path) -> dict[str, PartManifest]:
     folder = Path(folder)
     path = folder / NAME
     try:
-        body = parse_json(path.read_bytes())
+        body = load_json(path)
         if body["program"] != "hotloop" or body["format"] != _FORMAT:
             raise DataError(f"{path}: not a manifest that this version reads; move it away to build anew")
         return {name: _part(part) for name, part in body["parts"].items()}

@@ -24,7 +24,7 @@ import numpy as np
 
 from hotloop.engine import cache
 from hotloop.engine.environment import cpu_model, usable_cores
-from hotloop.options.json_text import parse_json
+from hotloop.options.json_text import load_json
 
 SECONDS_EACH = 0.2  # of timed calls for one figure, once it has compiled
 MOST_CALLS, FEWEST_CALLS = 7, 3
@@ -177,7 +177,7 @@ def _path(device: jax.Device) -> Path | None:
 def _kept(path: Path) -> Ceilings | None:
     """What an earlier measurement wrote; None where there is nothing that can be used."""
     try:
-        return Ceilings(**parse_json(path.read_text()))
+        return Ceilings(**load_json(path))
     except (OSError, ValueError, TypeError):
         return None
 

@@ -17,7 +17,7 @@ from typing import Any
 from hotloop.engine.records import from_exact
 from hotloop.engine.snapshot import Leaf
 from hotloop.errors import CheckpointError
-from hotloop.options.json_text import parse_json
+from hotloop.options.json_text import load_json
 
 NAME = "manifest.json"
 PROGRAM = "hotloop"
@@ -94,7 +94,7 @@ def read(folder: Path) -> Manifest:
     """The manifest of a step folder; `Damaged` says in one line why there is none that can be trusted."""
     path = folder / NAME
     try:
-        body = parse_json(path.read_bytes())
+        body = load_json(path)
     except FileNotFoundError:
         empty = folder.is_dir() and not any(folder.iterdir())
         what = "is empty" if empty else f"has no {NAME}, so it is incomplete or another program wrote it"

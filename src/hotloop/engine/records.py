@@ -15,7 +15,7 @@ from typing import Any
 
 from hotloop.errors import RunError
 from hotloop.options import plain
-from hotloop.options.json_text import parse_json
+from hotloop.options.json_text import load_json, parse_json
 
 FRAME = ("event", "update", "epoch", "time", "elapsed", "nonfinite")
 
@@ -107,7 +107,7 @@ def read_json(path: str | Path) -> dict[str, Any]:
     """The object in a JSON file of a run; one line says which file cannot be read and why."""
     path = Path(path)
     try:
-        found = parse_json(path.read_text())
+        found = load_json(path)
     except (OSError, ValueError) as error:
         raise RunError(f"{path} cannot be read: {error}") from None
     if not isinstance(found, dict):

@@ -7,9 +7,12 @@ programs write them. It knows nothing of what a document means.
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 DEEPEST = 100
+LARGEST = 1 << 26
+"""Bytes of a file that is read: ours are far smaller, and a device never ends."""
 
 Pairs = Callable[[list[tuple[str, Any]]], Any]
 
@@ -26,6 +29,20 @@ def parse_json(text: str | bytes, pairs: Pairs | None = None) -> Any:
     if "\\ud" in text.lower():
         _check_characters(value)
     return value
+
+
+def load_json(path: Path) -> Any:
+    """What a file says; OSError where it cannot be read."""
+    return parse_json(read_bounded(path))
+
+
+def read_bounded(path: Path, most: int = LARGEST) -> bytes:
+    """All bytes of a file, unless there are more."""
+    with path.open("rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise ValueError(f"more than {most:,} bytes")
+    return data
 
 
 def _check_depth(value: Any) -> None:

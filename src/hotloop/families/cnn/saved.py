@@ -18,7 +18,7 @@ from hotloop.errors import CheckpointError
 from hotloop.families.cnn.network import Network, build
 from hotloop.families.cnn.norms import Norm
 from hotloop.families.cnn.of_run import ABOUT, FAMILY
-from hotloop.options.json_text import parse_json
+from hotloop.options.json_text import load_json
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def about(folder: str | Path) -> About:
     folder = Path(folder)
     path = folder / ABOUT
     try:
-        found = parse_json(path.read_text())
+        found = load_json(path)
         network = found["network"]
         counts = [*network["shape"], network["classes"]]
         if len(counts) != 4 or not all(type(count) is int and count > 0 for count in counts):
