@@ -4,12 +4,10 @@ An iterator cannot be begun again, and batches are drawn ahead of their use. So 
 with the batches that were drawn from them and not used.
 """
 
-from collections import OrderedDict, deque
+import sys
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
-
-REMEMBERED = 4
-"""So many iterators are held, the last ones: they hold data, and few kinds of them take a weak reference."""
 
 
 class Continued(Iterator[Any]):
@@ -29,7 +27,7 @@ class Continued(Iterator[Any]):
         self._back.extendleft(reversed(list(batches)))
 
 
-_known: OrderedDict[int, Continued] = OrderedDict()
+_known: dict[int, Continued] = {}
 
 
 def continued(value: Iterable[Any]) -> Continued:
@@ -37,8 +35,15 @@ def continued(value: Iterable[Any]) -> Continued:
     iterator = iter(value)
     if iterator is not value:
         return Continued(iterator)  # begun right now: nobody can give it again
-    found = _known.pop(id(iterator), None) or Continued(iterator)
-    _known[id(iterator)] = found  # it is held, so that no other has its number meanwhile
-    while len(_known) > REMEMBERED:
-        _known.popitem(last=False)
-    return found
+    _forget_the_unreachable()
+    # It is held, so that no other has its number meanwhile; few kinds of iterators take a weak reference.
+    return _known.setdefault(id(iterator), Continued(iterator))
+
+
+def _forget_the_unreachable() -> None:
+    """Let go of iterators that nobody but this module has: they cannot be given again, and they hold data."""
+    for number in [number for number, each in _known.items() if sys.getrefcount(each.iterator) == _OURS]:
+        del _known[number]
+
+
+_OURS = 2  # references to an iterator: of its Continued, and of the question itself
