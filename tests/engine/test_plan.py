@@ -253,8 +253,8 @@ def test_the_plan_in_words_says_all_that_matters():
     text = resnet8(logs_per_epoch=2).describe()
     for part in (
         "micro batch 8 x replicas 1 x accumulation 8 = global batch 64",
-        "50000 samples: 781 weight updates an epoch, 16 samples of each begin the next",
-        "epochs: 6 = 4686 weight updates; calls: 6 of 781 updates",
+        "50,000 samples: 781 weight updates an epoch, 16 samples of each begin the next",
+        "epochs: 6 = 4,686 weight updates; calls: 6 of 781 updates",
         "log: 6, after update 781, 1562, 2343, 3124, 3905, 4686",
     ):
         assert part in text

@@ -109,19 +109,19 @@ class Plan:
         if self.samples is None:
             return []
         left = self.samples - self.updates_per_epoch * self.batch.global_
-        rest = f", {left} samples of each begin the next" if left > 0 else ""
-        return [f"{self.samples} samples: {self.updates_per_epoch} weight updates an epoch{rest}"]
+        rest = f", {left:,} samples of each begin the next" if left > 0 else ""
+        return [f"{self.samples:,} samples: {readable(self.updates_per_epoch)} weight updates an epoch{rest}"]
 
     def _describe_calls(self) -> str:
         equal = self.calls * self.updates_per_call == self.total_updates
-        each = f"{'' if equal else 'at most '}{self.updates_per_call}"
-        run = f"epochs: {readable(self.epochs)} = {self.total_updates} weight updates"
-        return f"{run}; calls: {self.calls} of {each} updates"
+        each = f"{'' if equal else 'at most '}{self.updates_per_call:,}"
+        run = f"epochs: {readable(self.epochs)} = {self.total_updates:,} weight updates"
+        return f"{run}; calls: {self.calls:,} of {each} updates"
 
     def _describe_events(self, kind: Kind) -> str:
-        updates = [str(update) for update in self.updates(kind)]
+        updates = [str(update) for update in self.updates(kind)]  # commas stand between them, so none within
         shown = updates if len(updates) <= 8 else [*updates[:5], "...", updates[-1]]
-        return f"{kind}: {len(updates)}" + (f", after update {', '.join(shown)}" if updates else "")
+        return f"{kind}: {len(updates):,}" + (f", after update {', '.join(shown)}" if updates else "")
 
     def as_dict(self) -> dict[str, Any]:
         """The plan as JSON has it."""

@@ -143,7 +143,7 @@ class Host:
 
     def stop(self, state: State, update: int, left: Sequence[Event], number: int | None) -> NoReturn:
         """Save where the run stands, and what is left to do there, and leave."""
-        place = f"interrupted after update {update} of {self.plan.total_updates}"
+        place = f"interrupted after update {update:,} of {self.plan.total_updates:,}"
         if self.checkpoints is None:
             text = f"{place}: nothing was saved, since this run keeps no checkpoints"
         elif update == 0:

@@ -46,8 +46,10 @@ def divisors(number: int) -> Iterator[int]:
             yield from (n, number // n)
 
 
-def readable(number: Fraction) -> str:
-    """A fraction as people write it: 11, 1/2, or four digits where the fraction is long."""
+def readable(number: int | Fraction) -> str:
+    """A number as people write it: 1,100, 1/2, or four digits where the fraction is long."""
+    if number.denominator == 1:
+        return f"{int(number):,}"
     return str(number) if number.denominator < 100 else f"{float(number):.4g}"
 
 

@@ -163,7 +163,9 @@ class Estimator:
         if done == updates and not training.is_closed(self.model_dir):
             return False  # a stop or a kill left something to do after the last update
         if done >= updates:
-            self._say(f"nothing to train: {self.model_dir} holds {done} updates, {updates} were asked for")
+            self._say(
+                f"nothing to train: {self.model_dir} holds {done:,} updates, {updates:,} were asked for"
+            )
         return done >= updates
 
     def evaluate(
@@ -209,7 +211,7 @@ class Estimator:
         checkpoint = checked_checkpoint(checkpoint)
         source, model = self.parts.served(input_fn, Mode.PREDICT)
         at, state = self.parts.restored(model, checkpoint)
-        self._say(f"predictions of update {at} of {self.model_dir}")
+        self._say(f"predictions of update {at:,} of {self.model_dir}")
         return _predicted(self.parts.rows(model), state, source, self._progress)
 
     def export(self, path: str | Path) -> NoReturn:

@@ -122,7 +122,7 @@ class Parts:
         """A fresh state with the weights of another model_dir."""
         with self.checkpoints(folder) as checkpoints:
             found = checkpoints.restore({name: state[name] for name in step.SERVED}, in_part=True)
-        self.say(f"weights of update {found.step} of {folder}")
+        self.say(f"weights of update {found.step:,} of {folder}")
         return {**state, **found.state}
 
     def rows(self, model: Model) -> Callable[[Any, Any], Any]:
