@@ -1,5 +1,7 @@
 """`hotloop cnn predict` and `import`: a checkpoint used alone, and somebody else's weights made into one."""
 
+import shutil
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -106,6 +108,14 @@ def test_a_broken_or_missing_image_and_a_folder_without_checkpoints_are_named(ch
     ):
         status, result, _ = called("predict", *words)
         assert status == 2 and reason in result["error"]
+
+
+def test_an_older_step_is_not_used_in_silence_where_the_newest_is_damaged(checkpoint, tmp_path, capsys):
+    folder = tmp_path / "copy"
+    shutil.copytree(checkpoint[0], folder)
+    (folder / "00000010" / "state" / "_METADATA").write_text("")
+    assert saved.weights(folder, None, checkpoint[1])[0] == 5
+    assert "warning: skipped step 10: " in capsys.readouterr().err
 
 
 def test_imported_weights_are_a_checkpoint_that_is_not_written_over(tmp_path, monkeypatch):

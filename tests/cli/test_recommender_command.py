@@ -676,3 +676,13 @@ def test_the_preset_beats_user_and_item_biases(split, tmp_path, monkeypatch):
     fit = biases.chosen(data.train, data.validation, *data.scale)
     result = train.run(preset, Listener(), "test")
     assert result["test"]["rmse"] < biases.rmse(fit, data.test, *data.scale) - 0.001
+
+
+@pytest.mark.parametrize("best", [False, True])
+def test_another_step_is_not_used_in_silence_where_one_is_damaged(options, whole, best, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(options.results_dir / "whole", run)
+    newest = max((run / "checkpoints").glob("[0-9]*"))
+    (newest / "state" / "_METADATA").write_text("")
+    assert saved.load(run, best=best).step != int(newest.name)
+    assert f"warning: skipped step {int(newest.name)}: " in capsys.readouterr().err

@@ -211,6 +211,13 @@ def test_an_empty_step_folder_is_never_the_latest_step(steps):
     back = checkpoints.restore(small_state())
     assert back.step == 2
     assert back.skipped == [f"skipped step 9: {steps / '00000009'} is empty"]
+    assert checkpoints.damaged() == back.skipped
+
+
+def test_who_keeps_no_records_is_told_of_skipped_steps(steps, capsys):
+    (steps / "00000009").mkdir()
+    assert Checkpoints(steps).restore(small_state()).warned().step == 2
+    assert capsys.readouterr().err == f"warning: skipped step 9: {steps / '00000009'} is empty\n"
 
 
 def test_a_missing_manifest_means_incomplete(steps):

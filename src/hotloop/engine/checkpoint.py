@@ -8,7 +8,7 @@ takes the newest step whose every byte is as written. It knows nothing of models
 import atexit
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -43,6 +43,17 @@ class Restored:
     position: Mapping[str, Any]
     metrics: Mapping[str, Any]
     skipped: list[str]
+
+    def warned(self) -> "Restored":
+        """The same, with those lines on standard error: for whoever keeps no records."""
+        warn_of(self.skipped)
+        return self
+
+
+def warn_of(lines: Sequence[str]) -> None:
+    """A line each on standard error."""
+    for line in lines:
+        print(f"warning: {line}", file=sys.stderr)
 
 
 class Checkpoints:
@@ -112,6 +123,16 @@ class Checkpoints:
     def steps(self) -> list[int]:
         """Complete steps, oldest first: manifest intact, files in full size (`restore` reads contents)."""
         return sorted(self._ours.complete())
+
+    def damaged(self) -> list[str]:
+        """A line for each step that a quick look finds damaged."""
+        found = []
+        for step, folder in sorted(self._ours.numbered().items()):
+            try:
+                shelf.whole(folder, step)
+            except Damaged as error:
+                found.append(f"skipped step {step}: {error}")
+        return found
 
     def begun(self) -> bool:
         """Whether there is a step to restore, if only a damaged one."""

@@ -119,7 +119,7 @@ def weights(folder: str | Path, step: int | None, known: About) -> tuple[int, An
 def weights_among(found: Checkpoints, step: int | None, known: About) -> tuple[int, Any]:
     """The same among opened checkpoints."""
     like = jax.eval_shape(lambda: _fresh(known.network, known.policy))
-    restored = found.restore(like, step, in_part=True)
+    restored = found.restore(like, step, in_part=True).warned()
     return restored.step, restored.state
 
 

@@ -111,6 +111,10 @@ def validate(work: Work, record: Recorder, last: model.State | None, made: list[
             f"{keeping.folder} holds no checkpoint" if work.others else "there is no checkpoint to validate"
         )
         work.console.warn(f"{lacking}; {'random' if last is None else 'the last'} weights are validated")
+    if work.others:
+        with keeping.opened() as checkpoints:
+            for line in checkpoints.damaged():
+                work.console.warn(line)
     known = saved.about(keeping.folder) if steps else work.about()
     job = replace(work.job, variant=known.network.variant)
     evaluation = work.source.evaluation(model.evaluate(job, config.top_k), work.settings.validation.batch)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hotloop.data.matrix import RatingMatrix
 from hotloop.data.npz import read_npz
-from hotloop.engine.checkpoint import Checkpoints, KeepBest
+from hotloop.engine.checkpoint import Checkpoints, KeepBest, warn_of
 from hotloop.engine.records import whole_file
 from hotloop.errors import DataError, RunError
 from hotloop.families.recommender import model
@@ -81,7 +81,9 @@ def load(folder: str | Path, step: int | None = None, *, best: bool = False) -> 
     job = model.Job(net_of(config), items, tuple(drops))
     like = {**_shapes(job), "ids": {"users": _pairs(users), "items": _pairs(items)}}
     checkpoints = Checkpoints(folder / "checkpoints", BEST, family=FAMILY, config=options)
-    restored = checkpoints.restore(like, checkpoints.best() if best and step is None else step)
+    if best and step is None and (step := checkpoints.best()) is not None:
+        warn_of(checkpoints.damaged())
+    restored = checkpoints.restore(like, step).warned()
     user_ids, item_ids = (whole(restored.state["ids"][name]) for name in ("users", "items"))
     return Saved(config, job, restored.state, restored.step, folder, user_ids, item_ids, low, high)
 

@@ -49,5 +49,5 @@ def load(folder: str | Path, step: int | None = None) -> Saved:
             "train with --save-checkpoints to keep them"
         )
     like = jax.eval_shape(lambda key: init(job, key), jax.random.key(0))
-    restored = Checkpoints(folder / "checkpoints", family=FAMILY, config=options).restore(like, step)
+    restored = Checkpoints(folder / "checkpoints", family=FAMILY, config=options).restore(like, step).warned()
     return Saved(config, job, restored.state, restored.step, folder)
