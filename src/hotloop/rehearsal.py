@@ -44,6 +44,10 @@ def check_can_make(folder: Path) -> None:
     """The OSError that making this folder, or writing in it, would end with, as far as one can see."""
     place = folder.absolute()
     there = next(path for path in (place, *place.parents) if os.path.lexists(path))
-    code = errno.ENOTDIR if not there.is_dir() else errno.EACCES
-    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
-        raise OSError(code, os.strerror(code), str(there))
+    if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+        return
+    if not there.is_dir():
+        code = errno.ENOTDIR
+    else:
+        code = errno.EROFS if os.statvfs(there).f_flag & os.ST_RDONLY else errno.EACCES
+    raise OSError(code, os.strerror(code), str(there))
