@@ -1,11 +1,13 @@
 """Where results come from: commits, versions, devices, and no secrets."""
 
 import json
+import os
 import subprocess
 import time
 
 from hotloop import __version__
 from hotloop.bench import provenance
+from hotloop.engine import environment
 
 
 def git(folder, *words):
@@ -76,3 +78,16 @@ def test_everything_is_there_and_is_json(tmp_path):
     assert found["packages"]["PyYAML"]
     assert found["device"]["name"]
     assert found["specs"] == {"f.yml": "00"}
+
+
+def test_asking_for_the_commit_writes_nothing_in_the_repository(tmp_path, monkeypatch):
+    git(tmp_path, "init", "-q")
+    (tmp_path / "file").write_text("a")
+    git(tmp_path, "add", "file")
+    git(tmp_path, "commit", "-qm", "first")
+    os.utime(tmp_path / "file", (1, 1))  # git would note in its index that the content is the same
+    before = (tmp_path / ".git" / "index").read_bytes()
+    monkeypatch.setattr(environment, "SOURCE", tmp_path)
+    assert environment.source_commit()["dirty"] is False
+    assert provenance.git(tmp_path)["dirty"] is False
+    assert (tmp_path / ".git" / "index").read_bytes() == before

@@ -68,7 +68,8 @@ def git(folder: Path) -> dict[str, Any]:
     commit = ask(["git", "-C", str(folder), "rev-parse", "HEAD"])
     if commit is None:
         return {"commit": None, "dirty": None}
-    changes = ask(["git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no"])
+    look = ["git", "--no-optional-locks", "-C", str(folder)]  # a kill must not leave the repository locked
+    changes = ask([*look, "status", "--porcelain", "--untracked-files=no"])
     return {"commit": commit, "dirty": None if changes is None else bool(changes)}
 
 

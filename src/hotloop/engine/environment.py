@@ -87,8 +87,10 @@ def source_commit() -> dict[str, Any]:
 
 
 def _git(*words: str) -> str | None:
+    # Without optional locks: a kill of ours must not leave the repository locked.
+    argv = ["git", "--no-optional-locks", "-C", str(SOURCE), *words]
     try:
-        done = subprocess.run(["git", "-C", str(SOURCE), *words], capture_output=True, text=True, timeout=10)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
