@@ -23,6 +23,7 @@ from hotloop.engine import pieces, progress
 from hotloop.engine.device import setup
 from hotloop.engine.drive import Interrupted
 from hotloop.engine.run import current, read_events
+from hotloop.engine.where import platform
 from hotloop.families.recommender import (
     baselines,
     beside,
@@ -30,6 +31,7 @@ from hotloop.families.recommender import (
     config,
     convert,
     evaluation,
+    model,
     saved,
     sets,
     train,
@@ -229,7 +231,8 @@ def test_a_run_leaves_records_with_every_figure_and_a_result(folder, tmp_path, c
     assert tests["test"]["rmse"] == result["test"]["rmse"] and tests["test"]["update"] == best["update"]
     (end,) = events(run, "end")
     assert (end["status"], end["update"]) == ("finished", 45)
-    assert best["update"] < 45  # so that the end's place is not the evaluation's
+    # So that the end's place is not the evaluation's; other devices round otherwise.
+    assert best["update"] < 45 or platform() != "cpu"
     per_epoch = USERS / 7
     assert all(event["epoch"] == event["update"] / per_epoch for event in current(read_events(run)))
 
@@ -686,3 +689,15 @@ def test_another_step_is_not_used_in_silence_where_one_is_damaged(options, whole
     (newest / "state" / "_METADATA").write_text("")
     assert saved.load(run, best=best).step != int(newest.name)
     assert f"warning: skipped step {int(newest.name)}: " in capsys.readouterr().err
+
+
+def test_a_run_is_used_on_another_kind_of_device_in_the_types_that_it_was_trained_in(
+    options, whole, monkeypatch
+):
+    run = options.results_dir / "whole"
+    trained = saved.load(run)
+    assert trained.config.precision == model.resolve_precision("auto") != "auto"
+    elsewhere = "gpu" if platform() == "cpu" else "cpu"
+    monkeypatch.setattr(model, "platform", lambda: elsewhere)
+    assert model.resolve_precision("auto") != trained.config.precision
+    assert saved.load(run).job.policy == trained.job.policy

@@ -27,6 +27,11 @@ Batch = Mapping[str, Any]
 MOMENTUM = 0.9
 
 
+def resolve_precision(mode: str) -> str:
+    """What `auto` stands for on this device."""
+    return mode if mode != "auto" else "32.32" if platform() == "cpu" else "16.16"
+
+
 @dataclass(frozen=True)
 class Job:
     """A network for so many items, and where its rate drops."""
@@ -45,9 +50,7 @@ class Job:
     @property
     def policy(self) -> precision.Policy:
         """The types to compute and to keep weights in."""
-        mode = self.net.precision
-        if mode == "auto":
-            mode = "32.32" if platform() == "cpu" else "16.16"
+        mode = resolve_precision(self.net.precision)
         return precision.parse(mode, self.net.half, stochastic_rounding=not self.net.no_prng)
 
     @property

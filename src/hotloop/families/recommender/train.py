@@ -68,7 +68,10 @@ def prepare(config: Train, console: Console) -> tuple[Train, Sets]:
     check_resumable(run_folder(config), config.resume)
     data = sets.load(config, console)
     check(config, data)
-    resolved = config.resolved(data.train.users, data.train.ratings)
+    resolved: Train = replace(
+        config.resolved(data.train.users, data.train.ratings),
+        precision=model.resolve_precision(config.precision),  # type: ignore[arg-type]
+    )
     if not config.named:
         console.say(
             f"--size {resolved.size} --batch-size {resolved.batch_size}: for {data.train.ratings:,} training ratings "
