@@ -353,3 +353,13 @@ def test_a_batch_spread_over_replicas_is_the_same_batch(kind: Any) -> None:
 def test_a_batch_that_replicas_cannot_share_is_refused() -> None:
     with pytest.raises(DataError, match="a batch of 6 cannot be split evenly over 4 devices"):
         Resident(numbered(50), 6, sharding=over_four_devices())
+
+
+@pytest.mark.parametrize("value", [2**31, -(2**31) - 1, 2**32 + 1])
+def test_integers_that_a_device_would_cut_are_refused(value):
+    data = {"labels": np.array([0, value, 1], np.int64)}
+    with pytest.raises(DataError, match=f"labels: {value} does not fit the device's int32"):
+        Resident(data, 1)
+    with Streamed(data, 1) as feed, pytest.raises(DataError, match=f"{value} does not fit"):
+        feed.arguments(0, 3)
+    Resident({"labels": np.array([2**31 - 1, -(2**31)], np.int64)}, 1)

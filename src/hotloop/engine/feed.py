@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding
 
 from hotloop.engine.ahead import Ahead
 from hotloop.engine.finish import Batch, Finish, Transform, keeps, on_mesh_of
-from hotloop.engine.host import Fetch, InTurn, Shuffled, common_length, form, put_into
+from hotloop.engine.host import Fetch, InTurn, Shuffled, check_fits_device, common_length, form, put_into
 from hotloop.engine.order import Order, Remainder
 from hotloop.engine.turns import Turns
 
@@ -84,6 +84,7 @@ class Resident:
         self.samples, self.batch_size = self.order.samples, batch_size
         self._gather, self._transform, self._sharding = gather, transform, sharding
         self._finish = Finish(seed, batch_size, transform, sharding)
+        check_fits_device(data)
         self._data = jax.device_put(data, on_mesh_of(sharding, ()))
 
     @property

@@ -4,10 +4,9 @@ Also the checks that a data set and every batch of it are what they should be, w
 array. It must not know about devices or threads.
 """
 
-from collections import deque
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
-from weakref import WeakValueDictionary
 
 import jax
 import numpy as np
@@ -71,21 +70,20 @@ class InTurn(Turns):
             ) from None
 
 
-_claimed: WeakValueDictionary[int, Any] = WeakValueDictionary()
-_claimed_last: deque[Any] = deque(maxlen=4)
-"""Iterators of Python's own kinds (map, zip) take no weak reference: the last ones are held."""
+_claimed: dict[int, Any] = {}
+_OURS = 2  # references to an iterator that nobody else has: of `_claimed`, and of the question itself
 
 
 def _claim(iterator: Iterator[Any]) -> None:
     """Refuse an iterator that stands where nobody knows: another feed has drawn from it, ahead of what it used."""
-    if any(iterator is each for each in (_claimed.get(id(iterator)), *_claimed_last)):
+    # Held by hand: iterators of Python's own kinds (map, zip) take no weak reference.
+    for number in [number for number in _claimed if sys.getrefcount(_claimed[number]) <= _OURS]:
+        del _claimed[number]
+    if id(iterator) in _claimed:
         raise DataError(
             "another feed has drawn from this iterator: give that feed again, or what can be begun anew"
         )
-    try:
-        _claimed[id(iterator)] = iterator
-    except TypeError:
-        _claimed_last.append(iterator)
+    _claimed[id(iterator)] = iterator
 
 
 def common_length(data: Any) -> int:
@@ -110,9 +108,26 @@ def form(batch: Any, batch_size: int) -> Any:
     return described
 
 
+def check_fits_device(data: Any) -> None:
+    """Refuse integers of 64 bits that a device would silently cut to 32."""
+    for path, leaf in jax.tree.leaves_with_path(data):
+        if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "iu" or not leaf.size:
+            continue
+        there = jax.dtypes.canonicalize_dtype(leaf.dtype)
+        if there == leaf.dtype:
+            continue
+        kept = np.iinfo(there)
+        for value in (leaf.min(), leaf.max()):
+            if not kept.min <= value <= kept.max:
+                raise DataError(
+                    f"{path_name(path)}: {value} does not fit the device's {there}; give smaller numbers"
+                )
+
+
 def put_into(buffers: Any, step: int, batch: Any, wanted: Any, update: int) -> None:
     """Copy a batch into place `step` of stacked buffers; DataError that names what differs from `wanted`."""
     check_alike(batch, wanted, update)
+    check_fits_device(batch)
     for array, buffer in zip(jax.tree.leaves(batch), jax.tree.leaves(buffers), strict=True):
         buffer[step] = array
 
