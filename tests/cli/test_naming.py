@@ -9,6 +9,7 @@ import hotloop
 from hotloop.cli.main import main
 from hotloop.cli.naming import errors_with_options, with_options
 from hotloop.engine.batch import Batch
+from hotloop.engine.interrupt import Stopped
 from hotloop.errors import HotloopError, PlanError
 
 OPTIONS = {"num_replicas", "micro_batch_size", "resume", "logs_per_epoch", "data"}
@@ -35,6 +36,13 @@ def test_an_error_keeps_its_kind_and_place():
     with wanted as caught, errors_with_options(OPTIONS):
         Batch(0)
     assert caught.traceback[-1].name == "whole"
+
+
+def test_a_stop_says_how_to_go_on_in_options():
+    with pytest.raises(Stopped) as caught, errors_with_options({"model_dir"}):
+        raise Stopped("interrupted; to resume: train again with model_dir=results/a", 15)
+    assert str(caught.value) == "interrupted; to resume: train again with --model-dir results/a"
+    assert caught.value.exit_status == 143
 
 
 def test_a_command_names_options_where_the_engine_names_arguments(capsys):

@@ -51,9 +51,9 @@ def with_options(text: str, options: Collection[str]) -> str:
 
 @contextmanager
 def errors_with_options(options: Collection[str]) -> Iterator[None]:
-    """Spell the arguments in the message of an error that the block raises."""
+    """Spell the arguments in the message of an error, or of a stop, that the block raises."""
     try:
         yield
-    except HotloopError as error:
+    except (HotloopError, KeyboardInterrupt) as error:
         error.args = (with_options(str(error), options), *error.args[1:])
         raise

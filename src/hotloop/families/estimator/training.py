@@ -140,7 +140,7 @@ class Work:
                 enough=(lambda: running.stopped) if self.hooks else None,
                 due=Clock(self.config.log_seconds, self.config.checkpoint_seconds, self.validate is not None),
                 report=self.report,
-                how_to_resume="call train again with the same model_dir",
+                how_to_resume=f"train again with model_dir={self.folder}",
             )
         if summaries:
             summaries.flush()
