@@ -67,6 +67,7 @@ def test_a_run_lives_on_when_the_disk_of_its_output_is_full(tmp_path, monkeypatc
 
 
 def test_a_command_without_a_run_ends_when_its_reader_has_gone(monkeypatch):
+    monkeypatch.setattr("hotloop.engine.run.OPEN", set())  # another test may hold one that it never closed
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as pipe:

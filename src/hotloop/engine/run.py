@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from weakref import WeakSet
 
 from hotloop import rehearsal
 from hotloop.engine import records
@@ -39,7 +40,7 @@ def default_path(family: str, root: str | Path = "results") -> Path:
     return Path(root) / f"{name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"
 
 
-OPEN: set["Run"] = set()
+OPEN: WeakSet["Run"] = WeakSet()
 """The runs that this process holds."""
 
 
