@@ -1,6 +1,7 @@
 """A saved state comes back bit for bit, or a line says why not; only whole steps are ever seen."""
 
 import json
+import logging
 import math
 import shutil
 import signal
@@ -536,3 +537,15 @@ def test_save_returns_long_before_a_big_state_is_durable(tmp_path):
         durable = time.perf_counter() - began
     print(f"64 MiB: returned after {returned * 1e3:.0f} ms, durable after {durable * 1e3:.0f} ms")
     assert returned < durable / 2
+
+
+def test_writes_that_nobody_waits_for_after_a_first_error_print_nothing(tmp_path, caplog):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, small_state(1), position={})
+    log = logging.getLogger("asyncio")
+    log.error(
+        "Task exception was never retrieved\nfuture: <Task coro=<w() defined at /x/orbax/checkpoint/a.py:1>>"
+    )
+    assert caplog.records == []
+    log.error("Task exception was never retrieved\nfuture: <Task coro=<mine() defined at /x/mine.py:1>>")
+    assert len(caplog.records) == 1

@@ -99,6 +99,7 @@ def _checkpointer() -> Iterator[Any]:
 
     logger = logging.getLogger("absl")
     logger.addFilter(_not_orbax)
+    logging.getLogger("asyncio").addFilter(_not_given_up)  # for good: it speaks when the garbage is collected
     before = sys.unraisablehook
     sys.unraisablehook = partial(_unless_too_late, before)
     try:
@@ -120,6 +121,12 @@ def _unless_too_late(otherwise: Callable[[Any], object], raised: Any) -> None:
 
 def _not_orbax(record: logging.LogRecord) -> bool:
     return "orbax" not in record.pathname
+
+
+def _not_given_up(record: logging.LogRecord) -> bool:
+    """Leave out that other writes failed, too, which nobody waits for after the error of the first."""
+    text = record.getMessage()
+    return not ("never retrieved" in text and "orbax" in text)
 
 
 def one_line(error: BaseException) -> str:
