@@ -549,3 +549,22 @@ def test_writes_that_nobody_waits_for_after_a_first_error_print_nothing(tmp_path
     assert caplog.records == []
     log.error("Task exception was never retrieved\nfuture: <Task coro=<mine() defined at /x/mine.py:1>>")
     assert len(caplog.records) == 1
+
+
+def test_what_a_late_write_leaves_of_a_failed_step_is_removed_too(tmp_path, monkeypatch):
+    remove, calls = shutil.rmtree, []
+
+    def once_too_early(folder, ignore_errors=False):
+        calls.append(folder)
+        if len(calls) > 1:
+            remove(folder)
+
+    monkeypatch.setattr(shutil, "rmtree", once_too_early)
+    monkeypatch.setattr("hotloop.engine.checkpoint.write_step", broken_write)
+    with pytest.raises(CheckpointError, match="cannot write step 1"), Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, small_state(1), position={})
+    assert len(calls) == 2 and not [each for each in tmp_path.iterdir() if "tmp" in each.name]
+
+
+def broken_write(*_):
+    raise OSError(28, "No space left on device")

@@ -8,6 +8,7 @@ takes the newest step whose every byte is as written. It knows nothing of models
 import atexit
 import shutil
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from contextlib import suppress
@@ -227,7 +228,7 @@ class Checkpoints:
                 self._ours.put_in_place(temporary, note.step)
             self._forget(note.step)
         except Exception as error:
-            shutil.rmtree(temporary, ignore_errors=True)
+            _remove(temporary)
             raise CheckpointError(
                 f"cannot write step {note.step} in {self.folder}: {one_line(error)}; earlier steps are whole"
             ) from error
@@ -253,3 +254,12 @@ def _check_position(
 def _lasting(complete: Mapping[int, Manifest]) -> dict[int, Mapping[str, Any]]:
     """The metrics of all steps but those that only a stop has left."""
     return {step: found.metrics for step, found in complete.items() if STOPPED not in found.position}
+
+
+def _remove(folder: Path) -> None:
+    """Remove what a failed write left; other writes may still be ending in it, so more than once if need be."""
+    for wait in (0.0, 0.02, 0.1, 0.3, 1.0):
+        time.sleep(wait)
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
