@@ -21,18 +21,27 @@ if TYPE_CHECKING:
 
 __version__ = VERSION
 
-_ESTIMATOR = (
-    "Arrays", "Estimator", "EvalSpec", "Hook", "Mode", "ModelSpec", "RunConfig", "TrainSpec", "train_and_evaluate",
-)  # fmt: skip
+_HOMES = {
+    "Arrays": "hotloop.families.estimator.inputs",
+    "Estimator": "hotloop.families.estimator.estimator",
+    "EvalSpec": "hotloop.families.estimator.spec",
+    "Hook": "hotloop.families.estimator.hooks",
+    "Mode": "hotloop.families.estimator.spec",
+    "ModelSpec": "hotloop.families.estimator.spec",
+    "RunConfig": "hotloop.families.estimator.run_config",
+    "TrainSpec": "hotloop.families.estimator.spec",
+    "train_and_evaluate": "hotloop.families.estimator.estimator",
+}
+"""The module of each public name."""
 
 
 def __getattr__(name: str) -> object:
-    if name not in _ESTIMATOR:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module("hotloop.families.estimator"), name)
+    return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return ["__version__", *_ESTIMATOR]
+    return ["__version__", *_HOMES]

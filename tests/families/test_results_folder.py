@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from hotloop import Estimator
 from hotloop.cli.configs import resolve
 from hotloop.cli.main import find_command
 from hotloop.cli.parser import scan
 from hotloop.errors import OptionError
 from hotloop.families.cnn.work import run_folder as cnn_folder
-from hotloop.families.estimator import Estimator
 from hotloop.families.kernels import config as kernels
 from hotloop.families.kernels.records import own_folder
 from hotloop.families.recommender.train import run_folder as recommender_folder
