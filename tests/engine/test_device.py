@@ -9,7 +9,8 @@ import sys
 import jax
 import pytest
 
-from hotloop.engine.device import environment, setup
+from hotloop.engine.device import setup
+from hotloop.engine.environment import environment
 from hotloop.errors import DeviceError
 
 needs_cpu_only = pytest.mark.skipif(jax.default_backend() != "cpu", reason="needs no accelerator")

@@ -13,13 +13,10 @@ from typing import TYPE_CHECKING
 
 from hotloop.engine import cache, host_memory
 from hotloop.engine.configure import configure
-from hotloop.engine.environment import environment
 from hotloop.errors import DeviceError
 
 if TYPE_CHECKING:
     import jax
-
-__all__ = ["environment", "setup"]
 
 INSTALL = {"gpu": "hotloop[cuda]", "tpu": "hotloop[tpu]"}
 

@@ -3,11 +3,11 @@ name.
 """
 
 import os
-import platform
 import re
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from platform import machine, processor, python_version, system
 from typing import Any
 
 from hotloop.version import VERSION as __version__
@@ -20,12 +20,12 @@ def environment() -> dict[str, Any]:
     """The record that goes with every result; devices are those of the platform in use."""
     return {
         "hotloop": __version__,
-        "python": platform.python_version(),
+        "python": python_version(),
         **{package: package_version(package) for package in PACKAGES},
         **devices(),
         "cpu": cpu_model(),
         "cores": usable_cores(),
-        "system": f"{platform.system()} {platform.machine()}",
+        "system": f"{system()} {machine()}",
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         **source_commit(),
     }
@@ -68,7 +68,7 @@ def cpu_model() -> str:
         found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
         found = None
-    return found[1].strip() if found else platform.processor() or platform.machine()
+    return found[1].strip() if found else processor() or machine()
 
 
 def usable_cores() -> int:

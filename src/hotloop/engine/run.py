@@ -208,6 +208,6 @@ class Run:
 
 
 def _environment() -> Mapping[str, Any]:
-    from hotloop.engine.device import environment
+    from hotloop.engine.environment import environment
 
     return environment()
