@@ -18,6 +18,7 @@ from hotloop.families.kernels import program
 from hotloop.families.kernels.config import Layer
 from hotloop.families.kernels.data import FromHost, OnDevice, Place, make_pool
 from hotloop.families.kernels.kernel import Kernel
+from hotloop.families.kernels.program import Program
 
 AUTO_DTYPE = {"gpu": "float16", "tpu": "bfloat16", "cpu": "float32"}
 
@@ -34,7 +35,7 @@ class Bench:
     feed: OnDevice | FromHost
     params: Any
     count: Array
-    program: program.Program
+    program: Program
     losses: list[Array] = field(default_factory=list)
     """Of every update so far, call by call, when it trains."""
 
@@ -79,7 +80,7 @@ def prepare(config: Layer, kernel: Kernel, place: Place, dtype: str) -> Bench:
 
 def compile_loop(
     config: Layer, kernel: Kernel, place: Place, dtype: str, key: Array, arguments: Any, iterations: int
-) -> program.Program:
+) -> Program:
     """The timed call with so many iterations."""
     if config.train:
         axis = mesh.REPLICA if place.mesh else None
