@@ -102,12 +102,11 @@ class RunConfig:
 
     def _check_kinds(self) -> None:
         """That each field is what it is said to be."""
-        for field in fields(self):
-            value, optional = getattr(self, field.name), field.name in OPTIONAL
-            wanted, fits = KINDS[field.name]
+        for name, (wanted, fits) in KINDS.items():
+            value, optional = getattr(self, name), name in OPTIONAL
             if not fits(value) and not (optional and value is None):
                 raise OptionError(
-                    f"RunConfig: {field.name}={value!r} must be {wanted}{' or None' if optional else ''}"
+                    f"RunConfig: {name}={value!r} must be {wanted}{' or None' if optional else ''}"
                 )
 
     @property
@@ -122,4 +121,4 @@ class RunConfig:
 
     def as_dict(self) -> dict[str, Any]:
         """Every field by name, as a record keeps it."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return {each.name: getattr(self, each.name) for each in fields(self)}
