@@ -25,7 +25,7 @@ from hotloop.engine.records import write_json
 from hotloop.engine.run import Run, read_events
 from hotloop.engine.run_folder import take
 from hotloop.errors import RunError
-from hotloop.families.vcd import images, saved, train
+from hotloop.families.vcd import evaluation, images, saved, train
 from hotloop.families.vcd.config import PRESETS, Train
 from hotloop.families.vcd.images import Images
 from hotloop.options import build, options_of, plain
@@ -206,9 +206,7 @@ def test_the_name_of_a_run_killed_before_its_first_record_is_free(tmp_path):
 def test_the_test_after_a_training_takes_as_many_images_as_asked_for(words, count, monkeypatch):
     seen = []
     monkeypatch.setattr(train, "elbo", lambda job, state, rows: -float(len(rows)))
-    monkeypatch.setattr(
-        train.evaluation, "likelihoods", lambda job, state, rows, *_: seen.append(len(rows)) or {}
-    )
+    monkeypatch.setattr(evaluation, "likelihoods", lambda job, state, rows, *_: seen.append(len(rows)) or {})
     rows = np.zeros((20, 784), np.uint8)
     data = Images("digits", "", rows, rows, rows)
     options = build(Train, scan(f"--updates 9 -v {words}".split(), options_of(Train)))
@@ -488,7 +486,7 @@ def test_a_short_run_on_real_digits_lowers_the_bound_and_raises_the_test_likelih
     data = train.load(options, Listener())
     before = saved.job_of(options, len(data.train))
     from hotloop.engine.keys import seed_key, stream
-    from hotloop.families.vcd import evaluation, model
+    from hotloop.families.vcd import model
 
     quick = build(Train, {"iwae_samples": 50, "burn_in": 10, "kept": 10})
     start = model.init(before, stream(seed_key(0), "init", 0))

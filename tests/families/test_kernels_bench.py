@@ -11,7 +11,7 @@ import pytest
 from hotloop.cli.console import Context
 from hotloop.engine.ceilings import Ceilings
 from hotloop.errors import DeviceError, OptionError
-from hotloop.families.kernels import bench, hmc, timing
+from hotloop.families.kernels import bench, hmc, program, timing
 from hotloop.families.kernels import config as configs
 from hotloop.families.kernels.costs import Cost
 from hotloop.families.kernels.explain import explanations
@@ -144,7 +144,7 @@ def test_a_device_without_half_partials_says_so(monkeypatch):
 
     monkeypatch.setattr("hotloop.families.kernels.program.jax.jit", refuse)
     with pytest.raises(OptionError, match="--enable-half-partials: this device cannot"):
-        bench.program.compile_call(lambda: None, (), None, None, None)
+        program.compile_call(lambda: None, (), None, None, None)
 
 
 def test_half_partials_need_sixteen_bits():

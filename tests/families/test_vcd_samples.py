@@ -17,7 +17,8 @@ import pytest
 from hotloop.cli.console import Context
 from hotloop.engine.keys import seed_key
 from hotloop.errors import DataError, OptionError
-from hotloop.families.vcd import samples
+from hotloop.families.vcd import images as image_sets
+from hotloop.families.vcd import samples, saved
 from hotloop.families.vcd.config import Train
 from hotloop.families.vcd.images import Images
 from hotloop.families.vcd.samples_config import Samples
@@ -72,19 +73,19 @@ def ready(monkeypatch, tmp_path):
     """A saved run and a data set, so that `run` needs no training; what it is asked for is kept."""
     asked = SimpleNamespace(saved=run_saved(), images=some_images(), data=None, step=None)
 
-    def load_run(folder, step):
+    def saved_run(folder, step):
         asked.step = step
         return replace(asked.saved, folder=folder)
 
-    def load_images(name, say, progress):
+    def some_set(name, say, progress):
         asked.data = name
         if isinstance(asked.images, Exception):
             raise asked.images
         return asked.images
 
     monkeypatch.setattr(samples, "draw", kept_draw)
-    monkeypatch.setattr(samples.saved, "load", load_run)
-    monkeypatch.setattr(samples.images, "load", load_images)
+    monkeypatch.setattr(saved, "load", saved_run)
+    monkeypatch.setattr(image_sets, "load", some_set)
     asked.run = lambda **options: samples.run(Samples(run=tmp_path / "run", **options), Context())
     return asked
 
