@@ -14,7 +14,7 @@ from hotloop.cli.main import COMMANDS
 from hotloop.data import amat, cifar, content, idx, npz, rating_text, ratings, record_facts, records, tfrecord
 from hotloop.data import image_folder as folders
 from hotloop.data.example import write_example
-from hotloop.engine import png, run_folder
+from hotloop.engine import png, run
 from hotloop.engine import records as run_records
 from hotloop.engine import report as reports
 from hotloop.engine.checkpoint import Checkpoints
@@ -98,7 +98,7 @@ READERS = {
     "read_boxes": (record_facts.read_boxes, "boxes"),
     "read_json": (run_records.read_json, "run/config.json"),
     "read_events": (lambda path: list(read_events(path)), "run"),
-    "config_of": (lambda path: run_folder.config_of(path, "cnn", {"seed": int}), "run"),
+    "config_of": (lambda path: run.read_config(path, "cnn", {"seed": int}), "run"),
     "Checkpoints": (lambda path: Checkpoints(path).steps(), "run"),
     "report.check_writable": (reports.check_writable, "report"),
     "results.read": (lambda path: results.read([path]), "."),

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from hotloop.engine import shelf
-from hotloop.engine.run import current, read_events
+from hotloop.engine import checkpoint_folder
+from hotloop.engine.run import current_records, read_events
 
 OF_THE_CLOCK = ("second", "time", "elapsed", "throughput", "flops", "mfu", "memory", "process")
 """What is in the name of a figure that no two runs have in common."""
@@ -17,13 +17,15 @@ def _is_compared(name: str) -> bool:
 
 def records(run: Path) -> list[dict[str, Any]]:
     """The run's records as they stand, without what another clock, folder or command line changes."""
-    return [{k: v for k, v in record.items() if _is_compared(k)} for record in current(read_events(run))]
+    return [
+        {k: v for k, v in record.items() if _is_compared(k)} for record in current_records(read_events(run))
+    ]
 
 
 def checkpoints(folder: Path) -> dict[int, Any]:
     """Of every step: the checksum of each array, the position, and the metrics that no clock has part in."""
     found = {}
-    for step, manifest in shelf.complete(folder).items():
+    for step, manifest in checkpoint_folder.find_complete(folder).items():
         metrics = {k: v for k, v in manifest.metrics.items() if _is_compared(k)}
         found[step] = (dict(manifest.leaves), manifest.position, metrics)
     return found

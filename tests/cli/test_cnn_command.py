@@ -28,7 +28,7 @@ from hotloop.engine import progress
 from hotloop.engine.checkpoint import Checkpoints, KeepAll
 from hotloop.engine.device import setup
 from hotloop.engine.drive import Interrupted
-from hotloop.engine.run import current, read_events
+from hotloop.engine.run import current_records, read_events
 from hotloop.families.cnn import train
 from hotloop.options import options_of
 from listener import Listener
@@ -549,7 +549,7 @@ def test_a_run_without_checkpoints_starts_over_with_a_notice_but_not_once_it_is_
     status, result, said = called("train", *words, "--resume")
     assert status == 0 and "warning: the run has no checkpoint yet, so it starts over" in said
     assert result["validation"] == whole[0]["validation"][-1:]
-    logs = [each for each in current(read_events(tmp_path / "run")) if each["event"] == "log"]
+    logs = [each for each in current_records(read_events(tmp_path / "run")) if each["event"] == "log"]
     assert [log["update"] for log in logs] == [6, 12, 18]
     status, result, _ = called("train", *words, "--resume")
     assert status == 2 and "run is finished and has no checkpoints; to train again" in result["error"]

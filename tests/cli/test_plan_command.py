@@ -8,7 +8,7 @@ import pytest
 
 from hotloop.cli.main import main
 from hotloop.cli.plan import PlanConfig
-from hotloop.engine.plan_options import Planned
+from hotloop.engine.plan import PlanOptions
 from hotloop.families.cnn.config import Train
 from hotloop.options import options_of
 
@@ -88,7 +88,7 @@ def test_bad_values_are_one_line_and_status_2(capsys, words, text):
 
 
 def test_the_options_that_a_training_has_too_are_the_same_there():
-    shared = {each.name for each in options_of(Planned)}
+    shared = {each.name for each in options_of(PlanOptions)}
     here, there = (
         {each.name: each for each in options_of(config) if each.name in shared}
         for config in (PlanConfig, Train)

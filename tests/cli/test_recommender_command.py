@@ -19,10 +19,10 @@ from hotloop.cli.main import find_command, main
 from hotloop.cli.parser import scan
 from hotloop.data.catalogue import known_set
 from hotloop.data.folders import find
-from hotloop.engine import pieces, progress
+from hotloop.engine import drive, progress
 from hotloop.engine.device import setup
 from hotloop.engine.drive import Interrupted
-from hotloop.engine.run import current, read_events
+from hotloop.engine.run import current_records, read_events
 from hotloop.engine.where import platform
 from hotloop.families.recommender import (
     baselines,
@@ -108,7 +108,7 @@ def words(folder, *more):
 
 
 def events(folder, kind):
-    return [event for event in current(read_events(folder)) if event["event"] == kind]
+    return [event for event in current_records(read_events(folder)) if event["event"] == kind]
 
 
 def figures(folder):
@@ -116,7 +116,7 @@ def figures(folder):
     left_out = ("time", "elapsed", "throughput")
     return [
         {key: value for key, value in event.items() if key not in left_out}
-        for event in current(read_events(folder))
+        for event in current_records(read_events(folder))
         if event["event"] in ("log", "validation")
     ]
 
@@ -234,7 +234,7 @@ def test_a_run_leaves_records_with_every_figure_and_a_result(folder, tmp_path, c
     # So that the end's place is not the evaluation's; other devices round otherwise.
     assert best["update"] < 45 or platform() != "cpu"
     per_epoch = USERS / 7
-    assert all(event["epoch"] == event["update"] / per_epoch for event in current(read_events(run)))
+    assert all(event["epoch"] == event["update"] / per_epoch for event in current_records(read_events(run)))
 
 
 def test_a_stopped_run_resumes_to_the_same_bits(options, whole, tmp_path):
@@ -271,7 +271,7 @@ def test_a_killed_run_resumes_to_the_same_bits_and_figures(patience, options, wh
 
 @pytest.mark.slow
 def test_other_pieces_of_a_call_and_other_logs_give_the_same_bits(options, whole, tmp_path, monkeypatch):
-    monkeypatch.setattr(pieces, "TARGET_SECONDS", 0)  # one update at a time
+    monkeypatch.setattr(drive, "TARGET_SECONDS", 0)  # one update at a time
     other = replace(options, results_dir=tmp_path, run_name="other", steps_per_log=3)
     result = train.run(other, Listener(), "test")
     same_run(result, whole)

@@ -20,10 +20,9 @@ from hotloop.cli.parser import scan
 from hotloop.data.catalogue import known_set
 from hotloop.data.folders import find
 from hotloop.engine import progress
-from hotloop.engine.announcer import Announcer
 from hotloop.engine.records import write_json
-from hotloop.engine.run import Run, read_events
-from hotloop.engine.run_folder import take
+from hotloop.engine.run import Run, read_events, take_folder
+from hotloop.engine.sinks import Announcer
 from hotloop.errors import RunError
 from hotloop.families.vcd import evaluation, images, saved, train
 from hotloop.families.vcd.config import PRESETS, Train
@@ -197,7 +196,7 @@ def test_the_name_of_a_run_killed_before_its_first_record_is_free(tmp_path):
     with Run.create(tmp_path / "night", {}, command="x", environment={}):
         assert train.run_folder(config) == tmp_path / "night_0"
     assert train.run_folder(config) == tmp_path / "night_0"
-    lock = take(tmp_path / "night_0", resume=False)  # another process is about to begin there
+    lock = take_folder(tmp_path / "night_0", resume=False)  # another process is about to begin there
     assert train.run_folder(config) == tmp_path / "night_1"
     os.close(lock)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hotloop.engine.checkpoint import Checkpoints
-from hotloop.engine.run import current, read_events
+from hotloop.engine.run import current_records, read_events
 
 PROGRAM = Path(__file__).parents[2] / "examples" / "digits.py"
 SMALL = ("--samples=600", "--batch-size=30", "--hidden=8", "--epochs=20")
@@ -54,5 +54,5 @@ def final(folder: Path, like: Any) -> Any:
 
 def logged(folder: Path) -> list[tuple[int, float]]:
     """Update and loss of every log of the run as it stands."""
-    records = current(read_events(folder))
+    records = current_records(read_events(folder))
     return [(record["update"], record["loss"]) for record in records if record["event"] == "log"]

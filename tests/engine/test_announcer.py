@@ -1,7 +1,7 @@
 """Records that are told and not kept: as a run's, and a sink that fails is left out."""
 
-from hotloop.engine.announcer import Announcer
 from hotloop.engine.records import FRAME
+from hotloop.engine.sinks import Announcer
 
 
 class Kept:

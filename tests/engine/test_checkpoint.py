@@ -16,7 +16,7 @@ import numpy as np
 import optax
 import pytest
 
-from hotloop.engine import manifest as manifests
+from hotloop.engine import checkpoint_folder as manifests
 from hotloop.engine.checkpoint import Checkpoints, KeepAll, KeepBest, KeepLast
 from hotloop.errors import CheckpointError
 
@@ -323,9 +323,9 @@ def test_the_newest_step_stays_though_it_is_not_the_best(tmp_path):
 
 
 def test_a_leaf_that_comes_back_with_other_bits_is_named(steps, monkeypatch):
-    from hotloop.engine import step_folder
+    from hotloop.engine import checkpoint_folder
 
-    read = step_folder._read_filled
+    read = checkpoint_folder._read_filled
 
     def wrong(folder, names):
         arrays = read(folder, names)
@@ -333,7 +333,7 @@ def test_a_leaf_that_comes_back_with_other_bits_is_named(steps, monkeypatch):
             arrays["params/dense/w"] = np.nextafter(arrays["params/dense/w"], 9, dtype=np.float32)
         return arrays
 
-    monkeypatch.setattr(step_folder, "_read_filled", wrong)
+    monkeypatch.setattr(checkpoint_folder, "_read_filled", wrong)
     back = Checkpoints(steps).restore(small_state())
     assert back.step == 1
     assert "leaf params/dense/w of" in back.skipped[0]
@@ -431,11 +431,11 @@ def test_a_temporary_folder_left_by_a_kill_is_ignored_then_cleaned(tmp_path):
 
 
 def test_a_temporary_folder_that_is_being_written_is_not_cleaned(tmp_path):
-    from hotloop.engine.step_folder import locked
+    from hotloop.engine.checkpoint_folder import hold_lock
 
     left = tmp_path / ".hotloop-tmp-9-0badcafe"
     left.mkdir()
-    with locked(left):
+    with hold_lock(left):
         saved(tmp_path)
         assert left.exists()
 

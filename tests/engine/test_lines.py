@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.engine.lines import clock, console_line, fixed
+from hotloop.engine.sinks import console_line, format_clock, format_fixed
 
 # As the benchmark files of the older programs have them.
 THROUGHPUT = r"throughput: *(.*?) samples\/sec"
@@ -146,14 +146,14 @@ def test_any_loss_and_throughput_is_found_with_six_digits(value):
 
 
 def test_numbers_never_have_an_exponent():
-    assert [fixed(x) for x in (0.0, 3.0, 0.4, -1.5e-7, 123456789.0)] == [
+    assert [format_fixed(x) for x in (0.0, 3.0, 0.4, -1.5e-7, 123456789.0)] == [
         "0.00000",
         "3.00000",
         "0.400000",
         "-0.000000150000",
         "123456789.0",
     ]
-    assert fixed(math.nan) == "nan"
+    assert format_fixed(math.nan) == "nan"
 
 
 def test_figures_that_are_not_finite_are_shown_and_lists_are_not():
@@ -166,7 +166,7 @@ def test_figures_that_are_not_finite_are_shown_and_lists_are_not():
 
 
 def test_a_time_is_hours_minutes_and_seconds():
-    assert [clock(seconds) for seconds in (0.4, 59.9, 3599, 90061)] == [
+    assert [format_clock(seconds) for seconds in (0.4, 59.9, 3599, 90061)] == [
         "0:00:00",
         "0:00:59",
         "0:59:59",

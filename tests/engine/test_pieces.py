@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.engine.pieces import TARGET_SECONDS, CompiledPieces, FreePieces
+from hotloop.engine.drive import TARGET_SECONDS, CompiledPieces, FreePieces
 
 
 def dispatch(pieces: FreePieces | CompiledPieces, calls: list[int], seconds_per_update: float) -> list[int]:

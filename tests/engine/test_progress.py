@@ -19,7 +19,7 @@ from hotloop.engine.evaluate import Evaluation
 from hotloop.engine.feed import Resident
 from hotloop.engine.loop import Program
 from hotloop.engine.plan import plan_updates
-from hotloop.engine.progress import compiling, hide, opened, show
+from hotloop.engine.progress import attach_bar, compiling, hide, show
 from hotloop.engine.run import Run
 
 
@@ -90,8 +90,8 @@ class Heard:
 
 def test_the_innermost_bar_hears_of_a_compilation_and_of_its_end_even_when_it_fails():
     outer, inner = Heard(), Heard()
-    with opened(outer):
-        with opened(inner), pytest.raises(ValueError, match="no such operation"), compiling():
+    with attach_bar(outer):
+        with attach_bar(inner), pytest.raises(ValueError, match="no such operation"), compiling():
             raise ValueError("no such operation")
         with compiling(recorded=True):
             pass
@@ -145,12 +145,12 @@ def test_training_and_evaluation_say_that_they_compile_before_anything_moves(tmp
         jax.random.key(0),
     )  # fmt: skip
     state = {"w": np.zeros(3, np.float32)}
-    with opened(bar), Run.create(tmp_path, {}, command="", environment={}) as run:
+    with attach_bar(bar), Run.create(tmp_path, {}, command="", environment={}) as run:
         state = drive(program, plan_updates(4, log_every=2), state, run, progress=bar)
     assert bar.told[:2] == ["begin compiling", ("end compiling", True)]
     assert bar.told[2:] and all(what[0] == "advance" for what in bar.told[2:])
     evaluation = Evaluation(lambda state, batch: {"sum": batch["x"].sum(1)}, data, 4)
-    with opened(evaluated):
+    with attach_bar(evaluated):
         assert evaluation(state)["sum"] == evaluation(state)["sum"] == 12
     assert evaluated.told == ["begin compiling", ("end compiling", False)]
 

@@ -19,8 +19,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.engine import records, run_folder
-from hotloop.engine.run import Run, current, default_path, read_events
+from hotloop.engine import records
+from hotloop.engine.run import Run, check_makeable, current_records, default_path, read_events, take_folder
 from hotloop.errors import RunError
 from hotloop.options import plain
 
@@ -194,7 +194,7 @@ def test_what_was_run_again_after_a_resume_counts_once(tmp_path):
     with new_run(tmp_path, resume=True) as run:
         run.event("resume", update=2, epoch=0.5)
         run.event("log", update=3, epoch=0.75, loss=30.0)
-    logs = [record for record in current(read_events(tmp_path)) if record["event"] == "log"]
+    logs = [record for record in current_records(read_events(tmp_path)) if record["event"] == "log"]
     assert [(record["update"], record["loss"]) for record in logs] == [(1, 1.0), (2, 2.0), (3, 30.0)]
 
 
@@ -392,9 +392,7 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
         new_run(tmp_path / "file" / "run")
 
 
-@pytest.mark.parametrize(
-    "check", [run_folder.check_makeable, lambda path: run_folder.take(path, resume=False)]
-)
+@pytest.mark.parametrize("check", [check_makeable, lambda path: take_folder(path, resume=False)])
 def test_a_folder_whose_name_checkpoints_could_not_write_is_refused_at_once(check, tmp_path):
     with pytest.raises(RunError, match="no UTF-8 text"):
         check(tmp_path / "run\udcff")

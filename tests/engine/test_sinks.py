@@ -9,8 +9,7 @@ import types
 import pytest
 
 from hotloop.data.tfrecord import index_records, read_record
-from hotloop.engine.lines import SHOWN
-from hotloop.engine.sinks import ConsoleSink, TensorBoardSink, WandbSink
+from hotloop.engine.sinks import SHOWN, ConsoleSink, TensorBoardSink, WandbSink
 from hotloop.errors import MissingExtra
 
 

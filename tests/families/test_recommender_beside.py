@@ -22,8 +22,8 @@ from hotloop.data.matrix import build
 from hotloop.engine.checkpoint import Checkpoints, KeepLast
 from hotloop.engine.device import setup
 from hotloop.engine.drive import Interrupted
-from hotloop.engine.events import Diverged
-from hotloop.engine.run import Run, current, read_events
+from hotloop.engine.host_events import Diverged
+from hotloop.engine.run import Run, current_records, read_events
 from hotloop.errors import OptionError, RunError
 from hotloop.families.recommender import beside, model, saved, train, validator
 from hotloop.families.recommender.answers import Answers
@@ -74,7 +74,7 @@ def whole(options):
 
 def validations(folder):
     """Every validation that counts, without its times; no update twice."""
-    events = [event for event in current(read_events(folder)) if event["event"] == "validation"]
+    events = [event for event in current_records(read_events(folder)) if event["event"] == "validation"]
     found = {
         event["update"]: {k: v for k, v in event.items() if k not in ("time", "elapsed")} for event in events
     }

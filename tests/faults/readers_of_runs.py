@@ -12,9 +12,8 @@ from readers import Reader, in_file, in_folder, of_text
 from hotloop.cli.configs import resolve
 from hotloop.cli.main import find_command
 from hotloop.data.matrix import build
-from hotloop.engine import ceilings, manifest, report
-from hotloop.engine.run import current, read_events
-from hotloop.engine.run_folder import config_of, resume_warnings
+from hotloop.engine import ceilings, checkpoint_folder, report
+from hotloop.engine.run import current_records, read_config, read_events, resume_warnings
 from hotloop.families.cnn import saved as cnn
 from hotloop.families.cnn.config import Train as CnnTrain
 from hotloop.families.cnn.time_to_train import earlier
@@ -60,7 +59,9 @@ def of_runs() -> list[Reader]:
     ratings = build(np.array([0, 1]), np.array([0, 1]), np.array([1.0, 2.0]), warn=lambda _: None)
     ids = np.arange(2)
     run = recommender.Saved(Train(), None, None, 0, Path(), ids, ids, 1.0, 5.0)
-    step = manifest.to_text(manifest.Manifest(3, {}, {"a": manifest.Stored(1, "00000000")}))
+    step = checkpoint_folder.format_manifest(
+        checkpoint_folder.Manifest(3, {}, {"a": checkpoint_folder.StoredFile(1, "00000000")})
+    )
 
     def training(folder: Path, data: bytes) -> None:
         (folder / "ratings.npz").write_bytes(data)
@@ -69,7 +70,7 @@ def of_runs() -> list[Reader]:
         [found.row(user) for user in range(found.users)]
 
     def recorded(file: Path) -> None:
-        current(read_events(file))
+        current_records(read_events(file))
         earlier(read_events(file))
         seconds_to(0.9, read_events(file), 32)
 
@@ -96,7 +97,7 @@ def of_runs() -> list[Reader]:
         return lambda folder: resolve(command, {"run": str(folder)})
 
     def cnn_config(folder: Path) -> object:
-        return config_of(folder, "cnn", {"seed": int})
+        return read_config(folder, "cnn", {"seed": int})
 
     def poplar(text: str) -> None:
         report._poplar(text, None, lambda _: None)
@@ -135,6 +136,6 @@ def of_runs() -> list[Reader]:
         Reader("ratings of a run", [kept], training),
         Reader("network.json", [about], in_folder("network.json", cnn.about)),
         Reader("ceilings", [json.dumps(limits).encode()], in_file("x.json", ceilings._kept)),
-        Reader("manifests of checkpoints", [step.encode()], in_folder("manifest.json", manifest.read)),
+        Reader("manifests of checkpoints", [step.encode()], in_folder("manifest.json", checkpoint_folder.read_manifest)),
         Reader("Poplar's options", [b'{"autoReport.all": "true", "autoReport.directory": "x"}'], of_text(poplar)),
     ]  # fmt: skip

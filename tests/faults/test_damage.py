@@ -16,7 +16,7 @@ import pytest
 from short_runs import FAMILIES, IMAGES, resumed, words, write_digits
 
 from hotloop.cli.main import main
-from hotloop.engine import manifest as manifests
+from hotloop.engine import checkpoint_folder as manifests
 from hotloop.engine.checkpoint import Checkpoints, KeepAll
 from hotloop.engine.drive import check_position
 from hotloop.engine.run import read_events
@@ -116,7 +116,7 @@ def add(folder, draw):
 
 
 def odd_manifest(folder, draw):
-    path = folder / manifests.NAME
+    path = folder / manifests.MANIFEST
     text = path.read_text()
     path.write_text(draw.choice([
         "", "{", "[]", "null", "[" * 200_000, '{"a":' * 200_000, text[: draw.randrange(len(text))], text * 2,
@@ -126,7 +126,7 @@ def odd_manifest(folder, draw):
 
 def forge(folder, draw):
     """A manifest with a right checksum, and something else in it."""
-    path = folder / manifests.NAME
+    path = folder / manifests.MANIFEST
     body = json.loads(path.read_text())
     del body["checksum"]
     place, keys = body, []
@@ -206,7 +206,7 @@ def steps_of(run):
 def saved_bits(run):
     """The newest step's weights as they lie on disk."""
     newest = steps_of(run)[-1]
-    leaves = json.loads((newest / manifests.NAME).read_text())["leaves"]
+    leaves = json.loads((newest / manifests.MANIFEST).read_text())["leaves"]
     return newest.name, {name: leaf["checksum"] for name, leaf in leaves.items()}
 
 
@@ -222,7 +222,7 @@ def test_a_run_goes_on_from_an_older_step_to_the_same_bits_or_says_that_none_is_
     steps = steps_of(run)
     assert len(steps) > 1
     draw = random.Random(family)
-    (steps[-1] / manifests.NAME).write_text("[" * 200_000)
+    (steps[-1] / manifests.MANIFEST).write_text("[" * 200_000)
     capsys.readouterr()
     assert main(resumed(family, line)) == 0
     assert saved_bits(run) == expected

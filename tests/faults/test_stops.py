@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 from hotloop.engine import drive as driving
-from hotloop.engine import pieces
+from hotloop.engine import drive as pieces
 from hotloop.engine.checkpoint import Checkpoints, KeepBest, KeepLast
 from hotloop.engine.drive import Interrupted, drive, newest
 from hotloop.engine.feed import Resident
-from hotloop.engine.interrupt import Request
+from hotloop.engine.interrupt import StopRequest
 from hotloop.engine.loop import Program, own
 from hotloop.engine.plan import plan_updates
-from hotloop.engine.run import Run, current, read_events
+from hotloop.engine.run import Run, current_records, read_events
 from undisturbed import assert_same_run, records
 
 PLAN = plan_updates(30, log_every=4, validate_every=10, checkpoint_every=10)
@@ -40,7 +40,7 @@ DATA = {"x": np.random.default_rng(0).normal(size=(64, 2)).astype(np.float32)}
 PROGRAM = Program(walk, Resident(DATA, 8, seed=1), PLAN.updates_per_call, jax.random.key(1), loop="while")
 
 
-class Asked(Request):
+class Asked(StopRequest):
     """A request that is made between two looks at it."""
 
     def __init__(self, looks: int):
@@ -118,7 +118,7 @@ def test_stops_at_any_moment_leave_no_trace(
         looks = moments.randrange(60)
 
         @contextmanager
-        def requests(looks: int = looks) -> Iterator[Request]:
+        def requests(looks: int = looks) -> Iterator[StopRequest]:
             yield Asked(looks)
 
         monkeypatch.setattr(driving, "requests", requests)
@@ -168,7 +168,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_over(whole: Pa
     with suppress(Killed), pytest.MonkeyPatch.context() as patch:
         patch.setattr(Run, "_append", dying(3))
         once(tmp_path / "run", resume=False)
-    assert [record["update"] for record in current(read_events(tmp_path / "run"))][-1] == 8
+    assert [record["update"] for record in current_records(read_events(tmp_path / "run"))][-1] == 8
     once(tmp_path / "run", resume=True)
     resumes = [record["update"] for record in read_events(tmp_path / "run") if record["event"] == "resume"]
     assert resumes == [0]

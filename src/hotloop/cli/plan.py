@@ -10,22 +10,26 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from hotloop.cli.command import Command, Context
-from hotloop.engine.plan import Batch, Plan
-from hotloop.engine.plan_options import EVENTS, RUN, Planned
+from hotloop.engine.plan import EVENTS_GROUP, RUN_GROUP, Batch, Plan, PlanOptions
 from hotloop.families.cnn.settings import SAMPLES
 from hotloop.options import non_negative, option, positive
 
 
 @dataclass(frozen=True)
-class PlanConfig(Planned):
+class PlanConfig(PlanOptions):
     """What decides the batch arithmetic and the host events of a run."""
 
     dataset: Literal["cifar10", "cifar100", "mnist", "imagenet"] = option(
-        "cifar10", "The data set whose training samples are counted.", group=RUN
+        "cifar10", "The data set whose training samples are counted.", group=RUN_GROUP
     )
-    samples: int | None = option(None, "Training samples, instead of --dataset.", check=positive, group=RUN)
+    samples: int | None = option(
+        None, "Training samples, instead of --dataset.", check=positive, group=RUN_GROUP
+    )
     validations_per_epoch: Fraction = option(
-        Fraction(0), "Validations an epoch during the run, 0 for none.", check=non_negative, group=EVENTS
+        Fraction(0),
+        "Validations an epoch during the run, 0 for none.",
+        check=non_negative,
+        group=EVENTS_GROUP,
     )
 
 

@@ -1,11 +1,12 @@
-"""Checkpoints of a run: atomic, written behind its back, checked before they are believed.
+"""Which checkpoint steps stay on disk: the last few, the best few, all, or any of these together.
 
-`save` copies the state to the host and returns; a thread then lets orbax write it into a temporary folder,
-adds the manifest, and renames the folder into place, so that a step is either whole or not there. `restore`
-takes the newest step whose every byte is as written. It knows nothing of models, loops or run folders.
+A policy is a pure choice over the steps and their metrics; it deletes nothing itself.
+
+Checkpoints of a run: atomic, written behind its back, checked before they are believed.
 """
 
 import atexit
+import math
 import shutil
 import sys
 import time
@@ -14,21 +15,124 @@ from concurrent import futures
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
-from hotloop.engine import manifest as manifests
-from hotloop.engine import shelf
+from hotloop.engine import checkpoint_folder
+from hotloop.engine import checkpoint_folder as manifests
+from hotloop.engine.checkpoint_arrays import (
+    Forms,
+    HostArrays,
+    explain_mismatch,
+    named_leaves,
+    restore_leaf,
+    snapshot,
+)
+from hotloop.engine.checkpoint_folder import (
+    DamagedStep,
+    Manifest,
+    OwnSteps,
+    check_leaves,
+    hold_lock,
+    one_line,
+    read_arrays,
+    write_step,
+)
 from hotloop.engine.interrupt import hold_stops
-from hotloop.engine.keep import Keep, KeepAll, KeepBest, KeepLast
-from hotloop.engine.manifest import Damaged, Manifest
-from hotloop.engine.records import exact, from_exact
-from hotloop.engine.sharing import Steps
-from hotloop.engine.snapshot import Forms, HostArrays, mismatch, named_leaves, restored_leaf, snapshot
-from hotloop.engine.step_folder import check_leaves, locked, one_line, read_arrays, write_step
-from hotloop.errors import CheckpointError
+from hotloop.engine.records import from_exact, to_exact
+from hotloop.errors import CheckpointError, OptionError
 from hotloop.options import plain
+
+Metrics = Mapping[int, Mapping[str, Any]]
+
+
+def _check_count(n: int) -> None:
+    if n < 1:
+        raise OptionError(f"cannot keep {n} checkpoints: keep at least 1")
+
+
+class Keep:
+    """A rule that chooses steps; `a | b` keeps what either keeps."""
+
+    def kept(self, metrics: Metrics) -> set[int]:
+        """The steps to keep, given the metrics of every complete step."""
+        raise NotImplementedError
+
+    def best(self, metrics: Metrics) -> int | None:
+        """The best step by this rule's metric; None if it has none or no step reports it."""
+        return None
+
+    def __or__(self, other: "Keep") -> "Keep":
+        return Either(self, other)
+
+
+@dataclass(frozen=True)
+class KeepAll(Keep):
+    """Every step stays."""
+
+    def kept(self, metrics: Metrics) -> set[int]:
+        """All of them."""
+        return set(metrics)
+
+
+@dataclass(frozen=True)
+class KeepLast(Keep):
+    """The `n` newest steps stay."""
+
+    n: int = 3
+
+    def __post_init__(self) -> None:
+        _check_count(self.n)
+
+    def kept(self, metrics: Metrics) -> set[int]:
+        """The `n` largest step numbers."""
+        return set(sorted(metrics)[-self.n :])
+
+
+@dataclass(frozen=True)
+class KeepBest(Keep):
+    """The `n` steps with the best value of a metric stay; those without it, or with NaN, do not count."""
+
+    metric: str
+    mode: Literal["max", "min"] = "max"
+    n: int = 1
+
+    def __post_init__(self) -> None:
+        _check_count(self.n)
+
+    def kept(self, metrics: Metrics) -> set[int]:
+        """The `n` best steps; of equals the newest."""
+        return set(self.ranked(metrics)[: self.n])
+
+    def best(self, metrics: Metrics) -> int | None:
+        """The best of all."""
+        return next(iter(self.ranked(metrics)), None)
+
+    def ranked(self, metrics: Metrics) -> list[int]:
+        """Steps that have the metric, best first."""
+        sign = 1 if self.mode == "max" else -1
+        values = {step: m.get(self.metric) for step, m in metrics.items()}
+        finite = {s: v for s, v in values.items() if isinstance(v, int | float) and not math.isnan(v)}
+        return sorted(finite, key=lambda step: (sign * finite[step], step), reverse=True)
+
+
+@dataclass(frozen=True)
+class Either(Keep):
+    """What either of two rules keeps."""
+
+    first: Keep
+    second: Keep
+
+    def kept(self, metrics: Metrics) -> set[int]:
+        """The union."""
+        return self.first.kept(metrics) | self.second.kept(metrics)
+
+    def best(self, metrics: Metrics) -> int | None:
+        """The first rule's best, else the second's."""
+        first = self.first.best(metrics)
+        return self.second.best(metrics) if first is None else first
+
 
 STOPPED = "stopped"
 """In a step's position: it was saved only because the run was asked to stop, and goes when the run is past it."""
@@ -74,8 +178,8 @@ class Checkpoints:
     ):
         self.folder = Path(folder).absolute()
         self.keep = keep
-        self._blank = Manifest(0, {}, {}, family=family, config=manifests.config_hash(config or {}))
-        self._ours = Steps(self.folder, family, self._blank.config, shared)
+        self._blank = Manifest(0, {}, {}, family=family, config=manifests.hash_config(config or {}))
+        self._ours = OwnSteps(self.folder, family, self._blank.config, shared)
         self._writer = futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: futures.Future[None] | None = None
         self._cleaned = False
@@ -90,7 +194,7 @@ class Checkpoints:
         """
         self.wait()
         arrays, forms = snapshot(state)
-        note = replace(self._blank, step=step, position=exact(position), metrics=plain(metrics or {}))
+        note = replace(self._blank, step=step, position=to_exact(position), metrics=plain(metrics or {}))
         self._pending = self._writer.submit(self._write, note, arrays, forms)
 
     def wait(self) -> None:
@@ -130,8 +234,8 @@ class Checkpoints:
         found = []
         for step, folder in sorted(self._ours.numbered().items()):
             try:
-                shelf.whole(folder, step)
-            except Damaged as error:
+                checkpoint_folder.read_whole(folder, step)
+            except DamagedStep as error:
                 found.append(f"skipped step {step}: {error}")
         return found
 
@@ -141,11 +245,11 @@ class Checkpoints:
 
     def remove(self, step: int) -> None:
         """Delete one of these steps, unless somebody put files of their own into it."""
-        shelf.remove(self._ours.numbered()[step])
+        checkpoint_folder.remove_step(self._ours.numbered()[step])
 
     def best(self) -> int | None:
         """The complete step with the best metric, as `KeepBest` ranks it."""
-        return self.keep.best(_lasting(self._ours.complete()))
+        return self.keep.best(_metrics_to_keep_by(self._ours.complete()))
 
     def restore(
         self,
@@ -177,19 +281,19 @@ class Checkpoints:
                 found = self._read(folders[number], number, like, skipped, in_part)
                 _check_position(found, folders[number], check)
                 return found
-            except Damaged as error:
+            except DamagedStep as error:
                 skipped.append(f"skipped step {number}: {error}")
         reasons = "; ".join(skipped) or "nothing there is named like a step"
         raise CheckpointError(f"no complete checkpoint in {self.folder}: {reasons}")
 
     def _read(self, folder: Path, number: int, like: Any, skipped: list[str], in_part: bool) -> Restored:
-        manifest = shelf.whole(folder, number)
+        manifest = checkpoint_folder.read_whole(folder, number)
         manifests.check_contents(folder, manifest)
         self._check_fits(folder, manifest, like, in_part)
         # orbax reads in an event loop, which answers an exception from elsewhere with a traceback.
         with hold_stops():
             arrays = read_arrays(folder, manifest, like)
-        leaves = [restored_leaf(arrays[name], leaf) for name, leaf in named_leaves(like).items()]
+        leaves = [restore_leaf(arrays[name], leaf) for name, leaf in named_leaves(like).items()]
         state = jax.tree.unflatten(jax.tree.structure(like), leaves)
         return Restored(manifest.step, state, from_exact(manifest.position), manifest.metrics, skipped)
 
@@ -198,7 +302,7 @@ class Checkpoints:
         complete = self._ours.complete()
         if complete:
             newest = max(complete)
-            with suppress(Damaged):  # `restore` skips it, and says so
+            with suppress(DamagedStep):  # `restore` skips it, and says so
                 self._check_fits(self._ours.numbered()[newest], complete[newest], like, in_part=False)
 
     def _check_fits(self, folder: Path, manifest: Manifest, like: Any, in_part: bool) -> None:
@@ -208,7 +312,7 @@ class Checkpoints:
             )
         wanted = named_leaves(like)
         held = {name: leaf for name, leaf in manifest.leaves.items() if name in wanted or not in_part}
-        if reason := mismatch(held, like):
+        if reason := explain_mismatch(held, like):
             with hold_stops():
                 check_leaves(folder, manifest)  # or the manifest is what is wrong
             other = " (it was saved with another config)" if manifest.config != self._blank.config else ""
@@ -217,13 +321,13 @@ class Checkpoints:
             )
 
     def _write(self, note: Manifest, arrays: HostArrays, forms: Forms) -> None:
-        temporary = shelf.temporary(self.folder, note.step)
+        temporary = checkpoint_folder.temporary_folder(self.folder, note.step)
         try:
             if not self._cleaned:
-                shelf.clean(self.folder)
+                checkpoint_folder.remove_leftovers(self.folder)
                 self._cleaned = True
             temporary.mkdir(parents=True)
-            with locked(temporary):
+            with hold_lock(temporary):
                 write_step(temporary, note, arrays, forms)
                 self._ours.put_in_place(temporary, note.step)
             self._forget(note.step)
@@ -236,7 +340,7 @@ class Checkpoints:
     def _forget(self, written: int) -> None:
         ours = {step: m for step, m in self._ours.complete().items() if m.family == self._blank.family}
         newest = max(ours)  # what a resume needs, whatever the rule says
-        for step in set(ours) - self.keep.kept(_lasting(ours)) - {written, newest}:
+        for step in set(ours) - self.keep.kept(_metrics_to_keep_by(ours)) - {written, newest}:
             self.remove(step)
 
 
@@ -248,10 +352,10 @@ def _check_position(
     try:
         check(found.position)
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise Damaged(f"{folder} does not say where to go on: its position is none") from None
+        raise DamagedStep(f"{folder} does not say where to go on: its position is none") from None
 
 
-def _lasting(complete: Mapping[int, Manifest]) -> dict[int, Mapping[str, Any]]:
+def _metrics_to_keep_by(complete: Mapping[int, Manifest]) -> dict[int, Mapping[str, Any]]:
     """The metrics of all steps but those that only a stop has left."""
     return {step: found.metrics for step, found in complete.items() if STOPPED not in found.position}
 

@@ -1,8 +1,10 @@
-"""Drive a program through a plan: calls on the device, and between them what the host has to do.
+"""How a planned call is cut into pieces that are dispatched one after the other.
 
-Every log averages every update since the last one, times are of calls that were compiled before, a
-checkpoint holds all that a resumed run needs, and a run that is asked to stop does so at the end of a piece,
-saved. It knows no family: what a metric means, and how to validate, comes from the caller.
+A run that is "one call" for its host events should still move a progress bar and hear Ctrl-C, so a call is
+made in pieces of about a second. Results do not depend on it. Pure arithmetic: it must not know about
+devices or clocks.
+
+Drive a program through a plan: calls on the device, and between them what the host has to do.
 """
 
 import time
@@ -12,16 +14,68 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hotloop.engine import report as reports
-from hotloop.engine.calls import KINDS, Event, Kind, Plan, Span
 from hotloop.engine.checkpoint import STOPPED, Checkpoints, Restored
-from hotloop.engine.events import Diverged, Figures, Host
-from hotloop.engine.interrupt import Interrupted, Request, requests
+from hotloop.engine.host_events import Diverged, Figures, HostEvents, LogWindow
+from hotloop.engine.interrupt import Interrupted, StopRequest, requests
 from hotloop.engine.loop import CallMetrics, Program, State, own
-from hotloop.engine.pieces import CompiledPieces, FreePieces
+from hotloop.engine.plan import KINDS, Event, Kind, Plan, Span, closest_divisor
 from hotloop.engine.progress import Progress
 from hotloop.engine.run import Run
 from hotloop.engine.turns import Ended
-from hotloop.engine.window import Window
+
+TARGET_SECONDS = 1.0
+FIRST_PIECE = 16
+
+
+class FreePieces:
+    """For programs that run any number of updates without compiling again: pieces follow the pace."""
+
+    def __init__(self, longest: int):
+        self._longest = longest
+        self._size = 1
+
+    def next(self, remaining: int) -> int:
+        """The updates to dispatch now, of `remaining` ones in the call."""
+        return min(self._size, remaining)
+
+    def took(self, count: int, seconds: float) -> None:
+        """Learn from a piece that has run."""
+        self._size = _fitting(count, seconds, self._longest)
+
+
+class CompiledPieces:
+    """For programs that compile each number of updates: few sizes, each a multiple of the one before.
+
+    The first divides the usual call if a fitting divisor exists. A longer size is added only when pieces
+    prove far too short, and what it leaves of a call is made in pieces of the sizes that are compiled
+    already.
+    """
+
+    def __init__(self, longest: int, usual_call: int):
+        self._longest = longest
+        first = min(FIRST_PIECE, longest, usual_call)
+        divisor = closest_divisor(usual_call, first)
+        self._sizes = [divisor if first / 2 <= divisor <= min(2 * first, longest) else first]
+
+    def next(self, remaining: int) -> int:
+        """The updates to dispatch now, of `remaining` ones in the call."""
+        return max((size for size in self._sizes if size <= remaining), default=remaining)
+
+    def took(self, count: int, seconds: float) -> None:
+        """Learn from a piece that has run."""
+        longest = self._sizes[-1]
+        if count != longest:
+            return
+        fitting = _fitting(count, seconds, self._longest)
+        if fitting >= 4 * longest:
+            self._sizes.append(fitting // longest * longest)
+        elif 4 * fitting <= longest:
+            self._sizes = [closest_divisor(longest, fitting)]
+
+
+def _fitting(count: int, seconds: float, longest: int) -> int:
+    return min(longest, max(1, round(count * TARGET_SECONDS / max(seconds, 1e-9))))
+
 
 __all__ = ["Diverged", "Interrupted", "drive", "newest"]
 
@@ -65,9 +119,9 @@ def drive(
     no validation begins any more, and a resumed run makes up for it.
     """
     update = resumed.step if resumed else 0
-    window = Window(latest, resumed.position["window"] if resumed else None)
+    window = LogWindow(latest, resumed.position["window"] if resumed else None)
     run.how_to_resume = how_to_resume
-    host = Host(run, plan, checkpoints, program.feed, window, validate, on_log, guard)
+    host = HostEvents(run, plan, checkpoints, program.feed, window, validate, on_log, guard)
     if resumed is not None:
         program.feed.check_position(resumed.position["feed"])
         host.resumed(resumed)
@@ -90,7 +144,7 @@ def newest(checkpoints: Checkpoints, state: State) -> Restored | None:
 
 def check_position(position: Mapping[str, Any]) -> None:
     """A place to go on from: the feed's, and the sums of the log that was open. TypeError, KeyError if it is none."""
-    Window((), position["window"])
+    LogWindow((), position["window"])
     figures = position["window"]["sums"].values()
     if not {*position.get(STOPPED, {"left": ()})["left"]} <= {*KINDS}:
         raise TypeError
@@ -105,8 +159,8 @@ class _Dispatch:
         self,
         program: Program,
         plan: Plan,
-        host: Host,
-        request: Request,
+        host: HostEvents,
+        request: StopRequest,
         on_call: Callable[[int, CallMetrics], None] | None,
         progress: Progress | None,
         enough: Callable[[], bool] | None,

@@ -50,7 +50,7 @@ class Interrupted(Stopped):
         self.update = update
 
 
-class Request:
+class StopRequest:
     """Has somebody asked to stop?"""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Request:
         return self.number is not None
 
 
-class _Listener(Request):
+class _Listener(StopRequest):
     """The one reader of this process's signals."""
 
     def __init__(self, answer: Answer, say: Callable[[str], None]):
@@ -270,7 +270,7 @@ def _answering(answer: Answer, say: Callable[[str], None] = _to_stderr) -> Itera
 
 
 @contextmanager
-def requests(say: Callable[[str], None] = _to_stderr) -> Iterator[Request]:
+def requests(say: Callable[[str], None] = _to_stderr) -> Iterator[StopRequest]:
     """Turn signals into a `Request` while the context lasts; one that nobody saw is raised at its end."""
     with _answering("note", say) as listener:
         try:

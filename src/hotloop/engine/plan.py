@@ -1,15 +1,253 @@
-"""Turn what people ask for (epochs, logs per epoch, checkpoints per epoch, ...) into one immutable `Plan`.
+"""How often, exactly: frequencies as fractions, and the period in weight updates that comes closest to one.
 
-Pure integers and fractions, no jax: the same plan drives a run, is printed by `--plan`, and is tested number
-for number. The rules are told in docs/host-events.md.
+Events happen between weight updates, so a frequency is only possible where it cuts a run (or an epoch) into
+equal whole numbers of updates. This file knows nothing of batches, calls or plans.
+
+A planned run as data: compiled calls of weight updates, and the host events that follow each call.
+Turn what people ask for (epochs, logs per epoch, checkpoints per epoch, ...) into one immutable `Plan`.
+`Planned`: the options from which a run's batches, calls and host events follow, for every command that has them.
 """
 
+import math
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple, get_args
 
 from hotloop.engine.batch import Batch, whole
-from hotloop.engine.calls import KINDS, Event, Kind, Mark, Plan, Span
-from hotloop.engine.periods import Clock, Frequency, closest_divisor, exact
 from hotloop.errors import PlanError
+from hotloop.options import non_negative, option, positive
+
+Frequency = int | float | str | Fraction
+
+
+def parse_frequency(argument: str, value: Frequency) -> Fraction:
+    """A number of at least 0 as the fraction that was meant: 0.1 is 1/10 and the float 1/49 is 1/49."""
+    try:
+        fraction = _nearest_fraction(value) if isinstance(value, float) else Fraction(value)
+    except (ValueError, OverflowError, ZeroDivisionError):
+        raise PlanError(f"{argument}={value}: not a number; write for example 2, 0.5 or 1/2") from None
+    if fraction < 0:
+        raise PlanError(f"{argument}={value}: must be at least 0")
+    return fraction
+
+
+def _nearest_fraction(value: float) -> Fraction:
+    simple = Fraction(value).limit_denominator(10**6)
+    return simple if float(simple) == value else Fraction(repr(value))
+
+
+def closest_divisor(number: int, target: Fraction | int) -> int:
+    """The divisor of `number` nearest to `target`.
+
+    Divisors are tried in the order 1, n/1, 2, n/2, ... up to the square root, and of two equally near
+    ones the first stays: (12, 5) gives 6 and not 4, (781, 41) gives 11 and not 71.
+    """
+    return min(divisors(number), key=lambda divisor: abs(Fraction(divisor - target)))
+
+
+def divisors(number: int) -> Iterator[int]:
+    """1, n/1, 2, n/2, ... as far as they divide; a square's root comes twice."""
+    for n in range(1, math.isqrt(number) + 1):
+        if number % n == 0:
+            yield from (n, number // n)
+
+
+def format_count(number: int | Fraction) -> str:
+    """A number as people write it: 1,100, 1/2, or four digits where the fraction is long."""
+    if number.denominator == 1:
+        return f"{int(number):,}"
+    return str(number) if number.denominator < 100 else f"{float(number):.4g}"
+
+
+@dataclass(frozen=True)
+class RunLength:
+    """A run measured in weight updates: what epochs and frequencies are counted against."""
+
+    updates_per_epoch: int | Fraction
+    total: int
+
+    @property
+    def epochs(self) -> Fraction:
+        """Length of the run in epochs."""
+        return Fraction(self.total, self.updates_per_epoch)
+
+    def log_period(self, argument: str, frequency: Fraction) -> int:
+        """Updates between logs: an epoch, or for a frequency below 1 the run, is cut into equal parts."""
+        if frequency >= 1:
+            return self._cut(int(self.updates_per_epoch), frequency)
+        if (self.epochs * frequency).denominator != 1:
+            raise PlanError(self._impossible(argument, frequency))
+        return self._cut(self.total, frequency)
+
+    def save_period(self, frequency: Fraction, first: int) -> int:
+        """Updates between checkpoints (or validations) of which the first falls after `first` updates."""
+        if frequency >= 1:
+            return self._cut(int(self.updates_per_epoch), frequency)
+        period = self.updates_per_epoch / frequency
+        if period.denominator == 1:
+            return int(period)
+        if first == self.total:
+            return self.total
+        return self._cut(self.total - first, frequency)
+
+    def _cut(self, updates: int, frequency: Fraction) -> int:
+        """Cut `updates` into equal parts so that the parts come nearest to `frequency` per epoch."""
+        return updates // closest_divisor(updates, frequency * updates / self.updates_per_epoch)
+
+    def _impossible(self, argument: str, frequency: Fraction) -> str:
+        """Say why a frequency below one does not fit, in the words people know, and what would."""
+        epochs = int(self.epochs)
+        nearest = sorted(sorted(sorted({*divisors(epochs)}), key=lambda n: abs(n - 1 / frequency))[:2])
+        advice = " or ".join(str(Fraction(1, n)) for n in nearest)
+        return (
+            f"It is not possible to log {float(1 / frequency)} epochs a time for {epochs} epochs"
+            f" ({argument}={frequency}); {argument}={advice} would fit"
+        )
+
+    def adjustment(self, argument: str, wanted: Fraction, period: int) -> list[str]:
+        """A warning when a period (0 for never) is not what the wanted frequency says."""
+        got = Fraction(self.updates_per_epoch, period) if period else Fraction(0)
+        if got == wanted:
+            return []
+        return [
+            f"{argument}={wanted} would interrupt a weight update ({self.updates_per_epoch} updates an epoch): "
+            f"adjusted to {format_count(got)} an epoch, one every {period} updates"
+        ]
+
+
+Kind = Literal["log", "validate", "checkpoint"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+"""Every kind of host event, in the order in which those after the same update happen."""
+
+
+class Event(NamedTuple):
+    """Something the host does after `update` updates, which are `epoch` epochs and `call` calls."""
+
+    kind: Kind
+    update: int
+    epoch: float
+    call: int
+
+
+class Span(NamedTuple):
+    """One compiled call, the `call`-th: `count` updates after `first` earlier ones, and its events."""
+
+    first: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
+    call: int
+    events: tuple[Event, ...]
+
+
+class Mark(NamedTuple):
+    """A kind of event and, as a range, the numbers of updates after which it happens."""
+
+    kind: Kind
+    updates: range
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A whole run, immutable and hashable; a million calls take a few numbers until they are listed."""
+
+    total_updates: int
+    updates_per_epoch: int | Fraction
+    batch: Batch
+    marks: tuple[Mark, ...]
+    samples: int | None = None
+    warnings: tuple[str, ...] = ()
+    longest_call: int = 0
+    """A call also ends after every so many updates of the run; 0: only where an event is due."""
+
+    @property
+    def epochs(self) -> Fraction:
+        """Length of the run in epochs."""
+        return Fraction(self.total_updates, self.updates_per_epoch)
+
+    @cached_property
+    def ends(self) -> tuple[int, ...]:
+        """The number of updates done at the end of each call."""
+        cuts = range(self.longest_call, self.total_updates, self.longest_call) if self.longest_call else ()
+        return tuple(sorted({self.total_updates}.union(cuts, *(mark.updates for mark in self.marks))))
+
+    @property
+    def calls(self) -> int:
+        """Number of compiled calls."""
+        return len(self.ends)
+
+    @cached_property
+    def updates_per_call(self) -> int:
+        """Updates in the longest call."""
+        return max(end - start for start, end in pairwise((0, *self.ends)))
+
+    @cached_property
+    def events(self) -> tuple[Event, ...]:
+        """Every host event of the run, in order."""
+        return tuple(event for span in self.spans() for event in span.events)
+
+    def spans(self, start: int = 0) -> Iterator[Span]:
+        """The calls still to make after `start` updates; the first is cut where `start` lies inside it."""
+        first = start
+        for index in range(bisect_right(self.ends, start), self.calls):
+            end = self.ends[index]
+            yield Span(first, end - first, index + 1, self._events_after(end, index + 1))
+            first = end
+
+    def _events_after(self, update: int, call: int) -> tuple[Event, ...]:
+        epoch = float(update / self.updates_per_epoch)
+        return tuple(Event(mark.kind, update, epoch, call) for mark in self.marks if update in mark.updates)
+
+    def updates(self, kind: Kind) -> tuple[int, ...]:
+        """The updates after which one kind of event happens."""
+        return tuple(sorted({update for mark in self.marks if mark.kind == kind for update in mark.updates}))
+
+    def describe(self) -> str:
+        """The plan for people, one thing a line: batch, data, calls, events."""
+        events = [self._describe_events(kind) for kind in KINDS]
+        return "\n".join([self.batch.describe(), *self._describe_data(), self._describe_calls(), *events])
+
+    def _describe_data(self) -> list[str]:
+        if self.samples is None:
+            return []
+        left = self.samples - self.updates_per_epoch * self.batch.global_
+        rest = f", {left:,} samples of each begin the next" if left > 0 else ""
+        return [
+            f"{self.samples:,} samples: {format_count(self.updates_per_epoch)} weight updates an epoch{rest}"
+        ]
+
+    def _describe_calls(self) -> str:
+        equal = self.calls * self.updates_per_call == self.total_updates
+        each = f"{'' if equal else 'at most '}{self.updates_per_call:,}"
+        run = f"epochs: {format_count(self.epochs)} = {self.total_updates:,} weight updates"
+        return f"{run}; calls: {self.calls:,} of {each} updates"
+
+    def _describe_events(self, kind: Kind) -> str:
+        updates = [str(update) for update in self.updates(kind)]  # commas stand between them, so none within
+        shown = updates if len(updates) <= 8 else [*updates[:5], "...", updates[-1]]
+        return f"{kind}: {len(updates):,}" + (f", after update {', '.join(shown)}" if updates else "")
+
+    def as_dict(self) -> dict[str, Any]:
+        """The plan as JSON has it."""
+        return {
+            "samples": self.samples,
+            "batch": self.batch.as_dict(),
+            "epochs": float(self.epochs),
+            "updates_per_epoch": self.updates_per_epoch
+            if isinstance(self.updates_per_epoch, int)
+            else float(self.updates_per_epoch),
+            "total_updates": self.total_updates,
+            "updates_per_call": self.updates_per_call,
+            "calls": self.calls,
+            "events": [
+                {"event": event.kind, "update": event.update, "epoch": event.epoch, "call": event.call}
+                for event in self.events
+            ],
+            "warnings": list(self.warnings),
+        }
+
 
 __all__ = ["Batch", "Event", "Plan", "Span", "closest_divisor", "plan_epochs", "plan_updates"]
 
@@ -35,7 +273,7 @@ def plan_epochs(
     """
     whole("epochs", epochs)
     per_epoch = _updates_per_epoch(samples, batch, weight_updates_per_epoch)
-    draft = _Draft(Clock(per_epoch, per_epoch * epochs), batch, samples)
+    draft = _Draft(RunLength(per_epoch, per_epoch * epochs), batch, samples)
     log_period = draft.log("logs_per_epoch", logs_per_epoch)
     draft.repeat("validate", "validations_per_epoch", validations_per_epoch)
     first = draft.point("first_ckpt_epoch", first_ckpt_epoch)
@@ -65,7 +303,7 @@ def plan_updates(
     """
     whole("total", total)
     per_epoch = total if updates_per_epoch is None else _per_epoch(updates_per_epoch)
-    draft = _Draft(Clock(per_epoch, total), batch or Batch())
+    draft = _Draft(RunLength(per_epoch, total), batch or Batch())
     draft.every("log", whole("log_every", log_every, 0))
     draft.every("validate", whole("validate_every", validate_every, 0))
     if validate_first and not any(
@@ -97,7 +335,7 @@ def _updates_per_epoch(samples: int, batch: Batch, override: int | None) -> int:
 class _Draft:
     """A plan in the making: marks and warnings collected against one clock."""
 
-    def __init__(self, clock: Clock, batch: Batch, samples: int | None = None):
+    def __init__(self, clock: RunLength, batch: Batch, samples: int | None = None):
         self.clock = clock
         self.batch = batch
         self.samples = samples
@@ -127,7 +365,7 @@ class _Draft:
 
     def log(self, argument: str, frequency: Frequency) -> int:
         """Mark the logs of a frequency and return their period, 0 for none."""
-        wanted = exact(argument, frequency)
+        wanted = parse_frequency(argument, frequency)
         period = self.clock.log_period(argument, wanted) if wanted else 0
         self.every("log", period)
         self.warnings += self.clock.adjustment(argument, wanted, period)
@@ -135,14 +373,14 @@ class _Draft:
 
     def repeat(self, kind: Kind, argument: str, frequency: Frequency, first: int = 0) -> None:
         """Mark events of a frequency, of which the first comes after `first` updates."""
-        wanted = exact(argument, frequency)
+        wanted = parse_frequency(argument, frequency)
         period = self.clock.save_period(wanted, first) if wanted else 0
         self.every(kind, period, first)
         self.warnings += self.clock.adjustment(argument, wanted, period)
 
     def point(self, argument: str, epoch: Frequency) -> int:
         """The update boundary nearest to a point of the run given in epochs."""
-        wanted = exact(argument, epoch) * self.clock.updates_per_epoch
+        wanted = parse_frequency(argument, epoch) * self.clock.updates_per_epoch
         if wanted > self.clock.total:
             raise PlanError(f"{argument}={epoch}: the run ends after {self.clock.epochs} epochs")
         if wanted.denominator != 1:
@@ -170,4 +408,78 @@ class _Draft:
             marks=tuple(marks),
             samples=self.samples,
             warnings=tuple(self.warnings),
+        )
+
+
+RUN_GROUP, EVENTS_GROUP, BATCH_GROUP = "Run", "Logs and checkpoints", "Batch"
+
+
+def updates_or_all(value: Any) -> str | None:
+    """The reason why a number of updates an epoch cannot work."""
+    return None if value == -1 or value >= 1 else "must be at least 1, or -1 for as many as the samples fill"
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """How long a run is, when the host hears of it, and how many samples make an update."""
+
+    num_epochs: int = option(1, "Passes over the training samples.", check=positive, group=RUN_GROUP)
+    weight_updates_per_epoch: int = option(
+        -1,
+        "Weight updates that count as one epoch; -1: as many as the samples fill.",
+        check=updates_or_all,
+        group=RUN_GROUP,
+    )
+    logs_per_epoch: Fraction = option(
+        Fraction(1),
+        "Logs an epoch: 10, 1/2 (every second epoch), 0 (none).",
+        check=non_negative,
+        group=EVENTS_GROUP,
+    )
+    ckpts_per_epoch: Fraction | None = option(
+        None,
+        "Checkpoints an epoch, 0 for none; left out, 1, on calls that the logs make anyway.",
+        check=non_negative,
+        group=EVENTS_GROUP,
+    )
+    first_ckpt_epoch: Fraction = option(
+        Fraction(0),
+        "Epoch of the first checkpoint; the others follow from it.",
+        check=non_negative,
+        group=EVENTS_GROUP,
+    )
+    micro_batch_size: int = option(
+        1, "Samples per replica that go through the network at once.", check=positive, group=BATCH_GROUP
+    )
+    num_replicas: int = option(
+        1, "Copies of the model that share the work.", check=positive, group=BATCH_GROUP
+    )
+    gradient_accumulation_count: int | None = option(
+        None,
+        "Micro-batches per replica in an update; 1 when neither this nor the next is given. Replaces a "
+        "configuration's global batch size.",
+        aliases=("--gradient-accumulation",),
+        check=positive,
+        group=BATCH_GROUP,
+    )
+    global_batch_size: int | None = option(
+        None,
+        "Samples in an update; the accumulation follows, rounded with a warning. Replaces a configuration's "
+        "accumulation.",
+        check=positive,
+        group=BATCH_GROUP,
+    )
+
+    def planned(self, samples: int, batch: Batch, *, validations_per_epoch: Frequency = 0) -> Plan:
+        """Calls and host events of a training on so many samples in such batches."""
+        updates = self.weight_updates_per_epoch
+        return plan_epochs(
+            samples,
+            self.num_epochs,
+            batch,
+            logs_per_epoch=self.logs_per_epoch,
+            ckpts_per_epoch=self.ckpts_per_epoch,
+            first_ckpt_epoch=self.first_ckpt_epoch,
+            validations_per_epoch=validations_per_epoch,
+            weight_updates_per_epoch=None if updates == -1 else updates,
         )

@@ -3,17 +3,20 @@
 Commands and the Estimator show the same one. A bar that is opened while another is shown stands below it. While the
 compiler is at work the innermost bar says so, wherever in the engine that happens; where none is open nobody asked, and
 nothing is said. It must not know what is under way, and imports no jax.
+
+Who listens to a run or a benchmark: a terminal, a test, another command. Printing itself is elsewhere.
 """
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import ProgressColumn, Task, TaskID
+
 
 Thing = TypeVar("Thing")
 SLOW = 3.0
@@ -42,7 +45,7 @@ Show = Callable[[str, float | None], AbstractContextManager[Progress]]
 """Opens a bar from a description and a total."""
 
 
-class Silent:
+class NoProgress:
     """Progress that nobody sees."""
 
     def advance(self, amount: float = 1) -> None:
@@ -58,7 +61,7 @@ class Silent:
         """Nothing to show."""
 
 
-class _Plain(Silent):
+class _Plain(NoProgress):
     """No terminal, so no bar: a line tells of a long compilation that no record tells of."""
 
     def __init__(self, description: str, say: Callable[[str], None]):
@@ -115,11 +118,11 @@ def show(
 ) -> Iterator[Progress]:
     """A bar while the block runs (`total` None: a moving one); where there is no terminal, lines by `say`."""
     if not sys.stderr.isatty():
-        with opened(_Plain(description, say or _to_stderr)) as plain:
+        with attach_bar(_Plain(description, say or _to_stderr)) as plain:
             yield plain
         return
     nested = bool(_shown)
-    with _display() as bars, opened(_Bar(bars, description, total)) as bar:
+    with _display() as bars, attach_bar(_Bar(bars, description, total)) as bar:
         try:
             yield bar
         finally:
@@ -130,7 +133,7 @@ def show(
 @contextmanager
 def hide(description: str, total: float | None = None) -> Iterator[Progress]:
     """No bar, wherever standard error leads."""
-    with opened(Silent()) as silent:
+    with attach_bar(NoProgress()) as silent:
         yield silent
 
 
@@ -138,7 +141,7 @@ Bar = TypeVar("Bar", bound=Progress)
 
 
 @contextmanager
-def opened(bar: Bar) -> Iterator[Bar]:
+def attach_bar(bar: Bar) -> Iterator[Bar]:
     """While the block runs, this is what hears of compilations."""
     _open.append(bar)
     try:
@@ -161,7 +164,7 @@ def compiling(recorded: bool = False) -> Iterator[None]:
         bar.end_compiling(time.monotonic() - began, recorded)
 
 
-def counted(things: Iterable[Thing], bar: Progress) -> Iterator[Thing]:
+def advance_through(things: Iterable[Thing], bar: Progress) -> Iterator[Thing]:
     """The things; the bar moves on once the next one is asked for."""
     for thing in things:
         yield thing
@@ -209,3 +212,19 @@ def _columns() -> "list[ProgressColumn]":
             return self._left(task) if since is None else Text(f"compiling {time.monotonic() - since:.0f} s")  # type: ignore[return-value]
 
     return [TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), Clock()]
+
+
+class Console(Protocol):
+    """What a family's work says while it goes on."""
+
+    def say(self, text: str) -> None:
+        """A line for people."""
+
+    def warn(self, text: str) -> None:
+        """A line that should not be missed."""
+
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Rows under their column names."""
+
+    def progress(self, description: str, total: float | None = None) -> AbstractContextManager[Any]:
+        """A bar with `advance` while the block runs."""

@@ -1,6 +1,8 @@
 """Strict JSON on disk: values made JSON-able, files replaced in one piece, lines read back after a kill.
 
 It knows nothing of what the records mean.
+
+The records of a run as if nothing had disturbed it, whatever stopped or killed its processes on the way.
 """
 
 import glob
@@ -8,7 +10,8 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -20,19 +23,19 @@ from hotloop.options.json_text import load_json, parse_json
 FRAME = ("event", "update", "epoch", "time", "elapsed", "nonfinite")
 
 
-def compose(
+def compose_record(
     event: str, update: int, epoch: float, elapsed: float, figures: Mapping[str, Any]
 ) -> dict[str, Any]:
     """A record as JSON holds it; NaN and infinity become null and are named in `nonfinite`."""
     if taken := set(figures) & set(FRAME):
         raise ValueError(f"figures cannot be called {sorted(taken)}: every record has these already")
     frame = {"event": event, "update": update, "epoch": epoch, "time": time.time(), "elapsed": elapsed}
-    odd = nonfinite(figures)
+    odd = find_nonfinite(figures)
     record: dict[str, Any] = plain({**frame, **figures, **({"nonfinite": odd} if odd else {})})
     return record
 
 
-def exact(value: Any) -> Any:
+def to_exact(value: Any) -> Any:
     """As `plain`, but NaN and infinity are kept, as `{"float": "nan"}`; `from_exact` brings them back."""
     return plain(value, lambda number: {"float": str(number)})
 
@@ -48,7 +51,7 @@ def from_exact(value: Any) -> Any:
     return value
 
 
-def nonfinite(figures: Mapping[str, Any]) -> dict[str, str]:
+def find_nonfinite(figures: Mapping[str, Any]) -> dict[str, str]:
     """The figures that are NaN or infinite, as text; a list with such an element reads `some`."""
     plain = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in figures.items()}
     scalars = {n: str(v) for n, v in plain.items() if isinstance(v, float) and not math.isfinite(v)}
@@ -173,3 +176,48 @@ def append_line(path: str | Path, value: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab", buffering=0) as stream:
         stream.write(line)
+
+
+DISTURBANCE_EVENTS = ("resume", "stop")
+"""Records of a run that was stopped or killed, and of no other."""
+PROCESS_EVENTS: Mapping[str, tuple[str, ...]] = {
+    "start": (),
+    "compile": ("updates_per_call",),
+    "profile": (),
+    "warning": ("message",),
+}
+"""Records that every process makes of itself, and the figures that tell two of them apart: the first one stays."""
+
+
+def current_records(events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The records of the run as it stands.
+
+    What came after a resumed update was run again, so it goes. What a later process did once more (a validation at
+    the end, say) takes the place of what it repeats. Of the ends only the last one stays.
+    """
+    kept: dict[Hashable, dict[str, Any]] = {}
+    seen: Counter[Hashable] = Counter()
+    for record in events:
+        event = record["event"]
+        if event == "start":
+            seen.clear()
+            kept = {key: old for key, old in kept.items() if old["event"] != "end"}
+        if event == "resume":
+            kept = {key: old for key, old in kept.items() if old["update"] <= record["update"]}
+        if event in DISTURBANCE_EVENTS or (event == "warning" and record.get("resumed")):
+            continue
+        identity = _identity(record)
+        key = (identity, seen[identity])
+        seen[identity] += 1
+        if event not in PROCESS_EVENTS or key not in kept:
+            kept[key] = dict(record)
+    return list(kept.values())
+
+
+def _identity(record: Mapping[str, Any]) -> Hashable:
+    """What two records have in common that are of the same thing: a validation of the same update, say."""
+    event = record["event"]
+    if event in PROCESS_EVENTS:
+        return (event, *(repr(record.get(name)) for name in PROCESS_EVENTS[event]))
+    words = sorted((name, value) for name, value in record.items() if isinstance(value, str))
+    return (event, record["update"], *words)

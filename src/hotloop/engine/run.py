@@ -1,9 +1,13 @@
-"""A run's folder: its config, its environment, and events.jsonl, the single source of truth.
+"""Taking a run's folder: the lock, the refusal to mix two runs, and what may differ when one is resumed.
 
-One process at a time holds the folder. Records are whole lines of strict JSON, written before any sink sees
-them; a kill can tear only the last one, and a resume removes it. It knows nothing of models or of the loop.
+A folder holds a run from its first record on. One that a kill left before that holds nothing to lose, and the next
+run takes it over. It deletes nothing but what was left half written of the folder's own files, and writes nothing but
+the lock; the records themselves are `run.py`'s.
+
+A run's folder: its config, its environment, and events.jsonl, the single source of truth.
 """
 
+import fcntl
 import json
 import os
 import re
@@ -19,18 +23,203 @@ from weakref import WeakSet
 
 from hotloop import rehearsal
 from hotloop.engine import records
-from hotloop.engine.history import current
 from hotloop.engine.interrupt import Interrupted, Stopped, hold_stops
-from hotloop.engine.records import read_events
-from hotloop.engine.run_folder import check_kind, check_takeable, resume_warnings, take
-from hotloop.engine.sink_guard import GuardedSink
-from hotloop.engine.sinks import Sink
+from hotloop.engine.records import current_records, drop_torn_line, read_events, read_json, remove_parts
+from hotloop.engine.sinks import GuardedSink, Sink
 from hotloop.errors import RunError
 from hotloop.options import plain
+from hotloop.rehearsal import check_can_make
 
-__all__ = ["Run", "current", "default_path", "read_events"]
+LOCK, RECORDS = ".lock", "events.jsonl"
+WRITTEN_WHOLE = ("environment.json", "config.json")
+# What the last bits of a sum depend on; a resumed run that finds another value says so.
+NUMERICS = ("cores", "cpu", "device_count", "device_kinds", "jax", "jaxlib", "platform", "xla_flags")
 
-_OF_WEIGHTS = ("validation", "evaluation")
+
+def take_folder(path: Path, resume: bool) -> int:
+    """Make the folder if need be and hold its lock (a descriptor); a dead process holds none."""
+    check_resumable(path, resume)
+    _check_text(path, "the run folder")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise RunError(f"cannot make the run folder {path}: {error.strerror}; choose another one") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _sign(lock)
+    except BlockingIOError:
+        holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
+        os.close(lock)
+        raise RunError(
+            f"{path} is in use by process {holder}: wait for it or choose another folder"
+        ) from None
+    except BaseException:
+        os.close(lock)
+        raise
+    for name in WRITTEN_WHOLE:
+        remove_parts(path / name)
+    return lock
+
+
+def _sign(lock: int) -> None:
+    """Leave this process's number for whoever finds the folder taken; a full disk has no room even for that."""
+    with suppress(OSError):
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+
+
+def _found(path: Path) -> list[str]:
+    return [name for name in ("config.json", RECORDS) if (path / name).exists()]
+
+
+def check_resumable(path: Path, resume: bool) -> None:
+    """RunError where there should be a run to go on with and is none, before anything is read for it."""
+    if resume and not path.is_dir():
+        raise RunError(f"nothing to resume: {path} is not a run folder; leave out resume=True to start one")
+    if resume and not _found(path):
+        raise RunError(f"nothing to resume: {path} holds no run; leave out resume=True to start one")
+
+
+def check_kind(path: Path, resume: bool) -> None:
+    """A new run needs a folder without one; what a kill left before the first record of one is taken over."""
+    _refuse_another_run(path, resume)
+    if not resume:
+        drop_torn_line(path / RECORDS)
+
+
+def _refuse_another_run(path: Path, resume: bool) -> None:
+    found = _found(path)
+    if not resume and found and not is_only_begun(path):
+        raise RunError(
+            f"{path} already holds a run ({found[0]}): continue it with resume=True, or choose another folder"
+        )
+
+
+def check_makeable(path: Path, what: str = "the run folder") -> None:
+    """RunError where a folder could not be made, or written in, found out without touching anything."""
+    _check_text(path, what)
+    try:
+        check_can_make(path)
+    except OSError as error:
+        raise RunError(f"cannot make {what} {path}: {error.strerror}; choose another one") from None
+
+
+def _check_text(path: Path, what: str) -> None:
+    """RunError for a path that only the file system understands: the first checkpoint would fail, all work done."""
+    try:
+        os.fspath(path.absolute()).encode()
+    except UnicodeEncodeError:
+        raise RunError(f"cannot make {what} {path}: the path is no UTF-8 text; choose another one") from None
+
+
+def check_free(path: Path, resume: bool) -> None:
+    """What a run would refuse about this folder whatever its options are, before anything is read for it."""
+    check_resumable(path, resume)
+    check_makeable(path)
+    _refuse_another_run(path, resume)
+
+
+def check_takeable(path: Path, config: Mapping[str, Any], resume: bool, may_differ: Collection[str]) -> None:
+    """What a run would refuse about this folder, found out without touching it."""
+    check_free(path, resume)
+    if resume:
+        check_options(path, config, may_differ)
+
+
+def is_only_begun(path: Path) -> bool:
+    """Whether a process was killed in this folder before its run's first record, and nothing else is there."""
+    try:
+        names = {file.name for file in path.iterdir() if not file.name.endswith(".part")}
+        begun = names <= {LOCK, RECORDS, *WRITTEN_WHOLE}
+        return begun and (RECORDS not in names or b"\n" not in (path / RECORDS).read_bytes())
+    except OSError:
+        return False
+
+
+def is_held(path: Path) -> bool:
+    """Whether a living process holds the folder."""
+    try:
+        lock = os.open(path / LOCK, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def has_finished(path: Path) -> bool:
+    """Whether the last end on record is that of a run which did all that it was asked for."""
+    if not (path / RECORDS).exists():
+        return False
+    ends = [record.get("status") for record in read_events(path) if record["event"] == "end"]
+    return ends[-1:] == ["finished"]
+
+
+def read_config(path: str | Path, family: str, needed: Mapping[str, type]) -> dict[str, Any]:
+    """The config of a family's run with the values that all of them have; one line where the folder holds none."""
+    path = Path(path)
+    file = path / "config.json"
+    if not file.exists():
+        raise RunError(
+            f"{path}: not a run's folder (no config.json there); give the folder that `hotloop {family} train` named"
+        )
+    try:
+        config = read_json(file)
+    except RunError:
+        config = {}
+    if not all(_fits(config.get(name), kind) for name, kind in needed.items()):
+        raise RunError(f"{file}: not the config of a {family} run")
+    return config
+
+
+def _fits(value: Any, kind: type) -> bool:
+    """Whether a value is of its kind; whole numbers in a run's config are counts."""
+    if kind is int:
+        return type(value) is int and 0 <= value < 2**63
+    return type(value) is kind or (kind is float and type(value) is int)
+
+
+def resume_warnings(
+    path: Path, config: Mapping[str, Any], environment: Mapping[str, Any], may_differ: Collection[str]
+) -> list[str]:
+    """Make an earlier run ready to go on; what changed that may, one line each. What may not is an error."""
+    changed = check_options(path, config, may_differ)
+    lines = [f"resumed with another config: {text}" for key, text in changed.items() if key != "resume"]
+    if (path / "environment.json").exists():
+        then = read_json(path / "environment.json")
+        numerics = {key: text for key, text in find_differences(then, environment).items() if key in NUMERICS}
+        lines += [f"resumed elsewhere: {text}; last bits may differ" for text in numerics.values()]
+    elif not is_only_begun(path):
+        lines.append("environment.json was gone: if the run began elsewhere, last bits may differ")
+    if torn := drop_torn_line(path / "events.jsonl"):
+        lines.append(f"dropped an unfinished record of {torn} bytes from events.jsonl")
+    return lines
+
+
+def check_options(path: Path, config: Mapping[str, Any], may_differ: Collection[str]) -> dict[str, str]:
+    """What a run that is to go on has other options than before; RunError where it must not."""
+    changed = find_differences(read_json(path / "config.json"), plain(config))
+    if wrong := [text for key, text in changed.items() if key not in may_differ]:
+        raise RunError(
+            f"{path} cannot resume with another config: {'; '.join(wrong)}; use the old values or a new one"
+        )
+    return changed
+
+
+def find_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str]:
+    """Each key whose value changed, with `key: old -> new`."""
+    keys = sorted(key for key in {*old, *new} if old.get(key) != new.get(key) or (key in old) != (key in new))
+    return {key: f"{key}: {old.get(key, 'absent')} -> {new.get(key, 'absent')}" for key in keys}
+
+
+__all__ = ["Run", "current_records", "default_path", "read_events"]
+
+_WEIGHTS_EVENTS = ("validation", "evaluation")
 """Records of weights that may be older than the training's, or another run's."""
 
 
@@ -85,7 +274,7 @@ class Run:
         if rehearsal.is_on():
             check_takeable(path, config, resume, may_differ)
             rehearsal.begin_work(f"making the run folder {path}")
-        lock = take(path, resume)
+        lock = take_folder(path, resume)
         try:
             check_kind(path, resume)
             now = plain(_environment() if environment is None else environment)
@@ -129,10 +318,10 @@ class Run:
             if (update, epoch) != (None, None):
                 raise ValueError(f"{event}: update {update} with epoch {epoch}: give both, or neither")
             update, epoch = self._place
-        record = records.compose(event, update, epoch, time.monotonic() - self._began, figures)
+        record = records.compose_record(event, update, epoch, time.monotonic() - self._began, figures)
         with self._writing:
             self._append(record)
-            if event not in _OF_WEIGHTS:
+            if event not in _WEIGHTS_EVENTS:
                 self.reach(record["update"], record["epoch"])
             self._feed(record)
         return record

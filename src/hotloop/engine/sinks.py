@@ -1,21 +1,128 @@
-"""Where a run's records go besides its events.jsonl: the console, TensorBoard, Weights & Biases.
+"""A run's record as one line for people, the same in every family: place, loss, accuracy, other metrics, rate, speed.
 
-A sink is handed each record after it is written and adds nothing of its own, so all of them agree. How a record
-reads on the console is in `lines`. No sink knows the run folder or the loop.
+Figures that old benchmark files read with regular expressions keep their wording, and have no thousands separators.
+It must not know what a metric means, nor where the line goes.
+
+Where a run's records go besides its events.jsonl: the console, TensorBoard, Weights & Biases.
+A sink that cannot harm its run: what fails is raised, and what hangs is left behind in a thread of its own.
+Records of work that leaves no folder, such as validating a finished run: sinks see them, nothing is written.
 """
 
+import math
 import os
+import queue
+import re
 import socket
 import struct
+import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 
-from hotloop.engine.lines import SHOWN, Record, console_line
+from hotloop.engine import records
 from hotloop.engine.records import FRAME, write_whole
 from hotloop.errors import MissingExtra
+
+Record = Mapping[str, Any]
+SHOWN = ("start", "resume", "compile", "log", "validation", "warning", "profile", "sweep", "end")
+"""Events with a line of their own; the others are for events.jsonl, or are told by the family in its own words."""
+LAST = ("learning_rate", "seconds_per_10000_updates", "throughput", "memory_gib", "mfu")
+"""What follows the metrics, in this order."""
+PER_CENT = re.compile(r"(.*_)?(accuracy|top_\d+)|acceptance|mfu")
+LABELS = {"seconds_per_10000_updates": "Time taken", "memory_gib": "memory"}
+ACRONYMS = re.compile(r"\b(elbo|mae|mfu|rmse)\b")
+UNITS = {
+    "throughput": " samples/sec",
+    "memory_gib": " GiB",
+    # Old patterns read `Time taken: X,`.
+    "seconds_per_10000_updates": ", for 10,000 updates",
+}
+READ = {"loss": ("log",), "accuracy": ("log", "validation"), "throughput": ("log",)}
+"""What old patterns look for, and the events that they mean: in others it has no colon, or the last loss of a
+training would be that of its validation."""
+PLACE, FIGURE, SHARE = 29, 10, 6
+"""Least widths in a log: of `update 999,999, epoch 999.99:`, of a figure from 0.001 on, of `100.00`."""
+
+
+def console_line(record: Record) -> str:
+    """A record for people: `update 781, epoch 1.00:       loss:    1.25000, ..., time: 0:00:09`."""
+    event = record["event"]
+    if event == "warning" and "message" in record:
+        return f"warning: {record['message']}"
+    if event == "start" and "folder" in record:
+        return f"start: {record['folder']}{', resumed' if record.get('resumed') else ''}"
+    if event == "compile" and "compile_seconds" in record:
+        return _compile_line(record)
+    figures = ", ".join(_figures(record))
+    place = f"update {record['update']:,}" + (f", epoch {record['epoch']:.2f}" if "epoch" in record else "")
+    if event == "log":
+        return f"{f'{place}:':{PLACE}} {figures}, time: {format_clock(record['elapsed'])}"
+    return f"{event} at {place}: {figures}".removesuffix(": ")
+
+
+def _compile_line(record: Record) -> str:
+    seconds = record["lower_seconds"] + record["compile_seconds"]
+    what = f" {record['program']}" if "program" in record else ""
+    length = f", calls of {record['updates_per_call']:,} updates" if "updates_per_call" in record else ""
+    return f"compiled{what} in {seconds:.1f} s{length}"
+
+
+def format_clock(seconds: float) -> str:
+    """`h:mm:ss`."""
+    whole = int(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+
+
+def format_fixed(value: float, digits: int = 6) -> str:
+    """So many significant digits without an exponent, always with a point: old patterns read `\\d*\\.\\d*`."""
+    if not math.isfinite(value):
+        return str(value)
+    places = digits - 1 - math.floor(math.log10(abs(value))) if value else digits - 1
+    return f"{value:.{max(1, places)}f}"
+
+
+def _figures(record: Record) -> Iterator[str]:
+    aligned = record["event"] == "log"
+    odd = record.get("nonfinite", {})
+    for name in sorted((name for name in record if name not in FRAME), key=_rank):
+        value = odd.get(name, record[name])
+        if value is None or isinstance(value, list | dict):
+            continue
+        read = READ.get(name.rpartition("_")[2])
+        colon = "" if read and record["event"] not in read else ":"
+        width = (SHARE if _is_share(name) else FIGURE) if aligned else 0
+        yield f"{_label(name)}{colon} {_text(name, value):>{width}}{' %' if _is_share(name) else UNITS.get(name, '')}"
+
+
+def _label(name: str) -> str:
+    """`validation_rmse` is `validation RMSE`."""
+    return LABELS.get(name) or ACRONYMS.sub(lambda word: word[0].upper(), name.replace("_", " "))
+
+
+def _rank(name: str) -> int:
+    """Loss, accuracies, other metrics in the order of the record, then what is usual at the end."""
+    if name in LAST:
+        return 3 + LAST.index(name)
+    return 0 if name.rpartition("_")[2] == "loss" else 1 if _is_share(name) else 2
+
+
+def _is_share(name: str) -> bool:
+    return PER_CENT.fullmatch(name) is not None
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, str | bool):
+        return str(value)
+    if _is_share(name):
+        return f"{100 * value:.2f}"
+    if name == "learning_rate":
+        return format_fixed(value, 4)
+    return f"{value:,}" if isinstance(value, int) else format_fixed(value)
+
 
 _CURVES = ("log", "summary", "validation")
 
@@ -153,3 +260,113 @@ class WandbSink:
         """Send or keep what is left."""
         if self._run is not None:
             self._run.finish()
+
+
+_Work = tuple[Callable[[], None], "queue.SimpleQueue[BaseException | None]"]
+
+
+class GuardedSink:
+    """Hands everything to a sink and waits for it as long as the sink's `patience`, then raises TimeoutError."""
+
+    def __init__(self, sink: Sink):
+        self.sink = sink
+        self.name = type(sink).__name__
+        self._jobs: queue.SimpleQueue[_Work | None] | None = None
+
+    def write(self, record: Record) -> None:
+        """Let the sink take one record."""
+        self._wait_for(partial(self.sink.write, record))
+
+    def close(self) -> None:
+        """Let the sink go."""
+        try:
+            self._wait_for(self.sink.close)
+        finally:
+            self.abandon()
+
+    def release(self) -> None:
+        """Close it after it failed, for its files' sake; what more goes wrong is no news."""
+        with suppress(Exception):
+            self.close()
+
+    def abandon(self) -> None:
+        """Wait for it no more; its thread ends once it answers, or with the process."""
+        if self._jobs is not None:
+            self._jobs.put(None)
+
+    def _wait_for(self, work: Callable[[], None]) -> None:
+        if self.sink.patience is None:
+            work()
+            return
+        answer: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self._started().put((work, answer))
+        try:
+            error = answer.get(timeout=self.sink.patience)
+        except queue.Empty:
+            raise TimeoutError(f"no answer in {self.sink.patience:g} seconds") from None
+        if error is not None:
+            raise error
+
+    def _started(self) -> "queue.SimpleQueue[_Work | None]":
+        if self._jobs is None:
+            self._jobs = queue.SimpleQueue()
+            # A daemon: the interpreter waits for any other thread before it leaves, for a stuck one for ever.
+            threading.Thread(
+                target=_work_through, args=(self._jobs,), name=f"hotloop-{self.name}", daemon=True
+            ).start()
+        return self._jobs
+
+
+def _work_through(jobs: "queue.SimpleQueue[_Work | None]") -> None:
+    while (job := jobs.get()) is not None:
+        work, answer = job
+        try:
+            work()
+        except BaseException as error:
+            answer.put(error)
+        else:
+            answer.put(None)
+
+
+class Recorder(Protocol):
+    """Who is told what happens: a run with its folder, or an announcer."""
+
+    def event(
+        self, event: str, *, update: int | None = None, epoch: float | None = None, **figures: Any
+    ) -> dict[str, Any]:
+        """Take one record."""
+
+
+class Announcer:
+    """Hands each record to the sinks and forgets it; a sink that fails is named and left out."""
+
+    def __init__(self, sinks: Sequence[Sink]):
+        self._sinks, self._began = [*map(GuardedSink, sinks)], time.monotonic()
+
+    def event(
+        self, event: str, *, update: int | None = None, epoch: float | None = None, **figures: Any
+    ) -> dict[str, Any]:
+        """As a run's `event`."""
+        record = records.compose_record(
+            event, update or 0, epoch or 0.0, time.monotonic() - self._began, figures
+        )
+        for sink in tuple(self._sinks):
+            self._try(sink, partial(sink.write, record))
+        return record
+
+    def _try(self, sink: GuardedSink, work: Callable[[], None]) -> None:
+        if sink not in self._sinks:  # it failed at the warning about another one
+            return
+        try:
+            work()
+        except Exception as error:
+            sink.abandon()
+            self._sinks.remove(sink)
+            self.event("warning", message=f"{sink.name} failed and is off: {error}")
+
+    def __enter__(self) -> "Announcer":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for sink in tuple(self._sinks):
+            self._try(sink, sink.close)

@@ -16,9 +16,9 @@ import pytest
 from small import X, Y, data, model_fn, same, small, traces, weights
 
 from hotloop import Arrays, EvalSpec, Hook, ModelSpec, TrainSpec, train_and_evaluate
-from hotloop.engine import pieces
+from hotloop.engine import drive
 from hotloop.engine.feed import Resident, Streamed
-from hotloop.engine.interrupt import Interrupted, Request
+from hotloop.engine.interrupt import Interrupted, StopRequest
 from hotloop.engine.loop import Program
 from hotloop.engine.run import read_events
 from hotloop.errors import RunError
@@ -329,13 +329,13 @@ def test_a_stop_anywhere_leaves_the_records_and_checkpoints_of_an_undisturbed_tr
     update: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between calls, where a validation is due, and after the last update; summaries are open across calls."""
-    monkeypatch.setattr(pieces, "TARGET_SECONDS", 0)  # one update at a time
+    monkeypatch.setattr(drive, "TARGET_SECONDS", 0)  # one update at a time
 
     def train(folder: Path, *hooks: Hook) -> None:
         estimator = small(folder, checkpoint_steps=15, summary_steps=13, log_steps=8)
         train_and_evaluate(estimator, TrainSpec(data, 40, hooks), EvalSpec(data))
 
-    class Asked(Request):
+    class Asked(StopRequest):
         """A request that is made as soon as that update is on its way."""
 
         def __call__(self, program: Program, state: Any, first: int, count: int, *following: int) -> Any:

@@ -8,7 +8,7 @@ devices at hand. No jax.
 from dataclasses import dataclass
 from pathlib import Path
 
-from hotloop.engine.plan_options import Planned
+from hotloop.engine.plan import PlanOptions
 from hotloop.families.cnn import checks
 from hotloop.families.cnn.model_options import Model, Numbers, Optimiser, Rate
 from hotloop.families.cnn.old_options import Old, Pipeline
@@ -20,7 +20,9 @@ __all__ = ["Train", "Validate"]
 
 # The last base comes first in the help.
 @dataclass(frozen=True)
-class Train(Old, Pipeline, Records, Validation, Kept, Numbers, Rate, Optimiser, Model, Data, Run, Planned):
+class Train(
+    Old, Pipeline, Records, Validation, Kept, Numbers, Rate, Optimiser, Model, Data, Run, PlanOptions
+):
     """All of `hotloop cnn train`; hashable."""
 
     def __post_init__(self) -> None:

@@ -21,6 +21,7 @@ from hotloop.data.dataset import Split
 from hotloop.engine.feed import Resident
 from hotloop.engine.keys import sample_keys
 from hotloop.engine.order import Order
+from hotloop.engine.progress import Console
 from hotloop.errors import DataError
 from hotloop.families.cnn.data_config import BenchmarkConfig
 from hotloop.families.cnn.images import augmented, cropped, evaluated, host_draws, is_cifar
@@ -28,7 +29,6 @@ from hotloop.families.cnn.reading import Reading
 from hotloop.families.cnn.settings import SAMPLES
 from hotloop.families.cnn.streaming import PhotoSource, default_workers, evaluation_batches, open_store
 from hotloop.families.cnn.workers import Batch, Workers
-from hotloop.families.console import Console
 from hotloop.rehearsal import begin_work
 
 _WARM_UP = 2

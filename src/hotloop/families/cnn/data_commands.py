@@ -18,11 +18,11 @@ from hotloop.data.image_folder import part_folder
 from hotloop.data.records import Part, RecordSet, is_record_folder, shards
 from hotloop.data.shard_files import PartManifest, fault, read_manifest
 from hotloop.engine.environment import usable_cores
+from hotloop.engine.progress import Console
 from hotloop.errors import DataError
 from hotloop.families.cnn.data_config import BuildConfig, VerifyConfig
 from hotloop.families.cnn.settings import SAMPLES
 from hotloop.families.cnn.streaming import open_store
-from hotloop.families.console import Console
 from hotloop.rehearsal import begin_work
 
 IMAGENET = SAMPLES["imagenet"]._asdict()

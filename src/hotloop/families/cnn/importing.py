@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from hotloop.engine.checkpoint import Checkpoints, KeepAll
+from hotloop.engine.progress import Console
 from hotloop.errors import CheckpointError
 from hotloop.families.cnn import foreign, of_run, saved
 from hotloop.families.cnn.small_config import Import
-from hotloop.families.console import Console
 
 
 def run(config: Import, console: Console) -> Mapping[str, Any]:

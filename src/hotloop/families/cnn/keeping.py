@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hotloop.engine import shelf
+from hotloop.engine import checkpoint_folder
 from hotloop.engine.checkpoint import Checkpoints, KeepAll, Restored
 from hotloop.engine.drive import check_position
 from hotloop.engine.loop import own
 from hotloop.engine.plan import Plan
-from hotloop.engine.run import Run, current, read_events
-from hotloop.engine.run_folder import has_finished
+from hotloop.engine.run import Run, current_records, has_finished, read_events
 from hotloop.errors import CheckpointError, RunError
 from hotloop.families.cnn import of_run, saved
 from hotloop.families.cnn.config import Train
@@ -136,12 +135,12 @@ class Keeping:
         """Remove the other steps of the run, and the folder if the run made it and nothing else is in it."""
         gone = [step for step in made if step not in kept]
         # It is there already where a kill came right after it.
-        if not any(each["event"] == CLEANED for each in current(self._records())):
+        if not any(each["event"] == CLEANED for each in current_records(self._records())):
             record.event(CLEANED, update=made[-1], epoch=epoch, steps=gone, kept=kept)
         with self.opened() as checkpoints:
             for step in gone:
                 checkpoints.remove(step)
-        if not shelf.numbered(self.folder):
+        if not checkpoint_folder.find_steps(self.folder):
             (self.folder / of_run.ABOUT).unlink(missing_ok=True)
         if not self.given and not list(self.folder.iterdir()):
             self.folder.rmdir()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hotloop.engine.records import read_json
-from hotloop.engine.run_folder import config_of
+from hotloop.engine.run import read_config
 from hotloop.errors import CheckpointError
 
 FAMILY, ABOUT, CONFIG = "cnn", "network.json", "config.json"
@@ -28,7 +28,7 @@ def run_at(path: Path) -> Path | None:
 
 def options_at(run: Path) -> dict[str, Any]:
     """Every option of a run."""
-    return config_of(run, FAMILY, {"model_name": str, "dataset": str})
+    return read_config(run, FAMILY, {"model_name": str, "dataset": str})
 
 
 def values_of(path: Path) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from typing import Any
 import jax
 
 from hotloop.engine import ceilings, host_memory
-from hotloop.engine.calls import Event
 from hotloop.engine.loop import Program
+from hotloop.engine.plan import Event
 from hotloop.engine.where import platform
 from hotloop.families.cnn.describe import flops_per_image
 from hotloop.families.cnn.model import Job

@@ -13,14 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.data.jpeg import ImageError, loaded, opened
-from hotloop.engine.progress import compiling
+from hotloop.engine.progress import Console, compiling
 from hotloop.errors import DataError, OptionError
 from hotloop.families.cnn import folding, images, saved
 from hotloop.families.cnn.crops import middle
 from hotloop.families.cnn.keeping import Keeping
 from hotloop.families.cnn.photographs import in_bytes
 from hotloop.families.cnn.small_config import Predict
-from hotloop.families.console import Console
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hotloop.engine.plan_options import BATCH, EVENTS, RUN
+from hotloop.engine.plan import BATCH_GROUP, EVENTS_GROUP, RUN_GROUP
 from hotloop.options import between, folder_name, option, positive
 
 DATA, VALIDATION, RECORDS = "Data", "Validation", "Records"
@@ -72,15 +72,15 @@ class Data:
 class Run:
     """What runs, and where."""
 
-    training: bool = option(True, "Train.", group=RUN)
-    resume: bool = option(False, "Go on with the newest run of this name.", group=RUN)
-    compile_only: bool = option(False, "Compile the training program, and stop.", group=RUN)
-    plan: bool = option(False, "Say what would run, and stop.", group=RUN)
+    training: bool = option(True, "Train.", group=RUN_GROUP)
+    resume: bool = option(False, "Go on with the newest run of this name.", group=RUN_GROUP)
+    compile_only: bool = option(False, "Compile the training program, and stop.", group=RUN_GROUP)
+    plan: bool = option(False, "Say what would run, and stop.", group=RUN_GROUP)
     strict_devices: bool = option(
         False,
         "Stop where a configuration asks for more devices than there are, instead of merging stages and "
         "accumulating for the missing replicas.",
-        group=BATCH,
+        group=BATCH_GROUP,
     )
 
 
@@ -92,19 +92,19 @@ class Kept:
         None,
         "A run's folder, or one of checkpoints, to validate instead of those just made.",
         metavar="DIR",
-        group=EVENTS,
+        group=EVENTS_GROUP,
     )
     checkpoint_output_dir: Path | None = option(
-        None, "Folder for checkpoints; left out, one in the run's folder.", metavar="DIR", group=EVENTS
+        None, "Folder for checkpoints; left out, one in the run's folder.", metavar="DIR", group=EVENTS_GROUP
     )
     ckpt_all_instances: bool = option(
-        False, "Every process of a distributed run saves, not the first alone.", group=EVENTS
+        False, "Every process of a distributed run saves, not the first alone.", group=EVENTS_GROUP
     )
     clean_dir: bool | None = option(
         None,
         "After validation remove all checkpoints that this run made (True) or none of them (False); left out, the best "
         "and the last stay.",
-        group=EVENTS,
+        group=EVENTS_GROUP,
     )
 
 

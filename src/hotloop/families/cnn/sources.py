@@ -24,7 +24,7 @@ from hotloop.engine.evaluate import Evaluation, PerSample, Sums, evaluate_batche
 from hotloop.engine.feed import Feed, Resident, Streamed, rows
 from hotloop.engine.finish import on_mesh_of
 from hotloop.engine.mesh import REPLICA
-from hotloop.engine.progress import counted
+from hotloop.engine.progress import Console, advance_through
 from hotloop.engine.split import SPLIT
 from hotloop.errors import DataError
 from hotloop.families.cnn.config import Train
@@ -32,7 +32,6 @@ from hotloop.families.cnn.reading import Reading
 from hotloop.families.cnn.settings import SAMPLES, Samples, Settings
 from hotloop.families.cnn.streaming import PhotoFeed, default_workers, evaluation_batches, open_store
 from hotloop.families.cnn.workers import Workers
-from hotloop.families.console import Console
 
 Evaluate = Callable[[Any], Sums]
 BRIGHT, SPREAD = 127, 60
@@ -170,7 +169,7 @@ class Photographs:
 
         def run(state: Any) -> Sums:
             with self._progress("photographs", -(-self.samples.validation // batch_size)) as bar:
-                batches = counted(evaluation_batches(workers, batch_size), bar)
+                batches = advance_through(evaluation_batches(workers, batch_size), bar)
                 return evaluate_batches(fn, state, batches, batch_size)
 
         return run

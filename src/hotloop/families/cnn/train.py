@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from hotloop.engine import report as reports
-from hotloop.engine.announcer import Announcer
 from hotloop.engine.drive import drive
 from hotloop.engine.loop import Program
 from hotloop.engine.mesh import replicas
-from hotloop.engine.run import Run
-from hotloop.engine.run_folder import check_free, check_makeable, check_options
-from hotloop.engine.sinks import ConsoleSink, Sink, WandbSink
+from hotloop.engine.progress import Console
+from hotloop.engine.run import Run, check_free, check_makeable, check_options
+from hotloop.engine.sinks import Announcer, ConsoleSink, Sink, WandbSink
 from hotloop.engine.where import platform
 from hotloop.errors import OptionError
 from hotloop.families.cnn import model, saved
@@ -32,7 +31,6 @@ from hotloop.families.cnn.sources import open_source
 from hotloop.families.cnn.time_to_train import Clock, in_words
 from hotloop.families.cnn.validation import others_to_validate, validate
 from hotloop.families.cnn.work import Work, run_folder, seeded, settled, told
-from hotloop.families.console import Console
 from hotloop.options import plain
 
 MAY_DIFFER = (

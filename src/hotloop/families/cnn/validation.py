@@ -11,8 +11,8 @@ from typing import Any
 
 import jax
 
-from hotloop.engine.announcer import Recorder
 from hotloop.engine.evaluate import Sums
+from hotloop.engine.sinks import Recorder
 from hotloop.errors import CheckpointError, OptionError
 from hotloop.families.cnn import model, saved
 from hotloop.families.cnn.config import Train

@@ -14,6 +14,7 @@ import jax
 
 from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.precision import partials_note
+from hotloop.engine.progress import Console
 from hotloop.engine.records import read_json
 from hotloop.engine.where import platform
 from hotloop.families.cnn import model, saved
@@ -22,7 +23,6 @@ from hotloop.families.cnn.keeping import Keeping
 from hotloop.families.cnn.model import Job
 from hotloop.families.cnn.settings import Samples, Settings, resolve
 from hotloop.families.cnn.sources import Source
-from hotloop.families.console import Console
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,11 +13,10 @@ from typing import Any
 from hotloop.data.dataset import Dataset
 from hotloop.engine import mesh
 from hotloop.engine import report as reports
+from hotloop.engine.progress import Console
 from hotloop.engine.records import read_events, read_json
-from hotloop.engine.run import default_path
-from hotloop.engine.run_folder import check_makeable
+from hotloop.engine.run import check_makeable, default_path
 from hotloop.errors import CheckpointError
-from hotloop.families.console import Console
 from hotloop.families.estimator import cifar_data
 from hotloop.families.estimator.cifar_config import Cifar
 from hotloop.families.estimator.cifar_images import transform_of

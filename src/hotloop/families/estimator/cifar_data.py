@@ -7,7 +7,7 @@ from hotloop.data.dataset import Dataset, Split
 from hotloop.data.folders import find, loadable
 from hotloop.data.image_files import IMAGE_SETS, read_images
 from hotloop.data.load import load as load_set
-from hotloop.families.console import Console
+from hotloop.engine.progress import Console
 from hotloop.families.estimator.cifar_config import Cifar
 
 NAME = "cifar10"

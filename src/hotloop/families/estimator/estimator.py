@@ -18,9 +18,9 @@ import numpy as np
 from hotloop.engine.drive import Diverged, newest
 from hotloop.engine.evaluate import filled_up
 from hotloop.engine.host import common_length, path_name
-from hotloop.engine.lines import console_line
 from hotloop.engine.progress import Show, compiling, hide, show
 from hotloop.engine.records import append_line
+from hotloop.engine.sinks import console_line
 from hotloop.errors import HotloopError
 from hotloop.families.estimator import step, training
 from hotloop.families.estimator.checks import (

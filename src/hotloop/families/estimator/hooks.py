@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hotloop.engine.calls import Plan
 from hotloop.engine.checkpoint import Checkpoints
+from hotloop.engine.host_events import LogWindow
 from hotloop.engine.interrupt import Interrupted
 from hotloop.engine.loop import CallMetrics
-from hotloop.engine.window import Window
+from hotloop.engine.plan import Plan
 
 SUMMARIES = "summaries"
 """In a step's position: the sums of the summary that was open."""
@@ -101,7 +101,7 @@ class Summaries:
 
     def __init__(self, records: Any, every: int, plan: Plan, saved: Mapping[str, Any] | None):
         self._records, self._every, self._plan = records, every, plan
-        self._window = Window(saved=saved)
+        self._window = LogWindow(saved=saved)
         self._done = 0
 
     def __call__(self, first: int, metrics: CallMetrics) -> None:

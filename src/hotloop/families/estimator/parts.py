@@ -19,7 +19,7 @@ from hotloop.engine.feed import rows
 from hotloop.engine.keys import seed_key
 from hotloop.engine.loop import Program
 from hotloop.engine.precision import Policy
-from hotloop.engine.progress import Show, counted
+from hotloop.engine.progress import Show, advance_through
 from hotloop.errors import CheckpointError
 from hotloop.families.estimator import inputs, step
 from hotloop.families.estimator.inputs import FromArrays, Source
@@ -147,7 +147,7 @@ class Parts:
 
         def over_batches(state: Any) -> dict[str, Any]:
             with self.progress("evaluating", total) as bar:
-                batches = counted(islice(source.batches(), steps), bar)
+                batches = advance_through(islice(source.batches(), steps), bar)
                 return _means(evaluate_batches(fn, state, batches, size))
 
         return over_batches

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hotloop.engine.calls import Event, Kind
+from hotloop.engine.plan import Event, Kind
 
 
 @dataclass

@@ -16,11 +16,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from hotloop.engine import report as reports
 from hotloop.engine.batch import Batch
-from hotloop.engine.calls import Kind, Mark, Plan
 from hotloop.engine.checkpoint import Keep, KeepBest, KeepLast, Restored
 from hotloop.engine.drive import drive
 from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.loop import CallMetrics, Program
+from hotloop.engine.plan import Kind, Mark, Plan
 from hotloop.engine.progress import Show, compiling
 from hotloop.engine.records import read_events, read_json
 from hotloop.engine.run import Run

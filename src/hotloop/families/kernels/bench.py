@@ -17,7 +17,7 @@ from hotloop.engine import mesh
 from hotloop.engine.ceilings import ceilings, describe
 from hotloop.engine.environment import environment
 from hotloop.engine.keys import stream
-from hotloop.families.console import Console
+from hotloop.engine.progress import Console
 from hotloop.families.kernels import check, program, records, timing
 from hotloop.families.kernels.catalogue import build
 from hotloop.families.kernels.config import Layer, LstmMulti

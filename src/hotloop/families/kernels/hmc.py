@@ -13,8 +13,8 @@ from jax import Array
 from hotloop.engine.ceilings import ceilings, describe
 from hotloop.engine.environment import environment
 from hotloop.engine.keys import stream
+from hotloop.engine.progress import Console
 from hotloop.errors import WrongResult
-from hotloop.families.console import Console
 from hotloop.families.kernels import records, sampling, targets, timing
 from hotloop.families.kernels.config import Hmc
 from hotloop.families.kernels.program import arithmetic

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from hotloop.engine import report
+from hotloop.engine.progress import Console
 from hotloop.engine.run import default_path
 from hotloop.errors import OptionError
-from hotloop.families.console import Console
 from hotloop.families.kernels.config import Timing
 
 

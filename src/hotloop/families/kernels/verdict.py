@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from hotloop.families.console import Console
+from hotloop.engine.progress import Console
 from hotloop.families.kernels import moments, targets
 from hotloop.families.kernels.config import Hmc
 from hotloop.families.kernels.sampling import Blocks

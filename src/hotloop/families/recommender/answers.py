@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hotloop.engine import shelf
-from hotloop.engine.checkpoint import Checkpoints, Keep
-from hotloop.engine.keep import Metrics
-from hotloop.engine.run import current, read_events
+from hotloop.engine import checkpoint_folder
+from hotloop.engine.checkpoint import Checkpoints, Keep, Metrics
+from hotloop.engine.run import current_records, read_events
 from hotloop.families.recommender import saved
 
 Figures = dict[str, Any]
@@ -34,7 +33,7 @@ class Answers(Keep):
 
     def remember(self, run: Path, update: int) -> None:
         """Take in what an earlier process recorded up to `update`, where this one goes on."""
-        for event in current(read_events(run)):
+        for event in current_records(read_events(run)):
             if event["event"] == "validation" and event["update"] <= update:
                 self.figures[event["update"]] = {
                     k: v for k, v in event.items() if k.startswith("validation_")
@@ -64,7 +63,10 @@ class Answers(Keep):
         """Write the best checkpoint again with its validation, for all who open the run later."""
         checkpoints.wait()
         step = checkpoints.best()
-        if step is None or saved.BEST.metric in shelf.complete(checkpoints.folder)[step].metrics:
+        if (
+            step is None
+            or saved.BEST.metric in checkpoint_folder.find_complete(checkpoints.folder)[step].metrics
+        ):
             return
         found = checkpoints.restore(like, step)
         metrics = {**found.metrics, **self.figures[step]}

@@ -16,8 +16,8 @@ from jax import Array
 
 from hotloop.data.matrix import RatingMatrix
 from hotloop.engine.ceilings import memory
+from hotloop.engine.progress import Console
 from hotloop.errors import DataError
-from hotloop.families.console import Console
 from hotloop.families.recommender import batches, biases, ease, saved, sets
 from hotloop.families.recommender.baselines_config import Baselines
 from hotloop.families.recommender.biases import Biases

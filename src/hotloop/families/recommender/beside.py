@@ -21,7 +21,7 @@ from typing import Any
 
 import jax
 
-from hotloop.engine.events import Diverged
+from hotloop.engine.host_events import Diverged
 from hotloop.engine.run import Run
 from hotloop.engine.where import platform
 from hotloop.errors import OptionError, RunError

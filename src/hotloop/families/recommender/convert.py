@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from hotloop.data.rating_text import Triples, arrow_csv, read_triples
+from hotloop.engine.progress import Console
 from hotloop.errors import DataError, OptionError
-from hotloop.families.console import Console
 from hotloop.families.recommender import netflix
 from hotloop.families.recommender.convert_config import PUBLISHED, RANGES, WHOLE_NETFLIX, ConvertConfig
 from hotloop.families.recommender.splits import (

@@ -10,7 +10,7 @@ from typing import Any
 
 from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.loop import Program, own
-from hotloop.families.console import Console
+from hotloop.engine.progress import Console
 from hotloop.families.recommender import biases, model, saved, sets, train
 from hotloop.families.recommender.config import Train
 from hotloop.families.recommender.errors_of import Errors

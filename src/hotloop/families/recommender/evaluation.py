@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from hotloop.data.matrix import RatingMatrix
+from hotloop.engine.progress import Console
 from hotloop.engine.records import write_json
 from hotloop.errors import DataError
-from hotloop.families.console import Console
 from hotloop.families.recommender import model, saved, sets
 from hotloop.families.recommender.batches import Rows
 from hotloop.families.recommender.evaluate_config import Evaluate, Truth

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from hotloop.data.growing import Column
 from hotloop.data.rating_text import Triples, arrow_csv
+from hotloop.engine.progress import Console
 from hotloop.errors import DataError
-from hotloop.families.console import Console
 
 PATTERNS = ("mv_*.txt", "combined_data_*.txt")
 _EPOCH = date(1970, 1, 1)

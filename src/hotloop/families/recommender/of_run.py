@@ -4,7 +4,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from hotloop.engine.run_folder import config_of
+from hotloop.engine.run import read_config
 from hotloop.families.recommender.baselines_config import Data
 
 FAMILY = "recommender"
@@ -14,7 +14,7 @@ EXTRA = {"users": int, "items": int, "drops": list, "low": float, "high": float}
 
 def options_at(run: Path) -> dict[str, Any]:
     """All that config.json holds."""
-    return config_of(run, FAMILY, EXTRA)
+    return read_config(run, FAMILY, EXTRA)
 
 
 def values_of(run: Path) -> dict[str, Any]:

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from hotloop.data.matrix import RatingMatrix, build
 from hotloop.data.rating_text import read_triples
-from hotloop.engine.progress import compiling
-from hotloop.families.console import Console
+from hotloop.engine.progress import Console, compiling
 from hotloop.families.recommender import batches, model, saved
 from hotloop.families.recommender.evaluation import asked_for, batch_size
 from hotloop.families.recommender.measures import Rules, bounded

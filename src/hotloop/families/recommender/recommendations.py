@@ -15,9 +15,8 @@ from jax import Array, lax
 from numpy.typing import NDArray
 
 from hotloop.data.matrix import RatingMatrix
-from hotloop.engine.progress import compiling
+from hotloop.engine.progress import Console, compiling
 from hotloop.errors import OptionError
-from hotloop.families.console import Console
 from hotloop.families.recommender import batches, model, ranking, saved
 from hotloop.families.recommender.evaluation import batch_size
 from hotloop.families.recommender.measures import Rules, bounded

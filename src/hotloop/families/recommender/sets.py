@@ -14,8 +14,8 @@ from hotloop.data.random_ratings import random_sets
 from hotloop.data.rating_text import Triples, read_triples
 from hotloop.data.ratings import Ratings
 from hotloop.data.tastes import tastes
+from hotloop.engine.progress import Console
 from hotloop.errors import DataError, OptionError
-from hotloop.families.console import Console
 from hotloop.families.recommender.config import Train
 from hotloop.families.recommender.splits import TEST, TRAIN, VALID, random_split, user_time_split
 

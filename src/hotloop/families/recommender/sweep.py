@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 from hotloop import rehearsal
 from hotloop.engine.interrupt import Stopped
+from hotloop.engine.progress import Console
 from hotloop.engine.records import write_json
 from hotloop.errors import DataError, RunError
-from hotloop.families.console import Console
 from hotloop.families.recommender import places, trials
 from hotloop.families.recommender.config import Train, warn_of_no_effect
 from hotloop.families.recommender.sweep_config import Sweep

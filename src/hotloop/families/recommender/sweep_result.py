@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hotloop.families.console import Console
+from hotloop.engine.progress import Console
 from hotloop.families.recommender.trials import Outcome
 
 COLUMNS = {

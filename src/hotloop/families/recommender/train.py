@@ -21,13 +21,11 @@ from hotloop.engine.drive import Diverged, drive, newest
 from hotloop.engine.feed import Resident
 from hotloop.engine.loop import Program
 from hotloop.engine.plan import Batch, Plan, plan_updates
-from hotloop.engine.progress import Progress
-from hotloop.engine.run import Run
-from hotloop.engine.run_folder import check_free, check_resumable
+from hotloop.engine.progress import Console, Progress
+from hotloop.engine.run import Run, check_free, check_resumable
 from hotloop.engine.sinks import ConsoleSink
 from hotloop.engine.where import platform
 from hotloop.errors import DataError, OptionError
-from hotloop.families.console import Console
 from hotloop.families.recommender import batches, beside, model, saved, sets, sparse_joint
 from hotloop.families.recommender.answers import Answers
 from hotloop.families.recommender.between import Between

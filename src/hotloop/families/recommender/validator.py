@@ -50,8 +50,8 @@ def write_weights(path: Path, params: Any) -> None:
     """The weights as a file that is whole or not there."""
     import numpy as np
 
+    from hotloop.engine.checkpoint_arrays import snapshot
     from hotloop.engine.records import whole_file
-    from hotloop.engine.snapshot import snapshot
 
     with whole_file(path) as part, part.open("wb") as file:
         np.savez(file, **snapshot(params)[0])  # type: ignore[arg-type]
@@ -62,7 +62,7 @@ def read_weights(path: Path, job: Any) -> Any:
     import jax
 
     from hotloop.data.npz import read_npz
-    from hotloop.engine.snapshot import named_leaves
+    from hotloop.engine.checkpoint_arrays import named_leaves
     from hotloop.families.recommender import model
 
     like = jax.eval_shape(lambda key: model.init(job, key), jax.random.key(0))["params"]

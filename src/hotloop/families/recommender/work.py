@@ -13,7 +13,7 @@ from jax import Array
 from hotloop.data.matrix import RatingMatrix
 from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.plan import Plan
-from hotloop.families.console import Console
+from hotloop.engine.progress import Console
 from hotloop.families.recommender import model, saved
 from hotloop.families.recommender.config import Train
 from hotloop.families.recommender.errors_of import Errors

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.engine.keys import seed_key
+from hotloop.engine.progress import Console
 from hotloop.engine.records import write_json
 from hotloop.errors import DataError
-from hotloop.families.console import Console
 from hotloop.families.vcd import images as image_sets
 from hotloop.families.vcd import saved
 from hotloop.families.vcd.config import Test

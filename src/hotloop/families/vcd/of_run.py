@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from hotloop.engine.run_folder import config_of
+from hotloop.engine.run import read_config
 
 FAMILY = "vcd"
 NEEDED = {"images": int, "method": str, "data": str}
@@ -12,7 +12,7 @@ TAKEN = ("data", "seed", "iwae_samples", "burn_in", "kept", "test_batch_size")
 
 def options_at(run: Path) -> dict[str, Any]:
     """All that config.json holds."""
-    return config_of(run, FAMILY, NEEDED)
+    return read_config(run, FAMILY, NEEDED)
 
 
 def values_for_evaluation(run: Path) -> dict[str, Any]:

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from hotloop.engine import png
 from hotloop.engine.keys import seed_key, stream
-from hotloop.engine.progress import compiling
+from hotloop.engine.progress import Console, compiling
 from hotloop.errors import DataError
-from hotloop.families.console import Console
 from hotloop.families.vcd import density, images, model, networks, saved
 from hotloop.families.vcd.model import Job
 from hotloop.families.vcd.samples_config import Samples

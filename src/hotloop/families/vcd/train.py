@@ -23,12 +23,11 @@ from hotloop.engine.feed import Resident
 from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.loop import Program
 from hotloop.engine.plan import Batch, Event, Plan, plan_updates
-from hotloop.engine.run import Run
-from hotloop.engine.run_folder import check_free, has_finished, is_held, is_only_begun
+from hotloop.engine.progress import Console
+from hotloop.engine.run import Run, check_free, has_finished, is_held, is_only_begun
 from hotloop.engine.sinks import ConsoleSink
 from hotloop.engine.where import platform
 from hotloop.errors import OptionError, RunError
-from hotloop.families.console import Console
 from hotloop.families.vcd import evaluation, fused, images, model
 from hotloop.families.vcd.config import Train
 from hotloop.families.vcd.images import PIXELS, Images

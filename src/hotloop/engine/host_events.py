@@ -1,11 +1,15 @@
-"""What the host does between calls: log, validate, save, and stop when asked or when the numbers go wrong.
+"""What has happened since the last log: sums of every update's metrics, updates, and seconds of device work.
 
-Everything goes into the run's records first. It must not know how calls are dispatched or timed.
+A window is kept in checkpoints, so that the first log after a resume averages what it would have averaged.
+It must not know what the metrics mean.
+
+What the host does between calls: log, validate, save, and stop when asked or when the numbers go wrong.
 """
 
+import math
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -13,14 +17,68 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hotloop.engine.calls import Event, Plan
 from hotloop.engine.checkpoint import STOPPED, Checkpoints, Restored
 from hotloop.engine.feed import Feed
 from hotloop.engine.interrupt import Interrupted
 from hotloop.engine.loop import CallMetrics, State
-from hotloop.engine.run import Run, current, read_events
-from hotloop.engine.window import Window
+from hotloop.engine.plan import Event, Plan
+from hotloop.engine.run import Run, current_records, read_events
 from hotloop.errors import HotloopError
+
+
+class LogWindow:
+    """Running sums of scalar metrics; those in `latest` (a learning rate, say) report their last value."""
+
+    def __init__(self, latest: Collection[str] = (), saved: Mapping[str, Any] | None = None):
+        self._latest = frozenset(latest)
+        saved = saved or {"sums": {}, "updates": 0}
+        # JSON has no NaN: a sum that was not finite comes back as nothing.
+        self._sums = {name: math.nan if value is None else value for name, value in saved["sums"].items()}
+        self.updates = int(saved["updates"])
+        self._timed_updates, self._seconds = 0, 0.0
+
+    @property
+    def empty(self) -> bool:
+        """Has nothing happened yet?"""
+        return self.updates == 0
+
+    def clear(self) -> None:
+        """Begin a new window."""
+        self._sums, self.updates = {}, 0
+        self._timed_updates, self._seconds = 0, 0.0
+
+    def add(self, metrics: Mapping[str, "np.ndarray[Any, Any]"], count: int, seconds: float) -> None:
+        """Take in one call of `count` updates; metrics that are arrays for each update are left out."""
+        for name, values in metrics.items():
+            if values.ndim == 1 and name in self._latest:
+                self._sums[name] = float(values[-1])
+            elif values.ndim == 1:
+                self._sums[name] = _add_in_order(self._sums.get(name, 0.0), values)
+        self.updates += count
+        self._timed_updates += count
+        self._seconds += seconds
+
+    def figures(self, batch_size: int) -> dict[str, float]:
+        """Means since the last log, and samples a second of the calls that this process made."""
+        speed = batch_size * self._timed_updates / self._seconds if self._seconds else 0.0
+        return {**self.means(), "throughput": speed}
+
+    def means(self) -> dict[str, float]:
+        """Means since the window began."""
+        return {
+            name: value if name in self._latest else value / self.updates
+            for name, value in self._sums.items()
+        }
+
+    def saved(self) -> dict[str, Any]:
+        """The window as a checkpoint keeps it: without times, which belong to one process."""
+        return {"sums": self._sums, "updates": self.updates}
+
+
+def _add_in_order(total: float, values: "np.ndarray[Any, Any]") -> float:
+    """One value after the other, so that no bit of the sum depends on how updates were cut into pieces."""
+    return float(np.add.accumulate(np.append(np.float64(total), values.astype(np.float64)))[-1])
+
 
 Figures = Mapping[str, Any]
 
@@ -35,14 +93,14 @@ class Diverged(HotloopError):
 
 
 @dataclass
-class Host:
+class HostEvents:
     """The host's part of a run; see `drive` for what each part means."""
 
     run: Run
     plan: Plan
     checkpoints: Checkpoints | None
     feed: Feed
-    window: Window
+    window: LogWindow
     validate: Callable[[State], Figures] | None
     on_log: Callable[[Event, Figures], Figures | None] | None
     guard: str | None
@@ -74,7 +132,7 @@ class Host:
             self.event("checkpoint", restored.step, seconds=0.0)  # a kill came right before this record
 
     def _is_on_record(self, kind: str, update: int) -> bool:
-        found = current(read_events(self.run.path))
+        found = current_records(read_events(self.run.path))
         return any(record["event"] == kind and record["update"] == update for record in found)
 
     def start_over(self) -> None:

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from hotloop.engine import manifest as manifests
-from hotloop.engine.manifest import Damaged, Manifest
-from hotloop.engine.snapshot import Leaf
+from hotloop.engine import checkpoint_folder as manifests
+from hotloop.engine.checkpoint_arrays import StoredLeaf
+from hotloop.engine.checkpoint_folder import DamagedStep, Manifest
 
 
 @pytest.fixture
@@ -14,17 +14,17 @@ def step(tmp_path):
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "data").write_bytes(b"x" * 5_000_000)
     (tmp_path / "state" / "meta").write_bytes(b"")
-    leaves = {"w": Leaf("bfloat16", (2, 3), "0badcafe")}
+    leaves = {"w": StoredLeaf("bfloat16", (2, 3), "0badcafe")}
     made = Manifest(
-        4, leaves, manifests.stored_files(tmp_path), {"update": 4}, {"loss": 0.5}, "kernels", "abc", 1.5
+        4, leaves, manifests.list_stored(tmp_path), {"update": 4}, {"loss": 0.5}, "kernels", "abc", 1.5
     )
-    (tmp_path / "manifest.json").write_text(manifests.to_text(made))
+    (tmp_path / "manifest.json").write_text(manifests.format_manifest(made))
     return tmp_path, made
 
 
 def test_a_manifest_reads_back_equal(step):
     folder, made = step
-    assert manifests.read(folder) == made
+    assert manifests.read_manifest(folder) == made
     manifests.check_contents(folder, made)
 
 
@@ -35,35 +35,35 @@ def test_any_change_of_the_manifest_itself_is_found(step):
     for key in body:
         other = {name: value for name, value in body.items() if name != key}
         path.write_text(json.dumps(other))
-        with pytest.raises(Damaged, match=r"manifest\.json"):
-            manifests.read(folder)
+        with pytest.raises(DamagedStep, match=r"manifest\.json"):
+            manifests.read_manifest(folder)
     path.write_text(json.dumps({**body, "step": 5}))
-    with pytest.raises(Damaged, match="does not match its own checksum"):
-        manifests.read(folder)
+    with pytest.raises(DamagedStep, match="does not match its own checksum"):
+        manifests.read_manifest(folder)
 
 
 def test_a_layout_of_the_text_that_means_the_same_is_accepted(step):
     folder, made = step
     path = folder / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()), indent=8))
-    assert manifests.read(folder) == made
+    assert manifests.read_manifest(folder) == made
 
 
 def test_a_later_format_says_so(step, monkeypatch):
     folder, made = step
     monkeypatch.setattr(manifests, "FORMAT", 2)
-    (folder / "manifest.json").write_text(manifests.to_text(made))
+    (folder / "manifest.json").write_text(manifests.format_manifest(made))
     monkeypatch.undo()
-    with pytest.raises(Damaged, match="has format 2, this hotloop reads 1"):
-        manifests.read(folder)
+    with pytest.raises(DamagedStep, match="has format 2, this hotloop reads 1"):
+        manifests.read_manifest(folder)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", '{"program": "other"}', "\x00", "{"])
 def test_another_programs_file_is_one_line(step, text):
     folder, _ = step
     (folder / "manifest.json").write_text(text)
-    with pytest.raises(Damaged) as caught:
-        manifests.read(folder)
+    with pytest.raises(DamagedStep) as caught:
+        manifests.read_manifest(folder)
     assert "manifest.json" in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -72,10 +72,10 @@ def test_a_quick_look_sees_sizes_and_a_full_look_sees_contents(step):
     folder, made = step
     (folder / "state" / "data").write_bytes(b"x" * 4_999_999 + b"y")
     manifests.check_sizes(folder, made)
-    with pytest.raises(Damaged, match="state/data does not match its checksum"):
+    with pytest.raises(DamagedStep, match="state/data does not match its checksum"):
         manifests.check_contents(folder, made)
     (folder / "state" / "data").write_bytes(b"x")
-    with pytest.raises(Damaged, match="state/data has 1 bytes, 5000000 were written"):
+    with pytest.raises(DamagedStep, match="state/data has 1 bytes, 5000000 were written"):
         manifests.check_sizes(folder, made)
 
 
@@ -87,8 +87,8 @@ def test_a_folder_with_one_more_file_is_not_ours_alone(step):
 
 
 def test_equal_configs_have_equal_hashes_whatever_their_order():
-    assert manifests.config_hash({"a": 1, "b": (2, 3)}) == manifests.config_hash({"b": (2, 3), "a": 1})
-    assert manifests.config_hash({"a": 1}) != manifests.config_hash({"a": 2})
+    assert manifests.hash_config({"a": 1, "b": (2, 3)}) == manifests.hash_config({"b": (2, 3), "a": 1})
+    assert manifests.hash_config({"a": 1}) != manifests.hash_config({"a": 2})
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ def test_equal_configs_have_equal_hashes_whatever_their_order():
 def test_brackets_without_end_and_numbers_without_end_are_damage(step, text):
     folder, _ = step
     (folder / "manifest.json").write_text(text)
-    with pytest.raises(Damaged, match=r"manifest\.json"):
-        manifests.read(folder)
+    with pytest.raises(DamagedStep, match=r"manifest\.json"):
+        manifests.read_manifest(folder)
 
 
 WRONG = {
@@ -131,9 +131,9 @@ def test_a_right_checksum_over_wrong_content_is_damage(step, key, value):
     folder, _ = step
     forge(folder, **{key: value})
     with pytest.raises(
-        Damaged, match=r"manifest\.json has a right checksum, and does not say what"
+        DamagedStep, match=r"manifest\.json has a right checksum, and does not say what"
     ) as caught:
-        manifests.read(folder)
+        manifests.read_manifest(folder)
     assert "\n" not in str(caught.value)
 
 
@@ -141,12 +141,12 @@ def test_a_right_checksum_over_wrong_content_is_damage(step, key, value):
 def test_a_manifest_with_too_little_or_too_much_is_damage(step, changes):
     folder, _ = step
     forge(folder, **changes)
-    with pytest.raises(Damaged, match="has a right checksum, and does not say what"):
-        manifests.read(folder)
+    with pytest.raises(DamagedStep, match="has a right checksum, and does not say what"):
+        manifests.read_manifest(folder)
 
 
 def test_a_size_beyond_any_number_is_damage(step):
     folder, _ = step
     forge(folder, files={"state/data": {"size": 10**400, "checksum": "a"}})
-    with pytest.raises(Damaged, match="state/data"):
-        manifests.check_sizes(folder, manifests.read(folder))
+    with pytest.raises(DamagedStep, match="state/data"):
+        manifests.check_sizes(folder, manifests.read_manifest(folder))

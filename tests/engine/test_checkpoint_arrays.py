@@ -7,7 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hotloop.engine.snapshot import Leaf, mismatch, named_leaves, restored_leaf, snapshot
+from hotloop.engine.checkpoint_arrays import (
+    StoredLeaf,
+    explain_mismatch,
+    named_leaves,
+    restore_leaf,
+    snapshot,
+)
 from hotloop.errors import CheckpointError
 
 
@@ -44,7 +50,7 @@ def aligned(size):
 def test_a_restored_leaf_shares_no_memory_with_the_host():
     stored = aligned(1_000_000)
     stored[:] = 3
-    leaf = restored_leaf(stored, jnp.zeros(1_000_000))
+    leaf = restore_leaf(stored, jnp.zeros(1_000_000))
     stored[:] = 4
     assert float(leaf[0]) == 3.0
     jax.jit(lambda x: x + 1, donate_argnums=0)(leaf)
@@ -52,7 +58,7 @@ def test_a_restored_leaf_shares_no_memory_with_the_host():
 
 
 def test_the_first_of_several_differences_is_told_with_their_number():
-    leaves = {"a": Leaf("float32", (2,), ""), "b": Leaf("int32", (), "")}
-    assert mismatch(leaves, {"a": np.zeros(2, np.float32), "b": np.int32(3)}) is None
-    reason = mismatch(leaves, {"a": np.zeros(3, np.float32), "b": np.int64(3)})
+    leaves = {"a": StoredLeaf("float32", (2,), ""), "b": StoredLeaf("int32", (), "")}
+    assert explain_mismatch(leaves, {"a": np.zeros(2, np.float32), "b": np.int32(3)}) is None
+    reason = explain_mismatch(leaves, {"a": np.zeros(3, np.float32), "b": np.int64(3)})
     assert reason == "leaf a is float32[2] in the checkpoint but float32[3] here (and 1 more leaves differ)"

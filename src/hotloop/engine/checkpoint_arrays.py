@@ -23,7 +23,7 @@ Forms = dict[str, Form]
 
 
 @dataclass(frozen=True)
-class Leaf:
+class StoredLeaf:
     """What a leaf is: its type and shape as the program sees them, and a checksum of its bytes."""
 
     dtype: str
@@ -31,15 +31,15 @@ class Leaf:
     checksum: str
 
     def __str__(self) -> str:
-        return describe(self.dtype, self.shape)
+        return describe_leaf(self.dtype, self.shape)
 
 
-def describe(dtype: str, shape: tuple[int, ...]) -> str:
+def describe_leaf(dtype: str, shape: tuple[int, ...]) -> str:
     """`float32[3,4]`: a type and a shape for a message."""
     return f"{dtype}[{','.join(map(str, shape))}]"
 
 
-def array_checksum(array: HostArray) -> str:
+def checksum_array(array: HostArray) -> str:
     """Checksum of an array's bytes, whatever its type."""
     return f"{zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data):08x}"
 
@@ -59,7 +59,7 @@ def _is_key(leaf: Any) -> bool:
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def form(leaf: Any) -> Form:
+def leaf_form(leaf: Any) -> Form:
     """Type and shape of a leaf; a plain number is `python int`, `python float` or `python bool`."""
     if type(leaf) in (bool, int, float):
         return f"python {type(leaf).__name__}", ()
@@ -69,7 +69,7 @@ def form(leaf: Any) -> Form:
 def snapshot(state: Any) -> tuple[HostArrays, Forms]:
     """Host copies of every leaf, by path, and their forms; the state may be donated right afterwards."""
     leaves = named_leaves(state)
-    forms = {name: form(leaf) for name, leaf in leaves.items()}
+    forms = {name: leaf_form(leaf) for name, leaf in leaves.items()}
     stored = {name: jax.random.key_data(leaf) if _is_key(leaf) else leaf for name, leaf in leaves.items()}
     for leaf in stored.values():
         # All transfers at once; on CPU there is none, and asking for one keeps the buffer from donation.
@@ -92,7 +92,7 @@ def _host_copy(name: str, leaf: Any) -> HostArray:
     return array
 
 
-def restored_leaf(stored: HostArray, like: Any) -> Any:
+def restore_leaf(stored: HostArray, like: Any) -> Any:
     """The stored array as the same kind of thing as `like`, with its sharding where it has one."""
     if type(like) in (bool, int, float):
         return type(like)(stored.item())
@@ -116,11 +116,11 @@ def _key_kind(like: Any) -> str:
     return next(kind for kind in kinds if jax.random.key(0, impl=kind).dtype == like.dtype)
 
 
-def mismatch(leaves: Mapping[str, Leaf], like: Any) -> str | None:
+def explain_mismatch(leaves: Mapping[str, StoredLeaf], like: Any) -> str | None:
     """Why a checkpoint with these leaves cannot become a state like `like`; None if it can."""
-    wanted = {name: form(leaf) for name, leaf in named_leaves(like).items()}
+    wanted = {name: leaf_form(leaf) for name, leaf in named_leaves(like).items()}
     reasons = [
-        f"leaf {name} is {describe(*wanted[name])} here but not in the checkpoint"
+        f"leaf {name} is {describe_leaf(*wanted[name])} here but not in the checkpoint"
         for name in wanted
         if name not in leaves
     ]
@@ -130,7 +130,7 @@ def mismatch(leaves: Mapping[str, Leaf], like: Any) -> str | None:
         if name not in wanted
     ]
     reasons += [
-        f"leaf {name} is {leaves[name]} in the checkpoint but {describe(*wanted[name])} here"
+        f"leaf {name} is {leaves[name]} in the checkpoint but {describe_leaf(*wanted[name])} here"
         for name in wanted
         if name in leaves and (leaves[name].dtype, leaves[name].shape) != wanted[name]
     ]
