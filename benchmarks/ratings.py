@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hotloop.engine.host_memory import peak_bytes
+from hotloop.engine.device import peak_bytes
 
 BLOCK = 1 << 22
 

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from hotloop.engine.batch_sources import common_length
 from hotloop.engine.evaluate import evaluate as evaluate_all
 from hotloop.engine.feed import Resident
-from hotloop.engine.host import common_length
-from hotloop.engine.loop import Program, own
+from hotloop.engine.loop import Program, copy_state
 
 
 def check_family(
@@ -61,7 +61,7 @@ def _differs(one: Any, other: Any) -> bool:
 
 
 def _trained(program: Program, state: Any, calls: tuple[int, ...]) -> Any:
-    state, first = own(state), 0
+    state, first = copy_state(state), 0
     for count in calls:
         state, _ = program(state, first, count)
         first += count
@@ -69,7 +69,7 @@ def _trained(program: Program, state: Any, calls: tuple[int, ...]) -> Any:
 
 
 def _check_metrics(program: Program, state: Any) -> None:
-    _, metrics = program(own(state), 0, 2)
+    _, metrics = program(copy_state(state), 0, 2)
     assert "loss" in metrics, "every family reports its loss under this name"
     for name, values in metrics.items():
         assert len(values) == 2 and np.isfinite(values).all(), f"{name} must be finite for every update"

@@ -14,9 +14,9 @@ from hotloop.cli.main import COMMANDS
 from hotloop.data import amat, cifar, content, idx, npz, rating_text, ratings, record_facts, records, tfrecord
 from hotloop.data import image_folder as folders
 from hotloop.data.example import write_example
+from hotloop.engine import measure as reports
 from hotloop.engine import png, run
 from hotloop.engine import records as run_records
-from hotloop.engine import report as reports
 from hotloop.engine.checkpoint import Checkpoints
 from hotloop.engine.run import Run, read_events
 from hotloop.errors import HotloopError, OptionError
@@ -100,7 +100,7 @@ READERS = {
     "read_events": (lambda path: list(read_events(path)), "run"),
     "config_of": (lambda path: run.read_config(path, "cnn", {"seed": int}), "run"),
     "Checkpoints": (lambda path: Checkpoints(path).steps(), "run"),
-    "report.check_writable": (reports.check_writable, "report"),
+    "report.check_writable": (reports.check_report_folder, "report"),
     "results.read": (lambda path: results.read([path]), "."),
     "gather": (lambda path: report_sources.gather([path]), "devices.json"),
     "prediction.read": (lambda path: prediction.read(path, (8, 8, 3), "cifar10"), "a.png"),

@@ -32,10 +32,10 @@ import torch
 from cnn_checks import Case
 from common import load_before, ratios, save, seconds, take_turns
 
-from hotloop.engine import ceilings
+from hotloop.engine import measure
 from hotloop.engine.device import setup
 from hotloop.engine.keys import seed_key
-from hotloop.engine.loop import Program, own
+from hotloop.engine.loop import Program, copy_state
 from hotloop.families.cnn import model
 from hotloop.families.cnn.describe import flops_per_image
 from hotloop.families.cnn.pace import FORWARD_AND_BACKWARD, peak_memory
@@ -87,7 +87,7 @@ def ours(case: Case, state: model.State) -> Side:
 def _our_updates(case: Case, state: model.State) -> tuple[Callable[[int], None], Any]:
     job = case.job
     program = Program(model.update(job), case.source.feed(job.settings, None), case.per_call, seed_key(0))
-    held = {"state": own(state), "done": 0}
+    held = {"state": copy_state(state), "done": 0}
 
     def run(count: int) -> None:
         for _ in range(count // case.per_call):
@@ -187,7 +187,7 @@ def flops(case: Case) -> int:
 
 def peak_flops(case: Case) -> float | None:
     """What the device was measured to do a second in the case's type; measured now on a GPU."""
-    limits = ceilings.known(jax.devices()[0])
+    limits = measure.known_ceilings(jax.devices()[0])
     return 1e12 * limits.matmul_tflops[str(case.job.policy.compute)] if limits else None
 
 

@@ -16,7 +16,7 @@ import torch
 from common import strictly
 
 from hotloop.engine.keys import seed_key
-from hotloop.engine.loop import Program, own
+from hotloop.engine.loop import Program, copy_state
 from hotloop.families.cnn import images, model
 from hotloop.families.cnn.config import Train
 from hotloop.families.cnn.pieces import BatchNorm
@@ -154,7 +154,7 @@ def _our_update(case: Case, state: model.State) -> dict[str, list[np.ndarray]]:
     feed = case.source.feed(job.settings, None)
     seen = model.augmented(job, feed.data["image"], None)
     logits, _ = jax.jit(lambda p, x: job.network.apply(p, {}, x, train=True))(state["params"], seen)
-    new, _ = Program(model.update(job), feed, case.per_call, seed_key(0))(own(state), 0, 1)
+    new, _ = Program(model.update(job), feed, case.per_call, seed_key(0))(copy_state(state), 0, 1)
     descent = jax.tree.map(lambda v: -v / job.rate(0), new["optimiser"]["velocity"])
     found = _by_layer(case, descent, new["statistics"])
     return {

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from hotloop.bench.peers import QUIET, load
-from hotloop.engine.environment import environment
+from hotloop.engine.device import describe_environment
 
 
 def seconds(function: Callable[[], object]) -> float:
@@ -72,5 +72,10 @@ def strictly(device: str, exact: bool) -> None:
 
 def save(path: Path, peers: dict[str, str], results: list[dict[str, object]]) -> None:
     """The results as JSON, with the date, this machine and the peers' versions."""
-    record = {"date": time.strftime("%Y-%m-%d"), "environment": environment(), **peers, "results": results}
+    record = {
+        "date": time.strftime("%Y-%m-%d"),
+        "environment": describe_environment(),
+        **peers,
+        "results": results,
+    }
     path.write_text(json.dumps(record, indent=1) + "\n")

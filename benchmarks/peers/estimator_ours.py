@@ -20,7 +20,7 @@ from jax import Array
 from hotloop import Arrays, Estimator, Hook, Mode, ModelSpec, RunConfig
 from hotloop.engine.feed import Resident
 from hotloop.engine.keys import sample_keys, seed_key, stream
-from hotloop.engine.loop import Program, own
+from hotloop.engine.loop import Program, copy_state
 from hotloop.families.estimator import cifar_model, cifar_network
 
 SEED = 1
@@ -103,7 +103,7 @@ class ByHand:
         data = {"features": images, "labels": labels}
         feed = Resident(data, batch, seed=SEED)
         self.program = Program(_update(optimiser, batch, dropout), feed, per_call, seed_key(SEED))
-        self.state = own({"weights": weights, "optimiser": optimiser.init(weights)})
+        self.state = copy_state({"weights": weights, "optimiser": optimiser.init(weights)})
         self.done, self.per_call = 0, per_call
 
     def update(self, count: int) -> np.ndarray:

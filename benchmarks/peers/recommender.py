@@ -28,7 +28,7 @@ from common import enough, ratios, save, seconds
 from hotloop.data.matrix import RatingMatrix
 from hotloop.engine.device import setup
 from hotloop.engine.keys import seed_key
-from hotloop.engine.loop import Program, own
+from hotloop.engine.loop import Program, copy_state
 from hotloop.families.recommender import autoencoder, batches, losses, model, train
 from hotloop.families.recommender.config import Net, Train
 from hotloop.families.recommender.errors_of import Errors
@@ -169,7 +169,7 @@ def main() -> int:
     torch.set_float32_matmul_precision("high")
     per_call = 10 if device == "cpu" else 250
     program = Program(model.update(job), train.feed_of(config, job, data), per_call, seed_key(0))
-    held = {"state": own(model.init(job, seed_key(2))), "done": 0}
+    held = {"state": copy_state(model.init(job, seed_key(2))), "done": 0}
     program.compile(held["state"])
 
     def ours(count: int) -> None:

@@ -33,7 +33,7 @@ from vcd_torch import Trainer, graphed
 from hotloop.engine.device import setup
 from hotloop.engine.feed import Resident
 from hotloop.engine.keys import seed_key
-from hotloop.engine.loop import Program, own
+from hotloop.engine.loop import Program, copy_state
 from hotloop.families.vcd import model as vcd
 from hotloop.families.vcd.config import Model
 
@@ -63,7 +63,7 @@ def some_images(batch_size: int) -> dict[str, np.ndarray]:
 def looped(job: vcd.Job, data: dict[str, np.ndarray], state: Any, per_call: int, traced_in: Any) -> Side:
     """The update in the engine's loop, so many updates a call; compiled within `traced_in`."""
     program = Program(vcd.update(job), Resident(data, job.model.micro_batch_size), per_call, seed_key(0))
-    held = {"state": own(state), "done": 0}
+    held = {"state": copy_state(state), "done": 0}
     with traced_in:
         program.compile(held["state"])
 
@@ -120,7 +120,7 @@ def sides(options: argparse.Namespace, device: str) -> Iterator[tuple[str, Side]
 def started(job: vcd.Job, data: dict[str, np.ndarray]) -> Any:
     """The weights that all sides begin with: the first updates are unlike any later one."""
     program = Program(vcd.update(job), Resident(data, job.model.micro_batch_size), START, seed_key(1))
-    return program(own(vcd.init(job, seed_key(2))), 0, START)[0]
+    return program(copy_state(vcd.init(job, seed_key(2))), 0, START)[0]
 
 
 def said(errors: dict[str, float]) -> str:

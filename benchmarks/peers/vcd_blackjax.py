@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from blackjax.mcmc.hmc import HMCState
 from jax import Array, lax
 
-from hotloop.engine.where import platform
+from hotloop.engine.device import platform
 from hotloop.families.vcd import density
 from hotloop.families.vcd import model as vcd
 from hotloop.families.vcd.config import Model

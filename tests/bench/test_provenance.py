@@ -7,7 +7,7 @@ import time
 
 from hotloop import __version__
 from hotloop.bench import provenance
-from hotloop.engine import environment
+from hotloop.engine import device
 
 
 def git(folder, *words):
@@ -87,7 +87,7 @@ def test_asking_for_the_commit_writes_nothing_in_the_repository(tmp_path, monkey
     git(tmp_path, "commit", "-qm", "first")
     os.utime(tmp_path / "file", (1, 1))  # git would note in its index that the content is the same
     before = (tmp_path / ".git" / "index").read_bytes()
-    monkeypatch.setattr(environment, "SOURCE", tmp_path)
-    assert environment.source_commit()["dirty"] is False
+    monkeypatch.setattr(device, "SOURCE", tmp_path)
+    assert device.source_commit()["dirty"] is False
     assert provenance.git(tmp_path)["dirty"] is False
     assert (tmp_path / ".git" / "index").read_bytes() == before

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hotloop.cli.main import main
-from hotloop.engine.store import Store
+from hotloop.engine.cache import Store
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import jax
 import pytest
 
 from hotloop.cli.main import main
-from hotloop.engine import ceilings as ceilings_module
-from hotloop.engine.ceilings import Ceilings
+from hotloop.engine import measure as ceilings_module
+from hotloop.engine.measure import Ceilings
 
 LIMITS = Ceilings(
     "a device", {"float32": 1.5, "bfloat16": 3.0}, "float32", 20.0, "2026-01-01T00:00:00+00:00", "0.10"

@@ -7,7 +7,7 @@ import pytest
 from hotloop.cli import kernel
 from hotloop.cli.main import find_command, main
 from hotloop.cli.parser import scan
-from hotloop.engine.ceilings import Ceilings
+from hotloop.engine.measure import Ceilings
 from hotloop.families.kernels import config as configs
 from hotloop.options import build, options_of
 

@@ -20,10 +20,9 @@ from hotloop.cli.parser import scan
 from hotloop.data.catalogue import known_set
 from hotloop.data.folders import find
 from hotloop.engine import drive, progress
-from hotloop.engine.device import setup
+from hotloop.engine.device import platform, setup
 from hotloop.engine.drive import Interrupted
 from hotloop.engine.run import current_records, read_events
-from hotloop.engine.where import platform
 from hotloop.families.recommender import (
     baselines,
     beside,

@@ -15,7 +15,7 @@ from hotloop.data.known import Download, KnownFile
 from hotloop.data.record_index import index_shards
 from hotloop.data.tfrecord import write_records
 from hotloop.data.unpack import unpack
-from hotloop.engine.host_memory import peak_bytes
+from hotloop.engine.device import peak_bytes
 from hotloop.errors import DataError
 from hotloop.families.cnn import safetensors
 

@@ -104,7 +104,7 @@ CUT = """
 import struct, sys
 import numpy as np
 from hotloop.data.encoded import EncodedImage
-from hotloop.engine.host_memory import peak_bytes
+from hotloop.engine.device import peak_bytes
 from hotloop.families.cnn.photographs import evaluation_image, in_bytes, in_floats, training_image
 sys.path.insert(0, HERE)
 from test_jpeg import png

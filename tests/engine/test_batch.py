@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotloop.engine.batch import Batch, evaluation
+from hotloop.engine.batch import Batch, plan_evaluation
 from hotloop.errors import PlanError
 
 
@@ -82,19 +82,19 @@ def test_the_rounded_global_size_is_at_most_half_a_unit_away(micro, replicas, as
     ("size", "padded"), [(256, 50176), (512, 50176), (1728, 50112), (1840, 51520), (460, 50140), (32, 50016)]
 )
 def test_padding_of_the_imagenet_validation_set(size, padded):
-    whole = evaluation(50_000, size)
+    whole = plan_evaluation(50_000, size)
     assert whole.padded == padded
     assert whole.padding == padded - 50_000
 
 
 def test_no_padding_where_the_batch_divides():
-    assert evaluation(10_000, 100).padding == 0
+    assert plan_evaluation(10_000, 100).padding == 0
 
 
 @settings(deadline=None)
 @given(st.integers(1, 5000), st.integers(1, 64), st.integers(1, 8))
 def test_every_process_has_room_for_its_share_and_not_a_batch_more(samples, batch, processes):
-    plan = evaluation(samples, batch * processes, processes)
+    plan = plan_evaluation(samples, batch * processes, processes)
     largest = max(samples // processes + (rank < samples % processes) for rank in range(processes))
     assert plan.batches * plan.batch >= largest > (plan.batches - 1) * plan.batch
     assert plan.padded == samples + plan.padding
@@ -103,4 +103,4 @@ def test_every_process_has_room_for_its_share_and_not_a_batch_more(samples, batc
 @pytest.mark.parametrize("sizes", [(0, 8), (8, 0), (8, 8, 0), (8, 9, 2)])
 def test_an_evaluation_that_cannot_be_divided_is_an_error(sizes):
     with pytest.raises(PlanError):
-        evaluation(*sizes)
+        plan_evaluation(*sizes)

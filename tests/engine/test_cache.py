@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotloop.engine import cache
-from hotloop.engine.store import HEAD, Store
+from hotloop.engine.cache import HEAD_BYTES, Store
 from hotloop.errors import OptionError
 
 # Compiles one program and prints how many programs the process compiled rather than found.
@@ -78,7 +78,7 @@ def test_a_folder_that_cannot_be_made_is_a_warning_not_an_error(tmp_path, monkey
 
 
 def test_the_least_recently_used_entry_goes_first(tmp_path):
-    store = Store(tmp_path, 3 * (HEAD + 100))
+    store = Store(tmp_path, 3 * (HEAD_BYTES + 100))
     for number, key in enumerate("abc"):
         store.put(key, bytes(100))
         os.utime(store._file(key), (number, number))
@@ -88,7 +88,7 @@ def test_the_least_recently_used_entry_goes_first(tmp_path):
 
 
 def test_an_entry_larger_than_the_limit_evicts_nothing(tmp_path):
-    store = Store(tmp_path, HEAD + 100)
+    store = Store(tmp_path, HEAD_BYTES + 100)
     store.put("a", bytes(100))
     store.put("b", bytes(101))
     assert store.get("a") is not None
@@ -125,7 +125,7 @@ def test_any_damage_to_an_entry_is_found(tmp_path_factory, value, data):
 
 def test_a_program_for_another_machine_is_not_found(tmp_path, monkeypatch):
     Store(tmp_path, None).put("k", b"x")
-    monkeypatch.setattr("hotloop.engine.store.machine_digest", lambda: "other")
+    monkeypatch.setattr("hotloop.engine.cache.machine_digest", lambda: "other")
     assert Store(tmp_path, None).get("k") is None
 
 

@@ -9,8 +9,7 @@ import sys
 import jax
 import pytest
 
-from hotloop.engine.device import setup
-from hotloop.engine.environment import environment
+from hotloop.engine.device import describe_environment, setup
 from hotloop.errors import DeviceError
 
 needs_cpu_only = pytest.mark.skipif(jax.default_backend() != "cpu", reason="needs no accelerator")
@@ -82,7 +81,7 @@ def test_only_accelerator_refuses_a_cpu():
 
 
 def test_the_environment_is_json_and_names_no_host():
-    record = environment()
+    record = describe_environment()
     text = json.dumps(record)
     assert record["jax"] == jax.__version__
     assert record["device_count"] == jax.device_count()
@@ -103,6 +102,6 @@ def test_the_environment_is_json_and_names_no_host():
 
 
 def test_outside_a_source_tree_there_is_no_commit(monkeypatch, tmp_path):
-    monkeypatch.setattr("hotloop.engine.environment.SOURCE", tmp_path)
-    record = environment()
+    monkeypatch.setattr("hotloop.engine.device.SOURCE", tmp_path)
+    record = describe_environment()
     assert (record["commit"], record["dirty"]) == (None, None)

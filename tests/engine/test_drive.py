@@ -17,7 +17,7 @@ from hotloop.engine import drive as driving
 from hotloop.engine.checkpoint import Checkpoints, KeepBest
 from hotloop.engine.drive import Diverged, drive
 from hotloop.engine.feed import Resident, Streamed
-from hotloop.engine.loop import Program, own
+from hotloop.engine.loop import Program, copy_state
 from hotloop.engine.plan import Plan, plan_updates
 from hotloop.engine.run import Run, read_events
 
@@ -106,7 +106,7 @@ def test_what_a_slow_source_costs_is_part_of_the_throughput(run: Run) -> None:
 def test_pieces_change_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_updates(60, log_every=30)
     whole, pieces = walking(plan, loop="while"), []
-    expected, done = own(START), 0
+    expected, done = copy_state(START), 0
     for count in (30, 30):
         expected, _ = whole(expected, done, count)
         done += count
@@ -243,5 +243,7 @@ def test_a_resumed_plan_that_is_complete_does_nothing(run: Run, tmp_path: Path) 
     plan = plan_updates(4)
     with Checkpoints(tmp_path / "steps") as checkpoints:
         state = drive(walking(plan), plan, START, run, checkpoints)
-        again = drive(walking(plan), plan, START, run, checkpoints, resumed=checkpoints.restore(own(START)))
+        again = drive(
+            walking(plan), plan, START, run, checkpoints, resumed=checkpoints.restore(copy_state(START))
+        )
     same_tree(again, state, "complete")

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from hotloop.engine.batch_sources import ShuffledBatches
 from hotloop.engine.feed import Resident, Streamed
-from hotloop.engine.host import Shuffled
 from hotloop.engine.order import Order
 from hotloop.errors import CheckpointError, DataError
 
@@ -116,7 +116,7 @@ def test_every_source_gives_what_the_arrays_give() -> None:
 
 
 def test_a_ready_source_keeps_its_own_order_and_shows_its_form_without_a_batch() -> None:
-    class Ready(Shuffled):
+    class Ready(ShuffledBatches):
         def example(self) -> np.ndarray:
             return np.empty(7, np.int32)
 

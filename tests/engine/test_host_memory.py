@@ -6,11 +6,11 @@ import sys
 import numpy as np
 import pytest
 
-from hotloop.engine.host_memory import peak_bytes
+from hotloop.engine.device import peak_bytes
 
 PROGRAM = """
 import ctypes, resource, sys
-from hotloop.engine.host_memory import keep_freed
+from hotloop.engine.device import keep_freed
 if sys.argv[1] == "keep":
     assert keep_freed()
 def faults():
@@ -38,7 +38,7 @@ def test_a_block_that_was_freed_is_not_mapped_anew():
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel's own mark is Linux's")
 def test_the_peak_is_that_of_this_process_and_not_of_the_one_that_started_it():
     held = np.ones(60_000_000)  # 480 MB, which a child's ru_maxrss would begin with
-    code = "from hotloop.engine.host_memory import peak_bytes; print(peak_bytes())"
+    code = "from hotloop.engine.device import peak_bytes; print(peak_bytes())"
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert 5e6 < int(child.stdout) < 1e8
     assert peak_bytes() > held.nbytes

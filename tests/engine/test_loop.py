@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from family_protocol import check_family, same_tree
 from hotloop.engine.feed import Resident, Streamed
 from hotloop.engine.keys import seed_key
-from hotloop.engine.loop import Program, own
+from hotloop.engine.loop import Program, copy_state
 from hotloop.errors import HotloopError
 
 UPDATES = 75
@@ -22,7 +22,7 @@ UPDATES = 75
 
 def train(program: Program, state: Any, updates: int = UPDATES) -> tuple[Any, dict[str, np.ndarray]]:
     """All updates in calls of the program's length, the last one shorter where it does not divide."""
-    state, done, parts = own(state), 0, []
+    state, done, parts = copy_state(state), 0, []
     while done < updates:
         count = min(program.updates_per_call, updates - done)
         state, metrics = program(state, done, count, min(count, updates - done - count))
@@ -89,7 +89,7 @@ def traced_calls(loop: Any, spans: tuple[tuple[int, int], ...]) -> tuple[int, li
         return walk(state, batch, key)
 
     calls = Program(counted, Resident(toy.data(), 4), 10, jax.random.key(0), loop=loop)
-    state = own(WALK_START)
+    state = copy_state(WALK_START)
     for first, count in spans:
         ready.append(calls.is_compiled(count))
         state, _ = calls(state, first, count)
@@ -107,7 +107,7 @@ def test_scanning_compiles_the_counts_in_use_and_no_other() -> None:
 
 
 def test_a_call_uses_up_the_state_it_is_given() -> None:
-    given = own(WALK_START)
+    given = copy_state(WALK_START)
     walking(2)(given, 0, 2)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(given))
 
@@ -120,7 +120,7 @@ def test_an_owned_state_shares_nothing_and_keeps_the_original() -> None:
     def touch(state: Any, batch: Any, key: jax.Array) -> Any:
         return {**state, "params": state["params"] * 2}, {"loss": jnp.float32(0)}
 
-    after, _ = Program(touch, feed, 3, jax.random.key(0))(own(given), 0, 3)
+    after, _ = Program(touch, feed, 3, jax.random.key(0))(copy_state(given), 0, 3)
     np.testing.assert_array_equal(after["params"], 8 * np.ones(3))
     np.testing.assert_array_equal(after["average"], np.ones(3))
     np.testing.assert_array_equal(ones, np.ones(3))
@@ -128,7 +128,7 @@ def test_an_owned_state_shares_nothing_and_keeps_the_original() -> None:
 
 
 def test_a_call_returns_device_metrics_that_become_numpy_when_asked_for() -> None:
-    _, metrics = walking(5)(own(WALK_START), 0, 3)
+    _, metrics = walking(5)(copy_state(WALK_START), 0, 3)
     assert set(metrics) == {"loss"} and len(metrics) == 1
     metrics.wait()
     assert isinstance(metrics["loss"], np.ndarray) and metrics["loss"].shape == (3,)
@@ -152,7 +152,7 @@ def test_compiling_ahead_of_time_is_timed_apart_and_reports_cost_and_memory() ->
     assert calls.lower_seconds > 0 and calls.compile_seconds > 0
     assert calls.compiled.cost_analysis() and calls.compiled.memory_analysis() is not None
     before = calls.compile_seconds
-    calls(own(WALK_START), 0, 4)
+    calls(copy_state(WALK_START), 0, 4)
     assert calls.compile_seconds == before
 
 
@@ -160,7 +160,7 @@ def test_another_seed_is_the_same_program_and_gives_other_numbers() -> None:
     texts, losses = [], []
     for seed in (1, 2**40):
         calls = walking(3, seed)
-        _, metrics = calls(own(WALK_START), 0, 3)
+        _, metrics = calls(copy_state(WALK_START), 0, 3)
         instructions = [line for line in calls.compiled.as_text().splitlines() if " = " in line]
         texts.append(
             [re.sub(r"metadata=\{[^}]*\}", "", line) for line in instructions]
@@ -221,7 +221,7 @@ def test_an_update_that_returns_the_wrong_thing_is_told_in_one_line(
 def test_replicas_share_the_batch_and_reach_the_same_weights() -> None:
     mesh = Mesh(np.array(jax.devices()[:4]), ("replica",))
     feed = Resident(toy.data(), 16, seed=3, sharding=NamedSharding(mesh, PartitionSpec("replica")))
-    spread = jax.device_put(own(state_of()), NamedSharding(mesh, PartitionSpec()))
+    spread = jax.device_put(copy_state(state_of()), NamedSharding(mesh, PartitionSpec()))
     calls = program(10, feed=feed)
     state, metrics = train(calls, spread)
     assert "all-reduce" in calls.compiled.as_text()

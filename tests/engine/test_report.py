@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from hotloop.engine import report
+from hotloop.engine import measure
 from hotloop.errors import OptionError
 
 POPLAR = "POPLAR_ENGINE_OPTIONS"
@@ -28,7 +28,7 @@ def compiled():
 
 def asked(option=None):
     said = []
-    folder = report.requested(option, Path("a/run"), said.append)
+    folder = measure.requested(option, Path("a/run"), said.append)
     return (None if folder is None else str(folder)), said
 
 
@@ -75,7 +75,7 @@ def test_malformed_poplar_options_are_a_warning(monkeypatch, text):
 
 def test_warnings_go_to_standard_error_when_nobody_else_takes_them(monkeypatch, capsys):
     monkeypatch.setenv(POPLAR, "{")
-    assert report.requested(None, Path("run")) is None
+    assert measure.requested(None, Path("run")) is None
     assert capsys.readouterr().err.startswith(f"warning: {POPLAR} is not JSON")
 
 
@@ -83,8 +83,8 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     for bad in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(OptionError, match=f"report={bad}: cannot write there"):
-            report.check_writable(bad)
-    assert report.check_writable(tmp_path / "new" / "deep").is_dir()
+            measure.check_report_folder(bad)
+    assert measure.check_report_folder(tmp_path / "new" / "deep").is_dir()
     assert list((tmp_path / "new" / "deep").iterdir()) == []
 
 
@@ -92,15 +92,15 @@ def test_somebody_elses_folder_is_refused_and_our_own_is_written_again(tmp_path,
     (tmp_path / "training").mkdir()
     (tmp_path / "training" / "photo.png").write_text("mine")
     with pytest.raises(OptionError, match="training holds other files"):
-        report.check_writable(tmp_path)
+        measure.check_report_folder(tmp_path)
     with pytest.raises(OptionError, match="training holds other files"):
-        report.write_program(tmp_path, compiled, 1.0, "training")
+        measure.write_program_report(tmp_path, compiled, 1.0, "training")
     for _ in range(2):
-        report.write_program(tmp_path, compiled, 1.0, "evaluation")
+        measure.write_program_report(tmp_path, compiled, 1.0, "evaluation")
 
 
 def test_a_report_holds_cost_memory_and_the_program(tmp_path, compiled):
-    facts = report.write_program(tmp_path, compiled, 1.5, "training")
+    facts = measure.write_program_report(tmp_path, compiled, 1.5, "training")
     folder = tmp_path / "training"
     assert json.loads((folder / "summary.json").read_text()) == facts
     assert facts["compile_seconds"] == 1.5
@@ -124,7 +124,7 @@ def test_a_backend_without_analyses_still_gets_a_report(tmp_path):
         raise NotImplementedError
 
     silent = types.SimpleNamespace(cost_analysis=refuses, memory_analysis=lambda: None, as_text=lambda: None)
-    facts = report.write_program(tmp_path, silent, 0.5, "training")
+    facts = measure.write_program_report(tmp_path, silent, 0.5, "training")
     assert facts["cost"] is None
     assert facts["memory"] is None
     text = (tmp_path / "training" / "summary.txt").read_text()
@@ -135,16 +135,16 @@ def test_a_backend_without_analyses_still_gets_a_report(tmp_path):
 
 def test_older_and_other_shapes_of_the_analyses_are_read():
     listed = types.SimpleNamespace(cost_analysis=lambda: [{"flops": 8}], memory_analysis=lambda: None)
-    assert report.cost(listed) == {"flops": 8.0}
+    assert measure.program_cost(listed) == {"flops": 8.0}
     sizes = {"argument": 100, "output": 60, "alias": 50, "temp": 7, "generated_code": 1}
     stats = types.SimpleNamespace(**{f"{name}_size_in_bytes": size for name, size in sizes.items()})
-    found = report.memory(types.SimpleNamespace(memory_analysis=lambda: stats))
+    found = measure.program_memory(types.SimpleNamespace(memory_analysis=lambda: stats))
     assert found == {**sizes, "total": 118, "peak": 118}
 
 
 def test_a_device_that_counts_its_memory_is_in_the_summary():
     facts = {"program": "p", "compile_seconds": 1.0, "cost": None, "memory": None}
-    text = report.readable(
+    text = measure.readable(
         {**facts, "device_memory": {"gpu:0": {"peak_bytes_in_use": 3 * 2**20}, "gpu:1": None}}
     )
     assert "peak memory of gpu:0: 3.000 MiB" in text
@@ -152,7 +152,7 @@ def test_a_device_that_counts_its_memory_is_in_the_summary():
 
 
 def test_a_trace_opens_in_tensorboard_and_perfetto(tmp_path, compiled):
-    with report.trace(tmp_path, "evaluation") as folder:
+    with measure.trace_program(tmp_path, "evaluation") as folder:
         compiled(jnp.ones((64, 64))).block_until_ready()
     assert folder == tmp_path / "evaluation" / "trace"
     (plane,) = folder.glob("plugins/profile/*/*.xplane.pb")
@@ -166,7 +166,7 @@ def test_a_trace_opens_in_tensorboard_and_perfetto(tmp_path, compiled):
 
 
 def test_a_trace_ends_with_what_it_traced(tmp_path):
-    with pytest.raises(ZeroDivisionError), report.trace(tmp_path, "training"):
+    with pytest.raises(ZeroDivisionError), measure.trace_program(tmp_path, "training"):
         raise ZeroDivisionError
-    with report.trace(tmp_path, "training"):
+    with measure.trace_program(tmp_path, "training"):
         jnp.ones(3).block_until_ready()

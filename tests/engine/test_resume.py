@@ -17,7 +17,7 @@ from family_protocol import same_tree
 from hotloop.engine.checkpoint import Checkpoints
 from hotloop.engine.drive import drive, newest
 from hotloop.engine.feed import Resident, Streamed
-from hotloop.engine.loop import Program, own
+from hotloop.engine.loop import Program, copy_state
 from hotloop.engine.plan import Plan, plan_updates
 from hotloop.engine.run import Run, read_events
 from hotloop.errors import CheckpointError
@@ -36,7 +36,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 def start() -> Any:
-    return own(toy.init(CONFIG, jax.random.key(0)))
+    return copy_state(toy.init(CONFIG, jax.random.key(0)))
 
 
 def resident(**options: Any) -> Resident:

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hotloop.engine.mesh import replicas
-from hotloop.engine.split import agreed, mean_of_parts, on_replicas
+from hotloop.engine.device import replica_mesh
+from hotloop.engine.split import average_replicas, mean_of_parts, on_replicas
 
 BATCH = {"x": np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)}
 KEY = jax.random.key(7)
@@ -22,13 +22,13 @@ def part(seen, taken, keys):
 
 def averaged(count, repeated, axis, batch, key):
     means, seen = mean_of_parts(part, jnp.int32(0), batch, key, count, axis, repeated=repeated)
-    return agreed(means, axis), seen
+    return average_replicas(means, axis), seen
 
 
 def split(devices, count, batch=BATCH, *, repeated=False):
     if devices > jax.device_count():
         pytest.skip(f"{devices} devices")
-    mesh = replicas(devices) if devices > 1 else None
+    mesh = replica_mesh(devices) if devices > 1 else None
     return jax.jit(on_replicas(partial(averaged, count, repeated), mesh))(batch, KEY)
 
 
@@ -60,11 +60,11 @@ def test_sixteen_bit_gradients_are_averaged_in_float32(devices, count):
         def part(carry, taken, keys):
             return taken["x"].mean(0).astype(jnp.bfloat16), carry
 
-        return agreed(mean_of_parts(part, 0, batch, key, count, axis)[0], axis)
+        return average_replicas(mean_of_parts(part, 0, batch, key, count, axis)[0], axis)
 
     if devices > jax.device_count():
         pytest.skip(f"{devices} devices")
-    mesh = replicas(devices) if devices > 1 else None
+    mesh = replica_mesh(devices) if devices > 1 else None
     parts = np.repeat(np.float32([256, 1, 1, 1]), 4)[:, None]  # each mean is a bfloat16, theirs is not
     found = jax.jit(on_replicas(halves, mesh))({"x": parts}, KEY)
     assert found.dtype == jnp.float32

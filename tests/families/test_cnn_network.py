@@ -11,7 +11,7 @@ import pytest
 from hotloop.errors import OptionError
 from hotloop.families.cnn.describe import describe, flops_per_image
 from hotloop.families.cnn.network import MODELS, Norm, build
-from hotloop.layers.paths import forced
+from hotloop.layers.paths import force_path
 from hotloop.layers.pools import max_pool
 
 QUICK = {"xla_backend_optimization_level": 0}
@@ -386,7 +386,7 @@ def test_training_loss_and_gradient_equal_torch_in_float64(float64_gradient):
 @pytest.mark.parametrize(("size", "stride", "padding"), [(3, 2, 1), (5, 5, 0), (2, 1, 0)])
 def test_max_pool_takes_and_gives_back_to_the_largest_of_each_window(size, stride, padding, path):
     x = GENERATOR.permutation(2 * 9 * 8 * 3).reshape(2, 9, 8, 3).astype(np.float32) + 1
-    with forced(path):
+    with force_path(path):
         y, backward = jax.vjp(lambda x: max_pool(x, size, stride, padding), jnp.asarray(x))
         dy = GENERATOR.normal(size=y.shape).astype(np.float32)
         (dx,) = jax.jit(backward)(dy)

@@ -10,7 +10,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from hotloop.engine.batch import Batch
-from hotloop.engine.mesh import REPLICA, replicas
+from hotloop.engine.device import REPLICA, replica_mesh
 from hotloop.families.cnn.network import Norm, build
 from hotloop.families.cnn.statistics import add, counts, finish, merge, moved, start
 
@@ -109,7 +109,7 @@ def test_replicas_on_devices_agree_with_the_undivided_batch():
         one = jax.tree.map(lambda leaf: leaf[0], part)
         return finish(add(start(one), one), REPLICA)
 
-    merged = jax.jit(jax.shard_map(replica, mesh=replicas(4), in_specs=P(REPLICA), out_specs=P()))(parts)
+    merged = jax.jit(jax.shard_map(replica, mesh=replica_mesh(4), in_specs=P(REPLICA), out_specs=P()))(parts)
     close(merged, x.mean(0), x.var(0), 1e-5)
 
 

@@ -15,10 +15,10 @@ from cnn_words import settings
 
 from hotloop.engine.batch import Batch
 from hotloop.engine.checkpoint import Checkpoints
+from hotloop.engine.device import replica_mesh
 from hotloop.engine.feed import Resident
 from hotloop.engine.keys import seed_key
-from hotloop.engine.loop import Program, own
-from hotloop.engine.mesh import replicas
+from hotloop.engine.loop import Program, copy_state
 from hotloop.families.cnn import images, model
 from hotloop.families.cnn.drawing import INPUT, Drawing
 from hotloop.families.cnn.model import Job
@@ -104,7 +104,7 @@ def compiled(job):
     count = job.settings.batch.replicas
     if count > len(jax.devices()):
         pytest.skip(f"{count} devices")
-    return jax.jit(model.update(job, replicas(count) if count > 1 else None), compiler_options=QUICK)
+    return jax.jit(model.update(job, replica_mesh(count) if count > 1 else None), compiler_options=QUICK)
 
 
 def updated(job, batch=None, state=None):
@@ -345,7 +345,7 @@ def test_every_replica_and_part_gets_its_share_of_the_same_made_up_batch(on_devi
             pytest.skip(f"{split[1]} devices")
         chosen = small(*FLOAT32, split=split).settings
         source = MadeUp(Samples(1000, 8, (4, 4, 3), 10), seed=3, on_device=on_device)
-        feed = source.feed(chosen, replicas(split[1]) if split[1] > 1 else None)
+        feed = source.feed(chosen, replica_mesh(split[1]) if split[1] > 1 else None)
         batch = jax.device_get(feed.batch(feed.arguments(0, 1), jnp.int32(0)))
         parts = [values.reshape(split[1], -1, *values.shape[1:]) for values in batch.values()]
         assert len({leaf.shape[1] for leaf in parts}) == 1
@@ -373,10 +373,10 @@ def test_made_up_images_are_the_same_for_every_split_of_a_global_batch(on_device
         if split[1] > len(jax.devices()):
             pytest.skip(f"{split[1]} devices")
         job = Small(small(*FLOAT32, *words, split=split).settings, repeated=on_device)
-        mesh = replicas(split[1]) if split[1] > 1 else None
+        mesh = replica_mesh(split[1]) if split[1] > 1 else None
         source = MadeUp(Samples(1000, 8, (4, 4, 3), 10), seed=3, on_device=on_device)
         program = Program(model.update(job, mesh), source.feed(job.settings, mesh), 1, KEY)
-        state, metrics = program(own(begun(job)), 0, 1)
+        state, metrics = program(copy_state(begun(job)), 0, 1)
         found.append(jax.device_get((state["params"], metrics["loss"])))
     for other in found[1:]:
         close(other, found[0], 1e-5)
@@ -395,11 +395,11 @@ def test_any_number_of_updates_a_call_and_any_resume_give_the_same_bits(tmp_path
     job = one_weight("--dataset", "mnist", *half, split=(3, 1, 2))
     state, update, feed = begun(job), model.update(job), Resident(LINE, 6, seed=3)
     six, three, one = (Program(update, feed, longest, KEY) for longest in (6, 3, 1))
-    whole = jax.device_get(called(six, own(state), [6]))
-    same(whole, jax.device_get(called(one, own(state), [1] * 6)))
+    whole = jax.device_get(called(six, copy_state(state), [6]))
+    same(whole, jax.device_get(called(one, copy_state(state), [1] * 6)))
     with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(3, called(three, own(state), [3]), position={})
-        restored = checkpoints.restore(own(state))
-    same(whole, jax.device_get(called(three, own(restored.state), [3], first=3)))
+        checkpoints.save(3, called(three, copy_state(state), [3]), position={})
+        restored = checkpoints.restore(copy_state(state))
+    same(whole, jax.device_get(called(three, copy_state(restored.state), [3], first=3)))
     assert whole["update"] == 6 and str(whole["params"]["line"]["kernel"].dtype) == "bfloat16"
     all_moved(whole["params"], state["params"], 1e-3)

@@ -8,7 +8,7 @@ import pytest
 from cnn_words import settings, typed
 
 from hotloop.data.dataset import Dataset, Split
-from hotloop.engine.batch import evaluation
+from hotloop.engine.batch import plan_evaluation
 from hotloop.engine.run import Run, read_events
 from hotloop.errors import CheckpointError, DataError
 from hotloop.families.cnn import model, saved
@@ -81,7 +81,7 @@ def test_every_image_counts_once_whatever_the_batch(digits, batch):
 def test_the_old_batches_are_padded_and_lose_nothing():
     """50,000 images in the batches of the old configurations."""
     for batch, padded in ((256, 50_176), (1728, 50_112), (1840, 51_520), (460, 50_140), (32, 50_016)):
-        plan = evaluation(50_000, batch)
+        plan = plan_evaluation(50_000, batch)
         assert (plan.padded, plan.padding) == (padded, padded - 50_000)
 
 

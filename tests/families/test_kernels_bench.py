@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hotloop.cli.console import Context
-from hotloop.engine.ceilings import Ceilings
+from hotloop.engine.measure import Ceilings
 from hotloop.errors import DeviceError, OptionError
 from hotloop.families.kernels import bench, hmc, program, timing
 from hotloop.families.kernels import config as configs

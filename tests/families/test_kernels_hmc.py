@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hotloop.cli.console import Context
-from hotloop.engine.ceilings import Ceilings
+from hotloop.engine.measure import Ceilings
 from hotloop.errors import WrongResult
 from hotloop.families.kernels import hmc, moments, sampling, targets, verdict
 from hotloop.families.kernels.config import Hmc

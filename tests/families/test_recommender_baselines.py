@@ -146,7 +146,7 @@ def test_table_has_every_model_on_the_ratings_of_the_run(run, monkeypatch):
 
 def test_ease_that_costs_too_much_is_left_out_unless_asked_for(run, monkeypatch):
     monkeypatch.setattr(baselines, "CPU_FLOPS", 10.0)
-    monkeypatch.setattr(baselines, "memory", lambda device: 10)
+    monkeypatch.setattr(baselines, "memory_of_device", lambda device: 10)
     console = runs.Listener()
     bench = baselines.Bench(Baselines(), sets.load(Train(training_data_file=run.parent / "train.txt",
         validation_data_file=run.parent / "validation.txt"), console), console)  # fmt: skip

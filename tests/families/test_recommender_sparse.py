@@ -10,7 +10,7 @@ from recommender_small import Small, quick
 from test_recommender_batches import matrix
 
 from hotloop.engine.keys import seed_key
-from hotloop.engine.loop import Program, own
+from hotloop.engine.loop import Program, copy_state
 from hotloop.families.recommender import batches, model, train
 from hotloop.families.recommender.config import Train
 from hotloop.families.recommender.sets import Sets
@@ -62,7 +62,7 @@ def trained(sparse, monkeypatch):
     monkeypatch.setattr(train, "takes_sparse", lambda job, data: sparse)
     job, data = Small(CONFIG, ITEMS, widths=(7, 5, 6)), Sets("drawn", RATINGS, None, None)
     program = Program(model.update(job), train.feed_of(CONFIG, job, data), 5, seed_key(1))
-    state, metrics = program(own(model.init(job, KEY)), 0, 5)
+    state, metrics = program(copy_state(model.init(job, KEY)), 0, 5)
     return jax.tree.map(np.asarray, (state["params"], dict(metrics)))
 
 

@@ -10,7 +10,7 @@ import pytest
 import vcd_oracle as oracle
 
 from hotloop.engine.feed import Resident
-from hotloop.engine.loop import Program, own
+from hotloop.engine.loop import Program, copy_state
 from hotloop.engine.order import Order
 from hotloop.families.vcd import model, variate
 from hotloop.families.vcd.config import Model
@@ -107,7 +107,7 @@ TRACED = ("control_variate", "learning_rate", "step_size", "f", "loss")
 
 def traced(program, state, calls):
     """Every update's figures, and the state at the end."""
-    state, first, parts = own(state), 0, []
+    state, first, parts = copy_state(state), 0, []
     for count in calls:
         state, metrics = program(state, first, count)
         parts.append({name: metrics[name] for name in TRACED})

@@ -20,7 +20,7 @@ from pathlib import Path
 from mutations import mutated
 from readers import Reader, table
 
-from hotloop.engine.host_memory import peak_bytes
+from hotloop.engine.device import peak_bytes
 from hotloop.errors import HotloopError
 
 SECONDS = 10  # that an input may take

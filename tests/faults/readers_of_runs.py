@@ -12,7 +12,7 @@ from readers import Reader, in_file, in_folder, of_text
 from hotloop.cli.configs import resolve
 from hotloop.cli.main import find_command
 from hotloop.data.matrix import build
-from hotloop.engine import ceilings, checkpoint_folder, report
+from hotloop.engine import checkpoint_folder, measure
 from hotloop.engine.run import current_records, read_config, read_events, resume_warnings
 from hotloop.families.cnn import saved as cnn
 from hotloop.families.cnn.config import Train as CnnTrain
@@ -100,7 +100,7 @@ def of_runs() -> list[Reader]:
         return read_config(folder, "cnn", {"seed": int})
 
     def poplar(text: str) -> None:
-        report._poplar(text, None, lambda _: None)
+        measure._poplar(text, None, lambda _: None)
 
     def training_kept(folder: Path) -> bytes:
         recommender.write_training(folder, ratings)
@@ -135,7 +135,7 @@ def of_runs() -> list[Reader]:
         Reader("environment of a run", [environment], in_file("environment.json", resumed)),
         Reader("ratings of a run", [kept], training),
         Reader("network.json", [about], in_folder("network.json", cnn.about)),
-        Reader("ceilings", [json.dumps(limits).encode()], in_file("x.json", ceilings._kept)),
+        Reader("ceilings", [json.dumps(limits).encode()], in_file("x.json", measure._read_ceilings)),
         Reader("manifests of checkpoints", [step.encode()], in_folder("manifest.json", checkpoint_folder.read_manifest)),
         Reader("Poplar's options", [b'{"autoReport.all": "true", "autoReport.directory": "x"}'], of_text(poplar)),
     ]  # fmt: skip

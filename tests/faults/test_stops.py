@@ -20,7 +20,7 @@ from hotloop.engine.checkpoint import Checkpoints, KeepBest, KeepLast
 from hotloop.engine.drive import Interrupted, drive, newest
 from hotloop.engine.feed import Resident
 from hotloop.engine.interrupt import StopRequest
-from hotloop.engine.loop import Program, own
+from hotloop.engine.loop import Program, copy_state
 from hotloop.engine.plan import plan_updates
 from hotloop.engine.run import Run, current_records, read_events
 from undisturbed import assert_same_run, records
@@ -103,7 +103,7 @@ def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    PROGRAM.compile(own(START))  # once for all runs: compiling is no part of what is compared
+    PROGRAM.compile(copy_state(START))  # once for all runs: compiling is no part of what is compared
     folder = tmp_path_factory.mktemp("whole") / "run"
     once(folder, resume=False)
     return folder

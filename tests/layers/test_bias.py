@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from hotloop.layers.bias import column_sums, with_bias
-from hotloop.layers.paths import forced
+from hotloop.layers.dense import column_sums, with_bias
+from hotloop.layers.paths import force_path
 
 GENERATOR = np.random.default_rng(0)
 
@@ -16,7 +16,7 @@ def test_the_gradient_is_the_sum_over_rows(path, shape):
     x = GENERATOR.normal(size=shape).astype(np.float32)
     weights = GENERATOR.normal(size=shape).astype(np.float32)
     bias = GENERATOR.normal(size=shape[-1]).astype(np.float32)
-    with forced(path):
+    with force_path(path):
         (dx, db), y = jax.jit(
             lambda x, b: (
                 jax.grad(lambda x, b: (weights * with_bias(x, b)).sum(), argnums=(0, 1))(x, b),

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotloop.layers.conv import LAYOUT, conv2d
-from hotloop.layers.paths import forced
+from hotloop.layers.paths import force_path
 
 
 def built_in(x, kernel, stride, padding):
@@ -23,7 +23,7 @@ def arrays(seed, *shapes, dtype=np.float64):
 
 
 def compare_with_built_in(batch, height, width, inputs, outputs, kh, kw, stride, padding, path="canonical"):
-    with jax.enable_x64(True), forced(path):
+    with jax.enable_x64(True), force_path(path):
         x, kernel = arrays(0, (batch, height, width, inputs), (kh, kw, inputs, outputs))
         shape = jax.eval_shape(lambda x, k: built_in(x, k, stride, padding), x, kernel).shape
         (dy,) = arrays(1, shape)
@@ -117,7 +117,7 @@ def test_folding_pixels_into_channels_changes_no_value(height, width, k, padding
 
 def test_only_wide_kernels_over_few_channels_are_folded():
     x, thin, wide = (np.ones(shape, np.float32) for shape in ((1, 8, 8, 3), (7, 7, 3, 2), (3, 3, 3, 2)))
-    with forced("folded"):
+    with force_path("folded"):
         texts = [
             jax.jit(lambda x, k: conv2d(x, k, stride=2)).lower(x, kernel).as_text() for kernel in (thin, wide)
         ]

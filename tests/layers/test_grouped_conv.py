@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hotloop.layers import grouped_conv
 from hotloop.layers.conv import LAYOUT, padding_of
 from hotloop.layers.grouped_conv import grouped_conv2d
-from hotloop.layers.paths import forced
+from hotloop.layers.paths import force_path
 
 CPU_PATH = "taps or bundles"
 
@@ -30,7 +30,7 @@ def arrays(seed, *shapes, dtype=np.float64):
 
 def compare_with_built_in(size, groups, inputs, outputs, k, stride):
     """`inputs` and `outputs` are channels a group."""
-    with jax.enable_x64(True), forced(CPU_PATH):
+    with jax.enable_x64(True), force_path(CPU_PATH):
         x, kernel = arrays(0, (2, *size, groups * inputs), (k, k, inputs, groups * outputs))
         (dy,) = arrays(1, (2, *(-(-side // stride) for side in size), groups * outputs))
 
@@ -87,7 +87,7 @@ def test_the_kernel_gradient_of_bundles_sums_over_nothing_but_pixels():
     """A sum over a bundle's groups goes to YNNPACK for wide kernels, and that ends the process on some CPUs."""
     x, kernel, dy = arrays(0, (1, 7, 7, 16), (5, 5, 4, 16), (1, 7, 7, 16), dtype=np.float32)
     pads = padding_of(x, kernel, 1, "SAME")
-    with forced(CPU_PATH):
+    with force_path(CPU_PATH):
         gradient = jax.jit(partial(grouped_conv.kernel_gradient, groups=4, stride=1, pads=pads))
         text = gradient.trace(x, kernel, dy).lower(lowering_platforms=("cpu",)).as_text()
     assert "dot_general" in text

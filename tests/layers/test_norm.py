@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hotloop.layers.norm import EPSILON, batch_norm, group_norm, normalise
-from hotloop.layers.paths import forced
+from hotloop.layers.paths import force_path
 
 GENERATOR = np.random.default_rng(0)
 SHAPE = (3, 4, 5, 6)
@@ -54,7 +54,7 @@ def assert_close(ours, wanted, **tolerance):
 @pytest.mark.parametrize("path", ["default", "unshifted"])
 def test_batch_norm_and_its_gradient_through_every_output_equal_the_textbook_form(path):
     arguments, weights = (images(mean=0.5), channels(), channels()), (images(), channels(), channels())
-    with jax.enable_x64(True), forced(path):
+    with jax.enable_x64(True), force_path(path):
         ours, wanted = (values_and_gradients(f, weights)(*arguments) for f in (batch_norm, plain_batch_norm))
     assert_close(ours, wanted, rtol=1e-12, atol=1e-12)
 
@@ -63,7 +63,7 @@ def test_batch_norm_and_its_gradient_through_every_output_equal_the_textbook_for
 @pytest.mark.parametrize("groups", [1, 3])
 def test_group_norm_and_its_gradient_equal_the_textbook_form(groups, path):
     arguments, weights = (images(mean=0.5), channels(), channels()), (images(),)
-    with jax.enable_x64(True), forced(path):
+    with jax.enable_x64(True), force_path(path):
         ours, wanted = (
             values_and_gradients(lambda *a, f=f: f(*a, groups), weights)(*arguments)
             for f in (group_norm, plain_group_norm)
@@ -77,7 +77,7 @@ def test_one_pass_keeps_the_variance_of_images_far_from_zero(mean, path):
     shape = (8, 9, 9, 4)
     x = images(shape, mean).astype(np.float32)
     scale, offset, weights = np.ones(4, np.float32), np.zeros(4, np.float32), (images(shape), 0, 0)
-    with forced(path):
+    with force_path(path):
         gradients, (y, centre, variance) = values_and_gradients(batch_norm, weights)(x, scale, offset)
         grouped = jax.jit(group_norm, static_argnums=3)(x, scale, offset, 4)
     exact = x.astype(np.float64)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from hotloop.layers.conv import conv2d
-from hotloop.layers.paths import Operation, forced
+from hotloop.layers.paths import Operation, force_path
 
 
 def three_ways() -> Operation:
@@ -41,16 +41,16 @@ def test_a_forced_path_is_traced_anew_by_the_same_jitted_function() -> None:
     operation = three_ways()
     function = jax.jit(lambda x: operation(x, by=3.0))
     plain = function(jnp.asarray(2.0))
-    with forced("minus"):
+    with force_path("minus"):
         assert function(jnp.asarray(2.0)) == -1
-    with forced("default"):
+    with force_path("default"):
         assert function(jnp.asarray(2.0)) == 5
     assert function(jnp.asarray(2.0)) == plain
 
 
 def test_forcing_a_path_that_an_operation_lacks_leaves_it_alone() -> None:
     operation = Operation("test", lambda x: x + 1)
-    with forced("times"):
+    with force_path("times"):
         assert operation(jnp.asarray(1.0)) == 2
 
 

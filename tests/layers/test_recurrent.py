@@ -9,7 +9,7 @@ import pytest
 from jax.test_util import check_grads
 
 from hotloop.layers import recurrent
-from hotloop.layers.unroll import SHORT, unroll_for
+from hotloop.layers.recurrence import SHORT, unroll_for
 
 CELLS = ["rnn", "gru", "lstm"]
 GATES = {"rnn": 1, "gru": 3, "lstm": 4}

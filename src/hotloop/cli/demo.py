@@ -65,15 +65,15 @@ def run(config: Demo, context: Context) -> Mapping[str, Any]:
     device = context.open_device()
 
     from hotloop.bench.overview import overview
-    from hotloop.engine.ceilings import describe
-    from hotloop.engine.environment import environment
+    from hotloop.engine.device import describe_environment
+    from hotloop.engine.measure import describe_device
 
-    context.say(f"hotloop demo on {describe(device)}: no data set and no network needed")
+    context.say(f"hotloop demo on {describe_device(device)}: no data set and no network needed")
     results = {
         "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        "device": describe(device),
+        "device": describe_device(device),
         **measure(device, context),
-        "environment": environment(),
+        "environment": describe_environment(),
     }
     write_text(config.output / "results.json", json.dumps(plain(results), allow_nan=False))
     path = overview(results).write(page_path)

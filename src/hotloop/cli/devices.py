@@ -10,7 +10,7 @@ from hotloop.options import option
 if TYPE_CHECKING:
     import jax
 
-    from hotloop.engine.ceilings import Ceilings
+    from hotloop.engine.measure import Ceilings
 
 
 @dataclass(frozen=True)
@@ -25,23 +25,28 @@ def run(config: DevicesConfig, context: Context) -> Mapping[str, Any]:
     chosen = context.open_device()
     import jax
 
-    from hotloop.engine.ceilings import ceilings
-    from hotloop.engine.environment import environment
+    from hotloop.engine.device import describe_environment
+    from hotloop.engine.measure import ceilings
 
     found = [describe_device(device) for device in jax.devices(chosen.platform)]
     context.table(("id", "platform", "kind", "memory"), [row(each) for each in found])
     with context.progress("measuring the device"):
         limits = ceilings(chosen, config.calibrate)
     show_limits(context, limits)
-    return {"devices": found, "ceilings": asdict(limits), "environment": environment()}
+    return {"devices": found, "ceilings": asdict(limits), "environment": describe_environment()}
 
 
 def describe_device(device: "jax.Device") -> dict[str, Any]:
     """One device as the JSON result has it."""
-    from hotloop.engine.ceilings import describe, memory
+    from hotloop.engine.measure import describe_device, memory_of_device
 
-    kind = describe(device)
-    return {"id": device.id, "platform": device.platform, "kind": kind, "memory_bytes": memory(device)}
+    kind = describe_device(device)
+    return {
+        "id": device.id,
+        "platform": device.platform,
+        "kind": kind,
+        "memory_bytes": memory_of_device(device),
+    }
 
 
 def row(found: Mapping[str, Any]) -> tuple[Any, ...]:

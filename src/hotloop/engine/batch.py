@@ -86,7 +86,7 @@ def _nearest(unit: Batch, size: int) -> Batch:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvaluationBatches:
     """How a whole set is evaluated in batches of one size, each real sample counted once.
 
     Every process runs `batches` batches of `batch` samples, the same number everywhere; `padded` counts all
@@ -109,7 +109,7 @@ class Evaluation:
         return self.padded - self.samples
 
 
-def evaluation(samples: int, global_size: int, processes: int = 1) -> Evaluation:
+def plan_evaluation(samples: int, global_size: int, processes: int = 1) -> EvaluationBatches:
     """Batches and padding for `samples` in batches of `global_size`, shared by so many processes."""
     whole("samples", samples)
     whole("global_size", global_size)
@@ -120,4 +120,4 @@ def evaluation(samples: int, global_size: int, processes: int = 1) -> Evaluation
         )
     batch = global_size // processes
     largest_share = -(-samples // processes)
-    return Evaluation(samples, batch, processes, -(-largest_share // batch))
+    return EvaluationBatches(samples, batch, processes, -(-largest_share // batch))

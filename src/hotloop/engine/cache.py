@@ -1,23 +1,119 @@
-"""The cache folder: where it is, how large it may become, and jax told to keep compiled programs in it.
+"""Settings of jax in one place, because jax's own `config.update` carries no types.
 
-`HOTLOOP_CACHE` names the folder or turns it off, `HOTLOOP_CACHE_LIMIT` or `hotloop cache limit` bounds it.
-How entries are kept is `store`'s matter; jax is imported only by `enable`.
+A folder of entries by key, as jax's compilation cache wants them: whole or not there, the oldest evicted
+The cache folder: where it is, how large it may become, and jax told to keep compiled programs in it.
 """
 
 import contextlib
 import os
+import platform
 import re
 import shutil
+import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 from hotloop import rehearsal
-from hotloop.engine.configure import configure
-from hotloop.engine.store import PARTIAL, SUFFIX, Store
 from hotloop.errors import OptionError
 from hotloop.options.paths import expand
+
+
+def configure(**settings: Any) -> None:
+    """Set jax's options by name: `configure(jax_platforms="cpu")`."""
+    import jax
+
+    for name, value in settings.items():
+        jax.config.update(name, value)  # type: ignore[no-untyped-call]
+
+
+SUFFIX = ".program"
+PARTIAL = ".partial"
+MARK = b"hotloop1"
+HEAD_BYTES = len(MARK) + 16
+
+
+class Store:
+    """Entries under `path` that together take at most `most` bytes (None: no limit)."""
+
+    def __init__(self, path: Path, most: int | None):
+        self._path = path  # the name that jax knows
+        self.most = most
+        self.machine = machine_digest()
+
+    def _file(self, key: str) -> Path:
+        return self._path / f"{self.machine}-{key}{SUFFIX}"
+
+    def get(self, key: str) -> bytes | None:
+        """The entry, now the most recently used one; None where there is none or it was damaged."""
+        path = self._file(key)
+        try:
+            content = path.read_bytes()
+        except OSError:
+            return None
+        whole = content[:HEAD_BYTES] == entry_head(content[HEAD_BYTES:])
+        with contextlib.suppress(OSError):  # a folder that may only be read still serves
+            os.utime(path) if whole else path.unlink()
+        return content[HEAD_BYTES:] if whole else None
+
+    def put(self, key: str, value: bytes) -> None:
+        """Keep an entry, in one step, so that another process never sees half of it."""
+        if self.most is not None and HEAD_BYTES + len(value) > self.most:
+            return
+        # A full disk or a folder without permission costs the next run its time, never this run its result.
+        with contextlib.suppress(OSError):
+            self.evict(HEAD_BYTES + len(value))
+            self._write(self._file(key), entry_head(value) + value)
+
+    def _write(self, path: Path, content: bytes) -> None:
+        with tempfile.NamedTemporaryFile(dir=self._path, suffix=PARTIAL, delete=False) as file:
+            partial = Path(file.name)
+            try:
+                file.write(content)
+                file.close()
+                partial.replace(path)
+            except BaseException:
+                partial.unlink(missing_ok=True)
+                raise
+
+    def evict(self, coming: int = 0) -> None:
+        """Delete the least recently used entries until `coming` more bytes fit under the limit."""
+        if self.most is None:
+            return
+        entries = sorted((stat.st_mtime_ns, stat.st_size, path) for path, stat in self._entries())
+        total = sum(size for _, size, _ in entries) + coming
+        for _, size, path in entries:
+            if total <= self.most:
+                break
+            path.unlink(missing_ok=True)
+            total -= size
+
+    def _entries(self) -> list[tuple[Path, os.stat_result]]:
+        found = []
+        for path in self._path.glob(f"*{SUFFIX}"):
+            with contextlib.suppress(FileNotFoundError):  # another process may evict at the same time
+                found.append((path, path.stat()))
+        return found
+
+
+def entry_head(value: bytes) -> bytes:
+    """What stands before an entry in its file: the format's mark and the entry's digest."""
+    return MARK + blake2b(value, digest_size=HEAD_BYTES - len(MARK)).digest()
+
+
+def machine_digest() -> str:
+    """A short name for this machine's instruction set: a program for another CPU must not be loaded here."""
+    try:
+        info = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        info = ""
+    flags = re.search(r"^(?:flags|Features)\s*:.*$", info, re.MULTILINE)
+    text = platform.machine() + (flags[0] if flags else "")
+    return blake2b(text.encode(), digest_size=4).hexdigest()
+
 
 DEFAULT_LIMIT = 4 * 10**9
 UNITS = {

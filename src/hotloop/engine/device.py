@@ -1,22 +1,182 @@
-"""The device to compute on: chosen before any other jax work, or an error in one line.
+"""Which kind of device computes by default, for the few choices that depend on it.
 
-`setup` also turns on the cache of compiled programs and keeps JAX's own log lines to itself. It knows
-nothing of what will be computed; several devices at once are `mesh`'s matter.
+Devices as a mesh: one axis, `replica`, for data-parallel copies. It knows no model and no batch.
+What a result depends on besides its options: versions, devices, cores, the source's commit. No host
+The process's own memory: how much it has had, and keeping what was freed, for programs compiled for a CPU.
+The device to compute on: chosen before any other jax work, or an error in one line.
 """
 
+import ctypes
 import logging
 import os
+import re
+import resource
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from platform import machine, processor, python_version, system
+from typing import TYPE_CHECKING, Any
 
-from hotloop.engine import cache, host_memory
-from hotloop.engine.configure import configure
+from hotloop.engine import cache
+from hotloop.engine.cache import configure
 from hotloop.errors import DeviceError
+from hotloop.version import VERSION as __version__
 
 if TYPE_CHECKING:
     import jax
+    from jax.sharding import Mesh
+
+
+def platform() -> str:
+    """cpu, gpu or tpu: that of the default device, which need not be the default backend's."""
+    import jax
+
+    chosen = jax.config.jax_default_device  # type: ignore[attr-defined]
+    return str(getattr(chosen, "platform", chosen) or jax.default_backend())
+
+
+REPLICA = "replica"
+
+
+def replica_mesh(count: int, platform: str | None = None) -> "Mesh":
+    """A mesh of the first `count` devices of a platform (None: the default one) along the axis `replica`."""
+    import jax
+    from jax.sharding import AxisType
+
+    devices = jax.devices(platform)
+    if count > len(devices):
+        here = f"{len(devices)} {devices[0].platform} device{'s' * (len(devices) > 1)}"
+        raise DeviceError(f"replicas={count}: only {here} here; use at most {len(devices)}")
+    return jax.make_mesh((count,), (REPLICA,), (AxisType.Auto,), devices=devices[:count])
+
+
+def pick_device(number: int, platform: str | None = None) -> "jax.Device":
+    """The device of a platform with this number, counted from 0; -1 is the first."""
+    import jax
+
+    devices = jax.devices(platform)
+    if number >= len(devices):
+        raise DeviceError(f"device_id={number}: the devices here are 0 to {len(devices) - 1}")
+    return devices[max(number, 0)]
+
+
+PACKAGES = ("jax", "jaxlib", "numpy", "optax", "orbax-checkpoint")
+SOURCE = Path(__file__).resolve().parents[3]
+
+
+def describe_environment() -> dict[str, Any]:
+    """The record that goes with every result; devices are those of the platform in use."""
+    return {
+        "hotloop": __version__,
+        "python": python_version(),
+        **{package: package_version(package) for package in PACKAGES},
+        **describe_devices(),
+        "cpu": cpu_model(),
+        "cores": usable_cores(),
+        "system": f"{system()} {machine()}",
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        **source_commit(),
+    }
+
+
+def package_version(package: str) -> str | None:
+    """The installed version; None where it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def describe_devices() -> dict[str, Any]:
+    """Platform, kinds, count and driver of jax's devices."""
+    import jax
+
+    found = jax.devices()
+    return {
+        "platform": found[0].platform,
+        "device_kinds": sorted({device.device_kind for device in found}),
+        "device_count": len(found),
+        "driver": nvidia_driver() if found[0].platform == "gpu" else None,
+    }
+
+
+def nvidia_driver() -> str | None:
+    """The version of the NVIDIA kernel driver, where one is loaded."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:
+        return None
+    found = re.search(r"\s([0-9]+\.[0-9.]+)\s", text)
+    return found[1] if found else None
+
+
+def cpu_model() -> str:
+    """The processor's name as the system gives it."""
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1].strip() if found else processor() or machine()
+
+
+def usable_cores() -> int:
+    """The cores that this process may use, which may be fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def source_commit() -> dict[str, Any]:
+    """The source tree's commit and whether files were changed since; None for an installed package."""
+    commit = _git("rev-parse", "HEAD") if (SOURCE / ".git").exists() else None
+    if commit is None:
+        return {"commit": None, "dirty": None}
+    return {"commit": commit, "dirty": bool(_git("status", "--porcelain", "--untracked-files=no"))}
+
+
+def _git(*words: str) -> str | None:
+    # Without optional locks: a kill of ours must not leave the repository locked.
+    argv = ["git", "--no-optional-locks", "-C", str(SOURCE), *words]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # malloc.h
+_NEVER = 2**31 - 1
+
+
+def keep_freed() -> bool:
+    """Let malloc keep what is freed; False where there is no glibc to tell."""
+    if sys.platform != "linux":
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except AttributeError:  # another C library
+        return False
+    settings = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, _NEVER), (_TOP_PAD, 64 * 2**20))
+    return all(mallopt(name, value) == 1 for name, value in settings)
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has had.
+
+    By the kernel's own mark where there is one: `ru_maxrss` begins with that of the process which started this one.
+    """
+    try:
+        mark = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
+    except OSError:
+        mark = None
+    if mark:
+        return 1024 * int(mark[1])
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else 1024 * most
+
 
 INSTALL = {"gpu": "hotloop[cuda]", "tpu": "hotloop[tpu]"}
 
@@ -25,7 +185,7 @@ def setup(
     device: str = "auto", *, only_accelerator: bool = False, warn: Callable[[str], None] = warnings.warn
 ) -> "jax.Device":
     """The first device of the platform asked for (auto: accelerators before the CPU), made jax's default."""
-    quiet()
+    quiet_jax()
     import jax
 
     cache.enable(warn)
@@ -38,11 +198,11 @@ def setup(
     if chosen.platform != jax.default_backend():
         configure(jax_default_device=chosen)
     if chosen.platform == "cpu":
-        host_memory.keep_freed()
+        keep_freed()
     return chosen
 
 
-def quiet() -> None:
+def quiet_jax() -> None:
     """Errors of XLA and jax come to us as exceptions; their log lines only confuse."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if "JAX_LOGGING_LEVEL" not in os.environ:

@@ -13,15 +13,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hotloop.engine import report as reports
+from hotloop.engine import measure as reports
+from hotloop.engine.batch_sources import InputEnded
 from hotloop.engine.checkpoint import STOPPED, Checkpoints, Restored
 from hotloop.engine.host_events import Diverged, Figures, HostEvents, LogWindow
 from hotloop.engine.interrupt import Interrupted, StopRequest, requests
-from hotloop.engine.loop import CallMetrics, Program, State, own
+from hotloop.engine.loop import CallMetrics, Program, State, copy_state
 from hotloop.engine.plan import KINDS, Event, Kind, Plan, Span, closest_divisor
 from hotloop.engine.progress import Progress
 from hotloop.engine.run import Run
-from hotloop.engine.turns import Ended
 
 TARGET_SECONDS = 1.0
 FIRST_PIECE = 16
@@ -129,7 +129,7 @@ def drive(
         host.start_over()
     with requests() as request:
         pieces = _Dispatch(program, plan, host, request, on_call, progress, enough, due, report)
-        return pieces.run(own(resumed.state if resumed else state), update)
+        return pieces.run(copy_state(resumed.state if resumed else state), update)
 
 
 def newest(checkpoints: Checkpoints, state: State) -> Restored | None:
@@ -139,7 +139,7 @@ def newest(checkpoints: Checkpoints, state: State) -> Restored | None:
     """
     if not any(checkpoints.folder.glob("[0-9]*")):
         return None
-    return checkpoints.restore(own(state), check=check_position)
+    return checkpoints.restore(copy_state(state), check=check_position)
 
 
 def check_position(position: Mapping[str, Any]) -> None:
@@ -189,7 +189,7 @@ class _Dispatch:
             last = done + count == self.plan.total_updates
             try:
                 state = self._made(state, done, count, profile=done > start or last)
-            except Ended as end:
+            except InputEnded as end:
                 state = self._ended(state, done, end)
                 break
             done += count
@@ -230,7 +230,7 @@ class _Dispatch:
             return self._profiled(self.to_profile, state, done, count)
         return self._send(state, done, count)
 
-    def _ended(self, state: State, done: int, end: Ended) -> State:
+    def _ended(self, state: State, done: int, end: InputEnded) -> State:
         """Make the updates that are left of a feed that has ended, then close the log and save."""
         if end.left:
             state = self._made(state, done, end.left, profile=True)
@@ -270,7 +270,7 @@ class _Dispatch:
         seconds = {"lower_seconds": lowering, "compile_seconds": compiling}
         self.host.event("compile", done, updates_per_call=longest, **seconds)
         if self.report is not None:
-            reports.write_program(self.report, self.program.compiled, lowering + compiling, "training")
+            reports.write_program_report(self.report, self.program.compiled, lowering + compiling, "training")
 
     def _send(self, state: State, done: int, count: int) -> State:
         began = time.perf_counter()
@@ -282,7 +282,7 @@ class _Dispatch:
 
     def _profiled(self, folder: str | Path, state: State, done: int, count: int) -> State:
         self._land(leave=0)
-        with reports.trace(folder, "training") as trace:
+        with reports.trace_program(folder, "training") as trace:
             state = self._send(state, done, count)
             self._land(leave=0)
         self.to_profile = None

@@ -19,9 +19,8 @@ import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding
 
-from hotloop.engine.feed import Gather, rows
-from hotloop.engine.finish import Batch, check_split, on_mesh_of, spread
-from hotloop.engine.host import common_length
+from hotloop.engine.batch_sources import common_length
+from hotloop.engine.feed import Batch, Gather, check_split, gather_rows, placement_like, spread_batch
 from hotloop.engine.progress import compiling
 from hotloop.errors import DataError, HotloopError
 from hotloop.rehearsal import begin_work
@@ -47,7 +46,7 @@ class Evaluation:
         batch_size: int,
         *,
         samples: int | None = None,
-        gather: Gather = rows,
+        gather: Gather = gather_rows,
         sharding: NamedSharding | None = None,
     ):
         self.samples = common_length(data) if samples is None else samples
@@ -62,12 +61,12 @@ class Evaluation:
         self.compile_seconds = 0.0
         self.compiled: Any = None
         self._fn, self._gather, self._sharding = fn, gather, sharding
-        self._data = jax.device_put(data, on_mesh_of(sharding, ()))
+        self._data = jax.device_put(data, placement_like(sharding, ()))
 
     def over(self, data: Any) -> "Evaluation":
         """The same computation over other data of the same shapes and types: nothing is compiled again."""
         other = copy(self)
-        other._data = jax.device_put(data, on_mesh_of(self._sharding, ()))
+        other._data = jax.device_put(data, placement_like(self._sharding, ()))
         return other
 
     def compile(self, state: Any) -> None:
@@ -90,7 +89,7 @@ class Evaluation:
     def _sums_of_batches(self, state: Any, data: Any) -> Mapping[str, Array]:
         def one(start: Array) -> Mapping[str, Array]:
             places = start + jnp.arange(self.batch_size)
-            batch = spread(self._gather(data, jnp.minimum(places, self.samples - 1)), self._sharding)
+            batch = spread_batch(self._gather(data, jnp.minimum(places, self.samples - 1)), self._sharding)
             return masked_sums(self._fn(state, batch), places < self.samples)
 
         sums: Mapping[str, Array] = jax.lax.map(one, jnp.arange(0, self.samples, self.batch_size))
@@ -110,7 +109,7 @@ def evaluate_batches(fn: PerSample, state: Any, batches: Iterable[Batch], batch_
         count = common_length(batch)
         if count > batch_size:
             raise DataError(f"a batch of {count} samples: at most {batch_size} were announced")
-        padded = filled_up(batch, batch_size)
+        padded = pad_batch(batch, batch_size)
         with nullcontext() if sums else compiling():
             sums.append(_masked_sums_of(fn, state, padded, np.int32(count)))
         samples += count
@@ -142,7 +141,7 @@ def _masked_sums_of(fn: PerSample, state: Any, batch: Batch, count: Array) -> Ma
     return masked_sums(fn(state, batch), jnp.arange(length) < count)
 
 
-def filled_up(batch: Batch, length: int) -> Batch:
+def pad_batch(batch: Batch, length: int) -> Batch:
     """A batch from the host with its last sample repeated until it has `length` of them."""
 
     def fill(leaf: Any) -> Any:

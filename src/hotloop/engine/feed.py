@@ -1,8 +1,9 @@
-"""Where a compiled call gets its batches from: data that lives on the device, or data that streams to it.
+"""The last thing that happens to a batch before the update sees it, the same for every feed.
 
-`Resident` gathers batches inside the loop from a set that fits on the device; `Streamed` prepares the next
-call's batches on a thread while the device works. For the same data, batch size and seed both give the same
-batches. A feed knows nothing of models: a batch is whatever pytree the data set is made of.
+It is spread over the replicas, then transformed (augmented, densified, cast) with a key of its own that
+depends on the seed and the update alone.
+
+Where a compiled call gets its batches from: data that lives on the device, or data that streams to it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -10,15 +11,90 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
-from hotloop.engine.ahead import Ahead
-from hotloop.engine.finish import Batch, Finish, Transform, keeps, on_mesh_of
-from hotloop.engine.host import Fetch, InTurn, Shuffled, check_fits_device, common_length, form, put_into
+from hotloop.engine.batch_sources import (
+    Fetch,
+    IterableBatches,
+    IteratorBatches,
+    Prefetch,
+    ShuffledBatches,
+    check_fits_device,
+    common_length,
+    copy_into,
+    describe_batch,
+)
+from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.order import Order, Remainder
-from hotloop.engine.turns import Turns
+from hotloop.errors import DataError
+
+Batch = Any
+Transform = Callable[[Batch, Array], Batch]
+
+
+class Finish:
+    """What happens to a batch on the device: it is spread over the replicas and transformed."""
+
+    def __init__(
+        self, seed: int, batch_size: int, transform: Transform | None, sharding: NamedSharding | None
+    ):
+        self._key = seed_key(seed)
+        self._transform = transform
+        self._sharding = sharding
+        if sharding is not None:
+            check_split(sharding, batch_size)
+
+    def arguments(self, first: int) -> dict[str, Any]:
+        """What a call that begins with update `first` must be handed."""
+        return {"key": self._key, "first": np.uint32(first)}
+
+    def __call__(self, batch: Batch, arguments: Mapping[str, Any], step: Array) -> Batch:
+        """Inside a call: the finished batch of its update number `step`."""
+        batch = spread_batch(batch, self._sharding)
+        if self._transform is None:
+            return batch
+        update = jnp.asarray(arguments["first"], jnp.uint32) + step
+        return self._transform(batch, stream(arguments["key"], "transform", update))
+
+
+def passes_through(transform: Transform, batch: Batch, name: str) -> bool:
+    """Does the transform hand on the array `name` of a batch as it is?"""
+    same = []
+
+    def watched(batch: Any, key: Array) -> Any:
+        made = transform(batch, key)
+        same.append(isinstance(made, Mapping) and made.get(name) is batch[name])
+        return made
+
+    jax.eval_shape(watched, batch, jax.eval_shape(lambda: jax.random.key(0)))
+    return same[0]
+
+
+def spread_batch(batch: Batch, sharding: NamedSharding | None) -> Batch:
+    """Inside a call: let each replica work on its share of the batch."""
+    return batch if sharding is None else jax.lax.with_sharding_constraint(batch, sharding)  # type: ignore[no-untyped-call]
+
+
+def placement_like(sharding: NamedSharding | None, axes: tuple[Any, ...]) -> NamedSharding | None:
+    """The placement over the devices of `sharding` that splits `axes`; () copies to every device."""
+    if sharding is None:
+        return None
+    return NamedSharding(sharding.mesh, PartitionSpec(*axes))  # type: ignore[no-untyped-call]
+
+
+def check_split(sharding: NamedSharding, batch_size: int) -> None:
+    """Refuse a batch that the devices cannot share evenly."""
+    try:
+        sharding.shard_shape((batch_size,))
+    except ValueError:
+        raise DataError(
+            f"a batch of {batch_size} cannot be split evenly over {sharding.num_devices} devices: "
+            f"take a multiple of {sharding.num_devices}"
+        ) from None
+
 
 Gather = Callable[[Any, Array], Batch]
 
@@ -50,7 +126,7 @@ class Feed(Protocol):
         """Raise CheckpointError when this feed would not go on where the saved one stopped."""
 
 
-def rows(data: Any, indices: Array) -> Batch:
+def gather_rows(data: Any, indices: Array) -> Batch:
     """The rows `indices` of every array of a data set."""
     return jax.tree.map(lambda leaf: leaf.at[indices].get(mode="promise_in_bounds"), data)
 
@@ -75,7 +151,7 @@ class Resident:
         remainder: Remainder = "carry",
         shuffled: bool = True,
         samples: int | None = None,
-        gather: Gather = rows,
+        gather: Gather = gather_rows,
         transform: Transform | None = None,
         sharding: NamedSharding | None = None,
     ):
@@ -85,7 +161,7 @@ class Resident:
         self._gather, self._transform, self._sharding = gather, transform, sharding
         self._finish = Finish(seed, batch_size, transform, sharding)
         check_fits_device(data)
-        self._data = jax.device_put(data, on_mesh_of(sharding, ()))
+        self._data = jax.device_put(data, placement_like(sharding, ()))
 
     @property
     def longest_call(self) -> int:
@@ -113,9 +189,9 @@ class Resident:
 
     def kept(self, name: str) -> Array | None:
         """The whole array of a name, where batches hold rows of it as they are; None elsewhere."""
-        if self._gather is not rows or not isinstance(self._data, Mapping) or name not in self._data:
+        if self._gather is not gather_rows or not isinstance(self._data, Mapping) or name not in self._data:
             return None
-        as_it_is = self._transform is None or keeps(self._transform, self._data, name)
+        as_it_is = self._transform is None or passes_through(self._transform, self._data, name)
         return self._data[name] if as_it_is else None
 
     def position(self, update: int) -> dict[str, Any]:
@@ -146,7 +222,7 @@ class Streamed:
 
     def __init__(
         self,
-        source: Any | Fetch | Shuffled | Turns | Iterator[Batch],
+        source: Any | Fetch | ShuffledBatches | IterableBatches | Iterator[Batch],
         batch_size: int,
         *,
         seed: int = 0,
@@ -156,19 +232,19 @@ class Streamed:
         sharding: NamedSharding | None = None,
         buffer_bytes: int = 256 * 2**20,
     ):
-        if isinstance(source, Shuffled | Turns):
-            self._source: InTurn | Shuffled | Turns = source
+        if isinstance(source, ShuffledBatches | IterableBatches):
+            self._source: IteratorBatches | ShuffledBatches | IterableBatches = source
         elif isinstance(source, Iterator):
-            self._source = InTurn(source, batch_size)
+            self._source = IteratorBatches(source, batch_size)
         else:
-            self._source = Shuffled.of(source, batch_size, samples, seed, remainder)
+            self._source = ShuffledBatches.of(source, batch_size, samples, seed, remainder)
         self.samples, self.batch_size = self._source.samples, batch_size
-        self._form = form(self._source.example(), batch_size)
+        self._form = describe_batch(self._source.example(), batch_size)
         self._buffer_bytes = buffer_bytes
         self._transform, self._sharding = transform, sharding
         self._finish = Finish(seed, batch_size, transform, sharding)
-        self._placement = on_mesh_of(sharding, (None, *sharding.spec) if sharding else ())
-        self._ahead = Ahead(self._stacked)
+        self._placement = placement_like(sharding, (None, *sharding.spec) if sharding else ())
+        self._ahead = Prefetch(self._stacked)
         self.sent = 0
         """The number of the update after the last one whose batch was handed out."""
         self.look: Callable[[Batch, int], None] | None = None
@@ -211,7 +287,7 @@ class Streamed:
         """Does the update see the array `name` of a batch as it comes?"""
         if not isinstance(self._form, Mapping) or name not in self._form:
             return False
-        return self._transform is None or keeps(self._transform, self._form, name)
+        return self._transform is None or passes_through(self._transform, self._form, name)
 
     def position(self, update: int) -> dict[str, Any]:
         """Samples, batch size, seed and update, as for the same data on the device."""
@@ -234,7 +310,7 @@ class Streamed:
     def _stacked(self, first: int, count: int) -> Batch:
         buffers = jax.tree.map(lambda leaf: np.empty((count, *leaf.shape), leaf.dtype), self._form)
         for step, batch in enumerate(self._source.batches(first, count)):
-            put_into(buffers, step, batch, self._form, first + step)
+            copy_into(buffers, step, batch, self._form, first + step)
             if self.look is not None:
                 self.look(batch, first + step)
         return jax.device_put(buffers, self._placement)

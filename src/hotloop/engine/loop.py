@@ -15,12 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from hotloop.engine.feed import Feed
-from hotloop.engine.finish import Batch
-from hotloop.engine.host import path_name
+from hotloop.engine.batch_sources import path_name
+from hotloop.engine.device import platform
+from hotloop.engine.feed import Batch, Feed
 from hotloop.engine.keys import stream
 from hotloop.engine.progress import compiling
-from hotloop.engine.where import platform
 from hotloop.errors import HotloopError
 
 State = Any
@@ -162,7 +161,7 @@ class Program:
         return while_loop if self.loop == "while" else scan
 
 
-def own(state: State) -> State:
+def copy_state(state: State) -> State:
     """A copy of a state that a program may use up: plain numbers become arrays, leaves share nothing."""
     return jax.tree.map(
         lambda leaf: leaf.copy() if isinstance(leaf, Array) else jnp.array(np.asarray(leaf)), state

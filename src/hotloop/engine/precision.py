@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from hotloop.engine.device import platform
 from hotloop.engine.loss_scale import AutoScale, ScaleState, StaticScale
 from hotloop.engine.rounding import stochastic_round
-from hotloop.engine.where import platform
 from hotloop.errors import OptionError
 
 __all__ = [

@@ -397,6 +397,6 @@ class Run:
 
 
 def _environment() -> Mapping[str, Any]:
-    from hotloop.engine.environment import environment
+    from hotloop.engine.device import describe_environment
 
-    return environment()
+    return describe_environment()

@@ -14,8 +14,8 @@ from jax import Array, lax
 from jax.sharding import Mesh, PartitionSpec
 
 from hotloop.engine import precision
+from hotloop.engine.device import REPLICA
 from hotloop.engine.keys import sample_keys
-from hotloop.engine.mesh import REPLICA
 
 EVERYWHERE, SPLIT = PartitionSpec(), PartitionSpec(REPLICA)  # type: ignore[no-untyped-call]
 Means = Any
@@ -79,6 +79,6 @@ def mean_of_parts(
     return means, carry
 
 
-def agreed(means: Means, axis: str | None) -> Means:
+def average_replicas(means: Means, axis: str | None) -> Means:
     """The mean over replicas, in float32: a sum of 16-bit gradients may leave their range."""
     return means if axis is None else lax.pmean(precision.cast(means, precision.FLOAT32), axis)  # type: ignore[no-untyped-call]

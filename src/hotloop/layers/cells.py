@@ -3,20 +3,22 @@
 `z` is a step's input product with its bias. Products are summed and gates are computed in float32 (float64 for
 float64 inputs); `h` is rounded to the type of the inputs after each step, because the next product reads it,
 while the LSTM's `c`, which only ever adds up, stays wide. The loop over time is in recurrence.py.
+
+The GRU whose reset gate acts after the candidate's product: one product a step instead of two in a row.
 """
 
 import jax.numpy as jnp
 from jax import Array
 from jax.nn import sigmoid
 
-from hotloop.layers import product
-from hotloop.layers.materialise import materialised_on_cpu
-from hotloop.layers.product import Turned, wide
+from hotloop.layers import dense
+from hotloop.layers.dense import TransposedProduct, wide
+from hotloop.layers.paths import materialise_on_cpu
 from hotloop.layers.recurrence import Cell, Factors, Kernels, State
 
 
 def _plus(z: Array, h: Array, kernel: Array | None) -> Array:
-    sums: Array = z.astype(wide(z.dtype)) if kernel is None else z + product.forward(h, kernel)
+    sums: Array = z.astype(wide(z.dtype)) if kernel is None else z + dense.matmul(h, kernel)
     return sums
 
 
@@ -26,7 +28,7 @@ def _zero(z: Array, gates: int) -> Array:
 
 def logistic(sums: Array) -> Array:
     """All gates in one pass. On the CPU it is written out: fused into the slices that read it, XLA takes 3 us more."""
-    gates: Array = materialised_on_cpu(sigmoid(sums))
+    gates: Array = materialise_on_cpu(sigmoid(sums))
     return gates
 
 
@@ -50,7 +52,9 @@ def _rnn_factors(sums: Array, states: State) -> Factors:
     return (1 - h * h,)
 
 
-def _rnn_back(kernels: tuple[Turned, ...], factors: Factors, d_state: State) -> tuple[Array, State]:
+def _rnn_back(
+    kernels: tuple[TransposedProduct, ...], factors: Factors, d_state: State
+) -> tuple[Array, State]:
     dz = d_state[0] * factors[0]
     return dz, (kernels[0](dz),)
 
@@ -60,14 +64,14 @@ def _whole(recurrent: Array) -> tuple[Array, ...]:
 
 
 def _whole_gradient(factors: Factors, states: State, dz: Array) -> Array:
-    gradient: Array = product.kernel_gradient(states[0], dz)
+    gradient: Array = dense.kernel_gradient(states[0], dz)
     return gradient
 
 
 def _gru_kernels(recurrent: Array) -> tuple[Array, ...]:
     """Gates and candidate apart; on the CPU cut once and written out (20 us against 25 for T5 H128)."""
     cut = jnp.split(recurrent, [2 * recurrent.shape[0]], 1)
-    return tuple(materialised_on_cpu(cut))
+    return tuple(materialise_on_cpu(cut))
 
 
 def _gru_zero(z: Array) -> State:
@@ -93,7 +97,9 @@ def _gru_factors(sums: Array, states: State) -> Factors:
     return reset, update, h * _slope(reset), (h - candidate) * _slope(update), by_candidate
 
 
-def _gru_back(kernels: tuple[Turned, ...], factors: Factors, d_state: State) -> tuple[Array, State]:
+def _gru_back(
+    kernels: tuple[TransposedProduct, ...], factors: Factors, d_state: State
+) -> tuple[Array, State]:
     reset, update, by_reset, by_update, by_candidate = factors
     (dh,) = d_state
     of_gates, of_candidate = kernels
@@ -107,8 +113,8 @@ def _gru_back(kernels: tuple[Turned, ...], factors: Factors, d_state: State) -> 
 def _gru_gradient(factors: Factors, states: State, dz: Array) -> Array:
     reset, (h,) = factors[0], states
     d_gates, d_candidate = jnp.split(dz, [2 * h.shape[2]], 2)
-    of_gates = product.kernel_gradient(h, d_gates)
-    of_candidate = product.kernel_gradient((reset * h).astype(h.dtype), d_candidate)
+    of_gates = dense.kernel_gradient(h, d_gates)
+    of_candidate = dense.kernel_gradient((reset * h).astype(h.dtype), d_candidate)
     return jnp.concatenate([of_gates, of_candidate], 1)
 
 
@@ -134,7 +140,9 @@ def _lstm_factors(sums: Array, states: State) -> Factors:
     return f, to_c, g * _slope(i), c * _slope(f), i * (1 - g * g), tanh_c * _slope(o)
 
 
-def _lstm_back(kernels: tuple[Turned, ...], factors: Factors, d_state: State) -> tuple[Array, State]:
+def _lstm_back(
+    kernels: tuple[TransposedProduct, ...], factors: Factors, d_state: State
+) -> tuple[Array, State]:
     f, to_c, by_i, by_f, by_g, by_o = factors
     dh, dc = d_state
     dc = dc + dh * to_c
@@ -145,3 +153,56 @@ def _lstm_back(kernels: tuple[Turned, ...], factors: Factors, d_state: State) ->
 RNN = Cell(_whole, _rnn_zero, _rnn_step, _rnn_factors, _rnn_back, _whole_gradient)
 GRU = Cell(_gru_kernels, _gru_zero, _gru_step, _gru_factors, _gru_back, _gru_gradient)
 LSTM = Cell(_whole, _lstm_zero, _lstm_step, _lstm_factors, _lstm_back, _whole_gradient)
+
+
+def _reset_after_zero(z: Array) -> State:
+    return (jnp.zeros((z.shape[0], z.shape[1] // 3), z.dtype),)
+
+
+def _reset_after_step(z: Array, kernels: Kernels, state: State) -> tuple[State, Array]:
+    (h,), (kernel, bias) = state, kernels
+    assert bias is not None
+    gates = [2 * h.shape[1]]
+    products = jnp.zeros(z.shape, wide(z.dtype)) if kernel is None else dense.matmul(h, kernel)
+    (z_gates, z_candidate), (of_gates, of_candidate) = jnp.split(z, gates, 1), jnp.split(products, gates, 1)
+    gate_sums, of_candidate = z_gates + of_gates, of_candidate + bias
+    reset, update = jnp.split(logistic(gate_sums), 2, 1)
+    candidate_sum = z_candidate + reset * of_candidate
+    h = (update * h + (1 - update) * jnp.tanh(candidate_sum)).astype(h.dtype)
+    return (h,), jnp.concatenate([gate_sums, candidate_sum, of_candidate], 1)
+
+
+def _reset_after_factors(sums: Array, states: State) -> Factors:
+    (h,) = states
+    reset, update, candidate, of_candidate = jnp.split(sums.astype(wide(sums.dtype)), 4, 2)
+    reset, update, candidate = sigmoid(reset), sigmoid(update), jnp.tanh(candidate)
+    by_candidate = (1 - update) * (1 - candidate * candidate)
+    by_reset = by_candidate * of_candidate * reset * (1 - reset)
+    return reset, update, by_reset, (h - candidate) * update * (1 - update), by_candidate
+
+
+def _reset_after_back(
+    kernels: tuple[TransposedProduct, ...], factors: Factors, d_state: State
+) -> tuple[Array, State]:
+    reset, update, by_reset, by_update, by_candidate = factors
+    (dh,) = d_state
+    d_gates, d_candidate = jnp.concatenate([dh * by_reset, dh * by_update], 1), dh * by_candidate
+    before = dh * update + kernels[0](jnp.concatenate([d_gates, d_candidate * reset], 1))
+    return jnp.concatenate([d_gates, d_candidate], 1), (before,)
+
+
+def _reset_after_gradient(factors: Factors, states: State, dz: Array) -> tuple[Array, Array]:
+    d_gates, d_candidate = jnp.split(dz, [2 * states[0].shape[2]], 2)
+    d_of_candidate = d_candidate * factors[0]
+    d_products = jnp.concatenate([d_gates, d_of_candidate.astype(dz.dtype)], 2)
+    return dense.kernel_gradient(states[0], d_products), d_of_candidate.sum((0, 1))
+
+
+GRU_RESET_AFTER = Cell(
+    tuple,
+    _reset_after_zero,
+    _reset_after_step,
+    _reset_after_factors,
+    _reset_after_back,
+    _reset_after_gradient,
+)

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float
 
+from hotloop.layers.dense import wide
 from hotloop.layers.paths import Operation
-from hotloop.layers.product import wide
 
 EPSILON = 1.001e-5  # Keras' ResNets
 Images = Float[Array, "N H W C"]

@@ -4,6 +4,8 @@ An `Operation` has a default, which serves every platform, and may have one bett
 choice is made at lowering (`lax.platform_dependent`), so that one traced program is right on whatever device it is
 compiled for. A later path (another library's kernels, say) is registered from its own file and no caller changes.
 This file knows no layer.
+
+A way to tell XLA that an array is to be written out, not worked out again inside each of its readers.
 """
 
 from collections.abc import Callable, Iterator
@@ -54,7 +56,17 @@ class Operation:
 
 
 @contextmanager
-def forced(path: str) -> Iterator[None]:
+def force_path(path: str) -> Iterator[None]:
     """Within it, every operation that has a path of this name takes it, whatever the platform."""
     with _FORCED(path):
         yield
+
+
+def materialise(arrays: Any) -> Any:
+    """The same arrays, behind a barrier that no fusion crosses."""
+    return lax.optimization_barrier(arrays)  # type: ignore[no-untyped-call]
+
+
+# For code that all platforms share: a GPU would pay for the barrier with another kernel.
+materialise_on_cpu = Operation("materialised on the CPU", lambda arrays: arrays)
+materialise_on_cpu.register("barrier", "cpu", materialise)

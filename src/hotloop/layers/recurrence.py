@@ -1,9 +1,8 @@
-"""A recurrence over time with a backward pass of its own: the loop that the fused recurrent layers share.
+"""How many steps of a recurrence are written out in one turn of its loop.
 
-Autodiff through `lax.scan` adds up the weight gradients and repeats the activations inside the backward loop.
-Here everything that does not depend on the step after (activations and their slopes) is worked out for all
-steps at once before that loop, and the weight gradients are one large product over all steps after it. A `Cell`
-brings the formulas; this file knows none of them.
+The measurements behind the rule are in docs/layers.md. It knows sizes and platforms, no cell.
+
+A recurrence over time with a backward pass of its own: the loop that the fused recurrent layers share.
 """
 
 from collections.abc import Callable
@@ -15,9 +14,20 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 
+from hotloop.layers.dense import TransposedProduct, prepare_transposed, wide
 from hotloop.layers.paths import Operation
-from hotloop.layers.product import Turned, turned, wide
-from hotloop.layers.unroll import unroll_for
+
+SHORT = 8
+
+
+def unroll_for(timesteps: int, batch: int, hidden: int, platform: str) -> int:
+    """Steps a turn: a short sequence is written out whole; longer ones in pieces only where a step is small."""
+    if timesteps <= SHORT:
+        return timesteps
+    if platform == "cpu":
+        return 1
+    return 5
+
 
 State = tuple[Array, ...]
 Kernels = tuple[Array | None, ...]
@@ -39,7 +49,7 @@ class Cell(NamedTuple):
     zero: Callable[[Array], State]
     step: Callable[[Array, Kernels, State], tuple[State, Array]]
     factors: Callable[[Array, State], Factors]
-    back: Callable[[tuple[Turned, ...], Factors, State], tuple[Array, State]]
+    back: Callable[[tuple[TransposedProduct, ...], Factors, State], tuple[Array, State]]
     weights: Callable[[Factors, State, Array], Any]
 
 
@@ -114,7 +124,7 @@ def _backward_loop(
 ) -> Any:
     timesteps, batch, hidden = factors[0].shape
     kernels = [kernel for kernel in cell.kernels(recurrent) if kernel.ndim == 2]
-    back = partial(cell.back, tuple(turned(kernel, batch, platform) for kernel in kernels))
+    back = partial(cell.back, tuple(prepare_transposed(kernel, batch, platform) for kernel in kernels))
 
     def step(d_state: State, now: tuple[Array | None, Factors]) -> tuple[State, Array]:
         dy, factors = now

@@ -16,10 +16,9 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
-from hotloop.layers.cells import GRU, LSTM, RNN
-from hotloop.layers.product import product, wide
+from hotloop.layers.cells import GRU, GRU_RESET_AFTER, LSTM, RNN
+from hotloop.layers.dense import product, wide
 from hotloop.layers.recurrence import recur
-from hotloop.layers.reset_after import GRU_RESET_AFTER
 from hotloop.layers.stepwise import (
     FORGET_BIAS,
     Hidden,

@@ -9,7 +9,7 @@ from jax import Array, lax
 from jax.nn import sigmoid
 from jaxtyping import Float
 
-from hotloop.layers.product import wide
+from hotloop.layers.dense import wide
 
 Params = dict[str, Array]
 Outputs = Float[Array, "T B H"]

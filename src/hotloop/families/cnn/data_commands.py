@@ -17,7 +17,7 @@ from hotloop.data.image_files import IMAGE_SETS
 from hotloop.data.image_folder import part_folder
 from hotloop.data.records import Part, RecordSet, is_record_folder, shards
 from hotloop.data.shard_files import PartManifest, fault, read_manifest
-from hotloop.engine.environment import usable_cores
+from hotloop.engine.device import usable_cores
 from hotloop.engine.progress import Console
 from hotloop.errors import DataError
 from hotloop.families.cnn.data_config import BuildConfig, VerifyConfig

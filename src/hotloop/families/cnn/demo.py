@@ -6,7 +6,7 @@ from typing import Any
 from hotloop.data.dataset import Dataset, Split
 from hotloop.data.digits import digits
 from hotloop.engine.keys import seed_key, stream
-from hotloop.engine.loop import Program, own
+from hotloop.engine.loop import Program, copy_state
 from hotloop.families.cnn import model
 from hotloop.families.cnn.config import Train
 from hotloop.families.cnn.settings import resolve
@@ -36,7 +36,7 @@ def glimpse(calls: int = CALLS) -> dict[str, Any]:
     settings = resolve(RECIPE, source.samples, 1)
     job = model.Job(settings)
     program = Program(model.update(job), source.feed(settings, None), PER_CALL, seed_key(0))
-    state = own(model.init(job, stream(seed_key(0), "init", 0)))
+    state = copy_state(model.init(job, stream(seed_key(0), "init", 0)))
     program.compile(state, PER_CALL)
     evaluation = source.evaluation(model.evaluate(job, TOP), TEST)
     training, validation, seconds = [], [], []

@@ -11,7 +11,7 @@ from typing import Any
 from hotloop.engine import checkpoint_folder
 from hotloop.engine.checkpoint import Checkpoints, KeepAll, Restored
 from hotloop.engine.drive import check_position
-from hotloop.engine.loop import own
+from hotloop.engine.loop import copy_state
 from hotloop.engine.plan import Plan
 from hotloop.engine.run import Run, current_records, has_finished, read_events
 from hotloop.errors import CheckpointError, RunError
@@ -129,7 +129,7 @@ class Keeping:
 
     def newest(self, checkpoints: Checkpoints, state: Any) -> Restored | None:
         """The run's newest whole step, to go on from; None where none was ever begun."""
-        return checkpoints.restore(own(state), check=check_position) if checkpoints.begun() else None
+        return checkpoints.restore(copy_state(state), check=check_position) if checkpoints.begun() else None
 
     def clean(self, made: list[int], kept: list[int], epoch: float, record: Run) -> None:
         """Remove the other steps of the run, and the folder if the run made it and nothing else is in it."""

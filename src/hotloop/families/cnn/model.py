@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from hotloop.engine import optim, precision, schedules
 from hotloop.engine.keys import stream
 from hotloop.engine.loss_scale import AutoScale, ScaleState, StaticScale, choose, scale_loss, unscale
-from hotloop.engine.split import agreed, mean_of_parts, on_replicas
+from hotloop.engine.split import average_replicas, mean_of_parts, on_replicas
 from hotloop.families.cnn import folding, images, statistics
 from hotloop.families.cnn.network import Network, Statistics, build
 from hotloop.families.cnn.resnet import Variant
@@ -152,7 +152,7 @@ def _averaged(
 
     count, nothing = job.settings.batch.accumulation, statistics.start(moving)
     means, running = mean_of_parts(part, nothing, batch, key, count, axis, repeated=job.repeated)
-    gradients, figures = agreed(means, axis)
+    gradients, figures = average_replicas(means, axis)
     return gradients, statistics.finish(running, axis), figures
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import jax
 
-from hotloop.engine import ceilings, host_memory
+from hotloop.engine import measure
+from hotloop.engine.device import peak_bytes, platform
 from hotloop.engine.loop import Program
 from hotloop.engine.plan import Event
-from hotloop.engine.where import platform
 from hotloop.families.cnn.describe import flops_per_image
 from hotloop.families.cnn.model import Job
 
@@ -25,7 +25,7 @@ class Pace:
 
     def __init__(self, job: Job, replicas: int):
         device = jax.devices(platform())[0]
-        limits = ceilings.known(device)
+        limits = measure.known_ceilings(device)
         peak = limits.matmul_tflops.get(str(job.policy.compute)) if limits else None
         self._peak = peak and peak * replicas
         self._flops = FORWARD_AND_BACKWARD * flops_per_image(job.network)
@@ -60,4 +60,4 @@ def peak_memory(device: jax.Device) -> int:
     """The most bytes in use so far: on the device, or of this process where the CPU computes."""
     if device.platform != "cpu":
         return int((device.memory_stats() or {}).get("peak_bytes_in_use", 0))
-    return host_memory.peak_bytes()
+    return peak_bytes()

@@ -9,9 +9,9 @@ import numpy as np
 from jax import Array, lax
 
 from hotloop.families.cnn.piece import Leaves, Plain, Shape
-from hotloop.layers.materialise import materialised_on_cpu
+from hotloop.layers.dense import wide
+from hotloop.layers.paths import materialise_on_cpu
 from hotloop.layers.pools import max_pool
-from hotloop.layers.product import wide
 
 
 class Relu(Plain):
@@ -85,7 +85,7 @@ class MeanPool(Plain):
         (x,) = xs
         if x.dtype != wide(x.dtype):
             # Fused with the sum and ReLU before it, jaxlib 0.11.2 makes NaN of bfloat16 on a CPU with AMX.
-            x = materialised_on_cpu(x)
+            x = materialise_on_cpu(x)
         return x.mean((1, 2), dtype=wide(x.dtype)).astype(x.dtype)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hotloop.engine.batch import Batch, Evaluation, evaluation
+from hotloop.engine.batch import Batch, EvaluationBatches, plan_evaluation
 from hotloop.engine.optim_keys import check_optimiser
 from hotloop.engine.plan import Plan
 from hotloop.errors import OptionError
@@ -54,7 +54,7 @@ class Settings:
     recomputation: bool
     asked: Batch
     batch: Batch
-    validation: Evaluation | None
+    validation: EvaluationBatches | None
     """None without a validation phase."""
     optimizer: str
     optimizer_params: Params
@@ -118,7 +118,9 @@ def resolve(
         recomputation=config.recomputation,
         asked=batch,
         batch=placed.batch,
-        validation=evaluation(samples.validation, validation_size(config)) if config.validation else None,
+        validation=plan_evaluation(samples.validation, validation_size(config))
+        if config.validation
+        else None,
         optimizer=config.optimizer,
         optimizer_params=config.optimizer_params,
         weight_decay=config.weight_decay,

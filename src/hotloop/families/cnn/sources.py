@@ -20,10 +20,9 @@ from hotloop.data.image_folder import is_image_folder
 from hotloop.data.jpeg import pillow
 from hotloop.data.load import load
 from hotloop.data.records import is_record_folder
+from hotloop.engine.device import REPLICA
 from hotloop.engine.evaluate import Evaluation, PerSample, Sums, evaluate_batches
-from hotloop.engine.feed import Feed, Resident, Streamed, rows
-from hotloop.engine.finish import on_mesh_of
-from hotloop.engine.mesh import REPLICA
+from hotloop.engine.feed import Feed, Resident, Streamed, gather_rows, placement_like
 from hotloop.engine.progress import Console, advance_through
 from hotloop.engine.split import SPLIT
 from hotloop.errors import DataError
@@ -228,7 +227,7 @@ class MadeUp:
         size = min(batch_size, self.samples.validation)
 
         def gather(data: Any, indices: Array) -> Any:
-            return rows(data, indices % DIFFERENT)
+            return gather_rows(data, indices % DIFFERENT)
 
         return Evaluation(fn, self._drawn(DIFFERENT), size, samples=self.samples.validation, gather=gather)
 
@@ -247,7 +246,7 @@ class Same:
     longest_call = 2**30
 
     def __post_init__(self) -> None:
-        self.data = jax.device_put(self.data, on_mesh_of(self.sharding, (REPLICA,)))
+        self.data = jax.device_put(self.data, placement_like(self.sharding, (REPLICA,)))
 
     def arguments(self, first: int, count: int, following: int = 0) -> Any:
         """The arrays."""

@@ -13,9 +13,9 @@ from jax.sharding import NamedSharding
 from hotloop.data.encoded import ImageStore
 from hotloop.data.image_folder import ImageFolder, is_image_folder
 from hotloop.data.records import Part, RecordSet, is_record_folder
-from hotloop.engine.environment import usable_cores
+from hotloop.engine.batch_sources import ShuffledBatches
+from hotloop.engine.device import usable_cores
 from hotloop.engine.feed import Streamed
-from hotloop.engine.host import Shuffled
 from hotloop.engine.order import Order, Remainder
 from hotloop.errors import DataError
 from hotloop.families.cnn.reading import MISSING
@@ -45,7 +45,7 @@ def default_workers(asked: int) -> int:
     return min(asked, usable_cores())
 
 
-class PhotoSource(Shuffled):
+class PhotoSource(ShuffledBatches):
     """Batches of decoded photographs, in the order of `Order`."""
 
     def __init__(self, workers: Workers, order: Order):

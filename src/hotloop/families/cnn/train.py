@@ -12,14 +12,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hotloop.engine import report as reports
+from hotloop.engine import measure as reports
+from hotloop.engine.device import platform, replica_mesh
 from hotloop.engine.drive import drive
 from hotloop.engine.loop import Program
-from hotloop.engine.mesh import replicas
 from hotloop.engine.progress import Console
 from hotloop.engine.run import Run, check_free, check_makeable, check_options
 from hotloop.engine.sinks import Announcer, ConsoleSink, Sink, WandbSink
-from hotloop.engine.where import platform
 from hotloop.errors import OptionError
 from hotloop.families.cnn import model, saved
 from hotloop.families.cnn.config import Train
@@ -194,7 +193,7 @@ def train(work: Work, record: Run, report: Path | None) -> Trained:
     config, plan = work.config, work.settings.plan
     assert plan is not None
     batch = work.settings.batch
-    mesh = replicas(batch.replicas, platform()) if batch.replicas > 1 else None
+    mesh = replica_mesh(batch.replicas, platform()) if batch.replicas > 1 else None
     feed = work.source.feed(work.settings, mesh)
     program = Program(model.update(work.job, mesh), feed, plan.updates_per_call, work.key)
     with work.console.progress("initial weights"):

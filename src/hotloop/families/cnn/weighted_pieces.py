@@ -9,8 +9,7 @@ from jax import Array, lax
 
 from hotloop.families.cnn.piece import Leaves, Plain, Shape
 from hotloop.layers import conv, initial, norm
-from hotloop.layers.bias import with_bias
-from hotloop.layers.product import product
+from hotloop.layers.dense import product, with_bias
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from typing import Any
 
 import jax
 
+from hotloop.engine.device import platform
 from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.precision import partials_note
 from hotloop.engine.progress import Console
 from hotloop.engine.records import read_json
-from hotloop.engine.where import platform
 from hotloop.families.cnn import model, saved
 from hotloop.families.cnn.config import Train
 from hotloop.families.cnn.keeping import Keeping

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from hotloop.data.dataset import Dataset
-from hotloop.engine import mesh
-from hotloop.engine import report as reports
+from hotloop.engine import device
+from hotloop.engine import measure as reports
 from hotloop.engine.progress import Console
 from hotloop.engine.records import read_events, read_json
 from hotloop.engine.run import check_makeable, default_path
@@ -44,7 +44,7 @@ def run(config: Cifar, console: Console, given: Set[str] = frozenset()) -> Mappi
     else:
         check_makeable(folder)
     if config.replicas > 1:
-        mesh.replicas(config.replicas)  # too many are refused before data are read
+        device.replica_mesh(config.replicas)  # too many are refused before data are read
     data = cifar_data.load(config, console)
     updates = config.total_updates(len(data.train))
     estimator = Estimator(
@@ -184,6 +184,6 @@ def report_evaluation(estimator: Estimator, data: Dataset, folder: Path) -> None
     evaluation = parts.evaluation(source, model, None)
     evaluation.compile(state)
     seconds = evaluation.lower_seconds + evaluation.compile_seconds
-    reports.write_program(folder, evaluation.compiled, seconds, "evaluation")
-    with reports.trace(folder, "evaluation"):
+    reports.write_program_report(folder, evaluation.compiled, seconds, "evaluation")
+    with reports.trace_program(folder, "evaluation"):
         evaluation(state)

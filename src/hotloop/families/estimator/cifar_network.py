@@ -13,10 +13,9 @@ from jax.typing import DTypeLike
 
 from hotloop.families.estimator.cifar_dropout import dropped, random_bytes
 from hotloop.layers import initial
-from hotloop.layers.bias import with_bias
 from hotloop.layers.conv import Padding, conv2d
+from hotloop.layers.dense import product, with_bias
 from hotloop.layers.pools import max_pool
-from hotloop.layers.product import product
 
 Weights = dict[str, dict[str, Array]]
 

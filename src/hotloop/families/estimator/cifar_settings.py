@@ -5,8 +5,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from hotloop.engine.device import platform
 from hotloop.engine.plan import Batch, Plan, plan_updates
-from hotloop.engine.where import platform
 from hotloop.families.estimator import cifar_data
 from hotloop.families.estimator.cifar_config import Cifar
 from hotloop.families.estimator.cifar_network import PARAMETERS

@@ -15,9 +15,9 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
+from hotloop.engine.batch_sources import common_length, path_name
 from hotloop.engine.drive import Diverged, newest
-from hotloop.engine.evaluate import filled_up
-from hotloop.engine.host import common_length, path_name
+from hotloop.engine.evaluate import pad_batch
 from hotloop.engine.progress import Show, compiling, hide, show
 from hotloop.engine.records import append_line
 from hotloop.engine.sinks import console_line
@@ -280,7 +280,7 @@ def _predicted(fn: Callable[[Any, Any], Any], state: Any, source: Source, progre
         for seen, batch in enumerate(source.batches()):
             features = batch["features"]
             with nullcontext() if seen else compiling():
-                called = fn(state, filled_up(features, source.batch_size))
+                called = fn(state, pad_batch(features, source.batch_size))
             made = jax.tree.map(np.asarray, called)
             count = common_length(features)
             yield from (jax.tree.map(lambda leaf: leaf[row], made) for row in range(count))  # noqa: B023

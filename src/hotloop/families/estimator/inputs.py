@@ -14,12 +14,16 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from hotloop.engine.feed import Feed, Resident, Streamed
-from hotloop.engine.finish import keeps
-from hotloop.engine.host import Shuffled, check_alike, common_length, form
-from hotloop.engine.mesh import REPLICA
+from hotloop.engine.batch_sources import (
+    IterableBatches,
+    ShuffledBatches,
+    check_alike,
+    common_length,
+    describe_batch,
+)
+from hotloop.engine.device import REPLICA
+from hotloop.engine.feed import Feed, Resident, Streamed, passes_through
 from hotloop.engine.order import Order
-from hotloop.engine.turns import Turns
 from hotloop.errors import DataError
 from hotloop.families.estimator.iterators import Continued, continued
 from hotloop.families.estimator.labels import Classes
@@ -87,7 +91,7 @@ class FromArrays:
         if self.fits:
             return nullcontext(Resident(self.data, self.batch_size, shuffled=self.shuffle, **options))
         order = Order(self.samples, self.batch_size, config.seed, "carry", self.shuffle)
-        source = Shuffled(lambda at: jax.tree.map(lambda leaf: leaf[at], self.data), order)
+        source = ShuffledBatches(lambda at: jax.tree.map(lambda leaf: leaf[at], self.data), order)
         return Streamed(source, self.batch_size, **options)
 
     def passed_over(self, first: int) -> int:
@@ -98,7 +102,7 @@ class FromArrays:
         """Refuse labels that the model has no class for; of those that the transform makes, in the first batch."""
         if classes is None or "labels" not in self.data:
             return self
-        if self.transform is None or keeps(self.transform, self.data, "labels"):
+        if self.transform is None or passes_through(self.transform, self.data, "labels"):
             classes.check(self.data["labels"])
         else:
             first = jax.tree.map(lambda leaf: leaf[: self.batch_size], self.data)
@@ -137,7 +141,7 @@ class FromBatches:
     @contextmanager
     def feed(self, config: RunConfig, mesh: Any, first: int) -> Iterator[Feed]:
         """Streamed from where update `first` stands; what is not used goes back."""
-        source = Turns(self.begin, self.batch_size, first, drop=self.passed_over(first))
+        source = IterableBatches(self.begin, self.batch_size, first, drop=self.passed_over(first))
         self.begun.trained = True
         feed = Streamed(source, self.batch_size, seed=config.seed, sharding=_over(mesh))
         feed.look = partial(_look, self.classes)
@@ -327,7 +331,7 @@ def _batches(value: Any, begin: Callable[[], Any]) -> FromBatches:
         return map(named, source)
 
     length = len(value) if hasattr(value, "__len__") else None
-    return FromBatches(passes, begun, form(seen, size), size, length)
+    return FromBatches(passes, begun, describe_batch(seen, size), size, length)
 
 
 def named(batch: Any) -> Batch:

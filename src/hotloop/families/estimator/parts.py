@@ -12,10 +12,10 @@ from typing import Any
 
 import jax
 
-from hotloop.engine import mesh as meshes
+from hotloop.engine import device as meshes
 from hotloop.engine.checkpoint import Checkpoints
 from hotloop.engine.evaluate import Evaluation, evaluate_batches
-from hotloop.engine.feed import rows
+from hotloop.engine.feed import gather_rows
 from hotloop.engine.keys import seed_key
 from hotloop.engine.loop import Program
 from hotloop.engine.precision import Policy
@@ -79,7 +79,7 @@ class Parts:
     def training(self, source: Source) -> step.Training:
         """The model and its update."""
         model = self.model(Mode.TRAIN, source)
-        mesh = meshes.replicas(self.config.replicas) if self.config.replicas > 1 else None
+        mesh = meshes.replica_mesh(self.config.replicas) if self.config.replicas > 1 else None
         found: step.Training = self.remembered(
             ("training", model), lambda: step.Training(model, self.config, mesh)
         )
@@ -159,7 +159,7 @@ class Parts:
         key = ("evaluation", model, source.signature, samples)
 
         def make() -> Evaluation:
-            gather = lambda data, at: source.seen(rows(data, at))  # noqa: E731
+            gather = lambda data, at: source.seen(gather_rows(data, at))  # noqa: E731
             return Evaluation(self._values(model), data, source.batch_size, gather=gather)
 
         known: Evaluation = self.remembered(key, make)

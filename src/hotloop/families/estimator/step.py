@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from hotloop.engine import precision
 from hotloop.engine.keys import stream
 from hotloop.engine.loss_scale import AutoScale, StaticScale, choose, scale_loss, unscale
-from hotloop.engine.split import agreed, mean_of_parts, on_replicas
+from hotloop.engine.split import average_replicas, mean_of_parts, on_replicas
 from hotloop.errors import DataError
 from hotloop.families.estimator.model import Model, widened
 from hotloop.families.estimator.run_config import RunConfig
@@ -94,7 +94,7 @@ class Training:
             return (gradients, figures), kept
 
         means, kept = mean_of_parts(part, state, batch, key, self.config.accumulation, axis)
-        (gradients, figures), kept = agreed((means, kept), axis)
+        (gradients, figures), kept = average_replicas((means, kept), axis)
         return gradients, kept, figures
 
     def _gradient(

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from hotloop.engine import report as reports
+from hotloop.engine import measure as reports
 from hotloop.engine.batch import Batch
 from hotloop.engine.checkpoint import Keep, KeepBest, KeepLast, Restored
 from hotloop.engine.drive import drive

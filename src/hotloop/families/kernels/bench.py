@@ -13,10 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from hotloop.engine import mesh
-from hotloop.engine.ceilings import ceilings, describe
-from hotloop.engine.environment import environment
+from hotloop.engine.device import REPLICA, describe_environment
 from hotloop.engine.keys import stream
+from hotloop.engine.measure import ceilings, describe_device
 from hotloop.engine.progress import Console
 from hotloop.families.kernels import check, program, records, timing
 from hotloop.families.kernels.catalogue import build
@@ -77,9 +76,9 @@ def run(config: Layer, device: jax.Device, console: Console) -> dict[str, Any]:
         "warm_up_seconds": warm_up,
         "dtype": dtype,
         "mode": mode,
-        "device": describe(device),
+        "device": describe_device(device),
         "config": plain(config),
-        "environment": environment(),
+        "environment": describe_environment(),
     }
 
 
@@ -119,7 +118,7 @@ def check_inference(bench: Bench, results: Sequence[Array]) -> check.Checked:
 def check_training(bench: Bench) -> check.Checked:
     """One update, by the function that the timed program repeats, against the reference."""
     config, kernel, mesh_ = bench.config, bench.kernel, bench.place.mesh
-    axis = mesh.REPLICA if mesh_ else None
+    axis = REPLICA if mesh_ else None
     update = program.updater(kernel, config.learning_rate, stream(bench.key, "rounding", 0), axis)
     batch = bench.feed.batch(0)
     if mesh_ is not None:

@@ -10,9 +10,9 @@ import jax
 import numpy as np
 from jax import Array
 
-from hotloop.engine.ceilings import ceilings, describe
-from hotloop.engine.environment import environment
+from hotloop.engine.device import describe_environment
 from hotloop.engine.keys import stream
+from hotloop.engine.measure import ceilings, describe_device
 from hotloop.engine.progress import Console
 from hotloop.errors import WrongResult
 from hotloop.families.kernels import records, sampling, targets, timing
@@ -68,9 +68,9 @@ def run(config: Hmc, device: jax.Device, console: Console) -> dict[str, Any]:
         "warm_up_seconds": warm_up,
         "dtype": "float32",
         "mode": "sampling",
-        "device": describe(device),
+        "device": describe_device(device),
         "config": plain(config),
-        "environment": environment(),
+        "environment": describe_environment(),
     }
 
 

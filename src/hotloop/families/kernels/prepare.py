@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from hotloop.engine import mesh
+from hotloop.engine.device import REPLICA, pick_device, replica_mesh
 from hotloop.engine.keys import stream
 from hotloop.errors import OptionError
 from hotloop.families.kernels import program
@@ -52,8 +52,8 @@ class Bench:
 def find_place(config: Layer, device: jax.Device) -> Place:
     """The devices that the options ask for, or an error before anything is compiled."""
     if config.replicas > 1:
-        return Place(device, mesh.replicas(config.replicas, device.platform))
-    return Place(mesh.device(config.device_id, device.platform), None)
+        return Place(device, replica_mesh(config.replicas, device.platform))
+    return Place(pick_device(config.device_id, device.platform), None)
 
 
 def choose_dtype(config: Layer, device: jax.Device) -> str:
@@ -83,7 +83,7 @@ def compile_loop(
 ) -> Program:
     """The timed call with so many iterations."""
     if config.train:
-        axis = mesh.REPLICA if place.mesh else None
+        axis = REPLICA if place.mesh else None
         call = program.training(kernel, iterations, config.learning_rate, stream(key, "rounding", 0), axis)
         spec = program.P0
     else:

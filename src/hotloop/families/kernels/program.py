@@ -18,7 +18,7 @@ from jax import Array, lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from hotloop.engine.mesh import REPLICA
+from hotloop.engine.device import REPLICA
 from hotloop.engine.progress import compiling
 from hotloop.engine.rounding import stochastic_round
 from hotloop.errors import OptionError

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hotloop.engine import report
+from hotloop.engine import measure
 from hotloop.engine.progress import Console
 from hotloop.engine.run import default_path
 from hotloop.errors import OptionError
@@ -18,16 +18,16 @@ def own_folder(config: Timing) -> Path:
 
 def report_folder(config: Timing, name: str, console: Console) -> Path | None:
     """The folder that the option or the environment asks for, known to be writable; None if none does."""
-    folder = report.requested(config.report, own_folder(config), console.warn, (name,))
-    return None if folder is None else report.check_writable(folder, (name,))
+    folder = measure.requested(config.report, own_folder(config), console.warn, (name,))
+    return None if folder is None else measure.check_report_folder(folder, (name,))
 
 
 def write_report(
     folder: Path, name: str, compiled: Any, compile_seconds: float, step: Callable[[], Any], console: Console
 ) -> None:
     """Cost, memory and text of the program, and a profiler trace of one more step."""
-    report.write_program(folder, compiled, compile_seconds, name)
-    with report.trace(folder, name):
+    measure.write_program_report(folder, compiled, compile_seconds, name)
+    with measure.trace_program(folder, name):
         step()
     console.say(f"report: {folder / name}")
 

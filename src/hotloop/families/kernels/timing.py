@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hotloop.engine.ceilings import Ceilings
+from hotloop.engine.measure import Ceilings
 from hotloop.families.kernels.costs import Cost
 
 LATENCY_SECONDS = 20e-6

@@ -12,9 +12,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from hotloop.layers.bias import with_bias
+from hotloop.layers.dense import product, with_bias
 from hotloop.layers.initial import constant, draw, glorot_uniform
-from hotloop.layers.product import product
 
 Params = Any
 SCALE, ALPHA = 1.0507009873554805, 1.6732632423543772

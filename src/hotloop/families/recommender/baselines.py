@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array
 
 from hotloop.data.matrix import RatingMatrix
-from hotloop.engine.ceilings import memory
+from hotloop.engine.measure import memory_of_device
 from hotloop.engine.progress import Console
 from hotloop.errors import DataError
 from hotloop.families.recommender import batches, biases, ease, saved, sets
@@ -130,7 +130,7 @@ class Bench:
             return self.config.ease == "yes" and bool(self.config.k)
         device = jax.devices()[0]
         is_cpu = device.platform == "cpu"
-        room = CPU_MEMORY if is_cpu else memory(device) or CPU_MEMORY
+        room = CPU_MEMORY if is_cpu else memory_of_device(device) or CPU_MEMORY
         needed = ease.bytes_needed(train.n_items)
         work = ease.flops_needed(train.users, train.n_items, len(ease.GRID))
         if needed <= room and (not is_cpu or work <= CPU_FLOPS):

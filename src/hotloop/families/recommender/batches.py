@@ -15,7 +15,7 @@ from jax import Array, lax
 from numpy.typing import NDArray
 
 from hotloop.data.matrix import RatingMatrix
-from hotloop.engine.where import platform
+from hotloop.engine.device import platform
 from hotloop.errors import DataError
 
 CHUNK, SOME = 4096, 1024

@@ -21,9 +21,9 @@ from typing import Any
 
 import jax
 
+from hotloop.engine.device import platform
 from hotloop.engine.host_events import Diverged
 from hotloop.engine.run import Run
-from hotloop.engine.where import platform
 from hotloop.errors import OptionError, RunError
 from hotloop.families.recommender import saved
 from hotloop.families.recommender.answers import Answers, Figures, named

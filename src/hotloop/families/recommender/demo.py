@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from hotloop.engine.keys import seed_key, stream
-from hotloop.engine.loop import Program, own
+from hotloop.engine.loop import Program, copy_state
 from hotloop.engine.progress import Console
 from hotloop.families.recommender import biases, model, saved, sets, train
 from hotloop.families.recommender.config import Train
@@ -29,7 +29,7 @@ def glimpse(console: Console, recipe: Train = RECIPE) -> dict[str, Any]:
     job = saved.job_of(config, data.train.n_items, schedule)
     updates = schedule.updates_per_call
     program = Program(model.update(job), train.feed_of(config, job, data), updates, seed_key(config.seed))
-    state = own(model.init(job, stream(seed_key(config.seed), "init", 0)))
+    state = copy_state(model.init(job, stream(seed_key(config.seed), "init", 0)))
     program.compile(state, updates)
     errors = Errors(job, data.train, data.validation, data.train.users, data.scale)
     curve, seconds = [errors(state)["rmse"]], []

@@ -13,7 +13,7 @@ from jax import Array, lax
 from jax.scipy.linalg import cho_factor, cho_solve
 
 from hotloop.data.matrix import RatingMatrix
-from hotloop.engine.where import platform
+from hotloop.engine.device import platform
 from hotloop.families.recommender import batches
 from hotloop.families.recommender.batches import Rows
 from hotloop.families.recommender.measures import Batch

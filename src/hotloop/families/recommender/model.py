@@ -16,8 +16,8 @@ import optax
 from jax import Array
 
 from hotloop.engine import precision
+from hotloop.engine.device import platform
 from hotloop.engine.keys import sample_keys, stream
-from hotloop.engine.where import platform
 from hotloop.families.recommender import autoencoder, losses, sparse_joint
 from hotloop.families.recommender.batches import Sparse
 from hotloop.families.recommender.config import LAYERS, Net

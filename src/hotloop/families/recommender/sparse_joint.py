@@ -15,8 +15,7 @@ from jax import Array
 
 from hotloop.families.recommender import autoencoder
 from hotloop.families.recommender.batches import Entries, Sparse
-from hotloop.layers.bias import column_sums, with_bias
-from hotloop.layers.product import product
+from hotloop.layers.dense import column_sums, product, with_bias
 
 Params = Any
 WORTH = 0.01

@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from hotloop.engine import report as reports
+from hotloop.engine import measure as reports
 from hotloop.engine.checkpoint import Checkpoints, KeepLast
+from hotloop.engine.device import platform
 from hotloop.engine.drive import Diverged, drive, newest
 from hotloop.engine.feed import Resident
 from hotloop.engine.loop import Program
@@ -24,7 +25,6 @@ from hotloop.engine.plan import Batch, Plan, plan_updates
 from hotloop.engine.progress import Console, Progress
 from hotloop.engine.run import Run, check_free, check_resumable
 from hotloop.engine.sinks import ConsoleSink
-from hotloop.engine.where import platform
 from hotloop.errors import DataError, OptionError
 from hotloop.families.recommender import batches, beside, model, saved, sets, sparse_joint
 from hotloop.families.recommender.answers import Answers

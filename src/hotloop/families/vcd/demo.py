@@ -18,7 +18,7 @@ from hotloop.data.digits import digits
 from hotloop.engine import png
 from hotloop.engine.feed import Resident
 from hotloop.engine.keys import seed_key, stream
-from hotloop.engine.loop import Program, own
+from hotloop.engine.loop import Program, copy_state
 from hotloop.families.vcd import model, samples
 from hotloop.families.vcd.config import Model
 from hotloop.families.vcd.train import numbered
@@ -33,7 +33,7 @@ def glimpse() -> dict[str, Any]:
     grey, _ = digits(IMAGES, seed=0)
     bits = binarise(grey).reshape(IMAGES, -1)
     job = model.Job(MODEL, IMAGES)
-    state = own(model.init(job, stream(seed_key(0), "init", 0)))
+    state = copy_state(model.init(job, stream(seed_key(0), "init", 0)))
     usual = model.Job(replace(MODEL, method="kl"), IMAGES)
     bound, state = _trained(usual, {**state, "variate": {}}, bits, USUAL)
     state = {**state, "variate": model.init(job, seed_key(0))["variate"]}

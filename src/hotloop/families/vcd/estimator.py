@@ -19,10 +19,10 @@ import numpy as np
 from jax import Array, lax
 from numpy.typing import NDArray
 
+from hotloop.engine.device import platform
 from hotloop.engine.drive import FreePieces
 from hotloop.engine.keys import stream
 from hotloop.engine.progress import compiling
-from hotloop.engine.where import platform
 from hotloop.families.vcd import density, networks
 from hotloop.families.vcd.likelihood import (
     BLOCK,

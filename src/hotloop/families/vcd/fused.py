@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.experimental import pallas as pl
 
-from hotloop.engine.where import platform
+from hotloop.engine.device import platform
 from hotloop.families.vcd.config import Model
 from hotloop.families.vcd.density import LOG_TWO_PI
 from hotloop.families.vcd.leapfrog_kernel import decide, half, leapfrog, turned

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from hotloop.engine import precision
+from hotloop.engine.device import platform
 from hotloop.engine.keys import sample_keys, stream
-from hotloop.engine.where import platform
 from hotloop.families.vcd import density, fused, networks, rmsprop, variate
 from hotloop.families.vcd.config import Model
 from hotloop.families.vcd.gradients import Draw, encoder_pull

@@ -15,8 +15,9 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from hotloop.engine import report as reports
+from hotloop.engine import measure as reports
 from hotloop.engine.checkpoint import Checkpoints, KeepLast
+from hotloop.engine.device import platform
 from hotloop.engine.drive import drive, newest
 from hotloop.engine.evaluate import Evaluation
 from hotloop.engine.feed import Resident
@@ -26,7 +27,6 @@ from hotloop.engine.plan import Batch, Event, Plan, plan_updates
 from hotloop.engine.progress import Console
 from hotloop.engine.run import Run, check_free, has_finished, is_held, is_only_begun
 from hotloop.engine.sinks import ConsoleSink
-from hotloop.engine.where import platform
 from hotloop.errors import OptionError, RunError
 from hotloop.families.vcd import evaluation, fused, images, model
 from hotloop.families.vcd.config import Train

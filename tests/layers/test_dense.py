@@ -8,9 +8,8 @@ from beartype import beartype
 from jaxtyping import TypeCheckError, jaxtyped
 
 from hotloop.layers.conv import conv2d
-from hotloop.layers.dense import dense, init
-from hotloop.layers.paths import forced
-from hotloop.layers.product import FEW_ROWS, product, turned
+from hotloop.layers.dense import FEW_ROWS, dense, init, prepare_transposed, product
+from hotloop.layers.paths import force_path
 
 
 def arrays(seed, *shapes, dtype=np.float64):
@@ -21,7 +20,7 @@ def arrays(seed, *shapes, dtype=np.float64):
 @pytest.mark.parametrize("path", ["default", "outer"])
 @pytest.mark.parametrize("rows", [(), (1,), (5,), (2, 4), (FEW_ROWS + 1,), (3, 5, 2)])
 def test_gradients_equal_those_of_the_plain_product(path, rows):
-    with jax.enable_x64(True), forced(path):
+    with jax.enable_x64(True), force_path(path):
         x, kernel, dy = arrays(0, (*rows, 6), (6, 4), (*rows, 4))
         y, back = jax.vjp(product, x, kernel)
         expected, expected_back = jax.vjp(lambda x, k: x @ k, x, kernel)
@@ -35,7 +34,7 @@ def test_gradients_equal_those_of_the_plain_product(path, rows):
 def test_a_turned_kernel_multiplies_by_the_transpose(platform, rows):
     with jax.enable_x64(True):
         kernel, dy = arrays(0, (6, 4), (rows, 4))
-        np.testing.assert_allclose(turned(kernel, rows, platform)(dy), dy @ kernel.T, rtol=1e-13)
+        np.testing.assert_allclose(prepare_transposed(kernel, rows, platform)(dy), dy @ kernel.T, rtol=1e-13)
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])

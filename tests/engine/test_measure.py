@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hotloop.engine import ceilings as module
-from hotloop.engine.ceilings import Ceilings, Sizes, ceilings, matmul_tflops, measure, noise
+from hotloop.engine import measure as module
+from hotloop.engine.measure import Ceilings, Sizes, ceilings, matmul_tflops, measure_ceilings, noise
 
 DTYPES = ("float32", "bfloat16", "float16")
 SMALL = Sizes(dict.fromkeys(DTYPES, 128), dict.fromkeys(DTYPES, 1), 2**22)
@@ -21,7 +21,7 @@ def own_cache(tmp_path, monkeypatch):
 
 
 def test_every_limit_is_a_positive_number():
-    found = measure(jax.devices()[0], SMALL)
+    found = measure_ceilings(jax.devices()[0], SMALL)
     assert set(DTYPES) <= found.matmul_tflops.keys()
     assert all(0 < rate < 1e5 for rate in found.matmul_tflops.values())
     assert 0.01 < found.copy_gbps < 1e5
@@ -68,7 +68,7 @@ def test_the_timed_products_cannot_be_dropped_or_merged(monkeypatch):
 def test_memory_is_given_back():
     device = jax.devices()[0]
     before = len(jax.live_arrays())
-    measure(device, SMALL)
+    measure_ceilings(device, SMALL)
     assert len(jax.live_arrays()) == before
 
 

@@ -1,24 +1,117 @@
-"""Batches on the host: from random access, in the shuffled order, or from an iterator, in its own.
+"""Batches of an input that may end: an iterable that is gone through pass after pass.
 
-Also the checks that a data set and every batch of it are what they should be, with errors that name the
-array. It must not know about devices or threads.
+Update n takes batch n of the endless row of passes, so that a run that is resumed goes on where it stopped: the batches
+before are drawn and dropped. A run that reaches the end of a pass is told so (`Ended`) and stops there; the next one
+begins a new pass. It must not know what a batch holds.
+
+Batches on the host: from random access, in the shuffled order, or from an iterator, in its own.
+Do the next piece of host work on a thread while the device is busy with the last one.
 """
 
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from typing import Any, Generic, TypeVar
 
 import jax
 import numpy as np
 
-from hotloop.engine.order import Order, Remainder
-from hotloop.engine.turns import Ended, Turns
+from hotloop.engine.order import Order, Remainder, check_same
 from hotloop.errors import DataError
+
+
+class InputEnded(DataError):
+    """There is no further batch; `left` of those asked for are still there."""
+
+    def __init__(self, left: int):
+        super().__init__("the input has ended")
+        self.left = left
+
+
+class IterableBatches:
+    """Batches in the order of an iterable; `begin` makes a new pass over it. For `feed.Streamed`."""
+
+    samples = None
+
+    def __init__(
+        self, begin: Callable[[], Iterator[Any]], batch_size: int, first: int = 0, *, drop: int | None = None
+    ):
+        """Update `first` is the first to come; `drop` batches lie before it (none given: one for each update)."""
+        self._begin, self._batch_size = begin, batch_size
+        self._first = first
+        self._kept: deque[Any] = deque()
+        self._dropped = first if drop is None else drop
+        self._iterator = self._after(self._dropped)
+
+    def _after(self, batches: int) -> Iterator[Any]:
+        """A pass that stands behind so many batches of all passes."""
+        iterator, left = self._begin(), batches
+        while left:
+            passed = sum(1 for _ in islice(iterator, left))
+            if not passed:
+                raise _too_short(left) if left < batches else _empty()
+            left -= passed
+            iterator = self._begin() if left else iterator
+        return iterator
+
+    def example(self) -> Any:
+        """The first batch to come; it stays."""
+        if not self._draw(1):
+            self._iterator = self._begin()  # the input ended right here: a new pass begins
+            if not self._draw(1):
+                raise _too_short(0) if self._dropped else _empty()
+        return self._kept[0]
+
+    def batches(self, first: int, count: int) -> Iterator[Any]:
+        """The batches of updates first .. first + count - 1; earlier ones are dropped."""
+        if first < self._first:
+            raise DataError(f"an iterator cannot go back to batch {first}: it stands at batch {self._first}")
+        while self._first < first and self._draw(1):
+            self._kept.popleft()
+            self._first += 1
+        if self._first < first or not self._draw(count):
+            raise InputEnded(len(self._kept))
+        yield from islice(self._kept, count)
+
+    def unused(self, update: int) -> list[Any]:
+        """What is drawn already of the batches from `update` on."""
+        return list(islice(self._kept, update - self._first, None))
+
+    def _draw(self, wanted: int) -> bool:
+        """Have so many batches at hand; says whether there are."""
+        self._kept.extend(islice(self._iterator, max(0, wanted - len(self._kept))))
+        return len(self._kept) >= wanted
+
+    @property
+    def drawn(self) -> int:
+        """How many batches the input has given, those before the first update included."""
+        return self._first + len(self._kept)
+
+    def position(self, update: int) -> dict[str, Any]:
+        """An iterable knows no samples and no seed."""
+        return {"batch_size": self._batch_size, "update": update}
+
+    def check_position(self, saved: Mapping[str, Any]) -> None:
+        """Refuse a checkpoint that another batch size made."""
+        check_same(self.position(0), saved)
+
+
+def _too_short(left: int) -> DataError:
+    return DataError(
+        f"the input has ended {left} batches before the one to go on with: give what can be begun again"
+    )
+
+
+def _empty() -> DataError:
+    return DataError("the input has no batches: give at least one")
+
 
 Fetch = Callable[[np.ndarray[Any, np.dtype[np.uint32]]], Any]
 
 
-class Shuffled:
+class ShuffledBatches:
     """Batches of a random-access source, in the order of `Order`."""
 
     def __init__(self, fetch: Fetch, order: Order):
@@ -30,7 +123,7 @@ class Shuffled:
     @classmethod
     def of(
         cls, source: Any, batch_size: int, samples: int | None, seed: int, remainder: Remainder
-    ) -> "Shuffled":
+    ) -> "ShuffledBatches":
         """A function of indices (with its number of samples), or whatever takes `source[indices]`."""
         if not callable(source):
             length = common_length(source) if samples is None else samples
@@ -52,7 +145,7 @@ class Shuffled:
             yield self._fetch(indices)
 
 
-class InTurn(Turns):
+class IteratorBatches(IterableBatches):
     """Batches of one iterator, which must not end before the run does."""
 
     def __init__(self, iterator: Iterator[Any], batch_size: int):
@@ -63,7 +156,7 @@ class InTurn(Turns):
         """The batches of updates first .. first + count - 1; DataError where there are fewer."""
         try:
             yield from super().batches(first, count)
-        except Ended:
+        except InputEnded:
             last = self.drawn
             raise DataError(
                 f"the data ended after {last} batches: give more, repeat them, or ask for fewer updates"
@@ -97,9 +190,9 @@ def common_length(data: Any) -> int:
     return next(iter(lengths.values()))
 
 
-def form(batch: Any, batch_size: int) -> Any:
+def describe_batch(batch: Any, batch_size: int) -> Any:
     """Shape and type of each array of a batch; DataError where its first axis is not the batch."""
-    described = jax.tree.map(_form, batch)
+    described = jax.tree.map(_describe_leaf, batch)
     for path, leaf in jax.tree.leaves_with_path(described):
         if leaf.shape[:1] != (batch_size,):
             raise DataError(
@@ -124,7 +217,7 @@ def check_fits_device(data: Any) -> None:
                 )
 
 
-def put_into(buffers: Any, step: int, batch: Any, wanted: Any, update: int) -> None:
+def copy_into(buffers: Any, step: int, batch: Any, wanted: Any, update: int) -> None:
     """Copy a batch into place `step` of stacked buffers; DataError that names what differs from `wanted`."""
     check_alike(batch, wanted, update)
     check_fits_device(batch)
@@ -138,7 +231,7 @@ def check_alike(batch: Any, wanted: Any, number: int, *, or_fewer: bool = False)
     if here != expected:
         raise DataError(f"batch {number} is made of {here}, the first one of {expected}")
     for (path, leaf), array in zip(jax.tree.leaves_with_path(wanted), jax.tree.leaves(batch), strict=True):
-        got, length = _form(array), leaf.shape[:1]
+        got, length = _describe_leaf(array), leaf.shape[:1]
         fits = (0,) < got.shape[:1] <= length if or_fewer else got.shape[:1] == length
         if not fits or got.shape[1:] != leaf.shape[1:] or got.dtype != leaf.dtype:
             raise DataError(
@@ -147,7 +240,7 @@ def check_alike(batch: Any, wanted: Any, number: int, *, or_fewer: bool = False)
             )
 
 
-def _form(leaf: Any) -> jax.ShapeDtypeStruct:
+def _describe_leaf(leaf: Any) -> jax.ShapeDtypeStruct:
     array = leaf if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else np.asarray(leaf)
     if array.dtype.kind in "OSUMm":
         raise DataError(f"a batch holds {array.dtype} values: only numbers can go to the device")
@@ -166,3 +259,38 @@ def _length(path: Any, leaf: Any) -> int:
 def path_name(path: Any) -> str:
     """A leaf's place in a pytree, for people: `image`, `params/0/w`."""
     return jax.tree_util.keystr(path, simple=True, separator="/") or "data"
+
+
+Made = TypeVar("Made")
+
+
+class Prefetch(Generic[Made]):
+    """Calls `make(first, count)` on one background thread, one call ahead of who takes the results."""
+
+    def __init__(self, make: Callable[[int, int], Made]):
+        self._make = make
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hotloop-feed")
+        self._next: tuple[tuple[int, int], Future[Made]] | None = None
+
+    def take(self, first: int, count: int, following: int) -> Made:
+        """What `make(first, count)` gives, and start on the `following` updates after it (0 for none).
+
+        An exception of `make` is raised here, as it was raised there.
+        """
+        prepared, self._next = self._next, None
+        if prepared is not None and prepared[0] == (first, count):
+            future = prepared[1]
+        else:
+            if prepared is not None:
+                prepared[1].cancel()
+            future = self._pool.submit(self._make, first, count)
+        made = future.result()
+        if following:
+            after = (first + count, following)
+            self._next = (after, self._pool.submit(self._make, *after))
+        return made
+
+    def close(self) -> None:
+        """Drop what is prepared and end the thread."""
+        self._next = None
+        self._pool.shutdown(wait=True, cancel_futures=True)
