@@ -22,7 +22,7 @@ import optax
 from jax import Array
 
 from hotloop.data import load
-from hotloop.data.digits import digits
+from hotloop.data.stand_ins import draw_digits
 from hotloop.engine.checkpoint import Checkpoints, KeepLast
 from hotloop.engine.device import setup
 from hotloop.engine.drive import drive, newest
@@ -103,7 +103,7 @@ def load_data(config: Config) -> tuple[dict[str, np.ndarray], dict[str, np.ndarr
         found = load("mnist")
         splits = [(found.train.images, found.train.labels), (found.test.images, found.test.labels)]
     else:
-        splits = [digits(config.samples, seed=1), digits(1_000, seed=2)]
+        splits = [draw_digits(config.samples, seed=1), draw_digits(1_000, seed=2)]
     train, test = ({"image": image, "label": label.astype(np.uint8)} for image, label in splits)
     return {name: array[: config.samples] for name, array in train.items()}, test
 

@@ -11,8 +11,8 @@ from hotloop import data
 from hotloop.bench import baselines, junit, report_sources, results
 from hotloop.bench.page import Page
 from hotloop.cli.main import COMMANDS
-from hotloop.data import amat, cifar, content, idx, npz, rating_text, ratings, record_facts, records, tfrecord
-from hotloop.data import image_folder as folders
+from hotloop.data import build_records, content, image_formats, image_stores, rating_text, ratings, tfrecord
+from hotloop.data import image_stores as folders
 from hotloop.data.example import write_example
 from hotloop.engine import measure as reports
 from hotloop.engine import png, run
@@ -72,7 +72,7 @@ def text_of(found):
     """What a reader gave, as text that can be compared."""
     if dataclasses.is_dataclass(found):
         return str([text_of(getattr(found, field.name)) for field in dataclasses.fields(found)])
-    if isinstance(found, data.Dataset | records.RecordSet | folders.ImageFolder):
+    if isinstance(found, data.Dataset | image_stores.RecordSet | folders.ImageFolder):
         return str(vars(found))
     return str(found)
 
@@ -81,21 +81,21 @@ READERS = {
     "data.load": (lambda path: data.load("mnist", path, say=lambda _: None), "."),
     "data.load_binarised": (lambda path: data.load_binarised(path, say=lambda _: None), "."),
     "data.load_ratings": (lambda path: data.load_ratings(data_dir=path, say=lambda _: None), "."),
-    "content.read": (content.read, "a.bin"),
-    "read_idx": (lambda path: idx.read_idx(path, 1), "t10k-labels-idx1-ubyte"),
-    "read_amat": (amat.read_amat, "a.amat"),
-    "read_cifar": (lambda path: cifar.read_cifar([path], (10,)), "a.bin"),
+    "content.read": (content.read_content, "a.bin"),
+    "read_idx": (lambda path: image_formats.read_idx(path, 1), "t10k-labels-idx1-ubyte"),
+    "read_amat": (image_formats.read_amat, "a.amat"),
+    "read_cifar": (lambda path: image_formats.read_cifar([path], (10,)), "a.bin"),
     "read_ratings": (ratings.read_ratings, "u.data"),
     "read_triples": (rating_text.read_triples, "r.csv"),
-    "read_npz": (npz.read_npz, "a.npz"),
-    "RecordSet": (lambda path: records.RecordSet(path, "train").read(0), "."),
-    "is_record_folder": (records.is_record_folder, "."),
+    "read_npz": (content.read_npz, "a.npz"),
+    "RecordSet": (lambda path: image_stores.RecordSet(path, "train").read(0), "."),
+    "is_record_folder": (image_stores.is_record_folder, "."),
     "read_record": (lambda path: tfrecord.read_record(path, 12, 5), "train-00000-of-00001"),
     "ImageFolder": (lambda path: folders.ImageFolder(path, "train").read(0), "images"),
     "is_image_folder": (folders.is_image_folder, "images"),
     "class_names": (folders.class_names, "images"),
-    "read_texts": (lambda path: record_facts.read_texts(path, ["a"]), "texts"),
-    "read_boxes": (record_facts.read_boxes, "boxes"),
+    "read_texts": (lambda path: build_records.read_texts(path, ["a"]), "texts"),
+    "read_boxes": (build_records.read_boxes, "boxes"),
     "read_json": (run_records.read_json, "run/config.json"),
     "read_events": (lambda path: list(read_events(path)), "run"),
     "config_of": (lambda path: run.read_config(path, "cnn", {"seed": int}), "run"),
@@ -125,9 +125,9 @@ REFUSING = {
     "cnn.saved.about": cnn_saved.about,
     "safetensors": safetensors.tensors,
     "foreign.recognise": foreign.recognise,
-    "read_idx": lambda path: idx.read_idx(path, 3),
-    "read_npz": npz.read_npz,
-    "shards": lambda path: records.shards(path, "train"),
+    "read_idx": lambda path: image_formats.read_idx(path, 3),
+    "read_npz": content.read_npz,
+    "shards": lambda path: image_stores.list_shards(path, "train"),
     "class_names": folders.class_names,
     "prediction.read": lambda path: prediction.read(path, (8, 8, 3), "cifar10"),
 }

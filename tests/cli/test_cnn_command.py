@@ -23,7 +23,7 @@ from hotloop.cli.configs import resolve
 from hotloop.cli.main import find_command, main
 from hotloop.cli.parser import scan
 from hotloop.data.catalogue import known_set
-from hotloop.data.folders import find
+from hotloop.data.local_files import find_set
 from hotloop.engine import progress
 from hotloop.engine.checkpoint import Checkpoints, KeepAll
 from hotloop.engine.device import setup
@@ -786,7 +786,7 @@ def test_help_names_every_command_and_configuration(capsys):
 
 
 def needs(name):
-    here = ROOT.is_dir() and find(known_set(name), ROOT) is not None
+    here = ROOT.is_dir() and find_set(known_set(name), ROOT) is not None
     return pytest.mark.skipif(not here, reason=f"no {name} in {ROOT}")
 
 

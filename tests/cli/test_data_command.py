@@ -13,7 +13,7 @@ import pytest
 
 from hotloop.cli.main import main
 from hotloop.data import catalogue
-from hotloop.data.known import Download, KnownFile, KnownSet
+from hotloop.data.catalogue import Download, KnownFile, KnownSet
 
 DATA = b"1\t2\t3\t4\n" * 50
 FILE = "u.data"

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import hotloop
+from hotloop.cli.console import spell_options, spell_options_in_errors
 from hotloop.cli.main import main
-from hotloop.cli.naming import errors_with_options, with_options
 from hotloop.engine.batch import Batch
 from hotloop.engine.interrupt import Stopped
 from hotloop.errors import HotloopError, PlanError
@@ -28,18 +28,18 @@ OPTIONS = {"num_replicas", "micro_batch_size", "resume", "logs_per_epoch", "data
     ],
 )  # fmt: skip
 def test_arguments_that_are_options_are_spelled_as_options(text, told):
-    assert with_options(text, OPTIONS) == told
+    assert spell_options(text, OPTIONS) == told
 
 
 def test_an_error_keeps_its_kind_and_place():
     wanted = pytest.raises(PlanError, match=r"^--micro-batch-size 0: must be at least 1$")
-    with wanted as caught, errors_with_options(OPTIONS):
+    with wanted as caught, spell_options_in_errors(OPTIONS):
         Batch(0)
     assert caught.traceback[-1].name == "whole"
 
 
 def test_a_stop_says_how_to_go_on_in_options():
-    with pytest.raises(Stopped) as caught, errors_with_options({"model_dir"}):
+    with pytest.raises(Stopped) as caught, spell_options_in_errors({"model_dir"}):
         raise Stopped("interrupted; to resume: train again with model_dir=results/a", 15)
     assert str(caught.value) == "interrupted; to resume: train again with --model-dir results/a"
     assert caught.value.exit_status == 143

@@ -18,7 +18,7 @@ from hotloop.cli.configs import resolve
 from hotloop.cli.main import find_command, main
 from hotloop.cli.parser import scan
 from hotloop.data.catalogue import known_set
-from hotloop.data.folders import find
+from hotloop.data.local_files import find_set
 from hotloop.engine import drive, progress
 from hotloop.engine.device import platform, setup
 from hotloop.engine.drive import Interrupted
@@ -647,7 +647,7 @@ def test_help_names_every_option_and_preset(capsys):
 
 
 @pytest.mark.skipif(
-    not (ROOT.is_dir() and find(known_set("movielens-100k"), ROOT)), reason=f"no ml-100k in {ROOT}"
+    not (ROOT.is_dir() and find_set(known_set("movielens-100k"), ROOT)), reason=f"no ml-100k in {ROOT}"
 )
 def test_a_short_run_on_real_ratings_is_clearly_better_than_the_mean(tmp_path, monkeypatch):
     monkeypatch.undo()  # the real widths
@@ -666,7 +666,7 @@ def test_a_short_run_on_real_ratings_is_clearly_better_than_the_mean(tmp_path, m
 
 @pytest.mark.slow
 @pytest.mark.skipif(
-    not (ROOT.is_dir() and find(known_set("movielens-100k"), ROOT)), reason=f"no ml-100k in {ROOT}"
+    not (ROOT.is_dir() and find_set(known_set("movielens-100k"), ROOT)), reason=f"no ml-100k in {ROOT}"
 )
 @pytest.mark.parametrize("split", ["random", "user-time"])
 def test_the_preset_beats_user_and_item_biases(split, tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from hotloop.cli.configs import resolve
 from hotloop.cli.main import find_command, main
 from hotloop.cli.parser import scan
 from hotloop.data.catalogue import known_set
-from hotloop.data.folders import find
+from hotloop.data.local_files import find_set
 from hotloop.engine import progress
 from hotloop.engine.records import write_json
 from hotloop.engine.run import Run, read_events, take_folder
@@ -27,7 +27,7 @@ from hotloop.errors import RunError
 from hotloop.families.vcd import evaluation, images, saved, train
 from hotloop.families.vcd.config import PRESETS, Train
 from hotloop.families.vcd.images import Images
-from hotloop.options import build, options_of, plain
+from hotloop.options import build, options_of, to_jsonable
 from listener import Listener
 from old_benchmarks import read as read_old
 from undisturbed import assert_same_run, records
@@ -398,7 +398,7 @@ def recorded(tmp_path):
                             "hmc_steps": 4, "data": "fashion_mnist"})  # fmt: skip
     run = tmp_path / "run"
     run.mkdir()
-    write_json(run / "config.json", {**plain(asdict(options)), "images": 60_000})
+    write_json(run / "config.json", {**to_jsonable(asdict(options)), "images": 60_000})
     return run
 
 
@@ -476,7 +476,7 @@ def test_help_names_every_command_and_preset(capsys):
     assert all(name in said for name in PRESETS)
 
 
-@pytest.mark.skipif(not (ROOT.is_dir() and find(known_set("mnist"), ROOT)), reason=f"no mnist in {ROOT}")
+@pytest.mark.skipif(not (ROOT.is_dir() and find_set(known_set("mnist"), ROOT)), reason=f"no mnist in {ROOT}")
 def test_a_short_run_on_real_digits_lowers_the_bound_and_raises_the_test_likelihood(tmp_path, monkeypatch):
     monkeypatch.setenv("HOTLOOP_DATA", str(ROOT))
     options = build(

@@ -9,8 +9,7 @@ import pytest
 
 from hotloop import data
 from hotloop.data.catalogue import known_set
-from hotloop.data.checksum import verify
-from hotloop.data.folders import find
+from hotloop.data.local_files import find_set, verify_set
 from hotloop.errors import DataError
 
 ROOT = Path(
@@ -26,13 +25,13 @@ def offline(monkeypatch, tmp_path):
 
 
 def needs(name: str):
-    here = ROOT.is_dir() and find(known_set(name), ROOT) is not None
+    here = ROOT.is_dir() and find_set(known_set(name), ROOT) is not None
     return pytest.mark.skipif(not here, reason=f"no {name} in {ROOT}")
 
 
 @needs("mnist")
 def test_real_mnist_is_the_published_one():
-    verdicts = verify(known_set("mnist"), find(known_set("mnist"), ROOT))
+    verdicts = verify_set(known_set("mnist"), find_set(known_set("mnist"), ROOT))
     assert [verdict.status for verdict in verdicts] == ["OK"] * 4
     dataset = data.load("mnist", ROOT, say=print)
     assert (len(dataset.train), len(dataset.test)) == (60_000, 10_000)
@@ -70,7 +69,7 @@ def test_real_cifar10_loads_whole_or_in_part():
 
 @needs("movielens-100k")
 def test_real_movielens_is_the_published_one():
-    verdicts = verify(known_set("movielens-100k"), find(known_set("movielens-100k"), ROOT))
+    verdicts = verify_set(known_set("movielens-100k"), find_set(known_set("movielens-100k"), ROOT))
     assert [verdict.status for verdict in verdicts] == ["OK"]
     ratings = data.load_ratings(data_dir=ROOT, say=print).ratings
     assert len(ratings) == 100_000

@@ -9,12 +9,11 @@ import zlib
 import numpy as np
 import pytest
 
-from hotloop.data import amat, cifar, content, idx, npz, rating_text, ratings
-from hotloop.data.checksum import check
-from hotloop.data.known import Download, KnownFile
-from hotloop.data.record_index import index_shards
-from hotloop.data.tfrecord import write_records
-from hotloop.data.unpack import unpack
+from hotloop.data import content, image_formats, rating_text, ratings
+from hotloop.data.catalogue import Download, KnownFile
+from hotloop.data.fetch import unpack
+from hotloop.data.local_files import check_file
+from hotloop.data.tfrecord import index_shards, write_records
 from hotloop.engine.device import peak_bytes
 from hotloop.errors import DataError
 from hotloop.families.cnn import safetensors
@@ -61,18 +60,18 @@ def test_a_gzip_bomb_is_read_as_far_as_its_header_says_and_no_further(zeros, tmp
     header = struct.pack(">I", 0x0803) + struct.pack(">III", 5, 28, 28)
     path = tmp_path / "bomb"
     path.write_bytes(gzip.compress(header) + zeros)
-    assert "byte 3,936: the file goes on after 5 x 28 x 28 values" in refuse(idx.read_idx, path, 3)
+    assert "byte 3,936: the file goes on after 5 x 28 x 28 values" in refuse(image_formats.read_idx, path, 3)
     assert unpacked == 3937
 
 
 @pytest.mark.parametrize(
     ("read", "more"),
-    [(amat.read_amat, ()), (cifar.read_cifar, ((10,),)), (ratings.read_ratings, ())],
+    [(image_formats.read_amat, ()), (image_formats.read_cifar, ((10,),)), (ratings.read_ratings, ())],
 )
 def test_a_gzip_bomb_is_not_unpacked_to_its_end(read, more, zeros, tmp_path):
     path = tmp_path / "bomb"
     path.write_bytes(zeros)
-    given = [path] if read is cifar.read_cifar else path
+    given = [path] if read is image_formats.read_cifar else path
     before = peak_bytes()
     with pytest.raises(DataError, match=r"bomb: unpacks to more than [0-9,]+ bytes, too many"):
         read(given, *more)
@@ -82,7 +81,7 @@ def test_a_gzip_bomb_is_not_unpacked_to_its_end(read, more, zeros, tmp_path):
 def test_a_checksum_stops_where_the_content_is_longer_than_it_should_be(zeros, tmp_path):
     path = tmp_path / "bomb"
     path.write_bytes(zeros)
-    assert check(FILE, path).reason == "unpacks to more than 5 bytes, too many for what it should be"
+    assert check_file(FILE, path).reason == "unpacks to more than 5 bytes, too many for what it should be"
 
 
 @pytest.mark.parametrize("line", [b"1,1,1\n", b"\n"], ids=["ratings", "empty lines"])
@@ -99,7 +98,7 @@ def test_gzipped_ratings_that_unpack_to_far_too_much_are_refused(line, tmp_path)
 def test_an_amat_file_of_empty_lines_allocates_nothing(tmp_path):
     path = tmp_path / "lines.amat"
     path.write_bytes(b"\n" * 3_000_001)
-    assert "line 1: 0 values, expected 784" in refuse(amat.read_amat, path)
+    assert "line 1: 0 values, expected 784" in refuse(image_formats.read_amat, path)
 
 
 def test_the_files_wanted_come_out_of_a_zip_with_doubled_and_climbing_names(tmp_path):
@@ -197,7 +196,7 @@ def test_arrays_are_read_as_they_were_saved(tmp_path):
         "d": np.array(["x", "yz"]),
         "e": np.empty((0, 2), np.int64),
     }
-    found = npz.read_npz(saved(tmp_path / "a.npz", **arrays))
+    found = content.read_npz(saved(tmp_path / "a.npz", **arrays))
     assert found.keys() == arrays.keys()
     for name, array in arrays.items():
         np.testing.assert_array_equal(found[name], array)
@@ -239,7 +238,7 @@ def test_a_damaged_npz_file_is_one_line_and_allocates_nothing(data, tmp_path):
     path = tmp_path / "a.npz"
     path.write_bytes(data)
     with pytest.raises(DataError, match=r"a\.npz: (damaged|cannot be read) \(.+\)$") as error:
-        npz.read_npz(path)
+        content.read_npz(path)
     assert "\n" not in str(error.value)
 
 
@@ -247,7 +246,7 @@ def test_members_larger_than_the_file_are_refused(tmp_path):
     path = tmp_path / "a.npz"
     np.savez_compressed(path, a=np.zeros(1 << 20))
     with pytest.raises(DataError, match="larger than the file"):
-        npz.read_npz(path)
+        content.read_npz(path)
 
 
 @pytest.mark.parametrize(
@@ -289,7 +288,7 @@ def test_a_damaged_kept_index_is_made_anew(data, tmp_path):
     kept = tmp_path / ".train.index.npz"
     kept.write_bytes(data)
     assert index_shards([shard], kept)[1].tolist() == [[12, 5]]
-    assert npz.read_npz(kept)["counts"].tolist() == [1]
+    assert content.read_npz(kept)["counts"].tolist() == [1]
 
 
 def test_a_long_header_of_safetensors_is_refused_unread(tmp_path):

@@ -13,7 +13,7 @@ import pytest
 
 import hotloop
 from hotloop.data import jpeg
-from hotloop.data.jpeg import FORMATS, MOST_PIXELS, ImageError, checked, decode, opened
+from hotloop.data.jpeg import FORMATS, MOST_PIXELS, ImageError, check_image, decode, open_image
 from pictures import encoded
 
 pytest.importorskip("PIL")
@@ -59,7 +59,7 @@ def test_the_formats_that_the_docs_name_are_decoded(kind):
 @pytest.mark.parametrize("kind", ["GIF", "TIFF", "PPM", "PCX", "TGA", "ICO", "SGI", "PDF", "EPS"])
 def test_every_other_format_is_no_image(kind):
     with pytest.raises(ImageError, match=r"^not a JPEG, PNG, WEBP or BMP image$"):
-        opened(saved(kind))
+        open_image(saved(kind))
 
 
 def test_postscript_named_jpeg_starts_no_program_and_is_not_parsed(monkeypatch, tmp_path):
@@ -73,7 +73,7 @@ def test_postscript_named_jpeg_starts_no_program_and_is_not_parsed(monkeypatch, 
     monkeypatch.setattr(EpsImagePlugin, "Ghostscript", pytest.fail)
     monkeypatch.setattr(EpsImagePlugin.EpsImageFile, "_open", pytest.fail)
     (tmp_path / "2.jpeg").write_bytes(EPS)
-    for reading in (decode, checked):
+    for reading in (decode, check_image):
         with pytest.raises(ImageError, match="not a JPEG"):
             reading(EPS)
     for dataset in ("imagenet", "cifar10"):
@@ -90,7 +90,7 @@ def test_an_image_of_too_many_pixels_is_refused_before_its_pixels_are_read(width
     with pytest.raises(
         ImageError, match=r"^too large: at most 65,535 pixels a side and 67,108,864 in all are read$"
     ):
-        opened(png(width, height))
+        open_image(png(width, height))
 
 
 @pytest.mark.slow
@@ -103,7 +103,7 @@ def test_the_largest_images_are_cut_to_size_in_less_than_a_gibibyte(width, heigh
 CUT = """
 import struct, sys
 import numpy as np
-from hotloop.data.encoded import EncodedImage
+from hotloop.data.image_stores import EncodedImage
 from hotloop.engine.device import peak_bytes
 from hotloop.families.cnn.photographs import evaluation_image, in_bytes, in_floats, training_image
 sys.path.insert(0, HERE)
@@ -128,7 +128,7 @@ def in_child(text, width, height):
 
 
 def test_an_image_of_just_so_many_pixels_is_opened():
-    assert opened(png(8192, MOST_PIXELS // 8192)).size == (8192, MOST_PIXELS // 8192)
+    assert open_image(png(8192, MOST_PIXELS // 8192)).size == (8192, MOST_PIXELS // 8192)
 
 
 def test_whatever_a_decoder_raises_is_an_image_error(monkeypatch):
@@ -147,7 +147,7 @@ def test_whatever_a_decoder_raises_is_an_image_error(monkeypatch):
 
 def test_an_image_too_long_for_a_jpeg_is_an_image_error_when_it_is_encoded_anew():
     with pytest.raises(ImageError, match="do not fit a JPEG"):
-        checked(png(65_530, 2, rows=2))
+        check_image(png(65_530, 2, rows=2))
 
 
 def test_images_are_opened_in_one_place_of_the_package():

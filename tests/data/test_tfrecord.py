@@ -7,10 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotloop.data.crc32c import crc32c, crc32c_rows, masked, numpy_crc32c
-from hotloop.data.example import read_example, write_example
-from hotloop.data.tfrecord import index_records, read_record, record, write_records
-from hotloop.data.wire import WireError, put_run, put_varint
+from hotloop.data.example import WireError, put_run, put_varint, read_example, write_example
+from hotloop.data.tfrecord import (
+    crc32c,
+    crc32c_rows,
+    encode_record,
+    index_records,
+    mask_crc,
+    numpy_crc32c,
+    read_record,
+    write_records,
+)
 from hotloop.errors import DataError
 
 
@@ -67,12 +74,12 @@ def test_a_file_of_tensorboardx_is_read(tmp_path):
     index = index_records(tmp_path / "events")
     data = [read_record(tmp_path / "events", *place, check=True) for place in index.tolist()]
     assert data == [b"hello", b"x" * 300]
-    assert (tmp_path / "events").read_bytes() == record(b"hello") + record(b"x" * 300)
+    assert (tmp_path / "events").read_bytes() == encode_record(b"hello") + encode_record(b"x" * 300)
 
 
 def test_a_file_cut_anywhere_is_named_with_the_byte_where_its_last_record_begins(tmp_path):
-    whole = record(b"first") + record(b"second")
-    begins = len(record(b"first"))
+    whole = encode_record(b"first") + encode_record(b"second")
+    begins = len(encode_record(b"first"))
     path = tmp_path / "cut"
     for length in range(1, len(whole)):
         path.write_bytes(whole[:length])
@@ -86,8 +93,8 @@ def test_a_file_cut_anywhere_is_named_with_the_byte_where_its_last_record_begins
 
 @pytest.mark.parametrize("byte", range(12))
 def test_a_wrong_byte_in_a_length_or_its_checksum_is_found(tmp_path, byte):
-    whole = bytearray(record(b"first") + record(b"second"))
-    at = len(record(b"first"))
+    whole = bytearray(encode_record(b"first") + encode_record(b"second"))
+    at = len(encode_record(b"first"))
     whole[at + byte] ^= 1
     (tmp_path / "bad").write_bytes(whole)
     with pytest.raises(DataError, match=rf"bad: byte {at}: no record here"):
@@ -96,7 +103,7 @@ def test_a_wrong_byte_in_a_length_or_its_checksum_is_found(tmp_path, byte):
 
 @pytest.mark.parametrize("byte", [0, 3, 6, 9])
 def test_a_wrong_byte_in_the_data_or_its_checksum_is_found_when_asked_for(tmp_path, byte):
-    whole = bytearray(record(b"seventy"))
+    whole = bytearray(encode_record(b"seventy"))
     whole[12 + byte] ^= 0x80
     (tmp_path / "bad").write_bytes(whole)
     ((start, length),) = index_records(tmp_path / "bad").tolist()
@@ -115,9 +122,9 @@ def test_a_file_that_shrank_after_it_was_indexed_is_reported(tmp_path):
 
 
 def test_masking_is_a_turn_by_fifteen_bits_and_a_constant():
-    assert masked(0) == 0xA282EAD8
-    assert masked(0x8000) == 0xA282EAD9
-    assert struct.unpack("<I", record(b"")[-4:]) == (masked(0),)
+    assert mask_crc(0) == 0xA282EAD8
+    assert mask_crc(0x8000) == 0xA282EAD9
+    assert struct.unpack("<I", encode_record(b"")[-4:]) == (mask_crc(0),)
 
 
 FEATURES = {

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from hotloop.engine import records
 from hotloop.engine.run import Run, check_makeable, current_records, default_path, read_events, take_folder
 from hotloop.errors import RunError
-from hotloop.options import plain
+from hotloop.options import to_jsonable
 
 CONFIG = {"size": 4, "rate": 0.1, "epochs": 2}
 HERE = {"cores": 2, "jax": "0.10.2", "device_kinds": ["cpu"], "commit": "abc"}
@@ -551,7 +551,7 @@ def test_a_file_is_replaced_in_one_piece(tmp_path):
     )
 )
 def test_any_value_becomes_strict_json(value):
-    json.dumps(plain(value), allow_nan=False)
+    json.dumps(to_jsonable(value), allow_nan=False)
 
 
 def test_that_a_run_is_resumed_is_no_other_config(tmp_path):

@@ -3,7 +3,7 @@
 from hotloop.cli.command import Command, Common
 from hotloop.cli.configs import Resolved
 from hotloop.cli.configs import resolve as read
-from hotloop.cli.naming import errors_with_options
+from hotloop.cli.console import spell_options_in_errors
 from hotloop.cli.parser import scan
 from hotloop.families.cnn.config import Train
 from hotloop.families.cnn.named import PRESETS
@@ -26,5 +26,5 @@ def settings(*words: str, devices: int = 1) -> Settings:
     """What it means on so many devices."""
     found = typed(*words)
     config, explicit = found.config, frozenset(given(*words))
-    with errors_with_options(COMMAND.option_names):
+    with spell_options_in_errors(COMMAND.option_names):
         return resolve(config, SAMPLES[config.dataset], devices, explicit, found.configured)

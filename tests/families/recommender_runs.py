@@ -12,7 +12,7 @@ from hotloop.engine.checkpoint import Checkpoints, KeepAll
 from hotloop.engine.records import write_json
 from hotloop.families.recommender import config, saved
 from hotloop.families.recommender.config import Train, schedule
-from hotloop.options import plain
+from hotloop.options import to_jsonable
 
 USERS, ITEMS = 23, 17
 LAYERS = (6, 5, 4)
@@ -94,7 +94,7 @@ def make_run(folder, steps=(3,), seed=0, **options):
     train = matrix(parts[0])
     job = saved.job_of(own, train.n_items, schedule(own, train.users))
     extra = {"users": USERS, "items": ITEMS, "drops": job.drops, "low": 0.5, "high": 5.0}
-    settings = plain({**asdict(own), **extra})
+    settings = to_jsonable({**asdict(own), **extra})
     run = folder / "run"
     run.mkdir()
     write_json(run / "config.json", settings)

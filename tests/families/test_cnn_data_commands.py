@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from hotloop.data.records import RecordSet
+from hotloop.data.image_stores import RecordSet
 from hotloop.errors import DataError, OptionError
 from hotloop.families.cnn import data_benchmark
 from hotloop.families.cnn.data_benchmark import run as run_benchmark
@@ -212,9 +212,9 @@ def test_synthetic_data_on_the_device_is_taken_as_host_with_a_warning():
 def test_the_benchmark_times_small_sets_on_host_and_device(monkeypatch, on_device):
     import numpy as np
 
-    from hotloop.data.dataset import Dataset, Split
+    from hotloop.data.dataset import Dataset, LabelledImages
 
-    split = Split(np.zeros((20, 32, 32, 3), np.uint8), np.zeros(20, np.int32))
+    split = LabelledImages(np.zeros((20, 32, 32, 3), np.uint8), np.zeros(20, np.int32))
     small = Dataset(name="cifar10", source="here", classes=10, train=split, test=split)
     monkeypatch.setattr(data_benchmark, "load", lambda *_, **__: small)
     config = BenchmarkConfig("cifar10", None, 8, accelerator_side_preprocess=on_device)

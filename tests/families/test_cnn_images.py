@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotloop.data.encoded import EncodedImage, no_boxes
+from hotloop.data.image_stores import EncodedImage, no_boxes
 from hotloop.engine.keys import sample_keys
 from hotloop.engine.order import Order
 from hotloop.errors import DataError, OptionError

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from cnn_words import settings, typed
 
-from hotloop.data.dataset import Dataset, Split
+from hotloop.data.dataset import Dataset, LabelledImages
 from hotloop.engine.batch import plan_evaluation
 from hotloop.engine.run import Run, read_events
 from hotloop.errors import CheckpointError, DataError
@@ -62,7 +62,7 @@ def digits():
     order = np.argsort(-logits, 1)
     labels = order[np.arange(IMAGES), ranks].astype(np.int32)
     loss = np.log(np.exp(logits).sum(1)) - logits[np.arange(IMAGES), labels]
-    split = Split(images, labels)
+    split = LabelledImages(images, labels)
     data = Dataset(name="mnist", source="drawn here", classes=CLASSES, train=split, test=split)
     return Small(data), state, ranks, loss
 

@@ -15,7 +15,7 @@ from hotloop.families.kernels import bench, hmc, program, timing
 from hotloop.families.kernels import config as configs
 from hotloop.families.kernels.costs import Cost
 from hotloop.families.kernels.explain import explanations
-from hotloop.options import Params, plain
+from hotloop.options import Params, to_jsonable
 from listener import Listener
 
 KNOWN = Ceilings("test", {"float32": 0.1, "float16": 0.2, "bfloat16": 0.2}, "float32", 10.0, "", "")
@@ -46,7 +46,7 @@ def test_inference_says_the_old_lines_and_returns_every_figure(capsys):
     assert result["config"]["size"] == 16 and result["environment"]["jax"] == jax.__version__
     assert result["checked"]["rows"] == 4 and result["compile_seconds"] > 0
     assert "loss_first" not in result
-    json.dumps(plain(result), allow_nan=False)
+    json.dumps(to_jsonable(result), allow_nan=False)
 
 
 @pytest.mark.parametrize(("module", "config"), [(bench, DENSE), (hmc, configs.Hmc(steps=1, hmc_steps=10))])

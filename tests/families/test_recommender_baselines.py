@@ -9,7 +9,7 @@ import pytest
 import recommender_runs as runs
 
 from hotloop.data.catalogue import known_set
-from hotloop.data.folders import find
+from hotloop.data.local_files import find_set
 from hotloop.errors import DataError, OptionError
 from hotloop.families.recommender import baselines, biases, ease, saved, sets
 from hotloop.families.recommender.baselines_config import Baselines
@@ -170,7 +170,7 @@ def test_baselines_refuse_other_data_than_the_run_has(run, tmp_path):
 
 
 @pytest.mark.skipif(
-    not ROOT.is_dir() or find(known_set("movielens-100k"), ROOT) is None,
+    not ROOT.is_dir() or find_set(known_set("movielens-100k"), ROOT) is None,
     reason=f"no movielens-100k in {ROOT}",
 )
 def test_biases_on_movielens_are_as_good_as_they_are_known_to_be(monkeypatch):

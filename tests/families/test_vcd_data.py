@@ -10,7 +10,7 @@ import pytest
 
 from hotloop.data import stand_ins
 from hotloop.data.catalogue import known_set
-from hotloop.data.folders import find
+from hotloop.data.local_files import find_set
 from hotloop.engine.feed import Resident
 from hotloop.errors import DataError
 from hotloop.families.vcd import images
@@ -21,7 +21,7 @@ REAL = Path(
     os.environ.get("HOTLOOP_DATA") or Path(__file__).resolve().parents[2] / "../shared/data"
 ).resolve()
 QUICK = {"xla_backend_optimization_level": 0}
-HERE = REAL.is_dir() and find(known_set("mnist"), REAL) is not None
+HERE = REAL.is_dir() and find_set(known_set("mnist"), REAL) is not None
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def offline(monkeypatch, tmp_path):
     monkeypatch.setenv("HOTLOOP_OFFLINE", "1")
     monkeypatch.delenv("HOTLOOP_DATA", raising=False)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(stand_ins, "DIGITS", (120, 30))
+    monkeypatch.setattr(stand_ins, "DIGIT_COUNTS", (120, 30))
 
 
 def idx(array):

@@ -12,7 +12,7 @@ from hotloop.families.vcd.config import PRESETS, Train
 from hotloop.families.vcd.old_configs import is_old, translate
 from hotloop.families.vcd.old_keys import KEYS
 from hotloop.options import build
-from hotloop.options.document import parse
+from hotloop.options.document import parse_document
 
 DATA = {
     "formats": {"np": "float32", "tf": "float32"},
@@ -144,7 +144,7 @@ def test_an_old_file_is_the_preset_of_its_name(name, through_text):
     changes = dict(OLD_FILES[name])
     document = old(changes, changes.pop("experiment", {}))
     if through_text:
-        document = parse(json.dumps(document, indent=4), "old.json")
+        document = parse_document(json.dumps(document, indent=4), "old.json")
     assert is_old(document)
     values, _ = translate(document, "old.json")
     assert build(Train, values) == build(Train, PRESETS[name])
@@ -401,7 +401,7 @@ def test_there_is_one_model(models):
 def test_a_file_read_as_text_gives_the_line():
     text = json.dumps(old({"training.n_epochs": 3, "training.mcmc": {}}), indent=1)
     line = next(i for i, each in enumerate(text.splitlines(), 1) if "n_epochs" in each)
-    assert error(parse(text, "old.json")).startswith(
+    assert error(parse_document(text, "old.json")).startswith(
         f"old.json, line {line}: model[0].args.training.n_epochs: "
     )
 

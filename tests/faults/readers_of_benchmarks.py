@@ -18,7 +18,7 @@ from hotloop.bench.report_peers import is_peers
 from hotloop.bench.report_sources import gather
 from hotloop.bench.results import read, samples
 from hotloop.bench.spec import load
-from hotloop.options.json_text import parse_json
+from hotloop.options.files import parse_json
 
 
 def of_benchmarks() -> list[Reader]:

@@ -15,17 +15,15 @@ from pathlib import Path
 import numpy as np
 from readers import Read, Reader, in_file
 
-from hotloop.data import amat, cifar, idx, npz, rating_text, ratings, record_facts, records, tfrecord
-from hotloop.data.encoded import EncodedImage
+from hotloop.data import build_records, content, image_formats, image_stores, rating_text, ratings, tfrecord
+from hotloop.data.catalogue import Download, KnownFile
 from hotloop.data.example import write_example
-from hotloop.data.fetch import no_progress
-from hotloop.data.image_folder import ImageFolder
-from hotloop.data.jpeg import ImageError, checked, decode
-from hotloop.data.known import Download, KnownFile
+from hotloop.data.fetch import no_progress, unpack
+from hotloop.data.image_stores import EncodedImage, ImageFolder
+from hotloop.data.jpeg import ImageError, check_image, decode
 from hotloop.data.load import load
-from hotloop.data.record_index import index_shards
-from hotloop.data.shard_files import Shard, fault, read_manifest
-from hotloop.data.unpack import unpack
+from hotloop.data.shards import Shard, read_manifest, shard_fault
+from hotloop.data.tfrecord import index_shards
 from hotloop.families.cnn import foreign, prediction
 from hotloop.families.cnn.photographs import in_bytes, in_floats, training_image
 from hotloop.families.recommender import netflix
@@ -108,7 +106,7 @@ def of_data() -> list[Reader]:
         return load("mnist", folder, say=lambda _: None)
 
     def cifar_of(*labels: int) -> Callable[[Path], object]:
-        return lambda file: cifar.read_cifar([file], labels)
+        return lambda file: image_formats.read_cifar([file], labels)
 
     def unpacked(name: str) -> Read:
         return in_file(name, lambda file: unpack(file, [member], file.parent))
@@ -116,13 +114,13 @@ def of_data() -> list[Reader]:
     def record_set(folder: Path, data: bytes) -> None:
         (folder / shard).write_bytes(data)
         for check in (False, True):
-            found = records.RecordSet(folder, "train", check=check)
+            found = image_stores.RecordSet(folder, "train", check=check)
             for number in range(min(len(found), 3)):
                 trained(found.read(number))
 
     def one_example(folder: Path, data: bytes) -> None:
         tfrecord.write_records(folder / shard, [data])
-        trained(records.RecordSet(folder, "train").read(0))
+        trained(image_stores.RecordSet(folder, "train").read(0))
 
     def kept_index(folder: Path, data: bytes) -> None:
         tfrecord.write_records(folder / shard, [b"hello"])
@@ -141,7 +139,7 @@ def of_data() -> list[Reader]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # pillow's own about odd metadata
             with suppress(ImageError):
-                checked(data)
+                check_image(data)
             decode(data)
 
     def trained(image: EncodedImage) -> None:
@@ -156,11 +154,11 @@ def of_data() -> list[Reader]:
             prediction.read(file, (224, 224, 3), "imagenet")
 
     def texts(file: Path) -> object:
-        return record_facts.read_texts(file, ["a"])
+        return build_records.read_texts(file, ["a"])
 
     def manifests(file: Path) -> None:
         for each in read_manifest(file.parent).values():
-            [fault(file.parent / "x", one) for one in each.shards.values() if isinstance(one, Shard)]
+            [shard_fault(file.parent / "x", one) for one in each.shards.values() if isinstance(one, Shard)]
 
     def netflix_files(file: Path) -> object:
         console = type("Console", (), {"progress": staticmethod(no_progress)})()
@@ -179,25 +177,25 @@ def of_data() -> list[Reader]:
     )
     return [
         Reader("MNIST", [images, gzip.compress(images)], mnist),
-        Reader("idx", [labels, gzip.compress(labels)], in_file("x", lambda file: idx.read_idx(file, 1))),
-        Reader("amat", [bits, gzip.compress(bits)], in_file("x", amat.read_amat)),
+        Reader("idx", [labels, gzip.compress(labels)], in_file("x", lambda file: image_formats.read_idx(file, 1))),
+        Reader("amat", [bits, gzip.compress(bits)], in_file("x", image_formats.read_amat)),
         Reader("CIFAR-10", [bytes(3073) * 2, gzip.compress(bytes(3073))], in_file("x", cifar_of(10))),
         Reader("CIFAR-100", [bytes(3074) * 2], in_file("x", cifar_of(20, 100))),
         Reader("u.data", [text[0], gzip.compress(text[0])], in_file("u.data", ratings.read_ratings)),
         Reader("files of ratings", [*text, gzip.compress(text[1])], in_file("ratings.csv", rating_text.read_triples)),
         Reader("the Netflix Prize", raw, in_file("mv_1.txt", netflix_files)),
-        Reader("npz", [arrays], in_file("a.npz", npz.read_npz)),
+        Reader("npz", [arrays], in_file("a.npz", content.read_npz)),
         Reader("a kept index", [index, arrays], kept_index),
         Reader("zip archives", [archive(as_zip(method)) for method in (0, 8, 14)], unpacked("toy.zip")),
         Reader("tar archives", [archive(as_tar(kind)) for kind in ("w", "w:gz", "w:xz")], unpacked("toy.tar.gz")),
-        Reader("TFRecords", [tfrecord.record(example) * 2], record_set, (ImageError,)),
+        Reader("TFRecords", [tfrecord.encode_record(example) * 2], record_set, (ImageError,)),
         Reader("examples", [example], one_example, (ImageError,)),
         Reader("images", photographs, picture, (ImageError,)),
         Reader("images to train on", photographs, lambda _, data: trained(EncodedImage(data, 0, "")), (ImageError,)),
         Reader("images to predict", photographs, in_file("a.jpeg", predicted)),
         Reader("image folders", [b"n01", *photographs[:1]], image_set),
         Reader("texts of classes", [b"a\tan a\nb\ta b\n"], in_file("x", texts)),
-        Reader("boxes", [b"file,xmin\na.png,0,0.1,0.5,1\n"], in_file("x", record_facts.read_boxes)),
+        Reader("boxes", [b"file,xmin\na.png,0,0.1,0.5,1\n"], in_file("x", build_records.read_boxes)),
         Reader("manifests of shards", [manifest], in_file("manifest.json", manifests)),
         Reader("safetensors", [safe], in_file("a.safetensors", foreign.recognise)),
     ]  # fmt: skip

@@ -13,13 +13,12 @@ from hotloop.cli.command import Common
 from hotloop.cli.configs import resolve
 from hotloop.cli.main import COMMANDS, find_command
 from hotloop.cli.parser import scan
-from hotloop.cli.plan import PlanConfig, planned
+from hotloop.cli.plan import PlanConfig, make_plan
 from hotloop.data.catalogue import known_set
 from hotloop.engine.cache import parse_size
 from hotloop.options import Params, build, options_of
-from hotloop.options.document import parse
-from hotloop.options.json_text import parse_json
-from hotloop.options.paths import expand
+from hotloop.options.document import parse_document
+from hotloop.options.files import expand_path, parse_json
 
 
 def words(text: str) -> list[str]:
@@ -65,7 +64,7 @@ def of_options() -> list[Reader]:
     def plan(folder: Path, data: bytes) -> object:
         (folder / "plan.yml").write_bytes(data)
         command = find_command(["plan"])[0]
-        return planned(resolve(command, {"config_path": str(folder / "plan.yml")}).config).as_dict()
+        return make_plan(resolve(command, {"config_path": str(folder / "plan.yml")}).config).as_dict()
 
     def config(*path: str) -> Read:
         command = find_command(list(path))[0]
@@ -75,7 +74,7 @@ def of_options() -> list[Reader]:
         return resolve(find_command(["vcd", "train"])[0], {"config_file": str(file)})
 
     def document(text: str) -> object:
-        return hash(Params({"all": parse(text, "text")}))
+        return hash(Params({"all": parse_document(text, "text")}))
 
     yaml = [
         b"a: &b {lr: 1e-4, tag: ON}\nrun:\n  <<: *b\n  tag: 16.10\n  list: [1, 2.5, ~, 'x']\n",
@@ -126,7 +125,7 @@ def of_options() -> list[Reader]:
         Reader("plans", files, plan),
         Reader("documents", yaml, of_text(document), (ValueError,)),
         Reader("JSON", [*yaml[1:], *vcd], lambda _, data: parse_json(data), (ValueError,)),
-        Reader("paths", [b"~/a/b", b"/a/b.txt"], of_text(expand), (ValueError,)),
+        Reader("paths", [b"~/a/b", b"/a/b.txt"], of_text(expand_path), (ValueError,)),
         Reader("sizes", [b"2GB", b"500 MB", b"1.5GiB", b"none"], of_text(parse_size), (ValueError,)),
         Reader("names of sets", [b"mnist", b"cifar10", b"movielens-100k"], of_text(known_set)),
         Reader(

@@ -24,7 +24,7 @@ from hotloop.families.recommender.trial_figures import read_figures
 from hotloop.families.recommender.trials import _answer
 from hotloop.families.vcd import saved as vcd
 from hotloop.families.vcd.config import Train as VcdTrain
-from hotloop.options import plain
+from hotloop.options import to_jsonable
 
 
 def of_runs() -> list[Reader]:
@@ -109,11 +109,11 @@ def of_runs() -> list[Reader]:
     with tempfile.TemporaryDirectory() as folder:
         kept = training_kept(Path(folder))
     options, environment = json.dumps(config).encode(), b'{"cores": 2, "jax": "1", "devices": ["x"]}'
-    vcd_options = json.dumps({**plain(VcdTrain()), "images": 10}).encode()
-    cnn_options = json.dumps(plain(CnnTrain(dataset="cifar10", model_name="cifar_resnet8"))).encode()
+    vcd_options = json.dumps({**to_jsonable(VcdTrain()), "images": 10}).encode()
+    cnn_options = json.dumps(to_jsonable(CnnTrain(dataset="cifar10", model_name="cifar_resnet8"))).encode()
     about = json.dumps(network).encode()
     sized = replace(Train(), size=128, batch_size=64)
-    recommender_options = json.dumps({**plain(sized), **extra}).encode()
+    recommender_options = json.dumps({**to_jsonable(sized), **extra}).encode()
     evaluated, predicted = (
         in_folder("config.json", used("recommender", verb)) for verb in ("evaluate", "predict")
     )

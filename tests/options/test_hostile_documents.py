@@ -10,10 +10,9 @@ from hotloop.bench.spec import SpecError
 from hotloop.bench.spec import load as load_spec
 from hotloop.cli.main import main
 from hotloop.errors import OptionError
-from hotloop.options.document import parse
-from hotloop.options.json_text import DEEPEST as DEEPEST_JSON
-from hotloop.options.json_text import load_json, parse_json, read_bounded
-from hotloop.options.yaml_nodes import DEEPEST, LONGEST, MOST
+from hotloop.options.document import DEEPEST, LONGEST, MOST, parse_document
+from hotloop.options.files import DEEPEST as DEEPEST_JSON
+from hotloop.options.files import load_json, parse_json, read_bounded
 
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{b}: &{b} [*{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}]\n"
@@ -43,7 +42,7 @@ def test_a_hostile_document_is_one_line_at_once(name, tmp_path):
     text, message = HOSTILE[name]
     began = time.process_time()
     with pytest.raises(OptionError, match=message) as error:
-        parse(text, "f.yml")
+        parse_document(text, "f.yml")
     assert "\n" not in str(error.value)
     file = tmp_path / "benchmarks.yml"
     file.write_text(text)
@@ -55,8 +54,8 @@ def test_a_hostile_document_is_one_line_at_once(name, tmp_path):
 
 
 def test_just_so_deep_and_so_many_values_are_read():
-    assert parse("[" * DEEPEST + "]" * DEEPEST, "f.yml") is not None
-    assert len(parse("a: &a [1, 2]\nb: [" + "*a, " * 1000 + "*a]", "f.yml")["b"]) == 1001
+    assert parse_document("[" * DEEPEST + "]" * DEEPEST, "f.yml") is not None
+    assert len(parse_document("a: &a [1, 2]\nb: [" + "*a, " * 1000 + "*a]", "f.yml")["b"]) == 1001
 
 
 def test_a_config_file_that_unfolds_ends_with_status_2_and_one_line(tmp_path, capsys):

@@ -24,11 +24,11 @@ from hotloop.options import (
     non_negative,
     option,
     options_of,
-    plain,
     positive,
+    to_jsonable,
     validate,
 )
-from hotloop.options.document import parse
+from hotloop.options.document import parse_document
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ def test_plain_is_strict_json_for_every_kind_of_result():
         "path": Path("x"),
         "bool": np.bool_(True),
     }
-    text = json.dumps(plain(result), allow_nan=False)
+    text = json.dumps(to_jsonable(result), allow_nan=False)
     back = json.loads(text)
     assert back["nan"] is None
     assert back["inf"] == [None, 1.5]
@@ -223,7 +223,7 @@ def test_plain_is_strict_json_for_every_kind_of_result():
 
 def test_plain_refuses_what_json_cannot_hold():
     with pytest.raises(TypeError, match="object"):
-        plain({"x": object()})
+        to_jsonable({"x": object()})
 
 
 def test_checks_say_the_bound():
@@ -243,7 +243,7 @@ def test_the_nearest_names_are_offered_else_all_of_a_few():
 
 
 def test_documents_keep_text_as_written_and_merge_anchors():
-    document = parse("base: &b {lr: 1e-4, tag: ON}\nrun:\n  <<: *b\n  tag: 16.10\n", "f.yml")
+    document = parse_document("base: &b {lr: 1e-4, tag: ON}\nrun:\n  <<: *b\n  tag: 16.10\n", "f.yml")
     assert document["run"] == {"lr": "1e-4", "tag": "16.10"}
 
 
@@ -264,6 +264,6 @@ def test_documents_keep_text_as_written_and_merge_anchors():
 )
 def test_a_broken_document_is_one_line_with_file_and_line(text, message):
     with pytest.raises(OptionError) as error:
-        parse(text, "f.yml")
+        parse_document(text, "f.yml")
     assert message in str(error.value)
     assert "\n" not in str(error.value)

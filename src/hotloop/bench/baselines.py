@@ -14,7 +14,7 @@ from typing import Any
 from hotloop.bench.page import write_text
 from hotloop.bench.results import Sample
 from hotloop.errors import DataError
-from hotloop.options.json_text import load_json
+from hotloop.options.files import load_json
 
 Samples = Mapping[tuple[str, str], Sample]
 

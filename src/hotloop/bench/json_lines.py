@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hotloop.options.json_text import parse_json
+from hotloop.options.files import parse_json
 
 LONGEST_LINE = 1 << 20
 LARGEST_RECORD = 256 << 20

@@ -17,7 +17,7 @@ from typing import Any
 
 from hotloop.bench.report_peers import is_peers, number_or_none, peer_rows
 from hotloop.errors import DataError, MissingExtra
-from hotloop.options.json_text import parse_json
+from hotloop.options.files import parse_json
 
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "peers"
 PACKAGES: Mapping[str, tuple[str, ...]] = {

@@ -20,8 +20,8 @@ from hotloop.bench.record_shape import parsed
 from hotloop.bench.results import PROVENANCE, RECORDS
 from hotloop.engine.records import write_json
 from hotloop.errors import DataError, RunError
-from hotloop.options import plain
-from hotloop.options.json_text import load_json, parse_json
+from hotloop.options import to_jsonable
+from hotloop.options.files import load_json, parse_json
 
 MOST_VALUES = 1000
 FULL = "the disk is full, free some of it"
@@ -67,7 +67,7 @@ class Results:
 
     def append(self, record: Mapping[str, Any]) -> None:
         """One more record, which is on disk when this returns."""
-        made = plain(record)
+        made = to_jsonable(record)
         line = (json.dumps(made, allow_nan=False) + "\n").encode()
         try:
             written = os.write(self._file, line)
@@ -113,7 +113,7 @@ def digest(file: Path) -> str:
 
 def add_provenance(log: Path, provenance: Mapping[str, Any]) -> str:
     """Keep where results come from, once for all records that share it; the id by which they name it."""
-    text = json.dumps(plain(provenance), sort_keys=True)
+    text = json.dumps(to_jsonable(provenance), sort_keys=True)
     name = hashlib.sha256(text.encode()).hexdigest()[:12]
     path = log / PROVENANCE
     try:

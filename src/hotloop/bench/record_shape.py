@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hotloop.options.json_text import parse_json
+from hotloop.options.files import parse_json
 
 LAST_MOMENT = 253402300800.0  # the year 10000, in which calendars of Python end
 

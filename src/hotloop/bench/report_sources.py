@@ -17,7 +17,7 @@ from hotloop.bench.report_peers import PeerRow, is_peers, peer_rows
 from hotloop.bench.results import RECORDS, SIDES, Record, ended_well, printed_result, read, sessions
 from hotloop.bench.roofline import is_kernel
 from hotloop.errors import DataError
-from hotloop.options.json_text import load_json
+from hotloop.options.files import load_json
 
 Result = Mapping[str, Any]
 

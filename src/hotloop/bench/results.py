@@ -16,7 +16,7 @@ from typing import Any
 
 from hotloop.bench.record_shape import parsed
 from hotloop.errors import DataError
-from hotloop.options.json_text import load_json, parse_json, read_bounded
+from hotloop.options.files import load_json, parse_json, read_bounded
 
 RECORDS, PROVENANCE = "results.jsonl", "provenance.json"
 SIDES = ("A", "B")  # the log folders of two programs that ran in turns

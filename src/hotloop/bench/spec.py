@@ -12,7 +12,7 @@ from hotloop.bench.spec_entry import entry
 from hotloop.bench.spec_fields import Fields
 from hotloop.bench.spec_yaml import Pairs, read
 from hotloop.errors import OptionError, one_line
-from hotloop.options.yaml_nodes import LONGEST
+from hotloop.options.document import LONGEST
 
 
 class SpecError(OptionError):

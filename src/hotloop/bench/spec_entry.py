@@ -14,7 +14,7 @@ from hotloop.bench.spec_fields import Fields
 from hotloop.bench.spec_parameters import Row, rows
 from hotloop.bench.spec_yaml import Pairs, Text
 from hotloop.bench.variants import fill, named, unfilled
-from hotloop.options.paths import expand
+from hotloop.options.files import expand_path
 
 KEYS = (
     *(
@@ -123,7 +123,7 @@ def _path(fields: Fields, key: str) -> str:
     """The text of a key that names a file or folder; nothing where there can be none of that name."""
     text = fields.text(key, "")
     try:
-        expand(text)
+        expand_path(text)
     except ValueError as error:
         return fields.wrong(key, f"'{text}' {error}", "")
     return text

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from hotloop.options.yaml_nodes import TooMuch, compose
+from hotloop.options.document import DocumentTooLarge, compose_nodes
 
 if TYPE_CHECKING:
     from yaml.nodes import MappingNode, Node
@@ -59,8 +59,8 @@ def read(text: str, report: Report) -> Value | None:
     import yaml
 
     try:
-        node = compose(text)
-    except TooMuch as error:
+        node = compose_nodes(text)
+    except DocumentTooLarge as error:
         report(error.line, str(error))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark

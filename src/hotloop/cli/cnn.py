@@ -33,7 +33,7 @@ def run_train(config: Train, context: Context) -> Mapping[str, Any]:
     from hotloop.families.cnn import train
 
     if config.plan:
-        from hotloop.cli.plan import show
+        from hotloop.cli.plan import show_plan
         from hotloop.families.cnn.plans import described
 
         settings, text = described(config, context.given, context.configured)
@@ -42,7 +42,7 @@ def run_train(config: Train, context: Context) -> Mapping[str, Any]:
             context.warn(line)
         if settings.plan is None:
             return {}
-        return show(replace(settings.plan, warnings=()), context)
+        return show_plan(replace(settings.plan, warnings=()), context)
     command = " ".join(["hotloop", *context.argv])
     return train.run(config, context, command, context.given, context.configured)
 

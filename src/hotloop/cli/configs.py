@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from hotloop.cli.command import Command, Common
-from hotloop.cli.console import print_json
-from hotloop.cli.naming import errors_with_options
+from hotloop.cli.console import print_json, spell_options_in_errors
 from hotloop.cli.parser import Names
 from hotloop.errors import CheckpointError, OptionError
-from hotloop.options import Option, construct, did_you_mean, options_of, plain
-from hotloop.options.declare import shown
-from hotloop.options.document import Key, parse
-from hotloop.options.paths import expand
-from hotloop.options.yaml_nodes import LONGEST
+from hotloop.options import Option, construct, did_you_mean, options_of, to_jsonable
+from hotloop.options.declare import show_value
+from hotloop.options.document import LONGEST, Key, parse_document
+from hotloop.options.files import expand_path
 
 SETTABLE = ("device", "only_accelerator")  # the common options that a preset or file may hold
 
@@ -77,7 +75,7 @@ def resolve(command: Command, given: Mapping[str, Any]) -> Resolved:
         name: source for name, source in sources.items() if name in SETTABLE or name not in common_options
     }
     common = construct(Common, {key: accepted.pop(key) for key in common_options if key in accepted})
-    with errors_with_options(command.option_names):
+    with spell_options_in_errors(command.option_names):
         config = construct(command.config, accepted)
     configured = frozenset(() if of_run else layer.values)
     return Resolved(config, common, sources, layer.notices, replacements, configured)
@@ -127,7 +125,7 @@ def _run_layer(command: Command, run: str) -> Layer:
 
 def _replacement(option: Option, value: Any, had: Any) -> str:
     """That the command line has another value than the run."""
-    new, old = (shown("none" if each is None else plain(each)) for each in (value, had))
+    new, old = (show_value("none" if each is None else to_jsonable(each)) for each in (value, had))
     return f"option {option.spelling}: {new} (the run had {old})"
 
 
@@ -137,9 +135,9 @@ def _old_layer(command: Command, name: str) -> Layer:
         return _layer(command, name, None)
     option = f"--{command.config_option.replace('_', '-')}"
     try:
-        path = expand(name)
+        path = expand_path(name)
     except ValueError as error:
-        raise OptionError(f"{option} {shown(name)}: {error}") from None
+        raise OptionError(f"{option} {show_value(name)}: {error}") from None
     preset = path.name.removesuffix(".json").removesuffix("_config")
     if not path.exists() and preset in command.presets:
         notice = f"{name} is not there: the preset {preset} is what it held"
@@ -189,7 +187,7 @@ def read_file(path: Path, option: str = "--config-path") -> Mapping[str, Any]:
         raise OptionError(f"{option} {path}: {(error.strerror or 'unreadable').lower()}") from error
     except UnicodeDecodeError as error:
         raise OptionError(f"{option} {path}: not a text file (UTF-8)") from error
-    document = parse(text, str(path))
+    document = parse_document(text, str(path))
     if document is None:
         return {}
     if not isinstance(document, Mapping):

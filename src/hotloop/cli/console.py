@@ -1,25 +1,76 @@
-"""What a command says: text for people, warnings, a progress bar, and the one JSON object of `--json`.
+"""Arguments as options: the engine and the data speak of `replicas=8`, a command says `--replicas 8`.
 
-Text goes to standard output, or to standard error under `--json`, whose last line on standard output is the
-result. Nothing here knows what is computed.
+The rooms below know no command line, and whoever calls them from Python knows no options. So their messages name
+arguments, and here those that are options of the command, by the same name or another, are spelled as such.
+
+What a command says: text for people, warnings, a progress bar, and the one JSON object of `--json`.
 """
 
 import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
-from hotloop.cli.naming import with_options
 from hotloop.engine.interrupt import leave_at_once
 from hotloop.engine.progress import Progress, show
-from hotloop.options import plain
+from hotloop.errors import HotloopError
+from hotloop.options import to_jsonable
 
 if TYPE_CHECKING:
     import jax
+
+
+OTHER_NAMES = {
+    "accumulation": ("gradient_accumulation_count",),
+    "automatic": ("auto_loss_scaling",),
+    "data_dir": ("dataset_path", "data"),
+    "epochs": ("num_epochs",),
+    "global_size": ("global_batch_size",),
+    "l2": ("l2_regularization",),
+    "micro": ("micro_batch_size",),
+    "replicas": ("num_replicas",),
+    "scale": ("loss_scaling",),
+    "static": ("loss_scaling",),
+}
+"""Options that give an argument of another name its value."""
+PHRASES = {
+    "learning_rate: name=": "--lr-schedule ",
+    "learning_rate: params:": "--lr-schedule-params:",
+    "learning_rate: warmup:": "--lr-warmup-params:",
+    "optimizer: name=": "--optimizer ",
+    "optimizer: params:": "--optimizer-params:",
+}
+"""Arguments that are called alike in two functions."""
+_ARGUMENT = re.compile(r"(?<![\w.-])([a-z][a-z0-9_]*)=(True\b)?")
+
+
+def spell_options(text: str, options: Collection[str]) -> str:
+    """The text, with each `name=value` whose name is (or stands for) one of these options as `--name value`."""
+
+    def spelled(found: re.Match[str]) -> str:
+        argument, flag = found.groups()
+        name = next((n for n in (argument, *OTHER_NAMES.get(argument, ())) if n in options), None)
+        if name is None:
+            return found[0]
+        return f"--{name.replace('_', '-')}" + ("" if flag else " ")
+
+    for phrase, words in PHRASES.items():
+        text = text.replace(phrase, words)
+    return _ARGUMENT.sub(spelled, text)
+
+
+@contextmanager
+def spell_options_in_errors(options: Collection[str]) -> Iterator[None]:
+    """Spell the arguments in the message of an error, or of a stop, that the block raises."""
+    try:
+        yield
+    except (HotloopError, KeyboardInterrupt) as error:
+        error.args = (spell_options(str(error), options), *error.args[1:])
+        raise
 
 
 @dataclass(frozen=True)
@@ -44,11 +95,11 @@ class Context:
 
     def warn(self, text: str) -> None:
         """A line that people should not miss, on standard error."""
-        _print(f"{coloured('warning:', '33')} {with_options(text, self.options)}", sys.stderr)
+        _print(f"{colour('warning:', '33')} {spell_options(text, self.options)}", sys.stderr)
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Rows under their column names; columns of numbers are aligned to the right."""
-        for line in table_lines(columns, rows):
+        for line in format_table(columns, rows):
             self.say(line)
 
     def open_device(self) -> "jax.Device":
@@ -83,7 +134,7 @@ NUMBER = re.compile(r"-?[\d,]+(\.\d+)?(e[-+]\d+)?( %)?|-|nan|-?inf")
 """What stands to the right in its column: a number, perhaps with separators or per cent, or a dash in its place."""
 
 
-def table_lines(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+def format_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
     """The lines of a plain text table."""
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
@@ -99,7 +150,7 @@ def table_lines(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[s
     return [line(columns), *map(line, cells)]
 
 
-def coloured(text: str, code: str) -> str:
+def colour(text: str, code: str) -> str:
     """The text in colour where standard error is a terminal and NO_COLOR is not set."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not sys.stderr.isatty():
         return text
@@ -108,12 +159,12 @@ def coloured(text: str, code: str) -> str:
 
 def print_json(result: Mapping[str, Any]) -> None:
     """The result as one line of strict JSON on standard output."""
-    print(json.dumps(plain(result), allow_nan=False), flush=True)
+    print(json.dumps(to_jsonable(result), allow_nan=False), flush=True)
 
 
 def print_error(text: str) -> None:
     """One line on standard error, if anybody reads it: the exit status says the rest."""
     try:
-        print(f"hotloop: {coloured('error:', '31')} {' '.join(text.split())}", file=sys.stderr, flush=True)
+        print(f"hotloop: {colour('error:', '31')} {' '.join(text.split())}", file=sys.stderr, flush=True)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # the interpreter flushes it at exit

@@ -13,7 +13,7 @@ from hotloop.errors import DataError
 from hotloop.options import argument, option
 
 if TYPE_CHECKING:
-    from hotloop.data.checksum import Checked
+    from hotloop.data.local_files import FileVerdict
 
 _DATA_DIR = (
     "Look here first, and fetch to here; else HOTLOOP_DATA, else the data folder of the user (XDG_DATA_HOME)."
@@ -38,15 +38,14 @@ class SetConfig:
 def list_sets(config: ListConfig, context: Context) -> Mapping[str, Any]:
     """Every known set: what it is, where it was found, whether its files are the published ones."""
     from hotloop.data.catalogue import SETS
-    from hotloop.data.checksum import verify
-    from hotloop.data.folders import check_given, find
+    from hotloop.data.local_files import check_named_folders, find_set, verify_set
 
-    check_given(config.data_dir)
+    check_named_folders(config.data_dir)
     sets, rows = [], []
     for known in SETS.values():
-        found = find(known, config.data_dir)
+        found = find_set(known, config.data_dir)
         where = str(found.folder) if found else None
-        verified = _summary(verify(known, found)) if found else None
+        verified = _summary(verify_set(known, found)) if found else None
         absent = "not here" if known.files else "not fetched: licence; give a path"
         rows.append(
             [known.name, _megabytes(known.size), where or absent, verified or "-", known.what, known.licence]
@@ -85,17 +84,16 @@ def fetch_set(config: SetConfig, context: Context) -> Mapping[str, Any]:
 def verify_set(config: SetConfig, context: Context) -> Mapping[str, Any]:
     """Size and checksum of each file of one set; DataError when one is bad or missing."""
     from hotloop.data.catalogue import known_set
-    from hotloop.data.checksum import verify
-    from hotloop.data.folders import check_given, find
+    from hotloop.data.local_files import check_named_folders, find_set, verify_set
 
-    check_given(config.data_dir)
+    check_named_folders(config.data_dir)
     known = known_set(config.name)
     if not known.files:
         raise DataError(f"{known.name}: has no published checksums; expected files: {known.expected}")
-    found = find(known, config.data_dir)
+    found = find_set(known, config.data_dir)
     if found is None:
         raise DataError(f"{known.name}: not on this machine; `hotloop data fetch {known.name}` brings it")
-    files = verify(known, found)
+    files = verify_set(known, found)
     context.table(
         ["file", "bytes", "status", "checksum or reason"],
         [
@@ -110,7 +108,7 @@ def verify_set(config: SetConfig, context: Context) -> Mapping[str, Any]:
     return {"name": known.name, "where": str(found.folder), "files": [asdict(file) for file in files]}
 
 
-def _summary(files: "tuple[Checked, ...]") -> str:
+def _summary(files: "tuple[FileVerdict, ...]") -> str:
     """One word for a set: yes, or what stands against it."""
     counts = {status: sum(file.status == status for file in files) for status in ("BAD", "missing")}
     wrong = ", ".join(f"{count} {status}" for status, count in counts.items() if count)

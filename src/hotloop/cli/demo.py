@@ -11,7 +11,7 @@ from typing import Any
 from hotloop.cli.command import Command, Context
 from hotloop.engine.progress import Progress, hide
 from hotloop.families.kernels import config as kernels
-from hotloop.options import option, plain
+from hotloop.options import option, to_jsonable
 
 STEPS = 7
 LAYERS: dict[str, kernels.Layer] = {
@@ -39,7 +39,7 @@ class Demo:
     output: Path = option(Path("results/demo"), "Folder for index.html and results.json.", metavar="DIR")
 
 
-class Quiet:
+class SilentConsole:
     """A console for benchmarks whose lines nobody needs: only warnings pass."""
 
     def __init__(self, context: Context):
@@ -75,7 +75,7 @@ def run(config: Demo, context: Context) -> Mapping[str, Any]:
         **measure(device, context),
         "environment": describe_environment(),
     }
-    write_text(config.output / "results.json", json.dumps(plain(results), allow_nan=False))
+    write_text(config.output / "results.json", json.dumps(to_jsonable(results), allow_nan=False))
     path = overview(results).write(page_path)
     context.say(f"page: {path}")
     return {"page": str(path), **results}
@@ -89,7 +89,7 @@ def measure(device: Any, context: Context) -> dict[str, Any]:
     from hotloop.families.recommender import demo as recommender
     from hotloop.families.vcd.demo import glimpse
 
-    quiet = Quiet(context)
+    quiet = SilentConsole(context)
     tasks = 2 * len(LAYERS) + len(UPDATES_PER_CALL) + 7
     results: dict[str, Any] = {}
     with context.progress("kernels", tasks) as bar:

@@ -29,7 +29,7 @@ def run(config: DevicesConfig, context: Context) -> Mapping[str, Any]:
     from hotloop.engine.measure import ceilings
 
     found = [describe_device(device) for device in jax.devices(chosen.platform)]
-    context.table(("id", "platform", "kind", "memory"), [row(each) for each in found])
+    context.table(("id", "platform", "kind", "memory"), [device_row(each) for each in found])
     with context.progress("measuring the device"):
         limits = ceilings(chosen, config.calibrate)
     show_limits(context, limits)
@@ -49,7 +49,7 @@ def describe_device(device: "jax.Device") -> dict[str, Any]:
     }
 
 
-def row(found: Mapping[str, Any]) -> tuple[Any, ...]:
+def device_row(found: Mapping[str, Any]) -> tuple[Any, ...]:
     """One device as a line of the table."""
     size = found["memory_bytes"]
     shown = "unknown" if size is None else f"{size / 2**30:.1f} GiB"

@@ -21,12 +21,12 @@ def run(config: Cifar, context: Context) -> Mapping[str, Any]:
     """Train and test, or with --plan say what would be done."""
     context.open_device()
     if config.plan:
-        from hotloop.cli.plan import show
+        from hotloop.cli.plan import show_plan
         from hotloop.families.estimator.cifar_settings import planned
 
         line, plan = planned(config)
         context.say(line)
-        return show(plan, context)
+        return show_plan(plan, context)
     from hotloop.families.estimator import cifar
 
     return cifar.run(config, context, context.given)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hotloop.cli.command import Command, Common
-from hotloop.options import Option, Params, options_of, plain
+from hotloop.options import Option, Params, options_of, to_jsonable
 
 METAVARS = {int: "N", float: "X", Fraction: "A/B", str: "TEXT", Path: "PATH", Params: "{KEY: VALUE}"}
 
@@ -112,7 +112,7 @@ def _metavar(option: Option) -> str:
 
 
 def _help(option: Option) -> str:
-    default = plain(option.default) if not option.required else None
+    default = to_jsonable(option.default) if not option.required else None
     if default in (None, "", [], {}) or (default is False and option.kind.element is bool):
         return _escaped(option.help)
     shown = {True: "on"}.get(default) if isinstance(default, bool) else None

@@ -12,8 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from hotloop.cli.command import Command, Common, Context
-from hotloop.cli.console import print_error, print_json
-from hotloop.cli.naming import errors_with_options
+from hotloop.cli.console import print_error, print_json, spell_options_in_errors
 from hotloop.engine.interrupt import Stopped, raise_stops
 from hotloop.errors import HotloopError, OptionError
 from hotloop.options import did_you_mean, options_of
@@ -176,7 +175,7 @@ def execute(command: Command, path: str, words: list[str]) -> int:
     for line in resolved.replacements:
         context.say(line)
     assert command.run is not None
-    with errors_with_options(names):
+    with spell_options_in_errors(names):
         result: Mapping[str, Any] | None = command.run(resolved.config, context)
     if common.json:
         print_json(result or {})

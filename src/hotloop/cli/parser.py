@@ -10,10 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hotloop.errors import OptionError
+from hotloop.errors import OptionError, join_with_or
 from hotloop.options import Option, did_you_mean
-from hotloop.options.suggest import either
-from hotloop.options.values import FALSE, TRUE, split
+from hotloop.options.values import FALSE, TRUE, split_list
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Names:
     def __init__(self, options: Iterable[Option]):
         self.known: dict[str, Spelling] = {}
         for option in options:
-            for word in (f"--{hyphens(option.name)}", *option.aliases):
+            for word in (f"--{with_hyphens(option.name)}", *option.aliases):
                 if word in self.known:
                     raise TypeError(f"two options are called {word}")
                 self.known[word] = Spelling(option)
@@ -41,7 +40,7 @@ class Names:
 
     def find(self, typed: str) -> Spelling:
         """What a word such as `--batch_s` means, or an OptionError that names the nearest ones."""
-        word = hyphens(typed)
+        word = with_hyphens(typed)
         if word in self.known:
             return self.known[word]
         offered = {
@@ -51,12 +50,12 @@ class Names:
         if len({offered[name] for name in starts}) == 1:
             return offered[starts[0]]
         if starts:
-            raise OptionError(f"{typed} could be {either(starts)}; write more of it")
+            raise OptionError(f"{typed} could be {join_with_or(starts)}; write more of it")
         visible = [name for name, each in offered.items() if not each.option.hidden]
         raise OptionError(f"unknown option {typed}{did_you_mean(word, visible)}")
 
 
-def hyphens(name: str) -> str:
+def with_hyphens(name: str) -> str:
     """The spelling with hyphens."""
     return name.replace("_", "-")
 
@@ -92,7 +91,7 @@ def scan(argv: Sequence[str], options: Sequence[Option]) -> dict[str, Any]:
             given[found.option.name] = "false"
         else:
             given[found.option.name] = text if equals else _values(found.option, words, bool(positionals))
-    return given | _placed(positionals, rest)
+    return given | _place(positionals, rest)
 
 
 def _values(option: Option, words: list[str], positionals: bool) -> Any:
@@ -105,14 +104,14 @@ def _values(option: Option, words: list[str], positionals: bool) -> Any:
     if option.kind.many:
         values = []
         while words and not is_option(words[0]):
-            values += split(words.pop(0))
+            values += split_list(words.pop(0))
         return values
     if not follows:
         raise OptionError(f"{option.spelling}: a value is needed: {option.help}")
     return words.pop(0)
 
 
-def _placed(positionals: list[Option], words: list[str]) -> dict[str, Any]:
+def _place(positionals: list[Option], words: list[str]) -> dict[str, Any]:
     """Words without an option go to the positionals in order; one that takes many takes all that are left."""
     placed: dict[str, Any] = {}
     left = list(words)

@@ -33,7 +33,7 @@ class PlanConfig(PlanOptions):
     )
 
 
-def planned(config: PlanConfig) -> Plan:
+def make_plan(config: PlanConfig) -> Plan:
     """The plan that the options ask for."""
     batch = Batch.of(
         config.micro_batch_size,
@@ -45,7 +45,7 @@ def planned(config: PlanConfig) -> Plan:
     return config.planned(samples, batch, validations_per_epoch=config.validations_per_epoch)
 
 
-def show(plan: Plan, context: Context) -> dict[str, Any]:
+def show_plan(plan: Plan, context: Context) -> dict[str, Any]:
     """Say what would run, with its warnings, and hand it back as JSON has it."""
     context.say(plan.describe())
     for warning in plan.warnings:
@@ -55,7 +55,7 @@ def show(plan: Plan, context: Context) -> dict[str, Any]:
 
 def run(config: PlanConfig, context: Context) -> Mapping[str, Any]:
     """Plan and show."""
-    return show(planned(config), context)
+    return show_plan(make_plan(config), context)
 
 
 COMMAND = Command(

@@ -30,11 +30,11 @@ def run_train(config: Train, context: Context) -> Mapping[str, Any]:
     from hotloop.families.recommender import train
 
     if config.plan:
-        from hotloop.cli.plan import show
+        from hotloop.cli.plan import show_plan
 
         resolved, data = train.prepare(config, context)
         context.say(train.describe(resolved, data))
-        return show(train.planned(resolved, data)[1], context)
+        return show_plan(train.planned(resolved, data)[1], context)
     return train.run(config, context, " ".join(["hotloop", *context.argv]))
 
 

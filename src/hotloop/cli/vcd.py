@@ -25,12 +25,12 @@ def run_train(config: Train, context: Context) -> Mapping[str, Any]:
     from hotloop.families.vcd import train
 
     if config.plan:
-        from hotloop.cli.plan import show
+        from hotloop.cli.plan import show_plan
 
         train.check_sampler(config)
         data = train.load(config, context)
         context.say(train.describe(config, len(data.train), device.platform))
-        return show(train.planned(config, len(data.train)), context)
+        return show_plan(train.planned(config, len(data.train)), context)
     return train.run(config, context, " ".join(["hotloop", *context.argv]))
 
 

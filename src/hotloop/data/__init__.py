@@ -1,16 +1,16 @@
 """Data sets: what is on this machine, fetching with checksums, readers, and procedural stand-ins."""
 
-from hotloop.data.dataset import BinaryImages, Dataset, RatingSet, Split
-from hotloop.data.load import binarised, load, load_binarised, load_ratings
+from hotloop.data.dataset import BinaryImages, Dataset, LabelledImages, RatingSet
+from hotloop.data.load import binarise_dataset, load, load_binarised, load_ratings
 from hotloop.data.ratings import Ratings
 
 __all__ = [
     "BinaryImages",
     "Dataset",
+    "LabelledImages",
     "RatingSet",
     "Ratings",
-    "Split",
-    "binarised",
+    "binarise_dataset",
     "load",
     "load_binarised",
     "load_ratings",

@@ -1,24 +1,95 @@
-"""Class folders of images made into TFRecord shards by several processes, resumably.
+"""The optional tables that go into image records: names of synsets, and bounding boxes of objects.
 
-The order is drawn once with a fixed seed, every shard is a function of that order alone, and finished shards are
-kept: a build that was stopped and begun again ends in the same bytes. It must not know the command line.
+Class folders of images made into TFRecord shards by several processes, resumably.
 """
 
+import csv
 import hashlib
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hotloop.data.image_folder import class_names, list_images, part_folder
+import numpy as np
+
+from hotloop.data.image_stores import (
+    LABELS_FILE,
+    Boxes,
+    Part,
+    class_names,
+    list_images,
+    part_folder,
+    shard_name,
+)
 from hotloop.data.jpeg import pillow
 from hotloop.data.parallel import in_processes
-from hotloop.data.record_facts import Boxes, read_boxes, read_texts
-from hotloop.data.records import LABELS, Part, shard_name
-from hotloop.data.shard_build import Item, ShardTask, build_shard
-from hotloop.data.shard_files import PartManifest, fault, read_manifest, whole_file, write_manifest
+from hotloop.data.shards import (
+    Item,
+    PartManifest,
+    ShardTask,
+    build_shard,
+    read_manifest,
+    shard_fault,
+    whole_file,
+    write_manifest,
+)
 from hotloop.errors import DataError
+
+
+def read_texts(path: str | Path, synsets: Collection[str]) -> dict[str, str]:
+    """Lines of `synset TAB text`; DataError when one of the synsets has none."""
+    path = Path(path)
+    texts = {}
+    for number, line in enumerate(_lines(path), 1):
+        synset, tab, text = line.partition("\t")
+        if line.strip() and not tab:
+            raise DataError(f"{path}: line {number}: expected synset, tab and text, not {line[:60]!r}")
+        texts[synset.strip()] = text.strip()
+    missing = sorted(set(synsets) - set(texts))
+    if missing:
+        raise DataError(f"{path}: no text for {len(missing)} of {len(synsets)} classes, first {missing[0]}")
+    return texts
+
+
+def read_boxes(path: str | Path) -> Boxes:
+    """Lines of `file,xmin,ymin,xmax,ymax`, several for an image with several objects; a header may come first."""
+    path = Path(path)
+    rows: dict[str, list[list[float]]] = {}
+    for number, cells in enumerate(_rows(path), 1):
+        if not cells:
+            continue
+        try:
+            name, sides = cells[0], [float(cell) for cell in cells[1:]]
+        except ValueError:
+            if number == 1:
+                continue
+            sides = []
+        if len(sides) != 4 or not (0 <= sides[0] <= sides[2] <= 1 and 0 <= sides[1] <= sides[3] <= 1):
+            raise DataError(
+                f"{path}: line {number}: expected file,xmin,ymin,xmax,ymax with shares of 0 to 1, "
+                f"not {','.join(cells)[:60]!r}"
+            )
+        rows.setdefault(Path(name).stem, []).append(sides)
+    return {name: np.array(sides, np.float32) for name, sides in rows.items()}
+
+
+def _rows(path: Path) -> Iterator[list[str]]:
+    reader = csv.reader(_lines(path))
+    try:
+        yield from reader
+    except csv.Error as error:
+        raise DataError(f"{path}: line {reader.line_num}: no CSV ({error})") from None
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: byte {error.start:,}: not UTF-8 text") from None
+
 
 SEED = 12345
 IMAGES_PER_SHARD = {"train": 1252, "validation": 391}
@@ -59,7 +130,7 @@ class PartPlan:
         return [task for task in self.tasks if task.path.name not in self.manifest.shards]
 
 
-def plan(build: Build) -> list[PartPlan]:
+def plan_build(build: Build) -> list[PartPlan]:
     """What is to be made; everything that can be wrong before an image is opened is an error here."""
     pillow()
     parts: list[Part] = [part for part in _PARTS if part_folder(build.source, part)]
@@ -74,11 +145,11 @@ def plan(build: Build) -> list[PartPlan]:
     return [_plan_part(build, part, names, texts, boxes, made.get(part)) for part in parts]
 
 
-def run(build: Build, parts: Sequence[PartPlan], advance: Advance) -> dict[str, PartManifest]:
+def run_build(build: Build, parts: Sequence[PartPlan], advance: Advance) -> dict[str, PartManifest]:
     """Make the open shards; the manifest is written after each. `advance` hears of every shard's images."""
     manifests = read_manifest(build.out)
     manifests |= {each.part: each.manifest for each in parts}
-    with whole_file(build.out / LABELS) as unfinished:
+    with whole_file(build.out / LABELS_FILE) as unfinished:
         unfinished.write_text("".join(f"{name}\n" for name in class_names(build.source)))
     write_manifest(build.out, manifests)
     tasks = {task: each.part for each in parts for task in each.open_tasks}
@@ -119,10 +190,10 @@ def _plan_part(
         own = {stem: boxes[stem] for item in chosen if (stem := Path(item.path).stem) in boxes}
         tasks.append(ShardTask(build.out / shard_name(part, number, total), chosen, own))
     fresh = PartManifest(_checksum(tasks), len(items), total, {})
-    return PartPlan(part, tuple(tasks), _kept(build, part, fresh, made))
+    return PartPlan(part, tuple(tasks), _keep_finished(build, part, fresh, made))
 
 
-def _kept(build: Build, part: str, fresh: PartManifest, made: PartManifest | None) -> PartManifest:
+def _keep_finished(build: Build, part: str, fresh: PartManifest, made: PartManifest | None) -> PartManifest:
     """The manifest to go on with: the shards of an earlier build of the same plan that are still whole."""
     if made is None:
         return fresh
@@ -133,7 +204,7 @@ def _kept(build: Build, part: str, fresh: PartManifest, made: PartManifest | Non
     whole = {
         name: shard
         for name, shard in made.shards.items()
-        if (build.skip_corrupt or not shard.skipped) and not fault(build.out / name, shard)
+        if (build.skip_corrupt or not shard.skipped) and not shard_fault(build.out / name, shard)
     }
     return replace(fresh, shards=whole)
 

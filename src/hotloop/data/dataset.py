@@ -1,14 +1,22 @@
 """What a loader hands on: arrays in splits, and where they came from.
 
 The arrays are as the files have them, whole bytes and all; scaling and augmenting belong to the model.
+
+Labelled images from the files of a known set: the readers' arrays checked against each other.
+Grey images made black and white once and for all: each pixel is 1 with the probability of its greyness.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hotloop.data.catalogue import SETS, KnownSet
+from hotloop.data.image_formats import read_cifar, read_idx
+from hotloop.data.local_files import LocalSet, check_file
 from hotloop.data.ratings import Ratings
+from hotloop.errors import DataError
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -24,7 +32,7 @@ class Loaded:
 
 
 @dataclass(frozen=True, eq=False)
-class Split:
+class LabelledImages:
     """Images [N, height, width, channels] and a label for each."""
 
     images: NDArray[np.uint8]
@@ -39,8 +47,8 @@ class Dataset(Loaded):
     """Labelled images of so many classes."""
 
     classes: int
-    train: Split
-    test: Split
+    train: LabelledImages
+    test: LabelledImages
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,3 +65,88 @@ class RatingSet(Loaded):
     """One table of ratings; how to split it is for the recommender."""
 
     ratings: Ratings
+
+
+_IDX_CLASSES, _IDX_SIDE = 10, 28
+_CIFAR_LABELS = {"cifar10": (10,), "cifar100": (20, 100)}
+"""The labels that a record begins with, by their number of names; CIFAR-100 has a coarse and a fine one."""
+
+IMAGE_SETS = {
+    "mnist": (60_000, 10_000),
+    "fashion_mnist": (60_000, 10_000),
+    "cifar10": (50_000, 10_000),
+    "cifar100": (50_000, 10_000),
+}
+"""The sets of labelled images, with the numbers of images to train and to test with when they are whole."""
+
+
+def read_images(known: KnownSet, found: LocalSet) -> Dataset:
+    """The set's images from its files, whole or as much of it as is there."""
+    if known.name in _CIFAR_LABELS:
+        label_names = _CIFAR_LABELS[known.name]
+        train, test = (_read_cifar_split(known, found, part, label_names) for part in ("train", "test"))
+        classes = label_names[-1]
+    else:
+        _refuse_foreign(known, found)
+        train, test = (_read_idx_split(found, part) for part in ("train", "t10k"))
+        classes = _IDX_CLASSES
+    return Dataset(
+        name=known.name, source=f"files at {found.folder}", classes=classes, train=train, test=test
+    )
+
+
+def _read_cifar_split(
+    known: KnownSet, found: LocalSet, part: str, label_names: tuple[int, ...]
+) -> LabelledImages:
+    names = [file.name for file in known.files if file.name.startswith("test") == (part == "test")]
+    return LabelledImages(
+        *read_cifar([found.files[name] for name in names if name in found.files], label_names)
+    )
+
+
+def _read_idx_split(found: LocalSet, part: str) -> LabelledImages:
+    image_file, label_file = (found.files[f"{part}-{kind}-ubyte"] for kind in ("images-idx3", "labels-idx1"))
+    images, labels = read_idx(image_file, 3), read_idx(label_file, 1)
+    if images.shape[1:] != (_IDX_SIDE, _IDX_SIDE):
+        size = " x ".join(map(str, images.shape[1:]))
+        raise DataError(f"{image_file}: byte 8: images of {size}, expected {_IDX_SIDE} x {_IDX_SIDE}")
+    if len(images) != len(labels):
+        raise DataError(
+            f"{label_file}: byte 4: {len(labels):,} labels for {len(images):,} images in {image_file}"
+        )
+    _check_labels(label_file, labels)
+    return LabelledImages(images[..., None], labels.astype(np.int32))
+
+
+def _check_labels(path: Path, labels: NDArray[np.uint8]) -> None:
+    bad = np.flatnonzero(labels >= _IDX_CLASSES)
+    if len(bad):
+        at, label = int(bad[0]) + 8, int(labels[bad[0]])
+        raise DataError(f"{path}: byte {at:,}: label {label}, expected 0 to {_IDX_CLASSES - 1}")
+
+
+def _refuse_foreign(known: KnownSet, found: LocalSet) -> None:
+    """DataError when the files are those of another set that has the same file names."""
+    smallest = min(known.files, key=lambda file: file.size)
+    for other in SETS.values():
+        for file in other.files:
+            if other is not known and file.name == smallest.name:
+                path = found.files[file.name]
+                if check_file(file, path).status == "OK":
+                    raise DataError(f"{path}: this file belongs to {other.name}, not to {known.name}")
+
+
+_BINARISE_BLOCK = 4096
+_THRESHOLDS = ((np.arange(256, dtype=np.uint32) * 65536 + 254) // 255).astype(np.uint32)
+"""A 16-bit random number is below entry g for a share of g / 255 of them, to the nearest 1 / 65536."""
+
+
+def binarise(images: NDArray[np.uint8], seed: int = 0) -> NDArray[np.uint8]:
+    """Zeros and ones in the shape of the images; 0 always gives 0 and 255 always 1."""
+    stream = np.random.PCG64(seed)
+    bits = np.empty(images.shape, np.uint8)
+    for start in range(0, len(images), _BINARISE_BLOCK):
+        grey = images[start : start + _BINARISE_BLOCK]
+        raw = stream.random_raw(-(-grey.size // 4)).astype("<u8").view("<u2")
+        bits[start : start + _BINARISE_BLOCK] = raw[: grey.size].reshape(grey.shape) < _THRESHOLDS[grey]
+    return bits

@@ -1,24 +1,229 @@
-"""Brings a known set onto this machine: what is missing is downloaded, checked and unpacked.
+"""One download: several mirrors, resumed where it broke off, given its name only once its checksum is right.
 
-It knows folders and checksums, not formats. A file that is there and wrong is the user's: it is named in an
-error, never replaced. An archive that the user brought is used as if it had been downloaded.
+It knows addresses and bytes, not data sets. A host that does not answer within a few seconds is left alone,
+so that a machine without a network finds out fast.
+
+Takes named files, and nothing else, out of a downloaded tar or zip archive.
+Brings a known set onto this machine: what is missing is downloaded, checked and unpacked.
 """
 
 import contextlib
+import errno
 import fcntl
+import http.client
 import os
-from collections.abc import Callable, Iterator
+import socket
+import tarfile
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+import zipfile
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
-from hotloop.data.checksum import Checked, raw_digest, verify
-from hotloop.data.download import FetchError, download, reachable
-from hotloop.data.folders import data_home, entries, find, look
-from hotloop.data.known import Download, KnownFile, KnownSet
-from hotloop.data.unpack import unpack
+from hotloop.data.catalogue import Download, KnownFile, KnownSet
+from hotloop.data.local_files import (
+    FileVerdict,
+    data_home,
+    digest,
+    digest_file,
+    find_set,
+    list_folder,
+    look_in,
+    verify_set,
+)
 from hotloop.errors import DataError
 from hotloop.rehearsal import begin_work
+
+CONNECT_SECONDS = 3.0
+"""How long a host may take to answer before it counts as out of reach."""
+READ_SECONDS = 30.0
+"""How long a server may stay silent in the middle of a download."""
+_ATTEMPTS = 3
+_DOWNLOAD_CHUNK = 1 << 18
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EIO)
+
+
+class FetchError(DataError):
+    """Data that could not be had from the network: `why` in a few words, then all that is known."""
+
+    def __init__(self, why: str, details: str):
+        super().__init__(f"{why}: {details}")
+        self.why = why
+
+
+def probe_mirrors(urls: Iterable[str]) -> set[str]:
+    """Those of the addresses whose host (or the proxy in front of it) answers; asked all at once."""
+    answers: set[str] = set()
+    threads = [threading.Thread(target=_probe, args=(url, answers), daemon=True) for url in urls]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + CONNECT_SECONDS
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return set(answers)
+
+
+def _probe(url: str, answers: set[str]) -> None:
+    parts = urllib.parse.urlsplit(url)
+    proxy = urllib.request.getproxies().get(parts.scheme)
+    if proxy and not urllib.request.proxy_bypass(parts.hostname or ""):
+        parts = urllib.parse.urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        socket.create_connection((parts.hostname or "", port), CONNECT_SECONDS).close()
+    except OSError:
+        return
+    answers.add(url)
+
+
+def download(item: Download, target: Path, mirrors: Iterable[str], report: Callable[[int], None]) -> None:
+    """Fetch `item` to `target` from the first mirror that gives the right bytes; FetchError when none does.
+
+    `report` is called with the number of bytes there so far. An unfinished file stays beside the target
+    (hidden, `.part`) and is continued next time; a wrong one is deleted.
+    """
+    part = target.with_name(f".{target.name}.part")
+    reasons = []
+    for mirror in mirrors:
+        reason = _from_mirror(mirror + item.name, item, part, report)
+        if not reason:
+            part.replace(target)
+            return
+        reasons.append(f"{mirror}{item.name}: {reason}")
+    raise FetchError(f"{item.name} could not be downloaded", "; ".join(reasons))
+
+
+def _from_mirror(url: str, item: Download, part: Path, report: Callable[[int], None]) -> str:
+    """Fill `part` from one mirror, taking a broken connection up again; why that failed, or nothing."""
+    reason = ""
+    for _ in range(_ATTEMPTS):
+        start = part.stat().st_size if part.exists() else 0
+        try:
+            _receive(url, item, part, start if start <= item.size else 0, report)
+        except urllib.error.HTTPError as error:
+            error.close()
+            return f"the server answers {error.code} {error.reason}"
+        except (OSError, http.client.HTTPException) as error:
+            if getattr(error, "errno", None) in _DISK_ERRORS:
+                raise DataError(f"data folder {part.parent}: cannot be written ({error})") from None
+            reason = _explain(error)
+        else:
+            reason = _check_download(item, part)
+            if not reason or start == 0:
+                return reason
+    return reason
+
+
+def _receive(url: str, item: Download, part: Path, start: int, report: Callable[[int], None]) -> None:
+    """Append what is missing to `part`, or write it anew where the server cannot continue."""
+    if start == item.size:
+        return
+    headers = {"User-Agent": "hotloop", **({"Range": f"bytes={start}-"} if start else {})}
+    with urllib.request.urlopen(
+        urllib.request.Request(url, headers=headers), timeout=READ_SECONDS
+    ) as response:
+        resumed = response.status == http.client.PARTIAL_CONTENT
+        have = start if resumed else 0
+        with part.open("ab" if resumed else "wb") as file:
+            # One byte more than the file has is enough to know that it is another file.
+            while have <= item.size and (chunk := response.read(_DOWNLOAD_CHUNK)):
+                file.write(chunk)
+                have += len(chunk)
+                report(have)
+    if have < item.size:
+        raise ConnectionError(f"the connection ended after {have:,} of {item.size:,} bytes")
+
+
+def _check_download(item: Download, part: Path) -> str:
+    """What is wrong with the downloaded file, which is then deleted; nothing when it is the right one."""
+    size, checksum = digest_file(part, item.checksum)
+    if checksum == item.checksum:
+        return ""
+    part.unlink()
+    return (
+        f"wrong checksum, file deleted ({size:,} bytes, {checksum}; expected {item.size:,}, {item.checksum})"
+    )
+
+
+def _explain(error: Exception) -> str:
+    cause = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(cause, TimeoutError):
+        return f"no answer for {READ_SECONDS:g} s"
+    return str(cause) or type(cause).__name__
+
+
+_UNPACK_CHUNK = 1 << 20
+
+
+def unpack(archive: Path, files: Iterable[KnownFile], folder: Path) -> None:
+    """Write the files, each from its member of the archive, to the folder."""
+    wanted = {file.member: file for file in files}
+    members = _zip_members if archive.name.endswith(".zip") else _tar_members
+    try:
+        for name, source in members(archive, wanted):
+            _unpack_file(wanted.pop(name), source, folder)
+    except DataError:
+        raise
+    except Exception as error:  # encrypted, cut, of unknown methods: the readers raise many kinds
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(f"{archive}: damaged archive ({said})") from None
+    if wanted:
+        raise DataError(f"{archive}: no regular file {', '.join(wanted)} in this archive")
+
+
+def _tar_members(archive: Path, wanted: Container[str]) -> Iterator[tuple[str, IO[bytes]]]:
+    """The wanted members in the archive's own order, so that a gzipped tar is unpacked only once."""
+    with tarfile.open(archive, "r|*") as tar:
+        for info in tar:
+            if info.isreg() and info.name in wanted:
+                source = tar.extractfile(info)
+                assert source is not None  # extractfile gives None only for what is not a regular file
+                yield info.name, source
+
+
+def _zip_members(archive: Path, wanted: Container[str]) -> Iterator[tuple[str, IO[bytes]]]:
+    with zipfile.ZipFile(archive) as packed:
+        for name in dict.fromkeys(packed.namelist()):
+            if name in wanted:
+                with packed.open(name) as source:
+                    yield name, source
+
+
+def _unpack_file(file: KnownFile, source: IO[bytes], folder: Path) -> None:
+    part = folder / f".{file.name}.part"
+    try:
+        with part.open("wb") as target:
+            _, checksum = digest(_copy(source, target, file.size), file.checksum)
+        if checksum != file.checksum:
+            raise DataError(
+                f"{folder / file.name}: wrong content in the archive ({checksum}, expected {file.checksum})"
+            )
+        part.replace(folder / file.name)
+    except OSError as error:
+        raise DataError(f"data folder {folder}: cannot be written ({error.strerror})") from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _copy(source: IO[bytes], target: IO[bytes], size: int) -> Iterator[bytes]:
+    left = size + 1  # an archive that claims a small file and unpacks to an endless one stops here
+    while left and (chunk := _read_member(source, min(_UNPACK_CHUNK, left))):
+        target.write(chunk)
+        left -= len(chunk)
+        yield chunk
+
+
+def _read_member(source: IO[bytes], size: int) -> bytes:
+    try:
+        return source.read(size)
+    except OSError as error:  # of the archive, not of the disk that is written to
+        raise EOFError(str(error)) from None
+
 
 OFFLINE = "HOTLOOP_OFFLINE"
 
@@ -44,7 +249,7 @@ class Fetched:
     """Where a complete set lies, the verdict on its files, and whether anything had to be downloaded."""
 
     folder: Path
-    files: tuple[Checked, ...]
+    files: tuple[FileVerdict, ...]
     new: bool
 
 
@@ -61,23 +266,23 @@ def fetch(known: KnownSet, data_dir: str | Path | None = None, progress: Progres
             f"{known.name}: not fetched ({known.licence}); bring the files and give their folder: "
             f"{known.expected}"
         )
-    if data_dir is None or entries(data_dir) is not None:
-        found = find(known, data_dir)
-        verdicts = verify(known, found)
+    if data_dir is None or list_folder(data_dir) is not None:
+        found = find_set(known, data_dir)
+        verdicts = verify_set(known, found)
         if found and all(verdict.status == "OK" for verdict in verdicts):
             return Fetched(found.folder, verdicts, new=False)
     begin_work(f"fetching {known.name}")
     folder = data_home(data_dir) / known.folders[0]
-    absent = [file for file in _missing(known, folder) if not (folder / file.download.name).exists()]
-    mirrors = _answering(known, folder) if absent else set()
-    with _only_one(folder):
+    absent = [file for file in _find_missing(known, folder) if not (folder / file.download.name).exists()]
+    mirrors = _find_mirrors(known, folder) if absent else set()
+    with _lock_folder(folder):
         _complete(known, folder, mirrors, progress)
-        return Fetched(folder, verify(known, look(known, folder)), new=True)
+        return Fetched(folder, verify_set(known, look_in(known, folder)), new=True)
 
 
-def _missing(known: KnownSet, folder: Path) -> list[KnownFile]:
+def _find_missing(known: KnownSet, folder: Path) -> list[KnownFile]:
     """The files that are not in the folder; DataError for one that is there and wrong."""
-    verdicts = verify(known, look(known, folder))
+    verdicts = verify_set(known, look_in(known, folder))
     for verdict in verdicts:
         if verdict.status == "BAD":
             raise DataError(
@@ -88,7 +293,7 @@ def _missing(known: KnownSet, folder: Path) -> list[KnownFile]:
 
 def _complete(known: KnownSet, folder: Path, mirrors: set[str], progress: Progress) -> None:
     """Download what is missing and unpack it; an archive that the user put there is used, and left there."""
-    wanted = _missing(known, folder)
+    wanted = _find_missing(known, folder)
     for item in dict.fromkeys(file.download for file in wanted):
         archive = folder / item.name
         brought = archive.exists()
@@ -96,7 +301,7 @@ def _complete(known: KnownSet, folder: Path, mirrors: set[str], progress: Progre
             _check_brought(item, archive)
         else:
             with progress(f"{known.name}: {item.name}", item.size) as bar:
-                _download(item, folder, mirrors, bar)
+                _download_with_bar(item, folder, mirrors, bar)
         if members := [file for file in wanted if file.download == item and file.member]:
             unpack(archive, members, folder)
             if not brought:
@@ -104,16 +309,16 @@ def _complete(known: KnownSet, folder: Path, mirrors: set[str], progress: Progre
 
 
 def _check_brought(item: Download, archive: Path) -> None:
-    _, checksum = raw_digest(archive, item.checksum)
+    _, checksum = digest_file(archive, item.checksum)
     if checksum != item.checksum:
         raise DataError(f"{archive}: is there but wrong ({checksum}, expected {item.checksum}); move it away")
 
 
-def _answering(known: KnownSet, folder: Path) -> set[str]:
+def _find_mirrors(known: KnownSet, folder: Path) -> set[str]:
     """The mirrors within reach; FetchError that says what to put where when there are none."""
     mirrors = {mirror for item in known.downloads for mirror in item.mirrors}
     offline = os.environ.get(OFFLINE, "") not in ("", "0")
-    answering = set() if offline else reachable(mirrors)
+    answering = set() if offline else probe_mirrors(mirrors)
     if not answering:
         why = f"{OFFLINE} is set" if offline else "no network"
         raise FetchError(why, f"{known.name} cannot be fetched; {by_hand(known, folder)}")
@@ -127,7 +332,7 @@ def by_hand(known: KnownSet, folder: Path) -> str:
     return f"put {names} into {folder} by hand, from {sources}, and fetch again"
 
 
-def _download(item: Download, folder: Path, answering: set[str], bar: Bar) -> None:
+def _download_with_bar(item: Download, folder: Path, answering: set[str], bar: Bar) -> None:
     """Download one file with a bar that only ever moves forward, whatever is begun again."""
     shown = 0
 
@@ -141,7 +346,7 @@ def _download(item: Download, folder: Path, answering: set[str], bar: Bar) -> No
 
 
 @contextlib.contextmanager
-def _only_one(folder: Path) -> Iterator[None]:
+def _lock_folder(folder: Path) -> Iterator[None]:
     """Create the folder and keep every other process that fetches into it waiting."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

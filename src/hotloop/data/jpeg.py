@@ -34,7 +34,7 @@ class ImageError(ValueError):
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckedImage:
     """An image that decodes: its size, and the bytes of an RGB or grey JPEG."""
 
     width: int
@@ -53,7 +53,7 @@ def pillow() -> Any:
     return Image
 
 
-def opened(encoded: bytes) -> "Image.Image":
+def open_image(encoded: bytes) -> "Image.Image":
     """The image with its header read and its pixels not yet."""
     module = pillow()
     _silence(module.DecompressionBombWarning)
@@ -70,7 +70,7 @@ def opened(encoded: bytes) -> "Image.Image":
     return image
 
 
-def loaded(image: "Image.Image") -> "Image.Image":
+def load_rgb(image: "Image.Image") -> "Image.Image":
     """The image with its pixels, as RGB."""
     try:
         image.load()
@@ -81,7 +81,7 @@ def loaded(image: "Image.Image") -> "Image.Image":
 
 def decode(encoded: bytes) -> Pixels:
     """The pixels [height, width, 3]."""
-    return np.asarray(loaded(opened(encoded)))
+    return np.asarray(load_rgb(open_image(encoded)))
 
 
 def encode(pixels: Pixels, quality: int = 90) -> bytes:
@@ -89,12 +89,12 @@ def encode(pixels: Pixels, quality: int = 90) -> bytes:
     return _jpeg(pillow().fromarray(pixels), quality)
 
 
-def checked(encoded: bytes) -> Checked:
+def check_image(encoded: bytes) -> CheckedImage:
     """The image decoded once to see that it is whole, and repaired where it is no RGB or grey JPEG."""
-    image = opened(encoded)
+    image = open_image(encoded)
     plain = image.format == "JPEG" and image.mode in ("RGB", "L")
-    rgb = loaded(image)
-    return Checked(*rgb.size, encoded if plain else _jpeg(rgb, 100, subsampling=0), repaired=not plain)
+    rgb = load_rgb(image)
+    return CheckedImage(*rgb.size, encoded if plain else _jpeg(rgb, 100, subsampling=0), repaired=not plain)
 
 
 def _jpeg(image: "Image.Image", quality: int, **options: int) -> bytes:

@@ -8,22 +8,18 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from hotloop.data.amat import read_amat
-from hotloop.data.binarise import binarise
-from hotloop.data.catalogue import known_set
-from hotloop.data.dataset import BinaryImages, Dataset, RatingSet
-from hotloop.data.download import FetchError
-from hotloop.data.fetch import Progress, fetch, no_progress
-from hotloop.data.folders import Found, check_given, find, loadable, look
-from hotloop.data.image_files import IMAGE_SETS, read_images
-from hotloop.data.known import KnownSet
+from hotloop.data.catalogue import KnownSet, known_set
+from hotloop.data.dataset import IMAGE_SETS, BinaryImages, Dataset, RatingSet, binarise, read_images
+from hotloop.data.fetch import FetchError, Progress, fetch, no_progress
+from hotloop.data.image_formats import read_amat
+from hotloop.data.local_files import LocalSet, check_named_folders, find_set, is_loadable, look_in
 from hotloop.data.ratings import read_ratings
 from hotloop.data.stand_ins import stand_in_images, stand_in_ratings
 from hotloop.errors import DataError
 
 Say = Callable[[str], None]
 _RATINGS, _BINARISED = "movielens-100k", "binarised_mnist"
-_VALIDATION = 6
+_VALIDATION_SHARE = 6
 """One in so many training images of a binarised set is kept for validation: of MNIST's 60,000 the last 10,000."""
 
 
@@ -36,7 +32,7 @@ def load(
     name: str, data_dir: str | Path | None = None, say: Say = to_stderr, progress: Progress = no_progress
 ) -> Dataset:
     """Labelled images: mnist, fashion_mnist, cifar10 or cifar100."""
-    known = _wanted(name, tuple(IMAGE_SETS))
+    known = _check_fits(name, tuple(IMAGE_SETS))
     try:
         _, found = _locate((known,), data_dir, progress)
     except FetchError as error:
@@ -58,7 +54,7 @@ def load_ratings(
     progress: Progress = no_progress,
 ) -> RatingSet:
     """Ratings: movielens-100k."""
-    known = _wanted(name, (_RATINGS,))
+    known = _check_fits(name, (_RATINGS,))
     try:
         _, found = _locate((known,), data_dir, progress)
     except FetchError as error:
@@ -79,11 +75,11 @@ def load_binarised(
     try:
         known, found = _locate((published, mnist), data_dir, progress)
     except FetchError as error:
-        stand_in = binarised(stand_in_images(_BINARISED, error.why))
+        stand_in = binarise_dataset(stand_in_images(_BINARISED, error.why))
         say(stand_in.notice)
         return stand_in
     if known is mnist:
-        images = binarised(read_images(mnist, found))
+        images = binarise_dataset(read_images(mnist, found))
         say(
             f"data: {mnist.name}, {images.source}, binarised here: the published set's distribution, other bits"
         )
@@ -94,10 +90,10 @@ def load_binarised(
     return BinaryImages(name=_BINARISED, source=source, train=train, validation=validation, test=test)
 
 
-def binarised(grey: Dataset) -> BinaryImages:
+def binarise_dataset(grey: Dataset) -> BinaryImages:
     """Grey images made zeros and ones once and for all; the last training images become the validation set."""
     train = binarise(grey.train.images, seed=0)
-    keep = len(train) - len(train) // _VALIDATION
+    keep = len(train) - len(train) // _VALIDATION_SHARE
     return BinaryImages(
         name=grey.name,
         source=grey.source,
@@ -109,7 +105,7 @@ def binarised(grey: Dataset) -> BinaryImages:
     )
 
 
-def _wanted(name: str, names: tuple[str, ...]) -> KnownSet:
+def _check_fits(name: str, names: tuple[str, ...]) -> KnownSet:
     known = known_set(name)
     if known.name in names:
         return known
@@ -120,22 +116,22 @@ def _wanted(name: str, names: tuple[str, ...]) -> KnownSet:
 
 def _locate(
     choices: tuple[KnownSet, ...], data_dir: str | Path | None, progress: Progress
-) -> tuple[KnownSet, Found]:
+) -> tuple[KnownSet, LocalSet]:
     """The first of the sets that is here, else the first that can be fetched.
 
     FetchError where neither is so, but a plain DataError when the user named the folder.
     """
     data_dir = None if data_dir is None else Path(data_dir)
-    check_given(data_dir)
+    check_named_folders(data_dir)
     for known in choices:
-        found = find(known, data_dir)
-        if found and loadable(known, found):
+        found = find_set(known, data_dir)
+        if found and is_loadable(known, found):
             return known, found
     failure: FetchError | None = None
     for known in choices:
         try:
             folder = fetch(known, data_dir, progress).folder
-            found = look(known, folder)
+            found = look_in(known, folder)
             assert found is not None  # fetch has just verified it
             return known, found
         except FetchError as error:

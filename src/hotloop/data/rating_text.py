@@ -140,7 +140,7 @@ def _batches(path: Path, form: _Form) -> Iterator[Any]:
 
 
 def _chunks(path: Path) -> Iterator[bytes]:
-    return content.chunks(path, _most(path))
+    return content.read_chunks(path, _most(path))
 
 
 def _most(path: Path) -> int:

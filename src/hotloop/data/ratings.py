@@ -37,7 +37,7 @@ class Ratings:
 def read_ratings(path: str | Path) -> Ratings:
     """The table in a file; DataError with the line and the reason for the first line that is not a rating."""
     path = Path(path)
-    data = content.read(path, _LARGEST)
+    data = content.read_content(path, _LARGEST)
     if not data.strip():
         raise DataError(f"{path}: line 1: no rating in this file")
     try:

@@ -19,7 +19,7 @@ from typing import Any
 
 from hotloop import rehearsal
 from hotloop.errors import OptionError
-from hotloop.options.paths import expand
+from hotloop.options.files import expand_path
 
 
 def configure(**settings: Any) -> None:
@@ -137,7 +137,7 @@ def folder() -> Path | None:
         return None
     if named:
         try:
-            return expand(named)
+            return expand_path(named)
         except ValueError as error:
             raise OptionError(f"HOTLOOP_CACHE {named}: {error}") from None
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hotloop"

@@ -42,7 +42,7 @@ from hotloop.engine.checkpoint_folder import (
 from hotloop.engine.interrupt import hold_stops
 from hotloop.engine.records import from_exact, to_exact
 from hotloop.errors import CheckpointError, OptionError
-from hotloop.options import plain
+from hotloop.options import to_jsonable
 
 Metrics = Mapping[int, Mapping[str, Any]]
 
@@ -194,7 +194,9 @@ class Checkpoints:
         """
         self.wait()
         arrays, forms = snapshot(state)
-        note = replace(self._blank, step=step, position=to_exact(position), metrics=plain(metrics or {}))
+        note = replace(
+            self._blank, step=step, position=to_exact(position), metrics=to_jsonable(metrics or {})
+        )
         self._pending = self._writer.submit(self._write, note, arrays, forms)
 
     def wait(self) -> None:

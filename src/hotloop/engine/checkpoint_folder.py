@@ -40,7 +40,7 @@ from hotloop.engine.checkpoint_arrays import (
 )
 from hotloop.engine.records import from_exact
 from hotloop.errors import CheckpointError
-from hotloop.options.json_text import load_json
+from hotloop.options.files import load_json
 
 MANIFEST = "manifest.json"
 PROGRAM = "hotloop"

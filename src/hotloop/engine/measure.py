@@ -33,8 +33,8 @@ from hotloop.engine import cache
 from hotloop.engine.device import cpu_model, usable_cores
 from hotloop.engine.records import write_json
 from hotloop.errors import OptionError
-from hotloop.options import plain
-from hotloop.options.json_text import load_json, parse_json
+from hotloop.options import to_jsonable
+from hotloop.options.files import load_json, parse_json
 
 SECONDS_EACH = 0.2  # of timed calls for one figure, once it has compiled
 MOST_CALLS, FEWEST_CALLS = 7, 3
@@ -332,7 +332,7 @@ def device_memory() -> dict[str, Mapping[str, Any] | None]:
     """What each device's allocator says (bytes in use, peak, limit); None where it keeps no count."""
     import jax
 
-    return {str(device): plain(_asked(device.memory_stats)) for device in jax.local_devices()}
+    return {str(device): to_jsonable(_asked(device.memory_stats)) for device in jax.local_devices()}
 
 
 def readable(facts: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hotloop.errors import OptionError
-from hotloop.options.checks import Check
+from hotloop.options.declare import Check
 
 
 def _number(value: Any) -> str | None:

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from hotloop.errors import RunError
-from hotloop.options import plain
-from hotloop.options.json_text import load_json, parse_json
+from hotloop.options import to_jsonable
+from hotloop.options.files import load_json, parse_json
 
 FRAME = ("event", "update", "epoch", "time", "elapsed", "nonfinite")
 
@@ -31,13 +31,13 @@ def compose_record(
         raise ValueError(f"figures cannot be called {sorted(taken)}: every record has these already")
     frame = {"event": event, "update": update, "epoch": epoch, "time": time.time(), "elapsed": elapsed}
     odd = find_nonfinite(figures)
-    record: dict[str, Any] = plain({**frame, **figures, **({"nonfinite": odd} if odd else {})})
+    record: dict[str, Any] = to_jsonable({**frame, **figures, **({"nonfinite": odd} if odd else {})})
     return record
 
 
 def to_exact(value: Any) -> Any:
     """As `plain`, but NaN and infinity are kept, as `{"float": "nan"}`; `from_exact` brings them back."""
-    return plain(value, lambda number: {"float": str(number)})
+    return to_jsonable(value, lambda number: {"float": str(number)})
 
 
 def from_exact(value: Any) -> Any:
@@ -83,7 +83,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 def write_json(path: str | Path, value: Any) -> None:
     """Replace the file in one step: a reader sees the old text or the new one, never a part."""
     path = Path(path)
-    text = json.dumps(plain(value), indent=2, allow_nan=False) + "\n"
+    text = json.dumps(to_jsonable(value), indent=2, allow_nan=False) + "\n"
     with whole_file(path) as part:
         file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
@@ -172,7 +172,7 @@ def drop_torn_line(path: Path) -> int:
 def append_line(path: str | Path, value: Any) -> None:
     """Add one JSON object as a line, in one write, so that several processes may add to one file."""
     path = Path(path)
-    line = json.dumps(plain(value), allow_nan=False).encode() + b"\n"
+    line = json.dumps(to_jsonable(value), allow_nan=False).encode() + b"\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab", buffering=0) as stream:
         stream.write(line)

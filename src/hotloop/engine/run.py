@@ -27,7 +27,7 @@ from hotloop.engine.interrupt import Interrupted, Stopped, hold_stops
 from hotloop.engine.records import current_records, drop_torn_line, read_events, read_json, remove_parts
 from hotloop.engine.sinks import GuardedSink, Sink
 from hotloop.errors import RunError
-from hotloop.options import plain
+from hotloop.options import to_jsonable
 from hotloop.rehearsal import check_can_make
 
 LOCK, RECORDS = ".lock", "events.jsonl"
@@ -203,7 +203,7 @@ def resume_warnings(
 
 def check_options(path: Path, config: Mapping[str, Any], may_differ: Collection[str]) -> dict[str, str]:
     """What a run that is to go on has other options than before; RunError where it must not."""
-    changed = find_differences(read_json(path / "config.json"), plain(config))
+    changed = find_differences(read_json(path / "config.json"), to_jsonable(config))
     if wrong := [text for key, text in changed.items() if key not in may_differ]:
         raise RunError(
             f"{path} cannot resume with another config: {'; '.join(wrong)}; use the old values or a new one"
@@ -277,7 +277,7 @@ class Run:
         lock = take_folder(path, resume)
         try:
             check_kind(path, resume)
-            now = plain(_environment() if environment is None else environment)
+            now = to_jsonable(_environment() if environment is None else environment)
             warnings = resume_warnings(path, config, now, may_differ) if resume else []
             if not (resume and (path / "environment.json").exists()):
                 records.write_json(path / "environment.json", now)

@@ -5,10 +5,24 @@ the command line, config files and presets all read the field by that declaratio
 command and no device, and imports neither jax nor numpy.
 """
 
-from hotloop.options.checks import Check, at_least, between, finite, folder_name, non_negative, positive
-from hotloop.options.declare import Option, argument, build, construct, option, options_of, validate
-from hotloop.options.params import Params, plain
-from hotloop.options.suggest import did_you_mean
+from hotloop.errors import did_you_mean
+from hotloop.options.declare import (
+    Check,
+    Option,
+    argument,
+    at_least,
+    between,
+    build,
+    construct,
+    finite,
+    folder_name,
+    non_negative,
+    option,
+    options_of,
+    positive,
+    validate,
+)
+from hotloop.options.params import Params, to_jsonable
 
 __all__ = [
     "Check",
@@ -25,7 +39,7 @@ __all__ = [
     "non_negative",
     "option",
     "options_of",
-    "plain",
     "positive",
+    "to_jsonable",
     "validate",
 ]

@@ -1,21 +1,67 @@
-"""`option` and `argument` declare fields of a config dataclass; `options_of` reads the declarations back.
+"""Checks of single values: each takes a value and answers None, or the reason why it cannot work.
 
-Values from anywhere (command line, file, preset, Python) go through `Option.accept`: the same types, choices
-and checks, the same one-line message. It knows nothing of how a command line is cut into words.
+They are given to `option(check=...)`, which puts the option's name and value before the reason. A check of a
+list option sees each element; None (an option left out) is never checked.
+
+`option` and `argument` declare fields of a config dataclass; `options_of` reads the declarations back.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar, get_type_hints
 
-from hotloop.errors import OptionError
-from hotloop.options.checks import Check
-from hotloop.options.params import plain
-from hotloop.options.suggest import did_you_mean
-from hotloop.options.values import Kind, is_none, kind_of, read
+from hotloop.errors import OptionError, did_you_mean
+from hotloop.options.params import to_jsonable
+from hotloop.options.values import Kind, is_none, kind_of, read_value
+
+Check = Callable[[Any], str | None]
+
+
+def at_least(least: float) -> Check:
+    """The value is `least` or more."""
+
+    def check(value: Any) -> str | None:
+        return None if value >= least else f"must be at least {least}"
+
+    return check
+
+
+def between(least: float, most: float) -> Check:
+    """The value lies between the two, ends included."""
+
+    def check(value: Any) -> str | None:
+        return None if least <= value <= most else f"must be between {least} and {most}"
+
+    return check
+
+
+def positive(value: Any) -> str | None:
+    """A whole number from 1, or any finite number above 0."""
+    if isinstance(value, int):
+        return None if value >= 1 else "must be at least 1"
+    return None if value > 0 and math.isfinite(value) else "must be greater than 0 and finite"
+
+
+def non_negative(value: Any) -> str | None:
+    """Zero or more, and finite."""
+    return None if value >= 0 and math.isfinite(value) else "must be at least 0 and finite"
+
+
+def finite(value: Any) -> str | None:
+    """Neither infinite nor not-a-number."""
+    return None if math.isfinite(value) else "must be a finite number"
+
+
+def folder_name(value: Any) -> str | None:
+    """The name of one folder in another: nothing that could lead elsewhere."""
+    if not value.strip() or value in (".", "..") or any(sign in value for sign in "/\\"):
+        return "must be the name of one folder, without / (another place is --results-dir)"
+    return None if len(value.encode(errors="replace")) <= 200 else "must have at most 200 bytes"
+
 
 Config = TypeVar("Config")
-KEY = "hotloop"
+METADATA_KEY = "hotloop"
 LONGEST_SHOWN = 200  # characters of a value in a message
 
 
@@ -42,7 +88,7 @@ def option(
         "check": check,
         "hidden": hidden,
     }
-    return field(default=default, metadata={KEY: said})
+    return field(default=default, metadata={METADATA_KEY: said})
 
 
 def argument(
@@ -63,7 +109,7 @@ def argument(
         "check": check,
         "positional": True,
     }
-    return field(default=default, metadata={KEY: said})
+    return field(default=default, metadata={METADATA_KEY: said})
 
 
 @dataclass(frozen=True)
@@ -96,10 +142,10 @@ class Option:
         """The value as the field holds it, or an OptionError in one line that begins with `origin`."""
         try:
             own = self.parse is not None and isinstance(value, str) and not is_none(self.kind, value)
-            result = self.parse(value) if self.parse and own else read(self.kind, value)
+            result = self.parse(value) if self.parse and own else read_value(self.kind, value)
             self._check(result)
         except ValueError as error:
-            raise OptionError(f"{origin}{self.spelling} {shown(value)}: {error}") from error
+            raise OptionError(f"{origin}{self.spelling} {show_value(value)}: {error}") from error
         return result
 
     def _check(self, result: Any) -> None:
@@ -110,12 +156,12 @@ class Option:
                 raise ValueError(reason)
 
 
-def shown(value: Any) -> str:
+def show_value(value: Any) -> str:
     """A value as it would be typed, on one line."""
     if isinstance(value, list | tuple):
-        text = " ".join(map(shown, value))
+        text = " ".join(map(show_value, value))
     else:
-        text = str(plain(value) if isinstance(value, Mapping) else value) or "''"
+        text = str(to_jsonable(value) if isinstance(value, Mapping) else value) or "''"
     text = text if text.isprintable() else repr(text)
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
@@ -125,9 +171,9 @@ def options_of(config: type[Any]) -> tuple[Option, ...]:
     hints = get_type_hints(config)
     found = []
     for each in fields(config):
-        if KEY not in each.metadata:
+        if METADATA_KEY not in each.metadata:
             continue
-        said = dict(each.metadata[KEY])
+        said = dict(each.metadata[METADATA_KEY])
         kind = kind_of(hints[each.name])
         choices = said.pop("choices") or kind.choices
         kind = Kind(kind.element, kind.many, kind.optional, tuple(choices))
@@ -139,7 +185,7 @@ def build(config: type[Config], values: Mapping[str, Any]) -> Config:
     """The config with these values (text or typed); every other field has its default."""
     known = {each.name: each for each in options_of(config)}
     if foreign := [name for name in values if name not in known]:
-        raise OptionError(f"{shown(foreign[0])}: no such option{did_you_mean(foreign[0], known)}")
+        raise OptionError(f"{show_value(foreign[0])}: no such option{did_you_mean(foreign[0], known)}")
     return construct(config, {name: known[name].accept(value) for name, value in values.items()})
 
 

@@ -10,7 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from hotloop.options.document import Plain, typed
+from hotloop.options.document import Unquoted, infer_value
 
 
 class Params(Mapping[str, Any]):
@@ -20,7 +20,7 @@ class Params(Mapping[str, Any]):
 
     def __init__(self, *mapping: Mapping[str, Any], **more: Any):
         self._items: dict[str, Any] = {
-            str(key): frozen(value) for key, value in dict(*mapping, **more).items()
+            str(key): freeze(value) for key, value in dict(*mapping, **more).items()
         }
 
     def __getitem__(self, key: str) -> Any:
@@ -39,31 +39,31 @@ class Params(Mapping[str, Any]):
         return f"Params({self._items!r})"
 
 
-def frozen(value: Any) -> Any:
+def freeze(value: Any) -> Any:
     """The hashable form of a value from a document or from Python."""
-    if isinstance(value, Plain):
-        return typed(value)
+    if isinstance(value, Unquoted):
+        return infer_value(value)
     if isinstance(value, Mapping):
         return value if isinstance(value, Params) else Params(value)
     if isinstance(value, list | tuple):
-        return tuple(frozen(item) for item in value)
+        return tuple(freeze(item) for item in value)
     return value
 
 
-def plain(value: Any, odd: Callable[[float], Any] = lambda _: None) -> Any:
+def to_jsonable(value: Any, odd: Callable[[float], Any] = lambda _: None) -> Any:
     """The value as strict JSON: arrays become lists, fractions text, NaN and infinity `odd` of it (null)."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else odd(value)
     if isinstance(value, Mapping):
-        return {str(key): plain(item, odd) for key, item in value.items()}
+        return {str(key): to_jsonable(item, odd) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item, odd) for item in value]
+        return [to_jsonable(item, odd) for item in value]
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name), odd) for field in fields(value)}
+        return {field.name: to_jsonable(getattr(value, field.name), odd) for field in fields(value)}
     if hasattr(value, "tolist"):  # numpy's and jax's arrays and scalars, without importing either
-        return plain(value.tolist(), odd)
+        return to_jsonable(value.tolist(), odd)
     if isinstance(value, Fraction | Path):
         return str(value)
     raise TypeError(f"a {type(value).__name__} has no JSON form")

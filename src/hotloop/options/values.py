@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from hotloop.errors import OptionError
-from hotloop.options.document import parse
+from hotloop.options.document import parse_document
+from hotloop.options.files import expand_path
 from hotloop.options.params import Params
-from hotloop.options.paths import expand
 
 TRUE = frozenset({"true", "t", "1", "yes", "y", "on"})
 HUGE_EXPONENT = re.compile(r"[eE][-+]?[\d_]{4}")  # 1e99999 as an exact fraction would fill the memory
@@ -51,7 +51,7 @@ def kind_of(annotation: Any) -> Kind:
     raise TypeError(f"an option cannot be a {annotation}")
 
 
-def read(kind: Kind, value: Any) -> Any:
+def read_value(kind: Kind, value: Any) -> Any:
     """The value as the field's type, or a ValueError that says why it is none."""
     if is_none(kind, value):
         return None
@@ -59,7 +59,11 @@ def read(kind: Kind, value: Any) -> Any:
         raise ValueError("a value is needed")
     if kind.many:
         items = (
-            split(value) if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
+            split_list(value)
+            if isinstance(value, str)
+            else value
+            if isinstance(value, list | tuple)
+            else [value]
         )
         return tuple(_one(kind, item) for item in items)
     if isinstance(value, list | tuple):
@@ -74,7 +78,7 @@ def is_none(kind: Kind, value: Any) -> bool:
     return kind.optional and (value is None or str(value).lower() in ("none", "null", "~"))
 
 
-def split(text: str) -> list[str]:
+def split_list(text: str) -> list[str]:
     """The parts of a list that was written with commas."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
@@ -86,7 +90,7 @@ def _one(kind: Kind, value: Any) -> Any:
     same = [choice for choice in kind.choices if str(choice).lower() == str(result).lower()]
     if len(same) == 1:
         return same[0]
-    from hotloop.options.suggest import did_you_mean
+    from hotloop.errors import did_you_mean
 
     allowed = [str(choice) for choice in kind.choices]
     hint = did_you_mean(str(result), allowed)
@@ -157,14 +161,14 @@ def _text(value: Any) -> str:
 def _path(value: Any) -> Path:
     if not isinstance(value, str | Path) or not str(value):
         raise ValueError("must be a path")
-    return expand(value)
+    return expand_path(value)
 
 
 def _params(value: Any) -> Params:
     reason = """must be a mapping such as '{"momentum": 0.9}'"""
     if isinstance(value, str):
         try:
-            value = parse(value, "text")
+            value = parse_document(value, "text")
         except OptionError as error:
             raise ValueError(f"{reason} ({error})") from None
     if not isinstance(value, Mapping):

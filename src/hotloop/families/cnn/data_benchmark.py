@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.data import load
-from hotloop.data.dataset import Split
+from hotloop.data.dataset import LabelledImages
 from hotloop.engine.feed import Resident
 from hotloop.engine.keys import sample_keys
 from hotloop.engine.order import Order
@@ -129,7 +129,7 @@ def _streamed(config: BenchmarkConfig, console: Console) -> Iterator[tuple[Epoch
         yield _batchwise(config, batches), f"{workers} {decoding.kind}, {store.source}"
 
 
-def _small(config: BenchmarkConfig, console: Console) -> Split:
+def _small(config: BenchmarkConfig, console: Console) -> LabelledImages:
     dataset = load(config.dataset, config.dataset_path, say=console.say)
     split = dataset.train if config.split == "train" else dataset.test
     if len(split) < config.micro_batch_size:
@@ -140,7 +140,7 @@ def _small(config: BenchmarkConfig, console: Console) -> Split:
     return split
 
 
-def _on_host(config: BenchmarkConfig, split: Split, number: int) -> Iterator[Batch]:
+def _on_host(config: BenchmarkConfig, split: LabelledImages, number: int) -> Iterator[Batch]:
     order = Order(len(split), config.micro_batch_size, config.seed, "drop")
     first = number * (order.period // order.batch_size)
     generator = np.random.default_rng((config.seed, number))
@@ -152,7 +152,7 @@ def _on_host(config: BenchmarkConfig, split: Split, number: int) -> Iterator[Bat
         yield {"image": images, "label": split.labels[rows]}
 
 
-def _on_device(config: BenchmarkConfig, split: Split) -> Epoch:
+def _on_device(config: BenchmarkConfig, split: LabelledImages) -> Epoch:
     """One compiled call an epoch; each batch's sum goes into the carry, so that none can be left out."""
     size = config.micro_batch_size
 

@@ -10,13 +10,18 @@ from typing import Any
 from hotloop.data import build_records, load
 from hotloop.data.build_records import Build
 from hotloop.data.catalogue import known_set
-from hotloop.data.check_images import check_images
-from hotloop.data.encoded import ImageStore
-from hotloop.data.folders import check_given, find
-from hotloop.data.image_files import IMAGE_SETS
-from hotloop.data.image_folder import part_folder
-from hotloop.data.records import Part, RecordSet, is_record_folder, shards
-from hotloop.data.shard_files import PartManifest, fault, read_manifest
+from hotloop.data.dataset import IMAGE_SETS
+from hotloop.data.image_stores import (
+    ImageStore,
+    Part,
+    RecordSet,
+    check_images,
+    is_record_folder,
+    list_shards,
+    part_folder,
+)
+from hotloop.data.local_files import check_named_folders, find_set
+from hotloop.data.shards import PartManifest, read_manifest, shard_fault
 from hotloop.engine.device import usable_cores
 from hotloop.engine.progress import Console
 from hotloop.errors import DataError
@@ -42,11 +47,11 @@ def run_build(config: BuildConfig, console: Console) -> Mapping[str, Any]:
         skip_corrupt=config.skip_corrupt,
         workers=config.workers or usable_cores(),
     )
-    parts = build_records.plan(build)
+    parts = build_records.plan_build(build)
     if kept := sum(len(part.manifest.shards) for part in parts):
         console.say(f"{config.out}: {kept:,} finished shards are whole and are kept")
     with console.progress("images", sum(part.images for part in parts)) as bar:
-        manifests = build_records.run(build, parts, bar.advance)
+        manifests = build_records.run_build(build, parts, bar.advance)
     result = {part.part: _summary(manifests[part.part]) for part in parts}
     console.table(
         ["part", "shards", "images", "repaired", "skipped"],
@@ -132,15 +137,15 @@ def _against_manifest(folder: Path, part: Part) -> list[str]:
     manifest = read_manifest(folder).get(part)
     if manifest is None:
         return []
-    unfinished = [path for path in shards(folder, part, []) if path.name not in manifest.shards]
+    unfinished = [path for path in list_shards(folder, part, []) if path.name not in manifest.shards]
     wrong = [f"{path}: not in manifest.json: the build is unfinished" for path in unfinished]
-    reasons = {name: fault(folder / name, shard) for name, shard in manifest.shards.items()}
+    reasons = {name: shard_fault(folder / name, shard) for name, shard in manifest.shards.items()}
     return wrong + [f"{folder / name}: {reason}" for name, reason in reasons.items() if reason]
 
 
 def _verify_small(config: VerifyConfig, console: Console) -> Mapping[str, Any]:
-    check_given(config.dataset_path)
-    if find(known_set(config.dataset), config.dataset_path) is None:
+    check_named_folders(config.dataset_path)
+    if find_set(known_set(config.dataset), config.dataset_path) is None:
         raise DataError(
             f"{config.dataset}: not on this machine; `hotloop data fetch {config.dataset}` brings it"
         )

@@ -3,8 +3,8 @@
 import time
 from typing import Any
 
-from hotloop.data.dataset import Dataset, Split
-from hotloop.data.digits import digits
+from hotloop.data.dataset import Dataset, LabelledImages
+from hotloop.data.stand_ins import draw_digits
 from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.loop import Program, copy_state
 from hotloop.families.cnn import model
@@ -30,8 +30,11 @@ RECIPE = Train(
 
 def glimpse(calls: int = CALLS) -> dict[str, Any]:
     """Accuracy in training and on digits not seen, call by call, and images a second."""
-    images, labels = digits(TRAIN + TEST, 0)
-    train, test = Split(images[:TRAIN], labels[:TRAIN]), Split(images[TRAIN:], labels[TRAIN:])
+    images, labels = draw_digits(TRAIN + TEST, 0)
+    train, test = (
+        LabelledImages(images[:TRAIN], labels[:TRAIN]),
+        LabelledImages(images[TRAIN:], labels[TRAIN:]),
+    )
     source = Small(Dataset(name="digits", source="drawn", train=train, test=test, classes=10))
     settings = resolve(RECIPE, source.samples, 1)
     job = model.Job(settings)

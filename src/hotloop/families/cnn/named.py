@@ -11,7 +11,7 @@ from typing import Any
 
 from hotloop.errors import OptionError
 from hotloop.options import did_you_mean
-from hotloop.options.document import parse
+from hotloop.options.document import parse_document
 
 FILE = "configs.yml"
 
@@ -19,7 +19,7 @@ FILE = "configs.yml"
 @cache
 def _contents() -> Mapping[str, Mapping[str, Any]]:
     text = files("hotloop.families.cnn").joinpath(FILE).read_text(encoding="utf-8")
-    contents: Mapping[str, Mapping[str, Any]] = parse(text, FILE)
+    contents: Mapping[str, Mapping[str, Any]] = parse_document(text, FILE)
     return contents
 
 

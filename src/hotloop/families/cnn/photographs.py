@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hotloop.data.encoded import EncodedImage
-from hotloop.data.jpeg import Pixels, loaded, opened, pillow
+from hotloop.data.image_stores import EncodedImage
+from hotloop.data.jpeg import Pixels, load_rgb, open_image, pillow
 from hotloop.families.cnn.crops import Rectangle, Sample, middle, random_crop, whole
 
 if TYPE_CHECKING:
@@ -36,11 +36,11 @@ def training_image(
     `reduced` lets the JPEG decoder halve (quarter, ...) the image where the part keeps at least `size` pixels a side:
     faster, and smoother than reading every second pixel. Without it the pixels are those of the full decoding.
     """
-    opening = opened(image.encoded)
+    opening = open_image(image.encoded)
     crop = random_crop(generator, *opening.size, image.boxes)
     mirrored = bool(generator.integers(2))
     factor = _reduce(opening, _reduction(crop, size)) if reduced else 1
-    pixels = loaded(opening)
+    pixels = load_rgb(opening)
     if factor > 1:
         return resize(pixels, _in_reduced(whole(crop, size), factor), size, mirrored)
     cut = pixels.crop((crop.left, crop.top, crop.left + crop.width, crop.top + crop.height))
@@ -49,7 +49,7 @@ def training_image(
 
 def evaluation_image(image: EncodedImage, size: int, resize: Resize) -> NDArray[Any]:
     """The middle of the image, [size, size, 3]."""
-    pixels = loaded(opened(image.encoded))
+    pixels = load_rgb(open_image(image.encoded))
     return resize(pixels, middle(*pixels.size, size), size, False)
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 
 from hotloop.data.catalogue import known_set
-from hotloop.data.folders import check_given, find, loadable
-from hotloop.data.image_files import read_images
+from hotloop.data.dataset import read_images
+from hotloop.data.local_files import check_named_folders, find_set, is_loadable
 from hotloop.families.cnn import model
 from hotloop.families.cnn.config import Train
 from hotloop.families.cnn.describe import describe, flops_per_image
@@ -56,9 +56,9 @@ def _samples(config: Train) -> Samples:
         return whole
     if config.dataset != "imagenet":
         known, folder = known_set(config.dataset), folder_of(config)
-        check_given(folder)
-        found = find(known, folder)
-        return Small(read_images(known, found)).samples if found and loadable(known, found) else whole
+        check_named_folders(folder)
+        found = find_set(known, folder)
+        return Small(read_images(known, found)).samples if found and is_loadable(known, found) else whole
     if config.dataset_path == Path():
         return whole
     sizes = [len(open_store(config.dataset_path, part)) for part in ("train", "validation")]

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from hotloop.data.jpeg import ImageError, loaded, opened
+from hotloop.data.jpeg import ImageError, load_rgb, open_image
 from hotloop.engine.progress import Console, compiling
 from hotloop.errors import DataError, OptionError
 from hotloop.families.cnn import folding, images, saved
@@ -81,7 +81,7 @@ def read(path: str | Path, shape: tuple[int, int, int], dataset: str) -> NDArray
 
 def _opened(path: str | Path) -> "Image.Image":
     try:
-        return loaded(opened(Path(path).read_bytes()))
+        return load_rgb(open_image(Path(path).read_bytes()))
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     except ImageError as error:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hotloop.data.encoded import ImageStore
+from hotloop.data.image_stores import ImageStore
 from hotloop.data.jpeg import ImageError
 from hotloop.errors import DataError
 from hotloop.families.cnn.photographs import (

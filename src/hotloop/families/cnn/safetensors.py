@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.errors import DataError
-from hotloop.options.json_text import parse_json
+from hotloop.options.files import parse_json
 
 LONGEST_HEADER = 1 << 24  # bytes; the format allows 100 million, a ResNet-152 has 90,000
 MOST_AXES = 32

@@ -18,7 +18,7 @@ from hotloop.errors import CheckpointError
 from hotloop.families.cnn.network import Network, build
 from hotloop.families.cnn.norms import Norm
 from hotloop.families.cnn.of_run import ABOUT, FAMILY
-from hotloop.options.json_text import load_json
+from hotloop.options.files import load_json
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,10 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding
 from numpy.typing import NDArray
 
-from hotloop.data.dataset import Dataset, Split
-from hotloop.data.image_folder import is_image_folder
+from hotloop.data.dataset import Dataset, LabelledImages
+from hotloop.data.image_stores import is_image_folder, is_record_folder
 from hotloop.data.jpeg import pillow
 from hotloop.data.load import load
-from hotloop.data.records import is_record_folder
 from hotloop.engine.device import REPLICA
 from hotloop.engine.evaluate import Evaluation, PerSample, Sums, evaluate_batches
 from hotloop.engine.feed import Feed, Resident, Streamed, gather_rows, placement_like
@@ -79,7 +78,7 @@ def _spread(mesh: Mesh | None) -> NamedSharding | None:
     return None if mesh is None else NamedSharding(mesh, SPLIT)
 
 
-def _named(split: Split) -> dict[str, NDArray[Any]]:
+def _named(split: LabelledImages) -> dict[str, NDArray[Any]]:
     return {"image": split.images, "label": split.labels}
 
 

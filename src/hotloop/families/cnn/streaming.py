@@ -10,9 +10,14 @@ from pathlib import Path
 import numpy as np
 from jax.sharding import NamedSharding
 
-from hotloop.data.encoded import ImageStore
-from hotloop.data.image_folder import ImageFolder, is_image_folder
-from hotloop.data.records import Part, RecordSet, is_record_folder
+from hotloop.data.image_stores import (
+    ImageFolder,
+    ImageStore,
+    Part,
+    RecordSet,
+    is_image_folder,
+    is_record_folder,
+)
 from hotloop.engine.batch_sources import ShuffledBatches
 from hotloop.engine.device import usable_cores
 from hotloop.engine.feed import Streamed

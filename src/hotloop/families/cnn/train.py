@@ -30,7 +30,7 @@ from hotloop.families.cnn.sources import open_source
 from hotloop.families.cnn.time_to_train import Clock, in_words
 from hotloop.families.cnn.validation import others_to_validate, validate
 from hotloop.families.cnn.work import Work, run_folder, seeded, settled, told
-from hotloop.options import plain
+from hotloop.options import to_jsonable
 
 MAY_DIFFER = (
     "results_dir", "run_name", "resume", "report", "plan", "expect", "wandb", "wandb_run_name", "wandb_tags",
@@ -58,7 +58,7 @@ def run(
     if config.resume and not config.compile_only:
         own.check_unfinished()
         if own.is_done():
-            check_options(folder, plain(asdict(config)), MAY_DIFFER)
+            check_options(folder, to_jsonable(asdict(config)), MAY_DIFFER)
             console.say(
                 f"{folder} is finished, its checkpoints are in {own.folder}: there is nothing to go on with; "
                 f"`hotloop cnn validate {folder}` validates them again"
@@ -119,7 +119,7 @@ def once(work: Work, command: str) -> dict[str, Any]:
     """One run in a folder of its own."""
     config = work.config
     report = reports.requested(config.report, work.folder, work.console.warn)
-    settings = plain(asdict(config))
+    settings = to_jsonable(asdict(config))
     work.keeping.check(work.job.network, work.settings.plan)
     with Run.create(
         work.folder, settings, command=command, resume=config.resume, may_differ=MAY_DIFFER,
@@ -146,7 +146,7 @@ def validate_alone(work: Work) -> dict[str, Any]:
     """Validation without training: it is told, and nothing is written."""
     sinks: list[Sink] = [ConsoleSink(work.console.say)]
     if work.config.wandb:
-        sinks.append(_wandb(work, plain(asdict(work.config)), Path(tempfile.gettempdir())))
+        sinks.append(_wandb(work, to_jsonable(asdict(work.config)), Path(tempfile.gettempdir())))
     with Announcer(sinks) as record:
         result = {"seed": work.config.seed, **validate(work, record, None, [])}
     if work.source.notice:

@@ -25,7 +25,7 @@ from hotloop.families.estimator.cifar_settings import run_config
 from hotloop.families.estimator.estimator import Estimator, train_and_evaluate
 from hotloop.families.estimator.inputs import Arrays, FromArrays
 from hotloop.families.estimator.spec import EvalSpec, Mode, TrainSpec
-from hotloop.options import plain
+from hotloop.options import to_jsonable
 
 TARGET = 0.75
 """Accuracy whose time is told."""
@@ -73,7 +73,7 @@ def run(config: Cifar, console: Console, given: Set[str] = frozenset()) -> Mappi
 def _kept(config: Cifar) -> dict[str, Any]:
     """The options that a model's records hold for whoever tests it later."""
     path = config.dataset_path and config.dataset_path.absolute()
-    return dict(plain({**{name: getattr(config, name) for name in TESTED_WITH}, "dataset_path": path}))
+    return dict(to_jsonable({**{name: getattr(config, name) for name in TESTED_WITH}, "dataset_path": path}))
 
 
 def as_trained(config: Cifar, folder: Path, given: Set[str], say: Callable[[str], None]) -> Cifar:

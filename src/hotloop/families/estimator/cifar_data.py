@@ -3,10 +3,9 @@
 import numpy as np
 
 from hotloop.data.catalogue import known_set
-from hotloop.data.dataset import Dataset, Split
-from hotloop.data.folders import find, loadable
-from hotloop.data.image_files import IMAGE_SETS, read_images
+from hotloop.data.dataset import IMAGE_SETS, Dataset, LabelledImages, read_images
 from hotloop.data.load import load as load_set
+from hotloop.data.local_files import find_set, is_loadable
 from hotloop.engine.progress import Console
 from hotloop.families.estimator.cifar_config import Cifar
 
@@ -28,7 +27,7 @@ def generated(seed: int) -> Dataset:
     """As many random images and labels as CIFAR-10 has; nothing can be learnt from them."""
     generator = np.random.default_rng(seed)
     train, test = (
-        Split(
+        LabelledImages(
             generator.integers(0, 256, (count, *SHAPE), np.uint8),
             generator.integers(0, CLASSES, count, np.int32),
         )
@@ -40,7 +39,7 @@ def generated(seed: int) -> Dataset:
 def training_images(config: Cifar) -> int:
     """How many there are where the files are here already, else how many CIFAR-10 has: nothing is fetched."""
     known = known_set(NAME)
-    found = None if config.generated_data else find(known, config.dataset_path)
-    if found and loadable(known, found):
+    found = None if config.generated_data else find_set(known, config.dataset_path)
+    if found and is_loadable(known, found):
         return len(read_images(known, found).train)
     return IMAGE_SETS[NAME][0]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hotloop.data.objects import objects
+from hotloop.data.stand_ins import draw_objects
 from hotloop.families.estimator.cifar_model import model_fn
 from hotloop.families.estimator.estimator import Estimator
 from hotloop.families.estimator.hooks import CallFigures, Hook, Running
@@ -32,7 +32,7 @@ class Curve(Hook):
 
 def glimpse(updates: int = UPDATES) -> dict[str, Any]:
     """Training accuracy in a few points, the accuracy on objects not seen, and images a second."""
-    images, shapes, _ = objects(TRAIN + TEST, 0)
+    images, shapes, _ = draw_objects(TRAIN + TEST, 0)
     curve = Curve()
     with tempfile.TemporaryDirectory(prefix="hotloop-demo-") as folder:
         config = RunConfig(folder, batch_size=BATCH, iterations_per_call=10)

@@ -40,7 +40,7 @@ from hotloop.families.estimator.run_config import RunConfig
 from hotloop.families.estimator.spec import EvalSpec, Mode, TrainSpec
 from hotloop.families.estimator.timing import Pace
 from hotloop.families.estimator.validation import Validation
-from hotloop.options import plain
+from hotloop.options import to_jsonable
 
 
 def _to_stderr(text: str) -> None:
@@ -269,7 +269,7 @@ def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: E
 def note_of(param: Any) -> Any:
     """A param as the records keep it: what has no JSON form, by its name or kind."""
     try:
-        return plain(param)
+        return to_jsonable(param)
     except TypeError:
         return getattr(param, "__qualname__", f"a {type(param).__name__}")
 

@@ -33,7 +33,7 @@ from hotloop.families.estimator.run_config import RunConfig
 from hotloop.families.estimator.step import State, Training
 from hotloop.families.estimator.timing import Clock, Pace
 from hotloop.families.estimator.validation import Validation
-from hotloop.options import plain
+from hotloop.options import to_jsonable
 
 WITHOUT_END = 10**6
 """Updates after which the training of an input of unknown length ends, when no number of steps is given."""
@@ -183,7 +183,7 @@ class Work:
 
     def _records(self) -> Run:
         there = any((self.folder / name).exists() for name in ("config.json", "events.jsonl"))
-        config = plain(self.about)
+        config = to_jsonable(self.about)
         earlier = read_json(self.folder / "config.json") if (self.folder / "config.json").exists() else {}
         return Run.create(
             self.folder,

@@ -24,7 +24,7 @@ from hotloop.families.kernels.explain import explanations
 from hotloop.families.kernels.kernel import Kernel
 from hotloop.families.kernels.latency import latency
 from hotloop.families.kernels.prepare import Bench, choose_dtype, find_place, prepare
-from hotloop.options import plain
+from hotloop.options import to_jsonable
 from hotloop.rehearsal import begin_work
 
 
@@ -71,13 +71,13 @@ def run(config: Layer, device: jax.Device, console: Console) -> dict[str, Any]:
         args = bench.program.compiled, bench.program.compile_seconds
         records.write_report(folder, mode, *args, bench.step, console)
     return result | {
-        "checked": plain(checked),
+        "checked": to_jsonable(checked),
         "compile_seconds": bench.program.compile_seconds,
         "warm_up_seconds": warm_up,
         "dtype": dtype,
         "mode": mode,
         "device": describe_device(device),
-        "config": plain(config),
+        "config": to_jsonable(config),
         "environment": describe_environment(),
     }
 

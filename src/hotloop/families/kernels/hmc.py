@@ -20,7 +20,7 @@ from hotloop.families.kernels.config import Hmc
 from hotloop.families.kernels.program import arithmetic
 from hotloop.families.kernels.verdict import statistics
 from hotloop.mcmc import hmc
-from hotloop.options import plain
+from hotloop.options import to_jsonable
 from hotloop.rehearsal import begin_work
 
 BOUNDS = {"position": 1e-4, "energy": 1e-5}
@@ -69,7 +69,7 @@ def run(config: Hmc, device: jax.Device, console: Console) -> dict[str, Any]:
         "dtype": "float32",
         "mode": "sampling",
         "device": describe_device(device),
-        "config": plain(config),
+        "config": to_jsonable(config),
         "environment": describe_environment(),
     }
 

@@ -26,7 +26,7 @@ from hotloop.families.recommender.evaluation import Asked, autoencoder, same_rat
 from hotloop.families.recommender.measures import Batch, Figures, Measures, Rules, bounded
 from hotloop.families.recommender.saved import Saved
 from hotloop.families.recommender.sets import Sets
-from hotloop.options import plain
+from hotloop.options import to_jsonable
 
 BATCH = 128
 CPU_MEMORY = 8 << 30
@@ -49,7 +49,7 @@ def run(config: Baselines, console: Console) -> Mapping[str, Any]:
     show(rows, config.k, config.relevant, bench.asked, console)
     if data.notice:
         console.warn(data.notice)
-    return {"data": bench.asked.name, "models": plain(rows)}
+    return {"data": bench.asked.name, "models": to_jsonable(rows)}
 
 
 def options(config: Baselines, found: Saved | None) -> Train:

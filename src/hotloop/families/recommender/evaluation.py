@@ -20,7 +20,7 @@ from hotloop.families.recommender.batches import Rows
 from hotloop.families.recommender.evaluate_config import Evaluate, Truth
 from hotloop.families.recommender.measures import Batch, Figures, Measures, Rules, Scorer, bounded
 from hotloop.families.recommender.saved import Saved
-from hotloop.options import plain
+from hotloop.options import to_jsonable
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +86,7 @@ def run(config: Evaluate, console: Console) -> Mapping[str, Any]:
     console.say(f"as the old program averaged: {figures['rmse_mean_of_batches']:.4f}, {OLD.format(size)}")
     path = _write(config, asked.short, found.step, result)
     console.say(f"written: {path}")
-    return {**plain(result), "path": str(path)}
+    return {**to_jsonable(result), "path": str(path)}
 
 
 OLD = "the mean of RMSEs over whole batches of {} users, unclipped; for comparison only"

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from hotloop.data.content import read_npz
 from hotloop.data.matrix import RatingMatrix
-from hotloop.data.npz import read_npz
 from hotloop.engine.checkpoint import Checkpoints, KeepBest, warn_of
 from hotloop.engine.records import whole_file
 from hotloop.errors import DataError, RunError

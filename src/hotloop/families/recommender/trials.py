@@ -16,7 +16,7 @@ from typing import Any
 from hotloop.engine.interrupt import before_leaving, raise_stops
 from hotloop.families.recommender.children import Children, Tail
 from hotloop.families.recommender.trial_figures import Figures, read_figures
-from hotloop.options.json_text import parse_json
+from hotloop.options.files import parse_json
 
 WARNING = "warning:"
 FOREVER = 1e9

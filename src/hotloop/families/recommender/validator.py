@@ -61,7 +61,7 @@ def read_weights(path: Path, job: Any) -> Any:
     """What was written, with the types that the job keeps weights in."""
     import jax
 
-    from hotloop.data.npz import read_npz
+    from hotloop.data.content import read_npz
     from hotloop.engine.checkpoint_arrays import named_leaves
     from hotloop.families.recommender import model
 

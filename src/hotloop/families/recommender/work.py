@@ -19,7 +19,7 @@ from hotloop.families.recommender.config import Train
 from hotloop.families.recommender.errors_of import Errors
 from hotloop.families.recommender.sets import Sets
 from hotloop.families.recommender.validator import bounds
-from hotloop.options import plain
+from hotloop.options import to_jsonable
 
 FILES = ("training_data_file", "validation_data_file", "test_data_file")
 
@@ -47,7 +47,7 @@ class Work:
         options = asdict(self.config)
         # By paths that mean the same from everywhere, for whoever evaluates the run later.
         files = {name: path.absolute() for name in FILES if (path := options[name])}
-        return dict(plain({**options, **files, **extra, "low": low, "high": high}))
+        return dict(to_jsonable({**options, **files, **extra, "low": low, "high": high}))
 
     @property
     def key(self) -> Array:

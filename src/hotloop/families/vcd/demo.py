@@ -13,8 +13,8 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from hotloop.data.binarise import binarise
-from hotloop.data.digits import digits
+from hotloop.data.dataset import binarise
+from hotloop.data.stand_ins import draw_digits
 from hotloop.engine import png
 from hotloop.engine.feed import Resident
 from hotloop.engine.keys import seed_key, stream
@@ -30,7 +30,7 @@ MODEL = Model(learning_rate=2e-3)
 
 def glimpse() -> dict[str, Any]:
     """Curves of both phases, updates a second, and a PNG of reconstructions as base64."""
-    grey, _ = digits(IMAGES, seed=0)
+    grey, _ = draw_digits(IMAGES, seed=0)
     bits = binarise(grey).reshape(IMAGES, -1)
     job = model.Job(MODEL, IMAGES)
     state = copy_state(model.init(job, stream(seed_key(0), "init", 0)))

@@ -26,7 +26,7 @@ from hotloop.families.vcd.images import Images
 from hotloop.families.vcd.likelihood import BLOCK, Estimate, Proposal
 from hotloop.families.vcd.model import Job, State
 from hotloop.families.vcd.proposals import HEADLINE, Ensemble, proposals
-from hotloop.options import plain
+from hotloop.options import to_jsonable
 
 ELBO_SAMPLES = BLOCK
 """Encoder samples for the ELBO of an image."""
@@ -54,7 +54,7 @@ def run(config: Evaluate, context: Console) -> Mapping[str, Any]:
     path.parent.mkdir(exist_ok=True)
     write_json(path, result)
     context.say(f"written: {path}")
-    return {**plain(result), "path": str(path)}
+    return {**to_jsonable(result), "path": str(path)}
 
 
 def _chosen(sets: Images, config: Evaluate) -> NDArray[np.uint8]:

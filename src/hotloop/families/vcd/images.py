@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hotloop.data import binarised, load_binarised
+from hotloop.data import binarise_dataset, load_binarised
 from hotloop.data import load as load_grey
 from hotloop.data.dataset import BinaryImages
 from hotloop.data.fetch import Progress, no_progress
 from hotloop.data.load import to_stderr
 from hotloop.data.stand_ins import stand_in_images
 from hotloop.errors import DataError
-from hotloop.options.paths import expand
+from hotloop.options.files import expand_path
 
 Bits = NDArray[np.uint8]
 NAMES = ("binarised_mnist", "mnist", "fashion_mnist", "digits")
@@ -49,7 +49,7 @@ class Images:
 def load(name: str, say: Callable[[str], None] = to_stderr, progress: Progress = no_progress) -> Images:
     """The set of that name, or of a folder that holds the files of binarised MNIST, MNIST or Fashion-MNIST."""
     if name == "digits":
-        drawn = binarised(stand_in_images("digits", "asked for"))
+        drawn = binarise_dataset(stand_in_images("digits", "asked for"))
         say(f"data: {len(drawn.train):,} + {len(drawn.test):,} digits drawn here, as asked: not handwriting")
         return replace(_rows(drawn, "digits"), notice="")
     if name == "fashion_mnist":
@@ -57,7 +57,7 @@ def load(name: str, say: Callable[[str], None] = to_stderr, progress: Progress =
     if name in ("mnist", "binarised_mnist"):
         return _rows(load_binarised(None, say, progress), name)
     try:
-        folder = expand(name)
+        folder = expand_path(name)
     except ValueError as error:
         raise DataError(f"--data {name}: {error}") from None
     return _from_folder(folder, say, progress)
@@ -65,7 +65,7 @@ def load(name: str, say: Callable[[str], None] = to_stderr, progress: Progress =
 
 def lasting(name: str) -> str:
     """The name, or the folder by a path that means the same from everywhere: the run's records keep it."""
-    return name if name in NAMES else str(expand(name).absolute())
+    return name if name in NAMES else str(expand_path(name).absolute())
 
 
 def _from_folder(folder: Path, say: Callable[[str], None], progress: Progress) -> Images:

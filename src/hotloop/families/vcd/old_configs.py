@@ -11,7 +11,7 @@ from typing import Any
 from hotloop.errors import OptionError
 from hotloop.families.vcd.config import Train
 from hotloop.families.vcd.old_keys import DATA, EXPERIMENT, MODEL, OPTIONS, read
-from hotloop.options.declare import shown
+from hotloop.options.declare import show_value
 
 HELD_OUT = 10_000
 """Images that the old program kept back for validation: of its 50,000, as many as are kept back here."""
@@ -44,7 +44,7 @@ def _same_data(args: Values, experiment: Values, where: str) -> Values:
     for key in DATA:
         if key in args and key in experiment and args[key] != experiment[key]:
             raise OptionError(
-                f"{where}: {MODEL}.{key} {shown(args[key])}: {EXPERIMENT}.{key} is {shown(experiment[key])}; "
+                f"{where}: {MODEL}.{key} {show_value(args[key])}: {EXPERIMENT}.{key} is {show_value(experiment[key])}; "
                 "must be the same"
             )
     return {key: experiment[key] for key in DATA if key in experiment}

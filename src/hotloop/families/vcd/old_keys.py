@@ -11,10 +11,9 @@ from typing import Any
 from hotloop.errors import OptionError
 from hotloop.families.vcd.config import Train
 from hotloop.options import Check, did_you_mean, non_negative, options_of, positive
-from hotloop.options.declare import shown
+from hotloop.options.declare import show_value
 from hotloop.options.document import Key
-from hotloop.options.values import Kind
-from hotloop.options.values import read as read_value
+from hotloop.options.values import Kind, read_value
 
 MODEL, EXPERIMENT = "model[0].args", "experiment.args"
 Reader = Callable[[Any], Any]
@@ -168,7 +167,7 @@ def _leaves(branch: Mapping[str, Any], path: str, where: str) -> Iterator[tuple[
             yield full, _leaf(full, value, here)
         elif names := _below(f"{full}."):
             if not isinstance(value, Mapping):
-                raise OptionError(f"{here}: {full} {shown(value)}: must hold keys ({', '.join(names)})")
+                raise OptionError(f"{here}: {full} {show_value(value)}: must hold keys ({', '.join(names)})")
             yield from _leaves(value, f"{full}.", where)
         else:
             raise OptionError(f"{here}: {full}: unknown key{did_you_mean(key, _below(path))}")
@@ -178,7 +177,7 @@ def _leaf(path: str, value: Any, here: str) -> Any:
     try:
         return KEYS[path](value)
     except ValueError as error:
-        raise OptionError(f"{here}: {path} {shown(value)}: {error}") from None
+        raise OptionError(f"{here}: {path} {show_value(value)}: {error}") from None
 
 
 def _below(path: str) -> list[str]:

@@ -32,7 +32,7 @@ from hotloop.families.vcd import evaluation, fused, images, model
 from hotloop.families.vcd.config import Train
 from hotloop.families.vcd.images import PIXELS, Images
 from hotloop.families.vcd.saved import FAMILY, job_of
-from hotloop.options import plain
+from hotloop.options import to_jsonable
 
 LATEST = ("learning_rate", "step_size")
 """Figures of a log that are the last update's and no mean."""
@@ -143,7 +143,7 @@ def once(config: Train, data: Images, console: Console, command: str) -> dict[st
     )
     report = reports.requested(config.report, folder, console.warn)
     say = (lambda _: None) if config.log_level in ("WARNING", "ERROR", "CRITICAL") else console.say
-    settings = plain({**asdict(config), "data": images.lasting(config.data), "images": len(data.train)})
+    settings = to_jsonable({**asdict(config), "data": images.lasting(config.data), "images": len(data.train)})
     sink = ConsoleSink(say, ("checkpoint",) if config.log_level in ("NOTSET", "DEBUG") else ())
     with (
         Run.create(

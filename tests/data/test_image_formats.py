@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.data.amat import read_amat
-from hotloop.data.cifar import read_cifar
-from hotloop.data.idx import read_idx
+from hotloop.data.image_formats import read_amat, read_cifar, read_idx
 from hotloop.data.ratings import read_ratings
 from hotloop.errors import DataError
 

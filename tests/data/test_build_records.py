@@ -9,11 +9,9 @@ import pytest
 
 from hotloop.data import build_records
 from hotloop.data.build_records import Build
-from hotloop.data.check_images import check_images
 from hotloop.data.example import read_example, write_example
-from hotloop.data.image_folder import ImageFolder
+from hotloop.data.image_stores import ImageFolder, RecordSet, check_images, shard_name
 from hotloop.data.jpeg import decode
-from hotloop.data.records import RecordSet, shard_name
 from hotloop.data.tfrecord import index_records, read_record, write_records
 from hotloop.errors import DataError
 from pictures import encoded, image_folder, picture
@@ -24,7 +22,7 @@ PARTS = {"train": {"n02": 4, "n01": 3, "n10": 3}, "val": {"n10": 2, "n01": 2, "n
 
 def build(source, out, **options):
     task = Build(source, out, options.pop("shards", SHARDS), **options)
-    return build_records.run(task, build_records.plan(task), lambda images: None)
+    return build_records.run_build(task, build_records.plan_build(task), lambda images: None)
 
 
 def digests(folder):
@@ -261,7 +259,7 @@ def test_missing_mixed_and_absent_shards_are_told_apart(built, tmp_path):
 def test_a_kept_index_is_used_until_a_shard_changes(built, tmp_path, monkeypatch):
     some = shutil.copytree(built, tmp_path / "some", ignore=lambda *_: [".train.index.npz"])
     first = RecordSet(some, "train")
-    monkeypatch.setattr("hotloop.data.record_index.index_until_fault", lambda path: pytest.fail("read again"))
+    monkeypatch.setattr("hotloop.data.tfrecord.index_until_fault", lambda path: pytest.fail("read again"))
     assert RecordSet(some, "train").read(7).encoded == first.read(7).encoded
     monkeypatch.undo()
     write_records(some / "train-00000-of-00003", [])

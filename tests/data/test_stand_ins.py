@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.data.binarise import binarise
-from hotloop.data.digits import digits
-from hotloop.data.objects import SHAPES, TEXTURES, objects
+from hotloop.data.dataset import binarise
+from hotloop.data.stand_ins import SHAPES, TEXTURES, draw_digits, draw_objects
 from hotloop.data.tastes import tastes
 
 TRAIN, TEST = 3000, 500
@@ -15,7 +14,7 @@ TRAIN, TEST = 3000, 500
 
 @pytest.fixture(scope="module")
 def drawn():
-    return {"digits": digits(TRAIN + TEST, seed=3), "objects": objects(TRAIN + TEST, seed=3)}
+    return {"digits": draw_digits(TRAIN + TEST, seed=3), "objects": draw_objects(TRAIN + TEST, seed=3)}
 
 
 def flat(images: np.ndarray) -> np.ndarray:
@@ -70,7 +69,7 @@ def test_objects_are_colour_images_of_shapes_and_textures(drawn):
     assert images.reshape(len(images), -1).std(1).min() > 5
 
 
-@pytest.mark.parametrize("draw", [digits, objects])
+@pytest.mark.parametrize("draw", [draw_digits, draw_objects])
 def test_the_seed_decides_every_pixel(draw):
     first, again, other = draw(300, seed=1), draw(300, seed=1), draw(300, seed=2)
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
@@ -78,7 +77,7 @@ def test_the_seed_decides_every_pixel(draw):
     assert not np.array_equal(first[1], other[1])
 
 
-@pytest.mark.parametrize("draw", [digits, objects])
+@pytest.mark.parametrize("draw", [draw_digits, draw_objects])
 def test_no_image_comes_twice(draw):
     images = draw(1000)[0]
     assert len({image.tobytes() for image in images}) == 1000

@@ -1,21 +1,26 @@
 """Where data sets lie on this machine: the folder given, then HOTLOOP_DATA, then the user's own data folder.
 
 This module looks at names alone; whether a file holds what it should is for `checksum` and the readers.
+
+Whether the files of a set are what they should be: size and checksum of the content, unpacked on the way.
 """
 
+import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from hotloop.data.known import KnownSet
+from hotloop.data.catalogue import KnownFile, KnownSet
+from hotloop.data.content import read_chunks
 from hotloop.errors import DataError
 
 VARIABLE = "HOTLOOP_DATA"
 
 
 @dataclass(frozen=True)
-class Found:
+class LocalSet:
     """A folder with files of a set: where each one is, and the names of those that are not there."""
 
     folder: Path
@@ -44,7 +49,7 @@ def _writable(folder: Path) -> bool:
     return os.access(folder, os.W_OK) and bool(folder.stat().st_mode & 0o222)
 
 
-def entries(folder: Path) -> frozenset[str] | None:
+def list_folder(folder: Path) -> frozenset[str] | None:
     """The names in a folder; None where there is no such folder; DataError where it cannot be read."""
     try:
         return frozenset(entry.name for entry in folder.iterdir())
@@ -61,31 +66,31 @@ def entries(folder: Path) -> frozenset[str] | None:
         raise DataError(f"data folder {folder}: cannot be read ({error.strerror})") from None
 
 
-def check_given(data_dir: Path | None) -> None:
+def check_named_folders(data_dir: Path | None) -> None:
     """DataError for a folder that the user named, by argument or by HOTLOOP_DATA, and that is not there."""
     named = {"data_dir": data_dir, VARIABLE: os.environ.get(VARIABLE) or None}
     for how, folder in named.items():
-        if folder is not None and entries(Path(folder)) is None:
+        if folder is not None and list_folder(Path(folder)) is None:
             raise DataError(
                 f"{how}={folder}: no such folder; create it, or give the folder that holds the data"
             )
 
 
-def find(known: KnownSet, data_dir: str | Path | None = None) -> Found | None:
+def find_set(known: KnownSet, data_dir: str | Path | None = None) -> LocalSet | None:
     """The first folder that holds enough of the set to load it, else one with a part of it, else None."""
     data_dir = None if data_dir is None else Path(data_dir)
     partial = None
     for folder in _candidates(known, data_dir):
-        found = look(known, folder)
+        found = look_in(known, folder)
         if found is None:
             continue
-        if loadable(known, found):
+        if is_loadable(known, found):
             return found
         partial = partial or found
     return partial
 
 
-def loadable(known: KnownSet, found: Found | None) -> bool:
+def is_loadable(known: KnownSet, found: LocalSet | None) -> bool:
     """Whether every file that the set cannot do without was found."""
     return found is not None and all(file.name in found.files for file in known.files if file.needed)
 
@@ -99,9 +104,9 @@ def _candidates(known: KnownSet, data_dir: Path | None) -> list[Path]:
     return [data_dir, *inside] if data_dir is not None and known.files else inside
 
 
-def look(known: KnownSet, folder: Path) -> Found | None:
+def look_in(known: KnownSet, folder: Path) -> LocalSet | None:
     """What of the set lies in this very folder, or None for nothing."""
-    names = entries(folder)
+    names = list_folder(folder)
     if not names:
         return None
     files = {}
@@ -112,4 +117,54 @@ def look(known: KnownSet, folder: Path) -> Found | None:
                 break
     if not files and known.files:
         return None
-    return Found(folder, files, tuple(file.name for file in known.files if file.name not in files))
+    return LocalSet(folder, files, tuple(file.name for file in known.files if file.name not in files))
+
+
+@dataclass(frozen=True)
+class FileVerdict:
+    """The verdict on one file; `reason` is empty when it is fine."""
+
+    name: str
+    path: Path | None
+    size: int
+    checksum: str
+    status: Literal["OK", "BAD", "missing"]
+    reason: str = ""
+
+
+def digest(pieces: Iterator[bytes], checksum: str) -> tuple[int, str]:
+    """Size and checksum of the pieces together, by the algorithm that `checksum` names ("sha256:...")."""
+    algorithm = checksum.partition(":")[0]
+    state, size = hashlib.new(algorithm, usedforsecurity=False), 0
+    for piece in pieces:
+        state.update(piece)
+        size += len(piece)
+    return size, f"{algorithm}:{state.hexdigest()}"
+
+
+def digest_file(path: Path, checksum: str) -> tuple[int, str]:
+    """Size and checksum of a file as it lies there, not unpacked."""
+    with path.open("rb") as file:
+        return digest(iter(lambda: file.read(1 << 20), b""), checksum)
+
+
+def check_file(file: KnownFile, path: Path | None) -> FileVerdict:
+    """The verdict on one file of a set."""
+    if path is None:
+        return FileVerdict(file.name, None, file.size, file.checksum, "missing", "not here")
+    try:
+        size, checksum = digest(read_chunks(path, file.size), file.checksum)
+    except DataError as error:
+        return FileVerdict(file.name, path, 0, "", "BAD", str(error).removeprefix(f"{path}: "))
+    if size != file.size:
+        reason = f"{size:,} bytes of content, expected {file.size:,}"
+        return FileVerdict(file.name, path, size, checksum, "BAD", reason)
+    if checksum != file.checksum:
+        return FileVerdict(file.name, path, size, checksum, "BAD", f"{checksum}, expected {file.checksum}")
+    return FileVerdict(file.name, path, size, checksum, "OK")
+
+
+def verify_set(known: KnownSet, found: LocalSet | None) -> tuple[FileVerdict, ...]:
+    """The verdict on every file of a set."""
+    files = found.files if found else {}
+    return tuple(check_file(file, files.get(file.name)) for file in known.files)

@@ -13,11 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from hotloop.data import download as downloads
-from hotloop.data.download import FetchError, download, reachable
-from hotloop.data.fetch import fetch
-from hotloop.data.known import Download, KnownFile, KnownSet
-from hotloop.data.unpack import unpack
+from hotloop.data import fetch as downloads
+from hotloop.data.catalogue import Download, KnownFile, KnownSet
+from hotloop.data.fetch import FetchError, download, fetch, probe_mirrors, unpack
 from hotloop.errors import DataError
 
 CONTENT = bytes(range(256)) * 4000
@@ -203,7 +201,7 @@ def test_a_full_disk_is_not_mistaken_for_a_bad_network(server, tmp_path):
 def test_only_hosts_that_answer_are_reachable(server):
     closed = "http://127.0.0.1:9/"
     unknown = "https://no-such-host.invalid/"
-    assert reachable([closed, unknown, server.url]) == {server.url}
+    assert probe_mirrors([closed, unknown, server.url]) == {server.url}
 
 
 def test_a_host_that_hangs_costs_no_more_than_the_time_limit(monkeypatch):
@@ -216,14 +214,14 @@ def test_a_host_that_hangs_costs_no_more_than_the_time_limit(monkeypatch):
 
     monkeypatch.setattr(downloads.socket, "create_connection", hang)
     started = time.monotonic()
-    assert reachable([f"http://host{n}/" for n in range(20)]) == set()
+    assert probe_mirrors([f"http://host{n}/" for n in range(20)]) == set()
     assert time.monotonic() - started < 2
     released.set()
 
 
 def test_behind_a_proxy_the_proxy_is_asked(server, monkeypatch):
     monkeypatch.setenv("http_proxy", server.url)
-    assert reachable(["http://no-such-host.invalid/"]) == {"http://no-such-host.invalid/"}
+    assert probe_mirrors(["http://no-such-host.invalid/"]) == {"http://no-such-host.invalid/"}
 
 
 FILES = {"one.bin": b"first" * 100, "two.bin": b"second" * 100}

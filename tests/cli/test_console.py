@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hotloop.cli.console import Context, print_error, table_lines
+from hotloop.cli.console import Context, format_table, print_error
 from hotloop.engine.run import Run, read_events
 from hotloop.engine.sinks import ConsoleSink
 
@@ -111,11 +111,11 @@ def test_a_bar_on_a_terminal_leaves_standard_output_alone(monkeypatch, total):
 
 
 def test_tables_align_numbers_right_and_text_left():
-    assert table_lines(("id", "name"), [(1, "a"), (10, "bcd")]) == ["id  name", " 1  a", "10  bcd"]
+    assert format_table(("id", "name"), [(1, "a"), (10, "bcd")]) == ["id  name", " 1  a", "10  bcd"]
     rows = [("train", "79,941", "3.75 %", 0.5), ("valid", "-", "12.70 %", 1e-7)]
-    assert table_lines(("part", "ratings", "share", "x"), rows) == [
+    assert format_table(("part", "ratings", "share", "x"), rows) == [
         "part   ratings    share      x",
         "train   79,941   3.75 %    0.5",
         "valid        -  12.70 %  1e-07",
     ]
-    assert table_lines(("id", "name"), []) == ["id  name"]
+    assert format_table(("id", "name"), []) == ["id  name"]

@@ -7,10 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from hotloop.data.catalogue import SETS, known_set
-from hotloop.data.checksum import check, verify
-from hotloop.data.folders import check_given, data_home, find, loadable, look, user_folder
-from hotloop.data.known import Download, KnownFile, KnownSet
+from hotloop.data.catalogue import SETS, Download, KnownFile, KnownSet, known_set
+from hotloop.data.local_files import (
+    check_file,
+    check_named_folders,
+    data_home,
+    find_set,
+    is_loadable,
+    look_in,
+    user_folder,
+    verify_set,
+)
 from hotloop.errors import DataError
 
 DATA = b"some numbers"
@@ -37,61 +44,61 @@ def put(folder: Path, *names: str) -> Path:
 
 def test_the_given_folder_comes_before_the_shared_one_and_the_users(places):
     users = put(places / "home/hotloop/toy", "a")
-    assert find(TOY, places / "given").folder == users
+    assert find_set(TOY, places / "given").folder == users
     shared = put(places / "shared/toy", "a")
-    assert find(TOY, places / "given").folder == shared
+    assert find_set(TOY, places / "given").folder == shared
     inside = put(places / "given/toy-subset", "a")
-    assert find(TOY, places / "given").folder == inside
+    assert find_set(TOY, places / "given").folder == inside
     better = put(places / "given/toy", "a.gz")
-    assert find(TOY, places / "given").folder == better
+    assert find_set(TOY, places / "given").folder == better
     directly = put(places / "given", "a")
-    assert find(TOY, places / "given").folder == directly
-    assert find(TOY).folder == shared
+    assert find_set(TOY, places / "given").folder == directly
+    assert find_set(TOY).folder == shared
 
 
 def test_a_folder_that_can_be_loaded_comes_before_one_with_a_part(places):
     part = put(places / "shared/toy", "b")
-    found = find(TOY)
+    found = find_set(TOY)
     assert (found.folder, found.missing) == (part, ("a",))
-    assert not loadable(TOY, found)
+    assert not is_loadable(TOY, found)
     whole = put(places / "home/hotloop/toy", "a")
-    found = find(TOY)
+    found = find_set(TOY)
     assert (found.folder, found.missing) == (whole, ("b",))
-    assert loadable(TOY, found)
+    assert is_loadable(TOY, found)
 
 
 def test_files_of_a_set_never_lie_directly_in_a_folder_that_was_not_given_for_it(places):
     put(places / "shared", "a", "b")
-    assert find(TOY) is None
+    assert find_set(TOY) is None
 
 
 def test_a_plain_file_comes_before_its_gzipped_copy(places):
     folder = put(places / "x", "a", "a.gz", "b.gz")
-    assert {name: path.name for name, path in look(TOY, folder).files.items()} == {"a": "a", "b": "b.gz"}
+    assert {name: path.name for name, path in look_in(TOY, folder).files.items()} == {"a": "a", "b": "b.gz"}
 
 
 def test_a_set_without_known_files_is_found_by_its_folder(places):
     brought = KnownSet("brought", "", "", ("brought",), expected="what you have")
-    assert find(brought, put(places / "given", "x")) is None
-    assert find(brought, put(places / "given/brought", "x").parent).folder == places / "given/brought"
+    assert find_set(brought, put(places / "given", "x")) is None
+    assert find_set(brought, put(places / "given/brought", "x").parent).folder == places / "given/brought"
 
 
 def test_a_folder_that_was_named_and_is_not_there_is_an_error(places):
     with pytest.raises(DataError, match=r"HOTLOOP_DATA=.*shared: no such folder"):
-        check_given(None)
+        check_named_folders(None)
     put(places / "shared")
-    check_given(None)
+    check_named_folders(None)
     with pytest.raises(DataError, match=r"data_dir=.*none: no such folder"):
-        check_given(places / "none")
+        check_named_folders(places / "none")
 
 
 def test_a_file_in_place_of_a_folder_is_an_error_that_names_it(places):
     (places / "shared").write_bytes(b"")
     text = re.escape(f"data folder {places / 'shared'}: is a file, not a folder")
     with pytest.raises(DataError, match=text):
-        check_given(None)
+        check_named_folders(None)
     with pytest.raises(DataError, match=text):
-        find(TOY)
+        find_set(TOY)
 
 
 def test_a_folder_without_permission_is_an_error(places, monkeypatch):
@@ -101,7 +108,7 @@ def test_a_folder_without_permission_is_an_error(places, monkeypatch):
     put(places / "shared")
     monkeypatch.setattr(Path, "iterdir", refuse)  # chmod would not stop root
     with pytest.raises(DataError, match=r"data folder .*: permission denied; make it readable"):
-        check_given(None)
+        check_named_folders(None)
 
 
 def test_a_fetch_writes_to_the_given_folder_then_the_shared_one_then_the_users(places):
@@ -125,7 +132,7 @@ def test_the_users_folder_follows_xdg_and_else_lies_in_the_home(monkeypatch):
 
 @pytest.mark.parametrize("name", ["a", "a.gz"])
 def test_a_right_file_is_ok_plain_or_gzipped(places, name):
-    verdict = check(A, put(places / "x", name) / name)
+    verdict = check_file(A, put(places / "x", name) / name)
     assert (verdict.status, verdict.size, verdict.checksum, verdict.reason) == (
         "OK",
         len(DATA),
@@ -135,24 +142,24 @@ def test_a_right_file_is_ok_plain_or_gzipped(places, name):
 
 
 def test_md5_is_taken_where_only_that_is_published(places):
-    assert check(B, put(places / "x", "b") / "b").status == "OK"
+    assert check_file(B, put(places / "x", "b") / "b").status == "OK"
 
 
 def test_wrong_size_wrong_content_and_damage_are_bad_with_a_reason(places):
     path = put(places / "x", "a") / "a"
     path.write_bytes(DATA[:-1])
-    assert check(A, path).reason == "11 bytes of content, expected 12"
+    assert check_file(A, path).reason == "11 bytes of content, expected 12"
     path.write_bytes(DATA[:-1] + b"?")
-    assert check(A, path).status == "BAD"
-    assert A.checksum in check(A, path).reason
+    assert check_file(A, path).status == "BAD"
+    assert A.checksum in check_file(A, path).reason
     path.write_bytes(gzip.compress(DATA)[:-4])
-    assert (check(A, path).status, "damaged gzip file" in check(A, path).reason) == ("BAD", True)
+    assert (check_file(A, path).status, "damaged gzip file" in check_file(A, path).reason) == ("BAD", True)
 
 
 def test_missing_files_are_missing(places):
-    assert [verdict.status for verdict in verify(TOY, None)] == ["missing", "missing"]
-    found = look(TOY, put(places / "x", "a"))
-    assert [verdict.status for verdict in verify(TOY, found)] == ["OK", "missing"]
+    assert [verdict.status for verdict in verify_set(TOY, None)] == ["missing", "missing"]
+    found = look_in(TOY, put(places / "x", "a"))
+    assert [verdict.status for verdict in verify_set(TOY, found)] == ["OK", "missing"]
 
 
 def test_every_known_set_is_complete():

@@ -9,7 +9,7 @@ import pytest
 
 from hotloop import data
 from hotloop.data import catalogue, stand_ins
-from hotloop.data.known import Download, KnownFile, KnownSet
+from hotloop.data.catalogue import Download, KnownFile, KnownSet
 from hotloop.errors import DataError
 
 RNG = np.random.default_rng(0)
@@ -26,8 +26,8 @@ def offline(monkeypatch, tmp_path):
     monkeypatch.setenv("HOTLOOP_OFFLINE", "1")
     monkeypatch.delenv("HOTLOOP_DATA", raising=False)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(stand_ins, "DIGITS", (120, 30))
-    monkeypatch.setattr(stand_ins, "OBJECTS", (110, 20))
+    monkeypatch.setattr(stand_ins, "DIGIT_COUNTS", (120, 30))
+    monkeypatch.setattr(stand_ins, "OBJECT_COUNTS", (110, 20))
 
 
 def idx(array: np.ndarray) -> bytes:
@@ -183,7 +183,7 @@ def test_files_of_another_set_with_the_same_names_are_refused(tmp_path, monkeypa
         mnist.files[3].download,
     )
     other = KnownSet("other", "", "", ("other",), (mine,))
-    monkeypatch.setattr("hotloop.data.image_files.SETS", {"mnist": mnist, "other": other})
+    monkeypatch.setattr("hotloop.data.dataset.SETS", {"mnist": mnist, "other": other})
     with pytest.raises(DataError, match="belongs to other, not to mnist"):
         data.load("mnist", folder)
 

@@ -2,6 +2,8 @@
 
 The manifest grows with every finished shard, so that a build that was stopped goes on where it was. Files get their
 names only when they are whole. It must not know how shards are made.
+
+One shard of image records: read each file, look whether it decodes, repair what is no RGB JPEG, write.
 """
 
 import hashlib
@@ -13,10 +15,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hotloop.errors import DataError
-from hotloop.options.json_text import load_json
+import numpy as np
 
-NAME = "manifest.json"
+from hotloop.data.example import Values, write_example
+from hotloop.data.image_stores import Boxes, no_boxes
+from hotloop.data.jpeg import CheckedImage, ImageError, check_image
+from hotloop.data.tfrecord import encode_record
+from hotloop.errors import DataError
+from hotloop.options.files import load_json
+
+MANIFEST = "manifest.json"
 _FORMAT = 1
 Value = TypeVar("Value")
 
@@ -47,7 +55,7 @@ class PartManifest:
 def read_manifest(folder: str | Path) -> dict[str, PartManifest]:
     """The parts by name; empty where there is no manifest; DataError where it cannot be understood."""
     folder = Path(folder)
-    path = folder / NAME
+    path = folder / MANIFEST
     try:
         body = load_json(path)
         if body["program"] != "hotloop" or body["format"] != _FORMAT:
@@ -64,7 +72,7 @@ def read_manifest(folder: str | Path) -> dict[str, PartManifest]:
 def write_manifest(folder: Path, parts: Mapping[str, PartManifest]) -> None:
     """Replace the manifest as a whole."""
     body = {"program": "hotloop", "format": _FORMAT, "parts": {n: asdict(part) for n, part in parts.items()}}
-    with whole_file(folder / NAME) as unfinished:
+    with whole_file(folder / MANIFEST) as unfinished:
         unfinished.write_text(json.dumps(body, indent=1) + "\n")
 
 
@@ -87,7 +95,7 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def fault(path: Path, shard: Shard) -> str:
+def shard_fault(path: Path, shard: Shard) -> str:
     """Why the file is not the shard that was written, or an empty text."""
     try:
         size = path.stat().st_size
@@ -117,3 +125,74 @@ def _is(kind: type[Value], value: Any) -> Value:
     if type(value) is not kind:
         raise TypeError(f"{value!r} is no {kind.__name__}")
     return value
+
+
+@dataclass(frozen=True, eq=False)
+class Item:
+    """One image that a shard gets."""
+
+    path: str
+    label: int
+    """From 1."""
+    synset: str
+    text: str
+
+
+@dataclass(frozen=True, eq=False)
+class ShardTask:
+    """Everything that the content of one shard depends on."""
+
+    path: Path
+    items: tuple[Item, ...]
+    boxes: Boxes
+
+
+def build_shard(skip_corrupt: bool, task: ShardTask) -> Shard:
+    """Write the shard and say what was written; an image that does not decode is named in a DataError, or left out."""
+    skipped: list[str] = []
+    records = repaired = 0
+    with whole_file(task.path) as unfinished, unfinished.open("wb") as file:
+        for item, image in _images(task, skipped if skip_corrupt else None):
+            boxes = task.boxes.get(Path(item.path).stem, no_boxes())
+            file.write(encode_record(write_example(record_features(item, image, boxes))))
+            records += 1
+            repaired += image.repaired
+        file.flush()
+        os.fsync(file.fileno())
+        size, checksum = unfinished.stat().st_size, sha256_of(unfinished)
+    return Shard(size, checksum, records, repaired, tuple(skipped))
+
+
+def record_features(item: Item, image: CheckedImage, boxes: np.ndarray) -> dict[str, Values]:
+    """The fields of a record."""
+    sides = dict(zip(("xmin", "ymin", "xmax", "ymax"), boxes.T.astype(np.float32), strict=True))
+    return {
+        "image/height": _int(image.height),
+        "image/width": _int(image.width),
+        "image/colorspace": [b"RGB"],
+        "image/channels": _int(3),
+        "image/class/label": _int(item.label),
+        "image/class/synset": [item.synset.encode()],
+        "image/class/text": [item.text.encode()],
+        **{f"image/object/bbox/{side}": values for side, values in sides.items()},
+        "image/object/bbox/label": np.full(len(boxes), item.label, np.int64),
+        "image/format": [b"JPEG"],
+        "image/filename": [os.fsencode(Path(item.path).name)],
+        "image/encoded": [image.encoded],
+    }
+
+
+def _images(task: ShardTask, skipped: list[str] | None) -> Iterator[tuple[Item, CheckedImage]]:
+    for item in task.items:
+        try:
+            yield item, check_image(Path(item.path).read_bytes())
+        except ImageError as error:
+            if skipped is None:
+                raise DataError(f"{item.path}: {error}; skip_corrupt=True leaves such images out") from None
+            skipped.append(f"{item.path}: {error}")
+        except OSError as error:
+            raise DataError(f"{item.path}: cannot be read ({error.strerror})") from None
+
+
+def _int(value: int) -> np.ndarray:
+    return np.array([value], np.int64)

@@ -1,0 +1,319 @@
+"""One labelled image as it is stored, and what every store of such images offers.
+
+Record sets and image folders answer alike, so that the streaming, the checks and the benchmark know only this.
+
+Image sets in TFRecord shards, as ImageNet is commonly stored: train-00000-of-01024 and so on.
+Image sets as folders of files: train/CLASS/*.jpg and val/CLASS/*.jpg (or validation/CLASS).
+Whether every image of a store can be read, and decoded when asked for, by several processes.
+"""
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotloop.data.example import Values, WireError, read_example
+from hotloop.data.jpeg import ImageError, decode
+from hotloop.data.parallel import in_processes
+from hotloop.data.tfrecord import index_shards, read_record
+from hotloop.errors import DataError
+
+
+def no_boxes() -> NDArray[np.float32]:
+    """For an image without annotated objects."""
+    return np.empty((0, 4), np.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedImage:
+    """An image that is not decoded yet."""
+
+    encoded: bytes
+    label: int
+    """From 0."""
+    where: str
+    """The file, and the byte where it is one of many: for messages."""
+    boxes: NDArray[np.float32] = field(default_factory=no_boxes)
+    """[objects, 4]: xmin, ymin, xmax, ymax as shares of width and height."""
+
+
+class ImageStore(Protocol):
+    """Labelled images fetched by number, in any order and from several threads."""
+
+    @property
+    def classes(self) -> int:
+        """Labels are below this."""
+
+    @property
+    def source(self) -> str:
+        """Where the images come from, for people."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, number: int) -> EncodedImage:
+        """Image `number`; DataError names file and byte."""
+
+
+Part = Literal["train", "validation"]
+LABELS_FILE = "labels.txt"
+IMAGENET_CLASSES = 1000
+_SHARD = re.compile(r"(?P<part>train|validation)-(?P<number>\d{5})-of-(?P<total>\d{5})")
+_BOX = tuple(f"image/object/bbox/{side}" for side in ("xmin", "ymin", "xmax", "ymax"))
+_WANTED = ("image/encoded", "image/class/label", *_BOX)
+
+
+def shard_name(part: str, number: int, total: int) -> str:
+    """The name of a shard's file."""
+    return f"{part}-{number:05d}-of-{total:05d}"
+
+
+def list_shards(folder: str | Path, part: Part, faults: list[str] | None = None) -> list[Path]:
+    """The shards of a part in order; DataError when there are none, some are missing, or two sets are mixed.
+
+    Missing ones are one more of the `faults` for whoever hands in a list of them.
+    """
+    folder = Path(folder)
+    try:
+        found = [match for path in folder.iterdir() if (match := _SHARD.fullmatch(path.name))]
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be read ({error.strerror})") from None
+    ours = {(int(each["number"]), int(each["total"])) for each in found if each["part"] == part}
+    totals = {total for _, total in ours}
+    if not totals:
+        raise DataError(f"{folder}: no {part} shards; expected files named {shard_name(part, 0, 1024)}")
+    if len(totals) > 1:
+        few, many = sorted(totals)[:2]
+        raise DataError(f"{folder}: {part} shards of two sets, of {few} and of {many} files; remove one")
+    total = totals.pop()
+    missing = [number for number in range(total) if (number, total) not in ours]
+    if missing:
+        name = shard_name(part, missing[0], total)
+        fault = f"{folder}: {len(missing)} of {total} {part} shards are missing, first {name}"
+        if faults is None:
+            raise DataError(fault)
+        faults.append(fault)
+    return [folder / shard_name(part, number, total) for number in range(total) if number not in missing]
+
+
+def is_record_folder(folder: str | Path) -> bool:
+    """Whether the folder holds any shard."""
+    folder = Path(folder)
+    return folder.is_dir() and any(_SHARD.fullmatch(path.name) for path in folder.iterdir())
+
+
+class RecordSet:
+    """The images of one part of a record set, or of one instance's share of its shards."""
+
+    def __init__(
+        self,
+        folder: str | Path,
+        part: Part,
+        *,
+        instance: int = 0,
+        instances: int = 1,
+        check: bool = False,
+        faults: list[str] | None = None,
+    ):
+        folder = Path(folder)
+        every = list_shards(folder, part, faults)
+        if instances > len(every):
+            raise DataError(f"{folder}: {len(every)} {part} shards cannot be shared by {instances} instances")
+        self.files = every[instance::instances]
+        own = part if instances == 1 else f"{part}.{instance}of{instances}"
+        self.counts, self._index = index_shards(self.files, folder / f".{own}.index.npz", faults)
+        self._shard_of = np.repeat(np.arange(len(self.files)), self.counts)
+        self._check = check
+        self.classes = _classes(folder)
+        self.source = f"{len(self.files):,} TFRecord file{'s' * (len(self.files) != 1)} at {folder}"
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def read(self, number: int) -> EncodedImage:
+        """Image `number` in the order of the shards."""
+        path = self.files[self._shard_of[number]]
+        start, length = self._index[number].tolist()
+        data = read_record(path, start, length, check=self._check)
+        where = f"{path}: byte {start:,}"
+        try:
+            features = read_example(data, _WANTED)
+        except WireError as error:
+            raise DataError(f"{path}: byte {start + error.at:,}: no image record ({error.reason})") from None
+        return EncodedImage(
+            _encoded(features, where), self._label(features, where), where, _boxes(features, where)
+        )
+
+    def _label(self, features: dict[str, Values], where: str) -> int:
+        stored = features.get("image/class/label")
+        if not isinstance(stored, np.ndarray) or stored.dtype != np.int64 or len(stored) != 1:
+            raise DataError(f"{where}: the record has no image/class/label")
+        if not 1 <= stored[0] <= self.classes:
+            raise DataError(f"{where}: label {stored[0]}, expected 1 to {self.classes}")
+        return int(stored[0]) - 1
+
+
+def _classes(folder: Path) -> int:
+    try:
+        return len((folder / LABELS_FILE).read_text().strip().splitlines()) or IMAGENET_CLASSES
+    except (OSError, ValueError):
+        return IMAGENET_CLASSES
+
+
+def _encoded(features: dict[str, Values], where: str) -> bytes:
+    stored = features.get("image/encoded")
+    if not isinstance(stored, list) or len(stored) != 1:
+        raise DataError(f"{where}: the record has no image/encoded")
+    return stored[0]
+
+
+def _boxes(features: dict[str, Values], where: str) -> NDArray[np.float32]:
+    sides = [features.get(name) for name in _BOX]
+    if any(isinstance(side, list) and side for side in sides):
+        raise DataError(f"{where}: bounding boxes that are no numbers")
+    lists = [np.asarray([] if side is None else side, np.float32) for side in sides]
+    if len({len(side) for side in lists}) > 1:
+        raise DataError(
+            f"{where}: bounding boxes with {' and '.join(str(len(side)) for side in lists)} sides"
+        )
+    boxes = np.stack(lists, axis=1)
+    if not np.isfinite(boxes).all():
+        raise DataError(f"{where}: bounding boxes with sides that are no finite numbers")
+    return boxes
+
+
+PART_FOLDERS = {"train": ("train",), "validation": ("val", "validation")}
+SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp")
+
+
+@dataclass(frozen=True)
+class ImageFile:
+    """One file and its class, from 0."""
+
+    path: Path
+    label: int
+
+
+def part_folder(root: str | Path, part: Part) -> Path | None:
+    """The folder of a part, where there is one."""
+    root = Path(root)
+    return next((root / name for name in PART_FOLDERS[part] if (root / name).is_dir()), None)
+
+
+def is_image_folder(root: str | Path) -> bool:
+    """Whether the folder holds train/ or val/ with class folders."""
+    root = Path(root)
+    folders = (part_folder(root, "train"), part_folder(root, "validation"))
+    return any(entry.is_dir() for folder in folders if folder for entry in folder.iterdir())
+
+
+def class_names(root: str | Path) -> tuple[str, ...]:
+    """The classes in the order of their labels: those of the training images, else of the validation images."""
+    root = Path(root)
+    folder = part_folder(root, "train") or part_folder(root, "validation")
+    if folder is None:
+        raise DataError(f"{root}: no image folder; expected train/CLASS/*.jpg and val/CLASS/*.jpg")
+    return _folders(folder)
+
+
+def list_images(root: str | Path, part: Part, classes: Sequence[str]) -> list[ImageFile]:
+    """Every image of a part, sorted; DataError for a class folder without images or an unknown class."""
+    root = Path(root)
+    folder = part_folder(root, part)
+    if folder is None:
+        raise DataError(f"{root}: no folder {' or '.join(PART_FOLDERS[part])} with class folders of images")
+    labels = {name: label for label, name in enumerate(classes)}
+    images = []
+    for name in _folders(folder):
+        if name not in labels:
+            raise DataError(f"{folder / name}: class {name} has no training folder")
+        files = _files(folder / name)
+        if not files:
+            raise DataError(f"{folder / name}: class folder without images ({', '.join(SUFFIXES)})")
+        images += [ImageFile(path, labels[name]) for path in files]
+    return images
+
+
+class ImageFolder:
+    """The images of one part of an image folder, or of one instance's share of them."""
+
+    def __init__(self, root: str | Path, part: Part, *, instance: int = 0, instances: int = 1):
+        root = Path(root)
+        names = class_names(root)
+        images = list_images(root, part, names)[instance::instances]
+        paths = [os.fsencode(image.path) for image in images]
+        # One run of bytes instead of a million texts: it goes to other processes at once.
+        self._paths = b"".join(paths)
+        self._ends = np.cumsum([len(path) for path in paths])
+        self._labels = np.array([image.label for image in images], np.int32)
+        self.classes = len(names)
+        self.source = f"{len(images):,} files at {root}"
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def read(self, number: int) -> EncodedImage:
+        """Image `number` in the sorted order of classes and names."""
+        start = self._ends[number - 1] if number else 0
+        path = os.fsdecode(self._paths[start : self._ends[number]])
+        try:
+            with open(path, "rb") as file:  # noqa: PTH123 - a Path for each of a million images costs more
+                return EncodedImage(file.read(), int(self._labels[number]), path)
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def _folders(folder: Path) -> tuple[str, ...]:
+    names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != ".")
+    if not names:
+        raise DataError(f"{folder}: no class folders")
+    return tuple(names)
+
+
+def _files(folder: Path) -> list[Path]:
+    names = (entry.name for entry in os.scandir(folder) if entry.is_file() and entry.name[0] != ".")
+    return [folder / name for name in sorted(names) if name.lower().endswith(SUFFIXES)]
+
+
+_PIECE = 256
+
+
+def check_images(
+    store: ImageStore, *, decoding: bool, workers: int, advance: Callable[[int], None]
+) -> list[str]:
+    """What is wrong with the images, in their order; `advance` hears how many have been looked at."""
+    ends = [*range(0, len(store), _PIECE), len(store)]
+    pieces = list(pairwise(ends))
+    found = {}
+    with closing(in_processes(_faults, (store, decoding), pieces, workers)) as done:
+        for piece, faults in done:
+            found[piece] = faults
+            advance(piece[1] - piece[0])
+    return [fault for piece in pieces for fault in found[piece]]
+
+
+def _faults(shared: tuple[ImageStore, bool], piece: tuple[int, int]) -> list[str]:
+    store, decoding = shared
+    faults = []
+    for number in range(*piece):
+        try:
+            image = store.read(number)
+        except DataError as error:
+            faults.append(str(error))
+            continue
+        try:
+            if decoding:
+                decode(image.encoded)
+        except ImageError as error:
+            faults.append(f"{image.where}: corrupt image ({error})")
+    return faults
+
+
+Boxes = dict[str, NDArray[np.float32]]
+"""File name without folder and suffix -> [objects, 4]: xmin, ymin, xmax, ymax as shares."""
