@@ -20,7 +20,7 @@ from hotloop.engine import records as run_records
 from hotloop.engine.checkpoint import Checkpoints
 from hotloop.engine.run import Run, read_events
 from hotloop.errors import HotloopError, OptionError
-from hotloop.families.cnn import foreign, prediction, safetensors
+from hotloop.families.cnn import prediction, safetensors, torch_weights
 from hotloop.families.cnn import saved as cnn_saved
 from hotloop.families.recommender import netflix
 from hotloop.families.recommender import saved as recommender_saved
@@ -103,11 +103,11 @@ READERS = {
     "report.check_writable": (reports.check_report_folder, "report"),
     "results.read": (lambda path: results.read([path]), "."),
     "gather": (lambda path: report_sources.gather([path]), "devices.json"),
-    "prediction.read": (lambda path: prediction.read(path, (8, 8, 3), "cifar10"), "a.png"),
+    "prediction.read": (lambda path: prediction.read_image(path, (8, 8, 3), "cifar10"), "a.png"),
     "netflix.find": (netflix.find, "."),
     "netflix.begins_like_one": (netflix.begins_like_one, "mv_1.txt"),
     "cnn.saved.checkpoints_in": (cnn_saved.checkpoints_in, "run"),
-    "cnn.saved.steps": (cnn_saved.steps, "run"),
+    "cnn.saved.steps": (cnn_saved.list_steps, "run"),
 }
 
 
@@ -122,14 +122,14 @@ REFUSING = {
     "baselines.load": baselines.load,
     "vcd.saved.load": vcd_saved.load,
     "recommender.saved.load": recommender_saved.load,
-    "cnn.saved.about": cnn_saved.about,
+    "cnn.saved.about": cnn_saved.read_saved_network,
     "safetensors": safetensors.tensors,
-    "foreign.recognise": foreign.recognise,
+    "foreign.recognise": torch_weights.recognise,
     "read_idx": lambda path: image_formats.read_idx(path, 3),
     "read_npz": content.read_npz,
     "shards": lambda path: image_stores.list_shards(path, "train"),
     "class_names": folders.class_names,
-    "prediction.read": lambda path: prediction.read(path, (8, 8, 3), "cifar10"),
+    "prediction.read": lambda path: prediction.read_image(path, (8, 8, 3), "cifar10"),
 }
 
 

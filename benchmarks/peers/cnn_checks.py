@@ -18,10 +18,10 @@ from common import strictly
 from hotloop.engine.keys import seed_key
 from hotloop.engine.loop import Program, copy_state
 from hotloop.families.cnn import images, model
-from hotloop.families.cnn.config import Train
-from hotloop.families.cnn.pieces import BatchNorm
-from hotloop.families.cnn.settings import SAMPLES, Samples, resolve
-from hotloop.families.cnn.sources import MadeUp
+from hotloop.families.cnn.job import SAMPLES, DatasetSize, resolve
+from hotloop.families.cnn.network_layers import BatchNorm
+from hotloop.families.cnn.options import Train
+from hotloop.families.cnn.sources import SyntheticImages
 from hotloop.options import Params
 
 SMOOTHING, MOMENTUM, L2, RATE = 0.1, 0.9, 5e-5, 1e-5  # RATE: of one sample
@@ -47,11 +47,11 @@ class Case:
     side: int | None = None  # rows and columns of an image; None: as the data set has them
 
     @property
-    def samples(self) -> Samples:
+    def samples(self) -> DatasetSize:
         """As many to validate as one call takes."""
         whole = SAMPLES["cifar10" if self.model.startswith("cifar") else "imagenet"]
         shape = whole.shape if self.side is None else (self.side, self.side, 3)
-        return Samples(whole.train, self.per_call * self.batch, shape, whole.classes)
+        return DatasetSize(whole.train, self.per_call * self.batch, shape, whole.classes)
 
     @property
     def job(self) -> model.Job:
@@ -74,9 +74,9 @@ class Case:
         return model.Job(resolve(config, self.samples, 1), repeated=True)
 
     @property
-    def source(self) -> MadeUp:
+    def source(self) -> SyntheticImages:
         """One batch for all."""
-        return MadeUp(self.samples, 0, on_device=True)
+        return SyntheticImages(self.samples, 0, on_device=True)
 
     @property
     def exact(self) -> "Case":
@@ -108,7 +108,7 @@ def peer(case: Case, state: model.State, device: str) -> cnn_torch.Trainer:
     cnn_torch.load(built, _by_layer(case, state["params"], state["statistics"]))
     batch, job = case.source.feed(case.job.settings, None).data, case.job
     recipe = cnn_torch.Recipe(float(job.rate(0)), MOMENTUM, L2, SMOOTHING)
-    pixels = np.asarray(images.evaluated(job.settings.dataset, batch["image"]))
+    pixels = np.asarray(images.preprocess(job.settings.dataset, batch["image"]))
     half = device == "cuda" and case.precision != "32.32"
     return cnn_torch.Trainer(built, pixels, np.asarray(batch["label"]), recipe, device, half)
 
@@ -152,7 +152,7 @@ def _our_update(case: Case, state: model.State) -> dict[str, list[np.ndarray]]:
     """One update of the program: descent directions (gradient and L2) and moved statistics; and the logits before."""
     job = case.job
     feed = case.source.feed(job.settings, None)
-    seen = model.augmented(job, feed.data["image"], None)
+    seen = model.augment_images(job, feed.data["image"], None)
     logits, _ = jax.jit(lambda p, x: job.network.apply(p, {}, x, train=True))(state["params"], seen)
     new, _ = Program(model.update(job), feed, case.per_call, seed_key(0))(copy_state(state), 0, 1)
     descent = jax.tree.map(lambda v: -v / job.rate(0), new["optimiser"]["velocity"])

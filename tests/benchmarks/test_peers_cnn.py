@@ -7,7 +7,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from hotloop.families.cnn import model, network, statistics
+from hotloop.families.cnn import model, network
 from hotloop.layers import losses, norm
 
 torch = pytest.importorskip("torch")
@@ -57,7 +57,7 @@ def test_logits_of_ours_are_as_near_to_float64_as_torchs() -> None:
     [
         (losses, "cross_entropy", lambda logits, labels, smoothing=None: RIGHT_LOSS(logits, labels, 0.11)),
         (norm, "gradient_sums", lambda dy, x, mean, axes: (dy.sum(axes, keepdims=True), 0 * mean)),
-        (statistics, "moved", lambda moving, merged, momentum, counts: moving),
+        (model, "moved", lambda moving, merged, momentum, counts: moving),
         (model.optim, "rule", lambda name, params, **rest: RIGHT_RULE(name, params, **rest | {"l2": 0.0})),
     ],
     ids=["smoothing", "batch norm", "statistics", "L2"],

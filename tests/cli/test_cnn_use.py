@@ -19,7 +19,7 @@ def checkpoint(tmp_path_factory):
     """Two steps of a toy network for CIFAR-10, and the second's weights."""
     pytest.importorskip("PIL")
     folder, generator = tmp_path_factory.mktemp("toy"), np.random.default_rng(0)
-    about = saved.About(build("toy_model_bn", (32, 32, 3), 10), "cifar10", "32.32", "bfloat16", 5.0)
+    about = saved.SavedNetwork(build("toy_model_bn", (32, 32, 3), 10), "cifar10", "32.32", "bfloat16", 5.0)
     about.write(folder)
     forms = jax.eval_shape(lambda: saved._fresh(about.network, about.policy))
     with Checkpoints(folder, KeepAll(), family=saved.FAMILY) as checkpoints:
@@ -39,7 +39,7 @@ def test_predictions_are_the_softmax_of_the_networks_logits(checkpoint, tmp_path
     from PIL import Image
 
     pixels = np.stack([np.asarray(Image.open(path)) for path in paths])
-    weights, seen = jax.tree.map(jnp.asarray, (state, images.evaluated("cifar10", pixels)))
+    weights, seen = jax.tree.map(jnp.asarray, (state, images.preprocess("cifar10", pixels)))
     logits, _ = about.network.apply(weights["params"], weights["statistics"], seen, train=False)
     wanted = np.asarray(jax.nn.softmax(logits))
     for path, row in zip(paths, wanted, strict=True):
@@ -114,7 +114,7 @@ def test_an_older_step_is_not_used_in_silence_where_the_newest_is_damaged(checkp
     folder = tmp_path / "copy"
     shutil.copytree(checkpoint[0], folder)
     (folder / "00000010" / "state" / "_METADATA").write_text("")
-    assert saved.weights(folder, None, checkpoint[1])[0] == 5
+    assert saved.restore_weights(folder, None, checkpoint[1])[0] == 5
     assert "warning: skipped step 10: " in capsys.readouterr().err
 
 
@@ -123,13 +123,13 @@ def test_imported_weights_are_a_checkpoint_that_is_not_written_over(tmp_path, mo
     generator = np.random.default_rng(0)
     forms = jax.eval_shape(network.init, jax.random.key(0))
     weights = jax.tree.map(lambda form: np.float32(generator.normal(0, 0.1, form.shape)), forms)
-    monkeypatch.setattr("hotloop.families.cnn.foreign.recognise", lambda path: network)
-    monkeypatch.setattr("hotloop.families.cnn.foreign.load", lambda path, chosen: weights)
+    monkeypatch.setattr("hotloop.families.cnn.torch_weights.recognise", lambda path: network)
+    monkeypatch.setattr("hotloop.families.cnn.torch_weights.load", lambda path, chosen: weights)
     status, result, _ = called("import", tmp_path / "r18.safetensors", tmp_path / "out")
     assert status == 0 and (result["model"], result["classes"]) == ("resnet18", 3)
-    known = saved.about(tmp_path / "out")
+    known = saved.read_saved_network(tmp_path / "out")
     assert known.network == network
-    step, state = saved.weights(tmp_path / "out", None, known)
+    step, state = saved.restore_weights(tmp_path / "out", None, known)
     assert step == 0
     for mine, theirs in zip(jax.tree.leaves(state["params"]), jax.tree.leaves(weights[0]), strict=True):
         np.testing.assert_array_equal(mine, theirs)

@@ -9,7 +9,7 @@ import pytest
 from hotloop.cli.main import main
 from hotloop.cli.plan import PlanConfig
 from hotloop.engine.plan import PlanOptions
-from hotloop.families.cnn.config import Train
+from hotloop.families.cnn.options import Train
 from hotloop.options import options_of
 
 SEED_LINE = ["plan", "--num-epochs", "6", "--micro-batch-size", "8", "--gradient-accumulation", "8"]

@@ -66,7 +66,7 @@ def test_postscript_named_jpeg_starts_no_program_and_is_not_parsed(monkeypatch, 
     from PIL import EpsImagePlugin, Image
 
     from hotloop.errors import DataError
-    from hotloop.families.cnn.prediction import read
+    from hotloop.families.cnn.prediction import read_image
 
     Image.init()  # every plugin of pillow is there to be chosen
     monkeypatch.setattr(subprocess, "Popen", pytest.fail)
@@ -78,7 +78,7 @@ def test_postscript_named_jpeg_starts_no_program_and_is_not_parsed(monkeypatch, 
             reading(EPS)
     for dataset in ("imagenet", "cifar10"):
         with pytest.raises(DataError, match=r"2\.jpeg: not a whole image \(not a JPEG, "):
-            read(tmp_path / "2.jpeg", (32, 32, 3), dataset)
+            read_image(tmp_path / "2.jpeg", (32, 32, 3), dataset)
 
 
 @pytest.mark.parametrize(

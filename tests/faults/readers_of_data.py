@@ -24,7 +24,7 @@ from hotloop.data.jpeg import ImageError, check_image, decode
 from hotloop.data.load import load
 from hotloop.data.shards import Shard, read_manifest, shard_fault
 from hotloop.data.tfrecord import index_shards
-from hotloop.families.cnn import foreign, prediction
+from hotloop.families.cnn import prediction, torch_weights
 from hotloop.families.cnn.photographs import in_bytes, in_floats, training_image
 from hotloop.families.recommender import netflix
 from pictures import encoded
@@ -151,7 +151,7 @@ def of_data() -> list[Reader]:
     def predicted(file: Path) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            prediction.read(file, (224, 224, 3), "imagenet")
+            prediction.read_image(file, (224, 224, 3), "imagenet")
 
     def texts(file: Path) -> object:
         return build_records.read_texts(file, ["a"])
@@ -197,5 +197,5 @@ def of_data() -> list[Reader]:
         Reader("texts of classes", [b"a\tan a\nb\ta b\n"], in_file("x", texts)),
         Reader("boxes", [b"file,xmin\na.png,0,0.1,0.5,1\n"], in_file("x", build_records.read_boxes)),
         Reader("manifests of shards", [manifest], in_file("manifest.json", manifests)),
-        Reader("safetensors", [safe], in_file("a.safetensors", foreign.recognise)),
+        Reader("safetensors", [safe], in_file("a.safetensors", torch_weights.recognise)),
     ]  # fmt: skip

@@ -15,8 +15,8 @@ from hotloop.data.matrix import build
 from hotloop.engine import checkpoint_folder, measure
 from hotloop.engine.run import current_records, read_config, read_events, resume_warnings
 from hotloop.families.cnn import saved as cnn
-from hotloop.families.cnn.config import Train as CnnTrain
-from hotloop.families.cnn.time_to_train import earlier
+from hotloop.families.cnn.options import Train as CnnTrain
+from hotloop.families.cnn.timing import seconds_of_processes
 from hotloop.families.estimator.cifar import seconds_to
 from hotloop.families.recommender import saved as recommender
 from hotloop.families.recommender.config import Train
@@ -71,7 +71,7 @@ def of_runs() -> list[Reader]:
 
     def recorded(file: Path) -> None:
         current_records(read_events(file))
-        earlier(read_events(file))
+        seconds_of_processes(read_events(file))
         seconds_to(0.9, read_events(file), 32)
 
     def trial(file: Path) -> None:
@@ -134,7 +134,7 @@ def of_runs() -> list[Reader]:
         Reader("config of a run, resumed", [options], in_file("config.json", configured)),
         Reader("environment of a run", [environment], in_file("environment.json", resumed)),
         Reader("ratings of a run", [kept], training),
-        Reader("network.json", [about], in_folder("network.json", cnn.about)),
+        Reader("network.json", [about], in_folder("network.json", cnn.read_saved_network)),
         Reader("ceilings", [json.dumps(limits).encode()], in_file("x.json", measure._read_ceilings)),
         Reader("manifests of checkpoints", [step.encode()], in_folder("manifest.json", checkpoint_folder.read_manifest)),
         Reader("Poplar's options", [b'{"autoReport.all": "true", "autoReport.directory": "x"}'], of_text(poplar)),

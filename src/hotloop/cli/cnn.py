@@ -7,11 +7,16 @@ from typing import Any
 
 from hotloop.cli.command import Command, Context, on_device
 from hotloop.errors import OptionError
-from hotloop.families.cnn.config import Train, Validate
-from hotloop.families.cnn.data_config import BenchmarkConfig, BuildConfig, VerifyConfig
-from hotloop.families.cnn.named import PRESETS
-from hotloop.families.cnn.of_run import values_of
-from hotloop.families.cnn.small_config import Describe, Import, Predict
+from hotloop.families.cnn.command_options import (
+    BenchmarkConfig,
+    BuildConfig,
+    DescribeConfig,
+    ImportConfig,
+    PredictConfig,
+    VerifyConfig,
+)
+from hotloop.families.cnn.options import Train, Validate
+from hotloop.families.cnn.presets import PRESETS, values_of_run
 
 FAMILY = "hotloop.families.cnn"
 EPILOG = """Examples:
@@ -34,9 +39,9 @@ def run_train(config: Train, context: Context) -> Mapping[str, Any]:
 
     if config.plan:
         from hotloop.cli.plan import show_plan
-        from hotloop.families.cnn.plans import described
+        from hotloop.families.cnn.description import describe_plan
 
-        settings, text = described(config, context.given, context.configured)
+        settings, text = describe_plan(config, context.given, context.configured)
         context.say(text)
         for line in (*settings.warnings, *settings.notices):
             context.warn(line)
@@ -57,11 +62,11 @@ def run_validate(config: Validate, context: Context) -> Mapping[str, Any]:
     return run_train(replace(config, training=False), context)
 
 
-def run_describe(config: Describe, context: Context) -> Mapping[str, Any]:
+def run_describe(config: DescribeConfig, context: Context) -> Mapping[str, Any]:
     """A table of layers; nothing is computed."""
-    from hotloop.families.cnn.plans import description
+    from hotloop.families.cnn.description import describe_model
 
-    text, facts = description(config)
+    text, facts = describe_model(config)
     context.say(text)
     return facts
 
@@ -98,20 +103,22 @@ COMMAND = Command(
             Validate,
             run_validate,
             presets=PRESETS,
-            run_values=values_of,
+            run_values=values_of_run,
             run_option="checkpoint_input_dir",
         ),
         Command(
             "predict",
             "Classes of image files by a checkpoint.",
-            Predict,
+            PredictConfig,
             on_device(f"{FAMILY}.prediction"),
         ),
-        Command("describe", "Layers, shapes, parameters, FLOPs and split points.", Describe, run_describe),
+        Command(
+            "describe", "Layers, shapes, parameters, FLOPs and split points.", DescribeConfig, run_describe
+        ),
         Command(
             "import",
             "Take over the weights of a torchvision or timm ResNet.",
-            Import,
+            ImportConfig,
             on_device(f"{FAMILY}.importing"),
         ),
         Command("build-records", "TFRecord shards from folders of images.", BuildConfig, run_build),

@@ -39,7 +39,7 @@ class Resolved:
 
 
 @dataclass(frozen=True)
-class Layer:
+class ConfigLayer:
     """Raw values from a preset or file: by field name, with the words that begin an error about each."""
 
     source: str
@@ -81,13 +81,13 @@ def resolve(command: Command, given: Mapping[str, Any]) -> Resolved:
     return Resolved(config, common, sources, layer.notices, replacements, configured)
 
 
-def _layer(command: Command, name: str | None, path: Path | None) -> Layer:
+def _layer(command: Command, name: str | None, path: Path | None) -> ConfigLayer:
     if path is not None:
         return _named(
             f"file {path}", str(path), _section(read_file(path), name, path, _names(command)), command
         )
     if name is None:
-        return Layer("", {})
+        return ConfigLayer("", {})
     if name not in command.presets:
         known = did_you_mean(name, command.presets) or (
             f"; there are {', '.join(command.presets)}"
@@ -98,7 +98,9 @@ def _layer(command: Command, name: str | None, path: Path | None) -> Layer:
     return _named(f"preset {name}", f"preset {name}", command.presets[name], command)
 
 
-def _named_run_layer(command: Command, given: Mapping[str, Any], *, is_configured: bool) -> Layer | None:
+def _named_run_layer(
+    command: Command, given: Mapping[str, Any], *, is_configured: bool
+) -> ConfigLayer | None:
     """The options of the run that a command line names; None where it names none."""
     if command.run_values is None:
         return None
@@ -114,13 +116,13 @@ def _named_run_layer(command: Command, given: Mapping[str, Any], *, is_configure
     return None
 
 
-def _run_layer(command: Command, run: str) -> Layer:
+def _run_layer(command: Command, run: str) -> ConfigLayer:
     """The options of a run; what this command has no option for is not its business."""
     assert command.run_values is not None
     known = {option.name: option for option in options_of(command.config)}
     found = command.run_values(known["run"].accept(run))
     values = {name: (value, f"run {run}: ") for name, value in found.items() if name in known}
-    return Layer(f"run {run}", values)
+    return ConfigLayer(f"run {run}", values)
 
 
 def _replacement(option: Option, value: Any, had: Any) -> str:
@@ -129,7 +131,7 @@ def _replacement(option: Option, value: Any, had: Any) -> str:
     return f"option {option.spelling}: {new} (the run had {old})"
 
 
-def _old_layer(command: Command, name: str) -> Layer:
+def _old_layer(command: Command, name: str) -> ConfigLayer:
     """A preset by its name or by the name of its old file, or a file, perhaps of the old shape."""
     if name in command.presets:
         return _layer(command, name, None)
@@ -154,7 +156,7 @@ def _names(command: Command) -> Names:
     return Names([*options_of(command.config), *common])
 
 
-def _named(source: str, origin: str, values: Mapping[str, Any], command: Command) -> Layer:
+def _named(source: str, origin: str, values: Mapping[str, Any], command: Command) -> ConfigLayer:
     """The values under their field names; two spellings of one option are one too many."""
     names = _names(command)
     found: dict[str, tuple[Any, str]] = {}
@@ -164,7 +166,7 @@ def _named(source: str, origin: str, values: Mapping[str, Any], command: Command
         if option.name in found:
             raise OptionError(f"{here}: '{key}' sets {option.spelling} a second time; keep one")
         found[option.name] = (value, f"{here}: ")
-    return Layer(source, found)
+    return ConfigLayer(source, found)
 
 
 def _option(names: Names, key: str, here: str) -> Option:
@@ -237,9 +239,9 @@ def print_config(resolved: Resolved, path: str) -> None:
         return
     print(f"# {path}")
     for name, source in resolved.sources.items():
-        print(f"{name}: {written(values[name])}  # {source}")
+        print(f"{name}: {write_value(values[name])}  # {source}")
 
 
-def written(value: Any) -> str:
+def write_value(value: Any) -> str:
     """A value as YAML that reads back as the same: infinity too, which JSON does not have."""
     return json.dumps(value, default=lambda other: dict(other) if isinstance(other, Mapping) else str(other))

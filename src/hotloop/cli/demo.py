@@ -133,7 +133,7 @@ def measure(device: Any, context: Context) -> dict[str, Any]:
         )
         bar.advance()
         bar.update("cnn")
-        resnet = cnn.glimpse()
+        resnet = cnn.demo_run()
         context.say(
             f"cnn on drawn digits: accuracy {100 * resnet['validation'][0]:.0f} % -> "
             f"{100 * resnet['validation'][-1]:.0f} % on digits not seen, {resnet['images_per_second']:,.0f} images/s"

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from hotloop.cli.command import Command, Context
 from hotloop.engine.plan import EVENTS_GROUP, RUN_GROUP, Batch, Plan, PlanOptions
-from hotloop.families.cnn.settings import SAMPLES
+from hotloop.families.cnn.job import SAMPLES
 from hotloop.options import non_negative, option, positive
 
 

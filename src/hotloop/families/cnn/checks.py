@@ -12,7 +12,7 @@ from hotloop.errors import OptionError
 from hotloop.options import did_you_mean
 
 if TYPE_CHECKING:
-    from hotloop.families.cnn.config import Train
+    from hotloop.families.cnn.options import Train
 
 NORMS = {
     "batch_norm": ("momentum",),
@@ -24,7 +24,7 @@ ADAPTIVE_KEYS = ("eeta", "epsilon", "weight_decay")
 DECAY_KEYS = ("epochs_to_total_decay", "end_learning_rate_ratio", "power", "boundaries", "values")
 
 
-def check(config: "Train") -> None:
+def check_options(config: "Train") -> None:
     """Everything in this file."""
     _pipeline(config)
     _memory(config)

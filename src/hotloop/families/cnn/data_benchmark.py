@@ -23,12 +23,11 @@ from hotloop.engine.keys import sample_keys
 from hotloop.engine.order import Order
 from hotloop.engine.progress import Console
 from hotloop.errors import DataError
-from hotloop.families.cnn.data_config import BenchmarkConfig
-from hotloop.families.cnn.images import augmented, cropped, evaluated, host_draws, is_cifar
-from hotloop.families.cnn.reading import Reading
-from hotloop.families.cnn.settings import SAMPLES
-from hotloop.families.cnn.streaming import PhotoSource, default_workers, evaluation_batches, open_store
-from hotloop.families.cnn.workers import Batch, Workers
+from hotloop.families.cnn.command_options import BenchmarkConfig
+from hotloop.families.cnn.images import augment, crop_and_flip, draw_crops_on_host, is_cifar, preprocess
+from hotloop.families.cnn.job import SAMPLES
+from hotloop.families.cnn.sources import PhotoBatches, count_workers, evaluation_batches, open_store
+from hotloop.families.cnn.workers import HostBatch, PhotoReader, Workers
 from hotloop.rehearsal import begin_work
 
 _WARM_UP = 2
@@ -63,9 +62,9 @@ def _pipeline(config: BenchmarkConfig, console: Console) -> Iterator[tuple[Epoch
     if config.synthetic_data:
         if config.synthetic_data == "device":
             console.warn("--synthetic-data device: nothing would be left to time; taken as host")
-        yield _batchwise(config, lambda number: _repeated(config)), "synthetic on the host"
+        yield _batchwise(config, lambda number: _synthetic_batches(config)), "synthetic on the host"
     elif config.dataset == "imagenet":
-        with _streamed(config, console) as pipeline:
+        with _photograph_pipeline(config, console) as pipeline:
             yield pipeline
     else:
         split = _small(config, console)
@@ -75,7 +74,7 @@ def _pipeline(config: BenchmarkConfig, console: Console) -> Iterator[tuple[Epoch
             yield _batchwise(config, lambda number: _on_host(config, split, number)), "on the host"
 
 
-def _batchwise(config: BenchmarkConfig, batches: Callable[[int], Iterator[Batch]]) -> Epoch:
+def _batchwise(config: BenchmarkConfig, batches: Callable[[int], Iterator[HostBatch]]) -> Epoch:
     def epoch(number: int) -> int:
         images = 0
         for count, batch in enumerate(batches(number), 1):
@@ -87,18 +86,18 @@ def _batchwise(config: BenchmarkConfig, batches: Callable[[int], Iterator[Batch]
     return epoch
 
 
-def _finished(config: BenchmarkConfig, batch: Batch) -> Batch:
+def _finished(config: BenchmarkConfig, batch: HostBatch) -> HostBatch:
     """What is left for the host to do with a batch of a small set: normalise it and give it the compute type."""
     if config.accelerator_side_preprocess or config.dataset == "imagenet":
         return batch
-    return {**batch, "image": evaluated(config.dataset, batch["image"]).astype(_type(config))}
+    return {**batch, "image": preprocess(config.dataset, batch["image"]).astype(_type(config))}
 
 
 def _type(config: BenchmarkConfig) -> Any:
     return np.float32 if config.precision == "32.32" else np.float16
 
 
-def _repeated(config: BenchmarkConfig) -> Iterator[Batch]:
+def _synthetic_batches(config: BenchmarkConfig) -> Iterator[HostBatch]:
     """One made-up image and label over and over: grey levels around 127 with a spread of 60, cut at two spreads."""
     noise = np.random.default_rng(config.seed).standard_normal(SAMPLES[config.dataset].shape)
     image = np.clip(127 + 60 * np.clip(noise, -2, 2), 0, 255).astype(np.uint8)
@@ -108,23 +107,23 @@ def _repeated(config: BenchmarkConfig) -> Iterator[Batch]:
 
 
 @contextmanager
-def _streamed(config: BenchmarkConfig, console: Console) -> Iterator[tuple[Epoch, str]]:
+def _photograph_pipeline(config: BenchmarkConfig, console: Console) -> Iterator[tuple[Epoch, str]]:
     assert config.dataset_path is not None  # the config has seen to it
     training = config.split == "train"
     store = open_store(config.dataset_path, "train" if training else "validation")
-    workers = default_workers(config.pipeline_num_parallel)
-    reading = Reading(
+    workers = count_workers(config.pipeline_num_parallel)
+    reading = PhotoReader(
         store, training, config.seed, eight_bit=config.eight_bit_transfer, skip_corrupt=config.skip_corrupt
     )
     size = config.micro_batch_size
     order = Order(len(store), size, config.seed, "drop") if training else None
     with Workers(reading, workers, config.workers, console.warn) as decoding:
 
-        def batches(number: int) -> Iterator[Batch]:
+        def batches(number: int) -> Iterator[HostBatch]:
             if order is None:
                 return evaluation_batches(decoding, size)
             count = order.period // size
-            return PhotoSource(decoding, order).batches(number * count, config.batches_per_epoch or count)
+            return PhotoBatches(decoding, order).batches(number * count, config.batches_per_epoch or count)
 
         yield _batchwise(config, batches), f"{workers} {decoding.kind}, {store.source}"
 
@@ -140,7 +139,7 @@ def _small(config: BenchmarkConfig, console: Console) -> LabelledImages:
     return split
 
 
-def _on_host(config: BenchmarkConfig, split: LabelledImages, number: int) -> Iterator[Batch]:
+def _on_host(config: BenchmarkConfig, split: LabelledImages, number: int) -> Iterator[HostBatch]:
     order = Order(len(split), config.micro_batch_size, config.seed, "drop")
     first = number * (order.period // order.batch_size)
     generator = np.random.default_rng((config.seed, number))
@@ -148,7 +147,7 @@ def _on_host(config: BenchmarkConfig, split: LabelledImages, number: int) -> Ite
         rows = order.indices(order.start(first + step), np.zeros(1, np.uint32))[0]
         images: NDArray[Any] = split.images[rows]
         if config.split == "train" and is_cifar(config.dataset):
-            images = cropped(images, host_draws(generator, len(rows)))
+            images = crop_and_flip(images, draw_crops_on_host(generator, len(rows)))
         yield {"image": images, "label": split.labels[rows]}
 
 
@@ -158,8 +157,8 @@ def _on_device(config: BenchmarkConfig, split: LabelledImages) -> Epoch:
 
     def transform(batch: Any, key: Any) -> Any:
         if config.split == "train":
-            return augmented(config.dataset, batch, sample_keys(key, 0, size)).astype(_type(config))
-        return evaluated(config.dataset, batch).astype(_type(config))
+            return augment(config.dataset, batch, sample_keys(key, 0, size)).astype(_type(config))
+        return preprocess(config.dataset, batch).astype(_type(config))
 
     feed = Resident(split.images, size, seed=config.seed, remainder="drop", transform=transform)
     count = min(config.batches_per_epoch or len(split), len(split) // size)

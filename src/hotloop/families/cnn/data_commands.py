@@ -25,9 +25,9 @@ from hotloop.data.shards import PartManifest, read_manifest, shard_fault
 from hotloop.engine.device import usable_cores
 from hotloop.engine.progress import Console
 from hotloop.errors import DataError
-from hotloop.families.cnn.data_config import BuildConfig, VerifyConfig
-from hotloop.families.cnn.settings import SAMPLES
-from hotloop.families.cnn.streaming import open_store
+from hotloop.families.cnn.command_options import BuildConfig, VerifyConfig
+from hotloop.families.cnn.job import SAMPLES
+from hotloop.families.cnn.sources import open_store
 from hotloop.rehearsal import begin_work
 
 IMAGENET = SAMPLES["imagenet"]._asdict()

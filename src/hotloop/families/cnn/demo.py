@@ -8,10 +8,10 @@ from hotloop.data.stand_ins import draw_digits
 from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.loop import Program, copy_state
 from hotloop.families.cnn import model
-from hotloop.families.cnn.config import Train
-from hotloop.families.cnn.settings import resolve
-from hotloop.families.cnn.sources import Small
-from hotloop.families.cnn.validation import figures_of
+from hotloop.families.cnn.job import resolve
+from hotloop.families.cnn.options import Train
+from hotloop.families.cnn.sources import ResidentImages
+from hotloop.families.cnn.validation import validation_figures
 from hotloop.options import Params
 
 TRAIN, TEST, TOP = 3_200, 500, 5
@@ -28,14 +28,14 @@ RECIPE = Train(
 )
 
 
-def glimpse(calls: int = CALLS) -> dict[str, Any]:
+def demo_run(calls: int = CALLS) -> dict[str, Any]:
     """Accuracy in training and on digits not seen, call by call, and images a second."""
     images, labels = draw_digits(TRAIN + TEST, 0)
     train, test = (
         LabelledImages(images[:TRAIN], labels[:TRAIN]),
         LabelledImages(images[TRAIN:], labels[TRAIN:]),
     )
-    source = Small(Dataset(name="digits", source="drawn", train=train, test=test, classes=10))
+    source = ResidentImages(Dataset(name="digits", source="drawn", train=train, test=test, classes=10))
     settings = resolve(RECIPE, source.samples, 1)
     job = model.Job(settings)
     program = Program(model.update(job), source.feed(settings, None), PER_CALL, seed_key(0))
@@ -49,7 +49,7 @@ def glimpse(calls: int = CALLS) -> dict[str, Any]:
         metrics.wait()
         seconds.append(time.perf_counter() - began)
         training.append(float(metrics["training_accuracy"].mean()))
-        validation.append(figures_of(evaluation(state), TOP)["validation_accuracy"])
+        validation.append(validation_figures(evaluation(state), TOP)["validation_accuracy"])
     return {
         "model": RECIPE.model_name,
         "training": training,

@@ -20,25 +20,25 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of ImageNet's training images, for pixels between 0 and 1."""
 _LARGEST = 2**15  # values of an image whose squares add up in 32 bits
 
-Draws = tuple[Any, Any, Any]
+CropDraws = tuple[Any, Any, Any]
 """Rows and columns that the crop starts at (0 to 8 of the padded image), and whether it is mirrored; each [B]."""
 
 
-def augmented(dataset: str, images: Array, keys: Array) -> Array:
+def augment(dataset: str, images: Array, keys: Array) -> Array:
     """Training images [B, H, W, C] for the network; each sample draws from its own key, however a batch is split."""
     if is_cifar(dataset):
-        images = cropped(images, draws(keys))
-    return evaluated(dataset, images)  # type: ignore[no-any-return]
+        images = crop_and_flip(images, draw_crops(keys))
+    return preprocess(dataset, images)  # type: ignore[no-any-return]
 
 
-def evaluated(dataset: str, images: Any) -> Any:
+def preprocess(dataset: str, images: Any) -> Any:
     """Images [B, H, W, C] for the network as they are: the part of the preprocessing that leaves nothing to chance."""
     if is_cifar(dataset):
-        return standardised(images)
+        return standardise(images)
     if dataset == "imagenet":
-        return normalised(images)
+        return normalise_colours(images)
     if "mnist" in dataset:
-        return scaled(images)
+        return scale_to_unit(images)
     raise OptionError(f"--dataset {dataset}: there is no preprocessing for it")
 
 
@@ -47,7 +47,7 @@ def is_cifar(dataset: str) -> bool:
     return dataset in ("cifar10", "cifar100")
 
 
-def draws(keys: Array) -> Draws:
+def draw_crops(keys: Array) -> CropDraws:
     """Crop and flip of each sample, from 64 bits of its key."""
     bits = jax.vmap(lambda key: jax.random.bits(key, (2,), jnp.uint32))(keys)
     places = jnp.uint32(2 * PADDING + 1)
@@ -56,16 +56,16 @@ def draws(keys: Array) -> Draws:
     return row.astype(jnp.int32), column.astype(jnp.int32), bits[:, 1] >> 31 != 0
 
 
-def host_draws(generator: np.random.Generator, count: int) -> Draws:
+def draw_crops_on_host(generator: np.random.Generator, count: int) -> CropDraws:
     """The same on the host, for `count` samples."""
     row, column = generator.integers(0, 2 * PADDING + 1, (2, count))
     return row, column, generator.integers(0, 2, count) != 0
 
 
-def cropped(images: Any, drawn: Draws) -> Any:
+def crop_and_flip(images: Any, drawn: CropDraws) -> Any:
     """Images padded with four black pixels a side, cropped to their old size, and mirrored where drawn."""
     if isinstance(images, np.ndarray):
-        return _cropped_on_host(images, drawn)
+        return _crop_on_host(images, drawn)
     row, column, mirrored = drawn
     padded = jnp.pad(images, _pads())
 
@@ -77,7 +77,7 @@ def cropped(images: Any, drawn: Draws) -> Any:
     return jnp.where(mirrored[:, None, None, None], crops[:, :, ::-1], crops)
 
 
-def _cropped_on_host(images: np.ndarray, drawn: Draws) -> np.ndarray:
+def _crop_on_host(images: np.ndarray, drawn: CropDraws) -> np.ndarray:
     padded, out = np.pad(images, _pads()), np.empty_like(images)
     height, width = images.shape[1:3]
     for sample, (y, x, mirrored) in enumerate(zip(*drawn, strict=True)):
@@ -90,7 +90,7 @@ def _pads() -> tuple[tuple[int, int], ...]:
     return ((0, 0), (PADDING, PADDING), (PADDING, PADDING), (0, 0))
 
 
-def standardised(images: Any) -> Any:
+def standardise(images: Any) -> Any:
     """Each image minus its mean, over its standard deviation, which counts as at least 1/sqrt(values).
 
     The guard is that of an image of one colour, which becomes zeros. Sums of bytes around the rounded mean are
@@ -116,12 +116,12 @@ def _sum(xp: Any, values: Any, axes: tuple[int, ...]) -> Any:
     return xp.sum(values, axis=axes, dtype=np.int32, keepdims=True)
 
 
-def scaled(images: Any) -> Any:
+def scale_to_unit(images: Any) -> Any:
     """Bytes to numbers between 0 and 1."""
     return images.astype(np.float32) * np.float32(1 / 255)
 
 
-def normalised(images: Any) -> Any:
+def normalise_colours(images: Any) -> Any:
     """Photographs in bytes, or in floats of that range, minus ImageNet's mean colour, over its deviations."""
     mean, std = np.array(MEAN), np.array(STD)
     factor, offset = (1 / (255 * std)).astype(np.float32), (-mean / std).astype(np.float32)

@@ -1,33 +1,130 @@
-"""One weight update of a network, and its evaluation: `init`, `update`, `evaluate` as the engine wants them.
+"""Batch-norm statistics, merged over micro-batches and replicas and moved once a weight update.
 
-An update goes over its micro-batches one after the other (accumulation) on each replica, averages gradients and
-merges batch-norm statistics over all of them, and makes one step. Every sample draws from its place in the global
-batch, so that how a batch is split changes nothing but batch norm's groups. It knows neither files nor events.
+Every part (a micro-batch on a replica) hands in its means and biased variances, all of equally many values.
+With the `spread` rule the differences between the parts' means count, so that any split of a batch gives the
+undivided batch's statistics. The `seed` rule counts them between replicas but not between accumulated micro-batches, as
+the program before this one did. The variance that is kept is the unbiased one, N / (N - 1) with N the values
+merged, as in Keras' fused batch norm. It knows nothing of gradients.
+
+One weight update of a network, and its evaluation: `init`, `update`, `evaluate` as the engine wants them.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any
+from math import prod
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.sharding import Mesh
 
 from hotloop.engine import optim, precision, schedules
+from hotloop.engine.batch import Batch
 from hotloop.engine.keys import stream
 from hotloop.engine.loss_scale import AutoScale, ScaleState, StaticScale, choose, scale_loss, unscale
 from hotloop.engine.split import average_replicas, mean_of_parts, on_replicas
-from hotloop.families.cnn import folding, images, statistics
-from hotloop.families.cnn.network import Network, Statistics, build
-from hotloop.families.cnn.resnet import Variant
-from hotloop.families.cnn.settings import Settings
+from hotloop.families.cnn import images
+from hotloop.families.cnn.job import Settings
+from hotloop.families.cnn.models import Variant
+from hotloop.families.cnn.network import Network, Statistics, build, inference_logits
+from hotloop.families.cnn.network_layers import BatchNorm
 from hotloop.layers import losses
 
+MergeRule = Literal["spread", "seed"]
+
+
+class RunningStatistics(NamedTuple):
+    """The parts seen so far, and their statistics merged."""
+
+    parts: Array
+    merged: Statistics
+
+
+def start_statistics(like: Statistics) -> RunningStatistics:
+    """Nothing seen; for the layers of `like`."""
+    return RunningStatistics(jnp.int32(0), jax.tree.map(jnp.zeros_like, like))
+
+
+def add_statistics(
+    running: RunningStatistics, part: Statistics, rule: MergeRule = "spread"
+) -> RunningStatistics:
+    """One more micro-batch (Chan, Golub and LeVeque, 1979): no squares of means, so nothing cancels."""
+    parts = running.parts + 1
+
+    def layer(old: dict[str, Array], new: dict[str, Array]) -> dict[str, Array]:
+        share = 1 / parts.astype(old["mean"].dtype)
+        apart = new["mean"] - old["mean"]
+        spread = (1 - share) * jnp.square(apart) if rule == "spread" else 0
+        return {
+            "mean": old["mean"] + share * apart,
+            "variance": old["variance"] + share * (new["variance"] - old["variance"] + spread),
+        }
+
+    return RunningStatistics(parts, {name: layer(old, part[name]) for name, old in running.merged.items()})
+
+
+def finish_statistics(running: RunningStatistics, axis: str | None = None) -> Statistics:
+    """Means and biased variances of all parts; with the name of a mapped axis, of all replicas along it."""
+    if axis is None:
+        return running.merged
+    means = {name: layer["mean"] for name, layer in running.merged.items()}
+    centres = _mean_over(axis, means)
+    spread = {
+        name: layer["variance"] + jnp.square(layer["mean"] - centres[name])
+        for name, layer in running.merged.items()
+    }
+    variances = _mean_over(axis, spread)
+    return {name: {"mean": centres[name], "variance": variances[name]} for name in means}
+
+
+def _mean_over(axis: str, leaves: dict[str, Array]) -> dict[str, Array]:
+    means: dict[str, Array] = lax.pmean(leaves, axis)  # type: ignore[no-untyped-call]
+    return means
+
+
+def merge_statistics(parts: Statistics, rule: MergeRule = "spread") -> Statistics:
+    """The same for parts in hand: every leaf stacked as [accumulation, C] or [accumulation, replicas, C]."""
+
+    def layer(part: dict[str, Array]) -> dict[str, Array]:
+        if rule == "seed":
+            part = {name: leaf.mean(0, keepdims=True) for name, leaf in part.items()}
+        axes = tuple(range(part["mean"].ndim - 1))
+        centre = part["mean"].mean(axes)
+        return {"mean": centre, "variance": (part["variance"] + jnp.square(part["mean"] - centre)).mean(axes)}
+
+    return {name: layer(part) for name, part in parts.items()}
+
+
+def count_values(network: Network, batch: Batch, rule: MergeRule = "spread") -> dict[str, int]:
+    """How many values of a channel each batch norm merges in one weight update: samples times positions."""
+    samples = batch.global_ if rule == "spread" else batch.micro * batch.replicas
+    return {
+        placed.name: samples * prod(placed.shape[:-1])
+        for placed in network.placed
+        if isinstance(placed.piece, BatchNorm)
+    }
+
+
+def move_statistics(
+    statistics: Statistics, merged: Statistics, momentum: float, counts: Mapping[str, int]
+) -> Statistics:
+    """m moving + (1 - m) merged, the variance unbiased first; once a weight update."""
+
+    def layer(old: dict[str, Array], new: dict[str, Array], values: int) -> dict[str, Array]:
+        unbiased = values / max(values - 1, 1)
+        return {
+            "mean": momentum * old["mean"] + (1 - momentum) * new["mean"],
+            "variance": momentum * old["variance"] + (1 - momentum) * unbiased * new["variance"],
+        }
+
+    return {name: layer(old, merged[name], counts[name]) for name, old in statistics.items()}
+
+
 State = Any
-Batch = Mapping[str, Array]
+ImageBatch = Mapping[str, Array]
 
 
 @dataclass(frozen=True)
@@ -101,11 +198,11 @@ def init(job: Job, key: Array) -> State:
     }
 
 
-def update(job: Job, mesh: Mesh | None = None) -> Callable[[State, Batch, Array], tuple[State, Any]]:
+def update(job: Job, mesh: Mesh | None = None) -> Callable[[State, ImageBatch, Array], tuple[State, Any]]:
     """One global batch, one step; with a mesh each device works on its share of the batch."""
 
-    def one(state: State, batch: Batch, key: Array) -> tuple[State, dict[str, Array]]:
-        gradients, merged, figures = on_replicas(partial(_averaged, job), mesh)(
+    def one(state: State, batch: ImageBatch, key: Array) -> tuple[State, dict[str, Array]]:
+        gradients, merged, figures = on_replicas(partial(_average_parts, job), mesh)(
             batch,
             job.policy.to_compute(state["params"]),
             state["statistics"],
@@ -118,7 +215,11 @@ def update(job: Job, mesh: Mesh | None = None) -> Callable[[State, Batch, Array]
             job.policy, job.rule.at(rate), gradients, state["optimiser"], state["params"],
             stream(key, "rounding", 0),
         )  # fmt: skip
-        new = {"params": params, "optimiser": slots, "statistics": _moved(job, state["statistics"], merged)}
+        new = {
+            "params": params,
+            "optimiser": slots,
+            "statistics": _new_statistics(job, state["statistics"], merged),
+        }
         usable, scale = job.scale.judge(state["scale"], gradients)
         if job.settings.auto_loss_scale:
             new = choose(usable, new, {name: state[name] for name in new})
@@ -129,41 +230,47 @@ def update(job: Job, mesh: Mesh | None = None) -> Callable[[State, Batch, Array]
     return one
 
 
-def _moved(job: Job, moving: Statistics, merged: Statistics) -> Statistics:
+def _new_statistics(job: Job, moving: Statistics, merged: Statistics) -> Statistics:
     chosen = job.settings
-    counts = statistics.counts(job.network, chosen.batch, _merging(job))
-    return statistics.moved(moving, merged, chosen.norm.momentum, counts)
+    counts = count_values(job.network, chosen.batch, _merge_rule(job))
+    return move_statistics(moving, merged, chosen.norm.momentum, counts)
 
 
-def _merging(job: Job) -> statistics.Rule:
+def _merge_rule(job: Job) -> MergeRule:
     return "seed" if job.settings.statistics_rule == "seed" else "spread"
 
 
-def _averaged(
-    job: Job, axis: str | None, batch: Batch, params: Any, moving: Statistics, scale: ScaleState, key: Array
+def _average_parts(
+    job: Job,
+    axis: str | None,
+    batch: ImageBatch,
+    params: Any,
+    moving: Statistics,
+    scale: ScaleState,
+    key: Array,
 ) -> tuple[Any, Statistics, dict[str, Array]]:
     """Gradients of the scaled loss, statistics and figures of the whole batch."""
 
     def part(
-        running: statistics.Running, taken: Batch, keys: Array
-    ) -> tuple[tuple[Any, dict[str, Array]], statistics.Running]:
+        running: RunningStatistics, taken: ImageBatch, keys: Array
+    ) -> tuple[tuple[Any, dict[str, Array]], RunningStatistics]:
         gradients, seen, figures = _gradient(job, params, scale, taken, keys)
-        return (gradients, figures), statistics.add(running, seen, _merging(job))
+        return (gradients, figures), add_statistics(running, seen, _merge_rule(job))
 
-    count, nothing = job.settings.batch.accumulation, statistics.start(moving)
+    count, nothing = job.settings.batch.accumulation, start_statistics(moving)
     means, running = mean_of_parts(part, nothing, batch, key, count, axis, repeated=job.repeated)
     gradients, figures = average_replicas(means, axis)
-    return gradients, statistics.finish(running, axis), figures
+    return gradients, finish_statistics(running, axis), figures
 
 
 def _gradient(
-    job: Job, params: Any, scale: ScaleState, batch: Batch, keys: Array
+    job: Job, params: Any, scale: ScaleState, batch: ImageBatch, keys: Array
 ) -> tuple[Any, Statistics, dict[str, Array]]:
     """Gradient of one micro-batch's scaled mean loss, its batch-norm statistics and its figures."""
-    seen = augmented(job, batch["image"], keys)
+    seen = augment_images(job, batch["image"], keys)
 
     def loss(params: Any) -> tuple[Array, Any]:
-        logits, batch_statistics = _applied(job, params, seen)
+        logits, batch_statistics = _apply_in_training(job, params, seen)
         each = losses.cross_entropy(logits, batch["label"], job.settings.smoothing).mean()
         right = losses.correct(logits, batch["label"], 1).mean(dtype=jnp.float32)
         return scale_loss(scale, each), (batch_statistics, {"loss": each, "training_accuracy": right})
@@ -172,16 +279,16 @@ def _gradient(
     return gradients, batch_statistics, figures
 
 
-def augmented(job: Job, pixels: Array, keys: Array) -> Array:
+def augment_images(job: Job, pixels: Array, keys: Array) -> Array:
     """Training images in the type of the computation; made-up images and photographs are cropped elsewhere."""
     dataset = job.settings.dataset
     seen: Array = (
-        images.evaluated(dataset, pixels) if job.repeated else images.augmented(dataset, pixels, keys)
+        images.preprocess(dataset, pixels) if job.repeated else images.augment(dataset, pixels, keys)
     )
     return job.policy.to_compute(seen)
 
 
-def _applied(job: Job, params: Any, seen: Array) -> tuple[Array, Statistics]:
+def _apply_in_training(job: Job, params: Any, seen: Array) -> tuple[Array, Statistics]:
     """Logits and statistics in training; with recomputation, stage by stage."""
     network = job.network
     if not job.settings.recomputation:
@@ -198,13 +305,13 @@ def _applied(job: Job, params: Any, seen: Array) -> tuple[Array, Statistics]:
 
 def logits_of(job: Job, state: State, pixels: Array) -> Array:
     """Logits without augmentation, by the moving statistics."""
-    return folding.logits(job.network, job.policy, state, images.evaluated(job.settings.dataset, pixels))
+    return inference_logits(job.network, job.policy, state, images.preprocess(job.settings.dataset, pixels))
 
 
-def evaluate(job: Job, top: int = 5) -> Callable[[State, Batch], dict[str, Array]]:
+def evaluate(job: Job, top: int = 5) -> Callable[[State, ImageBatch], dict[str, Array]]:
     """For each sample: whether it is right, whether its label is among the likeliest, and its loss."""
 
-    def values(state: State, batch: Batch) -> dict[str, Array]:
+    def values(state: State, batch: ImageBatch) -> dict[str, Array]:
         logits, labels = logits_of(job, state, batch["image"]), batch["label"]
         return {
             "correct": losses.correct(logits, labels, 1),

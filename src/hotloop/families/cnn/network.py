@@ -2,31 +2,44 @@
 
 It is a flat list of named pieces, so that it can be run in part, from one named layer to another. It knows neither
 losses nor updates; moving statistics are given to it and the batch's are handed back.
+
+Inference with every batch norm folded into the convolution before it: its slope in the kernel, the rest a bias.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
 
+from hotloop.engine.precision import Policy
 from hotloop.errors import OptionError
-from hotloop.families.cnn.cifar_resnet import cifar_resnet, layers_of
-from hotloop.families.cnn.drawing import INPUT, Drawing, Placed
-from hotloop.families.cnn.norms import Norm as Norm
-from hotloop.families.cnn.pieces import BatchNorm
-from hotloop.families.cnn.resnet import DEPTHS, Variant, resnet
-from hotloop.families.cnn.toy import toy, toy_normalised
+from hotloop.families.cnn.models import (
+    DEPTHS,
+    INPUT,
+    NamedLayer,
+    NetworkBuilder,
+    Variant,
+    build_cifar_resnet,
+    build_resnet,
+    build_toy,
+    build_toy_with_norms,
+    cifar_layers,
+)
+from hotloop.families.cnn.network_layers import BatchNorm, Conv
+from hotloop.families.cnn.norms import NormChoice as NormChoice
 from hotloop.layers.initial import Spec, draw
 from hotloop.layers.norm import EPSILON
 
 Params = dict[str, dict[str, Array]]
 Statistics = dict[str, dict[str, Array]]
-TOYS = {"toy_model": toy, "toy_model_bn": toy_normalised}
+TOYS = {"toy_model": build_toy, "toy_model_bn": build_toy_with_norms}
 MODELS = (*DEPTHS, *(f"cifar_resnet{layers}" for layers in (8, 20, 32, 44, 56)), *TOYS)
-BATCH_NORM = Norm()
+BATCH_NORM = NormChoice()
 
 
 @dataclass(frozen=True)
@@ -48,17 +61,17 @@ class Network:
     model: str
     shape: tuple[int, int, int]
     classes: int
-    norm: Norm = BATCH_NORM
+    norm: NormChoice = BATCH_NORM
     variant: Variant = "keras"
 
     @cached_property
-    def placed(self) -> tuple[Placed, ...]:
+    def placed(self) -> tuple[NamedLayer, ...]:
         """The pieces in order."""
-        drawing = Drawing(self.shape, self.norm, EPSILON if self.variant == "keras" else 1e-5)
+        drawing = NetworkBuilder(self.shape, self.norm, EPSILON if self.variant == "keras" else 1e-5)
         if self.model in DEPTHS:
-            resnet(drawing, self.model, self.classes, self.variant)
-        elif layers := layers_of(self.model):
-            cifar_resnet(drawing, layers, self.classes)
+            build_resnet(drawing, self.model, self.classes, self.variant)
+        elif layers := cifar_layers(self.model):
+            build_cifar_resnet(drawing, layers, self.classes)
         else:
             TOYS[self.model](drawing, self.classes)
         return tuple(drawing.placed)
@@ -68,13 +81,13 @@ class Network:
         """The layers in order."""
         return tuple(self._info(i, placed) for i, placed in enumerate(self.placed))
 
-    def _info(self, i: int, placed: Placed) -> LayerInfo:
+    def _info(self, i: int, placed: NamedLayer) -> LayerInfo:
         parameters = sum(prod(value.shape) for value in self.values(placed).values())
         flops = placed.piece.flops(self._shapes[placed.inputs[0]])
         split = i > 0 and len(self.crossing(i)) == 1
         return LayerInfo(placed.name, placed.piece.kind, placed.shape, parameters, flops, split)
 
-    def values(self, placed: Placed) -> dict[str, Spec]:
+    def values(self, placed: NamedLayer) -> dict[str, Spec]:
         """A piece's parameters, as what they start from."""
         return placed.piece.values(self._shapes[placed.inputs[0]])
 
@@ -146,11 +159,11 @@ def build(
     model: str,
     shape: tuple[int, int, int],
     classes: int,
-    norm: Norm = BATCH_NORM,
+    norm: NormChoice = BATCH_NORM,
     variant: Variant = "keras",
 ) -> Network:
     """The network of that name for images of `shape` (rows, columns, channels)."""
-    if model not in MODELS and not layers_of(model):
+    if model not in MODELS and not cifar_layers(model):
         raise OptionError(
             f"--model-name: there is no {model!r}; the models are {', '.join(MODELS)} "
             "and any other cifar_resnet of 6n + 2 layers"
@@ -162,3 +175,48 @@ def build(
     network = Network(model, (shape[0], shape[1], shape[2]), classes, norm, variant)
     network.layers  # noqa: B018 (refuses what does not fit before anything is compiled)
     return network
+
+
+def inference_logits(network: Network, policy: Policy, state: Any, images: Array) -> Array:
+    """Float32 logits [N, classes] by a state's `params` and `statistics`; images as the network sees them."""
+    params, statistics = fold_norms(network, state["params"], state["statistics"])
+    found, _ = network.apply(policy.to_compute(params), statistics, policy.to_compute(images), train=False)
+    return found
+
+
+def fold_norms(network: Network, params: Params, statistics: Statistics) -> tuple[Params, Statistics]:
+    """Parameters with biases for norms, and the statistics of the norms that stay as they are."""
+    into = _foldable_norms(network)
+    made, left = dict(params), {name: each for name, each in statistics.items() if name not in into}
+    for name, (norm, before) in into.items():
+        own, seen = params[name], statistics[name]
+        slope = own["scale"] / jnp.sqrt(seen["variance"] + norm.epsilon)  # float32, as statistics always are
+        made[before] = {"kernel": params[before]["kernel"] * slope}
+        made[name] = {"bias": own["offset"] - seen["mean"] * slope}
+    return made, left
+
+
+def _foldable_norms(network: Network) -> dict[str, tuple[BatchNorm, str]]:
+    """Norm -> itself and the plain convolution that it alone reads."""
+    pieces = {placed.name: placed.piece for placed in network.placed}
+    readers = Counter(name for placed in network.placed for name in placed.inputs)
+    found = {}
+    for placed in network.placed:
+        before = placed.inputs[0]
+        source = pieces.get(before)
+        if (
+            isinstance(placed.piece, BatchNorm)
+            and isinstance(source, Conv)
+            and not source.biased_relu
+            and readers[before] == 1
+        ):
+            found[placed.name] = (placed.piece, before)
+    return found
+
+
+def flops_per_image(network: Network) -> int:
+    """Operations of one image's forward pass: two for each multiply-add of convolutions and products.
+
+    Training takes three times as many, since each product has two gradients of the same cost.
+    """
+    return sum(layer.flops for layer in network.layers)

@@ -7,7 +7,7 @@ from hotloop.errors import OptionError
 
 
 @dataclass(frozen=True)
-class Norm:
+class NormChoice:
     """Batch normalisation with moving statistics, or group normalisation by number or by size of the groups."""
 
     kind: Literal["batch", "group"] = "batch"

@@ -1,11 +1,13 @@
-"""One of ImageNet's photographs from its encoded bytes to size x size pixels, on the host.
+"""Where ImageNet's photographs are cut: a random part for training, the middle for evaluation. Whole numbers only.
 
-Bilinear, corners not aligned: output pixel i is read at i * (old size / new size), and four neighbours are weighed
-without averaging over what is skipped. Bytes are the floats truncated. Random numbers come from (seed, epoch, number
-of the image) alone. It must not know where the bytes came from, nor normalise them.
+It must not touch pixels.
+
+One of ImageNet's photographs from its encoded bytes to size x size pixels, on the host.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from math import sqrt
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,13 +15,95 @@ from numpy.typing import NDArray
 
 from hotloop.data.image_stores import EncodedImage
 from hotloop.data.jpeg import Pixels, load_rgb, open_image, pillow
-from hotloop.families.cnn.crops import Rectangle, Sample, middle, random_crop, whole
 
 if TYPE_CHECKING:
     from PIL import Image
 
+
+AREAS, ASPECTS = (0.05, 1.0), (0.75, 1.33)
+COVERED, ATTEMPTS = 0.1, 100
+SHORT_SIDE = 256
+
+
+@dataclass(frozen=True)
+class Rectangle:
+    """A part of an image, in pixels."""
+
+    left: int
+    top: int
+    width: int
+    height: int
+
+
+@dataclass(frozen=True)
+class SamplingGrid:
+    """Which pixels an output image is made of: place i along an axis is read at `first + i * step`."""
+
+    left: float
+    top: float
+    step_x: float
+    step_y: float
+
+
+def random_crop(
+    generator: np.random.Generator, width: int, height: int, boxes: NDArray[np.float32]
+) -> Rectangle:
+    """A part with a random aspect (0.75 to 1.33) and area (0.05 to 1 of the image) at a random place.
+
+    It covers at least a tenth of one of the boxes, or of the image where there are none, which lets no part below a
+    tenth through. Each of up to 100 attempts draws the aspect, then the height from those that give such an area;
+    when all fail, the whole image is taken.
+    """
+    corners = boxes * np.array([width, height, width, height], np.float32)
+    for _ in range(ATTEMPTS):
+        crop = _attempt(generator, width, height)
+        if crop is not None and _covers(crop, corners if len(boxes) else None, width * height):
+            return crop
+    return Rectangle(0, 0, width, height)
+
+
+def _attempt(generator: np.random.Generator, width: int, height: int) -> Rectangle | None:
+    aspect = generator.uniform(*ASPECTS)
+    least, most = (share * width * height for share in AREAS)
+    highest = min(round(sqrt(most / aspect)), height, int((width + 0.5) / aspect))
+    lowest = min(round(sqrt(least / aspect)), highest)
+    tall = int(generator.integers(lowest, highest + 1))
+    wide = round(tall * aspect)
+    if not (0 < wide <= width and tall > 0 and least <= wide * tall <= most):
+        return None
+    left, top = generator.integers(0, [width - wide + 1, height - tall + 1])
+    return Rectangle(int(left), int(top), wide, tall)
+
+
+def _covers(crop: Rectangle, corners: NDArray[np.float32] | None, image: int) -> bool:
+    if corners is None:
+        return crop.width * crop.height >= COVERED * image
+    left, top, right, bottom = corners.T
+    wide = np.minimum(right, crop.left + crop.width) - np.maximum(left, crop.left)
+    tall = np.minimum(bottom, crop.top + crop.height) - np.maximum(top, crop.top)
+    common = np.maximum(wide, 0) * np.maximum(tall, 0)
+    return bool((common >= COVERED * (right - left) * (bottom - top)).any())
+
+
+def grid_of_crop(crop: Rectangle, size: int) -> SamplingGrid:
+    """The crop stretched or shrunk to size x size, whatever its aspect; corners are not aligned."""
+    return SamplingGrid(crop.left, crop.top, crop.width / size, crop.height / size)
+
+
+def grid_of_middle(width: int, height: int, size: int) -> SamplingGrid:
+    """The middle size x size of the image resized to a short side of 256, sizes truncated and offsets floored.
+
+    For another size than 224 the short side is in proportion.
+    """
+    short = SHORT_SIDE * size // 224
+    resized = [side * short // min(width, height) for side in (width, height)]
+    step_x, step_y = width / resized[0], height / resized[1]
+    left, top = ((side - size) // 2 for side in resized)
+    return SamplingGrid(left * step_x, top * step_y, step_x, step_y)
+
+
 SIZE = 224
-Resize = Callable[["Image.Image", Sample, int, bool], NDArray[Any]]
+Resample = Callable[["Image.Image", SamplingGrid, int, bool], NDArray[Any]]
 """`in_bytes` or `in_floats`: image, sample, size, whether to mirror -> [size, size, 3]."""
 
 
@@ -29,7 +113,7 @@ def generator_for(seed: int, epoch: int, number: int) -> np.random.Generator:
 
 
 def training_image(
-    image: EncodedImage, generator: np.random.Generator, size: int, resize: Resize, *, reduced: bool = True
+    image: EncodedImage, generator: np.random.Generator, size: int, resize: Resample, *, reduced: bool = True
 ) -> NDArray[Any]:
     """A random part, mirrored in half of the cases, [size, size, 3].
 
@@ -42,24 +126,24 @@ def training_image(
     factor = _reduce(opening, _reduction(crop, size)) if reduced else 1
     pixels = load_rgb(opening)
     if factor > 1:
-        return resize(pixels, _in_reduced(whole(crop, size), factor), size, mirrored)
+        return resize(pixels, _reduce_grid(grid_of_crop(crop, size), factor), size, mirrored)
     cut = pixels.crop((crop.left, crop.top, crop.left + crop.width, crop.top + crop.height))
-    return resize(cut, whole(Rectangle(0, 0, crop.width, crop.height), size), size, mirrored)
+    return resize(cut, grid_of_crop(Rectangle(0, 0, crop.width, crop.height), size), size, mirrored)
 
 
-def evaluation_image(image: EncodedImage, size: int, resize: Resize) -> NDArray[Any]:
+def evaluation_image(image: EncodedImage, size: int, resize: Resample) -> NDArray[Any]:
     """The middle of the image, [size, size, 3]."""
     pixels = load_rgb(open_image(image.encoded))
-    return resize(pixels, middle(*pixels.size, size), size, False)
+    return resize(pixels, grid_of_middle(*pixels.size, size), size, False)
 
 
-def in_floats(image: "Image.Image", sample: Sample, size: int, mirrored: bool) -> NDArray[np.float32]:
+def in_floats(image: "Image.Image", sample: SamplingGrid, size: int, mirrored: bool) -> NDArray[np.float32]:
     """The sample's size x size pixels as float32 between 0 and 255."""
-    pixels = bilinear(np.asarray(image), sample, size)
+    pixels = interpolate(np.asarray(image), sample, size)
     return pixels[:, ::-1] if mirrored else pixels
 
 
-def in_bytes(image: "Image.Image", sample: Sample, size: int, mirrored: bool) -> Pixels:
+def in_bytes(image: "Image.Image", sample: SamplingGrid, size: int, mirrored: bool) -> Pixels:
     """The same truncated to bytes, by pillow in C where it can: several times as fast."""
     last_x = sample.left + (size - 1) * sample.step_x
     last_y = sample.top + (size - 1) * sample.step_y
@@ -76,7 +160,7 @@ def in_bytes(image: "Image.Image", sample: Sample, size: int, mirrored: bool) ->
     )
 
 
-def bilinear(pixels: Pixels, sample: Sample, size: int) -> NDArray[np.float32]:
+def interpolate(pixels: Pixels, sample: SamplingGrid, size: int) -> NDArray[np.float32]:
     """The sample's size x size values as floats, not truncated; the last row and column stand for what lies beyond."""
     places = np.arange(size, dtype=np.float64)
     top, bottom, weight_y = _neighbours(sample.top + places * sample.step_y, pixels.shape[0])
@@ -114,10 +198,10 @@ def _reduce(image: "Image.Image", factor: int) -> int:
     return round(width / image.width)
 
 
-def _in_reduced(sample: Sample, factor: int) -> Sample:
+def _reduce_grid(sample: SamplingGrid, factor: int) -> SamplingGrid:
     """The same places in an image whose pixels are the means of factor x factor old ones."""
     middle_of_first = (factor - 1) / 2
-    return Sample(
+    return SamplingGrid(
         (sample.left - middle_of_first) / factor,
         (sample.top - middle_of_first) / factor,
         sample.step_x / factor,

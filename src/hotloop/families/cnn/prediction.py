@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 from hotloop.data.jpeg import ImageError, load_rgb, open_image
 from hotloop.engine.progress import Console, compiling
 from hotloop.errors import DataError, OptionError
-from hotloop.families.cnn import folding, images, saved
-from hotloop.families.cnn.crops import middle
-from hotloop.families.cnn.keeping import Keeping
-from hotloop.families.cnn.photographs import in_bytes
-from hotloop.families.cnn.small_config import Predict
+from hotloop.families.cnn import images, network, saved
+from hotloop.families.cnn.command_options import PredictConfig
+from hotloop.families.cnn.photographs import grid_of_middle, in_bytes
+from hotloop.families.cnn.saved import RunCheckpoints
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -31,22 +30,22 @@ GREY = 16
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
-def run(config: Predict, console: Console) -> Mapping[str, Any]:
+def run(config: PredictConfig, console: Console) -> Mapping[str, Any]:
     """A line for each class of each image."""
-    keeping = Keeping.at(config.run)
+    keeping = RunCheckpoints.at(config.run)
     keeping.check_any()
-    known = saved.about(keeping.folder)
+    known = saved.read_saved_network(keeping.folder)
     if config.top > known.network.classes:
         raise OptionError(f"--top {config.top}: there are only {known.network.classes} classes")
     shape, dataset = known.network.shape, known.dataset
     pixels = []
     for path in config.image:
-        image = _opened(path)
+        image = _open_image(path)
         if differences := unlike_training(image, shape, dataset):
             console.warn(f"{path}: unlike the images of the training: {'; '.join(differences)}")
-        pixels.append(_seen(image, shape, dataset))
+        pixels.append(_to_pixels(image, shape, dataset))
     with keeping.opened() as checkpoints:
-        step, weights = saved.weights_among(checkpoints, config.step, known)
+        step, weights = saved.restore_weights_from(checkpoints, config.step, known)
     with console.progress("predicting"):
         with compiling():  # the call comes back before it has run
             made = _shares(known, weights, np.stack(pixels))
@@ -64,22 +63,22 @@ def run(config: Predict, console: Console) -> Mapping[str, Any]:
     return {"checkpoint": str(keeping.folder), "step": step, "predictions": found}
 
 
-def _shares(known: saved.About, weights: Any, pixels: NDArray[np.uint8]) -> jax.Array:
+def _shares(known: saved.SavedNetwork, weights: Any, pixels: NDArray[np.uint8]) -> jax.Array:
     @jax.jit
     def shares(weights: Any, pixels: jax.Array) -> jax.Array:
-        seen = images.evaluated(known.dataset, pixels)
-        return jax.nn.softmax(folding.logits(known.network, known.policy, weights, seen))
+        seen = images.preprocess(known.dataset, pixels)
+        return jax.nn.softmax(network.inference_logits(known.network, known.policy, weights, seen))
 
     result: jax.Array = shares(weights, jnp.asarray(pixels))
     return result
 
 
-def read(path: str | Path, shape: tuple[int, int, int], dataset: str) -> NDArray[np.uint8]:
+def read_image(path: str | Path, shape: tuple[int, int, int], dataset: str) -> NDArray[np.uint8]:
     """An image file as the network's bytes."""
-    return _seen(_opened(path), shape, dataset)
+    return _to_pixels(_open_image(path), shape, dataset)
 
 
-def _opened(path: str | Path) -> "Image.Image":
+def _open_image(path: str | Path) -> "Image.Image":
     try:
         return load_rgb(open_image(Path(path).read_bytes()))
     except OSError as error:
@@ -88,9 +87,9 @@ def _opened(path: str | Path) -> "Image.Image":
         raise DataError(f"{path}: not a whole image ({error})") from None
 
 
-def _seen(image: "Image.Image", shape: tuple[int, int, int], dataset: str) -> NDArray[np.uint8]:
+def _to_pixels(image: "Image.Image", shape: tuple[int, int, int], dataset: str) -> NDArray[np.uint8]:
     if dataset == "imagenet":
-        return in_bytes(image, middle(*image.size, shape[0]), shape[0], False)
+        return in_bytes(image, grid_of_middle(*image.size, shape[0]), shape[0], False)
     resized = image.convert("L" if shape[2] == 1 else "RGB").resize((shape[1], shape[0]))
     return np.asarray(resized, np.uint8).reshape(shape)
 

@@ -1,10 +1,12 @@
-"""Where a run's images come from: small sets kept on the device, photographs streamed, or made-up ones.
+"""ImageNet as a feed: photographs decoded by workers while the device computes, in the engine's order.
 
-A `Source` says what the data are and makes the training feed and the evaluation. Files are opened here, before
-anything is compiled. It knows neither networks nor updates.
+The random crop of an image depends on the seed, the epoch and the image's number alone, so that a run that is
+resumed, or that makes its calls in other sizes, sees the same pixels. Record sets and image folders are both taken.
+
+Where a run's images come from: small sets kept on the device, photographs streamed, or made-up ones.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,33 +18,121 @@ from jax.sharding import Mesh, NamedSharding
 from numpy.typing import NDArray
 
 from hotloop.data.dataset import Dataset, LabelledImages
-from hotloop.data.image_stores import is_image_folder, is_record_folder
+from hotloop.data.image_stores import (
+    ImageFolder,
+    ImageStore,
+    Part,
+    RecordSet,
+    is_image_folder,
+    is_record_folder,
+)
 from hotloop.data.jpeg import pillow
 from hotloop.data.load import load
-from hotloop.engine.device import REPLICA
+from hotloop.engine.batch_sources import ShuffledBatches
+from hotloop.engine.device import REPLICA, usable_cores
 from hotloop.engine.evaluate import Evaluation, PerSample, Sums, evaluate_batches
 from hotloop.engine.feed import Feed, Resident, Streamed, gather_rows, placement_like
+from hotloop.engine.order import Order, Remainder
 from hotloop.engine.progress import Console, advance_through
 from hotloop.engine.split import SPLIT
 from hotloop.errors import DataError
-from hotloop.families.cnn.config import Train
-from hotloop.families.cnn.reading import Reading
-from hotloop.families.cnn.settings import SAMPLES, Samples, Settings
-from hotloop.families.cnn.streaming import PhotoFeed, default_workers, evaluation_batches, open_store
-from hotloop.families.cnn.workers import Workers
+from hotloop.families.cnn.job import SAMPLES, DatasetSize, Settings
+from hotloop.families.cnn.options import Train
+from hotloop.families.cnn.workers import MISSING, HostBatch, PhotoReader, WantedImages, Workers
+
+
+def open_store(
+    folder: Path, part: Part, *, instance: int = 0, instances: int = 1, check: bool = False
+) -> ImageStore:
+    """The images of one part (and one instance's share of it): TFRecord shards, or class folders.
+
+    With `check`, every record is compared with its checksum when it is read.
+    """
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder; give the one with the image set by --dataset-path")
+    if is_record_folder(folder):
+        return RecordSet(folder, part, instance=instance, instances=instances, check=check)
+    if is_image_folder(folder):
+        return ImageFolder(folder, part, instance=instance, instances=instances)
+    raise DataError(
+        f"{folder}: neither TFRecord shards (train-00000-of-01024) nor image folders (train/CLASS/*.jpg)"
+    )
+
+
+def count_workers(asked: int) -> int:
+    """Workers to use: no more than asked for, and one for each processor."""
+    return min(asked, usable_cores())
+
+
+class PhotoBatches(ShuffledBatches):
+    """Batches of decoded photographs, in the order of `Order`."""
+
+    def __init__(self, workers: Workers, order: Order):
+        super().__init__(lambda numbers: None, order)
+        self._workers = workers
+
+    def example(self) -> HostBatch:
+        """An empty batch: nothing need be decoded to see its form."""
+        reading, size = self._workers.reading, self._order.batch_size
+        pixels = np.empty((size, reading.size, reading.size, 3), reading.dtype)
+        return {"image": pixels, "label": np.empty(size, np.int32)}
+
+    def batches(self, first: int, count: int) -> Iterator[HostBatch]:
+        """The batches of updates first .. first + count - 1."""
+        return self._workers.batches(self._wanted(first + step) for step in range(count))
+
+    def _wanted(self, update: int) -> WantedImages:
+        order = self._order
+        places = update * order.batch_size + np.arange(order.batch_size)
+        return order.indices(order.start(update), np.zeros(1, np.uint32))[0], places // order.period
+
+
+class PhotoFeed(Streamed):
+    """`engine.feed.Streamed` over photographs; closing it ends the workers too."""
+
+    def __init__(
+        self,
+        workers: Workers,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        remainder: Remainder = "carry",
+        sharding: NamedSharding | None = None,
+    ):
+        order = Order(len(workers.reading.store), batch_size, seed, remainder, shuffle)
+        super().__init__(PhotoBatches(workers, order), batch_size, seed=seed, sharding=sharding)
+        self._workers = workers
+
+    def close(self) -> None:
+        """End the thread and the workers."""
+        super().close()
+        self._workers.close()
+
+
+def evaluation_batches(workers: Workers, batch_size: int) -> Iterator[HostBatch]:
+    """Every image once, in order, less those that are missing; batches, and the last one, may be smaller."""
+    count = len(workers.reading.store)
+    starts = range(0, count, batch_size)
+    spans = (np.arange(start, min(start + batch_size, count)) for start in starts)
+    for batch in workers.batches((span, np.zeros(len(span), np.int64)) for span in spans):
+        there = batch["label"] != MISSING
+        if there.any():
+            yield batch if there.all() else {name: leaf[there] for name, leaf in batch.items()}
+
 
 Evaluate = Callable[[Any], Sums]
-BRIGHT, SPREAD = 127, 60
+SYNTHETIC_MEAN, SYNTHETIC_DEVIATION = 127, 60
 """Mean and deviation of made-up pixels."""
-DIFFERENT = 256
+SYNTHETIC_IMAGES = 256
 """Made-up images that differ, at most: they are for measuring speed, and take memory."""
 NO_PHOTOGRAPHS = "there is no ImageNet here (name its folder by --dataset-path): "
 
 
-class Source(Protocol):
+class ImageSource(Protocol):
     """Images to train and to validate with."""
 
-    samples: Samples
+    samples: DatasetSize
     notice: str
     repeated: bool
 
@@ -56,17 +146,17 @@ class Source(Protocol):
         """Let go of files and workers."""
 
 
-def open_source(config: Train, console: Console, seed: int) -> Source:
+def open_source(config: Train, console: Console, seed: int) -> ImageSource:
     """The images that the options ask for."""
     if config.synthetic_data is not None:
-        return MadeUp(SAMPLES[config.dataset], seed, on_device=config.synthetic_data == "device")
+        return SyntheticImages(SAMPLES[config.dataset], seed, on_device=config.synthetic_data == "device")
     if config.dataset == "imagenet":
         if config.dataset_path == Path() and not (is_record_folder(Path()) or is_image_folder(Path())):
-            return MadeUp(SAMPLES["imagenet"], seed, on_device=True, why=NO_PHOTOGRAPHS)
+            return SyntheticImages(SAMPLES["imagenet"], seed, on_device=True, why=NO_PHOTOGRAPHS)
         with console.progress("opening photographs"):
-            return Photographs(config, console, seed)
+            return StreamedPhotographs(config, console, seed)
     with console.progress("loading images"):
-        return Small(load(config.dataset, folder_of(config), console.say, console.progress))
+        return ResidentImages(load(config.dataset, folder_of(config), console.say, console.progress))
 
 
 def folder_of(config: Train) -> Path | None:
@@ -74,15 +164,15 @@ def folder_of(config: Train) -> Path | None:
     return None if config.dataset_path == Path() else config.dataset_path
 
 
-def _spread(mesh: Mesh | None) -> NamedSharding | None:
+def _sharding(mesh: Mesh | None) -> NamedSharding | None:
     return None if mesh is None else NamedSharding(mesh, SPLIT)
 
 
-def _named(split: LabelledImages) -> dict[str, NDArray[Any]]:
+def _columns(split: LabelledImages) -> dict[str, NDArray[Any]]:
     return {"image": split.images, "label": split.labels}
 
 
-class Small:
+class ResidentImages:
     """A set that lives on the device."""
 
     repeated = False
@@ -90,27 +180,27 @@ class Small:
     def __init__(self, data: Dataset):
         self._data, self.notice = data, data.notice
         height, width, channels = data.train.images.shape[1:]
-        self.samples = Samples(len(data.train), len(data.test), (height, width, channels), data.classes)
+        self.samples = DatasetSize(len(data.train), len(data.test), (height, width, channels), data.classes)
 
     def feed(self, settings: Settings, mesh: Mesh | None) -> Feed:
         """Batches gathered inside the loop."""
         return Resident(
-            _named(self._data.train),
+            _columns(self._data.train),
             settings.batch.global_,
             seed=settings.seed or 0,
             shuffled=settings.shuffle,
-            sharding=_spread(mesh),
+            sharding=_sharding(mesh),
         )
 
     def evaluation(self, fn: PerSample, batch_size: int) -> Evaluate:
         """One compiled pass."""
-        return Evaluation(fn, _named(self._data.test), batch_size)
+        return Evaluation(fn, _columns(self._data.test), batch_size)
 
     def close(self) -> None:
         """Nothing is open."""
 
 
-class Photographs:
+class StreamedPhotographs:
     """ImageNet: records or folders, decoded by workers."""
 
     repeated = False
@@ -118,7 +208,7 @@ class Photographs:
 
     def __init__(self, config: Train, console: Console, seed: int):
         self._workers: list[Workers] = []
-        self._count = default_workers(config.pipeline_num_parallel)
+        self._count = count_workers(config.pipeline_num_parallel)
         self._seed, self._eight_bit, self._warn = seed, config.eight_bit_transfer, console.warn
         self._skip_corrupt, self._progress = config.skip_corrupt, console.progress
         pillow()  # the workers need it: without it there should be no run
@@ -131,7 +221,7 @@ class Photographs:
                     f"--dataset-path {config.dataset_path}: {store.classes:,} classes, but the network has "
                     f"{whole.classes:,}: leave some of them out"
                 )
-        self.samples = Samples(
+        self.samples = DatasetSize(
             len(self._train) if self._train is not None else whole.train,
             len(self._validation) if self._validation is not None else whole.validation,
             whole.shape,
@@ -144,7 +234,7 @@ class Photographs:
     def _open(self, store: Any, training: bool) -> Workers:
         if store is None:
             raise DataError("there are no images for this phase")
-        reading = Reading(
+        reading = PhotoReader(
             store, training, self._seed, eight_bit=self._eight_bit, skip_corrupt=self._skip_corrupt
         )
         self._workers.append(Workers(reading, self._count, on_skip=self._warn))
@@ -157,7 +247,7 @@ class Photographs:
             settings.batch.global_,
             seed=self._seed,
             shuffle=settings.shuffle,
-            sharding=_spread(mesh),
+            sharding=_sharding(mesh),
         )
 
     def evaluation(self, fn: PerSample, batch_size: int) -> Evaluate:
@@ -182,20 +272,22 @@ class Photographs:
             )
 
 
-class MadeUp:
+class SyntheticImages:
     """Random images and labels of a set's shape: on the device one micro-batch for all, or sent by the host.
 
     Which image comes at which place of a global batch does not depend on how the batch is split.
     """
 
-    def __init__(self, samples: Samples, seed: int, on_device: bool, why: str = ""):
+    def __init__(self, samples: DatasetSize, seed: int, on_device: bool, why: str = ""):
         self.samples, self._seed, self.repeated = samples, seed, on_device
         self.notice = f"{why}the images are made up: neither loss nor accuracy means anything"
 
     def _drawn(self, count: int) -> dict[str, NDArray[Any]]:
         generator = np.random.default_rng(self._seed)
         shape = (count, *self.samples.shape)
-        pixels = np.clip(SPREAD * generator.standard_normal(shape, np.float32) + BRIGHT, 0, 255)
+        pixels = np.clip(
+            SYNTHETIC_DEVIATION * generator.standard_normal(shape, np.float32) + SYNTHETIC_MEAN, 0, 255
+        )
         return {
             "image": pixels.astype(np.uint8),
             "label": generator.integers(0, self.samples.classes, count, np.int32),
@@ -207,8 +299,8 @@ class MadeUp:
         if self.repeated:
             for_all = {name: np.tile(values, (batch.replicas, *[1] * (values.ndim - 1)))
                        for name, values in self._drawn(batch.micro).items()}  # fmt: skip
-            return Same(for_all, batch.global_, _spread(mesh))
-        kept = self._drawn(DIFFERENT)
+            return RepeatedBatch(for_all, batch.global_, _sharding(mesh))
+        kept = self._drawn(SYNTHETIC_IMAGES)
 
         def fetch(indices: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
             return {name: values[indices % len(values)] for name, values in kept.items()}
@@ -218,7 +310,7 @@ class MadeUp:
             batch.global_,
             seed=self._seed,
             samples=self.samples.train,
-            sharding=_spread(mesh),
+            sharding=_sharding(mesh),
         )
 
     def evaluation(self, fn: PerSample, batch_size: int) -> Evaluate:
@@ -226,16 +318,18 @@ class MadeUp:
         size = min(batch_size, self.samples.validation)
 
         def gather(data: Any, indices: Array) -> Any:
-            return gather_rows(data, indices % DIFFERENT)
+            return gather_rows(data, indices % SYNTHETIC_IMAGES)
 
-        return Evaluation(fn, self._drawn(DIFFERENT), size, samples=self.samples.validation, gather=gather)
+        return Evaluation(
+            fn, self._drawn(SYNTHETIC_IMAGES), size, samples=self.samples.validation, gather=gather
+        )
 
     def close(self) -> None:
         """Nothing is open."""
 
 
 @dataclass(eq=False)
-class Same:
+class RepeatedBatch:
     """A feed that hands every update the same arrays, which stay on the device."""
 
     data: Any

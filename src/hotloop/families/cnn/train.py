@@ -21,15 +21,14 @@ from hotloop.engine.run import Run, check_free, check_makeable, check_options
 from hotloop.engine.sinks import Announcer, ConsoleSink, Sink, WandbSink
 from hotloop.errors import OptionError
 from hotloop.families.cnn import model, saved
-from hotloop.families.cnn.config import Train
-from hotloop.families.cnn.keeping import Keeping
+from hotloop.families.cnn.job import SAMPLES
 from hotloop.families.cnn.model import Job
-from hotloop.families.cnn.pace import Pace
-from hotloop.families.cnn.settings import SAMPLES
+from hotloop.families.cnn.options import Train
+from hotloop.families.cnn.saved import RunCheckpoints
 from hotloop.families.cnn.sources import open_source
-from hotloop.families.cnn.time_to_train import Clock, in_words
+from hotloop.families.cnn.timing import Throughput, TrainingClock, time_in_words
 from hotloop.families.cnn.validation import others_to_validate, validate
-from hotloop.families.cnn.work import Work, run_folder, seeded, settled, told
+from hotloop.families.cnn.work import Work, announce, resolve_here, run_folder, with_seed
 from hotloop.options import to_jsonable
 
 MAY_DIFFER = (
@@ -53,8 +52,8 @@ def run(
     folder = run_folder(config)
     if config.training:
         check_place(config, folder)
-    own = Keeping.of(config, folder)
-    config, was_drawn = seeded(config)
+    own = RunCheckpoints.of(config, folder)
+    config, was_drawn = with_seed(config)
     if config.resume and not config.compile_only:
         own.check_unfinished()
         if own.is_done():
@@ -66,15 +65,17 @@ def run(
             return {"run": str(folder), "finished": True}
     others = others_to_validate(config, own) if config.validation else None
     # What cannot work is refused before data are read.
-    expected = settled(config, SAMPLES[config.dataset], given, configured)
+    expected = resolve_here(config, SAMPLES[config.dataset], given, configured)
     if others is not None and others.made():
-        saved.check_same(saved.about(others.folder).network, Job(expected).network, others.folder)
+        saved.check_same(
+            saved.read_saved_network(others.folder).network, Job(expected).network, others.folder
+        )
     source = open_source(config, console, config.seed or 0)
     try:
-        settings = settled(config, source.samples, given, configured)
-        told(config, settings, source, was_drawn, console)
+        settings = resolve_here(config, source.samples, given, configured)
+        announce(config, settings, source, was_drawn, console)
         work = Work(config, settings, source, console, folder, others)
-        return once(work, command) if config.training else validate_alone(work)
+        return train_run(work, command) if config.training else validate_alone(work)
     finally:
         source.close()
 
@@ -115,7 +116,7 @@ def _check_phases(config: Train) -> None:
         raise OptionError("--resume: say which run goes on by --run-name, the name of its folder")
 
 
-def once(work: Work, command: str) -> dict[str, Any]:
+def train_run(work: Work, command: str) -> dict[str, Any]:
     """One run in a folder of its own."""
     config = work.config
     report = reports.requested(config.report, work.folder, work.console.warn)
@@ -134,7 +135,7 @@ def once(work: Work, command: str) -> dict[str, Any]:
             result |= validate(work, record, trained.state, trained.made)
             took = trained.clock.stop(record, trained.figures["updates"], float(config.num_epochs))
             result |= took
-            work.console.say(in_words(took))
+            work.console.say(time_in_words(took))
             if config.clean_dir is not False and trained.made:
                 _clean(work, trained.made, result["best"], record)
     if work.source.notice:
@@ -185,7 +186,7 @@ class Trained:
     figures: dict[str, Any]
     state: model.State
     made: list[int]
-    clock: Clock | None
+    clock: TrainingClock | None
 
 
 def train(work: Work, record: Run, report: Path | None) -> Trained:
@@ -199,14 +200,14 @@ def train(work: Work, record: Run, report: Path | None) -> Trained:
     with work.console.progress("initial weights"):
         state = work.initial()
     with work.console.progress("measuring the device"):
-        pace = Pace(work.job, batch.replicas)
+        pace = Throughput(work.job, batch.replicas)
     if config.compile_only or config.mlperf_logging:
         with work.console.progress(work.settings.model):
             program.compile(state, min(plan.updates_per_call, program.updates_per_call))
         record.event("compile", updates_per_call=program.updates_per_call, **pace.compiled(program))
     if config.compile_only:
         return Trained(pace.compiled(program), state, [], None)
-    clock = Clock.start(record)
+    clock = TrainingClock.start(record)
     work.about().write(work.keeping.folder)
     with ExitStack() as stack:
         checkpoints = stack.enter_context(work.keeping.opened())

@@ -15,8 +15,8 @@ from hotloop.engine.evaluate import Sums
 from hotloop.engine.sinks import Recorder
 from hotloop.errors import CheckpointError, OptionError
 from hotloop.families.cnn import model, saved
-from hotloop.families.cnn.config import Train
-from hotloop.families.cnn.keeping import Keeping
+from hotloop.families.cnn.options import Train
+from hotloop.families.cnn.saved import RunCheckpoints
 from hotloop.families.cnn.work import Work
 
 TARGET_WIDTH = 0.02
@@ -24,7 +24,7 @@ TARGET_WIDTH = 0.02
 
 
 @dataclass(frozen=True)
-class Validated:
+class ValidatedStep:
     """One checkpoint's figures."""
 
     step: int
@@ -37,7 +37,7 @@ class Validated:
         return float(self.figures["validation_accuracy"])
 
 
-def figures_of(sums: Sums, top: int) -> dict[str, Any]:
+def validation_figures(sums: Sums, top: int) -> dict[str, Any]:
     """Accuracies and mean loss over every image."""
     count = sums["samples"]
     return {
@@ -55,21 +55,21 @@ def validate_all(
     evaluate: Callable[[Any], dict[str, Any]],
     updates_per_epoch: float,
     record: Recorder,
-) -> Iterator[Validated]:
+) -> Iterator[ValidatedStep]:
     """The figures of each step, told as they come."""
     for step in sorted(steps):
         epoch = step / updates_per_epoch
         figures = evaluate(restored(step))
         record.event("validation", update=step, epoch=epoch, **figures)
-        yield Validated(step, epoch, figures)
+        yield ValidatedStep(step, epoch, figures)
 
 
-def best_of(found: list[Validated]) -> Validated:
+def choose_best(found: list[ValidatedStep]) -> ValidatedStep:
     """The highest accuracy; of equals the earliest."""
     return max(found, key=lambda each: (each.accuracy, -each.step))
 
 
-def sweep_figures(found: list[Validated], target: float) -> dict[str, Any]:
+def sweep_figures(found: list[ValidatedStep], target: float) -> dict[str, Any]:
     """When the target was first reached, and the figure that a sweep maximises: both by the last checkpoint's rule."""
     reached = [each.epoch for each in found if each.accuracy >= target]
     last = found[-1]
@@ -81,14 +81,14 @@ def sweep_figures(found: list[Validated], target: float) -> dict[str, Any]:
     }
 
 
-def others_to_validate(config: Train, own: Keeping) -> Keeping | None:
+def others_to_validate(config: Train, own: RunCheckpoints) -> RunCheckpoints | None:
     """The checkpoints that --checkpoint-input-dir names, unless they are the run's own; CheckpointError where it has
     none and nobody said that random weights will do."""
     asked = config.checkpoint_input_dir
     if asked is None or (config.training and asked.resolve() == own.folder.resolve()):
         return None
     try:
-        found = Keeping.at(asked)
+        found = RunCheckpoints.at(asked)
     except CheckpointError as error:
         raise CheckpointError(f"--checkpoint-input-dir {error}") from None
     if config.random_weights and found.made():
@@ -115,30 +115,30 @@ def validate(work: Work, record: Recorder, last: model.State | None, made: list[
         with keeping.opened() as checkpoints:
             for line in checkpoints.damaged():
                 work.console.warn(line)
-    known = saved.about(keeping.folder) if steps else work.about()
+    known = saved.read_saved_network(keeping.folder) if steps else work.about()
     job = replace(work.job, variant=known.network.variant)
     evaluation = work.source.evaluation(model.evaluate(job, config.top_k), work.settings.validation.batch)
 
     def evaluate(state: Any) -> dict[str, Any]:
-        return figures_of(evaluation(state), config.top_k)
+        return validation_figures(evaluation(state), config.top_k)
 
     if not steps:
         return {"validation": [_without_checkpoint(work, record, last, evaluate)], "best": None}
 
     def restored(step: int) -> Any:
         with keeping.opened() as checkpoints:
-            return saved.weights_among(checkpoints, step, known)[1]
+            return saved.restore_weights_from(checkpoints, step, known)[1]
 
-    found: list[Validated] = []
+    found: list[ValidatedStep] = []
     with work.console.progress("validation", len(steps)) as bar:
         for each in validate_all(steps, restored, evaluate, known.updates_per_epoch, record):
             found.append(each)
             bar.advance(1)
-    return _told(work, record, found)
+    return _announce_best(work, record, found)
 
 
-def _told(work: Work, record: Recorder, found: list[Validated]) -> dict[str, Any]:
-    best = best_of(found)
+def _announce_best(work: Work, record: Recorder, found: list[ValidatedStep]) -> dict[str, Any]:
+    best = choose_best(found)
     # No colon: the last "accuracy: X %" of a log is that of the last checkpoint, as old patterns mean it.
     work.console.say(
         f"best of {len(found)}: step {best.step}, epoch {best.epoch:g}, accuracy {100 * best.accuracy:.2f} %"

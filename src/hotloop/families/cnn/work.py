@@ -18,11 +18,11 @@ from hotloop.engine.precision import partials_note
 from hotloop.engine.progress import Console
 from hotloop.engine.records import read_json
 from hotloop.families.cnn import model, saved
-from hotloop.families.cnn.config import Train
-from hotloop.families.cnn.keeping import Keeping
+from hotloop.families.cnn.job import DatasetSize, Settings, resolve
 from hotloop.families.cnn.model import Job
-from hotloop.families.cnn.settings import Samples, Settings, resolve
-from hotloop.families.cnn.sources import Source
+from hotloop.families.cnn.options import Train
+from hotloop.families.cnn.saved import RunCheckpoints
+from hotloop.families.cnn.sources import ImageSource
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,10 +31,10 @@ class Work:
 
     config: Train
     settings: Settings
-    source: Source
+    source: ImageSource
     console: Console
     folder: Path
-    others: Keeping | None = None
+    others: RunCheckpoints | None = None
     """Checkpoints to validate in place of the run's own."""
 
     @property
@@ -48,19 +48,19 @@ class Work:
         return seed_key(self.settings.seed or 0)
 
     @property
-    def keeping(self) -> Keeping:
+    def keeping(self) -> RunCheckpoints:
         """Where this run saves, and what there is its own."""
-        return Keeping.of(self.config, self.folder)
+        return RunCheckpoints.of(self.config, self.folder)
 
     def initial(self) -> model.State:
         """The state before the first update."""
         return model.init(self.job, stream(self.key, "init", 0))
 
-    def about(self) -> saved.About:
+    def about(self) -> saved.SavedNetwork:
         """What must be known to use the checkpoints without the options."""
         chosen, plan = self.settings, self.settings.plan
         per_epoch = float(plan.updates_per_epoch) if plan else 1.0
-        return saved.About(self.job.network, chosen.dataset, chosen.precision, chosen.half, per_epoch)
+        return saved.SavedNetwork(self.job.network, chosen.dataset, chosen.precision, chosen.half, per_epoch)
 
 
 def run_folder(config: Train) -> Path:
@@ -69,7 +69,7 @@ def run_folder(config: Train) -> Path:
     return config.results_dir / (config.run_name or f"{config.model_name}-{config.dataset}-{stamp}")
 
 
-def seeded(config: Train) -> tuple[Train, bool]:
+def with_seed(config: Train) -> tuple[Train, bool]:
     """The config with a seed, and whether it was drawn here; a run that goes on keeps the one it drew."""
     if config.seed is not None:
         return config, False
@@ -79,12 +79,14 @@ def seeded(config: Train) -> tuple[Train, bool]:
     return replace(config, seed=secrets.randbits(32)), True
 
 
-def settled(config: Train, samples: Samples, given: Set[str], configured: Set[str]) -> Settings:
+def resolve_here(config: Train, samples: DatasetSize, given: Set[str], configured: Set[str]) -> Settings:
     """The settings on the devices that there are."""
     return resolve(config, samples, len(jax.devices(platform())), given, configured)
 
 
-def told(config: Train, settings: Settings, source: Source, was_drawn: bool, console: Console) -> None:
+def announce(
+    config: Train, settings: Settings, source: ImageSource, was_drawn: bool, console: Console
+) -> None:
     """Everything that must be said before the first update."""
     if config.expect:
         console.say(f"to expect: {config.expect}")

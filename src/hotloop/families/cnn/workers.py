@@ -1,8 +1,10 @@
-"""Workers that decode photographs: threads, or processes that write into shared memory.
+"""What a worker does: fill a part of a batch with decoded photographs. Plain data, so that any process can do it.
 
-Threads begin at once and share everything, but about a tenth of the work holds Python's lock: some ten of them would
-wait for each other, so that from eight workers on processes are the default. Batches are cut into small parts, as
-many in the making as keep every worker busy. It must not know which images come next.
+An image or record that is broken stops the run with its file and position, or, when asked for, in training its place
+is taken by the next image that is whole, and in validation it is marked as missing. It must not know about threads,
+processes or batches.
+
+Workers that decode photographs: threads, or processes that write into shared memory.
 """
 
 import signal
@@ -18,13 +20,92 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from hotloop.data.image_stores import ImageStore
+from hotloop.data.jpeg import ImageError
 from hotloop.errors import DataError
-from hotloop.families.cnn.reading import Filled, Reading
+from hotloop.families.cnn.photographs import (
+    SIZE,
+    evaluation_image,
+    generator_for,
+    in_bytes,
+    in_floats,
+    training_image,
+)
+
+MISSING = -1
+"""The label of an image that could not be read and was not replaced."""
+_IN_A_ROW = 100
+"""So many broken images one after the other are no accident."""
+
+
+@dataclass(frozen=True, eq=False)
+class PhotoReader:
+    """Which images, and how they become pixels."""
+
+    store: ImageStore
+    training: bool
+    seed: int = 0
+    size: int = SIZE
+    eight_bit: bool = True
+    reduced: bool = True
+    skip_corrupt: bool = False
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the pixels: bytes, or floats of the same range that are not truncated."""
+        return np.dtype(np.uint8 if self.eight_bit else np.float32)
+
+    def fill(self, images: NDArray[Any], numbers: Iterable[int], epochs: Iterable[int]) -> "FilledPart":
+        """Put image `numbers[i]`, as epoch `epochs[i]` sees it, into images[i]."""
+        labels: list[int] = []
+        skipped: list[str] = []
+        for place, (number, epoch) in enumerate(zip(numbers, epochs, strict=True)):
+            images[place], label = self._whole_image(int(number), int(epoch), skipped)
+            labels.append(label)
+        return FilledPart(np.array(labels, np.int32), tuple(skipped))
+
+    def image(self, number: int, epoch: int = 0) -> tuple[NDArray[Any], int]:
+        """Pixels and label of one image; DataError when it is broken."""
+        return self._image(number, generator_for(self.seed, epoch, number))
+
+    def _image(self, number: int, generator: np.random.Generator) -> tuple[NDArray[Any], int]:
+        encoded = self.store.read(number)
+        resize = in_bytes if self.eight_bit else in_floats
+        try:
+            if self.training:
+                pixels = training_image(encoded, generator, self.size, resize, reduced=self.reduced)
+            else:
+                pixels = evaluation_image(encoded, self.size, resize)
+        except ImageError as error:
+            raise DataError(f"{encoded.where}: corrupt image ({error})") from None
+        return pixels, encoded.label
+
+    def _whole_image(self, number: int, epoch: int, skipped: list[str]) -> tuple[Any, int]:
+        """The image; if it is broken and may be, in training one of the next, in validation none."""
+        for step in range(_IN_A_ROW if self.training else 1):
+            try:
+                return self.image((number + step) % len(self.store), epoch)
+            except DataError as error:
+                if not self.skip_corrupt:
+                    raise
+                skipped.append(str(error))
+        if not self.training:
+            return 0, MISSING
+        raise DataError(f"{skipped[-1]}; {_IN_A_ROW} broken images in a row: the set is unusable")
+
+
+@dataclass(frozen=True, eq=False)
+class FilledPart:
+    """Labels of the images that were put in place, and what was said of those that were skipped."""
+
+    labels: NDArray[np.int32]
+    skipped: tuple[str, ...]
+
 
 Kind = Literal["auto", "threads", "processes"]
-Wanted = tuple[NDArray[Any], NDArray[Any]]
+WantedImages = tuple[NDArray[Any], NDArray[Any]]
 """Numbers of the images of a batch, and the epoch that each is taken for."""
-Batch = dict[str, NDArray[Any]]
+HostBatch = dict[str, NDArray[Any]]
 
 _PART = 8
 _MANY = 8
@@ -39,7 +120,7 @@ class Workers:
 
     def __init__(
         self,
-        reading: Reading,
+        reading: PhotoReader,
         workers: int,
         kind: Kind = "auto",
         on_skip: Callable[[str], None] = lambda text: None,
@@ -59,7 +140,7 @@ class Workers:
             self._parts = _view(memory, shape, reading.dtype)
             self._pool = ProcessPoolExecutor(workers, context, _adopt_shared, (reading, memory, shape))
 
-    def batches(self, wanted: Iterable[Wanted]) -> Iterator[Batch]:
+    def batches(self, wanted: Iterable[WantedImages]) -> Iterator[HostBatch]:
         """One batch after the other; those to come are begun as soon as there is room."""
         begun: deque[_Part] = deque()
         try:
@@ -77,7 +158,7 @@ class Workers:
             wait([part.future for part in begun])  # nobody may write into a slot that is given out again
             self._free += [part.slot for part in begun]
 
-    def _cut(self, wanted: Iterable[Wanted]) -> "Iterator[_Part]":
+    def _cut(self, wanted: Iterable[WantedImages]) -> "Iterator[_Part]":
         side = self.reading.size
         for numbers, epochs in wanted:
             batch = {
@@ -88,7 +169,7 @@ class Workers:
                 place = slice(start, min(start + _PART, len(numbers)))
                 yield _Part(batch, place, numbers[place], epochs[place])
 
-    def _finish(self, begun: "deque[_Part]") -> Iterator[Batch]:
+    def _finish(self, begun: "deque[_Part]") -> Iterator[HostBatch]:
         """Take the oldest part; yields its batch when that was the last of it."""
         part = begun[0]
         try:
@@ -129,23 +210,23 @@ class Workers:
 class _Part:
     """A few images of a batch, and who makes them."""
 
-    batch: Batch
+    batch: HostBatch
     place: slice
     numbers: NDArray[Any]
     epochs: NDArray[Any]
     slot: int = -1
-    future: Future[Filled] = field(default_factory=Future)
+    future: Future[FilledPart] = field(default_factory=Future)
 
 
 _own = threading.local()
 """In a worker: what it reads, and the memory that it writes into."""
 
 
-def _adopt(reading: Reading, parts: NDArray[Any]) -> None:
+def _adopt(reading: PhotoReader, parts: NDArray[Any]) -> None:
     _own.reading, _own.parts = reading, parts
 
 
-def _adopt_shared(reading: Reading, memory: Any, shape: tuple[int, ...]) -> None:
+def _adopt_shared(reading: PhotoReader, memory: Any, shape: tuple[int, ...]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to hear
     _adopt(reading, _view(memory, shape, reading.dtype))
 
@@ -154,6 +235,6 @@ def _view(memory: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[
     return np.frombuffer(memory, dtype).reshape(shape)
 
 
-def _fill(slot: int, numbers: NDArray[Any], epochs: NDArray[Any]) -> Filled:
-    filled: Filled = _own.reading.fill(_own.parts[slot], numbers, epochs)
+def _fill(slot: int, numbers: NDArray[Any], epochs: NDArray[Any]) -> FilledPart:
+    filled: FilledPart = _own.reading.fill(_own.parts[slot], numbers, epochs)
     return filled

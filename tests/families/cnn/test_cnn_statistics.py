@@ -11,12 +11,19 @@ from jax.sharding import PartitionSpec as P
 
 from hotloop.engine.batch import Batch
 from hotloop.engine.device import REPLICA, replica_mesh
-from hotloop.families.cnn.network import Norm, build
-from hotloop.families.cnn.statistics import add, counts, finish, merge, moved, start
+from hotloop.families.cnn.model import (
+    add_statistics,
+    count_values,
+    finish_statistics,
+    merge_statistics,
+    move_statistics,
+    start_statistics,
+)
+from hotloop.families.cnn.network import NormChoice, build
 
 TOTAL, CHANNELS = 24, 3
 DIVISORS = [n for n in range(1, TOTAL + 1) if TOTAL % n == 0]
-ADD = jax.jit(add)
+ADD = jax.jit(add_statistics)
 
 
 def drawn(seed: int, offset: float = 0.0, values: int = TOTAL) -> np.ndarray:
@@ -36,8 +43,10 @@ def streamed(parts: dict, rule) -> dict:
 
     def replica(parts):
         like = jax.tree.map(lambda leaf: leaf[0], parts)
-        running, _ = lax.scan(lambda running, part: (add(running, part, rule), None), start(like), parts)
-        return finish(running, REPLICA)
+        running, _ = lax.scan(
+            lambda running, part: (add_statistics(running, part, rule), None), start_statistics(like), parts
+        )
+        return finish_statistics(running, REPLICA)
 
     mapped = jax.vmap(replica, in_axes=1, axis_name=REPLICA)
     results = jax.jit(mapped, compiler_options={"xla_backend_optimization_level": 0})(parts)
@@ -54,17 +63,17 @@ def test_micro_batches_of_any_size_have_the_statistics_of_the_undivided_batch(ac
     x = drawn(seed)
     parts = parts_of(x, accumulation, 1)
     with jax.enable_x64(True):
-        running = start(jax.tree.map(lambda leaf: leaf[0, 0], parts))
+        running = start_statistics(jax.tree.map(lambda leaf: leaf[0, 0], parts))
         for n in range(accumulation):
             running = ADD(running, jax.tree.map(lambda leaf, n=n: leaf[n, 0], parts))
-        close(finish(running), x.mean(0), x.var(0))
+        close(finish_statistics(running), x.mean(0), x.var(0))
 
 
 @pytest.mark.parametrize("split", [(1, 1), (6, 1), (1, 4), (3, 4)])
 def test_any_split_over_replicas_has_the_statistics_of_the_undivided_batch(split):
     x = drawn(1)
     with jax.enable_x64(True):
-        for merged in (merge(parts_of(x, *split)), streamed(parts_of(x, *split), "spread")):
+        for merged in (merge_statistics(parts_of(x, *split)), streamed(parts_of(x, *split), "spread")):
             close(merged, x.mean(0), x.var(0))
 
 
@@ -84,9 +93,9 @@ def test_the_seeds_rule_leaves_out_the_spread_between_micro_batches_alone(split)
     values = TOTAL // accumulation
     old = {"bn": {"mean": np.zeros(CHANNELS), "variance": np.ones(CHANNELS)}}
     with jax.enable_x64(True):
-        for merged in (merge(parts_of(x, *split), "seed"), streamed(parts_of(x, *split), "seed")):
+        for merged in (merge_statistics(parts_of(x, *split), "seed"), streamed(parts_of(x, *split), "seed")):
             close(merged, mean, unbiased * (values - 1) / values)
-            close(moved(old, merged, 0.9, {"bn": values}), 0.1 * mean, 0.9 + 0.1 * unbiased)
+            close(move_statistics(old, merged, 0.9, {"bn": values}), 0.1 * mean, 0.9 + 0.1 * unbiased)
             assert np.allclose(merged["bn"]["variance"], x.var(0)) == (accumulation == 1)
 
 
@@ -96,7 +105,7 @@ def test_float32_keeps_its_digits_where_means_are_far_from_zero(offset):
     parts = parts_of(x, 64, 1, np.float32)
     # The means of the parts are themselves rounded, to 6e-5 at 1000; E[x^2] - E[x]^2 would be wrong by 0.06.
     tolerance = 2e-6 if offset == 0 else 2e-4
-    for result in (merge(parts), streamed(parts, "spread")):
+    for result in (merge_statistics(parts), streamed(parts, "spread")):
         close(result, x.mean(0), x.var(0), tolerance)
 
 
@@ -107,7 +116,7 @@ def test_replicas_on_devices_agree_with_the_undivided_batch():
 
     def replica(part):
         one = jax.tree.map(lambda leaf: leaf[0], part)
-        return finish(add(start(one), one), REPLICA)
+        return finish_statistics(add_statistics(start_statistics(one), one), REPLICA)
 
     merged = jax.jit(jax.shard_map(replica, mesh=replica_mesh(4), in_specs=P(REPLICA), out_specs=P()))(parts)
     close(merged, x.mean(0), x.var(0), 1e-5)
@@ -117,7 +126,7 @@ def test_statistics_move_once_with_the_unbiased_variance():
     old = {"bn": {"mean": np.full(CHANNELS, 2.0), "variance": np.full(CHANNELS, 3.0)}}
     x = drawn(5)
     with jax.enable_x64(True):
-        new = moved(old, merge(parts_of(x, 4, 2)), 0.97, {"bn": TOTAL})
+        new = move_statistics(old, merge_statistics(parts_of(x, 4, 2)), 0.97, {"bn": TOTAL})
     close(new, 0.97 * 2 + 0.03 * x.mean(0), 0.97 * 3 + 0.03 * x.var(0, ddof=1))
 
 
@@ -125,7 +134,7 @@ def test_a_single_value_has_the_variance_zero_and_no_division_by_zero():
     x = drawn(6, values=1)
     old = {"bn": {"mean": np.zeros(CHANNELS), "variance": np.ones(CHANNELS)}}
     with jax.enable_x64(True):
-        close(moved(old, merge(parts_of(x, 1, 1)), 0.5, {"bn": 1}), 0.5 * x.mean(0), 0.5)
+        close(move_statistics(old, merge_statistics(parts_of(x, 1, 1)), 0.5, {"bn": 1}), 0.5 * x.mean(0), 0.5)
 
 
 def test_counts_are_the_samples_of_an_update_times_the_positions_of_a_layer():
@@ -134,14 +143,20 @@ def test_counts_are_the_samples_of_an_update_times_the_positions_of_a_layer():
     shapes = {info.name: info.shape for info in network.layers}
     batch = Batch(micro=8, replicas=2, accumulation=3)
     for rule, samples in (("spread", 48), ("seed", 16)):
-        found = counts(network, batch, rule)
+        found = count_values(network, batch, rule)
         assert found == {name: samples * shapes[name][0] * shapes[name][1] for name in statistics}
 
 
 def test_a_network_without_batch_norm_has_nothing_to_merge():
-    network = build("toy_model_bn", (32, 32, 3), 10, Norm("group", groups=2))
-    found = counts(network, Batch(micro=8))
-    assert found == merge({}) == finish(add(start({}), {})) == moved({}, {}, 0.9, found) == {}
+    network = build("toy_model_bn", (32, 32, 3), 10, NormChoice("group", groups=2))
+    found = count_values(network, Batch(micro=8))
+    assert (
+        found
+        == merge_statistics({})
+        == finish_statistics(add_statistics(start_statistics({}), {}))
+        == move_statistics({}, {}, 0.9, found)
+        == {}
+    )
 
 
 def test_every_split_of_a_batch_into_accumulation_gives_the_networks_own_statistics():
@@ -153,9 +168,9 @@ def test_every_split_of_a_batch_into_accumulation_gives_the_networks_own_statist
     @jax.jit
     def accumulated(images):
         def body(running, micro):
-            return add(running, network.apply(params, statistics, micro, train=True)[1]), None
+            return add_statistics(running, network.apply(params, statistics, micro, train=True)[1]), None
 
-        return finish(lax.scan(body, start(statistics), images)[0])["bn_0"]
+        return finish_statistics(lax.scan(body, start_statistics(statistics), images)[0])["bn_0"]
 
     whole, split = accumulated(images[None]), accumulated(images.reshape(4, 3, 32, 32, 3))
     for name in ("mean", "variance"):

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from hotloop.errors import DataError, OptionError
-from hotloop.families.cnn.foreign import load, recognise
-from hotloop.families.cnn.network import Norm, build
+from hotloop.families.cnn.network import NormChoice, build
 from hotloop.families.cnn.safetensors import tensors
+from hotloop.families.cnn.torch_weights import load, recognise
 
 QUICK = {"xla_backend_optimization_level": 0}
 DEPTHS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
@@ -313,7 +313,10 @@ def test_a_file_of_something_else_is_not_recognised(tmp_path):
 
 @pytest.mark.parametrize(
     "network",
-    [build("resnet18", (64, 64, 3), 5), build("resnet18", (64, 64, 3), 5, Norm("group", groups=32), "torch")],
+    [
+        build("resnet18", (64, 64, 3), 5),
+        build("resnet18", (64, 64, 3), 5, NormChoice("group", groups=32), "torch"),
+    ],
 )
 def test_only_networks_of_the_same_function_take_the_weights(tmp_path, network):
     with pytest.raises(OptionError, match="variant 'torch' with batch_norm"):

@@ -12,13 +12,19 @@ from hotloop.engine.batch import plan_evaluation
 from hotloop.engine.run import Run, read_events
 from hotloop.errors import CheckpointError, DataError
 from hotloop.families.cnn import model, saved
-from hotloop.families.cnn.drawing import INPUT, Drawing
+from hotloop.families.cnn.job import DatasetSize
 from hotloop.families.cnn.model import Job
-from hotloop.families.cnn.network import Network, Norm, build
-from hotloop.families.cnn.pieces import Flatten, Logits
-from hotloop.families.cnn.settings import Samples
-from hotloop.families.cnn.sources import MadeUp, Photographs, Small
-from hotloop.families.cnn.validation import Validated, best_of, figures_of, sweep_figures, validate_all
+from hotloop.families.cnn.models import INPUT, NetworkBuilder
+from hotloop.families.cnn.network import Network, NormChoice, build
+from hotloop.families.cnn.network_layers import Flatten, Logits
+from hotloop.families.cnn.sources import ResidentImages, StreamedPhotographs, SyntheticImages
+from hotloop.families.cnn.validation import (
+    ValidatedStep,
+    choose_best,
+    sweep_figures,
+    validate_all,
+    validation_figures,
+)
 from listener import Listener
 
 IMAGES, CLASSES, TOP = 125, 10, 3
@@ -29,7 +35,7 @@ class Flat(Network):
 
     @cached_property
     def placed(self):
-        drawing = Drawing(self.shape, self.norm, 0.0)
+        drawing = NetworkBuilder(self.shape, self.norm, 0.0)
         drawing.add(
             "dense", Logits(self.classes), drawing.add("flatten", Flatten(), drawing.norm("bn", INPUT))
         )
@@ -64,14 +70,14 @@ def digits():
     loss = np.log(np.exp(logits).sum(1)) - logits[np.arange(IMAGES), labels]
     split = LabelledImages(images, labels)
     data = Dataset(name="mnist", source="drawn here", classes=CLASSES, train=split, test=split)
-    return Small(data), state, ranks, loss
+    return ResidentImages(data), state, ranks, loss
 
 
 @pytest.mark.parametrize("batch", [1, 64, 43, 46, 125, 1000])
 def test_every_image_counts_once_whatever_the_batch(digits, batch):
     source, state, ranks, loss = digits
     job = Tiny(settings("--dataset", "mnist", "--precision", "32.32"))
-    found = figures_of(source.evaluation(model.evaluate(job, TOP), batch)(state), TOP)
+    found = validation_figures(source.evaluation(model.evaluate(job, TOP), batch)(state), TOP)
     assert found["samples"] == IMAGES
     assert found["validation_accuracy"] == (ranks == 0).sum() / IMAGES
     assert found[f"validation_top_{TOP}"] == (ranks < TOP).sum() / IMAGES
@@ -86,7 +92,7 @@ def test_the_old_batches_are_padded_and_lose_nothing():
 
 
 def test_made_up_images_count_as_many_as_the_set_has():
-    source = MadeUp(Samples(60, 25, (3, 3, 1), CLASSES), seed=1, on_device=True)
+    source = SyntheticImages(DatasetSize(60, 25, (3, 3, 1), CLASSES), seed=1, on_device=True)
 
     def fn(state, batch):
         return {"one": batch["label"] >= 0, "outside": (batch["label"] < 0) | (batch["label"] >= CLASSES)}
@@ -97,7 +103,7 @@ def test_made_up_images_count_as_many_as_the_set_has():
 
 @pytest.mark.parametrize("on_device", [False, True])
 def test_made_up_images_are_validated_alike_in_any_batch(on_device):
-    source = MadeUp(Samples(60, 600, (3, 3, 1), CLASSES), seed=1, on_device=on_device)
+    source = SyntheticImages(DatasetSize(60, 600, (3, 3, 1), CLASSES), seed=1, on_device=on_device)
 
     def fn(state, batch):
         return {"label": batch["label"], "bright": batch["image"].mean((1, 2, 3))}
@@ -116,7 +122,7 @@ def test_photographs_are_counted_once_in_any_batch_and_decoded_again_for_every_c
     parts = {"train": {"a": 1, "b": 1}, "validation": {"a": 3, "b": 2}}
     image_folder(tmp_path, parts)
     words = ("--dataset", "imagenet", "--dataset-path", str(tmp_path), "--training", "False")
-    source = Photographs(typed(*words).config, Listener(), seed=0)
+    source = StreamedPhotographs(typed(*words).config, Listener(), seed=0)
     assert source.samples.validation == 5
 
     def fn(state, batch):
@@ -142,20 +148,20 @@ def test_more_classes_of_photographs_than_the_network_has_are_refused(tmp_path):
     with pytest.raises(
         DataError, match=f"--dataset-path {tmp_path}: 1,001 classes, but the network has 1,000"
     ):
-        Photographs(typed(*words).config, Listener(), seed=0)
+        StreamedPhotographs(typed(*words).config, Listener(), seed=0)
 
 
 def found(*accuracies):
     """Checkpoints at epochs 1, 2, ... of 10 updates with these accuracies."""
     return [
-        Validated(10 * epoch, float(epoch), {"validation_accuracy": accuracy})
+        ValidatedStep(10 * epoch, float(epoch), {"validation_accuracy": accuracy})
         for epoch, accuracy in enumerate(accuracies, 1)
     ]
 
 
 def test_the_best_has_the_highest_accuracy_and_of_equals_the_first():
-    assert best_of(found(0.2, 0.5, 0.5, 0.1)).epoch == 2
-    assert best_of(found(0.0)).epoch == 1
+    assert choose_best(found(0.2, 0.5, 0.5, 0.1)).epoch == 2
+    assert choose_best(found(0.0)).epoch == 1
 
 
 def test_a_sweep_maximises_the_last_accuracy_reached_early():
@@ -166,7 +172,8 @@ def test_a_sweep_maximises_the_last_accuracy_reached_early():
     assert told["epoch_to_target"] is None and 0 < told["optimization_metric"] < 1e-9
     assert sweep_figures(found(0.1, 0.8), 0.759)["optimization_metric"] == 0.5
     assert (
-        sweep_figures([Validated(0, 0.0, {"validation_accuracy": 0.8})], 0.7)["optimization_metric"] is None
+        sweep_figures([ValidatedStep(0, 0.0, {"validation_accuracy": 0.8})], 0.7)["optimization_metric"]
+        is None
     )
 
 
@@ -185,37 +192,37 @@ def test_checkpoints_are_validated_in_the_order_of_epochs_and_told_as_they_come(
 @pytest.mark.parametrize(
     "network",
     [
-        build("cifar_resnet8", (32, 32, 3), 100, Norm(momentum=0.9)),
-        build("toy_model_bn", (28, 28, 1), 10, Norm("group", groups=2)),
+        build("cifar_resnet8", (32, 32, 3), 100, NormChoice(momentum=0.9)),
+        build("toy_model_bn", (28, 28, 1), 10, NormChoice("group", groups=2)),
         build("resnet18", (224, 224, 3), 1000, variant="torch"),
     ],
 )
 def test_what_a_folder_of_checkpoints_belongs_to_is_read_back(network, tmp_path):
-    about = saved.About(network, "cifar100", "16.32", "float16", 781.0)
+    about = saved.SavedNetwork(network, "cifar100", "16.32", "float16", 781.0)
     about.write(tmp_path / "run" / "checkpoints")
-    assert saved.about(saved.checkpoints_in(tmp_path / "run")) == about
+    assert saved.read_saved_network(saved.checkpoints_in(tmp_path / "run")) == about
     assert saved.checkpoints_in(tmp_path / "run" / "checkpoints") == tmp_path / "run" / "checkpoints"
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"network": 3}', "an unknown model"])
 def test_a_damaged_description_is_one_line_that_names_it(text, tmp_path):
-    saved.About(build("toy_model", (28, 28, 1), 10), "mnist", "16.16", "bfloat16", 6.0).write(tmp_path)
+    saved.SavedNetwork(build("toy_model", (28, 28, 1), 10), "mnist", "16.16", "bfloat16", 6.0).write(tmp_path)
     file = tmp_path / "network.json"
     file.write_text(file.read_text().replace("toy_model", "boy_model") if "unknown" in text else text)
     with pytest.raises(CheckpointError, match=r"network\.json: cannot be read"):
-        saved.about(tmp_path)
+        saved.read_saved_network(tmp_path)
     with pytest.raises(CheckpointError, match=r"no network\.json there"):
-        saved.about(tmp_path / "elsewhere")
+        saved.read_saved_network(tmp_path / "elsewhere")
 
 
 def test_networks_are_the_same_but_for_their_momentum(tmp_path):
     here = build("toy_model_bn", (28, 28, 1), 10)
-    saved.check_same(build("toy_model_bn", (28, 28, 1), 10, Norm(momentum=0.1)), here, tmp_path)
+    saved.check_same(build("toy_model_bn", (28, 28, 1), 10, NormChoice(momentum=0.1)), here, tmp_path)
     for there, word in (
         (build("toy_model", (28, 28, 1), 10), "a toy_model for"),
         (build("toy_model_bn", (32, 32, 3), 10), "32 x 32 x 3"),
         (build("toy_model_bn", (28, 28, 1), 100), "100 classes"),
-        (build("toy_model_bn", (28, 28, 1), 10, Norm("group", groups=2)), r"group norm \(2 groups\)"),
+        (build("toy_model_bn", (28, 28, 1), 10, NormChoice("group", groups=2)), r"group norm \(2 groups\)"),
     ):
         with pytest.raises(CheckpointError, match=word):
             saved.check_same(there, here, tmp_path)

@@ -1,15 +1,153 @@
-"""The pieces with parameters: convolution, batch and group normalisation, and the dense layer that ends a network."""
+"""What every piece of a network offers: its output's shape, its parameters, its cost and how to compute it.
+
+A piece computes in the type of its parameters. It knows neither its name nor its neighbours.
+
+The pieces without parameters: ReLU, sum, the CIFAR networks' shortcut, pools and flattening.
+The pieces with parameters: convolution, batch and group normalisation, and the dense layer that ends a network.
+All pieces that networks are made of, in one place to import from.
+"""
 
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import jax
+import numpy as np
 from jax import Array, lax
 
-from hotloop.families.cnn.piece import Leaves, Plain, Shape
 from hotloop.layers import conv, initial, norm
-from hotloop.layers.dense import product, with_bias
+from hotloop.layers.dense import product, wide, with_bias
+from hotloop.layers.initial import Spec
+from hotloop.layers.paths import materialise_on_cpu
+from hotloop.layers.pools import max_pool
+
+Shape = tuple[int, ...]  # of one image's value: rows, columns, channels; or features
+Leaves = dict[str, Array]
+
+
+class NetworkLayer(Protocol):
+    """What every piece offers; `shapes` are its inputs' shapes, `xs` its inputs [N, ...]."""
+
+    @property
+    def kind(self) -> str:
+        """One word for tables."""
+
+    def shape(self, *shapes: Shape) -> Shape:
+        """The output's shape."""
+
+    def values(self, shape: Shape) -> dict[str, Spec]:
+        """The parameters, as what they start from."""
+
+    def flops(self, shape: Shape) -> int:
+        """Two for each multiply-add of products and convolutions, for one image."""
+
+    def __call__(self, leaves: Leaves, *xs: Array) -> Any:
+        """The output."""
+
+
+class WeightlessLayer:
+    """A piece with neither parameters nor products, that keeps its input's shape."""
+
+    def shape(self, *shapes: Shape) -> Shape:
+        """That of the first input."""
+        return shapes[0]
+
+    def values(self, shape: Shape) -> dict[str, Spec]:
+        """None."""
+        return {}
+
+    def flops(self, shape: Shape) -> int:
+        """None that count."""
+        return 0
+
+
+class Relu(WeightlessLayer):
+    """max(x, 0)."""
+
+    kind = "relu"
+
+    def __call__(self, leaves: Leaves, *xs: Array) -> Array:
+        """Cut off at zero."""
+        return jax.nn.relu(xs[0])
+
+
+class Add(WeightlessLayer):
+    """The sum of two inputs of one shape."""
+
+    kind = "add"
+
+    def __call__(self, leaves: Leaves, *xs: Array) -> Array:
+        """Add."""
+        return xs[0] + xs[1]
+
+
+@dataclass(frozen=True)
+class PadShortcut(WeightlessLayer):
+    """The shortcut without parameters: every second row and column, and as many zero channels as there are."""
+
+    kind: ClassVar[str] = "shortcut"
+
+    def shape(self, *shapes: Shape) -> Shape:
+        """Half the rows and columns (rounded up), twice the channels."""
+        rows, columns, channels = shapes[0]
+        return -(-rows // 2), -(-columns // 2), 2 * channels
+
+    def __call__(self, leaves: Leaves, *xs: Array) -> Array:
+        """Pick and pad."""
+        thinned = xs[0][:, ::2, ::2]
+        zero = np.zeros((), thinned.dtype)
+        return lax.pad(thinned, zero, [(0, 0, 0), (0, 0, 0), (0, 0, 0), (0, thinned.shape[-1], 0)])
+
+
+@dataclass(frozen=True)
+class MaxPool(WeightlessLayer):
+    """The largest value of each window; padding never wins."""
+
+    size: int
+    stride: int
+    padding: int = 0
+    kind: ClassVar[str] = "max pool"
+
+    def shape(self, *shapes: Shape) -> Shape:
+        """Only whole windows of the padded image."""
+        rows, columns = ((size + 2 * self.padding - self.size) // self.stride + 1 for size in shapes[0][:2])
+        return rows, columns, shapes[0][2]
+
+    def __call__(self, leaves: Leaves, *xs: Array) -> Array:
+        """Pool."""
+        return max_pool(xs[0], self.size, self.stride, self.padding)
+
+
+class MeanPool(WeightlessLayer):
+    """The mean of each channel over the image, summed in float32."""
+
+    kind = "mean pool"
+
+    def shape(self, *shapes: Shape) -> Shape:
+        """The channels."""
+        return shapes[0][2:]
+
+    def __call__(self, leaves: Leaves, *xs: Array) -> Array:
+        """Average, rounded once to the type of the input."""
+        (x,) = xs
+        if x.dtype != wide(x.dtype):
+            # Fused with the sum and ReLU before it, jaxlib 0.11.2 makes NaN of bfloat16 on a CPU with AMX.
+            x = materialise_on_cpu(x)
+        return x.mean((1, 2), dtype=wide(x.dtype)).astype(x.dtype)
+
+
+class Flatten(WeightlessLayer):
+    """All values of an image in one row."""
+
+    kind = "flatten"
+
+    def shape(self, *shapes: Shape) -> Shape:
+        """One axis."""
+        return (prod(shapes[0]),)
+
+    def __call__(self, leaves: Leaves, *xs: Array) -> Array:
+        """Reshape."""
+        return xs[0].reshape(len(xs[0]), -1)
 
 
 @dataclass(frozen=True)
@@ -58,7 +196,7 @@ class Conv:
 
 
 @dataclass(frozen=True)
-class BatchNorm(Plain):
+class BatchNorm(WeightlessLayer):
     """Batch normalisation; called, it uses the batch and hands its statistics back too."""
 
     gamma: float
@@ -85,7 +223,7 @@ class BatchNorm(Plain):
 
 
 @dataclass(frozen=True)
-class GroupNorm(Plain):
+class GroupNorm(WeightlessLayer):
     """Group normalisation."""
 
     groups: int
@@ -132,3 +270,21 @@ class Logits:
         """`x @ kernel + bias`."""
         sums = product(xs[0], leaves["kernel"])
         return with_bias(sums, leaves["bias"].astype(sums.dtype))
+
+
+__all__ = [
+    "Add",
+    "BatchNorm",
+    "Conv",
+    "Flatten",
+    "GroupNorm",
+    "Leaves",
+    "Logits",
+    "MaxPool",
+    "MeanPool",
+    "NetworkLayer",
+    "PadShortcut",
+    "Relu",
+    "Shape",
+    "WeightlessLayer",
+]

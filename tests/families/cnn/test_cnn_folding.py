@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from hotloop.engine import precision
-from hotloop.families.cnn import folding
-from hotloop.families.cnn.network import Norm, build
+from hotloop.families.cnn.network import NormChoice, _foldable_norms, build, fold_norms, inference_logits
 
 SHAPE = (32, 32, 3)
 QUICK = {"xla_backend_optimization_level": 0}
@@ -37,7 +36,7 @@ def plain(network, params, statistics, seen):
 
 def by_folding(network, params, statistics, seen):
     def run(params, statistics, seen):
-        return network.apply(*folding.folded(network, params, statistics), seen, train=False)[0]
+        return network.apply(*fold_norms(network, params, statistics), seen, train=False)[0]
 
     return np.asarray(jax.jit(run, compiler_options=QUICK)(params, statistics, seen), np.float64)
 
@@ -61,21 +60,21 @@ def test_every_norm_of_a_resnet_is_folded_and_no_other():
     for model, left in (("resnet50", 0), ("cifar_resnet20", 0), ("toy_model_bn", 2)):
         network = build(model, SHAPE, 10)
         forms = jax.eval_shape(network.init, jax.random.key(0))
-        params, statistics = jax.eval_shape(lambda *a, of=network: folding.folded(of, *a), *forms)
+        params, statistics = jax.eval_shape(lambda *a, of=network: fold_norms(of, *a), *forms)
         assert len(statistics) == left
         biased = [name for name, leaves in params.items() if set(leaves) == {"bias"}]
         assert len(biased) == len(forms[1]) - left
-    network = build("cifar_resnet8", SHAPE, 10, Norm("group", groups=4))
+    network = build("cifar_resnet8", SHAPE, 10, NormChoice("group", groups=4))
     params, statistics = network.init(jax.random.key(0))
-    assert folding.folded(network, params, statistics) == (params, {})
+    assert fold_norms(network, params, statistics) == (params, {})
 
 
 def test_a_convolution_that_something_else_reads_keeps_its_kernel():
     placed = build("cifar_resnet8", SHAPE, 10).placed
     conv, norm = placed[0], placed[1]
-    assert set(folding._convolutions(SimpleNamespace(placed=(conv, norm)))) == {norm.name}
+    assert set(_foldable_norms(SimpleNamespace(placed=(conv, norm)))) == {norm.name}
     other = SimpleNamespace(name="other", piece=None, inputs=(conv.name,))
-    assert folding._convolutions(SimpleNamespace(placed=(conv, norm, other))) == {}
+    assert _foldable_norms(SimpleNamespace(placed=(conv, norm, other))) == {}
 
 
 def test_bfloat16_is_no_further_from_the_exact_logits_than_without_folding():
@@ -87,7 +86,7 @@ def test_bfloat16_is_no_further_from_the_exact_logits_than_without_folding():
         exact = plain(network, params, statistics, seen)
         half = policy.to_compute(params)
         without = plain(network, half, statistics, policy.to_compute(jnp.asarray(seen)))
-        run = jax.jit(lambda state: folding.logits(network, policy, state, jnp.asarray(seen)))
+        run = jax.jit(lambda state: inference_logits(network, policy, state, jnp.asarray(seen)))
         found = np.asarray(run({"params": params, "statistics": statistics}), np.float64)
         ratios.append(np.std(found - exact) / np.std(without - exact))
     assert np.mean(ratios) < 1.3, ratios
@@ -97,5 +96,5 @@ def test_sixteen_bit_weights_are_scaled_in_float32():
     network = build("cifar_resnet8", SHAPE, 10)
     params, statistics = lively(network)
     half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
-    made, _ = folding.folded(network, half, statistics)
+    made, _ = fold_norms(network, half, statistics)
     assert {leaf.dtype for name in statistics for leaf in made[name].values()} == {jnp.dtype("float32")}

@@ -11,9 +11,9 @@ import pytest
 from hotloop.data.image_stores import RecordSet
 from hotloop.errors import DataError, OptionError
 from hotloop.families.cnn import data_benchmark
+from hotloop.families.cnn.command_options import BenchmarkConfig, BuildConfig, VerifyConfig
 from hotloop.families.cnn.data_benchmark import run as run_benchmark
 from hotloop.families.cnn.data_commands import run_build, run_verify
-from hotloop.families.cnn.data_config import BenchmarkConfig, BuildConfig, VerifyConfig
 from listener import Listener
 from pictures import image_folder
 
@@ -181,7 +181,7 @@ def test_photographs_are_timed_as_training_takes_them_without_normalising_on_the
         normalised.append(dataset)
         return images
 
-    monkeypatch.setattr(data_benchmark, "evaluated", evaluated)
+    monkeypatch.setattr(data_benchmark, "preprocess", evaluated)
     config = BenchmarkConfig(
         "imagenet", photos, 3, batches_per_epoch=1, pipeline_num_parallel=1, synthetic_data=synthetic
     )
@@ -227,7 +227,7 @@ def test_the_benchmark_times_small_sets_on_host_and_device(monkeypatch, on_devic
 
 def test_the_options_and_the_workers_import_no_jax():
     code = (
-        "import sys; import hotloop.families.cnn.data_config; assert 'numpy' not in sys.modules; "
+        "import sys; import hotloop.families.cnn.command_options; assert 'numpy' not in sys.modules; "
         "import hotloop.families.cnn.workers, hotloop.data.build_records; assert 'jax' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -2,12 +2,12 @@
 
 import pytest
 
-from hotloop.families.cnn.demo import CALLS, glimpse
+from hotloop.families.cnn.demo import CALLS, demo_run
 
 
 @pytest.mark.slow
 def test_a_glimpse_learns():
-    found = glimpse()
+    found = demo_run()
     assert len(found["training"]) == len(found["validation"]) == CALLS
     assert found["training"][-1] > found["training"][0] + 0.2
     assert (

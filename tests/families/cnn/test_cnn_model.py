@@ -20,12 +20,12 @@ from hotloop.engine.feed import Resident
 from hotloop.engine.keys import seed_key
 from hotloop.engine.loop import Program, copy_state
 from hotloop.families.cnn import images, model
-from hotloop.families.cnn.drawing import INPUT, Drawing
+from hotloop.families.cnn.job import DatasetSize
 from hotloop.families.cnn.model import Job
+from hotloop.families.cnn.models import INPUT, NetworkBuilder
 from hotloop.families.cnn.network import Network
-from hotloop.families.cnn.pieces import Flatten, Logits
-from hotloop.families.cnn.settings import Samples
-from hotloop.families.cnn.sources import MadeUp
+from hotloop.families.cnn.network_layers import Flatten, Logits
+from hotloop.families.cnn.sources import SyntheticImages
 from hotloop.options import Params
 
 KEY, RATE, BATCH = seed_key(7), 0.08, 8
@@ -42,7 +42,7 @@ class Flat(Network):
 
     @cached_property
     def placed(self):
-        drawing = Drawing(self.shape, self.norm, 1e-5)
+        drawing = NetworkBuilder(self.shape, self.norm, 1e-5)
         x = drawing.add("flatten", Flatten(), drawing.norm("bn_0", INPUT))
         drawing.add("dense", Logits(self.classes), x)
         return tuple(drawing.placed)
@@ -66,7 +66,7 @@ def named(*words, split=(BATCH, 1, 1), **changes):
 
 def small(*words, **changes):
     """The same with the small network, for images of 4 x 4 with three channels."""
-    return Small(replace(named(*words, **changes).settings, samples=Samples(24, 8, (4, 4, 3), 10)))
+    return Small(replace(named(*words, **changes).settings, samples=DatasetSize(24, 8, (4, 4, 3), 10)))
 
 
 def begun(job):
@@ -151,7 +151,7 @@ class OneWeight(Job):
 
 
 def one_weight(*words, **changes):
-    return OneWeight(replace(named(*words, **changes).settings, samples=Samples(24, 8, (1, 1, 1), 2)))
+    return OneWeight(replace(named(*words, **changes).settings, samples=DatasetSize(24, 8, (1, 1, 1), 2)))
 
 
 LINE = {
@@ -330,7 +330,7 @@ def test_made_up_images_give_every_micro_batch_the_same_and_are_not_cropped():
     job = Small(small(*FLOAT32, split=(4, 1, 3)).settings, repeated=True)
     batch = {name: values[:4] for name, values in samples(job).items()}
     state, figures = updated(job, batch)
-    x = images.standardised(batch["image"]).reshape(-1, 3).astype(float)
+    x = images.standardise(batch["image"]).reshape(-1, 3).astype(float)
     merged = 3 * len(x)
     variance = 0.97 + 0.03 * merged / (merged - 1) * x.var(0)
     close(state["statistics"]["bn_0"], {"mean": 0.03 * x.mean(0), "variance": variance})
@@ -344,7 +344,7 @@ def test_every_replica_and_part_gets_its_share_of_the_same_made_up_batch(on_devi
         if split[1] > len(jax.devices()):
             pytest.skip(f"{split[1]} devices")
         chosen = small(*FLOAT32, split=split).settings
-        source = MadeUp(Samples(1000, 8, (4, 4, 3), 10), seed=3, on_device=on_device)
+        source = SyntheticImages(DatasetSize(1000, 8, (4, 4, 3), 10), seed=3, on_device=on_device)
         feed = source.feed(chosen, replica_mesh(split[1]) if split[1] > 1 else None)
         batch = jax.device_get(feed.batch(feed.arguments(0, 1), jnp.int32(0)))
         parts = [values.reshape(split[1], -1, *values.shape[1:]) for values in batch.values()]
@@ -374,7 +374,7 @@ def test_made_up_images_are_the_same_for_every_split_of_a_global_batch(on_device
             pytest.skip(f"{split[1]} devices")
         job = Small(small(*FLOAT32, *words, split=split).settings, repeated=on_device)
         mesh = replica_mesh(split[1]) if split[1] > 1 else None
-        source = MadeUp(Samples(1000, 8, (4, 4, 3), 10), seed=3, on_device=on_device)
+        source = SyntheticImages(DatasetSize(1000, 8, (4, 4, 3), 10), seed=3, on_device=on_device)
         program = Program(model.update(job, mesh), source.feed(job.settings, mesh), 1, KEY)
         state, metrics = program(copy_state(begun(job)), 0, 1)
         found.append(jax.device_get((state["params"], metrics["loss"])))

@@ -6,10 +6,10 @@ import pytest
 from cnn_words import settings, typed
 
 from hotloop.errors import OptionError
-from hotloop.families.cnn.config import Train
-from hotloop.families.cnn.named import PRESETS, expectation
-from hotloop.families.cnn.norms import Norm
-from hotloop.families.cnn.placement import devices_per_replica, stages
+from hotloop.families.cnn.job import count_stages, devices_per_replica
+from hotloop.families.cnn.norms import NormChoice
+from hotloop.families.cnn.options import Train
+from hotloop.families.cnn.presets import PRESETS, expectation
 from hotloop.options import Params, options_of
 
 BASE = {each.name: each.default for each in options_of(Train)}
@@ -221,7 +221,7 @@ def test_batches_updates_and_rates_are_those_of_the_table(name):
         model,
         {"micro": micro, "replicas": replicas, "accumulation": accumulation, "global": global_size},
     )
-    assert (stages(asked), devices_per_replica(asked), made.epochs) == (cuts, spread, epochs)
+    assert (count_stages(asked), devices_per_replica(asked), made.epochs) == (cuts, spread, epochs)
     assert made.plan.updates_per_epoch == updates
     assert made.samples.train - updates * global_size == left
     assert f"{made.base_rate:.{len(rate.partition('.')[2])}f}" == rate  # as it is printed there
@@ -297,7 +297,10 @@ def test_lars_saves_every_fourth_epoch_from_the_second():
 
 def test_norms_of_the_configurations():
     norms = {name: settings("--config", name).norm for name in ("resnet8_bn", "resnet50_8k_gn_pipeline")}
-    assert norms == {"resnet8_bn": Norm("batch", 0.99), "resnet50_8k_gn_pipeline": Norm("group", groups=32)}
+    assert norms == {
+        "resnet8_bn": NormChoice("batch", 0.99),
+        "resnet50_8k_gn_pipeline": NormChoice("group", groups=32),
+    }
 
 
 @pytest.mark.parametrize("name", [*RECIPES, *RENAMED.values()])

@@ -9,11 +9,9 @@ from cnn_words import settings, typed
 
 from hotloop.errors import DeviceError, HotloopError, OptionError, PlanError
 from hotloop.families.cnn import network
-from hotloop.families.cnn.config import Train
-from hotloop.families.cnn.model_options import MODELS, known_model
-from hotloop.families.cnn.norms import Norm
-from hotloop.families.cnn.old_options import NO_EFFECT
-from hotloop.families.cnn.settings import SAMPLES, resolve
+from hotloop.families.cnn.job import SAMPLES, resolve
+from hotloop.families.cnn.norms import NormChoice
+from hotloop.families.cnn.options import MODELS, NO_EFFECT, Train, check_model
 from hotloop.options import Params, build, options_of
 
 DEFAULTS = {
@@ -172,7 +170,7 @@ def test_old_keys_in_a_file_are_read_prefixes_too(tmp_path):
 
 def test_options_and_settings_wait_for_no_array_library():
     code = (
-        "import sys, hotloop.families.cnn.named, hotloop.families.cnn.settings as s; s.resolve(s.Train(), "
+        "import sys, hotloop.families.cnn.presets, hotloop.families.cnn.job as s; s.resolve(s.Train(), "
         "s.SAMPLES['mnist'], 1); sys.exit(any(name in sys.modules for name in ('jax', 'numpy', 'yaml')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -181,10 +179,10 @@ def test_options_and_settings_wait_for_no_array_library():
 def test_the_models_here_are_those_that_can_be_built():
     assert set(MODELS) == set(network.MODELS)
     for name in ("cifar_resnet110", "cifar_resnet1202"):
-        assert known_model(name) is None
-        assert network.layers_of(name)
+        assert check_model(name) is None
+        assert network.cifar_layers(name)
     for name in ("cifar_resnet2", "cifar_resnet9", "cifar_resnet08", "resnet51", ""):
-        assert "must be one of resnet18" in known_model(name)
+        assert "must be one of resnet18" in check_model(name)
 
 
 # What cannot work.
@@ -566,12 +564,12 @@ def test_settings_can_be_hashed_and_notices_do_not_make_a_difference():
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("{name: batch_norm}", Norm("batch", 0.99)),
-        ("{name: batch_norm, momentum: 0.9}", Norm("batch", 0.9)),
-        ("{name: custom_batch_norm}", Norm("batch", 0.97)),
-        ("{name: custom_batch_norm, momentum: 0}", Norm("batch", 0.0)),
-        ("{name: group_norm, num_groups: 32}", Norm("group", groups=32)),
-        ("{name: group_norm, channels_per_group: 4}", Norm("group", channels_per_group=4)),
+        ("{name: batch_norm}", NormChoice("batch", 0.99)),
+        ("{name: batch_norm, momentum: 0.9}", NormChoice("batch", 0.9)),
+        ("{name: custom_batch_norm}", NormChoice("batch", 0.97)),
+        ("{name: custom_batch_norm, momentum: 0}", NormChoice("batch", 0.0)),
+        ("{name: group_norm, num_groups: 32}", NormChoice("group", groups=32)),
+        ("{name: group_norm, channels_per_group: 4}", NormChoice("group", channels_per_group=4)),
     ],
 )
 def test_the_norm_keeps_the_momentum_it_is_given(text, expected):

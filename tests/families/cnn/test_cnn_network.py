@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from hotloop.errors import OptionError
-from hotloop.families.cnn.describe import describe, flops_per_image
-from hotloop.families.cnn.network import MODELS, Norm, build
+from hotloop.families.cnn.description import layer_table
+from hotloop.families.cnn.network import MODELS, NormChoice, build, flops_per_image
 from hotloop.layers.paths import force_path
 from hotloop.layers.pools import max_pool
 
@@ -256,8 +256,8 @@ def test_stages_may_begin_where_one_value_crosses():
 
 
 def test_group_norm_by_groups_and_by_channels():
-    by_groups = build("cifar_resnet8", CIFAR, 10, Norm("group", groups=4))
-    by_channels = build("cifar_resnet8", CIFAR, 10, Norm("group", channels_per_group=4))
+    by_groups = build("cifar_resnet8", CIFAR, 10, NormChoice("group", groups=4))
+    by_channels = build("cifar_resnet8", CIFAR, 10, NormChoice("group", channels_per_group=4))
     assert [p.piece.groups for p in by_groups.placed if p.piece.kind == "group norm"] == [4] * 7
     assert [p.piece.groups for p in by_channels.placed if p.piece.kind == "group norm"] == [
         4,
@@ -292,17 +292,17 @@ def test_group_norm_by_groups_and_by_channels():
         (lambda: build("toy_model", (8, 8, 3), 10), ["8x8x3", "too small", "pool_1"]),
         (lambda: build("cifar_resnet8", CIFAR, 10, variant="torch"), ["cifar_resnet8", "'torch'"]),
         (
-            lambda: build("cifar_resnet8", CIFAR, 10, Norm("group", groups=32)),
+            lambda: build("cifar_resnet8", CIFAR, 10, NormChoice("group", groups=32)),
             ["num_groups 32", "16 channels"],
         ),
         (
-            lambda: build("toy_model_bn", CIFAR, 10, Norm("group", channels_per_group=3)),
+            lambda: build("toy_model_bn", CIFAR, 10, NormChoice("group", channels_per_group=3)),
             ["channels_per_group 3"],
         ),
-        (lambda: Norm("group"), ["--norm-layer", "exactly one"]),
-        (lambda: Norm("group", groups=2, channels_per_group=2), ["--norm-layer", "exactly one"]),
-        (lambda: Norm("group", groups=0), ["at least 1"]),
-        (lambda: Norm("batch", groups=2), ["group_norm"]),
+        (lambda: NormChoice("group"), ["--norm-layer", "exactly one"]),
+        (lambda: NormChoice("group", groups=2, channels_per_group=2), ["--norm-layer", "exactly one"]),
+        (lambda: NormChoice("group", groups=0), ["at least 1"]),
+        (lambda: NormChoice("batch", groups=2), ["group_norm"]),
         (lambda: build("cifar_resnet8", CIFAR, 10).position("conv9"), ["'conv9'", "conv1_conv"]),
     ],
 )
@@ -402,7 +402,9 @@ def test_max_pool_takes_and_gives_back_to_the_largest_of_each_window(size, strid
 def test_networks_are_static_arguments():
     assert build("resnet18", CIFAR, 10) == build("resnet18", CIFAR, 10)
     assert len({build("resnet18", CIFAR, classes) for classes in (10, 10, 11)}) == 2
-    assert hash(build("toy_model", CIFAR, 10, Norm(momentum=0.9))) != hash(build("toy_model", CIFAR, 10))
+    assert hash(build("toy_model", CIFAR, 10, NormChoice(momentum=0.9))) != hash(
+        build("toy_model", CIFAR, 10)
+    )
 
 
 def test_the_cost_of_a_network_is_two_for_each_multiply_add():
@@ -413,7 +415,7 @@ def test_the_cost_of_a_network_is_two_for_each_multiply_add():
 
 def test_the_table_lists_every_layer_and_where_a_stage_may_begin():
     network = build("cifar_resnet8", CIFAR, 10)
-    lines = describe(network).splitlines()
+    lines = layer_table(network).splitlines()
     assert lines[0].startswith(
         "cifar_resnet8 (keras), images 32x32x3, 10 classes: 75,290 parameters, 0.024 GFLOP"
     )

@@ -14,18 +14,21 @@ from hotloop.engine.keys import sample_keys
 from hotloop.engine.order import Order
 from hotloop.errors import DataError, OptionError
 from hotloop.families.cnn import images
-from hotloop.families.cnn.crops import Rectangle, Sample, middle, random_crop, whole
 from hotloop.families.cnn.photographs import (
-    bilinear,
+    Rectangle,
+    SamplingGrid,
     evaluation_image,
     generator_for,
+    grid_of_crop,
+    grid_of_middle,
     in_bytes,
     in_floats,
+    interpolate,
+    random_crop,
     training_image,
 )
-from hotloop.families.cnn.reading import Reading
-from hotloop.families.cnn.streaming import PhotoFeed, evaluation_batches, open_store
-from hotloop.families.cnn.workers import Workers
+from hotloop.families.cnn.sources import PhotoFeed, evaluation_batches, open_store
+from hotloop.families.cnn.workers import PhotoReader, Workers
 from pictures import encoded, image_folder, picture
 
 
@@ -54,7 +57,7 @@ def agree(found, wanted):
 
 
 def test_standardising_gives_the_same_bits_on_host_and_device_and_is_right(bytes_of):
-    on_host, on_device = images.standardised(bytes_of), jax.jit(images.standardised)(bytes_of)
+    on_host, on_device = images.standardise(bytes_of), jax.jit(images.standardise)(bytes_of)
     agree(on_host, np.asarray(on_device))
     assert on_host.dtype == np.float32
     np.testing.assert_allclose(on_host, float64_standardised(bytes_of), rtol=3e-7, atol=3e-7)
@@ -63,27 +66,27 @@ def test_standardising_gives_the_same_bits_on_host_and_device_and_is_right(bytes
 
 def test_images_too_large_for_exact_sums_are_not_standardised():
     with pytest.raises(OptionError, match="49152 values cannot be standardised"):
-        images.standardised(np.zeros((1, 128, 128, 3), np.uint8))
+        images.standardise(np.zeros((1, 128, 128, 3), np.uint8))
 
 
 def test_augmenting_a_batch_gives_what_its_pieces_give_on_host_and_device(bytes_of):
     keys = sample_keys(jax.random.key(5), 0, len(bytes_of))
-    drawn = images.draws(keys)
-    augment = jax.jit(images.augmented, static_argnums=0)
+    drawn = images.draw_crops(keys)
+    augment = jax.jit(images.augment, static_argnums=0)
     together = np.asarray(augment("cifar10", jnp.asarray(bytes_of), keys))
     halves = [
         augment("cifar10", jnp.asarray(bytes_of[at : at + 6]), sample_keys(jax.random.key(5), at, 6))
         for at in (0, 6)
     ]
     np.testing.assert_array_equal(together, np.concatenate(halves))
-    on_host = images.standardised(images.cropped(bytes_of, tuple(map(np.asarray, drawn))))
+    on_host = images.standardise(images.crop_and_flip(bytes_of, tuple(map(np.asarray, drawn))))
     agree(together, on_host)
 
 
 def test_a_crop_is_the_padded_image_from_the_drawn_place_on(bytes_of):
     drawn = (np.arange(12) % 9, np.arange(12)[::-1] % 9, np.arange(12) % 2 == 1)
-    found = images.cropped(bytes_of, drawn)
-    np.testing.assert_array_equal(found, np.asarray(images.cropped(jnp.asarray(bytes_of), drawn)))
+    found = images.crop_and_flip(bytes_of, drawn)
+    np.testing.assert_array_equal(found, np.asarray(images.crop_and_flip(jnp.asarray(bytes_of), drawn)))
     for sample, (row, column, mirrored) in enumerate(zip(*drawn, strict=True)):
         for y, x in ((0, 0), (31, 3), (17, 31)):
             source_y, source_x = y + row - 4, (31 - x if mirrored else x) + column - 4
@@ -93,8 +96,8 @@ def test_a_crop_is_the_padded_image_from_the_drawn_place_on(bytes_of):
 
 
 def test_crops_and_flips_are_drawn_evenly():
-    row, column, mirrored = jax.jit(images.draws)(sample_keys(jax.random.key(0), 0, 9000))
-    for drawn in (row, column, images.host_draws(np.random.default_rng(0), 9000)[0]):
+    row, column, mirrored = jax.jit(images.draw_crops)(sample_keys(jax.random.key(0), 0, 9000))
+    for drawn in (row, column, images.draw_crops_on_host(np.random.default_rng(0), 9000)[0]):
         counts = np.bincount(drawn, minlength=9)
         assert len(counts) == 9
         assert np.sum((counts - 1000) ** 2 / 1000) < 26.1  # chi-square, 8 degrees of freedom, p = 0.001
@@ -104,27 +107,27 @@ def test_crops_and_flips_are_drawn_evenly():
 
 def test_each_set_is_prepared_as_it_should(bytes_of):
     np.testing.assert_allclose(
-        images.evaluated("imagenet", bytes_of),
+        images.preprocess("imagenet", bytes_of),
         (bytes_of / 255 - np.array(images.MEAN)) / np.array(images.STD),
         rtol=0,
         atol=5e-7,
     )
     np.testing.assert_array_equal(
-        images.evaluated("mnist", bytes_of), bytes_of.astype(np.float32) * np.float32(1 / 255)
+        images.preprocess("mnist", bytes_of), bytes_of.astype(np.float32) * np.float32(1 / 255)
     )
-    np.testing.assert_array_equal(images.evaluated("cifar100", bytes_of), images.standardised(bytes_of))
+    np.testing.assert_array_equal(images.preprocess("cifar100", bytes_of), images.standardise(bytes_of))
     for name in ("imagenet", "mnist"):
-        on_device = jax.jit(images.evaluated, static_argnums=0)(name, bytes_of)
-        np.testing.assert_allclose(on_device, images.evaluated(name, bytes_of), rtol=0, atol=3e-7)
+        on_device = jax.jit(images.preprocess, static_argnums=0)(name, bytes_of)
+        np.testing.assert_allclose(on_device, images.preprocess(name, bytes_of), rtol=0, atol=3e-7)
     with pytest.raises(OptionError, match="--dataset netflix"):
-        images.evaluated("netflix", bytes_of)
+        images.preprocess("netflix", bytes_of)
 
 
 def test_evaluation_takes_the_middle_of_a_short_side_of_256():
     # 500 x 375 becomes 341 x 256 (341.33 truncated); the middle 224 begin at 58 and 16
-    assert middle(500, 375, 224) == Sample(58 * 500 / 341, 16 * 375 / 256, 500 / 341, 375 / 256)
-    assert middle(375, 500, 224) == Sample(16 * 375 / 256, 58 * 500 / 341, 375 / 256, 500 / 341)
-    assert middle(256, 257, 224) == Sample(16, 16, 1, 1)
+    assert grid_of_middle(500, 375, 224) == SamplingGrid(58 * 500 / 341, 16 * 375 / 256, 500 / 341, 375 / 256)
+    assert grid_of_middle(375, 500, 224) == SamplingGrid(16 * 375 / 256, 58 * 500 / 341, 375 / 256, 500 / 341)
+    assert grid_of_middle(256, 257, 224) == SamplingGrid(16, 16, 1, 1)
 
 
 @settings(max_examples=60)
@@ -164,7 +167,7 @@ def test_a_box_that_no_crop_can_cover_gives_the_whole_image():
 
 def test_resizing_reads_at_multiples_of_the_step_and_clamps_at_the_edge():
     ramp = np.repeat(np.array([[0, 10, 20, 40]], np.uint8)[..., None], 3, axis=2)
-    across = bilinear(ramp, Sample(0, 0, 4 / 8, 1 / 8), 8)[0, :, 0]
+    across = interpolate(ramp, SamplingGrid(0, 0, 4 / 8, 1 / 8), 8)[0, :, 0]
     assert across.tolist() == [0, 5, 10, 15, 20, 30, 40, 40]  # no half pixels, no aligned corners
 
 
@@ -173,7 +176,7 @@ def test_resizing_reads_at_multiples_of_the_step_and_clamps_at_the_edge():
 def test_bytes_are_the_floats_truncated(crop, mirrored):
     image = picture(90, 70, 1)
     cut = image.crop((crop.left, crop.top, crop.left + crop.width, crop.top + crop.height))
-    sample = whole(Rectangle(0, 0, crop.width, crop.height), 32)
+    sample = grid_of_crop(Rectangle(0, 0, crop.width, crop.height), 32)
     floats, found = (resize(cut, sample, 32, mirrored) for resize in (in_floats, in_bytes))
     assert found.dtype == np.uint8
     # A float that is a whole number but for its rounding may be truncated either way.
@@ -250,7 +253,7 @@ def photos(tmp_path_factory):
 
 
 def reading(folder, part="train", **options):
-    return Reading(open_store(folder, part), part == "train", seed=3, size=16, **options)
+    return PhotoReader(open_store(folder, part), part == "train", seed=3, size=16, **options)
 
 
 def fetched(folder, calls, **options):
@@ -338,7 +341,7 @@ def test_a_corrupt_image_can_be_replaced_and_is_counted_and_named_once(damaged):
 
 
 def test_validation_leaves_a_corrupt_image_out_and_counts_every_other_once(damaged):
-    source = Reading(open_store(damaged, "train"), training=False, size=16, skip_corrupt=True)
+    source = PhotoReader(open_store(damaged, "train"), training=False, size=16, skip_corrupt=True)
     labels = [source.store.read(k).label for k in range(23)]
     bad = next(k for k in range(23) if source.store.read(k).where.endswith("a_4.JPEG"))
     with Workers(source, 2) as workers:

@@ -1,12 +1,55 @@
-"""The options of `hotloop cnn build-records`, `verify` and `data-benchmark`. It imports neither jax nor numpy."""
+"""The options of `hotloop cnn describe`, `predict` and `import`. It imports neither jax nor numpy.
+
+The options of `hotloop cnn build-records`, `verify` and `data-benchmark`. It imports neither jax nor numpy.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from hotloop.errors import OptionError
-from hotloop.families.cnn.run_options import synthetic
+from hotloop.families.cnn.options import check_model, parse_synthetic
 from hotloop.options import argument, non_negative, option, positive, validate
+
+
+@dataclass(frozen=True)
+class DescribeConfig:
+    """Which network to show."""
+
+    model: str = argument("A model: resnet50, cifar_resnet20, toy_model, ...", check=check_model)
+    dataset: Literal["imagenet", "cifar10", "cifar100", "mnist"] | None = option(
+        None, "Images it is for; left out, imagenet for resnets, else cifar10."
+    )
+
+    def __post_init__(self) -> None:
+        validate(self)
+
+
+@dataclass(frozen=True)
+class PredictConfig:
+    """Which images, by which weights."""
+
+    run: Path = argument("Folder of a run, or of its checkpoints.", metavar="RUN")
+    image: tuple[Path, ...] = argument("Image files.", metavar="IMAGE")
+    step: int | None = option(
+        None, "Checkpoint after so many updates; left out, the newest.", check=non_negative
+    )
+    top: int = option(5, "So many classes for each image.", check=positive)
+
+    def __post_init__(self) -> None:
+        validate(self)
+
+
+@dataclass(frozen=True)
+class ImportConfig:
+    """Which weights to take over."""
+
+    weights: Path = argument("A .safetensors file of a torchvision or timm ResNet.")
+    out: Path = argument("Folder for the checkpoint.")
+
+    def __post_init__(self) -> None:
+        validate(self)
+
 
 DatasetName = Literal["imagenet", "cifar10", "cifar100", "mnist"]
 _WORKERS = "Processes that work at the same time; none: one for each processor."
@@ -88,7 +131,7 @@ class BenchmarkConfig:
     synthetic_data: Literal["host", "device"] | None = option(
         None,
         "Made-up images in place of the set, from the host (cpu); device (ipu) is taken as host.",
-        parse=synthetic,
+        parse=parse_synthetic,
     )
     pipeline_num_parallel: int = option(
         48, "ImageNet: workers that decode, at most one for each processor.", check=positive

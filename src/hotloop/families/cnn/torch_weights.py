@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from hotloop.errors import DataError, OptionError
+from hotloop.families.cnn.models import BASIC, DEPTHS
 from hotloop.families.cnn.network import Network, Params, Statistics, build
-from hotloop.families.cnn.pieces import BatchNorm
-from hotloop.families.cnn.resnet import BASIC, DEPTHS
+from hotloop.families.cnn.network_layers import BatchNorm
 from hotloop.families.cnn.safetensors import Tensor, tensors
 
 Leaf = tuple[str, str]  # layer and leaf
@@ -42,7 +42,7 @@ _OF_STATISTICS = {"running_mean": "mean", "running_var": "variance"}
 
 def recognise(path: str | Path) -> Network:
     """The network that a file's weights belong to, for images of 224x224x3."""
-    found = _opened(path)
+    found = _open_file(path)
     stages = [
         len({name.split(".")[1] for name in found if name.startswith(f"layer{stage}.")})
         for stage in range(1, 5)
@@ -64,7 +64,7 @@ def load(path: str | Path, network: Network) -> tuple[Params, Statistics]:
             f"{path}: weights from torch fit only the variant 'torch' with batch_norm, "
             f"not {network.model} of variant {network.variant!r} with {network.norm.kind}_norm"
         )
-    found, wanted = _opened(path), dict(_names(network))
+    found, wanted = _open_file(path), dict(_tensor_names(network))
     _check_names(path, network, found, wanted)
     _check_shapes(path, network, found, wanted)
     params: Params = {}
@@ -77,7 +77,7 @@ def load(path: str | Path, network: Network) -> tuple[Params, Statistics]:
     return params, statistics
 
 
-def _opened(path: str | Path) -> dict[str, Tensor]:
+def _open_file(path: str | Path) -> dict[str, Tensor]:
     """The file's tensors without torch's step counters."""
     for suffixes, reason in _REFUSED.items():
         if Path(path).suffix.lower() in suffixes:
@@ -87,7 +87,7 @@ def _opened(path: str | Path) -> dict[str, Tensor]:
     }
 
 
-def _names(network: Network) -> Iterator[tuple[str, Leaf]]:
+def _tensor_names(network: Network) -> Iterator[tuple[str, Leaf]]:
     """torch's name of every leaf, and ours."""
     for placed in network.placed:
         layer = placed.name

@@ -5,9 +5,9 @@ from hotloop.cli.configs import Resolved
 from hotloop.cli.configs import resolve as read
 from hotloop.cli.console import spell_options_in_errors
 from hotloop.cli.parser import scan
-from hotloop.families.cnn.config import Train
-from hotloop.families.cnn.named import PRESETS
-from hotloop.families.cnn.settings import SAMPLES, Settings, resolve
+from hotloop.families.cnn.job import SAMPLES, Settings, resolve
+from hotloop.families.cnn.options import Train
+from hotloop.families.cnn.presets import PRESETS
 from hotloop.options import options_of
 
 COMMAND = Command("train", "Train.", Train, presets=PRESETS)
