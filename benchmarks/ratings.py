@@ -46,8 +46,8 @@ def peak_mib() -> int:
 
 
 def measure(path: Path, repeat: int) -> None:
-    from hotloop.data.matrix import build
-    from hotloop.data.rating_text import read_triples
+    from hotloop.data.rating_matrix import build_matrix
+    from hotloop.data.ratings import read_triples
 
     for _ in range(repeat):
         wall, cpu = time.perf_counter(), time.process_time()
@@ -55,7 +55,7 @@ def measure(path: Path, repeat: int) -> None:
         parsed = {"wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - cpu}
         after_parsing, lines = peak_mib(), len(triples)
         wall, cpu = time.perf_counter(), time.process_time()
-        matrix = build(triples.users, triples.items, triples.ratings, warn=lambda text: None)
+        matrix = build_matrix(triples.users, triples.items, triples.ratings, warn=lambda text: None)
         built = {"wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - cpu}
         figures = {
             "lines": lines,

@@ -11,7 +11,7 @@ from hotloop import data
 from hotloop.bench import baselines, junit, report_sources, results
 from hotloop.bench.page import Page
 from hotloop.cli.main import COMMANDS
-from hotloop.data import build_records, content, image_formats, image_stores, rating_text, ratings, tfrecord
+from hotloop.data import build_records, content, image_formats, image_stores, ratings, tfrecord
 from hotloop.data import image_stores as folders
 from hotloop.data.example import write_example
 from hotloop.engine import measure as reports
@@ -23,7 +23,7 @@ from hotloop.errors import HotloopError, OptionError
 from hotloop.families.cnn import prediction, safetensors, torch_weights
 from hotloop.families.cnn import saved as cnn_saved
 from hotloop.families.recommender import netflix
-from hotloop.families.recommender import saved as recommender_saved
+from hotloop.families.recommender import saved_run as recommender_saved
 from hotloop.families.vcd import saved as vcd_saved
 from hotloop.options import options_of
 from pictures import encoded, image_folder
@@ -86,7 +86,7 @@ READERS = {
     "read_amat": (image_formats.read_amat, "a.amat"),
     "read_cifar": (lambda path: image_formats.read_cifar([path], (10,)), "a.bin"),
     "read_ratings": (ratings.read_ratings, "u.data"),
-    "read_triples": (rating_text.read_triples, "r.csv"),
+    "read_triples": (ratings.read_triples, "r.csv"),
     "read_npz": (content.read_npz, "a.npz"),
     "RecordSet": (lambda path: image_stores.RecordSet(path, "train").read(0), "."),
     "is_record_folder": (image_stores.is_record_folder, "."),
@@ -121,7 +121,7 @@ REFUSING = {
     "data.load": lambda path: data.load("mnist", path),
     "baselines.load": baselines.load,
     "vcd.saved.load": vcd_saved.load,
-    "recommender.saved.load": recommender_saved.load,
+    "recommender.saved.load": recommender_saved.load_run,
     "cnn.saved.about": cnn_saved.read_saved_network,
     "safetensors": safetensors.tensors,
     "foreign.recognise": torch_weights.recognise,

@@ -25,14 +25,14 @@ import numpy as np
 import torch
 from common import enough, ratios, save, seconds
 
-from hotloop.data.matrix import RatingMatrix
+from hotloop.data.rating_matrix import RatingMatrix
 from hotloop.engine.device import setup
 from hotloop.engine.keys import seed_key
 from hotloop.engine.loop import Program, copy_state
-from hotloop.families.recommender import autoencoder, batches, losses, model, train
-from hotloop.families.recommender.config import Net, Train
-from hotloop.families.recommender.errors_of import Errors
-from hotloop.families.recommender.sets import Sets
+from hotloop.families.recommender import autoencoder, batches, model, train
+from hotloop.families.recommender.config import TrainOptions, UpdateOptions
+from hotloop.families.recommender.rating_error import RatingError
+from hotloop.families.recommender.rating_sets import RatingSets
 
 SHAPES = {
     "3m": (311_315, 17_736, 13_675_402),
@@ -137,13 +137,13 @@ def check(matrix: RatingMatrix, layers: tuple[int, ...], device: str) -> float:
         ),
         "decoder": tuple({"b": jnp.zeros(n)} for n in reversed([matrix.n_items, *layers][:-1])),
     }
-    rows = batches.on_device(matrix)
-    capacity = batches.largest(matrix, len(users))
+    rows = batches.send_rows(matrix)
+    capacity = batches.max_ratings(matrix, len(users))
 
     def ours(params):
         x = batches.densify(rows, jnp.asarray(users), matrix.n_items, capacity)
         y = autoencoder.forward(params, x)
-        return losses.masked(y, x) + losses.dense(autoencoder.forward(params, y), y)
+        return autoencoder.masked_error(y, x) + autoencoder.dense_error(autoencoder.forward(params, y), y)
 
     with jax.default_matmul_precision("highest"):
         gradient = np.asarray(jax.jit(jax.grad(ours))(params)["encoder"][0]["w"])
@@ -157,10 +157,13 @@ def main() -> int:
     torch.set_float32_matmul_precision("highest")
     matrix = made_up(options.shape)
     print(f"{options.shape}: {matrix.users:,} users, {matrix.n_items:,} items, {matrix.ratings:,} ratings")
-    config = Train(size=options.size, batch_size=options.batch_size, precision=options.precision).resolved()
-    data = Sets(options.shape, matrix, matrix, None)
+    config = TrainOptions(
+        size=options.size, batch_size=options.batch_size, precision=options.precision
+    ).resolved()
+    data = RatingSets(options.shape, matrix, matrix, None)
     job = model.Job(
-        Net(size=options.size, batch_size=options.batch_size, precision=options.precision), matrix.n_items
+        UpdateOptions(size=options.size, batch_size=options.batch_size, precision=options.precision),
+        matrix.n_items,
     )
     error = check(matrix, job.layers, device)
     print(f"one gradient, torch against ours in float32: relative difference {error:.1e}")
@@ -168,7 +171,7 @@ def main() -> int:
         raise SystemExit("they do not compute the same: not timed")
     torch.set_float32_matmul_precision("high")
     per_call = 10 if device == "cpu" else 250
-    program = Program(model.update(job), train.feed_of(config, job, data), per_call, seed_key(0))
+    program = Program(model.update(job), train.make_feed(config, job, data), per_call, seed_key(0))
     held = {"state": copy_state(model.init(job, seed_key(2))), "done": 0}
     program.compile(held["state"])
 
@@ -214,7 +217,7 @@ def main() -> int:
 
 def evaluation(job: model.Job, matrix: RatingMatrix, state: object, batch_size: int) -> float:
     """Users a second of an exact evaluation of every user, compilation not counted."""
-    errors = Errors(job, matrix, matrix, batch_size, (1.0, 5.0))
+    errors = RatingError(job, matrix, matrix, batch_size, (1.0, 5.0))
     errors(state)
     rate = matrix.users / seconds(partial(errors, state))
     print(f"evaluation: {rate:,.0f} users/s")

@@ -15,8 +15,8 @@ from hotloop.cli.command import Common
 from hotloop.cli.configs import resolve
 from hotloop.cli.main import find_command, main
 from hotloop.cli.parser import scan
-from hotloop.data.random_ratings import random_sets
-from hotloop.families.recommender import sets
+from hotloop.data.random_ratings import draw_random_sets
+from hotloop.families.recommender import rating_sets
 from hotloop.options import options_of
 
 RATINGS = "--training-data-file netflix_data/{0}_train.txt --validation-data-file netflix_data/{0}_valid.txt"
@@ -130,7 +130,9 @@ def nowhere(tmp_path, tmp_path_factory, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.setenv("HOTLOOP_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", "")  # an old command may set it
-    monkeypatch.setattr(sets, "random_sets", lambda seed: random_sets(200, 50, 4000, 400, seed))
+    monkeypatch.setattr(
+        rating_sets, "draw_random_sets", lambda seed: draw_random_sets(200, 50, 4000, 400, seed)
+    )
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

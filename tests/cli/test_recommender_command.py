@@ -24,20 +24,19 @@ from hotloop.engine.device import platform, setup
 from hotloop.engine.drive import Interrupted
 from hotloop.engine.run import current_records, read_events
 from hotloop.families.recommender import (
+    baseline_models,
     baselines,
     beside,
-    biases,
     config,
     convert,
     evaluation,
     model,
-    saved,
-    sets,
+    rating_sets,
+    saved_run,
     train,
 )
-from hotloop.families.recommender.config import BY_NAME, PRESETS, Train
-from hotloop.families.recommender.convert_config import ConvertConfig, SplitName
-from hotloop.families.recommender.evaluate_config import Evaluate
+from hotloop.families.recommender.commands_config import ConvertOptions, EvaluateOptions, SplitName
+from hotloop.families.recommender.config import BY_NAME, PRESETS, TrainOptions
 from hotloop.options import options_of
 from listener import Listener
 from undisturbed import assert_same_run
@@ -122,7 +121,7 @@ def figures(folder):
 
 def same_run(result, other):
     """The last weights, the best step and every figure are those of another run, bit for bit."""
-    one, two = (saved.load(Path(each["run"])) for each in (result, other))
+    one, two = (saved_run.load_run(Path(each["run"])) for each in (result, other))
     for left, right in zip(jax.tree.leaves(one.state), jax.tree.leaves(two.state), strict=True):
         assert np.array_equal(np.asarray(left), np.asarray(right))
     assert {**result, "run": ""} == {**other, "run": ""}
@@ -130,7 +129,7 @@ def same_run(result, other):
 
 @pytest.fixture(scope="module")
 def options(folder):
-    return Train(
+    return TrainOptions(
         batch_size=7, epochs=8, base_learning_rate=-8.5, refeed="none", seed=3, run_name="whole",
         training_data_file=folder / "3m_train.txt", validation_data_file=folder / "3m_valid.txt",
         test_data_file=folder / "3m_test.txt", results_dir=folder / "runs",
@@ -196,7 +195,7 @@ def test_sizes_and_batches_follow_the_files_name(name, size, batch, tmp_path, ca
     assert main([*line, "--build-init", "--json"]) == 0
     run = Path(json.loads(capsys.readouterr().out)["run"])
     assert run.name.startswith(f"logs-bs{batch}-rn0-")
-    found = saved.load(run)
+    found = saved_run.load_run(run)
     assert (found.job.net.size, found.job.net.batch_size, found.config.epochs) == (size, batch, 160)
     assert found.state["params"]["encoder"][0]["w"].shape == (1, size // 16)
     assert found.job.rates[0] == 2**-16 * batch
@@ -223,7 +222,7 @@ def test_a_run_leaves_records_with_every_figure_and_a_result(folder, tmp_path, c
     assert [event["update"] for event in validations] == [log["update"] for log in logs]
     best = min(validations, key=lambda event: event["validation_rmse"])
     assert result["updates"] == 45
-    assert result["best_step"] == best["update"] == saved.load(run, best=True).step
+    assert result["best_step"] == best["update"] == saved_run.load_run(run, best=True).step
     assert result["validation"]["rmse"] == best["validation_rmse"]
     assert result["validation"]["ratings"] == best["validation_ratings"] > 90
     tests = {event["split"]: event for event in events(run, "evaluation")}
@@ -245,7 +244,7 @@ def test_a_stopped_run_resumes_to_the_same_bits(options, whole, tmp_path):
 
     with pytest.raises(Interrupted, match="--resume --run-name stopped"):
         train.run(stopped, Listener(stop), "test")
-    assert saved.load(tmp_path / "stopped").step < 45
+    assert saved_run.load_run(tmp_path / "stopped").step < 45
     result = train.run(replace(stopped, resume=True), Listener(), "test")
     same_run(result, whole)
     assert_same_run(Path(result["run"]), Path(whole["run"]))
@@ -300,7 +299,7 @@ def test_the_first_weights_are_saved_and_nothing_is_trained(folder, tmp_path, ca
     )
     assert main([*line, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"run": str(tmp_path / "first"), "updates": 0}
-    found = saved.load(tmp_path / "first")
+    found = saved_run.load_run(tmp_path / "first")
     assert found.step == 0 and int(found.state["update"]) == 0
     assert np.array_equal(np.sort(found.item_ids), np.arange(ITEMS) + 3)
     assert not events(tmp_path / "first", "log")
@@ -341,7 +340,9 @@ def test_what_uses_a_run_takes_its_options_and_says_what_the_command_line_replac
     ]
     if "baselines" in line:
         assert config.training_data_file == folder / "3m_train.txt" and config.seed == 3
-        data = sets.load(baselines.options(config, saved.load(Path(whole["run"]))), Listener())
+        data = rating_sets.load_sets(
+            baselines.choose_options(config, saved_run.load_run(Path(whole["run"]))), Listener()
+        )
         assert data.describe("test") == "test ratings of 3m_test.txt"
     else:
         assert getattr(config, "split", None) is None  # a run's --split is another thing
@@ -367,7 +368,7 @@ def test_a_run_is_evaluated_from_everywhere_and_using_it_creates_nothing(
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     monkeypatch.setattr(progress, "SLOW", 0)
-    assert sets.load(saved.load(run).config, Listener()).validation.ratings > 90
+    assert rating_sets.load_sets(saved_run.load_run(run).config, Listener()).validation.ratings > 90
     assert main(["recommender", "recommend", str(run), "--users", "7", "--top", "2", "--clip"]) == 0
     said = capsys.readouterr().out
     assert "option --clip: True (the run had False)" in said and "recommending: compiled in " in said
@@ -432,7 +433,7 @@ def test_a_diverging_run_stops_with_advice_and_keeps_the_best_checkpoint(folder,
     finite = {step: value for step, value in values.items() if value is not None}
     best = min(finite, key=finite.get)
     assert f"the best is step {best}" in said
-    found = saved.load(tmp_path / "late", best=True)
+    found = saved_run.load_run(tmp_path / "late", best=True)
     assert found.step == best
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found.state["params"]))
 
@@ -522,7 +523,7 @@ def small(training, validation, tmp_path, capsys, *more):
     assert main([*line, *more, "--json"]) == 0
     out, said = capsys.readouterr()
     result = json.loads(out)
-    return result, said, saved.load_training(saved.load(Path(result["run"])))
+    return result, said, saved_run.load_training(saved_run.load_run(Path(result["run"])))
 
 
 def test_ratings_of_strangers_are_counted_and_left_out(tmp_path, capsys):
@@ -530,7 +531,7 @@ def test_ratings_of_strangers_are_counted_and_left_out(tmp_path, capsys):
     result, said, _ = small(GOOD, text, tmp_path, capsys, "--build-init")
     assert "warning: 2 of 4 ratings are left out: their user or item is not in the training data" in said
     listener = Listener()
-    data = sets.load(saved.load(Path(result["run"])).config, listener)
+    data = rating_sets.load_sets(saved_run.load_run(Path(result["run"])).config, listener)
     assert data.validation.values().tolist() == [4, 2] and len(listener.warnings) == 1
 
 
@@ -538,7 +539,7 @@ def test_half_stars_are_kept(tmp_path, capsys):
     text = "1\t10\t0.5\n1\t11\t3.5\n2\t10\t4.5\n"
     result, _, train = small(text, text, tmp_path, capsys, "--build-init")
     assert train.values().tolist() == [0.5, 3.5, 4.5]
-    found = saved.load(Path(result["run"]))
+    found = saved_run.load_run(Path(result["run"]))
     assert (found.low, found.high) == (0.5, 4.5)
 
 
@@ -591,7 +592,7 @@ def converted(tmp_path, split):
             dated = [f"{u},{v},{months[int(d >= 20)]}-{1 + d:02d}\n" for u, v, d in of_item]
             (source / f"mv_{item + 1:07d}.txt").write_text("".join([f"{item + 1}:\n", *dated]))
     console = Listener()
-    convert.run(ConvertConfig(source, tmp_path / "out", split), console)
+    convert.run(ConvertOptions(source, tmp_path / "out", split), console)
     (line,) = [text for text in console.lines if isinstance(text, str) and text.startswith("to train: ")]
     return shlex.split(line.removeprefix("to train: "))
 
@@ -625,14 +626,14 @@ def test_any_file_of_ratings_trains_alone_split_and_sized_by_what_it_holds(tmp_p
     assert main([*line, "--logdir", str(tmp_path), "--json"]) == 0
     out, said = capsys.readouterr()
     result = json.loads(out)
-    train = saved.load_training(saved.load(Path(result["run"])))
+    train = saved_run.load_training(saved_run.load_run(Path(result["run"])))
     parts = [train.ratings, result["validation"]["ratings"], result["test"]["ratings"]]
     told = "ratings.csv: --split random gives {} ratings to train with, {} to validate and {} to test"
     assert told.format(*parts) in said
     assert sum(parts) > 0.95 * len(users) and parts[0] > 0.75 * len(users)
     assert f"--size 128 --batch-size {USERS}: for {parts[0]} training ratings of {USERS} users" in said
     assert "warning" not in said
-    tested = evaluation.run(Evaluate(run=Path(result["run"]), k=()), Listener())
+    tested = evaluation.run(EvaluateOptions(run=Path(result["run"]), k=()), Listener())
     assert (tested["rmse"], tested["data"]) == (
         pytest.approx(result["test"]["rmse"]), "test part of ratings.csv (random split)",
     )  # fmt: skip
@@ -641,7 +642,7 @@ def test_any_file_of_ratings_trains_alone_split_and_sized_by_what_it_holds(tmp_p
 def test_help_names_every_option_and_preset(capsys):
     assert main(["recommender", "train", "--help"]) == 0
     said = capsys.readouterr().out
-    assert all(option.spelling in said for option in options_of(Train)) and all(
+    assert all(option.spelling in said for option in options_of(TrainOptions)) and all(
         name in said for name in PRESETS
     )
 
@@ -654,7 +655,7 @@ def test_a_short_run_on_real_ratings_is_clearly_better_than_the_mean(tmp_path, m
     monkeypatch.setenv("HOTLOOP_DATA", str(ROOT))
     real = read("--data ml-100k --precision 32.32 --base-learning-rate -11.5 --epochs 8 --run-name real")
     real = replace(real, results_dir=tmp_path)
-    data = sets.load(real, Listener())
+    data = rating_sets.load_sets(real, Listener())
     truth = data.validation.values()
     mean = np.sqrt(np.mean((truth - data.train.values().mean()) ** 2))
     result = train.run(real, Listener(), "test")
@@ -674,10 +675,10 @@ def test_the_preset_beats_user_and_item_biases(split, tmp_path, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setenv("HOTLOOP_DATA", str(ROOT))
     preset = replace(read(f"--config ml-100k --split {split} --run-name real"), results_dir=tmp_path)
-    data = sets.load(preset, Listener())
-    fit = biases.chosen(data.train, data.validation, *data.scale)
+    data = rating_sets.load_sets(preset, Listener())
+    fit = baseline_models.choose_biases(data.train, data.validation, *data.scale)
     result = train.run(preset, Listener(), "test")
-    assert result["test"]["rmse"] < biases.rmse(fit, data.test, *data.scale) - 0.001
+    assert result["test"]["rmse"] < baseline_models.biases_rmse(fit, data.test, *data.scale) - 0.001
 
 
 @pytest.mark.parametrize("best", [False, True])
@@ -686,7 +687,7 @@ def test_another_step_is_not_used_in_silence_where_one_is_damaged(options, whole
     shutil.copytree(options.results_dir / "whole", run)
     newest = max((run / "checkpoints").glob("[0-9]*"))
     (newest / "state" / "_METADATA").write_text("")
-    assert saved.load(run, best=best).step != int(newest.name)
+    assert saved_run.load_run(run, best=best).step != int(newest.name)
     assert f"warning: skipped step {int(newest.name)}: " in capsys.readouterr().err
 
 
@@ -694,9 +695,9 @@ def test_a_run_is_used_on_another_kind_of_device_in_the_types_that_it_was_traine
     options, whole, monkeypatch
 ):
     run = options.results_dir / "whole"
-    trained = saved.load(run)
+    trained = saved_run.load_run(run)
     assert trained.config.precision == model.resolve_precision("auto") != "auto"
     elsewhere = "gpu" if platform() == "cpu" else "cpu"
     monkeypatch.setattr(model, "platform", lambda: elsewhere)
     assert model.resolve_precision("auto") != trained.config.precision
-    assert saved.load(run).job.policy == trained.job.policy
+    assert saved_run.load_run(run).job.policy == trained.job.policy

@@ -9,7 +9,7 @@ import zlib
 import numpy as np
 import pytest
 
-from hotloop.data import content, image_formats, rating_text, ratings
+from hotloop.data import content, image_formats, ratings
 from hotloop.data.catalogue import Download, KnownFile
 from hotloop.data.fetch import unpack
 from hotloop.data.local_files import check_file
@@ -92,7 +92,7 @@ def test_gzipped_ratings_that_unpack_to_far_too_much_are_refused(line, tmp_path)
     path.write_bytes(
         packer.compress(b"1,1,1\n") + b"".join(packer.compress(block) for _ in range(20)) + packer.flush()
     )
-    assert "unpacks to more than " in refuse(rating_text.read_triples, path)
+    assert "unpacks to more than " in refuse(ratings.read_triples, path)
 
 
 def test_an_amat_file_of_empty_lines_allocates_nothing(tmp_path):

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotloop.data.dataset import binarise
+from hotloop.data.random_ratings import draw_taste_ratings
 from hotloop.data.stand_ins import SHAPES, TEXTURES, draw_digits, draw_objects
-from hotloop.data.tastes import tastes
 
 TRAIN, TEST = 3000, 500
 
@@ -84,7 +84,7 @@ def test_no_image_comes_twice(draw):
 
 
 def test_ratings_have_the_size_scale_and_skew_of_movielens():
-    ratings = tastes(seed=5)
+    ratings = draw_taste_ratings(seed=5)
     assert 80_000 < len(ratings) < 120_000
     assert set(np.unique(ratings.values)) == {1, 2, 3, 4, 5}
     assert 3 < ratings.values.mean() < 4
@@ -100,14 +100,14 @@ def test_ratings_have_the_size_scale_and_skew_of_movielens():
 
 
 def test_ratings_are_the_same_for_the_same_seed():
-    first, again, other = (tastes(50, 60, 500, seed=seed) for seed in (1, 1, 2))
+    first, again, other = (draw_taste_ratings(50, 60, 500, seed=seed) for seed in (1, 1, 2))
     assert np.array_equal(first.values, again.values)
     assert np.array_equal(first.items, again.items)
     assert not np.array_equal(first.items, other.items)
 
 
 def test_ratings_hold_tastes_that_user_and_item_means_do_not_explain():
-    ratings = tastes(200, 150, 12_000, seed=1)
+    ratings = draw_taste_ratings(200, 150, 12_000, seed=1)
     dense = np.full((200, 150), np.nan)
     dense[ratings.users - 1, ratings.items - 1] = ratings.values
     mean = np.nanmean(dense)

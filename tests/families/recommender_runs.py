@@ -7,11 +7,11 @@ from dataclasses import asdict
 import jax
 import numpy as np
 
-from hotloop.data.matrix import build
+from hotloop.data.rating_matrix import build_matrix
 from hotloop.engine.checkpoint import Checkpoints, KeepAll
 from hotloop.engine.records import write_json
-from hotloop.families.recommender import config, saved
-from hotloop.families.recommender.config import Train, schedule
+from hotloop.families.recommender import config, saved_run
+from hotloop.families.recommender.config import TrainOptions, make_schedule
 from hotloop.options import to_jsonable
 
 USERS, ITEMS = 23, 17
@@ -69,7 +69,7 @@ def matrix(dense, warn=silent):
     """Rows and columns in their order, whatever they hold."""
     rows, columns = np.nonzero(dense)
     ids = {"user_ids": user_id(np.arange(len(dense))), "item_ids": item_id(np.arange(dense.shape[1]))}
-    return build(user_id(rows), item_id(columns), dense[rows, columns], **ids, warn=warn)
+    return build_matrix(user_id(rows), item_id(columns), dense[rows, columns], **ids, warn=warn)
 
 
 def write_text(path, dense, extra=()):
@@ -90,16 +90,16 @@ def make_run(folder, steps=(3,), seed=0, **options):
     names = ("train", "validation", "test")
     files = [write_text(folder / f"{name}.txt", part) for name, part in zip(names, parts, strict=True)]
     paths = {f"{'training' if n == 'train' else n}_data_file": f for n, f in zip(names, files, strict=True)}
-    own = Train(**{"size": 128, "batch_size": 4, "precision": "32.32", **paths, **options}).resolved()
+    own = TrainOptions(**{"size": 128, "batch_size": 4, "precision": "32.32", **paths, **options}).resolved()
     train = matrix(parts[0])
-    job = saved.job_of(own, train.n_items, schedule(own, train.users))
+    job = saved_run.make_job(own, train.n_items, make_schedule(own, train.users))
     extra = {"users": USERS, "items": ITEMS, "drops": job.drops, "low": 0.5, "high": 5.0}
     settings = to_jsonable({**asdict(own), **extra})
     run = folder / "run"
     run.mkdir()
     write_json(run / "config.json", settings)
-    saved.write_training(run, train)
-    with Checkpoints(run / "checkpoints", KeepAll(), family=saved.FAMILY, config=settings) as kept:
+    saved_run.write_training(run, train)
+    with Checkpoints(run / "checkpoints", KeepAll(), family=saved_run.FAMILY, config=settings) as kept:
         for place, step in enumerate(steps):
             kept.save(step, state_of(job, train, step), position={}, metrics={"validation_rmse": 1.0 + place})
     return run
@@ -109,13 +109,13 @@ def state_of(job, train, seed):
     """Weights and biases so large that predictions differ and some leave the scale; nothing is compiled for it."""
     rng = np.random.default_rng(seed)
     like = jax.eval_shape(
-        lambda key: saved.initial(job, key, train.user_ids, train.item_ids), jax.random.key(0)
+        lambda key: saved_run.initial_state(job, key, train.user_ids, train.item_ids), jax.random.key(0)
     )
     state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like)
     params = jax.tree.map(
         lambda leaf: np.float32(0.3 * rng.normal(size=leaf.shape) + 0.5 * (leaf.ndim == 1)), state["params"]
     )
-    ids = {"users": saved.halves(train.user_ids), "items": saved.halves(train.item_ids)}
+    ids = {"users": saved_run.split_ids(train.user_ids), "items": saved_run.split_ids(train.item_ids)}
     return {**state, "params": params, "ids": ids}
 
 

@@ -11,9 +11,9 @@ import recommender_runs as runs
 from hotloop.data.catalogue import known_set
 from hotloop.data.local_files import find_set
 from hotloop.errors import DataError, OptionError
-from hotloop.families.recommender import baselines, biases, ease, saved, sets
-from hotloop.families.recommender.baselines_config import Baselines
-from hotloop.families.recommender.config import Train
+from hotloop.families.recommender import baseline_models, baselines, rating_sets, saved_run
+from hotloop.families.recommender.commands_config import BaselineOptions
+from hotloop.families.recommender.config import TrainOptions
 
 ROOT = Path(
     os.environ.get("HOTLOOP_DATA") or Path(__file__).resolve().parents[2] / "../shared/data"
@@ -28,17 +28,17 @@ def test_damped_means_are_those_of_loops_however_the_ratings_are_cut(monkeypatch
         sum(row[i] - mean - item[i] for i in np.flatnonzero(row)) / (3 + np.count_nonzero(row))
         for row in train
     ]
-    for length in (biases.BLOCK, 10):  # 10: a user has more than that, another fewer
-        monkeypatch.setattr(biases, "BLOCK", length)
-        found = biases.damped_means(runs.matrix(train), 4, 3)
+    for length in (baseline_models.BLOCK, 10):  # 10: a user has more than that, another fewer
+        monkeypatch.setattr(baseline_models, "BLOCK", length)
+        found = baseline_models.fit_damped_means(runs.matrix(train), 4, 3)
         assert found.mean == pytest.approx(mean, rel=1e-6)
         np.testing.assert_allclose(found.item, item, rtol=1e-5, atol=1e-7)
         np.testing.assert_allclose(found.user, user, rtol=1e-5, atol=1e-7)
 
 
 def test_ridge_solves_the_normal_equations(monkeypatch):
-    monkeypatch.setattr(biases, "CLOSE", 1e-12)
-    monkeypatch.setattr(biases, "MOST_TURNS", 200)
+    monkeypatch.setattr(baseline_models, "CONVERGED", 1e-12)
+    monkeypatch.setattr(baseline_models, "MAX_TURNS", 200)
     train = runs.draw()[0]
     rows, columns = np.nonzero(train)
     design = np.zeros((len(rows), runs.USERS + runs.ITEMS))
@@ -46,49 +46,49 @@ def test_ridge_solves_the_normal_equations(monkeypatch):
     values = train[rows, columns].astype(np.float64)
     penalty = np.diag(np.r_[np.full(runs.USERS, 3.0), np.full(runs.ITEMS, 2.0)])
     solved = np.linalg.solve(design.T @ design + penalty, design.T @ (values - values.mean()))
-    found = biases.ridge(runs.matrix(train), 2, 3)
+    found = baseline_models.fit_ridge(runs.matrix(train), 2, 3)
     np.testing.assert_allclose(np.r_[found.user, found.item], solved, atol=1e-9)
 
 
 def test_ridge_needs_few_turns():
     train = runs.matrix(runs.draw()[0])
-    close = biases.ridge(train, 2, 3)
-    again = biases.ridge(train, 2, 3, start=close)
+    close = baseline_models.fit_ridge(train, 2, 3)
+    again = baseline_models.fit_ridge(train, 2, 3, start=close)
     assert np.abs(again.user - close.user).max() < 1e-3
 
 
 def test_biases_are_chosen_on_the_validation_part():
     parts = [runs.matrix(part) for part in runs.draw(seed=3)]
     train, validation = parts[0], parts[1]
-    found = biases.chosen(train, validation, 0.5, 5.0)
+    found = baseline_models.choose_biases(train, validation, 0.5, 5.0)
     errors = [
-        biases.rmse(fit(train, *dampings), validation, 0.5, 5.0)
-        for fit in (biases.damped_means, biases.ridge)
-        for dampings in product(biases.ITEM_GRID, biases.USER_GRID)
+        baseline_models.biases_rmse(fit(train, *dampings), validation, 0.5, 5.0)
+        for fit in (baseline_models.fit_damped_means, baseline_models.fit_ridge)
+        for dampings in product(baseline_models.ITEM_GRID, baseline_models.USER_GRID)
     ]
-    assert biases.rmse(found, validation, 0.5, 5.0) == pytest.approx(min(errors), abs=1e-4)
+    assert baseline_models.biases_rmse(found, validation, 0.5, 5.0) == pytest.approx(min(errors), abs=1e-4)
     assert max(errors) > min(errors) + 0.005
-    assert biases.chosen(train, None, 0.5, 5.0).how == "damped means, 25 and 10"
+    assert baseline_models.choose_biases(train, None, 0.5, 5.0).how == "damped means, 25 and 10"
 
 
 def test_error_of_biases_is_that_of_their_predictions():
     train, _, test = runs.draw()
-    fit = biases.damped_means(runs.matrix(train), 2, 2)
+    fit = baseline_models.fit_damped_means(runs.matrix(train), 2, 2)
     scores = fit.mean + fit.user[:, None] + fit.item
     expected = runs.naive(scores, train, test, low=3.0, high=4.0)["rmse"]
-    assert biases.rmse(fit, runs.matrix(test), 3.0, 4.0) == pytest.approx(expected, rel=1e-9)
+    assert baseline_models.biases_rmse(fit, runs.matrix(test), 3.0, 4.0) == pytest.approx(expected, rel=1e-9)
 
 
 def test_products_of_ease_are_exact_counts(monkeypatch):
-    monkeypatch.setattr(ease, "USERS_AT_ONCE", 5)  # the last batch is not whole
+    monkeypatch.setattr(baseline_models, "USERS_AT_ONCE", 5)  # the last batch is not whole
     train = runs.draw()[0]
     x = (train >= 3.5).astype(np.int64)
-    assert (np.asarray(ease.gram(runs.matrix(train), 3.5)) == x.T @ x).all()
+    assert (np.asarray(baseline_models.count_pairs(runs.matrix(train), 3.5)) == x.T @ x).all()
 
 
 def test_weights_of_ease_are_the_best_without_a_diagonal():
     x = (runs.draw()[0] >= 3).astype(np.float64)
-    weights = np.asarray(ease.weights(np.float32(x.T @ x), 2.0), np.float64)
+    weights = np.asarray(baseline_models.ease_weights(np.float32(x.T @ x), 2.0), np.float64)
     assert (np.diagonal(weights) == 0).all()
     gradient = x.T @ (x @ weights - x) + 2.0 * weights  # of half |X - XB|^2 + lambda |B|^2
     np.fill_diagonal(gradient, 0)  # what the constraint takes up
@@ -113,9 +113,9 @@ def naive_ease(parts, penalty):
 
 @pytest.mark.slow
 def test_table_has_every_model_on_the_ratings_of_the_run(run, monkeypatch):
-    monkeypatch.setattr(ease, "GRID", (0.1, 1.0, 30.0))
+    monkeypatch.setattr(baseline_models, "LAMBDA_GRID", (0.1, 1.0, 30.0))
     console = runs.Listener()
-    result = baselines.run(Baselines(run=run, k=(2, 3), relevant=3.5), console)
+    result = baselines.run(BaselineOptions(run=run, k=(2, 3), relevant=3.5), console)
     ((columns, rows),) = console.tables
     assert columns == ["model", "RMSE", "MAE", "NDCG@2", "NDCG@3", "Recall@2", "Recall@3"]
     names = [row[0].split(" (")[0] for row in rows]
@@ -125,15 +125,15 @@ def test_table_has_every_model_on_the_ratings_of_the_run(run, monkeypatch):
     assert dashes == [rated, [False] * 6, ranked, ranked, [False] * 6]
     models = dict(zip(names, result["models"].values(), strict=True))
     train, validation, test = parts = runs.draw()
-    found = {penalty: naive_ease(parts, penalty) for penalty in ease.GRID}
+    found = {penalty: naive_ease(parts, penalty) for penalty in baseline_models.LAMBDA_GRID}
     best = max(found, key=lambda penalty: found[penalty][0]["ndcg@3"])
     assert rows[3][0] == f"EASE (lambda {best:g})"
-    fit = biases.chosen(runs.matrix(train), runs.matrix(validation), 0.5, 5.0)
+    fit = baseline_models.choose_biases(runs.matrix(train), runs.matrix(validation), 0.5, 5.0)
     scores = {
         "overall mean": np.full(test.shape, fit.mean),
         "user + item bias": np.float32(fit.mean + fit.user[:, None] + fit.item),
         "popularity": np.broadcast_to((train >= 3.5).sum(0), test.shape),
-        "autoencoder": runs.network(saved.load(run, best=True).state["params"], train),
+        "autoencoder": runs.network(saved_run.load_run(run, best=True).state["params"], train),
     }
     expected = {n: runs.naive(s, train, test, (2, 3), 3.5, 0.5, 5.0) for n, s in scores.items()}
     for name, values in {**expected, "EASE": found[best][1]}.items():
@@ -148,12 +148,12 @@ def test_ease_that_costs_too_much_is_left_out_unless_asked_for(run, monkeypatch)
     monkeypatch.setattr(baselines, "CPU_FLOPS", 10.0)
     monkeypatch.setattr(baselines, "memory_of_device", lambda device: 10)
     console = runs.Listener()
-    bench = baselines.Bench(Baselines(), sets.load(Train(training_data_file=run.parent / "train.txt",
+    bench = baselines.Comparison(BaselineOptions(), rating_sets.load_sets(TrainOptions(training_data_file=run.parent / "train.txt",
         validation_data_file=run.parent / "validation.txt"), console), console)  # fmt: skip
     assert not bench._wants_ease()
     assert console.warned[-1].startswith("EASE left out: 17 items would take")
     assert "--ease yes" in console.warned[-1]
-    asked = baselines.Bench(Baselines(ease="yes"), bench.data, console)
+    asked = baselines.Comparison(BaselineOptions(ease="yes"), bench.data, console)
     assert asked._wants_ease()
     assert "chosen on this same part" in console.warned[-1]
 
@@ -162,11 +162,13 @@ def test_baselines_refuse_other_data_than_the_run_has(run, tmp_path):
     other = tmp_path / "other.txt"
     other.write_text("1\t2\t3.0\n1\t3\t4.0\n")
     with pytest.raises(DataError, match=r"--run .*: was trained on other ratings than those of other\.txt"):
-        baselines.run(Baselines(run=run, training_data_file=other, test_data_file=other), runs.Listener())
+        baselines.run(
+            BaselineOptions(run=run, training_data_file=other, test_data_file=other), runs.Listener()
+        )
     with pytest.raises(OptionError, match="--step 3: needs --run"):
-        Baselines(step=3)
+        BaselineOptions(step=3)
     with pytest.raises(OptionError, match=r"--fractions 0\.5 0\.5: three shares"):
-        Baselines(data="ml-100k", fractions=(0.5, 0.5))
+        BaselineOptions(data="ml-100k", fractions=(0.5, 0.5))
 
 
 @pytest.mark.skipif(
@@ -175,9 +177,12 @@ def test_baselines_refuse_other_data_than_the_run_has(run, tmp_path):
 )
 def test_biases_on_movielens_are_as_good_as_they_are_known_to_be(monkeypatch):
     monkeypatch.setenv("HOTLOOP_DATA", str(ROOT))
-    data = sets.load(Train(data="ml-100k"), runs.Listener())
-    usual, best = biases.chosen(data.train, None, 1, 5), biases.chosen(data.train, data.validation, 1, 5)
-    errors = [biases.rmse(fit, data.test, 1, 5) for fit in (usual, best)]
+    data = rating_sets.load_sets(TrainOptions(data="ml-100k"), runs.Listener())
+    usual, best = (
+        baseline_models.choose_biases(data.train, None, 1, 5),
+        baseline_models.choose_biases(data.train, data.validation, 1, 5),
+    )
+    errors = [baseline_models.biases_rmse(fit, data.test, 1, 5) for fit in (usual, best)]
     # Biases on random splits of this set give 0.94 to 0.95; of 10,000 test ratings the standard error is 0.007.
     assert 0.935 < errors[0] < 0.955
     # Dampings chosen for this set, and a joint fit, gain about 0.01 (0.942, 0.944, 0.946 became 0.930, 0.934, 0.936).

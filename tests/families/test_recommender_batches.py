@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from recommender_small import quick
 
-from hotloop.data.matrix import build
+from hotloop.data.rating_matrix import build_matrix
 from hotloop.engine.feed import Resident
 from hotloop.engine.order import Order
 from hotloop.families.recommender import batches
@@ -25,7 +25,7 @@ def matrix(sizes, items=ITEMS, values="stars", seed=0):
         "reals": generator.uniform(0.1, 9, len(users)),
     }[values].astype(np.float32)
     ids = {"user_ids": np.arange(len(sizes)), "item_ids": np.arange(items)}
-    return build(users, columns, drawn, **ids, warn=pytest.fail)
+    return build_matrix(users, columns, drawn, **ids, warn=pytest.fail)
 
 
 def naive(matrix, users):
@@ -37,9 +37,9 @@ def naive(matrix, users):
 
 
 def dense(matrix, *groups, dtype=jnp.float32):
-    capacity = batches.largest(matrix, len(groups[0]))
+    capacity = batches.max_ratings(matrix, len(groups[0]))
     fill = quick(lambda rows, users: batches.densify(rows, users, matrix.n_items, capacity, dtype))
-    rows = batches.on_device(matrix)
+    rows = batches.send_rows(matrix)
     return [np.asarray(fill(rows, np.asarray(users, np.uint32))) for users in groups]
 
 
@@ -83,7 +83,7 @@ def test_all_users_at_once_and_one_user_alone(monkeypatch):
 
 def test_one_very_long_row_among_short_ones_takes_several_chunks():
     rows = matrix([1, 0, 9_001, 2, 3], items=10_000)
-    assert rows.items.dtype == np.uint16 and batches.largest(rows, 2) > 2 * batches.CHUNK
+    assert rows.items.dtype == np.uint16 and batches.max_ratings(rows, 2) > 2 * batches.CHUNK
     check(rows, [3, 2])
 
 
@@ -106,7 +106,7 @@ def test_the_largest_batch_bounds_every_batch_that_a_pass_can_begin_and_the_next
     """A user may come twice in a batch that runs over into the next pass."""
     rows = matrix(SIZES)
     sizes = np.diff(rows.starts)
-    bound = batches.largest(rows, batch)
+    bound = batches.max_ratings(rows, batch)
     order = Order(len(SIZES), batch, seed=1)
     sums = sizes[order.indices(order.start(0), np.arange(1000, dtype=np.uint32))].sum(1)
     assert sums.max() <= bound
@@ -116,10 +116,12 @@ def test_the_largest_batch_bounds_every_batch_that_a_pass_can_begin_and_the_next
 
 
 def test_the_largest_batch_of_all_users_is_all_ratings_and_never_empty():
-    assert batches.largest(matrix(SIZES), len(SIZES)) == sum(SIZES)
-    assert batches.largest(matrix([0, 1, 0]), 1) == 1
+    assert batches.max_ratings(matrix(SIZES), len(SIZES)) == sum(SIZES)
+    assert batches.max_ratings(matrix([0, 1, 0]), 1) == 1
     assert (
-        batches.largest(build(*np.zeros((3, 0)), user_ids=np.arange(3), item_ids=np.arange(4), warn=print), 1)
+        batches.max_ratings(
+            build_matrix(*np.zeros((3, 0)), user_ids=np.arange(3), item_ids=np.arange(4), warn=print), 1
+        )
         == 1
     )
 
@@ -128,12 +130,12 @@ def test_the_largest_batch_of_all_users_is_all_ratings_and_never_empty():
 def test_every_user_comes_exactly_once_a_pass_with_all_ratings(users, batch):
     """Also where the last batch of a pass is only begun by it: nothing is left out, nothing is lost."""
     rows = matrix([29, 1, 4, 3, 12, 2, 5, 0, 8, 6, 9, 7][:users])
-    capacity = batches.largest(rows, batch)
+    capacity = batches.max_ratings(rows, batch)
 
     def gather(data, indices):
         return {"ratings": batches.densify(data, indices, ITEMS, capacity), "user": indices}
 
-    feed = Resident(batches.rows_of(rows), batch, seed=2, samples=users, gather=gather)
+    feed = Resident(batches.make_rows(rows), batch, seed=2, samples=users, gather=gather)
     passes = 30
     updates = passes * users // batch + 1
     steps = jnp.arange(updates, dtype=jnp.uint32)

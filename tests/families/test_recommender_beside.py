@@ -18,16 +18,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from hotloop.data.matrix import build
+from hotloop.data.rating_matrix import build_matrix
 from hotloop.engine.checkpoint import Checkpoints, KeepLast
 from hotloop.engine.device import setup
 from hotloop.engine.drive import Interrupted
 from hotloop.engine.host_events import Diverged
 from hotloop.engine.run import Run, current_records, read_events
 from hotloop.errors import OptionError, RunError
-from hotloop.families.recommender import beside, model, saved, train, validator
-from hotloop.families.recommender.answers import Answers
-from hotloop.families.recommender.config import Net, Train
+from hotloop.families.recommender import beside, model, saved_run, train, validator
+from hotloop.families.recommender.config import TrainOptions, UpdateOptions
+from hotloop.families.recommender.validations import Validations
 from listener import Listener
 
 pytestmark = pytest.mark.usefixtures("signals_heard")
@@ -59,7 +59,7 @@ def options(tmp_path_factory):
     setup()  # programs are compiled once for all of these runs, in whichever process
     folder = tmp_path_factory.mktemp("beside")
     write_ratings(folder)
-    return Train(
+    return TrainOptions(
         size=128, batch_size=8, epochs=6, base_learning_rate=-9.5, refeed="none", no_dropout=True, precision="32.32",
         training_data_file=folder / "train.txt", validation_data_file=folder / "valid.txt", results_dir=folder,
         run_name="whole",
@@ -87,7 +87,7 @@ def same_run(folder, result, other):
     assert validations(folder) == validations(other["run"])
     assert {**result, "run": ""} == {**other, "run": ""}
     for best in (False, True):
-        one, two = (saved.load(Path(path), best=best) for path in (folder, other["run"]))
+        one, two = (saved_run.load_run(Path(path), best=best) for path in (folder, other["run"]))
         assert one.step == two.step
         for left, right in zip(jax.tree.leaves(one.state), jax.tree.leaves(two.state), strict=True):
             assert np.array_equal(np.asarray(left), np.asarray(right))
@@ -223,7 +223,7 @@ for line in sys.stdin:
 def stage(tmp_path, monkeypatch):
     """A run, its answers, and how to start a process with a made-up body."""
     ids = np.arange(2)
-    truth = build(ids, ids, np.ones(2), user_ids=ids, item_ids=ids, warn=print)
+    truth = build_matrix(ids, ids, np.ones(2), user_ids=ids, item_ids=ids, warn=print)
     console = Heard()
     work = SimpleNamespace(
         data=SimpleNamespace(validation=truth), epoch=lambda update: update / 10, console=console
@@ -237,7 +237,7 @@ def stage(tmp_path, monkeypatch):
             script.chmod(0o755)
             return beside.Beside(run, work, answers)
 
-        answers = Answers()
+        answers = Validations()
         yield SimpleNamespace(run=run, answers=answers, start=start, console=console, path=run.path)
 
 
@@ -327,12 +327,12 @@ def test_patience_acts_when_the_answers_come_and_the_best_is_kept(options, tmp_p
     )  # fmt: skip
     result = train.run(impatient, Heard(), "test")
     assert result["best_step"] == 5
-    last = saved.load(tmp_path / "impatient").step
+    last = saved_run.load_run(tmp_path / "impatient").step
     assert 15 <= last < 2000
-    assert saved.load(tmp_path / "impatient", best=True).step == 5
+    assert saved_run.load_run(tmp_path / "impatient", best=True).step == 5
     again = train.run(replace(impatient, resume=True), Heard(), "test")
     assert {**again, "run": ""} == {**result, "run": ""}
-    assert saved.load(tmp_path / "impatient").step == last  # had enough before, has enough now
+    assert saved_run.load_run(tmp_path / "impatient").step == last  # had enough before, has enough now
 
 
 @pytest.mark.parametrize("body", ["import sys; sys.stdin.read()", None])
@@ -357,7 +357,7 @@ def test_the_real_process_ends_with_its_input_or_in_one_line(body, tmp_path):
 @pytest.mark.parametrize("kind", [np.float32, np.float16, ml_dtypes.bfloat16])
 def test_weights_come_back_with_the_same_bits_and_without_pickle(kind, tmp_path):
     mode, half = ("32.32", "float16") if kind is np.float32 else ("16.16", np.dtype(kind).name)
-    job = model.Job(Net(size=128, batch_size=8, precision=mode, half=half), 9)
+    job = model.Job(UpdateOptions(size=128, batch_size=8, precision=mode, half=half), 9)
     shapes = jax.eval_shape(lambda key: model.init(job, key), jax.random.key(0))["params"]
     generator = np.random.default_rng(0)
     params = jax.tree.map(lambda leaf: jnp.asarray(generator.normal(size=leaf.shape), leaf.dtype), shapes)
@@ -392,9 +392,9 @@ def test_a_tpu_cannot_be_shared():
 
 
 def test_checkpoints_stay_while_they_wait_and_then_only_the_best(tmp_path):
-    answers = Answers()
+    answers = Validations()
     like = {"w": jnp.zeros(2)}
-    with Checkpoints(tmp_path, answers | KeepLast(1), family=saved.FAMILY) as checkpoints:
+    with Checkpoints(tmp_path, answers | KeepLast(1), family=saved_run.FAMILY) as checkpoints:
         for step in range(1, 6):
             answers.waiting += (step,) if step < 4 else ()
             checkpoints.save(
@@ -410,7 +410,7 @@ def test_checkpoints_stay_while_they_wait_and_then_only_the_best(tmp_path):
         found = checkpoints.restore(like, 2)
         assert (found.metrics, found.position) == ({"loss": 2, "validation_rmse": 0.7}, {"at": 2})
         assert found.state["w"].tolist() == [2, 2]
-    assert Checkpoints(tmp_path, saved.BEST, family=saved.FAMILY).best() == 2
+    assert Checkpoints(tmp_path, saved_run.BEST, family=saved_run.FAMILY).best() == 2
 
 
 @pytest.mark.parametrize(
@@ -428,7 +428,7 @@ def test_checkpoints_stay_while_they_wait_and_then_only_the_best(tmp_path):
     ],
 )
 def test_enough_is_so_many_validations_without_a_better_one(values, patience, expected):
-    answers = Answers(patience)
+    answers = Validations(patience)
     for step, value in reversed(list(enumerate(values))):
         answers.figures[step] = {"validation_rmse": value}
     assert answers.enough() is expected

@@ -8,13 +8,13 @@ import pytest
 
 from hotloop.cli.parser import scan
 from hotloop.errors import OptionError
-from hotloop.families.recommender.config import PRESETS, Net, Train, schedule
+from hotloop.families.recommender.config import PRESETS, TrainOptions, UpdateOptions, make_schedule
 from hotloop.options import build, options_of
 
 
 def read(line):
     """The options that a command line means."""
-    return build(Train, scan(line.split(), options_of(Train)))
+    return build(TrainOptions, scan(line.split(), options_of(TrainOptions)))
 
 
 def error(line):
@@ -65,7 +65,7 @@ OLD = {
 
 @pytest.mark.parametrize(("name", "default"), OLD.items())
 def test_every_old_option_is_there_with_its_default(name, default):
-    found = [each for each in options_of(Train) if f"--{name}" in (each.spelling, *each.aliases)]
+    found = [each for each in options_of(TrainOptions) if f"--{name}" in (each.spelling, *each.aliases)]
     assert len(found) == 1 and found[0].default == default
 
 
@@ -73,7 +73,7 @@ def test_what_the_old_program_left_open_is_filled_in_for_random_data():
     config = read("").resolved()
     assert config.from_random
     assert (config.size, config.batch_size, config.validation_batch_size, config.epochs) == (128, 64, 128, 2)
-    assert schedule(config, 480_000).updates_per_call == 250
+    assert make_schedule(config, 480_000).updates_per_call == 250
 
 
 def test_an_old_command_line_is_read():
@@ -249,17 +249,17 @@ def test_a_test_file_needs_a_validation_file_or_none_wanted():
 
 def test_presets_resolve():
     for values in PRESETS.values():
-        config = build(Train, values).resolved()
+        config = build(TrainOptions, values).resolved()
         assert config.size and config.batch_size and config.epochs
-    assert build(Train, PRESETS["ml-100k"]).resolved().data == "ml-100k"
+    assert build(TrainOptions, PRESETS["ml-100k"]).resolved().data == "ml-100k"
 
 
 def test_options_are_described_and_no_two_share_a_spelling():
-    options = options_of(Train)
+    options = options_of(TrainOptions)
     spellings = [spelling for option in options for spelling in (option.spelling, *option.aliases)]
     assert len(spellings) == len(set(spellings))
     assert all(option.help.endswith(".") and option.group for option in options)
-    assert {option.name for option in options_of(Net)} < {option.name for option in options}
+    assert {option.name for option in options_of(UpdateOptions)} < {option.name for option in options}
 
 
 def test_options_need_no_jax():

@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 
 from hotloop.cli.console import Context
-from hotloop.data.rating_text import Triples, read_triples
+from hotloop.data.ratings import Triples, read_triples
 from hotloop.errors import DataError, OptionError
 from hotloop.families.recommender import convert, netflix
-from hotloop.families.recommender.convert_config import ConvertConfig
-from hotloop.families.recommender.splits import (
+from hotloop.families.recommender.commands_config import ConvertOptions
+from hotloop.families.recommender.rating_sets import (
     OUTSIDE,
     TEST,
     TRAIN,
     VALID,
-    drawn,
-    random_split,
-    user_time_split,
+    draw_numbers,
+    split_by_user_time,
+    split_randomly,
 )
 from hotloop.options import build
 
@@ -53,7 +53,7 @@ def write_combined(folder, files, end="\n"):
 
 
 def converted(source, out, split, **options):
-    return convert.run(ConvertConfig(source, out, split, **options), Context())
+    return convert.run(ConvertOptions(source, out, split, **options), Context())
 
 
 def contents(out):
@@ -227,7 +227,7 @@ def test_user_time_trains_on_the_first_seven_tenths_of_each_user():
     tied = [(4, item, 7) for item in (9, 2, 5)]  # one moment: by item
     rows = [*ten, (2, 3, 1), (3, 9, 50), (3, 8, 40), *tied]
     order = np.random.default_rng(0).permutation(len(rows))
-    split = user_time_split(timed([rows[place] for place in order]), seed=0)
+    split = split_by_user_time(timed([rows[place] for place in order]), seed=0)
     part = {(rows[place][0], rows[place][1]): int(split.parts[at]) for at, place in enumerate(order)}
     assert {item for user, item in part if user == 1 and part[user, item] == TRAIN} == {3, 4, 5, 6, 7, 8, 9}
     assert part[2, 3] == OUTSIDE
@@ -242,7 +242,7 @@ def test_user_time_trains_on_the_first_seven_tenths_of_each_user():
 
 def test_user_time_deals_whole_users_by_a_fair_coin():
     users = np.repeat(np.arange(2000), 4)
-    split = user_time_split(
+    split = split_by_user_time(
         Triples(users, np.tile(np.arange(4), 2000), np.ones(8000, np.float32), np.tile(np.arange(4), 2000))
     )
     later = split.parts.reshape(2000, 4)[:, 2:]
@@ -254,28 +254,28 @@ def test_random_split_has_its_fractions_and_ignores_the_order():
     rng = np.random.default_rng(0)
     cells = rng.permutation(200 * 100)
     triples = Triples(cells // 100, cells % 100, np.ones(len(cells), np.float32))
-    split = random_split(triples, (0.7, 0.1, 0.2), seed=2)
+    split = split_randomly(triples, (0.7, 0.1, 0.2), seed=2)
     shares = np.bincount(split.parts, minlength=3) / len(cells)
     np.testing.assert_allclose(shares, [0.7, 0.1, 0.2], atol=0.015)  # more than four standard deviations
     by_cell = np.empty_like(split.parts)
     by_cell[cells] = split.parts
-    again = random_split(
+    again = split_randomly(
         Triples(np.arange(20_000) // 100, np.arange(20_000) % 100, triples.ratings), (0.7, 0.1, 0.2), seed=2
     )
     np.testing.assert_array_equal(again.parts, by_cell)
-    whole = random_split(triples, (0.8, 0.0, 0.2), seed=2)
+    whole = split_randomly(triples, (0.8, 0.0, 0.2), seed=2)
     np.testing.assert_array_equal(whole.parts == TEST, split.parts == TEST)
-    assert (random_split(triples, (0.7, 0.1, 0.2), seed=3).parts != split.parts).mean() > 0.3
-    assert (random_split(triples, (1, 0, 0)).parts == TRAIN).all()
+    assert (split_randomly(triples, (0.7, 0.1, 0.2), seed=3).parts != split.parts).mean() > 0.3
+    assert (split_randomly(triples, (1, 0, 0)).parts == TRAIN).all()
 
 
 def test_draws_are_uniform_and_depend_on_every_id():
     grid = np.arange(40_000)
-    draws = drawn(0, grid // 200, grid % 200)
+    draws = draw_numbers(0, grid // 200, grid % 200)
     counts = np.bincount(draws >> 28, minlength=16)
     assert ((counts - 2500) ** 2 / 2500).sum() < 44  # chi squared of 15 degrees, one in ten thousand
     assert len(np.unique(draws)) > 39_950
-    assert (drawn(0, grid % 200, grid // 200) == draws).mean() < 0.01
+    assert (draw_numbers(0, grid % 200, grid // 200) == draws).mean() < 0.01
 
 
 def test_half_stars_and_own_ids_survive_the_conversion(tmp_path):
@@ -363,14 +363,14 @@ def test_what_cannot_be_converted_is_said_in_one_line(tmp_path):
 
 def test_options_are_checked_before_anything_is_read(tmp_path):
     with pytest.raises(OptionError, match="--split is needed"):
-        build(ConvertConfig, {"source": "a", "out": "b"})
+        build(ConvertOptions, {"source": "a", "out": "b"})
     with pytest.raises(OptionError, match="--split 2m: must be one of 3m, 6m"):
-        build(ConvertConfig, {"source": "a", "out": "b", "split": "2m"})
+        build(ConvertOptions, {"source": "a", "out": "b", "split": "2m"})
     for fractions in ("0.5,0.5", "0.5,0.4,0.2", "0,0.5,0.5"):
         with pytest.raises(OptionError, match=r"--fractions .*: needs three shares"):
-            build(ConvertConfig, {"source": "a", "out": "b", "split": "random", "fractions": fractions})
+            build(ConvertOptions, {"source": "a", "out": "b", "split": "random", "fractions": fractions})
     config = build(
-        ConvertConfig, {"source": "a", "out": "b", "split": "random", "fractions": "0.9,0.05,0.05"}
+        ConvertOptions, {"source": "a", "out": "b", "split": "random", "fractions": "0.9,0.05,0.05"}
     )
     assert config.fractions == (0.9, 0.05, 0.05)
 

@@ -9,9 +9,9 @@ import pytest
 import recommender_runs as runs
 
 from hotloop.errors import DataError, OptionError
-from hotloop.families.recommender import evaluation, ranking, saved
-from hotloop.families.recommender.evaluate_config import Evaluate
-from hotloop.families.recommender.measures import Measures, Rules
+from hotloop.families.recommender import evaluation, saved_run
+from hotloop.families.recommender.commands_config import EvaluateOptions
+from hotloop.families.recommender.measures import Measures, ScoringRules, ranking_values
 
 KS = (1, 3, 10, 100)  # 100: more than there are items
 
@@ -40,7 +40,7 @@ def test_ranking_of_a_list_worked_out_by_hand():
     scores = np.float32([[0.9, 0.8, 0.7, 0.6, 0.5]])
     rated = np.array([[False, True, False, False, False]])
     relevant = np.array([[False, True, True, False, True]])  # the second is rated: it cannot be recommended
-    found = jax.jit(lambda *args: ranking.values(*args, (1, 2, 4)))(scores, rated, relevant)
+    found = jax.jit(lambda *args: ranking_values(*args, (1, 2, 4)))(scores, rated, relevant)
     best = 1 + 1 / math.log2(3)
     dcg = [0, 1 / math.log2(3), 1 / math.log2(3) + 1 / math.log2(5)]
     np.testing.assert_allclose(found["ndcg"], [[0, dcg[1] / best, dcg[2] / best]], rtol=1e-6)
@@ -52,7 +52,7 @@ def test_ranking_of_a_list_worked_out_by_hand():
 def test_every_figure_equals_the_loops_for_any_batch_size(size):
     train, _, test = runs.draw()
     scores = scores_with_ties()
-    rules = Rules(ks=KS)
+    rules = ScoringRules(ks=KS)
     figures = Measures(by_table, runs.matrix(train), runs.matrix(test), size, rules)(scores)
     expected = runs.naive(scores, train, test, KS)
     assert 0 < expected["ranked_users"] < expected["users"] < runs.USERS
@@ -67,7 +67,9 @@ def test_clipping_and_rounding_change_ratings_but_not_the_order():
     train, _, test = runs.draw()
     scores = np.float32(np.random.default_rng(4).normal(3, 3, (runs.USERS, runs.ITEMS)))
     rules = {"low": 0.5, "high": 5.0, "whole": True}
-    figures = Measures(by_table, runs.matrix(train), runs.matrix(test), 6, Rules(**rules, ks=KS))(scores)
+    figures = Measures(by_table, runs.matrix(train), runs.matrix(test), 6, ScoringRules(**rules, ks=KS))(
+        scores
+    )
     assert_same(figures, runs.naive(scores, train, test, KS, **rules))
     plain = runs.naive(scores, train, test, KS)
     assert figures["ndcg@3"] == pytest.approx(plain["ndcg@3"], rel=1e-6)
@@ -78,7 +80,9 @@ def test_clipping_and_rounding_change_ratings_but_not_the_order():
 
 def test_where_nothing_is_relevant_there_is_no_ranking():
     train, _, test = runs.draw()
-    measures = Measures(by_table, runs.matrix(train), runs.matrix(test), 50, Rules(ks=(3,), relevant=9))
+    measures = Measures(
+        by_table, runs.matrix(train), runs.matrix(test), 50, ScoringRules(ks=(3,), relevant=9)
+    )
     figures = measures(scores_with_ties())
     assert figures["ranked_users"] == 0
     assert not [name for name in figures if "@" in name]
@@ -87,12 +91,12 @@ def test_where_nothing_is_relevant_there_is_no_ranking():
 def test_ratings_without_a_known_user_are_refused():
     train = runs.draw()[0]
     with pytest.raises(DataError, match="no ratings to evaluate"):
-        Measures(by_table, runs.matrix(train), runs.matrix(np.zeros_like(train)), 5, Rules())
+        Measures(by_table, runs.matrix(train), runs.matrix(np.zeros_like(train)), 5, ScoringRules())
 
 
 def test_without_lists_only_ratings_are_measured(run):
     train, validation, _ = runs.draw()
-    found = saved.load(run)
+    found = saved_run.load_run(run)
     measure = evaluation.evaluation(found.job, runs.matrix(train), runs.matrix(validation), 7, 1.5, 4.0)
     scores = runs.network(found.state["params"], train)
     expected = runs.naive(scores, train, validation, low=1.5, high=4.0)
@@ -103,9 +107,9 @@ def test_without_lists_only_ratings_are_measured(run):
 
 def test_command_measures_the_test_part_and_writes_it_down(run):
     console = runs.Listener()
-    result = evaluation.run(Evaluate(run=run, k=(3, 10), relevant=3.5), console)
+    result = evaluation.run(EvaluateOptions(run=run, k=(3, 10), relevant=3.5), console)
     train, _, test = runs.draw()
-    scores = runs.network(saved.load(run, best=True).state["params"], train)
+    scores = runs.network(saved_run.load_run(run, best=True).state["params"], train)
     expected = runs.naive(scores, train, test, (3, 10), relevant=3.5, low=0.5, high=5.0)
     assert_same(result, expected, 1e-5)
     assert (result["step"], result["batch_size"], result["skipped_ratings"]) == (3, 4, 0)
@@ -125,13 +129,16 @@ def test_command_takes_another_file_step_and_rules(run, tmp_path):
     path = runs.write_text(tmp_path / "other.txt", validation, extra=["77777\t5000000000\t3.0\n"])
     console = runs.Listener()
     wishes = {"data_file": path, "clip": False, "round": True, "batch_size": 50, "k": (5,)}
-    result = evaluation.run(Evaluate(run=run, **wishes), console)
+    result = evaluation.run(EvaluateOptions(run=run, **wishes), console)
     assert (result["step"], result["skipped_ratings"]) == (3, 1)  # the best, which is not the newest
-    newest = max(saved.load(run, best=False).step, 3)
-    assert newest > 3 and evaluation.run(Evaluate(run=run, **wishes, best=False), console)["step"] == newest
-    assert evaluation.run(Evaluate(run=run, **wishes, step=newest), console)["step"] == newest
+    newest = max(saved_run.load_run(run, best=False).step, 3)
+    assert (
+        newest > 3
+        and evaluation.run(EvaluateOptions(run=run, **wishes, best=False), console)["step"] == newest
+    )
+    assert evaluation.run(EvaluateOptions(run=run, **wishes, step=newest), console)["step"] == newest
     assert "1 of" in console.warned[0]
-    scores = runs.network(saved.load(run, 3).state["params"], train)
+    scores = runs.network(saved_run.load_run(run, 3).state["params"], train)
     assert_same(result, runs.naive(scores, train, validation, (5,), whole=True), 1e-5)
     assert result["path"].endswith("other-3-unclipped-rounded.json")
 
@@ -142,20 +149,20 @@ def test_command_refuses_what_it_cannot_measure(run, tmp_path):
     with pytest.raises(
         DataError, match=r"strangers\.txt: no rating has a user and an item that the run knows"
     ):
-        evaluation.run(Evaluate(run=run, data_file=stranger), runs.Listener())
+        evaluation.run(EvaluateOptions(run=run, data_file=stranger), runs.Listener())
     with pytest.raises(OptionError, match="--split test with --data-file"):
-        Evaluate(run=run, split="test", data_file=stranger)
+        EvaluateOptions(run=run, split="test", data_file=stranger)
     with pytest.raises(OptionError, match="--k 0: must be at least 1"):
-        Evaluate(run=run, k=(0,))
+        EvaluateOptions(run=run, k=(0,))
 
 
 def test_changed_training_files_and_missing_parts_are_refused(tmp_path, monkeypatch):
     runs.small_layers(monkeypatch)
     run = runs.make_run(tmp_path / "changed", test_data_file=None)
     with pytest.raises(DataError, match=r"--split test: train\.txt has no such ratings"):
-        evaluation.run(Evaluate(run=run, split="test"), runs.Listener())
+        evaluation.run(EvaluateOptions(run=run, split="test"), runs.Listener())
     training = run.parent / "train.txt"
     lines = training.read_text().splitlines(keepends=True)
     training.write_text("".join(lines[:-1]))  # the same users and items: another split, say
     with pytest.raises(DataError, match="other training ratings than the run was trained on"):
-        evaluation.run(Evaluate(run=run), runs.Listener())
+        evaluation.run(EvaluateOptions(run=run), runs.Listener())

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from recommender_small import Small, float64, quick, with_params  # noqa: F401
 
-from hotloop.families.recommender import autoencoder, losses, model
-from hotloop.families.recommender.config import Net
+from hotloop.families.recommender import autoencoder, model
+from hotloop.families.recommender.config import UpdateOptions
 
 X = np.array([[5.0, 0, 3, 0, 1], [0, 4, 0, 0, 2]])
 OUTPUT = [
@@ -24,7 +24,7 @@ OUTPUT = [
 MASKED, DENSE = 8.259512581188204, 0.03686336656302658
 JOINT = 8.296375947751232
 RATE = 0.01
-NET = Net(
+NET = UpdateOptions(
     size=128,
     no_dropout=True,
     batch_size=2,
@@ -64,8 +64,8 @@ def parts(weights, x):
     """L_mask, L_ref with the gradient through everything, and L_ref with the first output detached."""
     y = autoencoder.forward(weights, x)
     again, fixed = autoencoder.forward(weights, y), jax.lax.stop_gradient(y)
-    detached = losses.dense(autoencoder.forward(weights, fixed), fixed)
-    return jnp.stack([losses.masked(y, x), losses.dense(again, y), detached])
+    detached = autoencoder.dense_error(autoencoder.forward(weights, fixed), fixed)
+    return jnp.stack([autoencoder.masked_error(y, x), autoencoder.dense_error(again, y), detached])
 
 
 def by_numpy(weights, x):

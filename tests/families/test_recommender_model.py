@@ -10,11 +10,11 @@ import pytest
 from recommender_small import Small, float64, quick, ratings, with_params  # noqa: F401
 
 from family_protocol import check_family, same_tree
-from hotloop.families.recommender import autoencoder, losses, model
-from hotloop.families.recommender.config import Net
+from hotloop.families.recommender import autoencoder, model
+from hotloop.families.recommender.config import UpdateOptions
 
 KEY = jax.random.key(7)
-PLAIN = Net(
+PLAIN = UpdateOptions(
     size=128, batch_size=4, base_learning_rate=-7, precision="32.32", weight_decay=0.0, no_dropout=True
 )
 MASKED_ONLY = replace(PLAIN, refeed="none")
@@ -40,7 +40,9 @@ def masked_step():
 
 @pytest.fixture(scope="module")
 def masked_gradient():
-    return quick(jax.value_and_grad(lambda params, x: losses.masked(autoencoder.forward(params, x), x)))
+    return quick(
+        jax.value_and_grad(lambda params, x: autoencoder.masked_error(autoencoder.forward(params, x), x))
+    )
 
 
 def size_of(tree):
@@ -62,7 +64,7 @@ def size_of(tree):
 )
 def test_numbers_of_parameters(size, items, weights, up, down, tied, untied):
     for is_tied, total in ((True, tied), (False, untied)):
-        net = Net(size=size, batch_size=8, untied=not is_tied)
+        net = UpdateOptions(size=size, batch_size=8, untied=not is_tied)
         params = jax.eval_shape(partial(model.init, model.Job(net, items)), KEY)["params"]
         assert size_of([layer["w"] for layer in params["encoder"]]) == weights
         assert size_of([layer["b"] for layer in params["encoder"]]) == up
@@ -71,7 +73,7 @@ def test_numbers_of_parameters(size, items, weights, up, down, tied, untied):
 
 
 def test_the_decoder_mirrors_the_encoder():
-    net = Net(size=512, batch_size=8, tied=False)
+    net = UpdateOptions(size=512, batch_size=8, tied=False)
     params = jax.eval_shape(partial(model.init, model.Job(net, 100)), KEY)["params"]
     assert [layer["w"].shape for layer in params["encoder"]] == [(100, 512), (512, 512), (512, 1024)]
     assert [layer["b"].shape for layer in params["encoder"]] == [(512,), (512,), (1024,)]
@@ -81,7 +83,9 @@ def test_the_decoder_mirrors_the_encoder():
 
 @pytest.mark.parametrize(("size", "items", "first"), [(128, 17_736, 0.01833), (256, 16_907, 0.01870)])
 def test_weights_are_glorot_uniform_and_biases_zero(size, items, first):
-    params = model.init(model.Job(Net(size=size, batch_size=8, precision="32.32"), items), KEY)["params"]
+    params = model.init(model.Job(UpdateOptions(size=size, batch_size=8, precision="32.32"), items), KEY)[
+        "params"
+    ]
     for n, layer in enumerate(params["encoder"]):
         w = np.asarray(layer["w"], np.float64)
         limit = np.sqrt(6 / sum(w.shape))
@@ -175,7 +179,7 @@ def unit_job(size, **options):
 def test_dropout_is_on_the_code_alone_and_keeps_its_share_and_the_mean(size, kept):
     own = unit_job(size)
     x = np.ones((200, WIDE), np.float32)
-    factors = np.asarray(quick(partial(model.network, own))(unit_state(own)["params"], x, KEY))
+    factors = np.asarray(quick(partial(model.apply_network, own))(unit_state(own)["params"], x, KEY))
     values = np.unique(factors)
     np.testing.assert_allclose(values, [0, 1 / kept], rtol=1e-6)  # a second place would bring a third value
     spread = np.sqrt(kept * (1 - kept) / x.size)
@@ -187,7 +191,7 @@ def test_dropout_is_on_the_code_alone_and_keeps_its_share_and_the_mean(size, kep
 
 def test_dropout_of_a_row_belongs_to_its_place_and_to_the_key():
     own = unit_job(128)
-    network, params = quick(partial(model.network, own)), unit_state(own)["params"]
+    network, params = quick(partial(model.apply_network, own)), unit_state(own)["params"]
     x = np.ones((12, WIDE), np.float32)
     whole = network(params, x, KEY)
     np.testing.assert_array_equal(network(params, x[:5], KEY), whole[:5])
@@ -227,7 +231,7 @@ def test_predictions_have_no_dropout_and_are_the_same_twice():
     ],
 )
 def test_the_rate_of_dropout_follows_the_size(options, rate):
-    assert Net(**options).code_dropout == rate
+    assert UpdateOptions(**options).code_dropout == rate
 
 
 # Re-feeding.
@@ -243,7 +247,9 @@ def test_a_fixed_point_has_no_refeeding_error_and_no_gradient_of_it(float64):  #
     }
     x = ratings(4, 6).astype(np.float64)
     loss = quick(jax.value_and_grad(lambda params: model._joint(linear, params, x, KEY)[0]))
-    mask = quick(jax.value_and_grad(lambda p: losses.masked(autoencoder.forward(p, x, linear=True), x)))
+    mask = quick(
+        jax.value_and_grad(lambda p: autoencoder.masked_error(autoencoder.forward(p, x, linear=True), x))
+    )
     value, gradient = loss(params)
     assert float(value) == pytest.approx(0, abs=1e-25) and float(mask(params)[0]) == pytest.approx(
         0, abs=1e-25
@@ -271,7 +277,7 @@ def test_every_way_to_leave_refeeding_out_is_the_same_program():
     masked = program(refeed="none")
     assert masked == program(no_dense_refeeding=True) == program(refeed="alternate", aug_steps=0)
     assert masked != program()
-    assert Net(refeed="alternate", no_dense_refeeding=True).refeeding == "none"
+    assert UpdateOptions(refeed="alternate", no_dense_refeeding=True).refeeding == "none"
 
 
 def test_alternate_refeeding_goes_on_with_new_weights_and_outputs_towards_fixed_targets(masked_step):
@@ -283,7 +289,7 @@ def test_alternate_refeeding_goes_on_with_new_weights_and_outputs_towards_fixed_
     @quick
     def reference(now, target):
         def loss(weights):
-            return losses.dense(autoencoder.forward(weights, target), target)
+            return autoencoder.dense_error(autoencoder.forward(weights, target), target)
 
         return jax.value_and_grad(loss)(now), autoencoder.forward(now, target)
 
@@ -317,7 +323,7 @@ def test_predictions_at_unrated_places_matter_to_neither_error_nor_gradient():
     x, generator = ratings(4, ITEMS), np.random.default_rng(1)
     y = generator.standard_normal(x.shape).astype(np.float32)
     changed = np.where(x > 0, y, 1e3 * generator.standard_normal(x.shape)).astype(np.float32)
-    masked = quick(jax.value_and_grad(losses.masked))
+    masked = quick(jax.value_and_grad(autoencoder.masked_error))
     (one, slope), (two, other) = masked(y, x), masked(changed, x)
     assert float(one) == float(two)
     np.testing.assert_array_equal(slope, other)
@@ -336,7 +342,7 @@ def test_the_error_is_a_mean_over_ratings():
     x, y = ratings(4, ITEMS), np.random.default_rng(1).standard_normal((4, ITEMS)).astype(np.float32)
     squares = np.float64([(y[u, i] - x[u, i]) ** 2 for u in range(4) for i in range(ITEMS) if x[u, i]])
     assert len(squares) != x.size
-    assert float(quick(losses.masked)(y, x)) == pytest.approx(squares.mean(), rel=1e-6)
+    assert float(quick(autoencoder.masked_error)(y, x)) == pytest.approx(squares.mean(), rel=1e-6)
 
 
 def test_the_order_of_users_and_users_without_ratings_change_nothing(masked_step):

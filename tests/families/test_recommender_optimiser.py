@@ -12,11 +12,11 @@ from recommender_small import Small, quick, ratings, with_params
 
 from hotloop.engine.feed import Resident
 from hotloop.engine.loop import Program
-from hotloop.families.recommender import autoencoder, losses, model
-from hotloop.families.recommender.config import Net, Train, schedule
+from hotloop.families.recommender import autoencoder, model
+from hotloop.families.recommender.config import TrainOptions, UpdateOptions, make_schedule
 
 KEY = jax.random.key(3)
-NET = Net(
+NET = UpdateOptions(
     size=128,
     batch_size=4,
     base_learning_rate=-7,
@@ -68,7 +68,7 @@ def by_numpy(weights, gradient, clip, decay, momentum, count=3):
 
 @pytest.fixture(scope="module")
 def gradient():
-    return quick(jax.grad(lambda weights: losses.masked(autoencoder.forward(weights, X), X)))
+    return quick(jax.grad(lambda weights: autoencoder.masked_error(autoencoder.forward(weights, X), X)))
 
 
 # The order of things.
@@ -102,7 +102,7 @@ def test_the_scale_of_the_loss_makes_no_difference_in_float32():
 @pytest.mark.parametrize("batch", [64, 32, 8])
 @pytest.mark.parametrize("exponent", [-16, -12.5, -20])
 def test_the_rate_is_a_power_of_two_times_the_batch(batch, exponent):
-    own = Small(Net(size=128, batch_size=batch, base_learning_rate=exponent), ITEMS, (5, 7))
+    own = Small(UpdateOptions(size=128, batch_size=batch, base_learning_rate=exponent), ITEMS, (5, 7))
     np.testing.assert_allclose(own.rates, 2.0**exponent * batch * np.array([1, 0.1, 0.01]), rtol=1e-14)
     if exponent == -16:
         assert own.rates[0] == {64: 9.765625e-4, 32: 4.8828125e-4, 8: 1.220703125e-4}[batch]
@@ -112,7 +112,7 @@ def train(name, **options):
     chosen = (
         {} if name == "random" else {"training_data_file": Path(f"{name}_train.txt"), "no_validation": True}
     )
-    return Train(**chosen, **options).resolved()
+    return TrainOptions(**chosen, **options).resolved()
 
 
 @pytest.mark.parametrize(
@@ -127,14 +127,14 @@ def train(name, **options):
 )
 def test_calls_drops_and_validations_are_the_old_programs(name, users, calls, updates, drops, every):
     """A drop takes effect with the first call after the one that it names."""
-    found = schedule(train(name), users)
+    found = make_schedule(train(name), users)
     assert (found.calls, found.updates, found.updates_per_call) == (calls, updates, 250)
     assert found.drops == tuple(250 * (drop + 1) for drop in drops)
     assert found.validate_every == 250 * every
 
 
 def test_validations_an_epoch_and_the_length_of_a_call_are_taken_into_account():
-    found = schedule(train("3m", valid_per_epoch=2.5, device_iterations=100, epochs=3), 311_315)
+    found = make_schedule(train("3m", valid_per_epoch=2.5, device_iterations=100, epochs=3), 311_315)
     per_epoch = 311_315 / (64 * 100)
     calls = int(3 * per_epoch)
     assert (found.calls, found.updates_per_call) == (calls, 100)
@@ -144,7 +144,7 @@ def test_validations_an_epoch_and_the_length_of_a_call_are_taken_into_account():
 
 @pytest.mark.parametrize(("users", "batch"), [(943, 64), (64, 64), (1, 1), (7, 64)])
 def test_a_small_set_trains_about_as_long_as_its_epochs_say(users, batch):
-    found = schedule(Train(size=128, batch_size=batch, epochs=20).resolved(), users)
+    found = make_schedule(TrainOptions(size=128, batch_size=batch, epochs=20).resolved(), users)
     assert found.calls >= 1 and found.validate_every >= 1
     assert abs(found.updates - max(1, 20 * users / batch)) <= found.updates_per_call
 
@@ -187,11 +187,15 @@ def test_weights_and_momentum_are_kept_as_the_mode_says(mode, kept, half):
 
 
 def test_the_default_is_float16_with_a_loss_times_a_thousand_and_stochastic_rounding():
-    assert (Net().half, Net().loss_scaling, Net().no_prng) == ("float16", 1000.0, False)
-    policy = Small(replace(Net(), size=128, precision="16.16"), ITEMS).policy
+    assert (UpdateOptions().half, UpdateOptions().loss_scaling, UpdateOptions().no_prng) == (
+        "float16",
+        1000.0,
+        False,
+    )
+    policy = Small(replace(UpdateOptions(), size=128, precision="16.16"), ITEMS).policy
     assert policy.stochastic_rounding and policy.update == policy.compute == np.float16
     assert not Small(
-        replace(Net(), size=128, precision="16.16", no_prng=True), ITEMS
+        replace(UpdateOptions(), size=128, precision="16.16", no_prng=True), ITEMS
     ).policy.stochastic_rounding
 
 
@@ -244,7 +248,7 @@ def test_rounding_follows_the_key_unless_it_is_to_nearest(tiny):
 
 def run(mode):
     """The metrics of 100 updates with dropout and joint re-feeding."""
-    net = Net(size=128, batch_size=32, base_learning_rate=-12, precision=mode)
+    net = UpdateOptions(size=128, batch_size=32, base_learning_rate=-12, precision=mode)
     own, data = Small(net, 40, widths=(24,)), ratings(64, 40)
     update = model.update(own)
 

@@ -12,14 +12,16 @@ from test_recommender_batches import matrix
 from hotloop.engine.keys import seed_key
 from hotloop.engine.loop import Program, copy_state
 from hotloop.families.recommender import batches, model, train
-from hotloop.families.recommender.config import Train
-from hotloop.families.recommender.sets import Sets
+from hotloop.families.recommender.config import TrainOptions
+from hotloop.families.recommender.rating_sets import RatingSets
 
 ITEMS = 40
 SIZES = [3, 0, 40, 1, 7, 12]
 RATINGS = matrix(SIZES, ITEMS, "half stars")
 KEY = jax.random.key(3)
-CONFIG = Train(size=128, batch_size=6, data="procedural", base_learning_rate=-9, precision="32.32").resolved()
+CONFIG = TrainOptions(
+    size=128, batch_size=6, data="procedural", base_learning_rate=-9, precision="32.32"
+).resolved()
 
 
 def dense(users, dtype):
@@ -33,21 +35,21 @@ def dense(users, dtype):
 @pytest.mark.parametrize(("untied", "dropout", "chunk"), [(False, 0.5, 5), (True, 0.0, 1024)])
 def test_the_gradient_is_that_of_the_dense_loss(monkeypatch, untied, dropout, chunk):
     """Of users in order, of some twice, and of one without ratings alone; in one chunk and in many."""
-    monkeypatch.setattr(batches.Sparse.fold, "__defaults__", (chunk,))
+    monkeypatch.setattr(batches.SparseBatch.fold, "__defaults__", (chunk,))
     net = replace(CONFIG, untied=untied, dropout=dropout, loss_scaling=50.0)
     job = Small(net, ITEMS, widths=(7, 5, 6))
     with jax.enable_x64(True):
         generator = np.random.default_rng(1)
         forms = jax.eval_shape(lambda key: model.init(job, key)["params"], KEY)
         params = jax.tree.map(lambda form: generator.normal(0.02, 0.3, form.shape), forms)
-        rows = batches.on_device(RATINGS)
+        rows = batches.send_rows(RATINGS)
         wanted = quick(
             jax.value_and_grad(
                 lambda p, x: (lambda all, mask: (50 * all, mask))(*model._joint(job, p, x, KEY)), has_aux=True
             )
         )
         made = quick(
-            lambda p, users: model._sparse_joint(job, p, batches.Sparse(rows, users, jnp.float64), KEY)
+            lambda p, users: model._sparse_joint(job, p, batches.SparseBatch(rows, users, jnp.float64), KEY)
         )
         for users in ([0, 1, 2, 3, 4, 5], [4, 2, 4, 1, 0, 2], [1, 1, 1, 1, 1, 1]):
             (scaled, masked), gradients = wanted(params, dense(users, np.float64))
@@ -60,8 +62,8 @@ def test_the_gradient_is_that_of_the_dense_loss(monkeypatch, untied, dropout, ch
 
 def trained(sparse, monkeypatch):
     monkeypatch.setattr(train, "takes_sparse", lambda job, data: sparse)
-    job, data = Small(CONFIG, ITEMS, widths=(7, 5, 6)), Sets("drawn", RATINGS, None, None)
-    program = Program(model.update(job), train.feed_of(CONFIG, job, data), 5, seed_key(1))
+    job, data = Small(CONFIG, ITEMS, widths=(7, 5, 6)), RatingSets("drawn", RATINGS, None, None)
+    program = Program(model.update(job), train.make_feed(CONFIG, job, data), 5, seed_key(1))
     state, metrics = program(copy_state(model.init(job, KEY)), 0, 5)
     return jax.tree.map(np.asarray, (state["params"], dict(metrics)))
 
@@ -92,4 +94,4 @@ def test_where_ratings_stay_sparse(monkeypatch, options, platform, full, sparse)
     users, items = 100, 1000
     some = matrix([int(full * items)] * users, items)
     job = model.Job(replace(CONFIG, **options), items)
-    assert train.takes_sparse(job, Sets("drawn", some, None, None)) == sparse
+    assert train.takes_sparse(job, RatingSets("drawn", some, None, None)) == sparse

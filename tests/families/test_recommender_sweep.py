@@ -20,13 +20,13 @@ from hotloop.cli.console import Context
 from hotloop.cli.parser import scan
 from hotloop.engine.progress import NoProgress
 from hotloop.errors import DataError, MissingExtra, OptionError, RunError
-from hotloop.families.recommender import places, sweep, trial_progress
-from hotloop.families.recommender.children import TAIL, Children
-from hotloop.families.recommender.config import Train
-from hotloop.families.recommender.sweep_config import PRESETS, Sweep
-from hotloop.families.recommender.sweep_result import totals
-from hotloop.families.recommender.trial_figures import Figures, read_figures
-from hotloop.families.recommender.trials import Outcome, Trial, run_one
+from hotloop.families.recommender import local_trials, sweep
+from hotloop.families.recommender import trials as trial_progress
+from hotloop.families.recommender.config import TrainOptions
+from hotloop.families.recommender.local_trials import TAIL_BYTES, ChildProcesses
+from hotloop.families.recommender.sweep import add_throughputs
+from hotloop.families.recommender.sweep_config import PRESETS, SweepOptions
+from hotloop.families.recommender.trials import Trial, TrialFigures, TrialOutcome, read_figures, run_trial
 from hotloop.options import build, options_of
 from old_benchmarks import read as read_old
 
@@ -71,14 +71,14 @@ def fake(tmp_path, monkeypatch):
 
 def swept(tmp_path, rates, **options):
     texts = tuple(map(str, rates))
-    config = Sweep(
+    config = SweepOptions(
         base_learning_rates=texts, num_devices=len(texts), results_dir=tmp_path / "logs", **options
     )
     return sweep.run(config, CPU)
 
 
 def given(*words):
-    return build(Sweep, scan(words, options_of(Sweep)))
+    return build(SweepOptions, scan(words, options_of(SweepOptions)))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ MANY = """--num-devices 1 --base-learning-rates 14.3 --micro-batch-size 32 --siz
 
 def test_a_trial_is_told_every_option_of_the_sweep(tmp_path):
     config = given(*MANY.split())
-    words = sweep.command(
+    words = sweep.trial_command(
         config, config.exponents[0], tmp_path, 1, Context(device="gpu", only_accelerator=True)
     )
     assert words[: len(sweep.TRAIN)] == sweep.TRAIN
@@ -149,7 +149,7 @@ def test_a_trial_is_told_every_option_of_the_sweep(tmp_path):
         if word not in ("--json", "--device=gpu", "--only-accelerator")
     ]
     assert len(rest) == len(words) - len(sweep.TRAIN) - 3
-    told = build(Train, scan(rest, options_of(Train)))
+    told = build(TrainOptions, scan(rest, options_of(TrainOptions)))
     assert told == replace(config.training(-14.3), results_dir=tmp_path, run_name="trial-01")
     assert (told.batch_size, told.base_learning_rate, told.steps_per_log, told.is_tied) == (
         32,
@@ -162,24 +162,24 @@ def test_a_trial_is_told_every_option_of_the_sweep(tmp_path):
 
 def test_files_are_named_so_that_any_folder_will_do(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    config = Sweep(num_devices=1, base_learning_rates=("16",), training_data_file=Path("3m_train.txt"))
-    words = sweep.command(config, -16.0, tmp_path, 1, CPU)
+    config = SweepOptions(num_devices=1, base_learning_rates=("16",), training_data_file=Path("3m_train.txt"))
+    words = sweep.trial_command(config, -16.0, tmp_path, 1, CPU)
     assert f"--training-data-file={tmp_path / '3m_train.txt'}" in words
     assert "--no-validation=True" in words  # there is nothing to validate with
 
 
 def test_only_ratings_that_mean_something_are_validated():
     one = {"num_devices": 1, "base_learning_rates": ("16",)}
-    assert not Sweep(**one).validated
-    assert Sweep(**one, data="procedural").validated
-    assert not Sweep(**one, data="procedural", no_validation=True).validated
+    assert not SweepOptions(**one).validated
+    assert SweepOptions(**one, data="procedural").validated
+    assert not SweepOptions(**one, data="procedural", no_validation=True).validated
     files = {"training_data_file": Path("3m_train.txt"), "validation_data_file": Path("3m_valid.txt")}
-    assert Sweep(**one, **files).validated
+    assert SweepOptions(**one, **files).validated
 
 
 def test_presets_are_those_of_train():
     assert PRESETS["ml-100k"]["epochs"] == 150
-    assert build(Sweep, PRESETS["ml-100k"]).batch_size == 64
+    assert build(SweepOptions, PRESETS["ml-100k"]).batch_size == 64
 
 
 def test_the_average_is_users_by_time_and_the_maximum_the_fastest_log(tmp_path, fake):
@@ -195,17 +195,17 @@ def test_the_average_is_users_by_time_and_the_maximum_the_fastest_log(tmp_path, 
 
 
 def outcome(number, slot, users, seconds, maximum):
-    figures = Figures(users=users, seconds=seconds, maximum=maximum)
-    return Outcome(Trial(number, -16.0, Path(), ()), slot, 0, 1.0, {}, "", figures)
+    figures = TrialFigures(users=users, seconds=seconds, maximum=maximum)
+    return TrialOutcome(Trial(number, -16.0, Path(), ()), slot, 0, 1.0, {}, "", figures)
 
 
 def test_rates_of_the_same_time_add_up_and_those_of_one_after_the_other_do_not():
     together = [outcome(1, 0, 600, 2.0, 350.0), outcome(2, 1, 800, 2.0, 500.0)]
-    assert totals(together) == (300 + 400, 350 + 500)
+    assert add_throughputs(together) == (300 + 400, 350 + 500)
     in_turn = [outcome(1, 0, 600, 2.0, 350.0), outcome(2, 0, 800, 8.0, 500.0)]
-    assert totals(in_turn) == (1400 / 10, 500)
-    assert totals([*in_turn, outcome(3, 1, 50, 1.0, 60.0)]) == (140 + 50, 560)
-    assert totals([outcome(1, 0, 0, 0.0, None)]) == (0.0, 0.0)
+    assert add_throughputs(in_turn) == (1400 / 10, 500)
+    assert add_throughputs([*in_turn, outcome(3, 1, 50, 1.0, 60.0)]) == (140 + 50, 560)
+    assert add_throughputs([outcome(1, 0, 0, 0.0, None)]) == (0.0, 0.0)
 
 
 def test_a_child_that_dies_is_reported_and_the_others_go_on(tmp_path, fake, capsys):
@@ -265,7 +265,7 @@ def test_so_many_trials_run_at_a_time(tmp_path, fake, concurrent, slots):
 
 def test_the_plot_is_an_svg_of_what_finished(tmp_path, fake):
     result = swept(tmp_path, [13, 12, 3], data="procedural")
-    path = recommender_plot.write(result)
+    path = recommender_plot.write_plot(result)
     root = ElementTree.parse(path).getroot()
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     dots = root.findall("{http://www.w3.org/2000/svg}circle")
@@ -276,8 +276,8 @@ def test_the_plot_is_an_svg_of_what_finished(tmp_path, fake):
 
 
 def test_a_run_that_never_began_has_no_figures(tmp_path):
-    assert read_figures(tmp_path) == Figures()
-    assert Figures().average is None
+    assert read_figures(tmp_path) == TrialFigures()
+    assert TrialFigures().average is None
 
 
 def python(code):
@@ -286,9 +286,9 @@ def python(code):
 
 def test_a_talkative_child_neither_blocks_nor_fills_the_memory():
     code = "import sys\nfor _ in range(300): sys.stderr.write('x' * 9999 + '\\n')\nprint('{\"a\": 1}')"
-    found = run_one(Trial(1, -16.0, Path("nowhere"), python(code)), 0, os.environ, Children())
+    found = run_trial(Trial(1, -16.0, Path("nowhere"), python(code)), 0, os.environ, ChildProcesses())
     assert (found.exit_status, found.answer) == (0, {"a": 1})
-    assert len(found.said) == TAIL and found.said.endswith("x\n")
+    assert len(found.said) == TAIL_BYTES and found.said.endswith("x\n")
 
 
 def alive(pid):
@@ -323,7 +323,7 @@ def pids(path):
 
 
 def test_a_child_that_does_not_stop_is_killed_with_its_children(tmp_path):
-    children = Children()
+    children = ChildProcesses()
     child = children.start([*python(STUBBORN), str(tmp_path / "pids")], os.environ)
     with child.stdout, child.stderr:
         started = pids(tmp_path / "pids")
@@ -362,13 +362,21 @@ def test_an_interrupted_sweep_leaves_no_child(tmp_path, number):
 
 
 def test_each_trial_sees_one_gpu_and_shares_its_memory_where_it_must():
-    two = places.Seen("gpu", 2)
-    assert places.environments(two, 2, {}) == [{places.VISIBLE: "0"}, {places.VISIBLE: "1"}]
-    chosen = places.environments(two, 3, {places.VISIBLE: "4,GPU-7", "A": "b"})
-    assert [each[places.VISIBLE] for each in chosen] == ["4", "GPU-7", "4"]
-    assert {each[places.MEMORY] for each in chosen} == {"0.450"} and chosen[0]["A"] == "b"
-    assert places.environments(two, 4, {places.MEMORY: "0.1"})[0][places.MEMORY] == "0.1"
-    assert places.environments(places.Seen("cpu", 1), 2, {"A": "b"}) == [{"A": "b"}] * 2
+    two = local_trials.DevicesFound("gpu", 2)
+    assert local_trials.trial_environments(two, 2, {}) == [
+        {local_trials.VISIBLE: "0"},
+        {local_trials.VISIBLE: "1"},
+    ]
+    chosen = local_trials.trial_environments(two, 3, {local_trials.VISIBLE: "4,GPU-7", "A": "b"})
+    assert [each[local_trials.VISIBLE] for each in chosen] == ["4", "GPU-7", "4"]
+    assert {each[local_trials.MEMORY] for each in chosen} == {"0.450"} and chosen[0]["A"] == "b"
+    assert (
+        local_trials.trial_environments(two, 4, {local_trials.MEMORY: "0.1"})[0][local_trials.MEMORY] == "0.1"
+    )
+    assert (
+        local_trials.trial_environments(local_trials.DevicesFound("cpu", 1), 2, {"A": "b"})
+        == [{"A": "b"}] * 2
+    )
 
 
 def test_without_ray_the_extra_is_named(tmp_path, fake, monkeypatch):
@@ -469,13 +477,13 @@ def test_the_bar_of_a_sweep_says_how_each_trial_stands(tmp_path):
         standing(tmp_path / "5"),
         Trial(6, -16.0, tmp_path / "6", ()),
     ]
-    said = trial_progress.describe(trials)
+    said = trial_progress.describe_progress(trials)
     assert said.startswith("sweep: trial 2 at epoch 0.95, trial 3 compiling 36") and said.endswith(" s")
-    assert trial_progress.describe(trials[3:]) == "sweep"
+    assert trial_progress.describe_progress(trials[3:]) == "sweep"
 
 
 def test_a_sweep_looks_at_its_trials_until_they_are_over(tmp_path, monkeypatch):
-    monkeypatch.setattr(trial_progress, "EVERY", 0.001)
+    monkeypatch.setattr(trial_progress, "WATCH_SECONDS", 0.001)
     trial = standing(tmp_path / "1", {"event": "compile"}, {"event": "log", "epoch": 0.5})
     heard, looked = [], threading.Event()
 
@@ -484,7 +492,7 @@ def test_a_sweep_looks_at_its_trials_until_they_are_over(tmp_path, monkeypatch):
             heard.append(description)
             looked.set()
 
-    with trial_progress.watch([trial], Bar()):
+    with trial_progress.watch_trials([trial], Bar()):
         assert looked.wait(60)
     count = len(heard)
     assert set(heard) == {"sweep: trial 1 at epoch 0.50"}

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from readers import Read, Reader, in_file
 
-from hotloop.data import build_records, content, image_formats, image_stores, rating_text, ratings, tfrecord
+from hotloop.data import build_records, content, image_formats, image_stores, ratings, tfrecord
 from hotloop.data.catalogue import Download, KnownFile
 from hotloop.data.example import write_example
 from hotloop.data.fetch import no_progress, unpack
@@ -182,7 +182,7 @@ def of_data() -> list[Reader]:
         Reader("CIFAR-10", [bytes(3073) * 2, gzip.compress(bytes(3073))], in_file("x", cifar_of(10))),
         Reader("CIFAR-100", [bytes(3074) * 2], in_file("x", cifar_of(20, 100))),
         Reader("u.data", [text[0], gzip.compress(text[0])], in_file("u.data", ratings.read_ratings)),
-        Reader("files of ratings", [*text, gzip.compress(text[1])], in_file("ratings.csv", rating_text.read_triples)),
+        Reader("files of ratings", [*text, gzip.compress(text[1])], in_file("ratings.csv", ratings.read_triples)),
         Reader("the Netflix Prize", raw, in_file("mv_1.txt", netflix_files)),
         Reader("npz", [arrays], in_file("a.npz", content.read_npz)),
         Reader("a kept index", [index, arrays], kept_index),

@@ -11,17 +11,16 @@ from readers import Reader, in_file, in_folder, of_text
 
 from hotloop.cli.configs import resolve
 from hotloop.cli.main import find_command
-from hotloop.data.matrix import build
+from hotloop.data.rating_matrix import build_matrix
 from hotloop.engine import checkpoint_folder, measure
 from hotloop.engine.run import current_records, read_config, read_events, resume_warnings
 from hotloop.families.cnn import saved as cnn
 from hotloop.families.cnn.options import Train as CnnTrain
 from hotloop.families.cnn.timing import seconds_of_processes
 from hotloop.families.estimator.cifar import seconds_to
-from hotloop.families.recommender import saved as recommender
-from hotloop.families.recommender.config import Train
-from hotloop.families.recommender.trial_figures import read_figures
-from hotloop.families.recommender.trials import _answer
+from hotloop.families.recommender import saved_run as recommender
+from hotloop.families.recommender.config import TrainOptions
+from hotloop.families.recommender.trials import _answer, read_figures
 from hotloop.families.vcd import saved as vcd
 from hotloop.families.vcd.config import Train as VcdTrain
 from hotloop.options import to_jsonable
@@ -56,9 +55,9 @@ def of_runs() -> list[Reader]:
                "updates_per_epoch": 10}  # fmt: skip
     limits = {"device": "x", "matmul_tflops": {"float32": 1.0}, "float32_uses": "float32", "copy_gbps": 1.0,
               "measured": "", "jax": ""}  # fmt: skip
-    ratings = build(np.array([0, 1]), np.array([0, 1]), np.array([1.0, 2.0]), warn=lambda _: None)
+    ratings = build_matrix(np.array([0, 1]), np.array([0, 1]), np.array([1.0, 2.0]), warn=lambda _: None)
     ids = np.arange(2)
-    run = recommender.Saved(Train(), None, None, 0, Path(), ids, ids, 1.0, 5.0)
+    run = recommender.SavedRun(TrainOptions(), None, None, 0, Path(), ids, ids, 1.0, 5.0)
     step = checkpoint_folder.format_manifest(
         checkpoint_folder.Manifest(3, {}, {"a": checkpoint_folder.StoredFile(1, "00000000")})
     )
@@ -112,7 +111,7 @@ def of_runs() -> list[Reader]:
     vcd_options = json.dumps({**to_jsonable(VcdTrain()), "images": 10}).encode()
     cnn_options = json.dumps(to_jsonable(CnnTrain(dataset="cifar10", model_name="cifar_resnet8"))).encode()
     about = json.dumps(network).encode()
-    sized = replace(Train(), size=128, batch_size=64)
+    sized = replace(TrainOptions(), size=128, batch_size=64)
     recommender_options = json.dumps({**to_jsonable(sized), **extra}).encode()
     evaluated, predicted = (
         in_folder("config.json", used("recommender", verb)) for verb in ("evaluate", "predict")
@@ -124,7 +123,7 @@ def of_runs() -> list[Reader]:
         Reader("a trial's answer", [b'warning\n{"loss": 1}\n'], of_text(_answer)),
         Reader("config of a run", [options], in_folder("config.json", cnn_config)),
         Reader("config of a vcd run", [vcd_options], in_folder("config.json", vcd.load)),
-        Reader("config of a recommender run", [recommender_options], in_folder("config.json", recommender.load)),
+        Reader("config of a recommender run", [recommender_options], in_folder("config.json", recommender.load_run)),
         Reader("vcd evaluate RUN", [vcd_options], in_folder("config.json", used("vcd", "evaluate"))),
         Reader("vcd samples RUN", [vcd_options], in_folder("config.json", used("vcd", "samples"))),
         Reader("recommender evaluate RUN", [recommender_options], evaluated),

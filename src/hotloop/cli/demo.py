@@ -126,7 +126,7 @@ def measure(device: Any, context: Context) -> dict[str, Any]:
         )
         bar.advance()
         bar.update("recommender")
-        tastes = recommender.glimpse(quiet)
+        tastes = recommender.demo_run(quiet)
         context.say(
             f"recommender on drawn tastes: RMSE {tastes['rmse'][0]:.2f} -> {min(tastes['rmse']):.3f} stars (biases "
             f"{tastes['biases']:.3f}), {tastes['users_per_second']:,.0f} users/s"

@@ -6,14 +6,17 @@ from typing import Any
 
 from hotloop import rehearsal
 from hotloop.cli.command import Command, Context, on_device
-from hotloop.families.recommender import of_run
-from hotloop.families.recommender.baselines_config import Baselines
-from hotloop.families.recommender.config import PRESETS, Train
-from hotloop.families.recommender.convert_config import ConvertConfig
-from hotloop.families.recommender.evaluate_config import Evaluate
-from hotloop.families.recommender.predict_config import Predict, Recommend
+from hotloop.families.recommender import commands_config
+from hotloop.families.recommender.commands_config import (
+    BaselineOptions,
+    ConvertOptions,
+    EvaluateOptions,
+    PredictOptions,
+    RecommendOptions,
+)
+from hotloop.families.recommender.config import PRESETS, TrainOptions
 from hotloop.families.recommender.sweep_config import PRESETS as SWEEPS
-from hotloop.families.recommender.sweep_config import Sweep
+from hotloop.families.recommender.sweep_config import SweepOptions
 
 FAMILY = "hotloop.families.recommender"
 EPILOG = """Examples:
@@ -24,7 +27,7 @@ EPILOG = """Examples:
 docs/recommender.md tells what is computed and what became of the old programs' options."""
 
 
-def run_train(config: Train, context: Context) -> Mapping[str, Any]:
+def run_train(config: TrainOptions, context: Context) -> Mapping[str, Any]:
     """Train, or with --plan say what would be done."""
     context.open_device()
     from hotloop.families.recommender import train
@@ -34,20 +37,20 @@ def run_train(config: Train, context: Context) -> Mapping[str, Any]:
 
         resolved, data = train.prepare(config, context)
         context.say(train.describe(resolved, data))
-        return show_plan(train.planned(resolved, data)[1], context)
+        return show_plan(train.make_plan(resolved, data)[1], context)
     return train.run(config, context, " ".join(["hotloop", *context.argv]))
 
 
-def run_convert(config: ConvertConfig, context: Context) -> Mapping[str, Any]:
+def run_convert(config: ConvertOptions, context: Context) -> Mapping[str, Any]:
     """Raw ratings to text files."""
     from hotloop.families.recommender.convert import run
 
     return run(config, context)
 
 
-def run_sweep(config: Sweep, context: Context) -> Mapping[str, Any]:
+def run_sweep(config: SweepOptions, context: Context) -> Mapping[str, Any]:
     """Trials in processes of their own; no device is opened here, for the children need it."""
-    from hotloop.cli.recommender_plot import write
+    from hotloop.cli.recommender_plot import write_plot
     from hotloop.families.recommender.sweep import run
 
     if config.plan:
@@ -55,12 +58,12 @@ def run_sweep(config: Sweep, context: Context) -> Mapping[str, Any]:
     if rehearsal.is_on():
         plan_trial(config, context)
     result = run(config, context)
-    plot = write(result)
+    plot = write_plot(result)
     context.say(f"plot: {plot}")
     return {**result, "plot": str(plot)}
 
 
-def plan_sweep(config: Sweep, context: Context) -> Mapping[str, Any]:
+def plan_sweep(config: SweepOptions, context: Context) -> Mapping[str, Any]:
     """What the trials would do; the device may be opened here, since there will be no children."""
     from hotloop.families.recommender.sweep import describe
 
@@ -68,7 +71,7 @@ def plan_sweep(config: Sweep, context: Context) -> Mapping[str, Any]:
     return {**plan_trial(config, context), "exponents": list(config.exponents)}
 
 
-def plan_trial(config: Sweep, context: Context) -> Mapping[str, Any]:
+def plan_trial(config: SweepOptions, context: Context) -> Mapping[str, Any]:
     """The first trial's plan, and with it all that a trial would refuse."""
     return run_train(replace(config.training(config.exponents[0]), plan=True), context)
 
@@ -80,7 +83,7 @@ COMMAND = Command(
         Command(
             "train",
             "Train, validate, then test the best weights.",
-            Train,
+            TrainOptions,
             run_train,
             presets=PRESETS,
             epilog=EPILOG,
@@ -88,36 +91,40 @@ COMMAND = Command(
         Command(
             "evaluate",
             "RMSE, MAE, NDCG and Recall of a run.",
-            Evaluate,
+            EvaluateOptions,
             on_device(f"{FAMILY}.evaluation"),
-            run_values=of_run.values_of,
+            run_values=commands_config.evaluation_defaults,
         ),
         Command(
             "predict",
             "Predictions for a file or split, with the original ids.",
-            Predict,
+            PredictOptions,
             on_device(f"{FAMILY}.predictions"),
-            run_values=of_run.values_of,
+            run_values=commands_config.evaluation_defaults,
         ),
         Command(
             "recommend",
             "The best items that users have not rated.",
-            Recommend,
+            RecommendOptions,
             on_device(f"{FAMILY}.recommendations"),
-            run_values=of_run.values_of,
+            run_values=commands_config.evaluation_defaults,
         ),
         Command(
             "baselines",
             "Mean, biases, popularity and EASE on the same split, in one table.",
-            Baselines,
+            BaselineOptions,
             on_device(f"{FAMILY}.baselines"),
-            run_values=of_run.values_for_baselines,
+            run_values=commands_config.baseline_defaults,
         ),
         Command(
-            "sweep", "A scan over learning rates, one process a trial.", Sweep, run_sweep, presets=SWEEPS
+            "sweep",
+            "A scan over learning rates, one process a trial.",
+            SweepOptions,
+            run_sweep,
+            presets=SWEEPS,
         ),
         Command(
-            "convert", "Raw Netflix or MovieLens ratings to text files, split.", ConvertConfig, run_convert
+            "convert", "Raw Netflix or MovieLens ratings to text files, split.", ConvertOptions, run_convert
         ),
     ),
 )

@@ -14,14 +14,14 @@ from hotloop.bench.svg import Axis, Chart
 LINES = {"loss": "final loss", "rmse": "final RMSE", "validation_rmse": "validation RMSE"}
 
 
-def write(result: Mapping[str, Any]) -> Path:
+def write_plot(result: Mapping[str, Any]) -> Path:
     """Draw into the sweep's folder; the path of the file."""
     path = Path(result["folder"]) / "sweep.svg"
-    write_text(path, alone(draw(result).render()))
+    write_text(path, stand_alone(draw_plot(result).render()))
     return path
 
 
-def draw(result: Mapping[str, Any]) -> Chart:
+def draw_plot(result: Mapping[str, Any]) -> Chart:
     """A line for each figure there is; trials that did not finish are not on it."""
     finished = sorted(
         (trial for trial in result["trials"] if trial["status"] == "finished"),
@@ -38,7 +38,7 @@ def draw(result: Mapping[str, Any]) -> Chart:
     return chart
 
 
-def alone(svg: str) -> str:
+def stand_alone(svg: str) -> str:
     """An `<svg>` of a page as a file of its own: with its namespace and the page's styles."""
     style = files("hotloop.bench").joinpath("page.css").read_text("utf-8")
     head, rest = svg.split(">", 1)

@@ -1,20 +1,60 @@
-"""Ratings as MovieLens-100K has them: user, item, rating and time on a line, separated by tabs.
+"""A column that grows: pieces are appended in place, so that there is never a list of pieces beside their sum.
 
-Ids stay as the file has them; renumbering and splitting are for the model that needs them.
+It knows nothing of what the numbers mean.
+
+Ratings as MovieLens-100K has them: user, item, rating and time on a line, separated by tabs.
+Ratings in text files, read fast: user, item, rating and perhaps a time on each line.
 """
 
 import io
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.data import content
-from hotloop.errors import DataError
+from hotloop.errors import DataError, MissingExtra
+
+_LEAST_GROWTH = 1 << 16
+
+
+class GrowingColumn:
+    """Numbers of one type; an int32 column becomes int64 with the first number that needs it."""
+
+    def __init__(self, dtype: Any):
+        self._data: NDArray[Any] = np.empty(0, dtype)
+        self._size = 0
+
+    def append(self, piece: NDArray[Any]) -> None:
+        """Put a copy of these numbers at the end."""
+        if self._data.dtype == np.int32 and not _fits(piece):
+            self._data = self._data.astype(np.int64)
+        end = self._size + len(piece)
+        if end > len(self._data):
+            # Large arrays are moved by the page table alone; an eighth more keeps small ones from moving often.
+            self._data.resize(end + max(_LEAST_GROWTH, end // 8), refcheck=False)
+        self._data[self._size : end] = piece
+        self._size = end
+
+    def finish(self) -> NDArray[Any]:
+        """All numbers, without spare room; the column is empty afterwards."""
+        data, self._data = self._data, np.empty(0, self._data.dtype)
+        data.resize(self._size, refcheck=False)
+        self._size = 0
+        return data
+
+
+def _fits(piece: NDArray[Any]) -> bool:
+    bounds = np.iinfo(np.int32)
+    return not len(piece) or bool(piece.min() >= bounds.min and piece.max() <= bounds.max)
+
 
 SCALE = (1, 5)
-_LARGEST = 1 << 24
+_LARGEST_U_DATA = 1 << 24
 """Bytes; MovieLens-100K has 2 million."""
 _LARGEST_ID = int(np.iinfo(np.int32).max)
 _COLUMNS = {"user": (1, _LARGEST_ID), "item": (1, _LARGEST_ID), "rating": SCALE, "time": (0, 2**62)}
@@ -37,32 +77,32 @@ class Ratings:
 def read_ratings(path: str | Path) -> Ratings:
     """The table in a file; DataError with the line and the reason for the first line that is not a rating."""
     path = Path(path)
-    data = content.read_content(path, _LARGEST)
+    data = content.read_content(path, _LARGEST_U_DATA)
     if not data.strip():
         raise DataError(f"{path}: line 1: no rating in this file")
     try:
         table = np.loadtxt(io.BytesIO(data), np.int64, comments=None, delimiter="\t", ndmin=2)
     except (ValueError, OverflowError):
-        raise _first_bad(path, data) from None
-    if table.shape[1] != len(_COLUMNS) or not _sound(table):
-        raise _first_bad(path, data)
+        raise _bad_u_data_line(path, data) from None
+    if table.shape[1] != len(_COLUMNS) or not _within_ranges(table):
+        raise _bad_u_data_line(path, data)
     users, items, values, times = table.T
     return Ratings(users.astype(np.int32), items.astype(np.int32), values.astype(np.float32), times.copy())
 
 
-def _sound(table: NDArray[np.int64]) -> bool:
+def _within_ranges(table: NDArray[np.int64]) -> bool:
     low, high = np.array(list(_COLUMNS.values())).T
     return bool(((table >= low) & (table <= high)).all())
 
 
-def _first_bad(path: Path, data: bytes) -> DataError:
+def _bad_u_data_line(path: Path, data: bytes) -> DataError:
     for number, line in enumerate(io.BytesIO(data), 1):
-        if line.strip() and (reason := _wrong(line)):
+        if line.strip() and (reason := _u_data_fault(line)):
             return DataError(f"{path}: line {number}: {reason}")
     return DataError(f"{path}: cannot be read as ratings")
 
 
-def _wrong(line: bytes) -> str:
+def _u_data_fault(line: bytes) -> str:
     """What is wrong with a line, or nothing."""
     fields = line.decode("ascii", "replace").rstrip("\r\n").split("\t")
     if len(fields) != len(_COLUMNS):
@@ -75,3 +115,177 @@ def _wrong(line: bytes) -> str:
         if not low <= value <= high:
             return f"{name} {value} is not between {low} and {high}"
     return ""
+
+
+NAMES = ("user", "item", "rating", "time")
+_KINDS = (np.int32, np.int32, np.float32, np.int64)
+_EXPECTED = "expected 3 or 4: user, item, rating and perhaps a time"
+_HEADER = (rb"user.*", rb"(item|movie).*", rb"rating.*", rb"time.*")
+_WHOLE, _NUMBER = re.compile(rb"-?[0-9]+"), re.compile(rb"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
+_SMALLEST, _LARGEST = 2.0**-149, float(np.finfo(np.float32).max)
+_LONGEST_LINE = 4096
+_BLOCK_BYTES = 1 << 22
+_UNPACKED, _UNPACKED_MORE = 25, 1 << 24
+"""How many times its own size a gzipped file may unpack to, with so many bytes more: ratings reach 4 to 8."""
+
+
+@dataclass(frozen=True, eq=False)
+class Triples:
+    """A table of ratings with the file's own ids; entry n of each column belongs together.
+
+    Ids are int32 where all of them fit, else int64: a hundred million ratings take 1.2 GB and not 2.
+    """
+
+    users: NDArray[Any]
+    items: NDArray[Any]
+    ratings: NDArray[np.float32]
+    times: NDArray[Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self.ratings)
+
+    def take(self, which: NDArray[Any]) -> "Triples":
+        """The ratings at these places, or those where a mask is true."""
+        times = None if self.times is None else self.times[which]
+        return Triples(self.users[which], self.items[which], self.ratings[which], times)
+
+
+@dataclass(frozen=True)
+class _Form:
+    """How the lines of one file look."""
+
+    separator: bytes
+    columns: int
+    header_lines: int
+
+
+def read_triples(path: str | Path) -> Triples:
+    """The ratings of a file (or of a gzipped one); DataError with the first bad line and what is wrong with it."""
+    path = Path(path)
+    form = _read_form(path)
+    try:
+        triples = _parse(path, form)
+    except ValueError as error:
+        raise _bad_line(path, form, error) from None
+    if not len(triples):
+        raise DataError(f"{path}: no ratings in this file")
+    return triples
+
+
+def import_arrow_csv() -> Any:
+    """The module pyarrow.csv, or the advice to install it."""
+    try:
+        from pyarrow import csv
+    except ImportError:
+        raise MissingExtra("pyarrow", "recommender", "reading and writing files of ratings") from None
+    return csv
+
+
+def _read_form(path: Path) -> _Form:
+    """What the first line that is not empty tells about the file."""
+    head = next(_chunks(path), b"").removeprefix(b"\xef\xbb\xbf")
+    if b"\0" in head:
+        raise DataError(f"{path}: not a text file; expected lines of user, item and rating")
+    lines = head.splitlines()
+    first = next((place for place, line in enumerate(lines) if line), None)
+    if first is None:
+        raise DataError(f"{path}: no ratings in this file")
+    line = lines[first]
+    separator = next((each for each in (b"::", b"\t", b",") if each in line), None)
+    if separator is None:
+        raise DataError(f"{path}: line {first + 1}: no TAB, '::' or comma in {_quote(line)}; {_EXPECTED}")
+    fields = line.split(separator)
+    if len(fields) not in (3, 4):
+        raise DataError(f"{path}: line {first + 1}: {len(fields)} columns, {_EXPECTED}")
+    names = zip(_HEADER, fields, strict=False)
+    header = all(re.fullmatch(name, field.strip(), re.IGNORECASE) for name, field in names)
+    return _Form(separator, len(fields), first + 1 if header else 0)
+
+
+def _parse(path: Path, form: _Form) -> Triples:
+    """The table; ValueError (pyarrow's own errors are) where a line is not a rating."""
+    table = [GrowingColumn(kind) for kind in _KINDS[: form.columns]]
+    for batch in _batches(path, form):
+        pieces = [batch.column(name) for name in NAMES[: form.columns]]
+        if any(piece.null_count for piece in pieces):
+            raise ValueError("an empty field")
+        rating = pieces[2].to_numpy()
+        if not (rating.min(initial=1) > 0 and rating.max(initial=1) < np.inf):
+            raise ValueError("a rating that is not above 0 and finite")
+        for column, piece in zip(table, pieces, strict=True):
+            column.append(piece.to_numpy())
+    return Triples(*(column.finish() for column in table))
+
+
+def _batches(path: Path, form: _Form) -> Iterator[Any]:
+    """Record batches with the columns of NAMES; between the colons of `::` lies a column that must be empty."""
+    csv = import_arrow_csv()
+    import pyarrow as pa
+
+    kinds = dict(zip(NAMES, (pa.int64(), pa.int64(), pa.float32(), pa.int64()), strict=True))
+    names = list(NAMES[: form.columns])
+    if form.separator == b"::":
+        names = [part for name in names for part in (name, f"after {name}")][:-1]
+    types = {name: kinds.get(name, pa.null()) for name in names}
+    with content.Content(path, _largest_content(path)) as unpacked:
+        # pyarrow reads a plain file fastest by itself.
+        stream = pa.PythonFile(unpacked, "r") if unpacked.packed else pa.input_stream(str(path))
+        yield from csv.open_csv(
+            stream,
+            csv.ReadOptions(column_names=names, skip_rows=form.header_lines, block_size=_BLOCK_BYTES),
+            csv.ParseOptions(delimiter=form.separator[:1].decode(), quote_char=False, double_quote=False),
+            csv.ConvertOptions(column_types=types, null_values=[""] if form.separator == b"::" else []),
+        )
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    return content.read_chunks(path, _largest_content(path))
+
+
+def _largest_content(path: Path) -> int:
+    """Bytes of content that a file of ratings may have; a plain file never has more than its size."""
+    try:
+        return _UNPACKED * path.stat().st_size + _UNPACKED_MORE
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def _bad_line(path: Path, form: _Form, error: ValueError) -> DataError:
+    for number, line in enumerate(read_lines(path), 1):
+        if number > form.header_lines and line and (reason := _line_fault(line, form)):
+            return DataError(f"{path}: line {number}: {reason}")
+    return DataError(f"{path}: cannot be read as ratings ({' '.join(str(error).split())})")
+
+
+def read_lines(path: Path) -> Iterator[bytes]:
+    """The lines without their ends; one that is too long for any rating comes in pieces."""
+    rest = b""
+    for chunk in _chunks(path):
+        *whole, rest = (rest + chunk).splitlines(keepends=True)
+        yield from (line.rstrip(b"\r\n") for line in whole)
+        if len(rest) > _LONGEST_LINE:
+            yield rest
+            rest = b""
+    if rest:
+        yield rest.rstrip(b"\r\n")
+
+
+def _line_fault(line: bytes, form: _Form) -> str:
+    """What is wrong with a line, or nothing."""
+    fields = line.removeprefix(b"\xef\xbb\xbf").split(form.separator)
+    if len(fields) != form.columns:
+        return f"{len(fields)} columns where the first line has {form.columns}: {_quote(line)}"
+    for name, field in zip(NAMES, fields, strict=False):
+        pattern, kind = (_NUMBER, "a number") if name == "rating" else (_WHOLE, "a whole number")
+        if not pattern.fullmatch(field.strip()):
+            return f"{name} {_quote(field)} is not {kind}"
+        if name != "rating" and (len(field) > 99 or not -(2**63) <= int(field) < 2**63):
+            return f"{name} {_quote(field)} is too large"
+    rating = float(fields[2])
+    if rating < _SMALLEST:
+        return f"rating {_quote(fields[2])} is not above 0; zero and negative ratings are refused"
+    return "" if rating <= _LARGEST else f"rating {_quote(fields[2])} is too large"
+
+
+def _quote(text: bytes) -> str:
+    return repr(text[:60].decode("utf-8", "replace"))

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.data.dataset import Dataset, LabelledImages, RatingSet
-from hotloop.data.tastes import tastes
+from hotloop.data.random_ratings import draw_taste_ratings
 
 DIGIT_SIDE = 28
 DIGIT_CLASSES = 10
@@ -285,7 +285,7 @@ def stand_in_images(name: str, why: str, seed: int = 0) -> Dataset:
 
 def stand_in_ratings(name: str, why: str, seed: int = 0) -> RatingSet:
     """Ratings of users with hidden tastes for MovieLens."""
-    ratings = tastes(seed=seed)
+    ratings = draw_taste_ratings(seed=seed)
     users = len(np.unique(ratings.users))
     notice = _notice(name, f"{len(ratings):,} procedural ratings of {users:,} users", why)
     return RatingSet(name=name, source=SOURCE, stand_in=True, notice=notice, ratings=ratings)

@@ -3,6 +3,8 @@
 Plain functions over {"encoder": ({"w", "b"}, ...), "decoder": ({"b"} or {"w", "b"}, ...)}; weights are [in, out].
 SELU stands after every layer, the last included; dropout stands in one place, after the code. It knows neither
 ratings nor losses.
+
+What training minimises: the masked squared error over rated places, and the re-feeding error over all.
 """
 
 from collections.abc import Callable
@@ -16,7 +18,7 @@ from hotloop.layers.dense import product, with_bias
 from hotloop.layers.initial import constant, draw, glorot_uniform
 
 Params = Any
-SCALE, ALPHA = 1.0507009873554805, 1.6732632423543772
+SELU_SCALE, SELU_ALPHA = 1.0507009873554805, 1.6732632423543772
 
 
 def init(key: Array, items: int, layers: tuple[int, ...], tied: bool) -> Params:
@@ -31,10 +33,10 @@ def init(key: Array, items: int, layers: tuple[int, ...], tied: bool) -> Params:
 
 def forward(params: Params, x: Array, keep: Array | float = 1.0, *, linear: bool = False) -> Array:
     """Predictions [B, items] in float32; `keep` scales the code (dropout: 0 or 1 / (1 - p))."""
-    return through(params["encoder"], params["decoder"], x, keep, _linear if linear else selu)
+    return run_layers(params["encoder"], params["decoder"], x, keep, _linear if linear else selu)
 
 
-def through(
+def run_layers(
     encoder: Params, decoder: Params, x: Array, keep: Array | float, activation: Callable[[Array], Array]
 ) -> Array:
     """Some layers down and as many up again."""
@@ -51,12 +53,12 @@ def selu(x: Array) -> Array:
 
     At 0 the slope is that from below, not the half of it that the gradient of `minimum` would give.
     """
-    return SCALE * jnp.where(x > 0, x, ALPHA * (jnp.exp(jnp.where(x > 0, 0, x)) - 1))
+    return SELU_SCALE * jnp.where(x > 0, x, SELU_ALPHA * (jnp.exp(jnp.where(x > 0, 0, x)) - 1))
 
 
 def selu_slope(y: Array) -> Array:
     """The derivative of SELU where its value is y."""
-    return jnp.where(y > 0, SCALE, y + SCALE * ALPHA)
+    return jnp.where(y > 0, SELU_SCALE, y + SELU_SCALE * SELU_ALPHA)
 
 
 def _linear(x: Array) -> Array:
@@ -67,3 +69,15 @@ def _product(x: Array, w: Array) -> Array:
     """x w and its gradients with operands in the weights' type, summed in float32 (or float64)."""
     result: Array = product(jnp.asarray(x, w.dtype), w)
     return result
+
+
+def masked_error(predictions: Array, ratings: Array) -> Array:
+    """The mean squared error over the places that hold a rating."""
+    there = ratings > 0
+    errors = jnp.where(there, predictions - ratings, 0)
+    return jnp.square(errors).sum() / jnp.maximum(there.sum(), 1)
+
+
+def dense_error(predictions: Array, targets: Array) -> Array:
+    """The mean squared error over all places."""
+    return jnp.square(predictions - targets).mean()

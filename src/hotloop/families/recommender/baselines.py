@@ -14,18 +14,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from hotloop.data.matrix import RatingMatrix
+from hotloop.data.rating_matrix import RatingMatrix
 from hotloop.engine.measure import memory_of_device
 from hotloop.engine.progress import Console
 from hotloop.errors import DataError
-from hotloop.families.recommender import batches, biases, ease, saved, sets
-from hotloop.families.recommender.baselines_config import Baselines
-from hotloop.families.recommender.biases import Biases
-from hotloop.families.recommender.config import Train
+from hotloop.families.recommender import baseline_models, batches, rating_sets, saved_run
+from hotloop.families.recommender.baseline_models import Biases
+from hotloop.families.recommender.commands_config import BaselineOptions
+from hotloop.families.recommender.config import TrainOptions
 from hotloop.families.recommender.evaluation import Asked, autoencoder, same_ratings, show
-from hotloop.families.recommender.measures import Batch, Figures, Measures, Rules, bounded
-from hotloop.families.recommender.saved import Saved
-from hotloop.families.recommender.sets import Sets
+from hotloop.families.recommender.measures import Batch, Figures, Measures, ScoringRules, make_rules
+from hotloop.families.recommender.rating_sets import RatingSets
+from hotloop.families.recommender.saved_run import SavedRun
 from hotloop.options import to_jsonable
 
 BATCH = 128
@@ -35,13 +35,15 @@ CPU_FLOPS = 1e13
 RATING = ("rmse", "mae", "rmse_mean_of_batches")
 
 
-def run(config: Baselines, console: Console) -> Mapping[str, Any]:
+def run(config: BaselineOptions, console: Console) -> Mapping[str, Any]:
     """Fit, measure, show."""
-    found = None if config.run is None else saved.load(config.run, config.step, best=config.step is None)
-    data = sets.load(options(config, found), console)
-    if found is not None and not same_ratings(data.train, saved.load_training(found)):
+    found = (
+        None if config.run is None else saved_run.load_run(config.run, config.step, best=config.step is None)
+    )
+    data = rating_sets.load_sets(choose_options(config, found), console)
+    if found is not None and not same_ratings(data.train, saved_run.load_training(found)):
         raise DataError(f"--run {config.run}: was trained on other ratings than those of {data.name}")
-    bench = Bench(config, data, console)
+    bench = Comparison(config, data, console)
     with console.progress("baselines"):
         rows = bench.rows()
         if found is not None:
@@ -52,7 +54,7 @@ def run(config: Baselines, console: Console) -> Mapping[str, Any]:
     return {"data": bench.asked.name, "models": to_jsonable(rows)}
 
 
-def options(config: Baselines, found: Saved | None) -> Train:
+def choose_options(config: BaselineOptions, found: SavedRun | None) -> TrainOptions:
     """Which ratings: those that the options name, with all of them to train on where the run did so; else the run's."""
     if found is None:
         return config.training()
@@ -62,20 +64,20 @@ def options(config: Baselines, found: Saved | None) -> Train:
     return replace(asked, no_validation=asked.no_validation or found.config.no_validation)
 
 
-class Bench:
+class Comparison:
     """One part of the ratings, and every method on it."""
 
-    def __init__(self, config: Baselines, data: Sets, console: Console):
+    def __init__(self, config: BaselineOptions, data: RatingSets, console: Console):
         part = config.part or ("test" if data.test is not None else "validation")
         truth = getattr(data, part)
         if truth is None:
             raise DataError(f"--part {part}: {data.name} has no such ratings; give them in a file")
         self.config, self.data, self.console = config, data, console
         self.asked = Asked(data.train, truth, data.describe(part), part, data.notice)
-        self.rules = bounded(
+        self.rules = make_rules(
             *data.scale, config.clip, whole=config.round, ks=config.k, relevant=config.relevant
         )
-        self.resident = batches.on_device(data.train)
+        self.resident = batches.send_rows(data.train)
         if part == "validation" or data.validation is None:
             how = (
                 "nothing to choose by: usual ones" if data.validation is None else "chosen on this same part"
@@ -83,7 +85,7 @@ class Bench:
             console.warn(f"dampings and lambda: {how}")
 
     def measures(
-        self, scorer: Any, truth: RatingMatrix | None = None, rules: Rules | None = None
+        self, scorer: Any, truth: RatingMatrix | None = None, rules: ScoringRules | None = None
     ) -> Measures:
         """A scorer on the part, or on other ratings by other rules."""
         size = self.config.batch_size or BATCH
@@ -94,10 +96,10 @@ class Bench:
     def rows(self) -> dict[str, Figures]:
         """Each baseline's figures under its name."""
         train, config = self.data.train, self.config
-        measure = self.measures(additive)
-        fit = biases.chosen(train, self.data.validation, self.rules.low, self.rules.high)
+        measure = self.measures(score_additive)
+        fit = baseline_models.choose_biases(train, self.data.validation, self.rules.low, self.rules.high)
         rows = {
-            "overall mean": _only(measure(_state(biases.overall_mean(train))), ratings=True),
+            "overall mean": _only(measure(_state(baseline_models.fit_mean(train))), ratings=True),
             f"user + item bias ({fit.how})": measure(_state(fit)),
             f"popularity (ratings of {config.relevant:g} or more)": _only(
                 measure(_state(_popularity(train, config.relevant))), ratings=False
@@ -108,21 +110,24 @@ class Bench:
             rows[f"EASE (lambda {best:g})"] = _only(figures, ratings=False)
         return rows
 
-    def trained(self, found: Saved) -> Figures:
+    def trained(self, found: SavedRun) -> Figures:
         """The figures of a run's weights."""
         return self.measures(autoencoder(found.job))(found.state)
 
     def _ease(self) -> tuple[float, Figures]:
         """The best lambda on the validation part by NDCG at the longest list, and its figures."""
-        relevant, best = self.config.relevant, ease.USUAL
-        products = ease.gram(self.data.train, relevant, self.resident)
-        scorer = ease.scorer(relevant)
+        relevant, best = self.config.relevant, baseline_models.USUAL_LAMBDA
+        products = baseline_models.count_pairs(self.data.train, relevant, self.resident)
+        scorer = baseline_models.ease_scorer(relevant)
         if self.data.validation is not None:
             longest = max(self.config.k)
             validate = self.measures(scorer, self.data.validation, replace(self.rules, ks=(longest,)))
-            found = {each: validate(ease.weights(products, each)) for each in ease.GRID}
-            best = max(ease.GRID, key=lambda each: found[each].get(f"ndcg@{longest}", 0.0))
-        return best, self.measures(scorer)(ease.weights(products, best))
+            found = {
+                each: validate(baseline_models.ease_weights(products, each))
+                for each in baseline_models.LAMBDA_GRID
+            }
+            best = max(baseline_models.LAMBDA_GRID, key=lambda each: found[each].get(f"ndcg@{longest}", 0.0))
+        return best, self.measures(scorer)(baseline_models.ease_weights(products, best))
 
     def _wants_ease(self) -> bool:
         train = self.data.train
@@ -131,8 +136,8 @@ class Bench:
         device = jax.devices()[0]
         is_cpu = device.platform == "cpu"
         room = CPU_MEMORY if is_cpu else memory_of_device(device) or CPU_MEMORY
-        needed = ease.bytes_needed(train.n_items)
-        work = ease.flops_needed(train.users, train.n_items, len(ease.GRID))
+        needed = baseline_models.ease_bytes(train.n_items)
+        work = baseline_models.ease_flops(train.users, train.n_items, len(baseline_models.LAMBDA_GRID))
         if needed <= room and (not is_cpu or work <= CPU_FLOPS):
             return True
         self.console.warn(
@@ -142,7 +147,7 @@ class Bench:
         return False
 
 
-def additive(state: Mapping[str, Array], batch: Batch) -> Array:
+def score_additive(state: Mapping[str, Array], batch: Batch) -> Array:
     """Scores that are a sum of a mean, a number for the user and one for the item."""
     return state["mean"] + state["user"][batch["users"]][:, None] + state["item"]
 

@@ -14,14 +14,14 @@ import numpy as np
 from jax import Array, lax
 from numpy.typing import NDArray
 
-from hotloop.data.matrix import RatingMatrix
+from hotloop.data.rating_matrix import RatingMatrix
 from hotloop.engine.device import platform
 from hotloop.errors import DataError
 
-CHUNK, SOME = 4096, 1024
+CHUNK, FOLD_CHUNK = 4096, 1024
 
 
-class Rows(NamedTuple):
+class DeviceRows(NamedTuple):
     """A compressed matrix on the device; `levels` may be None."""
 
     starts: Any
@@ -30,14 +30,14 @@ class Rows(NamedTuple):
     levels: Any
 
 
-def rows_of(matrix: RatingMatrix) -> Rows:
+def make_rows(matrix: RatingMatrix) -> DeviceRows:
     """The arrays that travel to the device."""
     if matrix.ratings >= 2**31:
         raise ValueError("more than 2^31 ratings: places in a matrix are 32 bits on the device")
-    return Rows(matrix.starts.astype(np.int32), matrix.items, matrix.codes, matrix.levels)
+    return DeviceRows(matrix.starts.astype(np.int32), matrix.items, matrix.codes, matrix.levels)
 
 
-def largest(matrix: RatingMatrix, batch_size: int) -> int:
+def max_ratings(matrix: RatingMatrix, batch_size: int) -> int:
     """The most ratings that any batch of so many users can hold.
 
     A batch that runs over from one pass into the next may hold a user twice, so half of it may be counted twice.
@@ -58,10 +58,10 @@ class Entries(NamedTuple):
     """The place of each among all ratings of the batch."""
 
 
-class Sparse(NamedTuple):
+class SparseBatch(NamedTuple):
     """The ratings of these users, end to end, not made dense."""
 
-    rows: Rows
+    rows: DeviceRows
     users: Array
     dtype: Any = jnp.float32
 
@@ -93,7 +93,7 @@ class Sparse(NamedTuple):
             places,
         )
 
-    def fold(self, add: Callable[[Array, Entries], Array], start: Array, chunk: int = SOME) -> Array:
+    def fold(self, add: Callable[[Array, Entries], Array], start: Array, chunk: int = FOLD_CHUNK) -> Array:
         """`add` over all ratings, a chunk at a time, in as many turns as are needed: good on a CPU."""
         turns = (self.total + chunk - 1) // chunk
         places = jnp.arange(chunk, dtype=jnp.int32)
@@ -103,13 +103,13 @@ class Sparse(NamedTuple):
         return result
 
 
-def densify(rows: Rows, users: Array, items: int, capacity: int, dtype: Any = jnp.float32) -> Array:
+def densify(rows: DeviceRows, users: Array, items: int, capacity: int, dtype: Any = jnp.float32) -> Array:
     """The ratings of these users as [B, items], zero where there is none.
 
     `capacity` bounds the ratings of the batch. On an accelerator they are all scattered at once; a CPU, where a loop
     of as many turns as are needed costs nothing, goes through them in chunks.
     """
-    sparse = Sparse(rows, users, dtype)
+    sparse = SparseBatch(rows, users, dtype)
 
     def scattered(into: Array, some: Entries) -> Array:
         column = jnp.where(some.inside, some.column, items + some.at)  # past the end: dropped
@@ -121,12 +121,12 @@ def densify(rows: Rows, users: Array, items: int, capacity: int, dtype: Any = jn
     return sparse.fold(scattered, zeros, CHUNK)
 
 
-def on_device(matrix: RatingMatrix) -> Rows:
+def send_rows(matrix: RatingMatrix) -> DeviceRows:
     """Its arrays, sent once."""
-    return Rows(*(None if leaf is None else jax.device_put(leaf) for leaf in rows_of(matrix)))
+    return DeviceRows(*(None if leaf is None else jax.device_put(leaf) for leaf in make_rows(matrix)))
 
 
-class Pairs(NamedTuple):
+class EvaluationPairs(NamedTuple):
     """Training ratings and truth of the users that have truth: what `engine.evaluate.Evaluation` needs of them."""
 
     data: Any
@@ -135,12 +135,14 @@ class Pairs(NamedTuple):
     """(data, places) -> `users` (row numbers), `ratings` and `truth`, dense."""
 
 
-def pairs(train: RatingMatrix, truth: RatingMatrix, batch_size: int, rows: Rows | None = None) -> Pairs:
+def pair_users(
+    train: RatingMatrix, truth: RatingMatrix, batch_size: int, rows: DeviceRows | None = None
+) -> EvaluationPairs:
     """Both matrices have the same rows and columns; `rows` are train's where they are on the device already."""
     users = np.flatnonzero(np.diff(truth.starts)).astype(np.int32)
     if not len(users):
         raise DataError("no ratings to evaluate: none has a user and an item of the training data")
-    room = [largest(matrix, batch_size) for matrix in (train, truth)]
+    room = [max_ratings(matrix, batch_size) for matrix in (train, truth)]
 
     def gather(data: Any, places: Array) -> dict[str, Array]:
         chosen = data["users"][places]
@@ -150,6 +152,6 @@ def pairs(train: RatingMatrix, truth: RatingMatrix, batch_size: int, rows: Rows 
             "truth": densify(data["truth"], chosen, train.n_items, room[1]),
         }
 
-    return Pairs(
-        {"train": rows or rows_of(train), "truth": rows_of(truth), "users": users}, len(users), gather
+    return EvaluationPairs(
+        {"train": rows or make_rows(train), "truth": make_rows(truth), "users": users}, len(users), gather
     )

@@ -25,8 +25,8 @@ from hotloop.engine.device import platform
 from hotloop.engine.host_events import Diverged
 from hotloop.engine.run import Run
 from hotloop.errors import OptionError, RunError
-from hotloop.families.recommender import saved
-from hotloop.families.recommender.answers import Answers, Figures, named
+from hotloop.families.recommender import saved_run
+from hotloop.families.recommender.validations import Figures, Validations, name_figures
 from hotloop.families.recommender.validator import FOLDER, write_weights
 from hotloop.families.recommender.work import Work
 
@@ -88,13 +88,13 @@ class Beside:
     Answers are recorded, and taken in by `answers`, in a thread.
     """
 
-    def __init__(self, run: Run, work: Work, answers: Answers):
+    def __init__(self, run: Run, work: Work, answers: Validations):
         assert work.data.validation is not None
         self._run, self._work, self._answers = run, work, answers
         self._changed = threading.Condition()
         self._closing = False
         (run.path / FOLDER).mkdir(exist_ok=True)
-        saved.write_training(run.path / FOLDER, work.data.validation)
+        saved_run.write_training(run.path / FOLDER, work.data.validation)
         words = [
             sys.executable, "-m", "hotloop.families.recommender.validator", str(run.path.absolute()), platform()
         ]  # fmt: skip
@@ -157,7 +157,7 @@ class Beside:
             self._changed.notify_all()
 
     def _take(self, answer: Mapping[str, Any]) -> None:
-        step, figures = answer["step"], named(answer["figures"])
+        step, figures = answer["step"], name_figures(answer["figures"])
         self._answers.figures[step] = figures
         self._run.event("validation", update=step, epoch=answer["epoch"], **figures)
         weights_file(self._run.path, step).unlink(missing_ok=True)

@@ -28,13 +28,13 @@ BY_NAME = {"3m": (128, 64), "6m": (256, 64), "1y": (256, 32), "full": (512, 8)}
 """Stem of the training file before the first underscore -> size, batch."""
 BY_RATINGS = ((20_000_000, "3m"), (35_000_000, "6m"), (70_000_000, "1y"))
 """Up to so many training ratings, what is usual for this name, which has 14, 29 or 41 million; beyond, for full."""
-RANDOM = (128, 64)
-CALL = 250
+RANDOM_SIZES = (128, 64)
+CALL_UPDATES = 250
 """Updates of a call, as the old program had it."""
 
 
 @dataclass(frozen=True)
-class Net:
+class UpdateOptions:
     """Everything that decides what one update computes."""
 
     size: Literal[128, 256, 512] | None = option(
@@ -111,11 +111,11 @@ class Net:
         """The dropout rate that is used."""
         if self.no_dropout:
             return 0.0
-        return DROPOUT[self.size or RANDOM[0]] if self.dropout is None else self.dropout
+        return DROPOUT[self.size or RANDOM_SIZES[0]] if self.dropout is None else self.dropout
 
 
 @dataclass(frozen=True)
-class Train(Net):
+class TrainOptions(UpdateOptions):
     """All of `hotloop recommender train`."""
 
     training_data_file: Path | None = option(
@@ -234,11 +234,11 @@ class Train(Net):
         """Whether the options or the file's name say the size and the batch: they need not follow the ratings."""
         return None not in (self.size, self.batch_size) or self._by_name() is not None
 
-    def resolved(self, users: int = 0, ratings: int = 0) -> "Train":
+    def resolved(self, users: int = 0, ratings: int = 0) -> "TrainOptions":
         """The same with size, batches and epochs filled in: options, else the file's name, else by so many ratings."""
         from dataclasses import replace
 
-        size, batch = self._by_name() or usual(users, ratings)
+        size, batch = self._by_name() or usual_sizes(users, ratings)
         batch = self.batch_size or batch
         return replace(
             self,
@@ -250,11 +250,11 @@ class Train(Net):
 
     def _by_name(self) -> tuple[Any, int] | None:
         if self.training_data_file is None:
-            return RANDOM
+            return RANDOM_SIZES
         return BY_NAME.get(self.training_data_file.name.split("_")[0])
 
 
-def usual(users: int, ratings: int) -> tuple[Any, int]:
+def usual_sizes(users: int, ratings: int) -> tuple[Any, int]:
     """Size and batch for so many ratings, the batch no larger than the users that there are."""
     size, batch = BY_NAME[next((name for most, name in BY_RATINGS if ratings <= most), "full")]
     return size, min(batch, users or batch)
@@ -277,21 +277,21 @@ class Schedule:
         return self.calls * self.updates_per_call
 
 
-def schedule(config: Train, users: int) -> Schedule:
+def make_schedule(config: TrainOptions, users: int) -> Schedule:
     """The table of the old program: calls an epoch is a real number, drops take effect a call later.
 
     Where an epoch is shorter than a call, a call is an epoch, so that small sets train, too.
     """
     assert config.batch_size is not None and config.epochs is not None
     per_epoch = Fraction(users, config.batch_size)
-    length = config.device_iterations or min(CALL, max(1, int(per_epoch)))
+    length = config.device_iterations or min(CALL_UPDATES, max(1, int(per_epoch)))
     calls = max(1, int(config.epochs * per_epoch / length))
     drops = tuple((int(Fraction(str(at)) * calls) + 1) * length for at in config.learning_rate_schedule)
     every = max(1, int(per_epoch / length / Fraction(str(config.valid_per_epoch))))
     return Schedule(calls, length, drops, every * length)
 
 
-def warn_of_no_effect(config: Net, usual: Mapping[str, Any], warn: Callable[[str], None]) -> None:
+def warn_of_no_effect(config: UpdateOptions, usual: Mapping[str, Any], warn: Callable[[str], None]) -> None:
     """One line that names the options which have no effect and were given all the same."""
     named = [f"--{name.replace('_', '-')}" for name, value in usual.items() if getattr(config, name) != value]
     if named:

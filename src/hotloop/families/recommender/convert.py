@@ -14,36 +14,36 @@ from typing import Any
 
 import numpy as np
 
-from hotloop.data.rating_text import Triples, arrow_csv, read_triples
+from hotloop.data.ratings import Triples, import_arrow_csv, read_triples
 from hotloop.engine.progress import Console
 from hotloop.errors import DataError, OptionError
 from hotloop.families.recommender import netflix
-from hotloop.families.recommender.convert_config import PUBLISHED, RANGES, WHOLE_NETFLIX, ConvertConfig
-from hotloop.families.recommender.splits import (
+from hotloop.families.recommender.commands_config import ConvertOptions
+from hotloop.families.recommender.rating_sets import (
     OUTSIDE,
     STRANGER,
     TEST,
     TRAIN,
     VALID,
-    Split,
-    date_split,
-    distinct,
-    in_order,
-    random_split,
-    user_time_split,
+    RatingSplit,
+    find_distinct,
+    order_blocks,
+    split_by_date,
+    split_by_user_time,
+    split_randomly,
 )
 
 PARTS = {"train": TRAIN, "valid": VALID, "test": TEST}
 _MOVIELENS = ("u.data", "ratings.dat", "ratings.csv")
 
 
-def run(config: ConvertConfig, context: Console) -> Mapping[str, Any]:
+def run(config: ConvertOptions, context: Console) -> Mapping[str, Any]:
     """Read, divide, write, and say how many ratings, users and items each part has."""
     targets = _targets(config)
     triples, is_netflix = _read(config.source, context)
     context.say(f"{len(triples):,} ratings in {config.source}")
     split = _divide(config, triples, is_netflix)
-    counts = count(split)
+    counts = count_parts(split)
     if not counts["train"]["ratings"]:
         raise DataError(f"{config.source}: no rating falls into the training part of --split {config.split}")
     _write(split, targets, context)
@@ -62,7 +62,7 @@ def run(config: ConvertConfig, context: Console) -> Mapping[str, Any]:
     }
 
 
-def count(split: Split) -> dict[str, dict[str, int]]:
+def count_parts(split: RatingSplit) -> dict[str, dict[str, int]]:
     """Ratings, users and items of each part, and what was left out.
 
     "without_lines" are users of the part whose every rating was of an item that train does not have.
@@ -77,19 +77,19 @@ def count(split: Split) -> dict[str, dict[str, int]]:
     return counts
 
 
-def _count_part(split: Split, *which: int) -> dict[str, int]:
+def _count_part(split: RatingSplit, *which: int) -> dict[str, int]:
     chosen = split.chosen(*which)
-    users = len(distinct(split.triples.users[chosen]))
-    given = len(distinct(split.triples.users[split.given(*which)])) if split.unseen.any() else users
+    users = len(find_distinct(split.triples.users[chosen]))
+    given = len(find_distinct(split.triples.users[split.given(*which)])) if split.unseen.any() else users
     return {
         "ratings": int(np.count_nonzero(chosen)),
         "users": users,
-        "items": len(distinct(split.triples.items[chosen])),
+        "items": len(find_distinct(split.triples.items[chosen])),
         "without_lines": given - users,
     }
 
 
-def _targets(config: ConvertConfig) -> dict[str, Path]:
+def _targets(config: ConvertOptions) -> dict[str, Path]:
     """The files to write; OptionError where they must not be replaced."""
     if config.out.exists() and not config.out.is_dir():
         raise OptionError(f"OUT {config.out}: is a file; give a folder")
@@ -118,39 +118,39 @@ def _read(source: Path, console: Console) -> tuple[Triples, bool]:
     raise DataError(f"SOURCE {source}: none of {known} in this folder")
 
 
-def _divide(config: ConvertConfig, triples: Triples, is_netflix: bool) -> Split:
+def _divide(config: ConvertOptions, triples: Triples, is_netflix: bool) -> RatingSplit:
     if config.split == "random":
-        return random_split(triples, config.fractions, config.seed)
+        return split_randomly(triples, config.fractions, config.seed)
     if triples.times is None:
         raise OptionError(f"--split {config.split}: {config.source} has no times; --split random needs none")
     if config.split == "user-time":
-        return user_time_split(triples, config.seed)
+        return split_by_user_time(triples, config.seed)
     if not is_netflix:
         raise OptionError(
             f"--split {config.split}: is for the days of the Netflix Prize; for {config.source} take user-time or "
             "random"
         )
     train, test = (tuple(map(netflix.day, days)) for days in RANGES[config.split])
-    return date_split(triples, (train[0], train[1]), (test[0], test[1]), config.seed)
+    return split_by_date(triples, (train[0], train[1]), (test[0], test[1]), config.seed)
 
 
-def _write(split: Split, targets: Mapping[str, Path], console: Console) -> None:
+def _write(split: RatingSplit, targets: Mapping[str, Path], console: Console) -> None:
     """All parts in one pass over the table; the files get their names when all of them are whole."""
     kept = split.chosen(*PARTS.values())
     with (
         console.progress("writing", int(np.count_nonzero(kept))) as bar,
-        _appending(list(targets.values())) as append,
+        _open_tables(list(targets.values())) as append,
     ):
-        for order in in_order(split.triples, kept):
+        for order in order_blocks(split.triples, kept):
             for path, which in zip(targets.values(), PARTS.values(), strict=True):
                 append[path](_lines(split.triples.take(order[split.parts[order] == which])))
             bar.advance(len(order))
 
 
 @contextmanager
-def _appending(paths: list[Path]) -> Iterator[dict[Path, Any]]:
+def _open_tables(paths: list[Path]) -> Iterator[dict[Path, Any]]:
     """For each path a function that appends a table of text to it."""
-    csv = arrow_csv()
+    csv = import_arrow_csv()
     import pyarrow as pa
 
     schema = pa.schema({"user": pa.int64(), "item": pa.int64(), "rating": pa.string()})
@@ -217,3 +217,21 @@ def _compare(split: str, counts: Mapping[str, Mapping[str, int]], console: Conso
         console.say("these are the published numbers of ratings, training users and training items")
     else:
         console.warn(f"train ratings, users, items and test ratings are {ours}, published {PUBLISHED[split]}")
+
+
+RANGES: dict[str, tuple[tuple[str, str], tuple[str, str]]] = {
+    "full": (("1999-12-01", "2005-11-30"), ("2005-12-01", "2005-12-31")),
+    "3m": (("2005-09-01", "2005-11-30"), ("2005-12-01", "2005-12-31")),
+    "6m": (("2005-06-01", "2005-11-30"), ("2005-12-01", "2005-12-31")),
+    "1y": (("2004-06-01", "2005-05-31"), ("2005-06-01", "2005-06-30")),
+}
+"""First and last day, both included, of the training and the test ratings of the Netflix Prize's splits."""
+
+WHOLE_NETFLIX = 100_480_507
+PUBLISHED = {
+    "full": (98_074_901, 477_412, 17_768, 2_250_481),
+    "3m": (13_675_402, 311_315, 17_736, 2_082_559),
+    "6m": (29_179_009, 390_795, 17_757, 2_175_535),
+    "1y": (41_451_832, 345_855, 16_907, 3_888_684),
+}
+"""Training ratings, users and items, and ratings for validation and test together (DeepRecommender's README)."""

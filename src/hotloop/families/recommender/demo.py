@@ -11,27 +11,27 @@ from typing import Any
 from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.loop import Program, copy_state
 from hotloop.engine.progress import Console
-from hotloop.families.recommender import biases, model, saved, sets, train
-from hotloop.families.recommender.config import Train
-from hotloop.families.recommender.errors_of import Errors
+from hotloop.families.recommender import baseline_models, model, rating_sets, saved_run, train
+from hotloop.families.recommender.config import TrainOptions
+from hotloop.families.recommender.rating_error import RatingError
 
-RECIPE = Train(
+RECIPE = TrainOptions(
     data="procedural", epochs=150, refeed="none", base_learning_rate=-12, weight_decay=6e-3, precision="32.32"
 )
 
 
-def glimpse(console: Console, recipe: Train = RECIPE) -> dict[str, Any]:
+def demo_run(console: Console, recipe: TrainOptions = RECIPE) -> dict[str, Any]:
     """Validation RMSE after each epoch, that of the biases, and users a second."""
     config = replace(recipe, batch_size=recipe.batch_size or 64).resolved()
-    data = sets.load(config, console)
+    data = rating_sets.load_sets(config, console)
     assert data.validation is not None and config.batch_size is not None
-    schedule = train.planned(config, data)[0]
-    job = saved.job_of(config, data.train.n_items, schedule)
+    schedule = train.make_plan(config, data)[0]
+    job = saved_run.make_job(config, data.train.n_items, schedule)
     updates = schedule.updates_per_call
-    program = Program(model.update(job), train.feed_of(config, job, data), updates, seed_key(config.seed))
+    program = Program(model.update(job), train.make_feed(config, job, data), updates, seed_key(config.seed))
     state = copy_state(model.init(job, stream(seed_key(config.seed), "init", 0)))
     program.compile(state, updates)
-    errors = Errors(job, data.train, data.validation, data.train.users, data.scale)
+    errors = RatingError(job, data.train, data.validation, data.train.users, data.scale)
     curve, seconds = [errors(state)["rmse"]], []
     for call in range(schedule.calls):
         began = time.perf_counter()
@@ -39,10 +39,10 @@ def glimpse(console: Console, recipe: Train = RECIPE) -> dict[str, Any]:
         metrics.wait()
         seconds.append(time.perf_counter() - began)
         curve.append(errors(state)["rmse"])
-    best = biases.chosen(data.train, data.validation, *data.scale)
+    best = baseline_models.choose_biases(data.train, data.validation, *data.scale)
     return {
         "rmse": curve,
-        "biases": biases.rmse(best, data.validation, *data.scale),
+        "biases": baseline_models.biases_rmse(best, data.validation, *data.scale),
         "users_per_second": updates * config.batch_size / min(seconds),
         "users": data.train.users,
         "items": data.train.n_items,

@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from hotloop.data.matrix import RatingMatrix
+from hotloop.data.rating_matrix import RatingMatrix
 from hotloop.engine.progress import Console
 from hotloop.engine.records import write_json
 from hotloop.errors import DataError
-from hotloop.families.recommender import model, saved, sets
-from hotloop.families.recommender.batches import Rows
-from hotloop.families.recommender.evaluate_config import Evaluate, Truth
-from hotloop.families.recommender.measures import Batch, Figures, Measures, Rules, Scorer, bounded
-from hotloop.families.recommender.saved import Saved
+from hotloop.families.recommender import model, rating_sets, saved_run
+from hotloop.families.recommender.batches import DeviceRows
+from hotloop.families.recommender.commands_config import EvaluateOptions, TruthOptions
+from hotloop.families.recommender.measures import Batch, Figures, Measures, Scorer, ScoringRules, make_rules
+from hotloop.families.recommender.saved_run import SavedRun
 from hotloop.options import to_jsonable
 
 
@@ -51,19 +51,19 @@ def evaluation(
     low: float,
     high: float,
     k: Sequence[int] = (),
-    rows: Rows | None = None,
+    rows: DeviceRows | None = None,
 ) -> Callable[[model.State], Figures]:
     """From training states to figures, compiled once; `low` and `high` may be infinite, without `k` nothing is ranked.
 
     `rows` are the training ratings where they are on the device already.
     """
-    return Measures(autoencoder(job), train, truth, batch_size, Rules(low, high, ks=tuple(k)), rows)
+    return Measures(autoencoder(job), train, truth, batch_size, ScoringRules(low, high, ks=tuple(k)), rows)
 
 
-def run(config: Evaluate, console: Console) -> Mapping[str, Any]:
+def run(config: EvaluateOptions, console: Console) -> Mapping[str, Any]:
     """Evaluate a checkpoint; the result is also written to the run's folder."""
-    found = saved.load(config.run, config.step, best=config.best)
-    asked = asked_for(config, found, saved.load_training(found), console)
+    found = saved_run.load_run(config.run, config.step, best=config.best)
+    asked = asked_for(config, found, saved_run.load_training(found), console)
     size = batch_size(config.batch_size, found)
     started = time.perf_counter()
     with console.progress("evaluating"):
@@ -92,24 +92,24 @@ def run(config: Evaluate, console: Console) -> Mapping[str, Any]:
 OLD = "the mean of RMSEs over whole batches of {} users, unclipped; for comparison only"
 
 
-def rules(config: Evaluate, found: Saved) -> Rules:
+def rules(config: EvaluateOptions, found: SavedRun) -> ScoringRules:
     """The run's range of ratings and the command's wishes."""
-    return bounded(
+    return make_rules(
         found.low, found.high, config.clip, whole=config.round, ks=config.k, relevant=config.relevant
     )
 
 
-def batch_size(asked: int | None, found: Saved) -> int:
+def batch_size(asked: int | None, found: SavedRun) -> int:
     """The option, else what the run validated with."""
     size = asked or found.config.validation_batch_size
     assert size is not None
     return size
 
 
-def asked_for(config: Truth, found: Saved, train: RatingMatrix, console: Console) -> Asked:
+def asked_for(config: TruthOptions, found: SavedRun, train: RatingMatrix, console: Console) -> Asked:
     """The truth of --data-file, or of the part of the run's own data that --split names."""
     if config.data_file is not None:
-        truth = sets.truth(config.data_file, train, console)
+        truth = rating_sets.read_truth(config.data_file, train, console)
         asked = Asked(train, truth, str(config.data_file), config.data_file.stem)
     else:
         asked = _part(config, found, train, console)
@@ -118,8 +118,8 @@ def asked_for(config: Truth, found: Saved, train: RatingMatrix, console: Console
     return asked
 
 
-def _part(config: Truth, found: Saved, train: RatingMatrix, console: Console) -> Asked:
-    data = sets.load(found.config, console)
+def _part(config: TruthOptions, found: SavedRun, train: RatingMatrix, console: Console) -> Asked:
+    data = rating_sets.load_sets(found.config, console)
     if not same_ratings(data.train, train):
         raise DataError(
             f"{config.run}: {data.name} has other training ratings than the run was trained on; give the truth with "
@@ -161,7 +161,7 @@ def show(
     )
 
 
-def _write(config: Evaluate, part: str, step: int, result: Mapping[str, Any]) -> Path:
+def _write(config: EvaluateOptions, part: str, step: int, result: Mapping[str, Any]) -> Path:
     how = ("" if config.clip else "-unclipped") + ("-rounded" if config.round else "")
     path = config.run / "evaluations" / f"{part}-{step}{how}.json"
     path.parent.mkdir(exist_ok=True)

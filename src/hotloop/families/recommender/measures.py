@@ -1,23 +1,56 @@
-"""All figures of a way to score items, over the users of a set of ratings, in one pass on the device.
+"""How good an order of items is: NDCG@k and Recall@k of each user, with binary relevance.
 
-A scorer is any function (state, batch) -> scores [B, items]: the autoencoder, a table of biases, EASE. RMSE and MAE
-are over all ratings at once, with predictions clipped and rounded as asked; NDCG and recall rank the scores as they
-are, since clipping would make ties. None of these depends on the size of a batch. It knows no model.
+Candidates are the items that the user has not rated in training; equal scores stand in the order of their columns.
+DCG@k adds 1 / log2(1 + place) over the relevant items among the first k, and NDCG@k divides it by the best that is
+possible; Recall@k is the share of the relevant items that are among the first k. It knows no model and no ratings.
+
+All figures of a way to score items, over the users of a set of ratings, in one pass on the device.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
-from hotloop.data.matrix import RatingMatrix
+from hotloop.data.rating_matrix import RatingMatrix
 from hotloop.engine.evaluate import Evaluation
-from hotloop.families.recommender import batches, losses, ranking
-from hotloop.families.recommender.batches import Rows
+from hotloop.families.recommender import batches
+from hotloop.families.recommender.batches import DeviceRows
+
+
+def mask_rated(scores: Array, rated: Array) -> Array:
+    """The scores [B, items] of what may be recommended, minus infinity elsewhere."""
+    return jnp.where(rated, -jnp.inf, scores)
+
+
+def ranking_values(scores: Array, rated: Array, relevant: Array, ks: Sequence[int]) -> dict[str, Array]:
+    """For each user `ndcg` and `recall` [B, len(ks)], and `ranked`: whether there is anything relevant to find.
+
+    Where there is nothing, both are 0: leave those users out of a mean. An item that is rated is never relevant.
+    """
+    wanted = relevant & ~rated
+    depth = min(max(ks), scores.shape[-1])
+    _, first = lax.top_k(mask_rated(scores, rated), depth)
+    hits = jnp.take_along_axis(wanted, first, axis=-1).astype(jnp.float32)
+    discounts = (1 / np.log2(np.arange(depth) + 2.0)).astype(np.float32)
+    total, ends = wanted.sum(-1), [min(k, depth) for k in ks]
+    ideal = np.append(0, np.cumsum(discounts)).astype(np.float32)
+    best = jnp.asarray(ideal)[jnp.minimum(total[:, None], jnp.asarray(ends))]
+    return {
+        "ndcg": _sums_to(hits * discounts, ends) / jnp.maximum(best, 1),  # an only item in first place has 1
+        "recall": _sums_to(hits, ends) / jnp.maximum(total, 1)[:, None],
+        "ranked": total > 0,
+    }
+
+
+def _sums_to(entries: Array, ends: Sequence[int]) -> Array:
+    """Sums of the first entries of each row, one for each end."""
+    return jnp.stack([entries[:, :end].sum(-1) for end in ends], axis=-1)
+
 
 Batch = Mapping[str, Array]
 Scorer = Callable[[Any, Batch], Array]
@@ -25,7 +58,7 @@ Figures = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Rules:
+class ScoringRules:
     """What becomes of a score, and what is measured of it."""
 
     low: float = -math.inf
@@ -43,9 +76,9 @@ class Rules:
         return jnp.round(clipped) if self.whole else clipped
 
 
-def bounded(low: float, high: float, clip: bool, **others: Any) -> Rules:
+def make_rules(low: float, high: float, clip: bool, **others: Any) -> ScoringRules:
     """Rules that clip to these bounds, or to none."""
-    return Rules(low, high, **others) if clip else Rules(**others)
+    return ScoringRules(low, high, **others) if clip else ScoringRules(**others)
 
 
 class Measures:
@@ -61,11 +94,11 @@ class Measures:
         train: RatingMatrix,
         truth: RatingMatrix,
         batch_size: int,
-        rules: Rules,
-        rows: Rows | None = None,
+        rules: ScoringRules,
+        rows: DeviceRows | None = None,
     ):
         size = min(batch_size, max(1, int(np.count_nonzero(np.diff(truth.starts)))))
-        found = batches.pairs(train, truth, size, rows)
+        found = batches.pair_users(train, truth, size, rows)
 
         def gather(data: Any, places: Array) -> dict[str, Array]:
             whole = places[0] + size <= found.users
@@ -100,15 +133,13 @@ class Measures:
         return {**means, "ranked_users": ranked}
 
 
-def _values(scorer: Scorer, rules: Rules) -> Callable[[Any, Batch], dict[str, Array]]:
+def _values(scorer: Scorer, rules: ScoringRules) -> Callable[[Any, Batch], dict[str, Array]]:
     def values(state: Any, batch: Batch) -> dict[str, Array]:
         scores, truth = scorer(state, batch), batch["truth"]
-        figures = losses.error_sums(rules.prediction(scores), truth) | {
-            "batch_rmse": _old_rmse(scores, batch)
-        }
+        figures = sum_errors(rules.prediction(scores), truth) | {"batch_rmse": _old_rmse(scores, batch)}
         if rules.ks:
             liked = (truth > 0) & (truth >= rules.relevant)
-            figures |= ranking.values(scores, batch["ratings"] > 0, liked, rules.ks)
+            figures |= ranking_values(scores, batch["ratings"] > 0, liked, rules.ks)
         return figures
 
     return values
@@ -123,3 +154,14 @@ def _old_rmse(scores: Array, batch: Batch) -> Array:
     error = jnp.where(there, scores - batch["truth"], 0)
     rmse = jnp.sqrt(jnp.square(error).sum() / there.sum())
     return jnp.where(batch["in_whole_batch"], rmse / len(scores), 0)
+
+
+def sum_errors(predictions: Array, truth: Array) -> dict[str, Array]:
+    """Of each user: squared and absolute error over its ratings, and their number."""
+    there = truth > 0
+    error = jnp.where(there, predictions - truth, 0)
+    return {
+        "squared_error": jnp.square(error).sum(-1),
+        "absolute_error": jnp.abs(error).sum(-1),
+        "ratings": there.sum(-1),
+    }

@@ -18,9 +18,10 @@ from jax import Array
 from hotloop.engine import precision
 from hotloop.engine.device import platform
 from hotloop.engine.keys import sample_keys, stream
-from hotloop.families.recommender import autoencoder, losses, sparse_joint
-from hotloop.families.recommender.batches import Sparse
-from hotloop.families.recommender.config import LAYERS, Net
+from hotloop.families.recommender import autoencoder, sparse_joint
+from hotloop.families.recommender.batches import SparseBatch
+from hotloop.families.recommender.config import LAYERS, UpdateOptions
+from hotloop.families.recommender.measures import sum_errors
 
 State = Any
 Batch = Mapping[str, Any]
@@ -36,7 +37,7 @@ def resolve_precision(mode: str) -> str:
 class Job:
     """A network for so many items, and where its rate drops."""
 
-    net: Net
+    net: UpdateOptions
     items: int
     drops: tuple[int, ...] = ()
     """Updates from which each next factor of the rate holds."""
@@ -61,7 +62,7 @@ class Job:
         return tuple(base * factor for factor in self.net.learning_rate_decay[: len(self.drops) + 1])
 
 
-def optimiser(net: Net) -> Any:
+def optimiser(net: UpdateOptions) -> Any:
     """Decay, then clipping, then momentum; the rate is applied afterwards."""
     steps = []
     if net.weight_decay:
@@ -92,7 +93,7 @@ def update(job: Job) -> Callable[[State, Batch, Array], tuple[State, dict[str, A
         rate = learning_rate(job, state["update"])
         step = _Step(job, chosen, rate, key)
         if net.refeeding == "joint":
-            if isinstance(x, Sparse):
+            if isinstance(x, SparseBatch):
                 state, (loss, mask) = step.made(state, _sparse_joint(job, state["params"], x, key), 0)
             else:
                 state, (loss, mask) = step(state, lambda params: _joint(job, params, x, key), 0)
@@ -106,16 +107,16 @@ def update(job: Job) -> Callable[[State, Batch, Array], tuple[State, dict[str, A
 
 
 def _joint(job: Job, params: Any, x: Array, key: Array) -> tuple[Array, Array]:
-    y = network(job, params, x, stream(key, "dropout", 0))
-    mask = losses.masked(y, x.astype(y.dtype))
-    again = network(job, params, y, stream(key, "dropout", 1))
-    return mask + losses.dense(again, y), mask
+    y = apply_network(job, params, x, stream(key, "dropout", 0))
+    mask = autoencoder.masked_error(y, x.astype(y.dtype))
+    again = apply_network(job, params, y, stream(key, "dropout", 1))
+    return mask + autoencoder.dense_error(again, y), mask
 
 
-def _sparse_joint(job: Job, params: Any, x: Sparse, key: Array) -> tuple[Any, tuple[Array, Array]]:
+def _sparse_joint(job: Job, params: Any, x: SparseBatch, key: Array) -> tuple[Any, tuple[Array, Array]]:
     """The same with sparse ratings: its gradient, and what `_joint` returns."""
-    keeps = [kept(job, stream(key, "dropout", n), len(x.users)) for n in (0, 1)]
-    result = sparse_joint.gradient(params, x, keeps, job.net.loss_scaling)
+    keeps = [draw_dropout(job, stream(key, "dropout", n), len(x.users)) for n in (0, 1)]
+    result = sparse_joint.joint_gradient(params, x, keeps, job.net.loss_scaling)
     return result.gradients, (result.loss, result.masked)
 
 
@@ -123,8 +124,8 @@ def _alternating(
     job: Job, step: "_Step", state: State, x: Array, key: Array
 ) -> tuple[State, dict[str, Array]]:
     def rated(params: Any) -> tuple[Array, Array]:
-        y = network(job, params, x, stream(key, "dropout", 0))
-        return losses.masked(y, x.astype(y.dtype)), y
+        y = apply_network(job, params, x, stream(key, "dropout", 0))
+        return autoencoder.masked_error(y, x.astype(y.dtype)), y
 
     state, (mask, y) = step(state, rated, 0)
     figures = {"loss": mask, "rmse": jnp.sqrt(mask)}
@@ -133,8 +134,8 @@ def _alternating(
         target = y
 
         def refed(params: Any, n: int = n, target: Array = target) -> tuple[Array, Array]:
-            y = network(job, params, target, stream(key, "dropout", n))
-            return losses.dense(y, target), y
+            y = apply_network(job, params, target, stream(key, "dropout", n))
+            return autoencoder.dense_error(y, target), y
 
         state, (figures["refeed_loss"], y) = step(state, refed, n)
     return state, figures
@@ -190,12 +191,12 @@ def learning_rate(job: Job, update: Array) -> Array:
     return rates[sum((update >= drop).astype(jnp.int32) for drop in job.drops)] if job.drops else rates[0]
 
 
-def network(job: Job, params: Any, x: Array, key: Array | None = None) -> Array:
+def apply_network(job: Job, params: Any, x: Array, key: Array | None = None) -> Array:
     """Predictions for dense ratings; with a key, the code is dropped out, each row by its own place."""
-    return autoencoder.forward(params, x, kept(job, key, len(x)), linear=job.net.no_selu)
+    return autoencoder.forward(params, x, draw_dropout(job, key, len(x)), linear=job.net.no_selu)
 
 
-def kept(job: Job, key: Array | None, rows: int) -> Array | float:
+def draw_dropout(job: Job, key: Array | None, rows: int) -> Array | float:
     """What the code is multiplied with."""
     if key is None or not job.net.code_dropout:
         return 1.0
@@ -207,7 +208,7 @@ def kept(job: Job, key: Array | None, rows: int) -> Array | float:
 
 def predict(job: Job, state: State, x: Array) -> Array:
     """Predictions without dropout, float32."""
-    return network(job, job.policy.to_compute(state["params"]), x)
+    return apply_network(job, job.policy.to_compute(state["params"]), x)
 
 
 def evaluate(job: Job, low: float, high: float) -> Callable[[State, Batch], dict[str, Array]]:
@@ -215,6 +216,6 @@ def evaluate(job: Job, low: float, high: float) -> Callable[[State, Batch], dict
 
     def values(state: State, batch: Batch) -> dict[str, Array]:
         predictions = jnp.clip(predict(job, state, batch["ratings"]), low, high)
-        return losses.error_sums(predictions, batch["truth"])
+        return sum_errors(predictions, batch["truth"])
 
     return values

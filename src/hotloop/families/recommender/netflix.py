@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hotloop.data.growing import Column
-from hotloop.data.rating_text import Triples, arrow_csv
+from hotloop.data.ratings import GrowingColumn, Triples, import_arrow_csv
 from hotloop.engine.progress import Console
 from hotloop.errors import DataError
 
@@ -49,7 +48,7 @@ def begins_like_one(path: str | Path) -> bool:
 
 def read(files: list[Path], console: Console) -> Triples:
     """All ratings of the files; `times` are days. DataError with the first bad line."""
-    table = [Column(kind) for kind in (np.int32, np.int32, np.float32, np.int32)]
+    table = [GrowingColumn(kind) for kind in (np.int32, np.int32, np.float32, np.int32)]
     with console.progress("reading ratings", sum(path.stat().st_size for path in files)) as bar:
         for path in files:
             for pieces, size in _ratings(path):
@@ -66,7 +65,7 @@ def _ratings(path: Path) -> Iterator[tuple[list[NDArray[Any]], int]]:
     """Users, items, ratings and days of each section, and the bytes that it had."""
     if not path.stat().st_size:
         raise DataError(f"{path}: no ratings in this file")
-    csv = arrow_csv()
+    csv = import_arrow_csv()
     import pyarrow as pa
 
     names = {"user": pa.int32(), "rating": pa.float32(), "day": pa.date32()}

@@ -11,7 +11,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from hotloop.data.rating_text import arrow_csv
+from hotloop.data.ratings import import_arrow_csv
 from hotloop.errors import DataError, OptionError
 
 Append = Callable[..., None]
@@ -20,7 +20,7 @@ Append = Callable[..., None]
 @contextmanager
 def writing(path: Path) -> Iterator[Append]:
     """A function that appends equally long columns; the file gets its name when the block ends well."""
-    csv = arrow_csv()
+    csv = import_arrow_csv()
     import pyarrow as pa
 
     plain = csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")

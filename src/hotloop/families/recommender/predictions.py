@@ -15,15 +15,15 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from hotloop.data.matrix import RatingMatrix, build
-from hotloop.data.rating_text import read_triples
+from hotloop.data.rating_matrix import RatingMatrix, build_matrix
+from hotloop.data.ratings import read_triples
 from hotloop.engine.progress import Console, compiling
-from hotloop.families.recommender import batches, model, saved
+from hotloop.families.recommender import batches, model, saved_run
+from hotloop.families.recommender.commands_config import PredictOptions
 from hotloop.families.recommender.evaluation import asked_for, batch_size
-from hotloop.families.recommender.measures import Rules, bounded
-from hotloop.families.recommender.predict_config import Predict
+from hotloop.families.recommender.measures import ScoringRules, make_rules
 from hotloop.families.recommender.prediction_text import writing
-from hotloop.families.recommender.saved import Saved
+from hotloop.families.recommender.saved_run import SavedRun
 
 
 class Block(NamedTuple):
@@ -35,11 +35,11 @@ class Block(NamedTuple):
     truth: NDArray[np.float32]
 
 
-def run(config: Predict, console: Console) -> Mapping[str, Any]:
+def run(config: PredictOptions, console: Console) -> Mapping[str, Any]:
     """Write the file; the errors are those of its lines."""
-    found = saved.load(config.run, config.step, best=config.best)
+    found = saved_run.load_run(config.run, config.step, best=config.best)
     asked = asked_for(config, found, observed(config.ratings_file, found, console), console)
-    rules = bounded(found.low, found.high, config.clip, whole=config.round)
+    rules = make_rules(found.low, found.high, config.clip, whole=config.round)
     path = config.output or config.run / "predictions" / f"{asked.short}-{found.step}.txt"
     size = batch_size(config.batch_size, found)
     squares = absolutes = 0.0
@@ -66,28 +66,28 @@ def run(config: Predict, console: Console) -> Mapping[str, Any]:
     }
 
 
-def observed(ratings_file: Path | None, found: Saved, console: Console) -> RatingMatrix:
+def observed(ratings_file: Path | None, found: SavedRun, console: Console) -> RatingMatrix:
     """What users have rated: the run's training ratings, or those of a file, whose users may be new."""
     if ratings_file is None:
-        return saved.load_training(found)
+        return saved_run.load_training(found)
     read = read_triples(ratings_file)
-    return build(read.users, read.items, read.ratings, item_ids=found.item_ids, warn=console.warn)
+    return build_matrix(read.users, read.items, read.ratings, item_ids=found.item_ids, warn=console.warn)
 
 
 def predicted(
-    found: Saved, train: RatingMatrix, truth: RatingMatrix, size: int, rules: Rules
+    found: SavedRun, train: RatingMatrix, truth: RatingMatrix, size: int, rules: ScoringRules
 ) -> Iterator[Block]:
     """Every rating of `truth`, so many users at a time."""
     users = np.flatnonzero(np.diff(truth.starts)).astype(np.int32)
     size = min(size, len(users))
-    most, room = batches.largest(truth, size), batches.largest(train, size)
+    most, room = batches.max_ratings(truth, size), batches.max_ratings(train, size)
 
     @jax.jit
-    def at(state: Any, rows: batches.Rows, users: Array, where: tuple[Array, Array]) -> Array:
+    def at(state: Any, rows: batches.DeviceRows, users: Array, where: tuple[Array, Array]) -> Array:
         ratings = batches.densify(rows, users, train.n_items, room)
         return rules.prediction(model.predict(found.job, state, ratings)[where])
 
-    resident, waiting = batches.on_device(train), None
+    resident, waiting = batches.send_rows(train), None
     for first in range(0, len(users), size):
         chosen = users[first : first + size]
         rows, columns, values = _ratings(truth, chosen)

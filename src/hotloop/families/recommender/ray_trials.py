@@ -14,17 +14,16 @@ from typing import Any
 
 from hotloop.engine.interrupt import raise_stops
 from hotloop.errors import DeviceError, MissingExtra, RunError
-from hotloop.families.recommender.children import GRACE, Children
-from hotloop.families.recommender.places import MEMORY, SHARED
-from hotloop.families.recommender.trials import Outcome, Trial, run_one
+from hotloop.families.recommender.local_trials import GRACE_SECONDS, MEMORY, SHARED_MEMORY, ChildProcesses
+from hotloop.families.recommender.trials import Trial, TrialOutcome, run_trial
 
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
-KNOCK = 5.0
+CONNECT_SECONDS = 5.0
 """Seconds."""
 
 
-def load() -> Any:
+def import_ray() -> Any:
     """Ray, or the name of the extra that brings it."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
@@ -34,20 +33,20 @@ def load() -> Any:
         raise MissingExtra("ray", "ray", "--engine ray") from None
 
 
-def in_worker(trial: Trial, slot: int, memory: dict[str, str]) -> Outcome:
+def run_in_worker(trial: Trial, slot: int, memory: dict[str, str]) -> TrialOutcome:
     """A trial in a worker of the cluster; a cancelled task stops its child."""
-    children = Children()
+    children = ChildProcesses()
     try:
-        return run_one(trial, slot, {**memory, **os.environ}, children)
+        return run_trial(trial, slot, {**memory, **os.environ}, children)
     finally:
         children.stop()
 
 
-def _knock(address: str | None) -> None:
+def _check_address(address: str | None) -> None:
     """OSError where nobody answers at HOST:PORT: Ray itself would go on trying for minutes."""
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
-        socket.create_connection((host, int(port)), timeout=KNOCK).close()
+        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
 
 
 def _first_line(error: Exception) -> str:
@@ -64,12 +63,12 @@ class RayEngine:
     say: Callable[[str], None]
 
     def __call__(
-        self, planned: Sequence[Trial], ended: Callable[[Outcome], None]
-    ) -> tuple[list[Outcome], int]:
+        self, planned: Sequence[Trial], ended: Callable[[TrialOutcome], None]
+    ) -> tuple[list[TrialOutcome], int]:
         """Run them."""
-        ray = load()
+        ray = import_ray()
         try:
-            _knock(self.address)
+            _check_address(self.address)
             here = {} if self.address else {"include_dashboard": False}  # a cluster has its own, or none
             ray.init(self.address or "local", log_to_driver=False, logging_level="ERROR", **here)
         except Exception as error:  # ray raises a different kind for each way an address can be wrong
@@ -83,8 +82,8 @@ class RayEngine:
             ray.shutdown()
 
     def _run(
-        self, ray: Any, planned: Sequence[Trial], ended: Callable[[Outcome], None]
-    ) -> tuple[list[Outcome], int]:
+        self, ray: Any, planned: Sequence[Trial], ended: Callable[[TrialOutcome], None]
+    ) -> tuple[list[TrialOutcome], int]:
         gpus = 0 if self.device == "cpu" else int(ray.cluster_resources().get("GPU", 0))
         if self.device == "gpu" and not gpus:
             raise DeviceError("--device gpu: the Ray cluster has no GPU; use --device auto")
@@ -93,10 +92,10 @@ class RayEngine:
         sharing = math.ceil(concurrent / devices)
         kind = f"GPU{'s' * (gpus > 1)}" if gpus else f"node{'s' * (devices > 1)}"
         self.say(f"{len(planned)} trials on {devices} {kind} of a Ray cluster, {concurrent} at a time")
-        task = ray.remote(in_worker).options(
+        task = ray.remote(run_in_worker).options(
             num_gpus=1 / sharing if gpus else 0, num_cpus=1, max_retries=0, scheduling_strategy="SPREAD"
         )
-        memory = {MEMORY: f"{SHARED / sharing:.3f}"} if gpus and sharing > 1 else {}
+        memory = {MEMORY: f"{SHARED_MEMORY / sharing:.3f}"} if gpus and sharing > 1 else {}
         flights = _Flights(ray, lambda trial, slot: task.remote(trial, slot, memory), concurrent)
         return flights.run(planned, ended), concurrent
 
@@ -109,7 +108,7 @@ class _Flights:
         self.free = list(range(concurrent))
         self.flying: dict[Any, int] = {}
 
-    def run(self, planned: Sequence[Trial], ended: Callable[[Outcome], None]) -> list[Outcome]:
+    def run(self, planned: Sequence[Trial], ended: Callable[[TrialOutcome], None]) -> list[TrialOutcome]:
         """All outcomes, in the order of the trials."""
         waiting, outcomes = list(planned), []
         try:
@@ -126,9 +125,9 @@ class _Flights:
             raise
         return sorted(outcomes, key=lambda outcome: outcome.trial.number)
 
-    def _outcome(self, task: Any) -> Outcome:
+    def _outcome(self, task: Any) -> TrialOutcome:
         try:
-            outcome: Outcome = self.ray.get(task)
+            outcome: TrialOutcome = self.ray.get(task)
         except self.ray.exceptions.RayError as error:
             raise RunError(f"--engine ray: a worker of the cluster was lost ({_first_line(error)})") from None
         return outcome
@@ -137,4 +136,4 @@ class _Flights:
         for task in self.flying:
             self.ray.cancel(task)
         if self.flying:
-            self.ray.wait(list(self.flying), num_returns=len(self.flying), timeout=GRACE + 2)
+            self.ray.wait(list(self.flying), num_returns=len(self.flying), timeout=GRACE_SECONDS + 2)

@@ -14,16 +14,16 @@ import numpy as np
 from jax import Array, lax
 from numpy.typing import NDArray
 
-from hotloop.data.matrix import RatingMatrix
+from hotloop.data.rating_matrix import RatingMatrix
 from hotloop.engine.progress import Console, compiling
 from hotloop.errors import OptionError
-from hotloop.families.recommender import batches, model, ranking, saved
+from hotloop.families.recommender import batches, measures, model, saved_run
+from hotloop.families.recommender.commands_config import RecommendOptions
 from hotloop.families.recommender.evaluation import batch_size
-from hotloop.families.recommender.measures import Rules, bounded
-from hotloop.families.recommender.predict_config import Recommend
+from hotloop.families.recommender.measures import ScoringRules, make_rules
 from hotloop.families.recommender.prediction_text import writing
 from hotloop.families.recommender.predictions import observed
-from hotloop.families.recommender.saved import Saved
+from hotloop.families.recommender.saved_run import SavedRun
 
 
 class Lists(NamedTuple):
@@ -34,12 +34,12 @@ class Lists(NamedTuple):
     predictions: NDArray[np.float32]
 
 
-def run(config: Recommend, console: Console) -> Mapping[str, Any]:
+def run(config: RecommendOptions, console: Console) -> Mapping[str, Any]:
     """A file, or a table and the lists themselves."""
-    found = saved.load(config.run, config.step, best=config.best)
+    found = saved_run.load_run(config.run, config.step, best=config.best)
     train = observed(config.ratings_file, found, console)
     users = rows_of(config, train)
-    rules = bounded(found.low, found.high, config.clip, whole=config.round)
+    rules = make_rules(found.low, found.high, config.clip, whole=config.round)
     lists = recommended(found, train, users, config.top, batch_size(config.batch_size, found), rules)
     named = ((train.user_ids[each.rows], train.item_ids[each.columns], each.predictions) for each in lists)
     result = {"run": str(config.run), "step": found.step, "users": len(users), "top": config.top}
@@ -58,7 +58,7 @@ def run(config: Recommend, console: Console) -> Mapping[str, Any]:
     return {**result, "output": str(config.output)}
 
 
-def rows_of(config: Recommend, train: RatingMatrix) -> NDArray[np.int32]:
+def rows_of(config: RecommendOptions, train: RatingMatrix) -> NDArray[np.int32]:
     """The rows of the users that are asked for, each once, in that order."""
     if config.all:
         return np.arange(train.users, dtype=np.int32)
@@ -77,20 +77,20 @@ def rows_of(config: Recommend, train: RatingMatrix) -> NDArray[np.int32]:
 
 
 def recommended(
-    found: Saved, train: RatingMatrix, users: NDArray[np.int32], top: int, size: int, rules: Rules
+    found: SavedRun, train: RatingMatrix, users: NDArray[np.int32], top: int, size: int, rules: ScoringRules
 ) -> Iterator[Lists]:
     """The lists of these rows, so many users at a time; shorter where fewer items are left unrated."""
     size, top = min(size, len(users)), min(top, train.n_items)
-    room = batches.largest(train, size)
+    room = batches.max_ratings(train, size)
 
     @jax.jit
-    def best(state: Any, rows: batches.Rows, users: Array) -> tuple[Array, Array, Array]:
+    def best(state: Any, rows: batches.DeviceRows, users: Array) -> tuple[Array, Array, Array]:
         ratings = batches.densify(rows, users, train.n_items, room)
-        scores = ranking.candidates(model.predict(found.job, state, ratings), ratings > 0)
+        scores = measures.mask_rated(model.predict(found.job, state, ratings), ratings > 0)
         highest, columns = lax.top_k(scores, top)
         return rules.prediction(highest), columns, highest > -jnp.inf
 
-    resident = batches.on_device(train)
+    resident = batches.send_rows(train)
     for first in range(0, len(users), size):
         chosen = users[first : first + size]
         filled = np.pad(chosen, (0, size - len(chosen)), mode="edge")

@@ -14,15 +14,15 @@ import jax.numpy as jnp
 from jax import Array
 
 from hotloop.families.recommender import autoencoder
-from hotloop.families.recommender.batches import Entries, Sparse
+from hotloop.families.recommender.batches import Entries, SparseBatch
 from hotloop.layers.dense import column_sums, product, with_bias
 
 Params = Any
-WORTH = 0.01
+SPARSE_SHARE = 0.01
 """The share of rated places up to which a sparse product beats the dense one."""
 
 
-class Result(NamedTuple):
+class JointGradient(NamedTuple):
     """Scaled gradients, and the loss and its masked part unscaled."""
 
     gradients: Params
@@ -38,7 +38,9 @@ class _Pass(NamedTuple):
     back: Any
 
 
-def gradient(params: Params, ratings: Sparse, keeps: Sequence[Array | float], scale: float) -> Result:
+def joint_gradient(
+    params: Params, ratings: SparseBatch, keeps: Sequence[Array | float], scale: float
+) -> JointGradient:
     """What `jax.grad` of the joint loss times `scale` gives, for a SELU network."""
     into = params["encoder"][0]["w"]
     tied = "w" not in params["decoder"][-1]
@@ -67,7 +69,7 @@ def gradient(params: Params, ratings: Sparse, keeps: Sequence[Array | float], sc
         "encoder": (d_first, *inner["encoder"]),
         "decoder": (*inner["decoder"], last),
     }
-    return Result(gradients, masked + dense, masked)
+    return JointGradient(gradients, masked + dense, masked)
 
 
 def _through(params: Params, before: Array, out_of: Array, keep: Array | float) -> _Pass:
@@ -80,7 +82,7 @@ def _through(params: Params, before: Array, out_of: Array, keep: Array | float) 
 
 def _middle(inner: Params, before: Array, keep: Array | float) -> Array:
     x = autoencoder.selu(with_bias(before, inner["first_bias"]))
-    return autoencoder.through(inner["encoder"], inner["decoder"], x, keep, autoencoder.selu)
+    return autoencoder.run_layers(inner["encoder"], inner["decoder"], x, keep, autoencoder.selu)
 
 
 def _weights(inputs: Sequence[Array], gradients: Sequence[Array]) -> Array:
@@ -88,7 +90,7 @@ def _weights(inputs: Sequence[Array], gradients: Sequence[Array]) -> Array:
     return jnp.concatenate(inputs).T @ jnp.concatenate(gradients)
 
 
-def _rated_product(ratings: Sparse, weights: Array) -> Array:
+def _rated_product(ratings: SparseBatch, weights: Array) -> Array:
     """ratings @ weights."""
 
     def add(total: Array, chunk: Entries) -> Array:
@@ -98,7 +100,7 @@ def _rated_product(ratings: Sparse, weights: Array) -> Array:
     return ratings.fold(add, jnp.zeros((len(ratings.users), weights.shape[1]), weights.dtype))
 
 
-def _squared_error(ratings: Sparse, predictions: Array) -> Array:
+def _squared_error(ratings: SparseBatch, predictions: Array) -> Array:
     """Summed over the ratings."""
 
     def add(total: Array, chunk: Entries) -> Array:
@@ -108,7 +110,7 @@ def _squared_error(ratings: Sparse, predictions: Array) -> Array:
     return ratings.fold(add, jnp.zeros((), predictions.dtype))
 
 
-def _with_errors(ratings: Sparse, into: Array, predictions: Array, factor: Array) -> Array:
+def _with_errors(ratings: SparseBatch, into: Array, predictions: Array, factor: Array) -> Array:
     """`into` with the errors times a factor added where there are ratings."""
 
     def add(into: Array, chunk: Entries) -> Array:
@@ -118,7 +120,7 @@ def _with_errors(ratings: Sparse, into: Array, predictions: Array, factor: Array
     return ratings.fold(add, into)
 
 
-def _with_outer(ratings: Sparse, into: Array, dy: Array) -> Array:
+def _with_outer(ratings: SparseBatch, into: Array, dy: Array) -> Array:
     """`into` + ratings.T @ dy."""
 
     def add(into: Array, chunk: Entries) -> Array:

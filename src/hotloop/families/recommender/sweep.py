@@ -1,12 +1,16 @@
-"""`hotloop recommender sweep`: one training for each learning rate, each in a process of its own, and their table.
+"""The result of a sweep: a row for each trial, totals, the best rate, and how all of it is told.
 
-It knows no device and no model; a trial is the command `hotloop recommender train`.
+The totals are rates that the machine had: trials that ran at the same time are added up, trials that ran one after
+the other are not. It knows outcomes, not how trials are run.
+
+`hotloop recommender sweep`: one training for each learning rate, each in a process of its own, and their table.
 """
 
+import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,19 +20,117 @@ from hotloop.engine.interrupt import Stopped
 from hotloop.engine.progress import Console
 from hotloop.engine.records import write_json
 from hotloop.errors import DataError, RunError
-from hotloop.families.recommender import places, trials
-from hotloop.families.recommender.config import Train, warn_of_no_effect
-from hotloop.families.recommender.sweep_config import Sweep
-from hotloop.families.recommender.sweep_result import short, summary, tell
-from hotloop.families.recommender.trial_progress import watch
-from hotloop.families.recommender.trials import Outcome, Trial
+from hotloop.families.recommender import local_trials, trials
+from hotloop.families.recommender.config import TrainOptions, warn_of_no_effect
+from hotloop.families.recommender.sweep_config import SweepOptions
+from hotloop.families.recommender.trials import Trial, TrialOutcome, watch_trials
 from hotloop.options import options_of
+
+COLUMNS = {
+    "trial": "trial",
+    "exponent": "exponent",
+    "learning rate": "learning_rate",
+    "loss": "loss",
+    "RMSE": "rmse",
+    "validation RMSE": "validation_rmse",
+    "users/s": "average_users_per_second",
+    "max users/s": "maximum_users_per_second",
+    "status": "status",
+}
+
+
+def summarise(outcomes: Sequence[TrialOutcome]) -> dict[str, Any]:
+    """Rows, totals, the best exponent, and how many trials did not finish."""
+    rows = [trial_row(outcome) for outcome in outcomes]
+    average, maximum = add_throughputs(outcomes)
+    finished = [each for each in rows if each["status"] == "finished" and each["loss"] is not None]
+    best = min(finished, key=_rank, default=None)
+    return {
+        "trials": rows,
+        "average_throughput": average,
+        "maximum_throughput": maximum,
+        "best": best and best["exponent"],
+        "loss": best and best["loss"],
+        "unfinished": sum(each["status"] != "finished" for each in rows),
+    }
+
+
+def _rank(trial: Mapping[str, Any]) -> tuple[float, float]:
+    """Validation before loss, where there is one."""
+    validation = trial["validation_rmse"]
+    return (math.inf if validation is None else validation, trial["loss"])
+
+
+def trial_row(outcome: TrialOutcome) -> dict[str, Any]:
+    """One trial as the result has it."""
+    figures, answer = outcome.figures, outcome.answer or {}
+    return {
+        "trial": outcome.trial.number,
+        "exponent": outcome.trial.exponent,
+        "learning_rate": figures.learning_rate,
+        "last_learning_rate": figures.last_learning_rate,
+        "loss": figures.loss,
+        "rmse": figures.rmse,
+        "validation_rmse": answer.get("validation", {}).get("rmse"),
+        "test_rmse": answer.get("test", {}).get("rmse"),
+        "updates": figures.updates,
+        "average_users_per_second": figures.average,
+        "maximum_users_per_second": figures.maximum,
+        "seconds": outcome.seconds,
+        "slot": outcome.slot,
+        "status": outcome.status,
+        "exit_status": outcome.exit_status,
+        "reason": outcome.reason,
+        "run": str(outcome.trial.folder),
+    }
+
+
+def add_throughputs(outcomes: Sequence[TrialOutcome]) -> tuple[float, float]:
+    """Average and maximum users a second of the sweep: for each slot its own, added up over slots.
+
+    A slot's trials came one after the other, so its average is all its users by all its time, and its maximum that
+    of its fastest trial; slots worked at the same time.
+    """
+    average = maximum = 0.0
+    for slot in {outcome.slot for outcome in outcomes}:
+        here = [outcome.figures for outcome in outcomes if outcome.slot == slot]
+        seconds = sum(figures.seconds for figures in here)
+        average += sum(figures.users for figures in here) / seconds if seconds else 0.0
+        maximum += max(figures.maximum or 0.0 for figures in here)
+    return average, maximum
+
+
+def show_result(result: Mapping[str, Any], console: Console) -> None:
+    """The table, the totals, and what to do with them."""
+    console.table(
+        tuple(COLUMNS), [[_cell(each[name]) for name in COLUMNS.values()] for each in result["trials"]]
+    )
+    console.say(f"Aggregate average throughput: {result['average_throughput']:.0f} samples/sec")
+    # No colon: old patterns take the mean of every "throughput: X samples/sec", and the average alone is meant.
+    console.say(f"Aggregate maximum throughput = {result['maximum_throughput']:.0f} samples/sec")
+    if result["best"] is not None:
+        figure = "validation RMSE" if result["validated"] else "loss"
+        console.say(f"lowest {figure}: train with --base-learning-rate {result['best']:g}")
+    if result["unfinished"]:
+        console.warn(f"{result['unfinished']} of {len(result['trials'])} trials did not finish")
+
+
+def _cell(value: Any) -> Any:
+    if value is None:
+        return "-"
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def format_figure(value: float | None) -> str:
+    """A figure in four decimals, a dash for nothing."""
+    return "-" if value is None else f"{value:.4f}"
+
 
 TRAIN = (sys.executable, "-m", "hotloop", "recommender", "train")
 NO_EFFECT = {"pipeline_num_parallel": 32, "fp_exceptions": False}
 
 
-class Caller(Console, Protocol):
+class SweepConsole(Console, Protocol):
     """Who listens, and where it asked to compute."""
 
     @property
@@ -40,18 +142,18 @@ class Caller(Console, Protocol):
         """The value of --only-accelerator."""
 
 
-def run(config: Sweep, caller: Caller) -> dict[str, Any]:
+def run(config: SweepOptions, caller: SweepConsole) -> dict[str, Any]:
     """Run every trial; the result has a row for each, the totals, and the best rate."""
     _check(config, caller)
     engine = _engine(config, caller)  # what it cannot run on is said before a folder is made
     folder = make_folder(config)
     planned = [
-        Trial(n, exponent, folder / f"trial-{n:02d}", command(config, exponent, folder, n, caller))
+        Trial(n, exponent, folder / f"trial-{n:02d}", trial_command(config, exponent, folder, n, caller))
         for n, exponent in enumerate(config.exponents, start=1)
     ]
     began = time.monotonic()
     try:
-        with caller.progress("sweep", len(planned)) as bar, watch(planned, bar):
+        with caller.progress("sweep", len(planned)) as bar, watch_trials(planned, bar):
             outcomes, concurrent = engine(planned, _listener(caller, bar, len(planned)))
     except KeyboardInterrupt as stop:
         said = f"interrupted: all trials are stopped, their runs are in {folder}"
@@ -62,16 +164,16 @@ def run(config: Sweep, caller: Caller) -> dict[str, Any]:
         "concurrent": concurrent,
         "seconds": time.monotonic() - began,
         "validated": config.validated,
-        **summary(outcomes),
+        **summarise(outcomes),
     }
     write_json(folder / "sweep.json", result)
     if all(outcome.status == "failed" for outcome in outcomes):
         raise RunError(f"every trial failed, the first with {outcomes[0].reason} ({folder})")
-    tell(result, caller)
+    show_result(result, caller)
     return result
 
 
-def describe(config: Sweep, caller: Caller) -> str:
+def describe(config: SweepOptions, caller: SweepConsole) -> str:
     """The trials; that each of them is possible is for a training to say."""
     _check(config, caller)
     exponents = ", ".join(f"{exponent:g}" for exponent in config.exponents)
@@ -80,7 +182,7 @@ def describe(config: Sweep, caller: Caller) -> str:
     return f"{where}: base learning rates of 2 to the power of {exponents}; each is this training:"
 
 
-def _check(config: Sweep, caller: Caller) -> None:
+def _check(config: SweepOptions, caller: SweepConsole) -> None:
     warn_of_no_effect(config, NO_EFFECT, caller.warn)
     for name in ("training_data_file", "validation_data_file", "test_data_file"):
         path = getattr(config, name)
@@ -88,7 +190,7 @@ def _check(config: Sweep, caller: Caller) -> None:
             raise DataError(f"--{name.replace('_', '-')} {path}: there is no such file")
 
 
-def make_folder(config: Sweep) -> Path:
+def make_folder(config: SweepOptions) -> Path:
     """RESULTS/NAME, empty; the name says seed and time unless it is given."""
     stamp = time.strftime("%Y%m%d_%H%M%S", time.gmtime())
     folder = (
@@ -108,11 +210,13 @@ def make_folder(config: Sweep) -> Path:
     return folder
 
 
-def command(config: Sweep, exponent: float, folder: Path, number: int, caller: Caller) -> tuple[str, ...]:
+def trial_command(
+    config: SweepOptions, exponent: float, folder: Path, number: int, caller: SweepConsole
+) -> tuple[str, ...]:
     """The command line of one trial, good in any folder: its rate, and every option that is not at its default."""
     chosen = replace(config.training(exponent), results_dir=folder, run_name=f"trial-{number:02d}")
     words = [f"--device={caller.device}", *(["--only-accelerator"] if caller.only_accelerator else [])]
-    for each in options_of(Train):
+    for each in options_of(TrainOptions):
         value = getattr(chosen, each.name)
         wanted = value != each.default or each.name == "base_learning_rate"
         if wanted and each.name not in NO_EFFECT:
@@ -128,16 +232,16 @@ def _word(value: Any) -> str:
     return repr(value) if isinstance(value, float) else str(value)
 
 
-Engine = Callable[[Sequence[Trial], Callable[[Outcome], None]], tuple[list[Outcome], int]]
+Engine = Callable[[Sequence[Trial], Callable[[TrialOutcome], None]], tuple[list[TrialOutcome], int]]
 
 
-def _engine(config: Sweep, caller: Caller) -> Engine:
+def _engine(config: SweepOptions, caller: SweepConsole) -> Engine:
     """What runs trials, and tells how many at a time."""
     if config.engine == "ray":
         from hotloop.families.recommender.ray_trials import RayEngine
 
         return RayEngine(config.ray_address, config.concurrent, caller.device, caller.say)
-    seen = places.look(caller.device, caller.only_accelerator)
+    seen = local_trials.find_devices(caller.device, caller.only_accelerator)
     for warning in seen.warnings:
         caller.warn(warning)
     return LocalEngine(config.concurrent, seen, caller.say)
@@ -148,17 +252,17 @@ class LocalEngine:
     """Processes of this machine."""
 
     concurrent: int | None
-    seen: places.Seen
+    seen: local_trials.DevicesFound
     say: Callable[[str], None]
 
     def __call__(
-        self, planned: Sequence[Trial], ended: Callable[[Outcome], None]
-    ) -> tuple[list[Outcome], int]:
+        self, planned: Sequence[Trial], ended: Callable[[TrialOutcome], None]
+    ) -> tuple[list[TrialOutcome], int]:
         """Run them."""
         self.say(self.describe(len(planned)))
         concurrent = self.at_a_time(len(planned))
         return trials.run_all(
-            planned, places.environments(self.seen, concurrent, os.environ), ended
+            planned, local_trials.trial_environments(self.seen, concurrent, os.environ), ended
         ), concurrent
 
     def at_a_time(self, trials: int) -> int:
@@ -171,10 +275,10 @@ class LocalEngine:
         return f"{trials} trials on {devices}, {self.at_a_time(trials)} at a time"
 
 
-def _listener(caller: Caller, bar: Any, count: int) -> Callable[[Outcome], None]:
+def _listener(caller: SweepConsole, bar: Any, count: int) -> Callable[[TrialOutcome], None]:
     warned: set[str] = set()
 
-    def ended(outcome: Outcome) -> None:
+    def ended(outcome: TrialOutcome) -> None:
         bar.advance()
         for warning in outcome.warnings:
             if warning not in warned:  # what one trial warns of, the others do, too
@@ -183,7 +287,7 @@ def _listener(caller: Caller, bar: Any, count: int) -> Callable[[Outcome], None]
         head = f"trial {outcome.trial.number} of {count}, exponent {outcome.trial.exponent:g}"
         if outcome.status == "finished":
             figures = outcome.figures
-            caller.say(f"{head}: loss: {short(figures.loss)}, RMSE: {short(figures.rmse)}")
+            caller.say(f"{head}: loss: {format_figure(figures.loss)}, RMSE: {format_figure(figures.rmse)}")
         else:
             caller.warn(f"{head} {outcome.status}, {outcome.reason}")
 

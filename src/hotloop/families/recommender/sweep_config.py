@@ -11,12 +11,12 @@ from typing import Any, ClassVar, Literal
 
 from hotloop.errors import OptionError
 from hotloop.families.recommender import config
-from hotloop.families.recommender.config import OLD, RUN, Net, Train
+from hotloop.families.recommender.config import OLD, RUN, TrainOptions, UpdateOptions
 from hotloop.options import folder_name, option, positive, validate
 
 SWEEP = "Sweep"
-USUAL = tuple(f"{12.5 + 0.5 * n:g}" for n in range(16))
-_TRAIN = {each.name: each for each in fields(Train)}
+USUAL_RATES = tuple(f"{12.5 + 0.5 * n:g}" for n in range(16))
+_TRAIN = {each.name: each for each in fields(TrainOptions)}
 
 
 _SAME: dict[str, Any] = {
@@ -62,14 +62,14 @@ def _positive(text: str) -> float:
 
 
 @dataclass(frozen=True)
-class Sweep(Net):
+class SweepOptions(UpdateOptions):
     """All of `hotloop recommender sweep`."""
 
     # No option of a sweep: the rates are, and --base-learning-rate is understood as short for them, as it was.
-    base_learning_rate: ClassVar[float] = Net.base_learning_rate  # type: ignore[misc]
+    base_learning_rate: ClassVar[float] = UpdateOptions.base_learning_rate  # type: ignore[misc]
 
     base_learning_rates: tuple[str, ...] = option(
-        USUAL,
+        USUAL_RATES,
         "Rates to try: a list, 16,16.5,17, or a range cut into --num-devices points, 16..20; "
         "16 is a rate of 2^-16 times the batch size.",
         group=SWEEP,
@@ -153,10 +153,10 @@ class Sweep(Net):
             return self.validation_data_file is not None and not self.no_validation
         return self.data != "random" and not self.no_validation
 
-    def training(self, exponent: float) -> Train:
+    def training(self, exponent: float) -> TrainOptions:
         """The options of one trial; its folder is still the sweep's."""
         shared = {each.name: getattr(self, each.name) for each in fields(self) if each.name in _TRAIN}
-        return Train(**{**shared, "base_learning_rate": exponent, "no_validation": not self.validated})
+        return TrainOptions(**{**shared, "base_learning_rate": exponent, "no_validation": not self.validated})
 
 
 PRESETS = {

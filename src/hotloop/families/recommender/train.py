@@ -26,13 +26,13 @@ from hotloop.engine.progress import Console, Progress
 from hotloop.engine.run import Run, check_free, check_resumable
 from hotloop.engine.sinks import ConsoleSink
 from hotloop.errors import DataError, OptionError
-from hotloop.families.recommender import batches, beside, model, saved, sets, sparse_joint
-from hotloop.families.recommender.answers import Answers
-from hotloop.families.recommender.between import Between
-from hotloop.families.recommender.config import Schedule, Train, schedule, warn_of_no_effect
-from hotloop.families.recommender.errors_of import Errors
-from hotloop.families.recommender.sets import Sets
-from hotloop.families.recommender.validator import bounds
+from hotloop.families.recommender import batches, beside, model, rating_sets, saved_run, sparse_joint
+from hotloop.families.recommender.config import Schedule, TrainOptions, make_schedule, warn_of_no_effect
+from hotloop.families.recommender.rating_error import RatingError
+from hotloop.families.recommender.rating_sets import RatingSets
+from hotloop.families.recommender.validate_inline import InlineValidation
+from hotloop.families.recommender.validations import Validations
+from hotloop.families.recommender.validator import prediction_bounds
 from hotloop.families.recommender.work import Work
 
 MAY_DIFFER = (
@@ -48,25 +48,25 @@ MAY_DIFFER = (
 NO_EFFECT = {"pipeline_num_parallel": 32, "validation_batches_per_step": 250, "select_ipus": "AUTO"}
 
 
-def run(config: Train, console: Console, command: str) -> Mapping[str, Any]:
+def run(config: TrainOptions, console: Console, command: str) -> Mapping[str, Any]:
     """Train, or what --testing-on-checkpoint and --build-init ask for instead."""
     warn_of_no_effect(config, NO_EFFECT, console.warn)
     if config.testing_on_checkpoint is not None:
-        return test_only(config, config.testing_on_checkpoint, console)
+        return test_checkpoint(config, config.testing_on_checkpoint, console)
     check_free(run_folder(config), config.resume)
     config, data = prepare(config, console)
-    if (fitting := fitted(config, data)) != config:
+    if (fitting := fit_batch_size(config, data)) != config:
         console.warn(f"--batch-size {config.batch_size}: there are only {data.train.users} users to train with, "
                      "so that they are one batch")  # fmt: skip
-    return once(fitting, data, console, command)
+    return train_run(fitting, data, console, command)
 
 
-def prepare(config: Train, console: Console) -> tuple[Train, Sets]:
+def prepare(config: TrainOptions, console: Console) -> tuple[TrainOptions, RatingSets]:
     """The ratings, checked, and the options with everything filled in that follows from them."""
     check_resumable(run_folder(config), config.resume)
-    data = sets.load(config, console)
-    check(config, data)
-    resolved: Train = replace(
+    data = rating_sets.load_sets(config, console)
+    check_truth(config, data)
+    resolved: TrainOptions = replace(
         config.resolved(data.train.users, data.train.ratings),
         precision=model.resolve_precision(config.precision),  # type: ignore[arg-type]
     )
@@ -78,13 +78,13 @@ def prepare(config: Train, console: Console) -> tuple[Train, Sets]:
     return resolved, data
 
 
-def fitted(config: Train, data: Sets) -> Train:
+def fit_batch_size(config: TrainOptions, data: RatingSets) -> TrainOptions:
     """A batch of all users where there are fewer than a batch; one user, if that is all, trains too."""
     assert config.batch_size is not None
     return replace(config, batch_size=min(config.batch_size, data.train.users))
 
 
-def check(config: Train, data: Sets) -> None:
+def check_truth(config: TrainOptions, data: RatingSets) -> None:
     """Ratings to validate or test with must be of users and items that were trained with."""
     for path, truth in (
         (config.validation_data_file, data.validation),
@@ -97,11 +97,11 @@ def check(config: Train, data: Sets) -> None:
             )
 
 
-def planned(config: Train, data: Sets) -> tuple[Schedule, Plan]:
+def make_plan(config: TrainOptions, data: RatingSets) -> tuple[Schedule, Plan]:
     """Calls as the old program counted them; validations, and a checkpoint with each."""
-    config = fitted(config, data)
+    config = fit_batch_size(config, data)
     assert config.batch_size is not None
-    times = schedule(config, data.train.users)
+    times = make_schedule(config, data.train.users)
     validated = data.validation is not None and not config.no_validation
     every = min(times.validate_every, times.updates)
     return times, plan_updates(
@@ -115,15 +115,15 @@ def planned(config: Train, data: Sets) -> tuple[Schedule, Plan]:
     )
 
 
-def describe(config: Train, data: Sets) -> str:
+def describe(config: TrainOptions, data: RatingSets) -> str:
     """What the plan does not say: the network, its types, its rates, and memory on the device."""
-    config = fitted(config, data)
-    times = planned(config, data)[0]
-    job = saved.job_of(config, data.train.n_items, times)
+    config = fit_batch_size(config, data)
+    times = make_plan(config, data)[0]
+    job = saved_run.make_job(config, data.train.n_items, times)
     state = jax.eval_shape(lambda key: model.init(job, key), jax.random.key(0))
     count = sum(leaf.size for leaf in jax.tree.leaves(state["params"]))
     held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-    ratings = sum(part.nbytes for part in batches.rows_of(data.train) if part is not None)
+    ratings = sum(part.nbytes for part in batches.make_rows(data.train) if part is not None)
     assert config.batch_size is not None
     dense = 24 * config.batch_size * job.items
     rates = ", ".join(f"{rate:g}" for rate in job.rates)
@@ -137,35 +137,35 @@ def describe(config: Train, data: Sets) -> str:
     )
 
 
-def feed_of(config: Train, job: model.Job, data: Sets) -> Resident:
+def make_feed(config: TrainOptions, job: model.Job, data: RatingSets) -> Resident:
     """Batches of users, made dense inside the loop, or left sparse where the update takes them so."""
     assert config.batch_size is not None
-    sparse, capacity = takes_sparse(job, data), batches.largest(data.train, config.batch_size)
+    sparse, capacity = takes_sparse(job, data), batches.max_ratings(data.train, config.batch_size)
     dtype = job.policy.compute
 
-    def gather(rows: batches.Rows, users: Array) -> dict[str, Any]:
+    def gather(rows: batches.DeviceRows, users: Array) -> dict[str, Any]:
         if sparse:
-            return {"ratings": batches.Sparse(rows, users)}
+            return {"ratings": batches.SparseBatch(rows, users)}
         return {"ratings": batches.densify(rows, users, job.items, capacity, dtype)}
 
-    rows = batches.rows_of(data.train)
+    rows = batches.make_rows(data.train)
     return Resident(rows, config.batch_size, seed=config.seed, samples=data.train.users, gather=gather)
 
 
-def takes_sparse(job: model.Job, data: Sets) -> bool:
+def takes_sparse(job: model.Job, data: RatingSets) -> bool:
     """Whether an update on sparse ratings is the faster one: joint re-feeding in float32 on a CPU, few ratings."""
     net, full = job.net, data.train.ratings / (data.train.users * job.items)
     plain = net.refeeding == "joint" and not net.no_selu and job.policy.compute == jnp.float32
-    return platform() == "cpu" and plain and full < sparse_joint.WORTH
+    return platform() == "cpu" and plain and full < sparse_joint.SPARSE_SHARE
 
 
-def once(config: Train, data: Sets, console: Console, command: str) -> dict[str, Any]:
+def train_run(config: TrainOptions, data: RatingSets, console: Console, command: str) -> dict[str, Any]:
     """One run in a folder of its own."""
-    times, plan = planned(config, data)
-    work = Work(config, data, saved.job_of(config, data.train.n_items, times), plan, console)
+    times, plan = make_plan(config, data)
+    work = Work(config, data, saved_run.make_job(config, data.train.n_items, times), plan, console)
     if work.validated and config.multiprocessing:
         beside.check(platform())
-    folder, answers = run_folder(config), Answers(config.patience)
+    folder, answers = run_folder(config), Validations(config.patience)
     report = reports.requested(config.report, folder, console.warn)
     with (
         Run.create(
@@ -173,27 +173,27 @@ def once(config: Train, data: Sets, console: Console, command: str) -> dict[str,
             sinks=[ConsoleSink(console.say)],
         ) as record,
         Checkpoints(
-            record.checkpoints, answers | KeepLast(2), family=saved.FAMILY, config=work.settings
+            record.checkpoints, answers | KeepLast(2), family=saved_run.FAMILY, config=work.settings
         ) as checkpoints,
         console.progress("recommender", plan.total_updates) as bar,
     ):  # fmt: skip
         if data.notice:
             record.event("warning", message=data.notice)
         if not (folder / "ratings.npz").exists():
-            saved.write_training(folder, data.train)
+            saved_run.write_training(folder, data.train)
         state = work.initial()
         if config.build_init:
             checkpoints.save(0, state, position={})
             checkpoints.wait()
             return {"run": str(folder), "updates": 0}
         state = trained(work, state, answers, record, checkpoints, bar, report)
-        return final(work, state, record, checkpoints)
+        return evaluate_best(work, state, record, checkpoints)
 
 
 def trained(
     work: Work,
     state: model.State,
-    answers: Answers,
+    answers: Validations,
     record: Run,
     checkpoints: Checkpoints,
     bar: Progress,
@@ -212,7 +212,7 @@ def trained(
             last = drive(
                 Program(
                     model.update(work.job),
-                    feed_of(work.config, work.job, work.data),
+                    make_feed(work.config, work.job, work.data),
                     work.plan.updates_per_call,
                     work.key,
                 ),
@@ -241,17 +241,17 @@ def trained(
         answers.mark(checkpoints, state)
 
 
-def validating(work: Work, answers: Answers, record: Run) -> AbstractContextManager[Any]:
+def validating(work: Work, answers: Validations, record: Run) -> AbstractContextManager[Any]:
     """Validation as the options want it: beside the training, between its calls, or None."""
     if not work.validated:
         return nullcontext()
     if work.config.multiprocessing:
         return beside.Beside(record, work, answers)
     work.console.say("Running validation...")
-    return nullcontext(Between(record, work, answers))
+    return nullcontext(InlineValidation(record, work, answers))
 
 
-def final(work: Work, state: model.State, record: Run, checkpoints: Checkpoints) -> dict[str, Any]:
+def evaluate_best(work: Work, state: model.State, record: Run, checkpoints: Checkpoints) -> dict[str, Any]:
     """The best checkpoint's errors, as a record and as the result."""
     best = checkpoints.best()
     step = made = int(state["update"])
@@ -272,21 +272,23 @@ def final(work: Work, state: model.State, record: Run, checkpoints: Checkpoints)
     return result
 
 
-def test_only(config: Train, folder: Path, console: Console) -> dict[str, Any]:
+def test_checkpoint(config: TrainOptions, folder: Path, console: Console) -> dict[str, Any]:
     """RMSE of a run's best weights on the validation ratings; the training ratings are the run's own."""
-    found = saved.load(folder, best=True)
-    train = saved.load_training(found)
+    found = saved_run.load_run(folder, best=True)
+    train = saved_run.load_training(found)
     if config.validation_data_file is None:
         raise OptionError("--testing-on-checkpoint: give the ratings to test on with --validation-data-file")
-    truth = sets.truth(config.validation_data_file, train, console)
-    limits = bounds(config.clip, found.low, found.high)
+    truth = rating_sets.read_truth(config.validation_data_file, train, console)
+    limits = prediction_bounds(config.clip, found.low, found.high)
     with console.progress("evaluating"):
-        figures = Errors(found.job, train, truth, config.validation_batch_size or 128, limits)(found.state)
+        figures = RatingError(found.job, train, truth, config.validation_batch_size or 128, limits)(
+            found.state
+        )
     console.say(f"testing: RMSE {figures['rmse']:.4f}")
     return {"run": str(folder), "step": found.step, **figures}
 
 
-def run_folder(config: Train) -> Path:
+def run_folder(config: TrainOptions) -> Path:
     """RESULTS/NAME, where the name says batch, seed and time unless it is given."""
     stamp = time.strftime("%Y%m%d_%H%M%S", time.gmtime())
     return config.results_dir / (config.run_name or f"logs-bs{config.batch_size}-rn{config.seed}-{stamp}")

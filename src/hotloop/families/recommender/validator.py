@@ -17,31 +17,33 @@ FOLDER = "validating"
 """Where, in the run's folder, the weights wait that are not validated yet, and the ratings to validate with."""
 
 
-def errors_of_run(folder: Path) -> tuple[Any, Any]:
+def load_rating_error(folder: Path) -> tuple[Any, Any]:
     """The job of a run, and its validation errors as a function of weights."""
     import numpy as np
 
     from hotloop.engine.records import read_json
-    from hotloop.families.recommender import saved
-    from hotloop.families.recommender.config import Train, schedule
-    from hotloop.families.recommender.errors_of import Errors
+    from hotloop.families.recommender import saved_run
+    from hotloop.families.recommender.config import TrainOptions, make_schedule
+    from hotloop.families.recommender.rating_error import RatingError
     from hotloop.options import build
 
     options = dict(read_json(folder / "config.json"))
-    users, items, _, low, high = (options.pop(name) for name in saved.EXTRA)
-    config = build(Train, options)
-    job = saved.job_of(config, items, schedule(config, users))
+    users, items, _, low, high = (options.pop(name) for name in saved_run.EXTRA)
+    config = build(TrainOptions, options)
+    job = saved_run.make_job(config, items, make_schedule(config, users))
     train, truth = (
-        saved.load_training(
-            saved.Saved(config, job, None, 0, where, np.arange(users), np.arange(items), low, high)
+        saved_run.load_training(
+            saved_run.SavedRun(config, job, None, 0, where, np.arange(users), np.arange(items), low, high)
         )
         for where in (folder, folder / FOLDER)
     )
     assert config.validation_batch_size is not None
-    return job, Errors(job, train, truth, config.validation_batch_size, bounds(config.clip, low, high))
+    return job, RatingError(
+        job, train, truth, config.validation_batch_size, prediction_bounds(config.clip, low, high)
+    )
 
 
-def bounds(clip: bool, low: float, high: float) -> tuple[float, float]:
+def prediction_bounds(clip: bool, low: float, high: float) -> tuple[float, float]:
     """What predictions are clipped to."""
     return (low, high) if clip else (-float("inf"), float("inf"))
 
@@ -80,7 +82,7 @@ def main(folder: Path, platform: str) -> None:
     from hotloop.engine.device import setup
 
     setup(platform)
-    job, errors = errors_of_run(folder)
+    job, errors = load_rating_error(folder)
     while True:
         asked = jobs.get()
         figures = errors({"params": read_weights(Path(asked["weights"]), job)})

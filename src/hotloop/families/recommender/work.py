@@ -10,15 +10,15 @@ from typing import Any
 
 from jax import Array
 
-from hotloop.data.matrix import RatingMatrix
+from hotloop.data.rating_matrix import RatingMatrix
 from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.plan import Plan
 from hotloop.engine.progress import Console
-from hotloop.families.recommender import model, saved
-from hotloop.families.recommender.config import Train
-from hotloop.families.recommender.errors_of import Errors
-from hotloop.families.recommender.sets import Sets
-from hotloop.families.recommender.validator import bounds
+from hotloop.families.recommender import model, saved_run
+from hotloop.families.recommender.config import TrainOptions
+from hotloop.families.recommender.rating_error import RatingError
+from hotloop.families.recommender.rating_sets import RatingSets
+from hotloop.families.recommender.validator import prediction_bounds
 from hotloop.options import to_jsonable
 
 FILES = ("training_data_file", "validation_data_file", "test_data_file")
@@ -28,8 +28,8 @@ FILES = ("training_data_file", "validation_data_file", "test_data_file")
 class Work:
     """A training that could begin."""
 
-    config: Train
-    data: Sets
+    config: TrainOptions
+    data: RatingSets
     job: model.Job
     plan: Plan
     console: Console
@@ -57,19 +57,19 @@ class Work:
     def initial(self) -> model.State:
         """The state before the first update."""
         train = self.data.train
-        return saved.initial(self.job, stream(self.key, "init", 0), train.user_ids, train.item_ids)
+        return saved_run.initial_state(self.job, stream(self.key, "init", 0), train.user_ids, train.item_ids)
 
     @cached_property
-    def validation_errors(self) -> Errors:
+    def validation_errors(self) -> RatingError:
         """Errors on the validation ratings as a function of weights, compiled once for all of the run."""
         assert self.data.validation is not None
         return self.errors(self.data.validation)
 
-    def errors(self, truth: RatingMatrix) -> Errors:
+    def errors(self, truth: RatingMatrix) -> RatingError:
         """Errors on these ratings as a function of {"params": weights}."""
         assert self.config.validation_batch_size is not None
-        limits = bounds(self.config.clip, *self.data.scale)
-        return Errors(self.job, self.data.train, truth, self.config.validation_batch_size, limits)
+        limits = prediction_bounds(self.config.clip, *self.data.scale)
+        return RatingError(self.job, self.data.train, truth, self.config.validation_batch_size, limits)
 
     def epoch(self, update: int) -> float:
         """So many updates, in epochs."""

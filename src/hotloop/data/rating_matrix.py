@@ -77,7 +77,7 @@ class RatingMatrix:
         return self.items[own], self.codes[own] if self.levels is None else self.levels[self.codes[own]]
 
 
-def build(
+def build_matrix(
     users: NDArray[Any],
     items: NDArray[Any],
     values: NDArray[Any],
@@ -91,10 +91,10 @@ def build(
     With a map, ratings of users or items that it does not have are left out. Of ratings of the same user and item
     the last one counts. Both are said once, with their number.
     """
-    values = _above_zero(values)
-    rows, user_ids = number(users) if user_ids is None else (_find(users, user_ids), user_ids)
-    columns, item_ids = number(items) if item_ids is None else (_find(items, item_ids), item_ids)
-    codes, levels = _coded(values)
+    values = _check_above_zero(values)
+    rows, user_ids = number_ids(users) if user_ids is None else (_find(users, user_ids), user_ids)
+    columns, item_ids = number_ids(items) if item_ids is None else (_find(items, item_ids), item_ids)
+    codes, levels = _encode(values)
     if skipped := int(np.count_nonzero(known := (rows < 0) | (columns < 0))):
         warn(
             f"{skipped:,} of {len(rows):,} ratings are left out: their user or item is not in the training data"
@@ -107,7 +107,7 @@ def build(
     return RatingMatrix(starts, own_items, own_codes, levels, user_ids, item_ids, skipped)
 
 
-def number(ids: NDArray[Any]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+def number_ids(ids: NDArray[Any]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """Each id's number in the order of first appearance, and the ids by number."""
     if not len(ids):
         return np.empty(0, np.int32), np.empty(0, np.int64)
@@ -118,7 +118,7 @@ def number(ids: NDArray[Any]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     return numbers, names[order]
 
 
-def by_rows(rows: NDArray[np.int32], count: int) -> Iterator[tuple[int, int, Any]]:
+def group_by_rows(rows: NDArray[np.int32], count: int) -> Iterator[tuple[int, int, Any]]:
     """First row, end row and the places of their ratings, in blocks of about BLOCK ratings or one long row."""
     sizes = np.zeros(count, np.int64)
     for part in _blocks(rows):  # bincount makes an int64 copy of all that it is given
@@ -133,7 +133,7 @@ def by_rows(rows: NDArray[np.int32], count: int) -> Iterator[tuple[int, int, Any
         first, done = last, end
 
 
-def _above_zero(values: NDArray[Any]) -> NDArray[np.float32]:
+def _check_above_zero(values: NDArray[Any]) -> NDArray[np.float32]:
     values = np.asarray(values, np.float32)
     if len(values) and not (values.min() > 0 and values.max() < np.inf):
         raise DataError("ratings must be above 0 and finite: zero and negative ratings are refused")
@@ -173,7 +173,7 @@ def _find(ids: NDArray[Any], names: NDArray[np.int64]) -> NDArray[np.int32]:
     return places
 
 
-def _coded(values: NDArray[np.float32]) -> tuple[NDArray[Any], NDArray[np.float32] | None]:
+def _encode(values: NDArray[np.float32]) -> tuple[NDArray[Any], NDArray[np.float32] | None]:
     """Ratings as places in the few levels that they have; as they are where they have more than 256."""
     levels = np.unique(values[:BLOCK])
     for part in _blocks(values):
@@ -196,7 +196,7 @@ def _compress(
     items, kept_codes = np.empty_like(columns), np.empty_like(codes)
     starts = np.zeros(users + 1, np.int64)
     done = 0
-    for first, last, places in by_rows(rows, users):
+    for first, last, places in group_by_rows(rows, users):
         row, column = rows[places] - first, columns[places]
         key = row.astype(np.int64) * n_items + column
         order = np.argsort(key, kind="stable")

@@ -14,25 +14,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.data.content import read_npz
-from hotloop.data.matrix import RatingMatrix
+from hotloop.data.rating_matrix import RatingMatrix
 from hotloop.engine.checkpoint import Checkpoints, KeepBest, warn_of
 from hotloop.engine.records import whole_file
 from hotloop.errors import DataError, RunError
 from hotloop.families.recommender import model
-from hotloop.families.recommender.config import Net, Schedule, Train
-from hotloop.families.recommender.of_run import EXTRA, FAMILY, options_at
+from hotloop.families.recommender.commands_config import EXTRA, FAMILY, read_run_options
+from hotloop.families.recommender.config import Schedule, TrainOptions, UpdateOptions
 from hotloop.options import build
 
-__all__ = ["BEST", "EXTRA", "FAMILY", "Saved"]
+__all__ = ["BEST", "EXTRA", "FAMILY", "SavedRun"]
 
 BEST = KeepBest("validation_rmse", "min", 1)
 
 
 @dataclass(frozen=True, eq=False)
-class Saved:
+class SavedRun:
     """What a run left."""
 
-    config: Train
+    config: TrainOptions
     job: model.Job
     state: Any
     step: int
@@ -43,49 +43,51 @@ class Saved:
     high: float
 
 
-def job_of(config: Train, items: int, schedule: Schedule) -> model.Job:
+def make_job(config: TrainOptions, items: int, schedule: Schedule) -> model.Job:
     """The part of the options that a state depends on."""
-    return model.Job(net_of(config), items, schedule.drops)
+    return model.Job(update_options(config), items, schedule.drops)
 
 
-def net_of(config: Train) -> Net:
+def update_options(config: TrainOptions) -> UpdateOptions:
     """The options of the network alone."""
-    return Net(**{each.name: getattr(config, each.name) for each in fields(Net)})
+    return UpdateOptions(**{each.name: getattr(config, each.name) for each in fields(UpdateOptions)})
 
 
-def initial(job: model.Job, key: Any, users: NDArray[np.int64], items: NDArray[np.int64]) -> model.State:
+def initial_state(
+    job: model.Job, key: Any, users: NDArray[np.int64], items: NDArray[np.int64]
+) -> model.State:
     """The first state, with the ids that a checkpoint must hold."""
-    return {**model.init(job, key), "ids": {"users": halves(users), "items": halves(items)}}
+    return {**model.init(job, key), "ids": {"users": split_ids(users), "items": split_ids(items)}}
 
 
-def halves(ids: NDArray[np.int64]) -> NDArray[np.uint32]:
+def split_ids(ids: NDArray[np.int64]) -> NDArray[np.uint32]:
     """64-bit ids as pairs of 32 bits, which every device takes."""
     return np.ascontiguousarray(ids).view(np.uint32).reshape(len(ids), 2)
 
 
-def whole(pairs: Any) -> NDArray[np.int64]:
+def join_ids(pairs: Any) -> NDArray[np.int64]:
     """What `halves` was given."""
     return np.ascontiguousarray(np.asarray(pairs)).view(np.int64).reshape(-1)
 
 
-def load(folder: str | Path, step: int | None = None, *, best: bool = False) -> Saved:
+def load_run(folder: str | Path, step: int | None = None, *, best: bool = False) -> SavedRun:
     """The newest whole checkpoint, that of a step, or the one that validated best."""
     folder = Path(folder)
-    options = options_at(folder)
+    options = read_run_options(folder)
     users, items, drops, low, high = (options.pop(name) for name in EXTRA)
     if "logdir" in options:  # as runs of earlier versions have it
         options["results_dir"] = options.pop("logdir")
-    config = build(Train, options)
+    config = build(TrainOptions, options)
     if config.size is None or not all(type(drop) is int for drop in drops):
         raise RunError(f"{folder / 'config.json'}: not the config of a {FAMILY} run")
-    job = model.Job(net_of(config), items, tuple(drops))
+    job = model.Job(update_options(config), items, tuple(drops))
     like = {**_shapes(job), "ids": {"users": _pairs(users), "items": _pairs(items)}}
     checkpoints = Checkpoints(folder / "checkpoints", BEST, family=FAMILY, config=options)
     if best and step is None and (step := checkpoints.best()) is not None:
         warn_of(checkpoints.damaged())
     restored = checkpoints.restore(like, step).warned()
-    user_ids, item_ids = (whole(restored.state["ids"][name]) for name in ("users", "items"))
-    return Saved(config, job, restored.state, restored.step, folder, user_ids, item_ids, low, high)
+    user_ids, item_ids = (join_ids(restored.state["ids"][name]) for name in ("users", "items"))
+    return SavedRun(config, job, restored.state, restored.step, folder, user_ids, item_ids, low, high)
 
 
 def _shapes(job: model.Job) -> Any:
@@ -105,7 +107,7 @@ def write_training(folder: Path, matrix: RatingMatrix) -> None:
         np.savez(file, **arrays)  # type: ignore[arg-type]  # numbers alone: nothing is pickled
 
 
-def load_training(found: Saved) -> RatingMatrix:
+def load_training(found: SavedRun) -> RatingMatrix:
     """The training ratings of a run."""
     path = found.folder / "ratings.npz"
     try:

@@ -1,24 +1,30 @@
 """Processes that must not outlive this one: started in groups of their own, read without end, stopped together.
 
 It knows nothing of what they do.
+
+Where trials can run on this machine: its devices, and the environment that shows a process one of them.
 """
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
 from typing import IO
 
-TAIL = 64 * 1024
+TAIL_BYTES = 64 * 1024
 """Bytes of each stream of a child that are kept."""
-GRACE = 10.0
+GRACE_SECONDS = 10.0
 """Seconds in which a child that is told to stop may save."""
 
 
-class Children:
+class ChildProcesses:
     """The processes that must not outlive this one."""
 
     def __init__(self) -> None:
@@ -47,7 +53,7 @@ class Children:
         with self._lock:
             self._running.discard(child)
 
-    def stop(self, grace: float = GRACE) -> None:
+    def stop(self, grace: float = GRACE_SECONDS) -> None:
         """Ask every child to stop, then kill what is left of their groups; no child starts afterwards."""
         with self._lock:
             self._stopped = True
@@ -72,7 +78,7 @@ def _send(children: Sequence[subprocess.Popen[bytes]], number: signal.Signals) -
             os.killpg(child.pid, number)
 
 
-class Tail:
+class StreamTail:
     """Reads a stream to its end in a thread and keeps the last part, so that a child never waits for us."""
 
     def __init__(self, stream: IO[bytes]):
@@ -82,10 +88,59 @@ class Tail:
 
     def _read(self, stream: IO[bytes]) -> None:
         with stream:
-            while part := os.read(stream.fileno(), TAIL):
-                self._kept = (self._kept + part)[-TAIL:]
+            while part := os.read(stream.fileno(), TAIL_BYTES):
+                self._kept = (self._kept + part)[-TAIL_BYTES:]
 
     def text(self) -> str:
         """What was kept, once the stream ended; a grandchild that holds it open is not waited for."""
-        self._thread.join(GRACE / 2)
+        self._thread.join(GRACE_SECONDS / 2)
         return self._kept.decode(errors="replace")
+
+
+VISIBLE, MEMORY = "CUDA_VISIBLE_DEVICES", "XLA_PYTHON_CLIENT_MEM_FRACTION"
+SHARED_MEMORY = 0.9
+"""Of a device's memory, what processes that share it may take together."""
+
+
+@dataclass(frozen=True)
+class DevicesFound:
+    """The devices that processes can be given one by one, and what was said while looking."""
+
+    platform: str
+    count: int
+    warnings: tuple[str, ...] = ()
+
+
+def find_devices(device: str, only_accelerator: bool) -> DevicesFound:
+    """What `--device` finds here; DeviceError where it finds nothing."""
+    if not only_accelerator and (device == "cpu" or os.environ.get("JAX_PLATFORMS") == "cpu"):
+        return DevicesFound("cpu", 1)
+    with ProcessPoolExecutor(1, get_context("spawn"), initializer=_ignore_interrupts) as pool:
+        return pool.submit(_find_devices, device, only_accelerator).result()
+
+
+def _ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _find_devices(device: str, only_accelerator: bool) -> DevicesFound:
+    from hotloop.engine.device import setup
+
+    said: list[str] = []
+    chosen = setup(device, only_accelerator=only_accelerator, warn=said.append)
+    import jax
+
+    # A process takes all TPU chips of a host, and a CPU is one device however it is cut.
+    count = len(jax.devices("gpu")) if chosen.platform == "gpu" else 1
+    return DevicesFound(chosen.platform, count, tuple(said))
+
+
+def trial_environments(seen: DevicesFound, concurrent: int, given: Mapping[str, str]) -> list[dict[str, str]]:
+    """The environment of each of so many processes at a time: devices by turns, memory shared where they are."""
+    if seen.platform != "gpu":
+        return [dict(given) for _ in range(concurrent)]
+    names = [name.strip() for name in given.get(VISIBLE, "").split(",") if name.strip()]
+    names = names or [str(n) for n in range(seen.count)]
+    sharing = math.ceil(concurrent / seen.count)
+    memory = {MEMORY: f"{SHARED_MEMORY / sharing:.3f}"} if sharing > 1 and MEMORY not in given else {}
+    return [{**given, VISIBLE: names[slot % seen.count], **memory} for slot in range(concurrent)]

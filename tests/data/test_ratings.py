@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hotloop.data import rating_text
-from hotloop.data.rating_text import read_triples
+from hotloop.data import ratings
+from hotloop.data.ratings import read_triples
 from hotloop.errors import DataError, MissingExtra
 
 ROOT = Path(
@@ -63,7 +63,7 @@ def test_ids_are_narrow_where_all_of_them_fit(file):
 
 
 def test_a_file_of_several_blocks_keeps_its_order(file, monkeypatch):
-    monkeypatch.setattr(rating_text, "_BLOCK", 1 << 12)
+    monkeypatch.setattr(ratings, "_BLOCK_BYTES", 1 << 12)
     rng = np.random.default_rng(0)
     users, items = rng.integers(0, 2**40, 3000), rng.integers(0, 1000, 3000)
     users[:1500] %= 1000

@@ -12,12 +12,12 @@ from typing import Any
 from hotloop.engine import checkpoint_folder
 from hotloop.engine.checkpoint import Checkpoints, Keep, Metrics
 from hotloop.engine.run import current_records, read_events
-from hotloop.families.recommender import saved
+from hotloop.families.recommender import saved_run
 
 Figures = dict[str, Any]
 
 
-class Answers(Keep):
+class Validations(Keep):
     """Validations by step, in the order of the steps, and a rule of which checkpoints to keep by them.
 
     A checkpoint may be saved before its validation is answered, so that its own figures do not tell: those that
@@ -42,18 +42,18 @@ class Answers(Keep):
     def enough(self) -> bool:
         """Whether `patience` validations came after the best one, or none will come any more."""
         figures = dict(self.figures)
-        values = [_number(figures[step].get(saved.BEST.metric)) for step in sorted(figures)]
+        values = [_number(figures[step].get(saved_run.BEST.metric)) for step in sorted(figures)]
         best = min(values, default=math.inf)
         since = len(values) - 1 - values.index(best) if math.isfinite(best) else len(values)
         return bool(self.error) or (self.patience is not None and since >= self.patience)
 
     def kept(self, metrics: Metrics) -> set[int]:
         """The best one, and those whose answer is still to come."""
-        return saved.BEST.kept(self._known(metrics)) | set(metrics).intersection(self.waiting)
+        return saved_run.BEST.kept(self._known(metrics)) | set(metrics).intersection(self.waiting)
 
     def best(self, metrics: Metrics) -> int | None:
         """The best one."""
-        return saved.BEST.best(self._known(metrics))
+        return saved_run.BEST.best(self._known(metrics))
 
     def _known(self, metrics: Metrics) -> Metrics:
         figures = dict(self.figures)
@@ -65,7 +65,7 @@ class Answers(Keep):
         step = checkpoints.best()
         if (
             step is None
-            or saved.BEST.metric in checkpoint_folder.find_complete(checkpoints.folder)[step].metrics
+            or saved_run.BEST.metric in checkpoint_folder.find_complete(checkpoints.folder)[step].metrics
         ):
             return
         found = checkpoints.restore(like, step)
@@ -74,7 +74,7 @@ class Answers(Keep):
         checkpoints.wait()
 
 
-def named(figures: Mapping[str, Any]) -> Figures:
+def name_figures(figures: Mapping[str, Any]) -> Figures:
     """Errors as a record and a checkpoint name them."""
     return {f"validation_{name}": value for name, value in figures.items()}
 

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from hotloop.data.matrix import RatingMatrix
+from hotloop.data.rating_matrix import RatingMatrix
 from hotloop.engine.evaluate import Evaluation
 from hotloop.families.recommender import batches, model
 
 
-class Errors:
+class RatingError:
     """Compiled once, called with state after state: from training ratings to the ratings of `truth`.
 
     Both matrices have the same rows and columns; users without a rating in `truth` are not looked at.
@@ -21,7 +21,7 @@ class Errors:
         batch_size: int,
         bounds: tuple[float, float],
     ):
-        found = batches.pairs(train, truth, batch_size)
+        found = batches.pair_users(train, truth, batch_size)
         self.evaluation = Evaluation(
             model.evaluate(job, *bounds), found.data, batch_size, samples=found.users, gather=found.gather
         )

@@ -4,16 +4,16 @@ from collections.abc import Callable
 from typing import Any
 
 from hotloop.engine.run import Run
-from hotloop.families.recommender.answers import Answers, Figures, named
 from hotloop.families.recommender.beside import clear, weights_file
+from hotloop.families.recommender.validations import Figures, Validations, name_figures
 from hotloop.families.recommender.validator import read_weights
 from hotloop.families.recommender.work import Work
 
 
-class Between:
+class InlineValidation:
     """Validates a state when it is handed one, and remembers."""
 
-    def __init__(self, run: Run, work: Work, answers: Answers):
+    def __init__(self, run: Run, work: Work, answers: Validations):
         self._run, self._work, self._answers = run, work, answers
 
     def __call__(self, state: Any) -> Figures:
@@ -29,7 +29,7 @@ class Between:
 
     def _figures(self, step: int, params: Any) -> Figures:
         with self._work.console.progress("validating"):
-            figures = named(self._work.validation_errors({"params": params}))
+            figures = name_figures(self._work.validation_errors({"params": params}))
         self._answers.figures[step] = figures
         return figures
 
