@@ -120,7 +120,7 @@ def test_a_reader_takes_text_as_it_takes_a_path(name, place):
 REFUSING = {
     "data.load": lambda path: data.load("mnist", path),
     "baselines.load": baselines.load,
-    "vcd.saved.load": vcd_saved.load,
+    "vcd.saved.load": vcd_saved.load_run,
     "recommender.saved.load": recommender_saved.load_run,
     "cnn.saved.about": cnn_saved.read_saved_network,
     "safetensors": safetensors.tensors,

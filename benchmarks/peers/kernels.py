@@ -26,8 +26,8 @@ from common import enough, ratios, save, seconds
 from hotloop.engine.device import setup
 from hotloop.families.kernels import bench as ours
 from hotloop.families.kernels import config as configs
+from hotloop.families.kernels.bench import LayerBenchmark, choose_dtype, find_place, prepare
 from hotloop.families.kernels.catalogue import build
-from hotloop.families.kernels.prepare import Bench, choose_dtype, find_place, prepare
 
 TARGET_SECONDS = 0.3  # of one side's turn in a round
 
@@ -35,12 +35,12 @@ TARGET_SECONDS = 0.3  # of one side's turn in a round
 @dataclass(frozen=True)
 class Case:
     name: str
-    config: configs.Layer
+    config: configs.LayerOptions
     floor: float | None  # None: recorded, not held to anything
 
 
 def both_modes(
-    name: str, config: configs.Layer, inference: float | None, training: float | None
+    name: str, config: configs.LayerOptions, inference: float | None, training: float | None
 ) -> list[Case]:
     return [
         Case(f"{name} inference", config, inference),
@@ -117,7 +117,7 @@ class Every(torch.nn.Module):
         return self.layer(x)[0]
 
 
-def torch_model(config: configs.Layer) -> tuple[torch.nn.Module, tuple[int, ...]]:
+def torch_model(config: configs.LayerOptions) -> tuple[torch.nn.Module, tuple[int, ...]]:
     """The same layer in torch, and the shape of its input."""
     if isinstance(config, configs.Dense):
         return torch.nn.Linear(config.size, config.size), (config.batch_size, config.size)
@@ -143,7 +143,7 @@ def torch_model(config: configs.Layer) -> tuple[torch.nn.Module, tuple[int, ...]
     return Every(kind(inputs, config.hidden_size)), (config.timesteps, config.batch_size, inputs)
 
 
-def agree(bench: Bench, model: torch.nn.Module, limit: float) -> float | None:
+def agree(bench: LayerBenchmark, model: torch.nn.Module, limit: float) -> float | None:
     """Relative difference of the two outputs with our weights in torch; None where the formulas differ."""
     weights = _as_torch(bench)
     if weights is None:
@@ -165,7 +165,7 @@ def agree(bench: Bench, model: torch.nn.Module, limit: float) -> float | None:
     return difference
 
 
-def _as_torch(bench: Bench) -> dict[str, np.ndarray] | None:
+def _as_torch(bench: LayerBenchmark) -> dict[str, np.ndarray] | None:
     params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), bench.params)
     config = bench.config
     if isinstance(config, configs.Dense):
@@ -196,7 +196,9 @@ def _recurrent(params: dict[str, np.ndarray], number: int, forget: float) -> dic
     }
 
 
-def torch_loss(config: configs.Layer, shape: tuple[int, ...], device: str) -> Callable[..., torch.Tensor]:
+def torch_loss(
+    config: configs.LayerOptions, shape: tuple[int, ...], device: str
+) -> Callable[..., torch.Tensor]:
     """The loss that our kernel trains with."""
     if isinstance(config, configs.Rnn | configs.Gru | configs.Lstm):
         classes = min(shape[-1], config.hidden_size)
@@ -206,7 +208,7 @@ def torch_loss(config: configs.Layer, shape: tuple[int, ...], device: str) -> Ca
 
 
 def torch_iterations(
-    config: configs.Layer, dtype: str, device: str
+    config: configs.LayerOptions, dtype: str, device: str
 ) -> tuple[torch.nn.Module, Callable[[int], None]]:
     """The model, and a function that runs so many iterations to their end."""
     model, shape = torch_model(config)

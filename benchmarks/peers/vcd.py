@@ -35,7 +35,7 @@ from hotloop.engine.feed import Resident
 from hotloop.engine.keys import seed_key
 from hotloop.engine.loop import Program, copy_state
 from hotloop.families.vcd import model as vcd
-from hotloop.families.vcd.config import Model
+from hotloop.families.vcd.config import VcdModel
 
 BATCHES = 500  # of a pass over the images
 START = 40  # updates from random weights to those that all sides begin with
@@ -100,7 +100,7 @@ def stepped(trainer: Trainer, one: Callable[[], object]) -> Side:
 def sides(options: argparse.Namespace, device: str) -> Iterator[tuple[str, Side]]:
     """Ours, then every peer that is asked for and computes the same."""
     data, per_call = some_images(options.batch_size), 20 if device == "cpu" else 200
-    job = vcd.Job(Model(micro_batch_size=options.batch_size, shared_updates=0), len(data["index"]))
+    job = vcd.Job(VcdModel(micro_batch_size=options.batch_size, shared_updates=0), len(data["index"]))
     state = started(job, data)
     yield "ours", looped(job, data, state, per_call, nullcontext())
     if "torch" not in options.skip:

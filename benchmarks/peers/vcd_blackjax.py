@@ -17,13 +17,13 @@ from blackjax.mcmc.hmc import HMCState
 from jax import Array, lax
 
 from hotloop.engine.device import platform
-from hotloop.families.vcd import density
 from hotloop.families.vcd import model as vcd
-from hotloop.families.vcd.config import Model
+from hotloop.families.vcd import networks
+from hotloop.families.vcd.config import VcdModel
 from hotloop.mcmc import hmc
 
 
-def draws(model: Model, key: Array, rows: int) -> vcd.Noise:
+def draws(model: VcdModel, key: Array, rows: int) -> vcd.Noise:
     """Normals for the encoder's samples, and a key for each iteration and chain in place of momenta."""
     start, chains = jax.random.split(key)
     keys = jax.random.split(chains, (model.hmc_steps, rows))
@@ -40,13 +40,13 @@ def its_draws(keys: Array, latent: int) -> tuple[Array, Array]:
     return jax.vmap(one)(keys)
 
 
-def transition(model: Model, decoder: Any, images: Array) -> Any:
+def transition(model: VcdModel, decoder: Any, images: Array) -> Any:
     """One iteration of all chains: (keys, state, step size) -> (state, decisions)."""
     kernel = blackjax.hmc.build_kernel()
     unit = jnp.ones(model.z_dim)
 
     def chain(key: Array, state: Any, image: Array, step_size: Array) -> Any:
-        target = lambda z: density.log_joint(decoder, image, z)  # noqa: E731
+        target = lambda z: networks.log_joint(decoder, image, z)  # noqa: E731
         return kernel(key, state, target, step_size, unit, model.leapfrog_steps)
 
     def step(keys: Array, state: Any, step_size: Array) -> tuple[Any, Array]:
@@ -57,7 +57,7 @@ def transition(model: Model, decoder: Any, images: Array) -> Any:
 
 
 def sample(
-    model: Model, decoder: Any, images: Array, start: hmc.State, noise: vcd.Noise, step_size: Array
+    model: VcdModel, decoder: Any, images: Array, start: hmc.State, noise: vcd.Noise, step_size: Array
 ) -> vcd.Chain:
     """`model.sample` by BlackJAX."""
     move = transition(model, decoder, images)
@@ -77,5 +77,5 @@ def sample(
 @contextmanager
 def replaced() -> Iterator[None]:
     """Whatever is traced in here samples with BlackJAX."""
-    with mock.patch.object(vcd, "draws", draws), mock.patch.object(vcd, "sample", sample):
+    with mock.patch.object(vcd, "draw_noise", draws), mock.patch.object(vcd, "sample", sample):
         yield

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from vcd_torch import GROUPS, Noise, Numbers, Report, Trainer
 
-from hotloop.families.vcd import density, rmsprop
 from hotloop.families.vcd import model as vcd
+from hotloop.families.vcd import networks, rmsprop
 from hotloop.mcmc import hmc
 
 EDGE = 0.02  # least distance of a uniform from the probability it is compared with
@@ -117,7 +117,7 @@ def our_update(job: vcd.Job, data: Data, state: Any, index: np.ndarray, noise: D
     plain = replace(job, model=replace(job.model, sampler="plain"))
     batch = {name: array[index] for name, array in data.items()}
     with (
-        mock.patch.object(vcd, "draws", lambda *_: vcd.Noise(*noise)),
+        mock.patch.object(vcd, "draw_noise", lambda *_: vcd.Noise(*noise)),
         jax.default_matmul_precision("highest"),
     ):
         after, _ = jax.jit(vcd.update(plain))(state, batch, jax.random.key(0))
@@ -154,7 +154,7 @@ def against_blackjax(job: vcd.Job, data: Data) -> dict[str, float]:
 
     @jax.jit
     def both(position: jax.Array, size: jax.Array) -> Any:
-        gradient_at = density.value_and_gradient(decoder, images)
+        gradient_at = networks.value_and_gradient(decoder, images)
         start = hmc.init(position, gradient_at)
         mine, info = hmc.transition(gradient_at, model.leapfrog_steps)(
             start, *vcd_blackjax.its_draws(keys, model.z_dim), size

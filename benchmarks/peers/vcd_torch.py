@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
-from hotloop.families.vcd.config import Model
+from hotloop.families.vcd.config import VcdModel
 
 GROUPS = ("mean", "spread", "decoder")
 
@@ -72,7 +72,7 @@ class Chains:
 class Trainer:
     """Networks, optimiser slots, control variate and step size, and the update that moves them."""
 
-    def __init__(self, model: Model, images: np.ndarray, device: str, dtype: torch.dtype = torch.float32):
+    def __init__(self, model: VcdModel, images: np.ndarray, device: str, dtype: torch.dtype = torch.float32):
         self.model, self.dtype = model, dtype
         self.images = torch.from_numpy(images).to(device)
         encoder = (images.shape[1], *model.hidden, model.z_dim)

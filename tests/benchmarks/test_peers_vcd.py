@@ -8,7 +8,7 @@ import pytest
 
 from hotloop.families.vcd import model as vcd
 from hotloop.families.vcd import rmsprop
-from hotloop.families.vcd.config import Model
+from hotloop.families.vcd.config import VcdModel
 from hotloop.mcmc import hmc
 
 pytest.importorskip("torch")
@@ -22,7 +22,7 @@ def peers_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def small_job() -> vcd.Job:
-    model = Model(hidden=(12, 9), z_dim=3, hmc_steps=3, leapfrog_steps=3, micro_batch_size=8)
+    model = VcdModel(hidden=(12, 9), z_dim=3, hmc_steps=3, leapfrog_steps=3, micro_batch_size=8)
     return vcd.Job(model, IMAGES)
 
 

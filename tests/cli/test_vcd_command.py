@@ -25,7 +25,7 @@ from hotloop.engine.run import Run, read_events, take_folder
 from hotloop.engine.sinks import Announcer
 from hotloop.errors import RunError
 from hotloop.families.vcd import evaluation, images, saved, train
-from hotloop.families.vcd.config import PRESETS, Train
+from hotloop.families.vcd.config import PRESETS, VcdTrain
 from hotloop.families.vcd.images import Images
 from hotloop.options import build, options_of, to_jsonable
 from listener import Listener
@@ -98,7 +98,7 @@ def digits(tmp_path_factory):
 )  # fmt: skip
 def test_the_old_programs_lines_are_understood(line, expected):
     found = read(line).config
-    wanted = build(Train, {**expected, "config_file": found.config_file})
+    wanted = build(VcdTrain, {**expected, "config_file": found.config_file})
     assert found == wanted
 
 
@@ -169,7 +169,7 @@ def test_a_run_leaves_records_with_every_figure_and_a_result(digits, tmp_path, c
         {"vcd", "images_per_second"} & set(log) for log in logs
     )  # the loss and the throughput once more
     assert logs[0]["epoch"] == pytest.approx(4 * 10 / 100)
-    assert saved.load(tmp_path / "default").step == 9
+    assert saved.load_run(tmp_path / "default").step == 9
     assert main([*words[:-1], "--no-testing"]) == 0
     assert "Finished training" in capsys.readouterr().out
     assert (tmp_path / "default_0").is_dir()
@@ -185,11 +185,11 @@ def test_a_run_leaves_records_with_every_figure_and_a_result(digits, tmp_path, c
     ("file", "name"), [("...yaml", "vcd"), ("..yaml", "vcd"), ("some/.night.yaml", "night")]
 )
 def test_no_name_of_a_configuration_leads_out_of_the_results(file, name, tmp_path):
-    assert train.run_folder(replace(Train(), config_file=file, results_dir=tmp_path)) == tmp_path / name
+    assert train.run_folder(replace(VcdTrain(), config_file=file, results_dir=tmp_path)) == tmp_path / name
 
 
 def test_the_name_of_a_run_killed_before_its_first_record_is_free(tmp_path):
-    config = replace(Train(), results_dir=tmp_path, run_name="night")
+    config = replace(VcdTrain(), results_dir=tmp_path, run_name="night")
     (tmp_path / "night").mkdir()
     (tmp_path / "night" / "config.json").write_text("{}")
     assert train.run_folder(config) == tmp_path / "night"
@@ -205,12 +205,14 @@ def test_the_name_of_a_run_killed_before_its_first_record_is_free(tmp_path):
 def test_the_test_after_a_training_takes_as_many_images_as_asked_for(words, count, monkeypatch):
     seen = []
     monkeypatch.setattr(train, "elbo", lambda job, state, rows: -float(len(rows)))
-    monkeypatch.setattr(evaluation, "likelihoods", lambda job, state, rows, *_: seen.append(len(rows)) or {})
+    monkeypatch.setattr(
+        evaluation, "estimate_likelihoods", lambda job, state, rows, *_: seen.append(len(rows)) or {}
+    )
     rows = np.zeros((20, 784), np.uint8)
     data = Images("digits", "", rows, rows, rows)
-    options = build(Train, scan(f"--updates 9 -v {words}".split(), options_of(Train)))
+    options = build(VcdTrain, scan(f"--updates 9 -v {words}".split(), options_of(VcdTrain)))
     with Announcer([]) as record:
-        figures = train.final_figures(options, saved.job_of(options, 20), None, data, record, Listener())
+        figures = train.final_figures(options, saved.make_job(options, 20), None, data, record, Listener())
     assert seen == [count, count] and figures["test_elbo"] == -20  # the bound costs little, and is of all
 
 
@@ -228,7 +230,7 @@ def test_validation_holds_images_out_and_repeats_follow_each_other(digits, tmp_p
 def trained(options, listener=None):
     """The last state of a run, and its result."""
     result = train.run(options, listener or Listener(), "test")
-    return saved.load(Path(result["run"])).state
+    return saved.load_run(Path(result["run"])).state
 
 
 @pytest.fixture(scope="module")
@@ -241,7 +243,7 @@ def listened():
 def whole(digits, tmp_path_factory, listened):
     """A run of 40 updates that nothing disturbed: options and final state."""
     options = build(
-        Train,
+        VcdTrain,
         {"z_dim": 2, "hidden": (8, 8), "hmc_steps": 2, "leapfrog_steps": 2, "micro_batch_size": 7, "updates": 40,
          "log_every": 3, "shared_updates": 15, "decay_epochs": "1/2", "data": str(digits), "testing": False,
          "results_dir": tmp_path_factory.mktemp("runs"), "run_name": "whole"},
@@ -293,7 +295,7 @@ def test_a_stopped_run_resumes_to_the_same_bits(whole, tmp_path):
 
     with pytest.raises(Interrupted, match="--resume --run-name stopped"):
         train.run(stopped, Listener(stop), "test")
-    assert saved.load(tmp_path / "stopped").step < 40
+    assert saved.load_run(tmp_path / "stopped").step < 40
     same(trained(replace(stopped, resume=True)), state)
     one, other = (
         [record for record in records(folder) if record["event"] != "compile"]  # calls of another length
@@ -394,7 +396,7 @@ def used(line):
 @pytest.fixture
 def recorded(tmp_path):
     """A run's folder with nothing but its config."""
-    options = build(Train, {"iwae_samples": 77, "burn_in": 5, "kept": 6, "test_batch_size": 9, "seed": 3,
+    options = build(VcdTrain, {"iwae_samples": 77, "burn_in": 5, "kept": 6, "test_batch_size": 9, "seed": 3,
                             "hmc_steps": 4, "data": "fashion_mnist"})  # fmt: skip
     run = tmp_path / "run"
     run.mkdir()
@@ -434,7 +436,9 @@ def test_a_finished_run_without_checkpoints_does_not_start_over(recorded):
     (recorded / "events.jsonl").write_text(
         '{"event": "end", "update": 9, "epoch": 1.0, "status": "finished"}\n'
     )
-    config = Train(results_dir=recorded.parent, run_name=recorded.name, resume=True, save_checkpoints=False)
+    config = VcdTrain(
+        results_dir=recorded.parent, run_name=recorded.name, resume=True, save_checkpoints=False
+    )
     with pytest.raises(RunError, match=r"--resume: .* is finished and has no checkpoints; to train again"):
         train.run(config, Listener(), "test")
 
@@ -447,8 +451,8 @@ def test_samples_takes_the_runs_images_and_hmc(recorded):
 
 def test_a_run_keeps_a_path_to_its_images_that_means_the_same_from_everywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert images.lasting("mine/digits") == str(tmp_path / "mine" / "digits")
-    assert images.lasting("digits") == "digits"
+    assert images.make_lasting("mine/digits") == str(tmp_path / "mine" / "digits")
+    assert images.make_lasting("digits") == "digits"
 
 
 def test_evaluating_a_run_that_saved_nothing_says_why_and_what_would_help(recorded, capsys):
@@ -480,18 +484,20 @@ def test_help_names_every_command_and_preset(capsys):
 def test_a_short_run_on_real_digits_lowers_the_bound_and_raises_the_test_likelihood(tmp_path, monkeypatch):
     monkeypatch.setenv("HOTLOOP_DATA", str(ROOT))
     options = build(
-        Train, {"updates": 60, "log_every": 10, "testing": False, "results_dir": tmp_path, "data": str(ROOT)}
+        VcdTrain,
+        {"updates": 60, "log_every": 10, "testing": False, "results_dir": tmp_path, "data": str(ROOT)},
     )
-    data = train.load(options, Listener())
-    before = saved.job_of(options, len(data.train))
+    data = train.load_data(options, Listener())
+    before = saved.make_job(options, len(data.train))
     from hotloop.engine.keys import seed_key, stream
     from hotloop.families.vcd import model
 
-    quick = build(Train, {"iwae_samples": 50, "burn_in": 10, "kept": 10})
+    quick = build(VcdTrain, {"iwae_samples": 50, "burn_in": 10, "kept": 10})
     start = model.init(before, stream(seed_key(0), "init", 0))
     end = trained(options)
     first, last = (
-        evaluation.likelihoods(before, state, data.test[:100], quick, 0, Listener()) for state in (start, end)
+        evaluation.estimate_likelihoods(before, state, data.test[:100], quick, 0, Listener())
+        for state in (start, end)
     )
     assert last["elbo"] > first["elbo"] + 100
     assert last["log_likelihood"] - first["log_likelihood"] > 10 * last["standard_error"]

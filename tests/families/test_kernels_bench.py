@@ -11,10 +11,10 @@ import pytest
 from hotloop.cli.console import Context
 from hotloop.engine.measure import Ceilings
 from hotloop.errors import DeviceError, OptionError
-from hotloop.families.kernels import bench, hmc, program, timing
+from hotloop.families.kernels import bench, hmc, model, timing
 from hotloop.families.kernels import config as configs
+from hotloop.families.kernels.config import explain_idle_options
 from hotloop.families.kernels.costs import Cost
-from hotloop.families.kernels.explain import explanations
 from hotloop.options import Params, to_jsonable
 from listener import Listener
 
@@ -65,8 +65,8 @@ def test_training_reports_the_losses_of_the_whole_run(capsys):
 
 def test_only_the_timed_steps_are_counted_after_one_warm_up(monkeypatch, capsys):
     calls = []
-    step = bench.Bench.step
-    monkeypatch.setattr(bench.Bench, "step", lambda self: (calls.append(1), step(self))[1])
+    step = bench.LayerBenchmark.step
+    monkeypatch.setattr(bench.LayerBenchmark, "step", lambda self: (calls.append(1), step(self))[1])
     result, _ = run(DENSE, capsys)
     assert len(calls) == 3 and len(result["seconds"]["all"]) == 2
 
@@ -104,7 +104,7 @@ def test_options_of_the_old_programs_are_explained(capsys):
     for name in ("--convolution-options", "--matmul-options", "--report-hw-cycle-count"):
         (line,) = [line for line in said.splitlines() if line.startswith(name)]
         assert "no effect" in line
-    assert explanations(DENSE) == []
+    assert explain_idle_options(DENSE) == []
 
 
 @pytest.mark.slow
@@ -142,9 +142,9 @@ def test_a_device_without_half_partials_says_so(monkeypatch):
     def refuse(*_, **__):
         raise ValueError("The precision 'F16_F16_F16' is not supported by dot_general on this device")
 
-    monkeypatch.setattr("hotloop.families.kernels.program.jax.jit", refuse)
+    monkeypatch.setattr("hotloop.families.kernels.model.jax.jit", refuse)
     with pytest.raises(OptionError, match="--enable-half-partials: this device cannot"):
-        program.compile_call(lambda: None, (), None, None, None)
+        model.compile_call(lambda: None, (), None, None, None)
 
 
 def test_half_partials_need_sixteen_bits():
@@ -168,7 +168,7 @@ def test_items_count_every_replica(capsys):
 
 
 def work(flops, moved, dtype="float32", serial=1):
-    return timing.Work(10, 40, Cost(flops, moved, moved, 0, serial), 1, dtype)
+    return timing.TimedWork(10, 40, Cost(flops, moved, moved, 0, serial), 1, dtype)
 
 
 def test_the_roofline_is_the_lower_of_peak_and_bandwidth_times_intensity():
@@ -193,5 +193,5 @@ def test_exact_float32_is_held_against_exact_float32():
 
 
 def test_percentiles_are_those_of_all_steps():
-    found = timing.spread(list(np.arange(1.0, 12.0)))
+    found = timing.percentiles(list(np.arange(1.0, 12.0)))
     assert found == {"median": 6.0, "p10": 2.0, "p90": 10.0}

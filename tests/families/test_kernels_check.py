@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from hotloop.errors import WrongResult
-from hotloop.families.kernels import bench, check, program, reference
+from hotloop.families.kernels import bench, check, model, reference
 from hotloop.families.kernels import config as configs
+from hotloop.families.kernels.bench import find_place, prepare
 from hotloop.families.kernels.catalogue import build
-from hotloop.families.kernels.prepare import find_place, prepare
 
 DENSE = configs.Dense(batch_size=4, size=16, batches_per_step=2)
 RNN = configs.Rnn(batch_size=4, timesteps=3, hidden_size=16, batches_per_step=2)
@@ -56,10 +56,10 @@ def test_a_learning_rate_that_is_not_the_one_asked_for_is_refused():
     kernel = build(config)
     ready = prepare(config, kernel, find_place(config, jax.devices()[0]), "float32")
     ready.config = replace(config, learning_rate=0.011)
-    update = program.updater(kernel, 0.01, jax.random.key(0), None)
+    update = model.updater(kernel, 0.01, jax.random.key(0), None)
 
     def once(params, batch):
-        with program.arithmetic("float32", False, jax.default_backend()):
+        with model.matmul_precision("float32", False, jax.default_backend()):
             return jax.jit(update)(params, jnp.uint32(0), batch)
 
     with pytest.raises(WrongResult, match="parameters"):

@@ -77,7 +77,7 @@ def test_every_size_refuses_zero_and_less_by_name(layer):
                 layer(**{name: value})
 
 
-@pytest.mark.parametrize("layer", [*LAYERS, configs.Hmc, configs.All])
+@pytest.mark.parametrize("layer", [*LAYERS, configs.Hmc, configs.AllKernels])
 def test_configs_are_hashable(layer):
     assert hash(layer()) == hash(layer())
     assert build(layer, {"steps": "3"}) != layer()

@@ -87,8 +87,8 @@ def test_a_second_bias_is_read_and_written_too():
 def test_the_gru_with_the_reset_gate_after_has_two_biases():
     import jax
 
+    from hotloop.families.kernels.catalogue import gru_kernel
     from hotloop.families.kernels.config import Gru
-    from hotloop.families.kernels.recurrent import gru_kernel
 
     for after in (False, True):
         kernel = gru_kernel(Gru(fused=True, reset_after=after))

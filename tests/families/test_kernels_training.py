@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from hotloop.errors import WrongResult
-from hotloop.families.kernels import bench, check, program
+from hotloop.families.kernels import bench, check, model
 from hotloop.families.kernels import config as configs
+from hotloop.families.kernels.bench import find_place, prepare
 from hotloop.families.kernels.catalogue import build
-from hotloop.families.kernels.data import FromHost, make_pool
-from hotloop.families.kernels.prepare import find_place, prepare
+from hotloop.families.kernels.data import PoolFromHost, make_pool
 
 BOUNDS = check.BOUNDS["float32"]
 DENSE = configs.Dense(size=32, batch_size=4, batches_per_step=5, train=True, learning_rate=0.5)
@@ -44,10 +44,10 @@ def test_the_loss_falls_and_the_update_is_the_reference_update(name):
     config = SMALL[name]
     kernel, pool = build(config), make_pool(build(config), config, "float32")
     params = kernel.init(jax.random.key(0), "float32")
-    jitted = jax.jit(program.updater(kernel, config.learning_rate, jax.random.key(0), None))
+    jitted = jax.jit(model.updater(kernel, config.learning_rate, jax.random.key(0), None))
 
     def update(params, count, batch):
-        with program.arithmetic("float32", False, jax.default_backend()):
+        with model.matmul_precision("float32", False, jax.default_backend()):
             return jitted(params, count, batch)
 
     batches = [{key: leaf[number] for key, leaf in pool.items()} for number in range(len(pool["x"]))]
@@ -68,7 +68,7 @@ def test_steps_smaller_than_the_spacing_of_sixteen_bit_weights_count_in_the_mean
     kernel = build(config)
     params = kernel.init(jax.random.key(0), dtype)
     batch = kernel.data(np.random.default_rng(0), 4, params["kernel"].dtype)
-    update = program.updater(kernel, rate, jax.random.key(1), None)
+    update = model.updater(kernel, rate, jax.random.key(1), None)
     _, gradients, new = jax.jit(jax.vmap(update, (None, 0, None)))(
         params, np.arange(2000, dtype=np.uint32), batch
     )
@@ -86,7 +86,7 @@ def test_float16_weights_learn():
     assert bench.check_training(ready).errors["gradient"] > 1e-7
     for _ in range(3):
         ready.step()
-    losses = bench.losses(ready)
+    losses = bench.summarise_losses(ready)
     assert losses["loss_last"] < 0.9 * losses["loss_first"]
 
 
@@ -110,7 +110,7 @@ def test_two_replicas_train_as_one_with_twice_the_batch(layer):
 
 @pytest.mark.skipif(len(jax.devices()) < 2, reason="needs two devices")
 def test_replicas_that_do_not_average_would_be_found_out(monkeypatch):
-    monkeypatch.setattr("hotloop.families.kernels.program.lax.pmean", lambda values, axis: values)
+    monkeypatch.setattr("hotloop.families.kernels.model.lax.pmean", lambda values, axis: values)
     with pytest.raises(WrongResult, match="wrong result, not timed"):
         bench.check_training(made(replace(DENSE, replicas=2)))
 
@@ -128,7 +128,7 @@ def test_replicas_infer_on_their_own_rows():
 def test_data_sent_from_the_host_trains_as_data_on_the_device(piece, monkeypatch):
     monkeypatch.setattr("hotloop.families.kernels.data.PIECE_BYTES", piece)
     resident, sent = made(DENSE), made(replace(DENSE, use_generated_data=True))
-    assert isinstance(sent.feed, FromHost)
+    assert isinstance(sent.feed, PoolFromHost)
     assert sent.feed.iterations_a_call == (1 if piece == 1 else 5)
     for _ in range(2):
         expected, found = np.concatenate(resident.step()), np.concatenate(sent.step())

@@ -11,7 +11,7 @@ from hotloop.cli.parser import scan
 from hotloop.errors import OptionError
 from hotloop.families.cnn.work import run_folder as cnn_folder
 from hotloop.families.kernels import config as kernels
-from hotloop.families.kernels.records import own_folder
+from hotloop.families.kernels.timing import own_folder
 from hotloop.families.recommender.train import run_folder as recommender_folder
 from hotloop.families.vcd.train import run_folder as vcd_folder
 from hotloop.options import options_of

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotloop.errors import OptionError
-from hotloop.families.vcd.config import PRESETS, TUNED_RATE, Model, Train
+from hotloop.families.vcd.config import PRESETS, TUNED_RATE, VcdModel, VcdTrain
 from hotloop.options import build, options_of
 
 IMAGES = 50_000
@@ -61,12 +61,12 @@ OTHERS = {
 
 
 def train(preset="default", **options):
-    return build(Train, {**PRESETS[preset], **options})
+    return build(VcdTrain, {**PRESETS[preset], **options})
 
 
 def error(**options):
     with pytest.raises(OptionError) as caught:
-        build(Train, options)
+        build(VcdTrain, options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -85,7 +85,7 @@ def test_a_preset_has_every_value_of_the_old_file(name):
 def test_every_preset_resolves_and_there_are_the_old_five_and_the_iwae_sized_one():
     assert list(PRESETS) == [*OTHERS, "iwae"]
     for name in PRESETS:
-        assert isinstance(train(name), Train)
+        assert isinstance(train(name), VcdTrain)
 
 
 def test_the_iwae_sized_preset_is_wider_and_a_hundred_thousand_updates_long():
@@ -267,9 +267,9 @@ def test_a_value_that_cannot_work_is_named_in_one_line(name, value):
 
 def test_a_config_made_in_python_is_checked_as_well():
     with pytest.raises(OptionError, match=r"^--hmc-steps 0: must be at least 1$"):
-        Train(hmc_steps=0)
+        VcdTrain(hmc_steps=0)
     with pytest.raises(OptionError, match=r"^--micro-batch-size 256: no tuned learning rate"):
-        Train(micro_batch_size=256, decoder_rate=None)
+        VcdTrain(micro_batch_size=256, decoder_rate=None)
 
 
 def test_many_runs_cannot_be_resumed_at_once():
@@ -290,15 +290,15 @@ def test_many_runs_cannot_be_resumed_at_once():
     ],
 )
 def test_the_old_letters_stand_for_the_same_options(short, name):
-    assert [option.name for option in options_of(Train) if short in option.aliases] == [name]
+    assert [option.name for option in options_of(VcdTrain) if short in option.aliases] == [name]
 
 
 def test_options_are_described_and_no_two_share_a_spelling():
-    options = options_of(Train)
+    options = options_of(VcdTrain)
     spellings = [spelling for option in options for spelling in (option.spelling, *option.aliases)]
     assert len(spellings) == len(set(spellings))
     assert all(option.help.endswith(".") and option.group for option in options)
-    assert {option.name for option in options_of(Model)} < {option.name for option in options}
+    assert {option.name for option in options_of(VcdModel)} < {option.name for option in options}
 
 
 def test_options_need_no_jax():

@@ -14,8 +14,8 @@ from hotloop.data.local_files import find_set
 from hotloop.engine.feed import Resident
 from hotloop.errors import DataError
 from hotloop.families.vcd import images
-from hotloop.families.vcd.config import Train
-from hotloop.families.vcd.train import numbered
+from hotloop.families.vcd.config import VcdTrain
+from hotloop.families.vcd.train import gather_numbered
 
 REAL = Path(
     os.environ.get("HOTLOOP_DATA") or Path(__file__).resolve().parents[2] / "../shared/data"
@@ -51,7 +51,7 @@ def every_grey(count):
 
 
 def load(name):
-    return images.load(str(name), say=lambda _: None)
+    return images.load_images(str(name), say=lambda _: None)
 
 
 def test_fashion_mnist_is_one_where_a_pixel_is_above_one_half(tmp_path, monkeypatch):
@@ -95,7 +95,7 @@ def test_of_the_real_set_ten_thousand_are_held_out_and_epochs_count_the_rest():
     ]
     assert (len(held.train), len(held.validation)) == (40_000, 10_000)
     np.testing.assert_array_equal(held.validation[-1], loaded.train[-1])
-    options = Train()
+    options = VcdTrain()
     assert (options.total_updates(50_000), options.decay_period(50_000)) == (400_000, 15_000)
     assert (options.total_updates(40_000), options.decay_period(40_000)) == (320_000, 12_000)
 
@@ -105,7 +105,7 @@ def test_every_epoch_visits_every_image_once_with_its_own_number():
     data = np.random.default_rng(0).integers(0, 2, (10, 784), dtype=np.uint8)
 
     def epochs(seed):
-        feed = Resident(data, 4, seed=seed, samples=10, gather=numbered)
+        feed = Resident(data, 4, seed=seed, samples=10, gather=gather_numbered)
         take = jax.jit(jax.vmap(lambda step: feed.batch(feed.arguments(0, 1), step)), compiler_options=QUICK)
         batch = take(jnp.arange(10, dtype=jnp.uint32))
         np.testing.assert_array_equal(batch["image"], data[np.asarray(batch["index"])])

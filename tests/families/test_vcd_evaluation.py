@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 
 from hotloop.errors import DataError, OptionError
-from hotloop.families.vcd import estimator, evaluation, images, likelihood, model, saved
-from hotloop.families.vcd.config import Model, Test, Train
-from hotloop.families.vcd.estimator import Estimator
-from hotloop.families.vcd.evaluate_config import Evaluate
-from hotloop.families.vcd.proposals import proposals
+from hotloop.families.vcd import evaluation, images, likelihood, likelihood_estimator, model, saved
+from hotloop.families.vcd.config import LikelihoodOptions, VcdEvaluate, VcdModel, VcdTrain
+from hotloop.families.vcd.likelihood import make_proposals
+from hotloop.families.vcd.likelihood_estimator import LikelihoodEstimator
 from hotloop.options import build
 
-Test.__test__ = False  # a config, whatever pytest makes of its name
+LikelihoodOptions.__test__ = False  # a config, whatever pytest makes of its name
 
 
 class Listener:
@@ -93,9 +92,9 @@ SAMPLES = 3010  # a last block of ten
 
 
 def weighed(params, x, batch_size):
-    estimate = Estimator(params, x, jax.random.key(3), batch_size=batch_size, samples=SAMPLES)
+    estimate = LikelihoodEstimator(params, x, jax.random.key(3), batch_size=batch_size, samples=SAMPLES)
     ensemble = estimate.sample(0.3, 3, 40, 60, nothing)
-    chosen = proposals(estimate.encoder, ensemble.mean, ensemble.squares, 60)
+    chosen = make_proposals(estimate.encoder, ensemble.mean, ensemble.squares, 60)
     return ensemble, {
         name: estimate.weigh(name, proposal, SAMPLES, nothing) for name, proposal in chosen.items()
     }
@@ -115,18 +114,18 @@ def test_every_proposal_finds_the_likelihood_that_quadrature_gives(undivided):
         error = np.sqrt(estimate.variance)
         assert error.max() < 0.05, name
         assert (np.abs(estimate.log_likelihood - exact) < 4 * error + 1e-5).all(), name
-        figures = evaluation.summary(estimate, SAMPLES)
+        figures = evaluation.summarise(estimate, SAMPLES)
         assert abs(figures["log_likelihood"] - exact.mean()) < 3 * figures["monte_carlo_error"], name
         assert figures["standard_error"] == pytest.approx(exact.std(ddof=1) / np.sqrt(11), rel=0.05)
         assert 0 < figures["effective_min"] <= figures["effective_median"] <= 1
         assert figures["effective_min"] <= figures["effective_mean"] <= 1
-    assert evaluation.summary(found["hmc_mean_std"], SAMPLES)["effective_mean"] > 0.5
+    assert evaluation.summarise(found["hmc_mean_std"], SAMPLES)["effective_mean"] > 0.5
 
 
 def test_batches_and_chunks_change_no_estimate(undivided, monkeypatch):
     ensemble, found = undivided
     rows = 4 * 784
-    monkeypatch.setitem(estimator.MEMORY, "cpu", 900 * rows)  # 3 x 4 images, 14 x 250 samples
+    monkeypatch.setitem(likelihood_estimator.MEMORY, "cpu", 900 * rows)  # 3 x 4 images, 14 x 250 samples
     again, others = weighed(*small_model(), batch_size=4)
     assert again.step_size == ensemble.step_size
     np.testing.assert_array_equal(again.mean, ensemble.mean)
@@ -137,10 +136,10 @@ def test_batches_and_chunks_change_no_estimate(undivided, monkeypatch):
 
 
 def test_rows_are_cut_into_equal_batches_and_filled_up_at_the_end():
-    cut = estimator.batched(np.arange(10), 4)
+    cut = likelihood_estimator.split_rows(np.arange(10), 4)
     np.testing.assert_array_equal(cut, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 9, 9]])
-    assert estimator.batched(np.zeros((10_000, 3)), 128).shape == (79, 127, 3)
-    assert estimator.batched(np.zeros((5, 3)), 128).shape == (1, 5, 3)
+    assert likelihood_estimator.split_rows(np.zeros((10_000, 3)), 128).shape == (79, 127, 3)
+    assert likelihood_estimator.split_rows(np.zeros((5, 3)), 128).shape == (1, 5, 3)
 
 
 def test_pieces_cover_all_units_once_and_begin_with_none():
@@ -150,7 +149,7 @@ def test_pieces_cover_all_units_once_and_begin_with_none():
         calls.append((first, stop))
         return carry + sum(range(first, stop))
 
-    assert estimator.in_pieces(step, 0, 1000, heard.append) == sum(range(1000))
+    assert likelihood_estimator.run_in_pieces(step, 0, 1000, heard.append) == sum(range(1000))
     assert calls[0] == (0, 0)
     assert [first for first, _ in calls[1:]] == [stop for _, stop in calls[:-1]]
     assert sum(heard) == 1000
@@ -160,10 +159,10 @@ def test_pieces_cover_all_units_once_and_begin_with_none():
 def test_products_are_full_float32_whatever_the_weights_are_kept_in():
     params, x = small_model()
     half = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.bfloat16), params)
-    estimate = Estimator(half, x, jax.random.key(0), batch_size=11, samples=50)
+    estimate = LikelihoodEstimator(half, x, jax.random.key(0), batch_size=11, samples=50)
     proposal = likelihood.Proposal(*(part[None] for part in estimate.encoder))
-    sums = likelihood.no_samples((1, 11))
-    text = estimator._weigh.lower(
+    sums = likelihood.empty_sums((1, 11))
+    text = likelihood_estimator._weigh.lower(
         1, estimate._decoder, estimate._batches, proposal, jax.random.key(0), 50, 0, 1, sums
     ).as_text()
     products = re.findall(r"dot_general.*", text)
@@ -171,7 +170,7 @@ def test_products_are_full_float32_whatever_the_weights_are_kept_in():
     assert all("HIGHEST" in line and "bf16" not in line for line in products)
 
 
-JOB = model.Job(Model(z_dim=1, leapfrog_steps=3), 20)
+JOB = model.Job(VcdModel(z_dim=1, leapfrog_steps=3), 20)
 
 
 def state():
@@ -180,9 +179,11 @@ def state():
 
 def set_up(monkeypatch, sets, **options):
     """A run after 70 updates, and its data."""
-    config = Train(z_dim=1, leapfrog_steps=3, **options)
-    monkeypatch.setattr(saved, "load", lambda folder, step: saved.Saved(config, JOB, state(), 70, folder))
-    monkeypatch.setattr(images, "load", lambda name, say, progress: sets)
+    config = VcdTrain(z_dim=1, leapfrog_steps=3, **options)
+    monkeypatch.setattr(
+        saved, "load_run", lambda folder, step: saved.TrainedRun(config, JOB, state(), 70, folder)
+    )
+    monkeypatch.setattr(images, "load_images", lambda name, say, progress: sets)
 
 
 @pytest.fixture
@@ -197,9 +198,14 @@ QUICK = {"iwae_samples": SAMPLES, "burn_in": 5, "kept": 6}
 
 def test_the_command_says_estimate_table_and_headline_and_writes_the_result(undivided, run_folder):
     listener = Listener()
-    programs = (estimator._encode, estimator._weigh, estimator._begin, estimator._iterate)
+    programs = (
+        likelihood_estimator._encode,
+        likelihood_estimator._weigh,
+        likelihood_estimator._begin,
+        likelihood_estimator._iterate,
+    )
     compiled = [program._cache_size() for program in programs]
-    result = evaluation.run(Evaluate(run=run_folder, **QUICK), listener)
+    result = evaluation.run(VcdEvaluate(run=run_folder, **QUICK), listener)
     # What `undivided` compiled serves the ELBO, all proposals and other numbers of iterations.
     assert [program._cache_size() for program in programs] == compiled
     estimate = next(i for i, text in enumerate(listener.said) if text.startswith("estimate: "))
@@ -233,7 +239,7 @@ def test_the_command_says_estimate_table_and_headline_and_writes_the_result(undi
 
 
 def test_a_quick_look_and_other_data_leave_the_evaluation_proper_alone(run_folder):
-    result = evaluation.run(Evaluate(run=run_folder, images=11, data="digits", **QUICK), Listener())
+    result = evaluation.run(VcdEvaluate(run=run_folder, images=11, data="digits", **QUICK), Listener())
     assert Path(result["path"]).name == "test-70-digits-first-11.json"
     assert result["images"] == 11
 
@@ -241,7 +247,8 @@ def test_a_quick_look_and_other_data_leave_the_evaluation_proper_alone(run_folde
 def test_the_seed_decides_the_draws():
     rows = small_model()[1]
     one, same, other = (
-        evaluation.likelihoods(JOB, state(), rows, Test(**QUICK), seed, Listener()) for seed in (0, 0, 1)
+        evaluation.estimate_likelihoods(JOB, state(), rows, LikelihoodOptions(**QUICK), seed, Listener())
+        for seed in (0, 0, 1)
     )
     assert one["proposals"] == same["proposals"]
     assert one["log_likelihood"] != other["log_likelihood"]
@@ -250,15 +257,15 @@ def test_the_seed_decides_the_draws():
 
 def test_a_split_without_images_is_refused_in_one_line(run_folder):
     with pytest.raises(DataError, match="--split validation: digits has no such images"):
-        evaluation.run(Evaluate(run=run_folder, split="validation"), Listener())
+        evaluation.run(VcdEvaluate(run=run_folder, split="validation"), Listener())
 
 
 def test_validation_images_are_those_that_the_run_held_out(monkeypatch, tmp_path):
     rows = small_model()[1]
     train = np.concatenate([np.zeros((44, 6), np.uint8), rows])
     set_up(monkeypatch, images.Images("digits", "drawn", train, rows[:0], rows), validation=True)
-    held_out = evaluation.run(Evaluate(run=tmp_path, split="validation", **QUICK), Listener())
-    test = evaluation.run(Evaluate(run=tmp_path, **QUICK), Listener())
+    held_out = evaluation.run(VcdEvaluate(run=tmp_path, split="validation", **QUICK), Listener())
+    test = evaluation.run(VcdEvaluate(run=tmp_path, **QUICK), Listener())
     assert held_out["proposals"] == test["proposals"]
     names = sorted(path.name for path in (tmp_path / "evaluations").iterdir())
     assert names == ["test-70.json", "validation-70.json"]
@@ -270,32 +277,34 @@ def test_a_likelihood_that_rests_on_few_samples_is_not_reported_without_a_warnin
         layer["w"] *= 30  # a posterior of thin slices
     hard = {"params": params, "step_size": jnp.float32(0.3)}
     listener = Listener()
-    figures = evaluation.likelihoods(JOB, hard, rows, Test(**QUICK), 0, listener)["proposals"]["hmc_mean_std"]
+    figures = evaluation.estimate_likelihoods(JOB, hard, rows, LikelihoodOptions(**QUICK), 0, listener)[
+        "proposals"
+    ]["hmc_mean_std"]
     assert figures["few_effective"] > 0
     (warning,) = listener.warned
     assert "fewer than 10 effective samples" in warning
     monkeypatch.setattr(evaluation, "FEW", 10**6)
-    evaluation.likelihoods(JOB, hard, rows, Test(**QUICK), 0, listener)
+    evaluation.estimate_likelihoods(JOB, hard, rows, LikelihoodOptions(**QUICK), 0, listener)
     assert listener.warned[-1].startswith("100 % of the images have fewer than")
 
 
 def test_one_image_has_no_error_over_images():
-    one = likelihood.Estimate(*(np.array([value]) for value in (-3.0, 10.0, 0.04, -4.0)))
-    figures = evaluation.summary(one, 20)
+    one = likelihood.LikelihoodEstimate(*(np.array([value]) for value in (-3.0, 10.0, 0.04, -4.0)))
+    figures = evaluation.summarise(one, 20)
     assert np.isnan(figures["standard_error"])
     assert figures["monte_carlo_error"] == pytest.approx(0.2)
     assert figures["effective_mean"] == 0.5
     assert figures["few_effective"] == 0
-    assert evaluation.summary(one._replace(effective=np.array([9.9])), 20)["few_effective"] == 1
+    assert evaluation.summarise(one._replace(effective=np.array([9.9])), 20)["few_effective"] == 1
 
 
 def test_the_defaults_are_the_papers_and_impossible_options_are_refused():
-    config = build(Evaluate, {"run": "results/default"})
+    config = build(VcdEvaluate, {"run": "results/default"})
     assert (config.iwae_samples, config.burn_in, config.kept, config.split) == (20_000, 300, 300, "test")
     assert config.run == Path("results/default")
     with pytest.raises(OptionError, match="--images 0"):
-        build(Evaluate, {"run": "x", "images": "0"})
+        build(VcdEvaluate, {"run": "x", "images": "0"})
     with pytest.raises(OptionError, match="--split all"):
-        build(Evaluate, {"run": "x", "split": "all"})
+        build(VcdEvaluate, {"run": "x", "split": "all"})
     with pytest.raises(OptionError, match="RUN is needed"):
-        build(Evaluate, {})
+        build(VcdEvaluate, {})

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import vcd_oracle as oracle
 
-from hotloop.families.vcd import density, fused, model
-from hotloop.families.vcd.config import Model
+from hotloop.families.vcd import fused, model, networks
+from hotloop.families.vcd.config import VcdModel
 from hotloop.mcmc import hmc
 
 CHAINS, LATENT = 21, 10
-OPTIONS = Model(
+OPTIONS = VcdModel(
     hidden=(23, 37), z_dim=LATENT, hmc_steps=3, leapfrog_steps=2, step_size=0.18, adaptation_rate=0.1
 )
 """Neither chains nor latents nor hidden units fill a block: 21 of 32, 10 of 16, 23 and 37 of 64, 784 of 832."""
@@ -49,14 +49,14 @@ def refine(sampler, adaptation="ruiz"):
 
     def chain(position, momenta):
         images = jnp.asarray(IMAGES)
-        start = hmc.init(position, density.value_and_gradient(DECODER, images))
+        start = hmc.init(position, networks.value_and_gradient(DECODER, images))
         noise, size = NOISE._replace(momenta=momenta), jnp.float32(OPTIONS.step_size)
         return model.sample(options, DECODER, images, start, noise, size)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fused, "wanted", lambda _: sampler == "fused")
-        kernel = Mock(side_effect=partial(fused.Sampler, interpret=True))
-        patch.setattr(fused, "Sampler", kernel)
+        patch.setattr(fused, "use_fused", lambda _: sampler == "fused")
+        kernel = Mock(side_effect=partial(fused.FusedSampler, interpret=True))
+        patch.setattr(fused, "FusedSampler", kernel)
         lowered = jax.jit(chain).lower(POSITION, NOISE.momenta)
     assert kernel.called == (sampler == "fused")
     return lowered.compile(compiler_options={"xla_backend_optimization_level": 0})
@@ -101,9 +101,9 @@ def test_a_chain_that_breaks_stays_where_it_was_and_leaves_the_others_their_bits
 
 def test_the_kernel_is_chosen_for_networks_and_batches_that_it_fits(monkeypatch):
     monkeypatch.setattr(fused, "platform", lambda: "gpu")
-    assert fused.wanted(Model())
+    assert fused.use_fused(VcdModel())
     for options in ({"hidden": (200,)}, {"hidden": (300, 200)}, {"z_dim": 65}, {"micro_batch_size": 3072}):
-        assert not fused.wanted(Model(**options))
-    assert not fused.wanted(Model(sampler="plain"))
+        assert not fused.use_fused(VcdModel(**options))
+    assert not fused.use_fused(VcdModel(sampler="plain"))
     monkeypatch.setattr(fused, "platform", lambda: "cpu")
-    assert not fused.wanted(Model())
+    assert not fused.use_fused(VcdModel())

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hotloop.families.vcd import density, likelihood, proposals
+from hotloop.families.vcd import likelihood, networks
 from hotloop.families.vcd.likelihood import BLOCK, Proposal
 from hotloop.mcmc import hmc
 
@@ -55,7 +55,7 @@ def linear_estimate(x, mean, spread, samples):
 
 @jax.jit
 def three_blocks(images, first):
-    return likelihood.normals(KEY, images, first, 3, 2, jnp.float64)
+    return likelihood.draw_normals(KEY, images, first, 3, 2, jnp.float64)
 
 
 ROWS = 1000  # the same everywhere, and so compiled once
@@ -136,7 +136,7 @@ def test_all_samples_of_a_perfect_proposal_are_effective_and_few_of_a_bad_one():
     @jax.jit
     def found(away, factor):
         def joint(z):
-            return level + density.log_normal(z, mean[:, None], spread[:, None])
+            return level + networks.log_normal(z, mean[:, None], spread[:, None])
 
         proposal = Proposal(mean + away, spread * factor)
         return likelihood.importance(joint, proposal, KEY, jnp.arange(3), 1030, 4)
@@ -157,9 +157,9 @@ def test_all_samples_of_a_perfect_proposal_are_effective_and_few_of_a_bad_one():
 @jax.jit
 def streamed(log_weights):
     """In chunks of 50, 30 and 40."""
-    sums = likelihood.no_samples(log_weights.shape[:1])
+    sums = likelihood.empty_sums(log_weights.shape[:1])
     for chunk in jnp.split(log_weights, (50, 80), axis=-1):
-        sums = likelihood.added(sums, chunk, jnp.ones(chunk.shape[-1], bool))
+        sums = likelihood.add_weights(sums, chunk, jnp.ones(chunk.shape[-1], bool))
     return likelihood.estimate(sums, log_weights.shape[-1])
 
 
@@ -216,10 +216,10 @@ def normal_target(centre):
 
 @partial(jax.jit, static_argnames="count")
 def one_iteration(ensemble, centres, number, burn_in, count):
-    return proposals.iteration(normal_target, 5, count, KEY, centres, burn_in, number, ensemble)
+    return likelihood.iterate_chains(normal_target, 5, count, KEY, centres, burn_in, number, ensemble)
 
 
-begin = jax.jit(partial(proposals.begin, normal_target))
+begin = jax.jit(partial(likelihood.begin_chains, normal_target))
 
 
 def sampled(centres, count, burn_in, kept, step_size=0.4):
@@ -277,7 +277,7 @@ def test_chains_find_the_posterior():
 def test_proposals_are_a_fifth_wider_and_the_floor_comes_last():
     encoder = Proposal(jnp.float32([[1, 2, 3]]), jnp.float32([[0.5, 1e-5, 2]]))
     squares = jnp.float32([[9 * 0.25, 0, 9 * 9e-5**2]])
-    found = proposals.proposals(encoder, jnp.float32([[4, 5, 6]]), squares, kept=10)
+    found = likelihood.make_proposals(encoder, jnp.float32([[4, 5, 6]]), squares, kept=10)
     assert list(found) == ["encoder", "hmc_mean", "hmc_mean_std"]
     np.testing.assert_array_equal(found["encoder"].mean, encoder.mean)
     np.testing.assert_allclose(found["encoder"].spread, [[0.6, 1.2e-5, 2.4]], rtol=1e-6)
@@ -290,5 +290,5 @@ def test_proposals_are_a_fifth_wider_and_the_floor_comes_last():
 
 def test_a_single_kept_sample_gives_the_smallest_spread_and_no_nan():
     encoder = Proposal(jnp.ones((1, 2)), jnp.ones((1, 2)))
-    found = proposals.proposals(encoder, jnp.ones((1, 2)), jnp.zeros((1, 2)), kept=1)
+    found = likelihood.make_proposals(encoder, jnp.ones((1, 2)), jnp.zeros((1, 2)), kept=1)
     np.testing.assert_allclose(found["hmc_mean_std"].spread, 1e-4)

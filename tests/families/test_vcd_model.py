@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from family_protocol import check_family
-from hotloop.families.vcd import density, model, networks
-from hotloop.families.vcd.config import Model
+from hotloop.families.vcd import model, networks
+from hotloop.families.vcd.config import VcdModel
 
 QUICK = {"xla_backend_optimization_level": 0}
 """Half the time to compile, for programs that run once."""
-TINY = Model(z_dim=2, hidden=(5,), hmc_steps=2, leapfrog_steps=2, shared_updates=3, micro_batch_size=4)
+TINY = VcdModel(z_dim=2, hidden=(5,), hmc_steps=2, leapfrog_steps=2, shared_updates=3, micro_batch_size=4)
 
 
 def bits(count, seed=0):
@@ -28,7 +28,7 @@ def test_the_family_obeys_the_protocol():
 
 
 def test_a_job_has_the_published_number_of_weights():
-    state = jax.eval_shape(lambda key: model.init(model.Job(Model(), 50_000), key), jax.random.key(0))
+    state = jax.eval_shape(lambda key: model.init(model.Job(VcdModel(), 50_000), key), jax.random.key(0))
     counts = {
         name: sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(net))
         for name, net in state["params"].items()
@@ -53,7 +53,7 @@ def test_weights_and_biases_begin_with_the_scale_of_their_layer():
 
 
 def test_each_row_draws_by_its_place_alone():
-    draws = jax.jit(model.draws, static_argnums=(0, 2), compiler_options=QUICK)
+    draws = jax.jit(model.draw_noise, static_argnums=(0, 2), compiler_options=QUICK)
     few, many = (draws(TINY, jax.random.key(3), rows) for rows in (6, 4000))
     np.testing.assert_array_equal(few.start, many.start[:6])
     np.testing.assert_array_equal(few.momenta, many.momenta[:, :6])
@@ -88,12 +88,12 @@ def test_likelihood_and_gradient_stay_finite_for_logits_of_ten_thousand():
     decoder = ({"w": jnp.ones((1, 784)), "b": jnp.zeros(784)},)
     z = np.float32([[-1e4], [-100], [-88], [0], [88], [100], [1e4]])
     images = np.tile(np.float32(np.arange(784) % 2), (len(z), 1))
-    value, gradient = jax.jit(density.value_and_gradient(decoder, images))(z)
+    value, gradient = jax.jit(networks.value_and_gradient(decoder, images))(z)
     assert np.isfinite(value).all() and np.isfinite(gradient).all()
     logits = z.astype(np.float64)
     expected = 392 * (logits - 2 * np.logaddexp(0, logits)) - 0.5 * (logits**2 + math.log(2 * math.pi))
     np.testing.assert_allclose(value, expected[:, 0], rtol=1e-6)
     sigmoid = np.exp(-np.logaddexp(0, -logits))
     np.testing.assert_allclose(gradient, 392 - 784 * sigmoid - logits, rtol=1e-6, atol=1e-4)
-    weights = jax.jit(jax.grad(lambda d: density.log_joint(d, images, z).sum()))(decoder)
+    weights = jax.jit(jax.grad(lambda d: networks.log_joint(d, images, z).sum()))(decoder)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(weights))

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hotloop.families.vcd import density, networks
-from hotloop.families.vcd.gradients import Draw, encoder_pull
+from hotloop.families.vcd import networks
+from hotloop.families.vcd.objective import Draw, encoder_pull
 from hotloop.mcmc import hmc
 
 LOG_TWO_PI = math.log(2 * math.pi)
@@ -136,7 +136,7 @@ def test_the_formulas_are_autograd_of_the_surrogate(float64):
     generator = np.random.default_rng(5)
     images, eta = generator.integers(0, 2, (6, 784)).astype(float), generator.standard_normal((6, 2))
     control, momentum = generator.normal(-500, 20, 6), jnp.asarray(generator.standard_normal((6, 2)))
-    target = density.value_and_gradient(decoder, images)
+    target = networks.value_and_gradient(decoder, images)
     step = hmc.transition(target, 2)
     still = jax.lax.stop_gradient
 
@@ -148,9 +148,9 @@ def test_the_formulas_are_autograd_of_the_surrogate(float64):
     def surrogate(nets, hold=still):
         mean, spread, _, start, end = drawn(nets)
         zt, z0 = hold(end.position), start.position
-        f = density.log_joint(decoder, images, zt) + 0.5 * (((zt - mean) / spread) ** 2).sum(1)
-        score = density.log_normal(still(z0), mean, spread)
-        return (-density.log_joint(decoder, images, z0) + f + still(f - control) * score).sum()
+        f = networks.log_joint(decoder, images, zt) + 0.5 * (((zt - mean) / spread) ** 2).sum(1)
+        score = networks.log_normal(still(z0), mean, spread)
+        return (-networks.log_joint(decoder, images, z0) + f + still(f - control) * score).sum()
 
     def by_hand(nets):
         draw, back = drawn(nets), jax.vjp(lambda nets: networks.encode(nets, images), nets)[1]
@@ -175,12 +175,12 @@ def test_the_usual_methods_are_autograd_of_the_elbo_with_its_exact_entropy(float
 
     def loss(nets):
         mean, spread = networks.encode(nets, images)
-        joint = density.log_joint(decoder, images, mean + spread * eta)
+        joint = networks.log_joint(decoder, images, mean + spread * eta)
         return -(joint + jnp.log(spread).sum(-1)).sum()
 
     def by_hand(nets):
         (mean, spread), back = jax.vjp(lambda nets: networks.encode(nets, images), nets)
-        start = hmc.init(mean + spread * eta, density.value_and_gradient(decoder, images))
+        start = hmc.init(mean + spread * eta, networks.value_and_gradient(decoder, images))
         return [
             back(encoder_pull(method, Draw(mean, spread, eta, start, start), 0.0))[0]
             for method in ("kl", "hoffman")
@@ -196,7 +196,7 @@ def test_the_gradient_of_the_density_is_autograds(float64):
     _, decoder = small_networks(8)
     generator = np.random.default_rng(9)
     images, z = generator.integers(0, 2, (5, 784)).astype(float), 2 * generator.standard_normal((5, 2))
-    value, gradient = jax.jit(density.value_and_gradient(decoder, images))(z)
-    want = jax.jit(hmc.gradient_of(lambda z: density.log_joint(decoder, images, z)))(z)
+    value, gradient = jax.jit(networks.value_and_gradient(decoder, images))(z)
+    want = jax.jit(hmc.gradient_of(lambda z: networks.log_joint(decoder, images, z)))(z)
     np.testing.assert_allclose(value, want[0], rtol=1e-12)
     np.testing.assert_allclose(gradient, want[1], rtol=1e-10)

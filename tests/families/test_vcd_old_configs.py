@@ -8,9 +8,8 @@ from fractions import Fraction
 import pytest
 
 from hotloop.errors import OptionError
-from hotloop.families.vcd.config import PRESETS, Train
-from hotloop.families.vcd.old_configs import is_old, translate
-from hotloop.families.vcd.old_keys import KEYS
+from hotloop.families.vcd.config import PRESETS, VcdTrain
+from hotloop.families.vcd.old_configs import KEYS, is_old, translate
 from hotloop.options import build
 from hotloop.options.document import parse_document
 
@@ -121,7 +120,7 @@ GONE = object()
 
 
 def train(changes=(), experiment=()):
-    return build(Train, translate(old(changes, experiment), "old.json")[0])
+    return build(VcdTrain, translate(old(changes, experiment), "old.json")[0])
 
 
 def notices(changes=(), experiment=()):
@@ -147,7 +146,7 @@ def test_an_old_file_is_the_preset_of_its_name(name, through_text):
         document = parse_document(json.dumps(document, indent=4), "old.json")
     assert is_old(document)
     values, _ = translate(document, "old.json")
-    assert build(Train, values) == build(Train, PRESETS[name])
+    assert build(VcdTrain, values) == build(VcdTrain, PRESETS[name])
 
 
 @pytest.mark.parametrize("name", OLD_FILES)

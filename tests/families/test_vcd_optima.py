@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import vcd_oracle as oracle
 
-from hotloop.families.vcd import density, model, rmsprop
-from hotloop.families.vcd.config import Model
-from hotloop.families.vcd.gradients import Draw, encoder_pull
+from hotloop.families.vcd import model, networks, rmsprop
+from hotloop.families.vcd.config import VcdModel
+from hotloop.families.vcd.objective import Draw, encoder_pull
 from hotloop.mcmc import hmc
 
 QUICK = {"xla_backend_optimization_level": 0}
@@ -109,7 +109,7 @@ def divergences(target, mean, spread, iterations, size, seed=0, chains=20_000):
 
 
 def standard(z):
-    return density.log_prior(z), -z
+    return networks.log_prior(z), -z
 
 
 def test_many_iterations_give_the_symmetrised_divergence():
@@ -146,7 +146,7 @@ def test_the_divergence_of_any_model_is_positive_in_the_mean(scale, mean, spread
     decoder, image = random_vae(1, scale)
     images = jnp.broadcast_to(image, (2000, 784))
     value, error = divergences(
-        density.value_and_gradient(decoder, images), mean, spread, 4, size, chains=2000
+        networks.value_and_gradient(decoder, images), mean, spread, 4, size, chains=2000
     )
     assert value > 5 * error  # q0 is far from the posterior in each case
 
@@ -157,7 +157,7 @@ def test_the_elbo_lies_below_the_likelihood_by_its_divergence_from_the_posterior
     decoder, image = random_vae(2, 0.3, latent=1, hidden=4)
     encoders = {"mean": 0.4, "spread": 0.2}
     params = {n: ({"w": jnp.zeros((784, 1)), "b": jnp.full(1, b)},) for n, b in encoders.items()}
-    job = model.Job(Model(z_dim=1, hidden=(4,)), 10)
+    job = model.Job(VcdModel(z_dim=1, hidden=(4,)), 10)
     batch = {"image": np.tile(np.uint8(image), (4000, 1)), "index": np.arange(4000)}
     values = jax.jit(model.evaluate(job), compiler_options=QUICK)(
         {"params": {**params, "decoder": decoder}}, batch

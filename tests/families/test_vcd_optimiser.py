@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hotloop.families.vcd import model, rmsprop
-from hotloop.families.vcd.config import Model
+from hotloop.families.vcd.config import VcdModel
 
 STEP = jax.jit(rmsprop.step)
 
@@ -59,7 +59,7 @@ def test_a_hundred_steps_follow_the_recurrence(float64, scale):
 
 def test_each_group_moves_by_its_rate_which_falls_at_the_very_update_inside_a_loop():
     """One batch at updates k of a run over 50,000 images, the slots empty: v = g^2 / 10, so v tells the step."""
-    options = Model(method="kl", hidden=(16,), z_dim=2, decay_epochs=Fraction(30), learning_rate=0.5)
+    options = VcdModel(method="kl", hidden=(16,), z_dim=2, decay_epochs=Fraction(30), learning_rate=0.5)
     job = model.Job(options, 50_000)
     update, batch = model.update(job), {"image": np.ones((4, 784), np.uint8), "index": np.arange(4)}
 
@@ -88,7 +88,12 @@ def test_each_group_moves_by_its_rate_which_falls_at_the_very_update_inside_a_lo
 
 def test_the_spread_has_exactly_half_the_rate():
     table = {"decoder_rate": None, "encoder_mean_rate": None, "encoder_spread_rate": None}
-    for options in (Model(), Model(learning_rate=7e-3), Model(**table), Model(micro_batch_size=128, **table)):
+    for options in (
+        VcdModel(),
+        VcdModel(learning_rate=7e-3),
+        VcdModel(**table),
+        VcdModel(micro_batch_size=128, **table),
+    ):
         rates = options.rates()
         assert rates["mean"] == rates["decoder"] == 2 * rates["spread"]
         factor = jnp.float32(0.9) ** 7

@@ -19,10 +19,9 @@ from hotloop.engine.keys import seed_key
 from hotloop.errors import DataError, OptionError
 from hotloop.families.vcd import images as image_sets
 from hotloop.families.vcd import samples, saved
-from hotloop.families.vcd.config import Train
+from hotloop.families.vcd.config import VcdSamples, VcdTrain
 from hotloop.families.vcd.images import Images
-from hotloop.families.vcd.samples_config import Samples
-from hotloop.families.vcd.saved import Saved, job_of
+from hotloop.families.vcd.saved import TrainedRun, make_job
 from hotloop.options import build
 
 LATENT, HIDDEN, PIXELS = 3, 6, 784
@@ -52,11 +51,11 @@ def blind_encoder(value):
 
 def run_saved(step_size=0.3, **options):
     sizes = {"z_dim": LATENT, "hidden": (HIDDEN, HIDDEN), "hmc_steps": 4, "leapfrog_steps": 2}
-    config = build(Train, sizes | options)
+    config = build(VcdTrain, sizes | options)
     raw = np.log(np.exp(SPREAD) - np.exp(1e-4))
     params = {"mean": blind_encoder(MEAN), "spread": blind_encoder(raw), "decoder": reading_decoder()}
     state = {"params": params, "step_size": np.float32(step_size)}
-    return Saved(config, job_of(config, 50), state, 70, Path("run"))
+    return TrainedRun(config, make_job(config, 50), state, 70, Path("run"))
 
 
 def some_images(count=40, notice=""):
@@ -84,9 +83,9 @@ def ready(monkeypatch, tmp_path):
         return asked.images
 
     monkeypatch.setattr(samples, "draw", kept_draw)
-    monkeypatch.setattr(saved, "load", saved_run)
-    monkeypatch.setattr(image_sets, "load", some_set)
-    asked.run = lambda **options: samples.run(Samples(run=tmp_path / "run", **options), Context())
+    monkeypatch.setattr(saved, "load_run", saved_run)
+    monkeypatch.setattr(image_sets, "load_images", some_set)
+    asked.run = lambda **options: samples.run(VcdSamples(run=tmp_path / "run", **options), Context())
     return asked
 
 
@@ -214,10 +213,12 @@ def test_pictures_are_original_before_after_and_the_figures_are_their_means(read
     assert [len(place) for place in places] == [1, 1] and places[0] < places[1]
     same = drawn(ready.saved, chosen)
     assert not np.array_equal(before, after)
-    np.testing.assert_array_equal(original, samples.pictures(chosen))
-    np.testing.assert_array_equal(before, samples.pictures(same.before))
-    np.testing.assert_array_equal(after, samples.pictures(same.after))
-    np.testing.assert_array_equal(cells(read(result["prior"]), 3, 1, 28, 28), samples.pictures(same.prior))
+    np.testing.assert_array_equal(original, samples.make_pictures(chosen))
+    np.testing.assert_array_equal(before, samples.make_pictures(same.before))
+    np.testing.assert_array_equal(after, samples.make_pictures(same.after))
+    np.testing.assert_array_equal(
+        cells(read(result["prior"]), 3, 1, 28, 28), samples.make_pictures(same.prior)
+    )
     assert result["log_joint_z0"] == pytest.approx(same.log_joint_z0.mean(), rel=1e-6)
     assert result["log_joint_zt"] == pytest.approx(same.log_joint_zt.mean(), rel=1e-6)
     assert result["acceptance"] == same.acceptance
@@ -299,7 +300,9 @@ def test_a_stand_in_is_not_passed_over_in_silence(ready, capsys):
 
 
 def test_a_grid_fills_lines_from_the_left_and_leaves_the_rest_in_the_lines_shade():
-    canvas = samples.grid(np.arange(1, 6, dtype=np.uint8).repeat(6).reshape(5, 2, 3), 3, line=2, shade=9)
+    canvas = samples.arrange_grid(
+        np.arange(1, 6, dtype=np.uint8).repeat(6).reshape(5, 2, 3), 3, line=2, shade=9
+    )
     found = cells(canvas, 3, 2, 2, 3)
     assert [set(np.unique(cell)) for cell in found] == [{1}, {2}, {3}, {4}, {5}, {9}]
 
@@ -307,7 +310,7 @@ def test_a_grid_fills_lines_from_the_left_and_leaves_the_rest_in_the_lines_shade
 def test_probabilities_become_the_nearest_shade():
     values = np.zeros((1, PIXELS))
     values[0, :4] = [1, 0.5, 1 / 255, 0.6 / 255]
-    assert samples.pictures(values)[0, 0, :5].tolist() == [255, 128, 1, 1, 0]
+    assert samples.make_pictures(values)[0, 0, :5].tolist() == [255, 128, 1, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -324,10 +327,10 @@ def test_probabilities_become_the_nearest_shade():
 )
 def test_bad_options_are_one_line(name, value):
     with pytest.raises(OptionError, match=f"^--{name.replace('_', '-')} {value}: must ") as caught:
-        build(Samples, {"run": "run", name: value})
+        build(VcdSamples, {"run": "run", name: value})
     assert "\n" not in str(caught.value)
 
 
 def test_options_need_no_jax():
-    code = "import sys, hotloop.families.vcd.samples_config; sys.exit('jax' in sys.modules or 'numpy' in sys.modules)"
+    code = "import sys, hotloop.families.vcd.config; sys.exit('jax' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

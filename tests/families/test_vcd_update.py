@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import vcd_oracle as oracle
 
-from hotloop.families.vcd import density, model, rmsprop
-from hotloop.families.vcd.config import Model
+from hotloop.families.vcd import model, networks, rmsprop
+from hotloop.families.vcd.config import VcdModel
 
 IMAGES, BATCH, UPDATES = 14, 6, 4
-SMALL = Model(
+SMALL = VcdModel(
     sampler="plain",
     z_dim=3,
     hidden=(8, 5),
@@ -88,7 +88,7 @@ def updating(monkeypatch, task, noise):
         assert options is task.model and rows == noise.start.shape[1]
         return jax.tree.map(lambda each: jnp.asarray(each)[jax.random.key_data(key)[1]], noise)
 
-    monkeypatch.setattr(model, "draws", draws)
+    monkeypatch.setattr(model, "draw_noise", draws)
     return jax.jit(model.update(task), compiler_options=QUICK)
 
 
@@ -193,7 +193,7 @@ def test_half_precision_keeps_its_types_and_stays_near_the_exact_update(monkeypa
 
 def test_an_update_evaluates_forty_one_gradients(monkeypatch):
     """Eight iterations of five leapfrogs and the one at the start: a gradient is carried over, not made again."""
-    counted, exact = [], density.value_and_gradient
+    counted, exact = [], networks.value_and_gradient
 
     def counting(decoder, images):
         at = exact(decoder, images)
@@ -204,11 +204,11 @@ def test_an_update_evaluates_forty_one_gradients(monkeypatch):
 
         return count
 
-    monkeypatch.setattr(density, "value_and_gradient", counting)
-    task = model.Job(Model(z_dim=2, hidden=(3,), micro_batch_size=BATCH), IMAGES)
+    monkeypatch.setattr(networks, "value_and_gradient", counting)
+    task = model.Job(VcdModel(z_dim=2, hidden=(3,), micro_batch_size=BATCH), IMAGES)
     assert (task.model.hmc_steps, task.model.leapfrog_steps) == (8, 5)
     ones = model.Noise(jnp.ones((BATCH, 2)), jnp.ones((8, BATCH, 2)), jnp.ones((8, BATCH)))
-    monkeypatch.setattr(model, "draws", lambda *_: ones)
+    monkeypatch.setattr(model, "draw_noise", lambda *_: ones)
     update = jax.jit(model.update(task), compiler_options=QUICK)
     jax.block_until_ready(update(calm(task), batch_of(np.arange(BATCH)), jax.random.key(0)))
     jax.effects_barrier()

@@ -12,10 +12,10 @@ import vcd_oracle as oracle
 from hotloop.engine.feed import Resident
 from hotloop.engine.loop import Program, copy_state
 from hotloop.engine.order import Order
-from hotloop.families.vcd import model, variate
-from hotloop.families.vcd.config import Model
+from hotloop.families.vcd import model, objective
+from hotloop.families.vcd.config import VcdModel
 
-MOVED = jax.jit(variate.moved, static_argnums=3)
+MOVED = jax.jit(objective.move_variate, static_argnums=3)
 
 
 @pytest.fixture
@@ -39,23 +39,27 @@ def batches(images, rows, count, seed=3):
 @pytest.mark.parametrize(("images", "rows"), [(12, 4), (11, 4), (5, 4)])
 def test_shared_and_own_are_the_textbook_vector(float64, kind, images, rows):
     """Batches in the order of a feed, 15 shared updates and 25 local ones, some images twice in a batch."""
-    generator, state, control = np.random.default_rng(0), variate.init(kind, images), np.zeros(images)
+    generator, state, control = (
+        np.random.default_rng(0),
+        objective.init_variate(kind, images),
+        np.zeros(images),
+    )
     for number, index in enumerate(batches(images, rows, 40)):
         f = generator.normal(-100, 30, rows)
         like = np.zeros(rows)
-        np.testing.assert_allclose(variate.value(state, index, like), control[index], rtol=1e-11)
+        np.testing.assert_allclose(objective.read_variate(state, index, like), control[index], rtol=1e-11)
         state = MOVED(state, index, f, 0.9, number < 15)
         control = oracle.moved(control, index, f, kind, 0.9, number < 15)
         np.testing.assert_allclose(vector(state, images), control, rtol=1e-11)
-    np.testing.assert_allclose(variate.mean(state), control.mean(), rtol=1e-11)
+    np.testing.assert_allclose(objective.mean_variate(state), control.mean(), rtol=1e-11)
     assert (np.ptp(control) > 1) == (kind == "local")
 
 
 def test_without_a_variate_nothing_is_kept_and_nothing_taken_off():
-    state = variate.init("none", 10)
+    state = objective.init_variate("none", 10)
     assert state == {} and MOVED(state, np.arange(3), jnp.ones(3), 0.9, True) == {}
-    np.testing.assert_array_equal(variate.value(state, np.arange(3), jnp.ones(3)), np.zeros(3))
-    assert float(variate.mean(state)) == 0
+    np.testing.assert_array_equal(objective.read_variate(state, np.arange(3), jnp.ones(3)), np.zeros(3))
+    assert float(objective.mean_variate(state)) == 0
 
 
 @pytest.mark.parametrize("images", [7, 9])
@@ -89,7 +93,7 @@ def test_batches_that_fill_a_pass_exactly_never_hold_an_image_twice():
 # The variate inside the update.
 
 IMAGES, BATCH = 10, 4
-TINY = Model(
+TINY = VcdModel(
     z_dim=2,
     hidden=(4,),
     hmc_steps=2,

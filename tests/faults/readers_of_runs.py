@@ -22,7 +22,7 @@ from hotloop.families.recommender import saved_run as recommender
 from hotloop.families.recommender.config import TrainOptions
 from hotloop.families.recommender.trials import _answer, read_figures
 from hotloop.families.vcd import saved as vcd
-from hotloop.families.vcd.config import Train as VcdTrain
+from hotloop.families.vcd.config import VcdTrain
 from hotloop.options import to_jsonable
 
 
@@ -122,7 +122,7 @@ def of_runs() -> list[Reader]:
         Reader("config of a trial", [options], in_file("config.json", trial_config)),
         Reader("a trial's answer", [b'warning\n{"loss": 1}\n'], of_text(_answer)),
         Reader("config of a run", [options], in_folder("config.json", cnn_config)),
-        Reader("config of a vcd run", [vcd_options], in_folder("config.json", vcd.load)),
+        Reader("config of a vcd run", [vcd_options], in_folder("config.json", vcd.load_run)),
         Reader("config of a recommender run", [recommender_options], in_folder("config.json", recommender.load_run)),
         Reader("vcd evaluate RUN", [vcd_options], in_folder("config.json", used("vcd", "evaluate"))),
         Reader("vcd samples RUN", [vcd_options], in_folder("config.json", used("vcd", "samples"))),

@@ -14,7 +14,7 @@ from hotloop.families.kernels import config as kernels
 from hotloop.options import option, to_jsonable
 
 STEPS = 7
-LAYERS: dict[str, kernels.Layer] = {
+LAYERS: dict[str, kernels.LayerOptions] = {
     "dense": kernels.Dense(steps=STEPS, batches_per_step=50),
     "grouped-conv": kernels.GroupedConv(steps=STEPS, batches_per_step=5),
     "rnn": kernels.Rnn(steps=STEPS, batches_per_step=400),
@@ -87,7 +87,7 @@ def measure(device: Any, context: Context) -> dict[str, Any]:
     from hotloop.families.estimator import cifar_demo
     from hotloop.families.kernels import bench, hmc
     from hotloop.families.recommender import demo as recommender
-    from hotloop.families.vcd.demo import glimpse
+    from hotloop.families.vcd.demo import demo_run
 
     quiet = SilentConsole(context)
     tasks = 2 * len(LAYERS) + len(UPDATES_PER_CALL) + 7
@@ -118,7 +118,7 @@ def measure(device: Any, context: Context) -> dict[str, Any]:
         histogram = sample_histogram(device)
         bar.advance()
         bar.update("vcd")
-        vae = glimpse()
+        vae = demo_run()
         context.say(
             f"vcd on drawn digits: ELBO {vae['elbo'][0]:,.0f} -> {vae['elbo'][-1]:,.0f} nats; log p(x, z) "
             f"{vae['log_joint_z0'][-1]:.0f} at the encoder's samples, {vae['log_joint_zt'][-1]:.0f} after HMC; "
@@ -155,8 +155,8 @@ def loss_curve(device: Any) -> list[float]:
     """The loss of a training run, averaged over each round of its batches."""
     import numpy as np
 
+    from hotloop.families.kernels.bench import choose_dtype, find_place, prepare
     from hotloop.families.kernels.catalogue import build
-    from hotloop.families.kernels.prepare import choose_dtype, find_place, prepare
 
     bench = prepare(LEARNING, build(LEARNING), find_place(LEARNING, device), choose_dtype(LEARNING, device))
     bench.step()

@@ -11,7 +11,7 @@ EPILOG = """Each run checks its numbers against float64 first and refuses to tim
 says what is computed, how the timing is kept honest and what became of the old programs' options."""
 
 
-def run_layer(config: configs.Layer, context: Context) -> Mapping[str, Any]:
+def run_layer(config: configs.LayerOptions, context: Context) -> Mapping[str, Any]:
     """Check and time one layer."""
     device = context.open_device()
     from hotloop.families.kernels.bench import run
@@ -27,7 +27,7 @@ def run_hmc(config: configs.Hmc, context: Context) -> Mapping[str, Any]:
     return run(config, device, context)
 
 
-LAYERS: dict[str, tuple[type[configs.Layer], str]] = {
+LAYERS: dict[str, tuple[type[configs.LayerOptions], str]] = {
     "dense": (configs.Dense, "One fully connected layer."),
     "grouped-conv": (configs.GroupedConv, "A chain of grouped 2-D convolutions."),
     "rnn": (configs.Rnn, "One tanh RNN layer."),
@@ -37,7 +37,7 @@ LAYERS: dict[str, tuple[type[configs.Layer], str]] = {
 }
 
 
-def run_all(config: configs.All, context: Context) -> Mapping[str, Any]:
+def run_all(config: configs.AllKernels, context: Context) -> Mapping[str, Any]:
     """Every kernel with its defaults, then one table."""
     same = {"repeat": config.repeat, "seed": config.seed}
     if config.steps is not None:
@@ -78,6 +78,12 @@ COMMAND = Command(
     children=(
         *(_layer(name) for name in LAYERS),
         Command("hmc", "Hamiltonian Monte Carlo steps.", configs.Hmc, run_hmc, epilog=EPILOG),
-        Command("all", "Every kernel with its defaults, and one table.", configs.All, run_all, epilog=EPILOG),
+        Command(
+            "all",
+            "Every kernel with its defaults, and one table.",
+            configs.AllKernels,
+            run_all,
+            epilog=EPILOG,
+        ),
     ),
 )

@@ -4,10 +4,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from hotloop.cli.command import Command, Context, on_device
-from hotloop.families.vcd import of_run, old_configs
-from hotloop.families.vcd.config import PRESETS, Train
-from hotloop.families.vcd.evaluate_config import Evaluate
-from hotloop.families.vcd.samples_config import Samples
+from hotloop.families.vcd import old_configs
+from hotloop.families.vcd.config import (
+    PRESETS,
+    VcdEvaluate,
+    VcdSamples,
+    VcdTrain,
+    evaluation_defaults,
+    samples_defaults,
+)
 
 FAMILY = "hotloop.families.vcd"
 EPILOG = """Examples:
@@ -19,7 +24,7 @@ EPILOG = """Examples:
 docs/vcd.md tells what is computed and where it follows the paper's authors."""
 
 
-def run_train(config: Train, context: Context) -> Mapping[str, Any]:
+def run_train(config: VcdTrain, context: Context) -> Mapping[str, Any]:
     """Train, or with --plan say what would be done."""
     device = context.open_device()
     from hotloop.families.vcd import train
@@ -28,13 +33,13 @@ def run_train(config: Train, context: Context) -> Mapping[str, Any]:
         from hotloop.cli.plan import show_plan
 
         train.check_sampler(config)
-        data = train.load(config, context)
+        data = train.load_data(config, context)
         context.say(train.describe(config, len(data.train), device.platform))
-        return show_plan(train.planned(config, len(data.train)), context)
+        return show_plan(train.make_plan(config, len(data.train)), context)
     return train.run(config, context, " ".join(["hotloop", *context.argv]))
 
 
-def translated(document: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], list[str]]:
+def translate_old(document: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], list[str]]:
     """A file of the old program in our words; any other file as it is."""
     return old_configs.translate(document, where) if old_configs.is_old(document) else (document, [])
 
@@ -46,26 +51,26 @@ COMMAND = Command(
         Command(
             "train",
             "Train, then estimate the test log-likelihood.",
-            Train,
+            VcdTrain,
             run_train,
             presets=PRESETS,
             epilog=EPILOG,
             config_option="config_file",
-            translate=translated,
+            translate=translate_old,
         ),
         Command(
             "evaluate",
             "The log-likelihood of a run by three proposals.",
-            Evaluate,
+            VcdEvaluate,
             on_device(f"{FAMILY}.evaluation"),
-            run_values=of_run.values_for_evaluation,
+            run_values=evaluation_defaults,
         ),
         Command(
             "samples",
             "Pictures: prior samples, reconstructions before and after HMC.",
-            Samples,
+            VcdSamples,
             on_device(f"{FAMILY}.samples"),
-            run_values=of_run.values_for_samples,
+            run_values=samples_defaults,
         ),
     ),
 )

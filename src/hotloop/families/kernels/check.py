@@ -44,7 +44,7 @@ off by their own stochastic rounding: in the mean square half a gap at most."""
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckResult:
     """What was compared, how far it was off, and how far it may be."""
 
     rows: int
@@ -59,7 +59,7 @@ class Checked:
         return f"checked against float64 on {self.rows} of {self.of_rows} rows: relative error {errors}"
 
 
-def check_output(kernel: Kernel, params: Any, x: Any, y: Any, flops: float, bounds: Bounds) -> Checked:
+def check_output(kernel: Kernel, params: Any, x: Any, y: Any, flops: float, bounds: Bounds) -> CheckResult:
     """Compare an output with the reference's for the same input, on rows spread over the batch."""
     x, y = np.asarray(x), np.asarray(y)
     total = x.shape[kernel.row_axes["x"]]
@@ -67,12 +67,12 @@ def check_output(kernel: Kernel, params: Any, x: Any, y: Any, flops: float, boun
     chosen = np.unique(np.linspace(0, total - 1, rows).round().astype(int))
     expected = in_float64(kernel.reference_apply, params, x.take(chosen, kernel.row_axes["x"]))
     error = relative_error(y.take(chosen, kernel.row_axes["y"]), expected)
-    return _judge(kernel, Checked(len(chosen), total, {"output": error}, {"output": bounds.output}))
+    return _judge(kernel, CheckResult(len(chosen), total, {"output": error}, {"output": bounds.output}))
 
 
 def check_update(
     kernel: Kernel, params: Any, update: Any, batch: Batch, flops: float, learning_rate: float, bounds: Bounds
-) -> Checked:
+) -> CheckResult:
     """Compare loss, gradients and new parameters of one update with the reference's."""
     total = batch["x"].shape[kernel.row_axes["x"]]
     fitting = [n for n in range(1, total + 1) if total % n == 0 and n * flops / total <= REFERENCE_FLOPS]
@@ -90,7 +90,7 @@ def check_update(
         "parameters": worst_leaf(new, moved),
     }
     limits = {"loss": bounds.output, "gradient": bounds.gradient, "parameters": bounds.parameters}
-    return _judge(kernel, Checked(rows, total, errors, limits))
+    return _judge(kernel, CheckResult(rows, total, errors, limits))
 
 
 def relative_error(found: Any, expected: Any, floor: float = 0.0) -> float:
@@ -108,7 +108,7 @@ def worst_leaf(found: Any, expected: Any) -> float:
     return float(np.max(jax.tree.leaves(errors)))
 
 
-def _judge(kernel: Kernel, checked: Checked) -> Checked:
+def _judge(kernel: Kernel, checked: CheckResult) -> CheckResult:
     for name, error in checked.errors.items():
         if not error <= checked.bounds[name]:
             raise WrongResult(

@@ -1,6 +1,8 @@
 """The options of every kernel benchmark, with the old programs' names and defaults.
 
 Sizes that cannot work are refused here, before anything is compiled. It computes nothing and imports no jax.
+
+Options of the old programs that mean nothing here, each with the line that says so.
 """
 
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 
 
 @dataclass(frozen=True)
-class Timing:
+class TimingOptions:
     """What every kernel command takes."""
 
     steps: int = option(5, "Timed calls of the compiled loop.", check=positive, group=TIMING)
@@ -41,7 +43,7 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class Layer(Timing):
+class LayerOptions(TimingOptions):
     """What every single-layer command takes."""
 
     batches_per_step: int = option(
@@ -98,7 +100,7 @@ class Layer(Timing):
 
 
 @dataclass(frozen=True)
-class Dense(Layer):
+class Dense(LayerOptions):
     """One fully connected layer, N to N."""
 
     batches_per_step: int = option(5000, "Iterations inside one compiled call.", check=positive, group=TIMING)
@@ -108,7 +110,7 @@ class Dense(Layer):
 
 
 @dataclass(frozen=True)
-class GroupedConv(Layer):
+class GroupedConv(LayerOptions):
     """A chain of grouped convolutions."""
 
     filter_in: int = option(64, "Channels of the input.", check=positive)
@@ -151,7 +153,7 @@ class GroupedConv(Layer):
 
 
 @dataclass(frozen=True)
-class Rnn(Layer):
+class Rnn(LayerOptions):
     """One tanh RNN; the input has as many features as the hidden state."""
 
     timesteps: int = option(5, "Length of the sequences.", check=positive)
@@ -159,7 +161,7 @@ class Rnn(Layer):
 
 
 @dataclass(frozen=True)
-class Gru(Layer):
+class Gru(LayerOptions):
     """One GRU."""
 
     timesteps: int = option(5, "Length of the sequences.", check=positive)
@@ -177,7 +179,7 @@ class Gru(Layer):
 
 
 @dataclass(frozen=True)
-class Lstm(Layer):
+class Lstm(LayerOptions):
     """One LSTM; the input has as many features as the hidden state."""
 
     timesteps: int = option(5, "Length of the sequences.", check=positive)
@@ -186,7 +188,7 @@ class Lstm(Layer):
 
 
 @dataclass(frozen=True)
-class LstmMulti(Layer):
+class LstmMulti(LayerOptions):
     """A stack of LSTMs and a dense layer of one output on the last hidden state."""
 
     timesteps: int = option(200, "Length of the sequences.", check=positive)
@@ -196,7 +198,7 @@ class LstmMulti(Layer):
 
 
 @dataclass(frozen=True)
-class Hmc(Timing):
+class Hmc(TimingOptions):
     """Hamiltonian Monte Carlo steps in isolation."""
 
     steps: int = option(100, "Timed calls of the compiled loop.", check=positive, group=TIMING)
@@ -224,7 +226,7 @@ class Hmc(Timing):
 
 
 @dataclass(frozen=True)
-class All:
+class AllKernels:
     """Every kernel with its defaults; what is given here replaces them all."""
 
     steps: int | None = option(None, "Timed calls, instead of each kernel's default.", check=positive)
@@ -238,3 +240,28 @@ class All:
 
     def __post_init__(self) -> None:
         validate(self)
+
+
+def explain_idle_options(config: LayerOptions) -> list[str]:
+    """One line for each option that was given and has no effect on this hardware."""
+    texts = []
+    if config.convolution_options is not None:
+        texts.append(
+            "--convolution-options tuned Poplar's convolution planner (memory share, partials type); XLA plans by "
+            "itself, so it has no effect; for 16-bit sums use --enable-half-partials"
+        )
+    if config.matmul_options is not None:
+        texts.append(
+            "--matmul-options tuned Poplar's matrix product planner (memory share, partials type); XLA plans by "
+            "itself, so it has no effect; for 16-bit sums use --enable-half-partials"
+        )
+    if config.report_hw_cycle_count:
+        texts.append(
+            "--report-hw-cycle-count logged the IPU's cycle counter; it has no effect here: --report DIR writes a "
+            "trace with the device's own times"
+        )
+    if config.enable_half_partials and isinstance(config, GroupedConv):
+        texts.append(
+            "--enable-half-partials reaches matrix products only; convolutions keep the sums of their library"
+        )
+    return texts

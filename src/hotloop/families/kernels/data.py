@@ -14,9 +14,9 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
 
-from hotloop.families.kernels.config import Layer
+from hotloop.families.kernels.config import LayerOptions
 from hotloop.families.kernels.kernel import Batch, HostBatch, Kernel
-from hotloop.families.kernels.program import P0, Program, pool_specs
+from hotloop.families.kernels.model import P0, CompiledCall, pool_specs
 
 POOL_BATCHES, POOL_BYTES = 4, 2**28
 """Different batches, fewer where they are large: no iteration sees the input of the one before."""
@@ -42,7 +42,7 @@ class Place:
         return {name: NamedSharding(self.mesh, spec) for name, spec in pool_specs(kernel, pool).items()}
 
 
-def make_pool(kernel: Kernel, config: Layer, dtype: str) -> HostBatch:
+def make_pool(kernel: Kernel, config: LayerOptions, dtype: str) -> HostBatch:
     """A few batches [n, ...] of all replicas' rows. Drawn by numpy: jax would take seconds to compile the draw."""
     rows = config.batch_size * config.replicas
     batches = [kernel.data(np.random.default_rng((config.seed, 0)), rows, jnp.dtype(dtype))]
@@ -53,7 +53,7 @@ def make_pool(kernel: Kernel, config: Layer, dtype: str) -> HostBatch:
     return {name: np.zeros_like(leaf) for name, leaf in pool.items()} if config.use_zero_values else pool
 
 
-class OnDevice:
+class PoolOnDevice:
     """The pool lies on the device: a step is one call over it, and nothing is sent."""
 
     def __init__(self, pool: HostBatch, iterations: int, shardings: dict[str, Sharding]):
@@ -65,13 +65,13 @@ class OnDevice:
         """The batch of one iteration, counted from 0."""
         return {name: leaf[number % self.batches] for name, leaf in self.pool.items()}
 
-    def step(self, program: Program, params: Any, count: Array) -> tuple[Any, Array, Sequence[Array]]:
+    def step(self, program: CompiledCall, params: Any, count: Array) -> tuple[Any, Array, Sequence[Array]]:
         """One step: parameters, count and the results of its calls."""
         params, count, result = program(params, count, self.pool)
         return params, count, [result]
 
 
-class FromHost:
+class PoolFromHost:
     """Every batch is sent from the host: a step is several calls, each on the piece sent during the last."""
 
     def __init__(self, pool: HostBatch, iterations: int, shardings: dict[str, Sharding]):
@@ -97,7 +97,7 @@ class FromHost:
         """The batch of one iteration, counted from 0."""
         return {name: leaf[number % self.batches] for name, leaf in self._host.items()}
 
-    def step(self, program: Program, params: Any, count: Array) -> tuple[Any, Array, Sequence[Array]]:
+    def step(self, program: CompiledCall, params: Any, count: Array) -> tuple[Any, Array, Sequence[Array]]:
         """One step; the next step's first piece is already on its way when it ends."""
         results: list[Array] = []
         for _ in range(self._calls):

@@ -15,10 +15,10 @@ from hotloop.engine.keys import stream
 from hotloop.engine.measure import ceilings, describe_device
 from hotloop.engine.progress import Console
 from hotloop.errors import WrongResult
-from hotloop.families.kernels import records, sampling, targets, timing
+from hotloop.families.kernels import sampling, targets, timing
 from hotloop.families.kernels.config import Hmc
-from hotloop.families.kernels.program import arithmetic
-from hotloop.families.kernels.verdict import statistics
+from hotloop.families.kernels.model import matmul_precision
+from hotloop.families.kernels.verdict import report_statistics
 from hotloop.mcmc import hmc
 from hotloop.options import to_jsonable
 from hotloop.rehearsal import begin_work
@@ -29,7 +29,7 @@ BOUNDS = {"position": 1e-4, "energy": 1e-5}
 
 def run(config: Hmc, device: jax.Device, console: Console) -> dict[str, Any]:
     """Check, then time HMC; the result is what `--json` prints."""
-    folder = records.report_folder(config, "hmc", console)
+    folder = timing.report_folder(config, "hmc", console)
     console.say("Hamiltonian Monte Carlo")
     console.say(
         f"Target {config.target}, chains {config.number_of_chains}, leapfrog steps {config.leapfrog_steps}, "
@@ -44,23 +44,23 @@ def run(config: Hmc, device: jax.Device, console: Console) -> dict[str, Any]:
     with console.progress("HMC"):
         sampler = sampling.prepare(config, target, device.platform)
     if config.save_graph:
-        records.save_graph(config, sampler.lowered_text(), sampler.compiled, console)
+        timing.save_graph(config, sampler.lowered_text(), sampler.compiled, console)
     start = time.perf_counter()
     sampler.step()
     warm_up = time.perf_counter() - start
     console.say(f"compiled in {sampler.compile_seconds:.3f} s, warm-up {warm_up:.3f} s")
     repeats, blocks = time_steps(config, sampler, console)
-    work = timing.Work(config.hmc_steps, config.hmc_steps, target.cost, 1, "float32")
+    work = timing.TimedWork(config.hmc_steps, config.hmc_steps, target.cost, 1, "float32")
     with console.progress("measuring the device"):
         limits = ceilings(device)
     result = timing.figures(repeats, work, limits)
-    for line in timing.lines(result, "hmc steps/sec"):
+    for line in timing.figure_lines(result, "hmc steps/sec"):
         console.say(line)
     console.say(f"mean time of an HMC step: {np.mean(repeats) / config.hmc_steps * 1e6:.4g} us")
-    result |= statistics(config, blocks, console)
+    result |= report_statistics(config, blocks, console)
     if folder is not None:
         compiled = sampler.compiled, sampler.compile_seconds
-        records.write_report(folder, "hmc", *compiled, sampler.step, console)
+        timing.write_report(folder, "hmc", *compiled, sampler.step, console)
     return result | {
         "chain_steps_per_second": result["items_per_second"] * config.number_of_chains,
         "checked": {"rows": config.number_of_chains, "errors": errors, "bounds": BOUNDS},
@@ -85,7 +85,7 @@ def check(config: Hmc, target: targets.Target, platform: str) -> dict[str, float
         end, turned = hmc.leapfrog(gradient, state, momentum, *steps)
         return end.position, hmc.energy(end, turned) - hmc.energy(state, momentum)
 
-    with arithmetic("float32", False, platform):
+    with matmul_precision("float32", False, platform):
         position, change = jax.jit(trajectory)(target.start, momentum, target.data)
     expected, expected_change, scale = textbook_trajectory(config, target, np.float64(momentum))
     errors = {
@@ -115,7 +115,7 @@ def textbook_trajectory(config: Hmc, target: targets.Target, momentum: Any) -> t
 
 
 def time_steps(
-    config: Hmc, sampler: sampling.Sampler, console: Console
+    config: Hmc, sampler: sampling.HmcLoop, console: Console
 ) -> tuple[list[list[float]], sampling.Blocks]:
     """Seconds of every call, repeat by repeat, each said as it comes; and the means of all blocks."""
     repeats, calls = [], []

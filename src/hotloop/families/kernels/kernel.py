@@ -60,6 +60,8 @@ def cross_entropy(logits: Array, labels: Array) -> Array:
     return (jax.nn.logsumexp(wide, -1) - chosen).mean()
 
 
-def normal(generator: np.random.Generator, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray[Any, Any]:
+def draw_normal(
+    generator: np.random.Generator, shape: tuple[int, ...], dtype: DTypeLike
+) -> np.ndarray[Any, Any]:
     """Standard normal numbers, drawn in float32 whatever the type, so that every type sees the same data."""
     return generator.standard_normal(shape, np.float32).astype(dtype)

@@ -15,7 +15,7 @@ from jax import Array, lax
 from hotloop.engine.keys import stream
 from hotloop.engine.progress import compiling
 from hotloop.families.kernels.config import Hmc
-from hotloop.families.kernels.program import arithmetic
+from hotloop.families.kernels.model import matmul_precision
 from hotloop.families.kernels.targets import Target
 from hotloop.mcmc import hmc
 
@@ -37,7 +37,7 @@ class Blocks(NamedTuple):
 
 
 @dataclass
-class Sampler:
+class HmcLoop:
     """The compiled call and the state that goes from call to call."""
 
     compiled: Any
@@ -53,18 +53,18 @@ class Sampler:
         return Blocks(*(leaf.block_until_ready() for leaf in blocks))
 
 
-def prepare(config: Hmc, target: Target, platform: str) -> Sampler:
+def prepare(config: Hmc, target: Target, platform: str) -> HmcLoop:
     """The compiled call at its starting state."""
     start = time.perf_counter()
     block = jnp.int32(0)
-    with compiling(recorded=True), arithmetic("float32", False, platform):
+    with compiling(recorded=True), matmul_precision("float32", False, platform):
         begin = jax.jit(lambda start, data: hmc.init(start, gradient(target, data)))
         state = begin(jnp.copy(target.start), target.data)
         jitted = jax.jit(loop(config, target, platform), donate_argnums=(0, 1))
         lowered = jitted.lower(state, block, target.data)
         compiled = lowered.compile()
     seconds = time.perf_counter() - start
-    return Sampler(compiled, lowered.as_text, seconds, target.data, state, block)
+    return HmcLoop(compiled, lowered.as_text, seconds, target.data, state, block)
 
 
 def gradient(target: Target, data: Any) -> hmc.ValueAndGradient:

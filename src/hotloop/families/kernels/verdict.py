@@ -1,13 +1,56 @@
-"""What the HMC chains did, with standard errors, and for the toy whether it is what theory says exactly."""
+"""Means of a Markov chain with their standard errors, from the means of consecutive blocks of steps.
+
+Blocks much longer than the chain's memory are nearly independent, so the spread of their means tells the
+error of the whole mean, correlation included. It knows no sampler.
+
+What the HMC chains did, with standard errors, and for the toy whether it is what theory says exactly.
+"""
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from hotloop.engine.progress import Console
-from hotloop.families.kernels import moments, targets
+from hotloop.families.kernels import targets
 from hotloop.families.kernels.config import Hmc
 from hotloop.families.kernels.sampling import Blocks
+
+FEWEST_BLOCKS = 20
+
+
+@dataclass(frozen=True)
+class MeanWithError:
+    """A mean and its standard error (nan where there are too few blocks to tell)."""
+
+    value: float
+    error: float
+
+    def distance(self, exact: float) -> float:
+        """How many standard errors the value lies above the exact one."""
+        return (self.value - exact) / self.error if self.error else float("inf")
+
+    def __str__(self) -> str:
+        return f"{self.value:.5f} +- {self.error:.5f}"
+
+
+def mean_of_blocks(blocks: Any) -> MeanWithError:
+    """The mean of block means."""
+    values = np.asarray(blocks, np.float64)
+    error = float(values.std(ddof=1) / np.sqrt(values.size)) if values.size >= FEWEST_BLOCKS else float("nan")
+    return MeanWithError(float(values.mean()), error)
+
+
+def variance_of_blocks(firsts: Any, seconds: Any) -> MeanWithError:
+    """The variance E[x^2] - m^2 from block means of x and x^2; its error is that of the mean of x^2 - 2 m x."""
+    firsts, seconds = np.asarray(firsts, np.float64), np.asarray(seconds, np.float64)
+    centre = float(firsts.mean())
+    return MeanWithError(
+        float(seconds.mean()) - centre**2, mean_of_blocks(seconds - 2 * centre * firsts).error
+    )
+
 
 NO_TURN = 1e-6
 REASONS = {
@@ -18,27 +61,27 @@ REASONS = {
 }
 
 
-def statistics(config: Hmc, blocks: Blocks, console: Console) -> dict[str, Any]:
+def report_statistics(config: Hmc, blocks: Blocks, console: Console) -> dict[str, Any]:
     """Say and return acceptance, and for the toy its moments and the verdict."""
-    acceptance = moments.mean(blocks.acceptance)
+    acceptance = mean_of_blocks(blocks.acceptance)
     result = {
         "acceptance": acceptance.value,
         "acceptance_error": acceptance.error,
-        "accepted": moments.mean(blocks.accepted).value,
+        "accepted": mean_of_blocks(blocks.accepted).value,
     }
     if config.target != "toy":
         console.say(f"acceptance {acceptance}")
         return result
     found = {
         "acceptance": acceptance,
-        "mean": moments.mean(blocks.first),
-        "variance": moments.variance(blocks.first, blocks.second),
+        "mean": mean_of_blocks(blocks.first),
+        "variance": variance_of_blocks(blocks.first, blocks.second),
     }
     values = {name: {"value": each.value, "error": each.error} for name, each in found.items()}
     return result | {"statistics": values, "verdict": judge(config, found, console)}
 
 
-def judge(config: Hmc, found: Mapping[str, moments.Estimate], console: Console) -> str:
+def judge(config: Hmc, found: Mapping[str, MeanWithError], console: Console) -> str:
     """Say each figure beside its exact value, then the verdict: a key of REASONS, or `disagrees`."""
     turn = targets.toy_turn(config.leapfrog_step_size, config.leapfrog_steps)
     if math.isnan(turn) or abs(turn) < NO_TURN:
@@ -54,7 +97,7 @@ def judge(config: Hmc, found: Mapping[str, moments.Estimate], console: Console) 
     return verdict
 
 
-def compare(config: Hmc, found: Mapping[str, moments.Estimate], console: Console) -> str:
+def compare(config: Hmc, found: Mapping[str, MeanWithError], console: Console) -> str:
     """Each figure against its exact value."""
     acceptance = targets.toy_acceptance(config.leapfrog_step_size, config.leapfrog_steps)
     exact = {"acceptance": acceptance, "mean": -0.5, "variance": 0.5}

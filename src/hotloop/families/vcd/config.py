@@ -3,6 +3,10 @@
 What a run's result depends on is a `Model`; the rest says how long to train, on what, and what to write. The
 arithmetic that the old program did by hand (run length, tuned rates, when the rate decays) is here too. It
 imports no jax.
+
+The options of `hotloop vcd evaluate`. It imports no jax.
+The options of `hotloop vcd samples`. It imports no jax.
+The options of a run for whoever uses it again: which images, how its likelihood is estimated, its HMC. No jax.
 """
 
 from dataclasses import dataclass
@@ -10,8 +14,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
+from hotloop.engine.run import read_config
 from hotloop.errors import OptionError
-from hotloop.options import between, folder_name, non_negative, option, positive, validate
+from hotloop.options import argument, between, folder_name, non_negative, option, positive, validate
 
 METHOD, NETWORK, SAMPLER, RATES = "Method", "Networks", "Sampler (HMC)", "Learning rates"
 RUN, EVALUATION, RECORDS = "Run", "Evaluation", "Records"
@@ -23,7 +28,7 @@ Method = Literal["vcd", "vcd-no-cv", "kl", "hoffman"]
 
 
 @dataclass(frozen=True)
-class Model:
+class VcdModel:
     """Everything that decides what one update computes."""
 
     micro_batch_size: int = option(
@@ -141,7 +146,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Test:
+class LikelihoodOptions:
     """How the log-likelihood is estimated."""
 
     iwae_samples: int = option(
@@ -155,7 +160,7 @@ class Test:
 
 
 @dataclass(frozen=True)
-class Train(Test, Model):
+class VcdTrain(LikelihoodOptions, VcdModel):
     """All of `hotloop vcd train`."""
 
     config_file: str = option(
@@ -249,3 +254,84 @@ PRESETS: dict[str, dict[str, Any]] = {
     "benchmark": {**_GLOBAL, "epochs": 200, "testing": False},
     "iwae": {"z_dim": 50, "updates": 100_000},
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class VcdEvaluate(LikelihoodOptions):
+    """A run's folder, which images of it, and how hard to try."""
+
+    run: Path = argument("Folder of the run.", metavar="RUN")
+    split: Literal["test", "validation", "train"] = option("test", "Images to evaluate.", group=EVALUATION)
+    images: int | None = option(
+        None, "Only the first so many, for a quick look.", check=positive, group=EVALUATION
+    )
+    step: int | None = option(
+        None, "Checkpoint after so many updates; else the newest.", check=non_negative, group=RUN
+    )
+    data: str | None = option(None, "Another data set or folder than the run's.", group=RUN)
+    seed: int = option(0, "Seed of all draws of the evaluation.", check=non_negative, group=RUN)
+
+    def __post_init__(self) -> None:
+        validate(self)
+
+
+@dataclass(frozen=True)
+class VcdSamples:
+    """Which run to draw from, and how many pictures of what size."""
+
+    run: Path = argument("Folder of a run, as `hotloop vcd train` named it.")
+    rows: int = option(10, "Lines of a grid.", check=positive)
+    columns: int = option(
+        10, "Images in a line; of reconstructions, which take three each, a third as many.", check=positive
+    )
+    scale: int = option(2, "Pixels of the file along each side of a pixel.", check=positive)
+    hmc_steps: int | None = option(
+        None,
+        "HMC iterations before the last picture of a reconstruction; none: as in training.",
+        check=positive,
+    )
+    seed: int = option(0, "Seed of all draws and of the choice of test images.", check=non_negative)
+    step: int | None = option(None, "Update to take the weights of; none: the newest saved.", check=positive)
+    data: str | None = option(None, "Images to reconstruct; none: those the run was trained on.")
+    output: Path | None = option(
+        None, "Folder for the pictures; none: `samples` in the run's.", metavar="DIR"
+    )
+
+    def __post_init__(self) -> None:
+        validate(self)
+
+    @property
+    def folder(self) -> Path:
+        """Where the pictures go."""
+        return self.output or self.run / "samples"
+
+    @property
+    def triples(self) -> int:
+        """Reconstructions in a line of their grid."""
+        return max(1, self.columns // 3)
+
+
+FAMILY = "vcd"
+NEEDED_OF_RUN = {"images": int, "method": str, "data": str}
+EVALUATION_OPTIONS = ("data", "seed", "iwae_samples", "burn_in", "kept", "test_batch_size")
+
+
+def read_run_options(run: Path) -> dict[str, Any]:
+    """All that config.json holds."""
+    return read_config(run, FAMILY, NEEDED_OF_RUN)
+
+
+def evaluation_defaults(run: Path) -> dict[str, Any]:
+    """As the run evaluated, or would have."""
+    had = read_run_options(run)
+    # The run's own `images` is how many it trained with.
+    return {
+        **{name: had[name] for name in EVALUATION_OPTIONS if name in had},
+        "images": had.get("test_images"),
+    }
+
+
+def samples_defaults(run: Path) -> dict[str, Any]:
+    """The run's images, and as many HMC iterations as it trained with, where it did."""
+    had = read_run_options(run)
+    return {name: had[name] for name in ("data", "hmc_steps") if had.get(name)}

@@ -20,15 +20,15 @@ from hotloop.engine.feed import Resident
 from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.loop import Program, copy_state
 from hotloop.families.vcd import model, samples
-from hotloop.families.vcd.config import Model
-from hotloop.families.vcd.train import numbered
+from hotloop.families.vcd.config import VcdModel
+from hotloop.families.vcd.train import gather_numbered
 
 IMAGES, ROWS, COLUMNS = 5_000, 4, 3
 USUAL, DIVERGENCE, TIMED = 1_500, 60, 40
-MODEL = Model(learning_rate=2e-3)
+MODEL = VcdModel(learning_rate=2e-3)
 
 
-def glimpse() -> dict[str, Any]:
+def demo_run() -> dict[str, Any]:
     """Curves of both phases, updates a second, and a PNG of reconstructions as base64."""
     grey, _ = draw_digits(IMAGES, seed=0)
     bits = binarise(grey).reshape(IMAGES, -1)
@@ -49,7 +49,7 @@ def glimpse() -> dict[str, Any]:
 
 
 def _trained(job: model.Job, state: Any, bits: NDArray[np.uint8], updates: int) -> tuple[dict[str, Any], Any]:
-    feed = Resident(bits, job.model.micro_batch_size, samples=IMAGES, gather=numbered)
+    feed = Resident(bits, job.model.micro_batch_size, samples=IMAGES, gather=gather_numbered)
     program = Program(model.update(job), feed, updates, seed_key(1))
     program.compile(state, updates - TIMED)
     program.compile(state, TIMED)
@@ -66,5 +66,5 @@ def _trained(job: model.Job, state: Any, bits: NDArray[np.uint8], updates: int) 
 def _picture(job: model.Job, state: Any, bits: NDArray[np.uint8]) -> NDArray[np.uint8]:
     shown = bits[: ROWS * COLUMNS]
     drawn = jax.jit(samples.draw(job, 1, 2 * job.model.hmc_steps))(state, shown, seed_key(2))
-    parts = [samples.pictures(part) for part in (shown, drawn.before, drawn.after)]
-    return samples.enlarged(samples.triples(parts, COLUMNS), 2)
+    parts = [samples.make_pictures(part) for part in (shown, drawn.before, drawn.after)]
+    return samples.enlarge(samples.arrange_triples(parts, COLUMNS), 2)

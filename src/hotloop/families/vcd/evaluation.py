@@ -19,13 +19,18 @@ from hotloop.engine.records import write_json
 from hotloop.errors import DataError
 from hotloop.families.vcd import images as image_sets
 from hotloop.families.vcd import saved
-from hotloop.families.vcd.config import Test
-from hotloop.families.vcd.estimator import Advance, Estimator
-from hotloop.families.vcd.evaluate_config import Evaluate
+from hotloop.families.vcd.config import LikelihoodOptions, VcdEvaluate
 from hotloop.families.vcd.images import Images
-from hotloop.families.vcd.likelihood import BLOCK, Estimate, Proposal
+from hotloop.families.vcd.likelihood import (
+    BLOCK,
+    HEADLINE,
+    Ensemble,
+    LikelihoodEstimate,
+    Proposal,
+    make_proposals,
+)
+from hotloop.families.vcd.likelihood_estimator import Advance, LikelihoodEstimator
 from hotloop.families.vcd.model import Job, State
-from hotloop.families.vcd.proposals import HEADLINE, Ensemble, proposals
 from hotloop.options import to_jsonable
 
 ELBO_SAMPLES = BLOCK
@@ -34,11 +39,11 @@ FEW = 10
 """Effective samples below which a bound is loose and its Monte-Carlo error, made of the same weights, too small."""
 
 
-def run(config: Evaluate, context: Console) -> Mapping[str, Any]:
+def run(config: VcdEvaluate, context: Console) -> Mapping[str, Any]:
     """Evaluate a checkpoint; the result is also written to the run's folder."""
-    found = saved.load(config.run, config.step)
+    found = saved.load_run(config.run, config.step)
     with context.progress("loading images"):
-        sets = image_sets.load(config.data or found.config.data, context.say, context.progress)
+        sets = image_sets.load_images(config.data or found.config.data, context.say, context.progress)
     chosen = _chosen(sets.held_out() if found.config.validation else sets, config)
     context.say(f"{config.run} after {found.step:,} updates: {config.split} images of {sets.source}")
     result = {
@@ -48,7 +53,7 @@ def run(config: Evaluate, context: Console) -> Mapping[str, Any]:
         "data": sets.name,
         "source": sets.source,
         "notice": sets.notice,
-        **likelihoods(found.job, found.state, chosen, config, config.seed, context),
+        **estimate_likelihoods(found.job, found.state, chosen, config, config.seed, context),
     }
     path = _path(config, found, sets.name)
     path.parent.mkdir(exist_ok=True)
@@ -57,26 +62,26 @@ def run(config: Evaluate, context: Console) -> Mapping[str, Any]:
     return {**to_jsonable(result), "path": str(path)}
 
 
-def _chosen(sets: Images, config: Evaluate) -> NDArray[np.uint8]:
+def _chosen(sets: Images, config: VcdEvaluate) -> NDArray[np.uint8]:
     rows: NDArray[np.uint8] = getattr(sets, config.split)
     if not len(rows):
         raise DataError(f"--split {config.split}: {sets.name} has no such images here; choose test or train")
     return rows[: config.images]
 
 
-def _path(config: Evaluate, found: saved.Saved, data: str) -> Path:
+def _path(config: VcdEvaluate, found: saved.TrainedRun, data: str) -> Path:
     """A quick look, or one at other data, never replaces the evaluation proper."""
     other = "" if config.data in (None, found.config.data) else f"-{data}"
     part = f"-first-{config.images}" if config.images else ""
     return config.run / "evaluations" / f"{config.split}-{found.step}{other}{part}.json"
 
 
-def likelihoods(
-    job: Job, state: State, images: NDArray[np.uint8], config: Test, seed: int, context: Console
+def estimate_likelihoods(
+    job: Job, state: State, images: NDArray[np.uint8], config: LikelihoodOptions, seed: int, context: Console
 ) -> dict[str, Any]:
     """The estimates for images [N, 784] of zeros and ones, said as a table and returned."""
     started = time.perf_counter()
-    estimator = Estimator(
+    estimator = LikelihoodEstimator(
         state["params"],
         images,
         seed_key(seed),
@@ -91,7 +96,7 @@ def likelihoods(
         ensemble = estimator.sample(
             float(state["step_size"]), job.model.leapfrog_steps, config.burn_in, config.kept, bar.advance
         )
-    chosen = proposals(estimator.encoder, ensemble.mean, ensemble.squares, config.kept)
+    chosen = make_proposals(estimator.encoder, ensemble.mean, ensemble.squares, config.kept)
     figures = _figures(estimator, chosen, config.iwae_samples, context)
     result = {
         "log_likelihood": figures[HEADLINE]["log_likelihood"],
@@ -120,7 +125,7 @@ def _sampler(state: State, ensemble: Ensemble) -> dict[str, float]:
     }
 
 
-def _elbo(estimator: Estimator, advance: Advance) -> tuple[NDArray[np.float64], float]:
+def _elbo(estimator: LikelihoodEstimator, advance: Advance) -> tuple[NDArray[np.float64], float]:
     """The ELBO of each image, and the seconds that a unit of weighing takes once it is compiled."""
     marks: list[float] = []
 
@@ -133,7 +138,9 @@ def _elbo(estimator: Estimator, advance: Advance) -> tuple[NDArray[np.float64], 
     return elbo, (marks[-1] - marks[0]) / estimator.units(ELBO_SAMPLES)
 
 
-def _announcement(estimator: Estimator, leapfrogs: int, config: Test, pace: float) -> str:
+def _announcement(
+    estimator: LikelihoodEstimator, leapfrogs: int, config: LikelihoodOptions, pace: float
+) -> str:
     """What is to come and how long it will take, by the pace of the products that were timed."""
     iterations, samples = config.burn_in + config.kept, config.iwae_samples
     weighing, sampling = 3 * samples * estimator.flops, 2 * iterations * leapfrogs * estimator.flops
@@ -151,16 +158,16 @@ def _duration(seconds: float) -> str:
 
 
 def _figures(
-    estimator: Estimator, chosen: Mapping[str, Proposal], samples: int, context: Console
+    estimator: LikelihoodEstimator, chosen: Mapping[str, Proposal], samples: int, context: Console
 ) -> dict[str, dict[str, float]]:
     with context.progress("importance sampling", len(chosen) * estimator.units(samples)) as bar:
         return {
-            name: summary(estimator.weigh(name, proposal, samples, bar.advance), samples)
+            name: summarise(estimator.weigh(name, proposal, samples, bar.advance), samples)
             for name, proposal in chosen.items()
         }
 
 
-def summary(weighed: Estimate, samples: int) -> dict[str, float]:
+def summarise(weighed: LikelihoodEstimate, samples: int) -> dict[str, float]:
     """The mean over images and its two errors, and the effective samples as a share of all.
 
     `standard_error` is what other images would change, `monte_carlo_error` what other samples for the same

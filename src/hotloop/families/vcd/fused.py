@@ -1,16 +1,9 @@
-"""A leapfrog as one GPU kernel: a tile of chains and a block of pixels to a multiprocessor.
+"""The bodies of the two GPU kernels of `fused`: a leapfrog, and the decision at the end of a trajectory.
 
-On a GPU the plain sampler is a queue of small products, each launched, filled and emptied for a microsecond of
-work. Here one kernel makes a whole leapfrog. Its grid is (tiles of chains) x (blocks of pixels): each program
-kicks and drifts its chains, carries them through the hidden layers, makes the logits of its own pixels, and
-takes their part of the gradient all the way back to the latents. That is allowed because the way back is linear
-once the way forward is known, so the parts of all blocks simply add up, which the next kernel does in a fixed
-order: no atomics, the same bits every time. Inside, a column is a chain: the weights are then the left operand,
-large enough for the matrix units that read both operands from shared memory, and each weight is fetched once and
-used in both directions. Weights are rounded to float16 (ten bits of mantissa, as many as the TF32 that XLA uses
-for float32 products there); sums, positions, momenta and energies are float32. The mathematics is
-`mcmc.hmc.transition` on `density.value_and_gradient`, which stays the reference and the way on every other
-device. It knows two hidden layers, not the objective.
+Written for one tile of chains, which are columns here, and one block of pixels; how tiles and blocks are laid
+over the chains and the image is for `fused`. The mathematics is that of `mcmc.hmc` and `density`.
+
+A leapfrog as one GPU kernel: a tile of chains and a block of pixels to a multiprocessor.
 """
 
 from functools import partial
@@ -18,15 +11,102 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from hotloop.engine.device import platform
-from hotloop.families.vcd.config import Model
-from hotloop.families.vcd.density import LOG_TWO_PI
-from hotloop.families.vcd.leapfrog_kernel import decide, half, leapfrog, turned
-from hotloop.families.vcd.networks import PIXELS
+from hotloop.families.vcd.config import VcdModel
+from hotloop.families.vcd.networks import LOG_TWO_PI, PIXELS
 from hotloop.mcmc import hmc
+
+
+def leapfrog(
+    kick: float,
+    units: tuple[int, int],
+    step: Any,
+    position: Any,
+    momentum: Any,
+    force: Any,
+    x: Any,
+    *refs: Any,
+) -> None:
+    """Kick by the sum of the parts of the force, drift, and this block's part of the force at the new place.
+
+    With one output more, this block's part of the log density as well.
+    """
+    w1, b1, w2, b2, w3, b3, new_position, new_momentum, new_force, *value = refs
+    size = step[0]  # all is fetched before anything is computed: one wait for the memory, not ten
+    q, p, total = position[...], momentum[...], _total(force)
+    one, two, three = _fetch(w1, w1.shape[0], units[0]), _fetch(w2, *units), _fetch(w3, units[1], w3.shape[1])
+    bias1, bias2, bias3, ones = b1[...], b2[...], b3[...], x[...].astype(jnp.float32)
+    first = (pl.program_id(1) == 0).astype(jnp.float32)  # the prior is a part of the first block's
+    p = p + (kick * size) * total
+    q = q + size * p
+    h1 = jnp.maximum(_dot(one, to_float16(q), 0) + bias1[:, None], 0.0)
+    h2 = jnp.maximum(_dot(two, to_float16(h1), 0) + bias2[:, None], 0.0)
+    logits = _dot(three, to_float16(h2), 0) + bias3[:, None]
+    small = jnp.exp(-jnp.abs(logits))
+    probability = jnp.where(logits > 0, 1.0, small) / (1.0 + small)
+    back = _dot(three, to_float16(ones - probability), 1)
+    back = _dot(two, to_float16(jnp.where(h2 > 0, back, 0.0)), 1)
+    back = _dot(one, to_float16(jnp.where(h1 > 0, back, 0.0)), 1)
+    new_force[0] = back - first * q
+
+    @pl.when(pl.program_id(1) == 0)
+    def _() -> None:
+        new_position[...] = q
+        new_momentum[...] = p
+
+    if value:
+        softplus = jnp.maximum(logits, 0.0) + jnp.log(1.0 + small)
+        value[0][0, :] = (ones * logits - softplus).sum(0) - first * 0.5 * (q * q).sum(0)
+
+
+def decide(constant: float, step: Any, *refs: Any) -> None:
+    """The last half kick, energies, and for each chain its old state or the new one."""
+    old = hmc.State(*(ref[...] for ref in refs[:3]))
+    momentum, position, p, force, values, uniform, *results = refs[3:]
+    end = hmc.State(position[...], _total(values) - constant, _total(force))
+    p = p[...] + 0.5 * step[0] * end.gradient
+    change = hmc.energy(transpose(end), p.T) - hmc.energy(transpose(old), momentum[...].T)
+    kept, info = hmc.metropolis(transpose(old), transpose(end), change, uniform[...])
+    for ref, result in zip(results, (*transpose(kept), info.acceptance, info.energy_change), strict=True):
+        ref[...] = result
+
+
+def _fetch(weights: Any, rows: int, columns: int) -> Array:
+    """The weights, without reading those that are zero because their unit is not there."""
+    if (rows, columns) == weights.shape:
+        whole: Array = weights[...]
+        return whole
+    from jax.experimental.pallas import triton
+
+    there = lax.broadcasted_iota(jnp.int32, weights.shape, 0) < rows
+    there &= lax.broadcasted_iota(jnp.int32, weights.shape, 1) < columns
+    return triton.load(weights, mask=there, other=0.0)
+
+
+def _total(parts: Any) -> Array:
+    total: Array = parts[0]
+    for n in range(1, parts.shape[0]):
+        total = total + parts[n]
+    return total
+
+
+def to_float16(array: Array) -> Array:
+    """In float16."""
+    return array.astype(jnp.float16)
+
+
+def _dot(weights: Array, columns: Array, axis: int) -> Array:
+    """The product over this axis of the weights, summed in float32."""
+    return lax.dot_general(weights, columns, (((axis,), (0,)), ((), ())), preferred_element_type=jnp.float32)
+
+
+def transpose(state: hmc.State) -> hmc.State:
+    """[chains, z] for [z, chains] and back."""
+    return hmc.State(state.position.T, state.log_density, state.gradient.T)
+
 
 ROWS = 16
 """Chains of a tile, at least 16."""
@@ -42,19 +122,19 @@ NEVER = -1e4
 """Logit of a pixel that is not there: likelihood 0, gradient 0."""
 
 
-def fits(model: Model) -> bool:
+def fits(model: VcdModel) -> bool:
     """Whether the kernel is written for these networks."""
     return len(model.hidden) == 2 and max(model.hidden) <= WIDEST and model.z_dim <= 64
 
 
-def wanted(model: Model) -> bool:
+def use_fused(model: VcdModel) -> bool:
     """Whether to use it here: as asked, or on a GPU for the batches that it is faster for."""
     if model.sampler == "auto":
         return platform() == "gpu" and fits(model) and model.micro_batch_size <= LARGEST_BATCH
     return model.sampler == "fused"
 
 
-class Weights(NamedTuple):
+class KernelWeights(NamedTuple):
     """The decoder, padded to whole blocks and rounded to float16; biases float32."""
 
     w1: Any
@@ -65,7 +145,7 @@ class Weights(NamedTuple):
     b3: Any
 
 
-def padded(decoder: Any) -> Weights:
+def pad_weights(decoder: Any) -> KernelWeights:
     """Units that are not there have weights and biases of zero, pixels that are not there a logit of NEVER."""
     latent = max(16, pl.next_power_of_2(decoder[0]["w"].shape[0]))
     one, two = (max(64, pl.next_power_of_2(layer["w"].shape[1])) for layer in decoder[:2])
@@ -73,8 +153,8 @@ def padded(decoder: Any) -> Weights:
     parts = []
     for layer, size in zip(decoder, [(latent, one), (one, two), (two, pixels)], strict=True):
         fill = NEVER if layer is decoder[-1] else 0.0
-        parts += [_fill(half(layer["w"]), size), _fill(layer["b"].astype(jnp.float32), size[1:], fill)]
-    return Weights(*parts)
+        parts += [_fill(to_float16(layer["w"]), size), _fill(layer["b"].astype(jnp.float32), size[1:], fill)]
+    return KernelWeights(*parts)
 
 
 def _fill(array: Array, shape: tuple[int, ...], value: float = 0.0) -> Array:
@@ -84,12 +164,12 @@ def _fill(array: Array, shape: tuple[int, ...], value: float = 0.0) -> Array:
     return jnp.pad(array, [(0, 0)] * lead + widths, constant_values=value)
 
 
-class Sampler:
+class FusedSampler:
     """`hmc.transition` for a decoder and images, over chains and latents padded to what the kernel takes."""
 
     def __init__(self, decoder: Any, images: Array, leapfrog_steps: int, *, interpret: bool = False):
         self.chains, self.latent, self.steps = len(images), decoder[0]["w"].shape[0], leapfrog_steps
-        self.weights = padded(decoder)
+        self.weights = pad_weights(decoder)
         self.units = tuple(-(-layer["w"].shape[1] // 8) * 8 for layer in decoder[:2])
         self.rows = -(-self.chains // ROWS) * ROWS
         self.x = _fill(images.astype(jnp.uint8).T, (self.weights.b3.shape[0], self.rows))
@@ -112,7 +192,7 @@ class Sampler:
     def leave(self, state: hmc.State) -> hmc.State:
         """A state in its own shape again."""
         inside = slice(self.chains), slice(self.latent)
-        position, values, gradient = turned(state)
+        position, values, gradient = transpose(state)
         return hmc.State(position[inside], values[inside[:1]], gradient[inside])
 
     def transition(

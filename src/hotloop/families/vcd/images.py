@@ -46,7 +46,9 @@ class Images:
         return Images(self.name, self.source, self.train[:keep], self.train[keep:], self.test, self.notice)
 
 
-def load(name: str, say: Callable[[str], None] = to_stderr, progress: Progress = no_progress) -> Images:
+def load_images(
+    name: str, say: Callable[[str], None] = to_stderr, progress: Progress = no_progress
+) -> Images:
     """The set of that name, or of a folder that holds the files of binarised MNIST, MNIST or Fashion-MNIST."""
     if name == "digits":
         drawn = binarise_dataset(stand_in_images("digits", "asked for"))
@@ -63,7 +65,7 @@ def load(name: str, say: Callable[[str], None] = to_stderr, progress: Progress =
     return _from_folder(folder, say, progress)
 
 
-def lasting(name: str) -> str:
+def make_lasting(name: str) -> str:
     """The name, or the folder by a path that means the same from everywhere: the run's records keep it."""
     return name if name in NAMES else str(expand_path(name).absolute())
 

@@ -6,6 +6,8 @@ never kept: each image has a running maximum and, relative to it, the sums of w 
 an image depend on the key, the image's number and the sample's number alone, so neither the batch nor the
 chunk in which it is computed changes the estimate. It knows no network and no sampler: the joint density is a
 function.
+
+The three proposals of the likelihood estimate, two of them learnt from HMC over all images as one ensemble.
 """
 
 from collections.abc import Callable
@@ -15,7 +17,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from hotloop.families.vcd.density import log_prior
+from hotloop.engine.keys import sample_keys
+from hotloop.families.vcd.networks import log_prior
+from hotloop.mcmc import hmc
 
 BLOCK = 50
 """Samples that are drawn together, from one key: the smallest chunk."""
@@ -44,13 +48,13 @@ class Sums(NamedTuple):
     """The sum of log w: divided by the number of samples, the ELBO of the proposal."""
 
 
-def no_samples(shape: tuple[int, ...], dtype: Any = jnp.float32) -> Sums:
+def empty_sums(shape: tuple[int, ...], dtype: Any = jnp.float32) -> Sums:
     """Sums over nothing."""
     zero = jnp.zeros(shape, dtype)
     return Sums(zero - jnp.inf, zero, zero, zero)
 
 
-def added(sums: Sums, log_weights: Array, real: Array) -> Sums:
+def add_weights(sums: Sums, log_weights: Array, real: Array) -> Sums:
     """The sums with more log weights [..., samples] in them, those that are `real`.
 
     A weight of zero (a logarithm of -inf) adds nothing; a NaN makes its image's sums NaN, and only those.
@@ -68,7 +72,7 @@ def added(sums: Sums, log_weights: Array, real: Array) -> Sums:
     )
 
 
-class Estimate(NamedTuple):
+class LikelihoodEstimate(NamedTuple):
     """What the weights say of each image."""
 
     log_likelihood: Array
@@ -80,10 +84,10 @@ class Estimate(NamedTuple):
     """The mean of log w."""
 
 
-def estimate(sums: Sums, samples: Array | int) -> Estimate:
+def estimate(sums: Sums, samples: Array | int) -> LikelihoodEstimate:
     """The estimates from the sums over so many samples."""
     effective = jnp.where(sums.total == 0, 0.0, jnp.square(sums.total) / sums.squares)
-    return Estimate(
+    return LikelihoodEstimate(
         sums.largest + jnp.log(sums.total) - jnp.log(jnp.asarray(samples, sums.total.dtype)),
         effective,
         jnp.maximum(1 / effective - 1 / samples, 0.0),
@@ -91,7 +95,9 @@ def estimate(sums: Sums, samples: Array | int) -> Estimate:
     )
 
 
-def normals(key: Array, images: Array, first: Array | int, blocks: int, latent: int, dtype: Any) -> Array:
+def draw_normals(
+    key: Array, images: Array, first: Array | int, blocks: int, latent: int, dtype: Any
+) -> Array:
     """N(0, 1) numbers [images, blocks * BLOCK, latent] from block `first` on, for images of these numbers."""
 
     def one(image: Array, block: Array) -> Array:
@@ -102,7 +108,7 @@ def normals(key: Array, images: Array, first: Array | int, blocks: int, latent: 
     return drawn.reshape(len(images), blocks * BLOCK, latent)
 
 
-def chunk_added(
+def add_chunk(
     sums: Sums,
     log_joint: LogJoint,
     proposal: Proposal,
@@ -115,22 +121,22 @@ def chunk_added(
     """The sums with the `chunk`-th so many blocks of samples in them; samples from number `samples` on do not count."""
     mean, spread = proposal
     first = chunk * blocks
-    eta = normals(key, images, first, blocks, mean.shape[-1], mean.dtype)
+    eta = draw_normals(key, images, first, blocks, mean.shape[-1], mean.dtype)
     log_proposal = log_prior(eta) - jnp.log(spread).sum(-1)[:, None]
     log_weights = log_joint(mean[:, None] + spread[:, None] * eta) - log_proposal
     real = first * BLOCK + jnp.arange(blocks * BLOCK) < samples
-    return added(sums, log_weights, real)
+    return add_weights(sums, log_weights, real)
 
 
 def importance(
     log_joint: LogJoint, proposal: Proposal, key: Array, images: Array, samples: Array | int, blocks: int
-) -> Estimate:
+) -> LikelihoodEstimate:
     """The estimates for images of these numbers, with so many blocks of samples at once."""
 
     def one(chunk: Array | int, sums: Sums) -> Sums:
-        return chunk_added(sums, log_joint, proposal, key, images, samples, chunk, blocks)
+        return add_chunk(sums, log_joint, proposal, key, images, samples, chunk, blocks)
 
-    start = no_samples((len(images),), proposal.mean.dtype)
+    start = empty_sums((len(images),), proposal.mean.dtype)
     return estimate(lax.fori_loop(0, chunks_of(samples, blocks), one, start), samples)
 
 
@@ -144,3 +150,97 @@ def blocks_of(samples: int, chunk: int) -> int:
 def chunks_of(samples: Any, blocks: int) -> Any:
     """Chunks that so many samples take; `samples` may be an array."""
     return -(-samples // (blocks * BLOCK))
+
+
+WIDER = 1.2
+"""Proposals are wider than what they are made of: a tail that is too thin ruins an importance sampler."""
+SMALLEST = 1e-4
+TARGET_ACCEPTANCE, ADAPTATION_RATE = 0.9, 0.01
+HEADLINE = "hmc_mean_std"
+"""The proposal whose estimate is the result, chosen in advance."""
+
+Target = Callable[[Any], hmc.ValueAndGradient]
+"""The data of some chains -> their log density and its gradient."""
+
+
+class Ensemble(NamedTuple):
+    """All chains, in groups that are computed one after the other: arrays are [groups, chains, ...]."""
+
+    chains: hmc.State
+    step_size: Array
+    mean: Array
+    """Of the samples kept so far."""
+    squares: Array
+    """Their squared distances from the mean, added up."""
+    acceptance: Array
+    """Share of the proposals accepted, over the iterations kept so far."""
+
+
+def begin_chains(target: Target, data: Array, start: Array, step_size: Array) -> Ensemble:
+    """Chains at `start`, nothing kept."""
+    chains = lax.map(lambda group: hmc.init(group[1], target(group[0])), (data, start))
+    nothing = jnp.zeros_like(start)
+    return Ensemble(chains, step_size, nothing, nothing, jnp.zeros((), step_size.dtype))
+
+
+def iterate_chains(
+    target: Target,
+    leapfrogs: int,
+    count: int,
+    key: Array,
+    data: Array,
+    burn_in: Array | int,
+    number: Array | int,
+    ensemble: Ensemble,
+) -> Ensemble:
+    """HMC iteration `number` of all chains; those after the first `count` fill up a group and do not vote.
+
+    A chain's momentum and uniform number depend on the key, the iteration and the chain's number.
+    """
+    position = ensemble.chains.position
+    momenta, uniforms = _draws(jax.random.fold_in(key, number), position)
+
+    def group(part: tuple[Any, hmc.State, Array, Array]) -> tuple[hmc.State, hmc.Info]:
+        rows, chains, momentum, uniform = part
+        return hmc.transition(target(rows), leapfrogs)(chains, momentum, uniform, ensemble.step_size)
+
+    chains, info = lax.map(group, (data, ensemble.chains, momenta, uniforms))
+    accepted = info.accepted.reshape(-1)[:count]
+    moved = hmc.adaptation(ensemble.step_size, accepted, TARGET_ACCEPTANCE, ADAPTATION_RATE)
+    step_size = jnp.where(number < burn_in, moved, ensemble.step_size)
+    return _keep(ensemble._replace(chains=chains, step_size=step_size), accepted, number - burn_in + 1)
+
+
+def _draws(key: Array, like: Array) -> tuple[Array, Array]:
+    groups, rows, latent = like.shape
+
+    def one(key: Array) -> tuple[Array, Array]:
+        normal, uniform = jax.random.split(key)
+        return jax.random.normal(normal, (latent,), like.dtype), jax.random.uniform(uniform, (), like.dtype)
+
+    momenta, uniforms = jax.vmap(one)(sample_keys(key, 0, groups * rows))
+    return momenta.reshape(like.shape), uniforms.reshape(groups, rows)
+
+
+def _keep(ensemble: Ensemble, accepted: Array, kept: Array | int) -> Ensemble:
+    """Welford's update with the `kept`-th sample; before the first, nothing changes."""
+    dtype = ensemble.mean.dtype
+    share = jnp.where(kept > 0, 1 / jnp.maximum(kept, 1).astype(dtype), 0)
+    position = ensemble.chains.position
+    away = position - ensemble.mean
+    mean = ensemble.mean + share * away
+    return ensemble._replace(
+        mean=mean,
+        squares=ensemble.squares + jnp.where(kept > 0, away * (position - mean), 0),
+        acceptance=ensemble.acceptance + share * (accepted.mean(dtype=dtype) - ensemble.acceptance),
+    )
+
+
+def make_proposals(encoder: Proposal, mean: Array, squares: Array, kept: int) -> dict[str, Proposal]:
+    """By name: the encoder's, its spread round the chains' mean, and the chains' own mean and deviation."""
+    deviation = jnp.sqrt(squares / max(1, kept - 1))
+    return {
+        "encoder": Proposal(encoder.mean, WIDER * encoder.spread),
+        "hmc_mean": Proposal(mean, WIDER * encoder.spread),
+        HEADLINE: Proposal(mean, jnp.maximum(WIDER * deviation, SMALLEST)),
+    }

@@ -17,9 +17,9 @@ from jax import Array, lax
 from hotloop.engine import precision
 from hotloop.engine.device import platform
 from hotloop.engine.keys import sample_keys, stream
-from hotloop.families.vcd import density, fused, networks, rmsprop, variate
-from hotloop.families.vcd.config import Model
-from hotloop.families.vcd.gradients import Draw, encoder_pull
+from hotloop.families.vcd import fused, networks, objective, rmsprop
+from hotloop.families.vcd.config import VcdModel
+from hotloop.families.vcd.objective import Draw, encoder_pull
 from hotloop.mcmc import hmc
 
 State = Any
@@ -30,7 +30,7 @@ Batch = Mapping[str, Array]
 class Job:
     """A model and the number of training images it is for."""
 
-    model: Model
+    model: VcdModel
     images: int
 
     @property
@@ -45,7 +45,7 @@ def init(job: Job, key: Array) -> State:
     return {
         "params": params,
         "slots": rmsprop.init(params),
-        "variate": variate.init(job.model.variate, job.images),
+        "variate": objective.init_variate(job.model.variate, job.images),
         "step_size": jnp.float32(job.model.step_size),
     }
 
@@ -68,14 +68,14 @@ def update(job: Job) -> Callable[[State, Batch, Array], tuple[State, dict[str, A
         images = batch["image"].reshape(len(batch["image"]), -1).astype(jnp.float32)
         params = policy.to_compute(state["params"])
         (mean, spread), back = jax.vjp(lambda nets: networks.encode(nets, images), _encoder(params))
-        noise = draws(model, key, images.shape[0])
+        noise = draw_noise(model, key, images.shape[0])
         z0 = mean + spread * noise.start
-        gradient_at = density.value_and_gradient(params["decoder"], images)
+        gradient_at = networks.value_and_gradient(params["decoder"], images)
         start = hmc.init(z0, gradient_at)
         chain = Chain(start, state["step_size"], jnp.float32(0))
         if samples:
             chain = sample(model, params["decoder"], images, start, noise, state["step_size"])
-        old = variate.value(state["variate"], batch["index"], start.log_density)
+        old = objective.read_variate(state["variate"], batch["index"], start.log_density)
         drawn = Draw(mean, spread, noise.start, start, chain.end)
         pull = encoder_pull(model.method, drawn, old)
         decoder_gradient = jax.grad(_decoder_loss)(params["decoder"], images, chain.end.position)
@@ -86,7 +86,7 @@ def update(job: Job) -> Callable[[State, Batch, Array], tuple[State, dict[str, A
         params, slots = precision.optimise(
             policy, descend, gradients, state["slots"], state["params"], stream(key, "rounding", 0)
         )
-        moved = variate.moved(
+        moved = objective.move_variate(
             state["variate"], batch["index"], drawn.f, model.variate_decay, count < model.shared_updates
         )
         new = {"params": params, "slots": slots, "variate": moved, "step_size": chain.step_size}
@@ -101,7 +101,7 @@ def update(job: Job) -> Callable[[State, Batch, Array], tuple[State, dict[str, A
             "acceptance": chain.acceptance,
             "step_size": chain.step_size,
             "learning_rate": rates["decoder"] * factor,
-            "control_variate": variate.mean(state["variate"]),
+            "control_variate": objective.mean_variate(state["variate"]),
         }
         return new, metrics
 
@@ -116,7 +116,7 @@ class Noise(NamedTuple):
     uniforms: Array
 
 
-def draws(model: Model, key: Array, rows: int) -> Noise:
+def draw_noise(model: VcdModel, key: Array, rows: int) -> Noise:
     """Each row's numbers depend on the key and the row's place alone."""
     steps, latent = model.hmc_steps, model.z_dim
 
@@ -129,20 +129,20 @@ def draws(model: Model, key: Array, rows: int) -> Noise:
 
 
 def sample(
-    model: Model, decoder: Any, images: Array, start: hmc.State, noise: Noise, step_size: Array
+    model: VcdModel, decoder: Any, images: Array, start: hmc.State, noise: Noise, step_size: Array
 ) -> Chain:
     """HMC from the encoder's samples, the step size moved after every iteration."""
-    if fused.wanted(model):
-        sampler = fused.Sampler(decoder, images, model.leapfrog_steps)
+    if fused.use_fused(model):
+        sampler = fused.FusedSampler(decoder, images, model.leapfrog_steps)
         numbers = sampler.wide(noise.momenta), sampler.wide_line(noise.uniforms)
         chain = iterate(model, sampler.transition, sampler.enter(start), *numbers, step_size, len(images))
         return chain._replace(end=sampler.leave(chain.end))
-    transition = hmc.transition(density.value_and_gradient(decoder, images), model.leapfrog_steps)
+    transition = hmc.transition(networks.value_and_gradient(decoder, images), model.leapfrog_steps)
     return iterate(model, transition, start, noise.momenta, noise.uniforms, step_size, len(images))
 
 
 def iterate(
-    model: Model,
+    model: VcdModel,
     transition: hmc.Transition,
     start: hmc.State,
     momenta: Array,
@@ -184,7 +184,7 @@ def _encoder(params: Any) -> dict[str, Any]:
 
 
 def _decoder_loss(decoder: Any, images: Array, z: Array) -> Array:
-    return -density.log_likelihood(networks.forward(decoder, z)[-1], images).sum()
+    return -networks.log_likelihood(networks.forward(decoder, z)[-1], images).sum()
 
 
 def evaluate(job: Job) -> Callable[[State, Batch], dict[str, Array]]:
@@ -197,7 +197,7 @@ def evaluate(job: Job) -> Callable[[State, Batch], dict[str, Array]]:
         keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), batch["index"])
         eta = jax.vmap(lambda key: jax.random.normal(key, mean.shape[1:]))(keys)
         z = mean + spread * eta
-        elbo = density.log_joint(params["decoder"], images, z) - density.log_normal(z, mean, spread)
+        elbo = networks.log_joint(params["decoder"], images, z) - networks.log_normal(z, mean, spread)
         return {"elbo": elbo, "elbo_squared": elbo * elbo}
 
     return values

@@ -18,9 +18,9 @@ from hotloop.engine import png
 from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.progress import Console, compiling
 from hotloop.errors import DataError
-from hotloop.families.vcd import density, images, model, networks, saved
+from hotloop.families.vcd import images, model, networks, saved
+from hotloop.families.vcd.config import VcdSamples
 from hotloop.families.vcd.model import Job
-from hotloop.families.vcd.samples_config import Samples
 from hotloop.mcmc import hmc
 
 SIDE = 28
@@ -50,9 +50,9 @@ def draw(job: Job, prior: int, hmc_steps: int) -> Callable[[Any, Array, Array], 
         params = job.policy.to_compute(state["params"])
         shown = images.astype(jnp.float32)
         z = jax.random.normal(stream(key, "prior", 0), (prior, settings.z_dim))
-        noise = model.draws(settings, stream(key, "reconstructions", 0), len(images))
+        noise = model.draw_noise(settings, stream(key, "reconstructions", 0), len(images))
         mean, spread = networks.encode(params, shown)
-        start = hmc.init(mean + spread * noise.start, density.value_and_gradient(params["decoder"], shown))
+        start = hmc.init(mean + spread * noise.start, networks.value_and_gradient(params["decoder"], shown))
         chain = model.sample(settings, params["decoder"], shown, start, noise, state["step_size"])
         before, after = (_means(params["decoder"], at.position) for at in (start, chain.end))
         log_joints = start.log_density, chain.end.log_density
@@ -65,9 +65,9 @@ def _means(decoder: Any, z: Array) -> Array:
     return jax.nn.sigmoid(networks.forward(decoder, z)[-1])
 
 
-def run(config: Samples, context: Console) -> dict[str, Any]:
+def run(config: VcdSamples, context: Console) -> dict[str, Any]:
     """Write the pictures and say where they are."""
-    run = saved.load(config.run, config.step)
+    run = saved.load_run(config.run, config.step)
     originals = _originals(config, run.config.data, context)
     hmc_steps = config.hmc_steps or run.job.model.hmc_steps
     call = jax.jit(draw(run.job, config.rows * config.columns, hmc_steps))
@@ -76,7 +76,7 @@ def run(config: Samples, context: Console) -> dict[str, Any]:
             made = call(run.state, originals, seed_key(config.seed))
         drawn = jax.device_get(made)
     path = config.folder / "prior.png"
-    png.write(path, enlarged(grid(pictures(drawn.prior), config.columns), config.scale))
+    png.write(path, enlarge(arrange_grid(make_pictures(drawn.prior), config.columns), config.scale))
     context.say(f"{path}: {len(drawn.prior)} images from the prior, after update {run.step:,}")
     result = {"run": str(config.run), "step": run.step, "seed": config.seed, "prior": str(path)}
     if len(originals):
@@ -85,11 +85,13 @@ def run(config: Samples, context: Console) -> dict[str, Any]:
 
 
 def _reconstructions(
-    config: Samples, originals: NDArray[np.uint8], drawn: Drawn, hmc_steps: int, context: Console
+    config: VcdSamples, originals: NDArray[np.uint8], drawn: Drawn, hmc_steps: int, context: Console
 ) -> dict[str, Any]:
     path = config.folder / "reconstructions.png"
-    pixels = triples([pictures(part) for part in (originals, drawn.before, drawn.after)], config.triples)
-    png.write(path, enlarged(pixels, config.scale))
+    pixels = arrange_triples(
+        [make_pictures(part) for part in (originals, drawn.before, drawn.after)], config.triples
+    )
+    png.write(path, enlarge(pixels, config.scale))
     z0, zt = (float(np.mean(values)) for values in (drawn.log_joint_z0, drawn.log_joint_zt))
     context.say(
         f"{path}: {len(originals)} test images, each as it is, from the encoder's sample, and after {hmc_steps} "
@@ -105,11 +107,11 @@ def _reconstructions(
     }
 
 
-def _originals(config: Samples, trained_on: str, context: Console) -> NDArray[np.uint8]:
+def _originals(config: VcdSamples, trained_on: str, context: Console) -> NDArray[np.uint8]:
     """Test images chosen by the seed, in their order; none where the run's own data are not here any more."""
     try:
         with context.progress("loading images"):
-            loaded = images.load(config.data or trained_on, context.say, context.progress)
+            loaded = images.load_images(config.data or trained_on, context.say, context.progress)
     except DataError as error:
         if config.data not in (None, trained_on):
             raise
@@ -122,12 +124,14 @@ def _originals(config: Samples, trained_on: str, context: Console) -> NDArray[np
     return loaded.test[np.sort(chosen)]
 
 
-def pictures(probabilities: Any) -> NDArray[np.uint8]:
+def make_pictures(probabilities: Any) -> NDArray[np.uint8]:
     """Rows of 784 numbers from 0 to 1 as pictures [N, 28, 28] of bytes."""
     return np.rint(np.asarray(probabilities, np.float32) * 255).astype(np.uint8).reshape(-1, SIDE, SIDE)
 
 
-def grid(cells: NDArray[np.uint8], columns: int, line: int = THIN, shade: int = GREY) -> NDArray[np.uint8]:
+def arrange_grid(
+    cells: NDArray[np.uint8], columns: int, line: int = THIN, shade: int = GREY
+) -> NDArray[np.uint8]:
     """Pictures [N, height, width] side by side, `columns` in a line, with lines between and around them."""
     count, height, width = cells.shape
     rows = -(-count // columns)
@@ -140,12 +144,12 @@ def grid(cells: NDArray[np.uint8], columns: int, line: int = THIN, shade: int = 
     return canvas
 
 
-def triples(parts: Sequence[NDArray[np.uint8]], columns: int) -> NDArray[np.uint8]:
+def arrange_triples(parts: Sequence[NDArray[np.uint8]], columns: int) -> NDArray[np.uint8]:
     """Each image's pictures, one of each part, in a frame of its own; the frames stand apart on white."""
-    frames = [grid(np.stack(pictures), len(parts)) for pictures in zip(*parts, strict=True)]
-    return grid(np.stack(frames), columns, WIDE, WHITE)
+    frames = [arrange_grid(np.stack(pictures), len(parts)) for pictures in zip(*parts, strict=True)]
+    return arrange_grid(np.stack(frames), columns, WIDE, WHITE)
 
 
-def enlarged(pixels: NDArray[np.uint8], scale: int) -> NDArray[np.uint8]:
+def enlarge(pixels: NDArray[np.uint8], scale: int) -> NDArray[np.uint8]:
     """Every pixel `scale` times in both directions."""
     return pixels.repeat(scale, axis=0).repeat(scale, axis=1)

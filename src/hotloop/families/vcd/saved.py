@@ -12,37 +12,36 @@ import jax
 
 from hotloop.engine.checkpoint import Checkpoints
 from hotloop.errors import CheckpointError
-from hotloop.families.vcd.config import Model, Train
+from hotloop.families.vcd.config import FAMILY, VcdModel, VcdTrain, read_run_options
 from hotloop.families.vcd.model import Job, init
-from hotloop.families.vcd.of_run import FAMILY, options_at
 from hotloop.options import build
 
-__all__ = ["FAMILY", "Saved", "job_of", "load"]
+__all__ = ["FAMILY", "TrainedRun", "load_run", "make_job"]
 
 
 @dataclass(frozen=True)
-class Saved:
+class TrainedRun:
     """What a run left."""
 
-    config: Train
+    config: VcdTrain
     job: Job
     state: Any
     step: int
     folder: Path
 
 
-def job_of(config: Train, images: int) -> Job:
+def make_job(config: VcdTrain, images: int) -> Job:
     """The part of the options that a state depends on, and the number of training images."""
-    return Job(Model(**{each.name: getattr(config, each.name) for each in fields(Model)}), images)
+    return Job(VcdModel(**{each.name: getattr(config, each.name) for each in fields(VcdModel)}), images)
 
 
-def load(folder: str | Path, step: int | None = None) -> Saved:
+def load_run(folder: str | Path, step: int | None = None) -> TrainedRun:
     """The newest whole checkpoint of a run, or that of a step."""
     folder = Path(folder)
-    options = options_at(folder)
+    options = read_run_options(folder)
     images = options.pop("images")
-    config = build(Train, options)
-    job = job_of(config, images)
+    config = build(VcdTrain, options)
+    job = make_job(config, images)
     if not config.save_checkpoints and not (folder / "checkpoints").exists():
         raise CheckpointError(
             f"{folder}: trained with --no-save-checkpoints, as by -c test, so its weights are gone; "
@@ -50,4 +49,4 @@ def load(folder: str | Path, step: int | None = None) -> Saved:
         )
     like = jax.eval_shape(lambda key: init(job, key), jax.random.key(0))
     restored = Checkpoints(folder / "checkpoints", family=FAMILY, config=options).restore(like, step).warned()
-    return Saved(config, job, restored.state, restored.step, folder)
+    return TrainedRun(config, job, restored.state, restored.step, folder)

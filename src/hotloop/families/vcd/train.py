@@ -29,9 +29,9 @@ from hotloop.engine.run import Run, check_free, has_finished, is_held, is_only_b
 from hotloop.engine.sinks import ConsoleSink
 from hotloop.errors import OptionError, RunError
 from hotloop.families.vcd import evaluation, fused, images, model
-from hotloop.families.vcd.config import Train
+from hotloop.families.vcd.config import VcdTrain
 from hotloop.families.vcd.images import PIXELS, Images
-from hotloop.families.vcd.saved import FAMILY, job_of
+from hotloop.families.vcd.saved import FAMILY, make_job
 from hotloop.options import to_jsonable
 
 LATEST = ("learning_rate", "step_size")
@@ -51,7 +51,7 @@ MAY_DIFFER = (
 CHECKPOINTS, KEPT = 20, 3
 
 
-def run(config: Train, console: Console, command: str) -> Mapping[str, Any]:
+def run(config: VcdTrain, console: Console, command: str) -> Mapping[str, Any]:
     """Train as often as asked; the result of the last repeat, and of all of them under `runs`."""
     check_sampler(config)
     folder = run_folder(config)
@@ -63,18 +63,20 @@ def run(config: Train, console: Console, command: str) -> Mapping[str, Any]:
         raise RunError(
             f"--resume: {folder} is finished and has no checkpoints; to train again give another --run-name"
         )
-    data = load(config, console)
+    data = load_data(config, console)
     results = []
     for repeat in range(config.repeats):
-        results.append(once(replace(config, seed=config.seed + repeat, repeats=1), data, console, command))
+        results.append(
+            train_run(replace(config, seed=config.seed + repeat, repeats=1), data, console, command)
+        )
     return {**results[-1], "runs": results} if config.repeats > 1 else results[-1]
 
 
-def check_sampler(config: Train) -> None:
+def check_sampler(config: VcdTrain) -> None:
     """The kernel that was asked for must fit the networks and the device."""
     if config.sampler != "fused":
         return
-    if not fused.fits(job_of(config, 1).model):
+    if not fused.fits(make_job(config, 1).model):
         raise OptionError(
             f"--sampler fused: made for two hidden layers of at most {fused.WIDEST} and 64 latents; use --sampler plain"
         )
@@ -82,10 +84,10 @@ def check_sampler(config: Train) -> None:
         raise OptionError(f"--sampler fused: a GPU kernel, and this is a {platform()}; use --sampler auto")
 
 
-def load(config: Train, console: Console) -> Images:
+def load_data(config: VcdTrain, console: Console) -> Images:
     """The images to train with, as many as a batch at least."""
     with console.progress("loading images"):
-        data = images.load(config.data, console.say, console.progress)
+        data = images.load_images(config.data, console.say, console.progress)
     data = data.held_out() if config.validation else data
     if config.micro_batch_size > len(data.train):
         raise OptionError(
@@ -94,7 +96,7 @@ def load(config: Train, console: Console) -> Images:
     return data
 
 
-def planned(config: Train, samples: int) -> Plan:
+def make_plan(config: VcdTrain, samples: int) -> Plan:
     """Exactly the updates that the epochs hold, a log every so many, twenty checkpoints."""
     total = config.total_updates(samples)
     return plan_updates(
@@ -106,15 +108,15 @@ def planned(config: Train, samples: int) -> Plan:
     )
 
 
-def describe(config: Train, samples: int, platform: str) -> str:
+def describe(config: VcdTrain, samples: int, platform: str) -> str:
     """What the plan does not say: the sampler, when rates change, and memory on the device."""
-    job = job_of(config, samples)
+    job = make_job(config, samples)
     rates = ", ".join(f"{name} {rate:g}" for name, rate in config.rates().items())
     values = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(_shapes(job)))
     activations = 16 * 4 * config.micro_batch_size * (PIXELS + sum(config.hidden))
     memory = (2 * values + samples * PIXELS + activations) / 2**20
     gradients = 1 + config.hmc_steps * config.leapfrog_steps if config.method != "kl" else 1
-    sampler = "fused" if fused.wanted(job.model) else "plain"
+    sampler = "fused" if fused.use_fused(job.model) else "plain"
     decay = f"x {config.rate_decay:g} every {job.model.decay_period(samples)} updates"
     return (
         f"method {config.method}, control variate {job.model.variate}, {gradients} gradients an update "
@@ -127,13 +129,13 @@ def _shapes(job: model.Job) -> Any:
     return jax.eval_shape(lambda key: model.init(job, key), jax.random.key(0))
 
 
-def once(config: Train, data: Images, console: Console, command: str) -> dict[str, Any]:
+def train_run(config: VcdTrain, data: Images, console: Console, command: str) -> dict[str, Any]:
     """One run in a folder of its own."""
     folder = run_folder(config)
-    job, plan = job_of(config, len(data.train)), planned(config, len(data.train))
+    job, plan = make_job(config, len(data.train)), make_plan(config, len(data.train))
     key = seed_key(config.seed)
     feed = Resident(
-        data.train, config.micro_batch_size, seed=config.seed, samples=len(data.train), gather=numbered
+        data.train, config.micro_batch_size, seed=config.seed, samples=len(data.train), gather=gather_numbered
     )
     program = Program(
         model.update(job),
@@ -143,7 +145,9 @@ def once(config: Train, data: Images, console: Console, command: str) -> dict[st
     )
     report = reports.requested(config.report, folder, console.warn)
     say = (lambda _: None) if config.log_level in ("WARNING", "ERROR", "CRITICAL") else console.say
-    settings = to_jsonable({**asdict(config), "data": images.lasting(config.data), "images": len(data.train)})
+    settings = to_jsonable(
+        {**asdict(config), "data": images.make_lasting(config.data), "images": len(data.train)}
+    )
     sink = ConsoleSink(say, ("checkpoint",) if config.log_level in ("NOTSET", "DEBUG") else ())
     with (
         Run.create(
@@ -165,7 +169,7 @@ def once(config: Train, data: Images, console: Console, command: str) -> dict[st
             record,
             checkpoints if config.save_checkpoints else None,
             resumed=resumed,
-            on_log=pace(config.micro_batch_size),
+            on_log=log_pace(config.micro_batch_size),
             progress=bar,
             latest=LATEST,
             guard="loss",
@@ -185,12 +189,12 @@ def once(config: Train, data: Images, console: Console, command: str) -> dict[st
     return result
 
 
-def numbered(data: Any, indices: Array) -> dict[str, Array]:
+def gather_numbered(data: Any, indices: Array) -> dict[str, Array]:
     """A batch whose rows know their image's number, where the control variates are."""
     return {"image": data.at[indices].get(mode="promise_in_bounds"), "index": indices}
 
 
-def pace(batch_size: int) -> Callable[[Event, Mapping[str, Any]], dict[str, float]]:
+def log_pace(batch_size: int) -> Callable[[Event, Mapping[str, Any]], dict[str, float]]:
     """Adds to each log what 10,000 updates would take, however many it is for."""
 
     def on_log(event: Event, figures: Mapping[str, Any]) -> dict[str, float]:
@@ -201,7 +205,7 @@ def pace(batch_size: int) -> Callable[[Event, Mapping[str, Any]], dict[str, floa
 
 
 def final_figures(
-    config: Train, job: model.Job, state: Any, data: Images, record: Run, console: Console
+    config: VcdTrain, job: model.Job, state: Any, data: Images, record: Run, console: Console
 ) -> dict[str, Any]:
     """ELBO of the test images, and the log-likelihoods that were asked for, as records and as a result."""
     with console.progress("ELBO of the test images"):
@@ -213,7 +217,7 @@ def final_figures(
     for name, rows, asked in wanted:
         if asked:
             shown = rows[: config.test_images]
-            figures[name] = evaluation.likelihoods(job, state, shown, config, config.seed, console)
+            figures[name] = evaluation.estimate_likelihoods(job, state, shown, config, config.seed, console)
             record.event("evaluation", update=update, epoch=epoch, split=name, **figures[name])
     return figures
 
@@ -225,7 +229,7 @@ def elbo(job: model.Job, state: Any, rows: NDArray[np.uint8]) -> float:
     return float(sums["elbo"] / sums["samples"])
 
 
-def run_folder(config: Train) -> Path:
+def run_folder(config: VcdTrain) -> Path:
     """RESULTS/NAME, or NAME_0, NAME_1, ... where that is taken. To resume: the run named, else the newest.
 
     One that was killed before its first record is no run, and its name is free.
@@ -246,6 +250,6 @@ def run_folder(config: Train) -> Path:
     return taken[-1]
 
 
-def how_to_resume(config: Train, folder: Path) -> str:
+def how_to_resume(config: VcdTrain, folder: Path) -> str:
     """What to add to the command to go on with exactly this run."""
     return f"the same command with --resume --run-name {folder.name} --seed {config.seed}"

@@ -23,21 +23,23 @@ from hotloop.engine.device import platform
 from hotloop.engine.drive import FreePieces
 from hotloop.engine.keys import stream
 from hotloop.engine.progress import compiling
-from hotloop.families.vcd import density, networks
+from hotloop.families.vcd import networks
 from hotloop.families.vcd.likelihood import (
     BLOCK,
-    Estimate,
+    Ensemble,
+    LikelihoodEstimate,
     Proposal,
     Sums,
+    add_chunk,
+    begin_chains,
     blocks_of,
-    chunk_added,
     chunks_of,
+    empty_sums,
     estimate,
-    no_samples,
+    iterate_chains,
 )
 from hotloop.families.vcd.model import State
 from hotloop.families.vcd.networks import PIXELS, Network
-from hotloop.families.vcd.proposals import Ensemble, begin, iteration
 
 MEMORY = {"cpu": 32 << 20}
 """Bytes of logits at once: on a CPU little more than its caches hold."""
@@ -49,7 +51,7 @@ Carry = TypeVar("Carry")
 Advance = Callable[[int], None]
 
 
-class Estimator:
+class LikelihoodEstimator:
     """A model's weights and images [N, 784] of zeros and ones, ready to be sampled and weighed.
 
     `batch_size` images are weighed at once (fewer where memory would not do), with as many of the `samples`
@@ -62,34 +64,34 @@ class Estimator:
         rows = MEMORY.get(platform(), MEMORY_ELSEWHERE) // (4 * PIXELS)
         self.count = len(images)
         self._key = key
-        self._decoder: Network = networks.float32(params["decoder"])
-        self._batches = jax.device_put(batched(images, min(batch_size, rows // BLOCK)))
+        self._decoder: Network = networks.widen(params["decoder"])
+        self._batches = jax.device_put(split_rows(images, min(batch_size, rows // BLOCK)))
         self._blocks = blocks_of(samples, rows // self._batches.shape[1])
         # The batch size never cuts HMC: rounding would follow it, and a chain's decisions follow rounding.
-        self._groups = jax.device_put(batched(images, CHAINS.get(platform(), rows)))
-        encoded = _encode(networks.float32(params), self._groups)
+        self._groups = jax.device_put(split_rows(images, CHAINS.get(platform(), rows)))
+        encoded = _encode(networks.widen(params), self._groups)
         self.encoder = Proposal(*(self._flat(part) for part in encoded))
 
     def units(self, samples: int) -> int:
         """Pieces of work that `weigh` reports."""
         return len(self._batches) * int(chunks_of(samples, self._blocks))
 
-    def weigh(self, name: str, proposal: Proposal, samples: int, advance: Advance) -> Estimate:
+    def weigh(self, name: str, proposal: Proposal, samples: int, advance: Advance) -> LikelihoodEstimate:
         """The estimates of all images by a proposal; `name` says which random numbers."""
-        cut = Proposal(*(batched(part, self._batches.shape[1]) for part in proposal))
+        cut = Proposal(*(split_rows(part, self._batches.shape[1]) for part in proposal))
         key = stream(self._key, name, 0)
         step = partial(_weigh, self._blocks, self._decoder, self._batches, cut, key, samples)
-        start = no_samples(self._batches.shape[:2])
-        sums = in_pieces(step, start, self.units(samples), advance)
-        return Estimate(*(self._flat(part) for part in estimate(sums, samples)))
+        start = empty_sums(self._batches.shape[:2])
+        sums = run_in_pieces(step, start, self.units(samples), advance)
+        return LikelihoodEstimate(*(self._flat(part) for part in estimate(sums, samples)))
 
     def sample(self, step_size: float, leapfrogs: int, burn_in: int, kept: int, advance: Advance) -> Ensemble:
         """HMC from the encoder's means; the moments are [N, z] in the result."""
         key = stream(self._key, "hmc", 0)
         step = partial(_iterate, leapfrogs, self.count, self._decoder, self._groups, key, burn_in)
-        places = batched(self.encoder.mean, self._groups.shape[1])
+        places = split_rows(self.encoder.mean, self._groups.shape[1])
         start = _begin(self._decoder, self._groups, places, jnp.float32(step_size))
-        ensemble: Ensemble = in_pieces(step, start, burn_in + kept, advance)
+        ensemble: Ensemble = run_in_pieces(step, start, burn_in + kept, advance)
         return ensemble._replace(mean=self._flat(ensemble.mean), squares=self._flat(ensemble.squares))
 
     @property
@@ -101,14 +103,16 @@ class Estimator:
         return cut.reshape(-1, *cut.shape[2:])[: self.count]
 
 
-def batched(rows: Any, size: int) -> Any:
+def split_rows(rows: Any, size: int) -> Any:
     """[N, ...] as [batches, size or less, ...], as equal as can be, filled up with copies of the last row."""
     count = -(-len(rows) // size)
     size = -(-len(rows) // count)
     return rows[np.minimum(np.arange(count * size), len(rows) - 1)].reshape(count, size, *rows.shape[1:])
 
 
-def in_pieces(step: Callable[[int, int, Carry], Carry], carry: Carry, units: int, advance: Advance) -> Carry:
+def run_in_pieces(
+    step: Callable[[int, int, Carry], Carry], carry: Carry, units: int, advance: Advance
+) -> Carry:
     """step(first, stop, carry) over all units, in dispatches of about half a second.
 
     `advance` hears of each piece, and of a first one of no units: by then the program is compiled.
@@ -155,7 +159,7 @@ def _weigh(
         images, proposal, old = jax.tree.map(lambda leaf: leaf[batch], (batches, proposals, sums))
         joint = partial(_log_joint, decoder, images.astype(jnp.float32))
         numbers = batch * size + jnp.arange(size)
-        new = chunk_added(old, joint, proposal, key, numbers, samples, chunk, blocks)
+        new = add_chunk(old, joint, proposal, key, numbers, samples, chunk, blocks)
         return Sums(*(all_.at[batch].set(one) for all_, one in zip(sums, new, strict=True)))
 
     with jax.default_matmul_precision("highest"):
@@ -166,17 +170,17 @@ def _weigh(
 def _log_joint(decoder: Network, images: Array, z: Array) -> Array:
     """For z [images, samples, latent], with products as large as they can be."""
     logits = networks.forward(decoder, z.reshape(-1, z.shape[-1]))[-1].reshape(*z.shape[:2], -1)
-    return density.log_likelihood(logits, images[:, None]) + density.log_prior(z)
+    return networks.log_likelihood(logits, images[:, None]) + networks.log_prior(z)
 
 
 def _target(decoder: Network) -> Any:
-    return lambda images: density.value_and_gradient(decoder, images.astype(jnp.float32))
+    return lambda images: networks.value_and_gradient(decoder, images.astype(jnp.float32))
 
 
 @jax.jit
 def _begin(decoder: Network, groups: Array, start: Array, step_size: Array) -> Ensemble:
     with jax.default_matmul_precision("highest"):
-        return begin(_target(decoder), groups, start, step_size)
+        return begin_chains(_target(decoder), groups, start, step_size)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -193,6 +197,6 @@ def _iterate(
 ) -> Ensemble:
     """HMC iterations `first` .. `stop` - 1 of all chains."""
     with jax.default_matmul_precision("highest"):
-        step = partial(iteration, _target(decoder), leapfrogs, count, key, groups, burn_in)
+        step = partial(iterate_chains, _target(decoder), leapfrogs, count, key, groups, burn_in)
         iterated: Ensemble = lax.fori_loop(first, stop, step, ensemble)
     return iterated

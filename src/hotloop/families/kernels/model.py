@@ -105,7 +105,7 @@ def loss_scale(terms: int, dtype: Any) -> float:
     return float(2 ** (min(terms, LARGEST_SCALE).bit_length() - 1)) if dtype == jnp.float16 else 1.0
 
 
-def arithmetic(dtype: str, half_partials: bool, platform: str) -> AbstractContextManager[None]:
+def matmul_precision(dtype: str, half_partials: bool, platform: str) -> AbstractContextManager[None]:
     """How products are summed while a program is traced: 16 bits if asked for, and float32 never as TF32."""
     precision: Any = None
     if half_partials:
@@ -117,7 +117,7 @@ def arithmetic(dtype: str, half_partials: bool, platform: str) -> AbstractContex
 
 
 @dataclass
-class Program:
+class CompiledCall:
     """A call compiled ahead of time."""
 
     compiled: Any
@@ -132,7 +132,7 @@ class Program:
 
 def compile_call(
     call: Call, arguments: tuple[Any, Array, Batch], kernel: Kernel, mesh: Mesh | None, result: P
-) -> Program:
+) -> CompiledCall:
     """Compile a call for these arguments, over the mesh's replicas if there is one."""
     start = time.perf_counter()
     if mesh is not None:
@@ -147,7 +147,7 @@ def compile_call(
             reason = "this device cannot sum in 16 bits; leave it out"
             raise OptionError(f"--enable-half-partials: {reason}") from error
         raise
-    return Program(compiled, lowered.as_text, time.perf_counter() - start)
+    return CompiledCall(compiled, lowered.as_text, time.perf_counter() - start)
 
 
 def over_replicas(function: Callable[..., Any], mesh: Mesh, inputs: Any, outputs: Any) -> Callable[..., Any]:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from hotloop.families.kernels import config as configs
-from hotloop.families.kernels import program
+from hotloop.families.kernels import model
+from hotloop.families.kernels.bench import find_place, prepare
 from hotloop.families.kernels.catalogue import build
-from hotloop.families.kernels.prepare import find_place, prepare
 
 SMALL = {
     "dense": configs.Dense(size=64, batch_size=32, batches_per_step=6),
@@ -165,14 +165,14 @@ def test_an_iteration_waits_for_the_output_before_it():
     bench = made(SMALL["dense"])
     huge = jax.tree.map(lambda leaf: jnp.full_like(leaf, 1e9), bench.params)
     pool = jax.tree.map(jnp.ones_like, bench.feed.pool)
-    _, count, _ = jax.jit(program.inference(bench.kernel, 6))(huge, jnp.uint32(0), pool)
+    _, count, _ = jax.jit(model.inference(bench.kernel, 6))(huge, jnp.uint32(0), pool)
     assert int(count) == 12
 
 
 def test_the_last_output_belongs_to_the_last_batch():
     bench = made(SMALL["dense"])
     (last,) = bench.step()
-    with program.arithmetic("float32", False, jax.default_backend()):
+    with model.matmul_precision("float32", False, jax.default_backend()):
         expected = bench.kernel.apply(bench.params, bench.feed.batch(5)["x"])
     other = bench.kernel.apply(bench.params, bench.feed.batch(4)["x"])
     np.testing.assert_allclose(last, expected, rtol=1e-5, atol=1e-5)
@@ -188,5 +188,5 @@ def test_the_device_that_was_named_does_the_work():
 
 @pytest.mark.parametrize(("terms", "scale"), [(1, 1), (5, 4), (160, 128), (32768, 8192), (10**6, 8192)])
 def test_the_loss_scale_is_a_power_of_two_for_float16_alone(terms, scale):
-    assert program.loss_scale(terms, jnp.float16) == scale
-    assert program.loss_scale(terms, jnp.bfloat16) == program.loss_scale(terms, jnp.float32) == 1
+    assert model.loss_scale(terms, jnp.float16) == scale
+    assert model.loss_scale(terms, jnp.bfloat16) == model.loss_scale(terms, jnp.float32) == 1
