@@ -21,7 +21,7 @@ from hotloop import Arrays, Estimator, Hook, Mode, ModelSpec, RunConfig
 from hotloop.engine.feed import Resident
 from hotloop.engine.keys import sample_keys, seed_key, stream
 from hotloop.engine.loop import Program, copy_state
-from hotloop.families.estimator import cifar_model, cifar_network
+from hotloop.families.estimator.cifar import model
 
 SEED = 1
 START = {"cpu": 1, "gpu": 5}  # calls of a train that are not timed
@@ -32,10 +32,10 @@ def model_of(weights: Weights, dropout: bool) -> Callable[..., ModelSpec]:
     """The example's model_fn, from given weights; without dropout it trains as it predicts."""
 
     def without(weights: Any, features: Array) -> Array:
-        return cifar_network.apply(weights, features)
+        return model.apply(weights, features)
 
     def model_fn(mode: Mode, params: dict[str, Any]) -> ModelSpec:
-        example = cifar_model.model_fn(mode, params)
+        example = model.model_fn(mode, params)
         apply = example.apply if dropout else without
         return replace(example, init=lambda key: jax.tree.map(jnp.asarray, weights), apply=apply)
 
@@ -121,9 +121,9 @@ def _update(
         keys = sample_keys(stream(key, "model", 0), 0, batch_size) if dropout else None
 
         def objective(weights: Any) -> tuple[Array, Array]:
-            logits = cifar_network.apply(weights, batch["features"], train=dropout, keys=keys)
+            logits = model.apply(weights, batch["features"], train=dropout, keys=keys)
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"])
-            return losses.mean(), cifar_model.correct(logits, batch["labels"]).mean()
+            return losses.mean(), model.correct(logits, batch["labels"]).mean()
 
         (loss, accuracy), gradient = jax.value_and_grad(objective, has_aux=True)(state["weights"])
         steps, slots = optimiser.update(gradient, state["optimiser"], state["weights"])

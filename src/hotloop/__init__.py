@@ -9,27 +9,27 @@ from hotloop.version import VERSION
 # As `typing` has it, whose import takes longer than all else that comes before signals are heard.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from hotloop.families.estimator.config import EvalSpec as EvalSpec
+    from hotloop.families.estimator.config import Mode as Mode
+    from hotloop.families.estimator.config import ModelSpec as ModelSpec
+    from hotloop.families.estimator.config import RunConfig as RunConfig
+    from hotloop.families.estimator.config import TrainSpec as TrainSpec
     from hotloop.families.estimator.estimator import Estimator as Estimator
     from hotloop.families.estimator.estimator import train_and_evaluate as train_and_evaluate
     from hotloop.families.estimator.hooks import Hook as Hook
     from hotloop.families.estimator.inputs import Arrays as Arrays
-    from hotloop.families.estimator.run_config import RunConfig as RunConfig
-    from hotloop.families.estimator.spec import EvalSpec as EvalSpec
-    from hotloop.families.estimator.spec import Mode as Mode
-    from hotloop.families.estimator.spec import ModelSpec as ModelSpec
-    from hotloop.families.estimator.spec import TrainSpec as TrainSpec
 
 __version__ = VERSION
 
 _HOMES = {
     "Arrays": "hotloop.families.estimator.inputs",
     "Estimator": "hotloop.families.estimator.estimator",
-    "EvalSpec": "hotloop.families.estimator.spec",
+    "EvalSpec": "hotloop.families.estimator.config",
     "Hook": "hotloop.families.estimator.hooks",
-    "Mode": "hotloop.families.estimator.spec",
-    "ModelSpec": "hotloop.families.estimator.spec",
-    "RunConfig": "hotloop.families.estimator.run_config",
-    "TrainSpec": "hotloop.families.estimator.spec",
+    "Mode": "hotloop.families.estimator.config",
+    "ModelSpec": "hotloop.families.estimator.config",
+    "RunConfig": "hotloop.families.estimator.config",
+    "TrainSpec": "hotloop.families.estimator.config",
     "train_and_evaluate": "hotloop.families.estimator.estimator",
 }
 """The module of each public name."""

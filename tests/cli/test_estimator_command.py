@@ -15,8 +15,8 @@ from hotloop.data.catalogue import known_set
 from hotloop.data.local_files import find_set
 from hotloop.engine import progress
 from hotloop.engine.records import read_events
-from hotloop.families.estimator import cifar, cifar_data
-from hotloop.families.estimator.cifar_config import Cifar
+from hotloop.families.estimator.cifar import dataset, program
+from hotloop.families.estimator.cifar.config import CifarConfig
 
 ROOT = Path(
     os.environ.get("HOTLOOP_DATA") or Path(__file__).resolve().parents[2] / "../shared/data"
@@ -130,7 +130,7 @@ def test_a_folder_without_images_is_named_by_its_option(tmp_path, monkeypatch, c
 
 def test_the_defaults_train_and_test(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(cifar_data.IMAGE_SETS, "cifar10", (TRAIN, TEST))
+    monkeypatch.setitem(dataset.IMAGE_SETS, "cifar10", (TRAIN, TEST))
     assert main(["estimator", "--generated-data", "--epochs", "2"]) == 0
     said = capsys.readouterr().out
     assert f"data: {TRAIN} + {TEST} random images with random labels" in said
@@ -173,12 +173,12 @@ def test_seconds_to_the_target_count_updates_as_the_logs_timed_them():
         {"event": "validation", "update": 30, "accuracy": 0.75},
         {"event": "log", "update": 40, "throughput": 1.0},
     ]
-    assert cifar.seconds_to(0.75, events, 32) == 20 + 5
-    assert cifar.seconds_to(0.76, events, 32) is None
+    assert program.seconds_to(0.75, events, 32) == 20 + 5
+    assert program.seconds_to(0.76, events, 32) is None
 
 
 def test_generated_images_and_labels_are_really_random():
-    data = cifar_data.generated(1)
+    data = dataset.generate_images(1)
     assert (len(data.train), len(data.test)) == (50_000, 10_000)
     for split in (data.train, data.test):
         assert split.images.shape[1:] == (32, 32, 3) and split.images.dtype == np.uint8
@@ -233,7 +233,7 @@ def test_replicas_and_parts_train_as_one_device_does(images, tmp_path):
 )
 def test_a_pass_over_a_part_of_the_real_images_is_far_above_chance(tmp_path):
     """3,000 images seen: 0.26 on average over five seeds, with a standard deviation of 0.02; chance is 0.1."""
-    there = cifar_data.training_images(Cifar(dataset_path=ROOT))
+    there = dataset.count_training_images(CifarConfig(dataset_path=ROOT))
     words = ["--recipe", "fast", "--batch-size", "20", "--learning-rate", "1e-3", "--epochs", f"3000/{there}"]
     result = run(["estimator", *words, "--data-dir", str(ROOT), "--model-dir", str(tmp_path), "--json"])
     assert result["global_step"] == 150

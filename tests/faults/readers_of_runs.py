@@ -17,7 +17,7 @@ from hotloop.engine.run import current_records, read_config, read_events, resume
 from hotloop.families.cnn import saved as cnn
 from hotloop.families.cnn.options import Train as CnnTrain
 from hotloop.families.cnn.timing import seconds_of_processes
-from hotloop.families.estimator.cifar import seconds_to
+from hotloop.families.estimator.cifar.program import seconds_to
 from hotloop.families.recommender import saved_run as recommender
 from hotloop.families.recommender.config import TrainOptions
 from hotloop.families.recommender.trials import _answer, read_figures

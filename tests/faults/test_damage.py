@@ -21,7 +21,7 @@ from hotloop.engine.checkpoint import Checkpoints, KeepAll
 from hotloop.engine.drive import check_position
 from hotloop.engine.run import read_events
 from hotloop.errors import CheckpointError
-from hotloop.families.estimator import cifar_data
+from hotloop.families.estimator.cifar import dataset
 
 STEPS = (1, 2, 3)
 
@@ -215,7 +215,7 @@ def saved_bits(run):
 def test_a_run_goes_on_from_an_older_step_to_the_same_bits_or_says_that_none_is_whole(
     family, digits, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setitem(cifar_data.IMAGE_SETS, "cifar10", IMAGES)
+    monkeypatch.setitem(dataset.IMAGE_SETS, "cifar10", IMAGES)
     line = words(family, digits, tmp_path)
     assert main(line) == 0
     run, expected = tmp_path / "run", saved_bits(tmp_path / "run")

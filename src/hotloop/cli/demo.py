@@ -84,7 +84,7 @@ def run(config: Demo, context: Context) -> Mapping[str, Any]:
 def measure(device: Any, context: Context) -> dict[str, Any]:
     """All figures of the demo, each told as it comes."""
     from hotloop.families.cnn import demo as cnn
-    from hotloop.families.estimator import cifar_demo
+    from hotloop.families.estimator.cifar import program
     from hotloop.families.kernels import bench, hmc
     from hotloop.families.recommender import demo as recommender
     from hotloop.families.vcd.demo import demo_run
@@ -140,7 +140,7 @@ def measure(device: Any, context: Context) -> dict[str, Any]:
         )
         bar.advance()
         bar.update("estimator")
-        shapes = cifar_demo.glimpse()
+        shapes = program.demo_run()
         context.say(
             f"estimator on drawn objects: accuracy {100 * shapes['test_accuracy']:.0f} % after {shapes['updates']} "
             f"updates (chance 10 %), {shapes['images_per_second']:,.0f} images/s"

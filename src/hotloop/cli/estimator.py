@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hotloop.cli.command import Command, Context
-from hotloop.families.estimator.cifar_config import Cifar
-from hotloop.families.estimator.cifar_recipes import PRESETS
+from hotloop.families.estimator.cifar.config import PRESETS, CifarConfig
 
 EPILOG = """Examples:
   hotloop estimator                                    100 epochs, then the test accuracy
@@ -17,25 +16,25 @@ EPILOG = """Examples:
 docs/estimator.md tells how to write such a program with your own model."""
 
 
-def run(config: Cifar, context: Context) -> Mapping[str, Any]:
+def run(config: CifarConfig, context: Context) -> Mapping[str, Any]:
     """Train and test, or with --plan say what would be done."""
     context.open_device()
     if config.plan:
         from hotloop.cli.plan import show_plan
-        from hotloop.families.estimator.cifar_settings import planned
+        from hotloop.families.estimator.cifar.program import plan_run
 
-        line, plan = planned(config)
+        line, plan = plan_run(config)
         context.say(line)
         return show_plan(plan, context)
-    from hotloop.families.estimator import cifar
+    from hotloop.families.estimator.cifar import program
 
-    return cifar.run(config, context, context.given)
+    return program.run(config, context, context.given)
 
 
 COMMAND = Command(
     "estimator",
     "Train and test a small CNN on CIFAR-10 with the Estimator.",
-    Cifar,
+    CifarConfig,
     run,
     presets=PRESETS,
     epilog=EPILOG,

@@ -13,7 +13,7 @@ from small import X, Y, apply, init, small, weights
 from hotloop import Arrays, Mode, ModelSpec
 from hotloop.engine.feed import Resident, Streamed
 from hotloop.errors import HotloopError
-from hotloop.families.estimator.labels import Classes, classes_of
+from hotloop.families.estimator.labels import Classes, find_classes
 
 WRONG = np.where(np.arange(200) == 5, 7, Y).astype(np.int32)
 RANGE = "is out of range: the model has classes 0 to 1"
@@ -140,7 +140,7 @@ def blind(outputs: Any, labels: Any) -> Any:
 )
 def test_a_loss_of_ones_own_is_asked_what_it_makes_of_a_label(loss: Any, value: int, words: str) -> None:
     form = jax.ShapeDtypeStruct((4, 3), np.float32), jax.ShapeDtypeStruct((4,), np.int64)
-    classes = classes_of(loss, *form)
+    classes = find_classes(loss, *form)
     assert classes is not None
     labels = np.array([0, 2, value, 1])
     if words:
@@ -159,7 +159,7 @@ def test_labels_of_places_are_checked_by_sample() -> None:
         return each.sum((1, 2)) / valid.sum((1, 2))
 
     form = jax.ShapeDtypeStruct((2, 3, 4, 5), np.float32), jax.ShapeDtypeStruct((2, 3, 4), np.int32)
-    classes = classes_of(loss, *form)
+    classes = find_classes(loss, *form)
     assert classes is not None
     labels = np.zeros((2, 3, 4), np.int32)
     labels[0, 1, 1] = 255
@@ -174,7 +174,7 @@ def test_labels_of_places_are_checked_by_sample() -> None:
     [((4, 3), np.zeros((4, 1), np.int32)), ((4, 3), np.zeros(4, np.float32)), ((4,), np.zeros(4, np.int32))],
 )
 def test_outputs_that_are_no_logits_of_the_labels_say_nothing(outputs: Any, labels: Any) -> None:
-    assert classes_of(own, jax.ShapeDtypeStruct(outputs, np.float32), labels) is None
+    assert find_classes(own, jax.ShapeDtypeStruct(outputs, np.float32), labels) is None
 
 
 def with_loss(loss: Any, **more: Any) -> Any:

@@ -4,12 +4,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from hotloop.errors import DataError, OptionError
+from hotloop.families.estimator.config import EvalSpec, RunConfig, TrainSpec, is_number, is_path, is_whole
 from hotloop.families.estimator.hooks import Hook
-from hotloop.families.estimator.run_config import RunConfig, is_number, is_path, is_whole
-from hotloop.families.estimator.spec import EvalSpec, TrainSpec
 from hotloop.options import folder_name
 
-MOMENTS = ("begin", "after_call", "on_checkpoint", "end")
+HOOK_METHODS = ("begin", "after_call", "on_checkpoint", "end")
 
 
 OPTIONAL_PARTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
@@ -60,7 +59,7 @@ def check_specs(estimator: Any, kind: type, train_spec: Any, eval_spec: Any) -> 
     check_repeatable(eval_spec.input_fn)
 
 
-def checked_steps(steps: Any, max_steps: Any = None) -> tuple[int | None, int | None]:
+def check_steps(steps: Any, max_steps: Any = None) -> tuple[int | None, int | None]:
     """The same as Python's numbers: whole ones from 1, and one of the two at most."""
     if steps is not None and max_steps is not None:
         raise OptionError(
@@ -69,7 +68,7 @@ def checked_steps(steps: Any, max_steps: Any = None) -> tuple[int | None, int | 
     return _count("steps", steps), _count("max_steps", max_steps)
 
 
-def checked_checkpoint(number: Any) -> int | None:
+def check_checkpoint(number: Any) -> int | None:
     """The number of a checkpoint, if it is one."""
     if number is not None and not is_whole(number):
         raise OptionError(f"checkpoint={number!r}: must be a whole number")
@@ -92,13 +91,13 @@ def _count(name: str, value: Any) -> int | None:
     return int(value)
 
 
-def checked_hooks(hooks: Any) -> tuple[Hook, ...]:
+def check_hooks(hooks: Any) -> tuple[Hook, ...]:
     """The hooks, if they are some."""
     if not isinstance(hooks, Iterable):
         raise OptionError(f"hooks={_kind(hooks)}: must be a list of hooks, as hooks=[hook]")
     found = tuple(hooks)
     for hook in found:
-        if isinstance(hook, type) or not all(hasattr(hook, name) for name in MOMENTS):
+        if isinstance(hook, type) or not all(hasattr(hook, name) for name in HOOK_METHODS):
             raise OptionError(
                 f"hooks: {_kind(hook)} is no Hook: derive a class from Hook and give an object of it"
             )

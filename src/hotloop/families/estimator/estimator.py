@@ -25,21 +25,19 @@ from hotloop.errors import HotloopError
 from hotloop.families.estimator import step, training
 from hotloop.families.estimator.checks import (
     check_best,
+    check_checkpoint,
     check_estimator,
+    check_hooks,
     check_name,
     check_specs,
-    checked_checkpoint,
-    checked_hooks,
-    checked_steps,
+    check_steps,
 )
+from hotloop.families.estimator.config import EvalSpec, Mode, RunConfig, TrainSpec
 from hotloop.families.estimator.hooks import Hook
 from hotloop.families.estimator.inputs import Source, check_batch
-from hotloop.families.estimator.model import Model
-from hotloop.families.estimator.parts import Parts
-from hotloop.families.estimator.run_config import RunConfig
-from hotloop.families.estimator.spec import EvalSpec, Mode, TrainSpec
-from hotloop.families.estimator.timing import Pace
-from hotloop.families.estimator.validation import Validation
+from hotloop.families.estimator.model import BuiltModel
+from hotloop.families.estimator.programs import Programs
+from hotloop.families.estimator.training import CheckpointEvaluation, SpeedMeter
 from hotloop.options import to_jsonable
 
 
@@ -84,7 +82,7 @@ class Estimator:
         """After `train`: updates, images_per_second, training_seconds, lower_seconds, compile_seconds."""
         self._say = say or (_warn if quiet else _to_stderr)
         self._progress = progress or (hide if quiet else partial(show, say=self._say))
-        self.parts = Parts(model_fn, self.config, self.params, self.model_dir, self._say, self._progress)
+        self.parts = Programs(model_fn, self.config, self.params, self.model_dir, self._say, self._progress)
         self._warm_start_from = Path(warm_start_from) if warm_start_from else None
         if not chosen:
             (say or _to_stderr)(
@@ -103,7 +101,7 @@ class Estimator:
         It goes on from the newest checkpoint of the model_dir. Where the input is an iterable of batches, training
         also ends with it.
         """
-        self.train_validated(input_fn, *checked_steps(steps, max_steps), hooks, None)
+        self.train_validated(input_fn, *check_steps(steps, max_steps), hooks, None)
         return self
 
     def train_validated(
@@ -112,10 +110,10 @@ class Estimator:
         steps: int | None,
         max_steps: int | None,
         hooks: Sequence[Hook],
-        validate: Validation | None,
+        validate: CheckpointEvaluation | None,
     ) -> None:
         """`train`, with an evaluation of the state before each checkpoint."""
-        hooks = checked_hooks(hooks)
+        hooks = check_hooks(hooks)
         if max_steps is not None and self._has(max_steps):
             return
         source = self.parts.input(input_fn, Mode.TRAIN)
@@ -125,19 +123,19 @@ class Estimator:
             self._check_best(trained.model, source)
         source = source.check_labels(trained.model.classes)
         work = self._work(hooks, validate, source.batch_size)
-        training.target_of(source, 0, steps, max_steps)  # refuses what has no end, while nothing is written
+        training.find_target(source, 0, steps, max_steps)  # refuses what has no end, while nothing is written
         state = self._first_state(work.fresh(trained))
         with work.opened():
             resumed = newest(work.checkpoints, state)
             done = resumed.step if resumed else 0
-            target = training.target_of(source, done, steps, max_steps)
+            target = training.find_target(source, done, steps, max_steps)
             if passed := source.passed_over(done):
                 self._say(
                     f"the first {passed} batches of the input are passed over: they were trained on before"
                 )
             with source.feed(self.config, trained.mesh, done) as feed:
                 program = self.parts.program(source, trained, feed)
-                plan = training.plan(self.config, source, target, validate is not None)
+                plan = training.make_plan(self.config, source, target, validate is not None)
                 try:
                     self.last_run = work.run(program, plan, state, resumed)
                 except Diverged as error:
@@ -153,7 +151,7 @@ class Estimator:
                 return fresh
         return self.parts.warmed(fresh, self._warm_start_from) if self._warm_start_from else fresh
 
-    def _check_best(self, model: Model, source: Source) -> None:
+    def _check_best(self, model: BuiltModel, source: Source) -> None:
         """A model_fn may measure more where it evaluates than where it trains."""
         if self.config.best and self.config.best[0] not in ("loss", *model.spec.metrics):
             check_best(self.config, self.parts.model(Mode.EVALUATE, source).spec.metrics)
@@ -184,8 +182,8 @@ class Estimator:
         self, input_fn: Any, steps: int | None = None, name: str | None = None, checkpoint: int | None = None
     ) -> dict[str, Any]:
         """`evaluate`, for a caller who has words of its own for the result."""
-        steps, _ = checked_steps(steps)
-        checkpoint = checked_checkpoint(checkpoint)
+        steps, _ = check_steps(steps)
+        checkpoint = check_checkpoint(checkpoint)
         check_name(name)
         source, model = self.parts.served(input_fn, Mode.EVALUATE)
         at, state = self.parts.restored(model, checkpoint)
@@ -208,7 +206,7 @@ class Estimator:
         That is a numpy array or number, or a dict of them where `predictions` gives a dict; without `predictions` it
         is the model's output.
         """
-        checkpoint = checked_checkpoint(checkpoint)
+        checkpoint = check_checkpoint(checkpoint)
         source, model = self.parts.served(input_fn, Mode.PREDICT)
         at, state = self.parts.restored(model, checkpoint)
         self._say(f"predictions of update {at:,} of {self.model_dir}")
@@ -229,20 +227,22 @@ class Estimator:
 
     def weights(self, input_fn: Any, checkpoint: int | None = None) -> dict[str, Any]:
         """The weights of the newest checkpoint by name; the input only tells the shapes of the model."""
-        checkpoint = checked_checkpoint(checkpoint)
+        checkpoint = check_checkpoint(checkpoint)
         _, model = self.parts.served(input_fn, Mode.PREDICT)
         _, state = self.parts.restored(model, checkpoint)
         return {
             path_name(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(state["weights"])
         }
 
-    def _work(self, hooks: Sequence[Hook], validate: Validation | None, batch_size: int) -> training.Work:
+    def _work(
+        self, hooks: Sequence[Hook], validate: CheckpointEvaluation | None, batch_size: int
+    ) -> training.TrainCall:
         model_fn = self.parts.model_fn
         name = getattr(model_fn, "__qualname__", type(model_fn).__name__)
-        params = {each: note_of(value) for each, value in self.params.items()}
+        params = {each: describe_param(value) for each, value in self.params.items()}
         about = {**self.config.as_dict(), "params": params, "model_fn": name}
-        pace = Pace(batch_size)
-        return training.Work(
+        pace = SpeedMeter(batch_size)
+        return training.TrainCall(
             self, self.config, self.model_dir, about, self._say, self._progress, hooks, validate, pace
         )
 
@@ -250,13 +250,13 @@ class Estimator:
 def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> dict[str, Any]:
     """Train to `max_steps`, evaluating right before each checkpoint is saved and at the end; the last evaluation."""
     check_specs(estimator, Estimator, train_spec, eval_spec)
-    _, max_steps = checked_steps(None, train_spec.max_steps)
-    steps, _ = checked_steps(eval_spec.steps)
+    _, max_steps = check_steps(None, train_spec.max_steps)
+    steps, _ = check_steps(eval_spec.steps)
     source, model = estimator.parts.served(eval_spec.input_fn, Mode.EVALUATE)
     check_best(estimator.config, model.spec.metrics)
     measure = estimator.parts.measure(source, model, steps)
     note = partial(estimator.noted, name=eval_spec.name)
-    validate = Validation(measure, note, eval_spec.throttle_seconds)
+    validate = CheckpointEvaluation(measure, note, eval_spec.throttle_seconds)
     estimator.train_validated(train_spec.input_fn, None, max_steps, train_spec.hooks, validate)
     if validate.last and validate.last["global_step"] == estimator.latest_checkpoint():
         return validate.last
@@ -266,7 +266,7 @@ def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: E
     return result
 
 
-def note_of(param: Any) -> Any:
+def describe_param(param: Any) -> Any:
     """A param as the records keep it: what has no JSON form, by its name or kind."""
     try:
         return to_jsonable(param)

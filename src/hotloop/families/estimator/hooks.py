@@ -20,7 +20,7 @@ CallFigures = Mapping[str, NDArray[Any]]
 
 
 @dataclass
-class Running:
+class RunHandle:
     """The training that hooks are part of."""
 
     estimator: Any
@@ -37,26 +37,26 @@ class Running:
 class Hook:
     """Override what you need; an exception ends the training."""
 
-    def begin(self, run: Running) -> None:
+    def begin(self, run: RunHandle) -> None:
         """Before the first call."""
 
-    def after_call(self, run: Running, first: int, metrics: CallFigures) -> None:
+    def after_call(self, run: RunHandle, first: int, metrics: CallFigures) -> None:
         """After each call: every metric of each of its updates, the first of which was number `first`."""
 
-    def on_checkpoint(self, run: Running, step: int) -> None:
+    def on_checkpoint(self, run: RunHandle, step: int) -> None:
         """A checkpoint of `step` updates is on disk."""
 
-    def end(self, run: Running) -> None:
+    def end(self, run: RunHandle) -> None:
         """After the last call, everything saved."""
 
 
-class Calls:
+class CallCollector:
     """Joins the pieces in which a call was dispatched, and hands the whole call to the hooks.
 
     As a context it hands over, at the end or at a stop, what is there of a call that was cut.
     """
 
-    def __init__(self, run: Running, hooks: Sequence[Hook], plan: Plan):
+    def __init__(self, run: RunHandle, hooks: Sequence[Hook], plan: Plan):
         self._run, self._hooks, self._ends = run, hooks, plan.ends
         self._first = run.step
         self._pieces: list[CallFigures] = []
@@ -70,7 +70,7 @@ class Calls:
         if _holds(self._ends, done):
             self.flush()
 
-    def __enter__(self) -> "Calls":
+    def __enter__(self) -> "CallCollector":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
@@ -93,7 +93,7 @@ def _holds(ends: Sequence[int], update: int) -> bool:
     return place < len(ends) and ends[place] == update
 
 
-class Summaries:
+class SummaryRecorder:
     """A record of the mean of each metric since the last one, at most one a call.
 
     It takes pieces, not calls, so that what it holds can be saved where a call is cut.
@@ -124,13 +124,13 @@ class Summaries:
         return self._window.saved()
 
 
-class Watched(Checkpoints):
+class HookedCheckpoints(Checkpoints):
     """Checkpoints that tell the hooks, and are whole on disk before the next call: a kill costs that call alone."""
 
-    def __enter__(self) -> "Watched":
+    def __enter__(self) -> "HookedCheckpoints":
         return self
 
-    def tell(self, run: Running, hooks: Sequence[Hook], summaries: Summaries | None) -> None:
+    def tell(self, run: RunHandle, hooks: Sequence[Hook], summaries: SummaryRecorder | None) -> None:
         """Whom to tell, and what to save besides."""
         self._told = (run, hooks)
         self._summaries = summaries

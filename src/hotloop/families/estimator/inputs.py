@@ -1,9 +1,13 @@
-"""What an input_fn may give, brought into one form: batches `{"features": ..., "labels": ...}`.
+"""Iterators that are given to more than one call: each call goes on with the next batch, and none is lost.
 
-Arrays (with or without labels), `Arrays` with an order and an augmentation, a feed of the engine, or any iterable of
-batches: a list, a generator, a torch or grain loader. Everything is checked here, and what is wrong is named.
+An iterator cannot be begun again, and batches are drawn ahead of their use. So those that were seen are known again,
+with the batches that were drawn from them and not used.
+
+What an input_fn may give, brought into one form: batches `{"features": ..., "labels": ...}`.
 """
 
+import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -25,12 +29,49 @@ from hotloop.engine.device import REPLICA
 from hotloop.engine.feed import Feed, Resident, Streamed, passes_through
 from hotloop.engine.order import Order
 from hotloop.errors import DataError
-from hotloop.families.estimator.iterators import Continued, continued
+from hotloop.families.estimator.config import RunConfig, call_with_known, is_whole
 from hotloop.families.estimator.labels import Classes
-from hotloop.families.estimator.run_config import RunConfig, is_whole
-from hotloop.families.estimator.spec import called
 
-Batch = dict[str, Any]
+
+class PushbackIterator(Iterator[Any]):
+    """An iterator that takes back what was drawn and not used."""
+
+    def __init__(self, iterator: Iterator[Any]):
+        self.iterator = iterator
+        self.trained = False
+        """Has it been trained with? Then its next batch is the one to go on with."""
+        self._back: deque[Any] = deque()
+
+    def __next__(self) -> Any:
+        return self._back.popleft() if self._back else next(self.iterator)
+
+    def give_back(self, batches: Iterable[Any]) -> None:
+        """The next ones to come, in this order."""
+        self._back.extendleft(reversed(list(batches)))
+
+
+_known: dict[int, PushbackIterator] = {}
+
+
+def wrap_iterator(value: Iterable[Any]) -> PushbackIterator:
+    """The one of an iterator that was seen before, or a new one."""
+    iterator = iter(value)
+    if iterator is not value:
+        return PushbackIterator(iterator)  # begun right now: nobody can give it again
+    _forget_the_unreachable()
+    # It is held, so that no other has its number meanwhile; few kinds of iterators take a weak reference.
+    return _known.setdefault(id(iterator), PushbackIterator(iterator))
+
+
+def _forget_the_unreachable() -> None:
+    """Let go of iterators that nobody but this module has: they cannot be given again, and they hold data."""
+    for number in [number for number, each in _known.items() if sys.getrefcount(each.iterator) == _OURS]:
+        del _known[number]
+
+
+_OURS = 2  # references to an iterator: of its Continued, and of the question itself
+
+NamedBatch = dict[str, Any]
 RESIDENT_BYTES = 2 * 2**30
 """Arrays up to this size are kept on the device; larger ones are sent batch by batch."""
 
@@ -46,14 +87,14 @@ class Arrays:
     labels: Any = None
     batch_size: int | None = None
     shuffle: bool = True
-    transform: Callable[[Batch, Any], Batch] | None = None
+    transform: Callable[[NamedBatch, Any], NamedBatch] | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class FromArrays:
     """Arrays, ready to use."""
 
-    data: Batch
+    data: NamedBatch
     batch_size: int
     shuffle: bool
     transform: Any
@@ -64,9 +105,9 @@ class FromArrays:
         return common_length(self.data)
 
     @property
-    def example(self) -> Batch:
+    def example(self) -> NamedBatch:
         """The form of a batch as the model sees it."""
-        batch: Batch = jax.tree.map(
+        batch: NamedBatch = jax.tree.map(
             lambda leaf: _struct((self.batch_size, *leaf.shape[1:]), leaf.dtype), self.data
         )
         if self.transform is None:
@@ -109,13 +150,13 @@ class FromArrays:
             classes.check(jax.jit(self.seen)(first)["labels"], " of the first batch, transformed,")
         return self
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[NamedBatch]:
         """Every sample once, as they lie; the last batch may be smaller."""
         for start in range(0, self.samples, self.batch_size):
             batch = jax.tree.map(lambda leaf: leaf[start : start + self.batch_size], self.data)  # noqa: B023
             yield self.seen(batch)
 
-    def seen(self, batch: Batch) -> Batch:
+    def seen(self, batch: NamedBatch) -> NamedBatch:
         """A batch as evaluation sees it: where there is a transform, with one key for all."""
         return batch if self.transform is None else self.transform(batch, jax.random.key(0))
 
@@ -124,10 +165,10 @@ class FromArrays:
 class FromBatches:
     """An iterable of batches; `begin` starts a pass over it."""
 
-    begin: Callable[[], Iterator[Batch]]
-    begun: Continued
+    begin: Callable[[], Iterator[NamedBatch]]
+    begun: PushbackIterator
     """The first pass."""
-    example: Batch
+    example: NamedBatch
     batch_size: int
     length: int | None
     classes: Classes | None = None
@@ -159,7 +200,7 @@ class FromBatches:
         """Check each batch as it comes."""
         return replace(self, classes=classes)
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[NamedBatch]:
         """One pass; each batch is like the first one, or smaller."""
         for number, batch in enumerate(self.begin()):
             check_alike(batch, self.example, number, or_fewer=True)
@@ -189,7 +230,7 @@ class FromFeed:
         return known
 
     @property
-    def example(self) -> Batch:
+    def example(self) -> NamedBatch:
         """The form of a batch."""
         made = jax.eval_shape(self.ready.batch, self.ready.like(1), _struct((), np.uint32))
         if not isinstance(made, Mapping) or "features" not in made:
@@ -232,7 +273,7 @@ class FromFeed:
             classes.check(labels)
         return replace(self, classes=classes)
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[NamedBatch]:
         """A feed has no end."""
         raise DataError(
             "a feed shuffles without end: to evaluate or predict, let input_fn give arrays or batches"
@@ -242,10 +283,10 @@ class FromFeed:
 Source = FromArrays | FromBatches | FromFeed
 
 
-def taken(input_fn: Any, run: RunConfig, **known: Any) -> Source:
+def read_input(input_fn: Any, run: RunConfig, **known: Any) -> Source:
     """What an input_fn (or its value) gives, brought into form."""
     begin: Callable[[], Any] = (
-        partial(called, "input_fn", input_fn, **known) if callable(input_fn) else lambda: input_fn
+        partial(call_with_known, "input_fn", input_fn, **known) if callable(input_fn) else lambda: input_fn
     )
     value = begin()
     if isinstance(value, Arrays):
@@ -253,7 +294,7 @@ def taken(input_fn: Any, run: RunConfig, **known: Any) -> Source:
     if hasattr(value, "arguments") and hasattr(value, "longest_call"):
         return FromFeed(value)
     if _is_arrays(value):
-        batch = named(value)
+        batch = name_batch(value)
         return _arrays(Arrays(batch["features"], batch.get("labels")), run)
     if isinstance(value, Iterable):
         return _batches(value, begin)
@@ -275,7 +316,7 @@ def _is_array(leaf: Any) -> bool:
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
 
 
-def _transformed(transform: Any, batch: Batch) -> Batch:
+def _transformed(transform: Any, batch: NamedBatch) -> NamedBatch:
     """The form of what a transform makes of a batch."""
     try:
         made = jax.eval_shape(transform, batch, jax.eval_shape(lambda: jax.random.key(0)))
@@ -304,7 +345,7 @@ def _check_fields(given: Arrays) -> None:
 def _arrays(given: Arrays, config: RunConfig) -> FromArrays:
     _check_fields(given)
     data = (
-        named((given.features, given.labels))
+        name_batch((given.features, given.labels))
         if given.labels is not None
         else {"features": _host(given.features)}
     )
@@ -315,26 +356,26 @@ def _arrays(given: Arrays, config: RunConfig) -> FromArrays:
 
 def _batches(value: Any, begin: Callable[[], Any]) -> FromBatches:
     """The first batch is looked at, and stays the next one; after the first pass input_fn makes each anew."""
-    begun = continued(value)
+    begun = wrap_iterator(value)
     first = next(begun, None)
     if first is None:
         raise DataError(
             "input_fn gives no batches: the input is empty, or an iterator that has ended already"
         )
     begun.give_back([first])
-    seen = named(first)
+    seen = name_batch(first)
     size = common_length(seen)
     kept = [begun]
 
-    def passes() -> Iterator[Batch]:
+    def passes() -> Iterator[NamedBatch]:
         source = kept.pop() if kept else iter(begin())
-        return map(named, source)
+        return map(name_batch, source)
 
     length = len(value) if hasattr(value, "__len__") else None
     return FromBatches(passes, begun, describe_batch(seen, size), size, length)
 
 
-def named(batch: Any) -> Batch:
+def name_batch(batch: Any) -> NamedBatch:
     """A batch by name: a pair is features and labels, a dict with features is itself, all else is features."""
     if isinstance(batch, tuple | list) and len(batch) == 2:
         features, labels = batch
@@ -361,7 +402,7 @@ def check_batch(classes: Classes | None, feed: Feed, update: int) -> None:
     _look(classes, batch, update)
 
 
-def _look(classes: Classes | None, batch: Batch, number: int) -> None:
+def _look(classes: Classes | None, batch: NamedBatch, number: int) -> None:
     if classes is not None:
         classes.check(batch.get("labels"), f" of batch {number}")
 

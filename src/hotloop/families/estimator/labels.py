@@ -34,7 +34,7 @@ class Classes:
 
     def check(self, labels: Any, where: str = "") -> None:
         """Refuse labels that the model has no class for; `where` says whose they are."""
-        if not is_whole(labels):
+        if not is_integer_array(labels):
             return
         values = np.asarray(labels)
         outside = (values < 0) | (values >= self.count)
@@ -46,14 +46,14 @@ class Classes:
                 )
 
 
-def is_whole(labels: Any) -> bool:
+def is_integer_array(labels: Any) -> bool:
     """One array of whole numbers, or its form."""
     return hasattr(labels, "dtype") and hasattr(labels, "shape") and np.dtype(labels.dtype).kind in "iu"
 
 
-def classes_of(loss: Loss, outputs: Any, labels: Any) -> Classes | None:
+def find_classes(loss: Loss, outputs: Any, labels: Any) -> Classes | None:
     """The classes of a model with a loss of its own, where outputs [..., K] and labels [...] look like logits of K."""
-    if not is_whole(labels) or not hasattr(outputs, "shape"):
+    if not is_integer_array(labels) or not hasattr(outputs, "shape"):
         return None
     if outputs.shape[:-1] != labels.shape or outputs.shape[-1] < 2 or not labels.size:
         return None

@@ -16,8 +16,8 @@ from jax import Array
 
 from hotloop.engine.precision import cast
 from hotloop.errors import HotloopError, MissingExtra
-from hotloop.families.estimator.labels import Classes, classes_of
-from hotloop.families.estimator.spec import Mode, ModelSpec, checked, kind_of
+from hotloop.families.estimator.config import Mode, ModelSpec, check_model_spec, describe
+from hotloop.families.estimator.labels import Classes, find_classes
 from hotloop.layers.losses import cross_entropy
 
 Weights = Any
@@ -26,7 +26,7 @@ WIDE = jnp.dtype("float32")
 
 
 @dataclass(frozen=True, eq=False)
-class Model:
+class BuiltModel:
     """Pure functions of weights, state and batch; `classes` is known where labels can be checked."""
 
     spec: ModelSpec
@@ -54,22 +54,22 @@ def _cross_entropy(outputs: Array, labels: Array) -> Array:
     return cross_entropy(outputs, labels.reshape(-1))
 
 
-def build(spec: Any, mode: Mode, batch: Any) -> Model:
+def build(spec: Any, mode: Mode, batch: Any) -> BuiltModel:
     """The model of a spec for batches of the form `batch`; one line that names the culprit where it cannot work."""
-    spec = checked(spec, mode)
+    spec = check_model_spec(spec, mode)
     init, outputs = _of_module(spec.module) if spec.module is not None else _of_functions(spec)
-    model = Model(spec, init, outputs)
+    model = BuiltModel(spec, init, outputs)
     made = _check(model, mode, batch)
-    return Model(spec, init, outputs, None if mode is Mode.PREDICT else _classes(model, made, batch))
+    return BuiltModel(spec, init, outputs, None if mode is Mode.PREDICT else _classes(model, made, batch))
 
 
-def _classes(model: Model, outputs: Any, batch: Any) -> Classes | None:
+def _classes(model: BuiltModel, outputs: Any, batch: Any) -> Classes | None:
     """What the labels may be: as the spec says, or the outputs."""
     if model.spec.classes:
         return Classes(model.spec.classes)
     if model.spec.loss is None:
         return Classes(int(outputs.shape[-1]))
-    return classes_of(model.loss, outputs, batch.get("labels"))
+    return find_classes(model.loss, outputs, batch.get("labels"))
 
 
 def _of_functions(spec: ModelSpec) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -109,7 +109,7 @@ def _of_module(module: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
         raise MissingExtra("flax", "nnx", "a ModelSpec with a module") from None
     if not isinstance(module, nnx.Module) and not callable(module):
         raise HotloopError(
-            f"ModelSpec: module must be a flax.nnx module, or a function that makes one, not {kind_of(module)}"
+            f"ModelSpec: module must be a flax.nnx module, or a function that makes one, not {describe(module)}"
         )
     example = module if isinstance(module, nnx.Module) else module(nnx.Rngs(0))
     if not isinstance(example, nnx.Module):
@@ -145,7 +145,7 @@ def _reseeded(streams: Any, key: Array) -> Any:
     return jax.tree.unflatten(tree, fresh)
 
 
-def _check(model: Model, mode: Mode, batch: Any) -> Any:
+def _check(model: BuiltModel, mode: Mode, batch: Any) -> Any:
     """Trace every function on forms alone, and see that each gives what is needed."""
     features, labels = batch["features"], batch.get("labels")
     samples = jax.tree.leaves(features)[0].shape[0]
@@ -210,6 +210,6 @@ def _form(leaf: Any) -> str:
     return f"{leaf.dtype}{list(leaf.shape)}"
 
 
-def widened(state: ModelState) -> ModelState:
+def widen_state(state: ModelState) -> ModelState:
     """A model's state as it is kept: in float32 whatever the weights' type."""
     return cast(state, WIDE)

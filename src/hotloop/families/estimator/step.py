@@ -19,27 +19,27 @@ from hotloop.engine.keys import stream
 from hotloop.engine.loss_scale import AutoScale, StaticScale, choose, scale_loss, unscale
 from hotloop.engine.split import average_replicas, mean_of_parts, on_replicas
 from hotloop.errors import DataError
-from hotloop.families.estimator.model import Model, widened
-from hotloop.families.estimator.run_config import RunConfig
+from hotloop.families.estimator.config import RunConfig
+from hotloop.families.estimator.model import BuiltModel, widen_state
 
 State = dict[str, Any]
 Batch = Any
-SERVED = ("weights", "model")
+INFERENCE_PARTS = ("weights", "model")
 """The parts of a state that evaluation and prediction need."""
 
 
 @dataclass(frozen=True, eq=False)
-class Training:
+class Job:
     """A model and how it is trained."""
 
-    model: Model
+    model: BuiltModel
     config: RunConfig
     mesh: Mesh | None = None
 
     @property
     def policy(self) -> precision.Policy:
         """The number formats."""
-        return policy_of(self.config)
+        return parse_policy(self.config)
 
     @property
     def scale(self) -> StaticScale | AutoScale:
@@ -53,7 +53,7 @@ class Training:
         weights = self.policy.to_update(weights)
         return {
             "weights": weights,
-            "model": widened(state),
+            "model": widen_state(state),
             "optimizer": precision.start_state(self.policy, self.model.spec.optimizer, weights),
             "scale": self.scale.init(),
         }
@@ -106,13 +106,13 @@ class Training:
             outputs, kept = model.outputs(weights, state, features, True, keys)
             each = model.measured(outputs, batch.get("labels"))
             figures = {name: value.mean(dtype=jnp.float32) for name, value in each.items()}
-            return scale_loss(scale, figures["loss"]), (widened(kept), figures)
+            return scale_loss(scale, figures["loss"]), (widen_state(kept), figures)
 
         gradients, (kept, figures) = jax.grad(loss, has_aux=True)(weights)
         return gradients, kept, figures
 
 
-def policy_of(config: RunConfig) -> precision.Policy:
+def parse_policy(config: RunConfig) -> precision.Policy:
     """The number formats of a run."""
     return precision.parse(config.precision, config.half, stochastic_rounding=config.stochastic_rounding)
 
@@ -127,7 +127,7 @@ def check_split(batch_size: int, config: RunConfig) -> None:
         )
 
 
-def values(model: Model, policy: precision.Policy) -> Callable[[Any, Batch], dict[str, Array]]:
+def values(model: BuiltModel, policy: precision.Policy) -> Callable[[Any, Batch], dict[str, Array]]:
     """For evaluation: loss and metrics of each sample."""
 
     def fn(state: Any, batch: Batch) -> dict[str, Array]:
@@ -137,12 +137,12 @@ def values(model: Model, policy: precision.Policy) -> Callable[[Any, Batch], dic
     return fn
 
 
-def rows(model: Model, policy: precision.Policy) -> Callable[[Any, Any], Any]:
+def rows(model: BuiltModel, policy: precision.Policy) -> Callable[[Any, Any], Any]:
     """For prediction: a row a sample."""
     return jax.jit(lambda state, features: model.predicted(_served(model, policy, state, features)))
 
 
-def _served(model: Model, policy: precision.Policy, state: Any, features: Any) -> Any:
+def _served(model: BuiltModel, policy: precision.Policy, state: Any, features: Any) -> Any:
     weights, features = policy.to_compute(state["weights"]), policy.to_compute(features)
     outputs, _ = model.outputs(weights, state["model"], features, False, None)
     return outputs

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from hotloop.engine.keys import sample_keys
-from hotloop.families.estimator import cifar_images, cifar_model
-from hotloop.families.estimator.cifar_recipes import RECIPES
-from hotloop.families.estimator.spec import Mode
+from hotloop.families.estimator.cifar import dataset, model
+from hotloop.families.estimator.cifar.config import RECIPES
+from hotloop.families.estimator.config import Mode
 
 GENERATOR = np.random.default_rng(0)
 IMAGES = GENERATOR.integers(0, 256, (5, 32, 32, 3), np.uint8)
@@ -18,7 +18,7 @@ GRADIENTS = GENERATOR.normal(size=(4, 3)).astype(np.float32)
 def steps(name, rate, updates=4):
     """What a recipe adds to three weights in a few updates."""
     recipe = RECIPES[name]
-    rule = cifar_model.optimizer(recipe, cifar_model.rate_of(recipe, rate, updates))
+    rule = model.make_optimizer(recipe, model.make_rate(recipe, rate, updates))
     state = rule.init(jnp.zeros(3))
     made = []
     for gradient in GRADIENTS:
@@ -37,12 +37,12 @@ def test_keras_is_rmsprop_with_epsilon_beside_the_root_and_a_rate_that_decays_by
         average = 0.9 * average + 0.1 * gradient**2
         wanted.append(-1e-4 / (1 + 1e-6 * update) * gradient / (np.sqrt(average) + 1e-7))
     np.testing.assert_allclose(steps("keras", 1e-4), wanted, rtol=1e-6)
-    rate = cifar_model.rate_of(RECIPES["keras"], 1e-4, 1)
+    rate = model.make_rate(RECIPES["keras"], 1e-4, 1)
     assert rate(1_000_000) == pytest.approx(0.5e-4)
 
 
 def test_fast_rises_to_its_rate_and_ends_at_nothing():
-    rate = cifar_model.rate_of(RECIPES["fast"], 2e-3, 100)
+    rate = model.make_rate(RECIPES["fast"], 2e-3, 100)
     rates = [float(rate(update)) for update in range(101)]
     assert max(rates) == rates[20] == pytest.approx(2e-3)
     assert rates[0] < 2e-4 and rates[100] == 0
@@ -59,7 +59,7 @@ def test_labels_are_smoothed_in_training_alone():
     log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
     sharp = np.eye(10)[labels]
     for mode, wanted in ((Mode.TRAIN, 0.9 * sharp + 0.01), (Mode.EVALUATE, sharp)):
-        found = cifar_model.model_fn(mode, params).loss(jnp.float32(logits), jnp.asarray(labels))
+        found = model.model_fn(mode, params).loss(jnp.float32(logits), jnp.asarray(labels))
         np.testing.assert_allclose(found, -(wanted * log_p).sum(1), rtol=1e-5)
 
 
@@ -72,11 +72,11 @@ def moved(image, row, column, mirror, reach, fill):
 
 @pytest.mark.parametrize("name", ["shift", "crop"])
 def test_images_are_moved_and_mirrored_as_drawn(name):
-    reach, fill = cifar_images.REACH[name]
+    reach, fill = dataset.REACH[name]
     key = jax.random.key(3)
-    drawn = [np.asarray(each) for each in cifar_images.draws(sample_keys(key, 0, 5), reach)]
+    drawn = [np.asarray(each) for each in dataset.draw_moves(sample_keys(key, 0, 5), reach)]
     batch = {"features": jnp.asarray(IMAGES), "labels": jnp.arange(5)}
-    found = jax.jit(cifar_images.transform_of(name))(batch, key)
+    found = jax.jit(dataset.find_transform(name))(batch, key)
     assert found["features"].dtype == np.uint8
     np.testing.assert_array_equal(found["labels"], np.arange(5))
     wanted = [moved(image, *draw, reach, fill) for image, *draw in zip(IMAGES, *drawn, strict=True)]
@@ -86,14 +86,14 @@ def test_images_are_moved_and_mirrored_as_drawn(name):
 def test_shifts_repeat_the_border_and_crops_are_black():
     bright = jnp.full((1, 32, 32, 3), 200, jnp.uint8)
     corner = jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32), jnp.zeros(1, bool)
-    assert cifar_images.augmented(bright, *corner, *cifar_images.REACH["shift"]).min() == 200
-    black = np.asarray(cifar_images.augmented(bright, *corner, *cifar_images.REACH["crop"]))
+    assert dataset.shift_and_mirror(bright, *corner, *dataset.REACH["shift"]).min() == 200
+    black = np.asarray(dataset.shift_and_mirror(bright, *corner, *dataset.REACH["crop"]))
     assert black[0, :4].max() == black[0, :, :4].max() == 0 and black[0, 4:, 4:].min() == 200
 
 
 def test_every_shift_is_as_likely_as_every_other_and_half_are_mirrored():
     count = 20_000
-    row, column, mirrored = map(np.asarray, cifar_images.draws(sample_keys(jax.random.key(4), 0, count), 3))
+    row, column, mirrored = map(np.asarray, dataset.draw_moves(sample_keys(jax.random.key(4), 0, count), 3))
     pairs = np.bincount(7 * row + column, minlength=49)
     expected = count / 49
     assert ((pairs - expected) ** 2 / expected).sum() < 48 + 4 * (2 * 48) ** 0.5  # chi-square, 48 degrees
@@ -102,5 +102,5 @@ def test_every_shift_is_as_likely_as_every_other_and_half_are_mirrored():
 
 
 def test_no_augmentation_is_no_transform_and_the_same_one_is_the_same_function():
-    assert cifar_images.transform_of("none") is None
-    assert cifar_images.transform_of("crop") is cifar_images.transform_of("crop")
+    assert dataset.find_transform("none") is None
+    assert dataset.find_transform("crop") is dataset.find_transform("crop")

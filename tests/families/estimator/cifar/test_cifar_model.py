@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hotloop.engine.keys import sample_keys
-from hotloop.families.estimator import cifar_dropout, cifar_network
+from hotloop.families.estimator.cifar import model
 
 GENERATOR = np.random.default_rng(0)
 QUICK = {"xla_backend_optimization_level": 0}
@@ -17,7 +17,7 @@ RESULT = GENERATOR.normal(size=(3, 10))  # weights of the logits in a loss whose
 
 @pytest.fixture(scope="module")
 def weights():
-    drawn = jax.device_get(cifar_network.init(jax.random.key(0)))
+    drawn = jax.device_get(model.init(jax.random.key(0)))
     # Biases that are not zero, so that a forgotten one is found.
     return {
         name: {**layer, "bias": GENERATOR.normal(size=layer["bias"].shape).astype(np.float32) / 5}
@@ -26,17 +26,17 @@ def weights():
 
 
 def test_the_network_has_the_parameters_of_the_original():
-    weights = cifar_network.init(jax.random.key(0))
+    weights = model.init(jax.random.key(0))
     sizes = {name: sum(leaf.size for leaf in layer.values()) for name, layer in weights.items()}
     assert sizes == {
         "conv1": 896, "conv2": 9_248, "conv3": 18_496, "conv4": 36_928, "dense1": 1_180_160, "dense2": 5_130,
     }  # fmt: skip
-    assert sum(sizes.values()) == cifar_network.PARAMETERS == 1_250_858
+    assert sum(sizes.values()) == model.PARAMETERS == 1_250_858
     assert {leaf.dtype for leaf in jax.tree.leaves(weights)} == {np.dtype(np.float32)}
 
 
 def test_kernels_start_glorot_uniform_and_biases_at_zero():
-    for name, layer in cifar_network.init(jax.random.key(1)).items():
+    for name, layer in model.init(jax.random.key(1)).items():
         *space, inputs, outputs = layer["kernel"].shape
         limit = (6 / (np.prod(space) * (inputs + outputs))) ** 0.5
         kernel = np.asarray(layer["kernel"], np.float64)
@@ -67,7 +67,7 @@ def reference(weights, images):
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 def test_logits_are_those_of_numpy_in_float64(weights, dtype):
-    found = jax.jit(cifar_network.apply, compiler_options=QUICK)(weights, IMAGES.astype(dtype))
+    found = jax.jit(model.apply, compiler_options=QUICK)(weights, IMAGES.astype(dtype))
     wide = jax.tree.map(np.float64, weights)
     np.testing.assert_allclose(found, reference(wide, IMAGES.astype(np.float64)), rtol=1e-4, atol=2e-5)
     assert found.dtype == np.float32
@@ -75,10 +75,10 @@ def test_logits_are_those_of_numpy_in_float64(weights, dtype):
 
 def test_half_precision_computes_in_its_type_and_answers_in_float32(weights):
     half = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.bfloat16), weights)
-    text = jax.jit(cifar_network.apply).lower(half, IMAGES).as_text()
+    text = jax.jit(model.apply).lower(half, IMAGES).as_text()
     convolutions = [line for line in text.splitlines() if "stablehlo.convolution" in line]
     assert len(convolutions) >= 4 and all("bf16>) ->" in line for line in convolutions)
-    found = jax.jit(cifar_network.apply, compiler_options=QUICK)(half, IMAGES)
+    found = jax.jit(model.apply, compiler_options=QUICK)(half, IMAGES)
     assert found.dtype == np.float32
     exact = reference(jax.tree.map(np.float64, weights), IMAGES.astype(np.float64))
     np.testing.assert_allclose(found, exact, atol=0.03 * abs(exact).max())
@@ -102,7 +102,7 @@ def test_gradients_are_those_of_torch_in_float64(weights):
     (logits * torch.tensor(RESULT)).sum().backward()
 
     def loss(weights):
-        return (cifar_network.apply(weights, IMAGES) * RESULT).sum()
+        return (model.apply(weights, IMAGES) * RESULT).sum()
 
     with jax.enable_x64(True):
         ours = jax.jit(jax.grad(loss), compiler_options=QUICK)(jax.tree.map(np.float64, weights))
@@ -114,8 +114,8 @@ def test_gradients_are_those_of_torch_in_float64(weights):
 @pytest.mark.parametrize("rate", [0.25, 0.5])
 def test_dropout_drops_its_rate_and_scales_what_is_left(rate):
     samples, size = 64, 5_000
-    (drawn,) = cifar_dropout.random_bytes(sample_keys(jax.random.key(3), 0, samples), [size])
-    y = np.asarray(cifar_dropout.dropped(jnp.ones((samples, size)), drawn, rate))
+    (drawn,) = model.random_bytes(sample_keys(jax.random.key(3), 0, samples), [size])
+    y = np.asarray(model.apply_dropout(jnp.ones((samples, size)), drawn, rate))
     assert set(np.unique(y)) == {0, np.float32(1 / (1 - rate))}
     error = (rate * (1 - rate) / y.size) ** 0.5
     assert (y == 0).mean() == pytest.approx(rate, abs=4 * error)
@@ -127,25 +127,25 @@ def test_dropout_drops_its_rate_and_scales_what_is_left(rate):
 
 def test_dropout_in_16_bits_rounds_the_product_once():
     values = jnp.arange(1, 257, dtype=jnp.bfloat16)[None]
-    found = cifar_dropout.dropped(values, jnp.full(values.shape, 255, jnp.uint8), 0.25)
+    found = model.apply_dropout(values, jnp.full(values.shape, 255, jnp.uint8), 0.25)
     wanted = (np.asarray(values, np.float64) / 0.75).astype(jnp.bfloat16)
     np.testing.assert_array_equal(found, wanted)
 
 
 def test_a_rate_that_bytes_cannot_express_is_refused():
     with pytest.raises(ValueError, match="multiple of 1/256"):
-        cifar_dropout.dropped(jnp.ones((1, 4)), jnp.zeros((1, 4), jnp.uint8), 0.3)
+        model.apply_dropout(jnp.ones((1, 4)), jnp.zeros((1, 4), jnp.uint8), 0.3)
 
 
 def test_the_bytes_of_different_dropouts_are_different_ones():
-    first, second, third = cifar_dropout.random_bytes(sample_keys(jax.random.key(4), 0, 2), [6, 9, 2])
-    (whole,) = cifar_dropout.random_bytes(sample_keys(jax.random.key(4), 0, 2), [17])
+    first, second, third = model.random_bytes(sample_keys(jax.random.key(4), 0, 2), [6, 9, 2])
+    (whole,) = model.random_bytes(sample_keys(jax.random.key(4), 0, 2), [17])
     np.testing.assert_array_equal(np.concatenate([first, second, third], 1), whole)
 
 
 def test_dropout_is_only_in_training_and_a_samples_depends_on_its_key_alone(weights):
     keys = KEYS[:3]
-    apply = jax.jit(cifar_network.apply, static_argnames="train", compiler_options=QUICK)
+    apply = jax.jit(model.apply, static_argnames="train", compiler_options=QUICK)
     plain = apply(weights, IMAGES)
     np.testing.assert_array_equal(apply(weights, IMAGES, train=False, keys=keys), plain)
     dropped = apply(weights, IMAGES, train=True, keys=keys)
@@ -156,12 +156,12 @@ def test_dropout_is_only_in_training_and_a_samples_depends_on_its_key_alone(weig
 
 def test_training_without_keys_is_refused(weights):
     with pytest.raises(ValueError, match="a key for each image"):
-        cifar_network.apply(weights, IMAGES, train=True)
+        model.apply(weights, IMAGES, train=True)
 
 
 def test_each_of_the_three_dropouts_is_there(weights):
     apply = jax.jit(
-        lambda weights, keys: cifar_network.apply(weights, IMAGES[:1].repeat(4, 0), train=True, keys=keys),
+        lambda weights, keys: model.apply(weights, IMAGES[:1].repeat(4, 0), train=True, keys=keys),
         compiler_options=QUICK,
     )
     names = list(weights)

@@ -9,8 +9,7 @@ from hotloop.cli.configs import resolve
 from hotloop.cli.main import find_command
 from hotloop.cli.parser import scan
 from hotloop.errors import OptionError
-from hotloop.families.estimator.cifar_config import Cifar
-from hotloop.families.estimator.cifar_recipes import OPTIONS, RECIPES
+from hotloop.families.estimator.cifar.config import RECIPE_OPTIONS, RECIPES, CifarConfig
 from hotloop.options import build, options_of
 
 
@@ -34,11 +33,11 @@ def read(line):
     ],
 )  # fmt: skip
 def test_the_old_programs_lines_are_understood(line, expected):
-    assert read(line) == build(Cifar, expected)
+    assert read(line) == build(CifarConfig, expected)
 
 
 def test_the_defaults_are_those_of_the_old_program():
-    config = Cifar()
+    config = CifarConfig()
     assert (config.batch_size, config.batches_per_step, config.epochs) == (32, 100, 100)
     assert (config.learning_rate, config.log_interval, config.summary_interval) == (0.01, 3, 1)
     assert (config.model_dir, config.recipe, config.report) == (None, "reference", None)
@@ -48,7 +47,7 @@ def test_the_defaults_are_those_of_the_old_program():
 def test_a_recipe_sets_what_is_not_given(name):
     config = read(f"--recipe {name}")
     assert config.chosen is RECIPES[name]
-    for option in OPTIONS:
+    for option in RECIPE_OPTIONS:
         assert getattr(config, option) == getattr(RECIPES[name], option)
     given = read(f"--batch-size 64 --recipe {name} --learning-rate 0.5 --epochs 3")
     assert (given.batch_size, given.learning_rate, given.epochs) == (64, 0.5, 3)
@@ -73,13 +72,13 @@ def test_the_recipes_are_the_published_ones():
     ],
 )
 def test_updates_are_what_the_epochs_hold_rounded_down_once(options, images, updates):
-    assert build(Cifar, options).total_updates(images) == updates
+    assert build(CifarConfig, options).total_updates(images) == updates
 
 
 def test_evaluations_come_every_so_many_epochs_and_never_less_than_an_update_apart():
-    assert build(Cifar, {"evaluate_every": "1/2"}).evaluation_period(50_000) == 781
-    assert build(Cifar, {"evaluate_every": "1e-9"}).evaluation_period(50_000) == 1
-    assert Cifar().evaluation_period(50_000) is None
+    assert build(CifarConfig, {"evaluate_every": "1/2"}).evaluation_period(50_000) == 781
+    assert build(CifarConfig, {"evaluate_every": "1e-9"}).evaluation_period(50_000) == 1
+    assert CifarConfig().evaluation_period(50_000) is None
 
 
 @pytest.mark.parametrize(
@@ -97,10 +96,10 @@ def test_evaluations_come_every_so_many_epochs_and_never_less_than_an_update_apa
 )
 def test_what_cannot_work_is_one_line_that_names_the_option(options, reason):
     with pytest.raises(OptionError, match=reason) as caught:
-        build(Cifar, options)
+        build(CifarConfig, options)
     assert "\n" not in str(caught.value)
 
 
 def test_a_run_of_no_update_is_refused():
     with pytest.raises(OptionError, match=r"--epochs 1e-05: of 50,000 images is less than one batch of 32"):
-        build(Cifar, {"epochs": "0.00001"}).total_updates(50_000)
+        build(CifarConfig, {"epochs": "0.00001"}).total_updates(50_000)

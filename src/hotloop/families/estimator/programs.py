@@ -22,17 +22,16 @@ from hotloop.engine.precision import Policy
 from hotloop.engine.progress import Show, advance_through
 from hotloop.errors import CheckpointError
 from hotloop.families.estimator import inputs, step
+from hotloop.families.estimator.config import Mode, RunConfig, call_with_known
 from hotloop.families.estimator.inputs import FromArrays, Source
-from hotloop.families.estimator.model import Model, build, widened
-from hotloop.families.estimator.run_config import RunConfig
-from hotloop.families.estimator.spec import Mode, called
+from hotloop.families.estimator.model import BuiltModel, build, widen_state
 
 FAMILY = "estimator"
 Measure = Callable[[Any], dict[str, Any]]
 
 
 @dataclass
-class Parts:
+class Programs:
     """Made when first asked for."""
 
     model_fn: Any
@@ -46,7 +45,7 @@ class Parts:
     @property
     def policy(self) -> Policy:
         """The number formats."""
-        return step.policy_of(self.config)
+        return step.parse_policy(self.config)
 
     def remembered(self, key: Any, make: Callable[[], Any]) -> Any:
         """What was made for this key, or is made now."""
@@ -56,36 +55,34 @@ class Parts:
 
     def input(self, input_fn: Any, mode: Mode) -> Source:
         """What an input_fn gives, in form."""
-        return inputs.taken(input_fn, self.config, mode=mode, params=self.params, config=self.config)
+        return inputs.read_input(input_fn, self.config, mode=mode, params=self.params, config=self.config)
 
-    def model(self, mode: Mode, source: Source) -> Model:
+    def model(self, mode: Mode, source: Source) -> BuiltModel:
         """The model for batches of the source's form."""
         batch = source.example
 
-        def make() -> Model:
+        def make() -> BuiltModel:
             known = {"features": batch["features"], "labels": batch.get("labels"), "mode": mode}
-            spec = called("model_fn", self.model_fn, **known, params=self.params, config=self.config)
+            spec = call_with_known("model_fn", self.model_fn, **known, params=self.params, config=self.config)
             return build(spec, mode, batch)
 
-        found: Model = self.remembered(("model", mode, str(batch)), make)
+        found: BuiltModel = self.remembered(("model", mode, str(batch)), make)
         return found
 
-    def served(self, input_fn: Any, mode: Mode) -> tuple[Source, Model]:
+    def served(self, input_fn: Any, mode: Mode) -> tuple[Source, BuiltModel]:
         """Input and model to evaluate or predict with."""
         source = self.input(input_fn, mode)
         model = self.model(mode, source)
         return source.check_labels(model.classes if mode is Mode.EVALUATE else None), model
 
-    def training(self, source: Source) -> step.Training:
+    def training(self, source: Source) -> step.Job:
         """The model and its update."""
         model = self.model(Mode.TRAIN, source)
         mesh = meshes.replica_mesh(self.config.replicas) if self.config.replicas > 1 else None
-        found: step.Training = self.remembered(
-            ("training", model), lambda: step.Training(model, self.config, mesh)
-        )
+        found: step.Job = self.remembered(("training", model), lambda: step.Job(model, self.config, mesh))
         return found
 
-    def program(self, source: Source, trained: step.Training, feed: Any) -> Program:
+    def program(self, source: Source, trained: step.Job, feed: Any) -> Program:
         """Compiled calls, for every input of the same form."""
         longest, key = self.config.iterations_per_call, seed_key(self.config.seed)
         program: Program = self.remembered(
@@ -98,12 +95,12 @@ class Parts:
         """Those of a model_dir, to read."""
         return Checkpoints((folder or self.folder) / "checkpoints", family=FAMILY)
 
-    def restored(self, model: Model, at: int | None) -> tuple[int, Any]:
+    def restored(self, model: BuiltModel, at: int | None) -> tuple[int, Any]:
         """The newest checkpoint, or that of update `at`: its number, and the weights and state of the model."""
 
         def served(key: Any) -> dict[str, Any]:
             weights, state = model.init(key)
-            return {"weights": self.policy.to_update(weights), "model": widened(state)}
+            return {"weights": self.policy.to_update(weights), "model": widen_state(state)}
 
         like = self.remembered(
             ("served", model), lambda: jax.eval_shape(served, jax.eval_shape(lambda: jax.random.key(0)))
@@ -121,18 +118,18 @@ class Parts:
     def warmed(self, state: Any, folder: Path) -> Any:
         """A fresh state with the weights of another model_dir."""
         with self.checkpoints(folder) as checkpoints:
-            found = checkpoints.restore({name: state[name] for name in step.SERVED}, in_part=True)
+            found = checkpoints.restore({name: state[name] for name in step.INFERENCE_PARTS}, in_part=True)
         self.say(f"weights of update {found.step:,} of {folder}")
         return {**state, **found.state}
 
-    def rows(self, model: Model) -> Callable[[Any, Any], Any]:
+    def rows(self, model: BuiltModel) -> Callable[[Any, Any], Any]:
         """The compiled prediction."""
         fn: Callable[[Any, Any], Any] = self.remembered(
             ("rows", model), lambda: step.rows(model, self.policy)
         )
         return fn
 
-    def measure(self, source: Source, model: Model, steps: int | None) -> Measure:
+    def measure(self, source: Source, model: BuiltModel, steps: int | None) -> Measure:
         """A function of weights and state: means over the samples of the source, or of its first batches."""
         if isinstance(source, FromArrays):
             evaluation = self.evaluation(source, model, steps)
@@ -152,7 +149,7 @@ class Parts:
 
         return over_batches
 
-    def evaluation(self, source: FromArrays, model: Model, steps: int | None) -> Evaluation:
+    def evaluation(self, source: FromArrays, model: BuiltModel, steps: int | None) -> Evaluation:
         """The evaluation of arrays, compiled already if such arrays were evaluated before."""
         samples = source.samples if steps is None else min(source.samples, steps * source.batch_size)
         data = jax.tree.map(lambda leaf: leaf[:samples], source.data)
@@ -166,7 +163,7 @@ class Parts:
         made = self._kept[key] = known.over(data)  # which has the program, if there is one by now
         return made
 
-    def _values(self, model: Model) -> Any:
+    def _values(self, model: BuiltModel) -> Any:
         return self.remembered(("values", model), lambda: step.values(model, self.policy))
 
 

@@ -1,0 +1,159 @@
+"""Dropout drawn sample by sample: one draw of random bytes from a sample's key serves all of its dropouts.
+
+A byte is enough where a rate is a multiple of 1/256, and what a sample loses depends on its key alone, so that it is
+the same however a batch is split. It knows no network.
+
+The example's network: four convolutions and two dense layers for 32x32 colour images, 1,250,858 parameters.
+The example's model function: network, loss, metric and rule of a recipe, as an Estimator takes them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array, lax
+from jax.typing import DTypeLike
+
+from hotloop.engine.schedules import learning_rate
+from hotloop.families.estimator.cifar.config import RECIPES, Recipe
+from hotloop.families.estimator.config import Mode, ModelSpec
+from hotloop.layers import initial
+from hotloop.layers.conv import Padding, conv2d
+from hotloop.layers.dense import product, with_bias
+from hotloop.layers.losses import correct, cross_entropy
+from hotloop.layers.pools import max_pool
+
+LEVELS = 256
+
+
+def random_bytes(keys: Array, sizes: Sequence[int]) -> list[Array]:
+    """For each of the sizes an array [N, size] of uint8, where N samples bring a key each."""
+    words = -(-sum(sizes) // 4)
+    drawn = jax.vmap(lambda key: jax.random.bits(key, (words,), jnp.uint32))(keys)
+    flat = lax.bitcast_convert_type(drawn, jnp.uint8).reshape(len(keys), 4 * words)
+    ends = [sum(sizes[: place + 1]) for place in range(len(sizes))]
+    return jnp.split(flat, ends, axis=1)[: len(sizes)]
+
+
+def apply_dropout(x: Array, drawn: Array, rate: float) -> Array:
+    """`x` [N, ...] with a share `rate` of its values zero, the others over `1 - rate`; `drawn` has a byte for each."""
+    threshold = round(rate * LEVELS)
+    if threshold != rate * LEVELS:
+        raise ValueError(f"dropout rate {rate}: must be a multiple of 1/{LEVELS}")
+    kept = drawn.reshape(x.shape) >= threshold
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))  # 4/3 itself would be rounded in 16 bits
+    return jnp.where(kept, (wide * (1 / (1 - rate))).astype(x.dtype), 0)
+
+
+Weights = dict[str, dict[str, Array]]
+
+KERNELS: dict[str, tuple[int, ...]] = {
+    "conv1": (3, 3, 3, 32),
+    "conv2": (3, 3, 32, 32),
+    "conv3": (3, 3, 32, 64),
+    "conv4": (3, 3, 64, 64),
+    "dense1": (2304, 512),
+    "dense2": (512, 10),
+}
+PARAMETERS = sum(prod(shape) + shape[-1] for shape in KERNELS.values())
+DROPOUTS = ((15 * 15 * 32, 0.25), (6 * 6 * 64, 0.25), (512, 0.5))
+"""Values of an image where dropout stands, after either pool and the first dense layer, and its rate."""
+
+
+def init(key: Array) -> Weights:
+    """Glorot-uniform kernels and zero biases, as Keras starts."""
+    specs = {
+        name: {"kernel": initial.glorot_uniform(shape), "bias": initial.constant(shape[-1:])}
+        for name, shape in KERNELS.items()
+    }
+    weights: Weights = initial.draw(key, specs)
+    return weights
+
+
+def apply(weights: Weights, images: Array, *, train: bool = False, keys: Array | None = None) -> Array:
+    """Logits [N, 10] in float32 (or wider) of images [N, 32, 32, 3]; dropout in training, from a key for each image."""
+    drops = iter(_dropouts(keys) if train else [])
+
+    def drop(x: Array) -> Array:
+        drawn = next(drops, None)
+        return x if drawn is None else apply_dropout(x, *drawn)
+
+    x = scale_pixels(images, weights["conv1"]["kernel"].dtype)
+    x = jax.nn.relu(_conv(weights["conv1"], x, "SAME"))
+    x = drop(_pooled(weights["conv2"], x))
+    x = jax.nn.relu(_conv(weights["conv3"], x, "SAME"))
+    x = drop(_pooled(weights["conv4"], x))
+    x = x.reshape(len(x), -1)
+    x = drop(jax.nn.relu(_dense(weights["dense1"], x).astype(x.dtype)))
+    return _dense(weights["dense2"], x)
+
+
+def scale_pixels(images: Array, dtype: DTypeLike) -> Array:
+    """Pixels between 0 and 255 as numbers between 0 and 1."""
+    wide = jnp.promote_types(dtype, jnp.float32)
+    return (jnp.asarray(images, wide) * (1 / 255)).astype(dtype)
+
+
+def _dropouts(keys: Array | None) -> list[tuple[Array, float]]:
+    if keys is None:
+        raise ValueError("training needs a key for each image")
+    drawn = random_bytes(keys, [size for size, _ in DROPOUTS])
+    return [(each, rate) for each, (_, rate) in zip(drawn, DROPOUTS, strict=True)]
+
+
+def _conv(layer: dict[str, Array], x: Array, padding: Padding) -> Array:
+    return with_bias(conv2d(x, layer["kernel"], padding=padding), layer["bias"])
+
+
+def _pooled(layer: dict[str, Array], x: Array) -> Array:
+    """Convolution, bias, ReLU, pool; the pool before the two others, as the largest stays it: a quarter of the work."""
+    largest = max_pool(conv2d(x, layer["kernel"], padding="VALID"), 2, 2, 0)
+    return jax.nn.relu(with_bias(largest, layer["bias"]))
+
+
+def _dense(layer: dict[str, Array], x: Array) -> Array:
+    sums = product(x, layer["kernel"])
+    return with_bias(sums, layer["bias"].astype(sums.dtype))
+
+
+CLASSES = 10
+Rate = float | Callable[[Any], Any]
+
+
+def model_fn(mode: Mode, params: Mapping[str, Any]) -> ModelSpec:
+    """The network for a mode; `params` are `recipe`, `learning_rate` and `updates`, the length of the whole run."""
+    recipe = RECIPES[params["recipe"]]
+    training = mode == Mode.TRAIN
+    return ModelSpec(
+        init=init,
+        apply=apply,
+        loss=partial(cross_entropy, smoothing=recipe.smoothing if training else 0.0),
+        metrics={"accuracy": correct},
+        predictions=lambda logits: {"class": logits.argmax(-1), "probabilities": jax.nn.softmax(logits)},
+        optimizer=make_optimizer(recipe, make_rate(recipe, params["learning_rate"], params["updates"]))
+        if training
+        else None,
+        classes=CLASSES,
+    )
+
+
+def make_rate(recipe: Recipe, rate: float, updates: int) -> Rate:
+    """The learning rate, or a function that gives it by the updates made so far."""
+    if recipe.peak is None:
+        return (lambda update: rate / (1 + recipe.rate_decay * update)) if recipe.rate_decay else rate
+    cycle = {"initial_learning_rate": rate, "peak_epoch": recipe.peak, "total_epochs": 1}
+    return learning_rate("one_cycle", cycle, global_batch_size=1, updates_per_epoch=updates)
+
+
+def make_optimizer(recipe: Recipe, rate: Rate) -> optax.GradientTransformation:
+    """The recipe's rule at this rate; RMSprop as Keras had it, which adds its epsilon to the root."""
+    rules: dict[str, Callable[[Rate], optax.GradientTransformation]] = {
+        "sgd": optax.sgd,
+        "rmsprop": lambda rate: optax.rmsprop(rate, decay=0.9, eps=1e-7, eps_in_sqrt=False),
+        "adam": lambda rate: optax.adam(rate, b2=0.99),
+    }
+    return rules[recipe.rule](rate)
