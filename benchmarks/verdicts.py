@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hotloop.bench.pace import READINGS
-from hotloop.bench.results import Sample
+from hotloop.bench.measure import READINGS
+from hotloop.bench.results import MetricSample
 from hotloop.bench.verdict import judge
 
 RUN_SECONDS = 3.0
@@ -100,7 +100,7 @@ def draw_turns(case, generator):
 
 
 def sample(times, **more):
-    return Sample("b", "v", "seconds", "s", {}, tuple(times), **more)
+    return MetricSample("b", "v", "seconds", "s", {}, tuple(times), **more)
 
 
 def count(case, tries, seed=0):

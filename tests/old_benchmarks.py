@@ -5,8 +5,8 @@ import shlex
 from pathlib import Path
 
 from hotloop.bench.compat import translate
-from hotloop.bench.metrics import by_fields, extract
-from hotloop.bench.spec import load
+from hotloop.bench.metrics import extract, use_record_fields
+from hotloop.bench.spec import load_benchmarks
 
 FOLDER = Path(__file__).parent / "bench" / "fixtures"
 FILES = sorted(FOLDER.rglob("*.yml"))
@@ -14,6 +14,6 @@ FILES = sorted(FOLDER.rglob("*.yml"))
 
 def read(file, name, lines, result):
     """The results of an entry for what the command in its place said, and for the result that it gave."""
-    benchmark = load([FOLDER / file])[name]
+    benchmark = load_benchmarks([FOLDER / file])[name]
     figures = translate(shlex.split(benchmark.cmd)).figures
-    return extract(by_fields(benchmark, figures), [json.dumps(result, default=str)], lines).results
+    return extract(use_record_fields(benchmark, figures), [json.dumps(result, default=str)], lines).results

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hotloop import data
-from hotloop.bench import baselines, junit, report_sources, results
+from hotloop.bench import compare, report, result_files, results
 from hotloop.bench.page import Page
 from hotloop.cli.main import COMMANDS
 from hotloop.data import build_records, content, image_formats, image_stores, ratings, tfrecord
@@ -101,8 +101,8 @@ READERS = {
     "config_of": (lambda path: run.read_config(path, "cnn", {"seed": int}), "run"),
     "Checkpoints": (lambda path: Checkpoints(path).steps(), "run"),
     "report.check_writable": (reports.check_report_folder, "report"),
-    "results.read": (lambda path: results.read([path]), "."),
-    "gather": (lambda path: report_sources.gather([path]), "devices.json"),
+    "results.read": (lambda path: results.read_records([path]), "."),
+    "gather": (lambda path: report.gather_sources([path]), "devices.json"),
     "prediction.read": (lambda path: prediction.read_image(path, (8, 8, 3), "cifar10"), "a.png"),
     "netflix.find": (netflix.find, "."),
     "netflix.begins_like_one": (netflix.begins_like_one, "mv_1.txt"),
@@ -119,7 +119,7 @@ def test_a_reader_takes_text_as_it_takes_a_path(name, place):
 
 REFUSING = {
     "data.load": lambda path: data.load("mnist", path),
-    "baselines.load": baselines.load,
+    "baselines.load": compare.load_baselines,
     "vcd.saved.load": vcd_saved.load_run,
     "recommender.saved.load": recommender_saved.load_run,
     "cnn.saved.about": cnn_saved.read_saved_network,
@@ -147,8 +147,8 @@ def test_writers_take_text(tmp_path):
     run_records.write_json(str(tmp_path / "a.json"), {"a": 1})
     run_records.append_line(str(tmp_path / "a.jsonl"), {"a": 1})
     png.write(str(tmp_path / "a.png"), np.zeros((2, 2), np.uint8))
-    baselines.save(str(tmp_path / "b.json"), baselines.Baselines())
-    junit.write(str(tmp_path / "junit.xml"), [])
+    compare.save_baselines(str(tmp_path / "b.json"), compare.BaselineFile())
+    result_files.write_junit(str(tmp_path / "junit.xml"), [])
     Page("title").write(str(tmp_path / "page.html"))
     assert {path.name for path in tmp_path.iterdir()} == {
         *("a.json", "a.jsonl", "a.png", "b.json", "junit.xml", "page.html")

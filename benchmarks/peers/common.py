@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from hotloop.bench.peers import QUIET, load
+from hotloop.bench.peers import QUIET, measure_load
 from hotloop.engine.device import describe_environment
 
 
@@ -55,7 +55,7 @@ def ratios(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
 
 def load_before() -> float:
     """Cores that other work keeps busy, and a line where there are any."""
-    cores = load()
+    cores = measure_load()
     if cores > QUIET:
         print(f"other work on this machine ({cores:.1f} cores): a smoke test, not a measurement")
     return cores

@@ -8,11 +8,10 @@ import pytest
 import yaml
 from fake_programs import RATE, code
 
-from hotloop.bench.ab import match
-from hotloop.bench.report import report
-from hotloop.bench.report_sources import gather
-from hotloop.bench.select import select
-from hotloop.bench.spec import load
+from hotloop.bench.ab import match_pairs
+from hotloop.bench.benchmark import select
+from hotloop.bench.report import build_report, gather_sources
+from hotloop.bench.spec import load_benchmarks
 from hotloop.cli.bench_compare import COMMAND
 from hotloop.cli.main import execute
 from hotloop.engine.interrupt import Stopped
@@ -95,14 +94,14 @@ def test_each_pair_runs_one_after_the_other_in_an_order_drawn_by_lot(run, tmp_pa
 def test_a_page_shows_the_verdicts_of_a_session(run, tmp_path):
     file = spec(tmp_path / "f.yml", one=prints(1), other=prints(2))
     run("--ab", f"{file}:one", f"{file}:other", "--repeats", 3, "--warm-up", 0, "--log-dir", "log")
-    html = report(gather([tmp_path / "log"])).render()
+    html = build_report(gather_sources([tmp_path / "log"])).render()
     assert "In turns" in html
     assert "one → other" in html
     assert "FAST" in html
 
 
 def variants(folder, name, **entries):
-    return select(load([spec(folder / name, **entries)]))
+    return select(load_benchmarks([spec(folder / name, **entries)]))
 
 
 def entry(**parameters):
@@ -111,16 +110,16 @@ def entry(**parameters):
 
 def test_variants_are_matched_by_name_and_those_of_two_benchmarks_by_parameters(tmp_path):
     def names(a, b):
-        return [tuple(one.variant.name for one in pair) for pair in match(a, b)]
+        return [tuple(one.variant.name for one in pair) for pair in match_pairs(a, b)]
 
     two = variants(tmp_path, "a.yml", x=entry(), y=entry())
     assert names(two, variants(tmp_path, "b.yml", y=entry(), x=entry())) == [("x", "x"), ("y", "y")]
     old, new = (variants(tmp_path, f"{name}.yml", **{name: entry(n=[1, 2])}) for name in ("old", "new"))
     assert names(old, new) == [("old_n_1", "new_n_1"), ("old_n_2", "new_n_2")]
     with pytest.raises(OptionError, match="only A has y"):
-        match(two, variants(tmp_path, "c.yml", x=entry(), z=entry()))
+        match_pairs(two, variants(tmp_path, "c.yml", x=entry(), z=entry()))
     with pytest.raises(OptionError, match="no variant of B can run"):
-        match(two, variants(tmp_path, "d.yml", x={"cmd": "echo", "data": RATE, "kind": "convergence"}))
+        match_pairs(two, variants(tmp_path, "d.yml", x={"cmd": "echo", "data": RATE, "kind": "convergence"}))
 
 
 def test_a_variant_that_fails_is_told_and_the_others_are_compared(run, tmp_path, capsys):

@@ -2,7 +2,13 @@ import numpy as np
 import pytest
 from scipy.stats import wilcoxon
 
-from hotloop.bench.turns import drift, interval, is_steady, ratio_in_turns, signed_rank_outside
+from hotloop.bench.statistics import (
+    estimate_drift,
+    is_steady,
+    paired_interval,
+    ratio_in_turns,
+    signed_rank_outside,
+)
 
 ROUNDS = np.arange(8)
 ORDER = np.array([0, 1, 1, 0, 1, 0, 0, 1])  # whether B is the first of a pair
@@ -19,7 +25,7 @@ def test_the_interval_of_pairs_misses_0_exactly_where_the_signed_rank_test_says_
     agreed = []
     for shift in np.linspace(-1.5, 1.5, 61):
         found = generator.standard_normal(pairs) + shift
-        low, high = interval(found, 0.98)
+        low, high = paired_interval(found, 0.98)
         agreed.append((not low <= 0 <= high) == (wilcoxon(found, method="exact").pvalue <= 0.02 * (1 + 1e-9)))
     assert all(agreed)
 
@@ -39,9 +45,9 @@ def test_means_in_no_order_are_steady_and_a_drift_or_a_step_is_not():
 def test_the_drift_at_a_pair_is_that_of_its_neighbours_and_one_odd_pair_does_not_change_it():
     times = 6.0 * np.arange(9)
     means = 0.01 * times
-    assert drift(means, times) == pytest.approx(0.01 * np.ones(9))
+    assert estimate_drift(means, times) == pytest.approx(0.01 * np.ones(9))
     means[4] += 7
-    assert drift(means, times)[[0, 1, 7, 8]] == pytest.approx(0.01 * np.ones(4))
+    assert estimate_drift(means, times)[[0, 1, 7, 8]] == pytest.approx(0.01 * np.ones(4))
 
 
 @pytest.mark.parametrize("ratio", [0.9, 1.0, 1.05])

@@ -6,15 +6,13 @@ import pytest
 from fake_programs import RATE, Listener, code, run_spec, write_spec
 
 from bench_logs import log_folder, record, repeats
-from hotloop.bench import tables
+from hotloop.bench import result_files
+from hotloop.bench.benchmark import LONGEST_NAME, folder_name, name_variants, select
 from hotloop.bench.record import Results
-from hotloop.bench.report_sources import gather
-from hotloop.bench.results import read, samples
-from hotloop.bench.run_options import Options
-from hotloop.bench.runner import run
-from hotloop.bench.select import select
-from hotloop.bench.spec import SpecError, load
-from hotloop.bench.variants import LONGEST_NAME, folder_name, named
+from hotloop.bench.report import gather_sources
+from hotloop.bench.results import collect_samples, read_records
+from hotloop.bench.runner import RunnerOptions, run
+from hotloop.bench.spec import SpecError, load_benchmarks
 from hotloop.errors import DataError, OptionError, RunError
 
 GOOD, BAD = code("print('rate 10')"), code("raise SystemExit(1)")
@@ -45,17 +43,19 @@ def test_the_table_at_the_end_and_what_compares_take_the_same_runs():
         "reason": "loss: not found",
     }
     del runs[0]["metrics"]["latency"]
-    (row,) = tables.rows(runs)
-    assert samples(runs)["a", "throughput"].values == (10, 20, 60)
+    (row,) = result_files.table_rows(runs)
+    assert collect_samples(runs)["a", "throughput"].values == (10, 20, 60)
     assert "throughput 20 samples/sec (10 to 60)" in row[-1]
     assert "latency 33.3333 ms" in row[-1]
     assert row[1:3] == ("FAILED", "2/3")
 
 
 def test_in_the_table_what_ran_wins_over_a_skip():
-    (row,) = tables.rows([record("a", 1, 1, status="skipped", reason="why"), record("a", 2, 1)])
+    (row,) = result_files.table_rows([record("a", 1, 1, status="skipped", reason="why"), record("a", 2, 1)])
     assert row[1:3] == ("PASSED", "1/1")
-    (row,) = tables.rows([record("a", 1, 1, status="skipped", reason="why", metrics={}, seconds=None)])
+    (row,) = result_files.table_rows(
+        [record("a", 1, 1, status="skipped", reason="why", metrics={}, seconds=None)]
+    )
     assert row[1:3] == ("SKIPPED", "-")
 
 
@@ -64,11 +64,15 @@ def test_a_missing_metric_costs_no_other_metric_of_that_run(tmp_path):
     runs = [*repeats("a", [10, 11]), record("a", 12, 2, **half)]
     runs += [record("a", 99, 3, status="failed", exitcode=1), record("a", 99, 4, status="timeout")]
     runs += [record("a", 99, 5, status="failed", exitcode=0)]
-    assert samples(read([log_folder(tmp_path, runs)]))["a", "throughput"].values == (10, 11, 12)
+    assert collect_samples(read_records([log_folder(tmp_path, runs)]))["a", "throughput"].values == (
+        10,
+        11,
+        12,
+    )
 
 
 def test_names_are_cut_by_bytes_and_never_within_a_letter():
-    (name,) = named("ä" * 400, [{}])
+    (name,) = name_variants("ä" * 400, [{}])
     assert name == "ä" * (LONGEST_NAME // 2)
     assert len(folder_name("a" + "€" * 400).encode()) <= LONGEST_NAME
 
@@ -103,7 +107,7 @@ def test_characters_that_no_file_and_no_program_takes_are_refused_with_their_lin
     file = tmp_path / "b.yml"
     file.write_text(f"good: {{cmd: x}}\n{text}\n")
     with pytest.raises(SpecError, match=r"b\.yml:2: .*character"):
-        load([file])
+        load_benchmarks([file])
 
 
 WRONG = [{"metrics": [1]}, {"metrics": {"x": 1}}, {"metrics": {"x": {"value": "1"}}}, {"variant": ["b"]}]
@@ -118,7 +122,7 @@ def test_a_record_with_a_part_of_another_kind_is_told_with_its_line(tmp_path, wr
     file = tmp_path / "results.jsonl"
     file.write_text(file.read_text() + json.dumps(record("b", 1) | wrong) + end)
     with pytest.raises(DataError, match=r"results\.jsonl:2: no record of a run, .*'\w+'"):
-        read([tmp_path])
+        read_records([tmp_path])
 
 
 CEILINGS = {"matmul_tflops": {"float32": 1.0}, "copy_gbps": 1.0, "device": "d"}
@@ -129,16 +133,16 @@ CEILINGS = {"matmul_tflops": {"float32": 1.0}, "copy_gbps": 1.0, "device": "d"}
 )
 def test_limits_of_another_shape_are_told_with_their_file(tmp_path, wrong):
     (tmp_path / "a.json").write_text(json.dumps(CEILINGS))
-    assert list(gather([tmp_path]).ceilings) == ["d"]
+    assert list(gather_sources([tmp_path]).ceilings) == ["d"]
     (tmp_path / "a.json").write_text(json.dumps(CEILINGS | wrong))
     with pytest.raises(DataError, match=r"a\.json: "):
-        gather([tmp_path])
+        gather_sources([tmp_path])
 
 
 def go_on(folder, log, entries):
     folder.mkdir(exist_ok=True)
-    selected = select(load([write_spec(folder, entries)]))
-    return run(selected, Options(log_dir=log, resume=True), Listener())
+    selected = select(load_benchmarks([write_spec(folder, entries)]))
+    return run(selected, RunnerOptions(log_dir=log, resume=True), Listener())
 
 
 def test_the_status_is_that_of_what_was_chosen_now(tmp_path):
@@ -158,7 +162,7 @@ def test_a_file_without_benchmarks_and_an_empty_name_are_told_as_what_they_are(t
     with pytest.raises(OptionError, match="hold no benchmark"):
         select({})
     with pytest.raises(OptionError, match="--benchmark ''"):
-        select(load([write_spec(tmp_path, {"a": GOOD})]), [""])
+        select(load_benchmarks([write_spec(tmp_path, {"a": GOOD})]), [""])
 
 
 def test_a_disk_that_is_full_stops_the_run_in_one_line(tmp_path, monkeypatch):
@@ -166,10 +170,10 @@ def test_a_disk_that_is_full_stops_the_run_in_one_line(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Results, "append", lambda self, made: (_ for _ in ()).throw(RunError("disk is full")))
-    monkeypatch.setattr(tables, "write_csv", full)
+    monkeypatch.setattr(result_files, "write_csv", full)
     with pytest.raises(RunError, match="disk is full"):
         run_spec(tmp_path, {"a": GOOD})
     monkeypatch.undo()
-    monkeypatch.setattr(tables, "write_csv", full)
+    monkeypatch.setattr(result_files, "write_csv", full)
     with pytest.raises(RunError, match="log: cannot be used: No space left"):
         run_spec(tmp_path, {"a": GOOD}, resume=True)

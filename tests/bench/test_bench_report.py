@@ -6,10 +6,9 @@ import pytest
 
 from bench_logs import log_folder, record, repeats
 from demo_results import kernel
-from hotloop.bench.report import report
-from hotloop.bench.report_peers import peer_rows
-from hotloop.bench.report_sources import gather
-from hotloop.cli.bench_report import COMMAND, Report
+from hotloop.bench.peers import read_peer_rows
+from hotloop.bench.report import build_report, gather_sources
+from hotloop.cli.bench import REPORT, BenchReport
 from hotloop.cli.console import Context
 from hotloop.cli.main import execute
 from hotloop.errors import DataError, OptionError
@@ -46,7 +45,7 @@ class Outline(HTMLParser):
 
 @pytest.fixture
 def page():
-    return lambda *paths: Outline(report(gather(list(paths))).render())
+    return lambda *paths: Outline(build_report(gather_sources(list(paths))).render())
 
 
 def day(number, runs):
@@ -114,7 +113,7 @@ def test_without_a_measured_latency_it_is_batch_size_over_throughput(tmp_path):
     ]
     for run in runs:
         del run["metrics"]["latency"]
-    html = report(gather([log_folder(tmp_path, runs)])).render()
+    html = build_report(gather_sources([log_folder(tmp_path, runs)])).render()
     assert "batch size / throughput, ms" in html
     assert f'data-value="{8 / 100.25 * 1e3}"' in html
 
@@ -169,7 +168,7 @@ def test_peers_of_every_shape_become_rows_of_one():
          {"side": "torch", "case": "rnn, float32", "milliseconds": 2.0, **same}],
     ]  # fmt: skip
     for results in shapes:
-        (row,) = peer_rows({"results": results, **where}, "2026-01-01_kernels_cpu")
+        (row,) = read_peer_rows({"results": results, **where}, "2026-01-01_kernels_cpu")
         assert (row.family, row.case, row.peer, row.ours, row.theirs) == (
             "kernels",
             "rnn, float32",
@@ -199,7 +198,7 @@ def test_the_command_writes_the_page_and_names_what_it_left_out(tmp_path, capsys
         "A & B",
         "--json",
     ]
-    execute(COMMAND, "hotloop bench report", words)
+    execute(REPORT, "hotloop bench report", words)
     said = capsys.readouterr()
     assert json.loads(said.out)["runs"] == 4
     assert "other.json" in said.err
@@ -210,14 +209,14 @@ def test_the_command_writes_the_page_and_names_what_it_left_out(tmp_path, capsys
 def test_a_file_of_something_else_is_told(tmp_path, text, said):
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(DataError, match=said):
-        gather([tmp_path / "a.json"])
+        gather_sources([tmp_path / "a.json"])
 
 
 def test_an_empty_folder_and_no_results_at_all_are_told(tmp_path):
     with pytest.raises(DataError, match="has neither"):
-        gather([tmp_path])
+        gather_sources([tmp_path])
     with pytest.raises(OptionError, match="at least one"):
-        COMMAND.run(Report(results=()), Context())
+        REPORT.run(BenchReport(results=()), Context())
 
 
 def printed(folder, variant, speeds, start=0.0, **more):
@@ -286,8 +285,8 @@ def test_the_spread_is_that_of_the_folder_and_device_in_the_summary(page, tmp_pa
 
 def test_skipped_variants_are_no_runs(tmp_path):
     skipped = record("y", 1, status="skipped", reason="no", metrics={})
-    found = gather([log_folder(tmp_path, [*repeats("x", VALUES), skipped])])
-    assert report(found).lead.startswith("4 runs of 1 variants, 0 failed")
+    found = gather_sources([log_folder(tmp_path, [*repeats("x", VALUES), skipped])])
+    assert build_report(found).lead.startswith("4 runs of 1 variants, 0 failed")
 
 
 def test_how_busy_the_machine_was_is_told_over_all_runs_of_the_latest_folder(page, tmp_path):

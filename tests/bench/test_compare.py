@@ -3,9 +3,9 @@ import json
 import pytest
 
 from bench_logs import log_folder, record, repeats
-from hotloop.bench.baselines import load
-from hotloop.bench.kinds import direction
-from hotloop.cli.bench_compare import COMMAND, Compare
+from hotloop.bench.compare import load_baselines
+from hotloop.bench.verdict import better_direction
+from hotloop.cli.bench_compare import COMMAND, BenchCompare
 from hotloop.cli.console import Context
 from hotloop.cli.main import execute
 from hotloop.errors import DataError, OptionError
@@ -72,7 +72,7 @@ def words(found):
     ],
 )
 def test_names_and_units_say_which_direction_is_better(metric, unit, better):
-    assert direction(metric, unit) == better
+    assert better_direction(metric, unit) == better
 
 
 def test_more_throughput_and_less_latency_are_both_fast(run, logs):
@@ -147,7 +147,7 @@ def test_a_baseline_is_kept_by_device_and_updated_without_losing_the_rest(run, l
     run("--baseline", file, logs("a", x=A, y=A), "--update-baseline")
     run("--baseline", file, log_folder(tmp_path / "o", repeats("x", A), device="other"), "--update-baseline")
     run("--baseline", file, logs("b", y=FASTER), "--update-baseline")
-    known = load(file).devices
+    known = load_baselines(file).devices
     assert list(known) == ["a <fast> device", "other"]
     assert known["a <fast> device"]["x", "throughput"].values == tuple(A)
     assert known["a <fast> device"]["y", "throughput"].values == tuple(FASTER)
@@ -194,10 +194,10 @@ def test_a_damaged_file_of_baselines_is_told(logs, tmp_path, text, run):
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        (Compare(results=()), "two folders"),
-        (Compare(results=("a", "b", "c")), "two folders"),
-        (Compare(results=("a", "b"), baseline="f"), "one folder"),
-        (Compare(results=("a",), update_baseline=True), "--update-baseline needs"),
+        (BenchCompare(results=()), "two folders"),
+        (BenchCompare(results=("a", "b", "c")), "two folders"),
+        (BenchCompare(results=("a", "b"), baseline="f"), "one folder"),
+        (BenchCompare(results=("a",), update_baseline=True), "--update-baseline needs"),
     ],
 )
 def test_a_number_of_folders_that_cannot_be_meant_is_told(config, said):
@@ -250,4 +250,4 @@ def test_thresholds_of_a_file_of_baselines_are_shares(tmp_path, share):
     path = tmp_path / "baselines.json"
     path.write_text(f'{{"thresholds": {{"*": {share}}}, "devices": {{}}}}')
     with pytest.raises(DataError, match="is no file of baselines"):
-        load(path)
+        load_baselines(path)

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.bench.compat import CompatError, Translation, translate
-from hotloop.bench.compat_scripts import SCRIPTS
+from hotloop.bench.compat import SCRIPTS, CompatError, Translation, translate
 from hotloop.errors import OptionError
 
 EVENTS = (

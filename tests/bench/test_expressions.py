@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotloop.bench.expressions import DEEPEST, FUNCTIONS, LONGEST, ExpressionError, check, evaluate
+from hotloop.bench.expressions import (
+    DEEPEST,
+    FUNCTIONS,
+    LONGEST,
+    ExpressionError,
+    check_expression,
+    evaluate_expression,
+)
 
 NAMES = {"time": 3.0, "x": -2.0, "time taken": 5.0, "batch-size": 8.0}
 
@@ -39,7 +46,7 @@ NAMES = {"time": 3.0, "x": -2.0, "time taken": 5.0, "batch-size": 8.0}
     ],
 )
 def test_arithmetic_is_python_s(text: str, value: float) -> None:
-    assert evaluate(text, NAMES) == pytest.approx(value, rel=1e-15)
+    assert evaluate_expression(text, NAMES) == pytest.approx(value, rel=1e-15)
 
 
 @pytest.mark.parametrize(
@@ -80,18 +87,18 @@ def test_arithmetic_is_python_s(text: str, value: float) -> None:
 )
 def test_what_has_no_value_says_why(text: str, why: str) -> None:
     with pytest.raises(ExpressionError, match=why):
-        evaluate(text, NAMES)
+        evaluate_expression(text, NAMES)
 
 
 def test_a_value_that_is_not_finite_does_not_pass_through() -> None:
     with pytest.raises(ExpressionError, match="nan"):
-        evaluate("x + 1", {"x": math.nan})
+        evaluate_expression("x + 1", {"x": math.nan})
 
 
 def test_check_finds_grammar_and_names_without_values() -> None:
-    check("a / (a - a)", {"a": None})
+    check_expression("a / (a - a)", {"a": None})
     with pytest.raises(ExpressionError, match="there is no 'b'"):
-        check("a / b", {"a": None})
+        check_expression("a / b", {"a": None})
 
 
 @pytest.mark.parametrize(
@@ -110,7 +117,7 @@ def test_check_finds_grammar_and_names_without_values() -> None:
 def test_code_is_refused(text: str, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ExpressionError):
-        evaluate(text, NAMES)
+        evaluate_expression(text, NAMES)
     assert not list(tmp_path.iterdir())
 
 
@@ -123,7 +130,7 @@ PIECES = st.sampled_from([*SIGNS, *FUNCTIONS, "1", "2.5", "9e9", "x", "time", "_
 def test_any_text_has_a_finite_value_or_an_error_at_once(text: str) -> None:
     began = time.monotonic()
     try:
-        assert math.isfinite(evaluate(text, NAMES))
+        assert math.isfinite(evaluate_expression(text, NAMES))
     except ExpressionError as error:
         assert str(error)
     assert time.monotonic() - began < 5
@@ -183,6 +190,6 @@ def test_values_are_those_of_python(text: str) -> None:
     expected = python_s_answer(text, names)
     if expected is None:
         with pytest.raises(ExpressionError):
-            evaluate(text, names)
+            evaluate_expression(text, names)
     else:
-        assert evaluate(text, names) == expected
+        assert evaluate_expression(text, names) == expected

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotloop.bench import metrics as metrics_module
+from hotloop.bench.benchmark import Benchmark, Derived, Metric, Variant
 from hotloop.bench.metrics import extract
-from hotloop.bench.model import Benchmark, Derived, Metric, Variant
 
 THROUGHPUT = r"throughput: *(.*?) samples\/sec"
 
@@ -139,9 +139,9 @@ def test_events_are_preferred_over_the_regexp_and_only_logs_count_for_a_plain_na
 BACKTRACKING = """
 import sys
 from pathlib import Path
-from hotloop.bench import search_limit
+from hotloop.bench import printed_values as search_limit
 from hotloop.bench.metrics import extract
-from hotloop.bench.model import Benchmark, Metric
+from hotloop.bench.benchmark import Benchmark, Metric
 search_limit.TICK, search_limit.LONGEST_SEARCH, search_limit.LONGEST_OF_ALL = 0.01, *map(float, sys.argv[1:3])
 metrics = Metric("slow", sys.argv[3]), Metric("rate", r"rate (\\S+)")
 lines = ["a" * int(sys.argv[4]) + "b", "rate 7"] * int(sys.argv[5])

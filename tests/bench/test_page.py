@@ -2,7 +2,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from hotloop.bench.page import Page, show
+from hotloop.bench.page import Page, format_cell
 from hotloop.errors import RunError
 
 
@@ -44,7 +44,7 @@ def test_text_is_escaped_and_numbers_keep_their_value_for_sorting():
     ("value", "text"), [(None, "–"), (0.123456, "0.1235"), (7, "7"), ("x", "x"), (1e6, "1,000,000")]
 )
 def test_cells_read_well(value, text):
-    assert show(value) == text
+    assert format_cell(value) == text
 
 
 def test_writing_is_whole_and_leaves_no_temporary_file(tmp_path):

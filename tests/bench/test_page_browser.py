@@ -11,9 +11,8 @@ import pytest
 
 from bench_logs import log_folder, record, repeats
 from demo_results import RESULTS, kernel
-from hotloop.bench.overview import overview
-from hotloop.bench.report import report
-from hotloop.bench.report_sources import gather
+from hotloop.bench.demo_page import build_demo_page
+from hotloop.bench.report import build_report, gather_sources
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 RESULTS_FOLDER = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -44,10 +43,10 @@ def pages(tmp_path_factory):
         "results": {f"kernel {n}": kernel(10**n, 1e5, 0.02) | {"mode": "training"} for n in range(5, 9)}
     }
     (folder / "kernels.json").write_text(json.dumps(kernels))
-    sources = gather([folder / "1", folder / "2", folder / "kernels.json", RESULTS_FOLDER])
+    sources = gather_sources([folder / "1", folder / "2", folder / "kernels.json", RESULTS_FOLDER])
     return {
-        "report": report(sources).write(folder / "report.html"),
-        "demo": overview(RESULTS).write(folder / "demo.html"),
+        "report": build_report(sources).write(folder / "report.html"),
+        "demo": build_demo_page(RESULTS).write(folder / "demo.html"),
     }
 
 

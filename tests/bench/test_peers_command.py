@@ -6,8 +6,8 @@ import re
 import pytest
 
 from hotloop.bench import peers
-from hotloop.bench.report_sources import gather
-from hotloop.cli.bench_peers import ALL
+from hotloop.bench.report import gather_sources
+from hotloop.cli.bench import ALL
 from hotloop.cli.main import main
 
 FAKE = """
@@ -39,7 +39,7 @@ def tree(monkeypatch, tmp_path):
     folder.mkdir()
     monkeypatch.setattr(peers, "FOLDER", folder)
     monkeypatch.setattr(peers, "PACKAGES", dict.fromkeys(peers.PACKAGES, ("json",)))
-    monkeypatch.setattr(peers, "load", lambda: 0.1)
+    monkeypatch.setattr(peers, "measure_load", lambda: 0.1)
     monkeypatch.chdir(tmp_path)
     return folder
 
@@ -86,7 +86,7 @@ def test_the_report_reads_the_file(tree, tmp_path):
     program(tree, "vcd", [OURS, THEIRS])
     program(tree, "kernels", [KERNEL])
     compared("--family", "vcd,kernels", "-o", "here.json")
-    assert {(row.family, row.case, row.theirs) for row in gather([tmp_path / "here.json"]).peers} == {
+    assert {(row.family, row.case, row.theirs) for row in gather_sources([tmp_path / "here.json"]).peers} == {
         ("vcd", "a", 3.0),
         ("kernels", "lstm", 3.0),
     }
@@ -178,7 +178,7 @@ def test_a_second_file_of_a_day_does_not_replace_the_first(tree, tmp_path):
 
 def test_a_busy_machine_is_told_and_recorded(tree, capfd, monkeypatch, tmp_path):
     program(tree, "kernels", [KERNEL])
-    monkeypatch.setattr(peers, "load", lambda: 1.5)
+    monkeypatch.setattr(peers, "measure_load", lambda: 1.5)
     assert compared("--family", "kernels") == 0
     assert "1.5 cores" in capfd.readouterr().err
     assert saved(tmp_path)[1]["load_at_start"] == 1.5
@@ -233,7 +233,7 @@ def test_every_program_of_the_tree_is_known_and_has_the_options_that_it_is_given
 )
 def test_the_device_is_what_jax_says_in_a_process_of_its_own(monkeypatch, said, device):
     monkeypatch.setattr(peers, "ASK", f"print('a warning'); print({said!r})")
-    assert peers.default_device() == device
+    assert peers.find_device() == device
 
 
 def test_the_load_is_of_this_moment(monkeypatch, tmp_path):
@@ -247,4 +247,4 @@ def test_the_load_is_of_this_moment(monkeypatch, tmp_path):
         return f"cpu {next(ticks)} 0 0 900 7 0 0 0 0 0\ncpu0 1\n"
 
     monkeypatch.setattr(type(tmp_path), "read_text", read_text)
-    assert peers.load() == 100 / peers.os.sysconf("SC_CLK_TCK") / 0.5
+    assert peers.measure_load() == 100 / peers.os.sysconf("SC_CLK_TCK") / 0.5

@@ -10,7 +10,7 @@ import pytest
 from fake_programs import is_running, wait_until
 
 from hotloop.bench import process
-from hotloop.bench.process import MARK, run_one
+from hotloop.bench.process import MARK, run_program
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at /proc")
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="lo
 def start(folder, code, timeout=10.0, keep=1 << 30, marked=True, **more):
     argv = [sys.executable, "-S", "-c", code]
     env = {**os.environ, "PYTHONUNBUFFERED": "", **({MARK: str(folder)} if marked else {})}
-    return run_one(argv, folder, env, timeout, folder / "out", folder / "err", keep, grace=0.3, **more)
+    return run_program(argv, folder, env, timeout, folder / "out", folder / "err", keep, grace=0.3, **more)
 
 
 def test_the_two_streams_and_the_status_are_kept_apart(tmp_path):
@@ -47,13 +47,13 @@ def test_the_runner_stays_in_its_folder_while_the_program_runs_in_another(tmp_pa
 
 def test_what_cannot_be_started_says_why(tmp_path):
     files = (tmp_path / "out", tmp_path / "err")
-    missing = run_one(["no-such-program"], tmp_path, os.environ, 1, *files)
+    missing = run_program(["no-such-program"], tmp_path, os.environ, 1, *files)
     assert (missing.exitcode, missing.reason) == (127, "there is no program 'no-such-program'")
     (tmp_path / "text").write_text("")
-    refused = run_one([str(tmp_path / "text")], tmp_path, os.environ, 1, *files)
+    refused = run_program([str(tmp_path / "text")], tmp_path, os.environ, 1, *files)
     assert refused.exitcode == 126
     assert "cannot be started: Permission denied" in refused.reason
-    nowhere = run_one(["true"], tmp_path / "gone", os.environ, 1, *files)
+    nowhere = run_program(["true"], tmp_path / "gone", os.environ, 1, *files)
     assert "there is no folder" in nowhere.reason
 
 
@@ -159,6 +159,6 @@ def test_starting_and_watching_a_program_costs_a_few_milliseconds(tmp_path):
     times = []
     for _ in range(20):
         begin = time.perf_counter()
-        run_one(["true"], tmp_path, os.environ, 10, tmp_path / "out", tmp_path / "err")
+        run_program(["true"], tmp_path, os.environ, 10, tmp_path / "out", tmp_path / "err")
         times.append(time.perf_counter() - begin)
     assert sorted(times)[10] < 0.05

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.bench.capture import Capture, last_lines, lines
+from hotloop.bench.process import Capture, last_lines, read_output_lines
 
 
 def captured(path, chunks, keep):
@@ -44,24 +44,31 @@ def test_head_and_tail_are_whole_lines_of_what_was_written(tmp_path_factory, siz
 def test_no_number_is_cut_in_two_by_the_bound(tmp_path):
     chunks = [b"rate %d\n" % (1000 + number) for number in range(200)]
     captured(tmp_path / "log", chunks, 301)
-    rates = [line for line in lines(tmp_path / "log") if not line.startswith("[hotloop")]
+    rates = [line for line in read_output_lines(tmp_path / "log") if not line.startswith("[hotloop")]
     assert {len(rate) for rate in rates} == {len("rate 1000")}
 
 
 def test_lines_end_at_carriage_returns_too_and_any_bytes_are_text(tmp_path):
     (tmp_path / "log").write_bytes(b"10%\r50%\r\nrate 5\n\xff\xfe\x00 rate 6\n\nlast")
-    assert list(lines(tmp_path / "log")) == ["10%", "50%", "rate 5", "\ufffd\ufffd\x00 rate 6", "", "last"]
+    assert list(read_output_lines(tmp_path / "log")) == [
+        "10%",
+        "50%",
+        "rate 5",
+        "\ufffd\ufffd\x00 rate 6",
+        "",
+        "last",
+    ]
 
 
 def test_a_line_without_end_is_cut_and_the_next_one_is_whole(tmp_path):
     (tmp_path / "log").write_bytes(b"a" * 1000 + b"\nrate 7\n")
-    assert list(lines(tmp_path / "log", longest=100)) == ["a" * 100, "rate 7"]
+    assert list(read_output_lines(tmp_path / "log", longest=100)) == ["a" * 100, "rate 7"]
 
 
 @pytest.mark.parametrize("length", [99, 100, 101])
 def test_a_line_about_as_long_as_the_limit_swallows_no_other(tmp_path, length):
     (tmp_path / "log").write_bytes(b"a" * length + b"\nrate 7\n")
-    assert list(lines(tmp_path / "log", longest=100)) == ["a" * min(length, 100), "rate 7"]
+    assert list(read_output_lines(tmp_path / "log", longest=100)) == ["a" * min(length, 100), "rate 7"]
 
 
 def test_the_last_lines_are_few_clean_and_read_from_the_end(tmp_path):

@@ -19,24 +19,24 @@ def test_a_commit_is_named_and_a_change_makes_it_dirty(tmp_path):
     (tmp_path / "file").write_text("a")
     git(tmp_path, "add", "file")
     git(tmp_path, "commit", "-qm", "first")
-    clean = provenance.git(tmp_path)
+    clean = provenance.read_commit(tmp_path)
     assert len(clean["commit"]) == 40
     assert clean["dirty"] is False
     (tmp_path / "file").write_text("b")
-    assert provenance.git(tmp_path) == {"commit": clean["commit"], "dirty": True}
+    assert provenance.read_commit(tmp_path) == {"commit": clean["commit"], "dirty": True}
 
 
 def test_outside_a_repository_there_is_no_commit(tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert provenance.git(tmp_path) == {"commit": None, "dirty": None}
+    assert provenance.read_commit(tmp_path) == {"commit": None, "dirty": None}
 
 
 def test_a_program_that_is_missing_fails_or_hangs_answers_nothing(monkeypatch):
-    monkeypatch.setattr(provenance, "PATIENCE", 0.2)
-    assert provenance.ask(["no-such-program"]) is None
-    assert provenance.ask(["false"]) is None
+    monkeypatch.setattr(provenance, "TIMEOUT", 0.2)
+    assert provenance.run_query(["no-such-program"]) is None
+    assert provenance.run_query(["false"]) is None
     begin = time.monotonic()
-    assert provenance.ask(["sleep", "30"]) is None
+    assert provenance.run_query(["sleep", "30"]) is None
     assert time.monotonic() - begin < 5
 
 
@@ -48,31 +48,31 @@ def test_variables_that_matter_are_kept_and_secrets_never():
         "HOME": "/h",
         "CUDA_API_KEY": "k",
     }
-    assert provenance.environment(given) == {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "-x"}
+    assert provenance.select_variables(given) == {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "-x"}
 
 
 def test_a_gpu_is_the_device_unless_it_is_hidden(monkeypatch):
     lines = "NVIDIA H200, 570.1, 143771 MiB, GPU-1, 700.00 W, 1980 MHz\n" * 2
-    monkeypatch.setattr(provenance, "ask", lambda argv: lines.strip())
-    gpus = provenance.nvidia()
-    assert provenance.device(gpus, {}) == {
+    monkeypatch.setattr(provenance, "run_query", lambda argv: lines.strip())
+    gpus = provenance.list_gpus()
+    assert provenance.describe_device(gpus, {}) == {
         "kind": "gpu",
         "name": "NVIDIA H200",
         "count": 2,
         "driver": "570.1",
     }
-    assert provenance.device(gpus, {"JAX_PLATFORMS": "cpu"})["kind"] == "cpu"
+    assert provenance.describe_device(gpus, {"JAX_PLATFORMS": "cpu"})["kind"] == "cpu"
 
 
 def test_programs_that_are_sent_to_the_processor_have_not_been_on_the_gpu(monkeypatch, tmp_path):
-    monkeypatch.setattr(provenance, "nvidia", lambda: [{"name": "GPU", "driver_version": "1"}])
+    monkeypatch.setattr(provenance, "list_gpus", lambda: [{"name": "GPU", "driver_version": "1"}])
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
-    assert provenance.provenance({}, tmp_path)["device"]["kind"] == "gpu"
-    assert provenance.provenance({}, tmp_path, {"JAX_PLATFORMS": "cpu"})["device"]["kind"] == "cpu"
+    assert provenance.collect_provenance({}, tmp_path)["device"]["kind"] == "gpu"
+    assert provenance.collect_provenance({}, tmp_path, {"JAX_PLATFORMS": "cpu"})["device"]["kind"] == "cpu"
 
 
 def test_everything_is_there_and_is_json(tmp_path):
-    found = provenance.provenance({"f.yml": "00"}, tmp_path)
+    found = provenance.collect_provenance({"f.yml": "00"}, tmp_path)
     json.dumps(found, allow_nan=False)
     assert found["hotloop"]["version"] == __version__
     assert found["packages"]["PyYAML"]
@@ -89,5 +89,5 @@ def test_asking_for_the_commit_writes_nothing_in_the_repository(tmp_path, monkey
     before = (tmp_path / ".git" / "index").read_bytes()
     monkeypatch.setattr(device, "SOURCE", tmp_path)
     assert device.source_commit()["dirty"] is False
-    assert provenance.git(tmp_path)["dirty"] is False
+    assert provenance.read_commit(tmp_path)["dirty"] is False
     assert (tmp_path / ".git" / "index").read_bytes() == before

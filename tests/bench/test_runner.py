@@ -11,13 +11,12 @@ from xml.etree import ElementTree
 import pytest
 from fake_programs import RATE, Listener, code, is_running, run_spec, wait_until, write_spec
 
-from hotloop.bench.launch import Launch, Settings
+from hotloop.bench.benchmark import select
+from hotloop.bench.launch import Launch, LaunchOptions
 from hotloop.bench.measure import Limits, measure
 from hotloop.bench.record import Results
-from hotloop.bench.run_options import Options
-from hotloop.bench.runner import run
-from hotloop.bench.select import select
-from hotloop.bench.spec import load
+from hotloop.bench.runner import RunnerOptions, run
+from hotloop.bench.spec import load_benchmarks
 from hotloop.errors import OptionError, RunError
 
 pytestmark = pytest.mark.usefixtures("signals_heard")
@@ -209,7 +208,7 @@ def test_programs_see_the_log_folder_and_the_interpreter_in_use(tmp_path):
 
 def test_compile_only_adds_the_word_and_wants_no_metrics(tmp_path):
     cmd = code("import sys; sys.exit(sys.argv[-1] != '--compile-only')")
-    _, records, _ = run_spec(tmp_path, {"a": cmd}, settings=Settings(compile_only=True))
+    _, records, _ = run_spec(tmp_path, {"a": cmd}, settings=LaunchOptions(compile_only=True))
     assert (only(records)["status"], only(records)["metrics"]) == ("passed", {})
 
 
@@ -296,7 +295,7 @@ def test_copies_multiply_the_throughput_only_where_they_run(tmp_path, ours, rate
     cmd = "mpirun --np 4 python3 train.py"
     file = write_spec(tmp_path, {"a": {"cmd": cmd, "data": RATE}})
     launch = Launch(("echo", "rate 5"), tmp_path, os.environ, cmd, ours)
-    found = measure(select(load([file]))[0], launch, tmp_path, Limits())
+    found = measure(select(load_benchmarks([file]))[0], launch, tmp_path, Limits())
     assert found["metrics"]["throughput"]["value"] == rate
 
 
@@ -340,7 +339,11 @@ def test_ending_the_runner_politely_is_ctrl_c(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hotloop.bench.measure._sign_of_life", lambda name, seconds: terminate(seconds))
         with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
-            run(select(load([file])), Options(tmp_path / "log", limits=Limits(period=0.05)), listener)
+            run(
+                select(load_benchmarks([file])),
+                RunnerOptions(tmp_path / "log", limits=Limits(period=0.05)),
+                listener,
+            )
     wait_until(lambda: not is_running(int(stdout.read_text())))
     assert signal.getsignal(signal.SIGTERM) is before
     assert (tmp_path / "log" / "benchmark_results.json").read_text() == "{}\n"

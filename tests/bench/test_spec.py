@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotloop.bench.model import Benchmark
-from hotloop.bench.spec import SpecError, load
+from hotloop.bench.benchmark import Benchmark
+from hotloop.bench.spec import SpecError, load_benchmarks
 from hotloop.errors import OptionError
 
 
@@ -17,7 +17,7 @@ def write(folder: Path, text: str, name: str = "benchmarks.yml") -> Path:
 
 def one(folder: Path, text: str) -> Benchmark:
     """The only benchmark of a file."""
-    (benchmark,) = load([write(folder, text)]).values()
+    (benchmark,) = load_benchmarks([write(folder, text)]).values()
     return benchmark
 
 
@@ -25,7 +25,7 @@ def problems(folder: Path, text: str) -> list[str]:
     """What is wrong in a file, as `LINE: problem`."""
     file = write(folder, text)
     with pytest.raises(SpecError) as caught:
-        load([file])
+        load_benchmarks([file])
     assert isinstance(caught.value, OptionError)
     return [line.removeprefix(f"{file}:") for line in str(caught.value).splitlines()]
 
@@ -131,7 +131,7 @@ def test_a_derived_metric_may_use_one_before_it_but_not_one_after(tmp_path: Path
 
 def test_entries_with_options_in_their_name_are_defaults_alone(tmp_path: Path) -> None:
     text = "my_options_here: &a {whatever: 1}\nconfig_options: text\nb: {cmd: x}"
-    assert list(load([write(tmp_path, text)])) == ["b"]
+    assert list(load_benchmarks([write(tmp_path, text)])) == ["b"]
 
 
 @pytest.mark.parametrize(
@@ -343,7 +343,7 @@ def test_all_problems_of_all_files_are_told_at_once_and_each_once(tmp_path: Path
     text = "options: &o\n  skp: 1\na:\n  <<: *o\n  cmd: x\nb:\n  <<: *o\n  timeout: x\n"
     first, second = write(tmp_path, text, "a.yml"), write(tmp_path, "c: 5\n", "b.yml")
     with pytest.raises(SpecError) as caught:
-        load([first, second])
+        load_benchmarks([first, second])
     assert [line.split(": ")[0] for line in str(caught.value).splitlines()] == [
         *(f"{first}:2", f"{first}:6", f"{first}:8", f"{second}:1"),
     ]
@@ -352,8 +352,10 @@ def test_all_problems_of_all_files_are_told_at_once_and_each_once(tmp_path: Path
 def test_an_equal_name_in_two_files_names_both_places(tmp_path: Path) -> None:
     first, second = write(tmp_path, "b: {cmd: x}", "a.yml"), write(tmp_path, "\nb: {cmd: x}", "b.yml")
     with pytest.raises(SpecError, match=f"^{second}:2: the name 'b' is taken by {first}:1; rename"):
-        load([first, second])
-    assert list(load([first, tmp_path / "." / "a.yml"])) == ["b"]  # the same file twice is one file
+        load_benchmarks([first, second])
+    assert list(load_benchmarks([first, tmp_path / "." / "a.yml"])) == [
+        "b"
+    ]  # the same file twice is one file
 
 
 def test_a_variant_called_as_another_benchmark_is_refused(tmp_path: Path) -> None:
@@ -363,7 +365,7 @@ def test_a_variant_called_as_another_benchmark_is_refused(tmp_path: Path) -> Non
 
 def test_files_are_merged_in_order(tmp_path: Path) -> None:
     files = [write(tmp_path, f"{name}: {{cmd: x}}", f"{name}.yml") for name in "ba"]
-    assert list(load(files)) == ["b", "a"]
+    assert list(load_benchmarks(files)) == ["b", "a"]
 
 
 @pytest.mark.parametrize("text", ["", "# nothing", "- a\n- b", "text"])
@@ -375,12 +377,12 @@ def test_a_file_without_benchmarks_is_told(text: str, tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"none\.yml: cannot be read: No such file"):
-        load([tmp_path / "none.yml"])
+        load_benchmarks([tmp_path / "none.yml"])
     with pytest.raises(SpecError, match="cannot be read: Is a directory"):
-        load([tmp_path])
+        load_benchmarks([tmp_path])
     (tmp_path / "bytes.yml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(SpecError, match="not UTF-8"):
-        load([tmp_path / "bytes.yml"])
+        load_benchmarks([tmp_path / "bytes.yml"])
 
 
 @pytest.mark.parametrize(
@@ -403,6 +405,6 @@ def test_files_made_to_hang_end_in_a_spec_error(text: str, tmp_path: Path) -> No
 def test_any_text_loads_or_is_a_spec_error(tmp_path_factory, text: str) -> None:
     file = write(tmp_path_factory.getbasetemp(), f"b:\n  cmd: x\n{text}", "fuzz.yml")
     try:
-        load([file])
+        load_benchmarks([file])
     except SpecError as error:
         assert str(error).startswith(str(file))

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from hotloop.bench.benchmark import Benchmark
 from hotloop.bench.metrics import extract
-from hotloop.bench.model import Benchmark
-from hotloop.bench.spec import load
+from hotloop.bench.spec import load_benchmarks
 from old_benchmarks import FILES
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -15,7 +15,7 @@ OWN = Path(__file__).parents[2] / "benchmarks"
 
 @pytest.fixture(scope="module")
 def old() -> dict[str, Benchmark]:
-    return load(sorted(FIXTURES.glob("*.yml")))
+    return load_benchmarks(sorted(FIXTURES.glob("*.yml")))
 
 
 def test_the_old_files_have_these_entries_and_variants(old: dict[str, Benchmark]) -> None:
@@ -99,7 +99,7 @@ MEANT = {
 
 
 def test_no_pattern_of_an_old_file_is_without_a_meaning() -> None:
-    entries = [one for file in FILES for one in load([file]).values()]
+    entries = [one for file in FILES for one in load_benchmarks([file]).values()]
     assert {metric.regexp for one in entries for metric in one.metrics} == set(MEANT)
 
 
@@ -111,7 +111,7 @@ def test_the_old_lazy_loss_pattern_is_a_problem_of_the_loss_alone(old: dict[str,
 
 @pytest.fixture(scope="module")
 def own() -> dict[str, Benchmark]:
-    return load(sorted(OWN.glob("*.yml")))
+    return load_benchmarks(sorted(OWN.glob("*.yml")))
 
 
 def test_our_own_files_have_quick_and_full_entries_for_every_family(own: dict[str, Benchmark]) -> None:
@@ -131,7 +131,7 @@ def test_our_own_entries_are_complete_and_ask_for_json(own: dict[str, Benchmark]
 
 @pytest.mark.parametrize(
     "variant",
-    [v for one in load(sorted(OWN.glob("*.yml"))).values() for v in one.variants],
+    [v for one in load_benchmarks(sorted(OWN.glob("*.yml"))).values() for v in one.variants],
     ids=lambda variant: variant.name,
 )
 def test_our_own_commands_have_only_options_that_exist(variant, capsys) -> None:

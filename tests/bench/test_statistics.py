@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotloop.bench.statistics import bootstrap, spread, student
+from hotloop.bench.statistics import median_interval, spread, student
 
 
 def test_a_plain_percentile_interval_of_five_repeats_would_cover_too_rarely_and_ours_does_not():
@@ -14,7 +14,7 @@ def test_a_plain_percentile_interval_of_five_repeats_would_cover_too_rarely_and_
     picks = generator.integers(0, 5, (1000, 5))
     ends = np.quantile(samples[:, picks].mean(2), [0.025, 0.975], axis=1)
     plain = np.mean((ends[0] < 0) & (ends[1] > 0))
-    found = [bootstrap(each, "mean") for each in samples]
+    found = [median_interval(each, "mean") for each in samples]
     ours = np.mean([each.low < 0 < each.high for each in found])
     assert plain < 0.87
     assert ours > 0.91
@@ -23,15 +23,15 @@ def test_a_plain_percentile_interval_of_five_repeats_would_cover_too_rarely_and_
 @pytest.mark.parametrize("repeats", [4, 6, 10])
 def test_the_interval_of_a_median_covers_it(repeats):
     samples = np.random.default_rng(4).standard_normal((300, repeats))
-    found = [bootstrap(each) for each in samples]
+    found = [median_interval(each) for each in samples]
     assert np.mean([each.low < 0 < each.high for each in found]) > 0.92
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=12))
 def test_an_interval_holds_its_value_and_is_the_same_every_time(values):
-    found = bootstrap(values)
-    assert found == bootstrap(values)
+    found = median_interval(values)
+    assert found == median_interval(values)
     assert found.low <= found.value <= found.high
 
 
@@ -49,5 +49,5 @@ def test_spread_is_relative_and_needs_two():
 
 
 def test_an_interval_of_positive_values_does_not_reach_below_zero():
-    assert bootstrap([1, 1, 30]).low == 0
-    assert bootstrap([-1, 1, 30]).low < 0
+    assert median_interval([1, 1, 30]).low == 0
+    assert median_interval([-1, 1, 30]).low < 0

@@ -6,14 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.bench.svg import Chart
-from hotloop.bench.svg_axes import Axis, number, tick, ticks
-from hotloop.bench.svg_strips import Strip, Strips
+from hotloop.bench.svg import Axis, Chart, Strip, Strips, choose_ticks, draw_tick, format_number
 
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6))
 def test_linear_ticks_are_few_evenly_spaced_and_inside(low, width):
-    marks = ticks(low, low + width, log=False)
+    marks = choose_ticks(low, low + width, log=False)
     assert 1 <= len(marks) <= 8
     assert all(low - 1e-6 * width <= mark <= low + width * (1 + 1e-6) for mark in marks)
     gaps = [b - a for a, b in pairwise(marks)]
@@ -21,9 +19,9 @@ def test_linear_ticks_are_few_evenly_spaced_and_inside(low, width):
 
 
 def test_logarithmic_ticks_are_powers_of_ten_and_more_where_there_are_few():
-    assert ticks(0.5, 2000, log=True) == [1, 10, 100, 1000]
-    assert ticks(0.7, 3, log=True) == [1, 2]
-    assert ticks(1.5, 6, log=True) == [2, 5]
+    assert choose_ticks(0.5, 2000, log=True) == [1, 10, 100, 1000]
+    assert choose_ticks(0.7, 3, log=True) == [1, 2]
+    assert choose_ticks(1.5, 6, log=True) == [2, 5]
 
 
 @pytest.mark.parametrize(
@@ -31,7 +29,7 @@ def test_logarithmic_ticks_are_powers_of_ten_and_more_where_there_are_few():
     [(0.12345, "0.123"), (1234.0, "1,234"), (71_000.0, "71k"), (2.5e6, "2.5M"), (4e9, "4G")],
 )
 def test_numbers_read_well(value, text):
-    assert number(value) == text
+    assert format_number(value) == text
 
 
 def test_a_chart_is_well_formed_and_holds_every_mark():
@@ -96,4 +94,4 @@ def test_strips_show_every_row_its_values_and_the_line_at_one():
 
 @pytest.mark.parametrize(("x", "anchor"), [(320, "middle"), (615, "end"), (16, "start")])
 def test_a_tick_near_an_edge_is_moved_inwards(x, anchor):
-    assert f'text-anchor="{anchor}"' in tick(x, 0, "1,000", 640)
+    assert f'text-anchor="{anchor}"' in draw_tick(x, 0, "1,000", 640)

@@ -3,12 +3,11 @@ from dataclasses import replace
 
 import pytest
 
-from hotloop.bench.kinds import direction, follows_processor
-from hotloop.bench.results import Sample
-from hotloop.bench.verdict import judge, verdict
+from hotloop.bench.results import MetricSample
+from hotloop.bench.verdict import better_direction, follows_processor, judge, judge_values
 
 STEADY = (1.0, 1.01, 0.99, 1.005, 0.995)
-BEFORE = Sample("b", "v", "throughput", "samples/s", {}, tuple(100 * x for x in STEADY), paces=STEADY)
+BEFORE = MetricSample("b", "v", "throughput", "samples/s", {}, tuple(100 * x for x in STEADY), paces=STEADY)
 
 
 def after(speed, pace=1.0, before=BEFORE, **more):
@@ -18,39 +17,39 @@ def after(speed, pace=1.0, before=BEFORE, **more):
 
 @pytest.mark.parametrize(("a", "b"), [([1, 1], [1, 1, 1]), ([1, 1, 1], [2]), ([], [1, 1, 1])])
 def test_there_is_no_verdict_from_fewer_than_three_repeats(a, b):
-    found = verdict(a, b)
+    found = judge_values(a, b)
     assert found.word == "AMBIGUOUS"
     assert "fewest" in found.reason
 
 
 def test_values_that_are_not_numbers_do_not_count_as_repeats():
-    assert verdict([1, 1, math.nan], [2, 2, 2]).word == "AMBIGUOUS"
+    assert judge_values([1, 1, math.nan], [2, 2, 2]).word == "AMBIGUOUS"
 
 
 @pytest.mark.parametrize(("better", "word"), [("higher", "FAST"), ("lower", "SLOW")])
 def test_what_more_means_depends_on_the_metric(better, word):
-    found = verdict([10, 10.01, 9.99], [12, 12.01, 11.99], better)
+    found = judge_values([10, 10.01, 9.99], [12, 12.01, 11.99], better)
     assert found.word == word
     assert found.ratio == pytest.approx(1.2)
     assert 1.19 < found.low < 1.2 < found.high < 1.21
 
 
 def test_numbers_below_zero_are_compared_by_their_size():
-    found = verdict([-100, -100.1, -99.9], [-90, -90.1, -89.9])
+    found = judge_values([-100, -100.1, -99.9], [-90, -90.1, -89.9])
     assert found.word == "FAST"
     assert found.ratio == pytest.approx(1.1)
 
 
 def test_exact_repeats_have_an_exact_interval_and_a_median_of_zero_has_no_ratio():
-    assert verdict([3, 3, 3], [3, 3, 3]).word == "SAME"
-    assert verdict([0, 0, 0], [0, 0, 0]).word == "SAME"
-    assert verdict([0, 0, 0], [1, 1, 1]).word == "AMBIGUOUS"
+    assert judge_values([3, 3, 3], [3, 3, 3]).word == "SAME"
+    assert judge_values([0, 0, 0], [0, 0, 0]).word == "SAME"
+    assert judge_values([0, 0, 0], [1, 1, 1]).word == "AMBIGUOUS"
 
 
 def test_the_threshold_widens_what_counts_as_the_same():
     a, b = [100, 100.1, 99.9], [104, 104.1, 103.9]
-    assert verdict(a, b).word == "FAST"
-    assert verdict(a, b, threshold=0.1).word == "SAME"
+    assert judge_values(a, b).word == "FAST"
+    assert judge_values(a, b, threshold=0.1).word == "SAME"
 
 
 @pytest.mark.parametrize(
@@ -61,7 +60,7 @@ def test_the_threshold_widens_what_counts_as_the_same():
     ],
 )
 def test_an_unclear_verdict_says_what_is_unclear(b, reason):
-    found = verdict([99.8, 99.9, 100, 100, 100.1, 100.2], b)
+    found = judge_values([99.8, 99.9, 100, 100, 100.1, 100.2], b)
     assert (found.word, found.reason) == ("AMBIGUOUS", reason)
 
 
@@ -69,9 +68,9 @@ def test_an_unclear_verdict_says_what_is_unclear(b, reason):
 def test_one_run_that_went_wrong_changes_no_verdict_of_seven(slow_run):
     a, b = ([base + 0.1 * place for place in range(7)] for base in (10.0, 11.0))
     b[slow_run] *= 3
-    assert verdict(a, b, "lower").word == "SLOW"
+    assert judge_values(a, b, "lower").word == "SLOW"
     a[slow_run] *= 3
-    assert verdict(a, b, "lower").word == "SLOW"
+    assert judge_values(a, b, "lower").word == "SLOW"
 
 
 @pytest.mark.parametrize(
@@ -134,6 +133,6 @@ def test_an_accelerators_metrics_are_never_excused_by_the_processor():
 def test_the_machines_pace_explains_times_and_rates_and_not_what_is_learnt(metric, unit, moves):
     assert follows_processor(metric, unit) == moves
     before = replace(BEFORE, metric=metric, unit=unit)
-    worse = 1.25 if direction(metric, unit) == "lower" else 0.8
-    found = judge(before, after(worse, 0.8, before), direction(metric, unit))
+    worse = 1.25 if better_direction(metric, unit) == "lower" else 0.8
+    found = judge(before, after(worse, 0.8, before), better_direction(metric, unit))
     assert found.word == ("AMBIGUOUS" if moves else "SLOW")

@@ -6,18 +6,17 @@ from pathlib import Path
 from readers import Reader, in_file, of_text
 
 from bench_logs import record
-from hotloop.bench import baselines, peers
-from hotloop.bench.compare import Rules, compare
-from hotloop.bench.expressions import ExpressionError, check, evaluate
-from hotloop.bench.json_lines import JsonLines
+from hotloop.bench import peers
+from hotloop.bench.benchmark import Benchmark, Metric
+from hotloop.bench.compare import CompareRules, compare_samples, load_baselines
+from hotloop.bench.expressions import ExpressionError, check_expression, evaluate_expression
 from hotloop.bench.metrics import extract
-from hotloop.bench.model import Benchmark, Metric
+from hotloop.bench.peers import is_peer_document
+from hotloop.bench.printed_values import JsonLines
 from hotloop.bench.record import Results
-from hotloop.bench.report import report
-from hotloop.bench.report_peers import is_peers
-from hotloop.bench.report_sources import gather
-from hotloop.bench.results import read, samples
-from hotloop.bench.spec import load
+from hotloop.bench.report import build_report, gather_sources
+from hotloop.bench.results import collect_samples, read_records
+from hotloop.bench.spec import load_benchmarks
 from hotloop.options.files import parse_json
 
 
@@ -50,11 +49,11 @@ def of_benchmarks() -> list[Reader]:
     ]
 
     def compared(file: Path) -> None:
-        found = samples(read([file]))
-        compare(found, found, Rules())
+        found = collect_samples(read_records([file]))
+        compare_samples(found, found, CompareRules())
 
     def shown(path: Path) -> str:
-        return report(gather([path])).render()
+        return build_report(gather_sources([path])).render()
 
     def reopened(file: Path) -> None:
         Results(file.parent).close()
@@ -68,13 +67,13 @@ def of_benchmarks() -> list[Reader]:
         extract(Benchmark("b", Path("b.yml"), 1, "x", metrics=tuple(metrics)), text.split("\n"), [])
 
     def expression(text: str) -> None:
-        check(text, ["a", "b"])
-        evaluate(text, {"a": 2.0, "b": -1.0})
+        check_expression(text, ["a", "b"])
+        evaluate_expression(text, {"a": 2.0, "b": -1.0})
 
     def peer(file: Path) -> None:
         document = parse_json(file.read_bytes())
-        if is_peers(document):
-            [peers.cells(row) for row in peers.rows(document, "cnn")]
+        if is_peer_document(document):
+            [peers.table_cells(row) for row in peers.table_rows(document, "cnn")]
 
     texts = [
         b"a * 400000 / 10000",
@@ -83,13 +82,18 @@ def of_benchmarks() -> list[Reader]:
         b"sqrt(abs(b)) + log(a, 2)",
     ]
     return [
-        Reader("benchmark files", specs, in_file("benchmarks.yml", lambda file: load([file])), lines=True),
+        Reader(
+            "benchmark files",
+            specs,
+            in_file("benchmarks.yml", lambda file: load_benchmarks([file])),
+            lines=True,
+        ),
         Reader("expressions", texts, of_text(expression), (ExpressionError,), lines=True),
         Reader("records of benchmarks", jsonl, in_file("results.jsonl", compared)),
         Reader("records of benchmarks, resumed", whole, in_file("results.jsonl", reopened)),
         Reader("report of records", jsonl, in_file("results.jsonl", lambda file: shown(file.parent))),
         Reader("report of documents", documents, in_file("document.json", shown)),
         Reader("peers", documents[2:], in_file("peers.json", peer), (ValueError,)),
-        Reader("baselines", kept, in_file("baselines.json", baselines.load)),
+        Reader("baselines", kept, in_file("baselines.json", load_baselines)),
         Reader("a program's output", printed, of_text(output)),
     ]

@@ -147,7 +147,7 @@ import resource, sys
 limit = int(sys.argv.pop(1))
 if limit:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-from hotloop.families.estimator.cifar.program import dataset as cifar_data
+from hotloop.families.estimator.cifar import dataset as cifar_data
 cifar_data.IMAGE_SETS["cifar10"] = (64, 32)
 from hotloop.cli.main import main
 sys.exit(main(sys.argv[1:]))

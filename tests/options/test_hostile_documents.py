@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hotloop.bench.spec import SpecError
-from hotloop.bench.spec import load as load_spec
+from hotloop.bench.spec import load_benchmarks as load_spec
 from hotloop.cli.main import main
 from hotloop.errors import OptionError
 from hotloop.options.document import DEEPEST, LONGEST, MOST, parse_document

@@ -1,40 +1,118 @@
-"""Two programs in turns: pair after pair, the first of each drawn by lot, so that what the machine does meets both.
+"""Two commits of a repository side by side: work trees in a temporary folder, gone when the comparison is over.
 
-Each side has a log folder of its own, as `hotloop bench run` leaves it; the records name the session and the variant
-on the other side, by which `verdict.py` knows the pairs. What is compared is decided here, how it is judged is not.
+It knows git and folders, and nothing of benchmarks.
+
+Two programs in turns: pair after pair, the first of each drawn by lot, so that what the machine does meets both.
 """
 
+import os
 import random
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from hotloop.bench.guards import told_where_writing_fails
-from hotloop.bench.record import Results
-from hotloop.bench.results import RECORDS, SIDES
-from hotloop.bench.run_options import Console, Options
-from hotloop.bench.runner import Runner
-from hotloop.bench.select import Job, Selected
+from hotloop.bench.benchmark import Selected, VariantRun
+from hotloop.bench.record import RECORDS, Results
+from hotloop.bench.results import SIDES
+from hotloop.bench.runner import BenchConsole, Runner, RunnerOptions, explain_write_errors
 from hotloop.errors import OptionError, RunError
 from hotloop.rehearsal import check_can_make
+
+HOOKLESS = (
+    "-c",
+    f"core.hooksPath={os.devnull}",
+)  # what a repository does after a checkout is not wanted here
+
+
+@contextmanager
+def work_trees(commits: Sequence[str], file: Path) -> Iterator[list[Path]]:
+    """The given file as it is now, in a work tree of each commit."""
+    file = file.resolve()
+    top = _find_repository(file)
+    names = [_resolve_commit(top, commit) for commit in commits]
+    with TemporaryDirectory(prefix="hotloop-ab-") as folder:
+        trees = [Path(folder) / str(place) for place in range(len(names))]
+        try:
+            for tree, name in zip(trees, names, strict=True):
+                _git(top, *HOOKLESS, "worktree", "add", "--detach", "--quiet", str(tree), name)
+            yield [_copy(file, tree / file.relative_to(top)) for tree in trees]
+        finally:
+            for tree in trees:
+                shutil.rmtree(tree, ignore_errors=True)
+            _git(top, "worktree", "prune")
+
+
+def python_path(file: Path) -> str:
+    """Where Python finds the packages of the work tree that a file is in, before any other."""
+    top = _find_repository(file)
+    kept = os.environ.get("PYTHONPATH")
+    return os.pathsep.join(
+        [*(str(each) for each in (top / "src", top) if each.is_dir()), *([kept] if kept else [])]
+    )
+
+
+def _copy(file: Path, place: Path) -> Path:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(file, place)
+    return place
+
+
+def _find_repository(file: Path) -> Path:
+    try:
+        return Path(_git(file.parent, "rev-parse", "--show-toplevel"))
+    except RunError as error:
+        raise OptionError(
+            f"--spec {file}: is in no git repository, so there are no commits to compare"
+        ) from error
+
+
+def _resolve_commit(top: Path, name: str) -> str:
+    try:
+        return _git(top, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+    except RunError as error:
+        raise OptionError(f"--ab {name}: is no commit of {top}; give a hash, branch or tag") from error
+
+
+def _git(folder: Path, *words: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=True,
+            text=True,
+            errors="replace",
+        )
+    except OSError as error:
+        raise RunError(
+            f"git: cannot be started ({error.strerror}); it is needed to compare commits"
+        ) from error
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.strip().splitlines() or ["no reason given"]
+        raise RunError(f"git {words[0]}: {said[-1]}") from error
+    return done.stdout.strip()
+
 
 Pair = tuple[Selected, Selected]
 
 
 @dataclass(frozen=True)
-class Session:
+class PairedRuns:
     """What is run: the pairs of variants, how to run each side, how often and in which order."""
 
     pairs: Sequence[Pair]
-    options: tuple[Options, Options]
+    options: tuple[RunnerOptions, RunnerOptions]
     """Of A and of B; both log folders are new ones in one folder."""
     seed: int = 0
 
 
-def match(a: Sequence[Selected], b: Sequence[Selected]) -> list[Pair]:
+def match_pairs(a: Sequence[Selected], b: Sequence[Selected]) -> list[Pair]:
     """Which variants run against each other: those of one name, or of the same parameters of one benchmark each."""
     for side, ones in zip(SIDES, (a, b), strict=True):
         if all(one.skip for one in ones):
@@ -57,17 +135,17 @@ def _key(one: Selected, by_parameters: bool) -> str:
     )
 
 
-def run_in_turns(session: Session, console: Console) -> dict[str, str]:
+def run_in_turns(session: PairedRuns, console: BenchConsole) -> dict[str, str]:
     """Run all pairs; a variant that fails is left alone from then on and is in the result, with its reason."""
     log = session.options[0].log_dir.parent
     _open_folders(session.options)
     failed: dict[str, str] = {}
-    with told_where_writing_fails(log, "take another --log-dir"), ExitStack() as stack:
+    with explain_write_errors(log, "take another --log-dir"), ExitStack() as stack:
         runners = [
             Runner(
                 [pair[side] for pair in session.pairs],
                 options,
-                Prefixed(console, SIDES[side]),
+                PrefixedConsole(console, SIDES[side]),
                 stack.enter_context(closing(Results(options.log_dir))),
             )
             for side, options in enumerate(session.options)
@@ -83,7 +161,7 @@ def run_in_turns(session: Session, console: Console) -> dict[str, str]:
     return failed
 
 
-def check_folder(log: Path) -> None:
+def check_pairs_folder(log: Path) -> None:
     """RunError or OptionError where a session has no place in the folder; nothing is made."""
     try:
         check_can_make(log)
@@ -93,7 +171,7 @@ def check_folder(log: Path) -> None:
         raise OptionError(f"--log-dir {log}: holds results already; take another folder")
 
 
-def _open_folders(options: Sequence[Options]) -> None:
+def _open_folders(options: Sequence[RunnerOptions]) -> None:
     for each in options:
         try:
             each.log_dir.mkdir(parents=True)
@@ -110,7 +188,7 @@ def _turns(pairs: Sequence[Pair]) -> list[dict[str, dict[str, str]]]:
     ]
 
 
-def _run_pairs(session: Session, runners: Sequence[Runner], failed: dict[str, str]) -> None:
+def _run_pairs(session: PairedRuns, runners: Sequence[Runner], failed: dict[str, str]) -> None:
     repeats, warm_up = session.options[0].repeats, session.options[0].warm_up
     lots = random.Random(session.seed)
     total, number = len(session.pairs) * (repeats + warm_up), 0
@@ -120,7 +198,7 @@ def _run_pairs(session: Session, runners: Sequence[Runner], failed: dict[str, st
             number += 1
             # A coin for each pair, and not ABBA: it is the lot that makes the test of pairs exact.
             for side in (0, 1) if lots.random() < 0.5 else (1, 0):
-                record = runners[side].perform(Job(pair[side], repeat))
+                record = runners[side].perform(VariantRun(pair[side], repeat))
                 runners[side].tell(record, f"[{number}/{total}]")
                 if record["status"] != "passed":
                     failed[name] = f"{SIDES[side]} failed: {record['reason']}"
@@ -129,10 +207,10 @@ def _run_pairs(session: Session, runners: Sequence[Runner], failed: dict[str, st
                 break
 
 
-class Prefixed:
+class PrefixedConsole:
     """A console that says which side it speaks of."""
 
-    def __init__(self, console: Console, side: str):
+    def __init__(self, console: BenchConsole, side: str):
         self.console, self.side = console, side
 
     def say(self, text: str) -> None:
@@ -148,7 +226,7 @@ class Prefixed:
         self.console.table(columns, rows)
 
 
-def side_options(options: Options, side: str, extra: Mapping[str, str]) -> Options:
+def side_options(options: RunnerOptions, side: str, extra: Mapping[str, str]) -> RunnerOptions:
     """The options for one side: its own folder, and variables of its own."""
     settings = replace(options.settings, extra={**options.settings.extra, **extra})
     return replace(options, log_dir=options.log_dir / side, settings=settings)

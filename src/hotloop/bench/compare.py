@@ -1,21 +1,106 @@
-"""Two sets of results side by side: for each variant and metric both medians, their ratio and a verdict.
+"""Baselines: one JSON file with the last accepted values of every variant by device, and thresholds by metric.
 
-Which direction is better comes from a metric's name and unit unless it is said. It reads samples and writes rows,
-plain text cells and Markdown; it prints nothing.
+The file is made to be kept under version control and read by people. Updating replaces what was measured now on this
+device and leaves the rest. It judges nothing.
+
+Two sets of results side by side: for each variant and metric both medians, their ratio and a verdict.
 """
 
+import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
 
-from hotloop.bench.kinds import Better, direction
-from hotloop.bench.results import Sample
-from hotloop.bench.statistics import bootstrap
-from hotloop.bench.verdict import THRESHOLD, Verdict, judge
+from hotloop.bench.page import write_text
+from hotloop.bench.results import MetricSample
+from hotloop.bench.statistics import median_interval
+from hotloop.bench.verdict import THRESHOLD, Better, Verdict, better_direction, judge
+from hotloop.errors import DataError
+from hotloop.options.files import load_json
+
+Samples = Mapping[tuple[str, str], MetricSample]
 
 
 @dataclass(frozen=True)
-class Rules:
+class BaselineFile:
+    """The file's contents: samples by device, and the share by which each metric may differ (globs)."""
+
+    devices: Mapping[str, Samples] = field(default_factory=dict)
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+
+    def updated(self, device: str, found: Samples) -> "BaselineFile":
+        """With what was found on a device in the place of what it had."""
+        return BaselineFile(
+            {**self.devices, device: {**self.devices.get(device, {}), **found}}, self.thresholds
+        )
+
+
+def load_baselines(path: str | Path) -> BaselineFile:
+    """Read the file, or a DataError that says what is wrong with it."""
+    path = Path(path)
+    try:
+        said = load_json(path)
+        devices = {name: _samples(variants) for name, variants in said["devices"].items()}
+        thresholds = {metric: _share(share) for metric, share in said.get("thresholds", {}).items()}
+    except OSError as error:
+        raise DataError(
+            f"{path}: cannot be read ({error.strerror}); make it with --update-baseline"
+        ) from error
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        raise DataError(
+            f"{path}: is no file of baselines ({error}); make one with --update-baseline"
+        ) from error
+    return BaselineFile(devices, thresholds)
+
+
+def _share(value: Any) -> float:
+    if not 0 <= float(value) < math.inf:
+        raise ValueError(f"a threshold of {value}: give a share of 0 or more")
+    return float(value)
+
+
+def save_baselines(path: str | Path, baselines: BaselineFile) -> None:
+    """Write the file whole or not at all."""
+    path = Path(path)
+    devices = {name: _plain(found) for name, found in baselines.devices.items()}
+    text = json.dumps({"thresholds": dict(baselines.thresholds), "devices": devices}, indent=1)
+    write_text(path, text + "\n")
+
+
+def _samples(variants: Mapping[str, Any]) -> dict[tuple[str, str], MetricSample]:
+    return {
+        (variant, metric): MetricSample(
+            said["benchmark"],
+            variant,
+            metric,
+            said.get("unit", ""),
+            said.get("params", {}),
+            tuple(float(value) for value in said["values"]),
+            paces=tuple(float(pace) for pace in said.get("paces", ())),
+        )
+        for variant, metrics in variants.items()
+        for metric, said in metrics.items()
+    }
+
+
+def _plain(found: Samples) -> dict[str, dict[str, Any]]:
+    variants: dict[str, dict[str, Any]] = {}
+    for (variant, metric), sample in found.items():
+        variants.setdefault(variant, {})[metric] = {
+            "benchmark": sample.benchmark,
+            "unit": sample.unit,
+            "params": dict(sample.params),
+            "values": list(sample.values),
+            "paces": [] if sample.best_paces else list(sample.paces),
+        }
+    return variants
+
+
+@dataclass(frozen=True)
+class CompareRules:
     """What to compare and how: metric names are globs, the first threshold whose glob fits counts."""
 
     metrics: Sequence[str] = ()
@@ -28,11 +113,11 @@ class Rules:
         """Whether a metric is compared at all."""
         return not self.metrics or _fits(metric, self.metrics)
 
-    def better(self, sample: Sample) -> Better:
+    def better(self, sample: MetricSample) -> Better:
         """The direction that is an improvement."""
         if _fits(sample.metric, self.lower):
             return "lower"
-        return "higher" if _fits(sample.metric, self.higher) else direction(sample.metric, sample.unit)
+        return "higher" if _fits(sample.metric, self.higher) else better_direction(sample.metric, sample.unit)
 
     def limit(self, metric: str) -> float:
         """The share by which a metric may differ and still be the same."""
@@ -45,7 +130,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Row:
+class Comparison:
     """One variant's metric on both sides; a side that has none is missing."""
 
     variant: str
@@ -74,35 +159,35 @@ def _fits(name: str, globs: Iterable[str]) -> bool:
     return any(fnmatchcase(name, glob) for glob in globs)
 
 
-def compare(
-    a: Mapping[tuple[str, str], Sample], b: Mapping[tuple[str, str], Sample], rules: Rules
-) -> list[Row]:
+def compare_samples(
+    a: Mapping[tuple[str, str], MetricSample], b: Mapping[tuple[str, str], MetricSample], rules: CompareRules
+) -> list[Comparison]:
     """A row for every variant and metric of either side, in A's order and then B's."""
     return [_row(a.get(key), b.get(key), rules) for key in dict.fromkeys([*a, *b]) if rules.wants(key[1])]
 
 
-def beside(
-    found: Mapping[tuple[str, str], Sample], partners: Mapping[str, str]
-) -> dict[tuple[str, str], Sample]:
+def rename_partners(
+    found: Mapping[tuple[str, str], MetricSample], partners: Mapping[str, str]
+) -> dict[tuple[str, str], MetricSample]:
     """B's samples under the names of the variants of A that they ran in turns with."""
     return {(partners.get(variant, variant), metric): sample for (variant, metric), sample in found.items()}
 
 
-def _row(a: Sample | None, b: Sample | None, rules: Rules) -> Row:
+def _row(a: MetricSample | None, b: MetricSample | None, rules: CompareRules) -> Comparison:
     known = a or b
     assert known is not None
     better = rules.better(known)
     found = judge(a, b, better, rules.limit(known.metric)) if a and b else None
-    a_middle, b_middle = (bootstrap(side.values).value if side else None for side in (a, b))
+    a_middle, b_middle = (median_interval(side.values).value if side else None for side in (a, b))
     repeats = (len(a.values) if a else 0, len(b.values) if b else 0)
     name = f"{a.variant} → {b.variant}" if a and b and a.variant != b.variant else known.variant
-    return Row(name, known.metric, known.unit, better, a_middle, b_middle, repeats, found)
+    return Comparison(name, known.metric, known.unit, better, a_middle, b_middle, repeats, found)
 
 
 COLUMNS = ("variant", "metric", "better", "A", "B", "B/A", "interval", "n", "verdict", "because")
 
 
-def cells(row: Row) -> tuple[str, ...]:
+def comparison_cells(row: Comparison) -> tuple[str, ...]:
     """A row as texts under COLUMNS."""
     unit = f" {row.unit}" if row.unit else ""
     sides = ("–" if side is None else f"{side:.5g}{unit}" for side in (row.a, row.b))
@@ -114,11 +199,11 @@ def cells(row: Row) -> tuple[str, ...]:
     return (row.variant, row.metric, row.better, *sides, ratio, interval, counts, row.word, row.reason)
 
 
-def markdown(rows: Sequence[Row]) -> str:
+def format_markdown(rows: Sequence[Comparison]) -> str:
     """The rows as a Markdown table."""
 
     def line(texts: Iterable[str]) -> str:
         return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
 
     rule = "|" + "|".join("---:" if name in ("A", "B", "B/A") else "---" for name in COLUMNS) + "|"
-    return "\n".join([line(COLUMNS), rule, *(line(cells(row)) for row in rows)])
+    return "\n".join([line(COLUMNS), rule, *(line(comparison_cells(row)) for row in rows)])

@@ -1,19 +1,120 @@
-"""A command line of an older script, as a shell would take it, turned into the hotloop command that replaces it.
+"""The older scripts, as data: the hotloop command that took each one's place, and what became of its options.
 
-Words before the script (variables, `poprun`, `python3 -u`, folders) are understood. What the new command accepts is
-its own matter: an option that is unknown here goes through as it is. It starts nothing.
+Options that the new command knows, under the same name, need no entry. Nothing is parsed here; `compat.py` applies it.
+
+A command line of an older script, as a shell would take it, turned into the hotloop command that replaces it.
 """
 
+import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
-from hotloop.bench.compat_scripts import RUNNER, SCRIPTS, SERVING, WRAPPERS, Script
 from hotloop.errors import OptionError
 from hotloop.options import did_you_mean
-from hotloop.options.values import FALSE
+from hotloop.options.values import FALSE, TRUE
+
+Values = Sequence[str]
+Rewrite = Callable[[Values], list[str]]
+
+
+@dataclass(frozen=True)
+class Script:
+    """One script's successor."""
+
+    command: tuple[str, ...]
+    rewrites: Mapping[str, Rewrite] = field(default_factory=dict)
+    """Option -> the words in its place, from the values after it."""
+    dropped: frozenset[str] = frozenset()
+    """Options that mean nothing any more."""
+    figures: Mapping[str, str] = field(default_factory=dict)
+    """Pattern of an older benchmark file whose line is printed no more -> the field of our records that it means."""
+
+
+def rename_option(name: str) -> Rewrite:
+    """The same values under another name."""
+    return lambda values: [name, *values]
+
+
+def rewrite_report(values: Values) -> list[str]:
+    """What was a flag takes a folder now."""
+    return ["--report", *(values or ["report"])]
+
+
+def rewrite_checkpoints(values: Values) -> list[str]:
+    """Whether to save became how often."""
+    return ["--ckpts-per-epoch", "0"] if values and values[0].lower() in FALSE else []
+
+
+def rewrite_momentum(values: Values) -> list[str]:
+    """The momentum of batch norm became a part of the norm's own settings."""
+    text = values[0] if values else ""
+    try:
+        number = float(text)
+    except ValueError:
+        return ["--bn-momentum", *values]  # not a number: the command says what is wrong
+    return ["--norm-layer", json.dumps({"name": "custom_batch_norm", "momentum": number})]
+
+
+def rewrite_rounding(values: Values) -> list[str]:
+    """The flag became a choice of words."""
+    word = values[0].lower() if values else "on"
+    return ["--stochastic-rounding", *(["OFF"] if word in FALSE else ["ON"] if word in TRUE else values)]
+
+
+CNN = Script(
+    ("cnn", "train"),
+    {
+        "--checkpoint-dir": rename_option("--checkpoint-output-dir"),
+        "--checkpoints": rewrite_checkpoints,
+        "--bn-momentum": rewrite_momentum,
+        "--stochastic-rounding": rewrite_rounding,
+    },
+    figures={
+        r"Average images\/s.:\s*([\d\.]+)": "throughput",
+        # The line was no percentage then, and had the accuracy of trainings and validations.
+        r"accuracy.:\s*([\d\.]+|nan)": "training_accuracy|validation.validation_accuracy",
+        r"loss.:\s*([\d\.]+|nan)": "loss",
+    },
+)
+RECOMMENDER = {
+    "--batches-per-step": rename_option("--device-iterations"),
+    "--compiler-report": rewrite_report,
+}
+KERNEL = {"--report": rewrite_report}
+
+SCRIPTS: Mapping[str, Script] = {
+    "train.py": CNN,
+    "main.py": Script(
+        ("vcd", "train"),
+        figures={r"\|\sTime\staken:\s*(.*?)(?:\n|$)": "seconds_per_10000_updates"},
+    ),
+    "autoencoder_main.py": Script(("recommender", "train"), RECOMMENDER),
+    # The sweep writes no report: each trial is a process of its own.
+    "autoencoder_benchmark.py": Script(
+        ("recommender", "sweep"),
+        {"--batches-per-step": rename_option("--device-iterations")},
+        frozenset({"--compiler-report"}),
+        {"Aggregate average throughput over .* IPU devices = (.*) users/sec": "average_throughput"},
+    ),
+    "dense.py": Script(("kernel", "dense"), KERNEL),
+    "grouped_conv.py": Script(("kernel", "grouped-conv"), KERNEL),
+    "rnn.py": Script(("kernel", "rnn"), KERNEL),
+    "gru.py": Script(("kernel", "gru"), KERNEL),
+    "lstm.py": Script(("kernel", "lstm"), KERNEL),
+    "lstm_multi.py": Script(("kernel", "lstm-multi"), KERNEL),
+    "hmc.py": Script(("kernel", "hmc"), KERNEL),
+    "ipu_estimator_cnn.py": Script(("estimator",), {"--profile": rewrite_report}),
+    "dataset_benchmark.py": Script(("cnn", "data-benchmark")),
+    "verify_dataset.py": Script(("cnn", "verify")),
+}
+RUNNER = Script(("bench", "run"), dropped=frozenset({"--examples-location"}))
+"""What `python3 -m examples_utils benchmark` was."""
+
+SERVING = ("send_request.py", "export_for_serving.py")
+WRAPPERS = ("poprun", "mpirun", "mpiexec")
 
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 PYTHON = re.compile(r"python(\d+(\.\d+)?)?(\.exe)?")
@@ -44,7 +145,7 @@ class Translation:
 
 
 @dataclass(frozen=True)
-class Group:
+class OptionGroup:
     """An option as it was typed, under its name with hyphens, and the words after it."""
 
     name: str
@@ -59,13 +160,13 @@ def translate(argv: Sequence[str]) -> Translation:
     wrapper, own = take_wrapper(words)
     script, name = take_script(words)
     notices = [f"{wrapper}: several processes are not there yet; this runs as one process"] if wrapper else []
-    command, groups = script.command, list(grouped(words))
+    command, groups = script.command, list(group_options(words))
     if script is SCRIPTS["train.py"]:
-        command, groups = cnn_command(groups)
-        if replicas := [group for group in grouped(own) if group.name == "--num-replicas"]:
+        command, groups = choose_cnn_command(groups)
+        if replicas := [group for group in group_options(own) if group.name == "--num-replicas"]:
             notices[0] += f", and {' '.join(replicas[-1].words)} goes to {name}, so that its batch stays"
-            groups += [replicas[-1], group_of(["--strict-devices", "False"])]
-    rewritten, dropped = rewrite(script, groups)
+            groups += [replicas[-1], make_group(["--strict-devices", "False"])]
+    rewritten, dropped = rewrite_options(script, groups)
     if dropped:
         notices.append(f"options of {name} that no longer exist are left out: {', '.join(dropped)}")
     return Translation(["hotloop", *command, *rewritten], notices, environment, script.figures)
@@ -136,28 +237,28 @@ def example() -> str:
     return "`hotloop compat python3 lstm.py --train`"
 
 
-def grouped(words: Sequence[str]) -> Iterator[Group]:
+def group_options(words: Sequence[str]) -> Iterator[OptionGroup]:
     """The words option by option; those before the first option have no name."""
     current: list[str] = []
     for word in words:
         if OPTION.match(word) and current:
-            yield group_of(current)
+            yield make_group(current)
             current = []
         current.append(word)
     if current:
-        yield group_of(current)
+        yield make_group(current)
 
 
-def group_of(words: Sequence[str]) -> Group:
+def make_group(words: Sequence[str]) -> OptionGroup:
     """One option and its values, `--name=value` included."""
     if not OPTION.match(words[0]):
-        return Group("", tuple(words), tuple(words))
+        return OptionGroup("", tuple(words), tuple(words))
     name, equals, value = words[0].partition("=")
     values = (value, *words[1:]) if equals else tuple(words[1:])
-    return Group(name.replace("_", "-"), values, tuple(words))
+    return OptionGroup(name.replace("_", "-"), values, tuple(words))
 
 
-def cnn_command(groups: Sequence[Group]) -> tuple[tuple[str, ...], list[Group]]:
+def choose_cnn_command(groups: Sequence[OptionGroup]) -> tuple[tuple[str, ...], list[OptionGroup]]:
     """`cnn train`, or `cnn validate` where the last word on training was no and checkpoints are named.
 
     The old program removed the checkpoints that it had validated, unless it was told not to: those in a folder that
@@ -172,7 +273,7 @@ def cnn_command(groups: Sequence[Group]) -> tuple[tuple[str, ...], list[Group]]:
     has_its_word = any(
         is_short_for(group.name, "--clean-dir", "--cl") or group.name == "--config-path" for group in groups
     )
-    return ("cnn", "train"), [*groups, *([] if has_its_word else [group_of(["--clean-dir", "True"])])]
+    return ("cnn", "train"), [*groups, *([] if has_its_word else [make_group(["--clean-dir", "True"])])]
 
 
 def is_short_for(typed: str, option: str, shortest: str) -> bool:
@@ -180,12 +281,12 @@ def is_short_for(typed: str, option: str, shortest: str) -> bool:
     return option.startswith(typed) and typed.startswith(shortest)
 
 
-def says_no(group: Group) -> bool:
+def says_no(group: OptionGroup) -> bool:
     """Whether a flag is turned off."""
     return group.name.startswith("--no-") or bool(group.values and group.values[0].lower() in FALSE)
 
 
-def rewrite(script: Script, groups: Sequence[Group]) -> tuple[list[str], list[str]]:
+def rewrite_options(script: Script, groups: Sequence[OptionGroup]) -> tuple[list[str], list[str]]:
     """The words for the new command, and the options that were left out."""
     words: list[str] = []
     dropped: list[str] = []

@@ -31,7 +31,7 @@ def _logarithm(value: float, base: float = math.e) -> float:
     return math.log(value) if base == math.e else math.log(value, base)
 
 
-def _rounded(value: float, digits: float = 0) -> float:
+def _round(value: float, digits: float = 0) -> float:
     if digits != int(digits) or abs(digits) > 30:
         raise ExpressionError(f"round takes a whole number of digits from -30 to 30, not {digits:g}")
     return float(round(value, int(digits)))
@@ -44,7 +44,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., float], range]] = {
     "sqrt": (math.sqrt, range(1, 2)),
     "log": (_logarithm, range(1, 3)),
     "exp": (math.exp, range(1, 2)),
-    "round": (_rounded, range(1, 3)),
+    "round": (_round, range(1, 3)),
 }
 """Each function and how many arguments it takes."""
 SUMS: dict[str, Callable[[float, float], float]] = {"+": lambda a, b: a + b, "-": lambda a, b: a - b}
@@ -56,7 +56,7 @@ PRODUCTS: dict[str, Callable[[float, float], float]] = {
 }
 
 
-def evaluate(text: str, names: Mapping[str, float]) -> float:
+def evaluate_expression(text: str, names: Mapping[str, float]) -> float:
     """The finite value of the expression; `{name}` is the same as `name` and may hold any characters."""
     try:
         value = _Parser(_tokens(text), names).whole()
@@ -73,7 +73,7 @@ def evaluate(text: str, names: Mapping[str, float]) -> float:
     return value
 
 
-def check(text: str, names: Mapping[str, object]) -> None:
+def check_expression(text: str, names: Mapping[str, object]) -> None:
     """Whether the text is an expression of these names; a wrong value (1/0) is found when it is evaluated."""
     _Parser(_tokens(text), dict.fromkeys(names, 1.0), dry=True).whole()
 

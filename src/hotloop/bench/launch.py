@@ -2,24 +2,32 @@
 
 There is no shell. A command of an older script becomes the hotloop command that replaces it, unless the script in
 that place is somebody's own.
+
+What a benchmark needs of the machine, by its `needs_dataset` and `devices`: what is missing is why it is skipped.
+What a benchmark needs before it runs: packages, in a virtual environment of its own beside the logs, and commands.
 """
 
+import json
 import os
 import re
 import shlex
 import sys
+import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hotloop.bench.model import Benchmark, Variant
-from hotloop.bench.process import MARK
-from hotloop.bench.variants import expand_environment, unset_variables
+from hotloop.bench.benchmark import Benchmark, Variant, expand_environment, folder_name, unset_variables
+from hotloop.bench.process import MARK, last_lines, run_program
+from hotloop.bench.provenance import list_gpus
+from hotloop.bench.record import hash_file
 from hotloop.errors import HotloopError
 
 if TYPE_CHECKING:
     from hotloop.bench.compat import Translation
+
 
 QUOTED = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"|\\.")
 SHELL = re.compile(r"(?<!\S)(?:\|\|?|&&?|[0-9&]?>>?\S*|<\S*)(?!\S)|;(?!\S)|`|\$\(")
@@ -35,7 +43,7 @@ class LaunchError(HotloopError):
 
 
 @dataclass(frozen=True)
-class Settings:
+class LaunchOptions:
     """What the options of a run change in every command."""
 
     compile_only: bool = False
@@ -64,30 +72,30 @@ class Launch:
     """Patterns for the older script's lines -> the fields of the records that have their figures."""
 
 
-def prepare(benchmark: Benchmark, variant: Variant, log: Path, settings: Settings) -> Launch:
+def prepare(benchmark: Benchmark, variant: Variant, log: Path, settings: LaunchOptions) -> Launch:
     """The variant's command; a LaunchError where it cannot work."""
     folder = variant.folder or benchmark.folder
-    env = environment(variant.env or benchmark.env, log, settings)
-    words = split(variant.cmd, env)
+    env = build_environment(variant.env or benchmark.env, log, settings)
+    words = split_command(variant.cmd, env)
     while len(words) > 1 and (found := ASSIGNMENT.fullmatch(words[0])):
         env[found[1]] = found[2]
         words = words[1:]
     if not (settings.allow_wandb or benchmark.allow_wandb):
-        words = without_wandb(words)
+        words = drop_wandb(words)
     if settings.compile_only:
         words = [*words, "--compile-only"]
-    ours, notices = translated(words, folder), tuple(glued_operators(variant.cmd))
+    ours, notices = translate_script(words, folder), tuple(find_glued_operators(variant.cmd))
     if ours is None:
-        argv = tuple(program(words, settings.python))
+        argv = tuple(resolve_program(words, settings.python))
         return Launch(argv, folder, env, shlex.join(words), notices=notices)
     command = [*ours.command, *(() if "--json" in ours.command else ("--json",))]  # numbers without patterns
     env |= ours.environment
-    argv = tuple(program(command, settings.python))
+    argv = tuple(resolve_program(command, settings.python))
     notices += tuple(ours.notices)
     return Launch(argv, folder, env, shlex.join(words), shlex.join(command), notices, ours.figures)
 
 
-def environment(own: Mapping[str, str], log: Path, settings: Settings) -> dict[str, str]:
+def build_environment(own: Mapping[str, str], log: Path, settings: LaunchOptions) -> dict[str, str]:
     """The runner's environment, what every program gets, and the entry's own, which wins."""
     env = {**os.environ, **settings.extra, MARK: str(log)}
     bin_folder = str(Path(settings.python).parent)
@@ -99,7 +107,7 @@ def environment(own: Mapping[str, str], log: Path, settings: Settings) -> dict[s
     return env
 
 
-def split(cmd: str, env: Mapping[str, str]) -> list[str]:
+def split_command(cmd: str, env: Mapping[str, str]) -> list[str]:
     """The words of a command with variables filled in; what needs a shell is refused."""
     bare = QUOTED.sub("_", cmd)
     if found := SHELL.search(bare):
@@ -118,7 +126,7 @@ def split(cmd: str, env: Mapping[str, str]) -> list[str]:
     return words
 
 
-def glued_operators(cmd: str) -> list[str]:
+def find_glued_operators(cmd: str) -> list[str]:
     """A notice of the operators inside of words, where a shell would see them and we do not."""
     bare = QUOTED.sub("_", cmd)
     words = {word: GLUED.findall(word) for word in bare.split() if GLUED.search(word)}
@@ -128,7 +136,7 @@ def glued_operators(cmd: str) -> list[str]:
     ]
 
 
-def without_wandb(words: Sequence[str]) -> list[str]:
+def drop_wandb(words: Sequence[str]) -> list[str]:
     """The words less every wandb option and its value: results must not leave the machine unasked."""
     kept, in_option = [], False
     for word in words:
@@ -142,7 +150,7 @@ def without_wandb(words: Sequence[str]) -> list[str]:
     return kept
 
 
-def translated(words: Sequence[str], folder: Path) -> "Translation | None":
+def translate_script(words: Sequence[str], folder: Path) -> "Translation | None":
     """The hotloop command for an older script's, or None where the command is to run as it is."""
     place = next((at for at, word in enumerate(words) if PYTHON.fullmatch(Path(word).name)), None)
     if place is None:
@@ -167,9 +175,97 @@ def _is_own(script: Path) -> bool:
         return False
 
 
-def program(words: Sequence[str], python: str) -> list[str]:
+def resolve_program(words: Sequence[str], python: str) -> list[str]:
     """The words to start: `hotloop` and `python` are the ones of the interpreter in use."""
     name, *rest = words
     if name == "hotloop":
         return [python, "-m", "hotloop", *rest]
     return [python if PYTHON.fullmatch(name) else name, *rest]
+
+
+DATASETS = "DATASETS_DIR"
+VIRTUAL = re.compile(r"--xla_force_host_platform_device_count=(\d{1,6})")
+
+
+def find_missing(benchmark: Benchmark, env: Mapping[str, str]) -> str | None:
+    """Why the benchmark cannot run in this environment, or None."""
+    if benchmark.needs_dataset and not env.get(DATASETS):
+        return f"needs a data set, and {DATASETS} is not set: set it to the folder that data sets are in"
+    there = count_devices(env) if benchmark.devices else None
+    if there is not None and benchmark.devices is not None and there < benchmark.devices:
+        here = "there is 1" if there == 1 else f"there are {there}"
+        return f"is for {benchmark.devices} devices, and {here}"
+    return None
+
+
+def count_devices(env: Mapping[str, str]) -> int | None:
+    """How many devices a program sees; None where only jax could tell."""
+    platforms = env.get("JAX_PLATFORMS", "")
+    visible = env.get("CUDA_VISIBLE_DEVICES")
+    gpus = _count_gpus() if visible is None else len([name for name in visible.split(",") if name.strip()])
+    if platforms != "cpu" and gpus:
+        return gpus
+    if platforms not in ("", "cpu"):
+        return None
+    virtual = VIRTUAL.findall(env.get("XLA_FLAGS", ""))
+    return int(virtual[-1]) if virtual else 1
+
+
+@cache
+def _count_gpus() -> int:
+    return len(list_gpus())
+
+
+SETUP_TIMEOUT = 1800.0
+
+
+def prepare_python(benchmark: Benchmark, log: Path) -> str:
+    """The interpreter with the benchmark's packages: made and filled on first use, shared by equal requirements."""
+    file = benchmark.requirements_file
+    if file is None:
+        return sys.executable
+    if not file.is_file():
+        raise LaunchError(f"requirements_file {file}: no such file")
+    home = log / "environments" / hash_file(file)[:12]
+    python, done = home / "bin" / "python", home / "installed"
+    if not done.exists():
+        _run_setup_step([sys.executable, "-m", "venv", "--clear", str(home)], log, home)
+        _share_packages(python, log, home)
+        _run_setup_step(
+            [str(python), "-m", "pip", "install", "--no-input", "-r", str(file)], file.parent, home
+        )
+        done.touch()
+    return str(python)
+
+
+def _share_packages(python: Path, log: Path, home: Path) -> None:
+    """Let the private environment see the packages of the one in use, after its own."""
+    ours = dict.fromkeys(sysconfig.get_paths()[name] for name in ("purelib", "platlib"))
+    code = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
+    _run_setup_step([str(python), "-c", code], log, home)
+    site = Path(last_lines(home.with_suffix(".stdout"), 1)[0])
+    lines = [f"import site; site.addsitedir({json.dumps(path)})\n" for path in ours]
+    (site / "_packages_of_the_runner.pth").write_text("".join(lines), encoding="utf-8")
+
+
+def _run_setup_step(argv: Sequence[str], folder: Path, home: Path) -> None:
+    home.parent.mkdir(parents=True, exist_ok=True)
+    logs = home.with_suffix(".stdout"), home.with_suffix(".stderr")
+    outcome = run_program(argv, folder, os.environ, SETUP_TIMEOUT, *logs)
+    if outcome.exitcode or outcome.timed_out:
+        said = outcome.reason or " ".join(last_lines(logs[1], 1))
+        raise LaunchError(f"'{' '.join(argv[1:4])} ...' failed: {said or 'see ' + str(logs[1])}")
+
+
+def run_pre_commands(benchmark: Benchmark, log: Path, settings: LaunchOptions) -> None:
+    """The commands that a benchmark wants run before it, one after the other."""
+    folder = log / f"{folder_name(benchmark.name)}.before"
+    folder.mkdir(parents=True, exist_ok=True)
+    env = build_environment(benchmark.env, folder, settings)
+    for number, cmd in enumerate(benchmark.pre_run, 1):
+        argv = resolve_program(split_command(cmd, env), settings.python)
+        logs = folder / f"{number}.stdout", folder / f"{number}.stderr"
+        outcome = run_program(argv, benchmark.folder, env, benchmark.timeout or SETUP_TIMEOUT, *logs)
+        if outcome.exitcode or outcome.timed_out:
+            said = outcome.reason or " ".join(last_lines(logs[1], 1)) or f"status {outcome.exitcode}"
+            raise LaunchError(f"pre_run_commands: '{cmd}' failed: {said}")

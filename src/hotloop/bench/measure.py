@@ -1,23 +1,202 @@
-"""One run of one variant: the program is started and watched, its numbers are read, and what came of it is judged.
+"""How fast this machine is right now: the same few milliseconds of work, again and again beside every run of a program.
 
-What it gives are the parts of a record that only running can tell. It knows neither repeats nor other variants.
+Shared and throttled machines change their pace by more than the differences that people look for. Two sets of results
+that were measured at different paces say so, and the comparison claims nothing that the pace may explain.
+
+How busy the machine is while a program runs: its GPUs, and the processor and memory of the program itself.
+One run of one variant: the program is started and watched, its numbers are read, and what came of it is judged.
 """
 
+import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from hotloop.bench.capture import lines
+from hotloop.bench.benchmark import Selected
 from hotloop.bench.launch import Launch
-from hotloop.bench.metrics import Found, by_fields, extract
-from hotloop.bench.monitor import Monitor
-from hotloop.bench.process import GRACE, KEEP_BYTES, Outcome, run_one
-from hotloop.bench.record import metrics_of
-from hotloop.bench.select import Selected
+from hotloop.bench.metrics import MetricValues, extract, use_record_fields
+from hotloop.bench.process import GRACE, KEEP_BYTES, ProcessResult, read_output_lines, run_program
+from hotloop.bench.provenance import run_query
+from hotloop.bench.record import metric_records
+
+READINGS = 8  # before a run, and after it; a single one is too noisy to tell anything
+_TURNS, _WORK = 3, 20_000
+
+
+def read_paces() -> list[float]:
+    """Turns of a small fixed loop a second, several times; takes some twenty-five milliseconds.
+
+    The readings follow each other without a rest: a machine that is busy lets a short burst through and makes a longer
+    one wait its turn, as it does with programs.
+    """
+    return [read_pace() for _ in range(READINGS)]
+
+
+def read_pace() -> float:
+    """One reading; a turn that was interrupted counts as long as it took."""
+    began = time.perf_counter()
+    for _ in range(_TURNS):
+        sum(number * number for number in range(_WORK))
+    return _TURNS / (time.perf_counter() - began)
+
+
+PERIOD = 1.0
+SMI_FIELDS = {
+    "utilization.gpu": "gpu_utilisation_percent",
+    "memory.used": "gpu_memory_mib",
+    "power.draw": "gpu_power_watt",
+    "temperature.gpu": "gpu_temperature_celsius",
+    "clocks.sm": "gpu_clock_mhz",
+}
+Reading = dict[str, float]
+
+
+class Monitor:
+    """Samples from `watch` to `stop`."""
+
+    def __init__(self, period: float | None = None):
+        self.period = PERIOD if period is None else period
+        self.samples: list[Reading] = []
+        self._gpu = find_gpu_reader()
+        self._done = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def watch(self, pid: int) -> None:
+        """Begin to watch the program that has just been started, with all it starts."""
+        self._thread = threading.Thread(target=self._run, args=(ProcessUsage(pid),), daemon=True)
+        self._thread.start()
+
+    def _run(self, host: "ProcessUsage") -> None:
+        while not self._done.wait(self.period):
+            with suppress(Exception):  # a driver that answers nonsense is no reason to fail
+                self.samples.append({**self._gpu(), **host.read()})
+
+    def stop(self) -> dict[str, Any]:
+        """End it; mean and maximum of each reading, and how many samples there were."""
+        self._done.set()
+        if self._thread is not None:
+            self._thread.join(timeout=10)
+        return summarise(self.samples)
+
+
+def summarise(samples: list[Reading]) -> dict[str, Any]:
+    """Mean and maximum of each reading."""
+    names = dict.fromkeys(name for sample in samples for name in sample)
+    found: dict[str, Any] = {"samples": len(samples)}
+    for name in names:
+        values = [sample[name] for sample in samples if name in sample]
+        found[name] = {"mean": sum(values) / len(values), "max": max(values)}
+    return found
+
+
+class ProcessUsage:
+    """Processor and memory of a session's processes; `psutil` where it is installed, else /proc."""
+
+    def __init__(self, pid: int):
+        self.pid = pid
+        try:
+            psutil = import_module("psutil")
+            self._read: Callable[[], tuple[float, float]] = lambda: _by_psutil(psutil, pid)
+        except ImportError:
+            self._read = lambda: _by_proc(pid)
+        self._before = (time.monotonic(), 0.0)
+
+    def read(self) -> Reading:
+        """Percent of one core since the last reading, and resident memory now."""
+        seconds, memory = self._read()
+        now, (then, before) = time.monotonic(), self._before
+        self._before = (now, seconds)
+        # A process that has ended takes its seconds along: then there is nothing to say.
+        busy = max(0.0, seconds - before) / max(now - then, 1e-9)
+        return {"host_cpu_percent": 100 * busy, "host_memory_mib": memory / 2**20}
+
+
+def _by_psutil(psutil: Any, pid: int) -> tuple[float, float]:
+    """CPU seconds and resident bytes of a process and its descendants."""
+    leader = psutil.Process(pid)
+    seconds = memory = 0.0
+    for process in (leader, *leader.children(recursive=True)):
+        with suppress(psutil.Error), process.oneshot():
+            times = process.cpu_times()
+            seconds += times.user + times.system
+            memory += process.memory_info().rss
+    return seconds, memory
+
+
+def _by_proc(session: int) -> tuple[float, float]:
+    """The same for a session, where Linux shows its processes as files."""
+    ticks, pages = 0, 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # The program's name stands in brackets and may hold anything.
+            fields = path.read_text(errors="replace").rpartition(")")[2].split()
+        except OSError:
+            continue
+        if len(fields) > 21 and fields[3] == str(session):
+            ticks += int(fields[11]) + int(fields[12])
+            pages += int(fields[21])
+    return ticks / os.sysconf("SC_CLK_TCK"), pages * float(os.sysconf("SC_PAGE_SIZE"))
+
+
+def find_gpu_reader() -> Callable[[], Reading]:
+    """How to read the GPUs: NVML, else nvidia-smi, else not at all."""
+    try:
+        pynvml = import_module("pynvml")
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(at) for at in range(pynvml.nvmlDeviceGetCount())]
+        return lambda: combine_gpus([_nvml(pynvml, handle) for handle in handles])
+    except Exception:  # no package, no library, no driver: pynvml has an error for each
+        return _by_smi if query_smi() else dict
+
+
+def _nvml(pynvml: Any, handle: Any) -> Reading:
+    readings: dict[str, Callable[[], float]] = {
+        "gpu_utilisation_percent": lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+        "gpu_memory_mib": lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).used / 2**20,
+        "gpu_power_watt": lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+        "gpu_temperature_celsius": lambda: pynvml.nvmlDeviceGetTemperature(
+            handle, pynvml.NVML_TEMPERATURE_GPU
+        ),
+        "gpu_clock_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
+    }
+    found: Reading = {}
+    for name, read in readings.items():
+        with suppress(pynvml.NVMLError):
+            found[name] = float(read())
+    return found
+
+
+def query_smi() -> list[Reading]:
+    """The readings of each GPU as nvidia-smi prints them."""
+    said = run_query(["nvidia-smi", f"--query-gpu={','.join(SMI_FIELDS)}", "--format=csv,noheader,nounits"])
+    found = []
+    for line in (said or "").splitlines():
+        one: Reading = {}
+        for name, text in zip(SMI_FIELDS.values(), line.split(","), strict=False):
+            with suppress(ValueError):  # [N/A]
+                one[name] = float(text)
+        found.append(one)
+    return found
+
+
+def _by_smi() -> Reading:
+    return combine_gpus(query_smi())
+
+
+def combine_gpus(gpus: list[Reading]) -> Reading:
+    """All GPUs as one: memory and power add up, of the rest the highest, since a program may use one of many."""
+    found: Reading = {}
+    for name in dict.fromkeys(name for gpu in gpus for name in gpu):
+        values = [gpu[name] for gpu in gpus if name in gpu]
+        found[name] = sum(values) if name.endswith(("_mib", "_watt")) else max(values)
+    return found
 
 
 @dataclass(frozen=True)
@@ -40,7 +219,7 @@ def measure(
     timeout = min(both, default=None)
     monitor = Monitor() if limits.monitor else None
     try:
-        outcome = run_one(
+        outcome = run_program(
             launch.argv,
             launch.folder,
             launch.env,
@@ -55,14 +234,14 @@ def measure(
         )
     finally:
         readings = monitor.stop() if monitor else {}
-    result = _ended(outcome, timeout) or (
-        {"status": "passed"} if compile_only else _judged(one, launch, folder)
+    result = _bad_end(outcome, timeout) or (
+        {"status": "passed"} if compile_only else _read_metrics(one, launch, folder)
     )
     log = {"stdout": "stdout", "stderr": "stderr"}
     return {**result, **_times(outcome), "monitor": readings, "log": log}
 
 
-def _ended(outcome: Outcome, timeout: float | None) -> Mapping[str, Any] | None:
+def _bad_end(outcome: ProcessResult, timeout: float | None) -> Mapping[str, Any] | None:
     """Why a program that did not end well does not count; its numbers are then not even looked at."""
     if outcome.timed_out:
         return {"status": "timeout", "reason": f"still running after {timeout:g} seconds"}
@@ -71,23 +250,25 @@ def _ended(outcome: Outcome, timeout: float | None) -> Mapping[str, Any] | None:
     return None
 
 
-def _judged(one: Selected, launch: Launch, folder: Path) -> Mapping[str, Any]:
+def _read_metrics(one: Selected, launch: Launch, folder: Path) -> Mapping[str, Any]:
     """The metrics; one that is missing fails the run, and is named."""
     # What ran decides how many copies printed: a hotloop command is one process, whatever stood before the script.
     ran = replace(one.variant, cmd=launch.hotloop_command or launch.command)
-    benchmark = by_fields(one.benchmark, launch.figures)
-    found = extract(benchmark, lines(folder / "stdout"), lines(folder / "stderr"), ran)
-    metrics = metrics_of(one.benchmark, one.variant, found)
+    benchmark = use_record_fields(one.benchmark, launch.figures)
+    found = extract(
+        benchmark, read_output_lines(folder / "stdout"), read_output_lines(folder / "stderr"), ran
+    )
+    metrics = metric_records(one.benchmark, one.variant, found)
     if not found.problems:
         return {"status": "passed", "metrics": metrics}
     return {"status": "failed", "reason": _problems(found), "metrics": metrics, "problems": found.problems}
 
 
-def _problems(found: Found) -> str:
+def _problems(found: MetricValues) -> str:
     return "; ".join(f"{name}: {why}" for name, why in found.problems.items())
 
 
-def _times(outcome: Outcome) -> dict[str, Any]:
+def _times(outcome: ProcessResult) -> dict[str, Any]:
     if outcome.reason:
         return {"exitcode": outcome.exitcode}
     said = {"exitcode": outcome.exitcode, "seconds": outcome.seconds}

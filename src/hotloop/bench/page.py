@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Protocol
 
-from hotloop.bench.record_shape import number
+from hotloop.bench.record import is_number
 from hotloop.errors import RunError
 
 Cell = str | float | int | None
@@ -22,7 +22,7 @@ CLASS = ' class="words"'
 MOST_ROWS = 200  # of the table behind a chart; of more, every second, third, ... is shown
 
 
-class Drawing(Protocol):
+class Figure(Protocol):
     """A chart that can also be told as a table."""
 
     def render(self) -> str:
@@ -32,13 +32,13 @@ class Drawing(Protocol):
         """Its columns and rows."""
 
 
-def show(value: Cell) -> str:
+def format_cell(value: Cell) -> str:
     """A table cell for people: four significant digits, thousands separated, a dash for nothing."""
     if value is None or value != value:
         return "–"
     if isinstance(value, bool | str):
         return str(value)
-    if not number(value):  # out of a document that anybody may have written
+    if not is_number(value):  # out of a document that anybody may have written
         return str(value)[:60]
     if isinstance(value, int) or abs(value) >= 1000:
         return f"{value:,.0f}"
@@ -72,7 +72,7 @@ class Page:
         """A table that sorts by its column heads, by click or key."""
         self._parts.append(_table(columns, rows))
 
-    def charts(self, charts: Sequence[tuple[str | Drawing, str]]) -> None:
+    def charts(self, charts: Sequence[tuple[str | Figure, str]]) -> None:
         """Charts (or HTML text) with captions, side by side where there is room; charts with their numbers below."""
         self._parts.append(f'<div class="charts">{"".join(_figure(*each) for each in charts)}</div>')
 
@@ -103,7 +103,7 @@ class Page:
         return path.resolve()
 
 
-def _figure(chart: str | Drawing, caption: str) -> str:
+def _figure(chart: str | Figure, caption: str) -> str:
     if isinstance(chart, str):
         return f"<figure>{chart}<figcaption>{escape(caption)}</figcaption></figure>"
     columns, rows = chart.table()
@@ -129,7 +129,7 @@ def _cell(value: Cell) -> str:
     if isinstance(value, str):
         return f"<td{CLASS}>{escape(value)}</td>"
     raw = "" if value is None or value != value else f' data-value="{value}"'
-    return f"<td{raw}>{escape(show(value))}</td>"
+    return f"<td{raw}>{escape(format_cell(value))}</td>"
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -1,10 +1,13 @@
-"""The comparisons with other programs, family by family: each a process, their results put together in one document.
+"""Comparisons with other programs, read from the files that the peer benchmarks leave, as rows of one shape.
 
-The programs lie in the source tree (`benchmarks/peers`); both sides take turns inside each of them. The document is
-what `hotloop bench report` reads. It knows nothing of what is compared.
+The files of different families name things differently (`ours_us`, a `side` a row, nested timings); here they become
+one table and one chart of ratios. It runs no peer.
+
+The comparisons with other programs, family by family: each a process, their results put together in one document.
 """
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -15,9 +18,141 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hotloop.bench.report_peers import is_peers, number_or_none, peer_rows
+from hotloop.bench.record import is_number, is_positive
+from hotloop.bench.svg import Axis, Strip, Strips
 from hotloop.errors import DataError, MissingExtra
 from hotloop.options.files import parse_json
+
+Cell = str | float | None
+REPORT_COLUMNS = (
+    "family",
+    "case",
+    "peer",
+    "hotloop",
+    "the peer",
+    "unit",
+    "times as fast",
+    "lowest–highest",
+    "floor",
+    "device",
+    "date",
+)
+
+
+@dataclass(frozen=True)
+class PeerRow:
+    """One case against one peer: `ratio` times as fast, with the lowest and highest of its rounds."""
+
+    family: str
+    case: str
+    peer: str
+    ours: float | None
+    theirs: float | None
+    unit: str
+    ratio: float
+    low: float
+    high: float
+    floor: float | None
+    device: str
+    date: str
+
+
+def is_peer_document(document: Any) -> bool:
+    """Whether a JSON document is a comparison with peers."""
+    results = document.get("results") if isinstance(document, Mapping) else None
+    return isinstance(results, list) and any(isinstance(row, Mapping) and _ratio(row) for row in results)
+
+
+def read_peer_rows(document: Mapping[str, Any], name: str) -> list[PeerRow]:
+    """The rows of one document; `name` is its file's, without the ending."""
+    results = [row for row in document["results"] if isinstance(row, Mapping)]
+    said = document.get("environment")
+    where = said if isinstance(said, Mapping) else {}
+    date = str(document.get("date") or name[:10])
+    return [
+        _row(row, _own(row, results), _family(document, row, name), _device(where), date)
+        for row in results
+        if _ratio(row) and row.get("side") != "ours"
+    ]
+
+
+def _ratio(row: Mapping[str, Any]) -> bool:
+    return is_positive(row.get("ratio"))
+
+
+def number_or_none(value: Any) -> float | None:
+    """A number of a document; what is none counts as left out."""
+    return float(value) if is_number(value) else None
+
+
+def _milliseconds(side: Any) -> Any:
+    return side.get("milliseconds") if isinstance(side, Mapping) else None
+
+
+def _own(row: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Our side of a row, where each side has a row of its own."""
+    return next((each for each in results if each.get("side") == "ours" and _case(each) == _case(row)), {})
+
+
+def _row(row: Mapping[str, Any], own: Mapping[str, Any], family: str, device: str, date: str) -> PeerRow:
+    peer = _peer(row)
+    if "ours_us" in row:
+        ours, theirs, unit = row["ours_us"], row.get(f"{peer}_us"), "µs"
+    elif isinstance(row.get("ours"), Mapping):
+        ours, theirs, unit = _milliseconds(row["ours"]), _milliseconds(row.get(peer)), "ms"
+    else:
+        ours, theirs, unit = own.get("milliseconds"), row.get("milliseconds"), "ms"
+    ratio = float(row["ratio"])
+    ends = [row[key] if is_positive(row.get(key)) else ratio for key in ("ratio_low", "ratio_high")]
+    low, high = map(float, ends)
+    ours, theirs, floor = map(number_or_none, (ours, theirs, row.get("floor")))
+    return PeerRow(family, _case(row), peer, ours, theirs, unit, ratio, low, high, floor, device, date)
+
+
+def _peer(row: Mapping[str, Any]) -> str:
+    if said := row.get("side") or row.get("peer"):
+        return str(said)
+    timed = [key.removesuffix("_us") for key in row if key.endswith("_us")]
+    nested = [key for key, value in row.items() if isinstance(value, Mapping)]
+    return next((key for key in (*timed, *nested) if key != "ours"), "peer")
+
+
+def _case(row: Mapping[str, Any]) -> str:
+    parts = [str(row[key]) for key in ("case", "shape") if row.get(key)]
+    parts += [f"{key.replace('_', ' ')} {row[key]}" for key in ("size", "batch_size") if row.get(key)]
+    kinds = re.findall(r"dtype\('(\w+)'\)", str(row.get("precision", ""))) or [str(row.get("dtype") or "")]
+    return ", ".join([*parts, *(kind for kind in kinds[:1] if kind)])
+
+
+def _family(document: Mapping[str, Any], row: Mapping[str, Any], name: str) -> str:
+    said = row.get("family") or document.get("family")
+    words = [word for word in name.split("_") if not re.fullmatch(r"[\d-]+", word)]
+    return str(said or (words[0] if words else name))
+
+
+def _device(where: Mapping[str, Any]) -> str:
+    if where.get("platform") == "cpu":
+        return f"{where.get('cpu', 'CPU')}, {where.get('cores', '?')} cores"
+    kinds = where.get("device_kinds")
+    return str(kinds[0]) if isinstance(kinds, list) and kinds else "unknown"
+
+
+def report_cells(row: PeerRow) -> tuple[Cell, ...]:
+    """A row under COLUMNS."""
+    interval = f"{row.low:.3g}–{row.high:.3g}"
+    numbers = (row.ours, row.theirs, row.unit, row.ratio, interval, row.floor)
+    return (row.family, row.case, row.peer, *numbers, row.device, row.date)
+
+
+def peer_chart(rows: Sequence[PeerRow], title: str) -> Strips:
+    """The ratios of one family on one device; a line at 1, where both take the same time."""
+    peers = list(dict.fromkeys(row.peer for row in rows))
+    strips = [
+        Strip(f"{row.case} · {row.peer}", row.low, row.ratio, row.high, colour=peers.index(row.peer) % 6)
+        for row in rows
+    ]
+    return Strips(title, Axis("times as fast as the peer", log=True), strips, at=1.0)
+
 
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "peers"
 PACKAGES: Mapping[str, tuple[str, ...]] = {
@@ -33,11 +168,11 @@ SAVE = {"kernels": "--save"}
 ASK = "import jax; print(jax.default_backend())"
 QUIET, LOOK = 0.3, 0.5
 """Busy cores above which a figure is not worth keeping, and seconds of looking."""
-COLUMNS = ("family", "case", "side", "ratio", "range", "floor", "missed")
+TABLE_COLUMNS = ("family", "case", "side", "ratio", "range", "floor", "missed")
 
 
 @dataclass(frozen=True)
-class Turns:
+class PeerOptions:
     """How a comparison is run; what is None is the program's own choice."""
 
     device: str = "cpu"
@@ -53,7 +188,7 @@ class Turns:
 
 
 @dataclass(frozen=True)
-class Row:
+class PeerTableRow:
     """One side of one case; `ratio` is its time over ours, so more is better for us."""
 
     family: str
@@ -66,7 +201,7 @@ class Row:
     missed: bool
 
 
-def check(families: Sequence[str]) -> None:
+def check_programs(families: Sequence[str]) -> None:
     """One clear line, before anything runs, where a program or a package is not there."""
     if not FOLDER.is_dir():
         raise DataError(
@@ -81,7 +216,7 @@ def check(families: Sequence[str]) -> None:
             raise DataError(f"{FOLDER / family}.py: not there; is the checkout complete?")
 
 
-def load() -> float:
+def measure_load() -> float:
     """Cores that are busy at this moment; an average over a minute would count what has just ended."""
     busy, began = _core_seconds(), time.perf_counter()
     time.sleep(LOOK)
@@ -97,13 +232,13 @@ def _core_seconds() -> float:
     return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")  # idle, and waiting for disks
 
 
-def default_device() -> str:
+def find_device() -> str:
     """gpu where jax has one, else cpu; asked in a process, since here it would take the GPU's memory."""
     done = subprocess.run([sys.executable, "-c", ASK], stdout=subprocess.PIPE, text=True, check=False)
     return "gpu" if done.stdout.split()[-1:] in (["gpu"], ["cuda"], ["rocm"]) else "cpu"
 
 
-def compare(family: str, turns: Turns, stdout: int | None) -> tuple[dict[str, Any] | None, str]:
+def run_family(family: str, turns: PeerOptions, stdout: int | None) -> tuple[dict[str, Any] | None, str]:
     """Run one family's program: its document, and if something other than a floor went wrong, what."""
     with tempfile.TemporaryDirectory(prefix="hotloop-peers-") as folder:
         file = Path(folder) / f"{family}.json"
@@ -114,24 +249,26 @@ def compare(family: str, turns: Turns, stdout: int | None) -> tuple[dict[str, An
             document = parse_json(file.read_text("utf-8"))
         except (OSError, ValueError):
             document = None
-    if not is_peers(document):
+    if not is_peer_document(document):
         return None, f"left no results (status {status})"
-    if len(peer_rows(document, family)) < sum(row.get("side") != "ours" for row in results(document)):
+    if len(read_peer_rows(document, family)) < sum(
+        row.get("side") != "ours" for row in result_rows(document)
+    ):
         return document, "a ratio is not a number"
-    if status and not any(row.missed for row in rows(document, family)):
+    if status and not any(row.missed for row in table_rows(document, family)):
         return document, f"ended with status {status}, and not for a floor"
     return document, ""
 
 
-def results(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+def result_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What a program wrote of each side of each case."""
     return [row for row in document["results"] if isinstance(row, dict)]
 
 
-def rows(document: Mapping[str, Any], family: str) -> list[Row]:
+def table_rows(document: Mapping[str, Any], family: str) -> list[PeerTableRow]:
     """The rows of a table: every peer, and our own side where it is held to a speed."""
     found = [
-        Row(
+        PeerTableRow(
             family,
             one.case,
             one.peer,
@@ -141,17 +278,19 @@ def rows(document: Mapping[str, Any], family: str) -> list[Row]:
             one.floor,
             one.floor is not None and one.ratio < one.floor,
         )
-        for one in peer_rows(document, family)
+        for one in read_peer_rows(document, family)
     ]
-    own = [(row, number_or_none(row.get("floor"))) for row in results(document) if row.get("side") == "ours"]
+    own = [
+        (row, number_or_none(row.get("floor"))) for row in result_rows(document) if row.get("side") == "ours"
+    ]
     return found + [
-        Row(family, str(row.get("case", "")), "ours", 1.0, 1.0, 1.0, floor, bool(row.get("missed")))
+        PeerTableRow(family, str(row.get("case", "")), "ours", 1.0, 1.0, 1.0, floor, bool(row.get("missed")))
         for row, floor in own
         if floor is not None
     ]
 
 
-def cells(row: Row) -> tuple[str, ...]:
+def table_cells(row: PeerTableRow) -> tuple[str, ...]:
     """A row under COLUMNS; a floor of our own speed is no ratio, and is said in its own words."""
     speed = row.side == "ours"
     ratio, spread = ("-", "-") if speed else (f"{row.ratio:.2f}", f"{row.low:.2f} to {row.high:.2f}")
@@ -159,8 +298,8 @@ def cells(row: Row) -> tuple[str, ...]:
     return row.family, row.case, row.side, ratio, spread, floor, "MISSED" if row.missed else ""
 
 
-def together(
-    documents: Mapping[str, Mapping[str, Any]], failed: Mapping[str, str], turns: Turns
+def merge_documents(
+    documents: Mapping[str, Mapping[str, Any]], failed: Mapping[str, str], turns: PeerOptions
 ) -> dict[str, Any]:
     """One document of all families' results: where they were made, with what versions, and what failed."""
     merged: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "command": ["hotloop", "bench", "peers"]}
@@ -174,11 +313,13 @@ def together(
         "failed": dict(failed),
     }
     return merged | {
-        "results": [{"family": family, **row} for family, one in documents.items() for row in results(one)]
+        "results": [
+            {"family": family, **row} for family, one in documents.items() for row in result_rows(one)
+        ]
     }
 
 
-def dated(folder: Path, device: str) -> Path:
+def choose_file(folder: Path, device: str) -> Path:
     """A file name that is not taken: 2026-11-15_peers_cpu.json, then ..._cpu_2.json."""
     stem = f"{time.strftime('%Y-%m-%d')}_peers_{device}"
     path, number = folder / f"{stem}.json", 2

@@ -1,21 +1,142 @@
-"""One program in a session of its own: started, watched, and ended with everything it started.
+"""What a program prints, in a file that never grows past its bound: the head and the tail are kept.
 
-Its output goes to two files of bounded size. A timeout ends the whole process group, first politely; so does
-Ctrl-C. It knows neither benchmarks nor metrics.
+Memory stays small however much is printed: writing goes through in chunks, reading line by line with long lines
+cut. It knows neither processes nor metrics.
+
+One program in a session of its own: started, watched, and ended with everything it started.
 """
 
 import os
+import re
 import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
-from hotloop.bench.capture import Capture
 from hotloop.engine.interrupt import before_leaving
+
+LONGEST_LINE = 1 << 20
+WINDOW = 1 << 16
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+class Capture:
+    """A log file of at most about `keep` bytes; what lies between head and tail is left out, by whole lines."""
+
+    def __init__(self, path: Path, keep: int):
+        self.path, self.head, self.tail = path, max(keep // 2, 1), max(keep - keep // 2, 1)
+        self.total = self.left_out = 0
+        self._file = path.open("w+b", buffering=0)
+        self._ring: BinaryIO | None = None
+
+    def write(self, chunk: bytes) -> None:
+        """Take what was printed next."""
+        room = self.head - self.total
+        self.total += len(chunk)
+        if room > 0:
+            _write(self._file, chunk[:room])
+            chunk = chunk[room:]
+        if chunk:
+            self._write_ring(chunk, self.total - len(chunk) - self.head)
+
+    def _write_ring(self, chunk: bytes, written: int) -> None:
+        if self._ring is None:
+            self._ring = self.path.with_name(self.path.name + ".tail").open("w+b", buffering=0)
+        if len(chunk) > self.tail:
+            written += len(chunk) - self.tail
+            chunk = chunk[-self.tail :]
+        place = written % self.tail
+        self._ring.seek(place)
+        _write(self._ring, chunk[: self.tail - place])
+        if rest := chunk[self.tail - place :]:
+            self._ring.seek(0)
+            _write(self._ring, rest)
+
+    def close(self) -> None:
+        """Put head and tail together."""
+        with self._file:
+            if self._ring is not None:
+                with self._ring:
+                    self._join(self._ring, self.total - self.head)
+                Path(self._ring.name).unlink()
+
+    def _join(self, ring: BinaryIO, written: int) -> None:
+        if written <= self.tail:
+            _copy(ring, 0, written, self._file)
+            return
+        # Half a line could hold half a number: both sides end where a line does.
+        kept = _last_line_end(self._file, self.head)
+        self._file.truncate(kept)
+        self._file.seek(kept)
+        place = written % self.tail  # the oldest byte of the ring
+        start = self._first_line(ring, place)
+        self.left_out = self.total - kept - (self.tail - start)
+        _write(self._file, f"[hotloop: {self.left_out} bytes left out here]\n".encode())
+        _copy(ring, place + start, self.tail, self._file)
+        _copy(ring, max(0, place + start - self.tail), place, self._file)
+
+    def _first_line(self, ring: BinaryIO, place: int) -> int:
+        """How far behind the oldest byte the first whole line begins."""
+        ring.seek(place)
+        window = ring.read(WINDOW)
+        ring.seek(0)
+        window += ring.read(min(place, WINDOW - len(window)))
+        return window.find(b"\n") + 1
+
+
+def _write(file: BinaryIO, chunk: bytes) -> None:
+    """All of it: an unbuffered file may take less at a time."""
+    view = memoryview(chunk)
+    while view:
+        view = view[file.write(view) :]
+
+
+def _last_line_end(file: BinaryIO, size: int) -> int:
+    """The place after the last line end of a file; its size where the last line is very long."""
+    start = max(0, size - WINDOW)
+    file.seek(start)
+    found = file.read(size - start).rfind(b"\n")
+    return start + found + 1 if found >= 0 else size
+
+
+def _copy(source: BinaryIO, start: int, end: int, target: BinaryIO) -> None:
+    source.seek(start)
+    target.seek(0, os.SEEK_END)
+    while start < end:
+        chunk = source.read(min(LONGEST_LINE, end - start))
+        if not chunk:
+            return
+        _write(target, chunk)
+        start += len(chunk)
+
+
+def read_output_lines(path: Path, longest: int = LONGEST_LINE) -> Iterator[str]:
+    """The lines of a file, each cut at `longest` bytes; a carriage return ends a line too (progress bars)."""
+    with path.open("rb") as file:
+        while line := file.readline(longest):
+            cut = line[-1:] != b"\n"
+            for part in line.rstrip(b"\r\n").replace(b"\r", b"\n").split(b"\n"):
+                yield part.decode("utf-8", "replace")
+            while cut and (rest := file.readline(longest)):
+                cut = rest[-1:] != b"\n"
+
+
+def last_lines(path: Path, count: int, most: int = 8192) -> list[str]:
+    """The last lines of a file, without what would upset a terminal or an XML file."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - most))
+            text = file.read(most).decode("utf-8", "replace")
+    except OSError:
+        return []
+    found = [CONTROL.sub("", line).rstrip() for line in text.replace("\r", "\n").split("\n")]
+    return [line for line in found if line][-count:]
+
 
 CHUNK = 1 << 16
 KEEP_BYTES = 1 << 30
@@ -28,7 +149,7 @@ MARK = "HOTLOOP_BENCH_LOG"
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ProcessResult:
     """How a program ended; times are seconds since 1970, `seconds` is by a clock that is never set."""
 
     exitcode: int
@@ -42,7 +163,7 @@ class Outcome:
     """Bytes of output that the bound left out."""
 
 
-def run_one(
+def run_program(
     argv: Sequence[str],
     cwd: Path,
     env: Mapping[str, str],
@@ -55,7 +176,7 @@ def run_one(
     started: Callable[[int], None] = lambda pid: None,
     tick: Callable[[float], None] = lambda seconds: None,
     period: float = 1.0,
-) -> Outcome:
+) -> ProcessResult:
     """Run a program to its end or its timeout; `tick` hears every `period` seconds how long it has run."""
     start, clock = time.time(), time.monotonic()
     with ExitStack() as stack:
@@ -65,7 +186,7 @@ def run_one(
         try:
             process = _start(argv, cwd, env)
         except (OSError, ValueError) as error:
-            return Outcome(_not_started(error), False, start, start, 0.0, _why(error, argv, cwd))
+            return ProcessResult(_not_started(error), False, start, start, 0.0, _why(error, argv, cwd))
         stack.enter_context(before_leaving(lambda: _signal_group(process.pid, signal.SIGKILL)))
         pump = stack.enter_context(closing(Pump(process, logs)))
         ended, exited = False, clock
@@ -78,7 +199,7 @@ def run_one(
             _end(process, pump, LINGER if ended else grace, polite=not ended, mark=env.get(MARK))
     seconds = exited - clock
     left_out = sum(log.left_out for log in logs)
-    return Outcome(process.returncode, not ended, start, start + seconds, seconds, left_out=left_out)
+    return ProcessResult(process.returncode, not ended, start, start + seconds, seconds, left_out=left_out)
 
 
 def _start(argv: Sequence[str], cwd: Path, env: Mapping[str, str]) -> "subprocess.Popen[bytes]":
@@ -186,7 +307,7 @@ def _end(
     finally:
         _signal_group(process.pid, signal.SIGKILL)
         if mark and (polite or pump.open):
-            end_marked(mark)
+            kill_marked(mark)
         pump.run(time.monotonic() + LINGER, lambda: pump.finished)
         process.wait()
 
@@ -196,7 +317,7 @@ def _signal_group(group: int, number: int) -> None:
         os.killpg(group, number)
 
 
-def end_marked(mark: str, within: bool = False) -> int:
+def kill_marked(mark: str, within: bool = False) -> int:
     """Kill the processes that carry this mark, such as those that have left their session; how many there were.
 
     With `within` the marks of all folders in that folder count too.

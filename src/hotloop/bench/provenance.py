@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 5.0
+TIMEOUT = 5.0
 KEPT = re.compile(
     r"(JAX|XLA|TF|CUDA|NVIDIA|NCCL|CUDNN|HOTLOOP|OMP|MKL|OPENBLAS|LD|MALLOC|POPLAR|KMP)_\w*"
     r"|PYTHON\w*|PATH|VIRTUAL_ENV|DATASETS_DIR"
@@ -21,7 +21,9 @@ SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
 GPU_FIELDS = ("name", "driver_version", "memory.total", "uuid", "power.limit", "clocks.max.sm")
 
 
-def provenance(specs: Mapping[str, str], folder: Path, extra: Mapping[str, str] = {}) -> dict[str, Any]:
+def collect_provenance(
+    specs: Mapping[str, str], folder: Path, extra: Mapping[str, str] = {}
+) -> dict[str, Any]:
     """All of it; `specs` are the benchmark files and their hashes, `folder` is where the first of them lies.
 
     `extra` are variables that every program gets over those of this process.
@@ -29,31 +31,31 @@ def provenance(specs: Mapping[str, str], folder: Path, extra: Mapping[str, str] 
     from hotloop.version import VERSION as __version__
 
     variables = {**os.environ, **extra}
-    source = git(Path(__file__).parent)
-    gpus = nvidia()
+    source = read_commit(Path(__file__).parent)
+    gpus = list_gpus()
     return {
-        **git(folder),
+        **read_commit(folder),
         "hotloop": {"version": __version__, **source},
-        "device": device(gpus, variables),
+        "device": describe_device(gpus, variables),
         "gpus": gpus,
         "cpu": {"name": cpu_name(), "cores": os.cpu_count(), "usable_cores": usable_cores()},
         "host": platform.node(),
         "system": platform.platform(),
         "python": platform.python_version(),
-        "packages": packages(),
-        "environment": environment(variables),
+        "packages": list_packages(),
+        "environment": select_variables(variables),
         "specs": dict(specs),
     }
 
 
-def ask(argv: Sequence[str]) -> str | None:
+def run_query(argv: Sequence[str]) -> str | None:
     """What another program says, or None if it is not there, fails or takes too long."""
     try:
         done = subprocess.run(
             argv,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=PATIENCE,
+            timeout=TIMEOUT,
             check=True,
             text=True,
             errors="replace",
@@ -63,17 +65,17 @@ def ask(argv: Sequence[str]) -> str | None:
     return done.stdout.strip()
 
 
-def git(folder: Path) -> dict[str, Any]:
+def read_commit(folder: Path) -> dict[str, Any]:
     """The commit of a folder, and whether tracked files differ from it."""
-    commit = ask(["git", "-C", str(folder), "rev-parse", "HEAD"])
+    commit = run_query(["git", "-C", str(folder), "rev-parse", "HEAD"])
     if commit is None:
         return {"commit": None, "dirty": None}
     look = ["git", "--no-optional-locks", "-C", str(folder)]  # a kill must not leave the repository locked
-    changes = ask([*look, "status", "--porcelain", "--untracked-files=no"])
+    changes = run_query([*look, "status", "--porcelain", "--untracked-files=no"])
     return {"commit": commit, "dirty": None if changes is None else bool(changes)}
 
 
-def packages() -> dict[str, str]:
+def list_packages() -> dict[str, str]:
     """Name and version of everything installed."""
     from importlib.metadata import distributions
 
@@ -84,7 +86,7 @@ def packages() -> dict[str, str]:
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))
 
 
-def environment(variables: Mapping[str, str]) -> dict[str, str]:
+def select_variables(variables: Mapping[str, str]) -> dict[str, str]:
     """The variables that may change how fast a program runs."""
     kept = {
         name: text for name, text in variables.items() if KEPT.fullmatch(name) and not SECRET.search(name)
@@ -92,14 +94,14 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
     return dict(sorted(kept.items()))
 
 
-def nvidia() -> list[dict[str, str]]:
+def list_gpus() -> list[dict[str, str]]:
     """The NVIDIA GPUs of this machine."""
-    said = ask(["nvidia-smi", f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader"])
+    said = run_query(["nvidia-smi", f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader"])
     rows = [[cell.strip() for cell in line.split(",")] for line in (said or "").splitlines()]
     return [dict(zip(GPU_FIELDS, row, strict=True)) for row in rows if len(row) == len(GPU_FIELDS)]
 
 
-def device(gpus: Sequence[Mapping[str, str]], variables: Mapping[str, str]) -> dict[str, Any]:
+def describe_device(gpus: Sequence[Mapping[str, str]], variables: Mapping[str, str]) -> dict[str, Any]:
     """What programs compute on by default: the GPU where there is one, and no variable hides it."""
     hidden = variables.get("JAX_PLATFORMS") == "cpu" or variables.get("CUDA_VISIBLE_DEVICES") == ""
     if gpus and not hidden:

@@ -1,27 +1,144 @@
-"""The record of a run, and the file that records are appended to: one JSON object a line, on disk before the next run.
+"""What a line of `results.jsonl` must look like, so that nothing behind it meets a value of another kind.
 
-A runner that is killed loses the run in flight and nothing else. `results.py` reads the records for those who compare
-and report.
+A part that is missing or None is fine for those who compare and report; a runner that goes on with a folder needs
+all of them. It knows shapes alone, and says in a few words which part is wrong.
+
+The record of a run, and the file that records are appended to: one JSON object a line, on disk before the next run.
 """
 
 import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hotloop.bench.metrics import Found
-from hotloop.bench.model import Benchmark, Derived, Metric, Variant
-from hotloop.bench.record_shape import parsed
-from hotloop.bench.results import PROVENANCE, RECORDS
+from hotloop.bench.benchmark import Benchmark, Derived, Metric, Variant
+from hotloop.bench.metrics import MetricValues
 from hotloop.engine.records import write_json
 from hotloop.errors import DataError, RunError
 from hotloop.options import to_jsonable
 from hotloop.options.files import load_json, parse_json
+
+LAST_MOMENT = 253402300800.0  # the year 10000, in which calendars of Python end
+
+
+def parse_record(line: str | bytes, whole: bool = False) -> dict[str, Any]:
+    """The record on a line; a ValueError says what is wrong. A `whole` one has all that the runner writes."""
+    record = parse_json(line)
+    _expect(isinstance(record, dict), "no record of a run")
+    for name in ("benchmark", "variant", "status", *(WHOLE if whole else ())):
+        _expect(record.get(name) is not None, f"no record of a run, it has no '{name}'")
+    for name in RUN if whole else ():
+        _expect(name in record, f"no record of a run, it has no '{name}'")
+    for name, fits in SHAPES.items():
+        value = record.get(name)
+        _expect(value is None or fits(value), f"no record of a run, its '{name}' is {str(value)[:40]!r}")
+    if whole:
+        _expect_whole(record)
+    return dict(record)
+
+
+def _expect(holds: bool, text: str) -> None:
+    if not holds:
+        raise ValueError(text)
+
+
+def _expect_whole(record: Mapping[str, Any]) -> None:
+    spec = record["spec"]
+    _expect(
+        _text(spec.get("file")) and _text(spec.get("sha256")), "no record of a run, its 'spec' is not whole"
+    )
+    for name, one in record["metrics"].items():
+        _expect(
+            {"value", "unit", "reduction"} <= one.keys(), f"no record of a run, metric '{name}' is not whole"
+        )
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a number that a float can hold; NaN is one."""
+    try:
+        return (
+            isinstance(value, int | float) and not isinstance(value, bool) and isinstance(float(value), float)
+        )
+    except OverflowError:
+        return False
+
+
+def is_positive(value: Any) -> bool:
+    """Whether it is a finite number above 0."""
+    return is_number(value) and 0 < value < math.inf
+
+
+def _moment(value: Any) -> bool:
+    return is_number(value) and 0 <= value < LAST_MOMENT
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _whole_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _mapping(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
+
+
+def _numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(map(is_number, value))
+
+
+def _params(value: Any) -> bool:
+    return isinstance(value, dict) and all(_text(each) or is_number(each) for each in value.values())
+
+
+def _metric(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and (value.get("value") is None or is_number(value["value"]))
+        and isinstance(value.get("unit") or "", str)
+        and isinstance(value.get("values") or [], list)
+    )
+
+
+def _metrics(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_metric, value.values()))
+
+
+SHAPES: Mapping[str, Callable[[Any], bool]] = {
+    "benchmark": _text,
+    "variant": _text,
+    "status": _text,
+    "reason": _text,
+    "command": _text,
+    "repeat": _whole_number,
+    "exitcode": _whole_number,
+    "params": _params,
+    "env": _texts,
+    "log": _texts,
+    "metrics": _metrics,
+    "problems": _mapping,
+    "monitor": _mapping,
+    "spec": _mapping,
+    "start": _moment,
+    "end": _moment,
+    "seconds": is_number,
+    "pace": is_number,
+    "paces": _numbers,
+    "turns": _texts,
+}
+WHOLE = ("repeat", "params", "env", "log", "metrics", "problems", "spec")
+RUN = ("reason", "command", "exitcode", "start", "end", "seconds")
 
 MOST_VALUES = 1000
 FULL = "the disk is full, free some of it"
@@ -61,7 +178,7 @@ class Results:
 
     def _parsed(self, line: bytes, number: int) -> Record:
         try:
-            return parsed(line, whole=True)
+            return parse_record(line, whole=True)
         except ValueError as error:
             raise DataError(f"{self.path}:{number}: damaged ({error}); take another --log-dir") from error
 
@@ -73,7 +190,7 @@ class Results:
             written = os.write(self._file, line)
             os.fsync(self._file)
         except OSError as error:
-            raise RunError(f"{self.path}: {_words(error)}; go on with --resume") from error
+            raise RunError(f"{self.path}: {_describe_error(error)}; go on with --resume") from error
         if written != len(line):
             raise RunError(f"{self.path}: {FULL}; go on with --resume")
         self.records.append(made)
@@ -83,11 +200,11 @@ class Results:
         os.close(self._file)
 
 
-def _words(error: OSError) -> str:
+def _describe_error(error: OSError) -> str:
     return FULL if error.errno in (errno.ENOSPC, errno.EDQUOT) else f"cannot be written ({error.strerror})"
 
 
-def metrics_of(benchmark: Benchmark, variant: Variant, found: Found) -> dict[str, dict[str, Any]]:
+def metric_records(benchmark: Benchmark, variant: Variant, found: MetricValues) -> dict[str, dict[str, Any]]:
     """Every number that was found or derived, as records hold it."""
     said: list[Metric | Derived] = [*benchmark.metrics, *(variant.derived or benchmark.derived)]
     return {
@@ -106,7 +223,7 @@ def _label(benchmark: Benchmark, metric: str) -> str:
     return next((label for label, name in benchmark.output if name == metric), "")
 
 
-def digest(file: Path) -> str:
+def hash_file(file: Path) -> str:
     """The SHA-256 of a file, as its name in records."""
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
@@ -124,3 +241,6 @@ def add_provenance(log: Path, provenance: Mapping[str, Any]) -> str:
     if name not in known:
         write_json(path, {**known, name: provenance})
     return name
+
+
+RECORDS, PROVENANCE = "results.jsonl", "provenance.json"

@@ -1,18 +1,168 @@
-"""The report of `hotloop bench report`: everything that was found, on one page that opens anywhere.
+"""What a report is made of: sorts the named folders and files into records, kernels, peers and ceilings.
 
-It puts together what its neighbours make of the results (`report_runs`, `report_peers`, `roofline`) and measures
-nothing itself; a part without results is left out.
+A folder is a log of `hotloop bench run`, or of two programs in turns, or holds JSON files; a file is a
+`results.jsonl`, or what `hotloop kernel`, `devices` and `demo` print with --json, or a comparison with peers. It reads
+and judges nothing else.
+
+The report of `hotloop bench report`: everything that was found, on one page that opens anywhere.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Any
 
-from hotloop.bench import report_peers, report_runs, roofline
+from hotloop.bench import report_runs, roofline
 from hotloop.bench.compare import COLUMNS
 from hotloop.bench.page import Page
-from hotloop.bench.report_sources import Sources
-from hotloop.bench.results import Record, commit, device, sessions
+from hotloop.bench.peers import (
+    REPORT_COLUMNS,
+    PeerRow,
+    is_peer_document,
+    peer_chart,
+    read_peer_rows,
+    report_cells,
+)
+from hotloop.bench.record import RECORDS, is_number, is_positive
+from hotloop.bench.results import (
+    SIDES,
+    Record,
+    commit_name,
+    device_name,
+    ended_well,
+    group_sessions,
+    read_printed_result,
+    read_records,
+)
+from hotloop.bench.roofline import is_kernel
+from hotloop.errors import DataError
+from hotloop.options.files import load_json
+
+Result = Mapping[str, Any]
+
+
+@dataclass
+class Sources:
+    """All that was found, kernels and ceilings by device, and the names of files in folders that were none of it."""
+
+    records: list[Record] = field(default_factory=list)
+    kernels: dict[str, dict[str, Result]] = field(default_factory=dict)
+    peers: list[PeerRow] = field(default_factory=list)
+    ceilings: dict[str, Result] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+
+    @property
+    def runs(self) -> list[Record]:
+        """The records of what was run, and not skipped."""
+        return [record for record in self.records if record["status"] != "skipped"]
+
+
+def gather_sources(paths: Sequence[str | Path]) -> Sources:
+    """Everything in the named folders and files."""
+    found = Sources()
+    for path in map(Path, paths):
+        if all((path / side / RECORDS).exists() for side in SIDES):
+            found.records += read_records([path / side for side in SIDES])
+        elif path.is_dir() and not (path / RECORDS).exists():
+            _add_folder(path, found)
+        elif path.is_dir() or path.suffix == ".jsonl":
+            found.records += read_records([path])
+        elif not _add_document(_load_document(path), path, found):
+            raise DataError(
+                f"{path}: holds no results that a report can show; name log folders or --json results"
+            )
+    _add_printed_kernels(found)
+    return found
+
+
+def _add_folder(path: Path, found: Sources) -> None:
+    files = sorted(path.glob("*.json"))
+    if not files:
+        raise DataError(
+            f"{path}: has neither {RECORDS} nor JSON files; name a log folder of `hotloop bench run`"
+        )
+    for file in files:
+        if not _add_document(_load_document(file), file, found):
+            found.left_out.append(file.name)
+
+
+def _load_document(path: Path) -> Any:
+    try:
+        return load_json(path)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read as JSON ({error})") from error
+
+
+def _add_document(document: Any, file: Path, found: Sources) -> bool:
+    """Add what a document holds; False if that is nothing."""
+    try:
+        return _add_by_kind(document, file.stem, found)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{file}: looks like results but is damaged ({error}); make it anew or leave it out"
+        ) from error
+
+
+def _add_by_kind(document: Any, name: str, found: Sources) -> bool:
+    if not isinstance(document, Mapping):
+        return False
+    limits = document.get("ceilings", document)
+    if isinstance(limits, Mapping) and {"matmul_tflops", "copy_gbps", "device"} <= limits.keys():
+        found.ceilings[str(limits["device"])] = _check_ceilings(limits)
+        return True
+    if is_peer_document(document):
+        found.peers += read_peer_rows(document, name)
+        return True
+    return _add_kernels(document, name, found)
+
+
+def _check_ceilings(limits: Result) -> Result:
+    """Ceilings of the shape that a roofline draws."""
+    peaks, copy = limits["matmul_tflops"], limits["copy_gbps"]
+    if not isinstance(limits["device"], str):
+        raise ValueError("device is no name")
+    if not isinstance(peaks, Mapping) or not peaks or not all(map(is_positive, peaks.values())):
+        raise ValueError("matmul_tflops has no numbers by name")
+    if not is_positive(copy):
+        raise ValueError("copy_gbps is no number above 0")
+    return limits
+
+
+def _add_kernels(document: Result, name: str, found: Sources) -> bool:
+    """Kernels of one result, of `hotloop kernel all`, or of the demo."""
+    several = document.get("kernels") or document.get("results")
+    each = {name: document} if is_kernel(document) else several if isinstance(several, Mapping) else {}
+    kernels = {one: result for one, result in each.items() if is_kernel(result)}
+    for one, result in kernels.items():
+        where = str(result.get("device") or document.get("device") or "unknown")
+        found.kernels.setdefault(where, {})[one] = result
+    return bool(kernels)
+
+
+def _add_printed_kernels(found: Sources) -> None:
+    """Kernels among the benchmarks: their runs printed results that can stand on a roofline.
+
+    Of several repeats each number is the median, and of several folders the latest counts, as in the summary.
+    """
+    for session in group_sessions(found.records):
+        printed: dict[str, list[Result]] = {}
+        for record in session:
+            if ended_well(record) and (result := read_printed_result(record)) is not None:
+                printed.setdefault(record["variant"], []).append(result)
+        for variant, results in printed.items():
+            with suppress(AttributeError, TypeError):  # a program may print whatever it likes
+                _add_kernels(_median_result(results), variant, found)
+
+
+def _median_result(results: Sequence[Any]) -> Any:
+    """One result for several of the same shape: the median of each number, anything else as the last has it."""
+    last = results[-1]
+    if isinstance(last, Mapping) and all(isinstance(one, Mapping) for one in results):
+        return {name: _median_result([one[name] for one in results if name in one]) for name in last}
+    return median(results) if all(map(is_number, results)) else last
+
 
 SHOWN_PACKAGES = ("hotloop", "jax", "jaxlib", "numpy", "torch")
 LOAD: Mapping[str, Callable[[Sequence[float]], float]] = {
@@ -22,22 +172,22 @@ LOAD: Mapping[str, Callable[[Sequence[float]], float]] = {
 MACHINES = ("device", "driver", "host", "commit", "python", "packages", "cpu")
 
 
-def report(found: Sources, title: str = "Benchmarks") -> Page:
+def build_report(found: Sources, title: str = "Benchmarks") -> Page:
     """The whole page."""
-    page = Page(title, lead(found))
+    page = Page(title, summarise_sources(found))
     if found.records:
-        runs(page, found.records)
+        add_runs(page, found.records)
     if found.kernels:
-        rooflines(page, found.kernels, found.ceilings)
+        add_rooflines(page, found.kernels, found.ceilings)
     if found.peers:
-        peers(page, found.peers)
+        add_peers(page, found.peers)
     if found.records:
-        watched(page, found.records)
-        machines(page, found.records)
+        add_load(page, found.records)
+        add_machines(page, found.records)
     return page
 
 
-def lead(found: Sources) -> str:
+def summarise_sources(found: Sources) -> str:
     """What there is, in a line."""
     ran = found.runs
     variants = {record["variant"] for record in ran}
@@ -46,74 +196,79 @@ def lead(found: Sources) -> str:
         f"{len(ran)} runs of {len(variants)} variants, {failed} failed" if found.records else "",
         f"{sum(map(len, found.kernels.values()))} kernels" if found.kernels else "",
         f"{len(found.peers)} comparisons with peers" if found.peers else "",
-        *sorted({device(record) for record in found.records}),
+        *sorted({device_name(record) for record in found.records}),
     ]
     return " · ".join(part for part in parts if part)
 
 
-def runs(page: Page, records: Sequence[Record]) -> None:
+def add_runs(page: Page, records: Sequence[Record]) -> None:
     """Summary, failures, history, repeats, throughput against latency."""
-    found = report_runs.sessions(records)
-    rows = report_runs.summary(found)
+    found = report_runs.build_history(records)
+    rows = report_runs.summary_rows(found)
     page.heading("Summary")
     page.text(
         "The median over repeats of whole runs, with an interval that is honest about few of them, in the latest "
         "folder of each device. Since before: against the folder before, where there is one."
     )
     page.table(report_runs.SUMMARY, rows)
-    if verdicts := report_runs.turns(records):
+    if verdicts := report_runs.turns_rows(records):
         page.heading("In turns")
         page.text(
             "Two programs that ran in turns, A and B; the ratio and its interval are those of the pairs."
         )
         page.table(COLUMNS, verdicts)
-    if failed := report_runs.failures(records):
+    if failed := report_runs.failure_rows(records):
         page.heading("Runs that did not pass")
         page.table(report_runs.FAILURES, failed)
     for heading, charts in (
-        ("History", report_runs.histories(found)),
-        ("Spread of repeats", report_runs.distributions(found)),
-        ("Throughput and latency", report_runs.trade_offs(found)),
+        ("History", report_runs.history_charts(found)),
+        ("Spread of repeats", report_runs.spread_charts(found)),
+        ("Throughput and latency", report_runs.trade_off_charts(found)),
     ):
         if charts:
             page.heading(heading)
             page.charts(charts)
 
 
-def rooflines(page: Page, kernels: Mapping[str, Mapping[str, Any]], ceilings: Mapping[str, Any]) -> None:
+def add_rooflines(page: Page, kernels: Mapping[str, Mapping[str, Any]], ceilings: Mapping[str, Any]) -> None:
     """A chart and a table of each device's kernels."""
     page.heading("Roofline of the kernels")
     for name, shown in kernels.items():
         limits = ceilings.get(name)
         page.charts(
-            [(roofline.roofline(shown, limits), f"{name}: lines are its own measured product and copy.")]
+            [
+                (
+                    roofline.roofline_chart(shown, limits),
+                    f"{name}: lines are its own measured product and copy.",
+                )
+            ]
         )
-        page.table(roofline.COLUMNS, roofline.rows(shown))
+        page.table(roofline.COLUMNS, roofline.roofline_rows(shown))
 
 
-def peers(page: Page, rows: Sequence[report_peers.PeerRow]) -> None:
+def add_peers(page: Page, rows: Sequence[PeerRow]) -> None:
     """A chart for each family and device, and one table."""
     page.heading("Beside other programs")
     page.text(
         "Times as fast as the peer at the same work on the same device, taken in turns: the median of the rounds' "
         "ratios. Right of the line hotloop is faster. Boxes reach from the lowest to the highest round."
     )
-    groups: dict[tuple[str, str], list[report_peers.PeerRow]] = {}
+    groups: dict[tuple[str, str], list[PeerRow]] = {}
     for row in rows:
         groups.setdefault((row.family, row.device), []).append(row)
     page.charts(
         [
-            (report_peers.chart(shown, f"{family} on {name}"), f"{family} on {name}.")
+            (peer_chart(shown, f"{family} on {name}"), f"{family} on {name}.")
             for (family, name), shown in groups.items()
         ]
     )
-    page.table(report_peers.COLUMNS, [report_peers.cells(row) for row in rows])
+    page.table(REPORT_COLUMNS, [report_cells(row) for row in rows])
 
 
-def watched(page: Page, records: Sequence[Record]) -> None:
+def add_load(page: Page, records: Sequence[Record]) -> None:
     """How busy the machine was during the latest runs of each variant, where that was watched."""
     latest: dict[str, list[Mapping[str, Any]]] = {}
-    for session in sessions(records):
+    for session in group_sessions(records):
         apart: dict[str, list[Mapping[str, Any]]] = {}
         for record in session:
             if len(said := record.get("monitor") or {}) > 1:
@@ -122,7 +277,7 @@ def watched(page: Page, records: Sequence[Record]) -> None:
     names = dict.fromkeys(name for each in latest.values() for said in each for name in said)
     names.pop("samples", None)
     rows = [
-        [variant, *(_load(said, name, key) for name in names for key in LOAD)]
+        [variant, *(_load_cell(said, name, key) for name in names for key in LOAD)]
         for variant, said in latest.items()
     ]
     if rows:
@@ -131,23 +286,23 @@ def watched(page: Page, records: Sequence[Record]) -> None:
         page.table(["variant", *columns], rows)
 
 
-def _load(runs: Sequence[Mapping[str, Any]], name: str, key: str) -> float | None:
+def _load_cell(runs: Sequence[Mapping[str, Any]], name: str, key: str) -> float | None:
     said = [value for run in runs if (value := run.get(name, {}).get(key)) is not None]
     return LOAD[key](said) if said else None
 
 
-def machines(page: Page, records: Sequence[Record]) -> None:
+def add_machines(page: Page, records: Sequence[Record]) -> None:
     """Where the results come from."""
     page.heading("Machines")
-    rows = {tuple(_machine(record)): None for record in records if record["machine"]}
+    rows = {tuple(_machine_row(record)): None for record in records if record["machine"]}
     page.table(MACHINES, list(rows))
 
 
-def _machine(record: Record) -> list[str]:
+def _machine_row(record: Record) -> list[str]:
     said = record["machine"]
     packages = said.get("packages") or {}
     versions = ", ".join(f"{name} {packages[name]}" for name in SHOWN_PACKAGES if name in packages)
     processor = (said.get("cpu") or {}).get("name") or ""
     driver = (said.get("device") or {}).get("driver") or ""
     host, python = str(said.get("host") or ""), str(said.get("python") or "")
-    return [device(record), driver, host, commit(record), python, versions, processor]
+    return [device_name(record), driver, host, commit_name(record), python, versions, processor]

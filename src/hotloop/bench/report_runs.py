@@ -9,14 +9,11 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 
 from hotloop.bench import results
-from hotloop.bench.compare import Rules, beside, cells, compare
-from hotloop.bench.kinds import RATE, direction
-from hotloop.bench.results import Record, Sample, commit, device, samples, start
-from hotloop.bench.statistics import bootstrap, spread
-from hotloop.bench.svg import COLOURS, Chart
-from hotloop.bench.svg_axes import Axis
-from hotloop.bench.svg_strips import Strip, Strips
-from hotloop.bench.verdict import judge
+from hotloop.bench.compare import CompareRules, compare_samples, comparison_cells, rename_partners
+from hotloop.bench.results import MetricSample, Record, collect_samples, commit_name, device_name, start_time
+from hotloop.bench.statistics import median_interval, spread
+from hotloop.bench.svg import COLOURS, Axis, Chart, Strip, Strips
+from hotloop.bench.verdict import RATE, better_direction, judge
 
 Cell = str | float | None
 BATCH = ("batch_size", "batchsize", "micro_batch_size", "global_batch_size", "batch", "bs")
@@ -38,57 +35,63 @@ FAILURES = ("variant", "repeat", "status", "reason", "log")
 
 
 @dataclass(frozen=True)
-class Session:
+class HistoryPoint:
     """The records of one folder on one device: a point of every history."""
 
     name: str
     when: str
     device: str
-    samples: Mapping[tuple[str, str], Sample]
+    samples: Mapping[tuple[str, str], MetricSample]
 
 
-def sessions(records: Sequence[Record]) -> list[Session]:
+def build_history(records: Sequence[Record]) -> list[HistoryPoint]:
     """Folders by time."""
     found = []
-    for runs in results.sessions(records):
-        when = min(map(start, runs))
-        found.append(Session(commit(runs[0]) or when[5:16], when, device(runs[0]), samples(runs)))
+    for runs in results.group_sessions(records):
+        when = min(map(start_time, runs))
+        found.append(
+            HistoryPoint(
+                commit_name(runs[0]) or when[5:16], when, device_name(runs[0]), collect_samples(runs)
+            )
+        )
     return found
 
 
-def summary(found: Sequence[Session]) -> list[list[Cell]]:
+def summary_rows(found: Sequence[HistoryPoint]) -> list[list[Cell]]:
     """The latest values of every variant's metrics on every device, and the verdict against the time before."""
-    past: dict[tuple[str, str, str], list[Sample]] = {}
+    past: dict[tuple[str, str, str], list[MetricSample]] = {}
     for session in found:
         for (variant, metric), sample in session.samples.items():
             past.setdefault((variant, metric, session.device), []).append(sample)
     return [_summary_row(samples, name) for (_, _, name), samples in past.items()]
 
 
-def _summary_row(past: Sequence[Sample], name: str) -> list[Cell]:
+def _summary_row(past: Sequence[MetricSample], name: str) -> list[Cell]:
     last = past[-1]
-    sure = bootstrap(last.values)
+    sure = median_interval(last.values)
     interval = f"{sure.low:.4g} … {sure.high:.4g}" if math.isfinite(sure.low) else "–"
     noise = 100 * spread(last.values)
     change = "–"
     if len(past) > 1:
-        against = judge(past[-2], last, direction(last.metric, last.unit))
+        against = judge(past[-2], last, better_direction(last.metric, last.unit))
         change = f"{against.word} {against.ratio:.3f}"
     return [last.variant, last.metric, sure.value, last.unit, interval, noise, len(last.values), change, name]
 
 
-def turns(records: Sequence[Record]) -> list[Sequence[Cell]]:
+def turns_rows(records: Sequence[Record]) -> list[Sequence[Cell]]:
     """The verdicts between two programs that ran in turns, as `hotloop bench compare` gives them."""
-    sides = results.sessions(records)
+    sides = results.group_sessions(records)
     return [
-        cells(row)
+        comparison_cells(row)
         for a, b in pairwise(sides)
-        if results.in_turns(a, b)
-        for row in compare(samples(a), beside(samples(b), results.partners(b)), Rules())
+        if results.ran_in_turns(a, b)
+        for row in compare_samples(
+            collect_samples(a), rename_partners(collect_samples(b), results.find_partners(b)), CompareRules()
+        )
     ]
 
 
-def failures(records: Sequence[Record]) -> list[list[Cell]]:
+def failure_rows(records: Sequence[Record]) -> list[list[Cell]]:
     """Runs that did not pass."""
     return [
         [run["variant"], run.get("repeat"), run["status"], run.get("reason") or "", run["folder"]]
@@ -97,7 +100,7 @@ def failures(records: Sequence[Record]) -> list[list[Cell]]:
     ]
 
 
-def histories(found: Sequence[Session]) -> list[tuple[Chart, str]]:
+def history_charts(found: Sequence[HistoryPoint]) -> list[tuple[Chart, str]]:
     """A chart for each benchmark's metric on each device that was measured more than once."""
     charts = []
     for name in dict.fromkeys(session.device for session in found):
@@ -114,7 +117,7 @@ def histories(found: Sequence[Session]) -> list[tuple[Chart, str]]:
     return charts
 
 
-def _history(past: Sequence[Session], keys: Sequence[tuple[str, str]], one: Sample) -> Chart:
+def _history(past: Sequence[HistoryPoint], keys: Sequence[tuple[str, str]], one: MetricSample) -> Chart:
     names = tuple(session.name for session in past)
     if len(set(names)) < len(names):
         names = tuple(session.when[5:16] for session in past)
@@ -126,7 +129,7 @@ def _history(past: Sequence[Session], keys: Sequence[tuple[str, str]], one: Samp
         points = []
         for place, session in enumerate(past, 1):
             if key in session.samples:
-                sure = bootstrap(session.samples[key].values)
+                sure = median_interval(session.samples[key].values)
                 points.append((float(place), sure.value))
                 chart.range(place, sure.low, sure.high, colour)
         chart.line(points, colour=colour)
@@ -134,7 +137,7 @@ def _history(past: Sequence[Session], keys: Sequence[tuple[str, str]], one: Samp
     return chart
 
 
-def distributions(found: Sequence[Session]) -> list[tuple[Strips, str]]:
+def spread_charts(found: Sequence[HistoryPoint]) -> list[tuple[Strips, str]]:
     """Charts of how far single values lie from their variant's median, one for each metric and device."""
     latest = {(key[1], session.device, key[0]): s for session in found for key, s in session.samples.items()}
     charts = []
@@ -149,10 +152,10 @@ def distributions(found: Sequence[Session]) -> list[tuple[Strips, str]]:
     return charts
 
 
-def _relative(sample: Sample) -> tuple[float, ...]:
+def _relative(sample: MetricSample) -> tuple[float, ...]:
     """The values of a sample, or the readings inside its one run, as multiples of their median."""
     values = sample.values if len(sample.values) > 1 else sample.inside
-    middle = bootstrap(values).value
+    middle = median_interval(values).value
     return tuple(value / middle for value in values) if len(values) > 1 and middle else ()
 
 
@@ -163,28 +166,28 @@ def _strip(name: str, values: Sequence[float]) -> Strip:
     return Strip(name, float(low), float(middle), float(high), values)
 
 
-def trade_offs(found: Sequence[Session]) -> list[tuple[Chart, str]]:
+def trade_off_charts(found: Sequence[HistoryPoint]) -> list[tuple[Chart, str]]:
     """Throughput against latency of benchmarks whose variants differ in batch size; the last time of each device."""
     charts = []
     for session in {session.device: session for session in found}.values():
-        rates = [s for s in session.samples.values() if batch(s) and RATE.search(f"{s.metric} {s.unit}")]
+        rates = [s for s in session.samples.values() if batch_size(s) and RATE.search(f"{s.metric} {s.unit}")]
         order = sorted(rates, key=lambda sample: (sample.benchmark, sample.metric))
         for (benchmark, metric), group in groupby(order, lambda sample: (sample.benchmark, sample.metric)):
-            each = sorted(group, key=lambda sample: batch(sample) or 0)
+            each = sorted(group, key=lambda sample: batch_size(sample) or 0)
             if len(each) > 1:
                 caption = f"{benchmark} on {session.device}: {metric}, numbers are batch sizes."
                 charts.append((_trade_off(each, session), caption))
     return charts
 
 
-def _trade_off(each: Sequence[Sample], session: Session) -> Chart:
+def _trade_off(each: Sequence[MetricSample], session: HistoryPoint) -> Chart:
     measured = all(_latency(sample, session) for sample in each)
     label = "latency, ms" if measured else "batch size / throughput, ms"
     rate = each[0].unit or each[0].metric
     chart = Chart(f"{each[0].benchmark}: throughput and latency", Axis(label, log=True), Axis(rate, low=0))
     points = []
     for sample in each:
-        speed, size = bootstrap(sample.values).value, batch(sample) or 1
+        speed, size = median_interval(sample.values).value, batch_size(sample) or 1
         latency = _latency(sample, session) if measured else 1e3 * size / speed if speed else math.nan
         points.append((latency or math.nan, speed))
         chart.note(points[-1], f"{size:g}")
@@ -193,7 +196,7 @@ def _trade_off(each: Sequence[Sample], session: Session) -> Chart:
     return chart
 
 
-def batch(sample: Sample) -> float | None:
+def batch_size(sample: MetricSample) -> float | None:
     """The batch size among a variant's parameters."""
     for name in BATCH:
         try:
@@ -203,11 +206,11 @@ def batch(sample: Sample) -> float | None:
     return None
 
 
-def _latency(sample: Sample, session: Session) -> float | None:
+def _latency(sample: MetricSample, session: HistoryPoint) -> float | None:
     """A variant's latency in milliseconds if that was measured."""
     scales = {"s": 1e3, "sec": 1e3, "seconds": 1e3, "us": 1e-3, "µs": 1e-3}
     for (variant, metric), other in session.samples.items():
         if variant == sample.variant and "latency" in metric.lower():
             unit = other.unit.lower().removeprefix("latency").strip(" ()")
-            return bootstrap(other.values).value * scales.get(unit, 1.0)
+            return median_interval(other.values).value * scales.get(unit, 1.0)
     return None

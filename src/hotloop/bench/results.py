@@ -14,11 +14,10 @@ from pathlib import Path
 from statistics import harmonic_mean
 from typing import Any
 
-from hotloop.bench.record_shape import parsed
+from hotloop.bench.record import PROVENANCE, RECORDS, parse_record
 from hotloop.errors import DataError
 from hotloop.options.files import load_json, parse_json, read_bounded
 
-RECORDS, PROVENANCE = "results.jsonl", "provenance.json"
 SIDES = ("A", "B")  # the log folders of two programs that ran in turns
 PARTS = ("device", "cpu", "hotloop", "environment")  # of a provenance, those that hold more than a text
 TAIL = 4_000_000  # bytes at the end of a program's output in which its JSON result is looked for
@@ -28,7 +27,7 @@ Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Sample:
+class MetricSample:
     """One metric of one variant: a value for each repeat that has it, and the readings inside the last one."""
 
     benchmark: str
@@ -50,7 +49,7 @@ class Sample:
     starts: tuple[float, ...] = ()
 
 
-def read(paths: Sequence[str | Path]) -> list[Record]:
+def read_records(paths: Sequence[str | Path]) -> list[Record]:
     """The records of log folders or `results.jsonl` files; each has its `folder` and its `machine` added."""
     return [record for path in paths for record in _read_one(Path(path))]
 
@@ -82,7 +81,7 @@ def read_lines(file: str | Path) -> list[Record]:
     for number, line in enumerate(lines, 1):
         try:
             if line or number < len(lines):
-                found.append(parsed(line))
+                found.append(parse_record(line))
         except ValueError as error:
             if number == len(lines) and isinstance(error, json.JSONDecodeError):
                 break
@@ -109,9 +108,9 @@ def _is_part(said: Any) -> bool:
     return said is None or isinstance(said, dict)
 
 
-def samples(records: Iterable[Record]) -> dict[tuple[str, str], Sample]:
+def collect_samples(records: Iterable[Record]) -> dict[tuple[str, str], MetricSample]:
     """The samples of all variants and metrics, in order of appearance."""
-    found: dict[tuple[str, str], Sample] = {}
+    found: dict[tuple[str, str], MetricSample] = {}
     for record in records:
         if not ended_well(record):
             continue
@@ -133,8 +132,8 @@ def samples(records: Iterable[Record]) -> dict[tuple[str, str], Sample]:
     return found
 
 
-def _empty(record: Record, metric: str) -> Sample:
-    return Sample(
+def _empty(record: Record, metric: str) -> MetricSample:
+    return MetricSample(
         record["benchmark"],
         record["variant"],
         metric,
@@ -142,17 +141,17 @@ def _empty(record: Record, metric: str) -> Sample:
         record.get("params") or {},
         (),
         best_paces="paces" not in record,
-        accelerated=accelerated(record),
+        accelerated=on_accelerator(record),
         turns=(record.get("turns") or {}).get("id", ""),
     )
 
 
-def sessions(records: Iterable[Record]) -> list[list[Record]]:
+def group_sessions(records: Iterable[Record]) -> list[list[Record]]:
     """The records of each folder and device together, by the time at which they began."""
     apart: dict[tuple[str, str], list[Record]] = {}
     for record in records:
-        apart.setdefault((record["folder"], device(record)), []).append(record)
-    return sorted(apart.values(), key=lambda runs: min((begin(run), run["folder"]) for run in runs))
+        apart.setdefault((record["folder"], device_name(record)), []).append(record)
+    return sorted(apart.values(), key=lambda runs: min((session_start(run), run["folder"]) for run in runs))
 
 
 def ended_well(record: Record) -> bool:
@@ -171,7 +170,7 @@ def _pace(record: Record) -> tuple[float, ...]:
     return (float(harmonic_mean(readings)),) if readings else ()
 
 
-def accelerated(record: Record) -> bool:
+def on_accelerator(record: Record) -> bool:
     """Whether a record's machine computes on something other than its processor."""
     machine = record.get("machine") or {}
     kind = (machine.get("device") or {}).get("kind") or "cpu"
@@ -180,7 +179,7 @@ def accelerated(record: Record) -> bool:
     return str(asked).split(",")[0] != "cpu"
 
 
-def device(record: Record) -> str:
+def device_name(record: Record) -> str:
     """The name of the device a record was measured on, "unknown" where its provenance does not say."""
     machine = record.get("machine") or {}
     said = machine.get("device") or {}
@@ -191,7 +190,7 @@ def device(record: Record) -> str:
     return f"{name}, {cores} cores" if cores else str(name)
 
 
-def commit(record: Record) -> str:
+def commit_name(record: Record) -> str:
     """The commit a record was measured at, short, with a + where the tree had changes; "" if unknown."""
     machine = record.get("machine") or {}
     source = machine if machine.get("commit") else machine.get("hotloop") or {}
@@ -199,30 +198,30 @@ def commit(record: Record) -> str:
     return f"{said[:7]}{'+' if said and source.get('dirty') else ''}"
 
 
-def start(record: Record) -> str:
+def start_time(record: Record) -> str:
     """When a run began, as text that sorts: "2026-01-31 12:00:00" in UTC; "" if unknown."""
     said = record.get("start")
     return f"{datetime.fromtimestamp(said, UTC):%Y-%m-%d %H:%M:%S}" if isinstance(said, int | float) else ""
 
 
-def begin(record: Record) -> str:
+def session_start(record: Record) -> str:
     """When a record's session began: its own start, or that of the session in which two programs ran in turns."""
-    return str((record.get("turns") or {}).get("id") or start(record))
+    return str((record.get("turns") or {}).get("id") or start_time(record))
 
 
-def partners(records: Iterable[Record]) -> dict[str, str]:
+def find_partners(records: Iterable[Record]) -> dict[str, str]:
     """By variant, the one on the other side that it ran in turns with."""
     found = {record["variant"]: record.get("turns") or {} for record in records}
     return {variant: said["with"] for variant, said in found.items() if "with" in said}
 
 
-def in_turns(old: Iterable[Record], new: Iterable[Record]) -> bool:
+def ran_in_turns(old: Iterable[Record], new: Iterable[Record]) -> bool:
     """Whether the two sides come from one session in which they took turns."""
     sessions = [{(record.get("turns") or {}).get("id") for record in side} for side in (old, new)]
     return sessions[0] == sessions[1] != {None}
 
 
-def printed_result(record: Record) -> Mapping[str, Any] | None:
+def read_printed_result(record: Record) -> Mapping[str, Any] | None:
     """The JSON object on the last line of a run's standard output, if that is what it printed."""
     path = (record.get("log") or {}).get("stdout")
     if not path:

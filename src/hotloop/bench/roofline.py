@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from hotloop.bench.record_shape import positive
-from hotloop.bench.svg import Chart, Point
-from hotloop.bench.svg_axes import Axis
+from hotloop.bench.record import is_positive
+from hotloop.bench.svg import Axis, Chart, Point
 
 Result = Mapping[str, Any]
 NOTES = 12  # names that still find room beside their dots
@@ -30,13 +29,13 @@ def is_kernel(result: Any) -> bool:
         limits.get("peak_tflops"),
         limits.get("copy_gbps"),
     )
-    return all(map(positive, needed))
+    return all(map(is_positive, needed))
 
 
-def roofline(kernels: Mapping[str, Result], ceilings: Result | None = None) -> Chart:
+def roofline_chart(kernels: Mapping[str, Result], ceilings: Result | None = None) -> Chart:
     """The chart of one device's kernels."""
-    spots = {name: spot(result) for name, result in kernels.items() if is_kernel(result)}
-    peaks, slope = limits(kernels, ceilings)
+    spots = {name: kernel_point(result) for name, result in kernels.items() if is_kernel(result)}
+    peaks, slope = find_limits(kernels, ceilings)
     highest = max(peaks.values())
     chart = Chart("Roofline", Axis("arithmetic intensity, FLOP/byte", log=True), Axis("TFLOP/s", log=True))
     places = [x for x, _ in spots.values()]
@@ -44,19 +43,19 @@ def roofline(kernels: Mapping[str, Result], ceilings: Result | None = None) -> C
     for name, peak in peaks.items():
         corners = sorted({left, peak / slope, right})
         chart.line([(x, min(peak, slope * x)) for x in corners], name)
-    for place, (mode, names) in enumerate(by_mode(kernels).items()):
+    for place, (mode, names) in enumerate(group_by_mode(kernels).items()):
         chart.dots([spots[name] for name in names], mode, colour=len(peaks) + place)
     for name in list(spots)[:NOTES]:
         chart.note(spots[name], name)
     return chart
 
 
-def spot(result: Result) -> Point:
+def kernel_point(result: Result) -> Point:
     """A kernel's place: FLOPs a byte, and 10^12 FLOPs a second."""
     return result["cost"]["flops"] / result["cost"]["bytes"], result["tflops"]
 
 
-def limits(kernels: Mapping[str, Result], ceilings: Result | None) -> tuple[dict[str, float], float]:
+def find_limits(kernels: Mapping[str, Result], ceilings: Result | None) -> tuple[dict[str, float], float]:
     """The peaks by name in TFLOP/s, and the copy's speed in 10^12 bytes a second; medians where kernels differ."""
     if ceilings is not None:
         return dict(ceilings["matmul_tflops"]), ceilings["copy_gbps"] / 1e3
@@ -69,7 +68,7 @@ def limits(kernels: Mapping[str, Result], ceilings: Result | None) -> tuple[dict
     return {name: median(found) for name, found in peaks.items()}, copy / 1e3
 
 
-def by_mode(kernels: Mapping[str, Result]) -> dict[str, list[str]]:
+def group_by_mode(kernels: Mapping[str, Result]) -> dict[str, list[str]]:
     """Names of kernels apart by inference and training."""
     found: dict[str, list[str]] = {}
     for name, result in kernels.items():
@@ -91,7 +90,7 @@ COLUMNS = (
 )
 
 
-def rows(kernels: Mapping[str, Result]) -> Sequence[Sequence[str | float | None]]:
+def roofline_rows(kernels: Mapping[str, Result]) -> Sequence[Sequence[str | float | None]]:
     """The table beside the chart."""
     return [
         (

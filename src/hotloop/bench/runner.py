@@ -1,31 +1,68 @@
-"""Runs the chosen variants one after the other and writes down each result before the next begins.
+"""What surrounds a run of benchmarks: a log folder that cannot be written becomes one line. It runs nothing.
 
-Nothing that one variant does (crash, hang, print nonsense) touches the others or the runner. What to run is decided
-in `select.py`, how a cmd is started in `launch.py`, how a program is held in `process.py`.
+What the runner is told: how often, where to, within which limits; and who listens. It decides nothing.
+Runs the chosen variants one after the other and writes down each result before the next begins.
 """
 
-from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from hotloop.bench import junit, tables
-from hotloop.bench.capture import last_lines
-from hotloop.bench.guards import told_where_writing_fails
-from hotloop.bench.launch import Launch, LaunchError, Settings, prepare
-from hotloop.bench.measure import measure
-from hotloop.bench.pace import paces
-from hotloop.bench.process import end_marked
-from hotloop.bench.provenance import provenance
-from hotloop.bench.record import Record, Results, add_provenance, digest
-from hotloop.bench.requirements import python_for, run_before
-from hotloop.bench.run_options import Console, Options
-from hotloop.bench.select import Job, Selected, jobs
+from hotloop.bench import result_files
+from hotloop.bench.benchmark import Selected, VariantRun, plan_runs
+from hotloop.bench.launch import Launch, LaunchError, LaunchOptions, prepare, prepare_python, run_pre_commands
+from hotloop.bench.measure import Limits, measure, read_paces
+from hotloop.bench.process import kill_marked, last_lines
+from hotloop.bench.provenance import collect_provenance
+from hotloop.bench.record import Record, Results, add_provenance, hash_file
 from hotloop.engine.interrupt import raise_stops
 from hotloop.engine.records import write_json
 from hotloop.errors import OptionError, RunError
 from hotloop.rehearsal import check_can_make
+
+
+@contextmanager
+def explain_write_errors(log: Path, advice: str = "go on with --resume") -> Iterator[None]:
+    """A disk that is full, or a folder that cannot be written, becomes one line for the user."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"{error.filename or log}: cannot be used: {error.strerror or error}; {advice}"
+        ) from error
+
+
+class BenchConsole(Protocol):
+    """Who listens to the runner."""
+
+    def say(self, text: str) -> None:
+        """A line for people."""
+
+    def warn(self, text: str) -> None:
+        """A line that should not be missed."""
+
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Rows under their column names."""
+
+
+@dataclass(frozen=True)
+class RunnerOptions:
+    """How to run; what is chosen comes beside it."""
+
+    log_dir: Path
+    repeats: int = 1
+    warm_up: int = 0
+    interleave: bool = False
+    resume: bool = False
+    fail_fast: bool = False
+    install: bool = False
+    additional_metrics: bool = False
+    csv_metrics: tuple[str, ...] = ()
+    limits: Limits = field(default_factory=Limits)
+    settings: LaunchOptions = field(default_factory=LaunchOptions)
+
 
 SHOWN_LINES = 12
 NOTHING: dict[str, Any] = {
@@ -44,10 +81,10 @@ NOTHING: dict[str, Any] = {
 }
 
 
-def run(selected: Sequence[Selected], options: Options, console: Console) -> int:
+def run(selected: Sequence[Selected], options: RunnerOptions, console: BenchConsole) -> int:
     """Run everything that has no result yet; 0 if all of it passed, else 1."""
     _open_folder(options)
-    telling = told_where_writing_fails(options.log_dir)
+    telling = explain_write_errors(options.log_dir)
     with closing(Results(options.log_dir)) as results, raise_stops(), telling:
         runner = Runner(selected, options, console, results)
         try:
@@ -63,7 +100,7 @@ def run(selected: Sequence[Selected], options: Options, console: Console) -> int
     return 1 if bad or runner.failed else 0
 
 
-def _open_folder(options: Options) -> None:
+def _open_folder(options: RunnerOptions) -> None:
     check_folder(options)
     try:
         options.log_dir.mkdir(parents=True, exist_ok=True)
@@ -71,7 +108,7 @@ def _open_folder(options: Options) -> None:
         raise RunError(f"--log-dir {options.log_dir}: cannot be made: {error.strerror}") from error
 
 
-def check_folder(options: Options) -> None:
+def check_folder(options: RunnerOptions) -> None:
     """RunError or OptionError where results have no place in the log folder; nothing is made."""
     try:
         check_can_make(options.log_dir)
@@ -86,10 +123,12 @@ def check_folder(options: Options) -> None:
 class Runner:
     """One run of the runner: the variants, how to run them, and the results so far."""
 
-    def __init__(self, selected: Sequence[Selected], options: Options, console: Console, results: Results):
+    def __init__(
+        self, selected: Sequence[Selected], options: RunnerOptions, console: BenchConsole, results: Results
+    ):
         self.selected, self.options, self.console, self.results = selected, options, console, results
         self.log = options.log_dir.resolve()
-        self.specs = {one.benchmark.file: digest(one.benchmark.file) for one in selected}
+        self.specs = {one.benchmark.file: hash_file(one.benchmark.file) for one in selected}
         self._refuse_changed_specs()
         ran = [record for record in results.records if record["status"] != "skipped"]
         self.done = {(record["variant"], record["repeat"]) for record in ran}
@@ -98,9 +137,9 @@ class Runner:
         self.turns: Mapping[str, Mapping[str, str]] = {}
         """By variant, what records say of a session in which two programs run in turns."""
         self.warned: set[str] = set()
-        self.ready: dict[str, Settings | LaunchError] = {}
+        self.ready: dict[str, LaunchOptions | LaunchError] = {}
         files = {str(file.resolve()): name for file, name in self.specs.items()}
-        where = provenance(files, _home(selected), options.settings.extra)
+        where = collect_provenance(files, _home(selected), options.settings.extra)
         self.commit = where["commit"]
         self.provenance = add_provenance(self.log, where)
 
@@ -125,7 +164,7 @@ class Runner:
         self._clean_up_after_the_killed()
         self._record_skipped()
         options = self.options
-        all_jobs = list(jobs(self.selected, options.repeats, options.warm_up, options.interleave))
+        all_jobs = list(plan_runs(self.selected, options.repeats, options.warm_up, options.interleave))
         behind = {
             job.selected.variant.name for job in all_jobs if job.repeat > 0 and job.key not in self.done
         }
@@ -142,7 +181,7 @@ class Runner:
 
     def _clean_up_after_the_killed(self) -> None:
         """Programs of a runner that was killed would disturb every measurement from now on."""
-        if self.options.resume and (count := end_marked(str(self.log), within=True)):
+        if self.options.resume and (count := kill_marked(str(self.log), within=True)):
             self.console.warn(f"{count} processes of an earlier run were still there and have been ended")
 
     def _record_skipped(self) -> None:
@@ -167,7 +206,7 @@ class Runner:
             "provenance": self.provenance,
         }
 
-    def perform(self, job: Job) -> Record:
+    def perform(self, job: VariantRun) -> Record:
         """One run, and its record, which is written unless it was a warm-up."""
         folder = self.log / job.folder
         record = self._blank(job.selected, job.repeat)
@@ -175,7 +214,7 @@ class Runner:
             folder.mkdir(parents=True, exist_ok=True)
             launch = self._prepare(job.selected, folder)
             record |= {"command": launch.command, "hotloop_command": launch.hotloop_command}
-            before = paces()
+            before = read_paces()
             record |= measure(
                 job.selected,
                 launch,
@@ -183,7 +222,7 @@ class Runner:
                 self.options.limits,
                 compile_only=self.options.settings.compile_only,
             )
-            record["paces"] = [*before, *paces()]
+            record["paces"] = [*before, *read_paces()]
             record["log"] = {name: f"{job.folder}/{file}" for name, file in record["log"].items()}
         except LaunchError as error:
             record |= {"command": job.selected.variant.cmd, "status": "failed", "reason": str(error)}
@@ -215,7 +254,7 @@ class Runner:
             self.warned.add(text)
             self.console.warn(text)
 
-    def _make_ready(self, one: Selected) -> Settings:
+    def _make_ready(self, one: Selected) -> LaunchOptions:
         """What happens once before a benchmark's first run: packages and commands, or a word that they wait."""
         benchmark, settings = one.benchmark, self.options.settings
         for notice in benchmark.notices:
@@ -225,8 +264,8 @@ class Runner:
             for name in (name for name, value in wanted.items() if value):
                 self.console.warn(f"{benchmark.name}: {name} is left alone; --install sees to it")
             return settings
-        settings = replace(settings, python=python_for(benchmark, self.log))
-        run_before(benchmark, self.log, settings)
+        settings = replace(settings, python=prepare_python(benchmark, self.log))
+        run_pre_commands(benchmark, self.log, settings)
         return settings
 
     def tell(self, record: Mapping[str, Any], count: str) -> None:
@@ -234,7 +273,7 @@ class Runner:
         repeat = f" repeat {record['repeat']}" if record["repeat"] > 1 else ""
         name = record["variant"] + (repeat if record["repeat"] > 0 else " warm-up")
         seconds = f"{record['seconds']:.2f} s" if record["seconds"] is not None else "not started"
-        said = record["reason"] or tables.metrics_text([record])
+        said = record["reason"] or result_files.describe_metrics([record])
         self.console.say(f"{count} {name}  {record['status'].upper()}  {seconds}  {said}".rstrip())
         if left_out := record.get("left_out_bytes"):
             self.console.warn(
@@ -249,16 +288,16 @@ class Runner:
         records = self.write_tables()
         if records:
             self.console.say("")
-            self.console.table(tables.COLUMNS, tables.rows(records))
+            self.console.table(result_files.COLUMNS, result_files.table_rows(records))
         self.console.say(f"\nresults and logs: {self.options.log_dir}")
 
     def write_tables(self) -> list[Record]:
         """The files over all records, which are the result."""
-        records = tables.counted(self.results.records)
-        tables.write_results_json(self.log / "benchmark_results.json", records)
+        records = result_files.drop_replaced_skips(self.results.records)
+        result_files.write_results_json(self.log / "benchmark_results.json", records)
         additional, more = self.options.additional_metrics, self.options.csv_metrics
-        tables.write_csv(self.log / "benchmark_results.csv", records, more, additional, self.commit)
-        junit.write(self.log / "benchmark_results.xml", records)
+        result_files.write_csv(self.log / "benchmark_results.csv", records, more, additional, self.commit)
+        result_files.write_junit(self.log / "benchmark_results.xml", records)
         return records
 
 

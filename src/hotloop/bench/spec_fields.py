@@ -1,12 +1,27 @@
 """Typed reading of one mapping in a benchmark file: texts, numbers, flags and lists, with the line of what is wrong.
 
 A value that does not fit is reported and replaced by the default, so that reading goes on to the next problem.
+
+The `data`, `derived` and `output` of an entry: metrics, what is computed from them, and their units.
+The `parameters` of a benchmark, in each form that files have, as rows of values.
 """
 
-from collections.abc import Iterable
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from hotloop.bench.spec_yaml import Items, Pair, Pairs, Report, Text, Value
+from hotloop.bench import expressions
+from hotloop.bench.benchmark import MOST_VARIANTS, Derived, Metric, combine_values, split_values
+from hotloop.bench.metrics import REDUCTIONS, is_reduction
+from hotloop.bench.spec_yaml import (
+    LocatedList,
+    LocatedMapping,
+    LocatedPair,
+    LocatedText,
+    LocatedValue,
+    ReportProblem,
+)
 from hotloop.options import did_you_mean
 
 FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -16,12 +31,12 @@ T = TypeVar("T")
 class Fields:
     """The keys of one mapping; `place` is how the file's author would call it, such as `data.loss`."""
 
-    def __init__(self, pairs: Pairs, place: str, report: Report):
+    def __init__(self, pairs: LocatedMapping, place: str, report: ReportProblem):
         self.pairs, self.place, self.report = pairs.pairs, place, report
 
     def __contains__(self, key: str) -> bool:
         pair = self.pairs.get(key)
-        return pair is not None and not (isinstance(pair.value, Text) and pair.value.is_null)
+        return pair is not None and not (isinstance(pair.value, LocatedText) and pair.value.is_null)
 
     def line(self, key: str) -> int:
         """The line that a key stands in."""
@@ -39,7 +54,7 @@ class Fields:
         if key not in self:
             return default
         value = self.pairs[key].value
-        return value.text if isinstance(value, Text) else self.wrong(key, "must be a text", default)
+        return value.text if isinstance(value, LocatedText) else self.wrong(key, "must be a text", default)
 
     def flag(self, key: str, default: T) -> bool | T:
         """true or false."""
@@ -72,12 +87,12 @@ class Fields:
         if key not in self:
             return ()
         value = self.pairs[key].value
-        items = value.items if isinstance(value, Items) else (value,)
-        if all(isinstance(item, Text) for item in items):
-            return tuple(item.text for item in items if isinstance(item, Text))
+        items = value.items if isinstance(value, LocatedList) else (value,)
+        if all(isinstance(item, LocatedText) for item in items):
+            return tuple(item.text for item in items if isinstance(item, LocatedText))
         return self.wrong(key, "must be a list of texts", ())
 
-    def value(self, key: str) -> Value | None:
+    def value(self, key: str) -> LocatedValue | None:
         """Whatever the key has."""
         return self.pairs[key].value if key in self else None
 
@@ -86,18 +101,18 @@ class Fields:
         parts = {}
         for name, pair in self.mapping(key).items():
             value = pair.value
-            if isinstance(value, Text) and value.is_null:
-                value = Pairs({}, value.line)
-            if isinstance(value, Pairs):
+            if isinstance(value, LocatedText) and value.is_null:
+                value = LocatedMapping({}, value.line)
+            if isinstance(value, LocatedMapping):
                 parts[name] = Fields(value, f"{key}.{name}", self.report)
             else:
                 self.report(pair.line, f"{key}.{name} must be a mapping")
         return parts
 
-    def mapping(self, key: str) -> dict[str, Pair]:
+    def mapping(self, key: str) -> dict[str, LocatedPair]:
         """The pairs of a mapping."""
         value = self.value(key)
-        if value is None or isinstance(value, Pairs):
+        if value is None or isinstance(value, LocatedMapping):
             return dict(value.pairs) if value else {}
         return self.wrong(key, "must be a mapping", {})
 
@@ -105,3 +120,197 @@ class Fields:
         """Report the key and go on with the default."""
         self.report(self.line(key), f"{self.place + '.' if self.place else ''}{key} {why}")
         return default
+
+
+METRIC_KEYS = ("regexp", "skip", "reduction_type", "field", "unit", "sorted_skip")
+DERIVED_KEYS = ("expr", "reduction_type", "unit")
+UNITS = (
+    "s",
+    "ms",
+    "us",
+    "sec",
+    "secs",
+    "seconds",
+    "minutes",
+    "hours",
+    "%",
+    "percent",
+    "nats",
+    "TFLOPs",
+    "GB",
+)
+Output = tuple[tuple[str, str], ...]
+
+
+def read_metrics(fields: Fields, output: Output) -> tuple[Metric, ...]:
+    """The metrics of `data`."""
+    return tuple(_metric(name, part, output) for name, part in fields.parts("data").items())
+
+
+def _metric(name: str, part: Fields, output: Output) -> Metric:
+    part.refuse_unknown(METRIC_KEYS)
+    regexp = part.text("regexp", None)
+    try:
+        re.compile(regexp or "")
+    except (re.error, RecursionError, OverflowError) as error:
+        part.wrong("regexp", f"'{regexp}' is no regular expression: {error}", None)
+    return Metric(
+        name,
+        regexp,
+        part.whole("skip", 0, least=0),
+        _reduction(part),
+        part.text("field", None),
+        part.text("unit", find_unit(name, output)),
+        part.flag("sorted_skip", False),
+    )
+
+
+def _reduction(part: Fields) -> str:
+    kind = part.text("reduction_type", "mean")
+    if is_reduction(kind):
+        return kind
+    known = [*REDUCTIONS, "p50", "p99"]
+    hint = did_you_mean(kind, known) or f"; known: {', '.join(known)}"
+    return part.wrong("reduction_type", f"'{kind}' is not known{hint}", "mean")
+
+
+def read_derived(
+    fields: Fields, measured: Sequence[Metric], row: Mapping[str, str], output: Output
+) -> tuple[Derived, ...]:
+    """The metrics of `derived`; each may use metrics, parameters and those before it."""
+    names: dict[str, object] = dict.fromkeys([*row, *(metric.name for metric in measured)])
+    found = []
+    for name, part in fields.parts("derived").items():
+        part.refuse_unknown(DERIVED_KEYS)
+        expr = part.text("expr", "")
+        try:
+            expressions.check_expression(expr, names)
+        except expressions.ExpressionError as error:
+            fields.report(
+                part.line("expr") if "expr" in part else fields.line("derived"), f"derived.{name}: {error}"
+            )
+        if name in names:
+            part.report(fields.line("derived"), f"derived.{name} has the name of a metric or parameter")
+        names[name] = None
+        found.append(Derived(name, expr, _reduction(part), part.text("unit", find_unit(name, output))))
+    return tuple(found)
+
+
+def read_output(fields: Fields) -> Output:
+    """The (label, metric) pairs of `output`."""
+    value = fields.value("output")
+    if value is None:
+        return ()
+    if not isinstance(value, LocatedList):
+        return fields.wrong("output", "must be a list of [label, metric]", ())
+    pairs = [(item, _pair(item)) for item in value.items]
+    for item, pair in pairs:
+        if pair is None:
+            fields.report(
+                item.line, "output must be a list of [label, metric], such as [samples/sec, throughput]"
+            )
+    return tuple(pair for _, pair in pairs if pair is not None)
+
+
+def _pair(item: LocatedValue) -> tuple[str, str] | None:
+    if isinstance(item, LocatedList):
+        texts = [part.text for part in item.items if isinstance(part, LocatedText)]
+    elif isinstance(item, LocatedMapping) and len(item.pairs) == 1:
+        texts = [
+            text
+            for key, (_, part) in item.pairs.items()
+            if isinstance(part, LocatedText)
+            for text in (key, part.text)
+        ]
+    else:
+        return None
+    return (texts[0], texts[1]) if len(texts) == 2 else None
+
+
+def find_unit(name: str, output: Output) -> str:
+    """The unit that a metric's label tells: `samples/sec`, the ms of `latency(ms)`; none from `loss`."""
+    for label, metric in output:
+        if metric == name:
+            inner = re.search(r"\(([^()]+)\)\s*$", label)
+            return inner[1] if inner else label if "/" in label or label in UNITS else ""
+    return ""
+
+
+ParameterRow = dict[str, str]
+
+
+def read_parameters(value: LocatedValue | None, report: ReportProblem) -> list[ParameterRow]:
+    """The parameter values of each variant, at least one row; problems are reported."""
+    if value is None:
+        return [{}]
+    if isinstance(value, LocatedMapping):
+        return _combinations(value, report)
+    if isinstance(value, LocatedList) and value.items:
+        found = (
+            _mappings(value, report) if isinstance(value.items[0], LocatedMapping) else _table(value, report)
+        )
+        return found or [{}]
+    report(value.line, "parameters must be a mapping of names to values, or a list of rows")
+    return [{}]
+
+
+def _combinations(value: LocatedMapping, report: ReportProblem) -> list[ParameterRow]:
+    choices = {name: _choices(pair.value) for name, pair in value.pairs.items()}
+    for name, options in choices.items():
+        if not options:
+            line = value.pairs[name].line
+            report(line, f"parameters.{name} must be values such as '1, 32' or [1, 32], none of them empty")
+            return [{}]
+    if math.prod(len(options) for options in choices.values()) > MOST_VARIANTS:
+        report(
+            value.line, f"parameters have more than {MOST_VARIANTS} combinations; list the rows that matter"
+        )
+        return [{}]
+    return combine_values(choices)
+
+
+def _choices(value: LocatedValue) -> list[str]:
+    """The values of one name; unquoted {3, 4} is to YAML a mapping of 3 and 4 to nothing."""
+    if isinstance(value, LocatedText):
+        texts = split_values(value.text)
+    elif isinstance(value, LocatedMapping):
+        empty = all(
+            isinstance(pair.value, LocatedText) and pair.value.is_null for pair in value.pairs.values()
+        )
+        texts = list(value.pairs) if empty else []
+    else:
+        texts = [item.text if isinstance(item, LocatedText) else "" for item in value.items]
+    return texts if all(texts) else []
+
+
+def _table(value: LocatedList, report: ReportProblem) -> list[ParameterRow]:
+    """Names in the first row, values in the others."""
+    cells = [_cells(item) for item in value.items]
+    names = cells[0]
+    if not all(names) or len(set(names)) != len(names) or len(cells) < 2:
+        report(
+            value.items[0].line, "parameters need a first row of different names, and rows of values after it"
+        )
+        return []
+    for item, row in zip(value.items, cells, strict=True):
+        if len(row) != len(names):
+            report(item.line, f"this row of parameters has {len(row)} values for {len(names)} names")
+    return [dict(zip(names, row, strict=False)) for row in cells[1:]]
+
+
+def _cells(value: LocatedValue) -> list[str]:
+    if isinstance(value, LocatedList):
+        return [item.text if isinstance(item, LocatedText) else "" for item in value.items]
+    return split_values(value.text) if isinstance(value, LocatedText) else []
+
+
+def _mappings(value: LocatedList, report: ReportProblem) -> list[ParameterRow]:
+    """One mapping a variant, all with the same names."""
+    found: list[ParameterRow] = []
+    for item in value.items:
+        pairs = item.pairs if isinstance(item, LocatedMapping) else {}
+        row = {name: pair.value.text for name, pair in pairs.items() if isinstance(pair.value, LocatedText)}
+        if not row or len(row) != len(pairs) or (found and set(row) != set(found[0])):
+            report(item.line, "each row of parameters must be a mapping of the same names to single values")
+        found.append(row)
+    return found

@@ -15,12 +15,12 @@ from hotloop.options.document import DocumentTooLarge, compose_nodes
 if TYPE_CHECKING:
     from yaml.nodes import MappingNode, Node
 
-Report = Callable[[int, str], None]
+ReportProblem = Callable[[int, str], None]
 UNWRITABLE = re.compile("[\\0\\ud800-\\udfff]")  # the zero character and halves of surrogate pairs
 
 
 @dataclass(frozen=True)
-class Text:
+class LocatedText:
     """A scalar as it was written; `is_null` for an empty place or an unquoted null."""
 
     text: str
@@ -29,32 +29,32 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Items:
+class LocatedList:
     """A list."""
 
-    items: tuple["Value", ...]
+    items: tuple["LocatedValue", ...]
     line: int
 
 
-class Pair(NamedTuple):
+class LocatedPair(NamedTuple):
     """A key's line and its value."""
 
     line: int
-    value: "Value"
+    value: "LocatedValue"
 
 
 @dataclass(frozen=True)
-class Pairs:
+class LocatedMapping:
     """A mapping, merge keys already resolved."""
 
-    pairs: Mapping[str, Pair]
+    pairs: Mapping[str, LocatedPair]
     line: int
 
 
-Value: TypeAlias = Text | Items | Pairs
+LocatedValue: TypeAlias = LocatedText | LocatedList | LocatedMapping
 
 
-def read(text: str, report: Report) -> Value | None:
+def read_located(text: str, report: ReportProblem) -> LocatedValue | None:
     """The document in `text`, or None where it is empty or no YAML."""
     import yaml
 
@@ -75,16 +75,16 @@ def read(text: str, report: Report) -> Value | None:
 class _Conversion:
     """Turns nodes into values, each node once: aliases share what they name."""
 
-    def __init__(self, report: Report):
+    def __init__(self, report: ReportProblem):
         self.report = report
-        self.done: dict[int, Value] = {}
+        self.done: dict[int, LocatedValue] = {}
 
-    def value(self, node: "Node") -> Value:
+    def value(self, node: "Node") -> LocatedValue:
         if id(node) not in self.done:
             self.done[id(node)] = self.convert(node, node.start_mark.line + 1)
         return self.done[id(node)]
 
-    def convert(self, node: "Node", line: int) -> Value:
+    def convert(self, node: "Node", line: int) -> LocatedValue:
         from yaml.nodes import MappingNode, SequenceNode
 
         if not node.tag.startswith("tag:yaml.org,2002:") or "/" in node.tag:
@@ -92,19 +92,19 @@ class _Conversion:
         if isinstance(node, MappingNode):
             return self.mapping(node, line)
         if isinstance(node, SequenceNode):
-            return Items(tuple(self.value(item) for item in node.value), line)
+            return LocatedList(tuple(self.value(item) for item in node.value), line)
         if UNWRITABLE.search(node.value):
             self.report(
                 line, f"{ascii(node.value)[:60]} has a character that no file name or program can take"
             )
-        return Text(node.value, line, is_null=node.tag.endswith(":null"))
+        return LocatedText(node.value, line, is_null=node.tag.endswith(":null"))
 
-    def mapping(self, node: "MappingNode", line: int) -> Pairs:
-        own: dict[str, Pair] = {}
-        merged: dict[str, Pair] = {}
+    def mapping(self, node: "MappingNode", line: int) -> LocatedMapping:
+        own: dict[str, LocatedPair] = {}
+        merged: dict[str, LocatedPair] = {}
         for key_node, value_node in node.value:
             key, value = self.value(key_node), self.value(value_node)
-            if not isinstance(key, Text):
+            if not isinstance(key, LocatedText):
                 self.report(key.line, "a key must be a single word")
             elif key_node.tag.endswith(":merge"):
                 merged = {**self.merged(value, key.line), **merged}
@@ -112,14 +112,14 @@ class _Conversion:
                 first = own[key.text].line
                 self.report(key.line, f"the key '{key.text}' is already in line {first}; keep one")
             else:
-                own[key.text] = Pair(key.line, value)
-        return Pairs({**{key: pair for key, pair in merged.items() if key not in own}, **own}, line)
+                own[key.text] = LocatedPair(key.line, value)
+        return LocatedMapping({**{key: pair for key, pair in merged.items() if key not in own}, **own}, line)
 
-    def merged(self, value: Value, line: int) -> dict[str, Pair]:
+    def merged(self, value: LocatedValue, line: int) -> dict[str, LocatedPair]:
         """The keys that `<<` brings; of a list, the earlier mapping wins."""
-        pairs: dict[str, Pair] = {}
-        for layer in value.items if isinstance(value, Items) else [value]:
-            if isinstance(layer, Pairs):
+        pairs: dict[str, LocatedPair] = {}
+        for layer in value.items if isinstance(value, LocatedList) else [value]:
+            if isinstance(layer, LocatedMapping):
                 pairs = {**layer.pairs, **pairs}
             else:
                 self.report(line, "'<<' must name a mapping or a list of mappings, such as *common_options")

@@ -1,20 +1,50 @@
-"""The verdict between two samples: FAST, SLOW, SAME or AMBIGUOUS, from their values alone.
+"""What kind of number a metric is, by its name and unit: which direction is better, and what may change it.
 
-How fast the machine itself was can only take a verdict away, and only where it was demonstrably off between the two
-sides: readings that are merely noisy change nothing. docs/comparing.md says how often each word is right, and
-`benchmarks/verdicts.py` counts it.
+The verdict between two samples: FAST, SLOW, SAME or AMBIGUOUS, from their values alone.
 """
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from hotloop.bench.kinds import Better, follows_processor
-from hotloop.bench.ratios import ratio
-from hotloop.bench.results import Sample
-from hotloop.bench.statistics import Interval, finite
-from hotloop.bench.turns import ratio_in_turns
+from hotloop.bench.results import MetricSample
+from hotloop.bench.statistics import Interval, finite, ratio_in_turns, ratio_interval
+
+Better = Literal["higher", "lower"]
+
+TIME = r"(?:[mnuµ]?s|m?secs?|(?:micro|milli|nano)?seconds?|mins?|minutes?|h|hrs?|hours?|days?)"
+RATE = re.compile(
+    rf"(?:per|/)[ _]?(?:{TIME}|j|joules?|w|watts?)\b|throughput|flops|gbps|\bmfu\b|\bbandwidth\b|\befficiency\b",
+    re.IGNORECASE,
+)
+TIMES = re.compile(rf"\b(?:{TIME}|compile|duration|latency|overhead|time)\b", re.IGNORECASE)
+ERRORS = re.compile(
+    r"\b(?:err|errors?|loss|mae|mse|nll|negative log.?likelihood|perplexity|rmse)\b", re.IGNORECASE
+)
+NEEDS = re.compile(r"\b(?:[kmgt]?i?b|bytes|memory|energy|k?j|joules?|k?w|k?wh|watts?|power)\b", re.IGNORECASE)
+ANSWERS = re.compile(r"\b(?:accuracy|acceptance|auc|elbo|f1|likelihood|ess|samples|top)\b", re.IGNORECASE)
+
+
+def better_direction(metric: str, unit: str = "") -> Better:
+    """Whether more or less of a metric is better: less of times, losses, errors, memory and energy.
+
+    A unit says more than a name: memory_bandwidth in GB/s is a rate.
+    """
+    return "higher" if _kind(metric, unit, RATE, TIMES, ERRORS, NEEDS) in (None, RATE) else "lower"
+
+
+def follows_processor(metric: str, unit: str = "") -> bool:
+    """Whether a processor that is slower for a while may change the metric: not what is learnt, nor what it needs."""
+    return _kind(metric, unit, RATE, TIMES, ERRORS, NEEDS, ANSWERS) in (None, RATE, TIMES)
+
+
+def _kind(metric: str, unit: str, *kinds: re.Pattern[str]) -> re.Pattern[str] | None:
+    """The first of the kinds that the unit has a word of, or else the name."""
+    texts = (unit, metric.replace("_", " "))
+    return next((kind for text in texts for kind in kinds if kind.search(text)), None)
+
 
 Word = Literal["FAST", "SLOW", "SAME", "AMBIGUOUS"]
 
@@ -40,19 +70,19 @@ class Verdict:
     """Pairs of runs in turns that it comes from; 0 for runs that had nothing to do with each other."""
 
 
-def judge(a: Sample, b: Sample, better: Better, threshold: float = THRESHOLD) -> Verdict:
+def judge(a: MetricSample, b: MetricSample, better: Better, threshold: float = THRESHOLD) -> Verdict:
     """The verdict on B against A: from pairs where they ran in turns, else from all runs and the machine's pace."""
     if a.turns and a.turns == b.turns:
         return _judge_turns(a, b, better, threshold)
-    found = verdict(a.values, b.values, better, threshold)
-    machine = machine_between(a, b)
+    found = judge_values(a.values, b.values, better, threshold)
+    machine = machine_ratio(a, b)
     if machine is None or found.word == "AMBIGUOUS" or _stands(found, machine, better, threshold):
         return found
     why = f"the machine itself was at {machine.value:.2f} of its pace, which may be why; measure in turns (--ab)"
     return replace(found, word="AMBIGUOUS", reason=why)
 
 
-def verdict(
+def judge_values(
     a_values: Sequence[float],
     b_values: Sequence[float],
     better: Better = "higher",
@@ -66,19 +96,19 @@ def verdict(
     """
     a, b = finite(a_values), finite(b_values)
     fewest = min(a.size, b.size)
-    found = ratio(a, b, LEVEL) if fewest else Interval(-math.inf, math.nan, math.inf)
+    found = ratio_interval(a, b, LEVEL) if fewest else Interval(-math.inf, math.nan, math.inf)
     if fewest < FEWEST:
         few = f"{a.size} and {b.size} repeats; {FEWEST} of each are the fewest for a verdict"
         return Verdict("AMBIGUOUS", found.value, -math.inf, math.inf, few)
-    return _worded(found, better, threshold)
+    return _verdict_of(found, better, threshold)
 
 
-def _judge_turns(a: Sample, b: Sample, better: Better, threshold: float) -> Verdict:
+def _judge_turns(a: MetricSample, b: MetricSample, better: Better, threshold: float) -> Verdict:
     places = {number: place for place, number in enumerate(b.rounds)}
     both = [(place, places[number]) for place, number in enumerate(a.rounds) if number in places]
     if len(both) < FEWEST:
         middle = (
-            ratio([a.values[i] for i, _ in both], [b.values[j] for _, j in both], LEVEL).value
+            ratio_interval([a.values[i] for i, _ in both], [b.values[j] for _, j in both], LEVEL).value
             if both
             else math.nan
         )
@@ -93,20 +123,20 @@ def _judge_turns(a: Sample, b: Sample, better: Better, threshold: float) -> Verd
         [b.starts[place] for place in second],
         LEVEL,
     )
-    return replace(_worded(found, better, threshold), pairs=len(both))
+    return replace(_verdict_of(found, better, threshold), pairs=len(both))
 
 
-def machine_between(a: Sample, b: Sample) -> Interval | None:
+def machine_ratio(a: MetricSample, b: MetricSample) -> Interval | None:
     """The machine's pace at B as a multiple of that at A, where it was demonstrably not the same; else None."""
     if min(len(a.paces), len(b.paces)) < FEWEST or not (_has_pace(a) and _has_pace(b)):
         return None
     if a.best_paces != b.best_paces:
         return None
-    found = ratio(a.paces, b.paces, OFF_LEVEL)
+    found = ratio_interval(a.paces, b.paces, OFF_LEVEL)
     return None if found.low <= 1 <= found.high else found
 
 
-def _has_pace(sample: Sample) -> bool:
+def _has_pace(sample: MetricSample) -> bool:
     return not sample.accelerated and follows_processor(sample.metric, sample.unit)
 
 
@@ -122,7 +152,7 @@ def _stands(found: Verdict, machine: Interval, better: Better, threshold: float)
     return high < math.pow(min(machine.low, 1.0), GAIN)
 
 
-def _worded(found: Interval, better: Better, threshold: float) -> Verdict:
+def _verdict_of(found: Interval, better: Better, threshold: float) -> Verdict:
     if not math.isfinite(found.value):
         return Verdict("AMBIGUOUS", found.value, found.low, found.high, "A's median is 0: no ratio to it")
     word, reason = _word(found, better, threshold)

@@ -1,13 +1,146 @@
-"""`hotloop bench ...`: run benchmark files, compare results, make a page of them, time peers.
+"""`hotloop bench report`: results as one page that opens offline.
 
-Each subcommand has a module of its own; what they do is in `hotloop.bench`.
+`hotloop bench peers`: every family against other programs, one table of ratios, and a dated file.
+`hotloop bench ...`: run benchmark files, compare results, make a page of them, time peers.
 """
 
-from hotloop.cli import bench_compare, bench_peers, bench_report, bench_run
-from hotloop.cli.command import Command
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from hotloop.cli import bench_compare, bench_run
+from hotloop.cli.bench_check import leave
+from hotloop.cli.command import Command, Context
+from hotloop.errors import OptionError
+from hotloop.options import argument, option, positive
+
+if TYPE_CHECKING:
+    from hotloop.bench.peers import PeerOptions
+
+
+REPORT_EPILOG = """RESULTS are log folders of `hotloop bench run` (several make a history), files that `hotloop kernel`,
+`hotloop devices` or `hotloop demo` print with --json (for the roofline), comparisons with peers, or a folder of
+such files."""
+
+
+@dataclass(frozen=True)
+class BenchReport:
+    """Options of `hotloop bench report`."""
+
+    results: tuple[Path, ...] = argument("Log folders and files of results.", metavar="RESULTS")
+    output: Path = option(Path("report.html"), "The page to write.", aliases=("-o",), metavar="FILE")
+    title: str = option("Benchmarks", "The page's title.")
+
+
+def run_report(config: BenchReport, context: Context) -> Mapping[str, Any]:
+    """Gather and write."""
+    if not config.results:
+        raise OptionError("RESULTS: at least one log folder or file of results is needed")
+    from hotloop.bench.report import build_report, gather_sources
+
+    found = gather_sources(config.results)
+    if found.left_out:
+        context.warn(f"nothing that a report can show in {', '.join(found.left_out)}")
+    path = build_report(found, config.title).write(config.output)
+    context.say(f"page: {path}")
+    return {
+        "page": str(path),
+        "runs": len(found.runs),
+        "kernels": sum(map(len, found.kernels.values())),
+        "peers": len(found.peers),
+    }
+
+
+REPORT = Command(
+    "report", "Write results as one page that opens offline.", BenchReport, run_report, epilog=REPORT_EPILOG
+)
+
+PEERS_EPILOG = """A ratio is the other program's time over ours: 2 is twice as fast as it. All sides take turns, round after
+round; the range is that of the rounds. The status is 1 when a ratio is below its floor or a comparison failed. Use a
+quiet machine; it takes a while. The file can be shown with `hotloop bench report`."""
+Family = Literal["kernels", "vcd", "recommender", "cnn", "estimator"]
+ALL: tuple[Family, ...] = ("kernels", "vcd", "recommender", "cnn", "estimator")
+STANDARD_ERROR = 2
+
+
+@dataclass(frozen=True)
+class BenchPeers:
+    """Options of `hotloop bench peers`."""
+
+    family: tuple[Family, ...] = option(ALL, "Only these families.", metavar="NAME")
+    rounds: int | None = option(
+        None, "Turns of each side; left out, each program's own number.", check=positive
+    )
+    seconds: float | None = option(
+        None, "Seconds of a turn; left out, each program's own length.", check=positive
+    )
+    output: Path | None = option(
+        None, "File for the results; left out, DATE_peers_DEVICE.json here.", aliases=("-o",), metavar="FILE"
+    )
+
+
+def run_peers(config: BenchPeers, context: Context) -> Mapping[str, Any]:
+    """Check that it can work, compare family by family, tell."""
+    from hotloop.bench import peers
+
+    if context.device == "tpu":
+        raise OptionError("--device tpu: the other programs run on a CPU or a GPU; take one of them")
+    if config.output is not None and not config.output.absolute().parent.is_dir():
+        raise OptionError(f"--output {config.output}: its folder is not there; make it first")
+    peers.check_programs(config.family)
+    if (load := peers.measure_load()) > peers.QUIET:
+        context.warn(f"other work on this machine ({load:.1f} cores): a smoke test, not a measurement")
+    device = peers.find_device() if context.device == "auto" else context.device
+    if device == "cpu" and context.only_accelerator:
+        raise OptionError("--only-accelerator: jax finds only a CPU here")
+    file = config.output if config.output else peers.choose_file(Path(), device)
+    turns = peers.PeerOptions(device, config.rounds, config.seconds, load)
+    result = compare_families(config.family, turns, file, context)
+    if result["missed"] or result["failed"]:
+        leave(result, context)
+    return result
+
+
+def compare_families(
+    families: tuple[str, ...], turns: "PeerOptions", file: Path, context: Context
+) -> Mapping[str, Any]:
+    """Run the families one after the other; the file is written after each."""
+    from hotloop.bench import peers
+
+    documents: dict[str, Mapping[str, Any]] = {}
+    failed: dict[str, str] = {}
+    for family in dict.fromkeys(families):
+        context.say(f"== {family}")
+        sys.stdout.flush()
+        document, wrong = peers.run_family(family, turns, STANDARD_ERROR if context.json else None)
+        if document is not None:
+            documents[family] = document
+        if wrong:
+            failed[family] = wrong
+            context.warn(f"{family}: {wrong}")
+        file.write_text(json.dumps(peers.merge_documents(documents, failed, turns), indent=1) + "\n", "utf-8")
+    rows = [row for family, document in documents.items() for row in peers.table_rows(document, family)]
+    context.say("")
+    if rows:
+        context.table(peers.TABLE_COLUMNS, [peers.table_cells(row) for row in rows])
+    missed = sum(row.missed for row in rows)
+    context.say(f"floors missed: {missed}, families failed: {len(failed)}, results: {file}")
+    return {"rows": [asdict(row) for row in rows], "missed": missed, "failed": failed, "file": file}
+
+
+PEERS = Command(
+    "peers",
+    "Compare every family with other programs; needs the source tree.",
+    BenchPeers,
+    run_peers,
+    epilog=PEERS_EPILOG,
+)
 
 COMMAND = Command(
     "bench",
     "Run benchmark files, compare results, show them on a page.",
-    children=(bench_run.COMMAND, bench_compare.COMMAND, bench_report.COMMAND, bench_peers.COMMAND),
+    children=(bench_run.COMMAND, bench_compare.COMMAND, REPORT, PEERS),
 )

@@ -1,20 +1,121 @@
-"""`hotloop bench compare`: what became faster or slower between two sets of results, since a baseline, or in turns."""
+"""The part of `hotloop bench compare --ab` that runs: from two benchmark files or two commits to two log folders.
+
+`hotloop bench compare`: what became faster or slower between two sets of results, since a baseline, or in turns.
+"""
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hotloop.cli import bench_ab
-from hotloop.cli.bench_run import refuse_empty
+from hotloop.cli.bench_check import mark_skipped
+from hotloop.cli.bench_run import PLATFORMS, load_specs, refuse_empty
 from hotloop.cli.command import Command, Context
 from hotloop.cli.console import print_json
 from hotloop.errors import DataError, OptionError, RunError
 from hotloop.options import argument, non_negative, option, positive
 
 if TYPE_CHECKING:
-    from hotloop.bench.compare import Row
+    from hotloop.bench.ab import Pair
+    from hotloop.bench.benchmark import Selected
+    from hotloop.bench.compare import Comparison
     from hotloop.bench.results import Record
+    from hotloop.bench.runner import RunnerOptions
+
+
+AB_OPTIONS = ("spec", "benchmark", "repeats", "warm_up", "seed", "log_dir", "timeout")
+"""Options that mean nothing without --ab."""
+
+
+def check_ab(config: "BenchCompare", context: Context) -> None:
+    """Refuse what cannot be meant beside --ab, or without it."""
+    if not config.ab:
+        if given := [name for name in AB_OPTIONS if name in context.given]:
+            raise OptionError(f"--{given[0].replace('_', '-')} is for --ab A B, which runs programs")
+        return
+    if config.results or config.baseline:
+        other = "--baseline" if config.baseline else f"RESULTS {config.results[0]}"
+        raise OptionError(f"--ab runs what it compares; leave out {other}")
+    if len(config.ab) != 2:
+        wanted = "two commits" if config.spec else "two benchmark files, FILE or FILE:NAME"
+        raise OptionError(f"--ab: {wanted} are needed, A and B, not {len(config.ab)}")
+
+
+def run_ab(config: "BenchCompare", context: Context) -> tuple[Path, Mapping[str, str]]:
+    """Run both in turns; the folder of the results, and by variant why one failed."""
+    from hotloop.bench.ab import PairedRuns, check_pairs_folder, match_pairs, run_in_turns, side_options
+    from hotloop.bench.results import SIDES
+    from hotloop.engine.interrupt import raise_stops
+
+    options = ab_options(config, context)
+    check_pairs_folder(options.log_dir)
+    with raise_stops(), ExitStack() as stack:
+        files, extras = make_work_trees(config, stack) if config.spec else (config.ab, ({}, {}))
+        pairs = match_pairs(
+            *(mark_skipped(select_side(file, config.benchmark), options.settings) for file in files)
+        )
+        check_metrics(pairs, config)
+        sides = [side_options(options, side, extra) for side, extra in zip(SIDES, extras, strict=True)]
+        for side, name in zip(SIDES, config.ab, strict=True):
+            context.say(f"{side}: {name}")
+        context.say(f"{options.repeats} pairs of {len(pairs)} variants, results in {options.log_dir}")
+        failed = run_in_turns(PairedRuns(pairs, (sides[0], sides[1]), config.seed), context)
+    for variant, reason in failed.items():
+        context.warn(f"{variant}: {reason}")
+    return options.log_dir, failed
+
+
+def check_metrics(pairs: "Sequence[Pair]", config: "BenchCompare") -> None:
+    """OptionError where --metric would leave nothing to compare, before anything runs."""
+    from hotloop.bench.compare import CompareRules
+
+    entries = [one.benchmark for pair in pairs for one in pair]
+    measured = {metric.name for entry in entries for metric in entry.metrics}
+    known = sorted(measured | {metric.name for entry in entries for metric in entry.derived})
+    if config.metric and not any(map(CompareRules(config.metric).wants, known)):
+        names = ", ".join(known) or "none"
+        raise OptionError(f"--metric {' '.join(config.metric)}: matches nothing; known: {names}")
+
+
+def make_work_trees(
+    config: "BenchCompare", stack: ExitStack
+) -> tuple[Sequence[str], Sequence[Mapping[str, str]]]:
+    """The benchmark file in a work tree of each commit, and the variables that make programs use that tree."""
+    from hotloop.bench.ab import python_path, work_trees
+
+    assert config.spec is not None
+    load_specs([config.spec])  # its mistakes are told under the name that the user knows
+    files = stack.enter_context(work_trees(config.ab, config.spec))
+    return [str(file) for file in files], [{"PYTHONPATH": python_path(file)} for file in files]
+
+
+def select_side(text: str, names: Sequence[str]) -> "list[Selected]":
+    """The variants of FILE, or those that are named in FILE:NAME or by --benchmark."""
+    from hotloop.bench.benchmark import select
+
+    file, colon, name = text.rpartition(":")
+    if not colon or Path(text).exists():
+        return select(load_specs([Path(text)]), names)
+    return select(load_specs([Path(file)]), (name,))
+
+
+def ab_options(config: "BenchCompare", context: Context) -> "RunnerOptions":
+    """How each program is run."""
+    from hotloop.bench.launch import LaunchOptions
+    from hotloop.bench.measure import Limits
+    from hotloop.bench.runner import RunnerOptions
+
+    extra = {"JAX_PLATFORMS": PLATFORMS[context.device]} if context.device in PLATFORMS else {}
+    return RunnerOptions(
+        log_dir=(config.log_dir or Path(f"ab_{datetime.now():%Y-%m-%d_%H-%M-%S}")).absolute(),
+        repeats=config.repeats,
+        warm_up=config.warm_up,
+        limits=Limits(config.timeout),
+        settings=LaunchOptions(extra=extra),
+    )
+
 
 EPILOG = """A and B are log folders of `hotloop bench run` with --repeats 5 or more: 5 tell 5 % apart under 1 % of
 noise, 10 tell 10 % apart under 3 % of it. FAST and SLOW: the 98 % interval of the ratio does not hold 1, and the ratio
@@ -26,7 +127,7 @@ TURNS = "In turns"
 
 
 @dataclass(frozen=True)
-class Compare:
+class BenchCompare:
     """Options of `hotloop bench compare`."""
 
     results: tuple[Path, ...] = argument(
@@ -76,34 +177,34 @@ class Compare:
     )
 
 
-def run(config: Compare, context: Context) -> Mapping[str, Any]:
+def run(config: BenchCompare, context: Context) -> Mapping[str, Any]:
     """Compare, tell, and leave with status 1 where that was asked for."""
     refuse_empty(config, context)
-    check(config, context)
+    check_options(config, context)
     if config.update_baseline:
-        return update(config, context)
+        return update_baseline(config, context)
     if not config.ab:
-        return tell(config, context)
-    log, failed = bench_ab.measure(config, context)
-    return tell(
+        return show_comparison(config, context)
+    log, failed = run_ab(config, context)
+    return show_comparison(
         replace(config, ab=(), results=(log / "A", log / "B")), context, {"log": log, "broken": failed}
     )
 
 
-def tell(config: Compare, context: Context, ran: Mapping[str, Any] = {}) -> Mapping[str, Any]:
+def show_comparison(config: BenchCompare, context: Context, ran: Mapping[str, Any] = {}) -> Mapping[str, Any]:
     """The verdicts on two sets of results; `ran` is what is known of programs that ran for it."""
-    from hotloop.bench.compare import COLUMNS, cells, compare, markdown
+    from hotloop.bench.compare import COLUMNS, compare_samples, comparison_cells, format_markdown
 
-    rows = compare(*sides(config, context))
+    rows = compare_samples(*load_sides(config, context))
     broken = [f"{variant}: {reason}" for variant, reason in ran.get("broken", {}).items()]
     if not rows and broken:
         raise RunError(f"--ab: nothing to compare: {'; '.join(broken)}; logs are in {ran['log']}")
     if not rows:
         raise DataError(f"{config.results[-1]}: nothing to compare; does --metric name one of its metrics?")
     if config.markdown:
-        context.say(markdown(rows))
+        context.say(format_markdown(rows))
     else:
-        context.table(COLUMNS, [cells(row) for row in rows])
+        context.table(COLUMNS, [comparison_cells(row) for row in rows])
     counts = {word: sum(row.word == word for row in rows) for word in dict.fromkeys(row.word for row in rows)}
     hint = "; more repeats narrow the intervals" if "AMBIGUOUS" in counts else ""
     context.say("\n" + ", ".join(f"{count} {word}" for word, count in counts.items()) + hint)
@@ -116,9 +217,9 @@ def tell(config: Compare, context: Context, ran: Mapping[str, Any] = {}) -> Mapp
     return result
 
 
-def check(config: Compare, context: Context) -> None:
+def check_options(config: BenchCompare, context: Context) -> None:
     """Refuse a number of results that the other options do not fit."""
-    bench_ab.check(config, context)
+    check_ab(config, context)
     if config.ab:
         return
     wanted = 1 if config.baseline else 2
@@ -129,24 +230,23 @@ def check(config: Compare, context: Context) -> None:
         raise OptionError(f"RESULTS: {given} needed, not {len(config.results)}")
 
 
-def sides(config: Compare, context: Context) -> tuple[Any, Any, Any]:
+def load_sides(config: BenchCompare, context: Context) -> tuple[Any, Any, Any]:
     """A's samples, B's samples and the rules."""
-    from hotloop.bench.baselines import load
-    from hotloop.bench.compare import Rules, beside
-    from hotloop.bench.results import in_turns, partners, read, samples
+    from hotloop.bench.compare import CompareRules, load_baselines, rename_partners
+    from hotloop.bench.results import collect_samples, find_partners, ran_in_turns, read_records
 
-    new = read(config.results[-1:])
-    after = samples(new)
+    new = read_records(config.results[-1:])
+    after = collect_samples(new)
     thresholds: Mapping[str, float] = {}
     if config.baseline is None:
-        old = read(config.results[:1])
-        before = samples(old)
-        if in_turns(old, new):
-            after = beside(after, partners(new))
+        old = read_records(config.results[:1])
+        before = collect_samples(old)
+        if ran_in_turns(old, new):
+            after = rename_partners(after, find_partners(new))
         else:
             warn_of_differences(old, new, context)
     else:
-        known, name = load(config.baseline), one_device(new, config.results[-1])
+        known, name = load_baselines(config.baseline), one_device(new, config.results[-1])
         if name not in known.devices:
             raise DataError(
                 f"{config.baseline}: has no baseline of {name}, only of {', '.join(known.devices) or 'nothing'}; "
@@ -155,7 +255,7 @@ def sides(config: Compare, context: Context) -> tuple[Any, Any, Any]:
         before, thresholds = dict(known.devices[name]), known.thresholds
         ran = {record["variant"] for record in new}
         before = {key: sample for key, sample in before.items() if key[0] in ran}
-    rules = Rules(
+    rules = CompareRules(
         config.metric, config.lower_is_better, config.higher_is_better, config.threshold, thresholds
     )
     return before, after, rules
@@ -163,9 +263,9 @@ def sides(config: Compare, context: Context) -> tuple[Any, Any, Any]:
 
 def one_device(records: "Sequence[Record]", path: Path) -> str:
     """The one device that results come from."""
-    from hotloop.bench.results import device
+    from hotloop.bench.results import device_name
 
-    names = sorted({device(record) for record in records})
+    names = sorted({device_name(record) for record in records})
     if len(names) != 1:
         raise DataError(f"{path}: a baseline is for one device, these results are of {len(names)}: {names}")
     return names[0]
@@ -173,9 +273,9 @@ def one_device(records: "Sequence[Record]", path: Path) -> str:
 
 def warn_of_differences(old: "Sequence[Record]", new: "Sequence[Record]", context: Context) -> None:
     """Say what else differs between the two sides, since it may be the reason."""
-    from hotloop.bench.results import device
+    from hotloop.bench.results import device_name
 
-    machines = [{device(record) for record in side} for side in (old, new)]
+    machines = [{device_name(record) for record in side} for side in (old, new)]
     if machines[0] != machines[1]:
         names = (" and ".join(sorted(each)) for each in machines)
         context.warn(f"A was measured on {next(names)}, B on {next(names)}")
@@ -187,30 +287,29 @@ def warn_of_differences(old: "Sequence[Record]", new: "Sequence[Record]", contex
         context.warn(f"the specification changed between A and B: {', '.join(changed)}")
 
 
-def update(config: Compare, context: Context) -> Mapping[str, Any]:
+def update_baseline(config: BenchCompare, context: Context) -> Mapping[str, Any]:
     """Take the results as the new baseline of their device."""
-    from hotloop.bench.baselines import Baselines, load, save
-    from hotloop.bench.compare import Rules
-    from hotloop.bench.results import read, samples
+    from hotloop.bench.compare import BaselineFile, CompareRules, load_baselines, save_baselines
+    from hotloop.bench.results import collect_samples, read_records
     from hotloop.bench.verdict import FEWEST
 
     assert config.baseline is not None
-    records = read(config.results)
+    records = read_records(config.results)
     name = one_device(records, config.results[0])
-    rules = Rules(config.metric)
-    found = {key: sample for key, sample in samples(records).items() if rules.wants(key[1])}
+    rules = CompareRules(config.metric)
+    found = {key: sample for key, sample in collect_samples(records).items() if rules.wants(key[1])}
     if not found:
         raise DataError(f"{config.results[0]}: holds no metric of a run that ended well; nothing was written")
     few = sorted({key[0] for key, sample in found.items() if len(sample.values) < FEWEST})
     if few:
         context.warn(f"fewer than {FEWEST} repeats, too few to compare with: {', '.join(few)}")
-    before = load(config.baseline) if config.baseline.exists() else Baselines()
-    save(config.baseline, before.updated(name, found))
+    before = load_baselines(config.baseline) if config.baseline.exists() else BaselineFile()
+    save_baselines(config.baseline, before.updated(name, found))
     context.say(f"{config.baseline}: {len(found)} values of {name} written")
     return {"baseline": str(config.baseline), "device": name, "written": len(found)}
 
 
-def plain_row(row: "Row") -> dict[str, Any]:
+def plain_row(row: "Comparison") -> dict[str, Any]:
     """A row for `--json`."""
     return {**asdict(row), "word": row.word, "reason": row.reason}
 
@@ -218,7 +317,7 @@ def plain_row(row: "Row") -> dict[str, Any]:
 COMMAND = Command(
     "compare",
     "Say what is FAST, SLOW, the SAME or AMBIGUOUS between two sets of results.",
-    Compare,
+    BenchCompare,
     run,
     epilog=EPILOG,
 )

@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hotloop.cli import bench_fit, bench_show
+from hotloop.cli import bench_check
 from hotloop.cli.command import Command, Context
 from hotloop.cli.console import print_error
 from hotloop.engine.interrupt import Stopped
@@ -14,9 +14,8 @@ from hotloop.errors import OptionError
 from hotloop.options import non_negative, option, positive
 
 if TYPE_CHECKING:
-    from hotloop.bench.model import Benchmark
-    from hotloop.bench.run_options import Options
-    from hotloop.bench.select import Selected
+    from hotloop.bench.benchmark import Benchmark, Selected
+    from hotloop.bench.runner import RunnerOptions
 
 EPILOG = """Files of the older runner (examples_utils) load unchanged, and commands of its scripts run as the hotloop
 commands that replace them. A missing number, a crash or a timeout fails its variant alone; the status is 1 when any
@@ -36,7 +35,7 @@ WITHOUT_EFFECT = ("requirements_file", "no_code_sync", "remove_dirs_after", "ign
 
 
 @dataclass(frozen=True)
-class RunConfig:
+class BenchRun:
     """Options of `hotloop bench run`."""
 
     spec: tuple[Path, ...] = option((Path("benchmarks.yml"),), "Benchmark files (YAML).", metavar="FILE")
@@ -109,23 +108,23 @@ class RunConfig:
             raise OptionError("--resume needs --log-dir, the folder of the run to go on with")
 
 
-def run(config: RunConfig, context: Context) -> Mapping[str, Any]:
+def run(config: BenchRun, context: Context) -> Mapping[str, Any]:
     """Load, choose, and do what was asked for."""
-    from hotloop.bench.select import select
+    from hotloop.bench.benchmark import select
 
     refuse_empty(config, context)
     if unused := [f"--{name.replace('_', '-')}" for name in WITHOUT_EFFECT if getattr(config, name)]:
         context.warn(f"without effect: {', '.join(unused)}")
-    benchmarks = load(config.spec)
+    benchmarks = load_specs(config.spec)
     selected = select(benchmarks, config.benchmark, config.tag, config.include_convergence)
-    options = options_of(config, context)
-    selected = bench_fit.fitting(selected, options.settings)
+    options = runner_options(config, context)
+    selected = bench_check.mark_skipped(selected, options.settings)
     if config.list:
-        return bench_show.variants(selected, context)
+        return bench_check.list_variants(selected, context)
     if config.dry_run:
-        return bench_show.commands(selected, options, context)
+        return bench_check.show_commands(selected, options, context)
     if config.validate:
-        return bench_show.check(selected, options, context)
+        return bench_check.validate_variants(selected, options, context)
     return run_all(selected, options, context, quiet=config.logging in QUIET)
 
 
@@ -137,12 +136,12 @@ def refuse_empty(config: Any, context: Context) -> None:
             raise OptionError(f"{said} '': names nothing; give a name, or leave the option out")
 
 
-def load(files: Sequence[Path]) -> Mapping[str, "Benchmark"]:
+def load_specs(files: Sequence[Path]) -> Mapping[str, "Benchmark"]:
     """The benchmarks of all files; several mistakes are told one a line."""
-    from hotloop.bench.spec import SpecError, load
+    from hotloop.bench.spec import SpecError, load_benchmarks
 
     try:
-        return load(files)
+        return load_benchmarks(files)
     except SpecError as error:
         mistakes = str(error).splitlines()
         if len(mistakes) < 2:
@@ -153,48 +152,48 @@ def load(files: Sequence[Path]) -> Mapping[str, "Benchmark"]:
 
 
 def run_all(
-    selected: Sequence["Selected"], options: "Options", context: Context, quiet: bool
+    selected: Sequence["Selected"], options: "RunnerOptions", context: Context, quiet: bool
 ) -> Mapping[str, Any]:
     """Run them; status 1 if any failed."""
-    from hotloop.bench.record import Record
-    from hotloop.bench.results import RECORDS, read_lines
+    from hotloop.bench.record import RECORDS, Record
+    from hotloop.bench.result_files import drop_replaced_skips
+    from hotloop.bench.results import read_lines
     from hotloop.bench.runner import run
-    from hotloop.bench.tables import counted
 
     try:
-        status = run(selected, options, Quiet(context) if quiet else context)
+        status = run(selected, options, WarningsConsole(context) if quiet else context)
     except KeyboardInterrupt as error:
         said = str(error) or "interrupted"
         raise Stopped.because_of(error, f"{said}; to go on: --resume --log-dir {options.log_dir}") from None
-    records: list[Record] = counted(read_lines(options.log_dir / RECORDS))
+    records: list[Record] = drop_replaced_skips(read_lines(options.log_dir / RECORDS))
     counts = {word: sum(one["status"] == word for one in records) for word in STATUSES}
-    result = {"log": options.log_dir, **counts, "results": [brief(one) for one in records]}
+    result = {"log": options.log_dir, **counts, "results": [brief_record(one) for one in records]}
     if status:
-        bench_show.leave(result, context)
+        bench_check.leave(result, context)
     return result
 
 
-def brief(record: Mapping[str, Any]) -> dict[str, Any]:
+def brief_record(record: Mapping[str, Any]) -> dict[str, Any]:
     """A record for `--json`: what it is, how it ended, one number a metric."""
     kept = ("benchmark", "variant", "params", "repeat", "status", "reason", "seconds")
     metrics = {name: one["value"] for name, one in record["metrics"].items()}
     return {**{name: record[name] for name in kept}, "metrics": metrics}
 
 
-def folder_of(config: RunConfig) -> Path:
+def log_folder(config: BenchRun) -> Path:
     """The log folder; a new one each second by default."""
     return (config.log_dir or Path(f"log_{datetime.now():%Y-%m-%d_%H-%M-%S}")).absolute()
 
 
-def options_of(config: RunConfig, context: Context) -> "Options":
+def runner_options(config: BenchRun, context: Context) -> "RunnerOptions":
     """What the runner needs of the options."""
-    from hotloop.bench.launch import Settings
+    from hotloop.bench.launch import LaunchOptions
     from hotloop.bench.measure import Limits
-    from hotloop.bench.run_options import Options
+    from hotloop.bench.runner import RunnerOptions
 
     extra = {"JAX_PLATFORMS": PLATFORMS[context.device]} if context.device in PLATFORMS else {}
-    return Options(
-        log_dir=folder_of(config),
+    return RunnerOptions(
+        log_dir=log_folder(config),
         fail_fast=config.fail_fast,
         repeats=config.repeats,
         warm_up=config.warm_up,
@@ -209,11 +208,11 @@ def options_of(config: RunConfig, context: Context) -> "Options":
             period=config.progress_trace_period,
             monitor=config.monitor,
         ),
-        settings=Settings(config.compile_only, config.allow_wandb, config.profile, extra=extra),
+        settings=LaunchOptions(config.compile_only, config.allow_wandb, config.profile, extra=extra),
     )
 
 
-class Quiet:
+class WarningsConsole:
     """A console that keeps everything but warnings, and the table at the end, to itself."""
 
     def __init__(self, context: Context):
@@ -224,5 +223,5 @@ class Quiet:
 
 
 COMMAND = Command(
-    "run", "Run benchmark files; results and logs go to a folder.", RunConfig, run, epilog=EPILOG
+    "run", "Run benchmark files; results and logs go to a folder.", BenchRun, run, epilog=EPILOG
 )

@@ -41,7 +41,7 @@ def run(config: CompatConfig, context: Context) -> Mapping[str, Any]:
     from hotloop.bench.compat import translate
 
     found = translate(config.command)
-    words = [*found.command[1:], *inherited(context, found.command)]
+    words = [*found.command[1:], *pass_on_options(context, found.command)]
     # Standard output belongs to the new command's JSON object, which the old command may have asked for.
     console = replace(context, json=context.json or "--json" in words)
     console.say(f"{found}")
@@ -57,7 +57,7 @@ def run(config: CompatConfig, context: Context) -> Mapping[str, Any]:
     raise SystemExit(main(words))
 
 
-def inherited(context: Context, given: Sequence[str]) -> list[str]:
+def pass_on_options(context: Context, given: Sequence[str]) -> list[str]:
     """Options of compat that are meant for the new command, unless it has them already."""
     flags = [
         f"--{name.replace('_', '-')}"

@@ -64,7 +64,7 @@ def run(config: Demo, context: Context) -> Mapping[str, Any]:
     write_text(page_path, "")  # an unwritable folder is found out now, not after the work
     device = context.open_device()
 
-    from hotloop.bench.overview import overview
+    from hotloop.bench.demo_page import build_demo_page
     from hotloop.engine.device import describe_environment
     from hotloop.engine.measure import describe_device
 
@@ -76,7 +76,7 @@ def run(config: Demo, context: Context) -> Mapping[str, Any]:
         "environment": describe_environment(),
     }
     write_text(config.output / "results.json", json.dumps(to_jsonable(results), allow_nan=False))
-    path = overview(results).write(page_path)
+    path = build_demo_page(results).write(page_path)
     context.say(f"page: {path}")
     return {"page": str(path), **results}
 

@@ -2,14 +2,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.bench.variants import (
+from hotloop.bench.benchmark import (
     LONGEST_NAME,
-    every,
+    combine_values,
     expand_environment,
     fill,
-    listed,
-    named,
-    unfilled,
+    name_variants,
+    split_values,
+    unknown_names,
     unset_variables,
 )
 
@@ -50,33 +50,33 @@ def test_a_text_that_str_format_accepts_comes_out_the_same(text: str) -> None:
 
 
 def test_names_in_braces_that_are_no_parameters_are_listed() -> None:
-    assert unfilled('{batchsiz} {n} {{n}} {"json": 1} {batchsiz}', {"n"}) == ["batchsiz"]
+    assert unknown_names('{batchsiz} {n} {{n}} {"json": 1} {batchsiz}', {"n"}) == ["batchsiz"]
 
 
 @pytest.mark.parametrize("text", ["3,4", " 3 , 4 ", "[3, 4]", "{3, 4}"])
 def test_comma_strings_lose_blanks_and_brackets(text: str) -> None:
-    assert listed(text) == ["3", "4"]
+    assert split_values(text) == ["3", "4"]
 
 
 def test_every_combination_comes_in_order_the_last_name_fastest() -> None:
-    rows = every({"b": ["1", "32"], "a": ["x", "y"]})
+    rows = combine_values({"b": ["1", "32"], "a": ["x", "y"]})
     assert [(row["b"], row["a"]) for row in rows] == [("1", "x"), ("1", "y"), ("32", "x"), ("32", "y")]
 
 
 def test_variant_names_have_sorted_keys() -> None:
-    assert list(named("bench", [{"b": "1", "a": "x"}])) == ["bench_a_x_b_1"]
-    assert list(named("bench", [{}])) == ["bench"]
+    assert list(name_variants("bench", [{"b": "1", "a": "x"}])) == ["bench_a_x_b_1"]
+    assert list(name_variants("bench", [{}])) == ["bench"]
 
 
 def test_equal_names_get_a_number_and_none_is_lost() -> None:
     rows = [{"n": "1"}, {"n": "1"}, {"n": "1_2"}, {"n": "1"}]
-    variants = named("x", rows)
+    variants = name_variants("x", rows)
     assert list(variants) == ["x_n_1", "x_n_1_2", "x_n_1_2_2", "x_n_1_3"]
     assert list(variants.values()) == rows
 
 
 def test_variant_names_are_single_folders() -> None:
-    (name,) = named("x", [{"path": "../../etc/a b\n" + "c" * 500}])
+    (name,) = name_variants("x", [{"path": "../../etc/a b\n" + "c" * 500}])
     assert name.startswith("x_path_..-..-etc-a-b-ccc") and "/" not in name
     assert len(name) == LONGEST_NAME
 

@@ -6,8 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from hotloop.bench.launch import LaunchError, Settings, prepare, program, split, translated, without_wandb
-from hotloop.bench.model import Benchmark, Variant
+from hotloop.bench.benchmark import Benchmark, Variant
+from hotloop.bench.launch import (
+    LaunchError,
+    LaunchOptions,
+    drop_wandb,
+    prepare,
+    resolve_program,
+    split_command,
+    translate_script,
+)
 
 ENV = {"DATA": "/d", "TWO": "a b"}
 
@@ -24,7 +32,7 @@ ENV = {"DATA": "/d", "TWO": "a b"}
     ],
 )
 def test_a_cmd_is_split_as_a_shell_would_without_its_powers(cmd, words):
-    assert split(cmd, ENV) == words
+    assert split_command(cmd, ENV) == words
 
 
 @pytest.mark.parametrize(
@@ -48,7 +56,7 @@ def test_a_cmd_is_split_as_a_shell_would_without_its_powers(cmd, words):
 )
 def test_what_needs_a_shell_is_refused_and_named(cmd, sign):
     with pytest.raises(LaunchError, match="needs a shell") as caught:
-        split(cmd, ENV)
+        split_command(cmd, ENV)
     assert f"'{sign}'" in str(caught.value)
 
 
@@ -62,11 +70,11 @@ def test_what_needs_a_shell_is_refused_and_named(cmd, sign):
 )
 def test_other_mistakes_are_named_too(cmd, said):
     with pytest.raises(LaunchError, match=said):
-        split(cmd, ENV)
+        split_command(cmd, ENV)
 
 
 def launch(cmd):
-    return prepare(Benchmark("x", Path("f.yml"), 1, cmd), Variant("x", {}, cmd), Path("log"), Settings())
+    return prepare(Benchmark("x", Path("f.yml"), 1, cmd), Variant("x", {}, cmd), Path("log"), LaunchOptions())
 
 
 @pytest.mark.parametrize(
@@ -88,7 +96,7 @@ def test_operators_glued_to_a_word_are_named(cmd, named):
 
 @pytest.mark.parametrize("cmd", ["a 'b;c' \"d|e\"", r"a b\;c d\>e", "a --url='http://x?a=1&b=2'"])
 def test_operators_in_quotes_are_parts_of_words_and_nobody_wonders(cmd):
-    assert split(cmd, ENV) == shlex.split(cmd)
+    assert split_command(cmd, ENV) == shlex.split(cmd)
     assert launch(cmd).notices == ()
 
 
@@ -104,40 +112,40 @@ def test_wandb_options_go_with_their_values_and_nothing_else_does():
         "b",
         "/home/wandb/x",
     ]
-    assert without_wandb(words) == ["train.py", "--a", "1", "b", "/home/wandb/x"]
+    assert drop_wandb(words) == ["train.py", "--a", "1", "b", "/home/wandb/x"]
 
 
 def test_python_and_hotloop_are_those_of_the_interpreter_in_use():
-    assert program(["python3", "x.py"], "/v/python") == ["/v/python", "x.py"]
-    assert program(["hotloop", "kernel", "rnn"], "/v/python") == [
+    assert resolve_program(["python3", "x.py"], "/v/python") == ["/v/python", "x.py"]
+    assert resolve_program(["hotloop", "kernel", "rnn"], "/v/python") == [
         "/v/python",
         "-m",
         "hotloop",
         "kernel",
         "rnn",
     ]
-    assert program(["/usr/bin/python3", "x.py"], "/v/python") == ["/usr/bin/python3", "x.py"]
+    assert resolve_program(["/usr/bin/python3", "x.py"], "/v/python") == ["/usr/bin/python3", "x.py"]
 
 
 def test_the_command_of_an_old_script_becomes_hotloops(tmp_path):
     wanted = ["hotloop", "kernel", "lstm", "--train"]
-    assert list(translated(["python3", "lstm.py", "--train"], tmp_path)) == wanted
+    assert list(translate_script(["python3", "lstm.py", "--train"], tmp_path)) == wanted
     (tmp_path / "lstm.py").write_text("from tensorflow.python import ipu\n")
-    assert list(translated(["python3", "-u", "lstm.py", "--train"], tmp_path)) == wanted
+    assert list(translate_script(["python3", "-u", "lstm.py", "--train"], tmp_path)) == wanted
     for text in ("config = IPUConfig()", "num_ipus = 2", "import ipu_utils", "import popart, poptorch"):
         (tmp_path / "lstm.py").write_text(text)
-        assert list(translated(["python3", "lstm.py", "--train"], tmp_path)) == wanted
+        assert list(translate_script(["python3", "lstm.py", "--train"], tmp_path)) == wanted
 
 
 def test_somebodys_own_script_of_that_name_and_unknown_scripts_run_as_they_are(tmp_path):
     (tmp_path / "train.py").write_text("print('mine')\n")
-    assert translated(["python3", "train.py"], tmp_path) is None
-    assert translated(["python3", "-u", "train.py"], tmp_path) is None
-    assert translated(["python3", "-W", "ignore", "train.py"], tmp_path) is None
+    assert translate_script(["python3", "train.py"], tmp_path) is None
+    assert translate_script(["python3", "-u", "train.py"], tmp_path) is None
+    assert translate_script(["python3", "-W", "ignore", "train.py"], tmp_path) is None
     (tmp_path / "train.py").write_text("# manipulate the data\n")
-    assert translated(["python3", "train.py"], tmp_path) is None
-    assert translated(["python3", "other.py"], tmp_path) is None
-    assert translated(["./lstm.py"], tmp_path) is None
+    assert translate_script(["python3", "train.py"], tmp_path) is None
+    assert translate_script(["python3", "other.py"], tmp_path) is None
+    assert translate_script(["./lstm.py"], tmp_path) is None
 
 
 def test_a_launch_has_both_commands_and_an_environment_in_which_the_entrys_own_variables_win(tmp_path):
@@ -145,7 +153,7 @@ def test_a_launch_has_both_commands_and_an_environment_in_which_the_entrys_own_v
     variant = Variant(
         "b", {}, "A=b poprun python3 train.py --x $HERE", {"HERE": "$THERE/y", "HOTLOOP_REPORT": "mine"}
     )
-    settings = Settings(profile=True, extra={"THERE": "/t"}, compile_only=True)
+    settings = LaunchOptions(profile=True, extra={"THERE": "/t"}, compile_only=True)
     launch = prepare(benchmark, variant, tmp_path / "log", settings)
     assert launch.command == "poprun python3 train.py --x /t/y --compile-only"
     assert launch.hotloop_command == "hotloop cnn train --x /t/y --compile-only --json"

@@ -1,15 +1,20 @@
 """Results as files of the older runner's shape (JSON by benchmark, CSV), and as the table at the end of a run.
 
 It knows records alone; whoever wants statistics over repeats finds them in `statistics.py`.
+
+Results as a JUnit file, which every CI system shows: a suite for each benchmark, a test case for each run.
 """
 
 import csv
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
+from xml.etree import ElementTree
 
+from hotloop.bench.process import last_lines
 from hotloop.bench.record import Record
 from hotloop.bench.results import ended_well
 from hotloop.engine.records import write_json
@@ -24,11 +29,11 @@ def write_results_json(path: Path, records: Sequence[Record]) -> None:
     """benchmark_results.json: for each benchmark the list of its runs."""
     found: dict[str, list[dict[str, Any]]] = {}
     for record in records:
-        found.setdefault(record["benchmark"], []).append(old_shape(record, path.parent))
+        found.setdefault(record["benchmark"], []).append(old_record(record, path.parent))
     write_json(path, found)
 
 
-def old_shape(record: Record, log: Path) -> dict[str, Any]:
+def old_record(record: Record, log: Path) -> dict[str, Any]:
     """A record under the names that the older runner gave; what hotloop has no counterpart of is None."""
     return {
         "benchmark_path": record["spec"]["file"],
@@ -93,15 +98,15 @@ def _cell(record: Record, name: str, commit: str | None) -> Any:
     return "" if value is None else value
 
 
-def rows(records: Sequence[Record]) -> list[tuple[Any, ...]]:
+def table_rows(records: Sequence[Record]) -> list[tuple[Any, ...]]:
     """A line for each variant: how often it ran and passed, the median time, the median of each metric."""
     by_variant: dict[str, list[Record]] = {}
-    for record in counted(records):
+    for record in drop_replaced_skips(records):
         by_variant.setdefault(record["variant"], []).append(record)
     return [_row(name, some) for name, some in by_variant.items()]
 
 
-def counted(records: Sequence[Record]) -> list[Record]:
+def drop_replaced_skips(records: Sequence[Record]) -> list[Record]:
     """The records without those of a skip that was made good later: what ran is the result."""
     ran = {record["variant"] for record in records if record["status"] != "skipped"}
     return [record for record in records if record["status"] != "skipped" or record["variant"] not in ran]
@@ -112,13 +117,13 @@ def _row(name: str, records: Sequence[Record]) -> tuple[Any, ...]:
     worst = next((record["status"] for record in records if record["status"] != "passed"), "passed")
     ran = [record["seconds"] for record in records if record["seconds"] is not None]
     runs = "-" if worst == "skipped" else f"{len(passed)}/{len(records)}"
-    said = metrics_text([record for record in records if ended_well(record)]) or next(
+    said = describe_metrics([record for record in records if ended_well(record)]) or next(
         (record["reason"] for record in records if record["reason"]), ""
     )
     return name, worst.upper(), runs, f"{median(ran):.2f}" if ran else "-", said[:120]
 
 
-def metrics_text(records: Sequence[Mapping[str, Any]]) -> str:
+def describe_metrics(records: Sequence[Mapping[str, Any]]) -> str:
     """Each metric of runs in words; for several runs the median and its range."""
     parts = []
     for name, one in {name: one for record in records for name, one in record["metrics"].items()}.items():
@@ -130,3 +135,66 @@ def metrics_text(records: Sequence[Mapping[str, Any]]) -> str:
         unit = f" {one['unit']}" if one["unit"] and one["unit"] != name else ""
         parts.append(f"{name} {median(values):.6g}{unit}{spread}")
     return ", ".join(parts)
+
+
+STDERR_LINES = 100
+FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def write_junit(path: str | Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """The file of all records; log files are looked for beside it."""
+    path = Path(path)
+    root = ElementTree.Element("testsuites")
+    suites: dict[str, ElementTree.Element] = {}
+    for record in records:
+        name = record["benchmark"]
+        suite = suites.get(name)
+        if suite is None:
+            suites[name] = suite = ElementTree.SubElement(root, "testsuite", name=_xml_text(name))
+        _add_case(suite, record, path.parent)
+    for suite in suites.values():
+        _add_counts(suite)
+    ElementTree.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
+
+
+def _add_case(suite: ElementTree.Element, record: Mapping[str, Any], log: Path) -> None:
+    repeat = f" (repeat {record['repeat']})" if record["repeat"] > 1 else ""
+    case = ElementTree.SubElement(
+        suite,
+        "testcase",
+        name=_xml_text(record["variant"] + repeat),
+        classname=_xml_text(record["benchmark"]),
+        time=f"{record['seconds'] or 0:.3f}",
+    )
+    _add_properties(case, record)
+    reason = _xml_text(record["reason"] or "")
+    if record["status"] == "skipped":
+        ElementTree.SubElement(case, "skipped", message=reason)
+    elif record["status"] != "passed":
+        failure = ElementTree.SubElement(case, "failure", type=record["status"], message=reason)
+        stderr = (record.get("log") or {}).get("stderr")
+        failure.text = _xml_text("\n".join(last_lines(log / stderr, STDERR_LINES)) if stderr else "")
+
+
+def _add_properties(case: ElementTree.Element, record: Mapping[str, Any]) -> None:
+    said = {f"param.{name}": text for name, text in record["params"].items()}
+    said |= {f"metric.{name}": one["value"] for name, one in record["metrics"].items()}
+    said |= {f"problem.{name}": text for name, text in record["problems"].items()}
+    said |= {"command": record["command"], "exitcode": record["exitcode"]}
+    properties = ElementTree.SubElement(case, "properties")
+    for name, value in said.items():
+        if value is not None:
+            ElementTree.SubElement(properties, "property", name=_xml_text(name), value=_xml_text(str(value)))
+
+
+def _add_counts(suite: ElementTree.Element) -> None:
+    cases = suite.findall("testcase")
+    suite.set("tests", str(len(cases)))
+    suite.set("failures", str(len(suite.findall("testcase/failure"))))
+    suite.set("skipped", str(len(suite.findall("testcase/skipped"))))
+    suite.set("time", f"{sum(float(case.get('time', 0)) for case in cases):.3f}")
+
+
+def _xml_text(text: str) -> str:
+    """The text less what XML cannot hold."""
+    return FORBIDDEN.sub("\ufffd", text)

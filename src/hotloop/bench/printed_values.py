@@ -4,12 +4,18 @@ An event is an object with an `event`, as in a run's events.jsonl; the result is
 without one, as `--json` prints it. Where the result names its run's folder, the events can be had from there. A key
 may be a path: `cost.flops` is inside an object, `validation.loss` is the `loss` of events called validation; and
 `loss|validation.loss` is both, in the order of the events. It knows no metrics.
+
+A limit on the time that patterns may take: one that backtracks without end is given up instead of waited for.
 """
 
 import json
+import signal
+import threading
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from hotloop.options.files import parse_json
@@ -50,23 +56,23 @@ class JsonLines:
 
     def read(self, line: str, is_stdout: bool) -> None:
         """Take one line if it is a JSON object; any other line is left alone."""
-        record = parse(line)
+        record = parse_line(line)
         if record is None:
             return
         if "event" not in record:
             self._result = record if is_stdout else self._result
             return
-        _take(record, self._events)
+        _take_values(record, self._events)
 
     def read_run(self, folder: Path, keys: Iterable[str]) -> None:
         """Take keys that no line had from the events of the run that the result names, relative to `folder`."""
         recorded = {key: Series() for key in keys if not self._events[key].values}
         for line in _run_lines(self._result, folder) if recorded else ():
-            record = parse(line) or {}
+            record = parse_line(line) or {}
             if record.get("event") == "start":  # an earlier process of the same run is none of ours
                 recorded = {key: Series() for key in recorded}
             elif "event" in record:
-                _take(record, recorded)
+                _take_values(record, recorded)
         self._events |= {key: series for key, series in recorded.items() if series.values or series.problem}
 
     def series(self, key: str) -> Series | None:
@@ -84,7 +90,7 @@ class JsonLines:
         return found
 
 
-def parse(line: str) -> Mapping[str, Any] | None:
+def parse_line(line: str) -> Mapping[str, Any] | None:
     """The object on a line, or None."""
     text = line.strip() if line[:1] in "{ \t" else ""
     if not (text.startswith("{") and text.endswith("}")) or len(text) > LONGEST_LINE:
@@ -108,9 +114,9 @@ def look_up(record: Mapping[str, Any], key: str) -> Any:
     return value
 
 
-def _take(record: Mapping[str, Any], wanted: Mapping[str, Series]) -> None:
+def _take_values(record: Mapping[str, Any], wanted: Mapping[str, Series]) -> None:
     for key, series in wanted.items():
-        if not series.problem and (value := _of_event(record, key)) is not _MISSING:
+        if not series.problem and (value := _event_value(record, key)) is not _MISSING:
             series.add(key, value)
 
 
@@ -127,7 +133,7 @@ def _run_lines(result: Mapping[str, Any], folder: Path) -> Iterator[str]:
         return
 
 
-def _of_event(record: Mapping[str, Any], key: str) -> Any:
+def _event_value(record: Mapping[str, Any], key: str) -> Any:
     """A plain key is looked up in logs, one that begins with an event's name in events of that name; | is or."""
     key, _, others = key.partition("|")
     event, _, rest = key.partition(".")
@@ -136,4 +142,63 @@ def _of_event(record: Mapping[str, Any], key: str) -> Any:
         value = look_up(record, rest)
     elif record["event"] == "log":
         value = look_up(record, key)
-    return _of_event(record, others) if value is _MISSING and others else value
+    return _event_value(record, others) if value is _MISSING and others else value
+
+
+TICK = 0.1
+LONGEST_SEARCH, LONGEST_OF_ALL = 3.0, 120.0
+"""Seconds for one line, and for all lines of a run."""
+
+
+class TooSlow(Exception):
+    """A search was given up."""
+
+
+class Stopwatch:
+    """The time of one pattern's searches, in ticks that fell into them."""
+
+    def __init__(self) -> None:
+        self.all = self.search = 0.0
+
+    def tick(self) -> None:
+        """Count one; TooSlow where that is one too many."""
+        self.all += TICK
+        self.search += TICK
+        if self.search > LONGEST_SEARCH:
+            raise TooSlow(f"more than {LONGEST_SEARCH:g} seconds for one line")
+        if self.all > LONGEST_OF_ALL:
+            raise TooSlow(f"more than {LONGEST_OF_ALL:g} seconds for all lines")
+
+
+class SearchLimit:
+    """Whose search is on, if any. Set and reset for every line, so it is a plain attribute and no context."""
+
+    def __init__(self) -> None:
+        self.running: Stopwatch | None = None
+
+    def begin(self, stopwatch: Stopwatch) -> None:
+        """A search begins."""
+        stopwatch.search = 0.0
+        self.running = stopwatch
+
+    def end(self) -> None:
+        """No search is on."""
+        self.running = None
+
+    def _tick(self, number: int, frame: FrameType | None) -> None:
+        if self.running is not None:
+            self.running.tick()
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Hold searches to their limits while the block runs."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGVTALRM, self._tick)
+        signal.setitimer(signal.ITIMER_VIRTUAL, TICK, TICK)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            signal.signal(signal.SIGVTALRM, before)

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import mannwhitneyu
 
-from hotloop.bench.ratios import rank_sum_outside, ratio
+from hotloop.bench.statistics import rank_sum_outside, ratio_interval
 
 POSITIVE = st.lists(st.floats(0.1, 1e3), min_size=1, max_size=9)
 
@@ -17,7 +17,7 @@ def test_the_interval_misses_1_exactly_where_the_rank_test_says_so(a_count, b_co
     b = np.exp(generator.standard_normal(b_count) + shift)
     if not rank_sum_outside(a_count, b_count, 0.98):
         return
-    found = ratio(a, b, 0.98)
+    found = ratio_interval(a, b, 0.98)
     p = mannwhitneyu(a, b, method="exact").pvalue
     by_ranks = p <= 0.02 * (1 + 1e-9)
     medians_agree = (np.median(b) > np.median(a)) == ((b[:, None] > a).mean() > 0.5)
@@ -38,7 +38,7 @@ def test_many_runs_are_counted_by_the_normal_distribution_and_nearly_as_exactly(
 @settings(deadline=None, max_examples=60)
 @given(POSITIVE, POSITIVE)
 def test_an_interval_holds_the_ratio_of_medians_and_turns_round_with_its_sides(a, b):
-    found, turned = ratio(a, b, 0.98), ratio(b, a, 0.98)
+    found, turned = ratio_interval(a, b, 0.98), ratio_interval(b, a, 0.98)
     assert found.low <= found.value <= found.high
     assert found.value == pytest.approx(np.median(b) / np.median(a))
     assert turned.value == pytest.approx(1 / found.value)
@@ -48,5 +48,8 @@ def test_an_interval_holds_the_ratio_of_medians_and_turns_round_with_its_sides(a
 
 def test_the_unit_does_not_matter():
     a, b = [1.0, 1.1, 0.9, 1.2, 1.05], [1.4, 1.3, 1.5, 1.35, 1.45]
-    found, scaled = ratio(a, b, 0.98), ratio([1e6 * x for x in a], [1e6 * x for x in b], 0.98)
+    found, scaled = (
+        ratio_interval(a, b, 0.98),
+        ratio_interval([1e6 * x for x in a], [1e6 * x for x in b], 0.98),
+    )
     assert (scaled.low, scaled.value, scaled.high) == pytest.approx((found.low, found.value, found.high))

@@ -1,11 +1,11 @@
 import copy
 
 from demo_results import RESULTS, kernel
-from hotloop.bench.overview import overview
+from hotloop.bench.demo_page import build_demo_page
 
 
 def test_the_page_tells_every_kernel_and_draws_every_chart():
-    html = overview(RESULTS).render()
+    html = build_demo_page(RESULTS).render()
     assert html.count("<svg") == 10
     assert html.partition('id="kernels"')[2].partition("</table>")[0].count("<tr>") == 3
     assert html.count("<details>") == 10  # the numbers of each chart
@@ -19,5 +19,7 @@ def test_the_page_tells_every_kernel_and_draws_every_chart():
 def test_a_kernel_that_moves_no_bytes_has_no_place_on_the_roofline():
     results = copy.deepcopy(RESULTS)
     results["kernels"]["free"] = kernel(1e6, 0, 0.01)
-    dots = overview(results).render().count("<circle")
-    assert dots == overview(RESULTS).render().count("<circle") + 3  # its three timed steps, no roofline dot
+    dots = build_demo_page(results).render().count("<circle")
+    assert (
+        dots == build_demo_page(RESULTS).render().count("<circle") + 3
+    )  # its three timed steps, no roofline dot

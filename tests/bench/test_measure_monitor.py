@@ -9,9 +9,8 @@ from types import SimpleNamespace
 import pytest
 from fake_programs import RATE, code, run_spec
 
-from hotloop.bench import monitor
-from hotloop.bench.measure import Limits
-from hotloop.bench.monitor import Host, Monitor, combined, summary
+from hotloop.bench import measure
+from hotloop.bench.measure import Limits, Monitor, ProcessUsage, combine_gpus, summarise
 
 BUSY = """
 import subprocess, sys, time
@@ -40,7 +39,7 @@ def test_processor_and_memory_of_a_program_are_read_either_way(busy, monkeypatch
         pytest.importorskip("psutil")
     else:
         monkeypatch.setitem(sys.modules, "psutil", None)
-    host = Host(busy.pid)
+    host = ProcessUsage(busy.pid)
     time.sleep(0.4)
     host.read()
     time.sleep(0.4)
@@ -53,7 +52,7 @@ def test_children_count(tmp_path):
     child = f"subprocess.Popen([sys.executable, '-S', '-c', '{CHILD}'])"
     process = subprocess.Popen([sys.executable, "-S", "-c", BUSY.format(child=child)], start_new_session=True)
     try:
-        host, end = Host(process.pid), time.monotonic() + 10
+        host, end = ProcessUsage(process.pid), time.monotonic() + 10
         while host.read()["host_memory_mib"] < 130:
             assert time.monotonic() < end
             time.sleep(0.05)
@@ -63,8 +62,8 @@ def test_children_count(tmp_path):
 
 
 def test_a_record_has_means_and_maxima(tmp_path, monkeypatch):
-    monkeypatch.setattr(monitor, "gpu_reader", lambda: lambda: {"gpu_power_watt": 300.0})
-    monkeypatch.setattr(monitor, "PERIOD", 0.05)
+    monkeypatch.setattr(measure, "find_gpu_reader", lambda: lambda: {"gpu_power_watt": 300.0})
+    monkeypatch.setattr(measure, "PERIOD", 0.05)
     cmd = code("import time; time.sleep(0.5); print('rate 1')")
     _, records, _ = run_spec(tmp_path, {"a": {"cmd": cmd, "data": RATE}}, limits=Limits(monitor=True))
     found = records["a", 1]["monitor"]
@@ -77,7 +76,7 @@ def test_a_reader_that_fails_fails_nothing(tmp_path, monkeypatch):
     def broken():
         raise RuntimeError("the driver is gone")
 
-    monkeypatch.setattr(monitor, "gpu_reader", lambda: broken)
+    monkeypatch.setattr(measure, "find_gpu_reader", lambda: broken)
     watched = Monitor(0.01)
     watched.watch(os.getpid())
     time.sleep(0.05)
@@ -85,14 +84,14 @@ def test_a_reader_that_fails_fails_nothing(tmp_path, monkeypatch):
 
 
 def test_mean_and_maximum_are_over_the_samples_that_have_the_reading():
-    found = summary([{"a": 1.0, "b": 5.0}, {"a": 3.0}])
+    found = summarise([{"a": 1.0, "b": 5.0}, {"a": 3.0}])
     assert found == {"samples": 2, "a": {"mean": 2.0, "max": 3.0}, "b": {"mean": 5.0, "max": 5.0}}
 
 
 def test_gpus_together_add_memory_and_power_and_show_the_busiest():
     one = {"gpu_utilisation_percent": 90.0, "gpu_memory_mib": 10.0, "gpu_power_watt": 100.0}
     two = {"gpu_utilisation_percent": 0.0, "gpu_memory_mib": 1.0, "gpu_power_watt": 50.0}
-    assert combined([one, two]) == {
+    assert combine_gpus([one, two]) == {
         "gpu_utilisation_percent": 90.0,
         "gpu_memory_mib": 11.0,
         "gpu_power_watt": 150.0,
@@ -101,15 +100,15 @@ def test_gpus_together_add_memory_and_power_and_show_the_busiest():
 
 def test_nvidia_smi_is_read_where_nvml_is_missing_and_what_it_does_not_know_is_left_out(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.setattr(monitor, "ask", lambda argv: "97, 1024, [N/A], 61, 1980")
-    assert monitor.gpu_reader()() == {
+    monkeypatch.setattr(measure, "run_query", lambda argv: "97, 1024, [N/A], 61, 1980")
+    assert measure.find_gpu_reader()() == {
         "gpu_utilisation_percent": 97.0,
         "gpu_memory_mib": 1024.0,
         "gpu_temperature_celsius": 61.0,
         "gpu_clock_mhz": 1980.0,
     }
-    monkeypatch.setattr(monitor, "ask", lambda argv: None)
-    assert monitor.gpu_reader()() == {}
+    monkeypatch.setattr(measure, "run_query", lambda argv: None)
+    assert measure.find_gpu_reader()() == {}
 
 
 def test_nvml_is_read_where_it_is_installed_less_what_the_device_refuses(monkeypatch):
@@ -133,7 +132,7 @@ def test_nvml_is_read_where_it_is_installed_less_what_the_device_refuses(monkeyp
         nvmlDeviceGetClockInfo=lambda handle, kind: 1500,
     )
     monkeypatch.setitem(sys.modules, "pynvml", fake)
-    assert monitor.gpu_reader()() == {
+    assert measure.find_gpu_reader()() == {
         "gpu_utilisation_percent": 50.0,
         "gpu_memory_mib": 1024.0,
         "gpu_power_watt": 250.0,

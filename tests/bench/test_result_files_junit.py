@@ -2,7 +2,7 @@
 
 from xml.etree import ElementTree
 
-from hotloop.bench import junit
+from hotloop.bench import result_files
 
 
 def record(variant, status="passed", repeat=1, **more):
@@ -24,7 +24,7 @@ def record(variant, status="passed", repeat=1, **more):
 
 
 def written(folder, *records):
-    junit.write(folder / "r.xml", records)
+    result_files.write_junit(folder / "r.xml", records)
     return ElementTree.parse(folder / "r.xml").getroot()
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hotloop.bench import needs
+from hotloop.bench import launch
 
 
 @pytest.mark.parametrize(
@@ -19,5 +19,5 @@ from hotloop.bench import needs
     ],
 )
 def test_devices_are_counted_as_the_variables_show_them(monkeypatch, env, gpus, count):
-    monkeypatch.setattr(needs, "_gpus", lambda: gpus)
-    assert needs.count_devices(env) == count
+    monkeypatch.setattr(launch, "_count_gpus", lambda: gpus)
+    assert launch.count_devices(env) == count

@@ -7,16 +7,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hotloop.bench.page import Page, show
-from hotloop.bench.roofline import roofline
-from hotloop.bench.svg import Chart, Point
-from hotloop.bench.svg_axes import Axis
-from hotloop.bench.svg_strips import Strip, Strips
+from hotloop.bench.page import Page, format_cell
+from hotloop.bench.roofline import roofline_chart
+from hotloop.bench.svg import Axis, Chart, Point, Strip, Strips
 
 Result = Mapping[str, Any]
 
 
-def hot_loop(points: Sequence[Point]) -> Chart:
+def hot_loop_chart(points: Sequence[Point]) -> Chart:
     """Training steps per second against weight updates in one compiled call."""
     chart = Chart(
         "What the hot loop buys", Axis("weight updates per call", log=True), Axis("updates/s", low=0)
@@ -28,14 +26,14 @@ def hot_loop(points: Sequence[Point]) -> Chart:
     return chart
 
 
-def learning(losses: Sequence[float]) -> Chart:
+def loss_chart(losses: Sequence[float]) -> Chart:
     """The loss of every update of a training run."""
     chart = Chart("Training really trains", Axis("round of four batches"), Axis("loss", low=0))
     chart.line(list(enumerate(losses)))
     return chart
 
 
-def samples(counts: Sequence[float], edges: Sequence[float]) -> Chart:
+def samples_chart(counts: Sequence[float], edges: Sequence[float]) -> Chart:
     """A histogram of HMC samples against the density they must have, N(-1/2, 1/2)."""
     chart = Chart("HMC samples and the exact density", Axis("x"), Axis("density", low=0))
     width, total = edges[1] - edges[0], sum(counts)
@@ -46,7 +44,7 @@ def samples(counts: Sequence[float], edges: Sequence[float]) -> Chart:
     return chart
 
 
-def spread(results: Mapping[str, Result]) -> Strips:
+def spread_chart(results: Mapping[str, Result]) -> Strips:
     """Every timed step of every kernel, relative to that kernel's median."""
     rows = []
     for name, result in results.items():
@@ -56,14 +54,14 @@ def spread(results: Mapping[str, Result]) -> Strips:
     return Strips("Spread of the timed steps", Axis("time / median"), rows, at=1.0)
 
 
-def bound(values: Sequence[float], every: int) -> Chart:
+def elbo_chart(values: Sequence[float], every: int) -> Chart:
     """The ELBO of a short training."""
     chart = Chart("The usual bound first", Axis("update"), Axis("ELBO, nats"))
     chart.line([(every * place, value) for place, value in enumerate(values)])
     return chart
 
 
-def refined(before: Sequence[float], after: Sequence[float]) -> Chart:
+def refinement_chart(before: Sequence[float], after: Sequence[float]) -> Chart:
     """What HMC makes of the encoder's samples, update by update."""
     chart = Chart("Then the contrastive divergence", Axis("update"), Axis("log p(x, z), nats"))
     chart.line(list(enumerate(after)), "after HMC")
@@ -71,7 +69,7 @@ def refined(before: Sequence[float], after: Sequence[float]) -> Chart:
     return chart
 
 
-def errors(values: Sequence[float], biases: float) -> Chart:
+def rating_error_chart(values: Sequence[float], biases: float) -> Chart:
     """Validation error of a short training, beside that of user and item biases."""
     chart = Chart("Ratings it has not seen", Axis("epoch"), Axis("RMSE, stars"))
     shown = [(place, value) for place, value in enumerate(values) if value < 1.5]
@@ -81,7 +79,7 @@ def errors(values: Sequence[float], biases: float) -> Chart:
     return chart
 
 
-def validated(training: Sequence[float], validation: Sequence[float], per_call: int) -> Chart:
+def validation_chart(training: Sequence[float], validation: Sequence[float], per_call: int) -> Chart:
     """Accuracy of a training: the mean of each call, and what was validated after it."""
     chart = Chart("Digits told apart", Axis("update"), Axis("accuracy, %", low=0))
     chart.line([((call + 0.5) * per_call, 100 * value) for call, value in enumerate(training)], "training")
@@ -90,14 +88,14 @@ def validated(training: Sequence[float], validation: Sequence[float], per_call: 
     return chart
 
 
-def accuracies(values: Sequence[float], updates: int) -> Chart:
+def accuracy_chart(values: Sequence[float], updates: int) -> Chart:
     """Training accuracy of a short run, in equal parts of its updates."""
     chart = Chart("Objects told apart", Axis("update"), Axis("accuracy, %", low=0))
     chart.line([((place + 0.5) * updates / len(values), 100 * value) for place, value in enumerate(values)])
     return chart
 
 
-COLUMNS = (
+KERNEL_COLUMNS = (
     "kernel",
     "items/s",
     "µs an iteration",
@@ -110,10 +108,10 @@ COLUMNS = (
 )
 
 
-def row(name: str, result: Result) -> list[str | float | None]:
+def kernel_row(name: str, result: Result) -> list[str | float | None]:
     """One line of the table of kernels."""
     scale = result["microseconds_per_iteration"] / result["seconds_per_step"]
-    low, high = (show(result["seconds"][key] * scale) for key in ("p10", "p90"))
+    low, high = (format_cell(result["seconds"][key] * scale) for key in ("p10", "p90"))
     return [
         name,
         result["items_per_second"],
@@ -127,7 +125,7 @@ def row(name: str, result: Result) -> list[str | float | None]:
     ]
 
 
-def overview(results: Mapping[str, Any]) -> Page:
+def build_demo_page(results: Mapping[str, Any]) -> Page:
     """The whole page."""
     environment, kernels, hmc = results["environment"], results["kernels"], results["hmc"]
     page = Page(
@@ -141,9 +139,9 @@ def overview(results: Mapping[str, Any]) -> Page:
     )
     page.charts(
         [
-            (hot_loop(results["hot_loop"]), "Median of the timed calls; compilation is not in it."),
+            (hot_loop_chart(results["hot_loop"]), "Median of the timed calls; compilation is not in it."),
             (
-                learning(results["losses"]),
+                loss_chart(results["losses"]),
                 "The loss of one such run, one point a round of its four batches.",
             ),
         ]
@@ -153,11 +151,11 @@ def overview(results: Mapping[str, Any]) -> Page:
         "Each layer was first compared with a float64 reference (last column: the largest relative error), then timed "
         "inside a compiled loop whose every iteration depends on the one before."
     )
-    page.table(COLUMNS, [row(name, result) for name, result in kernels.items()])
+    page.table(KERNEL_COLUMNS, [kernel_row(name, result) for name, result in kernels.items()])
     page.charts(
         [
-            (roofline(kernels), "Lines: this device's own measured matrix product and memory copy."),
-            (spread(kernels), "One dot a timed call; boxes are p10 to p90."),
+            (roofline_chart(kernels), "Lines: this device's own measured matrix product and memory copy."),
+            (spread_chart(kernels), "One dot a timed call; boxes are p10 to p90."),
         ]
     )
     page.heading("Hamiltonian Monte Carlo")
@@ -169,28 +167,28 @@ def overview(results: Mapping[str, Any]) -> Page:
         "The exact values are 0.7837, -0.5 and 0.5."
     )
     histogram = results["histogram"]
-    chart = samples(histogram["counts"], histogram["edges"])
+    chart = samples_chart(histogram["counts"], histogram["edges"])
     page.charts([(chart, f"{sum(histogram['counts']):,} chains, 20 steps each.")])
-    _vae(page, results["vcd"])
-    _tastes(page, results["recommender"])
-    _resnet(page, results["cnn"])
-    _objects(page, results["estimator"])
+    _add_vae(page, results["vcd"])
+    _add_recommender(page, results["recommender"])
+    _add_resnet(page, results["cnn"])
+    _add_estimator(page, results["estimator"])
     page.heading("Environment")
     page.code("\n".join(f"{name}: {value}" for name, value in environment.items()))
     return page
 
 
-def _tastes(page: Page, found: Result) -> None:
+def _add_recommender(page: Page, found: Result) -> None:
     page.heading("An autoencoder that recommends")
     page.text(
         f"Trained here on ratings of {found['users']:,} users for {found['items']:,} items, drawn from hidden tastes: "
         f"{found['users_per_second']:,.0f} users a second, ratings sparse on the device and made dense inside the "
         "compiled loop. The error is that of ratings it has not seen."
     )
-    page.charts([(errors(found["rmse"], found["biases"]), "One point an epoch.")])
+    page.charts([(rating_error_chart(found["rmse"], found["biases"]), "One point an epoch.")])
 
 
-def _resnet(page: Page, found: Result) -> None:
+def _add_resnet(page: Page, found: Result) -> None:
     page.heading("A ResNet, validated as it learns")
     page.text(
         f"{found['model']} trained here on {found['images']:,} drawn digits, {found['updates_per_call']} updates with "
@@ -198,21 +196,21 @@ def _resnet(page: Page, found: Result) -> None:
         f"digits that it has not seen are told by the moving statistics, "
         f"{100 * found['validation'][-1]:.0f} % right at the end."
     )
-    chart = validated(found["training"], found["validation"], found["updates_per_call"])
+    chart = validation_chart(found["training"], found["validation"], found["updates_per_call"])
     page.charts([(chart, "Training: the mean of a call. Validation: every digit once.")])
 
 
-def _objects(page: Page, found: Result) -> None:
+def _add_estimator(page: Page, found: Result) -> None:
     page.heading("An estimator for any model")
     page.text(
         f"A small CNN trained here by Estimator.train on {found['images']:,} drawn objects of ten shapes: "
         f"{found['images_per_second']:,.0f} images a second, and {100 * found['test_accuracy']:.0f} % of the objects "
         "that it has not seen told right after a few seconds. The curve is what a hook saw."
     )
-    page.charts([(accuracies(found["accuracy"], found["updates"]), "Means over a few updates.")])
+    page.charts([(accuracy_chart(found["accuracy"], found["updates"]), "Means over a few updates.")])
 
 
-def _vae(page: Page, vae: Result) -> None:
+def _add_vae(page: Page, vae: Result) -> None:
     page.heading("A variational autoencoder refined by HMC")
     page.text(
         f"Trained here for a few seconds on drawn digits (not handwriting), {vae['batch_size']} images an update. An "
@@ -221,9 +219,9 @@ def _vae(page: Page, vae: Result) -> None:
     )
     page.charts(
         [
-            (bound(vae["elbo"], 15), "1,500 updates of the ELBO."),
+            (elbo_chart(vae["elbo"], 15), "1,500 updates of the ELBO."),
             (
-                refined(vae["log_joint_z0"], vae["log_joint_zt"]),
+                refinement_chart(vae["log_joint_z0"], vae["log_joint_zt"]),
                 "60 updates, 8 HMC iterations each.",
             ),
             (

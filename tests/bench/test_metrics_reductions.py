@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.bench import reductions
-from hotloop.bench.reductions import ReductionError, reduce, warmed_up, without_worst
+from hotloop.bench import metrics
+from hotloop.bench.metrics import ReductionError, drop_warm_up, drop_worst, reduce_values
 
 VALUES = [4.0, 1.0, 3.0, 2.0, 10.0]
 
@@ -29,60 +29,60 @@ VALUES = [4.0, 1.0, 3.0, 2.0, 10.0]
     ],
 )
 def test_each_reduction_has_its_known_value(kind: str, expected: float) -> None:
-    assert reduce(kind, VALUES) == pytest.approx(expected, rel=1e-15)
+    assert reduce_values(kind, VALUES) == pytest.approx(expected, rel=1e-15)
     assert VALUES == [4.0, 1.0, 3.0, 2.0, 10.0]
 
 
-@pytest.mark.parametrize("kind", [*reductions.REDUCTIONS, "p50"])
+@pytest.mark.parametrize("kind", [*metrics.REDUCTIONS, "p50"])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_value_that_is_not_finite_is_refused_and_named(kind: str, bad: float) -> None:
     with pytest.raises(ReductionError, match=f"value 2 of 3 is {bad}"):
-        reduce(kind, [1.0, bad, 2.0])
+        reduce_values(kind, [1.0, bad, 2.0])
 
 
-@pytest.mark.parametrize("kind", [*reductions.REDUCTIONS, "p50"])
+@pytest.mark.parametrize("kind", [*metrics.REDUCTIONS, "p50"])
 def test_no_values_have_no_reduction(kind: str) -> None:
     with pytest.raises(ReductionError, match="no values"):
-        reduce(kind, [])
+        reduce_values(kind, [])
 
 
 def test_one_value_has_no_standard_deviation() -> None:
     with pytest.raises(ReductionError, match="two values"):
-        reduce("stdev", [1.0])
+        reduce_values("stdev", [1.0])
 
 
 @pytest.mark.parametrize("kind", ["mean", "stdev"])
 def test_a_result_too_large_for_a_float_is_refused(kind: str) -> None:
     with pytest.raises(ReductionError, match="too large"):
-        reduce(kind, [1.7e308, -1.7e308, 1.7e308, 1.7e308])
+        reduce_values(kind, [1.7e308, -1.7e308, 1.7e308, 1.7e308])
 
 
 @pytest.mark.parametrize("kind", ["p101", "p", "mode", "", "p1000", "P50"])
 def test_unknown_reductions_are_known_as_such(kind: str) -> None:
-    assert not reductions.known(kind)
+    assert not metrics.is_reduction(kind)
     with pytest.raises(ReductionError, match="no reduction"):
-        reduce(kind, [1.0])
+        reduce_values(kind, [1.0])
 
 
 def test_skip_leaves_out_the_first_printed_values() -> None:
-    assert warmed_up([1000.0, 100.0, 10.0], 1) == [100.0, 10.0]
+    assert drop_warm_up([1000.0, 100.0, 10.0], 1) == [100.0, 10.0]
 
 
 def test_the_old_rule_leaves_out_the_worst_values() -> None:
-    assert reduce("mean", without_worst([1000.0, 100.0, 10.0], 1, lower_is_better=False)) == 550.0
-    assert reduce("mean", without_worst([1000.0, 100.0, 10.0], 1, lower_is_better=True)) == 55.0
+    assert reduce_values("mean", drop_worst([1000.0, 100.0, 10.0], 1, lower_is_better=False)) == 550.0
+    assert reduce_values("mean", drop_worst([1000.0, 100.0, 10.0], 1, lower_is_better=True)) == 55.0
 
 
 @pytest.mark.parametrize("skip", [2, 3])
 def test_more_values_than_are_skipped_must_be_there(skip: int) -> None:
     with pytest.raises(ReductionError, match=f"2 values were found and the first {skip} are skipped"):
-        warmed_up([1.0, 2.0], skip)
+        drop_warm_up([1.0, 2.0], skip)
     with pytest.raises(ReductionError, match="skipped"):
-        without_worst([1.0, 2.0], skip, lower_is_better=False)
+        drop_worst([1.0, 2.0], skip, lower_is_better=False)
 
 
 @given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=30), st.integers(0, 100))
 def test_percentiles_grow_with_the_percentage_and_stay_inside(values: list[float], percent: int) -> None:
-    low, high = reduce(f"p{max(percent - 1, 0)}", values), reduce(f"p{percent}", values)
+    low, high = reduce_values(f"p{max(percent - 1, 0)}", values), reduce_values(f"p{percent}", values)
     slack = 1e-12 * max(map(abs, values))
     assert min(values) - slack <= low <= high + slack <= max(values) + 2 * slack

@@ -1,0 +1,262 @@
+"""What a benchmark file says, as plain frozen values: benchmarks, their variants and their metrics.
+
+It knows neither YAML (`spec.py` reads that) nor processes (`runner.py` starts those).
+
+Parameters: what they fill in, the variants that follow from them, and variables of the environment.
+Which variants run, in which order, and why others do not. It starts nothing.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from itertools import product
+from pathlib import Path
+from typing import Literal
+
+from hotloop.errors import OptionError
+from hotloop.options import did_you_mean
+
+Kind = Literal["throughput", "convergence"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that a program prints: where to find it and how its values become one."""
+
+    name: str
+    regexp: str | None
+    skip: int = 0
+    """Values left out from the front, in the order of printing: the warm-up."""
+    reduction: str = "mean"
+    field: str | None = None
+    """Name in JSON lines; the metric's own name when not given."""
+    unit: str = ""
+    sorted_skip: bool = False
+    """Sort before `skip`, so that it drops the worst values; highest first for a metric called latency."""
+
+    @property
+    def key(self) -> str:
+        """The name looked up in JSON lines."""
+        return self.field or self.name
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A number computed from other metrics and from parameters."""
+
+    name: str
+    expr: str
+    reduction: str = "mean"
+    unit: str = ""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One choice of a benchmark's parameters, filled into everything that may name them."""
+
+    name: str
+    params: Mapping[str, str]
+    cmd: str
+    env: Mapping[str, str] = field(default_factory=dict)
+    folder: Path | None = None
+    """Where it runs; the benchmark's folder when not given."""
+    derived: tuple[Derived, ...] = ()
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One entry of a benchmark file."""
+
+    name: str
+    file: Path
+    line: int
+    cmd: str
+    """The command as the file has it, parameters not yet filled in."""
+    description: str = ""
+    metrics: tuple[Metric, ...] = ()
+    derived: tuple[Derived, ...] = ()
+    output: tuple[tuple[str, str], ...] = ()
+    """(label, metric) pairs; the label is the metric's unit when the metric gives none."""
+    variants: tuple[Variant, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    folder: Path = Path()
+    """Where it runs: the file's folder, or `location` in it."""
+    timeout: float | None = None
+    requirements_file: Path | None = None
+    pre_run: tuple[str, ...] = ()
+    kind: Kind = "throughput"
+    needs_dataset: bool = True
+    devices: int | None = None
+    tags: tuple[str, ...] = ()
+    skip: str | None = None
+    """Why this entry cannot be run, such as a notebook; None for one that can."""
+    allow_wandb: bool = False
+    notices: tuple[str, ...] = ()
+    """What the reader of the file should know: keys that are accepted and have no effect."""
+
+
+Parameters = Mapping[str, str]
+
+MOST_VARIANTS = 10_000
+LONGEST_NAME = 200  # bytes: it names a folder, and file systems stop at 255 of them
+TAKEN = {f"benchmark_results.{ending}" for ending in ("json", "csv", "xml")}
+TAKEN |= {"results.jsonl", "provenance.json", "environments"}  # what a run itself has in its log folder
+BRACES = re.compile(r"\{\{|\}\}|\{([\w-]+)\}")
+VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
+
+
+def fill(text: str, params: Parameters) -> str:
+    """The text with `{name}` replaced for each parameter.
+
+    Doubled braces become single ones, as the old runner demanded. A text with other single braces, such as plain
+    JSON, cannot have been written for that rule, so there doubled braces stay.
+    """
+    doubled = not re.search(r"[{}]", BRACES.sub("", text))
+
+    def put(found: re.Match[str]) -> str:
+        if found[1] is not None:
+            return params.get(found[1], found[0])
+        return found[0][0] if doubled else found[0]
+
+    return BRACES.sub(put, text)
+
+
+def unknown_names(text: str, params: Iterable[str]) -> list[str]:
+    """Names in braces that are no parameters; most often a typing error."""
+    names = [found[1] for found in BRACES.finditer(text) if found[1] is not None]
+    return [name for name in dict.fromkeys(names) if name not in set(params)]
+
+
+def split_values(text: str) -> list[str]:
+    """The values of a comma string: `3, 4`, `[3, 4]` or `{3, 4}`."""
+    text = text.strip()
+    if text[:1] + text[-1:] in ("[]", "{}"):
+        text = text[1:-1]
+    return [part.strip() for part in text.split(",")]
+
+
+def combine_values(choices: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
+    """The Cartesian product, the last name changing fastest."""
+    return [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
+
+
+def folder_name(text: str) -> str:
+    """The text as the name of a folder that is inside the log folder and takes no other file's place."""
+    plain = re.sub(r"[^\w.+=,-]+", "-", text).encode()[:LONGEST_NAME].decode(errors="ignore")
+    return f"{plain}_" if not plain.strip(".") or plain.casefold() in TAKEN else plain
+
+
+def name_variants(benchmark: str, rows: Sequence[Parameters]) -> dict[str, Parameters]:
+    """Variant names and their parameters: the names sorted, and _2, _3 where two would be equal."""
+    variants: dict[str, Parameters] = {}
+    for row in rows:
+        parts = "".join(f"_{key}_{row[key]}" for key in sorted(row))
+        plain = folder_name(benchmark + parts)
+        name, count = plain, 1
+        while name in variants:
+            count += 1
+            name = f"{plain}_{count}"
+        variants[name] = row
+    return variants
+
+
+def expand_environment(text: str, environment: Mapping[str, str]) -> str:
+    """The text with $NAME and ${NAME} replaced; a variable that is not set stays as written."""
+    return VARIABLE.sub(lambda found: environment.get(found[1] or found[2], found[0]), text)
+
+
+def unset_variables(text: str, environment: Mapping[str, str]) -> list[str]:
+    """The variables that the text needs and the environment lacks."""
+    names = [found[1] or found[2] for found in VARIABLE.finditer(text)]
+    return [name for name in dict.fromkeys(names) if name not in environment]
+
+
+CONVERGENCE = "trains to convergence; name it, or give --include-convergence"
+
+
+@dataclass(frozen=True)
+class Selected:
+    """One variant that was asked for; `skip` says why it is left out all the same."""
+
+    benchmark: Benchmark
+    variant: Variant
+    skip: str | None = None
+
+
+def select(
+    benchmarks: Mapping[str, Benchmark],
+    patterns: Sequence[str] = (),
+    tags: Sequence[str] = (),
+    include_convergence: bool = False,
+) -> list[Selected]:
+    """The variants that names or globs (of benchmarks or variants) and tags ask for, in the order of the patterns."""
+    chosen: dict[str, Selected] = {}
+    if not any(one.variants for one in benchmarks.values()):
+        raise OptionError("--spec: the files hold no benchmark; give one whose entries have a cmd")
+    if "" in patterns:
+        raise OptionError("--benchmark '': an empty name; leave the option out to run everything")
+    for pattern in patterns or ("*",):
+        for one in _matching(benchmarks, pattern):
+            if not tags or set(tags) & set(one.benchmark.tags):
+                named = pattern in (one.benchmark.name, one.variant.name)
+                before = chosen.get(one.variant.name)
+                if before is None or (named and before.skip == CONVERGENCE):
+                    chosen[one.variant.name] = _skip_unwanted(one, named or include_convergence)
+    if not chosen:
+        raise OptionError(_no_tag(benchmarks, tags))
+    return list(chosen.values())
+
+
+def _matching(benchmarks: Mapping[str, Benchmark], pattern: str) -> list[Selected]:
+    """Variants of the benchmarks whose names match, else those whose own names match."""
+    everything = [Selected(one, variant) for one in benchmarks.values() for variant in one.variants]
+    found = [one for one in everything if fnmatchcase(one.benchmark.name, pattern)]
+    found = found or [one for one in everything if fnmatchcase(one.variant.name, pattern)]
+    if not found:
+        raise OptionError(f"--benchmark {pattern}: matches nothing{did_you_mean(pattern, benchmarks)}")
+    return found
+
+
+def _skip_unwanted(one: Selected, wanted: bool) -> Selected:
+    if one.benchmark.skip:
+        return replace(one, skip=one.benchmark.skip)
+    return one if wanted or one.benchmark.kind != "convergence" else replace(one, skip=CONVERGENCE)
+
+
+def _no_tag(benchmarks: Mapping[str, Benchmark], tags: Sequence[str]) -> str:
+    known = {tag for one in benchmarks.values() for tag in one.tags}
+    return f"--tag {' '.join(tags)}: no benchmark has it{did_you_mean(tags[0], known)}"
+
+
+@dataclass(frozen=True)
+class VariantRun:
+    """One run of one variant; repeats count from 1, and those before are warm-up."""
+
+    selected: Selected
+    repeat: int
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What tells this run from every other one of the same log folder."""
+        return self.selected.variant.name, self.repeat
+
+    @property
+    def folder(self) -> str:
+        """The name of its log folder."""
+        name = self.selected.variant.name
+        if self.repeat == 1:
+            return name
+        return f"{name}/repeat-{self.repeat}" if self.repeat > 1 else f"{name}/warm-up-{1 - self.repeat}"
+
+
+def plan_runs(
+    selected: Sequence[Selected], repeats: int, warm_up: int, interleave: bool
+) -> Iterator[VariantRun]:
+    """All runs in order: a variant's runs together, or round after round over all variants."""
+    rounds = range(1 - warm_up, repeats + 1)
+    running = [one for one in selected if one.skip is None]
+    if interleave:
+        yield from (VariantRun(one, repeat) for repeat in rounds for one in running)
+    else:
+        yield from (VariantRun(one, repeat) for one in running for repeat in rounds)

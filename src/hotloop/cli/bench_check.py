@@ -1,0 +1,239 @@
+"""Which of the chosen variants can run here and with these options: why others are skipped, or would fail at once.
+
+`hotloop bench run` with --list, --dry-run or --validate: what the files hold, and nothing is started.
+"""
+
+import re
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import chdir
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from hotloop.cli.command import Context
+from hotloop.cli.console import print_error, print_json
+from hotloop.errors import OptionError
+from hotloop.options import options_of
+
+if TYPE_CHECKING:
+    from hotloop.bench.benchmark import Selected
+    from hotloop.bench.launch import Launch, LaunchOptions
+    from hotloop.bench.runner import RunnerOptions
+
+
+COMPILE_ONLY = re.compile(rb"compile[-_]only")
+
+
+def mark_skipped(selected: Sequence["Selected"], settings: "LaunchOptions") -> list["Selected"]:
+    """The same variants; those that lack something say so in `skip`."""
+    return [replace(one, skip=one.skip or _find_missing(one, settings)) for one in selected]
+
+
+def _find_missing(one: "Selected", settings: "LaunchOptions") -> str | None:
+    from hotloop.bench.launch import LaunchError, build_environment, find_missing, prepare
+
+    env = build_environment(one.variant.env or one.benchmark.env, Path(), settings)
+    if why := find_missing(one.benchmark, env):
+        return why
+    if not settings.compile_only:
+        return None
+    try:
+        launch = prepare(one.benchmark, one.variant, Path(), replace(settings, compile_only=False))
+    except LaunchError:
+        return None  # it fails with that reason
+    known = knows_compile_only(launch)
+    return None if known else f"--compile-only: `{_command_name(launch)}` does not know that option"
+
+
+def find_refusal(one: "Selected", launch: "Launch", options: "RunnerOptions") -> str | None:
+    """Why the command would fail before it does anything, as far as can be seen from here; None if it would not."""
+    if not launch.folder.is_dir():
+        return f"{launch.folder}: no such folder to run in"
+    if one.benchmark.pre_run and options.install:
+        return None  # those commands may make what is not there yet
+    name = launch.argv[0]
+    if shutil.which(str(launch.folder / name) if "/" in name else name, path=launch.env["PATH"]) is None:
+        return f"{name}: no such program"
+    words = hotloop_words(launch)
+    if words is None:
+        script = launch.argv[1] if launch.argv[1:] and launch.argv[1].endswith(".py") else None
+        absent = script is not None and not (launch.folder / script).is_file()
+        return f"{script}: no such script in {launch.folder}" if absent else None
+    try:
+        _check_options(words, launch.folder)
+    except OptionError as error:
+        return str(error)
+    return None
+
+
+def _check_options(words: Sequence[str], folder: Path) -> None:
+    """Read a command's options as it would itself, in the folder where it would: that is where its files are."""
+    from hotloop.cli.command import Common
+    from hotloop.cli.configs import resolve
+    from hotloop.cli.main import find_command
+    from hotloop.cli.parser import scan
+
+    command, _, rest = find_command(list(words))
+    with chdir(folder):
+        resolve(command, scan(rest, (*options_of(command.config), *options_of(Common))))
+
+
+def hotloop_words(launch: "Launch") -> list[str] | None:
+    """The words after `hotloop` or `python -m hotloop` where the command is one of ours."""
+    from hotloop.bench.launch import PYTHON
+
+    words = shlex.split(launch.hotloop_command or launch.command)
+    if words[1:3] == ["-m", "hotloop"] and PYTHON.fullmatch(Path(words[0]).name):
+        return words[3:]
+    return words[1:] if words[:1] == ["hotloop"] else None
+
+
+def _command_name(launch: "Launch") -> str:
+    words = hotloop_words(launch)
+    return " ".join(shlex.split(launch.command)[:2] if words is None else ["hotloop", *words[:2]])
+
+
+def knows_compile_only(launch: "Launch") -> bool:
+    """Whether the command has the option; of a script, whether its text speaks of it."""
+    words = hotloop_words(launch)
+    if words is None:
+        return any(_speaks_of_it(launch.folder / word) for word in launch.argv if word.endswith(".py"))
+    from hotloop.cli.main import find_command
+
+    try:
+        command, _, _ = find_command(words)
+    except OptionError:
+        return False
+    if command.run_values is not None:
+        return False  # it works on what a run made, and has the option from the run's command
+    return any(option.name == "compile_only" for option in options_of(command.config))
+
+
+def _speaks_of_it(script: Path) -> bool:
+    try:
+        return bool(COMPILE_ONLY.search(script.read_bytes()))
+    except OSError:
+        return False
+
+
+def list_variants(selected: Sequence["Selected"], context: Context) -> Mapping[str, Any]:
+    """The chosen variants and what is to know of them."""
+    columns = ("variant", "kind", "metrics", "tags", "devices", "data", "skipped because")
+    context.table(columns, [list_row(one) for one in selected])
+    return {"variants": [variant_record(one) for one in selected]}
+
+
+def list_row(one: "Selected") -> tuple[Any, ...]:
+    """A line of `--list`."""
+    said = one.benchmark
+    metrics = ",".join([*(metric.name for metric in said.metrics), *(metric.name for metric in said.derived)])
+    devices, data = said.devices or "-", "yes" if said.needs_dataset else "-"
+    return one.variant.name, said.kind, metrics, ",".join(said.tags) or "-", devices, data, one.skip or ""
+
+
+def variant_record(one: "Selected") -> dict[str, Any]:
+    """A variant for `--json`."""
+    said = one.benchmark
+    return {
+        "benchmark": said.name,
+        "variant": one.variant.name,
+        "params": dict(one.variant.params),
+        "kind": said.kind,
+        "tags": said.tags,
+        "file": said.file,
+        "line": said.line,
+        "skip": one.skip,
+    }
+
+
+def show_commands(
+    selected: Sequence["Selected"], options: "RunnerOptions", context: Context
+) -> Mapping[str, Any]:
+    """What would be started; status 1 if a cmd cannot be, an error if the results would have no place."""
+    from hotloop.bench.runner import check_folder
+
+    check_folder(options)
+    found = [command_record(one, options) for one in selected]
+    for record in found:
+        say_command(record, context)
+    return conclude(found, context)
+
+
+def validate_variants(
+    selected: Sequence["Selected"], options: "RunnerOptions", context: Context
+) -> Mapping[str, Any]:
+    """The same verdicts, with the places of commands that cannot be started, as mistakes: status 2."""
+    from hotloop.bench.spec import SpecError
+
+    found = [command_record(one, options) for one in selected]
+    for record in found:
+        if record["skip"]:
+            context.say(f"{record['variant']}  skipped: {record['skip']}")
+        for notice in record.get("notices", ()):
+            context.warn(f"{_place(record)}: {notice}")
+    *others, last = [f"{_place(record)}: {record['problem']}" for record in found if is_wrong(record)] or [""]
+    for line in others:
+        print_error(line)
+    if last:
+        raise SpecError(last)
+    return conclude(found, context)
+
+
+def _place(record: Mapping[str, Any]) -> str:
+    return f"{record['file']}:{record['line']}: {record['variant']}"
+
+
+def command_record(one: "Selected", options: "RunnerOptions") -> dict[str, Any]:
+    """A variant with its commands, or with what is wrong about them."""
+    from hotloop.bench.launch import LaunchError, prepare
+
+    record = {
+        **variant_record(one),
+        "command": one.variant.cmd,
+        "folder": one.variant.folder,
+        "problem": one.skip,
+    }
+    try:
+        launch = prepare(one.benchmark, one.variant, options.log_dir / one.variant.name, options.settings)
+        commands = {"command": launch.command, "hotloop_command": launch.hotloop_command}
+        problem = one.skip or find_refusal(one, launch, options)
+        return {**record, **commands, "notices": launch.notices, "problem": problem}
+    except LaunchError as error:
+        return {**record, "problem": one.skip or str(error)}
+
+
+def is_wrong(record: Mapping[str, Any]) -> bool:
+    """Whether there is a problem that nobody asked for."""
+    return bool(record["problem"]) and not record["skip"]
+
+
+def say_command(record: Mapping[str, Any], context: Context) -> None:
+    """The command of one variant in a few lines."""
+    context.say(f"{record['variant']}")
+    context.say(f"  {record['command']}")
+    if record.get("hotloop_command"):
+        context.say(f"  -> {record['hotloop_command']}")
+    for notice in record.get("notices", ()):
+        context.say(f"  {notice}")
+    if record["problem"]:
+        context.say(f"  {'skipped' if record['skip'] else 'cannot run'}: {record['problem']}")
+
+
+def conclude(found: Sequence[Mapping[str, Any]], context: Context) -> Mapping[str, Any]:
+    """The last line, and status 1 where something is wrong."""
+    count, files = sum(map(is_wrong, found)), {str(record["file"]) for record in found}
+    skipped = sum(bool(record["skip"]) for record in found)
+    context.say(f"variants: {len(found)} (files: {len(files)}, skipped: {skipped}, cannot run: {count})")
+    result = {"variants": found, "cannot_run": count}
+    if count:
+        leave(result, context)
+    return result
+
+
+def leave(result: Mapping[str, Any], context: Context) -> NoReturn:
+    """End with status 1 after the result: something failed, and it was not the command line."""
+    if context.json:
+        print_json(result)
+    raise SystemExit(1)
