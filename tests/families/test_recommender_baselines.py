@@ -148,8 +148,11 @@ def test_ease_that_costs_too_much_is_left_out_unless_asked_for(run, monkeypatch)
     monkeypatch.setattr(baselines, "CPU_FLOPS", 10.0)
     monkeypatch.setattr(baselines, "memory_of_device", lambda device: 10)
     console = runs.Listener()
-    bench = baselines.Comparison(BaselineOptions(), rating_sets.load_sets(TrainOptions(training_data_file=run.parent / "train.txt",
-        validation_data_file=run.parent / "validation.txt"), console), console)  # fmt: skip
+    options = TrainOptions(
+        training_data_file=run.parent / "train.txt",
+        validation_data_file=run.parent / "validation.txt",
+    )
+    bench = baselines.Comparison(BaselineOptions(), rating_sets.load_sets(options, console), console)
     assert not bench._wants_ease()
     assert console.warned[-1].startswith("EASE left out: 17 items would take")
     assert "--ease yes" in console.warned[-1]

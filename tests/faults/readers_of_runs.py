@@ -135,6 +135,10 @@ def of_runs() -> list[Reader]:
         Reader("ratings of a run", [kept], training),
         Reader("network.json", [about], in_folder("network.json", cnn.read_saved_network)),
         Reader("ceilings", [json.dumps(limits).encode()], in_file("x.json", measure._read_ceilings)),
-        Reader("manifests of checkpoints", [step.encode()], in_folder("manifest.json", checkpoint_folder.read_manifest)),
+        Reader(
+            "manifests of checkpoints",
+            [step.encode()],
+            in_folder("manifest.json", checkpoint_folder.read_manifest),
+        ),
         Reader("Poplar's options", [b'{"autoReport.all": "true", "autoReport.directory": "x"}'], of_text(poplar)),
     ]  # fmt: skip
