@@ -58,9 +58,9 @@ REPORT = Command(
     "report", "Write results as one page that opens offline.", BenchReport, run_report, epilog=REPORT_EPILOG
 )
 
-PEERS_EPILOG = """A ratio is the other program's time over ours: 2 is twice as fast as it. All sides take turns, round
-after round; the range is that of the rounds. The status is 1 when a ratio is below its floor or a comparison failed. Use a
-quiet machine; it takes a while. The file can be shown with `hotloop bench report`."""
+PEERS_EPILOG = """A ratio is the other program's time over ours: 2 is twice as fast as it. All sides take turns,
+round after round; the range is that of the rounds. The status is 1 when a ratio is below its floor or a comparison
+failed. Use a quiet machine; it takes a while. The file can be shown with `hotloop bench report`."""
 Family = Literal["kernels", "vcd", "recommender", "cnn", "estimator"]
 ALL: tuple[Family, ...] = ("kernels", "vcd", "recommender", "cnn", "estimator")
 STANDARD_ERROR = 2
