@@ -23,6 +23,7 @@ from hotloop.engine import records
 from hotloop.engine.run import Run, check_makeable, current_records, default_path, read_events, take_folder
 from hotloop.errors import RunError
 from hotloop.options import to_jsonable
+from hotloop.options.files import whole_file
 
 CONFIG = {"size": 4, "rate": 0.1, "epochs": 2}
 HERE = {"cores": 2, "jax": "0.10.2", "device_kinds": ["cpu"], "commit": "abc"}
@@ -528,7 +529,7 @@ def test_default_folders_carry_family_time_and_an_id_of_their_own():
 
 
 def test_a_file_that_cannot_be_finished_vanishes_and_is_named(tmp_path):
-    with pytest.raises(OSError, match="No space left") as caught, records.whole_file(tmp_path / "x") as part:
+    with pytest.raises(OSError, match="No space left") as caught, whole_file(tmp_path / "x") as part:
         part.write_text("half")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert caught.value.filename == str(tmp_path / "x")

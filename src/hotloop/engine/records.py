@@ -12,13 +12,13 @@ import os
 import time
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from hotloop.errors import RunError
 from hotloop.options import to_jsonable
-from hotloop.options.files import load_json, parse_json
+from hotloop.options.files import load_json, parse_json, whole_file
 
 FRAME = ("event", "update", "epoch", "time", "elapsed", "nonfinite")
 
@@ -36,7 +36,7 @@ def compose_record(
 
 
 def to_exact(value: Any) -> Any:
-    """As `plain`, but NaN and infinity are kept, as `{"float": "nan"}`; `from_exact` brings them back."""
+    """As `to_jsonable`, but NaN and infinity are kept, as `{"float": "nan"}`; `from_exact` brings them back."""
     return to_jsonable(value, lambda number: {"float": str(number)})
 
 
@@ -63,21 +63,6 @@ def _any_nonfinite(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(map(_any_nonfinite, value))
     return isinstance(value, float) and not math.isfinite(value)
-
-
-@contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """A name to write to, which becomes `path` when the block ends well and vanishes when it does not."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        yield part
-        part.replace(path)
-    except BaseException as error:
-        with suppress(OSError):  # a full disk gets its room back; on one that only reads there is nothing
-            part.unlink()
-        if isinstance(error, OSError) and error.filename in (None, str(part)):
-            error.filename = str(path)
-        raise
 
 
 def write_json(path: str | Path, value: Any) -> None:

@@ -1,21 +1,28 @@
-"""Paths as people write them: `~` and `~user` written out, and what no file can be called refused.
+"""Files and paths at the edge of the program: names that people typed, JSON that anybody may have written, and files
+that get their names only when they are whole.
 
-Such a path would fail wherever it is used first, far from the option that named it. It does not look at the disk.
-
-JSON text that anybody may have written: whatever is wrong with it is a ValueError.
+It knows nothing of what a document means. Whatever is wrong with a path or a text is a ValueError.
 """
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes, on every file system that people have
+DEEPEST = 100
+LARGEST = 1 << 26
+"""Bytes of a file that is read: ours are far smaller, and a device never ends."""
+Pairs = Callable[[list[tuple[str, Any]]], Any]
 
 
 def expand_path(path: str | Path) -> Path:
-    """The path itself; a ValueError says why there can be no such file."""
+    """The path with `~` and `~user` written out; a ValueError where no file can be called so.
+
+    Such a path would fail wherever it is used first, far from the option that named it.
+    """
     text = str(path)
     if "\0" in text:
         raise ValueError("has a zero character, which no file name can have")
@@ -32,15 +39,27 @@ def expand_path(path: str | Path) -> Path:
     return found
 
 
-DEEPEST = 100
-LARGEST = 1 << 26
-"""Bytes of a file that is read: ours are far smaller, and a device never ends."""
-
-Pairs = Callable[[list[tuple[str, Any]]], Any]
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A name to write to, which becomes `path` when the block ends well and vanishes when it does not."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield part
+        part.replace(path)
+    except BaseException as error:
+        with suppress(OSError):  # a full disk gets its room back; on one that only reads there is nothing
+            part.unlink()
+        if isinstance(error, OSError) and error.filename in (None, str(part)):
+            error.filename = str(path)
+        raise
 
 
 def parse_json(text: str | bytes, pairs: Pairs | None = None) -> Any:
-    """What the text says, objects made by `pairs` where it is given."""
+    """What the text says, objects made by `pairs` where it is given; NaN and Infinity are read, as programs write them.
+
+    Python's own reader raises RecursionError for brackets in brackets, and lets through what the next function cannot
+    bear: depth that only a stack of C holds, and halves of surrogate pairs, which no output takes.
+    """
     text = text if isinstance(text, str) else text.decode()
     try:
         value = json.loads(text, object_pairs_hook=pairs)
@@ -54,12 +73,11 @@ def parse_json(text: str | bytes, pairs: Pairs | None = None) -> Any:
 
 
 def load_json(path: Path) -> Any:
-    """What a file says; OSError where it cannot be read."""
+    """What a file says; OSError where it cannot be read, ValueError where it is no JSON or too long."""
     return parse_json(read_bounded(path))
 
 
 def read_bounded(path: Path, most: int = LARGEST) -> bytes:
-    """All bytes of a file, unless there are more."""
     with path.open("rb") as file:
         data = file.read(most + 1)
     if len(data) > most:

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from hotloop.data.content import read_npz
 from hotloop.data.rating_matrix import RatingMatrix
 from hotloop.engine.checkpoint import Checkpoints, KeepBest, warn_of
-from hotloop.engine.records import whole_file
 from hotloop.errors import DataError, RunError
 from hotloop.families.recommender import model
 from hotloop.families.recommender.commands_config import EXTRA, FAMILY, read_run_options
 from hotloop.families.recommender.config import Schedule, TrainOptions, UpdateOptions
 from hotloop.options import build
+from hotloop.options.files import whole_file
 
 __all__ = ["BEST", "EXTRA", "FAMILY", "SavedRun"]
 

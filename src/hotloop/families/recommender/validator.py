@@ -53,7 +53,7 @@ def write_weights(path: Path, params: Any) -> None:
     import numpy as np
 
     from hotloop.engine.checkpoint_arrays import snapshot
-    from hotloop.engine.records import whole_file
+    from hotloop.options.files import whole_file
 
     with whole_file(path) as part, part.open("wb") as file:
         np.savez(file, **snapshot(params)[0])  # type: ignore[arg-type]
