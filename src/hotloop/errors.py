@@ -2,14 +2,16 @@
 
 Whatever raises one of these does so before any work is lost; the command line prints the message alone and leaves
 with status 2. Anything else that escapes is a defect of hotloop.
-
-"Did you mean": the nearest known names to one that is not known. What they stand for it does not know.
 """
 
 from collections.abc import Iterable
+from errno import EACCES, EDQUOT, EFBIG, EIO, ENAMETOOLONG, ENOSPC, EPERM, EROFS
 
 LONGEST = 1200
 """Characters of a message; a value in it may be of any length."""
+DISK_ERRORS = frozenset((EACCES, EDQUOT, EFBIG, EIO, ENAMETOOLONG, ENOSPC, EPERM, EROFS))
+"""What the user's disk and its permissions can do to any command at any moment: no defect."""
+CUTOFF, MARGIN = 0.6, 0.15  # how like a name must be to be offered, and how close to the best one
 
 
 def one_line(text: str) -> str:
@@ -58,9 +60,6 @@ class MissingExtra(HotloopError):
 
     def __init__(self, package: str, extra: str, purpose: str):
         super().__init__(f"{purpose} needs {package}: pip install 'hotloop[{extra}]'")
-
-
-CUTOFF, MARGIN = 0.6, 0.15  # how like a name must be to be offered, and how close to the best one
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -1,9 +1,10 @@
-"""Checks of single values: each takes a value and answers None, or the reason why it cannot work.
+"""`option` and `argument` declare fields of a config dataclass; `options_of` reads the declarations back.
 
-They are given to `option(check=...)`, which puts the option's name and value before the reason. A check of a
-list option sees each element; None (an option left out) is never checked.
+Values from anywhere (command line, file, preset, Python) go through `Option.accept`: the same types, choices
+and checks, the same one-line message. It knows nothing of how a command line is cut into words.
 
-`option` and `argument` declare fields of a config dataclass; `options_of` reads the declarations back.
+A check takes a value and answers None, or the reason why it cannot work; the option's name and value are put before
+it. A check of a list option sees each element; None (an option left out) is never checked.
 """
 
 import math
@@ -16,11 +17,12 @@ from hotloop.options.params import to_jsonable
 from hotloop.options.values import Kind, is_none, kind_of, read_value
 
 Check = Callable[[Any], str | None]
+Config = TypeVar("Config")
+METADATA_KEY = "hotloop"
+LONGEST_SHOWN = 200  # characters of a value in a message
 
 
 def at_least(least: float) -> Check:
-    """The value is `least` or more."""
-
     def check(value: Any) -> str | None:
         return None if value >= least else f"must be at least {least}"
 
@@ -28,8 +30,6 @@ def at_least(least: float) -> Check:
 
 
 def between(least: float, most: float) -> Check:
-    """The value lies between the two, ends included."""
-
     def check(value: Any) -> str | None:
         return None if least <= value <= most else f"must be between {least} and {most}"
 
@@ -44,12 +44,10 @@ def positive(value: Any) -> str | None:
 
 
 def non_negative(value: Any) -> str | None:
-    """Zero or more, and finite."""
     return None if value >= 0 and math.isfinite(value) else "must be at least 0 and finite"
 
 
 def finite(value: Any) -> str | None:
-    """Neither infinite nor not-a-number."""
     return None if math.isfinite(value) else "must be a finite number"
 
 
@@ -58,11 +56,6 @@ def folder_name(value: Any) -> str | None:
     if not value.strip() or value in (".", "..") or any(sign in value for sign in "/\\"):
         return "must be the name of one folder, without / (another place is --results-dir)"
     return None if len(value.encode(errors="replace")) <= 200 else "must have at most 200 bytes"
-
-
-Config = TypeVar("Config")
-METADATA_KEY = "hotloop"
-LONGEST_SHOWN = 200  # characters of a value in a message
 
 
 def option(
@@ -78,17 +71,9 @@ def option(
     hidden: bool = False,
 ) -> Any:
     """A field that is also `--its-name`. `parse` reads text in a way of its own (ValueError = reason)."""
-    said = {
-        "help": help,
-        "choices": choices or (),
-        "aliases": aliases,
-        "metavar": metavar,
-        "group": group,
-        "parse": parse,
-        "check": check,
-        "hidden": hidden,
-    }
-    return field(default=default, metadata={METADATA_KEY: said})
+    texts = {"help": help, "aliases": aliases, "metavar": metavar, "group": group, "hidden": hidden}
+    rules = {"choices": choices or (), "parse": parse, "check": check}
+    return field(default=default, metadata={METADATA_KEY: texts | rules})
 
 
 def argument(
@@ -101,15 +86,9 @@ def argument(
     check: Check | None = None,
 ) -> Any:
     """A field given by its place: needed where it has no default; a `tuple[T, ...]` takes the rest."""
-    said = {
-        "help": help,
-        "choices": choices or (),
-        "metavar": metavar,
-        "parse": parse,
-        "check": check,
-        "positional": True,
-    }
-    return field(default=default, metadata={METADATA_KEY: said})
+    texts = {"help": help, "metavar": metavar, "positional": True}
+    rules = {"choices": choices or (), "parse": parse, "check": check}
+    return field(default=default, metadata={METADATA_KEY: texts | rules})
 
 
 @dataclass(frozen=True)
@@ -135,7 +114,6 @@ class Option:
 
     @property
     def required(self) -> bool:
-        """Whether a value must be given."""
         return self.default is MISSING
 
     def accept(self, value: Any, origin: str = "") -> Any:

@@ -1,6 +1,6 @@
-"""Params: a frozen, hashable mapping that can be a field of a config; and `plain`, the way back.
+"""Params: a frozen, hashable mapping that can be a field of a config; and `to_jsonable`, the way back.
 
-`plain` turns any result or config into what JSON can hold. Neither knows where values come from.
+Neither knows where values come from.
 """
 
 import math

@@ -12,15 +12,15 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-from hotloop.errors import OptionError
+from hotloop.errors import OptionError, did_you_mean
 from hotloop.options.document import parse_document
 from hotloop.options.files import expand_path
 from hotloop.options.params import Params
 
 TRUE = frozenset({"true", "t", "1", "yes", "y", "on"})
+FALSE = frozenset({"false", "f", "0", "no", "n", "off"})
 HUGE_EXPONENT = re.compile(r"[eE][-+]?[\d_]{4}")  # 1e99999 as an exact fraction would fill the memory
 LARGEST = 2**63 - 1
-FALSE = frozenset({"false", "f", "0", "no", "n", "off"})
 
 
 @dataclass(frozen=True)
@@ -58,19 +58,15 @@ def read_value(kind: Kind, value: Any) -> Any:
     if value is None:
         raise ValueError("a value is needed")
     if kind.many:
-        items = (
-            split_list(value)
-            if isinstance(value, str)
-            else value
-            if isinstance(value, list | tuple)
-            else [value]
-        )
-        return tuple(_one(kind, item) for item in items)
+        if isinstance(value, str):
+            value = split_list(value)
+        items = value if isinstance(value, list | tuple) else [value]
+        return tuple(_read_one(kind, item) for item in items)
     if isinstance(value, list | tuple):
         if len(value) != 1:
             raise ValueError("takes one value")
         value = value[0]
-    return _one(kind, value)
+    return _read_one(kind, value)
 
 
 def is_none(kind: Kind, value: Any) -> bool:
@@ -83,15 +79,13 @@ def split_list(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _one(kind: Kind, value: Any) -> Any:
+def _read_one(kind: Kind, value: Any) -> Any:
     result = READERS[kind.element](value)
     if not kind.choices or result in kind.choices:
         return result
     same = [choice for choice in kind.choices if str(choice).lower() == str(result).lower()]
     if len(same) == 1:
         return same[0]
-    from hotloop.errors import did_you_mean
-
     allowed = [str(choice) for choice in kind.choices]
     hint = did_you_mean(str(result), allowed)
     raise ValueError(f"must be one of {', '.join(allowed)}{'' if hint.startswith('; known') else hint}")
