@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import io
+import os
 import tarfile
 import threading
 import time
@@ -417,6 +418,6 @@ def test_a_folder_that_cannot_be_made_is_one_line(toy, tmp_path):
 @needs_full_device
 def test_a_disk_that_fills_while_unpacking_is_one_line(toy, tmp_path):
     (tmp_path / "toy").mkdir()
-    (tmp_path / "toy" / ".one.bin.part").symlink_to("/dev/full")
+    (tmp_path / "toy" / f".one.bin.{os.getpid()}.part").symlink_to("/dev/full")
     with pytest.raises(DataError, match=r"cannot be written .*No space left"):
         fetch(toy, tmp_path)

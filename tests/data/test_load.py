@@ -254,7 +254,7 @@ def test_missing_data_is_fetched_where_there_is_a_network(tmp_path, monkeypatch)
     toy = KnownSet("mnist", "", "", ("mnist",), tuple(files))
     monkeypatch.setattr(catalogue, "SETS", {"mnist": toy})
     monkeypatch.delenv("HOTLOOP_OFFLINE")
-    monkeypatch.setattr("hotloop.data.fetch.reachable", set)
+    monkeypatch.setattr("hotloop.data.fetch.probe_mirrors", set)
     monkeypatch.setattr(
         "hotloop.data.fetch.download",
         lambda item, target, mirrors, report: target.write_bytes((source / item.name).read_bytes()),

@@ -13,7 +13,6 @@ from hotloop.data.local_files import (
     check_named_folders,
     data_home,
     find_set,
-    is_loadable,
     look_in,
     user_folder,
     verify_set,
@@ -59,12 +58,12 @@ def test_the_given_folder_comes_before_the_shared_one_and_the_users(places):
 def test_a_folder_that_can_be_loaded_comes_before_one_with_a_part(places):
     part = put(places / "shared/toy", "b")
     found = find_set(TOY)
-    assert (found.folder, found.missing) == (part, ("a",))
-    assert not is_loadable(TOY, found)
+    assert (found.folder, set(found.files)) == (part, {"b"})
+    assert not found.loadable
     whole = put(places / "home/hotloop/toy", "a")
     found = find_set(TOY)
-    assert (found.folder, found.missing) == (whole, ("b",))
-    assert is_loadable(TOY, found)
+    assert (found.folder, set(found.files)) == (whole, {"a"})
+    assert found.loadable
 
 
 def test_files_of_a_set_never_lie_directly_in_a_folder_that_was_not_given_for_it(places):

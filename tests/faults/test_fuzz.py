@@ -29,14 +29,14 @@ UNREAD = {"option values", "config of a vcd run", "config of a recommender run"}
 
 PLACES = {
     r"\bjson\.loads?\(": {
-        "options/json_text",
+        "options/files",
         *("families/recommender/validator", "families/recommender/beside"),  # between processes of our own
     },
-    r"\byaml\.(compose|parse|scan|load|safe_load)": {"options/yaml_nodes"},
+    r"\byaml\.(compose|parse|scan|load|safe_load)": {"options/document"},
     r"\b(Image|module)\.open\(": {"data/jpeg"},
     r"\bgzip\.(open|GzipFile|decompress)": {"data/content"},
-    r"\b(ZipFile|tarfile\.open)\(": {"data/npz", "data/unpack"},
-    r"\bexpanduser\(": {"options/paths"},
+    r"\b(ZipFile|tarfile\.open)\(": {"data/content", "data/fetch"},
+    r"\bexpanduser\(": {"options/files"},
     r"\bnp\.load\(|\bimport pickle\b|(?<![\w.])(eval|exec)\(": set(),
 }
 """What reads what anybody may have written, and the modules that may call it: each bounds it, and is fuzzed."""

@@ -1,7 +1,7 @@
 """Data sets: what is on this machine, fetching with checksums, readers, and procedural stand-ins."""
 
-from hotloop.data.dataset import BinaryImages, Dataset, LabelledImages, RatingSet
-from hotloop.data.load import binarise_dataset, load, load_binarised, load_ratings
+from hotloop.data.dataset import BinaryImages, Dataset, LabelledImages, RatingSet, binarise_dataset
+from hotloop.data.load import load, load_binarised, load_ratings
 from hotloop.data.ratings import Ratings
 
 __all__ = [

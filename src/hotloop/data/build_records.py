@@ -1,6 +1,7 @@
-"""The optional tables that go into image records: names of synsets, and bounding boxes of objects.
+"""Class folders of images made into TFRecord shards by several processes, resumably.
 
-Class folders of images made into TFRecord shards by several processes, resumably.
+The order is drawn once with a fixed seed, every shard is a function of that order alone, and finished shards are
+kept: a build that was stopped and begun again ends in the same bytes. It must not know the command line.
 """
 
 import csv
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hotloop.data.content import read_errors, write_errors
 from hotloop.data.image_stores import (
     LABELS_FILE,
     Boxes,
@@ -31,70 +33,15 @@ from hotloop.data.shards import (
     build_shard,
     read_manifest,
     shard_fault,
-    whole_file,
     write_manifest,
 )
 from hotloop.errors import DataError
-
-
-def read_texts(path: str | Path, synsets: Collection[str]) -> dict[str, str]:
-    """Lines of `synset TAB text`; DataError when one of the synsets has none."""
-    path = Path(path)
-    texts = {}
-    for number, line in enumerate(_lines(path), 1):
-        synset, tab, text = line.partition("\t")
-        if line.strip() and not tab:
-            raise DataError(f"{path}: line {number}: expected synset, tab and text, not {line[:60]!r}")
-        texts[synset.strip()] = text.strip()
-    missing = sorted(set(synsets) - set(texts))
-    if missing:
-        raise DataError(f"{path}: no text for {len(missing)} of {len(synsets)} classes, first {missing[0]}")
-    return texts
-
-
-def read_boxes(path: str | Path) -> Boxes:
-    """Lines of `file,xmin,ymin,xmax,ymax`, several for an image with several objects; a header may come first."""
-    path = Path(path)
-    rows: dict[str, list[list[float]]] = {}
-    for number, cells in enumerate(_rows(path), 1):
-        if not cells:
-            continue
-        try:
-            name, sides = cells[0], [float(cell) for cell in cells[1:]]
-        except ValueError:
-            if number == 1:
-                continue
-            sides = []
-        if len(sides) != 4 or not (0 <= sides[0] <= sides[2] <= 1 and 0 <= sides[1] <= sides[3] <= 1):
-            raise DataError(
-                f"{path}: line {number}: expected file,xmin,ymin,xmax,ymax with shares of 0 to 1, "
-                f"not {','.join(cells)[:60]!r}"
-            )
-        rows.setdefault(Path(name).stem, []).append(sides)
-    return {name: np.array(sides, np.float32) for name, sides in rows.items()}
-
-
-def _rows(path: Path) -> Iterator[list[str]]:
-    reader = csv.reader(_lines(path))
-    try:
-        yield from reader
-    except csv.Error as error:
-        raise DataError(f"{path}: line {reader.line_num}: no CSV ({error})") from None
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: byte {error.start:,}: not UTF-8 text") from None
-
+from hotloop.options.files import whole_file
 
 SEED = 12345
 IMAGES_PER_SHARD = {"train": 1252, "validation": 391}
 """So that ImageNet gets its usual 1,024 and 128 shards."""
-
+_PARTS: tuple[Part, ...] = ("train", "validation")
 Advance = Callable[[int], None]
 
 
@@ -149,7 +96,8 @@ def run_build(build: Build, parts: Sequence[PartPlan], advance: Advance) -> dict
     """Make the open shards; the manifest is written after each. `advance` hears of every shard's images."""
     manifests = read_manifest(build.out)
     manifests |= {each.part: each.manifest for each in parts}
-    with whole_file(build.out / LABELS_FILE) as unfinished:
+    labels = build.out / LABELS_FILE
+    with write_errors(labels), whole_file(labels) as unfinished:
         unfinished.write_text("".join(f"{name}\n" for name in class_names(build.source)))
     write_manifest(build.out, manifests)
     tasks = {task: each.part for each in parts for task in each.open_tasks}
@@ -161,9 +109,6 @@ def run_build(build: Build, parts: Sequence[PartPlan], advance: Advance) -> dict
             write_manifest(build.out, manifests)
             advance(len(task.items))
     return manifests
-
-
-_PARTS: tuple[Part, ...] = ("train", "validation")
 
 
 def _plan_part(
@@ -222,3 +167,56 @@ def _checksum(tasks: Iterable[ShardTask]) -> str:
             )
             state.update(task.boxes[path.stem].tobytes() if path.stem in task.boxes else b"")
     return state.hexdigest()
+
+
+def read_texts(path: str | Path, synsets: Collection[str]) -> dict[str, str]:
+    """Lines of `synset TAB text`; DataError when one of the synsets has none."""
+    path = Path(path)
+    texts = {}
+    for number, line in enumerate(_lines(path), 1):
+        synset, tab, text = line.partition("\t")
+        if line.strip() and not tab:
+            raise DataError(f"{path}: line {number}: expected synset, tab and text, not {line[:60]!r}")
+        texts[synset.strip()] = text.strip()
+    missing = sorted(set(synsets) - set(texts))
+    if missing:
+        raise DataError(f"{path}: no text for {len(missing)} of {len(synsets)} classes, first {missing[0]}")
+    return texts
+
+
+def read_boxes(path: str | Path) -> Boxes:
+    """Lines of `file,xmin,ymin,xmax,ymax`, several for an image with several objects; a header may come first."""
+    path = Path(path)
+    rows: dict[str, list[list[float]]] = {}
+    for number, cells in enumerate(_rows(path), 1):
+        if not cells:
+            continue
+        try:
+            name, sides = cells[0], [float(cell) for cell in cells[1:]]
+        except ValueError:
+            if number == 1:
+                continue
+            sides = []
+        if len(sides) != 4 or not (0 <= sides[0] <= sides[2] <= 1 and 0 <= sides[1] <= sides[3] <= 1):
+            raise DataError(
+                f"{path}: line {number}: expected file,xmin,ymin,xmax,ymax with shares of 0 to 1, "
+                f"not {','.join(cells)[:60]!r}"
+            )
+        rows.setdefault(Path(name).stem, []).append(sides)
+    return {name: np.array(sides, np.float32) for name, sides in rows.items()}
+
+
+def _rows(path: Path) -> Iterator[list[str]]:
+    reader = csv.reader(_lines(path))
+    try:
+        yield from reader
+    except csv.Error as error:
+        raise DataError(f"{path}: line {reader.line_num}: no CSV ({error})") from None
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        with read_errors(path):
+            return path.read_text().splitlines()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: byte {error.start:,}: not UTF-8 text") from None

@@ -1,17 +1,14 @@
-"""What is known of a data set before any file of it is there: its files, their content, where to get them.
+"""The public data sets that hotloop knows: files, sizes, checksums, mirrors, licences.
 
-Plain descriptions, shared by the catalogue and by everything that finds, checks or fetches. Nothing here
-touches the disk or the network.
-
-The table of the public data sets that hotloop knows: files, sizes, checksums, mirrors, licences.
+Checksums are of the unpacked content, so that a file is the same file whether it lies there plain, gzipped
+by its publisher or gzipped again by someone else. Only facts: nothing here touches the disk or the network.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from hotloop.errors import DataError
-from hotloop.options import did_you_mean
+from hotloop.errors import DataError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -66,13 +63,20 @@ class KnownSet:
         return sum(file.size for file in self.files)
 
 
-def _idx_set(
-    mirrors: tuple[str, ...], table: tuple[tuple[str, int, str, int, str], ...]
-) -> tuple[KnownFile, ...]:
-    """Rows of (name, packed size and sha256, content size and checksum) -> gzipped files of an idx set."""
+_IDX_FILES = (
+    ("train-images-idx3-ubyte", 47_040_016),
+    ("train-labels-idx1-ubyte", 60_008),
+    ("t10k-images-idx3-ubyte", 7_840_016),
+    ("t10k-labels-idx1-ubyte", 10_008),
+)
+"""The files of MNIST and its relatives, with the bytes of their content."""
+
+
+def _idx_set(mirrors: tuple[str, ...], table: tuple[tuple[int, str, str], ...]) -> tuple[KnownFile, ...]:
+    """The gzipped files of an idx set from rows of (packed size, its sha256, checksum of the content)."""
     return tuple(
         KnownFile(name, size, checksum, Download(f"{name}.gz", mirrors, packed, f"sha256:{sha256}"))
-        for name, packed, sha256, size, checksum in table
+        for (name, size), (packed, sha256, checksum) in zip(_IDX_FILES, table, strict=True)
     )
 
 
@@ -83,31 +87,23 @@ _MNIST = _idx_set(
     ),
     (
         (
-            "train-images-idx3-ubyte",
             9_912_422,
             "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-            47_040_016,
             "sha256:ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
         ),
         (
-            "train-labels-idx1-ubyte",
             28_881,
             "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-            60_008,
             "sha256:65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
         ),
         (
-            "t10k-images-idx3-ubyte",
             1_648_877,
             "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-            7_840_016,
             "sha256:0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
         ),
         (
-            "t10k-labels-idx1-ubyte",
             4_542,
             "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-            10_008,
             "sha256:ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
         ),
     ),
@@ -121,31 +117,23 @@ _FASHION = _idx_set(
     ),
     (
         (
-            "train-images-idx3-ubyte",
             26_421_880,
             "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-            47_040_016,
             "md5:f4a8712d7a061bf5bd6d2ca38dc4d50a",
         ),
         (
-            "train-labels-idx1-ubyte",
             29_515,
             "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-            60_008,
             "md5:9018921c3c673c538a1fc5bad174d6f9",
         ),
         (
-            "t10k-images-idx3-ubyte",
             4_422_102,
             "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-            7_840_016,
             "md5:8181f5470baa50b63fa0f6fddb340f0a",
         ),
         (
-            "t10k-labels-idx1-ubyte",
             5_148,
             "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-            10_008,
             "md5:15d484375f8d13e6eb1aabb0c3f46965",
         ),
     ),
@@ -153,13 +141,14 @@ _FASHION = _idx_set(
 
 # The second address is where the first one redirects to; some proxies stop at the redirect.
 _TORONTO = ("https://www.cs.toronto.edu/~kriz/", "https://cave.cs.toronto.edu/kriz/")
-
 _CIFAR10_ARCHIVE = Download(
     "cifar-10-binary.tar.gz",
     ("https://storage.googleapis.com/s4tf-hosted-binaries/datasets/CIFAR10/", *_TORONTO),
     170_052_171,
     "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
 )
+
+
 _CIFAR10 = tuple(
     KnownFile(
         name,
@@ -179,12 +168,15 @@ _CIFAR10 = tuple(
     )
 )
 
+
 _CIFAR100_ARCHIVE = Download(
     "cifar-100-binary.tar.gz",
     _TORONTO,
     168_513_733,
     "sha256:58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
 )
+
+
 _CIFAR100 = tuple(
     KnownFile(name, size, f"sha256:{sha256}", _CIFAR100_ARCHIVE, member=f"cifar-100-binary/{name}")
     for name, size, sha256 in (
@@ -192,6 +184,7 @@ _CIFAR100 = tuple(
         ("test.bin", 30_740_000, "d8b1e6b7b3bee4020055f0699b111f60b1af1e262aeb93a0b659061746f8224a"),
     )
 )
+
 
 _MOVIELENS = (
     KnownFile(
@@ -208,10 +201,13 @@ _MOVIELENS = (
     ),
 )
 
+
 _LAROCHELLE = (
     "https://www.cs.toronto.edu/~larocheh/public/datasets/binarized_mnist/",
     "https://storage.googleapis.com/tensorflow/tf-keras-datasets/",
 )
+
+
 _AMAT = tuple(
     KnownFile(name, size, f"sha256:{sha256}", Download(name, _LAROCHELLE, size, f"sha256:{sha256}"))
     for name, size, sha256 in (
@@ -232,6 +228,7 @@ _AMAT = tuple(
         ),
     )
 )
+
 
 _SETS = (
     KnownSet(
@@ -292,6 +289,7 @@ _SETS = (
         "validation-00127-of-00128 (TFRecord)",
     ),
 )
+
 
 SETS: Mapping[str, KnownSet] = MappingProxyType({known.name: known for known in _SETS})
 """Every known set by name."""

@@ -1,9 +1,7 @@
-"""The content of a file on the disk, gzipped or plain, with errors that name the file and the byte.
+"""The content of files that anybody may have written: bytes, gzipped or plain, and the arrays of .npz files.
 
 Every reader and every checksum goes through here, and says how much it wants at most: ten megabytes may unpack to ten
-gigabytes. What the bytes mean is the readers' to know.
-
-Arrays in numpy's .npz files as `np.savez` writes them, read without trust: no pickles, nothing beyond the file.
+gigabytes. Errors name the file and the byte. What the bytes mean is the readers' to know.
 """
 
 import gzip
@@ -24,6 +22,25 @@ LARGEST = 1 << 28
 """Bytes of content, more than any file of a known set has: CIFAR-100's 154 million are the most."""
 _CHUNK = 1 << 20
 _GZIP_MAGIC = b"\x1f\x8b"
+_NPY_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+
+
+@contextmanager
+def read_errors(path: str | Path) -> Iterator[None]:
+    """An OSError in the block is a DataError that says that the file or folder cannot be read."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
+
+
+@contextmanager
+def write_errors(path: str | Path) -> Iterator[None]:
+    """An OSError in the block is a DataError that says that the file or folder cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written ({error.strerror or error})") from None
 
 
 class Content:
@@ -58,7 +75,6 @@ class Content:
         return b"".join(pieces)
 
     def close(self) -> None:
-        """Let go of the file."""
         self._stream.close()
         self.closed = True
 
@@ -70,14 +86,13 @@ class Content:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise DataError(
-                f"{self.path}: damaged gzip file after byte {self.position:,} of its content ({error})"
-            ) from None
-        except OSError as error:
-            raise DataError(f"{self.path}: cannot be read ({error.strerror})") from None
+        with read_errors(self.path):
+            try:
+                yield
+            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+                raise DataError(
+                    f"{self.path}: damaged gzip file after byte {self.position:,} of its content ({error})"
+                ) from None
 
 
 def read_chunks(path: str | Path, most: int | None = None) -> Iterator[bytes]:
@@ -88,31 +103,32 @@ def read_chunks(path: str | Path, most: int | None = None) -> Iterator[bytes]:
 
 
 def read_content(path: str | Path, most: int = LARGEST) -> bytes:
-    """The whole content."""
+    """The whole content; DataError as `read_chunks`."""
     return b"".join(read_chunks(path, most))
 
 
-_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-
-
 def read_npz(path: str | Path) -> dict[str, NDArray[Any]]:
-    """The arrays by name; DataError where the file cannot be read or holds anything else."""
+    """The arrays of a file of `np.savez` by name; DataError where it cannot be read or holds anything else.
+
+    Not `np.load`, which allocates what a header claims before it looks for the bytes. Members must be stored, not
+    compressed, so that together they are no larger than the file; pickles are refused.
+    """
     path = Path(path)
     try:
-        with zipfile.ZipFile(path) as archive:
+        with read_errors(path), zipfile.ZipFile(path) as archive:
             members = archive.infolist()
             if sum(member.file_size for member in members) > path.stat().st_size:
                 raise ValueError("its members are larger than the file")
             return {member.filename.removesuffix(".npy"): _read_array(archive, member) for member in members}
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
+    except DataError:
+        raise
     except Exception as error:  # zipfile and the header's parser raise whatever broken bytes lead them to
         raise DataError(f"{path}: damaged ({' '.join(str(error).split()) or type(error).__name__})") from None
 
 
 def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
     with archive.open(member) as file:
-        shape, by_column, dtype = _HEADERS[np.lib.format.read_magic(file)](file)
+        shape, by_column, dtype = _NPY_HEADERS[np.lib.format.read_magic(file)](file)
         if dtype.hasobject:
             raise ValueError(f"{member.filename} holds objects")
         size = math.prod(shape) * dtype.itemsize

@@ -1,9 +1,7 @@
-"""What a loader hands on: arrays in splits, and where they came from.
+"""Data sets as arrays in splits: what a loader hands on, and how it is made of a set's files.
 
-The arrays are as the files have them, whole bytes and all; scaling and augmenting belong to the model.
-
-Labelled images from the files of a known set: the readers' arrays checked against each other.
-Grey images made black and white once and for all: each pixel is 1 with the probability of its greyness.
+The arrays are as the files have them, whole bytes and all; scaling and augmenting belong to the model. It knows which
+file of which set holds what; the formats are in `image_formats`, and files are found by `local_files`.
 """
 
 from dataclasses import dataclass
@@ -17,6 +15,22 @@ from hotloop.data.image_formats import read_cifar, read_idx
 from hotloop.data.local_files import LocalSet, check_file
 from hotloop.data.ratings import Ratings
 from hotloop.errors import DataError
+
+IMAGE_SETS = {
+    "mnist": (60_000, 10_000),
+    "fashion_mnist": (60_000, 10_000),
+    "cifar10": (50_000, 10_000),
+    "cifar100": (50_000, 10_000),
+}
+"""The sets of labelled images, with the numbers of images to train and to test with when they are whole."""
+_IDX_CLASSES, _IDX_SIDE = 10, 28
+_CIFAR_LABELS = {"cifar10": (10,), "cifar100": (20, 100)}
+"""The labels that a record begins with, by their number of names; CIFAR-100 has a coarse and a fine one."""
+_VALIDATION_SHARE = 6
+"""One in so many training images of a binarised set is kept for validation: of MNIST's 60,000 the last 10,000."""
+_BINARISE_BLOCK = 4096
+_THRESHOLDS = ((np.arange(256, dtype=np.uint32) * 65536 + 254) // 255).astype(np.uint32)
+"""A 16-bit random number is below entry g for a share of g / 255 of them, to the nearest 1 / 65536."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -67,27 +81,15 @@ class RatingSet(Loaded):
     ratings: Ratings
 
 
-_IDX_CLASSES, _IDX_SIDE = 10, 28
-_CIFAR_LABELS = {"cifar10": (10,), "cifar100": (20, 100)}
-"""The labels that a record begins with, by their number of names; CIFAR-100 has a coarse and a fine one."""
-
-IMAGE_SETS = {
-    "mnist": (60_000, 10_000),
-    "fashion_mnist": (60_000, 10_000),
-    "cifar10": (50_000, 10_000),
-    "cifar100": (50_000, 10_000),
-}
-"""The sets of labelled images, with the numbers of images to train and to test with when they are whole."""
-
-
-def read_images(known: KnownSet, found: LocalSet) -> Dataset:
-    """The set's images from its files, whole or as much of it as is there."""
+def read_images(found: LocalSet) -> Dataset:
+    """The set's images from its files, whole or as much of it as is there; DataError names file and byte."""
+    known = found.known
     if known.name in _CIFAR_LABELS:
-        label_names = _CIFAR_LABELS[known.name]
-        train, test = (_read_cifar_split(known, found, part, label_names) for part in ("train", "test"))
-        classes = label_names[-1]
+        labels = _CIFAR_LABELS[known.name]
+        train, test = (_read_cifar_split(found, part, labels) for part in ("train", "test"))
+        classes = labels[-1]
     else:
-        _refuse_foreign(known, found)
+        _refuse_other_set(known, found)
         train, test = (_read_idx_split(found, part) for part in ("train", "t10k"))
         classes = _IDX_CLASSES
     return Dataset(
@@ -95,13 +97,9 @@ def read_images(known: KnownSet, found: LocalSet) -> Dataset:
     )
 
 
-def _read_cifar_split(
-    known: KnownSet, found: LocalSet, part: str, label_names: tuple[int, ...]
-) -> LabelledImages:
-    names = [file.name for file in known.files if file.name.startswith("test") == (part == "test")]
-    return LabelledImages(
-        *read_cifar([found.files[name] for name in names if name in found.files], label_names)
-    )
+def _read_cifar_split(found: LocalSet, part: str, label_names: tuple[int, ...]) -> LabelledImages:
+    files = [path for name, path in found.files.items() if name.startswith("test") == (part == "test")]
+    return LabelledImages(*read_cifar(files, label_names))
 
 
 def _read_idx_split(found: LocalSet, part: str) -> LabelledImages:
@@ -125,7 +123,7 @@ def _check_labels(path: Path, labels: NDArray[np.uint8]) -> None:
         raise DataError(f"{path}: byte {at:,}: label {label}, expected 0 to {_IDX_CLASSES - 1}")
 
 
-def _refuse_foreign(known: KnownSet, found: LocalSet) -> None:
+def _refuse_other_set(known: KnownSet, found: LocalSet) -> None:
     """DataError when the files are those of another set that has the same file names."""
     smallest = min(known.files, key=lambda file: file.size)
     for other in SETS.values():
@@ -136,13 +134,12 @@ def _refuse_foreign(known: KnownSet, found: LocalSet) -> None:
                     raise DataError(f"{path}: this file belongs to {other.name}, not to {known.name}")
 
 
-_BINARISE_BLOCK = 4096
-_THRESHOLDS = ((np.arange(256, dtype=np.uint32) * 65536 + 254) // 255).astype(np.uint32)
-"""A 16-bit random number is below entry g for a share of g / 255 of them, to the nearest 1 / 65536."""
-
-
 def binarise(images: NDArray[np.uint8], seed: int = 0) -> NDArray[np.uint8]:
-    """Zeros and ones in the shape of the images; 0 always gives 0 and 255 always 1."""
+    """Zeros and ones in the shape of the images: each pixel is 1 with the probability of its greyness.
+
+    The bits depend on the pixel's place and the seed alone, and come from a raw PCG64 stream, which numpy promises
+    not to change: the same images give the same bits on every machine.
+    """
     stream = np.random.PCG64(seed)
     bits = np.empty(images.shape, np.uint8)
     for start in range(0, len(images), _BINARISE_BLOCK):
@@ -150,3 +147,18 @@ def binarise(images: NDArray[np.uint8], seed: int = 0) -> NDArray[np.uint8]:
         raw = stream.random_raw(-(-grey.size // 4)).astype("<u8").view("<u2")
         bits[start : start + _BINARISE_BLOCK] = raw[: grey.size].reshape(grey.shape) < _THRESHOLDS[grey]
     return bits
+
+
+def binarise_dataset(grey: Dataset) -> BinaryImages:
+    """Grey images made zeros and ones once and for all; the last training images become the validation set."""
+    train = binarise(grey.train.images, seed=0)
+    keep = len(train) - len(train) // _VALIDATION_SHARE
+    return BinaryImages(
+        name=grey.name,
+        source=grey.source,
+        stand_in=grey.stand_in,
+        notice=grey.notice,
+        train=train[:keep],
+        validation=train[keep:],
+        test=binarise(grey.test.images, seed=1),
+    )

@@ -1,8 +1,10 @@
-"""The wire format of protocol buffers: tagged fields of varints, fixed words and runs of bytes.
+"""tf.train.Example: a map from names to lists of bytes, int64 or float32, read and written without TensorFlow.
 
-Strict: nothing is read beyond the end of what was handed over. It must not know what a message means.
-
-tf.train.Example: a map from names to lists of bytes, int64 or float32, read and written without TensorFlow.
+Example { Features features = 1 }, Features { map<string, Feature> feature = 1 }, Feature { oneof BytesList = 1,
+FloatList = 2, Int64List = 3 }, each list a repeated field 1. Lists may be packed or not, unknown fields are passed
+over, a name that comes twice counts the last time. It knows no particular names. By hand: protobuf's Python classes
+would copy every image's bytes, and come with TensorFlow alone. Strict: nothing is read beyond the end of what was
+handed over.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -11,7 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 VARINT, FIXED64, RUN, FIXED32 = 0, 1, 2, 5
+"""Wire types of protocol buffers; a run is text, a message or packed numbers."""
 _FIXED = {FIXED64: 8, FIXED32: 4}
+_BYTES, _FLOATS, _INTS = 1, 2, 3
+Values = list[bytes] | NDArray[np.int64] | NDArray[np.float32]
 
 
 class WireError(ValueError):
@@ -59,17 +64,12 @@ def read_varint(data: bytes, at: int, end: int) -> tuple[int, int]:
     raise WireError(began, "number without an end")
 
 
-def to_signed(value: int) -> int:
-    """Two's complement of 64 bits."""
-    return value - (1 << 64) if value >> 63 else value
-
-
 def read_varints(data: bytes, start: int, end: int) -> list[int]:
     """Signed numbers one after the other."""
     found = []
     while start < end:
         value, start = read_varint(data, start, end)
-        found.append(to_signed(value))
+        found.append(value - (1 << 64) if value >> 63 else value)  # two's complement
     return found
 
 
@@ -92,22 +92,18 @@ def put_varint(value: int) -> bytes:
 
 
 def put_run(number: int, content: bytes) -> bytes:
-    """A field of bytes: text, a message or packed numbers."""
     return put_varint(number << 3 | RUN) + put_varint(len(content)) + content
-
-
-Values = list[bytes] | NDArray[np.int64] | NDArray[np.float32]
-_BYTES, _FLOATS, _INTS = 1, 2, 3
 
 
 def read_example(data: bytes, wanted: Collection[str] | None = None) -> dict[str, Values]:
     """The features by name, or only the `wanted` ones; WireError says where the bytes are no Example."""
     names = None if wanted is None else {name.encode() for name in wanted}
     found: dict[str, Values] = {}
-    for number, kind, start, end in read_fields(data, 0, len(data)):
-        if number == 1:
-            _expect(RUN, kind, start, "Features")
-            _read_features(data, start, end, names, found)
+    for start, end in _runs(data, 0, len(data), "Features"):
+        for at, stop in _runs(data, start, end, "a feature"):
+            name, value = _read_entry(data, at, stop)
+            if names is None or name in names:
+                found[_text(name, at)] = _read_values(data, *value)
     return found
 
 
@@ -120,69 +116,57 @@ def write_example(features: Mapping[str, Values]) -> bytes:
     return put_run(1, b"".join(entries))
 
 
-def _read_features(
-    data: bytes, start: int, end: int, names: set[bytes] | None, found: dict[str, Values]
-) -> None:
+def _runs(data: bytes, start: int, end: int, what: str, unpacked: int = RUN) -> Iterator[tuple[int, int]]:
+    """Start and end of every field 1, which must be a run, or of the wire type that unpacked numbers have."""
     for number, kind, at, stop in read_fields(data, start, end):
-        if number != 1:
-            continue
-        _expect(RUN, kind, at, "a feature")
-        name, value = b"", (stop, stop)
-        for part, part_kind, first, last in read_fields(data, at, stop):
-            if part in (1, 2):
-                _expect(RUN, part_kind, first, "a feature's name or value")
-            if part == 1:
-                name = data[first:last]
-            elif part == 2:
-                value = (first, last)
-        if names is None or name in names:
-            found[_text(name, at)] = _values(data, *value)
+        if number == 1:
+            if kind != unpacked:
+                _expect_run(kind, at, what)
+            yield at, stop
 
 
-def _values(data: bytes, start: int, end: int) -> Values:
+def _read_entry(data: bytes, start: int, end: int) -> tuple[bytes, tuple[int, int]]:
+    """The name of a feature, and where its value lies."""
+    name, value = b"", (end, end)
+    for number, kind, at, stop in read_fields(data, start, end):
+        if number in (1, 2):
+            _expect_run(kind, at, "a feature's name or value")
+        if number == 1:
+            name = data[at:stop]
+        elif number == 2:
+            value = (at, stop)
+    return name, value
+
+
+def _read_values(data: bytes, start: int, end: int) -> Values:
     values: Values = []
     for number, kind, at, stop in read_fields(data, start, end):
         if number in _READERS:
-            _expect(RUN, kind, at, "a list")
+            _expect_run(kind, at, "a list")
             values = _READERS[number](data, at, stop)
     return values
 
 
 def _read_bytes(data: bytes, start: int, end: int) -> Values:
-    found = []
-    for number, kind, at, stop in read_fields(data, start, end):
-        if number == 1:
-            _expect(RUN, kind, at, "bytes")
-            found.append(data[at:stop])
-    return found
+    return [data[at:stop] for at, stop in _runs(data, start, end, "bytes")]
 
 
 def _read_floats(data: bytes, start: int, end: int) -> Values:
-    found = [np.empty(0, np.float32)]
-    for number, kind, at, stop in read_fields(data, start, end):
-        if number == 1:
-            if kind != FIXED32:
-                _expect(RUN, kind, at, "float32 numbers")
-            found.append(read_floats(data, at, stop))
-    return np.concatenate(found)
+    runs = _runs(data, start, end, "float32 numbers", unpacked=FIXED32)
+    return np.concatenate([np.empty(0, np.float32), *(read_floats(data, at, stop) for at, stop in runs)])
 
 
 def _read_ints(data: bytes, start: int, end: int) -> Values:
-    found: list[int] = []
-    for number, kind, at, stop in read_fields(data, start, end):
-        if number == 1:
-            if kind != VARINT:
-                _expect(RUN, kind, at, "int64 numbers")
-            found += read_varints(data, at, stop)
-    return np.array(found, np.int64)
+    runs = _runs(data, start, end, "int64 numbers", unpacked=VARINT)
+    return np.array([value for at, stop in runs for value in read_varints(data, at, stop)], np.int64)
 
 
 _READERS = {_BYTES: _read_bytes, _FLOATS: _read_floats, _INTS: _read_ints}
 
 
-def _expect(wanted: int, kind: int, at: int, what: str) -> None:
-    if kind != wanted:
-        raise WireError(at, f"{what} of wire type {kind}, expected {wanted}")
+def _expect_run(kind: int, at: int, what: str) -> None:
+    if kind != RUN:
+        raise WireError(at, f"{what} of wire type {kind}, expected {RUN}")
 
 
 def _text(name: bytes, at: int) -> str:

@@ -1,14 +1,12 @@
-"""One download: several mirrors, resumed where it broke off, given its name only once its checksum is right.
+"""Brings a known set onto this machine: what is missing is downloaded, checked and unpacked.
 
-It knows addresses and bytes, not data sets. A host that does not answer within a few seconds is left alone,
-so that a machine without a network finds out fast.
-
-Takes named files, and nothing else, out of a downloaded tar or zip archive.
-Brings a known set onto this machine: what is missing is downloaded, checked and unpacked.
+It knows folders and checksums, not formats. A file that is there and wrong is the user's: it is named in an
+error, never replaced. An archive that the user brought is used as if it had been downloaded. Names and places come from
+the catalogue and never from an archive, and a file gets its name only once its content is right. A host that does not
+answer within a few seconds is left alone, so that a machine without a network finds out fast.
 """
 
 import contextlib
-import errno
 import fcntl
 import http.client
 import os
@@ -26,6 +24,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from hotloop.data.catalogue import Download, KnownFile, KnownSet
+from hotloop.data.content import write_errors
 from hotloop.data.local_files import (
     FileVerdict,
     data_home,
@@ -36,16 +35,17 @@ from hotloop.data.local_files import (
     look_in,
     verify_set,
 )
-from hotloop.errors import DataError
+from hotloop.errors import DISK_ERRORS, DataError
+from hotloop.options.files import whole_file
 from hotloop.rehearsal import begin_work
 
+OFFLINE = "HOTLOOP_OFFLINE"
 CONNECT_SECONDS = 3.0
 """How long a host may take to answer before it counts as out of reach."""
 READ_SECONDS = 30.0
 """How long a server may stay silent in the middle of a download."""
 _ATTEMPTS = 3
-_DOWNLOAD_CHUNK = 1 << 18
-_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EIO)
+_CHUNK = 1 << 18
 
 
 class FetchError(DataError):
@@ -54,6 +54,128 @@ class FetchError(DataError):
     def __init__(self, why: str, details: str):
         super().__init__(f"{why}: {details}")
         self.why = why
+
+
+class Bar(Protocol):
+    """A progress bar of bytes."""
+
+    def advance(self, amount: float = 1) -> None: ...
+
+
+Progress = Callable[[str, float | None], contextlib.AbstractContextManager[Bar]]
+"""Opens a progress bar from a description and a total."""
+
+
+class _NoBar:
+    def advance(self, amount: float = 1) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Where a complete set lies, the verdict on its files, and whether anything had to be downloaded."""
+
+    folder: Path
+    files: tuple[FileVerdict, ...]
+    new: bool
+
+
+def no_progress(_description: str, _total: float | None) -> contextlib.AbstractContextManager[Bar]:
+    return contextlib.nullcontext(_NoBar())
+
+
+def fetch(known: KnownSet, data_dir: str | Path | None = None, progress: Progress = no_progress) -> Fetched:
+    """Make the set complete and verified. FetchError where the network does not give it."""
+    data_dir = None if data_dir is None else Path(data_dir)
+    if not known.files:
+        raise DataError(
+            f"{known.name}: not fetched ({known.licence}); bring the files and give their folder: "
+            f"{known.expected}"
+        )
+    if data_dir is None or list_folder(data_dir) is not None:
+        found = find_set(known, data_dir)
+        verdicts = verify_set(known, found)
+        if found and all(verdict.status == "OK" for verdict in verdicts):
+            return Fetched(found.folder, verdicts, new=False)
+    begin_work(f"fetching {known.name}")
+    folder = data_home(data_dir) / known.folders[0]
+    absent = [file for file in _find_missing(known, folder) if not (folder / file.download.name).exists()]
+    mirrors = _find_mirrors(known, folder) if absent else set()
+    with _lock_folder(folder):
+        _complete(known, folder, mirrors, progress)
+        return Fetched(folder, verify_set(known, look_in(known, folder)), new=True)
+
+
+def _find_missing(known: KnownSet, folder: Path) -> list[KnownFile]:
+    """The files that are not in the folder; DataError for one that is there and wrong."""
+    verdicts = verify_set(known, look_in(known, folder))
+    for verdict in verdicts:
+        if verdict.status == "BAD":
+            raise DataError(
+                f"{verdict.path}: is there but wrong ({verdict.reason}); move it away and fetch again"
+            )
+    return [file for file, verdict in zip(known.files, verdicts, strict=True) if verdict.status == "missing"]
+
+
+def _complete(known: KnownSet, folder: Path, mirrors: set[str], progress: Progress) -> None:
+    """Download what is missing and unpack it; an archive that the user put there is used, and left there."""
+    wanted = _find_missing(known, folder)
+    for item in dict.fromkeys(file.download for file in wanted):
+        archive = folder / item.name
+        brought = archive.exists()
+        if brought:
+            _, checksum = digest_file(archive, item.checksum)
+            if checksum != item.checksum:
+                wrong = f"is there but wrong ({checksum}, expected {item.checksum}); move it away"
+                raise DataError(f"{archive}: {wrong}")
+        else:
+            with progress(f"{known.name}: {item.name}", item.size) as bar:
+                _download_with_bar(item, folder, mirrors, bar)
+        if members := [file for file in wanted if file.download == item and file.member]:
+            unpack(archive, members, folder)
+            if not brought:
+                archive.unlink()
+
+
+def _find_mirrors(known: KnownSet, folder: Path) -> set[str]:
+    """The mirrors within reach; FetchError that says what to put where when there are none."""
+    mirrors = {mirror for item in known.downloads for mirror in item.mirrors}
+    offline = os.environ.get(OFFLINE, "") not in ("", "0")
+    answering = set() if offline else probe_mirrors(mirrors)
+    if not answering:
+        names = ", ".join(item.name for item in known.downloads)
+        sources = ", ".join(dict.fromkeys(item.mirrors[0] for item in known.downloads))
+        by_hand = f"put {names} into {folder} by hand, from {sources}, and fetch again"
+        why = f"{OFFLINE} is set" if offline else "no network"
+        raise FetchError(why, f"{known.name} cannot be fetched; {by_hand}")
+    return answering
+
+
+def _download_with_bar(item: Download, folder: Path, answering: set[str], bar: Bar) -> None:
+    """Download one file with a bar that only ever moves forward, whatever is begun again."""
+    shown = 0
+
+    def report(have: int) -> None:
+        nonlocal shown
+        bar.advance(max(0, have - shown))
+        shown = max(shown, have)
+
+    mirrors = [mirror for mirror in item.mirrors if mirror in answering]
+    download(item, folder / item.name, mirrors, report)
+
+
+@contextlib.contextmanager
+def _lock_folder(folder: Path) -> Iterator[None]:
+    """Create the folder and keep every other process that fetches into it waiting."""
+    with write_errors(f"data folder {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            with contextlib.suppress(OSError):  # some network file systems have no locks
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
 
 
 def probe_mirrors(urls: Iterable[str]) -> set[str]:
@@ -109,7 +231,7 @@ def _from_mirror(url: str, item: Download, part: Path, report: Callable[[int], N
             error.close()
             return f"the server answers {error.code} {error.reason}"
         except (OSError, http.client.HTTPException) as error:
-            if getattr(error, "errno", None) in _DISK_ERRORS:
+            if getattr(error, "errno", None) in DISK_ERRORS:
                 raise DataError(f"data folder {part.parent}: cannot be written ({error})") from None
             reason = _explain(error)
         else:
@@ -131,7 +253,7 @@ def _receive(url: str, item: Download, part: Path, start: int, report: Callable[
         have = start if resumed else 0
         with part.open("ab" if resumed else "wb") as file:
             # One byte more than the file has is enough to know that it is another file.
-            while have <= item.size and (chunk := response.read(_DOWNLOAD_CHUNK)):
+            while have <= item.size and (chunk := response.read(_CHUNK)):
                 file.write(chunk)
                 have += len(chunk)
                 report(have)
@@ -155,9 +277,6 @@ def _explain(error: Exception) -> str:
     if isinstance(cause, TimeoutError):
         return f"no answer for {READ_SECONDS:g} s"
     return str(cause) or type(cause).__name__
-
-
-_UNPACK_CHUNK = 1 << 20
 
 
 def unpack(archive: Path, files: Iterable[KnownFile], folder: Path) -> None:
@@ -195,24 +314,17 @@ def _zip_members(archive: Path, wanted: Container[str]) -> Iterator[tuple[str, I
 
 
 def _unpack_file(file: KnownFile, source: IO[bytes], folder: Path) -> None:
-    part = folder / f".{file.name}.part"
-    try:
+    path = folder / file.name
+    with write_errors(f"data folder {folder}"), whole_file(path) as part:
         with part.open("wb") as target:
             _, checksum = digest(_copy(source, target, file.size), file.checksum)
         if checksum != file.checksum:
-            raise DataError(
-                f"{folder / file.name}: wrong content in the archive ({checksum}, expected {file.checksum})"
-            )
-        part.replace(folder / file.name)
-    except OSError as error:
-        raise DataError(f"data folder {folder}: cannot be written ({error.strerror})") from None
-    finally:
-        part.unlink(missing_ok=True)
+            raise DataError(f"{path}: wrong content in the archive ({checksum}, expected {file.checksum})")
 
 
 def _copy(source: IO[bytes], target: IO[bytes], size: int) -> Iterator[bytes]:
     left = size + 1  # an archive that claims a small file and unpacks to an endless one stops here
-    while left and (chunk := _read_member(source, min(_UNPACK_CHUNK, left))):
+    while left and (chunk := _read_member(source, min(_CHUNK, left))):
         target.write(chunk)
         left -= len(chunk)
         yield chunk
@@ -223,139 +335,3 @@ def _read_member(source: IO[bytes], size: int) -> bytes:
         return source.read(size)
     except OSError as error:  # of the archive, not of the disk that is written to
         raise EOFError(str(error)) from None
-
-
-OFFLINE = "HOTLOOP_OFFLINE"
-
-
-class Bar(Protocol):
-    """A progress bar of bytes."""
-
-    def advance(self, amount: float = 1) -> None:
-        """So many more bytes are there."""
-
-
-Progress = Callable[[str, float | None], contextlib.AbstractContextManager[Bar]]
-"""Opens a progress bar from a description and a total."""
-
-
-class _NoBar:
-    def advance(self, amount: float = 1) -> None:
-        pass
-
-
-@dataclass(frozen=True)
-class Fetched:
-    """Where a complete set lies, the verdict on its files, and whether anything had to be downloaded."""
-
-    folder: Path
-    files: tuple[FileVerdict, ...]
-    new: bool
-
-
-def no_progress(_description: str, _total: float | None) -> contextlib.AbstractContextManager[Bar]:
-    """Shows nothing."""
-    return contextlib.nullcontext(_NoBar())
-
-
-def fetch(known: KnownSet, data_dir: str | Path | None = None, progress: Progress = no_progress) -> Fetched:
-    """Make the set complete and verified. FetchError where the network does not give it."""
-    data_dir = None if data_dir is None else Path(data_dir)
-    if not known.files:
-        raise DataError(
-            f"{known.name}: not fetched ({known.licence}); bring the files and give their folder: "
-            f"{known.expected}"
-        )
-    if data_dir is None or list_folder(data_dir) is not None:
-        found = find_set(known, data_dir)
-        verdicts = verify_set(known, found)
-        if found and all(verdict.status == "OK" for verdict in verdicts):
-            return Fetched(found.folder, verdicts, new=False)
-    begin_work(f"fetching {known.name}")
-    folder = data_home(data_dir) / known.folders[0]
-    absent = [file for file in _find_missing(known, folder) if not (folder / file.download.name).exists()]
-    mirrors = _find_mirrors(known, folder) if absent else set()
-    with _lock_folder(folder):
-        _complete(known, folder, mirrors, progress)
-        return Fetched(folder, verify_set(known, look_in(known, folder)), new=True)
-
-
-def _find_missing(known: KnownSet, folder: Path) -> list[KnownFile]:
-    """The files that are not in the folder; DataError for one that is there and wrong."""
-    verdicts = verify_set(known, look_in(known, folder))
-    for verdict in verdicts:
-        if verdict.status == "BAD":
-            raise DataError(
-                f"{verdict.path}: is there but wrong ({verdict.reason}); move it away and fetch again"
-            )
-    return [file for file, verdict in zip(known.files, verdicts, strict=True) if verdict.status == "missing"]
-
-
-def _complete(known: KnownSet, folder: Path, mirrors: set[str], progress: Progress) -> None:
-    """Download what is missing and unpack it; an archive that the user put there is used, and left there."""
-    wanted = _find_missing(known, folder)
-    for item in dict.fromkeys(file.download for file in wanted):
-        archive = folder / item.name
-        brought = archive.exists()
-        if brought:
-            _check_brought(item, archive)
-        else:
-            with progress(f"{known.name}: {item.name}", item.size) as bar:
-                _download_with_bar(item, folder, mirrors, bar)
-        if members := [file for file in wanted if file.download == item and file.member]:
-            unpack(archive, members, folder)
-            if not brought:
-                archive.unlink()
-
-
-def _check_brought(item: Download, archive: Path) -> None:
-    _, checksum = digest_file(archive, item.checksum)
-    if checksum != item.checksum:
-        raise DataError(f"{archive}: is there but wrong ({checksum}, expected {item.checksum}); move it away")
-
-
-def _find_mirrors(known: KnownSet, folder: Path) -> set[str]:
-    """The mirrors within reach; FetchError that says what to put where when there are none."""
-    mirrors = {mirror for item in known.downloads for mirror in item.mirrors}
-    offline = os.environ.get(OFFLINE, "") not in ("", "0")
-    answering = set() if offline else probe_mirrors(mirrors)
-    if not answering:
-        why = f"{OFFLINE} is set" if offline else "no network"
-        raise FetchError(why, f"{known.name} cannot be fetched; {by_hand(known, folder)}")
-    return answering
-
-
-def by_hand(known: KnownSet, folder: Path) -> str:
-    """What a user has to put where when nothing can be fetched."""
-    names = ", ".join(item.name for item in known.downloads)
-    sources = ", ".join(dict.fromkeys(item.mirrors[0] for item in known.downloads))
-    return f"put {names} into {folder} by hand, from {sources}, and fetch again"
-
-
-def _download_with_bar(item: Download, folder: Path, answering: set[str], bar: Bar) -> None:
-    """Download one file with a bar that only ever moves forward, whatever is begun again."""
-    shown = 0
-
-    def report(have: int) -> None:
-        nonlocal shown
-        bar.advance(max(0, have - shown))
-        shown = max(shown, have)
-
-    mirrors = [mirror for mirror in item.mirrors if mirror in answering]
-    download(item, folder / item.name, mirrors, report)
-
-
-@contextlib.contextmanager
-def _lock_folder(folder: Path) -> Iterator[None]:
-    """Create the folder and keep every other process that fetches into it waiting."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            with contextlib.suppress(OSError):  # some network file systems have no locks
-                fcntl.flock(handle, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(handle)
-    except OSError as error:
-        raise DataError(f"data folder {folder}: cannot be written ({error.strerror or error})") from None

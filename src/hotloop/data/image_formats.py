@@ -1,9 +1,7 @@
-"""The idx format of MNIST and its relatives: a magic number, the dimensions, then unsigned bytes.
+"""The file formats of the known image sets: idx (MNIST), CIFAR's binary version, .amat (binarised MNIST).
 
-Only the format; what the numbers stand for, and how many there should be, is for the loader.
-
-The binary version of CIFAR-10 and CIFAR-100: fixed-length records of labels and three colour planes.
-The .amat text of binarised MNIST: one image a line, 784 times 0 or 1, separated by spaces.
+Only the formats; which file of which set holds what, and how many images there should be, is for `dataset`.
+Any number of whole records is read, so that a part of a set is as good as the full set. No pickle.
 """
 
 import io
@@ -14,21 +12,25 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hotloop.data import content
+from hotloop.data.content import LARGEST, Content, read_content
 from hotloop.errors import DataError
 
-_UNSIGNED_BYTES = 0x08
+_UNSIGNED_BYTES = 0x08  # idx has types for signed and wider numbers, too; no set uses them
+CIFAR_SIDE, CIFAR_CHANNELS = 32, 3
+_CIFAR_PIXELS = CIFAR_SIDE * CIFAR_SIDE * CIFAR_CHANNELS
+AMAT_SIDE = 28
+_AMAT_PIXELS = AMAT_SIDE * AMAT_SIDE
 
 
 def read_idx(path: str | Path, dimensions: int) -> NDArray[np.uint8]:
-    """The array of an idx file, gzipped or plain; read-only, since it is the file's own bytes."""
+    """The array of an idx file (magic number, dimensions, bytes); read-only, since it is the file's own bytes."""
     path = Path(path)
-    with content.Content(path) as file:
+    with Content(path) as file:
         head = file.read(4 + 4 * dimensions)
         shape = _idx_shape(path, head, dimensions)
         needed = math.prod(shape)
-        if needed > content.LARGEST:
-            raise DataError(f"{path}: byte 4: {_by(shape)} values, at most {content.LARGEST:,} are read")
+        if needed > LARGEST:
+            raise DataError(f"{path}: byte 4: {_by(shape)} values, at most {LARGEST:,} are read")
         data = file.take(needed)
         if len(data) < needed:
             raise DataError(
@@ -59,10 +61,6 @@ def _by(shape: tuple[int, ...]) -> str:
     return " x ".join(f"{n:,}" for n in shape)
 
 
-CIFAR_SIDE, CIFAR_CHANNELS = 32, 3
-_CIFAR_PIXELS = CIFAR_SIDE * CIFAR_SIDE * CIFAR_CHANNELS
-
-
 def read_cifar(
     paths: Sequence[str | Path], label_names: Sequence[int]
 ) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
@@ -85,7 +83,7 @@ def read_cifar(
 
 
 def _cifar_records(path: Path, label_names: Sequence[int]) -> NDArray[np.uint8]:
-    data = content.read_content(path)
+    data = read_content(path)
     record = len(label_names) + _CIFAR_PIXELS
     if not data or len(data) % record:
         whole = len(data) // record
@@ -101,16 +99,12 @@ def _cifar_records(path: Path, label_names: Sequence[int]) -> NDArray[np.uint8]:
     return table
 
 
-AMAT_SIDE = 28
-_AMAT_PIXELS = AMAT_SIDE * AMAT_SIDE
-
-
 def read_amat(path: str | Path) -> NDArray[np.uint8]:
-    """Images [N, 28, 28, 1] of zeros and ones."""
+    """Images [N, 28, 28, 1] of zeros and ones, from text with one image a line."""
     path = Path(path)
-    data = content.read_content(path)
+    data = read_content(path)
     pixels = _amat_table(data)
-    if pixels is None:
+    if pixels is None:  # other spacing is read line by line, which is slower
         pixels = _amat_lines(path, data)
     if not len(pixels):
         raise DataError(f"{path}: line 1: no image in this file")

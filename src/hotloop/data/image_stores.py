@@ -1,10 +1,8 @@
-"""One labelled image as it is stored, and what every store of such images offers.
+"""Stores of labelled, encoded images: TFRecord shards, as ImageNet is commonly stored, and folders of image files.
 
-Record sets and image folders answer alike, so that the streaming, the checks and the benchmark know only this.
-
-Image sets in TFRecord shards, as ImageNet is commonly stored: train-00000-of-01024 and so on.
-Image sets as folders of files: train/CLASS/*.jpg and val/CLASS/*.jpg (or validation/CLASS).
-Whether every image of a store can be read, and decoded when asked for, by several processes.
+Both answer alike (`ImageStore`), so that the streaming, the checks and the benchmark know only that. With several
+instances each takes its share; the shares are disjoint and together complete. A store does not decode images:
+`check_images` does, when it is asked to.
 """
 
 import os
@@ -19,11 +17,24 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from hotloop.data.content import read_errors
 from hotloop.data.example import Values, WireError, read_example
 from hotloop.data.jpeg import ImageError, decode
 from hotloop.data.parallel import in_processes
 from hotloop.data.tfrecord import index_shards, read_record
 from hotloop.errors import DataError
+
+Part = Literal["train", "validation"]
+Boxes = dict[str, NDArray[np.float32]]
+"""File name without folder and suffix -> [objects, 4]: xmin, ymin, xmax, ymax as shares."""
+LABELS_FILE = "labels.txt"
+IMAGENET_CLASSES = 1000
+PART_FOLDERS = {"train": ("train",), "validation": ("val", "validation")}
+SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp")
+_SHARD = re.compile(r"(?P<part>train|validation)-(?P<number>\d{5})-of-(?P<total>\d{5})")
+_BOX = tuple(f"image/object/bbox/{side}" for side in ("xmin", "ymin", "xmax", "ymax"))
+_WANTED = ("image/encoded", "image/class/label", *_BOX)
+_PIECE = 256  # images that a process checks before it reports
 
 
 def no_boxes() -> NDArray[np.float32]:
@@ -61,16 +72,7 @@ class ImageStore(Protocol):
         """Image `number`; DataError names file and byte."""
 
 
-Part = Literal["train", "validation"]
-LABELS_FILE = "labels.txt"
-IMAGENET_CLASSES = 1000
-_SHARD = re.compile(r"(?P<part>train|validation)-(?P<number>\d{5})-of-(?P<total>\d{5})")
-_BOX = tuple(f"image/object/bbox/{side}" for side in ("xmin", "ymin", "xmax", "ymax"))
-_WANTED = ("image/encoded", "image/class/label", *_BOX)
-
-
 def shard_name(part: str, number: int, total: int) -> str:
-    """The name of a shard's file."""
     return f"{part}-{number:05d}-of-{total:05d}"
 
 
@@ -80,10 +82,8 @@ def list_shards(folder: str | Path, part: Part, faults: list[str] | None = None)
     Missing ones are one more of the `faults` for whoever hands in a list of them.
     """
     folder = Path(folder)
-    try:
+    with read_errors(folder):
         found = [match for path in folder.iterdir() if (match := _SHARD.fullmatch(path.name))]
-    except OSError as error:
-        raise DataError(f"{folder}: cannot be read ({error.strerror})") from None
     ours = {(int(each["number"]), int(each["total"])) for each in found if each["part"] == part}
     totals = {total for _, total in ours}
     if not totals:
@@ -109,7 +109,10 @@ def is_record_folder(folder: str | Path) -> bool:
 
 
 class RecordSet:
-    """The images of one part of a record set, or of one instance's share of its shards."""
+    """The images of one part of a record set, or of one instance's share of its shards.
+
+    Stored labels begin at 1, those handed on at 0.
+    """
 
     def __init__(
         self,
@@ -130,7 +133,7 @@ class RecordSet:
         self.counts, self._index = index_shards(self.files, folder / f".{own}.index.npz", faults)
         self._shard_of = np.repeat(np.arange(len(self.files)), self.counts)
         self._check = check
-        self.classes = _classes(folder)
+        self.classes = _count_classes(folder)
         self.source = f"{len(self.files):,} TFRecord file{'s' * (len(self.files) != 1)} at {folder}"
 
     def __len__(self) -> int:
@@ -146,9 +149,10 @@ class RecordSet:
             features = read_example(data, _WANTED)
         except WireError as error:
             raise DataError(f"{path}: byte {start + error.at:,}: no image record ({error.reason})") from None
-        return EncodedImage(
-            _encoded(features, where), self._label(features, where), where, _boxes(features, where)
-        )
+        encoded = features.get("image/encoded")
+        if not isinstance(encoded, list) or len(encoded) != 1:
+            raise DataError(f"{where}: the record has no image/encoded")
+        return EncodedImage(encoded[0], self._label(features, where), where, _read_box_sides(features, where))
 
     def _label(self, features: dict[str, Values], where: str) -> int:
         stored = features.get("image/class/label")
@@ -159,21 +163,14 @@ class RecordSet:
         return int(stored[0]) - 1
 
 
-def _classes(folder: Path) -> int:
+def _count_classes(folder: Path) -> int:
     try:
         return len((folder / LABELS_FILE).read_text().strip().splitlines()) or IMAGENET_CLASSES
     except (OSError, ValueError):
         return IMAGENET_CLASSES
 
 
-def _encoded(features: dict[str, Values], where: str) -> bytes:
-    stored = features.get("image/encoded")
-    if not isinstance(stored, list) or len(stored) != 1:
-        raise DataError(f"{where}: the record has no image/encoded")
-    return stored[0]
-
-
-def _boxes(features: dict[str, Values], where: str) -> NDArray[np.float32]:
+def _read_box_sides(features: dict[str, Values], where: str) -> NDArray[np.float32]:
     sides = [features.get(name) for name in _BOX]
     if any(isinstance(side, list) and side for side in sides):
         raise DataError(f"{where}: bounding boxes that are no numbers")
@@ -186,10 +183,6 @@ def _boxes(features: dict[str, Values], where: str) -> NDArray[np.float32]:
     if not np.isfinite(boxes).all():
         raise DataError(f"{where}: bounding boxes with sides that are no finite numbers")
     return boxes
-
-
-PART_FOLDERS = {"train": ("train",), "validation": ("val", "validation")}
-SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp")
 
 
 @dataclass(frozen=True)
@@ -208,43 +201,55 @@ def part_folder(root: str | Path, part: Part) -> Path | None:
 
 def is_image_folder(root: str | Path) -> bool:
     """Whether the folder holds train/ or val/ with class folders."""
-    root = Path(root)
     folders = (part_folder(root, "train"), part_folder(root, "validation"))
     return any(entry.is_dir() for folder in folders if folder for entry in folder.iterdir())
 
 
 def class_names(root: str | Path) -> tuple[str, ...]:
     """The classes in the order of their labels: those of the training images, else of the validation images."""
-    root = Path(root)
     folder = part_folder(root, "train") or part_folder(root, "validation")
     if folder is None:
         raise DataError(f"{root}: no image folder; expected train/CLASS/*.jpg and val/CLASS/*.jpg")
-    return _folders(folder)
+    return _list_class_folders(folder)
 
 
 def list_images(root: str | Path, part: Part, classes: Sequence[str]) -> list[ImageFile]:
     """Every image of a part, sorted; DataError for a class folder without images or an unknown class."""
-    root = Path(root)
     folder = part_folder(root, part)
     if folder is None:
         raise DataError(f"{root}: no folder {' or '.join(PART_FOLDERS[part])} with class folders of images")
     labels = {name: label for label, name in enumerate(classes)}
     images = []
-    for name in _folders(folder):
+    for name in _list_class_folders(folder):
         if name not in labels:
             raise DataError(f"{folder / name}: class {name} has no training folder")
-        files = _files(folder / name)
+        files = _list_files(folder / name)
         if not files:
             raise DataError(f"{folder / name}: class folder without images ({', '.join(SUFFIXES)})")
         images += [ImageFile(path, labels[name]) for path in files]
     return images
 
 
+def _list_class_folders(folder: Path) -> tuple[str, ...]:
+    names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != ".")
+    if not names:
+        raise DataError(f"{folder}: no class folders")
+    return tuple(names)
+
+
+def _list_files(folder: Path) -> list[Path]:
+    names = (entry.name for entry in os.scandir(folder) if entry.is_file() and entry.name[0] != ".")
+    return [folder / name for name in sorted(names) if name.lower().endswith(SUFFIXES)]
+
+
 class ImageFolder:
-    """The images of one part of an image folder, or of one instance's share of them."""
+    """The images of one part of an image folder, or of one instance's share of them.
+
+    Files are train/CLASS/*.jpg and val/CLASS/*.jpg (or validation/CLASS); classes are the sorted names of the training
+    folders. What a file is, its content says; its suffix only decides whether it is looked at.
+    """
 
     def __init__(self, root: str | Path, part: Part, *, instance: int = 0, instances: int = 1):
-        root = Path(root)
         names = class_names(root)
         images = list_images(root, part, names)[instance::instances]
         paths = [os.fsencode(image.path) for image in images]
@@ -262,58 +267,37 @@ class ImageFolder:
         """Image `number` in the sorted order of classes and names."""
         start = self._ends[number - 1] if number else 0
         path = os.fsdecode(self._paths[start : self._ends[number]])
-        try:
-            with open(path, "rb") as file:  # noqa: PTH123 - a Path for each of a million images costs more
-                return EncodedImage(file.read(), int(self._labels[number]), path)
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read ({error.strerror})") from None
-
-
-def _folders(folder: Path) -> tuple[str, ...]:
-    names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != ".")
-    if not names:
-        raise DataError(f"{folder}: no class folders")
-    return tuple(names)
-
-
-def _files(folder: Path) -> list[Path]:
-    names = (entry.name for entry in os.scandir(folder) if entry.is_file() and entry.name[0] != ".")
-    return [folder / name for name in sorted(names) if name.lower().endswith(SUFFIXES)]
-
-
-_PIECE = 256
+        with read_errors(path), open(path, "rb") as file:  # noqa: PTH123 - a Path for each of a million images costs more
+            return EncodedImage(file.read(), int(self._labels[number]), path)
 
 
 def check_images(
     store: ImageStore, *, decoding: bool, workers: int, advance: Callable[[int], None]
 ) -> list[str]:
-    """What is wrong with the images, in their order; `advance` hears how many have been looked at."""
+    """What is wrong with the images of a store, in their order, by several processes; each text names file and place.
+
+    `advance` hears how many have been looked at.
+    """
     ends = [*range(0, len(store), _PIECE), len(store)]
     pieces = list(pairwise(ends))
     found = {}
-    with closing(in_processes(_faults, (store, decoding), pieces, workers)) as done:
+    with closing(in_processes(_find_faults, (store, decoding), pieces, workers)) as done:
         for piece, faults in done:
             found[piece] = faults
             advance(piece[1] - piece[0])
     return [fault for piece in pieces for fault in found[piece]]
 
 
-def _faults(shared: tuple[ImageStore, bool], piece: tuple[int, int]) -> list[str]:
+def _find_faults(shared: tuple[ImageStore, bool], piece: tuple[int, int]) -> list[str]:
     store, decoding = shared
     faults = []
     for number in range(*piece):
         try:
             image = store.read(number)
-        except DataError as error:
-            faults.append(str(error))
-            continue
-        try:
             if decoding:
                 decode(image.encoded)
+        except DataError as error:
+            faults.append(str(error))
         except ImageError as error:
             faults.append(f"{image.where}: corrupt image ({error})")
     return faults
-
-
-Boxes = dict[str, NDArray[np.float32]]
-"""File name without folder and suffix -> [objects, 4]: xmin, ymin, xmax, ymax as shares."""

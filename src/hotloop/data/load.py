@@ -7,20 +7,28 @@ door of the data room; the readers behind it know one format each.
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from hotloop.data.catalogue import KnownSet, known_set
-from hotloop.data.dataset import IMAGE_SETS, BinaryImages, Dataset, RatingSet, binarise, read_images
+from hotloop.data.dataset import (
+    IMAGE_SETS,
+    BinaryImages,
+    Dataset,
+    Loaded,
+    RatingSet,
+    binarise_dataset,
+    read_images,
+)
 from hotloop.data.fetch import FetchError, Progress, fetch, no_progress
 from hotloop.data.image_formats import read_amat
-from hotloop.data.local_files import LocalSet, check_named_folders, find_set, is_loadable, look_in
+from hotloop.data.local_files import LocalSet, check_named_folders, find_set, look_in
 from hotloop.data.ratings import read_ratings
 from hotloop.data.stand_ins import stand_in_images, stand_in_ratings
 from hotloop.errors import DataError
 
 Say = Callable[[str], None]
+Set = TypeVar("Set", bound=Loaded)
 _RATINGS, _BINARISED = "movielens-100k", "binarised_mnist"
-_VALIDATION_SHARE = 6
-"""One in so many training images of a binarised set is kept for validation: of MNIST's 60,000 the last 10,000."""
 
 
 def to_stderr(text: str) -> None:
@@ -34,12 +42,10 @@ def load(
     """Labelled images: mnist, fashion_mnist, cifar10 or cifar100."""
     known = _check_fits(name, tuple(IMAGE_SETS))
     try:
-        _, found = _locate((known,), data_dir, progress)
+        found = _locate((known,), data_dir, progress)
     except FetchError as error:
-        dataset = stand_in_images(known.name, error.why)
-        say(dataset.notice)
-        return dataset
-    dataset = read_images(known, found)
+        return _announce(stand_in_images(known.name, error.why), say)
+    dataset = read_images(found)
     train, test = counts = len(dataset.train), len(dataset.test)
     whole = IMAGE_SETS[known.name]
     part = "" if counts == whole else f" (a part of the {whole[0]:,} + {whole[1]:,})"
@@ -56,11 +62,9 @@ def load_ratings(
     """Ratings: movielens-100k."""
     known = _check_fits(name, (_RATINGS,))
     try:
-        _, found = _locate((known,), data_dir, progress)
+        found = _locate((known,), data_dir, progress)
     except FetchError as error:
-        stand_in = stand_in_ratings(known.name, error.why)
-        say(stand_in.notice)
-        return stand_in
+        return _announce(stand_in_ratings(known.name, error.why), say)
     ratings = read_ratings(found.files["u.data"])
     source = f"files at {found.folder}"
     say(f"data: {known.name}, {len(ratings):,} ratings, {source}")
@@ -73,13 +77,11 @@ def load_binarised(
     """Binarised MNIST: the published bits, else MNIST binarised here, else procedural digits binarised."""
     published, mnist = known_set(_BINARISED), known_set("mnist")
     try:
-        known, found = _locate((published, mnist), data_dir, progress)
+        found = _locate((published, mnist), data_dir, progress)
     except FetchError as error:
-        stand_in = binarise_dataset(stand_in_images(_BINARISED, error.why))
-        say(stand_in.notice)
-        return stand_in
-    if known is mnist:
-        images = binarise_dataset(read_images(mnist, found))
+        return _announce(binarise_dataset(stand_in_images(_BINARISED, error.why)), say)
+    if found.known is mnist:
+        images = binarise_dataset(read_images(found))
         say(
             f"data: {mnist.name}, {images.source}, binarised here: the published set's distribution, other bits"
         )
@@ -90,22 +92,13 @@ def load_binarised(
     return BinaryImages(name=_BINARISED, source=source, train=train, validation=validation, test=test)
 
 
-def binarise_dataset(grey: Dataset) -> BinaryImages:
-    """Grey images made zeros and ones once and for all; the last training images become the validation set."""
-    train = binarise(grey.train.images, seed=0)
-    keep = len(train) - len(train) // _VALIDATION_SHARE
-    return BinaryImages(
-        name=grey.name,
-        source=grey.source,
-        stand_in=grey.stand_in,
-        notice=grey.notice,
-        train=train[:keep],
-        validation=train[keep:],
-        test=binarise(grey.test.images, seed=1),
-    )
+def _announce(stand_in: Set, say: Say) -> Set:
+    say(stand_in.notice)
+    return stand_in
 
 
 def _check_fits(name: str, names: tuple[str, ...]) -> KnownSet:
+    """The set of that name; DataError unless it is one of `names`."""
     known = known_set(name)
     if known.name in names:
         return known
@@ -114,9 +107,7 @@ def _check_fits(name: str, names: tuple[str, ...]) -> KnownSet:
     raise DataError(f"{known.name}: does not fit here; use one of {', '.join(names)}")
 
 
-def _locate(
-    choices: tuple[KnownSet, ...], data_dir: str | Path | None, progress: Progress
-) -> tuple[KnownSet, LocalSet]:
+def _locate(choices: tuple[KnownSet, ...], data_dir: str | Path | None, progress: Progress) -> LocalSet:
     """The first of the sets that is here, else the first that can be fetched.
 
     FetchError where neither is so, but a plain DataError when the user named the folder.
@@ -125,18 +116,17 @@ def _locate(
     check_named_folders(data_dir)
     for known in choices:
         found = find_set(known, data_dir)
-        if found and is_loadable(known, found):
-            return known, found
-    failure: FetchError | None = None
+        if found and found.loadable:
+            return found
+    failures = []
     for known in choices:
         try:
-            folder = fetch(known, data_dir, progress).folder
-            found = look_in(known, folder)
-            assert found is not None  # fetch has just verified it
-            return known, found
+            found = look_in(known, fetch(known, data_dir, progress).folder)
         except FetchError as error:
-            failure = failure or error
-    assert failure is not None
+            failures.append(error)
+            continue
+        assert found is not None  # fetch has just verified it
+        return found
     if data_dir is not None:
-        raise DataError(f"data_dir={data_dir}: {choices[0].name} is not there; {failure}")
-    raise failure
+        raise DataError(f"data_dir={data_dir}: {choices[0].name} is not there; {failures[0]}")
+    raise failures[0]

@@ -1,8 +1,7 @@
-"""Where data sets lie on this machine: the folder given, then HOTLOOP_DATA, then the user's own data folder.
+"""The files of known sets on this machine: where they lie, and whether they are the published ones.
 
-This module looks at names alone; whether a file holds what it should is for `checksum` and the readers.
-
-Whether the files of a set are what they should be: size and checksum of the content, unpacked on the way.
+A set is looked for in the folder given, then in HOTLOOP_DATA, then in the user's own data folder, by the names of its
+files alone; `check_file` and `verify_set` then compare size and checksum of the content. It knows no formats.
 """
 
 import hashlib
@@ -21,11 +20,17 @@ VARIABLE = "HOTLOOP_DATA"
 
 @dataclass(frozen=True)
 class LocalSet:
-    """A folder with files of a set: where each one is, and the names of those that are not there."""
+    """A folder with files of a set."""
 
+    known: KnownSet
     folder: Path
     files: Mapping[str, Path]
-    missing: tuple[str, ...]
+    """Where each file is that is there, by its name in the set."""
+
+    @property
+    def loadable(self) -> bool:
+        """Whether every file is there that the set cannot do without."""
+        return all(file.name in self.files for file in self.known.files if file.needed)
 
 
 def user_folder() -> Path:
@@ -82,17 +87,10 @@ def find_set(known: KnownSet, data_dir: str | Path | None = None) -> LocalSet | 
     partial = None
     for folder in _candidates(known, data_dir):
         found = look_in(known, folder)
-        if found is None:
-            continue
-        if is_loadable(known, found):
+        if found and found.loadable:
             return found
         partial = partial or found
     return partial
-
-
-def is_loadable(known: KnownSet, found: LocalSet | None) -> bool:
-    """Whether every file that the set cannot do without was found."""
-    return found is not None and all(file.name in found.files for file in known.files if file.needed)
 
 
 def _candidates(known: KnownSet, data_dir: Path | None) -> list[Path]:
@@ -109,20 +107,17 @@ def look_in(known: KnownSet, folder: Path) -> LocalSet | None:
     names = list_folder(folder)
     if not names:
         return None
-    files = {}
-    for file in known.files:
-        for name in (file.name, f"{file.name}.gz"):
-            if name in names:
-                files[file.name] = folder / name
-                break
-    if not files and known.files:
-        return None
-    return LocalSet(folder, files, tuple(file.name for file in known.files if file.name not in files))
+    stored = {
+        file.name: next((n for n in (file.name, f"{file.name}.gz") if n in names), None)
+        for file in known.files
+    }
+    files = {name: folder / as_stored for name, as_stored in stored.items() if as_stored}
+    return LocalSet(known, folder, files) if files or not known.files else None
 
 
 @dataclass(frozen=True)
 class FileVerdict:
-    """The verdict on one file; `reason` is empty when it is fine."""
+    """What `check_file` found; `reason` is empty when the file is fine."""
 
     name: str
     path: Path | None
@@ -149,22 +144,20 @@ def digest_file(path: Path, checksum: str) -> tuple[int, str]:
 
 
 def check_file(file: KnownFile, path: Path | None) -> FileVerdict:
-    """The verdict on one file of a set."""
     if path is None:
         return FileVerdict(file.name, None, file.size, file.checksum, "missing", "not here")
     try:
         size, checksum = digest(read_chunks(path, file.size), file.checksum)
     except DataError as error:
         return FileVerdict(file.name, path, 0, "", "BAD", str(error).removeprefix(f"{path}: "))
+    reason = ""
     if size != file.size:
         reason = f"{size:,} bytes of content, expected {file.size:,}"
-        return FileVerdict(file.name, path, size, checksum, "BAD", reason)
-    if checksum != file.checksum:
-        return FileVerdict(file.name, path, size, checksum, "BAD", f"{checksum}, expected {file.checksum}")
-    return FileVerdict(file.name, path, size, checksum, "OK")
+    elif checksum != file.checksum:
+        reason = f"{checksum}, expected {file.checksum}"
+    return FileVerdict(file.name, path, size, checksum, "BAD" if reason else "OK", reason)
 
 
 def verify_set(known: KnownSet, found: LocalSet | None) -> tuple[FileVerdict, ...]:
-    """The verdict on every file of a set."""
     files = found.files if found else {}
     return tuple(check_file(file, files.get(file.name)) for file in known.files)

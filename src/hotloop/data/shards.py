@@ -1,28 +1,26 @@
-"""What a folder of built record shards says of itself: manifest.json with size, checksum and count of each shard.
+"""Shards of image records: how one is built of image files, and the manifest of a folder of them.
 
-The manifest grows with every finished shard, so that a build that was stopped goes on where it was. Files get their
-names only when they are whole. It must not know how shards are made.
-
-One shard of image records: read each file, look whether it decodes, repair what is no RGB JPEG, write.
+manifest.json has size, checksum and count of each shard and grows with every finished one, so that a build that was
+stopped goes on where it was. A shard is built in a process of its own: what goes there and back is plain data.
 """
 
 import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
+from hotloop.data.content import read_errors, write_errors
 from hotloop.data.example import Values, write_example
 from hotloop.data.image_stores import Boxes, no_boxes
 from hotloop.data.jpeg import CheckedImage, ImageError, check_image
 from hotloop.data.tfrecord import encode_record
 from hotloop.errors import DataError
-from hotloop.options.files import load_json
+from hotloop.options.files import load_json, whole_file
 
 MANIFEST = "manifest.json"
 _FORMAT = 1
@@ -54,8 +52,7 @@ class PartManifest:
 
 def read_manifest(folder: str | Path) -> dict[str, PartManifest]:
     """The parts by name; empty where there is no manifest; DataError where it cannot be understood."""
-    folder = Path(folder)
-    path = folder / MANIFEST
+    path = Path(folder) / MANIFEST
     try:
         body = load_json(path)
         if body["program"] != "hotloop" or body["format"] != _FORMAT:
@@ -70,27 +67,13 @@ def read_manifest(folder: str | Path) -> dict[str, PartManifest]:
 
 
 def write_manifest(folder: Path, parts: Mapping[str, PartManifest]) -> None:
-    """Replace the manifest as a whole."""
     body = {"program": "hotloop", "format": _FORMAT, "parts": {n: asdict(part) for n, part in parts.items()}}
-    with whole_file(folder / MANIFEST) as unfinished:
+    path = folder / MANIFEST
+    with write_errors(path), whole_file(path) as unfinished:
         unfinished.write_text(json.dumps(body, indent=1) + "\n")
 
 
-@contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """A name to write to, which becomes `path` when the block ends well and vanishes when it does not."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        yield unfinished
-        unfinished.replace(path)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be written ({error.strerror})") from None
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
 def sha256_of(path: Path) -> str:
-    """The checksum of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -101,9 +84,8 @@ def shard_fault(path: Path, shard: Shard) -> str:
         size = path.stat().st_size
         if size != shard.bytes:
             return f"{size:,} bytes, {shard.bytes:,} were written"
-        return (
-            "" if sha256_of(path) == shard.sha256 else "does not match its sha256: it was altered or damaged"
-        )
+        same = sha256_of(path) == shard.sha256
+        return "" if same else "does not match its sha256: it was altered or damaged"
     except FileNotFoundError:
         return "missing"
     except OSError as error:
@@ -151,7 +133,8 @@ def build_shard(skip_corrupt: bool, task: ShardTask) -> Shard:
     """Write the shard and say what was written; an image that does not decode is named in a DataError, or left out."""
     skipped: list[str] = []
     records = repaired = 0
-    with whole_file(task.path) as unfinished, unfinished.open("wb") as file:
+    path = task.path
+    with write_errors(path), whole_file(path) as unfinished, unfinished.open("wb") as file:
         for item, image in _images(task, skipped if skip_corrupt else None):
             boxes = task.boxes.get(Path(item.path).stem, no_boxes())
             file.write(encode_record(write_example(record_features(item, image, boxes))))
@@ -164,7 +147,6 @@ def build_shard(skip_corrupt: bool, task: ShardTask) -> Shard:
 
 
 def record_features(item: Item, image: CheckedImage, boxes: np.ndarray) -> dict[str, Values]:
-    """The fields of a record."""
     sides = dict(zip(("xmin", "ymin", "xmax", "ymax"), boxes.T.astype(np.float32), strict=True))
     return {
         "image/height": _int(image.height),
@@ -184,14 +166,14 @@ def record_features(item: Item, image: CheckedImage, boxes: np.ndarray) -> dict[
 
 def _images(task: ShardTask, skipped: list[str] | None) -> Iterator[tuple[Item, CheckedImage]]:
     for item in task.items:
+        with read_errors(item.path):
+            encoded = Path(item.path).read_bytes()
         try:
-            yield item, check_image(Path(item.path).read_bytes())
+            yield item, check_image(encoded)
         except ImageError as error:
             if skipped is None:
                 raise DataError(f"{item.path}: {error}; skip_corrupt=True leaves such images out") from None
             skipped.append(f"{item.path}: {error}")
-        except OSError as error:
-            raise DataError(f"{item.path}: cannot be read ({error.strerror})") from None
 
 
 def _int(value: int) -> np.ndarray:

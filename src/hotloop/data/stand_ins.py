@@ -1,11 +1,11 @@
-"""Procedural digits: 28x28 grey images of pen strokes, the stand-in for MNIST where there is no MNIST.
+"""The procedural sets that run where real data cannot be had, each with the line that says so.
 
-Each digit is a few strokes. A distance field is drawn for many crooked versions of every digit, and each
-image is one of them seen through its own affine map, pen width, ink and noise: learnable, but not trivial.
-The same seed gives the same images; none of them is anyone's handwriting.
-
-Procedural objects: 32x32 colour images of textured shapes, the stand-in for CIFAR where there is no CIFAR.
-The procedural sets that run where real data cannot be had, each with the line that says so.
+Digits stand in for MNIST: a few pen strokes each. A distance field is drawn for many crooked versions of every digit,
+and each image is one of them seen through its own affine map, pen width, ink and noise.
+Objects stand in for CIFAR: one of ten shapes with one of ten textures, turned, stretched and moved, over a background
+of its own. A shape has a colour that it prefers but need not have, as a frog has: single pixels tell a little, edges
+tell much.
+Both are learnable, but not trivial; the same seed gives the same images, none of them copied from anywhere.
 """
 
 from collections.abc import Callable
@@ -16,6 +16,10 @@ from numpy.typing import NDArray
 from hotloop.data.dataset import Dataset, LabelledImages, RatingSet
 from hotloop.data.random_ratings import draw_taste_ratings
 
+SOURCE = "procedural stand-in"
+DIGIT_COUNTS = (60_000, 10_000)
+OBJECT_COUNTS = (20_000, 4_000)
+"""Images to train and to test with; fewer objects than CIFAR has, since drawing them takes time at every start."""
 DIGIT_SIDE = 28
 DIGIT_CLASSES = 10
 _FIELD = 64
@@ -27,8 +31,42 @@ _SOFTNESS = np.float32(0.08)
 _VERSIONS = 40
 """Crooked versions of each digit."""
 _DIGIT_BLOCK = 4096
-
 Points = NDArray[np.float32]
+
+
+def stand_in_images(name: str, why: str, seed: int = 0) -> Dataset:
+    """Digits for MNIST and Fashion-MNIST, objects for CIFAR."""
+    if name.startswith("cifar"):
+        what, train, test = "objects", *OBJECT_COUNTS
+        images, shapes, textures = draw_objects(train + test, seed)
+        fine = name == "cifar100"
+        labels = shapes * len(TEXTURES) + textures if fine else shapes
+        classes = len(SHAPES) * (len(TEXTURES) if fine else 1)
+    else:
+        what, train, test = "digits", *DIGIT_COUNTS
+        images, labels = draw_digits(train + test, seed)
+        classes = DIGIT_CLASSES
+    return Dataset(
+        name=name,
+        source=SOURCE,
+        stand_in=True,
+        notice=_notice(name, f"{train:,} + {test:,} procedural {what}", why),
+        classes=classes,
+        train=LabelledImages(images[:train], labels[:train]),
+        test=LabelledImages(images[train:], labels[train:]),
+    )
+
+
+def stand_in_ratings(name: str, why: str, seed: int = 0) -> RatingSet:
+    """Ratings of users with hidden tastes for MovieLens."""
+    ratings = draw_taste_ratings(seed=seed)
+    users = len(np.unique(ratings.users))
+    notice = _notice(name, f"{len(ratings):,} procedural ratings of {users:,} users", why)
+    return RatingSet(name=name, source=SOURCE, stand_in=True, notice=notice, ratings=ratings)
+
+
+def _notice(name: str, what: str, why: str) -> str:
+    return f"STAND-IN DATA: {what}, not {name}, which is not on this machine and cannot be fetched ({why})"
 
 
 def _arc(x: float, y: float, rx: float, ry: float, start: float, end: float, points: int = 9) -> Points:
@@ -133,7 +171,6 @@ def _affine(count: int, rng: np.random.Generator) -> tuple[Points, Points]:
 OBJECT_SIDE = 32
 _OBJECT_BLOCK = 128
 """Images drawn together: their planes stay in the cache."""
-
 Plane = NDArray[np.float32]
 Shape = Callable[[Plane, Plane], Plane]
 
@@ -171,6 +208,7 @@ _SHAPES: dict[str, Shape] = {
     "frame": lambda u, v: np.abs(_box(u, v, 0.58, 0.58)) - np.float32(0.16),
 }
 
+
 # Between -1 and 1.
 _TEXTURES: dict[str, Shape] = {
     "plain": lambda u, _: np.zeros_like(u),
@@ -185,9 +223,9 @@ _TEXTURES: dict[str, Shape] = {
     "two-faced": lambda u, _: np.sign(u),
 }
 
+
 _COLOURS = 0.5 + 0.3 * np.random.default_rng(0).uniform(-1, 1, (3, len(_SHAPES)))
 """The colour that each shape prefers."""
-
 SHAPES, TEXTURES = tuple(_SHAPES), tuple(_TEXTURES)
 
 
@@ -252,44 +290,3 @@ def _colour(plane: Plane, middle: NDArray[np.float64], rng: np.random.Generator)
     grain = rng.standard_normal(plane.shape, np.float32) * np.float32(0.3)
     swing = rng.uniform(-0.25, 0.25, (3, len(plane), 1, 1)).astype(np.float32)
     return middle[:, :, None, None].astype(np.float32) + swing * (plane + grain)
-
-
-SOURCE = "procedural stand-in"
-DIGIT_COUNTS = (60_000, 10_000)
-OBJECT_COUNTS = (20_000, 4_000)
-"""Images to train and to test with; fewer objects than CIFAR has, since drawing them takes time at every start."""
-
-
-def stand_in_images(name: str, why: str, seed: int = 0) -> Dataset:
-    """Digits for MNIST and Fashion-MNIST, objects for CIFAR."""
-    if name.startswith("cifar"):
-        what, train, test = "objects", *OBJECT_COUNTS
-        images, shapes, textures = draw_objects(train + test, seed)
-        fine = name == "cifar100"
-        labels = shapes * len(TEXTURES) + textures if fine else shapes
-        classes = len(SHAPES) * (len(TEXTURES) if fine else 1)
-    else:
-        what, train, test = "digits", *DIGIT_COUNTS
-        images, labels = draw_digits(train + test, seed)
-        classes = DIGIT_CLASSES
-    return Dataset(
-        name=name,
-        source=SOURCE,
-        stand_in=True,
-        notice=_notice(name, f"{train:,} + {test:,} procedural {what}", why),
-        classes=classes,
-        train=LabelledImages(images[:train], labels[:train]),
-        test=LabelledImages(images[train:], labels[train:]),
-    )
-
-
-def stand_in_ratings(name: str, why: str, seed: int = 0) -> RatingSet:
-    """Ratings of users with hidden tastes for MovieLens."""
-    ratings = draw_taste_ratings(seed=seed)
-    users = len(np.unique(ratings.users))
-    notice = _notice(name, f"{len(ratings):,} procedural ratings of {users:,} users", why)
-    return RatingSet(name=name, source=SOURCE, stand_in=True, notice=notice, ratings=ratings)
-
-
-def _notice(name: str, what: str, why: str) -> str:
-    return f"STAND-IN DATA: {what}, not {name}, which is not on this machine and cannot be fetched ({why})"

@@ -11,7 +11,7 @@ import jax
 
 from hotloop.data.catalogue import known_set
 from hotloop.data.dataset import read_images
-from hotloop.data.local_files import check_named_folders, find_set, is_loadable
+from hotloop.data.local_files import check_named_folders, find_set
 from hotloop.families.cnn import model
 from hotloop.families.cnn.command_options import DescribeConfig
 from hotloop.families.cnn.job import SAMPLES, DatasetSize, Settings
@@ -99,11 +99,7 @@ def _dataset_size(config: Train) -> DatasetSize:
         known, folder = known_set(config.dataset), folder_of(config)
         check_named_folders(folder)
         found = find_set(known, folder)
-        return (
-            ResidentImages(read_images(known, found)).samples
-            if found and is_loadable(known, found)
-            else whole
-        )
+        return ResidentImages(read_images(found)).samples if found and found.loadable else whole
     if config.dataset_path == Path():
         return whole
     sizes = [len(open_store(config.dataset_path, part)) for part in ("train", "validation")]

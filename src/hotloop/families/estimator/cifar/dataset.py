@@ -15,7 +15,7 @@ from jax import Array, lax
 from hotloop.data.catalogue import known_set
 from hotloop.data.dataset import IMAGE_SETS, Dataset, LabelledImages, read_images
 from hotloop.data.load import load as load_set
-from hotloop.data.local_files import find_set, is_loadable
+from hotloop.data.local_files import find_set
 from hotloop.engine.keys import sample_keys
 from hotloop.engine.progress import Console
 from hotloop.families.estimator.cifar.config import CifarConfig
@@ -51,8 +51,8 @@ def count_training_images(config: CifarConfig) -> int:
     """How many there are where the files are here already, else how many CIFAR-10 has: nothing is fetched."""
     known = known_set(NAME)
     found = None if config.generated_data else find_set(known, config.dataset_path)
-    if found and is_loadable(known, found):
-        return len(read_images(known, found).train)
+    if found and found.loadable:
+        return len(read_images(found).train)
     return IMAGE_SETS[NAME][0]
 
 
