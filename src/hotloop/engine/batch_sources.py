@@ -10,7 +10,7 @@ Do the next piece of host work on a thread while the device is busy with the las
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from typing import Any, Generic, TypeVar
@@ -163,20 +163,47 @@ class IteratorBatches(IterableBatches):
             ) from None
 
 
-_claimed: dict[int, Any] = {}
-_OURS = 2  # references to an iterator that nobody else has: of `_claimed`, and of the question itself
+class PushbackIterator(Iterator[Any]):
+    """An iterator that takes back what was drawn ahead and not used."""
+
+    def __init__(self, iterator: Iterator[Any]):
+        self.iterator = iterator
+        self.claimed = False
+        """Does it belong to a feed, which may have drawn ahead of what it used?"""
+        self.trained = False
+        """Has it been trained with? Then its next batch is the one to go on with."""
+        self._back: deque[Any] = deque()
+
+    def __next__(self) -> Any:
+        return self._back.popleft() if self._back else next(self.iterator)
+
+    def give_back(self, batches: Iterable[Any]) -> None:
+        """The next ones to come, in this order."""
+        self._back.extendleft(reversed(list(batches)))
+
+
+_known: dict[int, PushbackIterator] = {}
+_OURS = (
+    2  # references to an iterator that nobody else has: of its PushbackIterator, and of the question itself
+)
+
+
+def find_iterator(iterator: Iterator[Any]) -> PushbackIterator:
+    """What is known of an iterator: always the same object, as long as anybody else has the iterator too."""
+    # Held by hand, so that no other gets its number: iterators of Python's own kinds (map, zip) take no weak reference.
+    for number in [number for number, each in _known.items() if sys.getrefcount(each.iterator) <= _OURS]:
+        del _known[number]
+    return _known.setdefault(id(iterator), PushbackIterator(iterator))
 
 
 def _claim(iterator: Iterator[Any]) -> None:
     """Refuse an iterator that stands where nobody knows: another feed has drawn from it, ahead of what it used."""
-    # Held by hand: iterators of Python's own kinds (map, zip) take no weak reference.
-    for number in [number for number in _claimed if sys.getrefcount(_claimed[number]) <= _OURS]:
-        del _claimed[number]
-    if id(iterator) in _claimed:
+    found = find_iterator(iterator)
+    if found.claimed:
         raise DataError(
             "another feed has drawn from this iterator: give that feed again, or what can be begun anew"
         )
-    _claimed[id(iterator)] = iterator
+    found.claimed = True
 
 
 def common_length(data: Any) -> int:

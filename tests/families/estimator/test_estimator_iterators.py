@@ -11,8 +11,8 @@ from small import X, Y, data, same, weights
 from small import small as small_of_long_calls
 
 from hotloop import EvalSpec, Hook, TrainSpec, train_and_evaluate
+from hotloop.engine.batch_sources import _known, find_iterator
 from hotloop.errors import HotloopError
-from hotloop.families.estimator.inputs import _known, wrap_iterator
 
 small = partial(small_of_long_calls, iterations_per_call=1)
 """One program for every number of updates: streamed calls of other lengths are compiled anew."""
@@ -107,13 +107,13 @@ def test_an_iterator_cannot_be_evaluated_at_every_checkpoint(tmp_path: Path) -> 
 
 def test_an_iterator_is_known_again_as_long_as_anybody_has_it_and_no_longer() -> None:
     first = iter([1, 2])
-    known = wrap_iterator(first)
+    known = find_iterator(first)
     assert next(known) == 1
     known.give_back([1])
     others = [iter([n]) for n in range(50)]
-    assert all(wrap_iterator(other) for other in others)
-    assert wrap_iterator(first) is known and list(known) == [1, 2]
+    assert all(find_iterator(other) for other in others)
+    assert find_iterator(first) is known and list(known) == [1, 2]
     count = len(_known)
     del others[1:]
-    assert wrap_iterator(first) is known
+    assert find_iterator(first) is known
     assert len(_known) == count - 49

@@ -1,18 +1,27 @@
-"""How an estimator runs: where it keeps its things, how a batch is split, how often the host looks in. No jax.
+"""What users describe: how an estimator runs (RunConfig), what a model_fn returns (ModelSpec), what
+train_and_evaluate takes. No work is done here, and no jax is imported.
 
-What a model_fn returns, and what train_and_evaluate takes: descriptions of pure functions, no work.
+A `ModelSpec` is a model in the form that a compiler likes: functions of weights and a batch, with one value for each
+sample where something is measured, so that any split of the data adds up to the same numbers.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from numbers import Real
-from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
-from hotloop.errors import HotloopError, OptionError
+from hotloop.errors import DataError, HotloopError, OptionError
+from hotloop.families.estimator.checks import (
+    check_name,
+    check_repeatable,
+    check_value,
+    describe,
+    is_number,
+    is_path,
+    is_whole,
+)
 
 POSITIVE = (
     "batch_size", "iterations_per_call", "replicas", "accumulation", "log_steps", "log_seconds", "summary_steps",
@@ -20,49 +29,41 @@ POSITIVE = (
 )  # fmt: skip
 BEST_WHEN_LEAST = ("loss", "error", "mae", "mse", "nll", "perplexity")
 """What the names of metrics hold that are best where they are least (rmse holds mse)."""
+RESERVED_NAMES = frozenset(("loss", "samples", "global_step", "update", "epoch"))
+"""Names that results and records use themselves."""
 
 
-def is_whole(value: Any) -> bool:
-    """An int, of Python or another's."""
-    return hasattr(value, "__index__") and not isinstance(value, bool)
+def _or_none(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or fits(value)
 
 
-def is_path(value: Any) -> bool:
-    """Text or a Path; empty text is none."""
-    return isinstance(value, str | PathLike) and value != ""
+def _one_of(*words: str) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, str) and value in words
 
 
-def is_number(value: Any) -> bool:
-    """A real number, of Python or another's."""
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def _one_of(*words: str) -> tuple[str, Callable[[Any], bool]]:
-    return " or ".join(map(repr, words)), lambda value: isinstance(value, str) and value in words
-
-
-_WHOLE, _NUMBER = ("a whole number", is_whole), ("a number", is_number)
-_PATH = ("a path", is_path)
-KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "model_dir": _PATH, "batch_size": _WHOLE, "iterations_per_call": _WHOLE, "replicas": _WHOLE,
-    "accumulation": _WHOLE, "precision": _one_of("32.32", "16.32", "16.16"),
-    "half": _one_of("bfloat16", "float16"),
-    "stochastic_rounding": ("True or False", lambda value: isinstance(value, bool)),
-    "loss_scale": ("a number or 'auto'", lambda value: is_number(value) or value == "auto"),
-    "seed": _WHOLE, "log_steps": _WHOLE, "log_seconds": _NUMBER, "summary_steps": _WHOLE,
-    "checkpoint_steps": _WHOLE, "checkpoint_seconds": _NUMBER, "keep_last": _WHOLE,
-    "keep_best": ("the name of a metric", lambda value: isinstance(value, str)), "report": _PATH,
-}  # fmt: skip
-"""What each field must be, in words and in fact."""
-OPTIONAL = frozenset((
-    "model_dir", "log_steps", "log_seconds", "summary_steps", "checkpoint_steps", "checkpoint_seconds", "keep_best",
-    "report",
-))  # fmt: skip
+KINDS: tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...] = (
+    ("a whole number", is_whole, ("batch_size", "iterations_per_call", "replicas", "accumulation")),
+    ("a whole number", is_whole, ("seed", "keep_last")),
+    ("a whole number or None", _or_none(is_whole), ("log_steps", "summary_steps", "checkpoint_steps")),
+    ("a number or None", _or_none(is_number), ("log_seconds", "checkpoint_seconds")),
+    ("a number or 'auto'", lambda value: is_number(value) or value == "auto", ("loss_scale",)),
+    ("a path or None", _or_none(is_path), ("model_dir", "report")),
+    ("'32.32' or '16.32' or '16.16'", _one_of("32.32", "16.32", "16.16"), ("precision",)),
+    ("'bfloat16' or 'float16'", _one_of("bfloat16", "float16"), ("half",)),
+    ("True or False", lambda value: isinstance(value, bool), ("stochastic_rounding",)),
+    ("the name of a metric or None", _or_none(lambda value: isinstance(value, str)), ("keep_best",)),
+)
+"""What the fields of a RunConfig must be, in words and in fact."""
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One run of one model; every field has a default that works."""
+    """One run of one model; every field has a default that works.
+
+    >>> from hotloop import RunConfig
+    >>> RunConfig(batch_size=64, keep_best="accuracy").best
+    ('accuracy', 'max')
+    """
 
     model_dir: str | Path | None = None
     """Folder of checkpoints and records; none: a temporary one, which is named."""
@@ -97,22 +98,15 @@ class RunConfig:
     """Folder for the compiler's report and a profile; HOTLOOP_REPORT asks for it too."""
 
     def __post_init__(self) -> None:
-        self._check_kinds()
+        for wanted, fits, names in KINDS:
+            for name in names:
+                value = getattr(self, name)
+                check_value(f"RunConfig: {name}", value, wanted, fits(value))
         for name in POSITIVE:
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise OptionError(f"RunConfig: {name}={value!r} must be greater than 0")
-        if self.loss_scale != "auto" and not self.loss_scale > 0:
-            raise OptionError(f"RunConfig: loss_scale={self.loss_scale!r} must be greater than 0, or 'auto'")
-
-    def _check_kinds(self) -> None:
-        """That each field is what it is said to be."""
-        for name, (wanted, fits) in KINDS.items():
-            value, optional = getattr(self, name), name in OPTIONAL
-            if not fits(value) and not (optional and value is None):
-                raise OptionError(
-                    f"RunConfig: {name}={value!r} must be {wanted}{' or None' if optional else ''}"
-                )
+            check_value(f"RunConfig: {name}", value, "greater than 0", value is None or value > 0)
+        scale = self.loss_scale
+        check_value("RunConfig: loss_scale", scale, "greater than 0, or 'auto'", scale == "auto" or scale > 0)
 
     @property
     def best(self) -> tuple[str, Literal["min", "max"]] | None:
@@ -122,21 +116,38 @@ class RunConfig:
         way, _, name = self.keep_best.partition(":")
         if way in ("min", "max") and name:
             return name, "min" if way == "min" else "max"
-        return self.keep_best, "min" if any(
-            word in self.keep_best.lower() for word in BEST_WHEN_LEAST
-        ) else "max"
+        least = any(word in self.keep_best.lower() for word in BEST_WHEN_LEAST)
+        return self.keep_best, "min" if least else "max"
+
+    def check_best(self, metrics: Collection[str]) -> None:
+        """Refuse a keep_best that no evaluation with these metrics will give."""
+        known = ["loss", *metrics]
+        if self.best and self.best[0] not in known:
+            raise OptionError(
+                f"RunConfig: keep_best={self.keep_best!r} is none of the model's figures: {', '.join(known)}"
+            )
+
+    def check_batch_size(self, size: int) -> None:
+        """Refuse a batch that does not fall into equal parts."""
+        parts = self.replicas * self.accumulation
+        if size % parts:
+            raise DataError(
+                f"a batch of {size} does not fall into {self.replicas} replicas x {self.accumulation} parts: "
+                f"take a multiple of {parts}"
+            )
 
     def as_dict(self) -> dict[str, Any]:
         """Every field by name, as a record keeps it."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
-RESERVED_NAMES = frozenset(("loss", "samples", "global_step", "update", "epoch"))
-"""Names that results and records use themselves."""
-
-
 class Mode(StrEnum):
-    """What a model is built for."""
+    """What a model is built for; it equals its word.
+
+    >>> from hotloop import Mode
+    >>> Mode.TRAIN == "train"
+    True
+    """
 
     TRAIN = "train"
     EVALUATE = "evaluate"
@@ -150,6 +161,16 @@ class ModelSpec:
     `apply(weights, features)` gives the outputs of a batch. It may also take `train` (a bool) and `keys` (a random key
     for each sample, in training only); a `stateful` one is `apply(weights, state, features)` and returns `(outputs,
     state)`, with an init that returns `(weights, state)`.
+
+    >>> import jax.numpy as jnp, optax
+    >>> from hotloop import ModelSpec
+    >>> def model_fn(features, params):
+    ...     return ModelSpec(
+    ...         init=lambda key: jnp.zeros((features.shape[1], 2)),
+    ...         apply=lambda weights, features: features @ weights,
+    ...         metrics={"accuracy": lambda outputs, labels: outputs.argmax(-1) == labels},
+    ...         optimizer=optax.adam(params["learning_rate"]),
+    ...     )
     """
 
     init: Callable[[Any], Any] | None = None
@@ -173,7 +194,12 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class TrainSpec:
-    """Train on `input_fn` until `max_steps` weight updates have been made in all."""
+    """Train on `input_fn` until `max_steps` weight updates have been made in all.
+
+    >>> from hotloop import TrainSpec
+    >>> TrainSpec(input_fn=lambda: (features, labels), max_steps=1_000).max_steps
+    1000
+    """
 
     input_fn: Any
     max_steps: int
@@ -182,12 +208,25 @@ class TrainSpec:
 
 @dataclass(frozen=True)
 class EvalSpec:
-    """Evaluate on `input_fn`, or its first `steps` batches, at every checkpoint, `throttle_seconds` apart at least."""
+    """Evaluate on `input_fn`, or its first `steps` batches, at every checkpoint, `throttle_seconds` apart at least.
+
+    >>> from hotloop import EvalSpec
+    >>> EvalSpec(input_fn=lambda: (features, labels), name="held_out").throttle_seconds
+    0
+    """
 
     input_fn: Any
     steps: int | None = None
     name: str | None = None
     throttle_seconds: float = 0
+
+    def check(self) -> None:
+        """Refuse what a training could not evaluate with, again and again."""
+        seconds = self.throttle_seconds
+        fits = is_number(seconds) and seconds >= 0
+        check_value("EvalSpec: throttle_seconds", seconds, "a number from 0", fits)
+        check_name(self.name)
+        check_repeatable(self.input_fn)
 
 
 def call_with_known(what: str, function: Any, /, **known: Any) -> Any:
@@ -196,13 +235,13 @@ def call_with_known(what: str, function: Any, /, **known: Any) -> Any:
         raise HotloopError(f"{what} must be a function, not {describe(function)}")
     parameters = inspect.signature(function).parameters.values()
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    strange = [
+    unknown = [
         p.name
         for p in parameters
         if p.name not in known and p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
     ]
-    if strange:
-        raise HotloopError(f"{what} asks for {', '.join(strange)}: it can be given {', '.join(known)}")
+    if unknown:
+        raise HotloopError(f"{what} asks for {', '.join(unknown)}: it can be given {', '.join(known)}")
     names = [p.name for p in parameters if p.name in known]
     return function(**(known if takes_any else {name: known[name] for name in names}))
 
@@ -219,30 +258,25 @@ def check_model_spec(spec: Any, mode: Mode) -> ModelSpec:
         raise HotloopError(
             f"model_fn: to train, a ModelSpec needs an optimizer, e.g. optax.sgd(0.01), not {describe(spec.optimizer)}"
         )
-    if taken := sorted(RESERVED_NAMES & set(spec.metrics)):
+    if reserved := sorted(RESERVED_NAMES & set(spec.metrics)):
         raise HotloopError(
-            f"model_fn: a metric cannot be called {', '.join(taken)}: records and results have figures of that name "
+            f"model_fn: a metric cannot be called {', '.join(reserved)}: records and results have figures of that name "
             "already; give it another"
         )
     return spec
 
 
 def _check_fields(spec: ModelSpec) -> None:
-    """That each field is what it is said to be."""
-    for name in ("init", "apply", "loss", "predictions"):
-        value = getattr(spec, name)
-        if value is not None and not callable(value):
-            raise HotloopError(f"ModelSpec: {name} must be a function, not {describe(value)}")
-    metrics = spec.metrics
-    if not isinstance(metrics, Mapping) or not all(
-        isinstance(name, str) and callable(metric) for name, metric in metrics.items()
+    def is_metrics(value: Any) -> bool:
+        return isinstance(value, Mapping) and all(
+            isinstance(name, str) and callable(metric) for name, metric in value.items()
+        )
+
+    for wanted, fits, names in (
+        ("a function", _or_none(callable), ("init", "apply", "loss", "predictions")),
+        ("a dict of functions by name", is_metrics, ("metrics",)),
+        ("a whole number from 1", _or_none(lambda value: is_whole(value) and value > 0), ("classes",)),
     ):
-        raise HotloopError(f"ModelSpec: metrics must be a dict of functions by name, not {describe(metrics)}")
-    classes = spec.classes
-    if classes is not None and not (is_whole(classes) and classes > 0):
-        raise HotloopError(f"ModelSpec: classes must be a whole number from 1, not {describe(classes)}")
-
-
-def describe(value: Any) -> str:
-    """A value and its type, for an error."""
-    return "None" if value is None else f"{type(value).__name__} {value!r}"[:80]
+        for name in names:
+            if not fits(value := getattr(spec, name)):
+                raise HotloopError(f"ModelSpec: {name} must be {wanted}, not {describe(value)}")

@@ -1,7 +1,7 @@
 """Estimator: train, evaluate and predict with one model function, for any model.
 
-The verbs are those of tf.estimator; what is built for them, and kept, is in parts.py. Weights live in the checkpoints
-of the model_dir.
+The verbs are those of tf.estimator; what is built for them, and kept, is in programs.py. Weights live in the
+checkpoints of the model_dir.
 """
 
 import sys
@@ -16,28 +16,26 @@ import jax
 import numpy as np
 
 from hotloop.engine.batch_sources import common_length, path_name
-from hotloop.engine.drive import Diverged, newest
 from hotloop.engine.evaluate import pad_batch
 from hotloop.engine.progress import Show, compiling, hide, show
 from hotloop.engine.records import append_line
 from hotloop.engine.sinks import console_line
-from hotloop.errors import HotloopError
-from hotloop.families.estimator import step, training
+from hotloop.errors import HotloopError, OptionError
 from hotloop.families.estimator.checks import (
-    check_best,
     check_checkpoint,
-    check_estimator,
     check_hooks,
+    check_kind,
     check_name,
-    check_specs,
     check_steps,
+    check_value,
+    is_path,
 )
 from hotloop.families.estimator.config import EvalSpec, Mode, RunConfig, TrainSpec
 from hotloop.families.estimator.hooks import Hook
-from hotloop.families.estimator.inputs import Source, check_batch
-from hotloop.families.estimator.model import BuiltModel
+from hotloop.families.estimator.model import State
 from hotloop.families.estimator.programs import Programs
-from hotloop.families.estimator.training import CheckpointEvaluation, SpeedMeter
+from hotloop.families.estimator.sources import Source
+from hotloop.families.estimator.training import CheckpointEvaluation, TrainCall, is_closed
 from hotloop.options import to_jsonable
 
 
@@ -56,6 +54,22 @@ class Estimator:
     `say` takes each line for people (none: standard error), `progress` makes a bar from a description and a total
     (none: one on standard error where that is a terminal); `quiet` is neither, but for warnings and the name of a
     temporary model_dir. `warm_start_from` is another model_dir, whose newest weights a new model starts with.
+
+    >>> import jax.numpy as jnp, numpy as np, optax, tempfile
+    >>> from hotloop import Estimator, ModelSpec
+    >>> def model_fn():
+    ...     return ModelSpec(
+    ...         init=lambda key: jnp.zeros((3, 2)),
+    ...         apply=lambda weights, features: features @ weights,
+    ...         metrics={"accuracy": lambda outputs, labels: outputs.argmax(-1) == labels},
+    ...         optimizer=optax.adam(0.1),
+    ...     )
+    >>> features = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
+    >>> data = features, (features.sum(1) > 0).astype(np.int32)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     estimator = Estimator(model_fn, model_dir=folder, quiet=True)
+    ...     estimator.train(data, steps=50).evaluate(data)["accuracy"] > 0.9
+    True
     """
 
     def __init__(
@@ -70,10 +84,7 @@ class Estimator:
         progress: Show | None = None,
         quiet: bool = False,
     ):
-        check_estimator(
-            model_fn, config, params, quiet,
-            model_dir=model_dir, warm_start_from=warm_start_from, say=say, progress=progress,
-        )  # fmt: skip
+        _check_parts(model_fn, config, params, model_dir, warm_start_from, say, progress, quiet)
         self.config = config or RunConfig()
         self.params = dict(params or {})
         chosen = model_dir or self.config.model_dir
@@ -82,7 +93,9 @@ class Estimator:
         """After `train`: updates, images_per_second, training_seconds, lower_seconds, compile_seconds."""
         self._say = say or (_warn if quiet else _to_stderr)
         self._progress = progress or (hide if quiet else partial(show, say=self._say))
-        self.parts = Programs(model_fn, self.config, self.params, self.model_dir, self._say, self._progress)
+        self.programs = Programs(
+            model_fn, self.config, self.params, self.model_dir, self._say, self._progress
+        )
         self._warm_start_from = Path(warm_start_from) if warm_start_from else None
         if not chosen:
             (say or _to_stderr)(
@@ -101,64 +114,33 @@ class Estimator:
         It goes on from the newest checkpoint of the model_dir. Where the input is an iterable of batches, training
         also ends with it.
         """
-        self.train_validated(input_fn, *check_steps(steps, max_steps), hooks, None)
+        self._train(input_fn, *check_steps(steps, max_steps), hooks, None)
         return self
 
-    def train_validated(
+    def _train(
         self,
         input_fn: Any,
         steps: int | None,
         max_steps: int | None,
         hooks: Sequence[Hook],
-        validate: CheckpointEvaluation | None,
+        evaluation: CheckpointEvaluation | None,
     ) -> None:
         """`train`, with an evaluation of the state before each checkpoint."""
         hooks = check_hooks(hooks)
         if max_steps is not None and self._has(max_steps):
             return
-        source = self.parts.input(input_fn, Mode.TRAIN)
-        step.check_split(source.batch_size, self.config)
-        trained = self.parts.training(source)
-        if validate is None:
-            self._check_best(trained.model, source)
-        source = source.check_labels(trained.model.classes)
-        work = self._work(hooks, validate, source.batch_size)
-        training.find_target(source, 0, steps, max_steps)  # refuses what has no end, while nothing is written
-        state = self._first_state(work.fresh(trained))
-        with work.opened():
-            resumed = newest(work.checkpoints, state)
-            done = resumed.step if resumed else 0
-            target = training.find_target(source, done, steps, max_steps)
-            if passed := source.passed_over(done):
-                self._say(
-                    f"the first {passed} batches of the input are passed over: they were trained on before"
-                )
-            with source.feed(self.config, trained.mesh, done) as feed:
-                program = self.parts.program(source, trained, feed)
-                plan = training.make_plan(self.config, source, target, validate is not None)
-                try:
-                    self.last_run = work.run(program, plan, state, resumed)
-                except Diverged as error:
-                    if error.update and source.samples:  # a transform may have made a label that is no class
-                        check_batch(trained.model.classes, feed, error.update - 1)
-                    raise
-
-    def _first_state(self, fresh: step.State) -> step.State:
-        """What a new model begins with; weights that do not fit the model are refused while nothing is written."""
-        with self.parts.checkpoints() as there:
-            if self.model_dir.is_dir() and there.begun():
-                there.check_fits(fresh)
-                return fresh
-        return self.parts.warmed(fresh, self._warm_start_from) if self._warm_start_from else fresh
-
-    def _check_best(self, model: BuiltModel, source: Source) -> None:
-        """A model_fn may measure more where it evaluates than where it trains."""
-        if self.config.best and self.config.best[0] not in ("loss", *model.spec.metrics):
-            check_best(self.config, self.parts.model(Mode.EVALUATE, source).spec.metrics)
+        model_fn = self.programs.model_fn
+        about = {
+            **self.config.as_dict(),
+            "params": {name: _describe_param(value) for name, value in self.params.items()},
+            "model_fn": getattr(model_fn, "__qualname__", type(model_fn).__name__),
+        }
+        call = TrainCall(self, self.programs, about, self._warm_start_from, hooks, evaluation)
+        self.last_run = call.run(input_fn, steps, max_steps)
 
     def _has(self, updates: int) -> bool:
         done = self.latest_checkpoint() or 0
-        if done == updates and not training.is_closed(self.model_dir):
+        if done == updates and not is_closed(self.model_dir):
             return False  # a stop or a kill left something to do after the last update
         if done >= updates:
             self._say(
@@ -175,7 +157,7 @@ class Estimator:
         (`eval_NAME` for a `name`).
         """
         result = self.measure(input_fn, steps, name, checkpoint)
-        self.announce(result, name)
+        self._announce(result, name)
         return result
 
     def measure(
@@ -185,16 +167,16 @@ class Estimator:
         steps, _ = check_steps(steps)
         checkpoint = check_checkpoint(checkpoint)
         check_name(name)
-        source, model = self.parts.served(input_fn, Mode.EVALUATE)
-        at, state = self.parts.restored(model, checkpoint)
-        return self.noted({**self.parts.measure(source, model, steps)(state), "global_step": at}, name)
+        source, job = self.programs.read_served(input_fn, Mode.EVALUATE)
+        at, state = self.programs.restore(job, checkpoint)
+        return self._note({**self.programs.measure(source, job, steps)(state), "global_step": at}, name)
 
-    def noted(self, result: dict[str, Any], name: str | None) -> dict[str, Any]:
+    def _note(self, result: dict[str, Any], name: str | None) -> dict[str, Any]:
         """Keep a result of an evaluation as a line of its file."""
         append_line(self.eval_dir(name) / "results.jsonl", result)
         return result
 
-    def announce(self, result: dict[str, Any], name: str | None) -> None:
+    def _announce(self, result: dict[str, Any], name: str | None) -> None:
         """A line for people about a result of an evaluation."""
         about = {"event": f"evaluation {name}" if name else "evaluation", "update": result["global_step"]}
         figures = {figure: value for figure, value in result.items() if figure != "global_step"}
@@ -207,10 +189,10 @@ class Estimator:
         is the model's output.
         """
         checkpoint = check_checkpoint(checkpoint)
-        source, model = self.parts.served(input_fn, Mode.PREDICT)
-        at, state = self.parts.restored(model, checkpoint)
+        source, job = self.programs.read_served(input_fn, Mode.PREDICT)
+        at, state = self.programs.restore(job, checkpoint)
         self._say(f"predictions of update {at:,} of {self.model_dir}")
-        return _predicted(self.parts.rows(model), state, source, self._progress)
+        return _predict_rows(self.programs.predict(job), state, source, self._progress)
 
     def export(self, path: str | Path) -> NoReturn:
         """Not yet: it comes with serving."""
@@ -218,7 +200,7 @@ class Estimator:
 
     def latest_checkpoint(self) -> int | None:
         """The number of updates of the newest whole checkpoint; None where there is none."""
-        with self.parts.checkpoints() as checkpoints:
+        with self.programs.checkpoints() as checkpoints:
             return max(checkpoints.steps(), default=None)
 
     def eval_dir(self, name: str | None = None) -> Path:
@@ -228,45 +210,88 @@ class Estimator:
     def weights(self, input_fn: Any, checkpoint: int | None = None) -> dict[str, Any]:
         """The weights of the newest checkpoint by name; the input only tells the shapes of the model."""
         checkpoint = check_checkpoint(checkpoint)
-        _, model = self.parts.served(input_fn, Mode.PREDICT)
-        _, state = self.parts.restored(model, checkpoint)
+        _, job = self.programs.read_served(input_fn, Mode.PREDICT)
+        _, state = self.programs.restore(job, checkpoint)
         return {
             path_name(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(state["weights"])
         }
 
-    def _work(
-        self, hooks: Sequence[Hook], validate: CheckpointEvaluation | None, batch_size: int
-    ) -> training.TrainCall:
-        model_fn = self.parts.model_fn
-        name = getattr(model_fn, "__qualname__", type(model_fn).__name__)
-        params = {each: describe_param(value) for each, value in self.params.items()}
-        about = {**self.config.as_dict(), "params": params, "model_fn": name}
-        pace = SpeedMeter(batch_size)
-        return training.TrainCall(
-            self, self.config, self.model_dir, about, self._say, self._progress, hooks, validate, pace
-        )
-
 
 def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> dict[str, Any]:
-    """Train to `max_steps`, evaluating right before each checkpoint is saved and at the end; the last evaluation."""
-    check_specs(estimator, Estimator, train_spec, eval_spec)
+    """Train to `max_steps`, evaluating right before each checkpoint is saved and at the end; the last evaluation.
+
+    >>> import jax.numpy as jnp, numpy as np, optax, tempfile
+    >>> from hotloop import Estimator, EvalSpec, ModelSpec, RunConfig, TrainSpec, train_and_evaluate
+    >>> def line():
+    ...     return ModelSpec(
+    ...         init=lambda key: jnp.zeros(()),
+    ...         apply=lambda slope, x: slope * x,
+    ...         loss=lambda outputs, y: (outputs - y) ** 2,
+    ...         optimizer=optax.sgd(0.1),
+    ...     )
+    >>> x = np.linspace(-1, 1, 64, dtype=np.float32)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     estimator = Estimator(line, RunConfig(folder, checkpoint_steps=20), quiet=True)
+    ...     result = train_and_evaluate(estimator, TrainSpec((x, 3 * x), 40), EvalSpec((x, 3 * x)))
+    >>> result["global_step"], result["samples"], result["loss"] < 0.1
+    (40, 64, True)
+    """
+    for name, value, wanted, kind in (
+        ("estimator", estimator, "an Estimator", Estimator),
+        ("train_spec", train_spec, "a TrainSpec", TrainSpec),
+        ("eval_spec", eval_spec, "an EvalSpec", EvalSpec),
+    ):
+        check_kind(f"train_and_evaluate: {name}", value, wanted, isinstance(value, kind))
+    eval_spec.check()
     _, max_steps = check_steps(None, train_spec.max_steps)
     steps, _ = check_steps(eval_spec.steps)
-    source, model = estimator.parts.served(eval_spec.input_fn, Mode.EVALUATE)
-    check_best(estimator.config, model.spec.metrics)
-    measure = estimator.parts.measure(source, model, steps)
-    note = partial(estimator.noted, name=eval_spec.name)
-    validate = CheckpointEvaluation(measure, note, eval_spec.throttle_seconds)
-    estimator.train_validated(train_spec.input_fn, None, max_steps, train_spec.hooks, validate)
-    if validate.last and validate.last["global_step"] == estimator.latest_checkpoint():
-        return validate.last
-    at, state = estimator.parts.restored(model, None)
+    programs = estimator.programs
+    source, job = programs.read_served(eval_spec.input_fn, Mode.EVALUATE)
+    estimator.config.check_best(job.model.spec.metrics)
+    measure = programs.measure(source, job, steps)
+    note = partial(estimator._note, name=eval_spec.name)
+    evaluation = CheckpointEvaluation(measure, note, eval_spec.throttle_seconds)
+    estimator._train(train_spec.input_fn, None, max_steps, train_spec.hooks, evaluation)
+    if evaluation.last and evaluation.last["global_step"] == estimator.latest_checkpoint():
+        return evaluation.last
+    at, state = programs.restore(job, None)
     result = note({**measure(state), "global_step": at})
-    estimator.announce(result, eval_spec.name)
+    estimator._announce(result, eval_spec.name)
     return result
 
 
-def describe_param(param: Any) -> Any:
+def _check_parts(
+    model_fn: Any,
+    config: Any,
+    params: Any,
+    model_dir: Any,
+    warm_start_from: Any,
+    say: Any,
+    progress: Any,
+    quiet: Any,
+) -> None:
+    """What an Estimator is made of."""
+    for name, value, wanted, fits in (
+        ("model_fn", model_fn, "a function", callable(model_fn)),
+        ("config", config, "a RunConfig", config is None or isinstance(config, RunConfig)),
+        ("params", params, "a dict", params is None or isinstance(params, Mapping)),
+    ):
+        check_kind(f"Estimator: {name}", value, wanted, fits)
+    for name, value, wanted, fits in (
+        ("model_dir", model_dir, "a path", model_dir is None or is_path(model_dir)),
+        ("warm_start_from", warm_start_from, "a path", warm_start_from is None or is_path(warm_start_from)),
+        ("say", say, "a function", say is None or callable(say)),
+        ("progress", progress, "a function", progress is None or callable(progress)),
+        ("quiet", quiet, "True or False", isinstance(quiet, bool)),
+    ):
+        check_value(f"Estimator: {name}", value, wanted, fits)
+    if quiet and (say or progress):
+        raise OptionError(
+            "Estimator: quiet=True leaves nothing for say or progress to show: give one or the other"
+        )
+
+
+def _describe_param(param: Any) -> Any:
     """A param as the records keep it: what has no JSON form, by its name or kind."""
     try:
         return to_jsonable(param)
@@ -274,14 +299,16 @@ def describe_param(param: Any) -> Any:
         return getattr(param, "__qualname__", f"a {type(param).__name__}")
 
 
-def _predicted(fn: Callable[[Any, Any], Any], state: Any, source: Source, progress: Show) -> Iterator[Any]:
+def _predict_rows(
+    fn: Callable[[State, Any], Any], state: State, source: Source, progress: Show
+) -> Iterator[Any]:
     """Batch after batch on the device, row after row to the caller; a smaller last batch is filled up."""
     with progress("predicting", source.samples) as bar:
-        for seen, batch in enumerate(source.batches()):
+        for number, batch in enumerate(source.batches()):
             features = batch["features"]
-            with nullcontext() if seen else compiling():
-                called = fn(state, pad_batch(features, source.batch_size))
-            made = jax.tree.map(np.asarray, called)
+            with nullcontext() if number else compiling():
+                outputs = fn(state, pad_batch(features, source.batch_size))
+            rows = jax.tree.map(np.asarray, outputs)
             count = common_length(features)
-            yield from (jax.tree.map(lambda leaf: leaf[row], made) for row in range(count))  # noqa: B023
+            yield from (jax.tree.map(lambda leaf: leaf[row], rows) for row in range(count))  # noqa: B023
             bar.advance(count)

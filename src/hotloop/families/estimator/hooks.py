@@ -1,6 +1,5 @@
 """What users may do between calls, and how the pieces of a call come together for them."""
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,9 +23,9 @@ class RunHandle:
     """The training that hooks are part of."""
 
     estimator: Any
-    step: int
+    step: int = 0
     """Weight updates made so far, in all runs of this model_dir."""
-    target: int
+    target: int = 0
     stopped: bool = False
 
     def stop(self) -> None:
@@ -35,7 +34,14 @@ class RunHandle:
 
 
 class Hook:
-    """Override what you need; an exception ends the training."""
+    """Override what you need; an exception ends the training.
+
+    >>> from hotloop import Hook
+    >>> class Patience(Hook):
+    ...     def after_call(self, run, first, metrics):
+    ...         if metrics["loss"].mean() < 0.01:
+    ...             run.stop()
+    """
 
     def begin(self, run: RunHandle) -> None:
         """Before the first call."""
@@ -57,17 +63,15 @@ class CallCollector:
     """
 
     def __init__(self, run: RunHandle, hooks: Sequence[Hook], plan: Plan):
-        self._run, self._hooks, self._ends = run, hooks, plan.ends
+        self._run, self._hooks, self._ends = run, hooks, frozenset(plan.ends)
         self._first = run.step
         self._pieces: list[CallFigures] = []
 
-    def __call__(self, first: int, metrics: CallMetrics) -> None:
-        """Take a piece."""
+    def take(self, first: int, metrics: CallMetrics) -> None:
         if not self._pieces:
             self._first = first
         self._pieces.append({name: metrics[name] for name in metrics})
-        done = first + len(next(iter(self._pieces[-1].values())))
-        if _holds(self._ends, done):
+        if first + len(next(iter(metrics.values()))) in self._ends:
             self.flush()
 
     def __enter__(self) -> "CallCollector":
@@ -88,11 +92,6 @@ class CallCollector:
             hook.after_call(self._run, self._first, whole)
 
 
-def _holds(ends: Sequence[int], update: int) -> bool:
-    place = bisect_left(ends, update)
-    return place < len(ends) and ends[place] == update
-
-
 class SummaryRecorder:
     """A record of the mean of each metric since the last one, at most one a call.
 
@@ -101,15 +100,15 @@ class SummaryRecorder:
 
     def __init__(self, records: Any, every: int, plan: Plan, saved: Mapping[str, Any] | None):
         self._records, self._every, self._plan = records, every, plan
+        self._ends = frozenset(plan.ends)
         self._window = LogWindow(saved=saved)
         self._done = 0
 
-    def __call__(self, first: int, metrics: CallMetrics) -> None:
-        """Take a piece, and record when it is time."""
+    def take(self, first: int, metrics: CallMetrics) -> None:
         count = len(next(iter(metrics.values())))
         self._window.add(metrics, count, 0.0)
         self._done = first + count
-        if _holds(self._plan.ends, self._done):
+        if self._done in self._ends:
             self.flush()
 
     def flush(self) -> None:
@@ -127,21 +126,20 @@ class SummaryRecorder:
 class HookedCheckpoints(Checkpoints):
     """Checkpoints that tell the hooks, and are whole on disk before the next call: a kill costs that call alone."""
 
+    run: RunHandle
+    hooks: Sequence[Hook] = ()
+    summaries: SummaryRecorder | None = None
+    """What is open of them is saved besides."""
+
     def __enter__(self) -> "HookedCheckpoints":
         return self
-
-    def tell(self, run: RunHandle, hooks: Sequence[Hook], summaries: SummaryRecorder | None) -> None:
-        """Whom to tell, and what to save besides."""
-        self._told = (run, hooks)
-        self._summaries = summaries
 
     def save(
         self, step: int, state: Any, *, position: Mapping[str, Any], metrics: Mapping[str, Any] | None = None
     ) -> None:
         """Save, then say so."""
-        more = {SUMMARIES: self._summaries.saved()} if self._summaries else {}
+        more = {SUMMARIES: self.summaries.saved()} if self.summaries else {}
         super().save(step, state, position={**position, **more}, metrics=metrics)
         self.wait()
-        run, hooks = self._told
-        for hook in hooks:
-            hook.on_checkpoint(run, step)
+        for hook in self.hooks:
+            hook.on_checkpoint(self.run, step)

@@ -1,4 +1,4 @@
-"""What an estimator has built and keeps: inputs in form, models, compiled programs, restored weights.
+"""What an estimator has built and keeps: jobs, compiled programs, evaluations; and the weights of its checkpoints.
 
 A model is built once for each mode and form of input, and compiled once: asking again for input of the same form
 traces nothing.
@@ -6,33 +6,36 @@ traces nothing.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
-from hotloop.engine import device as meshes
 from hotloop.engine.checkpoint import Checkpoints
+from hotloop.engine.device import replica_mesh
 from hotloop.engine.evaluate import Evaluation, evaluate_batches
-from hotloop.engine.feed import gather_rows
+from hotloop.engine.feed import Feed, gather_rows
 from hotloop.engine.keys import seed_key
 from hotloop.engine.loop import Program
-from hotloop.engine.precision import Policy
 from hotloop.engine.progress import Show, advance_through
 from hotloop.errors import CheckpointError
-from hotloop.families.estimator import inputs, step
+from hotloop.families.estimator import model
+from hotloop.families.estimator.build import build_model
 from hotloop.families.estimator.config import Mode, RunConfig, call_with_known
-from hotloop.families.estimator.inputs import FromArrays, Source
-from hotloop.families.estimator.model import BuiltModel, build, widen_state
+from hotloop.families.estimator.inputs import read_input
+from hotloop.families.estimator.model import INFERENCE_PARTS, Job, State
+from hotloop.families.estimator.sources import FromArrays, Source
 
 FAMILY = "estimator"
-Measure = Callable[[Any], dict[str, Any]]
+T = TypeVar("T")
+Measure = Callable[[State], dict[str, Any]]
 
 
 @dataclass
 class Programs:
-    """Made when first asked for."""
+    """Built when first asked for."""
 
     model_fn: Any
     config: RunConfig
@@ -42,51 +45,47 @@ class Programs:
     progress: Show
     _kept: dict[Any, Any] = field(default_factory=dict)
 
-    @property
-    def policy(self) -> Policy:
-        """The number formats."""
-        return step.parse_policy(self.config)
-
-    def remembered(self, key: Any, make: Callable[[], Any]) -> Any:
+    def _keep(self, key: Any, make: Callable[[], T]) -> T:
         """What was made for this key, or is made now."""
         if key not in self._kept:
             self._kept[key] = make()
-        return self._kept[key]
+        kept: T = self._kept[key]
+        return kept
 
-    def input(self, input_fn: Any, mode: Mode) -> Source:
-        """What an input_fn gives, in form."""
-        return inputs.read_input(input_fn, self.config, mode=mode, params=self.params, config=self.config)
+    def read_input(self, input_fn: Any, mode: Mode) -> Source:
+        return read_input(input_fn, self.config, mode=mode, params=self.params, config=self.config)
 
-    def model(self, mode: Mode, source: Source) -> BuiltModel:
-        """The model for batches of the source's form."""
+    def job(self, mode: Mode, source: Source) -> Job:
+        """The model for batches of the source's form; to train, over the replicas' devices."""
         batch = source.example
 
-        def make() -> BuiltModel:
+        def make() -> Job:
             known = {"features": batch["features"], "labels": batch.get("labels"), "mode": mode}
             spec = call_with_known("model_fn", self.model_fn, **known, params=self.params, config=self.config)
-            return build(spec, mode, batch)
+            built = build_model(spec, mode, batch)
+            replicas = self.config.replicas if mode is Mode.TRAIN else 1
+            return Job(built, self.config, replica_mesh(replicas) if replicas > 1 else None)
 
-        found: BuiltModel = self.remembered(("model", mode, str(batch)), make)
-        return found
+        return self._keep(("job", mode, str(batch)), make)
 
-    def served(self, input_fn: Any, mode: Mode) -> tuple[Source, BuiltModel]:
+    def read_served(self, input_fn: Any, mode: Mode) -> tuple[Source, Job]:
         """Input and model to evaluate or predict with."""
-        source = self.input(input_fn, mode)
-        model = self.model(mode, source)
-        return source.check_labels(model.classes if mode is Mode.EVALUATE else None), model
+        source = self.read_input(input_fn, mode)
+        job = self.job(mode, source)
+        return source.check_labels(job.model.classes if mode is Mode.EVALUATE else None), job
 
-    def training(self, source: Source) -> step.Job:
-        """The model and its update."""
-        model = self.model(Mode.TRAIN, source)
-        mesh = meshes.replica_mesh(self.config.replicas) if self.config.replicas > 1 else None
-        found: step.Job = self.remembered(("training", model), lambda: step.Job(model, self.config, mesh))
-        return found
+    def init(self, job: Job) -> Callable[[Any], State]:
+        """A fresh state from a key, compiled."""
+        return self._keep(("init", job), lambda: jax.jit(partial(model.init, job)))
 
-    def program(self, source: Source, trained: step.Job, feed: Any) -> Program:
+    def predict(self, job: Job) -> Callable[[State, Any], Any]:
+        return self._keep(("predict", job), lambda: jax.jit(model.predict(job)))
+
+    def program(self, source: Source, job: Job, feed: Feed) -> Program:
         """Compiled calls, for every input of the same form."""
         longest, key = self.config.iterations_per_call, seed_key(self.config.seed)
-        program: Program = self.remembered(
-            ("program", trained, source.signature), lambda: Program(trained.update, feed, longest, key)
+        program = self._keep(
+            ("program", job, source.signature), lambda: Program(model.update(job), feed, longest, key)
         )
         program.feed = feed
         return program
@@ -95,15 +94,13 @@ class Programs:
         """Those of a model_dir, to read."""
         return Checkpoints((folder or self.folder) / "checkpoints", family=FAMILY)
 
-    def restored(self, model: BuiltModel, at: int | None) -> tuple[int, Any]:
-        """The newest checkpoint, or that of update `at`: its number, and the weights and state of the model."""
-
-        def served(key: Any) -> dict[str, Any]:
-            weights, state = model.init(key)
-            return {"weights": self.policy.to_update(weights), "model": widen_state(state)}
-
-        like = self.remembered(
-            ("served", model), lambda: jax.eval_shape(served, jax.eval_shape(lambda: jax.random.key(0)))
+    def restore(self, job: Job, at: int | None) -> tuple[int, State]:
+        """The newest checkpoint, or that of update `at`: its number, and its INFERENCE_PARTS."""
+        like = self._keep(
+            ("served", job),
+            lambda: jax.eval_shape(
+                partial(model.init_served, job), jax.eval_shape(lambda: jax.random.key(0))
+            ),
         )
         with self.checkpoints() as checkpoints:
             if not checkpoints.steps():
@@ -115,58 +112,51 @@ class Programs:
             self.say(f"warning: {line}")
         return found.step, found.state
 
-    def warmed(self, state: Any, folder: Path) -> Any:
+    def warm_start(self, state: State, folder: Path) -> State:
         """A fresh state with the weights of another model_dir."""
         with self.checkpoints(folder) as checkpoints:
-            found = checkpoints.restore({name: state[name] for name in step.INFERENCE_PARTS}, in_part=True)
+            found = checkpoints.restore({name: state[name] for name in INFERENCE_PARTS}, in_part=True)
         self.say(f"weights of update {found.step:,} of {folder}")
         return {**state, **found.state}
 
-    def rows(self, model: BuiltModel) -> Callable[[Any, Any], Any]:
-        """The compiled prediction."""
-        fn: Callable[[Any, Any], Any] = self.remembered(
-            ("rows", model), lambda: step.rows(model, self.policy)
-        )
-        return fn
-
-    def measure(self, source: Source, model: BuiltModel, steps: int | None) -> Measure:
-        """A function of weights and state: means over the samples of the source, or of its first batches."""
+    def measure(self, source: Source, job: Job, steps: int | None) -> Measure:
+        """A function of a state: means over the samples of the source, or of its first `steps` batches."""
         if isinstance(source, FromArrays):
-            evaluation = self.evaluation(source, model, steps)
+            evaluation = self.evaluation(source, job, steps)
 
-            def over_arrays(state: Any) -> dict[str, Any]:
+            def over_arrays(state: State) -> dict[str, Any]:
                 with self.progress("evaluating", None):  # one compiled call: it comes back once
-                    return _means(evaluation(state))
+                    return _average(evaluation(state))
 
             return over_arrays
-        fn, size, length = self._values(model), source.batch_size, source.length
-        total = min((count for count in (steps, length) if count is not None), default=None)
+        fn, size = self._evaluate(job), source.batch_size
+        total = min((count for count in (steps, source.length) if count is not None), default=None)
 
-        def over_batches(state: Any) -> dict[str, Any]:
+        def over_batches(state: State) -> dict[str, Any]:
             with self.progress("evaluating", total) as bar:
                 batches = advance_through(islice(source.batches(), steps), bar)
-                return _means(evaluate_batches(fn, state, batches, size))
+                return _average(evaluate_batches(fn, state, batches, size))
 
         return over_batches
 
-    def evaluation(self, source: FromArrays, model: BuiltModel, steps: int | None) -> Evaluation:
+    def evaluation(self, source: FromArrays, job: Job, steps: int | None) -> Evaluation:
         """The evaluation of arrays, compiled already if such arrays were evaluated before."""
         samples = source.samples if steps is None else min(source.samples, steps * source.batch_size)
         data = jax.tree.map(lambda leaf: leaf[:samples], source.data)
-        key = ("evaluation", model, source.signature, samples)
+        key = ("evaluation", job, source.signature, samples)
 
         def make() -> Evaluation:
-            gather = lambda data, at: source.seen(gather_rows(data, at))  # noqa: E731
-            return Evaluation(self._values(model), data, source.batch_size, gather=gather)
+            gather = lambda data, at: source.transform_for_evaluation(gather_rows(data, at))  # noqa: E731
+            return Evaluation(self._evaluate(job), data, source.batch_size, gather=gather)
 
-        known: Evaluation = self.remembered(key, make)
-        made = self._kept[key] = known.over(data)  # which has the program, if there is one by now
-        return made
+        # The one kept has the program, if there is one by now.
+        evaluation = self._kept[key] = self._keep(key, make).over(data)
+        return evaluation
 
-    def _values(self, model: BuiltModel) -> Any:
-        return self.remembered(("values", model), lambda: step.values(model, self.policy))
+    def _evaluate(self, job: Job) -> Any:
+        return self._keep(("evaluate", job), lambda: model.evaluate(job))
 
 
-def _means(sums: Mapping[str, Any]) -> dict[str, Any]:
+def _average(sums: Mapping[str, Any]) -> dict[str, Any]:
     samples = sums["samples"]
     return {name: value / samples for name, value in sums.items() if name != "samples"} | {"samples": samples}

@@ -1,17 +1,17 @@
-"""The clock of a training: how fast its logs say it was, and which events are due by seconds.
+"""One `train` call of an estimator: where it goes on, how far it goes, with hooks between the calls.
 
-The evaluations of train_and_evaluate: one before each checkpoint, noted once the checkpoint is there.
-One `train` call of an estimator: resume, plan, drive, with hooks between the calls.
+The target is a number of weight updates in all; what is there already is not repeated. Every call of `train` is a part
+of the same run: its records go on where the last ones ended. How a training runs is the engine's.
 """
 
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
@@ -19,17 +19,16 @@ from jax.sharding import NamedSharding, PartitionSpec
 from hotloop.engine import measure as reports
 from hotloop.engine.batch import Batch
 from hotloop.engine.checkpoint import Keep, KeepBest, KeepLast, Restored
-from hotloop.engine.drive import drive
+from hotloop.engine.drive import Diverged, drive, newest
 from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.loop import CallMetrics, Program
 from hotloop.engine.plan import Event, Kind, Mark, Plan
-from hotloop.engine.progress import Show, compiling
+from hotloop.engine.progress import compiling
 from hotloop.engine.records import read_events, read_json
 from hotloop.engine.run import Run
 from hotloop.engine.sinks import ConsoleSink, Sink, TensorBoardSink
 from hotloop.errors import CheckpointError, DataError, MissingExtra
-from hotloop.families.estimator import step
-from hotloop.families.estimator.config import RunConfig
+from hotloop.families.estimator.config import Mode, RunConfig
 from hotloop.families.estimator.hooks import (
     SUMMARIES,
     CallCollector,
@@ -38,111 +37,29 @@ from hotloop.families.estimator.hooks import (
     RunHandle,
     SummaryRecorder,
 )
-from hotloop.families.estimator.inputs import Source
-from hotloop.families.estimator.programs import FAMILY
-from hotloop.families.estimator.step import Job, State
+from hotloop.families.estimator.model import INFERENCE_PARTS, Job, State
+from hotloop.families.estimator.programs import FAMILY, Programs
+from hotloop.families.estimator.sources import Source, check_batch
 from hotloop.options import to_jsonable
-
-
-@dataclass
-class SpeedMeter:
-    """What the logs said about speed."""
-
-    batch_size: int
-    seconds: float = 0.0
-    updates: int = 0
-    _last: int = 0
-
-    def start(self, step: int) -> None:
-        """Where this process begins."""
-        self._last = step
-
-    def __call__(self, event: Event, figures: Mapping[str, Any]) -> None:
-        """Take a log in."""
-        updates, self._last = event.update - self._last, event.update
-        if speed := figures.get("throughput"):
-            self.seconds += updates * self.batch_size / speed
-            self.updates += updates
-
-    def figures(self) -> dict[str, Any]:
-        """Updates and seconds of all logs, and samples a second."""
-        speed = self.batch_size * self.updates / self.seconds if self.seconds else None
-        return {"updates": self.updates, "training_seconds": self.seconds, "images_per_second": speed}
-
-
-@dataclass
-class EventTimer:
-    """Which events are due by the clock."""
-
-    log: float | None
-    checkpoint: float | None
-    validates: bool
-    _since: dict[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._since = {"log": time.monotonic(), "checkpoint": time.monotonic()}
-
-    def __call__(self, update: int) -> list[Kind]:
-        """Asked after each call."""
-        now, due = time.monotonic(), list[Kind]()
-        if self.log is not None and now - self._since["log"] >= self.log:
-            self._since["log"] = now
-            due.append("log")
-        if self.checkpoint is not None and now - self._since["checkpoint"] >= self.checkpoint:
-            self._since["checkpoint"] = now
-            due += ["validate", "checkpoint"] if self.validates else ["checkpoint"]
-        return due
-
-
-class CheckpointEvaluation(Hook):
-    """Measures states, `apart` seconds apart at least; `note` takes each result with its number of updates."""
-
-    def __init__(
-        self,
-        measure: Callable[[Any], dict[str, Any]],
-        note: Callable[[dict[str, Any]], dict[str, Any]],
-        apart: float = 0,
-    ):
-        self._measure, self._note, self._apart = measure, note, apart
-        self._since = -math.inf
-        self._found: dict[str, Any] = {}
-        self.last: dict[str, Any] = {}
-        """The result that was noted last."""
-
-    def __call__(self, state: Any) -> Mapping[str, Any]:
-        """The figures of a state that is about to be saved; none when the last ones are too young."""
-        if time.monotonic() - self._since < self._apart:
-            return {}
-        self._found = self._measure({name: state[name] for name in step.INFERENCE_PARTS})
-        self._since = time.monotonic()
-        return self._found
-
-    def on_checkpoint(self, run: RunHandle, step: int) -> None:
-        """Now the number of updates is known."""
-        if self._found:
-            self.last = self._note({**self._found, "global_step": step})
-            self._found = {}
-
 
 WITHOUT_END = 10**6
 """Updates after which the training of an input of unknown length ends, when no number of steps is given."""
 
 
-def make_plan(config: RunConfig, source: Source, target: int, validates: bool) -> Plan:
-    """Calls and events up to `target` updates."""
+def make_plan(
+    config: RunConfig, batch_size: int, samples: int | None, length: int | None, target: int, evaluates: bool
+) -> Plan:
+    """Calls and events up to `target` updates; an epoch is all samples, else `length` batches, else the run."""
     parts = config.replicas * config.accumulation
-    batch = Batch(source.batch_size // parts, config.replicas, config.accumulation)
-    ends: dict[Kind, int | None] = {"log": config.log_steps, "checkpoint": config.checkpoint_steps}
-    if validates:
-        ends["validate"] = config.checkpoint_steps
-    marks = [Mark(kind, range(every, target, every)) for kind, every in ends.items() if every]
-    marks += [Mark(kind, range(target, target + 1)) for kind in ends]
-    length = (
-        Fraction(source.samples, source.batch_size) if source.samples else getattr(source, "length", None)
-    )
-    epoch = Fraction(length or max(target, 1))
+    periods: dict[Kind, int | None] = {"log": config.log_steps, "checkpoint": config.checkpoint_steps}
+    if evaluates:
+        periods["validate"] = config.checkpoint_steps
+    marks = [Mark(kind, range(every, target, every)) for kind, every in periods.items() if every]
+    marks += [Mark(kind, range(target, target + 1)) for kind in periods]
+    epoch = Fraction(samples, batch_size) if samples else Fraction(length or max(target, 1))
+    batch = Batch(batch_size // parts, config.replicas, config.accumulation)
     longest = config.iterations_per_call
-    return Plan(target, epoch, batch, tuple(marks), samples=source.samples, longest_call=longest)
+    return Plan(target, epoch, batch, tuple(marks), samples=samples, longest_call=longest)
 
 
 def find_target(source: Source, step: int, steps: int | None, max_steps: int | None) -> int:
@@ -153,7 +70,7 @@ def find_target(source: Source, step: int, steps: int | None, max_steps: int | N
         return step + steps
     if source.samples is not None:
         raise DataError("arrays have no end: give steps or max_steps")
-    length = getattr(source, "length", None)
+    length = source.length
     return step + (length - step % length if length else WITHOUT_END)
 
 
@@ -165,131 +82,251 @@ def is_closed(folder: Path) -> bool:
 
 
 @dataclass
+class SpeedMeter:
+    """How fast a training was, by what its logs said."""
+
+    batch_size: int
+    step: int
+    """Where this process begins."""
+    seconds: float = 0.0
+    updates: int = 0
+
+    def __call__(self, event: Event, figures: Mapping[str, Any]) -> None:
+        updates, self.step = event.update - self.step, event.update
+        if speed := figures.get("throughput"):
+            self.seconds += updates * self.batch_size / speed
+            self.updates += updates
+
+    def figures(self) -> dict[str, Any]:
+        """Updates and seconds of all logs, and samples a second."""
+        speed = self.batch_size * self.updates / self.seconds if self.seconds else None
+        return {"updates": self.updates, "training_seconds": self.seconds, "images_per_second": speed}
+
+
+class EventTimer:
+    """Which events are due by the clock; asked after each call."""
+
+    def __init__(self, config: RunConfig, validates: bool):
+        self._every = {"log": config.log_seconds, "checkpoint": config.checkpoint_seconds}
+        self._since = dict.fromkeys(self._every, time.monotonic())
+        self._kinds: dict[str, list[Kind]] = {
+            "log": ["log"],
+            "checkpoint": ["validate", "checkpoint"] if validates else ["checkpoint"],
+        }
+
+    def __call__(self, update: int) -> list[Kind]:
+        now, due = time.monotonic(), list[Kind]()
+        for name, seconds in self._every.items():
+            if seconds is not None and now - self._since[name] >= seconds:
+                self._since[name] = now
+                due += self._kinds[name]
+        return due
+
+
+class CheckpointEvaluation(Hook):
+    """The evaluations of train_and_evaluate: one before each checkpoint, noted once the checkpoint is there.
+
+    `measure` takes a state, `throttle_seconds` apart at least; `note` takes each result with its number of updates.
+    """
+
+    def __init__(
+        self,
+        measure: Callable[[State], dict[str, Any]],
+        note: Callable[[dict[str, Any]], dict[str, Any]],
+        throttle_seconds: float = 0,
+    ):
+        self._measure, self._note, self._throttle_seconds = measure, note, throttle_seconds
+        self._since = -math.inf
+        self._found: dict[str, Any] = {}
+        self.last: dict[str, Any] = {}
+        """The result that was noted last."""
+
+    def __call__(self, state: State) -> Mapping[str, Any]:
+        """The figures of a state that is about to be saved; none when the last ones are too young."""
+        if time.monotonic() - self._since < self._throttle_seconds:
+            return {}
+        self._found = self._measure({name: state[name] for name in INFERENCE_PARTS})
+        self._since = time.monotonic()
+        return self._found
+
+    def on_checkpoint(self, run: RunHandle, step: int) -> None:
+        """Now the number of updates is known."""
+        if self._found:
+            self.last = self._note({**self._found, "global_step": step})
+            self._found = {}
+
+
+class TrainingRun(NamedTuple):
+    """A model_dir that is held: its records, checkpoints and the folder of its report."""
+
+    record: Run
+    checkpoints: HookedCheckpoints
+    report: Path | None
+
+
+@dataclass
 class TrainCall:
-    """Everything that one train call needs besides the program."""
+    """One call of `train`; `about` is what its records say of the estimator."""
 
     estimator: Any
-    config: RunConfig
-    folder: Path
+    programs: Programs
     about: Mapping[str, Any]
-    say: Callable[[str], None]
-    progress: Show
+    warm_start_from: Path | None
     hooks: Sequence[Hook]
-    validate: CheckpointEvaluation | None
-    pace: SpeedMeter
+    evaluation: CheckpointEvaluation | None
+
+    def run(self, input_fn: Any, steps: int | None, max_steps: int | None) -> dict[str, Any]:
+        """Train to the target; what it took, as `Estimator.last_run` has it."""
+        programs, config = self.programs, self.programs.config
+        source = programs.read_input(input_fn, Mode.TRAIN)
+        config.check_batch_size(source.batch_size)
+        job = programs.job(Mode.TRAIN, source)
+        self._check_best(job, source)
+        source = source.check_labels(job.model.classes)
+        find_target(source, 0, steps, max_steps)  # refuses what has no end, while nothing is written
+        state = self._first_state(job)
+        with self._open() as training:
+            resumed = newest(training.checkpoints, state)
+            done = resumed.step if resumed else 0
+            target = find_target(source, done, steps, max_steps)
+            evaluates = self.evaluation is not None
+            plan = make_plan(config, source.batch_size, source.samples, source.length, target, evaluates)
+            if skipped := source.count_skipped(done):
+                programs.say(
+                    f"the first {skipped} batches of the input are passed over: they were trained on before"
+                )
+            with source.feed(config, job.mesh, done) as feed:
+                program = programs.program(source, job, feed)
+                try:
+                    return self._train(training, program, plan, state, resumed)
+                except Diverged as error:
+                    if error.update and source.samples:  # a transform may have made a label that is no class
+                        check_batch(job.model.classes, feed, error.update - 1)
+                    raise
+
+    def _check_best(self, job: Job, source: Source) -> None:
+        """A model_fn may measure more where it evaluates than where it trains."""
+        best = self.programs.config.best
+        if self.evaluation is None and best and best[0] not in ("loss", *job.model.spec.metrics):
+            evaluated = self.programs.job(Mode.EVALUATE, source)
+            self.programs.config.check_best(evaluated.model.spec.metrics)
+
+    def _first_state(self, job: Job) -> State:
+        """What a new model begins with; weights that do not fit the model are refused while nothing is written."""
+        programs = self.programs
+        with programs.progress("initial weights", None), compiling():
+            state = programs.init(job)(stream(seed_key(programs.config.seed), "init", 0))
+        if job.mesh is not None:
+            everywhere = NamedSharding(job.mesh, PartitionSpec())  # type: ignore[no-untyped-call]
+            state = jax.device_put(state, everywhere)
+        with programs.checkpoints() as there:
+            if programs.folder.is_dir() and there.begun():
+                there.check_fits(state)
+                return state
+        return programs.warm_start(state, self.warm_start_from) if self.warm_start_from else state
 
     @contextmanager
-    def opened(self) -> Iterator[None]:
+    def _open(self) -> Iterator[TrainingRun]:
         """Hold the model_dir and its records; another process is refused meanwhile."""
-        self.report = reports.requested(self.config.report, self.folder, programs=("training",))
-        with self._records() as self.records, self._checkpoints() as self.checkpoints:
-            yield
+        folder, config = self.programs.folder, self.programs.config
+        there = folder / "config.json"
+        settings = to_jsonable(self.about)
+        earlier = read_json(there) if there.exists() else {}
+        keep: Keep = KeepLast(config.keep_last)
+        if config.best:
+            keep |= KeepBest(*config.best)
+        report = reports.requested(config.report, folder, programs=("training",))
+        with (
+            Run.create(
+                folder,
+                settings,
+                command=FAMILY,
+                resume=there.exists() or (folder / "events.jsonl").exists(),
+                may_differ={*settings, *earlier},
+                sinks=[ConsoleSink(self.programs.say), *self._boards()],
+            ) as record,
+            HookedCheckpoints(folder / "checkpoints", keep, family=FAMILY) as checkpoints,
+        ):
+            yield TrainingRun(record, checkpoints, report)
 
-    def fresh(self, training: Job) -> State:
-        """The first weights."""
-        with self.progress("initial weights", None), compiling():
-            state: State = training.start(stream(seed_key(self.config.seed), "init", 0))
-        if training.mesh is not None:
-            everywhere = NamedSharding(training.mesh, PartitionSpec())  # type: ignore[no-untyped-call]
-            state = jax.device_put(state, everywhere)
-        return state
+    def _boards(self) -> list[Sink]:
+        if not self.programs.config.summary_steps:
+            return []
+        try:
+            return [TensorBoardSink(self.programs.folder / "tensorboard")]
+        except MissingExtra as error:
+            self.programs.say(f"summaries go to events.jsonl alone: {error}")
+            return []
 
-    def run(self, program: Program, plan: Plan, state: State, resumed: Restored | None) -> dict[str, Any]:
-        """Drive to the target; what it took."""
-        running = RunHandle(self.estimator, resumed.step if resumed else 0, plan.total_updates)
-        hooks = self.hooks
-        calls, summaries = CallCollector(running, hooks, plan), self._summaries(plan, resumed)
-        told = [*([self.validate] if self.validate else []), *hooks]
-        self.checkpoints.tell(running, told, summaries)
+    def _train(
+        self, training: TrainingRun, program: Program, plan: Plan, state: State, resumed: Restored | None
+    ) -> dict[str, Any]:
+        """Train through the plan, with the hooks."""
+        config, hooks = self.programs.config, self.hooks
+        run = RunHandle(self.estimator, resumed.step if resumed else 0, plan.total_updates)
+        collector = CallCollector(run, hooks, plan)
+        summaries = None
+        if config.summary_steps:
+            saved = resumed.position.get(SUMMARIES) if resumed else None
+            summaries = SummaryRecorder(training.record, config.summary_steps, plan, saved)
+        checkpoints = training.checkpoints
+        checkpoints.run, checkpoints.summaries = run, summaries
+        checkpoints.hooks = [*([self.evaluation] if self.evaluation else []), *hooks]
 
         def take(first: int, metrics: CallMetrics) -> None:
             if summaries:
-                summaries(first, metrics)
+                summaries.take(first, metrics)
             if hooks:
-                calls(first, metrics)
+                collector.take(first, metrics)
 
-        self.pace.start(running.step)
+        speed = SpeedMeter(program.feed.batch_size, run.step)
         before = program.lower_seconds, program.compile_seconds
         for hook in hooks:
-            hook.begin(running)
-        left = plan.total_updates - running.step
-        with calls, self.progress("training", None if left == WITHOUT_END else left) as bar:
+            hook.begin(run)
+        left = plan.total_updates - run.step
+        with collector, self.programs.progress("training", None if left == WITHOUT_END else left) as bar:
             drive(
                 program,
                 plan,
                 state,
-                self.records,
-                self.checkpoints,
-                resumed=self._fitting(resumed, program, plan),
-                validate=self.validate,
-                on_log=self.pace,
+                training.record,
+                checkpoints,
+                resumed=_fit_feed(resumed, program, plan, training),
+                validate=self.evaluation,
+                on_log=speed,
                 on_call=take,
                 progress=bar,
                 guard="loss",
-                enough=(lambda: running.stopped) if self.hooks else None,
-                due=EventTimer(
-                    self.config.log_seconds, self.config.checkpoint_seconds, self.validate is not None
-                ),
-                report=self.report,
-                how_to_resume=f"train again with model_dir={self.folder}",
+                enough=(lambda: run.stopped) if hooks else None,
+                due=EventTimer(config, self.evaluation is not None),
+                report=training.report,
+                how_to_resume=f"train again with model_dir={self.programs.folder}",
             )
         if summaries:
             summaries.flush()
         for hook in hooks:
-            hook.end(running)
-        return self.pace.figures() | {
+            hook.end(run)
+        return speed.figures() | {
             "lower_seconds": program.lower_seconds - before[0],
             "compile_seconds": program.compile_seconds - before[1],
         }
 
-    def _fitting(self, resumed: Restored | None, program: Program, plan: Plan) -> Restored | None:
-        """A model may go on with other data: that is said, and its place in them is the number of the update."""
-        if resumed is None:
-            return None
-        try:
-            program.feed.check_position(resumed.position["feed"])
-        except CheckpointError as error:
-            self.records.event(
-                "warning",
-                update=resumed.step,
-                epoch=float(resumed.step / plan.updates_per_epoch),
-                message=f"goes on with another input: {error}".split(": resume")[0],
-                resumed=True,
-            )
-            return replace(
-                resumed, position={**resumed.position, "feed": program.feed.position(resumed.step)}
-            )
-        return resumed
 
-    def _checkpoints(self) -> HookedCheckpoints:
-        keep: Keep = KeepLast(self.config.keep_last)
-        if best := self.config.best:
-            keep |= KeepBest(*best)
-        return HookedCheckpoints(self.folder / "checkpoints", keep, family=FAMILY)
-
-    def _summaries(self, plan: Plan, resumed: Restored | None) -> SummaryRecorder | None:
-        every = self.config.summary_steps
-        saved = resumed.position.get(SUMMARIES) if resumed else None
-        return SummaryRecorder(self.records, every, plan, saved) if every else None
-
-    def _records(self) -> Run:
-        there = any((self.folder / name).exists() for name in ("config.json", "events.jsonl"))
-        config = to_jsonable(self.about)
-        earlier = read_json(self.folder / "config.json") if (self.folder / "config.json").exists() else {}
-        return Run.create(
-            self.folder,
-            config,
-            command=FAMILY,
-            resume=there,
-            may_differ={*config, *earlier},
-            sinks=[ConsoleSink(self.say), *self._boards()],
+def _fit_feed(
+    resumed: Restored | None, program: Program, plan: Plan, training: TrainingRun
+) -> Restored | None:
+    """A model may go on with other data: that is said, and its place in them is the number of the update."""
+    if resumed is None:
+        return None
+    try:
+        program.feed.check_position(resumed.position["feed"])
+    except CheckpointError as error:
+        training.record.event(
+            "warning",
+            update=resumed.step,
+            epoch=float(resumed.step / plan.updates_per_epoch),
+            message=f"goes on with another input: {error}".split(": resume")[0],
+            resumed=True,
         )
-
-    def _boards(self) -> list[Sink]:
-        if not self.config.summary_steps:
-            return []
-        try:
-            return [TensorBoardSink(self.folder / "tensorboard")]
-        except MissingExtra as error:
-            self.say(f"summaries go to events.jsonl alone: {error}")
-            return []
+        return replace(resumed, position={**resumed.position, "feed": program.feed.position(resumed.step)})
+    return resumed

@@ -1,32 +1,28 @@
-"""Three ways to train the example's network, as data: the rule, its rate, the augmentation, the length.
+"""The options of `hotloop estimator`, by the old example's names, and its recipes: ways to train, as data.
 
-What a recipe says about options of the command line is their default there; the rest is the recipe's alone. The
-functions that the words stand for are in `cifar_model` and `cifar_images`. No jax.
-
-The options of `hotloop estimator`, with the old example's names and defaults, and those it had not.
+What a recipe says about an option is the option's default, and the command line wins over it; the rest is the recipe's
+alone. The functions that its words stand for are in `model` and `dataset`. Nothing is computed here. No jax.
 """
 
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from hotloop.errors import OptionError
 from hotloop.options import non_negative, option, positive, validate
 
-Rule = Literal["sgd", "rmsprop", "adam"]
-Augmentation = Literal["none", "shift", "crop"]
-
 
 @dataclass(frozen=True)
 class Recipe:
     """One way to train."""
 
-    rule: Rule = "sgd"
+    rule: Literal["sgd", "rmsprop", "adam"] = "sgd"
     learning_rate: float = 0.01
     batch_size: int = 32
     epochs: Fraction = Fraction(100)
-    augmentation: Augmentation = "none"
+    augmentation: Literal["none", "shift", "crop"] = "none"
     smoothing: float = 0.0
     """Of the labels in training; the test loss has none."""
     rate_decay: float = 0.0
@@ -60,116 +56,96 @@ RECIPES: dict[str, Recipe] = {
         half=True,
     ),
 }
+
+
 RECIPE_OPTIONS = ("learning_rate", "batch_size", "epochs")
 """What a recipe sets that may also be given on the command line."""
 PRESETS: dict[str, dict[str, Any]] = {
     name: {"recipe": name, **{option: getattr(recipe, option) for option in RECIPE_OPTIONS}}
     for name, recipe in RECIPES.items()
 }
-
-TRAINING, TESTING, DATA, DEVICES, RECORDS = "Training", "Testing", "Data", "Devices", "Records"
 REFERENCE = RECIPES["reference"]
+
+_training, _testing, _data, _devices, _records = (
+    partial(option, group=group) for group in ("Training", "Testing", "Data", "Devices", "Records")
+)
 
 
 @dataclass(frozen=True)
-class CifarTraining:
-    """What decides the weights."""
+class CifarConfig:
+    """All of `hotloop estimator`."""
 
-    recipe: Literal["reference", "keras", "fast"] = option(
+    recipe: Literal["reference", "keras", "fast"] = _training(
         "reference",
         "reference: SGD, no augmentation; keras: RMSprop, shifts and flips; fast: Adam in one cycle, crops and flips, "
         "batches of 512, 25 epochs. Sets the next three unless they are given.",
-        group=TRAINING,
     )
-    batch_size: int = option(
-        REFERENCE.batch_size,
-        "Images of a weight update, over all replicas and parts.",
-        check=positive,
-        group=TRAINING,
+    batch_size: int = _training(
+        REFERENCE.batch_size, "Images of a weight update, over all replicas and parts.", check=positive
     )
-    epochs: Fraction = option(
+    epochs: Fraction = _training(
         REFERENCE.epochs,
         "Passes over the training images, in all runs of --model-dir; 0.5 or 1/2 is half of one.",
         check=positive,
-        group=TRAINING,
     )
-    learning_rate: float = option(
-        REFERENCE.learning_rate,
-        "Step of the recipe's rule; its highest, where it changes.",
-        check=positive,
-        group=TRAINING,
+    learning_rate: float = _training(
+        REFERENCE.learning_rate, "Step of the recipe's rule; its highest, where it changes.", check=positive
     )
-    batches_per_step: int = option(
+    batches_per_step: int = _training(
         100,
         "Weight updates of one compiled call; raise it until images/s stands still, the result is the same.",
         check=positive,
-        group=TRAINING,
     )
-    precision: Literal["32.32", "16.32", "16.16"] | None = option(
+    precision: Literal["32.32", "16.32", "16.16"] | None = _training(
         None,
         "Bits of the computation and of the weights between updates, 16 being bfloat16; left out, 32.32, and 16.32 "
         "for the fast recipe on an accelerator.",
-        group=TRAINING,
     )
-    seed: int = option(1, "Seed of weights, order and all draws.", check=non_negative, group=TRAINING)
-
-
-@dataclass(frozen=True)
-class CifarConfig(CifarTraining):
-    """All of `hotloop estimator`."""
-
-    test_only: bool = option(False, "Do not train: test the newest checkpoint of --model-dir.", group=TESTING)
-    train_only: bool = option(False, "Do not test at the end.", group=TESTING)
-    evaluate_every: Fraction | None = option(
+    seed: int = _training(1, "Seed of weights, order and all draws.", check=non_negative)
+    test_only: bool = _testing(False, "Do not train: test the newest checkpoint of --model-dir.")
+    train_only: bool = _testing(False, "Do not test at the end.")
+    evaluate_every: Fraction | None = _testing(
         None,
         "Also test and save every so many epochs, and tell when 75 % were reached.",
         metavar="EPOCHS",
         check=positive,
-        group=TESTING,
     )
-    generated_data: bool = option(
-        False, "Random images and labels, 50,000 to train and 10,000 to test with: for timing.", group=DATA
+    generated_data: bool = _data(
+        False, "Random images and labels, 50,000 to train and 10,000 to test with: for timing."
     )
-    dataset_path: Path | None = option(
+    dataset_path: Path | None = _data(
         None,
         "Folder with CIFAR-10's files; left out, they are looked for and fetched.",
         metavar="DIR",
         aliases=("--data-dir",),
-        group=DATA,
     )
-    replicas: int = option(1, "Devices that share each batch.", check=positive, group=DEVICES)
-    gradient_accumulation_count: int = option(
+    replicas: int = _devices(1, "Devices that share each batch.", check=positive)
+    gradient_accumulation_count: int = _devices(
         1,
         "Parts that each replica makes of its share of a batch, one after the other: less memory, the same update.",
         aliases=("--gradient-accumulation",),
         check=positive,
-        group=DEVICES,
     )
-    model_dir: Path | None = option(
+    model_dir: Path | None = _records(
         None,
         "Folder of checkpoints and records; a run goes on with what is there. Left out, a new one in --results-dir.",
         metavar="DIR",
-        group=RECORDS,
     )
-    results_dir: Path = option(
-        Path("results"), "Folder in which runs get theirs where --model-dir is left out.", group=RECORDS
+    results_dir: Path = _records(
+        Path("results"), "Folder in which runs get theirs where --model-dir is left out."
     )
-    log_interval: float = option(
-        3.0, "Seconds between logs, at most one a call.", check=positive, group=RECORDS
-    )
-    summary_interval: int | None = option(
+    log_interval: float = _records(3.0, "Seconds between logs, at most one a call.", check=positive)
+    summary_interval: int | None = _records(
         1,
         "Weight updates between TensorBoard summaries, at most one a call; none: no summaries.",
         check=positive,
-        group=RECORDS,
     )
-    report: Path | None = option(
+    report: Path | None = _records(
         None,
         "Write the compiler's report and a profile to this folder, training and evaluation apart.",
         metavar="DIR",
-        group=RECORDS,
     )
-    plan: bool = option(False, "Say what would run, and stop.", group=RECORDS)
+    plan: bool = _records(False, "Say what would run, and stop.")
 
     def __post_init__(self) -> None:
         validate(self)
@@ -189,15 +165,11 @@ class CifarConfig(CifarTraining):
         """The recipe itself."""
         return RECIPES[self.recipe]
 
-    def updates(self, images: int, epochs: Fraction | None = None) -> int:
-        """Weight updates of all epochs together, or of so many, rounded down once."""
-        return int((self.epochs if epochs is None else epochs) * images / self.batch_size)
-
     def total_updates(self, images: int) -> int:
-        """Weight updates of the run; an OptionError where there would be none, or not even one batch."""
+        """Weight updates of the run, rounded down once; OptionError where there would be none, or no whole batch."""
         if self.batch_size > images:
             raise OptionError(f"--batch-size {self.batch_size}: there are only {images:,} training images")
-        if not (updates := self.updates(images)):
+        if not (updates := int(self.epochs * images / self.batch_size)):
             raise OptionError(
                 f"--epochs {float(self.epochs):g}: of {images:,} images is less than one batch of {self.batch_size}"
             )
@@ -206,4 +178,4 @@ class CifarConfig(CifarTraining):
     def evaluation_period(self, images: int) -> int | None:
         """Weight updates between evaluations; None where there are none before the end."""
         every = self.evaluate_every
-        return None if every is None else max(1, self.updates(images, every))
+        return None if every is None else max(1, int(every * images / self.batch_size))

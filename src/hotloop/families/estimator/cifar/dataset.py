@@ -1,6 +1,7 @@
-"""The example's images: CIFAR-10, its stand-in, or random ones for timing; and how many they would be.
+"""The example's images: CIFAR-10, its stand-in, or random ones for timing; and their augmentation on the device.
 
-Augmentation of small colour images on the device: whole-pixel shifts and mirroring, bytes in and bytes out.
+Whole-pixel shifts and mirroring, bytes in and bytes out. Every sample draws from a key of its own, so that a batch is
+augmented alike however it is split.
 """
 
 from collections.abc import Callable
@@ -22,14 +23,18 @@ from hotloop.families.estimator.cifar.config import CifarConfig
 
 NAME = "cifar10"
 SHAPE, CLASSES = (32, 32, 3), 10
+Fill = Literal["edge", "constant"]
+REACH: dict[str, tuple[int, Fill]] = {"shift": (3, "edge"), "crop": (4, "constant")}
+"""How far each augmentation moves an image, and what comes in from beyond its border: the nearest pixel, or black."""
+NamedBatch = dict[str, Any]
 
 
 def load_images(config: CifarConfig, console: Console) -> Dataset:
     """What is trained and tested on; where it comes from is said."""
     if config.generated_data:
-        made = generate_images(config.seed)
-        console.say(f"data: {len(made.train):,} + {len(made.test):,} random images with random labels")
-        return made
+        data = generate_images(config.seed)
+        console.say(f"data: {len(data.train):,} + {len(data.test):,} random images with random labels")
+        return data
     with console.progress("loading images"):
         return load_set(NAME, config.dataset_path, console.say, console.progress)
 
@@ -56,19 +61,13 @@ def count_training_images(config: CifarConfig) -> int:
     return IMAGE_SETS[NAME][0]
 
 
-Fill = Literal["edge", "constant"]
-REACH: dict[str, tuple[int, Fill]] = {"shift": (3, "edge"), "crop": (4, "constant")}
-"""How far each augmentation moves an image, and what comes in from beyond its border: the nearest pixel, or black."""
-NamedBatch = dict[str, Any]
-
-
 @cache
 def find_transform(augmentation: str) -> Callable[[NamedBatch, Array], NamedBatch] | None:
     """What an augmentation does to a batch, always the same function; None where it does nothing."""
-    return partial(_transformed, *REACH[augmentation]) if augmentation in REACH else None
+    return partial(_augment, *REACH[augmentation]) if augmentation in REACH else None
 
 
-def _transformed(reach: int, fill: Fill, batch: NamedBatch, key: Array) -> NamedBatch:
+def _augment(reach: int, fill: Fill, batch: NamedBatch, key: Array) -> NamedBatch:
     images = batch["features"]
     keys = sample_keys(key, 0, len(images))
     return {**batch, "features": shift_and_mirror(images, *draw_moves(keys, reach), reach, fill)}

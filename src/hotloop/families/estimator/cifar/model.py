@@ -1,10 +1,8 @@
-"""Dropout drawn sample by sample: one draw of random bytes from a sample's key serves all of its dropouts.
+"""The example's model_fn, and its network: four convolutions and two dense layers for 32x32 colour images.
 
-A byte is enough where a rate is a multiple of 1/256, and what a sample loses depends on its key alone, so that it is
-the same however a batch is split. It knows no network.
-
-The example's network: four convolutions and two dense layers for 32x32 colour images, 1,250,858 parameters.
-The example's model function: network, loss, metric and rule of a recipe, as an Estimator takes them.
+The topology is that of Keras' old CIFAR-10 example. It computes in the type of its weights; pixels between 0 and 255
+come as bytes or as floats. Dropout is drawn sample by sample: one draw of random bytes from a sample's key serves all
+its dropouts (a byte is enough where a rate is a multiple of 1/256), so that it is the same however a batch is split.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +25,22 @@ from hotloop.layers.dense import product, with_bias
 from hotloop.layers.losses import correct, cross_entropy
 from hotloop.layers.pools import max_pool
 
+Weights = dict[str, dict[str, Array]]
+Rate = float | Callable[[Any], Any]
+CLASSES = 10
+KERNELS: dict[str, tuple[int, ...]] = {
+    "conv1": (3, 3, 3, 32),
+    "conv2": (3, 3, 32, 32),
+    "conv3": (3, 3, 32, 64),
+    "conv4": (3, 3, 64, 64),
+    "dense1": (2304, 512),
+    "dense2": (512, 10),
+}
+PARAMETERS = sum(prod(shape) + shape[-1] for shape in KERNELS.values())
+DROPOUTS = ((15 * 15 * 32, 0.25), (6 * 6 * 64, 0.25), (512, 0.5))
+"""Values of an image where dropout stands, after either pool and the first dense layer, and its rate."""
 LEVELS = 256
+"""Values of a random byte."""
 
 
 def random_bytes(keys: Array, sizes: Sequence[int]) -> list[Array]:
@@ -47,21 +60,6 @@ def apply_dropout(x: Array, drawn: Array, rate: float) -> Array:
     kept = drawn.reshape(x.shape) >= threshold
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))  # 4/3 itself would be rounded in 16 bits
     return jnp.where(kept, (wide * (1 / (1 - rate))).astype(x.dtype), 0)
-
-
-Weights = dict[str, dict[str, Array]]
-
-KERNELS: dict[str, tuple[int, ...]] = {
-    "conv1": (3, 3, 3, 32),
-    "conv2": (3, 3, 32, 32),
-    "conv3": (3, 3, 32, 64),
-    "conv4": (3, 3, 64, 64),
-    "dense1": (2304, 512),
-    "dense2": (512, 10),
-}
-PARAMETERS = sum(prod(shape) + shape[-1] for shape in KERNELS.values())
-DROPOUTS = ((15 * 15 * 32, 0.25), (6 * 6 * 64, 0.25), (512, 0.5))
-"""Values of an image where dropout stands, after either pool and the first dense layer, and its rate."""
 
 
 def init(key: Array) -> Weights:
@@ -118,10 +116,6 @@ def _pooled(layer: dict[str, Array], x: Array) -> Array:
 def _dense(layer: dict[str, Array], x: Array) -> Array:
     sums = product(x, layer["kernel"])
     return with_bias(sums, layer["bias"].astype(sums.dtype))
-
-
-CLASSES = 10
-Rate = float | Callable[[Any], Any]
 
 
 def model_fn(mode: Mode, params: Mapping[str, Any]) -> ModelSpec:
