@@ -155,7 +155,7 @@ def _our_update(case: Case, state: model.State) -> dict[str, list[np.ndarray]]:
     seen = model.augment_images(job, feed.data["image"], None)
     logits, _ = jax.jit(lambda p, x: job.network.apply(p, {}, x, train=True))(state["params"], seen)
     new, _ = Program(model.update(job), feed, case.per_call, seed_key(0))(copy_state(state), 0, 1)
-    descent = jax.tree.map(lambda v: -v / job.rate(0), new["optimiser"]["velocity"])
+    descent = jax.tree.map(lambda v: -v / job.rate(0), new["optimiser"]["velocity"].trace)
     found = _by_layer(case, descent, new["statistics"])
     return {
         "logits": [np.asarray(logits)],

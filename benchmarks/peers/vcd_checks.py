@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from vcd_torch import GROUPS, Noise, Numbers, Report, Trainer
 
+from hotloop.engine.optim import OutsideRmsState
 from hotloop.families.vcd import model as vcd
-from hotloop.families.vcd import networks, rmsprop
+from hotloop.families.vcd import networks
 from hotloop.mcmc import hmc
 
 EDGE = 0.02  # least distance of a uniform from the probability it is compared with
@@ -45,7 +46,8 @@ def states(job: vcd.Job) -> Iterator[tuple[vcd.Job, Any]]:
     squares = jax.tree.map(lambda w: rng.random(w.shape, np.float32), small)
     own = rng.standard_normal(job.images, np.float32)
     later = {
-        "slots": rmsprop.Slots(squares, np.int32(1)),
+        "slots": {**state["slots"], "rmsprop_outside": OutsideRmsState(squares, np.int32(1))},
+        "update": np.int32(1),
         "variate": {"shared": np.float32(-100), "own": own},
     }
     yield job, state | later
@@ -91,9 +93,9 @@ def numbers_of(state: Any) -> Numbers:
     def lists(groups: Any) -> dict[str, list[np.ndarray]]:
         return {name: [np.asarray(layer[k]) for layer in groups[name] for k in ("w", "b")] for name in GROUPS}
 
-    slots, variate = state["slots"], np.asarray(state["variate"]["shared"] + state["variate"]["own"])
-    size, updates = float(state["step_size"]), int(slots.updates)
-    return Numbers(lists(state["params"]), lists(slots.mean_square), variate, size, updates)
+    variate = np.asarray(state["variate"]["shared"] + state["variate"]["own"])
+    squares, size = state["slots"]["rmsprop_outside"].nu, float(state["step_size"])
+    return Numbers(lists(state["params"]), lists(squares), variate, size, int(state["update"]))
 
 
 def torch_update(

@@ -58,7 +58,11 @@ def test_logits_of_ours_are_as_near_to_float64_as_torchs() -> None:
         (losses, "cross_entropy", lambda logits, labels, smoothing=None: RIGHT_LOSS(logits, labels, 0.11)),
         (norm, "gradient_sums", lambda dy, x, mean, axes: (dy.sum(axes, keepdims=True), 0 * mean)),
         (model, "moved", lambda moving, merged, momentum, counts: moving),
-        (model.optim, "rule", lambda name, params, **rest: RIGHT_RULE(name, params, **rest | {"l2": 0.0})),
+        (
+            model.optim,
+            "make",
+            lambda name, params, **rest: RIGHT_OPTIMISER(name, params, **rest | {"l2": 0.0}),
+        ),
     ],
     ids=["smoothing", "batch norm", "statistics", "L2"],
 )
@@ -70,7 +74,7 @@ def test_a_wrong_term_in_ours_is_refused(module: object, name: str, wrong: objec
         cnn_checks.check(small(), "cpu")
 
 
-RIGHT_LOSS, RIGHT_RULE = losses.cross_entropy, model.optim.rule
+RIGHT_LOSS, RIGHT_OPTIMISER = losses.cross_entropy, model.optim.make
 
 
 def test_a_comparison_reports_both_sides_and_a_missed_floor(

@@ -6,8 +6,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from hotloop.engine import optim
 from hotloop.families.vcd import model as vcd
-from hotloop.families.vcd import rmsprop
 from hotloop.families.vcd.config import VcdModel
 from hotloop.mcmc import hmc
 
@@ -19,6 +19,9 @@ IMAGES = 24
 @pytest.fixture(autouse=True)
 def peers_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks" / "peers"))
+
+
+RIGHT_OPTIMISER = optim.make
 
 
 def small_job() -> vcd.Job:
@@ -42,7 +45,7 @@ def test_an_update_by_torch_and_ours_are_equally_near_to_float64() -> None:
 @pytest.mark.parametrize(
     ("module", "name", "wrong"),
     [
-        (rmsprop, "EPSILON", 1.01),
+        (optim, "make", lambda name, params: RIGHT_OPTIMISER(name, {**params, "epsilon": 1.01})),
         (hmc, "adaptation", lambda size, *_: size),
         (vcd.variate, "value", lambda state, index, like: 0 * like),
     ],

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ import optax
 import pytest
 
 from hotloop.engine import checkpoint_folder as manifests
+from hotloop.engine import optim
 from hotloop.engine.checkpoint import Checkpoints, KeepAll, KeepBest, KeepLast
 from hotloop.errors import CheckpointError
 
@@ -568,3 +570,55 @@ def test_what_a_late_write_leaves_of_a_failed_step_is_removed_too(tmp_path, monk
 
 def broken_write(*_):
     raise OSError(28, "No space left on device")
+
+
+W, B = np.arange(6, dtype=np.float32).reshape(2, 3), np.ones(3, np.float32)
+LAYERS = {"dense": {"w": W, "b": B}}
+FORMAT_1 = {
+    "cnn": (
+        {"optimiser": {"velocity": LAYERS, "mean_square": LAYERS}},
+        optim.make("rmsprop", {"momentum": 0.9, "base_decay_exponent": -3, "epsilon": 0}),
+    ),
+    "recommender": (
+        {"optimiser": (optax.EmptyState(), optax.EmptyState(), optax.TraceState(LAYERS))},
+        optim.make("momentum", {"momentum": 0.9}, l2=1e-4, clip=1.0),
+    ),
+    "cifar": (
+        {"optimizer": optax.adam(lambda count: 0.1).init(LAYERS)},
+        optim.at_rate(optim.make("adam", {}), lambda count: 0.1),
+    ),
+}
+
+
+@pytest.mark.parametrize("family", FORMAT_1)
+def test_a_checkpoint_of_format_1_has_the_optimisers_state_under_other_names(tmp_path, family):
+    old, now = FORMAT_1[family]
+    old = jax.tree.map(lambda leaf: leaf + 7, {"params": LAYERS, **old})
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints._blank = replace(checkpoints._blank, format=1)
+        checkpoints.save(3, old, position={})
+    (name,) = set(old) - {"params"}
+    like = {"params": LAYERS, name: now.init(LAYERS)}
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.check_fits(like)
+        state = checkpoints.restore(like).state
+        # A format that is no longer 1 has no such names.
+        checkpoints._blank = replace(checkpoints._blank, format=2)
+        checkpoints.save(4, old, position={})
+        with pytest.raises(CheckpointError, match=r"does not fit this model: leaf optimi[sz]er/"):
+            checkpoints.restore(like)
+    arrays = [leaf for leaf in jax.tree.leaves(old[name]) if np.ndim(leaf)]
+    found = [leaf for leaf in jax.tree.leaves(state[name]) if leaf.ndim]
+    assert sorted(map(str, found)) == sorted(map(str, map(jnp.asarray, arrays)))
+    assert all(leaf == 7 for leaf in jax.tree.leaves(state[name]) if leaf.ndim == 0)
+
+
+def test_the_count_of_updates_of_a_vcd_run_of_format_1_is_found_in_its_slots(tmp_path):
+    old = {"slots": {"mean_square": LAYERS, "updates": np.int32(41)}}
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints._blank = replace(checkpoints._blank, format=1)
+        checkpoints.save(3, old, position={})
+        slots = optim.make("rmsprop_outside", {"decay": 0.9, "epsilon": 1.0}).init(LAYERS)
+        state = checkpoints.restore({"slots": slots, "update": jnp.int32(0)}).state
+    assert state["update"] == state["slots"]["rmsprop_outside"].updates == 41
+    np.testing.assert_array_equal(state["slots"]["rmsprop_outside"].nu["dense"]["w"], W)

@@ -293,7 +293,7 @@ def test_alternate_refeeding_goes_on_with_new_weights_and_outputs_towards_fixed_
 
         return jax.value_and_grad(loss)(now), autoencoder.forward(now, target)
 
-    now, momenta = first["params"], first["optimiser"][0].trace
+    now, momenta = first["params"], first["optimiser"]["velocity"].trace
     target = quick(autoencoder.forward)(params, x)
     for _ in range(2):
         (loss, gradient), target = reference(now, target)

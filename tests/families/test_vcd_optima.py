@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import vcd_oracle as oracle
 
-from hotloop.families.vcd import model, networks, rmsprop
+from hotloop.engine.optim import scale_by_outside_rms
+from hotloop.families.vcd import model, networks
 from hotloop.families.vcd.config import VcdModel
 from hotloop.families.vcd.objective import Draw, encoder_pull
 from hotloop.mcmc import hmc
@@ -17,6 +18,7 @@ from hotloop.mcmc import hmc
 QUICK = {"xla_backend_optimization_level": 0}
 """Half the time to compile, for programs that run once."""
 CORRELATION, MOST = 0.95, 8
+RMSPROP = scale_by_outside_rms(0.9, 1.0, first_square=True)
 PRECISION = np.float32(np.linalg.inv([[1, CORRELATION], [CORRELATION, 1]]))
 
 
@@ -41,7 +43,9 @@ def update(usual, iterations, carry, numbers):
     end, size = jax.lax.fori_loop(0, iterations, iterate, (start, size))
     draw = Draw(jnp.broadcast_to(mean, eta.shape), jnp.broadcast_to(spread, eta.shape), eta, start, end)
     pulls = [encoder_pull(method, draw, jnp.full(len(eta), control)) for method in ("kl", "vcd")]
-    steps, slots = rmsprop.step([jnp.where(usual, *both).sum(0) for both in zip(*pulls, strict=True)], slots)
+    steps, slots = RMSPROP.update(
+        [jnp.where(usual, *both).sum(0) for both in zip(*pulls, strict=True)], slots
+    )
     params = [mean - rate * steps[0], jnp.maximum(spread - rate * steps[1], 1e-3)]
     control = 0.9 * control + 0.1 * draw.f.mean()
     return (params, slots, size, control), (*params, draw.vcd.mean())
@@ -63,7 +67,7 @@ def trained(method, iterations, updates=3000, chains=100):
         np.float32(0.02 * 0.9 ** (np.arange(updates) // 150)),
     )
     params = [jnp.array([1.0, -1.0]), jnp.array([1.0, 0.2])]
-    carry = params, rmsprop.init(params), jnp.float32(0.1), jnp.float32(0)
+    carry = params, RMSPROP.init(params), jnp.float32(0.1), jnp.float32(0)
     trace = run(method == "kl", iterations, carry, numbers)
     return [np.asarray(each[updates // 2 :], np.float64).mean(0) for each in trace]
 

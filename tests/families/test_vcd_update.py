@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import vcd_oracle as oracle
 
-from hotloop.families.vcd import model, networks, rmsprop
+from hotloop.families.vcd import model, networks
 from hotloop.families.vcd.config import VcdModel
 
 IMAGES, BATCH, UPDATES = 14, 6, 4
@@ -61,9 +61,10 @@ def calm(task, seed=1):
     variates = {"local": {"shared": shared, "own": own}, "global": {"shared": shared}, "none": {}}
     return {
         "params": params,
-        "slots": rmsprop.Slots(zeros, jnp.int32(0)),
+        "slots": task.optimiser.init(zeros),
         "variate": variates[task.model.variate],
         "step_size": jnp.float32(task.model.step_size),
+        "update": jnp.int32(0),
     }
 
 
@@ -97,10 +98,10 @@ def as_oracle(state):
     variate = {name: np.asarray(value, np.float64) for name, value in state["variate"].items()}
     return {
         "params": oracle.wide(state["params"]),
-        "slots": oracle.wide(state["slots"].mean_square),
+        "slots": oracle.wide(state["slots"]["rmsprop_outside"].nu),
         "control": np.zeros(IMAGES) + variate.get("shared", 0.0) + variate.get("own", 0.0),
         "step_size": float(state["step_size"]),
-        "updates": int(state["slots"].updates),
+        "updates": int(state["update"]),
     }
 
 
@@ -185,8 +186,8 @@ def test_half_precision_keeps_its_types_and_stays_near_the_exact_update(monkeypa
         for name in ("elbo", "log_joint_z0", "log_joint_zt") if number == 0 else ():
             assert float(metrics[name]) == pytest.approx(seen[name], rel=0.02)
     types = jax.tree.map(lambda leaf: str(leaf.dtype), state)
-    assert set(jax.tree.leaves((types["params"], types["slots"].mean_square))) == {kept}
-    assert types["slots"].updates == "int32"
+    assert set(jax.tree.leaves((types["params"], types["slots"]["rmsprop_outside"].nu))) == {kept}
+    assert types["slots"]["rmsprop_outside"].updates == types["update"] == "int32"
     assert set(jax.tree.leaves((types["variate"], types["step_size"]))) == {"float32"}
     assert all(np.isfinite(np.float64(leaf)).all() for leaf in jax.tree.leaves(state))
 

@@ -167,7 +167,7 @@ def test_updates_1_to_3000_are_shared_and_from_3001_on_local(state):
     index = np.array([7, 1, 4, 9])
     batch = {"image": BITS[index], "index": index}
     for done, shared in ((0, True), (2998, True), (2999, True), (3000, False), (3001, False)):
-        state["slots"] = state["slots"]._replace(updates=jnp.int32(done))
+        state["update"] = jnp.int32(done)
         new, metrics = update(state, batch, jax.random.key(3))
         moved = 0.9 * -40 + 0.1 * float(metrics["f"])
         after = vector(new["variate"], IMAGES)

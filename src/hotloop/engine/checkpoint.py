@@ -25,6 +25,7 @@ from hotloop.engine.checkpoint_arrays import (
     Forms,
     HostArrays,
     explain_mismatch,
+    find_leaves,
     named_leaves,
     restore_leaf,
     snapshot,
@@ -312,8 +313,11 @@ class Checkpoints:
             raise CheckpointError(
                 f"{folder} belongs to {manifest.family or 'no family'}, not {self._blank.family}"
             )
-        wanted = named_leaves(like)
-        held = {name: leaf for name, leaf in manifest.leaves.items() if name in wanted or not in_part}
+        names = find_leaves(manifest.leaves, like, manifest.format)
+        held = {name: manifest.leaves[old] for name, old in names.items() if old in manifest.leaves}
+        if not in_part:
+            known = set(names.values())
+            held |= {name: leaf for name, leaf in manifest.leaves.items() if name not in known}
         if reason := explain_mismatch(held, like):
             with hold_stops():
                 check_leaves(folder, manifest)  # or the manifest is what is wrong

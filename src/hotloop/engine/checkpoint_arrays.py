@@ -5,8 +5,9 @@ path (`optimiser/0/mu/dense/w`) to a host array with the same bits, and such arr
 placed like an example. This file knows nothing of files or of which state it holds.
 """
 
+import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,6 +115,31 @@ def empty_array(like: Any) -> HostArray:
 def _key_kind(like: Any) -> str:
     kinds = ("threefry2x32", "rbg", "unsafe_rbg")
     return next(kind for kind in kinds if jax.random.key(0, impl=kind).dtype == like.dtype)
+
+
+_VELOCITY, _MEAN_SQUARE = re.compile(r"/velocity/trace/"), re.compile(r"/rmsprop(_outside)?/nu/")
+_OF_OPTAX = re.compile(r"^(optimi[sz]er)/(?:inner/)?[a-z_]+/(mu|nu|trace|count)(?=/|$)")
+_COUNTS = ("update", "optimizer/updates", "slots/rmsprop_outside/updates")
+
+
+def find_leaves(stored: Mapping[str, StoredLeaf], like: Any, format: int) -> dict[str, str]:
+    """The name in a checkpoint of each leaf of `like`: its own, or the one that format 1 had for it."""
+    if format > 1:
+        return {name: name for name in named_leaves(like)}
+    return {
+        name: next((old for old in (name, *_format_1_names(name)) if old in stored), name)
+        for name in named_leaves(like)
+    }
+
+
+def _format_1_names(name: str) -> Iterator[str]:
+    """How a leaf of an optimiser's state may be called in a checkpoint of format 1."""
+    yield _VELOCITY.sub("/velocity/", name)
+    yield _MEAN_SQUARE.sub("/mean_square/", name)
+    for link in range(3):  # plain chains of optax, whose links had numbers
+        yield _OF_OPTAX.sub(rf"\1/{link}/\2", name)
+    if name in _COUNTS:
+        yield from ("slots/updates", "optimizer/1/count", "optimizer/2/count")
 
 
 def explain_mismatch(leaves: Mapping[str, StoredLeaf], like: Any) -> str | None:

@@ -36,6 +36,7 @@ from hotloop.engine.checkpoint_arrays import (
     StoredLeaf,
     checksum_array,
     empty_array,
+    find_leaves,
     named_leaves,
 )
 from hotloop.engine.records import from_exact
@@ -44,7 +45,9 @@ from hotloop.options.files import load_json
 
 MANIFEST = "manifest.json"
 PROGRAM = "hotloop"
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, FORMAT)
+"""Format 1 had other names for the state of an optimiser: `snapshot.find_leaves` knows them."""
 _BLOCK = 1 << 22
 
 
@@ -72,6 +75,7 @@ class Manifest:
     family: str = ""
     config: str = ""
     time: float = 0.0
+    format: int = FORMAT
 
 
 def hash_config(config: Mapping[str, Any]) -> str:
@@ -108,7 +112,7 @@ def list_stored(folder: Path) -> dict[str, StoredFile]:
 
 def format_manifest(manifest: Manifest) -> str:
     """The manifest as strict JSON, with the checksum of its own contents."""
-    body = {"program": PROGRAM, "format": FORMAT, **asdict(manifest)}
+    body = {"program": PROGRAM, **asdict(manifest)}
     return json.dumps({**body, "checksum": _self_checksum(body)}, indent=1, allow_nan=False) + "\n"
 
 
@@ -133,12 +137,12 @@ def read_manifest(folder: Path) -> Manifest:
 def _parse_manifest(path: Path, body: Any) -> Manifest:
     if not isinstance(body, dict) or body.pop("program", None) != PROGRAM:
         raise DamagedStep(f"{path} was not written by {PROGRAM}, or is damaged")
-    found, version = body.pop("checksum", None), body.pop("format", None)
-    if found != _self_checksum({"program": PROGRAM, "format": version, **body}):
+    found = body.pop("checksum", None)
+    if found != _self_checksum({"program": PROGRAM, **body}):
         raise DamagedStep(f"{path} does not match its own checksum: it was altered or damaged")
-    if version != FORMAT:
+    if body.get("format") not in READABLE:
         raise DamagedStep(
-            f"{path} has format {version}, this hotloop reads {FORMAT}: use the version that wrote it"
+            f"{path} has format {body.get('format')}, this hotloop reads {FORMAT}: use the version that wrote it"
         )
     try:
         return _build_manifest(body)
@@ -235,9 +239,12 @@ def write_step(folder: Path, note: Manifest, arrays: HostArrays, forms: Forms) -
 
 
 def read_arrays(folder: Path, manifest: Manifest, like: Any) -> HostArrays:
-    """Every leaf as it was stored; `Damaged` names the leaf whose bits are not the saved ones."""
-    held = _read_leaves(folder, manifest)
-    return held | {name: empty_array(leaf) for name, leaf in named_leaves(like).items() if name not in held}
+    """Every leaf of `like` as it was stored; `Damaged` names the leaf whose bits are not the saved ones."""
+    held, names = _read_leaves(folder, manifest), find_leaves(manifest.leaves, like, manifest.format)
+    return {
+        name: held[names[name]] if names[name] in held else empty_array(leaf)
+        for name, leaf in named_leaves(like).items()
+    }
 
 
 def check_leaves(folder: Path, manifest: Manifest) -> None:

@@ -1,140 +1,257 @@
-"""Optimisers by name, with the two ways to shrink weights: L2 inside the gradient, decay beside the rule.
+"""Optimisers by name: chains of optax transformations that are handed the rate of each update.
 
-With O the update rule, s its state and r the rate: L2 is dW = -r O(g + l2 W, s), decay is dW = -r (O(g, s) + wd W).
-They are the same for a rule without memory and differ for every other. The gradient that comes in is unscaled and
-averaged over the global batch; `precision.optimise` does the arithmetic in float32. It knows no schedule: the
-rate of an update is given to `Rule.at`.
+`make` puts together: L2 in the gradient, clipping, the optimiser's own direction, the rate, Keras' momentum, and decay
+beside all that. With O the direction and r the rate, L2 is dW = -r O(g + l2 W), decay is dW = -r (O(g) + wd W): the
+same for an optimiser without memory, different for every other. The gradient that comes in is unscaled and averaged
+over the global batch; `precision.optimise` does the arithmetic in float32. Schedules are not known here: `rate` is an
+argument of every `update`, one number or a tree of them by parameter group (`at_rate` holds one for those who have no
+place for it).
+
+An optimiser that optax has needs no more than its line in `optim_keys.OPTIMISERS`.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import Array
 
-from hotloop.engine.optim_keys import NON_NEGATIVE, check_optimiser, rmsprop_decay
-from hotloop.engine.precision import kept_squares
-from hotloop.engine.update_rules import (
-    NORMS_AND_BIASES,
-    SQUARES,
-    Lars,
-    Leaf,
-    LeafRule,
-    Momentum,
-    Rmsprop,
-    Sgd,
-)
+from hotloop.engine.optim_keys import NON_NEGATIVE, OPTIMISERS, VELOCITY, check_optimiser, rmsprop_decay
 from hotloop.errors import OptionError
 
 Path = tuple[str, ...]
+Exclude = Callable[[Path], bool]
+Params = Mapping[str, Any]
+Transformation: TypeAlias = optax.GradientTransformationExtraArgs
+Rate = float | Array | Mapping[str, Any]
 KERAS_EPSILON = 1e-7  # what Keras takes for an epsilon of 0
+NORMS_AND_BIASES = frozenset({"scale", "offset", "bias"})
 
 
-def nothing(path: Path) -> bool:
-    """Exclude no leaf: every one is decayed."""
+def exclude_nothing(path: Path) -> bool:
+    """Every leaf is decayed."""
     return False
 
 
-def norms_and_biases(path: Path) -> bool:
-    """Exclude the parameters of norm layers and all biases, as most recipes do."""
+def exclude_norms_and_biases(path: Path) -> bool:
+    """The parameters of norm layers and all biases are not decayed, as in most recipes."""
     return path[-1] in NORMS_AND_BIASES
 
 
-@dataclass(frozen=True)
-class Rule:
-    """An update rule with its regularisation; leaves that `exclude` names are never decayed, in any way."""
-
-    base: LeafRule
-    weight_decay: float = 0.0
-    l2: float = 0.0
-    exclude: Callable[[Path], bool] = nothing
-
-    def init(self, params: Any) -> dict[str, Any]:
-        """The state before the first update: zeros like the parameters under each slot's name, squares wide enough."""
-
-        def zeros(slot: str, leaf: Array) -> Array:
-            start = jnp.zeros_like(leaf)
-            return start.astype(kept_squares(start.dtype)) if slot == SQUARES else start
-
-        return {slot: jax.tree.map(partial(zeros, slot), params) for slot in self.base.slots}
-
-    def at(self, rate: Array) -> "AtRate":
-        """The rule with the rate of this update: what `precision.optimise` takes."""
-        return AtRate(self, rate)
-
-
-@dataclass(frozen=True)
-class AtRate:
-    """One update at a given rate."""
-
-    rule: Rule
-    rate: Array
-
-    def update(self, updates: Any, state: Any, params: Any) -> tuple[Any, dict[str, Any]]:
-        """The steps to add to the parameters for the gradients `updates`, and the new state."""
-        tree: Any
-        leaves, tree = jax.tree.flatten_with_path(params)
-        names = self.rule.base.slots
-        slots = (tree.flatten_up_to(state[name]) for name in names)
-        moved = [
-            self._leaf(tuple(map(_name, path)), g, w, tuple(kept))
-            for (path, w), g, *kept in zip(leaves, tree.flatten_up_to(updates), *slots, strict=True)
-        ]
-        steps, *kept = (tree.unflatten(column) for column in zip(*moved, strict=True))
-        return steps, dict(zip(names, kept, strict=True))
-
-    def _leaf(self, path: Path, g: Array, w: Array, slots: tuple[Array, ...]) -> tuple[Array, ...]:
-        """The step of one leaf, then its slots."""
-        rule, decayed = self.rule, not self.rule.exclude(path)
-        if rule.l2 and decayed:
-            g = g + rule.l2 * w
-        step, slots = rule.base.step(self.rate, g, w, slots, Leaf(path, decayed))
-        if rule.weight_decay and decayed:
-            step = step - self.rate * (rule.weight_decay * w)
-        return (step, *slots)
-
-
-def _name(key: Any) -> str:
-    """One entry of a path as text, for dicts, attributes and positions alike."""
-    return jax.tree_util.keystr((key,), simple=True)
-
-
-def rule(
+def make(
     name: str,
-    params: Mapping[str, Any],
+    params: Params,
     *,
     weight_decay: float = 0.0,
     l2: float = 0.0,
+    clip: float | None = None,
     global_batch_size: int = 1,
-    exclude: Callable[[Path], bool] = nothing,
-) -> Rule:
-    """The optimiser `name` (sgd, lars or rmsprop) with its parameters, or an OptionError."""
+    exclude: Exclude = exclude_nothing,
+) -> Transformation:
+    """The optimiser `name` with its parameters, or an OptionError; leaves that `exclude` names are never decayed.
+
+    Its `update(gradients, state, weights, rate=...)` gives the steps to add. `clip` bounds each gradient by its size.
+    """
     check_optimiser(name, params, global_batch_size=global_batch_size)
     for argument, value in (("weight_decay", weight_decay), ("l2", l2)):
         if reason := NON_NEGATIVE(value):
             raise OptionError(f"{argument}={value}: {reason}")
-    return Rule(BASES[name](params, global_batch_size), weight_decay, l2, exclude)
+    links: list[tuple[str, Any]] = []
+    if l2:
+        links.append(("l2", optax.add_decayed_weights(l2, _decayed(exclude))))
+    if clip is not None:
+        links.append(("clip", optax.clip(clip)))
+    links += DIRECTIONS.get(name, _from_optax)(name, params, global_batch_size, exclude)
+    links.append(("rate", scale_by_rate()))
+    # Keras keeps the rate inside the momentum: a change of the rate acts on new gradients only.
+    if name in KERAS and params["momentum"]:
+        links.append((VELOCITY, optax.trace(params["momentum"], params.get("nesterov", False))))
+    if weight_decay:
+        links.append(("decay", decay_beside(weight_decay, exclude)))
+    return optax.named_chain(*links)
 
 
-def _sgd(params: Mapping[str, Any], batch: int) -> LeafRule:
-    return Sgd(Momentum(params["momentum"], params.get("nesterov", False)))
+def at_rate(chain: Transformation, rate: float | Callable[[Any], Any]) -> optax.GradientTransformation:
+    """The chain at a fixed rate, or at that of a schedule, by a count of the updates in the optimiser's own state."""
+    if not callable(rate):
+        return optax.GradientTransformation(
+            chain.init, lambda g, state, w=None: chain.update(g, state, w, rate=rate)
+        )
+
+    def init(weights: Any) -> CountedState:
+        return CountedState(jnp.zeros((), jnp.int32), chain.init(weights))
+
+    def update(gradients: Any, state: CountedState, weights: Any = None) -> tuple[Any, CountedState]:
+        steps, inner = chain.update(gradients, state.inner, weights, rate=rate(state.updates))
+        return steps, CountedState(optax.safe_increment(state.updates), inner)
+
+    return optax.GradientTransformation(init, update)
 
 
-def _lars(params: Mapping[str, Any], batch: int) -> LeafRule:
-    momentum = Momentum(params["momentum"], params.get("nesterov", False))
-    return Lars(momentum, params["weight_decay"], params["eeta"], params["epsilon"] or KERAS_EPSILON)
+class CountedState(NamedTuple):
+    """The updates so far, and the state of the chain."""
+
+    updates: Array
+    inner: Any
 
 
-def _rmsprop(params: Mapping[str, Any], batch: int) -> LeafRule:
+Links = list[tuple[str, Any]]
+
+
+def _from_optax(name: str, params: Params, batch: int, exclude: Exclude) -> Links:
+    """Parameters are given on by name."""
+    return [(name, getattr(optax, OPTIMISERS[name].optax)(**params))]
+
+
+def _sgd(name: str, params: Params, batch: int, exclude: Exclude) -> Links:
+    return []
+
+
+def _momentum(name: str, params: Params, batch: int, exclude: Exclude) -> Links:
+    return [(VELOCITY, optax.trace(params["momentum"], params.get("nesterov", False)))]
+
+
+def _lars(name: str, params: Params, batch: int, exclude: Exclude) -> Links:
+    epsilon = params["epsilon"] or KERAS_EPSILON
+    return [(name, scale_by_lars(params["weight_decay"], params["eeta"], epsilon, exclude))]
+
+
+def _rmsprop(name: str, params: Params, batch: int, exclude: Exclude) -> Links:
     rho = rmsprop_decay(params["base_decay_exponent"], batch)
-    return Rmsprop(Momentum(params["momentum"]), rho, params["epsilon"] or KERAS_EPSILON)
+    return [(name, optax.scale_by_rms(rho, params["epsilon"] or KERAS_EPSILON, eps_in_sqrt=True))]
 
 
-BASES: dict[str, Callable[[Mapping[str, Any], int], LeafRule]] = {
+def _rmsprop_outside(name: str, params: Params, batch: int, exclude: Exclude) -> Links:
+    return [(name, scale_by_outside_rms(**params))]
+
+
+def _adamw(name: str, params: Params, batch: int, exclude: Exclude) -> Links:
+    adam = {key: value for key, value in params.items() if key != "weight_decay"}
+    decay = optax.add_decayed_weights(params["weight_decay"], _decayed(exclude))
+    return [(name, optax.scale_by_adam(**adam)), ("adamw_decay", decay)]
+
+
+def _muon(name: str, params: Params, batch: int, exclude: Exclude) -> Links:
+    """Matrices by Muon, a convolution's kernel HWIO as the matrix [H W I, O]; everything else by Adam."""
+
+    def matrices(weights: Any) -> Any:
+        def axes(leaf: Any) -> Any:
+            *inputs, output = range(leaf.ndim)
+            return optax.contrib.MuonDimensionNumbers(tuple(inputs), (output,)) if leaf.ndim > 1 else None
+
+        return jax.tree.map(axes, weights)
+
+    # A rate of -1 leaves the direction as it is: optax takes the rate for one of descent.
+    muon = optax.contrib.muon(
+        -1.0, weight_decay_mask=_decayed(exclude), muon_weight_dimension_numbers=matrices, **params
+    )
+    return [(name, muon)]
+
+
+KERAS = ("sgd", "lars", "rmsprop")
+DIRECTIONS: dict[str, Callable[[str, Params, int, Exclude], Links]] = {
     "sgd": _sgd,
+    "momentum": _momentum,
     "lars": _lars,
     "rmsprop": _rmsprop,
+    "rmsprop_outside": _rmsprop_outside,
+    "adamw": _adamw,
+    "muon": _muon,
 }
+"""Those that are more than a function of optax by the names of its parameters."""
+
+
+def scale_by_rate() -> Transformation:
+    """Steps against the direction, by the rate of the update; a tree of rates holds for the parameters under each."""
+
+    def update(updates: Any, state: Any, params: Any = None, *, rate: Rate, **extra: Any) -> tuple[Any, Any]:
+        return _by_group(lambda r, update: -r * update, rate, updates), state
+
+    return Transformation(optax.init_empty_state, update)
+
+
+def decay_beside(weight_decay: float, exclude: Exclude) -> Transformation:
+    """Shrink weights beside the rule: the step is -rate * weight_decay * W more."""
+
+    def update(updates: Any, state: Any, params: Any, *, rate: Rate, **extra: Any) -> tuple[Any, Any]:
+        def step(r: Any, update: Array, weight: Array, decayed: bool) -> Array:
+            return update - r * (weight_decay * weight) if decayed else update
+
+        return _by_group(step, rate, updates, params, _decayed(exclude)(params)), state
+
+    return Transformation(optax.init_empty_state, update)
+
+
+def scale_by_lars(weight_decay: float, eeta: float, epsilon: float, exclude: Exclude) -> Transformation:
+    """Layer-wise adaptive rates (You, Gitman and Ginsburg, 2017): each leaf moves in proportion to its own norm.
+
+    The gradient becomes ratio * (g + wd W) with ratio = eeta |W| / (|g| + wd |W| + epsilon), which is not the form
+    of `optax.lars`. Scales, offsets and biases keep their gradient and are not decayed.
+    """
+
+    def leaf(path: Any, g: Array, w: Array) -> Array:
+        names = _names(path)
+        if names[-1] in NORMS_AND_BIASES:
+            return g
+        decay = 0.0 if exclude(names) else weight_decay
+        w_norm, g_norm = _norm(w), _norm(g)
+        ratio = eeta * w_norm / (g_norm + decay * w_norm + epsilon)
+        # A leaf that is all zero could never leave zero, and one without a gradient has nothing to measure by.
+        return jnp.where((w_norm > 0) & (g_norm > 0), ratio, 1) * (g + decay * w)
+
+    def update(updates: Any, state: Any, params: Any, **extra: Any) -> tuple[Any, Any]:
+        return jax.tree.map_with_path(leaf, updates, params), state
+
+    return Transformation(optax.init_empty_state, update)
+
+
+class OutsideRmsState(NamedTuple):
+    """The running mean of squared gradients, and the number of updates so far."""
+
+    nu: Any
+    updates: Array
+
+
+def scale_by_outside_rms(decay: float, epsilon: float, first_square: bool = False) -> Transformation:
+    """g / (epsilon + sqrt v) with v <- decay v + (1 - decay) g^2: epsilon stands outside the root.
+
+    With `first_square` the first update's v is g^2 itself, so that its step is g / (epsilon + |g|).
+    """
+
+    def init(params: Any) -> OutsideRmsState:
+        return OutsideRmsState(jax.tree.map(jnp.zeros_like, params), jnp.zeros((), jnp.int32))
+
+    def update(updates: Any, state: OutsideRmsState, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        kept = jnp.where(state.updates == 0, 0.0, decay) if first_square else jnp.asarray(decay)
+
+        def moved(v: Array, g: Array) -> Array:
+            share = kept.astype(v.dtype)
+            return share * v + (1 - share) * g * g
+
+        nu = jax.tree.map(moved, state.nu, updates)
+        steps = jax.tree.map(lambda g, v: g / (epsilon + jnp.sqrt(v)), updates, nu)
+        return steps, OutsideRmsState(nu, state.updates + 1)
+
+    return Transformation(init, update)
+
+
+def _by_group(fn: Callable[..., Any], rate: Rate, *trees: Any) -> Any:
+    """`fn(rate, leaf, ...)` for every leaf, where `rate` is one number or a tree of them over the groups."""
+    return jax.tree.map(lambda r, *parts: jax.tree.map(lambda *leaves: fn(r, *leaves), *parts), rate, *trees)
+
+
+def _decayed(exclude: Exclude) -> Callable[[Any], Any]:
+    """Of a tree of weights, which leaves are decayed."""
+    return lambda weights: jax.tree.map_with_path(lambda path, _: not exclude(_names(path)), weights)
+
+
+def _names(path: Any) -> Path:
+    """A path as text, for dicts, attributes and positions alike."""
+    return tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
+
+
+def _norm(x: Array) -> Array:
+    """The Euclidean norm in float32 or wider: squares of half numbers leave their range."""
+    return jnp.sqrt(jnp.sum(jnp.square(x.astype(jnp.promote_types(x.dtype, jnp.float32)))))

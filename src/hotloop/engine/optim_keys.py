@@ -12,6 +12,9 @@ from typing import Any
 from hotloop.errors import OptionError
 from hotloop.options.declare import Check
 
+VELOCITY = "velocity"
+"""What the link of a chain is called that holds a momentum, in an optimiser's state and in checkpoints."""
+
 
 def _number(value: Any) -> str | None:
     number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -51,6 +54,8 @@ class Keys:
 
     required: Mapping[str, Check]
     optional: Mapping[str, Check] = field(default_factory=dict)
+    optax: str = ""
+    """Of an optimiser: the function of optax that gives its direction, where it takes these keys as they are."""
 
     def check(self, argument: str, owner: str, params: Mapping[str, Any]) -> None:
         """An OptionError in the argument's name where a key is missing or unknown, or a value cannot work."""
@@ -87,14 +92,32 @@ SCHEDULES = {
     ),
 }
 WARMUP = Keys({"warmup_mode": _mode, "warmup_epochs": NON_NEGATIVE})
+ADAM = {"b1": MOMENTUM, "b2": MOMENTUM, "eps": POSITIVE, "nesterov": _flag}
 OPTIMISERS = {
     "sgd": Keys({"momentum": MOMENTUM}, {"nesterov": _flag}),
+    "momentum": Keys({"momentum": MOMENTUM}, {"nesterov": _flag}),
     "lars": Keys(
         {"momentum": MOMENTUM, "weight_decay": NON_NEGATIVE, "eeta": POSITIVE, "epsilon": NON_NEGATIVE},
         {"nesterov": _flag},
     ),
     "rmsprop": Keys({"momentum": MOMENTUM, "base_decay_exponent": _number, "epsilon": NON_NEGATIVE}),
+    "rmsprop_outside": Keys({"decay": MOMENTUM, "epsilon": POSITIVE}, {"first_square": _flag}),
+    "adam": Keys({}, ADAM, optax="scale_by_adam"),
+    "adamw": Keys({"weight_decay": NON_NEGATIVE}, ADAM),
+    "muon": Keys(
+        {},
+        {
+            "beta": MOMENTUM,
+            "nesterov": _flag,
+            "weight_decay": NON_NEGATIVE,
+            "eps": POSITIVE,
+            "consistent_rms": POSITIVE,
+        }
+        | {"adam_b1": MOMENTUM, "adam_b2": MOMENTUM, "adam_weight_decay": NON_NEGATIVE},
+    ),
 }
+"""sgd, lars and rmsprop keep the rate inside the momentum, as Keras does; momentum does not. rmsprop has its epsilon
+inside the root, rmsprop_outside outside."""
 
 
 def _known(owner: str, name: str, table: Mapping[str, Keys]) -> Keys:

@@ -7,7 +7,7 @@ docs/precision.md tells what each mode is good for, and what rounding costs.
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from jax import Array, lax
 
 from hotloop.engine.device import platform
 from hotloop.engine.loss_scale import AutoScale, ScaleState, StaticScale
+from hotloop.engine.optim_keys import VELOCITY
 from hotloop.engine.rounding import stochastic_round
 from hotloop.errors import OptionError
 
@@ -38,13 +39,6 @@ Params = TypeVar("Params")
 MODES = ("32.32", "16.32", "16.16")
 HALVES = ("bfloat16", "float16")
 FLOAT32 = np.dtype(np.float32)
-
-
-class Optimiser(Protocol):
-    """What an optax gradient transformation offers, as far as it is used here."""
-
-    def update(self, updates: Any, state: Any, params: Any) -> tuple[Any, Any]:
-        """The change of the parameters, and the new state."""
 
 
 @dataclass(frozen=True)
@@ -140,33 +134,38 @@ def apply_update(policy: Policy, params: Params, updates: Params, key: Array) ->
 
 
 def start_state(policy: Policy, optimiser: Any, params: Any) -> Any:
-    """The state of any optax optimiser before its first update.
+    """The state of an optimiser of `optim`, or of any of optax, before its first update.
 
-    Single numbers (rates and decays that `optax.inject_hyperparams` keeps there) are float32 in every mode: 0.999 is 1
-    in bfloat16, and Adam then divides by zero.
+    A momentum is kept as the parameters are, everything else in a type that squares fit. Single numbers (rates and
+    decays that `optax.inject_hyperparams` keeps there) are float32 in every mode: 0.999 is 1 in bfloat16, and Adam then
+    divides by zero.
     """
-    kept, wide = (
-        optimiser.init(cast(params, kept_squares(policy.update))),
-        optimiser.init(cast(params, FLOAT32)),
-    )
-    return jax.tree.map(lambda leaf, single: leaf if jnp.ndim(leaf) else single, kept, wide)
+    state = optimiser.init(cast(params, FLOAT32))
+    forms = jax.eval_shape(optimiser.init, cast(params, policy.update))
+
+    def narrow(path: Any, leaf: Array, form: Any) -> Array:
+        if not leaf.ndim or not _floating(leaf):
+            return leaf
+        return leaf.astype(form.dtype if _is_momentum(path) else kept_squares(form.dtype))
+
+    return jax.tree.map_with_path(narrow, state, forms)
+
+
+def _is_momentum(path: Any) -> bool:
+    """Whether a leaf of an optimiser's state lies in the link of a chain that is called so."""
+    return VELOCITY in (getattr(part, "key", None) for part in path)
 
 
 def optimise(
-    policy: Policy,
-    optimiser: Optimiser,
-    gradients: Params,
-    state: Any,
-    params: Params,
-    key: Array,
+    policy: Policy, optimiser: Any, gradients: Params, state: Any, params: Params, key: Array, **extra: Any
 ) -> tuple[Params, Any]:
     """One step of an optax optimiser: all arithmetic in float32, parameters and state rounded back as kept.
 
-    The state is rounded by the policy too: a bfloat16 average that moves by a thousandth at a time would
-    never move if it were rounded to nearest.
+    `extra` is what its update takes besides, such as `rate=` for those of `optim`. The state is rounded by the policy,
+    too: a bfloat16 average that moves by a thousandth at a time would never move if it were rounded to nearest.
     """
     wide, wide_state = cast(params, FLOAT32), cast(state, FLOAT32)
-    updates, new_state = optimiser.update(cast(gradients, FLOAT32), wide_state, wide)
+    updates, new_state = optimiser.update(cast(gradients, FLOAT32), wide_state, wide, **extra)
     total = jax.tree.map(jnp.add, wide, updates)
     rounded: tuple[Params, Any] = _round_like(policy, (total, new_state), (params, state), key)
     return rounded

@@ -153,16 +153,18 @@ class Job:
         )
 
     @cached_property
-    def rule(self) -> optim.Rule:
+    def optimiser(self) -> optim.Transformation:
         """The optimiser."""
         chosen = self.settings
-        return optim.rule(
+        return optim.make(
             chosen.optimizer,
             chosen.optimizer_params,
             weight_decay=chosen.weight_decay,
             l2=chosen.l2,
             global_batch_size=chosen.asked.global_,
-            exclude=optim.norms_and_biases if chosen.exclude_norms_and_biases else optim.nothing,
+            exclude=optim.exclude_norms_and_biases
+            if chosen.exclude_norms_and_biases
+            else optim.exclude_nothing,
         )
 
     @cached_property
@@ -192,7 +194,7 @@ def init(job: Job, key: Array) -> State:
     return {
         "params": params,
         "statistics": moving,
-        "optimiser": job.rule.init(params),
+        "optimiser": precision.start_state(job.policy, job.optimiser, params),
         "scale": job.scale.init(),
         "update": jnp.zeros((), jnp.int32),
     }
@@ -212,8 +214,8 @@ def update(job: Job, mesh: Mesh | None = None) -> Callable[[State, ImageBatch, A
         gradients = unscale(state["scale"], gradients)
         rate = job.rate(state["update"])
         params, slots = precision.optimise(
-            job.policy, job.rule.at(rate), gradients, state["optimiser"], state["params"],
-            stream(key, "rounding", 0),
+            job.policy, job.optimiser, gradients, state["optimiser"], state["params"],
+            stream(key, "rounding", 0), rate=rate,
         )  # fmt: skip
         new = {
             "params": params,

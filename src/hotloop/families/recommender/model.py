@@ -12,10 +12,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import Array
 
-from hotloop.engine import precision
+from hotloop.engine import optim, precision
 from hotloop.engine.device import platform
 from hotloop.engine.keys import sample_keys, stream
 from hotloop.families.recommender import autoencoder, sparse_joint
@@ -25,7 +24,10 @@ from hotloop.families.recommender.measures import sum_errors
 
 State = Any
 Batch = Mapping[str, Any]
-MOMENTUM = 0.9
+OPTIMISERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Momentum": ("momentum", {"momentum": 0.9}),
+    "SGD": ("sgd", {"momentum": 0}),
+}
 
 
 def resolve_precision(mode: str) -> str:
@@ -62,16 +64,11 @@ class Job:
         return tuple(base * factor for factor in self.net.learning_rate_decay[: len(self.drops) + 1])
 
 
-def optimiser(net: UpdateOptions) -> Any:
-    """Decay, then clipping, then momentum; the rate is applied afterwards."""
-    steps = []
-    if net.weight_decay:
-        steps.append(optax.add_decayed_weights(net.weight_decay))
-    if net.gradient_clipping:
-        steps.append(optax.clip(1.0))
-    if net.optimizer == "Momentum":
-        steps.append(optax.trace(MOMENTUM))
-    return optax.chain(*(steps or [optax.identity()]))
+def optimiser(net: UpdateOptions) -> optim.Transformation:
+    """Decay, then clipping, then momentum, then the rate."""
+    name, params = OPTIMISERS[net.optimizer]
+    clip = 1.0 if net.gradient_clipping else None
+    return optim.make(name, params, l2=net.weight_decay, clip=clip)
 
 
 def init(job: Job, key: Array) -> State:
@@ -79,7 +76,7 @@ def init(job: Job, key: Array) -> State:
     params = job.policy.to_update(autoencoder.init(key, job.items, job.layers, job.net.is_tied))
     return {
         "params": params,
-        "optimiser": optimiser(job.net).init(params),
+        "optimiser": precision.start_state(job.policy, optimiser(job.net), params),
         "update": jnp.zeros((), jnp.int32),
     }
 
@@ -167,22 +164,10 @@ class _Step:
         wide = jax.tree.map(lambda g: g.astype(jnp.promote_types(g.dtype, jnp.float32)) / scale, gradients)
         self.norm = jnp.sqrt(sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(wide)))
         params, slots = precision.optimise(
-            job.policy, _Rated(self.chosen, self.rate), wide, state["optimiser"], state["params"],
-            stream(self.key, "rounding", number),
+            job.policy, self.chosen, wide, state["optimiser"], state["params"],
+            stream(self.key, "rounding", number), rate=self.rate,
         )  # fmt: skip
         return {**state, "params": params, "optimiser": slots}, result
-
-
-@dataclass(frozen=True)
-class _Rated:
-    """An optimiser times a rate that is known only inside the loop."""
-
-    chosen: Any
-    rate: Array
-
-    def update(self, gradients: Any, state: Any, params: Any) -> tuple[Any, Any]:
-        steps, state = self.chosen.update(gradients, state, params)
-        return jax.tree.map(lambda step: -self.rate * step, steps), state
 
 
 def learning_rate(job: Job, update: Array) -> Array:

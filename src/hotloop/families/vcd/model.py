@@ -8,16 +8,17 @@ authors (docs/vcd.md lists the points).
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from hotloop.engine import precision
+from hotloop.engine import optim, precision
 from hotloop.engine.device import platform
 from hotloop.engine.keys import sample_keys, stream
-from hotloop.families.vcd import fused, networks, objective, rmsprop
+from hotloop.families.vcd import fused, networks, objective
 from hotloop.families.vcd.config import VcdModel
 from hotloop.families.vcd.objective import Draw, encoder_pull
 from hotloop.mcmc import hmc
@@ -38,15 +39,21 @@ class Job:
         """The types to compute and to keep weights in."""
         return precision.parse(self.model.precision)
 
+    @cached_property
+    def optimiser(self) -> optim.Transformation:
+        """The authors' RMSProp: with an epsilon of 1 the scale of a gradient matters, and losses are sums."""
+        return optim.make("rmsprop_outside", {"decay": 0.9, "epsilon": 1.0, "first_square": True})
+
 
 def init(job: Job, key: Array) -> State:
     """Random networks, optimisers that have seen nothing, variates of zero, the first step size."""
     params = job.policy.to_update(networks.init(key, job.model.z_dim, job.model.hidden))
     return {
         "params": params,
-        "slots": rmsprop.init(params),
+        "slots": precision.start_state(job.policy, job.optimiser, params),
         "variate": objective.init_variate(job.model.variate, job.images),
         "step_size": jnp.float32(job.model.step_size),
+        "update": jnp.zeros((), jnp.int32),
     }
 
 
@@ -80,16 +87,22 @@ def update(job: Job) -> Callable[[State, Batch, Array], tuple[State, dict[str, A
         pull = encoder_pull(model.method, drawn, old)
         decoder_gradient = jax.grad(_decoder_loss)(params["decoder"], images, chain.end.position)
         gradients = {**back(pull)[0], "decoder": decoder_gradient}
-        count = state["slots"].updates
+        count = state["update"]
         factor = jnp.float32(model.rate_decay) ** (count // period).astype(jnp.float32)
-        descend = _Groups({name: rate * factor for name, rate in rates.items()})
         params, slots = precision.optimise(
-            policy, descend, gradients, state["slots"], state["params"], stream(key, "rounding", 0)
-        )
+            policy, job.optimiser, gradients, state["slots"], state["params"], stream(key, "rounding", 0),
+            rate={name: rate * factor for name, rate in rates.items()},
+        )  # fmt: skip
         moved = objective.move_variate(
             state["variate"], batch["index"], drawn.f, model.variate_decay, count < model.shared_updates
         )
-        new = {"params": params, "slots": slots, "variate": moved, "step_size": chain.step_size}
+        new = {
+            "params": params,
+            "slots": slots,
+            "variate": moved,
+            "step_size": chain.step_size,
+            "update": count + 1,
+        }
         elbo = drawn.start.log_density.mean() + drawn.entropy.mean()
         vcd = drawn.vcd.mean()
         metrics = {
@@ -164,19 +177,6 @@ def iterate(
     unroll = 1 if platform() == "cpu" else model.hmc_steps
     (end, size), accepted = lax.scan(step, (start, step_size), (momenta, uniforms), unroll=unroll)
     return Chain(end, size, accepted.mean())
-
-
-class _Groups(NamedTuple):
-    """RMSProp with a rate for each parameter group, as `precision.optimise` takes it."""
-
-    rates: dict[str, Array]
-
-    def update(self, gradients: Any, slots: Any, params: Any) -> tuple[Any, Any]:
-        steps, slots = rmsprop.step(gradients, slots)
-        return {
-            name: jax.tree.map(lambda s, rate=rate: -rate * s, steps[name])
-            for name, rate in self.rates.items()
-        }, slots
 
 
 def _encoder(params: Any) -> dict[str, Any]:
