@@ -26,8 +26,7 @@ from common import enough, ratios, save, seconds
 from hotloop.engine.device import setup
 from hotloop.families.kernels import bench as ours
 from hotloop.families.kernels import config as configs
-from hotloop.families.kernels.bench import LayerBenchmark, choose_dtype, find_place, prepare
-from hotloop.families.kernels.catalogue import build
+from hotloop.families.kernels.bench import LayerBenchmark, make_job, prepare
 
 TARGET_SECONDS = 0.3  # of one side's turn in a round
 
@@ -151,23 +150,24 @@ def agree(bench: LayerBenchmark, model: torch.nn.Module, limit: float) -> float 
     with torch.no_grad():
         for name, value in weights.items():
             model.get_parameter(name).copy_(torch.from_numpy(value.copy()))
-        x = np.asarray(bench.feed.batch(0)["x"], np.float32)
+        x = np.asarray(bench.feed.at(0)["x"], np.float32)
         given = x.transpose(0, 3, 1, 2) if x.ndim == 4 else x
         device = next(model.parameters())
         y = model(torch.from_numpy(given.copy()).to(device.device, device.dtype)).float().cpu().numpy()
-    mine = np.asarray(jax.jit(bench.kernel.apply)(bench.params, bench.feed.batch(0)["x"]), np.float32)
+    kernel, params = bench.job.kernel, bench.state["params"]
+    mine = np.asarray(jax.jit(kernel.apply)(params, bench.feed.at(0)["x"]), np.float32)
     y = y.transpose(0, 2, 3, 1) if y.ndim == 4 else y
     difference = float(np.linalg.norm(mine - y) / np.linalg.norm(y))
     if not difference <= limit:
         raise SystemExit(
-            f"{bench.kernel.title}: outputs differ by {difference:.2g}: not the same computation, not timed"
+            f"{kernel.title}: outputs differ by {difference:.2g}: not the same computation, not timed"
         )
     return difference
 
 
 def _as_torch(bench: LayerBenchmark) -> dict[str, np.ndarray] | None:
-    params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), bench.params)
-    config = bench.config
+    params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), bench.state["params"])
+    config = bench.job.config
     if isinstance(config, configs.Dense):
         return {"weight": params["kernel"].T, "bias": params["bias"]}
     if isinstance(config, configs.GroupedConv):
@@ -262,15 +262,19 @@ def _inference(model, x, device) -> Callable[[], object]:
 def compare(case: Case, device: jax.Device, rounds: int, target: float) -> dict[str, object]:
     """Both sides in turn, so that a busy moment of the machine meets both."""
     config = replace(case.config, batches_per_step=4)
-    place, dtype = find_place(config, device), choose_dtype(config, device)
-    trial = prepare(config, build(config), place, dtype)
-    checked = ours.check_training(trial) if config.train else ours.check_inference(trial, trial.step())
+    job = make_job(config, device)
+    trial, dtype = prepare(job), job.dtype
+    if config.train:
+        checked = ours.check_training(trial)
+    else:
+        trial.step()
+        checked = ours.check_inference(trial)
     model, torch_run = torch_iterations(config, dtype, "cuda" if device.platform == "gpu" else "cpu")
     difference = None if config.train else agree(trial, model, 1e-4 if dtype == "float32" else 2e-2)
     trial.step()
     each = seconds(trial.step) / config.batches_per_step
     timed = replace(config, batches_per_step=max(1, round(target / each)))
-    bench = prepare(timed, build(timed), place, dtype)
+    bench = prepare(replace(job, config=timed))
     bench.step()
     iterations = enough(torch_run, target)
     mine, theirs = [], []

@@ -17,8 +17,7 @@ SMALL = ["--size", "16", "--batch-size", "4", "--batches-per-step", "3", "--step
 
 @pytest.fixture(autouse=True)
 def known_ceilings(monkeypatch):
-    for module in ("bench", "hmc"):
-        monkeypatch.setattr(f"hotloop.families.kernels.{module}.ceilings", lambda device: KNOWN)
+    monkeypatch.setattr("hotloop.families.kernels.timing.ceilings", lambda device: KNOWN)
 
 
 def read(line):

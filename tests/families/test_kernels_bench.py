@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -11,10 +12,11 @@ import pytest
 from hotloop.cli.console import Context
 from hotloop.engine.measure import Ceilings
 from hotloop.errors import DeviceError, OptionError
-from hotloop.families.kernels import bench, hmc, model, timing
+from hotloop.families.kernels import bench, hmc, timing
 from hotloop.families.kernels import config as configs
 from hotloop.families.kernels.config import explain_idle_options
 from hotloop.families.kernels.costs import Cost
+from hotloop.families.kernels.model import Job
 from hotloop.options import Params, to_jsonable
 from listener import Listener
 
@@ -24,7 +26,7 @@ DENSE = configs.Dense(size=16, batch_size=4, batches_per_step=3, steps=2, dtype=
 
 @pytest.fixture(autouse=True)
 def known_ceilings(monkeypatch):
-    monkeypatch.setattr(bench, "ceilings", lambda device: KNOWN)
+    monkeypatch.setattr(timing, "ceilings", lambda device: KNOWN)
 
 
 def run(config, capsys):
@@ -52,7 +54,7 @@ def test_inference_says_the_old_lines_and_returns_every_figure(capsys):
 @pytest.mark.parametrize(("module", "config"), [(bench, DENSE), (hmc, configs.Hmc(steps=1, hmc_steps=10))])
 def test_a_bar_is_shown_while_the_device_is_measured(module, config, monkeypatch):
     listener, bars = Listener(), []
-    monkeypatch.setattr(module, "ceilings", lambda device: bars.append(list(listener.bars)) or KNOWN)
+    monkeypatch.setattr(timing, "ceilings", lambda device: bars.append(list(listener.bars)) or KNOWN)
     module.run(config, jax.devices()[0], listener)
     assert bars == [["measuring the device"]] and listener.bars == []
 
@@ -124,27 +126,32 @@ def test_auto_is_float32_on_a_cpu_and_says_so(capsys):
 
 
 def test_half_partials_sum_in_sixteen_bits_and_are_less_exact(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+    def run_in(name, config):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        result, _ = run(config, capsys)
+        (text,) = Path().rglob("*.stablehlo.txt")
+        return result["checked"]["bounds"]["output"], "accumulation_type = f16" in text.read_text()
+
     half = replace(DENSE, dtype="float16", size=512, save_graph=True)
-    whole, _ = run(half, capsys)
+    whole = run_in("whole", half)
     try:
-        partial, _ = run(replace(half, enable_half_partials=True), capsys)
+        partial = run_in("partial", replace(half, enable_half_partials=True))
     except OptionError as refused:
         assert jax.default_backend() != "cpu"
         assert str(refused).startswith("--enable-half-partials: this device cannot sum in 16 bits")
         return
-    assert partial["checked"]["bounds"]["output"] > whole["checked"]["bounds"]["output"]
-    texts = [path.read_text() for path in sorted(tmp_path.rglob("*.stablehlo.txt"))]
-    assert ["accumulation_type = f16" in text for text in texts] == [False, True]
+    assert partial[0] > whole[0]
+    assert (whole[1], partial[1]) == (False, True)
 
 
 def test_a_device_without_half_partials_says_so(monkeypatch):
     def refuse(*_, **__):
         raise ValueError("The precision 'F16_F16_F16' is not supported by dot_general on this device")
 
-    monkeypatch.setattr("hotloop.families.kernels.model.jax.jit", refuse)
+    monkeypatch.setattr(bench.Program, "lower", refuse)
     with pytest.raises(OptionError, match="--enable-half-partials: this device cannot"):
-        model.compile_call(lambda: None, (), None, None, None)
+        bench.prepare(Job(DENSE, "float16"))
 
 
 def test_half_partials_need_sixteen_bits():
@@ -168,7 +175,7 @@ def test_items_count_every_replica(capsys):
 
 
 def work(flops, moved, dtype="float32", serial=1):
-    return timing.TimedWork(10, 40, Cost(flops, moved, moved, 0, serial), 1, dtype)
+    return timing.TimedWork("Dense", "items/sec", 10, 40, Cost(flops, moved, moved, 0, serial), 1, dtype)
 
 
 def test_the_roofline_is_the_lower_of_peak_and_bandwidth_times_intensity():

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -11,78 +12,84 @@ import pytest
 from hotloop.errors import WrongResult
 from hotloop.families.kernels import bench, check, model, reference
 from hotloop.families.kernels import config as configs
-from hotloop.families.kernels.bench import find_place, prepare
-from hotloop.families.kernels.catalogue import build
+from hotloop.families.kernels.catalogue import BUILDERS, build
+from hotloop.families.kernels.model import Job
 
 DENSE = configs.Dense(batch_size=4, size=16, batches_per_step=2)
 RNN = configs.Rnn(batch_size=4, timesteps=3, hidden_size=16, batches_per_step=2)
-BOUNDS = check.BOUNDS["float32"]
 
 
-def checked(config, kernel, dtype="float32"):
-    ready = prepare(config, kernel, find_place(config, jax.devices()[0]), dtype)
-    return bench.check_training(ready) if config.train else bench.check_inference(ready, ready.step())
+def checked(config, dtype="float32"):
+    ready = bench.prepare(Job(config, dtype))
+    if config.train:
+        return bench.check_training(ready)
+    ready.step()
+    return bench.check_inference(ready)
 
 
-def test_a_layer_that_is_slightly_wrong_is_refused():
-    kernel = build(DENSE)
-    broken = replace(kernel, apply=lambda p, x: kernel.apply(p, x) * 1.0001)
+@pytest.fixture
+def wrong_dense(monkeypatch):
+    """Puts another `apply` in the place of the dense layer's, which it is handed."""
+
+    def put(wrong):
+        right = BUILDERS[configs.Dense]
+
+        def build_wrong(config):
+            kernel = right(config)
+            return replace(kernel, apply=partial(wrong, kernel.apply))
+
+        monkeypatch.setitem(BUILDERS, configs.Dense, build_wrong)
+
+    return put
+
+
+def test_a_layer_that_is_slightly_wrong_is_refused(wrong_dense):
+    wrong_dense(lambda apply, params, x: apply(params, x) * 1.0001)
     with pytest.raises(
         WrongResult, match=r"Dense layer: wrong result, not timed: .* output .* limit is 1e-05"
     ):
-        checked(DENSE, broken)
+        checked(DENSE)
 
 
-def test_a_layer_that_gives_nan_is_refused():
-    kernel = build(DENSE)
-    broken = replace(kernel, apply=lambda p, x: kernel.apply(p, x).at[-1, -1].set(jnp.nan))
+def test_a_layer_that_gives_nan_is_refused(wrong_dense):
+    wrong_dense(lambda apply, params, x: apply(params, x).at[-1, -1].set(jnp.nan))
     with pytest.raises(WrongResult):
-        checked(DENSE, broken)
+        checked(DENSE)
 
 
-def test_a_loss_that_stops_a_gradient_is_refused():
-    config = replace(DENSE, train=True)
-    kernel = build(config)
+def test_a_layer_that_stops_a_gradient_is_refused(wrong_dense):
+    def deaf(apply, params, x):
+        return apply(params | {"bias": jax.lax.stop_gradient(params["bias"])}, x)
 
-    def deaf(params, batch):
-        return kernel.loss(params | {"bias": jax.lax.stop_gradient(params["bias"])}, batch)
-
+    wrong_dense(deaf)
     with pytest.raises(WrongResult, match="gradient"):
-        checked(config, replace(kernel, loss=deaf))
+        checked(replace(DENSE, train=True))
 
 
-def test_a_learning_rate_that_is_not_the_one_asked_for_is_refused():
-    config = replace(DENSE, train=True)
-    kernel = build(config)
-    ready = prepare(config, kernel, find_place(config, jax.devices()[0]), "float32")
-    ready.config = replace(config, learning_rate=0.011)
-    update = model.updater(kernel, 0.01, jax.random.key(0), None)
-
-    def once(params, batch):
-        with model.matmul_precision("float32", False, jax.default_backend()):
-            return jax.jit(update)(params, jnp.uint32(0), batch)
-
+def test_a_learning_rate_that_is_not_the_one_asked_for_is_refused(monkeypatch):
+    other = Job(replace(DENSE, train=True, learning_rate=0.01), "float32")
+    monkeypatch.setattr(model, "update", lambda job, update=model.update: update(other))
     with pytest.raises(WrongResult, match="parameters"):
-        check.check_update(kernel, ready.params, once, ready.feed.batch(0), 1.0, 0.011, BOUNDS)
+        checked(replace(DENSE, train=True, learning_rate=0.011))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_sixteen_bits_are_within_their_bounds_and_outside_those_of_float32(dtype):
-    found = checked(DENSE, build(DENSE), dtype)
+    found = checked(DENSE, dtype)
     assert check.BOUNDS["float32"].output < found.errors["output"] < check.BOUNDS[dtype].output
 
 
 def test_the_output_is_compared_on_the_rows_that_the_budget_allows(monkeypatch):
     flops = build(RNN).cost(1).flops
     monkeypatch.setattr(check, "REFERENCE_FLOPS", flops / 2)
-    found = checked(RNN, build(RNN))
+    found = checked(RNN)
     assert (found.rows, found.of_rows) == (2, 4)
 
 
 def test_an_update_is_compared_at_full_shape_on_repeated_rows(monkeypatch):
     config = replace(DENSE, train=True)
     monkeypatch.setattr(check, "REFERENCE_FLOPS", build(config).cost(1).flops / 2)
-    found = checked(config, build(config))
+    found = checked(config)
     assert (found.rows, found.of_rows) == (2, 4)
     assert found.errors["gradient"] < 1e-6
 

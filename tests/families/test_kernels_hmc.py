@@ -9,15 +9,15 @@ import pytest
 from hotloop.cli.console import Context
 from hotloop.engine.measure import Ceilings
 from hotloop.errors import WrongResult
-from hotloop.families.kernels import hmc, sampling, targets, verdict
+from hotloop.families.kernels import hmc, targets, timing, verdict
 from hotloop.families.kernels.config import Hmc
-from hotloop.families.kernels.model import matmul_precision
+from hotloop.families.kernels.kernel import matmul_precision
 
 
 @pytest.fixture(autouse=True)
 def known_ceilings(monkeypatch):
     known = Ceilings("test", {"float32": 0.1}, "float32", 10.0, "", "")
-    monkeypatch.setattr(hmc, "ceilings", lambda device: known)
+    monkeypatch.setattr(timing, "ceilings", lambda device: known)
 
 
 def run(capsys=None, **options):
@@ -88,7 +88,7 @@ def test_many_chains_agree_too_and_count_as_chain_steps():
 
 def chain(**options):
     config = Hmc(**options)
-    return sampling.prepare(config, targets.toy(config), "cpu")
+    return hmc.prepare(config, targets.toy(config), "cpu")
 
 
 def test_two_calls_are_one_call_of_twice_the_steps():
@@ -102,7 +102,7 @@ def test_two_calls_are_one_call_of_twice_the_steps():
 @pytest.mark.slow
 def test_steps_that_fill_no_block_run_too_and_unrolling_changes_nothing(monkeypatch):
     plain = chain(hmc_steps=50)
-    monkeypatch.setitem(sampling.UNROLL, ("toy", "cpu"), 3)
+    monkeypatch.setitem(hmc.UNROLL, ("toy", "cpu"), 3)
     longer = chain(hmc_steps=57)
     for a, b in zip(plain.step(), longer.step(), strict=True):
         assert len(a) == len(b) == 1

@@ -11,8 +11,9 @@ import pytest
 
 from hotloop.families.kernels import config as configs
 from hotloop.families.kernels import model
-from hotloop.families.kernels.bench import find_place, prepare
-from hotloop.families.kernels.catalogue import build
+from hotloop.families.kernels.bench import make_job, prepare
+from hotloop.families.kernels.kernel import matmul_precision
+from hotloop.families.kernels.model import Job
 
 SMALL = {
     "dense": configs.Dense(size=64, batch_size=32, batches_per_step=6),
@@ -38,8 +39,7 @@ SIX_TURNS = '"known_trip_count":{"n":"6"'
 
 
 def made(config, **changes):
-    config = replace(config, **changes)
-    return prepare(config, build(config), find_place(config, jax.devices()[0]), "float32")
+    return prepare(Job(replace(config, **changes), "float32"))
 
 
 def computations(text):
@@ -110,12 +110,12 @@ def test_the_compiled_training_loop_holds_the_products_of_both_passes(name):
 def test_a_product_before_the_loop_is_not_counted_in_it():
     bench = made(SMALL["dense"])
 
-    def once(params, count, pool):
-        y = bench.kernel.apply(params, pool["x"][0])
+    def hoisted(params, pool):
+        y = bench.job.kernel.apply(params, pool["x"][0])
         last, _ = jax.lax.scan(lambda last, _: (last * 0.5 + y, None), jnp.zeros((32, 64)), None, length=6)
-        return params, count, last
+        return last
 
-    text = jax.jit(once).lower(bench.params, bench.count, bench.feed.pool).compile().as_text()
+    text = jax.jit(hoisted).lower(bench.state["params"], bench.feed.pool).compile().as_text()
     assert products_in_loop(text) == 0
     assert sum(bool(PRODUCT.search(line)) for line in text.splitlines()) >= 1
 
@@ -123,16 +123,15 @@ def test_a_product_before_the_loop_is_not_counted_in_it():
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="a GPU's compiler leaves it in the loop")
 def test_a_loop_over_a_constant_input_would_be_found_out():
     bench = made(SMALL["dense"])
-    kernel = bench.kernel
+    kernel = bench.job.kernel
 
-    def constant(params, count, pool):
+    def constant(params, pool):
         def body(last, _):
             return kernel.apply(params, pool["x"][0]), None
 
-        last, _ = jax.lax.scan(body, jnp.zeros((32, 64)), None, length=6)
-        return params, count, last
+        return jax.lax.scan(body, jnp.zeros((32, 64)), None, length=6)[0]
 
-    compiled = jax.jit(constant).lower(bench.params, bench.count, bench.feed.pool).compile()
+    compiled = jax.jit(constant).lower(bench.state["params"], bench.feed.pool).compile()
     assert products_in_loop(compiled.as_text()) == 0
 
 
@@ -157,24 +156,25 @@ def test_the_count_says_how_many_iterations_ran():
     bench = made(SMALL["rnn"])
     bench.step()
     bench.step()
-    assert int(bench.count) == 12
+    assert int(bench.state["count"]) == bench.iterations == 12
 
 
 def test_an_iteration_waits_for_the_output_before_it():
     """An output beyond reach moves the counter on: the dependence is real, not only in the text."""
     bench = made(SMALL["dense"])
-    huge = jax.tree.map(lambda leaf: jnp.full_like(leaf, 1e9), bench.params)
-    pool = jax.tree.map(jnp.ones_like, bench.feed.pool)
-    _, count, _ = jax.jit(model.inference(bench.kernel, 6))(huge, jnp.uint32(0), pool)
-    assert int(count) == 12
+    bench.state["params"] = jax.tree.map(lambda leaf: jnp.full_like(leaf, 1e9), bench.state["params"])
+    bench.feed.pool = jax.tree.map(jnp.ones_like, bench.feed.pool)
+    bench.step()
+    assert int(bench.state["count"]) == 12
 
 
 def test_the_last_output_belongs_to_the_last_batch():
     bench = made(SMALL["dense"])
-    (last,) = bench.step()
-    with model.matmul_precision("float32", False, jax.default_backend()):
-        expected = bench.kernel.apply(bench.params, bench.feed.batch(5)["x"])
-    other = bench.kernel.apply(bench.params, bench.feed.batch(4)["x"])
+    bench.step()
+    apply, params, last = bench.job.kernel.apply, bench.state["params"], bench.state["y"]
+    with matmul_precision("float32", False, jax.default_backend()):
+        expected = apply(params, jnp.asarray(bench.feed.at(5)["x"]))
+    other = apply(params, jnp.asarray(bench.feed.at(4)["x"]))
     np.testing.assert_allclose(last, expected, rtol=1e-5, atol=1e-5)
     assert float(jnp.abs(last - other).max()) > 0.1
 
@@ -182,8 +182,9 @@ def test_the_last_output_belongs_to_the_last_batch():
 def test_the_device_that_was_named_does_the_work():
     device = jax.devices()[-1]
     config = configs.Dense(size=16, batch_size=2, batches_per_step=2, device_id=len(jax.devices()) - 1)
-    (last,) = made(config).step()
-    assert last.devices() == {device}
+    bench = prepare(make_job(config, jax.devices()[0]))
+    bench.step()
+    assert bench.state["y"].devices() == {device}
 
 
 @pytest.mark.parametrize(("terms", "scale"), [(1, 1), (5, 4), (160, 128), (32768, 8192), (10**6, 8192)])

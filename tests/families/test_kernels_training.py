@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 
 from hotloop.errors import WrongResult
-from hotloop.families.kernels import bench, check, model
+from hotloop.families.kernels import bench, model
 from hotloop.families.kernels import config as configs
-from hotloop.families.kernels.bench import find_place, prepare
-from hotloop.families.kernels.catalogue import build
-from hotloop.families.kernels.data import PoolFromHost, make_pool
+from hotloop.families.kernels.data import PoolFromHost
+from hotloop.families.kernels.model import Job
 
-BOUNDS = check.BOUNDS["float32"]
 DENSE = configs.Dense(size=32, batch_size=4, batches_per_step=5, train=True, learning_rate=0.5)
 RNN = configs.Rnn(batch_size=2, timesteps=2, hidden_size=8, batches_per_step=3, train=True)
 SMALL = {
@@ -30,7 +28,7 @@ SMALL = {
 
 
 def made(config, dtype="float32"):
-    return prepare(config, build(config), find_place(config, jax.devices()[0]), dtype)
+    return bench.prepare(bench.make_job(replace(config, dtype=dtype), jax.devices()[0]))
 
 
 SLOW = pytest.mark.slow
@@ -41,43 +39,28 @@ SLOW = pytest.mark.slow
     [pytest.param(name, marks=[] if name in ("dense-relu", "gru") else [SLOW]) for name in SMALL],
 )
 def test_the_loss_falls_and_the_update_is_the_reference_update(name):
-    config = SMALL[name]
-    kernel, pool = build(config), make_pool(build(config), config, "float32")
-    params = kernel.init(jax.random.key(0), "float32")
-    jitted = jax.jit(model.updater(kernel, config.learning_rate, jax.random.key(0), None))
-
-    def update(params, count, batch):
-        with model.matmul_precision("float32", False, jax.default_backend()):
-            return jitted(params, count, batch)
-
-    batches = [{key: leaf[number] for key, leaf in pool.items()} for number in range(len(pool["x"]))]
-    checked = check.check_update(
-        kernel, params, lambda p, b: update(p, 0, b), batches[0], 1.0, config.learning_rate, BOUNDS
-    )
-    assert checked.rows == config.batch_size
-    losses = []
-    for count in range(75 * len(batches)):
-        loss, _, params = update(params, count, batches[count % len(batches)])
-        losses.append(float(loss))
-    assert np.mean(losses[-4:]) < 0.95 * np.mean(losses[:4])
+    ready = made(replace(SMALL[name], train=True, batches_per_step=300))
+    checked = bench.check_training(ready)
+    assert checked.rows == ready.job.config.batch_size
+    ready.step()
+    found = bench.summarise_losses(ready)
+    assert found["loss_last"] < 0.95 * found["loss_first"]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_steps_smaller_than_the_spacing_of_sixteen_bit_weights_count_in_the_mean(dtype):
-    config, rate = configs.Dense(size=16, batch_size=4), 1e-4
-    kernel = build(config)
-    params = kernel.init(jax.random.key(0), dtype)
-    batch = kernel.data(np.random.default_rng(0), 4, params["kernel"].dtype)
-    update = model.updater(kernel, rate, jax.random.key(1), None)
-    _, gradients, new = jax.jit(jax.vmap(update, (None, 0, None)))(
-        params, np.arange(2000, dtype=np.uint32), batch
-    )
-    assert new["kernel"].dtype == dtype
-    old = np.asarray(params["kernel"], np.float64)
-    step = -rate * np.asarray(gradients["kernel"], np.float64)[0]
+    job = Job(configs.Dense(size=16, batch_size=4, learning_rate=1e-4), dtype)
+    state = model.init(job, jax.random.key(0))
+    old = state["params"]["kernel"]
+    batch = job.kernel.data(np.random.default_rng(0), 4, dtype)
+    keys = jax.random.split(jax.random.key(1), 2000)
+    new = jax.jit(jax.vmap(model.update(job), (None, None, 0)))(state, batch, keys)[0]["params"]["kernel"]
+    assert new.dtype == dtype
+    old = np.asarray(old, np.float64)
+    step = -1e-4 * np.asarray(model.gradients(job)(state["params"], batch)[1]["kernel"], np.float64)
     spacing = np.abs(old) * float(jnp.finfo(dtype).eps)
     assert np.median(np.abs(step) / spacing) < 0.3
-    moved = np.asarray(new["kernel"], np.float64).mean(0) - old
+    moved = np.asarray(new, np.float64).mean(0) - old
     assert (moved * step).sum() / (step**2).sum() == pytest.approx(1, abs=0.1)
 
 
@@ -95,22 +78,23 @@ def test_float16_weights_learn():
 def test_two_replicas_train_as_one_with_twice_the_batch(layer):
     one = made(replace(layer, batch_size=2 * layer.batch_size))
     two = made(replace(layer, replicas=2))
-    np.testing.assert_array_equal(one.feed.batch(0)["x"], two.feed.batch(0)["x"])
-    start = np.asarray(jax.tree.leaves(one.params)[0])
-    assert bench.check_training(two).rows == one.config.batch_size
-    (one_losses,), (two_losses,) = one.step(), two.step()
-    np.testing.assert_allclose(two_losses, one_losses, rtol=1e-6)
-    for a, b in zip(jax.tree.leaves(one.params), jax.tree.leaves(two.params), strict=True):
+    np.testing.assert_array_equal(one.feed.at(0)["x"], two.feed.at(0)["x"])
+    start = np.asarray(jax.tree.leaves(one.state["params"])[0])
+    assert bench.check_training(two).rows == one.job.config.batch_size
+    one.step(), two.step()
+    np.testing.assert_allclose(two.losses(), one.losses(), rtol=1e-6)
+    parameters = [jax.tree.leaves(each.state["params"]) for each in (one, two)]
+    for a, b in zip(*parameters, strict=True):
         np.testing.assert_allclose(b, a, rtol=0, atol=2e-7)
-    moved = np.abs(np.asarray(jax.tree.leaves(one.params)[0]) - start).max()
+    moved = np.abs(np.asarray(parameters[0][0]) - start).max()
     assert moved > 1e-4
-    shards = [np.asarray(shard.data) for shard in jax.tree.leaves(two.params)[0].addressable_shards]
+    shards = [np.asarray(shard.data) for shard in parameters[1][0].addressable_shards]
     np.testing.assert_array_equal(shards[0], shards[1])
 
 
 @pytest.mark.skipif(len(jax.devices()) < 2, reason="needs two devices")
 def test_replicas_that_do_not_average_would_be_found_out(monkeypatch):
-    monkeypatch.setattr("hotloop.families.kernels.model.lax.pmean", lambda values, axis: values)
+    monkeypatch.setattr("hotloop.engine.split.lax.pmean", lambda values, axis: values)
     with pytest.raises(WrongResult, match="wrong result, not timed"):
         bench.check_training(made(replace(DENSE, replicas=2)))
 
@@ -119,9 +103,9 @@ def test_replicas_that_do_not_average_would_be_found_out(monkeypatch):
 def test_replicas_infer_on_their_own_rows():
     config = configs.Rnn(batch_size=2, timesteps=3, hidden_size=16, batches_per_step=4, replicas=2)
     ready = made(config)
-    (last,) = ready.step()
-    assert last.shape == (3, 4, 16)
-    assert bench.check_inference(ready, [last]).rows == 4
+    ready.step()
+    assert ready.state["y"].shape == (3, 4, 16)
+    assert bench.check_inference(ready).rows == 4
 
 
 @pytest.mark.parametrize("piece", [1, 2**27])
@@ -129,11 +113,11 @@ def test_data_sent_from_the_host_trains_as_data_on_the_device(piece, monkeypatch
     monkeypatch.setattr("hotloop.families.kernels.data.PIECE_BYTES", piece)
     resident, sent = made(DENSE), made(replace(DENSE, use_generated_data=True))
     assert isinstance(sent.feed, PoolFromHost)
-    assert sent.feed.iterations_a_call == (1 if piece == 1 else 5)
-    for _ in range(2):
-        expected, found = np.concatenate(resident.step()), np.concatenate(sent.step())
-        assert found.shape == (5,)
-        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert sent.program.updates_per_call == (1 if piece == 1 else 5)
+    for steps in (1, 2):
+        resident.step(), sent.step()
+        assert sent.losses().shape == (5 * steps,)
+    np.testing.assert_allclose(sent.losses(), resident.losses(), rtol=1e-6)
 
 
 def test_a_step_from_the_host_sends_every_batch_anew(monkeypatch):
@@ -145,13 +129,13 @@ def test_a_step_from_the_host_sends_every_batch_anew(monkeypatch):
         return put(leaf, where)
 
     monkeypatch.setattr("hotloop.families.kernels.data.jax.device_put", counting)
-    (last,) = sent.step()
+    sent.step()
     assert sum(numbers) == 5
-    assert bench.check_inference(sent, [last]).errors["output"] < 1e-6
+    assert bench.check_inference(sent).errors["output"] < 1e-6
 
 
 def test_zero_values_are_zero():
     ready = made(replace(DENSE, use_zero_values=True, train=False))
-    assert not np.any(ready.feed.batch(1)["x"])
-    (last,) = ready.step()
-    assert bench.check_inference(ready, [last]).errors["output"] == 0
+    assert not np.any(ready.feed.pool["x"])
+    ready.step()
+    assert bench.check_inference(ready).errors["output"] == 0

@@ -153,14 +153,11 @@ def measure(device: Any, context: Context) -> dict[str, Any]:
 
 def loss_curve(device: Any) -> list[float]:
     """The loss of a training run, averaged over each round of its batches."""
-    import numpy as np
+    from hotloop.families.kernels.bench import make_job, prepare
 
-    from hotloop.families.kernels.bench import choose_dtype, find_place, prepare
-    from hotloop.families.kernels.catalogue import build
-
-    bench = prepare(LEARNING, build(LEARNING), find_place(LEARNING, device), choose_dtype(LEARNING, device))
-    bench.step()
-    rounds: list[float] = np.concatenate(bench.losses).reshape(-1, bench.feed.batches).mean(1).tolist()
+    benchmark = prepare(make_job(LEARNING, device))
+    benchmark.step()
+    rounds: list[float] = benchmark.losses().reshape(-1, benchmark.feed.batches).mean(1).tolist()
     return rounds
 
 
@@ -168,9 +165,10 @@ def sample_histogram(device: Any) -> dict[str, list[float]]:
     """Where many HMC chains of the toy target stand after a few steps."""
     import numpy as np
 
-    from hotloop.families.kernels import sampling, targets
+    from hotloop.families.kernels import targets
+    from hotloop.families.kernels.hmc import prepare
 
-    sampler = sampling.prepare(SAMPLES, targets.build(SAMPLES), device.platform)
+    sampler = prepare(SAMPLES, targets.build(SAMPLES), device.platform)
     sampler.step()
     counts, edges = np.histogram(sampler.state.position, BINS, RANGE)
     return {"counts": counts.tolist(), "edges": edges.tolist()}

@@ -100,12 +100,19 @@ class Program:
             return
         started = time.perf_counter()
         with compiling(recorded=True):
-            looped = jax.jit(self._looped(capacity), donate_argnums=0, out_shardings=(_spread(state), None))
-            call = looped.lower(state, self.feed.like(count), *self._scalars(0, count))
+            call = self.lower(state, count)
             lowered = time.perf_counter()
             self._compiled[capacity] = call.compile()
         self.lower_seconds += lowered - started
         self.compile_seconds += time.perf_counter() - lowered
+
+    def lower(self, state: State, count: int | None = None) -> Any:
+        """The traced call before it is compiled; its `as_text()` is what the compiler gets."""
+        count = self.updates_per_call if count is None else count
+        looped = jax.jit(
+            self._looped(self._capacity(count)), donate_argnums=0, out_shardings=(_spread(state), None)
+        )
+        return looped.lower(state, self.feed.like(count), *self._scalars(0, count))
 
     def __call__(
         self, state: State, first: int, count: int, following: int | None = None

@@ -1,192 +1,132 @@
-"""A layer benchmark made ready: devices, number type, parameters, data and the compiled loop.
+"""One layer benchmark from beginning to end: devices, number type, compile, check, warm up, time, report.
 
-It decides where and in what type; nothing is checked or timed here.
-
-How long one batch takes when it comes alone: calls of one iteration, each timed by itself.
-One layer benchmark from beginning to end: build, compile, check, warm up, time, report.
+What a kernel computes is in `catalogue`, a step of the loop in `model`, how figures are made in `timing`; this is the
+order of things.
 """
 
-import time
-from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
-from hotloop.engine.device import REPLICA, describe_environment, pick_device, replica_mesh
+from hotloop.engine.device import pick_device, replica_mesh
 from hotloop.engine.keys import stream
-from hotloop.engine.measure import ceilings, describe_device
+from hotloop.engine.loop import CallMetrics, Program, copy_state
 from hotloop.engine.progress import Console
+from hotloop.engine.split import EVERYWHERE
 from hotloop.errors import OptionError
 from hotloop.families.kernels import check, model, timing
-from hotloop.families.kernels.catalogue import build
 from hotloop.families.kernels.config import LayerOptions, LstmMulti, explain_idle_options
-from hotloop.families.kernels.data import Place, PoolFromHost, PoolOnDevice, make_pool
-from hotloop.families.kernels.kernel import Kernel
-from hotloop.families.kernels.model import CompiledCall
+from hotloop.families.kernels.data import PoolFromHost, PoolOnDevice, make_pool
+from hotloop.families.kernels.kernel import matmul_precision
+from hotloop.families.kernels.model import Job
 from hotloop.options import to_jsonable
 from hotloop.rehearsal import begin_work
 
 AUTO_DTYPE = {"gpu": "float16", "tpu": "bfloat16", "cpu": "float32"}
+MOST_CALLS, MOST_SECONDS = 200, 2.0
+"""Calls of one iteration that a latency is taken from, and how long they may last."""
 
 
 @dataclass
 class LayerBenchmark:
     """A benchmark ready to run: what stays the same, and the state that goes from call to call."""
 
-    config: LayerOptions
-    kernel: Kernel
-    place: Place
-    dtype: str
-    key: Array
-    feed: PoolOnDevice | PoolFromHost
-    params: Any
-    count: Array
-    program: CompiledCall
-    losses: list[Array] = field(default_factory=list)
-    """Of every update so far, call by call, when it trains."""
+    job: Job
+    feed: PoolOnDevice
+    program: Program
+    state: model.State
+    iterations: int = 0
+    """Made so far."""
+    metrics: list[CallMetrics] = field(default_factory=list)
+    """Of every call so far."""
 
-    def step(self) -> Sequence[Array]:
-        """One step of `batches_per_step` iterations, finished when this returns."""
-        self.params, self.count, results = self.feed.step(self.program, self.params, self.count)
-        for result in results:
-            result.block_until_ready()
-        if self.config.train:
-            self.losses += results
-        return results
+    def step(self) -> None:
+        """`batches_per_step` iterations, finished when this returns."""
+        for _ in range(self.job.config.batches_per_step // self.program.updates_per_call):
+            self.call()
 
+    def call(self) -> None:
+        """One call of the program, finished when this returns; what the next one needs is sent meanwhile."""
+        count = self.program.updates_per_call
+        self.state, metrics = self.program(self.state, self.iterations, count)
+        self.metrics.append(metrics)
+        self.iterations += count
+        self.feed.prepare(self.iterations)
+        jax.block_until_ready(self.state)  # type: ignore[no-untyped-call]
 
-def find_place(config: LayerOptions, device: jax.Device) -> Place:
-    """The devices that the options ask for, or an error before anything is compiled."""
-    if config.replicas > 1:
-        return Place(device, replica_mesh(config.replicas, device.platform))
-    return Place(pick_device(config.device_id, device.platform), None)
-
-
-def choose_dtype(config: LayerOptions, device: jax.Device) -> str:
-    """The number type: as given, or what suits the platform."""
-    dtype = AUTO_DTYPE.get(device.platform, "float32") if config.dtype == "auto" else config.dtype
-    if config.enable_half_partials and dtype == "float32":
-        raise OptionError("--enable-half-partials: needs 16-bit numbers; use --dtype float16 or bfloat16")
-    return dtype
-
-
-def prepare(config: LayerOptions, kernel: Kernel, place: Place, dtype: str) -> LayerBenchmark:
-    """Parameters, data and the compiled loop, all in their places."""
-    key = jax.random.key(config.seed)
-    params = jax.device_put(kernel.init(stream(key, "init", 0), dtype), place.everywhere())
-    count = jax.device_put(jnp.uint32(0), place.everywhere())
-    pool = make_pool(kernel, config, dtype)
-    source = PoolFromHost if config.use_generated_data else PoolOnDevice
-    feed = source(pool, config.batches_per_step, place.pool(kernel, pool))
-    compiled = compile_loop(
-        config, kernel, place, dtype, key, (params, count, feed.pool), feed.iterations_a_call
-    )
-    return LayerBenchmark(config, kernel, place, dtype, key, feed, params, count, compiled)
-
-
-def compile_loop(
-    config: LayerOptions,
-    kernel: Kernel,
-    place: Place,
-    dtype: str,
-    key: Array,
-    arguments: Any,
-    iterations: int,
-) -> CompiledCall:
-    """The timed call with so many iterations."""
-    if config.train:
-        axis = REPLICA if place.mesh else None
-        call = model.training(kernel, iterations, config.learning_rate, stream(key, "rounding", 0), axis)
-        spec = model.P0
-    else:
-        call, spec = model.inference(kernel, iterations), model.rows_on(kernel.row_axes["y"])
-    with model.matmul_precision(dtype, config.enable_half_partials, place.device.platform):
-        return model.compile_call(call, arguments, kernel, place.mesh, spec)
-
-
-MOST_CALLS, MOST_SECONDS = 200, 2.0
-
-
-def measure_latency(bench: LayerBenchmark) -> dict[str, float]:
-    """Milliseconds from handing over one batch to its finished answer: percentiles over calls of one iteration."""
-    config, kernel, place = bench.config, bench.kernel, bench.place
-    pool = make_pool(kernel, config, bench.dtype)
-    batches = PoolOnDevice(pool, 1, place.pool(kernel, pool))
-    params, count = jax.tree.map(jnp.copy, (bench.params, bench.count))
-    single = compile_loop(config, kernel, place, bench.dtype, bench.key, (params, count, batches.pool), 1)
-    times: list[float] = []
-    while len(times) < MOST_CALLS and sum(times) < MOST_SECONDS:
-        start = time.perf_counter()
-        params, count, (result,) = batches.step(single, params, count)
-        result.block_until_ready()
-        times.append(time.perf_counter() - start)
-    p50, p90, p99 = (float(1e3 * value) for value in np.percentile(times[1:] or times, [50, 90, 99]))
-    return {"p50": p50, "p90": p90, "p99": p99, "calls": len(times[1:] or times)}
+    def losses(self) -> np.ndarray[Any, Any]:
+        """Of every update so far, when it trains."""
+        return np.concatenate([metrics["loss"] for metrics in self.metrics])
 
 
 def run(config: LayerOptions, device: jax.Device, console: Console) -> dict[str, Any]:
     """Check, then time one layer; the result is what `--json` prints."""
-    place = find_place(config, device)
-    dtype = choose_dtype(config, device)
-    mode = "training" if config.train else "inference"
+    job = make_job(config, device)
+    kernel, mode = job.kernel, "training" if config.train else "inference"
     folder = timing.report_folder(config, mode, console)
-    kernel = build(config)
-    for line in announcement_lines(config, kernel, dtype, device):
+    for line in announcement_lines(job, device):
         console.say(line)
     begin_work("compiling the layer")
     with console.progress(kernel.title):
-        bench = prepare(config, kernel, place, dtype)
+        benchmark = prepare(job)
+    program = benchmark.program
     if config.save_graph:
-        timing.save_graph(config, bench.program.lowered_text(), bench.program.compiled, console)
+        with _precision(job):
+            text = program.lower(benchmark.state).as_text()
+        timing.save_graph(config, text, program.compiled, console)
     with console.progress("checking against float64"):
-        checked = check_training(bench) if config.train else None
-        start = time.perf_counter()
-        first = bench.step()
-        warm_up = time.perf_counter() - start
-        checked = checked or check_inference(bench, first)
+        checked = check_training(benchmark) if config.train else None
+        warm_up, _ = timing.time_step(benchmark.step)
+        checked = checked or check_inference(benchmark)
     console.say(str(checked))
-    console.say(f"compiled in {bench.program.compile_seconds:.3f} s, warm-up {warm_up:.3f} s")
-    repeats = time_steps(bench, console)
-    work = timing.TimedWork(
-        config.batches_per_step,
-        kernel.items * config.batches_per_step * config.replicas,
-        kernel.cost(jnp.dtype(dtype).itemsize),
-        config.replicas,
-        dtype,
-    )
-    with console.progress("measuring the device"):
-        limits = ceilings(device)
-    result = {
-        **timing.figures(repeats, work, limits),
-        **({"latency_ms": measure_latency(bench)} if isinstance(config, LstmMulti) else {}),
-        **(summarise_losses(bench) if config.train else {}),
-    }
-    for line in [*timing.figure_lines(result, "items/sec"), *outcome_lines(result)]:
-        console.say(line)
+    compile_seconds = program.lower_seconds + program.compile_seconds
+    console.say(f"compiled in {compile_seconds:.3f} s, warm-up {warm_up:.3f} s")
+    result, _ = timing.measure(benchmark.step, describe_work(job), config, device, console)
+    if isinstance(config, LstmMulti):
+        result["latency_ms"] = ms = measure_latency(benchmark)
+        console.say(
+            f"latency of one batch: p50 {ms['p50']:.4g} ms, p90 {ms['p90']:.4g} ms, p99 {ms['p99']:.4g} ms"
+        )
+    if config.train:
+        result |= summarise_losses(benchmark)
+        console.say(f"loss: first {result['loss_first']:.6g}, last {result['loss_last']:.6g}")
     if folder is not None:
-        args = bench.program.compiled, bench.program.compile_seconds
-        timing.write_report(folder, mode, *args, bench.step, console)
-    return result | {
+        timing.write_report(folder, mode, program.compiled, compile_seconds, benchmark.step, console)
+    return {
+        **result,
         "checked": to_jsonable(checked),
-        "compile_seconds": bench.program.compile_seconds,
+        "compile_seconds": compile_seconds,
         "warm_up_seconds": warm_up,
-        "dtype": dtype,
+        "dtype": job.dtype,
         "mode": mode,
-        "device": describe_device(device),
-        "config": to_jsonable(config),
-        "environment": describe_environment(),
+        **timing.circumstances(config, device),
     }
 
 
-def announcement_lines(config: LayerOptions, kernel: Kernel, dtype: str, device: jax.Device) -> list[str]:
+def describe_work(job: Job) -> timing.TimedWork:
+    config, kernel = job.config, job.kernel
+    return timing.TimedWork(
+        title=kernel.title,
+        unit="items/sec",
+        iterations=config.batches_per_step,
+        items=kernel.items * config.batches_per_step * config.replicas,
+        cost=kernel.cost(jnp.dtype(job.dtype).itemsize),
+        replicas=config.replicas,
+        dtype=job.dtype,
+    )
+
+
+def announcement_lines(job: Job, device: jax.Device) -> list[str]:
     """The banner, and a line for each option that needs a word."""
+    config, kernel = job.config, job.kernel
     sizes = ", ".join(f"{name} {value}" for name, value in kernel.sizes.items())
     source = "sent from the host" if config.use_generated_data else "made on the device"
-    chosen = f"{dtype} (auto on {device.platform})" if config.dtype == "auto" else dtype
+    chosen = f"{job.dtype} (auto on {device.platform})" if config.dtype == "auto" else job.dtype
     return [
         kernel.title,
         "Training" if config.train else "Inference",
@@ -199,75 +139,118 @@ def announcement_lines(config: LayerOptions, kernel: Kernel, dtype: str, device:
     ]
 
 
-def find_bounds(bench: LayerBenchmark) -> check.Bounds:
-    """How far the results of this type may be off."""
-    return check.BOUNDS[bench.dtype + " partials" * bench.config.enable_half_partials]
+def make_job(config: LayerOptions, device: jax.Device) -> Job:
+    """The options with the devices and the number type that they come to, or an error before anything is compiled."""
+    replicas = replica_mesh(config.replicas, device.platform) if config.replicas > 1 else None
+    dtype = AUTO_DTYPE.get(device.platform, "float32") if config.dtype == "auto" else config.dtype
+    if config.enable_half_partials and dtype == "float32":
+        raise OptionError("--enable-half-partials: needs 16-bit numbers; use --dtype float16 or bfloat16")
+    return Job(config, dtype, pick_device(config.device_id, device.platform), replicas)
 
 
-def all_flops(bench: LayerBenchmark) -> float:
-    """Operations of one iteration on all replicas."""
-    return bench.kernel.cost(1).flops * bench.config.replicas
-
-
-def check_inference(bench: LayerBenchmark, results: Sequence[Array]) -> check.CheckResult:
-    """The timed program's own last output against the reference."""
-    x = bench.feed.batch(int(bench.count) - 1)["x"]
-    return check.check_output(
-        bench.kernel, bench.params, x, results[-1], all_flops(bench), find_bounds(bench)
+def prepare(job: Job) -> LayerBenchmark:
+    """Parameters, data and the compiled loop, all in their places."""
+    config, axes, pool = job.config, job.kernel.row_axes, make_pool(job)
+    shardings = {name: _place(job, 1 + axes[name]) for name in pool}
+    feed = (
+        PoolFromHost(pool, shardings, config.batches_per_step)
+        if config.use_generated_data
+        else PoolOnDevice(pool, shardings)
     )
+    key = jax.random.key(config.seed)
+    state = jax.device_put(model.init(job, stream(key, "init", 0)), _place(job))
+    if not config.train:
+        state = model.begin_inference(job, state["params"], pool["x"][0])
+        state["y"] = jax.device_put(state["y"], _place(job, axes["y"]))
+        state["count"] = jax.device_put(state["count"], _place(job))
+    return _compile(job, feed, min(config.batches_per_step, feed.longest_call), state)
 
 
-def check_training(bench: LayerBenchmark) -> check.CheckResult:
-    """One update, by the function that the timed program repeats, against the reference."""
-    config, kernel, mesh_ = bench.config, bench.kernel, bench.place.mesh
-    axis = REPLICA if mesh_ else None
-    update = model.updater(kernel, config.learning_rate, stream(bench.key, "rounding", 0), axis)
-    batch = bench.feed.batch(0)
-    if mesh_ is not None:
-        specs = {name: model.rows_on(kernel.row_axes[name]) for name in batch}
-        update = model.over_replicas(update, mesh_, (model.P0, model.P0, specs), model.P0)
+def _compile(job: Job, feed: PoolOnDevice, count: int, state: model.State) -> LayerBenchmark:
+    step = model.train_step(job) if job.config.train else model.infer_step(job)
+    # Every call has the same length, so it is built in on a CPU too: the loop is then the one that was always timed.
+    program = Program(step, feed, count, stream(jax.random.key(job.config.seed), "rounding", 0), loop="scan")
+    try:
+        with _precision(job):
+            program.compile(state)
+    except (ValueError, jax.errors.JaxRuntimeError) as error:
+        # What jax and XLA say of a way of summing (F16_F16_F16) that the device has not.
+        if "not supported by dot_general" in str(error) or "ALG_DOT_" in str(error):
+            reason = "this device cannot sum in 16 bits; leave it out"
+            raise OptionError(f"--enable-half-partials: {reason}") from error
+        raise
+    return LayerBenchmark(job, feed, program, state)
 
-    def once(params: Any, batch: Any) -> Any:
-        with model.matmul_precision(bench.dtype, config.enable_half_partials, bench.place.device.platform):
-            return jax.jit(update)(params, bench.count, batch)
+
+def _place(job: Job, rows: int | None = None) -> Sharding:
+    """One device; or with replicas everywhere, or divided on the axis of the rows."""
+    if job.mesh is None:
+        return SingleDeviceSharding(job.device)
+    return NamedSharding(job.mesh, EVERYWHERE if rows is None else model.rows_on(rows))
+
+
+def _precision(job: Job) -> AbstractContextManager[None]:
+    return matmul_precision(job.dtype, job.config.enable_half_partials, job.device.platform)
+
+
+def measure_latency(benchmark: LayerBenchmark) -> dict[str, float]:
+    """Milliseconds from handing over one batch to its finished answer: percentiles over calls of one iteration.
+
+    The loop's throughput says what a batch costs among many; this is what a caller waits for, dispatch included.
+    """
+    job, feed = benchmark.job, benchmark.feed
+    single = _compile(job, PoolOnDevice(feed.host, feed.shardings), 1, copy_state(benchmark.state))
+    times: list[float] = []
+    while len(times) < MOST_CALLS and sum(times) < MOST_SECONDS:
+        times.append(timing.time_step(single.call)[0])
+    counted = times[1:] or times
+    p50, p90, p99 = (float(1e3 * value) for value in np.percentile(counted, [50, 90, 99]))
+    return {"p50": p50, "p90": p90, "p99": p99, "calls": len(counted)}
+
+
+def check_inference(benchmark: LayerBenchmark) -> check.CheckResult:
+    """The timed program's own last output against the reference."""
+    job, state = benchmark.job, benchmark.state
+    x = benchmark.feed.at(int(state["count"]) - 1)["x"]
+    return check.check_output(job.kernel, state["params"], x, state["y"], all_flops(job), find_bounds(job))
+
+
+def check_training(benchmark: LayerBenchmark) -> check.CheckResult:
+    """One update, by the functions that the timed program repeats, against the reference."""
+    job, kernel = benchmark.job, benchmark.job.kernel
+    differentiate, update = model.gradients(job), model.update(job)
+
+    @jax.jit
+    def update_once(state: model.State, batch: Any) -> Any:
+        loss, gradients = differentiate(state["params"], batch)
+        return loss, gradients, update(state, batch, jax.random.key(job.config.seed))[0]["params"]
+
+    def compute(batch: Any) -> Any:
+        with _precision(job):
+            return update_once(benchmark.state, kernel.rows_first(batch))
 
     return check.check_update(
-        kernel, bench.params, once, batch, all_flops(bench), config.learning_rate, find_bounds(bench)
+        kernel,
+        benchmark.state["params"],
+        compute,
+        benchmark.feed.at(0),
+        all_flops(job),
+        job.config.learning_rate,
+        find_bounds(job),
     )
 
 
-def time_steps(bench: LayerBenchmark, console: Console) -> list[list[float]]:
-    """Seconds of every step, repeat by repeat, each said as it comes."""
-    config, repeats = bench.config, []
-    items = bench.kernel.items * config.batches_per_step * config.replicas
-    with console.progress(bench.kernel.title, config.repeat * config.steps) as bar:
-        for _ in range(config.repeat):
-            seconds = []
-            for _ in range(config.steps):
-                start = time.perf_counter()
-                bench.step()
-                seconds.append(time.perf_counter() - start)
-                bar.advance()
-                console.say(f"{seconds[-1]:.6f} sec/itr. {items / seconds[-1]:.2f} items/sec")
-            repeats.append(seconds)
-    return repeats
+def find_bounds(job: Job) -> check.Bounds:
+    """How far the results of this type may be off."""
+    return check.BOUNDS[job.dtype + " partials" * job.config.enable_half_partials]
 
 
-def summarise_losses(bench: LayerBenchmark) -> dict[str, float]:
+def all_flops(job: Job) -> float:
+    """Operations of one iteration on all replicas."""
+    return job.kernel.cost(1).flops * job.config.replicas
+
+
+def summarise_losses(benchmark: LayerBenchmark) -> dict[str, float]:
     """Mean loss over the first and over the last round of the pool: the same batches both times."""
-    every = np.concatenate(bench.losses)
-    batches = bench.feed.batches
+    every, batches = benchmark.losses(), benchmark.feed.batches
     return {"loss_first": float(every[:batches].mean()), "loss_last": float(every[-batches:].mean())}
-
-
-def outcome_lines(result: dict[str, Any]) -> list[str]:
-    """Lines for what only some kernels have."""
-    text = []
-    if "latency_ms" in result:
-        ms = result["latency_ms"]
-        text.append(
-            f"latency of one batch: p50 {ms['p50']:.4g} ms, p90 {ms['p90']:.4g} ms, p99 {ms['p99']:.4g} ms"
-        )
-    if "loss_first" in result:
-        text.append(f"loss: first {result['loss_first']:.6g}, last {result['loss_last']:.6g}")
-    return text

@@ -1,10 +1,9 @@
-"""The dense layer and the chain of grouped convolutions as benchmark kernels.
+"""The layers as benchmark kernels: dense, a chain of grouped convolutions, RNN, GRU, LSTM, a stack of LSTMs.
 
-Both learn to copy their input: a target that needs no labels, that fresh data keeps, and whose gradient no
-compiler can shorten (the old programs' mean of the output lets one delete the weight gradient's product).
-
-The recurrent layers as benchmark kernels: RNN, GRU, LSTM, and the stack of LSTMs with a read-out.
-The layer benchmarks by name: config and builder of each. `hmc` is not a layer and has its own module.
+Dense and convolutions learn to copy their input: a target that needs no labels, that fresh data keeps, and whose
+gradient no compiler can shorten (the old programs' mean of the output lets one delete the weight gradient's product).
+Sequences are time-major [T, B, I]. Single recurrent layers classify every step: the label is the largest input feature
+(of those that have a unit), the units are the logits. The stack recalls the first feature of the last step.
 """
 
 from collections.abc import Callable
@@ -16,38 +15,36 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from hotloop.families.kernels import config as configs
 from hotloop.families.kernels import costs, reference
 from hotloop.families.kernels.config import Dense, GroupedConv, Gru, LayerOptions, Lstm, LstmMulti, Rnn
-from hotloop.families.kernels.kernel import HostBatch, Kernel, cross_entropy, draw_normal, mean_square
+from hotloop.families.kernels.kernel import Batch, Kernel
 from hotloop.layers import dense, grouped_conv, initial, recurrent
 
 
 def dense_kernel(config: Dense) -> Kernel:
     """y = x W + b, N to N, with a ReLU if asked; trained to y = x."""
-    rows, size = config.batch_size, config.size
-    activation = jax.nn.relu if config.include_activation else lambda y: y
+    rows, size, activation = config.batch_size, config.size, config.include_activation
 
     def apply(params: Any, x: Array) -> Array:
-        return activation(dense.dense(params, x))
+        y = dense.dense(params, x)
+        return jax.nn.relu(y) if activation else y
 
     def reference_apply(params: Any, x: Array) -> Array:
         y = reference.dense(params, x)
-        return jnp.maximum(y, 0) if config.include_activation else y
+        return jnp.maximum(y, 0) if activation else y
 
     return Kernel(
         title="Dense layer",
-        sizes={"size": size, "activation": "relu" if config.include_activation else "none"},
+        sizes={"size": size, "activation": "relu" if activation else "none"},
         init=lambda key, dtype: dense.init(key, size, size, dtype),
-        data=lambda generator, rows, dtype: {"x": draw_normal(generator, (rows, size), dtype)},
+        x_shape=lambda rows: (rows, size),
+        labels=None,
         row_axes={"x": 0, "y": 0},
         apply=apply,
-        loss=lambda params, batch: mean_square(apply(params, batch["x"]), batch["x"]),
-        loss_terms=rows * size,
         reference_apply=reference_apply,
-        reference_loss=lambda params, batch: reference.mean_square(
-            reference_apply(params, batch["x"]), batch["x"]
-        ),
+        criterion="mean square",
+        target=lambda batch: batch["x"],
+        loss_terms=rows * size,
         items=rows,
         cost=lambda width: costs.dense(config, width),
     )
@@ -59,10 +56,10 @@ def grouped_conv_kernel(config: GroupedConv) -> Kernel:
     groups = [config.groups] + [config.later_groups] * (config.block_repeats - 1)
     shape = (config.kernel_size, config.kernel_size, config.depth, config.filter_out)
     spread = (config.kernel_size**2 * config.depth) ** -0.5  # keeps the variance along the chain
+    out = costs.conv_sizes(config)[-1]
 
-    def init(key: Array, dtype: Any) -> Any:
-        specs = [initial.Spec(shape, "normal", spread)] * config.block_repeats
-        return initial.draw(key, specs, dtype)
+    def init(key: Array, dtype: DTypeLike) -> Any:
+        return initial.draw(key, [initial.Spec(shape, "normal", spread)] * config.block_repeats, dtype)
 
     def apply(params: Any, x: Array) -> Array:
         for kernel, count in zip(params, groups, strict=True):
@@ -74,11 +71,14 @@ def grouped_conv_kernel(config: GroupedConv) -> Kernel:
             x = reference.grouped_conv(x, kernel, count, config.stride)
         return x
 
-    def target(x: Array) -> Array:
-        kept = x[:, :: config.stride**config.block_repeats, :: config.stride**config.block_repeats]
-        return kept[..., jnp.arange(config.filter_out) % config.filter_in]
+    def target(batch: Batch) -> Array:
+        every = config.stride**config.block_repeats
+        return batch["x"][:, ::every, ::every][..., jnp.arange(config.filter_out) % config.filter_in]
 
-    out = costs.conv_sizes(config)[-1]
+    note = (
+        f"blocks after the first have {config.later_groups} groups instead of {config.groups}: they read "
+        f"{config.filter_out} channels with filters of depth {config.depth}"
+    )
     return Kernel(
         title="Grouped convolution",
         sizes={
@@ -90,95 +90,82 @@ def grouped_conv_kernel(config: GroupedConv) -> Kernel:
             "blocks": config.block_repeats,
         },
         init=init,
-        data=lambda generator, rows, dtype: {
-            "x": draw_normal(generator, (rows, side, side, config.filter_in), dtype)
-        },
+        x_shape=lambda rows: (rows, side, side, config.filter_in),
+        labels=None,
         row_axes={"x": 0, "y": 0},
         apply=apply,
-        loss=lambda params, batch: mean_square(apply(params, batch["x"]), target(batch["x"])),
-        loss_terms=rows * out**2 * config.filter_out,
         reference_apply=reference_apply,
-        reference_loss=lambda params, batch: reference.mean_square(
-            reference_apply(params, batch["x"]), target(batch["x"])
-        ),
+        criterion="mean square",
+        target=target,
+        loss_terms=rows * out**2 * config.filter_out,
         items=rows * config.block_repeats,
         cost=lambda width: costs.grouped_conv(config, width),
-        note=_regrouping(config),
+        note=note if config.block_repeats > 1 and config.later_groups != config.groups else "",
     )
-
-
-def _regrouping(config: GroupedConv) -> str:
-    if config.block_repeats == 1 or config.later_groups == config.groups:
-        return ""
-    return (
-        f"blocks after the first have {config.later_groups} groups instead of {config.groups}: they read "
-        f"{config.filter_out} channels with filters of depth {config.depth}"
-    )
-
-
-Init = Callable[[Array, int, int, DTypeLike], Any]
-Apply = Callable[[Any, Array], Array]
 
 
 def rnn_kernel(config: Rnn) -> Kernel:
     """One tanh RNN, always the fast path."""
-    return _layer(
-        config, "RNN", 1, config.timesteps, config.hidden_size, config.hidden_size, recurrent.init_rnn,
-        lambda params, x: recurrent.rnn(params, x)[0], reference.rnn, {},
-    )  # fmt: skip
+    return _sequence_kernel(
+        config, "RNN", config.hidden_size, {}, 1, recurrent.init_rnn, recurrent.rnn, reference.rnn
+    )
 
 
 def gru_kernel(config: Gru) -> Kernel:
     """One GRU: fused, with the reset gate before or after the candidate's product, or a cell a step."""
     if config.reset_after:
-        return _layer(
-            config, "GRU", 3, config.timesteps, config.input_size, config.hidden_size,
-            recurrent.init_gru_reset_after, lambda params, x: recurrent.gru_reset_after(params, x)[0],
-            reference.gru_reset_after, {"variant": "fused, reset after"}, biases=2,
-        )  # fmt: skip
+        init, layer, oracle = (
+            recurrent.init_gru_reset_after,
+            recurrent.gru_reset_after,
+            reference.gru_reset_after,
+        )
+        variant = {"variant": "fused, reset after"}
+        return _sequence_kernel(config, "GRU", config.input_size, variant, 3, init, layer, oracle, biases=2)
     layer = recurrent.gru if config.fused else recurrent.gru_stepwise
-    return _layer(
-        config, "GRU", 3, config.timesteps, config.input_size, config.hidden_size, recurrent.init_gru,
-        lambda params, x: layer(params, x)[0], reference.gru, _variant(config.fused),
-    )  # fmt: skip
+    variant = _variant(config.fused)
+    return _sequence_kernel(
+        config, "GRU", config.input_size, variant, 3, recurrent.init_gru, layer, reference.gru
+    )
 
 
 def lstm_kernel(config: Lstm) -> Kernel:
     """One LSTM, fused or a cell a step."""
     layer = recurrent.lstm if config.fused else recurrent.lstm_stepwise
-    return _layer(
-        config, "LSTM", 4, config.timesteps, config.hidden_size, config.hidden_size, recurrent.init_lstm,
-        lambda params, x: layer(params, x)[0], reference.lstm, _variant(config.fused),
-    )  # fmt: skip
+    variant = _variant(config.fused)
+    return _sequence_kernel(
+        config, "LSTM", config.hidden_size, variant, 4, recurrent.init_lstm, layer, reference.lstm
+    )
 
 
 def _variant(fused: bool) -> dict[str, str]:
     return {"variant": "fused" if fused else "stepwise"}
 
 
-def _layer(
-    config: LayerOptions, title: str, gates: int, time: int, inputs: int, hidden: int, init: Init, apply: Apply,
-    reference_apply: Apply, variant: dict[str, str], biases: int = 1,
-) -> Kernel:  # fmt: skip
-    rows, classes = config.batch_size, min(inputs, hidden)
-
-    def data(generator: np.random.Generator, rows: int, dtype: DTypeLike) -> HostBatch:
-        x = draw_normal(generator, (time, rows, inputs), dtype)
-        return {"x": x, "labels": np.argmax(x[..., :classes], -1).astype(np.int32)}
-
+def _sequence_kernel(
+    config: Rnn | Gru | Lstm,
+    title: str,
+    inputs: int,
+    variant: dict[str, str],
+    gates: int,
+    init: Callable[[Array, int, int, DTypeLike], Any],
+    layer: Callable[[Any, Array], Any],
+    oracle: Callable[[Any, Array], Array],
+    biases: int = 1,
+) -> Kernel:
+    """`layer` gives the outputs of all steps first, `oracle` gives nothing else."""
+    time, rows, hidden = config.timesteps, config.batch_size, config.hidden_size
     return Kernel(
         title=f"{title} layer",
         sizes={"timesteps": time, "input size": inputs, "hidden size": hidden, **variant},
         init=lambda key, dtype: init(key, inputs, hidden, dtype),
-        data=data,
+        x_shape=lambda rows: (time, rows, inputs),
+        labels=lambda x: np.argmax(x[..., : min(inputs, hidden)], -1).astype(np.int32),
         row_axes={"x": 1, "labels": 1, "y": 1},
-        apply=apply,
-        loss=lambda params, batch: cross_entropy(apply(params, batch["x"]), batch["labels"]),
+        apply=lambda params, x: layer(params, x)[0],
+        reference_apply=oracle,
+        criterion="cross-entropy",
+        target=lambda batch: batch["labels"],
         loss_terms=time * rows,
-        reference_apply=reference_apply,
-        reference_loss=lambda params, batch: reference.cross_entropy(
-            reference_apply(params, batch["x"]), batch["labels"]
-        ),
         items=rows,
         cost=lambda width: costs.recurrent(gates, time, rows, inputs, hidden, width, config.train, biases),
     )
@@ -194,10 +181,6 @@ def lstm_multi_kernel(config: LstmMulti) -> Kernel:
         layers = [recurrent.init_lstm(k, size, hidden, dtype) for k, size in zip(keys, fan_in, strict=False)]
         return {"layers": layers, "readout": dense.init(keys[-1], hidden, 1, dtype)}
 
-    def data(generator: np.random.Generator, rows: int, dtype: DTypeLike) -> HostBatch:
-        x = draw_normal(generator, (time, rows, inputs), dtype)
-        return {"x": x, "labels": x[-1, :, :1]}
-
     def apply(params: Any, x: Array) -> Array:
         return dense.dense(params["readout"], recurrent.lstm_stack(params["layers"], x))
 
@@ -210,30 +193,28 @@ def lstm_multi_kernel(config: LstmMulti) -> Kernel:
         title="Multi-layer LSTM",
         sizes={"timesteps": time, "input size": inputs, "hidden size": hidden, "layers": config.num_layers},
         init=init,
-        data=data,
+        x_shape=lambda rows: (time, rows, inputs),
+        labels=lambda x: x[-1, :, :1],
         row_axes={"x": 1, "labels": 0, "y": 0},
         apply=apply,
-        loss=lambda params, batch: mean_square(apply(params, batch["x"]), batch["labels"]),
-        loss_terms=rows,
         reference_apply=reference_apply,
-        reference_loss=lambda params, batch: reference.mean_square(
-            reference_apply(params, batch["x"]), batch["labels"]
-        ),
+        criterion="mean square",
+        target=lambda batch: batch["labels"],
+        loss_terms=rows,
         items=rows,
         cost=lambda width: costs.lstm_multi(config, width),
     )
 
 
-BUILDERS: dict[type[configs.LayerOptions], Callable[[Any], Kernel]] = {
-    configs.Dense: dense_kernel,
-    configs.GroupedConv: grouped_conv_kernel,
-    configs.Rnn: rnn_kernel,
-    configs.Gru: gru_kernel,
-    configs.Lstm: lstm_kernel,
-    configs.LstmMulti: lstm_multi_kernel,
+BUILDERS: dict[type[LayerOptions], Callable[[Any], Kernel]] = {
+    Dense: dense_kernel,
+    GroupedConv: grouped_conv_kernel,
+    Rnn: rnn_kernel,
+    Gru: gru_kernel,
+    Lstm: lstm_kernel,
+    LstmMulti: lstm_multi_kernel,
 }
 
 
-def build(config: configs.LayerOptions) -> Kernel:
-    """The kernel that a config describes."""
+def build(config: LayerOptions) -> Kernel:
     return BUILDERS[type(config)](config)

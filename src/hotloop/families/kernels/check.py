@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from hotloop.errors import WrongResult
-from hotloop.families.kernels.kernel import Batch, Kernel
+from hotloop.families.kernels.kernel import HostBatch, Kernel
 from hotloop.families.kernels.reference import in_float64
 
 REFERENCE_FLOPS = 4e9
@@ -71,9 +71,15 @@ def check_output(kernel: Kernel, params: Any, x: Any, y: Any, flops: float, boun
 
 
 def check_update(
-    kernel: Kernel, params: Any, update: Any, batch: Batch, flops: float, learning_rate: float, bounds: Bounds
+    kernel: Kernel,
+    params: Any,
+    update: Any,
+    batch: HostBatch,
+    flops: float,
+    learning_rate: float,
+    bounds: Bounds,
 ) -> CheckResult:
-    """Compare loss, gradients and new parameters of one update with the reference's."""
+    """Compare what `update` makes of a batch (loss, gradients, new parameters) with what the reference makes of it."""
     total = batch["x"].shape[kernel.row_axes["x"]]
     fitting = [n for n in range(1, total + 1) if total % n == 0 and n * flops / total <= REFERENCE_FLOPS]
     rows = max(fitting, default=1)
@@ -81,7 +87,7 @@ def check_update(
     tiled = {
         name: np.concatenate([leaf] * (total // rows), kernel.row_axes[name]) for name, leaf in few.items()
     }
-    loss, gradients, new = jax.tree.map(np.asarray, update(params, tiled))
+    loss, gradients, new = jax.tree.map(np.asarray, update(tiled))
     expected_loss, expected = in_float64(jax.value_and_grad(kernel.reference_loss), params, few)
     moved = jax.tree.map(lambda p, g: np.asarray(p, np.float64) - learning_rate * g, params, expected)
     errors = {

@@ -1,22 +1,20 @@
 """Where a loop's batches come from: a pool that lies on the device, or the same batches sent from the host.
 
-Batch number t is pool[t mod n] either way, so both give the same results. It knows the kernel's data, not
-its layer.
+Batch number t is pool[t mod n] either way, so both give the same results. Both are feeds of `engine.loop`, whose batch
+is the pool with a number: a step picks for itself, so that it can make the choice wait for the step before.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
+from jax.sharding import Sharding
 
-from hotloop.families.kernels.config import LayerOptions
-from hotloop.families.kernels.kernel import Batch, HostBatch, Kernel
-from hotloop.families.kernels.model import P0, CompiledCall, pool_specs
+from hotloop.families.kernels.kernel import Batch, HostBatch
+from hotloop.families.kernels.model import Job
 
 POOL_BATCHES, POOL_BYTES = 4, 2**28
 """Different batches, fewer where they are large: no iteration sees the input of the one before."""
@@ -24,31 +22,16 @@ PIECE_BYTES = 2**27
 """What is sent from the host at once; two pieces are on the device at a time."""
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where parameters and batches live: one device, or a mesh of replicas."""
-
-    device: jax.Device
-    mesh: Mesh | None
-
-    def everywhere(self) -> Sharding:
-        """The same array on every replica."""
-        return SingleDeviceSharding(self.device) if self.mesh is None else NamedSharding(self.mesh, P0)
-
-    def pool(self, kernel: Kernel, pool: Any) -> dict[str, Sharding]:
-        """A pool of batches, its rows divided among the replicas."""
-        if self.mesh is None:
-            return {name: SingleDeviceSharding(self.device) for name in pool}
-        return {name: NamedSharding(self.mesh, spec) for name, spec in pool_specs(kernel, pool).items()}
-
-
-def make_pool(kernel: Kernel, config: LayerOptions, dtype: str) -> HostBatch:
+def make_pool(job: Job) -> HostBatch:
     """A few batches [n, ...] of all replicas' rows. Drawn by numpy: jax would take seconds to compile the draw."""
-    rows = config.batch_size * config.replicas
-    batches = [kernel.data(np.random.default_rng((config.seed, 0)), rows, jnp.dtype(dtype))]
+    config, rows = job.config, job.config.batch_size * job.config.replicas
+
+    def draw(number: int) -> HostBatch:
+        return job.kernel.data(np.random.default_rng((config.seed, number)), rows, jnp.dtype(job.dtype))
+
+    batches = [draw(0)]
     fitting = POOL_BYTES // sum(leaf.nbytes for leaf in batches[0].values())
-    for number in range(1, max(2, min(POOL_BATCHES, fitting))):
-        batches.append(kernel.data(np.random.default_rng((config.seed, number)), rows, jnp.dtype(dtype)))
+    batches += [draw(number) for number in range(1, max(2, min(POOL_BATCHES, fitting)))]
     pool = {name: np.stack([batch[name] for batch in batches]) for name in batches[0]}
     return {name: np.zeros_like(leaf) for name, leaf in pool.items()} if config.use_zero_values else pool
 
@@ -56,54 +39,55 @@ def make_pool(kernel: Kernel, config: LayerOptions, dtype: str) -> HostBatch:
 class PoolOnDevice:
     """The pool lies on the device: a step is one call over it, and nothing is sent."""
 
-    def __init__(self, pool: HostBatch, iterations: int, shardings: dict[str, Sharding]):
-        self.pool: Batch = {name: jax.device_put(leaf, shardings[name]) for name, leaf in pool.items()}
-        self.batches: int = pool["x"].shape[0]
-        self.iterations_a_call = iterations
+    any_count = True
+    batch_size = 1
+    longest_call = 2**31 - 1
 
-    def batch(self, number: int) -> dict[str, Any]:
-        """The batch of one iteration, counted from 0."""
-        return {name: leaf[number % self.batches] for name, leaf in self.pool.items()}
+    def __init__(self, pool: HostBatch, shardings: Mapping[str, Sharding]):
+        self.host, self.shardings = pool, shardings
+        self.batches: int = len(pool["x"])
+        self.pool = self._send(np.arange(self.batches))
 
-    def step(self, program: CompiledCall, params: Any, count: Array) -> tuple[Any, Array, Sequence[Array]]:
-        """One step: parameters, count and the results of its calls."""
-        params, count, result = program(params, count, self.pool)
-        return params, count, [result]
+    def _send(self, numbers: Any) -> Batch:
+        places = numbers % self.batches
+        return {name: jax.device_put(leaf[places], self.shardings[name]) for name, leaf in self.host.items()}
+
+    def at(self, number: int) -> HostBatch:
+        """The batch of one iteration, counted from 0, on the host."""
+        return {name: leaf[number % self.batches] for name, leaf in self.host.items()}
+
+    def arguments(self, first: int, count: int, following: int = 0) -> Any:
+        return {"pool": self.pool, "first": np.uint32(first)}
+
+    def like(self, count: int) -> Any:
+        return self.arguments(0, count)
+
+    def batch(self, arguments: Any, step: Array) -> Any:
+        return {"pool": arguments["pool"], "number": arguments["first"] + step}
+
+    def prepare(self, first: int) -> None:
+        """Called when the call before update `first` is on its way."""
+
+    def position(self, update: int) -> dict[str, Any]:
+        return {"update": update}
+
+    def check_position(self, saved: Mapping[str, Any]) -> None:
+        """A benchmark is never resumed."""
 
 
-class PoolFromHost:
-    """Every batch is sent from the host: a step is several calls, each on the piece sent during the last."""
+class PoolFromHost(PoolOnDevice):
+    """Every batch is sent from the host, in pieces of which each is sent while the device works on the last."""
 
-    def __init__(self, pool: HostBatch, iterations: int, shardings: dict[str, Sharding]):
-        self._host = pool
-        self._shardings = shardings
-        self._sent = 0
-        self.batches: int = len(self._host["x"])
-        size = sum(leaf.nbytes for leaf in self._host.values()) / self.batches
+    def __init__(self, pool: HostBatch, shardings: Mapping[str, Sharding], iterations: int):
+        super().__init__(pool, shardings)
+        size = sum(leaf.nbytes for leaf in pool.values()) / self.batches
         # Pieces of equal length, so that one program serves all and batch t of a piece is where t says.
         lengths = [n for n in range(1, iterations + 1) if iterations % n == 0 and n * size <= PIECE_BYTES]
-        self.iterations_a_call = max(lengths, default=1)
-        self._calls = iterations // self.iterations_a_call
-        self.pool = self._send()
+        self.longest_call = max(lengths, default=1)
+        self.prepare(0)
 
-    def _send(self) -> Batch:
-        numbers = (self._sent + np.arange(self.iterations_a_call)) % self.batches
-        self._sent += self.iterations_a_call
-        return {
-            name: jax.device_put(leaf[numbers], self._shardings[name]) for name, leaf in self._host.items()
-        }
+    def prepare(self, first: int) -> None:
+        self.pool = self._send(first + np.arange(self.longest_call))
 
-    def batch(self, number: int) -> dict[str, Any]:
-        """The batch of one iteration, counted from 0."""
-        return {name: leaf[number % self.batches] for name, leaf in self._host.items()}
-
-    def step(self, program: CompiledCall, params: Any, count: Array) -> tuple[Any, Array, Sequence[Array]]:
-        """One step; the next step's first piece is already on its way when it ends."""
-        results: list[Array] = []
-        for _ in range(self._calls):
-            params, count, result = program(params, count, self.pool)
-            self.pool = self._send()
-            if results:
-                results[-1].block_until_ready()  # so that no more than two pieces are on the device
-            results.append(result)
-        return params, count, results
+    def arguments(self, first: int, count: int, following: int = 0) -> Any:
+        return {"pool": self.pool, "first": np.uint32(0)}

@@ -1,28 +1,34 @@
 """HMC steps timed in isolation, from beginning to end: check, compile, warm up, time, report.
 
-The loop is in `sampling`, what the chains are held against in `verdict`; this is the order of things.
+The compiled loop draws its randomness in blocks outside the innermost loop and takes sums inside it. The sampler
+itself is `hotloop.mcmc.hmc`; densities are in `targets`, what the chains are held against in `verdict`.
 """
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
-from hotloop.engine.device import describe_environment
 from hotloop.engine.keys import stream
-from hotloop.engine.measure import ceilings, describe_device
-from hotloop.engine.progress import Console
+from hotloop.engine.progress import Console, compiling
 from hotloop.errors import WrongResult
-from hotloop.families.kernels import sampling, targets, timing
+from hotloop.families.kernels import targets, timing
 from hotloop.families.kernels.config import Hmc
-from hotloop.families.kernels.model import matmul_precision
-from hotloop.families.kernels.verdict import report_statistics
+from hotloop.families.kernels.kernel import matmul_precision
+from hotloop.families.kernels.targets import Target
+from hotloop.families.kernels.verdict import Blocks, report_statistics
 from hotloop.mcmc import hmc
-from hotloop.options import to_jsonable
 from hotloop.rehearsal import begin_work
 
+SHORTEST_BLOCK, BLOCKS_A_CALL, NOISE_BYTES = 50, 20, 2**26
+UNROLL = {("toy", "gpu"): 25}
+"""Steps written out in one turn of the loop, else 1. A GPU starts kernels at each turn, so many tiny steps should
+share one; XLA:CPU makes one function of a small loop but many of a large one (93 ns a step at 1, 1,000 at 20)."""
 BOUNDS = {"position": 1e-4, "energy": 1e-5}
 """Of one float32 trajectory: end point relative to its norm, energy change relative to 1 + |log density|."""
 
@@ -42,48 +48,41 @@ def run(config: Hmc, device: jax.Device, console: Console) -> dict[str, Any]:
     said = ", ".join(f"{name} {error:.1e} (limit {BOUNDS[name]:g})" for name, error in errors.items())
     console.say(f"checked against float64, one trajectory: relative error {said}")
     with console.progress("HMC"):
-        sampler = sampling.prepare(config, target, device.platform)
+        sampler = prepare(config, target, device.platform)
     if config.save_graph:
         timing.save_graph(config, sampler.lowered_text(), sampler.compiled, console)
-    start = time.perf_counter()
-    sampler.step()
-    warm_up = time.perf_counter() - start
+    warm_up, _ = timing.time_step(sampler.step)
     console.say(f"compiled in {sampler.compile_seconds:.3f} s, warm-up {warm_up:.3f} s")
-    repeats, blocks = time_steps(config, sampler, console)
-    work = timing.TimedWork(config.hmc_steps, config.hmc_steps, target.cost, 1, "float32")
-    with console.progress("measuring the device"):
-        limits = ceilings(device)
-    result = timing.figures(repeats, work, limits)
-    for line in timing.figure_lines(result, "hmc steps/sec"):
-        console.say(line)
-    console.say(f"mean time of an HMC step: {np.mean(repeats) / config.hmc_steps * 1e6:.4g} us")
+    steps = config.hmc_steps
+    work = timing.TimedWork("HMC", "hmc steps/sec", steps, steps, target.cost, 1, "float32")
+    result, calls = timing.measure(sampler.step, work, config, device, console)
+    console.say(f"mean time of an HMC step: {np.mean(result['seconds']['all']) / steps * 1e6:.4g} us")
+    blocks = Blocks(*(np.concatenate(leaves) for leaves in zip(*calls, strict=True)))
     result |= report_statistics(config, blocks, console)
     if folder is not None:
-        compiled = sampler.compiled, sampler.compile_seconds
-        timing.write_report(folder, "hmc", *compiled, sampler.step, console)
-    return result | {
+        timing.write_report(folder, "hmc", sampler.compiled, sampler.compile_seconds, sampler.step, console)
+    return {
+        **result,
         "chain_steps_per_second": result["items_per_second"] * config.number_of_chains,
         "checked": {"rows": config.number_of_chains, "errors": errors, "bounds": BOUNDS},
         "compile_seconds": sampler.compile_seconds,
         "warm_up_seconds": warm_up,
         "dtype": "float32",
         "mode": "sampling",
-        "device": describe_device(device),
-        "config": to_jsonable(config),
-        "environment": describe_environment(),
+        **timing.circumstances(config, device),
     }
 
 
-def check(config: Hmc, target: targets.Target, platform: str) -> dict[str, float]:
+def check(config: Hmc, target: Target, platform: str) -> dict[str, float]:
     """One trajectory of every chain against a textbook leapfrog in float64."""
     momentum = jax.random.normal(stream(jax.random.key(config.seed), "check", 0), target.start.shape)
 
     def trajectory(start: Array, momentum: Array, data: Any) -> tuple[Array, Array]:
-        gradient = sampling.gradient(target, data)
-        state = hmc.init(start, gradient)
+        density = gradient(target, data)
+        state = hmc.init(start, density)
         steps = config.leapfrog_step_size, config.leapfrog_steps
-        end, turned = hmc.leapfrog(gradient, state, momentum, *steps)
-        return end.position, hmc.energy(end, turned) - hmc.energy(state, momentum)
+        end, last = hmc.leapfrog(density, state, momentum, *steps)
+        return end.position, hmc.energy(end, last) - hmc.energy(state, momentum)
 
     with matmul_precision("float32", False, platform):
         position, change = jax.jit(trajectory)(target.start, momentum, target.data)
@@ -101,7 +100,7 @@ def check(config: Hmc, target: targets.Target, platform: str) -> dict[str, float
     return errors
 
 
-def textbook_trajectory(config: Hmc, target: targets.Target, momentum: Any) -> tuple[Any, Any, Any]:
+def textbook_trajectory(config: Hmc, target: Target, momentum: Any) -> tuple[Any, Any, Any]:
     """End point, energy change and energy scale of each chain by kick, drift, kick: two gradients a leapfrog."""
     start, data = jax.tree.map(np.float64, (target.start, target.data))
     size, q, p = config.leapfrog_step_size, start, momentum
@@ -114,19 +113,91 @@ def textbook_trajectory(config: Hmc, target: targets.Target, momentum: Any) -> t
     return q, change, 1 + np.maximum(np.abs(before), np.abs(after))
 
 
-def time_steps(
-    config: Hmc, sampler: sampling.HmcLoop, console: Console
-) -> tuple[list[list[float]], sampling.Blocks]:
-    """Seconds of every call, repeat by repeat, each said as it comes; and the means of all blocks."""
-    repeats, calls = [], []
-    with console.progress("HMC", config.repeat * config.steps) as bar:
-        for _ in range(config.repeat):
-            seconds = []
-            for _ in range(config.steps):
-                start = time.perf_counter()
-                calls.append(sampler.step())
-                seconds.append(time.perf_counter() - start)
-                bar.advance()
-                console.say(f"{seconds[-1]:.6f} sec/itr. {config.hmc_steps / seconds[-1]:.2f} hmc steps/sec")
-            repeats.append(seconds)
-    return repeats, sampling.Blocks(*(np.concatenate(leaves) for leaves in zip(*calls, strict=True)))
+@dataclass
+class HmcLoop:
+    """The compiled call and the state that goes from call to call."""
+
+    compiled: Any
+    lowered_text: Callable[[], str]
+    compile_seconds: float
+    data: Any
+    state: hmc.State
+    block: Array
+
+    def step(self) -> Blocks:
+        """One call of `hmc_steps` steps, finished when this returns."""
+        self.state, self.block, blocks = self.compiled(self.state, self.block, self.data)
+        return Blocks(*(leaf.block_until_ready() for leaf in blocks))
+
+
+def prepare(config: Hmc, target: Target, platform: str) -> HmcLoop:
+    """The compiled call at its starting state."""
+    start = time.perf_counter()
+    block = jnp.int32(0)
+    with compiling(recorded=True), matmul_precision("float32", False, platform):
+        begin = jax.jit(lambda start, data: hmc.init(start, gradient(target, data)))
+        state = begin(jnp.copy(target.start), target.data)
+        jitted = jax.jit(loop(config, target, platform), donate_argnums=(0, 1))
+        lowered = jitted.lower(state, block, target.data)
+        compiled = lowered.compile()
+    seconds = time.perf_counter() - start
+    return HmcLoop(compiled, lowered.as_text, seconds, target.data, state, block)
+
+
+def gradient(target: Target, data: Any) -> hmc.ValueAndGradient:
+    """Value and gradient of the target with its data."""
+    return hmc.gradient_of(lambda x: target.log_density(data, x))
+
+
+def block_length(config: Hmc, size: int) -> int:
+    """Steps of a block: a twentieth of a call, long against the chain's memory, its noise bounded in bytes."""
+    fitting = NOISE_BYTES // (4 * config.number_of_chains * (size + 1))
+    wanted = max(SHORTEST_BLOCK, config.hmc_steps // BLOCKS_A_CALL)
+    return max(1, min(config.hmc_steps, fitting, wanted))
+
+
+def loop(config: Hmc, target: Target, platform: str) -> Callable[..., tuple[hmc.State, Array, Blocks]]:
+    """(state, block number, data) -> (state, block number, block means): `hmc_steps` steps.
+
+    Steps that do not fill a block run all the same but are left out of the means.
+    """
+    length = block_length(config, target.start.shape[1])
+    blocks, rest = divmod(config.hmc_steps, length)
+    unroll = UNROLL.get((config.target, platform), 1)
+
+    def call(state: hmc.State, block: Array, data: Any) -> tuple[hmc.State, Array, Blocks]:
+        run_block = block_of(config, hmc.transition(gradient(target, data), config.leapfrog_steps), unroll)
+
+        def body(carry: tuple[hmc.State, Array], _: None) -> tuple[tuple[hmc.State, Array], Blocks]:
+            state, number = carry
+            state, means = run_block(state, number, length)
+            return (state, number + 1), means
+
+        (state, block), means = lax.scan(body, (state, block), None, length=blocks)
+        if rest:
+            state, _ = run_block(state, block, rest)
+            block += 1
+        return state, block, means
+
+    return call
+
+
+def block_of(config: Hmc, step: hmc.Transition, unroll: int) -> Callable[..., tuple[hmc.State, Blocks]]:
+    """(state, block number, steps) -> (state, means): draw the block's randomness, then use it up."""
+    key, step_size = jax.random.key(config.seed), config.leapfrog_step_size
+
+    def one_step(carry: tuple[hmc.State, Blocks], noise: tuple[Array, Array]) -> tuple[Any, None]:
+        state, sums = carry
+        state, info = step(state, *noise, step_size)
+        x = state.position
+        new = Blocks(info.acceptance.mean(), info.accepted.mean(), x.mean(), jnp.square(x).mean())
+        return (state, jax.tree.map(jnp.add, sums, new)), None
+
+    def run_block(state: hmc.State, number: Array, steps: int) -> tuple[hmc.State, Blocks]:
+        momentum = jax.random.normal(stream(key, "momentum", number), (steps, *state.position.shape))
+        uniform = jax.random.uniform(stream(key, "uniform", number), (steps, *state.log_density.shape))
+        carry = state, Blocks(*jnp.zeros(4))
+        (state, sums), _ = lax.scan(one_step, carry, (momentum, uniform), unroll=min(unroll, steps))
+        return state, jax.tree.map(lambda leaf: leaf / steps, sums)
+
+    return run_block

@@ -1,165 +1,169 @@
-"""The compiled loop: many iterations of one kernel in one call, none of which a compiler may hoist or drop.
+"""A layer as the engine runs it: `init`, `update` and `evaluate` as in every family, and one forward pass as a step.
 
-An iteration's batch is chosen by a counter that the last iteration's output has a say in, so no iteration
-can begin, let alone be moved out of the loop, before the one before it is done; the last output (or every
-loss) leaves the call, so none can be left out. Several replicas run the same loop on their share of the rows
-and average their gradients. Timing is elsewhere.
+Batches of `update` and `evaluate` are rows first; a layer may want its rows on another axis (time comes first in
+recurrent ones), and turning a batch once each way costs nothing, since the compiler drops both. `train_step` and
+`infer_step` are what `engine.loop` repeats for a benchmark: they pick their batch from a pool themselves. Nothing is
+compiled or timed here.
 """
 
-import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import Array, lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from hotloop.engine import precision, split
 from hotloop.engine.device import REPLICA
-from hotloop.engine.progress import compiling
-from hotloop.engine.rounding import stochastic_round
-from hotloop.errors import OptionError
+from hotloop.engine.loss_scale import StaticScale, scale_loss, unscale
+from hotloop.families.kernels.catalogue import build
+from hotloop.families.kernels.config import LayerOptions
 from hotloop.families.kernels.kernel import Batch, Kernel
 
 UNREACHABLE = 60000.0
 """No sound output is as large in any type; the compiler cannot know that."""
 LARGEST_SCALE = 8192
-P0 = P()  # type: ignore[no-untyped-call]  # the same on every replica
-
-Call = Callable[[Any, Array, Batch], tuple[Any, Array, Array]]
-"""(parameters, count, pool [n, ...]) -> (parameters, count, last output or every loss)."""
+State = dict[str, Any]
+Step = Callable[[State, Any, Array], tuple[State, dict[str, Array]]]
 
 
-def inference(kernel: Kernel, iterations: int) -> Call:
-    """Forward passes, each over the next batch of the pool; the last output is the result."""
+@dataclass(frozen=True)
+class Job:
+    """A layer's options, and what was chosen for them."""
 
-    def call(params: Any, count: Array, pool: Batch) -> tuple[Any, Array, Array]:
-        def body(carry: tuple[Array, Array], _: None) -> tuple[tuple[Array, Array], None]:
-            count, _last = carry
-            y = kernel.apply(params, pick(pool, count)["x"])
-            surprise = (y.reshape(-1)[0] > UNREACHABLE).astype(count.dtype)
-            return (count + 1 + surprise, y), None
+    config: LayerOptions
+    dtype: str
+    device: jax.Device = field(default_factory=lambda: jax.devices()[0])
+    """Where a benchmark runs; with a mesh, its first device."""
+    mesh: Mesh | None = None
+    """The replicas that share a batch; None: one device."""
 
-        y = jax.eval_shape(kernel.apply, params, pick(pool, count)["x"])
-        (count, last), _ = lax.scan(body, (count, jnp.zeros(y.shape, y.dtype)), None, length=iterations)
-        return params, count, last
+    @property
+    def kernel(self) -> Kernel:
+        return build(self.config)
 
-    return call
+    @property
+    def policy(self) -> precision.Policy:
+        """Weights are kept in the type that is computed in, so 16-bit ones are rounded stochastically: rounding to
+        nearest would swallow every step smaller than half the gap between neighbours, and the loss would stand still.
+        """
+        dtype = jnp.dtype(self.dtype)
+        return precision.Policy(dtype, dtype, stochastic_rounding=dtype != jnp.float32)
 
-
-def training(kernel: Kernel, iterations: int, learning_rate: float, key: Array, axis: str | None) -> Call:
-    """Weight updates, each on the next batch of the pool; every loss is the result."""
-    update = updater(kernel, learning_rate, key, axis)
-
-    def call(params: Any, count: Array, pool: Batch) -> tuple[Any, Array, Array]:
-        def body(carry: tuple[Any, Array], _: None) -> tuple[tuple[Any, Array], Array]:
-            params, count = carry
-            loss, _, params = update(params, count, pick(pool, count))
-            return (params, count + 1), loss
-
-        (params, count), losses = lax.scan(body, (params, count), None, length=iterations)
-        return params, count, losses
-
-    return call
+    @property
+    def optimiser(self) -> optax.GradientTransformation:
+        return optax.sgd(self.config.learning_rate)
 
 
-def pick(pool: Batch, count: Array) -> Batch:
-    """The pool's batch for this count."""
-    place = count % jax.tree.leaves(pool)[0].shape[0]
-    return {name: lax.dynamic_index_in_dim(leaf, place, keepdims=False) for name, leaf in pool.items()}
+def init(job: Job, key: Array) -> State:
+    params = job.kernel.init(key, job.dtype)
+    return {"params": params, "slots": precision.start_state(job.policy, job.optimiser, params)}
 
 
-Update = Callable[[Any, Array, Batch], tuple[Array, Any, Any]]
+def update(job: Job) -> Step:
+    """One SGD update on a batch of all replicas' rows."""
+    policy, optimiser, differentiate = job.policy, job.optimiser, gradients(job)
+
+    def one(state: State, batch: Batch, key: Array) -> tuple[State, dict[str, Array]]:
+        loss, slopes = differentiate(state["params"], batch)
+        params, slots = precision.optimise(policy, optimiser, slopes, state["slots"], state["params"], key)
+        return {"params": params, "slots": slots}, {"loss": loss}
+
+    return one
 
 
-def updater(kernel: Kernel, learning_rate: float, key: Array, axis: str | None) -> Update:
-    """One SGD update: (parameters, count, batch) -> (loss, gradients, new parameters).
+def gradients(job: Job) -> Callable[[Any, Batch], tuple[Array, Any]]:
+    """(parameters, batch) -> mean loss over all rows and its gradients, both float32."""
+    kernel = job.kernel
+    factor = StaticScale(loss_scale(kernel.loss_terms, job.dtype))
 
-    16-bit weights are rounded stochastically: rounding to nearest would swallow every step that is smaller
-    than half the gap between neighbours, and the loss would stand still. float16 gradients are computed from
-    a loss scaled by a power of two, or they would fall below its smallest number.
-    """
+    def of_share(axis: str | None, batch: Batch, params: Any) -> tuple[Array, Any]:
+        scale, inputs = factor.init(), kernel.lay_out(batch)
+        scaled = jax.value_and_grad(lambda params: scale_loss(scale, kernel.loss(params, inputs)))(params)
+        loss, slopes = unscale(scale, split.average_replicas(scaled, axis))
+        return loss, slopes
 
-    def update(params: Any, count: Array, batch: Batch) -> tuple[Array, Any, Any]:
-        scale = loss_scale(kernel.loss_terms, jax.tree.leaves(params)[0].dtype)
-        loss, scaled = jax.value_and_grad(lambda p: kernel.loss(p, batch) * scale)(params)
-        if axis is not None:
-            loss, scaled = lax.pmean((loss, scaled), axis)  # type: ignore[no-untyped-call]
-        gradients = jax.tree.map(lambda g: g.astype(jnp.float32) / scale, scaled)
-        leaves, tree = jax.tree.flatten(params)
-        rounding = jax.random.fold_in(key, count)
-        new = [
-            stochastic_round(leaf.astype(jnp.float32) - learning_rate * g, leaf.dtype, rounding, number)
-            for number, (leaf, g) in enumerate(zip(leaves, jax.tree.leaves(gradients), strict=True))
-        ]
-        return loss / scale, gradients, jax.tree.unflatten(tree, new)
-
-    return update
+    averaged = split.on_replicas(of_share, job.mesh)
+    return lambda params, batch: averaged(batch, params)
 
 
 def loss_scale(terms: int, dtype: Any) -> float:
-    """1, or for float16 the largest power of two up to the number of terms in the loss's mean, and 8192."""
-    return float(2 ** (min(terms, LARGEST_SCALE).bit_length() - 1)) if dtype == jnp.float16 else 1.0
+    """1, or for float16 the largest power of two up to the number of terms in the loss's mean, and 8192.
+
+    Without it float16 gradients would fall below the smallest number of that type.
+    """
+    return (
+        float(2 ** (min(terms, LARGEST_SCALE).bit_length() - 1)) if jnp.dtype(dtype) == jnp.float16 else 1.0
+    )
 
 
-def matmul_precision(dtype: str, half_partials: bool, platform: str) -> AbstractContextManager[None]:
-    """How products are summed while a program is traced: 16 bits if asked for, and float32 never as TF32."""
-    precision: Any = None
-    if half_partials:
-        precision = {"float16": "F16_F16_F16", "bfloat16": "BF16_BF16_BF16"}[dtype]
-    elif dtype == "float32" and platform != "cpu":
-        precision = "highest"
-    context: AbstractContextManager[None] = jax.default_matmul_precision(precision)
-    return context
+def evaluate(job: Job) -> Callable[[State, Batch], dict[str, Array]]:
+    """The loss of each row."""
+    kernel = job.kernel
+
+    def values(state: State, batch: Batch) -> dict[str, Array]:
+        def of_row(row: Batch) -> Array:
+            alone = {name: leaf[None] for name, leaf in row.items()}
+            return kernel.loss(state["params"], kernel.lay_out(alone))
+
+        return {"loss": jax.vmap(of_row)(batch)}
+
+    return values
 
 
-@dataclass
-class CompiledCall:
-    """A call compiled ahead of time."""
+def train_step(job: Job) -> Step:
+    """`update` on the pool's batch of a number."""
+    kernel, one = job.kernel, update(job)
 
-    compiled: Any
-    lowered_text: Callable[[], str]
-    compile_seconds: float
+    def step(state: State, place: Mapping[str, Any], key: Array) -> tuple[State, dict[str, Array]]:
+        return one(state, kernel.rows_first(pick(place["pool"], place["number"])), key)
 
-    def __call__(self, params: Any, count: Array, pool: Batch) -> tuple[Any, Array, Array]:
-        """Run it; the parameters and the count handed in are consumed."""
-        result: tuple[Any, Array, Array] = self.compiled(params, count, pool)
-        return result
+    return step
 
 
-def compile_call(
-    call: Call, arguments: tuple[Any, Array, Batch], kernel: Kernel, mesh: Mesh | None, result: P
-) -> CompiledCall:
-    """Compile a call for these arguments, over the mesh's replicas if there is one."""
-    start = time.perf_counter()
-    if mesh is not None:
-        call = over_replicas(call, mesh, (P0, P0, pool_specs(kernel, arguments[2])), (P0, P0, result))
-    try:
-        with compiling(recorded=True):
-            lowered = jax.jit(call, donate_argnums=(0, 1)).lower(*arguments)
-            compiled = lowered.compile()
-    except (ValueError, jax.errors.JaxRuntimeError) as error:
-        # What jax and XLA say of a way of summing (F16_F16_F16) that the device has not.
-        if "not supported by dot_general" in str(error) or "ALG_DOT_" in str(error):
-            reason = "this device cannot sum in 16 bits; leave it out"
-            raise OptionError(f"--enable-half-partials: {reason}") from error
-        raise
-    return CompiledCall(compiled, lowered.as_text, time.perf_counter() - start)
+def begin_inference(job: Job, params: Any, x: Any) -> State:
+    """What `infer_step` goes on from; `x` is any batch's."""
+    y = jax.eval_shape(over_replicas(job), params, x)
+    return {"params": params, "count": jnp.uint32(0), "y": jnp.zeros(y.shape, y.dtype)}
 
 
-def over_replicas(function: Callable[..., Any], mesh: Mesh, inputs: Any, outputs: Any) -> Callable[..., Any]:
-    """The function on every replica's share. Replication is ours to keep: pmean is where it is restored."""
-    return jax.shard_map(function, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=False)
+def infer_step(job: Job) -> Step:
+    """A forward pass over the pool's batch of the state's count; its output is the state's `y`.
+
+    The output has a say in the count, so no pass can begin, let alone be moved out of the loop, before the one before
+    it is done; the last output leaves the call, so that none can be left out.
+    """
+    apply = over_replicas(job)
+
+    def step(state: State, place: Mapping[str, Any], key: Array) -> tuple[State, dict[str, Array]]:
+        y = apply(state["params"], pick(place["pool"], state["count"])["x"])
+        surprise = (y.reshape(-1)[0] > UNREACHABLE).astype(jnp.uint32)
+        return {"params": state["params"], "count": state["count"] + 1 + surprise, "y": y}, {}
+
+    return step
+
+
+def pick(pool: Batch, number: Array) -> Batch:
+    """The pool's batch of this number, which may be beyond its end: it begins again."""
+    place = number % jax.tree.leaves(pool)[0].shape[0]
+    return {name: lax.dynamic_index_in_dim(leaf, place, keepdims=False) for name, leaf in pool.items()}
+
+
+def over_replicas(job: Job) -> Callable[[Any, Array], Array]:
+    """The layer on every replica's rows."""
+    kernel = job.kernel
+    if job.mesh is None:
+        return kernel.apply
+    x, y = (rows_on(kernel.row_axes[name]) for name in "xy")
+    return jax.shard_map(
+        kernel.apply, mesh=job.mesh, in_specs=(split.EVERYWHERE, x), out_specs=y, check_vma=False
+    )
 
 
 def rows_on(axis: int) -> P:
     """An array whose rows, on this axis, are divided among the replicas."""
     return P(*[None] * axis, REPLICA)  # type: ignore[no-untyped-call]
-
-
-def pool_specs(kernel: Kernel, pool: Batch) -> dict[str, P]:
-    """A pool [n, ...] divided among replicas by its rows."""
-    return {name: rows_on(1 + kernel.row_axes[name]) for name in pool}

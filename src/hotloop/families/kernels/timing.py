@@ -1,24 +1,27 @@
-"""Seconds into figures: medians and percentiles, rates, and the share of what the device can do at most.
+"""The frame of every kernel benchmark: timed steps, seconds made into figures, and what is left on disk when asked.
 
-It knows neither what was timed nor how: only seconds, iterations and costs.
-
-What a benchmark leaves on disk when asked: its program's text, and a report. It knows no kernel.
+Figures are medians and percentiles, rates, and the share of what the device can do at most. It knows no kernel: only
+steps, seconds, iterations and costs.
 """
 
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
-from hotloop.engine import measure
-from hotloop.engine.measure import Ceilings
+from hotloop.engine import measure as measuring
+from hotloop.engine.device import describe_environment
+from hotloop.engine.measure import Ceilings, ceilings
 from hotloop.engine.progress import Console
 from hotloop.engine.run import default_path
 from hotloop.errors import OptionError
 from hotloop.families.kernels.config import TimingOptions
 from hotloop.families.kernels.costs import Cost
+from hotloop.options import to_jsonable
 
 LATENCY_SECONDS = 20e-6
 """Work that would ideally take less than this a serial chain is bound by starting it, not by doing it."""
@@ -28,6 +31,9 @@ LATENCY_SECONDS = 20e-6
 class TimedWork:
     """What one timed step does."""
 
+    title: str
+    unit: str
+    """What is printed after a rate."""
     iterations: int
     items: int
     """In one step, of all replicas."""
@@ -37,10 +43,34 @@ class TimedWork:
     dtype: str
 
 
-def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """Median, 10th and 90th percentile."""
-    p10, median, p90 = (float(v) for v in np.percentile(values, [10, 50, 90]))
-    return {"median": median, "p10": p10, "p90": p90}
+def time_step(step: Callable[[], Any]) -> tuple[float, Any]:
+    """Seconds of a step, which is finished when it returns, and what it returned."""
+    start = time.perf_counter()
+    result = step()
+    return time.perf_counter() - start, result
+
+
+def measure(
+    step: Callable[[], Any], work: TimedWork, config: TimingOptions, device: jax.Device, console: Console
+) -> tuple[dict[str, Any], list[Any]]:
+    """Figures of all timed steps, said as they come; and what the steps returned."""
+    repeats, results = [], []
+    with console.progress(work.title, config.repeat * config.steps) as bar:
+        for _ in range(config.repeat):
+            seconds = []
+            for _ in range(config.steps):
+                took, result = time_step(step)
+                seconds.append(took)
+                results.append(result)
+                bar.advance()
+                console.say(f"{took:.6f} sec/itr. {work.items / took:.2f} {work.unit}")
+            repeats.append(seconds)
+    with console.progress("measuring the device"):
+        limits = ceilings(device)
+    found = figures(repeats, work, limits)
+    for line in figure_lines(found, work.unit):
+        console.say(line)
+    return found, results
 
 
 def figures(repeats: Sequence[Sequence[float]], work: TimedWork, ceilings: Ceilings) -> dict[str, Any]:
@@ -48,27 +78,24 @@ def figures(repeats: Sequence[Sequence[float]], work: TimedWork, ceilings: Ceili
     seconds = [each for repeat in repeats for each in repeat]
     middle = percentiles(seconds)
     a_step = middle["median"]
-    flops = work.cost.flops * work.iterations * work.replicas
-    moved = work.cost.bytes * work.iterations * work.replicas
     result = {
         "items_per_second": work.items / a_step,
         "seconds_per_step": a_step,
         "seconds": {"all": seconds, **middle},
         "microseconds_per_iteration": a_step / work.iterations * 1e6,
-        "tflops": flops / a_step / 1e12,
-        "gbps": moved / a_step / 1e9,
+        "tflops": work.cost.flops * work.iterations * work.replicas / a_step / 1e12,
+        "gbps": work.cost.bytes * work.iterations * work.replicas / a_step / 1e9,
         **roofline(work, a_step / work.iterations, ceilings),
-        "cost": {
-            "flops": work.cost.flops,
-            "bytes": work.cost.bytes,
-            "streamed_bytes": work.cost.streamed_bytes,
-            "weight_bytes": work.cost.weight_bytes,
-            "serial_steps": work.cost.serial_steps,
-        },
+        "cost": asdict(work.cost),
     }
     if len(repeats) > 1:
         result["repeats"] = [work.items / percentiles(repeat)["median"] for repeat in repeats]
     return result
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float]:
+    p10, median, p90 = (float(v) for v in np.percentile(values, [10, 50, 90]))
+    return {"median": median, "p10": p10, "p90": p90}
 
 
 def roofline(work: TimedWork, seconds: float, ceilings: Ceilings) -> dict[str, Any]:
@@ -98,7 +125,6 @@ def roofline(work: TimedWork, seconds: float, ceilings: Ceilings) -> dict[str, A
 
 
 def figure_lines(result: dict[str, Any], unit: str) -> list[str]:
-    """The figures for people."""
     seconds, roof = result["seconds"], result["limits"]
     text = [
         "seconds per step: " + ", ".join(f"{name} {seconds[name]:.6g}" for name in ("median", "p10", "p90")),
@@ -123,21 +149,11 @@ def own_folder(config: TimingOptions) -> Path:
 
 def report_folder(config: TimingOptions, name: str, console: Console) -> Path | None:
     """The folder that the option or the environment asks for, known to be writable; None if none does."""
-    folder = measure.requested(config.report, own_folder(config), console.warn, (name,))
-    return None if folder is None else measure.check_report_folder(folder, (name,))
+    folder = measuring.requested(config.report, own_folder(config), console.warn, (name,))
+    return None if folder is None else measuring.check_report_folder(folder, (name,))
 
 
-def write_report(
-    folder: Path, name: str, compiled: Any, compile_seconds: float, step: Callable[[], Any], console: Console
-) -> None:
-    """Cost, memory and text of the program, and a profiler trace of one more step."""
-    measure.write_program_report(folder, compiled, compile_seconds, name)
-    with measure.trace_program(folder, name):
-        step()
-    console.say(f"report: {folder / name}")
-
-
-def save_graph(config: TimingOptions, before: str, compiled: Any, console: Console) -> Path:
+def save_graph(config: TimingOptions, before: str, compiled: Any, console: Console) -> None:
     """The program's text before and after optimisation, in a folder of its own."""
     folder = own_folder(config)
     try:
@@ -149,4 +165,22 @@ def save_graph(config: TimingOptions, before: str, compiled: Any, console: Conso
             f"--save-graph: cannot write {folder} ({error.strerror}); run it elsewhere"
         ) from None
     console.say(f"program text: {folder}")
-    return folder
+
+
+def write_report(
+    folder: Path, name: str, compiled: Any, compile_seconds: float, step: Callable[[], Any], console: Console
+) -> None:
+    """Cost, memory and text of the program, and a profiler trace of one more step."""
+    measuring.write_program_report(folder, compiled, compile_seconds, name)
+    with measuring.trace_program(folder, name):
+        step()
+    console.say(f"report: {folder / name}")
+
+
+def circumstances(config: TimingOptions, device: jax.Device) -> dict[str, Any]:
+    """What every result says of how it came about."""
+    return {
+        "device": measuring.describe_device(device),
+        "config": to_jsonable(config),
+        "environment": describe_environment(),
+    }

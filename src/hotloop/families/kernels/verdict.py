@@ -1,24 +1,39 @@
-"""Means of a Markov chain with their standard errors, from the means of consecutive blocks of steps.
+"""What the HMC chains did, with standard errors, and for the toy whether it is what theory says exactly.
 
-Blocks much longer than the chain's memory are nearly independent, so the spread of their means tells the
-error of the whole mean, correlation included. It knows no sampler.
-
-What the HMC chains did, with standard errors, and for the toy whether it is what theory says exactly.
+Errors come from the means of consecutive blocks of steps: blocks much longer than the chain's memory are nearly
+independent, so the spread of their means tells the error of the whole mean, correlation included. It knows no sampler.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hotloop.engine.progress import Console
 from hotloop.families.kernels import targets
 from hotloop.families.kernels.config import Hmc
-from hotloop.families.kernels.sampling import Blocks
 
 FEWEST_BLOCKS = 20
+NO_TURN = 1e-6
+REASONS = {
+    "unstable": "the step size is beyond the stability limit sqrt 2: proposals run away",
+    "periodic": "a trajectory ends at its start or its mirror image: the chain cannot mix, its moments say nothing",
+    "unknown": "too few blocks for standard errors; use more --steps or --hmc-steps",
+    "agrees": "all within four standard errors of the exact values",
+}
+
+
+class Blocks(NamedTuple):
+    """Means over all chains and over the steps of each block."""
+
+    acceptance: Any
+    accepted: Any
+    first: Any
+    """Of the position."""
+    second: Any
+    """Of its square."""
 
 
 @dataclass(frozen=True)
@@ -50,15 +65,6 @@ def variance_of_blocks(firsts: Any, seconds: Any) -> MeanWithError:
     return MeanWithError(
         float(seconds.mean()) - centre**2, mean_of_blocks(seconds - 2 * centre * firsts).error
     )
-
-
-NO_TURN = 1e-6
-REASONS = {
-    "unstable": "the step size is beyond the stability limit sqrt 2: proposals run away",
-    "periodic": "a trajectory ends at its start or its mirror image: the chain cannot mix, its moments say nothing",
-    "unknown": "too few blocks for standard errors; use more --steps or --hmc-steps",
-    "agrees": "all within four standard errors of the exact values",
-}
 
 
 def report_statistics(config: Hmc, blocks: Blocks, console: Console) -> dict[str, Any]:
