@@ -34,7 +34,6 @@ class PlanConfig(PlanOptions):
 
 
 def make_plan(config: PlanConfig) -> Plan:
-    """The plan that the options ask for."""
     batch = Batch.of(
         config.micro_batch_size,
         config.num_replicas,
@@ -54,7 +53,6 @@ def show_plan(plan: Plan, context: Context) -> dict[str, Any]:
 
 
 def run(config: PlanConfig, context: Context) -> Mapping[str, Any]:
-    """Plan and show."""
     return show_plan(make_plan(config), context)
 
 
