@@ -18,7 +18,7 @@ import pytest
 from hotloop.cli import recommender_plot
 from hotloop.cli.console import Context
 from hotloop.cli.parser import scan
-from hotloop.engine.progress import NoProgress
+from hotloop.engine.progress import Progress
 from hotloop.errors import DataError, MissingExtra, OptionError, RunError
 from hotloop.families.recommender import local_trials, sweep
 from hotloop.families.recommender import trials as trial_progress
@@ -487,7 +487,7 @@ def test_a_sweep_looks_at_its_trials_until_they_are_over(tmp_path, monkeypatch):
     trial = standing(tmp_path / "1", {"event": "compile"}, {"event": "log", "epoch": 0.5})
     heard, looked = [], threading.Event()
 
-    class Bar(NoProgress):
+    class Bar(Progress):
         def update(self, description):
             heard.append(description)
             looked.set()

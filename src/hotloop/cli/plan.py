@@ -41,7 +41,7 @@ def make_plan(config: PlanConfig) -> Plan:
         global_size=config.global_batch_size,
     )
     samples = SAMPLES[config.dataset].train if config.samples is None else config.samples
-    return config.planned(samples, batch, validations_per_epoch=config.validations_per_epoch)
+    return config.make_plan(samples, batch, validations_per_epoch=config.validations_per_epoch)
 
 
 def show_plan(plan: Plan, context: Context) -> dict[str, Any]:

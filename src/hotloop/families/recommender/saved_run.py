@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hotloop.data.content import read_npz
 from hotloop.data.rating_matrix import RatingMatrix
-from hotloop.engine.checkpoint import Checkpoints, KeepBest, warn_of
+from hotloop.engine.checkpoint import Checkpoints, KeepBest, print_warnings
 from hotloop.errors import DataError, RunError
 from hotloop.families.recommender import model
 from hotloop.families.recommender.commands_config import EXTRA, FAMILY, read_run_options
@@ -84,8 +84,8 @@ def load_run(folder: str | Path, step: int | None = None, *, best: bool = False)
     like = {**_shapes(job), "ids": {"users": _pairs(users), "items": _pairs(items)}}
     checkpoints = Checkpoints(folder / "checkpoints", BEST, family=FAMILY, config=options)
     if best and step is None and (step := checkpoints.best()) is not None:
-        warn_of(checkpoints.damaged())
-    restored = checkpoints.restore(like, step).warned()
+        print_warnings(checkpoints.damaged())
+    restored = checkpoints.restore(like, step).warn()
     user_ids, item_ids = (join_ids(restored.state["ids"][name]) for name in ("users", "items"))
     return SavedRun(config, job, restored.state, restored.step, folder, user_ids, item_ids, low, high)
 

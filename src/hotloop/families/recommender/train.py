@@ -21,7 +21,7 @@ from hotloop.engine.device import platform
 from hotloop.engine.drive import Diverged, drive, newest
 from hotloop.engine.feed import Resident
 from hotloop.engine.loop import Program
-from hotloop.engine.plan import Batch, Plan, plan_updates
+from hotloop.engine.plan import Batch, Plan
 from hotloop.engine.progress import Console, Progress
 from hotloop.engine.run import Run, check_free, check_resumable
 from hotloop.engine.sinks import ConsoleSink
@@ -104,7 +104,7 @@ def make_plan(config: TrainOptions, data: RatingSets) -> tuple[Schedule, Plan]:
     times = make_schedule(config, data.train.users)
     validated = data.validation is not None and not config.no_validation
     every = min(times.validate_every, times.updates)
-    return times, plan_updates(
+    return times, Plan.for_updates(
         times.updates,
         log_every=min(config.steps_per_log * times.updates_per_call, times.updates),
         validate_every=every if validated else 0,
@@ -166,7 +166,7 @@ def train_run(config: TrainOptions, data: RatingSets, console: Console, command:
     if work.validated and config.multiprocessing:
         beside.check(platform())
     folder, answers = run_folder(config), Validations(config.patience)
-    report = reports.requested(config.report, folder, console.warn)
+    report = reports.find_report_folder(config.report, folder, console.warn)
     with (
         Run.create(
             folder, work.settings, command=command, resume=config.resume, may_differ=MAY_DIFFER,

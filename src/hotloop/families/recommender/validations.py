@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hotloop.engine import checkpoint_folder
 from hotloop.engine.checkpoint import Checkpoints, Keep, Metrics
 from hotloop.engine.run import current_records, read_events
 from hotloop.families.recommender import saved_run
@@ -47,9 +46,9 @@ class Validations(Keep):
         since = len(values) - 1 - values.index(best) if math.isfinite(best) else len(values)
         return bool(self.error) or (self.patience is not None and since >= self.patience)
 
-    def kept(self, metrics: Metrics) -> set[int]:
+    def choose(self, metrics: Metrics) -> set[int]:
         """The best one, and those whose answer is still to come."""
-        return saved_run.BEST.kept(self._known(metrics)) | set(metrics).intersection(self.waiting)
+        return saved_run.BEST.choose(self._known(metrics)) | set(metrics).intersection(self.waiting)
 
     def best(self, metrics: Metrics) -> int | None:
         """The best one."""
@@ -63,10 +62,7 @@ class Validations(Keep):
         """Write the best checkpoint again with its validation, for all who open the run later."""
         checkpoints.wait()
         step = checkpoints.best()
-        if (
-            step is None
-            or saved_run.BEST.metric in checkpoint_folder.find_complete(checkpoints.folder)[step].metrics
-        ):
+        if step is None or saved_run.BEST.metric in checkpoints.metrics(step):
             return
         found = checkpoints.restore(like, step)
         metrics = {**found.metrics, **self.figures[step]}
