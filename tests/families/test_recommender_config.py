@@ -204,7 +204,7 @@ def test_each_drop_needs_a_factor_of_its_own():
         "--loss-scaling 0",
         "--loss-scaling nan",
         "--weight-decay -1",
-        "--optimizer adam",
+        "--optimizer ftrl",
         "--precision 8.8",
         "--precision 16",
         "--half float8",

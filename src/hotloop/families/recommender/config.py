@@ -68,7 +68,11 @@ class UpdateOptions:
         aliases=("--micro-batch-size",),
         group=TRAINING,
     )
-    optimizer: Literal["Momentum", "SGD"] = option("Momentum", "Momentum 0.9, or none.", group=TRAINING)
+    optimizer: Literal["Momentum", "SGD", "Adam", "AdamW", "Muon"] = option(
+        "Momentum",
+        "Momentum 0.9, none, or another rule; AdamW and Muon have the decay beside them.",
+        group=TRAINING,
+    )
     base_learning_rate: float = option(
         -16.0, "Exponent of two: the rate is 2^exponent times the batch size.", check=finite, group=TRAINING
     )

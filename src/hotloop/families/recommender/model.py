@@ -27,7 +27,12 @@ Batch = Mapping[str, Any]
 OPTIMISERS: dict[str, tuple[str, dict[str, Any]]] = {
     "Momentum": ("momentum", {"momentum": 0.9}),
     "SGD": ("sgd", {"momentum": 0}),
+    "Adam": ("adam", {}),
+    "AdamW": ("adam", {}),
+    "Muon": ("muon", {}),
 }
+DECAY_BESIDE = ("AdamW", "Muon")
+"""Their decay shrinks the weights themselves; that of the others is added to the gradient."""
 
 
 def resolve_precision(mode: str) -> str:
@@ -67,8 +72,9 @@ class Job:
 def optimiser(net: UpdateOptions) -> optim.Transformation:
     """Decay, then clipping, then momentum, then the rate."""
     name, params = OPTIMISERS[net.optimizer]
+    beside, inside = (net.weight_decay, 0.0) if net.optimizer in DECAY_BESIDE else (0.0, net.weight_decay)
     clip = 1.0 if net.gradient_clipping else None
-    return optim.make(name, params, l2=net.weight_decay, clip=clip)
+    return optim.make(name, params, weight_decay=beside, l2=inside, clip=clip)
 
 
 def init(job: Job, key: Array) -> State:
