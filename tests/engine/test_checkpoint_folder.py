@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from hotloop.engine import checkpoint_folder as manifests
-from hotloop.engine.checkpoint_folder import DamagedStep, Manifest, StoredLeaf
+from hotloop.engine.checkpoint_arrays import StoredLeaf
+from hotloop.engine.checkpoint_folder import DamagedStep, Manifest
 
 
 @pytest.fixture

@@ -1,13 +1,16 @@
-"""What a benchmark file says, as frozen values: benchmarks, metrics, variants; which of them run, and in which order.
+"""What a benchmark file says, as plain frozen values: benchmarks, their variants and their metrics.
 
-Filling parameters in is plain replacement of known names, never `str.format`, whose fields can reach into objects. It
-knows neither YAML (`spec.py` reads that) nor processes (`runner.py` starts those).
+It knows neither YAML (`spec.py` reads that) nor processes (`runner.py` starts those).
+
+Parameters: what they fill in, the variants that follow from them, and variables of the environment.
+Which variants run, in which order, and why others do not. It starts nothing.
 """
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from itertools import product
 from pathlib import Path
 from typing import Literal
 
@@ -15,13 +18,6 @@ from hotloop.errors import OptionError
 from hotloop.options import did_you_mean
 
 Kind = Literal["throughput", "convergence"]
-Parameters = Mapping[str, str]
-LONGEST_NAME = 200  # bytes: it names a folder, and file systems stop at 255 of them
-TAKEN = {f"benchmark_results.{ending}" for ending in ("json", "csv", "xml")}
-TAKEN |= {"results.jsonl", "provenance.json", "environments"}  # what a run itself has in its log folder
-BRACES = re.compile(r"\{\{|\}\}|\{([\w-]+)\}")
-VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
-CONVERGENCE = "trains to convergence; name it, or give --include-convergence"
 
 
 @dataclass(frozen=True)
@@ -41,7 +37,7 @@ class Metric:
 
     @property
     def key(self) -> str:
-        """What is looked up in JSON lines."""
+        """The name looked up in JSON lines."""
         return self.field or self.name
 
 
@@ -63,8 +59,8 @@ class Variant:
     params: Mapping[str, str]
     cmd: str
     env: Mapping[str, str] = field(default_factory=dict)
-    folder: Path = Path()
-    """Where it runs."""
+    folder: Path | None = None
+    """Where it runs; the benchmark's folder when not given."""
     derived: tuple[Derived, ...] = ()
 
 
@@ -100,6 +96,16 @@ class Benchmark:
     """What the reader of the file should know: keys that are accepted and have no effect."""
 
 
+Parameters = Mapping[str, str]
+
+MOST_VARIANTS = 10_000
+LONGEST_NAME = 200  # bytes: it names a folder, and file systems stop at 255 of them
+TAKEN = {f"benchmark_results.{ending}" for ending in ("json", "csv", "xml")}
+TAKEN |= {"results.jsonl", "provenance.json", "environments"}  # what a run itself has in its log folder
+BRACES = re.compile(r"\{\{|\}\}|\{([\w-]+)\}")
+VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
+
+
 def fill(text: str, params: Parameters) -> str:
     """The text with `{name}` replaced for each parameter.
 
@@ -120,6 +126,19 @@ def unknown_names(text: str, params: Iterable[str]) -> list[str]:
     """Names in braces that are no parameters; most often a typing error."""
     names = [found[1] for found in BRACES.finditer(text) if found[1] is not None]
     return [name for name in dict.fromkeys(names) if name not in set(params)]
+
+
+def split_values(text: str) -> list[str]:
+    """The values of a comma string: `3, 4`, `[3, 4]` or `{3, 4}`."""
+    text = text.strip()
+    if text[:1] + text[-1:] in ("[]", "{}"):
+        text = text[1:-1]
+    return [part.strip() for part in text.split(",")]
+
+
+def combine_values(choices: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
+    """The Cartesian product, the last name changing fastest."""
+    return [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
 
 
 def folder_name(text: str) -> str:
@@ -153,6 +172,9 @@ def unset_variables(text: str, environment: Mapping[str, str]) -> list[str]:
     return [name for name in dict.fromkeys(names) if name not in environment]
 
 
+CONVERGENCE = "trains to convergence; name it, or give --include-convergence"
+
+
 @dataclass(frozen=True)
 class Selected:
     """One variant that was asked for; `skip` says why it is left out all the same."""
@@ -182,8 +204,7 @@ def select(
                 if before is None or (named and before.skip == CONVERGENCE):
                     chosen[one.variant.name] = _skip_unwanted(one, named or include_convergence)
     if not chosen:
-        known = {tag for one in benchmarks.values() for tag in one.tags}
-        raise OptionError(f"--tag {' '.join(tags)}: no benchmark has it{did_you_mean(tags[0], known)}")
+        raise OptionError(_no_tag(benchmarks, tags))
     return list(chosen.values())
 
 
@@ -203,9 +224,9 @@ def _skip_unwanted(one: Selected, wanted: bool) -> Selected:
     return one if wanted or one.benchmark.kind != "convergence" else replace(one, skip=CONVERGENCE)
 
 
-def count_of(number: int, noun: str) -> str:
-    """`1 run`, `2 runs`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def _no_tag(benchmarks: Mapping[str, Benchmark], tags: Sequence[str]) -> str:
+    known = {tag for one in benchmarks.values() for tag in one.tags}
+    return f"--tag {' '.join(tags)}: no benchmark has it{did_you_mean(tags[0], known)}"
 
 
 @dataclass(frozen=True)
@@ -222,7 +243,7 @@ class VariantRun:
 
     @property
     def folder(self) -> str:
-        """Of its logs, in the log folder of all."""
+        """The name of its log folder."""
         name = self.selected.variant.name
         if self.repeat == 1:
             return name

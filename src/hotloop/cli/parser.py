@@ -56,6 +56,7 @@ class Names:
 
 
 def with_hyphens(name: str) -> str:
+    """The spelling with hyphens."""
     return name.replace("_", "-")
 
 
