@@ -31,7 +31,7 @@ from hotloop.engine.feed import Resident
 from hotloop.engine.interrupt import Stopped, raise_stops
 from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.loop import Program
-from hotloop.engine.plan import Batch, plan_epochs
+from hotloop.engine.plan import Batch, Plan
 from hotloop.engine.run import Run
 from hotloop.engine.sinks import ConsoleSink
 from hotloop.errors import HotloopError
@@ -112,7 +112,7 @@ def train(config: Config, folder: Path, resume: bool) -> dict[str, Any]:
     """Plan, feed, program, run: the whole of it."""
     setup()
     images, new_images = load_data(config)
-    plan = plan_epochs(
+    plan = Plan.for_epochs(
         len(images["label"]),
         config.epochs,
         Batch.of(config.batch_size),

@@ -2,7 +2,7 @@
 
 from contextlib import contextmanager
 
-from hotloop.engine.progress import NoProgress
+from hotloop.engine.progress import Progress
 
 
 class Listener:
@@ -26,6 +26,6 @@ class Listener:
         """`bars` holds those that are open, the innermost last."""
         self.bars.append(description)
         try:
-            yield NoProgress()
+            yield Progress()
         finally:
             self.bars.remove(description)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from hotloop.engine import checkpoint_folder
+from hotloop.engine.checkpoint_folder import OwnSteps
 from hotloop.engine.run import current_records, read_events
 
 OF_THE_CLOCK = ("second", "time", "elapsed", "throughput", "flops", "mfu", "memory", "process")
@@ -25,7 +25,7 @@ def records(run: Path) -> list[dict[str, Any]]:
 def checkpoints(folder: Path) -> dict[int, Any]:
     """Of every step: the checksum of each array, the position, and the metrics that no clock has part in."""
     found = {}
-    for step, manifest in checkpoint_folder.find_complete(folder).items():
+    for step, manifest in OwnSteps(folder).complete().items():
         metrics = {k: v for k, v in manifest.metrics.items() if _is_compared(k)}
         found[step] = (dict(manifest.leaves), manifest.position, metrics)
     return found

@@ -1,7 +1,10 @@
 """hotloop: models trained, measured and served as whole programs compiled for the device.
 
-Importing the package costs nothing: no jax, no numpy. Each room (`engine`, `layers`, `families`, ...) is imported
-by name when it is needed, and so is the estimator, whose names are here: `from hotloop import Estimator, RunConfig`.
+Importing the package costs nothing: no jax, no numpy. What it offers is imported when it is asked for:
+
+* `Program` (many updates in one compiled call), `Resident` and `Streamed` (its data), `Evaluation`;
+* `Estimator` and what belongs to it: train, evaluate and predict for any model;
+* `hmc` and `layers`, usable on their own.
 """
 
 from hotloop.version import VERSION
@@ -9,6 +12,11 @@ from hotloop.version import VERSION
 # As `typing` has it, whose import takes longer than all else that comes before signals are heard.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from hotloop import layers as layers
+    from hotloop.engine.evaluate import Evaluation as Evaluation
+    from hotloop.engine.feed import Resident as Resident
+    from hotloop.engine.feed import Streamed as Streamed
+    from hotloop.engine.loop import Program as Program
     from hotloop.families.estimator.config import EvalSpec as EvalSpec
     from hotloop.families.estimator.config import Mode as Mode
     from hotloop.families.estimator.config import ModelSpec as ModelSpec
@@ -18,6 +26,7 @@ if TYPE_CHECKING:
     from hotloop.families.estimator.estimator import train_and_evaluate as train_and_evaluate
     from hotloop.families.estimator.hooks import Hook as Hook
     from hotloop.families.estimator.inputs import Arrays as Arrays
+    from hotloop.mcmc import hmc as hmc
 
 __version__ = VERSION
 
@@ -25,14 +34,20 @@ _HOMES = {
     "Arrays": "hotloop.families.estimator.inputs",
     "Estimator": "hotloop.families.estimator.estimator",
     "EvalSpec": "hotloop.families.estimator.config",
+    "Evaluation": "hotloop.engine.evaluate",
     "Hook": "hotloop.families.estimator.hooks",
     "Mode": "hotloop.families.estimator.config",
     "ModelSpec": "hotloop.families.estimator.config",
+    "Program": "hotloop.engine.loop",
+    "Resident": "hotloop.engine.feed",
     "RunConfig": "hotloop.families.estimator.config",
+    "Streamed": "hotloop.engine.feed",
     "TrainSpec": "hotloop.families.estimator.config",
+    "hmc": "hotloop.mcmc.hmc",
+    "layers": "hotloop.layers",
     "train_and_evaluate": "hotloop.families.estimator.estimator",
 }
-"""The module of each public name."""
+"""The module of each public name, or the module that it is."""
 
 
 def __getattr__(name: str) -> object:
@@ -40,7 +55,8 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOMES[name]), name)
+    home = import_module(_HOMES[name])
+    return home if home.__name__.endswith(f".{name}") else getattr(home, name)
 
 
 def __dir__() -> list[str]:

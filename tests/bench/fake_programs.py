@@ -7,11 +7,10 @@ from pathlib import Path
 import yaml
 
 from hotloop.bench.benchmark import select
-from hotloop.bench.measure import Limits
-from hotloop.bench.runner import RunnerOptions, run
+from hotloop.bench.launch import RunnerOptions
+from hotloop.bench.runner import run
 from hotloop.bench.spec import load_benchmarks
 
-NO_LIMITS = Limits()
 RATE = {"throughput": {"regexp": r"rate (\S+)"}}
 
 
@@ -44,12 +43,12 @@ def write_spec(folder, entries):
     return file
 
 
-def run_spec(folder, entries, *, patterns=(), include_convergence=False, limits=NO_LIMITS, **options):
+def run_spec(folder, entries, *, patterns=(), include_convergence=False, **options):
     """Write the file, run it, and give back the status, the records by (variant, repeat) and the listener."""
     file = write_spec(folder, entries)
     listener, log = Listener(), folder / "log"
     selected = select(load_benchmarks([file]), patterns, (), include_convergence)
-    status = run(selected, RunnerOptions(log_dir=log, limits=limits, **options), listener)
+    status = run(selected, RunnerOptions(log_dir=log, **options), listener)
     records = [json.loads(line) for line in (log / "results.jsonl").read_text().splitlines()]
     return status, {(one["variant"], one["repeat"]): one for one in records}, listener
 

@@ -20,7 +20,7 @@ from hotloop.errors import HotloopError, OptionError, RunError
 
 @pytest.fixture(autouse=True)
 def no_readings(monkeypatch):
-    monkeypatch.setattr("hotloop.bench.runner.paces", lambda: [1.0])
+    monkeypatch.setattr("hotloop.bench.measure.read_paces", lambda: [1.0])
 
 
 @pytest.fixture

@@ -4,11 +4,9 @@ from hypothesis import strategies as st
 
 from hotloop.bench.benchmark import (
     LONGEST_NAME,
-    combine_values,
     expand_environment,
     fill,
     name_variants,
-    split_values,
     unknown_names,
     unset_variables,
 )
@@ -51,16 +49,6 @@ def test_a_text_that_str_format_accepts_comes_out_the_same(text: str) -> None:
 
 def test_names_in_braces_that_are_no_parameters_are_listed() -> None:
     assert unknown_names('{batchsiz} {n} {{n}} {"json": 1} {batchsiz}', {"n"}) == ["batchsiz"]
-
-
-@pytest.mark.parametrize("text", ["3,4", " 3 , 4 ", "[3, 4]", "{3, 4}"])
-def test_comma_strings_lose_blanks_and_brackets(text: str) -> None:
-    assert split_values(text) == ["3", "4"]
-
-
-def test_every_combination_comes_in_order_the_last_name_fastest() -> None:
-    rows = combine_values({"b": ["1", "32"], "a": ["x", "y"]})
-    assert [(row["b"], row["a"]) for row in rows] == [("1", "x"), ("1", "y"), ("32", "x"), ("32", "y")]
 
 
 def test_variant_names_have_sorted_keys() -> None:

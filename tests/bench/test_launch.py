@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from hotloop.bench.benchmark import Benchmark, Variant
+from hotloop.bench.benchmark import Benchmark, Selected, Variant
 from hotloop.bench.launch import (
     LaunchError,
-    LaunchOptions,
+    RunnerOptions,
     drop_wandb,
     prepare,
     resolve_program,
@@ -74,7 +74,8 @@ def test_other_mistakes_are_named_too(cmd, said):
 
 
 def launch(cmd):
-    return prepare(Benchmark("x", Path("f.yml"), 1, cmd), Variant("x", {}, cmd), Path("log"), LaunchOptions())
+    one = Selected(Benchmark("x", Path("f.yml"), 1, cmd), Variant("x", {}, cmd))
+    return prepare(one, Path("log"), RunnerOptions(Path("log")))
 
 
 @pytest.mark.parametrize(
@@ -149,12 +150,11 @@ def test_somebodys_own_script_of_that_name_and_unknown_scripts_run_as_they_are(t
 
 
 def test_a_launch_has_both_commands_and_an_environment_in_which_the_entrys_own_variables_win(tmp_path):
-    benchmark = Benchmark("b", tmp_path / "f.yml", 1, "", folder=tmp_path)
-    variant = Variant(
-        "b", {}, "A=b poprun python3 train.py --x $HERE", {"HERE": "$THERE/y", "HOTLOOP_REPORT": "mine"}
-    )
-    settings = LaunchOptions(profile=True, extra={"THERE": "/t"}, compile_only=True)
-    launch = prepare(benchmark, variant, tmp_path / "log", settings)
+    env = {"HERE": "$THERE/y", "HOTLOOP_REPORT": "mine"}
+    variant = Variant("b", {}, "A=b poprun python3 train.py --x $HERE", env, tmp_path)
+    one = Selected(Benchmark("b", tmp_path / "f.yml", 1, ""), variant)
+    options = RunnerOptions(Path("log"), profile=True, variables={"THERE": "/t"}, compile_only=True)
+    launch = prepare(one, tmp_path / "log", options)
     assert launch.command == "poprun python3 train.py --x /t/y --compile-only"
     assert launch.hotloop_command == "hotloop cnn train --x /t/y --compile-only --json"
     assert launch.argv[:4] == (sys.executable, "-m", "hotloop", "cnn")

@@ -10,7 +10,7 @@ import pytest
 from fake_programs import RATE, code, run_spec
 
 from hotloop.bench import measure
-from hotloop.bench.measure import Limits, Monitor, ProcessUsage, combine_gpus, summarise
+from hotloop.bench.measure import Monitor, ProcessUsage, combine_gpus, summarise
 
 BUSY = """
 import subprocess, sys, time
@@ -63,9 +63,9 @@ def test_children_count(tmp_path):
 
 def test_a_record_has_means_and_maxima(tmp_path, monkeypatch):
     monkeypatch.setattr(measure, "find_gpu_reader", lambda: lambda: {"gpu_power_watt": 300.0})
-    monkeypatch.setattr(measure, "PERIOD", 0.05)
+    monkeypatch.setattr(measure, "MONITOR_PERIOD", 0.05)
     cmd = code("import time; time.sleep(0.5); print('rate 1')")
-    _, records, _ = run_spec(tmp_path, {"a": {"cmd": cmd, "data": RATE}}, limits=Limits(monitor=True))
+    _, records, _ = run_spec(tmp_path, {"a": {"cmd": cmd, "data": RATE}}, monitor=True)
     found = records["a", 1]["monitor"]
     assert found["samples"] >= 3
     assert found["gpu_power_watt"] == {"mean": 300.0, "max": 300.0}
@@ -77,7 +77,8 @@ def test_a_reader_that_fails_fails_nothing(tmp_path, monkeypatch):
         raise RuntimeError("the driver is gone")
 
     monkeypatch.setattr(measure, "find_gpu_reader", lambda: broken)
-    watched = Monitor(0.01)
+    monkeypatch.setattr(measure, "MONITOR_PERIOD", 0.01)
+    watched = Monitor()
     watched.watch(os.getpid())
     time.sleep(0.05)
     assert watched.stop() == {"samples": 0}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.bench import metrics as metrics_module
+from hotloop.bench import printed_values
 from hotloop.bench.benchmark import Benchmark, Derived, Metric, Variant
 from hotloop.bench.metrics import extract
 
@@ -90,13 +90,13 @@ def test_too_few_values_are_a_problem() -> None:
 
 
 def test_more_values_than_fit_are_a_problem(monkeypatch) -> None:
-    monkeypatch.setattr(metrics_module, "MOST_VALUES", 3)
+    monkeypatch.setattr(printed_values, "MOST_VALUES", 3)
     found = extract(benchmark(Metric("throughput", THROUGHPUT)), lines(1, 2, 3, 4, 5), [])
     assert "more than 3" in found.problems["throughput"] and len(found.values["throughput"]) == 4
 
 
 def test_only_the_front_of_a_long_line_is_searched() -> None:
-    line = "x" * metrics_module.LONGEST_LINE + "y=3"
+    line = "x" * printed_values.LONGEST_SEARCHED + "y=3"
     assert "y" in extract(benchmark(Metric("y", r"y=(\d)")), [line], []).problems
 
 
@@ -139,10 +139,11 @@ def test_events_are_preferred_over_the_regexp_and_only_logs_count_for_a_plain_na
 BACKTRACKING = """
 import sys
 from pathlib import Path
-from hotloop.bench import printed_values as search_limit
+from hotloop.bench import printed_values
 from hotloop.bench.metrics import extract
 from hotloop.bench.benchmark import Benchmark, Metric
-search_limit.TICK, search_limit.LONGEST_SEARCH, search_limit.LONGEST_OF_ALL = 0.01, *map(float, sys.argv[1:3])
+printed_values.TICK = 0.01
+printed_values.LINE_SECONDS, printed_values.ALL_SECONDS = map(float, sys.argv[1:3])
 metrics = Metric("slow", sys.argv[3]), Metric("rate", r"rate (\\S+)")
 lines = ["a" * int(sys.argv[4]) + "b", "rate 7"] * int(sys.argv[5])
 found = extract(Benchmark("x", Path("f.yml"), 1, "c", metrics=metrics), lines, [])

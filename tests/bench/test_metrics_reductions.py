@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotloop.bench import metrics
-from hotloop.bench.metrics import ReductionError, drop_warm_up, drop_worst, reduce_values
+from hotloop.bench.benchmark import Metric
+from hotloop.bench.metrics import ReductionError, drop_skipped, reduce_values
 
 VALUES = [4.0, 1.0, 3.0, 2.0, 10.0]
 
@@ -64,21 +65,12 @@ def test_unknown_reductions_are_known_as_such(kind: str) -> None:
         reduce_values(kind, [1.0])
 
 
-def test_skip_leaves_out_the_first_printed_values() -> None:
-    assert drop_warm_up([1000.0, 100.0, 10.0], 1) == [100.0, 10.0]
-
-
-def test_the_old_rule_leaves_out_the_worst_values() -> None:
-    assert reduce_values("mean", drop_worst([1000.0, 100.0, 10.0], 1, lower_is_better=False)) == 550.0
-    assert reduce_values("mean", drop_worst([1000.0, 100.0, 10.0], 1, lower_is_better=True)) == 55.0
-
-
-@pytest.mark.parametrize("skip", [2, 3])
-def test_more_values_than_are_skipped_must_be_there(skip: int) -> None:
-    with pytest.raises(ReductionError, match=f"2 values were found and the first {skip} are skipped"):
-        drop_warm_up([1.0, 2.0], skip)
-    with pytest.raises(ReductionError, match="skipped"):
-        drop_worst([1.0, 2.0], skip, lower_is_better=False)
+def test_more_values_than_are_skipped_must_be_there() -> None:
+    for metric in (Metric("x", "x"), Metric("x", "x", sorted_skip=True)):
+        assert list(drop_skipped(metric, [2.0, 1.0], 1)) == ([2.0] if metric.sorted_skip else [1.0])
+        for skip in (2, 3):
+            with pytest.raises(ReductionError, match=f"2 values were found and the first {skip} are skipped"):
+                drop_skipped(metric, [1.0, 2.0], skip)
 
 
 @given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=30), st.integers(0, 100))

@@ -12,16 +12,16 @@ import pytest
 from fake_programs import RATE, Listener, code, is_running, run_spec, wait_until, write_spec
 
 from hotloop.bench.benchmark import select
-from hotloop.bench.launch import Launch, LaunchOptions
-from hotloop.bench.measure import Limits, measure
+from hotloop.bench.launch import Launch, RunnerOptions
+from hotloop.bench.measure import measure
 from hotloop.bench.record import Results
-from hotloop.bench.runner import RunnerOptions, run
+from hotloop.bench.runner import run
 from hotloop.bench.spec import load_benchmarks
 from hotloop.errors import OptionError, RunError
 
 pytestmark = pytest.mark.usefixtures("signals_heard")
 
-SHORT = Limits(timeout=0.7, grace=0.2)
+SHORT = {"timeout": 0.7, "grace": 0.2}
 GOOD = code("print('rate 10')")
 
 
@@ -82,7 +82,7 @@ FAILURES = {
 
 def test_every_failure_has_its_status_and_reason_and_the_rest_goes_on(tmp_path):
     entries = {name: cmd for name, (cmd, _, _) in FAILURES.items()}
-    status, records, listener = run_spec(tmp_path, {**entries, "last": GOOD}, limits=SHORT)
+    status, records, listener = run_spec(tmp_path, {**entries, "last": GOOD}, **SHORT)
     assert status == 1
     for name, (_, wanted, reason) in FAILURES.items():
         record = records[name, 1]
@@ -111,7 +111,7 @@ def test_one_missing_metric_fails_the_run_by_name_and_the_others_are_kept(tmp_pa
 
 def test_the_shorter_of_the_two_timeouts_counts(tmp_path):
     slow = {"cmd": code("import time; time.sleep(60)"), "data": RATE, "timeout": 0.3}
-    record = only(run_spec(tmp_path, {"slow": slow}, limits=Limits(timeout=30, grace=0.2))[1])
+    record = only(run_spec(tmp_path, {"slow": slow}, timeout=30, grace=0.2)[1])
     assert record["reason"] == "still running after 0.3 seconds"
 
 
@@ -139,7 +139,7 @@ def test_fail_fast_stops_at_the_first_failure_and_still_writes_everything(tmp_pa
         tmp_path, {"a": GOOD, "bad": code("raise SystemExit(4)"), "b": GOOD}, fail_fast=True
     )
     assert (status, list(records)) == (1, [("a", 1), ("bad", 1)])
-    assert "1 runs are left" in listener.warned[-1]
+    assert "with 1 run to go" in listener.warned[-1]
     assert len(ElementTree.parse(tmp_path / "log" / "benchmark_results.xml").findall(".//testcase")) == 2
 
 
@@ -208,7 +208,7 @@ def test_programs_see_the_log_folder_and_the_interpreter_in_use(tmp_path):
 
 def test_compile_only_adds_the_word_and_wants_no_metrics(tmp_path):
     cmd = code("import sys; sys.exit(sys.argv[-1] != '--compile-only')")
-    _, records, _ = run_spec(tmp_path, {"a": cmd}, settings=LaunchOptions(compile_only=True))
+    _, records, _ = run_spec(tmp_path, {"a": cmd}, compile_only=True)
     assert (only(records)["status"], only(records)["metrics"]) == ("passed", {})
 
 
@@ -239,7 +239,7 @@ def test_commands_before_run_once_with_the_option_and_their_failure_is_the_bench
 def test_numbers_from_a_file_of_bounded_size_are_those_at_its_ends(tmp_path):
     cmd = code("for i in range(20000): print('rate', i)")
     entry = {"cmd": cmd, "data": {"throughput": {"regexp": r"rate (\d+)", "reduction_type": "max"}}}
-    _, records, listener = run_spec(tmp_path, {"a": entry}, limits=Limits(max_log_bytes=5000))
+    _, records, listener = run_spec(tmp_path, {"a": entry}, max_log_bytes=5000)
     record = only(records)
     assert record["metrics"]["throughput"]["value"] == 19999
     assert record["left_out_bytes"] > 100_000
@@ -266,7 +266,7 @@ def test_the_runner_costs_less_than_50_ms_a_variant(tmp_path, monkeypatch):
         return record
 
     monkeypatch.setattr(Runner, "perform", timed)
-    monkeypatch.setattr("hotloop.bench.runner.paces", lambda: [1.0])  # whose time is chosen, see pace.py
+    monkeypatch.setattr("hotloop.bench.measure.read_paces", lambda: [1.0])  # they take a time of their own
     status, _, _ = run_spec(tmp_path, {"a": {"cmd": "echo rate 1", "data": RATE}}, repeats=20)
     assert status == 0
     assert sorted(times)[10] < 0.05
@@ -295,7 +295,7 @@ def test_copies_multiply_the_throughput_only_where_they_run(tmp_path, ours, rate
     cmd = "mpirun --np 4 python3 train.py"
     file = write_spec(tmp_path, {"a": {"cmd": cmd, "data": RATE}})
     launch = Launch(("echo", "rate 5"), tmp_path, os.environ, cmd, ours)
-    found = measure(select(load_benchmarks([file]))[0], launch, tmp_path, Limits())
+    found = measure(select(load_benchmarks([file]))[0], launch, tmp_path, RunnerOptions(tmp_path))
     assert found["metrics"]["throughput"]["value"] == rate
 
 
@@ -341,7 +341,7 @@ def test_ending_the_runner_politely_is_ctrl_c(tmp_path):
         with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
             run(
                 select(load_benchmarks([file])),
-                RunnerOptions(tmp_path / "log", limits=Limits(period=0.05)),
+                RunnerOptions(tmp_path / "log", progress_trace_period=0.05),
                 listener,
             )
     wait_until(lambda: not is_running(int(stdout.read_text())))

@@ -7,8 +7,8 @@ import pytest
 from fake_programs import Listener
 
 from hotloop.bench.benchmark import select
-from hotloop.bench.measure import Limits
-from hotloop.bench.runner import RunnerOptions, run
+from hotloop.bench.launch import RunnerOptions
+from hotloop.bench.runner import run
 from hotloop.bench.spec import load_benchmarks
 from hotloop.engine.run import read_events
 
@@ -29,7 +29,7 @@ def run_small(tmp_path, monkeypatch, file, old, new):
     monkeypatch.setenv("DATASETS_DIR", str(tmp_path))
     selected = [one for one in select(load_benchmarks([tmp_path / "small.yml"])) if one.skip is None]
     listener = Listener()
-    run(selected, RunnerOptions(tmp_path / "log", limits=Limits(timeout=300)), listener)
+    run(selected, RunnerOptions(tmp_path / "log", timeout=300), listener)
     print("\n".join(listener.said))
     records = map(json.loads, (tmp_path / "log" / "results.jsonl").read_text().splitlines())
     return {record["variant"]: record for record in records}

@@ -134,7 +134,7 @@ def test_an_unknown_name_or_file_is_one_line(file, words, message):
             "micro_batch_size: 1\nmicro-batch-size: 2",
             ", line 2: 'micro-batch-size' sets --micro-batch-size a second",
         ),
-        ("model: a\nmodel: b", ", line 2: the key 'model' stands here twice"),
+        ("model: a\nmodel: b", ", line 2: the key 'model' is already in line 1"),
         ("no_shuffle: true", ", line 1: unknown key no_shuffle; write 'shuffle: false'"),
         ("micro_batch_size: [1, 2]", "--micro-batch-size 1 2: takes one value"),
         ("micro_batch_size:", "--micro-batch-size '': must be a whole number"),

@@ -219,7 +219,7 @@ def test_an_empty_step_folder_is_never_the_latest_step(steps):
 
 def test_who_keeps_no_records_is_told_of_skipped_steps(steps, capsys):
     (steps / "00000009").mkdir()
-    assert Checkpoints(steps).restore(small_state()).warned().step == 2
+    assert Checkpoints(steps).restore(small_state()).warn().step == 2
     assert capsys.readouterr().err == f"warning: skipped step 9: {steps / '00000009'} is empty\n"
 
 
@@ -325,9 +325,9 @@ def test_the_newest_step_stays_though_it_is_not_the_best(tmp_path):
 
 
 def test_a_leaf_that_comes_back_with_other_bits_is_named(steps, monkeypatch):
-    from hotloop.engine import checkpoint_folder
+    from hotloop.engine import checkpoint_arrays
 
-    read = checkpoint_folder._read_filled
+    read = checkpoint_arrays._read_filled
 
     def wrong(folder, names):
         arrays = read(folder, names)
@@ -335,7 +335,7 @@ def test_a_leaf_that_comes_back_with_other_bits_is_named(steps, monkeypatch):
             arrays["params/dense/w"] = np.nextafter(arrays["params/dense/w"], 9, dtype=np.float32)
         return arrays
 
-    monkeypatch.setattr(checkpoint_folder, "_read_filled", wrong)
+    monkeypatch.setattr(checkpoint_arrays, "_read_filled", wrong)
     back = Checkpoints(steps).restore(small_state())
     assert back.step == 1
     assert "leaf params/dense/w of" in back.skipped[0]

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from hotloop.engine import checkpoint_folder as manifests
-from hotloop.engine.checkpoint_arrays import StoredLeaf
-from hotloop.engine.checkpoint_folder import DamagedStep, Manifest
+from hotloop.engine.checkpoint_folder import DamagedStep, Manifest, StoredLeaf
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from hotloop.engine.checkpoint import Checkpoints, KeepBest
 from hotloop.engine.drive import Diverged, drive
 from hotloop.engine.feed import Resident, Streamed
 from hotloop.engine.loop import Program, copy_state
-from hotloop.engine.plan import Plan, plan_updates
+from hotloop.engine.plan import Plan
 from hotloop.engine.run import Run, read_events
 
 BATCH = 8
@@ -50,7 +50,7 @@ def events(run: Run, kind: str) -> list[dict[str, Any]]:
 
 
 def test_every_log_averages_every_update_since_the_last(run: Run) -> None:
-    plan = plan_updates(25, log_every=10)
+    plan = Plan.for_updates(25, log_every=10)
     drive(walking(plan), plan, START, run, latest=("rate",))
     logs = events(run, "log")
     assert [log["update"] for log in logs] == [10, 20, 25]
@@ -60,7 +60,7 @@ def test_every_log_averages_every_update_since_the_last(run: Run) -> None:
 
 
 def test_events_come_in_order_and_the_compilation_is_one_of_its_own(run: Run, tmp_path: Path) -> None:
-    plan = plan_updates(6, log_every=3, validate_every=6, checkpoint_every=6)
+    plan = Plan.for_updates(6, log_every=3, validate_every=6, checkpoint_every=6)
     with Checkpoints(tmp_path / "steps") as checkpoints:
         drive(walking(plan), plan, START, run, checkpoints, validate=lambda state: {"at": int(state["step"])})
     told = [(e["event"], e["update"]) for e in read_events(run.path)]
@@ -78,7 +78,7 @@ def test_events_come_in_order_and_the_compilation_is_one_of_its_own(run: Run, tm
 
 
 def test_throughput_counts_calls_and_neither_compiling_nor_validating(run: Run) -> None:
-    plan = plan_updates(40, log_every=20, validate_every=20)
+    plan = Plan.for_updates(40, log_every=20, validate_every=20)
 
     def slow_validation(state: Any) -> dict[str, float]:
         time.sleep(0.3)
@@ -90,7 +90,7 @@ def test_throughput_counts_calls_and_neither_compiling_nor_validating(run: Run) 
 
 
 def test_what_a_slow_source_costs_is_part_of_the_throughput(run: Run) -> None:
-    plan = plan_updates(60, log_every=60)
+    plan = Plan.for_updates(60, log_every=60)
     data = toy.data()
 
     def fetch(indices: np.ndarray) -> Any:
@@ -104,7 +104,7 @@ def test_what_a_slow_source_costs_is_part_of_the_throughput(run: Run) -> None:
 
 
 def test_pieces_change_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = plan_updates(60, log_every=30)
+    plan = Plan.for_updates(60, log_every=30)
     whole, pieces = walking(plan, loop="while"), []
     expected, done = copy_state(START), 0
     for count in (30, 30):
@@ -118,7 +118,7 @@ def test_pieces_change_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
         def next(self, remaining: int) -> int:
             return min(self.sizes[0], remaining)
 
-        def took(self, count: int, seconds: float) -> None:
+        def learn(self, count: int, seconds: float) -> None:
             self.sizes.append(self.sizes.pop(0))
             pieces.append(count)
 
@@ -137,7 +137,7 @@ def test_pieces_change_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_scanned_and_streamed_runs_end_in_the_same_state(run: Run) -> None:
-    plan = plan_updates(40, log_every=20)
+    plan = Plan.for_updates(40, log_every=20)
     expected = drive(walking(plan), plan, START, run)
     same_tree(drive(walking(plan, loop="scan"), plan, START, run), expected, "scanned")
     with Streamed(toy.data(), BATCH, seed=3) as feed:
@@ -152,26 +152,26 @@ def test_progress_moves_by_every_update(run: Run) -> None:
         def advance(self, n: float) -> None:
             self.moved += n
 
-    plan, bar = plan_updates(25, log_every=10), Bar()
+    plan, bar = Plan.for_updates(25, log_every=10), Bar()
     drive(walking(plan), plan, START, run, progress=bar)
     assert bar.moved == 25
 
 
 def test_what_on_log_adds_is_recorded(run: Run) -> None:
-    plan = plan_updates(4, log_every=2)
+    plan = Plan.for_updates(4, log_every=2)
     drive(walking(plan), plan, START, run, on_log=lambda event, figures: {"twice": 2 * figures["loss"]})
     assert [log["twice"] for log in events(run, "log")] == [3.0, 7.0]
 
 
 def test_the_callers_state_survives(run: Run) -> None:
-    plan = plan_updates(2)
+    plan = Plan.for_updates(2)
     mine = {"w": jnp.zeros(3), "step": jnp.int32(0)}
     drive(walking(plan), plan, mine, run)
     np.testing.assert_array_equal(mine["w"], np.zeros(3))
 
 
 def test_validation_figures_choose_the_best_checkpoint(run: Run, tmp_path: Path) -> None:
-    plan = plan_updates(9, validate_every=3, checkpoint_every=3)
+    plan = Plan.for_updates(9, validate_every=3, checkpoint_every=3)
     score = {3: 0.2, 6: 0.9, 9: 0.5}
     with Checkpoints(tmp_path / "steps", KeepBest("accuracy", mode="max")) as checkpoints:
         drive(
@@ -195,7 +195,7 @@ def spoiled(at: int) -> Any:
 
 
 def test_a_loss_that_is_no_number_stops_the_run_with_advice(run: Run, tmp_path: Path) -> None:
-    plan = plan_updates(20, log_every=5, checkpoint_every=5)
+    plan = Plan.for_updates(20, log_every=5, checkpoint_every=5)
     program = Program(spoiled(13), Resident(toy.data(), BATCH), 5, jax.random.key(0))
     with Checkpoints(tmp_path / "steps") as checkpoints:
         with pytest.raises(
@@ -211,7 +211,7 @@ def test_a_state_that_is_not_finite_is_not_saved(run: Run, tmp_path: Path) -> No
         new, metrics = walk(state, batch, key)
         return {**new, "w": jnp.where(new["step"] == 10, jnp.inf, new["w"])}, metrics
 
-    plan = plan_updates(20, checkpoint_every=5)
+    plan = Plan.for_updates(20, checkpoint_every=5)
     program = Program(update, Resident(toy.data(), BATCH), 5, jax.random.key(0))
     with Checkpoints(tmp_path / "steps") as checkpoints:
         with pytest.raises(Diverged, match="the state is not finite after update 10"):
@@ -220,7 +220,7 @@ def test_a_state_that_is_not_finite_is_not_saved(run: Run, tmp_path: Path) -> No
 
 
 def test_without_a_guard_a_bad_loss_is_recorded_and_the_run_goes_on(run: Run) -> None:
-    plan = plan_updates(10, log_every=5)
+    plan = Plan.for_updates(10, log_every=5)
     program = Program(spoiled(3), Resident(toy.data(), BATCH), 5, jax.random.key(0))
     drive(program, plan, START, run)
     logs = events(run, "log")
@@ -229,7 +229,7 @@ def test_without_a_guard_a_bad_loss_is_recorded_and_the_run_goes_on(run: Run) ->
 
 
 def test_a_report_holds_the_program_and_a_profile_of_one_piece(run: Run, tmp_path: Path) -> None:
-    plan = plan_updates(6, log_every=3)
+    plan = Plan.for_updates(6, log_every=3)
     drive(walking(plan), plan, START, run, report=tmp_path / "report")
     folder = tmp_path / "report" / "training"
     assert json.loads((folder / "summary.json").read_text())["compile_seconds"] > 0
@@ -240,7 +240,7 @@ def test_a_report_holds_the_program_and_a_profile_of_one_piece(run: Run, tmp_pat
 
 
 def test_a_resumed_plan_that_is_complete_does_nothing(run: Run, tmp_path: Path) -> None:
-    plan = plan_updates(4)
+    plan = Plan.for_updates(4)
     with Checkpoints(tmp_path / "steps") as checkpoints:
         state = drive(walking(plan), plan, START, run, checkpoints)
         again = drive(

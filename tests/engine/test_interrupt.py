@@ -20,9 +20,9 @@ from hotloop.engine import interrupt
 from hotloop.engine.checkpoint import Checkpoints
 from hotloop.engine.drive import Interrupted, drive
 from hotloop.engine.feed import Resident
-from hotloop.engine.interrupt import Stopped, hold_stops, leave_at_once, raise_stops, requests
+from hotloop.engine.interrupt import Stopped, hold_stops, leave_at_once, note_stops, raise_stops
 from hotloop.engine.loop import Program
-from hotloop.engine.plan import plan_updates
+from hotloop.engine.plan import Plan
 from hotloop.engine.run import Run, read_events
 
 pytestmark = pytest.mark.usefixtures("signals_heard")
@@ -53,7 +53,7 @@ def wait_until(condition: Callable[[], Any]) -> None:
 def test_a_signal_becomes_a_request_and_is_answered_in_words(number: int) -> None:
     said: list[str] = []
     before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
-    with pytest.raises(Stopped), requests(said.append) as request:
+    with pytest.raises(Stopped), note_stops(said.append) as request:
         assert not request.made
         os.kill(os.getpid(), number)
         wait_until(lambda: request.made)
@@ -65,7 +65,7 @@ def test_a_signal_becomes_a_request_and_is_answered_in_words(number: int) -> Non
 
 
 def test_after_the_context_ctrl_c_is_pythons_own_again() -> None:
-    with requests():
+    with note_stops():
         pass
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
@@ -84,7 +84,7 @@ def interrupt_at(update: int) -> Any:
 
 
 def test_a_request_stops_the_run_saved_at_the_end_of_a_piece(run: Run, tmp_path: Path) -> None:
-    plan = plan_updates(10_000_000, checkpoint_every=10_000_000)  # one call, and nobody would wait for it
+    plan = Plan.for_updates(10_000_000, checkpoint_every=10_000_000)  # one call, and nobody would wait for it
     with Checkpoints(tmp_path / "steps") as checkpoints:
         with pytest.raises(Interrupted, match=r"interrupted after update .* to resume: do this$") as stop:
             drive(
@@ -103,13 +103,13 @@ def test_a_request_stops_the_run_saved_at_the_end_of_a_piece(run: Run, tmp_path:
 
 
 def test_a_run_without_checkpoints_says_that_nothing_is_saved(run: Run) -> None:
-    plan = plan_updates(1_000_000, log_every=500_000)
+    plan = Plan.for_updates(1_000_000, log_every=500_000)
     with pytest.raises(Interrupted, match="nothing was saved"):
         drive(counting(plan.updates_per_call), plan, np.int32(0), run, on_call=interrupt_at(0))
 
 
 def test_a_request_during_the_last_piece_is_a_stop_and_no_validation_begins(run: Run, tmp_path: Path) -> None:
-    plan = plan_updates(3, log_every=3, validate_every=3, checkpoint_every=3)
+    plan = Plan.for_updates(3, log_every=3, validate_every=3, checkpoint_every=3)
     with Checkpoints(tmp_path / "steps") as checkpoints:
         with pytest.raises(Interrupted, match="after update 3 of 3, saved"):
             drive(
@@ -131,14 +131,14 @@ def test_a_request_during_the_last_piece_is_a_stop_and_no_validation_begins(run:
 
 
 def test_a_request_that_came_too_late_to_be_seen_is_raised_at_the_end() -> None:
-    with pytest.raises(Stopped, match="stopped by SIGTERM") as stop, requests() as request:
+    with pytest.raises(Stopped, match="stopped by SIGTERM") as stop, note_stops() as request:
         signal.raise_signal(signal.SIGTERM)
         assert request.made
     assert stop.value.exit_status == 143
 
 
 def test_the_record_of_an_interrupted_run_ends_with_its_status(tmp_path: Path) -> None:
-    plan = plan_updates(1_000_000)
+    plan = Plan.for_updates(1_000_000)
     with (
         pytest.raises(Interrupted),
         Run.create(tmp_path / "run", {}, command="test", environment={}) as run,
@@ -150,7 +150,7 @@ def test_the_record_of_an_interrupted_run_ends_with_its_status(tmp_path: Path) -
 
 
 def test_off_the_main_thread_runs_go_on_without_handlers(run: Run) -> None:
-    plan, results = plan_updates(5, log_every=5), []
+    plan, results = Plan.for_updates(5, log_every=5), []
     thread = threading.Thread(target=lambda: results.append(int(drive(counting(5), plan, np.int32(0), run))))
     thread.start()
     thread.join()
@@ -159,12 +159,12 @@ def test_off_the_main_thread_runs_go_on_without_handlers(run: Run) -> None:
 
 STUCK = """
 import jax
-from hotloop.engine.interrupt import requests
+from hotloop.engine.interrupt import note_stops
 
 def forever(n):
     return jax.lax.while_loop(lambda x: x >= 0, lambda x: (x + 1) % 7, n)
 
-with requests():
+with note_stops():
     compiled = jax.jit(forever).lower(0).compile()
     print("running", flush=True)
     compiled(0).block_until_ready()
@@ -204,7 +204,7 @@ def test_a_signal_just_before_stops_are_raised_is_not_lost(own_listener: Any) ->
     assert own_listener.answer == "leave"
 
 
-@pytest.mark.parametrize("elsewhere", [leave_at_once, requests, hold_stops])
+@pytest.mark.parametrize("elsewhere", [leave_at_once, note_stops, hold_stops])
 def test_a_signal_just_before_stops_are_raised_again_is_not_lost(elsewhere: Any, own_listener: Any) -> None:
     with pytest.raises(Stopped, match="SIGTERM"), raise_stops():
         with elsewhere():

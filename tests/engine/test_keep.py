@@ -16,12 +16,12 @@ any_metrics = st.dictionaries(
 
 
 def test_each_rule_keeps_what_its_name_says():
-    assert KeepAll().kept(STEPS) == set(STEPS)
-    assert KeepLast(2).kept(STEPS) == {9, 12}
-    assert KeepBest("loss", "min").kept(STEPS) == {5}
-    assert KeepBest("loss", "max", 2).kept(STEPS) == {0, 12}
-    assert KeepBest("accuracy").kept(STEPS) == set()
-    assert (KeepLast(1) | KeepBest("loss", "min")).kept(STEPS) == {5, 12}
+    assert KeepAll().choose(STEPS) == set(STEPS)
+    assert KeepLast(2).choose(STEPS) == {9, 12}
+    assert KeepBest("loss", "min").choose(STEPS) == {5}
+    assert KeepBest("loss", "max", 2).choose(STEPS) == {0, 12}
+    assert KeepBest("accuracy").choose(STEPS) == set()
+    assert (KeepLast(1) | KeepBest("loss", "min")).choose(STEPS) == {5, 12}
 
 
 def test_the_best_step_is_that_of_the_rule_that_has_a_metric():
@@ -37,7 +37,7 @@ def test_of_equal_steps_the_newest_is_best():
 
 @given(any_metrics, st.integers(1, 5), st.sampled_from(["max", "min"]))
 def test_no_step_left_out_is_better_than_one_kept(metrics, n, mode):
-    kept = KeepBest("m", mode, n).kept(metrics)
+    kept = KeepBest("m", mode, n).choose(metrics)
     values = {s: m["m"] for s, m in metrics.items() if m.get("m") is not None and not math.isnan(m["m"])}
     assert len(kept) == min(n, len(values))
     for step in set(values) - kept:
@@ -48,7 +48,7 @@ def test_no_step_left_out_is_better_than_one_kept(metrics, n, mode):
 @given(any_metrics, st.integers(1, 5), st.integers(1, 5))
 def test_together_two_rules_keep_the_union(metrics, n, m):
     last, best = KeepLast(n), KeepBest("m", "max", m)
-    assert (last | best).kept(metrics) == last.kept(metrics) | best.kept(metrics)
+    assert (last | best).choose(metrics) == last.choose(metrics) | best.choose(metrics)
 
 
 def test_keeping_none_is_refused():

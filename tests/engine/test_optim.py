@@ -287,6 +287,11 @@ def test_a_rate_may_be_given_for_each_group_of_parameters():
         np.testing.assert_allclose(leaf, 1 - 0.2 * 1.5, rtol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["adam", "adamw", "muon"])
+def test_a_momentum_of_0_is_none_and_goes_with_every_optimiser(name):
+    assert make(name, {"momentum": 0}).init(PARAMS).keys() == make(name, {}).init(PARAMS).keys()
+
+
 def test_clipping_comes_after_l2_and_before_the_momentum():
     weights, gradients = {"w": np.array([10.0, 1.0])}, [{"w": np.array([0.5, 0.25])}] * 2
     moved = trained(make("momentum", SGD, l2=0.1, clip=1.0), weights, gradients, (0.1, 0.1))
@@ -346,12 +351,7 @@ REFUSED = [
         r"optimizer: name=ftrl: must be one of sgd, momentum, lars, rmsprop, .*adam, adamw, muon",
     ),
     ("adam", SGD, {}, r"optimizer: params: momentum unknown: found momentum; adam takes .*b1, b2, eps"),
-    (
-        "adamw",
-        {},
-        {},
-        r"optimizer: params: weight_decay missing: found none; adamw takes weight_decay \(and may",
-    ),
+    ("adamw", {"weight_decay": -1}, {}, r"optimizer: params: adamw's weight_decay -1: must be at least 0"),
     ("muon", {"beta": 1}, {}, r"optimizer: params: muon's beta 1: must be at least 0 and below 1"),
     (
         "sgd",

@@ -13,7 +13,7 @@ def dispatch(pieces: FreePieces | CompiledPieces, calls: list[int], seconds_per_
     for call in calls:
         while call:
             made.append(pieces.next(call))
-            pieces.took(made[-1], made[-1] * seconds_per_update)
+            pieces.learn(made[-1], made[-1] * seconds_per_update)
             call -= made[-1]
     return made
 

@@ -9,18 +9,18 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from hotloop.engine.plan import Batch, Plan, closest_divisor, plan_epochs, plan_updates
+from hotloop.engine.plan import Batch, Plan, closest_divisor
 from hotloop.errors import PlanError
 
 RESNET8 = Batch.of(8, accumulation=8)  # cifar_resnet8 of the examples: 50,000 samples, 781 updates an epoch
 
 
 def resnet8(epochs: int = 6, **frequencies) -> Plan:
-    return plan_epochs(50_000, epochs, RESNET8, **frequencies)
+    return Plan.for_epochs(50_000, epochs, RESNET8, **frequencies)
 
 
 def one_update_an_epoch(epochs: int, **frequencies) -> Plan:
-    return plan_epochs(1, epochs, Batch(), **frequencies)
+    return Plan.for_epochs(1, epochs, Batch(), **frequencies)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_one_log_a_run_is_legal_for_any_number_of_epochs(n, spell):
 
 
 def test_a_fraction_that_divides_the_epochs_exactly_is_legal():
-    plan = plan_epochs(3, 10, Batch(), logs_per_epoch="3/10")
+    plan = Plan.for_epochs(3, 10, Batch(), logs_per_epoch="3/10")
     assert (plan.updates("log"), plan.warnings) == ((10, 20, 30), ())
 
 
@@ -162,7 +162,7 @@ def test_no_divisor_is_nearer_than_the_closest(number, target):
 
 def test_a_data_set_smaller_than_a_global_batch_is_a_readable_error():
     with pytest.raises(PlanError, match="63 samples do not fill one global batch of 64"):
-        plan_epochs(63, 1, RESNET8)
+        Plan.for_epochs(63, 1, RESNET8)
 
 
 def test_updates_per_epoch_can_be_set():
@@ -193,7 +193,7 @@ def test_bad_values_name_the_option(options, text):
 
 
 def test_coprime_periods_do_not_collapse_the_calls():
-    plan = plan_updates(100, log_every=10, checkpoint_every=7)
+    plan = Plan.for_updates(100, log_every=10, checkpoint_every=7)
     assert plan.updates_per_call == 7
     assert plan.updates("log") == tuple(range(10, 101, 10))
     assert plan.updates("checkpoint") == (*range(7, 99, 7), 100)
@@ -201,21 +201,21 @@ def test_coprime_periods_do_not_collapse_the_calls():
 
 
 def test_events_after_the_same_update_come_in_the_order_log_validate_checkpoint():
-    plan = plan_updates(4, log_every=2, checkpoint_every=2, validate_every=4)
+    plan = Plan.for_updates(4, log_every=2, checkpoint_every=2, validate_every=4)
     last = list(plan.spans())[-1]
     assert [event.kind for event in last.events] == ["log", "validate", "checkpoint"]
     assert [event.call for event in last.events] == [2, 2, 2]
 
 
 def test_a_plan_by_updates_counts_epochs_when_it_can():
-    plan = plan_updates(250, log_every=100, updates_per_epoch=100)
+    plan = Plan.for_updates(250, log_every=100, updates_per_epoch=100)
     assert [event.epoch for event in plan.events if event.kind == "log"] == [1.0, 2.0, 2.5]
     assert plan.epochs == Fraction(5, 2)
-    assert plan_updates(250, log_every=100).events[0].epoch == 100 / 250
+    assert Plan.for_updates(250, log_every=100).events[0].epoch == 100 / 250
 
 
 def test_a_plan_by_updates_without_events_is_one_call_with_a_warning():
-    plan = plan_updates(1000, checkpoint_every=0)
+    plan = Plan.for_updates(1000, checkpoint_every=0)
     assert (plan.calls, plan.updates_per_call, plan.events) == (1, 1000, ())
     assert "one call" in plan.warnings[0]
 
@@ -223,7 +223,7 @@ def test_a_plan_by_updates_without_events_is_one_call_with_a_warning():
 @pytest.mark.parametrize("name", ["log_every", "checkpoint_every", "validate_every"])
 def test_a_plan_by_updates_refuses_negative_periods(name):
     with pytest.raises(PlanError, match="-5: must be at least 0"):
-        plan_updates(10, **{name: -5})
+        Plan.for_updates(10, **{name: -5})
 
 
 def test_a_plan_can_be_a_dictionary_key_and_cannot_be_changed():
@@ -234,7 +234,7 @@ def test_a_plan_can_be_a_dictionary_key_and_cannot_be_changed():
 
 
 def test_a_million_calls_are_listed_one_by_one():
-    plan = plan_updates(10**9, log_every=1000)
+    plan = Plan.for_updates(10**9, log_every=1000)
     assert plan.calls == 10**6
     assert next(plan.spans(999_999_500)) == (999_999_500, 500, 10**6, plan._events_after(10**9, 10**6))
 
@@ -273,7 +273,7 @@ def epoch_plans(draw) -> tuple[Plan, Fraction | int]:
     logs = draw(frequencies)
     epochs = draw(st.integers(1, 12))
     assume(logs >= 1 or (logs * epochs) % 1 == 0)
-    plan = plan_epochs(
+    plan = Plan.for_epochs(
         draw(st.integers(64, 3000)),
         epochs,
         Batch.of(draw(st.integers(1, 4)), draw(st.integers(1, 4)), accumulation=draw(st.integers(1, 4))),
@@ -286,7 +286,7 @@ def epoch_plans(draw) -> tuple[Plan, Fraction | int]:
 
 
 update_plans = st.builds(
-    plan_updates,
+    Plan.for_updates,
     st.integers(1, 2000),
     log_every=st.integers(0, 300),
     checkpoint_every=st.none() | st.integers(0, 300),
@@ -354,15 +354,15 @@ def test_a_run_continued_anywhere_makes_the_same_remaining_events(plan, data):
     ("make", "message"),
     [
         (
-            lambda: plan_epochs(2**62, 2**62, Batch()),
+            lambda: Plan.for_epochs(2**62, 2**62, Batch()),
             "weight updates: at most 1,000,000,000,000 can be planned",
         ),
-        (lambda: plan_updates(2**63 - 1), "weight updates: at most 1,000,000,000,000 can be planned"),
+        (lambda: Plan.for_updates(2**63 - 1), "weight updates: at most 1,000,000,000,000 can be planned"),
         (
-            lambda: plan_updates(10**12, log_every=1),
+            lambda: Plan.for_updates(10**12, log_every=1),
             "1,000,000,000,001 logs, validations and checkpoints: at most",
         ),
-        (lambda: plan_epochs(10, 10**11, Batch(), logs_per_epoch="1/7"), "not possible to log"),
+        (lambda: Plan.for_epochs(10, 10**11, Batch(), logs_per_epoch="1/7"), "not possible to log"),
     ],
 )
 def test_a_plan_beyond_all_measure_is_refused_at_once(make, message):
@@ -371,4 +371,4 @@ def test_a_plan_beyond_all_measure_is_refused_at_once(make, message):
 
 
 def test_a_plan_of_many_updates_and_few_events_is_made():
-    assert plan_epochs(10**6, 10**6, Batch(), logs_per_epoch="1/1000").calls == 1_000_000 // 1000
+    assert Plan.for_epochs(10**6, 10**6, Batch(), logs_per_epoch="1/1000").calls == 1_000_000 // 1000

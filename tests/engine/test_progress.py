@@ -18,7 +18,7 @@ from hotloop.engine.drive import drive
 from hotloop.engine.evaluate import Evaluation
 from hotloop.engine.feed import Resident
 from hotloop.engine.loop import Program
-from hotloop.engine.plan import plan_updates
+from hotloop.engine.plan import Plan
 from hotloop.engine.progress import attach_bar, compiling, hide, show
 from hotloop.engine.run import Run
 
@@ -146,7 +146,7 @@ def test_training_and_evaluation_say_that_they_compile_before_anything_moves(tmp
     )  # fmt: skip
     state = {"w": np.zeros(3, np.float32)}
     with attach_bar(bar), Run.create(tmp_path, {}, command="", environment={}) as run:
-        state = drive(program, plan_updates(4, log_every=2), state, run, progress=bar)
+        state = drive(program, Plan.for_updates(4, log_every=2), state, run, progress=bar)
     assert bar.told[:2] == ["begin compiling", ("end compiling", True)]
     assert bar.told[2:] and all(what[0] == "advance" for what in bar.told[2:])
     evaluation = Evaluation(lambda state, batch: {"sum": batch["x"].sum(1)}, data, 4)

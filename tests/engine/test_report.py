@@ -28,7 +28,7 @@ def compiled():
 
 def asked(option=None):
     said = []
-    folder = measure.requested(option, Path("a/run"), said.append)
+    folder = measure.find_report_folder(option, Path("a/run"), said.append)
     return (None if folder is None else str(folder)), said
 
 
@@ -75,7 +75,7 @@ def test_malformed_poplar_options_are_a_warning(monkeypatch, text):
 
 def test_warnings_go_to_standard_error_when_nobody_else_takes_them(monkeypatch, capsys):
     monkeypatch.setenv(POPLAR, "{")
-    assert measure.requested(None, Path("run")) is None
+    assert measure.find_report_folder(None, Path("run")) is None
     assert capsys.readouterr().err.startswith(f"warning: {POPLAR} is not JSON")
 
 

@@ -18,14 +18,14 @@ from hotloop.engine.checkpoint import Checkpoints
 from hotloop.engine.drive import drive, newest
 from hotloop.engine.feed import Resident, Streamed
 from hotloop.engine.loop import Program, copy_state
-from hotloop.engine.plan import Plan, plan_updates
+from hotloop.engine.plan import Plan
 from hotloop.engine.run import Run, read_events
 from hotloop.errors import CheckpointError
 
 pytestmark = pytest.mark.usefixtures("signals_heard")
 
 UPDATES = 30
-PLAN = plan_updates(UPDATES, log_every=10, checkpoint_every=30)
+PLAN = Plan.for_updates(UPDATES, log_every=10, checkpoint_every=30)
 CONFIG = toy.Config(hidden=6)
 
 
@@ -69,11 +69,11 @@ def test_a_run_cut_inside_a_call_or_between_calls_goes_on_bit_for_bit(
 
 def cut_plan(cut: int) -> Plan:
     """The plan as far as `cut`, with its logs but no log at the cut itself unless one is due."""
-    logged = plan_updates(UPDATES, log_every=10)
+    logged = Plan.for_updates(UPDATES, log_every=10)
     marks = tuple(
         mark._replace(updates=range(10, cut + 1, 10)) for mark in logged.marks if mark.kind == "log"
     )
-    saved = plan_updates(cut, checkpoint_every=cut).marks
+    saved = Plan.for_updates(cut, checkpoint_every=cut).marks
     return Plan(cut, UPDATES, PLAN.batch, tuple(mark for mark in (*marks, *saved) if mark.updates))
 
 

@@ -87,6 +87,21 @@ def test_unscaled_then_decayed_then_clipped_then_momentum(gradient, clip, decay,
         np.testing.assert_allclose(leaf, value, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("optimizer", ["Adam", "AdamW", "Muon"])
+def test_other_optimisers_step_by_the_rate_and_have_their_decay_where_it_belongs(optimizer):
+    """The first step of Adam is the rate, whatever the gradient: L2 changes nothing of it, decay beside does."""
+    (bare, _), (decayed, _) = (
+        steps(job(optimizer=optimizer, weight_decay=decay, gradient_clipping=False), params(), count=1)
+        for decay in (0.0, 0.1)
+    )
+    for start, plain, shrunk in zip(jax.tree.leaves(params()), bare, decayed, strict=True):
+        move, beside = np.asarray(plain) - start, -RATE * 0.1 * start
+        if optimizer != "Muon":
+            assert np.abs(move).max() == pytest.approx(RATE, rel=1e-3)
+        if optimizer != "Adam":
+            np.testing.assert_allclose(np.asarray(shrunk) - plain, beside, atol=2e-6)
+
+
 def test_the_scale_of_the_loss_makes_no_difference_in_float32():
     plain, said = steps(job(loss_scaling=1.0, gradient_clipping=False), params())
     scaled, figures = steps(job(loss_scaling=1000.0, gradient_clipping=False), params())
@@ -112,7 +127,7 @@ def train(name, **options):
     chosen = (
         {} if name == "random" else {"training_data_file": Path(f"{name}_train.txt"), "no_validation": True}
     )
-    return TrainOptions(**chosen, **options).resolve()
+    return TrainOptions(**chosen, **options).resolved()
 
 
 @pytest.mark.parametrize(
@@ -144,7 +159,7 @@ def test_validations_an_epoch_and_the_length_of_a_call_are_taken_into_account():
 
 @pytest.mark.parametrize(("users", "batch"), [(943, 64), (64, 64), (1, 1), (7, 64)])
 def test_a_small_set_trains_about_as_long_as_its_epochs_say(users, batch):
-    found = make_schedule(TrainOptions(size=128, batch_size=batch, epochs=20).resolve(), users)
+    found = make_schedule(TrainOptions(size=128, batch_size=batch, epochs=20).resolved(), users)
     assert found.calls >= 1 and found.validate_every >= 1
     assert abs(found.updates - max(1, 20 * users / batch)) <= found.updates_per_call
 

@@ -89,6 +89,23 @@ def test_each_group_moves_by_its_rate_which_falls_at_the_very_update_inside_a_lo
             np.testing.assert_allclose(np.abs(move[:, place]), base * expected * step, rtol=3e-5)
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "muon"])
+def test_with_another_optimiser_each_group_still_has_its_rate(optimizer):
+    """The first step of Adam is the rate: all of adam's and adamw's, the biases' of muon's."""
+    options = VcdModel(method="kl", hidden=(8,), z_dim=2, learning_rate=0.5, optimizer=optimizer)
+    job = model.Job(options, 100)
+    batch = {"image": np.ones((4, 784), np.uint8), "index": np.arange(4)}
+    quick = {"xla_backend_optimization_level": 0}
+    state = jax.jit(model.init, static_argnums=0, compiler_options=quick)(job, jax.random.key(1))
+    new, _ = jax.jit(model.update(job), compiler_options=quick)(state, batch, jax.random.key(0))
+    for group, rate in {"mean": 0.5, "spread": 0.25, "decoder": 0.5}.items():
+        layers = zip(new["params"][group], state["params"][group], strict=True)
+        sizes = [float(jnp.abs(after["b"] - before["b"]).max()) for after, before in layers]
+        # Muon's Adam is Nesterov's, whose first step is 28/19 of the rate.
+        assert sizes == pytest.approx([rate * (28 / 19 if optimizer == "muon" else 1)] * len(sizes), rel=2e-3)
+    assert int(new["update"]) == 1
+
+
 def test_the_spread_has_exactly_half_the_rate():
     table = {"decoder_rate": None, "encoder_mean_rate": None, "encoder_spread_rate": None}
     for options in (

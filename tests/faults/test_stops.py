@@ -21,11 +21,11 @@ from hotloop.engine.drive import Interrupted, drive, newest
 from hotloop.engine.feed import Resident
 from hotloop.engine.interrupt import StopRequest
 from hotloop.engine.loop import Program, copy_state
-from hotloop.engine.plan import plan_updates
+from hotloop.engine.plan import Plan
 from hotloop.engine.run import Run, current_records, read_events
 from undisturbed import assert_same_run, records
 
-PLAN = plan_updates(30, log_every=4, validate_every=10, checkpoint_every=10)
+PLAN = Plan.for_updates(30, log_every=4, validate_every=10, checkpoint_every=10)
 
 
 def walk(state: Any, batch: Any, key: jax.Array) -> Any:
@@ -118,10 +118,10 @@ def test_stops_at_any_moment_leave_no_trace(
         looks = moments.randrange(60)
 
         @contextmanager
-        def requests(looks: int = looks) -> Iterator[StopRequest]:
+        def note_stops(looks: int = looks) -> Iterator[StopRequest]:
             yield Asked(looks)
 
-        monkeypatch.setattr(driving, "requests", requests)
+        monkeypatch.setattr(driving, "note_stops", note_stops)
         try:
             once(tmp_path / "run", resume=process > 0)
             break

@@ -8,7 +8,7 @@ from beartype import beartype
 from jaxtyping import TypeCheckError, jaxtyped
 
 from hotloop.layers.conv import conv2d
-from hotloop.layers.dense import FEW_ROWS, dense, init, prepare_transposed, product
+from hotloop.layers.dense import FEW_ROWS, dense, init_dense, prepare_transposed, product
 from hotloop.layers.paths import force_path
 
 
@@ -48,7 +48,7 @@ def test_sixteen_bits_are_summed_in_float32(dtype):
 
 
 def test_dense_is_product_plus_bias_in_the_type_of_its_input():
-    params = init(jax.random.key(0), 6, 4, jnp.bfloat16)
+    params = init_dense(jax.random.key(0), 6, 4, jnp.bfloat16)
     assert {name: (leaf.shape, leaf.dtype) for name, leaf in params.items()} == {
         "kernel": ((6, 4), jnp.bfloat16),
         "bias": ((4,), jnp.bfloat16),
@@ -61,7 +61,7 @@ def test_dense_is_product_plus_bias_in_the_type_of_its_input():
 
 
 def test_the_dense_kernel_keeps_the_variance_of_its_input():
-    kernel = init(jax.random.key(0), 400, 600)["kernel"]
+    kernel = init_dense(jax.random.key(0), 400, 600)["kernel"]
     assert float(kernel.var()) == pytest.approx(2 / 1000, rel=0.02)
 
 

@@ -250,8 +250,8 @@ def test_documents_keep_text_as_written_and_merge_anchors():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: 1\nb: 2\na: 3\n", "f.yml, line 3: the key 'a' stands here twice"),
-        ('{"a": 1,\n "a": 2}', "f.yml, line 2: the key 'a' stands here twice"),
+        ("a: 1\nb: 2\na: 3\n", "f.yml, line 3: the key 'a' is already in line 1"),
+        ('{"a": 1,\n "a": 2}', "f.yml, line 2: the key 'a' is already in line 1"),
         ("a: 1\n b: 2\n", "f.yml, line 2: neither YAML nor JSON"),
         ("a: [1,\n", "f.yml, line 2: neither YAML nor JSON"),
         ("a: !!python/name:os.system x", "f.yml, line 1: the tag"),

@@ -1,16 +1,13 @@
-"""What a benchmark file says, as plain frozen values: benchmarks, their variants and their metrics.
+"""What a benchmark file says, as frozen values: benchmarks, metrics, variants; which of them run, and in which order.
 
-It knows neither YAML (`spec.py` reads that) nor processes (`runner.py` starts those).
-
-Parameters: what they fill in, the variants that follow from them, and variables of the environment.
-Which variants run, in which order, and why others do not. It starts nothing.
+Filling parameters in is plain replacement of known names, never `str.format`, whose fields can reach into objects. It
+knows neither YAML (`spec.py` reads that) nor processes (`runner.py` starts those).
 """
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from itertools import product
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +15,13 @@ from hotloop.errors import OptionError
 from hotloop.options import did_you_mean
 
 Kind = Literal["throughput", "convergence"]
+Parameters = Mapping[str, str]
+LONGEST_NAME = 200  # bytes: it names a folder, and file systems stop at 255 of them
+TAKEN = {f"benchmark_results.{ending}" for ending in ("json", "csv", "xml")}
+TAKEN |= {"results.jsonl", "provenance.json", "environments"}  # what a run itself has in its log folder
+BRACES = re.compile(r"\{\{|\}\}|\{([\w-]+)\}")
+VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
+CONVERGENCE = "trains to convergence; name it, or give --include-convergence"
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class Metric:
 
     @property
     def key(self) -> str:
-        """The name looked up in JSON lines."""
+        """What is looked up in JSON lines."""
         return self.field or self.name
 
 
@@ -59,8 +63,8 @@ class Variant:
     params: Mapping[str, str]
     cmd: str
     env: Mapping[str, str] = field(default_factory=dict)
-    folder: Path | None = None
-    """Where it runs; the benchmark's folder when not given."""
+    folder: Path = Path()
+    """Where it runs."""
     derived: tuple[Derived, ...] = ()
 
 
@@ -96,16 +100,6 @@ class Benchmark:
     """What the reader of the file should know: keys that are accepted and have no effect."""
 
 
-Parameters = Mapping[str, str]
-
-MOST_VARIANTS = 10_000
-LONGEST_NAME = 200  # bytes: it names a folder, and file systems stop at 255 of them
-TAKEN = {f"benchmark_results.{ending}" for ending in ("json", "csv", "xml")}
-TAKEN |= {"results.jsonl", "provenance.json", "environments"}  # what a run itself has in its log folder
-BRACES = re.compile(r"\{\{|\}\}|\{([\w-]+)\}")
-VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
-
-
 def fill(text: str, params: Parameters) -> str:
     """The text with `{name}` replaced for each parameter.
 
@@ -126,19 +120,6 @@ def unknown_names(text: str, params: Iterable[str]) -> list[str]:
     """Names in braces that are no parameters; most often a typing error."""
     names = [found[1] for found in BRACES.finditer(text) if found[1] is not None]
     return [name for name in dict.fromkeys(names) if name not in set(params)]
-
-
-def split_values(text: str) -> list[str]:
-    """The values of a comma string: `3, 4`, `[3, 4]` or `{3, 4}`."""
-    text = text.strip()
-    if text[:1] + text[-1:] in ("[]", "{}"):
-        text = text[1:-1]
-    return [part.strip() for part in text.split(",")]
-
-
-def combine_values(choices: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
-    """The Cartesian product, the last name changing fastest."""
-    return [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
 
 
 def folder_name(text: str) -> str:
@@ -172,9 +153,6 @@ def unset_variables(text: str, environment: Mapping[str, str]) -> list[str]:
     return [name for name in dict.fromkeys(names) if name not in environment]
 
 
-CONVERGENCE = "trains to convergence; name it, or give --include-convergence"
-
-
 @dataclass(frozen=True)
 class Selected:
     """One variant that was asked for; `skip` says why it is left out all the same."""
@@ -204,7 +182,8 @@ def select(
                 if before is None or (named and before.skip == CONVERGENCE):
                     chosen[one.variant.name] = _skip_unwanted(one, named or include_convergence)
     if not chosen:
-        raise OptionError(_no_tag(benchmarks, tags))
+        known = {tag for one in benchmarks.values() for tag in one.tags}
+        raise OptionError(f"--tag {' '.join(tags)}: no benchmark has it{did_you_mean(tags[0], known)}")
     return list(chosen.values())
 
 
@@ -224,9 +203,9 @@ def _skip_unwanted(one: Selected, wanted: bool) -> Selected:
     return one if wanted or one.benchmark.kind != "convergence" else replace(one, skip=CONVERGENCE)
 
 
-def _no_tag(benchmarks: Mapping[str, Benchmark], tags: Sequence[str]) -> str:
-    known = {tag for one in benchmarks.values() for tag in one.tags}
-    return f"--tag {' '.join(tags)}: no benchmark has it{did_you_mean(tags[0], known)}"
+def count_of(number: int, noun: str) -> str:
+    """`1 run`, `2 runs`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 @dataclass(frozen=True)
@@ -243,7 +222,7 @@ class VariantRun:
 
     @property
     def folder(self) -> str:
-        """The name of its log folder."""
+        """Of its logs, in the log folder of all."""
         name = self.selected.variant.name
         if self.repeat == 1:
             return name

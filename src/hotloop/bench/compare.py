@@ -1,102 +1,28 @@
-"""Baselines: one JSON file with the last accepted values of every variant by device, and thresholds by metric.
+"""Two sets of results side by side: for each variant and metric both medians, their ratio and a verdict.
 
-The file is made to be kept under version control and read by people. Updating replaces what was measured now on this
-device and leaves the rest. It judges nothing.
-
-Two sets of results side by side: for each variant and metric both medians, their ratio and a verdict.
+Instead of the older set there may be a file of baselines: the last accepted values of every variant by device, and
+thresholds by metric, in JSON that is made to be kept under version control and read by people. It reads samples and
+writes rows, plain text cells and Markdown; it prints nothing.
 """
 
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from hotloop.bench.benchmark import count_of
 from hotloop.bench.page import write_text
 from hotloop.bench.results import MetricSample
-from hotloop.bench.statistics import median_interval
+from hotloop.bench.statistics import median
 from hotloop.bench.verdict import THRESHOLD, Better, Verdict, better_direction, judge
 from hotloop.errors import DataError
 from hotloop.options.files import load_json
 
 Samples = Mapping[tuple[str, str], MetricSample]
-
-
-@dataclass(frozen=True)
-class BaselineFile:
-    """The file's contents: samples by device, and the share by which each metric may differ (globs)."""
-
-    devices: Mapping[str, Samples] = field(default_factory=dict)
-    thresholds: Mapping[str, float] = field(default_factory=dict)
-
-    def updated(self, device: str, found: Samples) -> "BaselineFile":
-        """With what was found on a device in the place of what it had."""
-        return BaselineFile(
-            {**self.devices, device: {**self.devices.get(device, {}), **found}}, self.thresholds
-        )
-
-
-def load_baselines(path: str | Path) -> BaselineFile:
-    """Read the file, or a DataError that says what is wrong with it."""
-    path = Path(path)
-    try:
-        said = load_json(path)
-        devices = {name: _samples(variants) for name, variants in said["devices"].items()}
-        thresholds = {metric: _share(share) for metric, share in said.get("thresholds", {}).items()}
-    except OSError as error:
-        raise DataError(
-            f"{path}: cannot be read ({error.strerror}); make it with --update-baseline"
-        ) from error
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-        raise DataError(
-            f"{path}: is no file of baselines ({error}); make one with --update-baseline"
-        ) from error
-    return BaselineFile(devices, thresholds)
-
-
-def _share(value: Any) -> float:
-    if not 0 <= float(value) < math.inf:
-        raise ValueError(f"a threshold of {value}: give a share of 0 or more")
-    return float(value)
-
-
-def save_baselines(path: str | Path, baselines: BaselineFile) -> None:
-    """Write the file whole or not at all."""
-    path = Path(path)
-    devices = {name: _plain(found) for name, found in baselines.devices.items()}
-    text = json.dumps({"thresholds": dict(baselines.thresholds), "devices": devices}, indent=1)
-    write_text(path, text + "\n")
-
-
-def _samples(variants: Mapping[str, Any]) -> dict[tuple[str, str], MetricSample]:
-    return {
-        (variant, metric): MetricSample(
-            said["benchmark"],
-            variant,
-            metric,
-            said.get("unit", ""),
-            said.get("params", {}),
-            tuple(float(value) for value in said["values"]),
-            paces=tuple(float(pace) for pace in said.get("paces", ())),
-        )
-        for variant, metrics in variants.items()
-        for metric, said in metrics.items()
-    }
-
-
-def _plain(found: Samples) -> dict[str, dict[str, Any]]:
-    variants: dict[str, dict[str, Any]] = {}
-    for (variant, metric), sample in found.items():
-        variants.setdefault(variant, {})[metric] = {
-            "benchmark": sample.benchmark,
-            "unit": sample.unit,
-            "params": dict(sample.params),
-            "values": list(sample.values),
-            "paces": [] if sample.best_paces else list(sample.paces),
-        }
-    return variants
+COLUMNS = ("variant", "metric", "better", "A", "B", "B/A", "interval", "n", "verdict", "because")
 
 
 @dataclass(frozen=True)
@@ -110,7 +36,6 @@ class CompareRules:
     thresholds: Mapping[str, float] = field(default_factory=dict)
 
     def wants(self, metric: str) -> bool:
-        """Whether a metric is compared at all."""
         return not self.metrics or _fits(metric, self.metrics)
 
     def better(self, sample: MetricSample) -> Better:
@@ -123,10 +48,7 @@ class CompareRules:
         """The share by which a metric may differ and still be the same."""
         if self.threshold is not None:
             return self.threshold
-        for glob, value in self.thresholds.items():
-            if fnmatchcase(metric, glob):
-                return value
-        return THRESHOLD
+        return next((share for glob, share in self.thresholds.items() if _fits(metric, [glob])), THRESHOLD)
 
 
 @dataclass(frozen=True)
@@ -159,16 +81,12 @@ def _fits(name: str, globs: Iterable[str]) -> bool:
     return any(fnmatchcase(name, glob) for glob in globs)
 
 
-def compare_samples(
-    a: Mapping[tuple[str, str], MetricSample], b: Mapping[tuple[str, str], MetricSample], rules: CompareRules
-) -> list[Comparison]:
+def compare_samples(a: Samples, b: Samples, rules: CompareRules) -> list[Comparison]:
     """A row for every variant and metric of either side, in A's order and then B's."""
     return [_row(a.get(key), b.get(key), rules) for key in dict.fromkeys([*a, *b]) if rules.wants(key[1])]
 
 
-def rename_partners(
-    found: Mapping[tuple[str, str], MetricSample], partners: Mapping[str, str]
-) -> dict[tuple[str, str], MetricSample]:
+def rename_partners(found: Samples, partners: Mapping[str, str]) -> Samples:
     """B's samples under the names of the variants of A that they ran in turns with."""
     return {(partners.get(variant, variant), metric): sample for (variant, metric), sample in found.items()}
 
@@ -178,13 +96,10 @@ def _row(a: MetricSample | None, b: MetricSample | None, rules: CompareRules) ->
     assert known is not None
     better = rules.better(known)
     found = judge(a, b, better, rules.limit(known.metric)) if a and b else None
-    a_middle, b_middle = (median_interval(side.values).value if side else None for side in (a, b))
+    a_middle, b_middle = (median(side.values) if side else None for side in (a, b))
     repeats = (len(a.values) if a else 0, len(b.values) if b else 0)
     name = f"{a.variant} → {b.variant}" if a and b and a.variant != b.variant else known.variant
     return Comparison(name, known.metric, known.unit, better, a_middle, b_middle, repeats, found)
-
-
-COLUMNS = ("variant", "metric", "better", "A", "B", "B/A", "interval", "n", "verdict", "because")
 
 
 def comparison_cells(row: Comparison) -> tuple[str, ...]:
@@ -192,18 +107,86 @@ def comparison_cells(row: Comparison) -> tuple[str, ...]:
     unit = f" {row.unit}" if row.unit else ""
     sides = ("–" if side is None else f"{side:.5g}{unit}" for side in (row.a, row.b))
     found = row.verdict
-    clear = found is not None and abs(found.low) != float("inf")
     ratio = f"{found.ratio:.4f}" if found else "–"
-    interval = f"{found.low:.4f} … {found.high:.4f}" if found and clear else "–"
-    counts = f"{found.pairs} pairs" if found and found.pairs else "/".join(map(str, row.repeats))
+    interval = f"{found.low:.4f} … {found.high:.4f}" if found and abs(found.low) != math.inf else "–"
+    counts = count_of(found.pairs, "pair") if found and found.pairs else "/".join(map(str, row.repeats))
     return (row.variant, row.metric, row.better, *sides, ratio, interval, counts, row.word, row.reason)
 
 
 def format_markdown(rows: Sequence[Comparison]) -> str:
-    """The rows as a Markdown table."""
-
     def line(texts: Iterable[str]) -> str:
         return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
 
     rule = "|" + "|".join("---:" if name in ("A", "B", "B/A") else "---" for name in COLUMNS) + "|"
     return "\n".join([line(COLUMNS), rule, *(line(comparison_cells(row)) for row in rows)])
+
+
+@dataclass(frozen=True)
+class BaselineFile:
+    """The file's contents: samples by device, and the share by which each metric may differ (globs)."""
+
+    devices: Mapping[str, Samples] = field(default_factory=dict)
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+
+    def with_samples(self, device: str, found: Samples) -> "BaselineFile":
+        """With what was found on a device in the place of what it had of that; the rest stays."""
+        return replace(self, devices={**self.devices, device: {**self.devices.get(device, {}), **found}})
+
+
+def load_baselines(path: str | Path) -> BaselineFile:
+    """Read the file, or a DataError that says what is wrong with it."""
+    path = Path(path)
+    try:
+        said = load_json(path)
+        devices = {name: _samples(variants) for name, variants in said["devices"].items()}
+        thresholds = {metric: _share(share) for metric, share in said.get("thresholds", {}).items()}
+    except OSError as error:
+        raise DataError(
+            f"{path}: cannot be read ({error.strerror}); make it with --update-baseline"
+        ) from error
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        raise DataError(
+            f"{path}: is no file of baselines ({error}); make one with --update-baseline"
+        ) from error
+    return BaselineFile(devices, thresholds)
+
+
+def _share(value: Any) -> float:
+    if not 0 <= float(value) < math.inf:
+        raise ValueError(f"a threshold of {value}: give a share of 0 or more")
+    return float(value)
+
+
+def save_baselines(path: str | Path, baselines: BaselineFile) -> None:
+    devices = {name: _plain(found) for name, found in baselines.devices.items()}
+    text = json.dumps({"thresholds": dict(baselines.thresholds), "devices": devices}, indent=1)
+    write_text(path, text + "\n")
+
+
+def _samples(variants: Mapping[str, Any]) -> dict[tuple[str, str], MetricSample]:
+    return {
+        (variant, metric): MetricSample(
+            said["benchmark"],
+            variant,
+            metric,
+            said.get("unit", ""),
+            said.get("params", {}),
+            tuple(float(value) for value in said["values"]),
+            paces=tuple(float(pace) for pace in said.get("paces", ())),
+        )
+        for variant, metrics in variants.items()
+        for metric, said in metrics.items()
+    }
+
+
+def _plain(found: Samples) -> dict[str, dict[str, Any]]:
+    variants: dict[str, dict[str, Any]] = {}
+    for (variant, metric), sample in found.items():
+        variants.setdefault(variant, {})[metric] = {
+            "benchmark": sample.benchmark,
+            "unit": sample.unit,
+            "params": dict(sample.params),
+            "values": list(sample.values),
+            "paces": [] if sample.best_paces else list(sample.paces),
+        }
+    return variants

@@ -1,10 +1,7 @@
-"""From a variant's cmd to what is started: words, program, environment. Nothing is started here.
+"""From a variant's cmd to what is started: words, program, environment, and what has to be there before.
 
 There is no shell. A command of an older script becomes the hotloop command that replaces it, unless the script in
-that place is somebody's own.
-
-What a benchmark needs of the machine, by its `needs_dataset` and `devices`: what is missing is why it is skipped.
-What a benchmark needs before it runs: packages, in a virtual environment of its own beside the logs, and commands.
+that place is somebody's own. Nothing of the benchmark is started here but, with --install, what it wants run before it.
 """
 
 import json
@@ -19,15 +16,14 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hotloop.bench.benchmark import Benchmark, Variant, expand_environment, folder_name, unset_variables
-from hotloop.bench.process import MARK, last_lines, run_program
+from hotloop.bench.benchmark import Benchmark, Selected, expand_environment, folder_name, unset_variables
+from hotloop.bench.process import GRACE, KEEP_BYTES, MARK, last_lines, run_program
 from hotloop.bench.provenance import list_gpus
 from hotloop.bench.record import hash_file
 from hotloop.errors import HotloopError
 
 if TYPE_CHECKING:
     from hotloop.bench.compat import Translation
-
 
 QUOTED = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"|\\.")
 SHELL = re.compile(r"(?<!\S)(?:\|\|?|&&?|[0-9&]?>>?\S*|<\S*)(?!\S)|;(?!\S)|`|\$\(")
@@ -36,6 +32,9 @@ ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 IPU = re.compile(rb"(?<![A-Za-z])(?:ipu|IPU)s?(?![a-z])|\bpop(?:torch|nn|ops|lar)")
 """In a script for an IPU, but not in `manipulate`."""
 PYTHON = re.compile(r"python(3(\.\d+)?)?")
+DATASETS = "DATASETS_DIR"
+VIRTUAL = re.compile(r"--xla_force_host_platform_device_count=(\d{1,6})")
+SETUP_TIMEOUT = 1800.0
 
 
 class LaunchError(HotloopError):
@@ -43,16 +42,31 @@ class LaunchError(HotloopError):
 
 
 @dataclass(frozen=True)
-class LaunchOptions:
-    """What the options of a run change in every command."""
+class RunnerOptions:
+    """How to run; what is chosen comes beside it."""
 
+    log_dir: Path
+    repeats: int = 1
+    warm_up: int = 0
+    interleave: bool = False
+    resume: bool = False
+    fail_fast: bool = False
+    install: bool = False
+    monitor: bool = False
+    timeout: float | None = None
+    grace: float = GRACE
+    max_log_bytes: int = KEEP_BYTES
+    progress_trace_period: float = 1.0
+    """Seconds between signs of life on a terminal."""
+    additional_metrics: bool = False
+    csv_metrics: tuple[str, ...] = ()
     compile_only: bool = False
     allow_wandb: bool = False
     profile: bool = False
     python: str = sys.executable
     """The interpreter that `python` and `hotloop` stand for."""
-    extra: Mapping[str, str] = field(default_factory=dict)
-    """Variables for every program."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """For every program, over those of this process."""
 
 
 @dataclass(frozen=True)
@@ -72,35 +86,35 @@ class Launch:
     """Patterns for the older script's lines -> the fields of the records that have their figures."""
 
 
-def prepare(benchmark: Benchmark, variant: Variant, log: Path, settings: LaunchOptions) -> Launch:
+def prepare(one: Selected, log: Path, options: RunnerOptions) -> Launch:
     """The variant's command; a LaunchError where it cannot work."""
-    folder = variant.folder or benchmark.folder
-    env = build_environment(variant.env or benchmark.env, log, settings)
-    words = split_command(variant.cmd, env)
+    env = build_environment(one.variant.env, log, options)
+    words = split_command(one.variant.cmd, env)
     while len(words) > 1 and (found := ASSIGNMENT.fullmatch(words[0])):
         env[found[1]] = found[2]
         words = words[1:]
-    if not (settings.allow_wandb or benchmark.allow_wandb):
+    if not (options.allow_wandb or one.benchmark.allow_wandb):
         words = drop_wandb(words)
-    if settings.compile_only:
+    if options.compile_only:
         words = [*words, "--compile-only"]
-    ours, notices = translate_script(words, folder), tuple(find_glued_operators(variant.cmd))
+    folder = one.variant.folder
+    ours, notices = translate_script(words, folder), tuple(find_glued_operators(one.variant.cmd))
     if ours is None:
-        argv = tuple(resolve_program(words, settings.python))
+        argv = tuple(resolve_program(words, options.python))
         return Launch(argv, folder, env, shlex.join(words), notices=notices)
     command = [*ours.command, *(() if "--json" in ours.command else ("--json",))]  # numbers without patterns
     env |= ours.environment
-    argv = tuple(resolve_program(command, settings.python))
+    argv = tuple(resolve_program(command, options.python))
     notices += tuple(ours.notices)
     return Launch(argv, folder, env, shlex.join(words), shlex.join(command), notices, ours.figures)
 
 
-def build_environment(own: Mapping[str, str], log: Path, settings: LaunchOptions) -> dict[str, str]:
+def build_environment(own: Mapping[str, str], log: Path, options: RunnerOptions) -> dict[str, str]:
     """The runner's environment, what every program gets, and the entry's own, which wins."""
-    env = {**os.environ, **settings.extra, MARK: str(log)}
-    bin_folder = str(Path(settings.python).parent)
+    env = {**os.environ, **options.variables, MARK: str(log)}
+    bin_folder = str(Path(options.python).parent)
     env["PATH"] = os.pathsep.join(filter(None, (bin_folder, env.get("PATH"))))
-    if settings.profile:
+    if options.profile:
         env["HOTLOOP_REPORT"] = str(log / "report")
     for name, text in own.items():
         env[name] = expand_environment(text, env)
@@ -183,12 +197,8 @@ def resolve_program(words: Sequence[str], python: str) -> list[str]:
     return [python if PYTHON.fullmatch(name) else name, *rest]
 
 
-DATASETS = "DATASETS_DIR"
-VIRTUAL = re.compile(r"--xla_force_host_platform_device_count=(\d{1,6})")
-
-
 def find_missing(benchmark: Benchmark, env: Mapping[str, str]) -> str | None:
-    """Why the benchmark cannot run in this environment, or None."""
+    """Why the benchmark cannot run in this environment, or None; nothing is started and no jax imported."""
     if benchmark.needs_dataset and not env.get(DATASETS):
         return f"needs a data set, and {DATASETS} is not set: set it to the folder that data sets are in"
     there = count_devices(env) if benchmark.devices else None
@@ -199,7 +209,7 @@ def find_missing(benchmark: Benchmark, env: Mapping[str, str]) -> str | None:
 
 
 def count_devices(env: Mapping[str, str]) -> int | None:
-    """How many devices a program sees; None where only jax could tell."""
+    """How many devices a program sees; None where only jax could tell (a TPU), and nothing is refused."""
     platforms = env.get("JAX_PLATFORMS", "")
     visible = env.get("CUDA_VISIBLE_DEVICES")
     gpus = _count_gpus() if visible is None else len([name for name in visible.split(",") if name.strip()])
@@ -216,11 +226,11 @@ def _count_gpus() -> int:
     return len(list_gpus())
 
 
-SETUP_TIMEOUT = 1800.0
-
-
 def prepare_python(benchmark: Benchmark, log: Path) -> str:
-    """The interpreter with the benchmark's packages: made and filled on first use, shared by equal requirements."""
+    """The interpreter with the benchmark's packages: made and filled on first use, shared by equal requirements.
+
+    It is a virtual environment beside the logs, which sees the packages of the one in use; that is never changed.
+    """
     file = benchmark.requirements_file
     if file is None:
         return sys.executable
@@ -251,21 +261,21 @@ def _share_packages(python: Path, log: Path, home: Path) -> None:
 def _run_setup_step(argv: Sequence[str], folder: Path, home: Path) -> None:
     home.parent.mkdir(parents=True, exist_ok=True)
     logs = home.with_suffix(".stdout"), home.with_suffix(".stderr")
-    outcome = run_program(argv, folder, os.environ, SETUP_TIMEOUT, *logs)
-    if outcome.exitcode or outcome.timed_out:
-        said = outcome.reason or " ".join(last_lines(logs[1], 1))
+    result = run_program(argv, folder, os.environ, SETUP_TIMEOUT, *logs)
+    if result.exitcode or result.timed_out:
+        said = result.reason or " ".join(last_lines(logs[1], 1))
         raise LaunchError(f"'{' '.join(argv[1:4])} ...' failed: {said or 'see ' + str(logs[1])}")
 
 
-def run_pre_commands(benchmark: Benchmark, log: Path, settings: LaunchOptions) -> None:
+def run_pre_commands(benchmark: Benchmark, log: Path, options: RunnerOptions) -> None:
     """The commands that a benchmark wants run before it, one after the other."""
     folder = log / f"{folder_name(benchmark.name)}.before"
     folder.mkdir(parents=True, exist_ok=True)
-    env = build_environment(benchmark.env, folder, settings)
+    env = build_environment(benchmark.env, folder, options)
     for number, cmd in enumerate(benchmark.pre_run, 1):
-        argv = resolve_program(split_command(cmd, env), settings.python)
+        argv = resolve_program(split_command(cmd, env), options.python)
         logs = folder / f"{number}.stdout", folder / f"{number}.stderr"
-        outcome = run_program(argv, benchmark.folder, env, benchmark.timeout or SETUP_TIMEOUT, *logs)
-        if outcome.exitcode or outcome.timed_out:
-            said = outcome.reason or " ".join(last_lines(logs[1], 1)) or f"status {outcome.exitcode}"
+        result = run_program(argv, benchmark.folder, env, benchmark.timeout or SETUP_TIMEOUT, *logs)
+        if result.exitcode or result.timed_out:
+            said = result.reason or " ".join(last_lines(logs[1], 1)) or f"status {result.exitcode}"
             raise LaunchError(f"pre_run_commands: '{cmd}' failed: {said}")

@@ -1,10 +1,9 @@
-"""How fast this machine is right now: the same few milliseconds of work, again and again beside every run of a program.
+"""One run of one variant: the program is started and watched, its numbers are read, and what came of it is judged.
 
-Shared and throttled machines change their pace by more than the differences that people look for. Two sets of results
-that were measured at different paces say so, and the comparison claims nothing that the pace may explain.
-
-How busy the machine is while a program runs: its GPUs, and the processor and memory of the program itself.
-One run of one variant: the program is started and watched, its numbers are read, and what came of it is judged.
+Beside each run stands how fast the machine itself was, since shared and throttled machines change their pace by more
+than the differences that people look for; and with --monitor how busy its GPUs were, and what the program took of
+processor and memory. Whatever of that cannot be read is left out: watching must never make a run fail. It knows
+neither repeats nor other variants.
 """
 
 import os
@@ -14,20 +13,101 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from hotloop.bench.benchmark import Selected
-from hotloop.bench.launch import Launch
-from hotloop.bench.metrics import MetricValues, extract, use_record_fields
-from hotloop.bench.process import GRACE, KEEP_BYTES, ProcessResult, read_output_lines, run_program
+from hotloop.bench.launch import Launch, RunnerOptions
+from hotloop.bench.metrics import extract, use_record_fields
+from hotloop.bench.process import ProcessResult, read_output_lines, run_program
 from hotloop.bench.provenance import run_query
 from hotloop.bench.record import metric_records
 
-READINGS = 8  # before a run, and after it; a single one is too noisy to tell anything
-_TURNS, _WORK = 3, 20_000
+READINGS = 8  # of the pace, before a run and after it; a single one is too noisy to tell anything
+PACE_TURNS, PACE_WORK = 3, 20_000
+MONITOR_PERIOD = 1.0  # seconds
+SMI_FIELDS = {
+    "utilization.gpu": "gpu_utilisation_percent",
+    "memory.used": "gpu_memory_mib",
+    "power.draw": "gpu_power_watt",
+    "temperature.gpu": "gpu_temperature_celsius",
+    "clocks.sm": "gpu_clock_mhz",
+}
+Reading = dict[str, float]
+
+
+def measure(one: Selected, launch: Launch, folder: Path, options: RunnerOptions) -> dict[str, Any]:
+    """Run it: the parts of a record that only running can tell. The logs are in `folder`."""
+    both = [limit for limit in (options.timeout, one.benchmark.timeout) if limit is not None]
+    timeout = min(both, default=None)
+    monitor = Monitor() if options.monitor else None
+    before = read_paces()
+    try:
+        ended = run_program(
+            launch.argv,
+            launch.folder,
+            launch.env,
+            timeout,
+            folder / "stdout",
+            folder / "stderr",
+            options.max_log_bytes,
+            grace=options.grace,
+            started=monitor.watch if monitor else lambda pid: None,
+            tick=lambda seconds: _sign_of_life(one.variant.name, seconds),
+            period=options.progress_trace_period,
+        )
+    finally:
+        readings = monitor.stop() if monitor else {}
+    paces = [*before, *read_paces()]
+    result: Mapping[str, Any]
+    if ended.timed_out:
+        result = {"status": "timeout", "reason": f"still running after {timeout:g} seconds"}
+    elif ended.exitcode:
+        result = {"status": "failed", "reason": ended.reason or _exit_words(ended.exitcode)}
+    else:  # a program that only compiles has no metrics
+        result = {"status": "passed"} if options.compile_only else _read_metrics(one, launch, folder)
+    log = {"stdout": "stdout", "stderr": "stderr"}
+    return {**result, **_times(ended), "monitor": readings, "log": log, "paces": paces}
+
+
+def _read_metrics(one: Selected, launch: Launch, folder: Path) -> Mapping[str, Any]:
+    """The metrics; one that is missing fails the run, and is named."""
+    # What ran decides how many copies printed: a hotloop command is one process, whatever stood before the script.
+    ran = replace(one.variant, cmd=launch.hotloop_command or launch.command)
+    benchmark = use_record_fields(one.benchmark, launch.figures)
+    stdout, stderr = (read_output_lines(folder / name) for name in ("stdout", "stderr"))
+    found = extract(benchmark, stdout, stderr, ran)
+    metrics = metric_records(one.benchmark, one.variant, found)
+    if not found.problems:
+        return {"status": "passed", "metrics": metrics}
+    reason = "; ".join(f"{name}: {why}" for name, why in found.problems.items())
+    return {"status": "failed", "reason": reason, "metrics": metrics, "problems": found.problems}
+
+
+def _times(ended: ProcessResult) -> dict[str, Any]:
+    if ended.reason:
+        return {"exitcode": ended.exitcode}
+    times = {"seconds": ended.seconds, "start": ended.start, "end": ended.end}
+    left_out = {"left_out_bytes": ended.left_out} if ended.left_out else {}
+    return {"exitcode": ended.exitcode, **times, **left_out}
+
+
+def _exit_words(exitcode: int) -> str:
+    if exitcode > 0:
+        return f"ended with status {exitcode}"
+    try:
+        return f"killed by {signal.Signals(-exitcode).name}"
+    except ValueError:
+        return f"killed by signal {-exitcode}"
+
+
+def _sign_of_life(name: str, seconds: float) -> None:
+    """A line that is overwritten, and only where somebody watches."""
+    if sys.stderr.isatty():
+        clock = time.strftime("%H:%M:%S", time.gmtime(seconds))
+        print(f"\r\033[K{name}  {clock}\r", end="", file=sys.stderr, flush=True)
 
 
 def read_paces() -> list[float]:
@@ -42,27 +122,15 @@ def read_paces() -> list[float]:
 def read_pace() -> float:
     """One reading; a turn that was interrupted counts as long as it took."""
     began = time.perf_counter()
-    for _ in range(_TURNS):
-        sum(number * number for number in range(_WORK))
-    return _TURNS / (time.perf_counter() - began)
-
-
-PERIOD = 1.0
-SMI_FIELDS = {
-    "utilization.gpu": "gpu_utilisation_percent",
-    "memory.used": "gpu_memory_mib",
-    "power.draw": "gpu_power_watt",
-    "temperature.gpu": "gpu_temperature_celsius",
-    "clocks.sm": "gpu_clock_mhz",
-}
-Reading = dict[str, float]
+    for _ in range(PACE_TURNS):
+        sum(number * number for number in range(PACE_WORK))
+    return PACE_TURNS / (time.perf_counter() - began)
 
 
 class Monitor:
-    """Samples from `watch` to `stop`."""
+    """Samples from `watch` to `stop`, taken by a thread."""
 
-    def __init__(self, period: float | None = None):
-        self.period = PERIOD if period is None else period
+    def __init__(self) -> None:
         self.samples: list[Reading] = []
         self._gpu = find_gpu_reader()
         self._done = threading.Event()
@@ -74,7 +142,7 @@ class Monitor:
         self._thread.start()
 
     def _run(self, host: "ProcessUsage") -> None:
-        while not self._done.wait(self.period):
+        while not self._done.wait(MONITOR_PERIOD):
             with suppress(Exception):  # a driver that answers nonsense is no reason to fail
                 self.samples.append({**self._gpu(), **host.read()})
 
@@ -87,7 +155,6 @@ class Monitor:
 
 
 def summarise(samples: list[Reading]) -> dict[str, Any]:
-    """Mean and maximum of each reading."""
     names = dict.fromkeys(name for sample in samples for name in sample)
     found: dict[str, Any] = {"samples": len(samples)}
     for name in names:
@@ -153,7 +220,7 @@ def find_gpu_reader() -> Callable[[], Reading]:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(at) for at in range(pynvml.nvmlDeviceGetCount())]
         return lambda: combine_gpus([_nvml(pynvml, handle) for handle in handles])
     except Exception:  # no package, no library, no driver: pynvml has an error for each
-        return _by_smi if query_smi() else dict
+        return (lambda: combine_gpus(query_smi())) if query_smi() else dict
 
 
 def _nvml(pynvml: Any, handle: Any) -> Reading:
@@ -186,10 +253,6 @@ def query_smi() -> list[Reading]:
     return found
 
 
-def _by_smi() -> Reading:
-    return combine_gpus(query_smi())
-
-
 def combine_gpus(gpus: list[Reading]) -> Reading:
     """All GPUs as one: memory and power add up, of the rest the highest, since a program may use one of many."""
     found: Reading = {}
@@ -197,96 +260,3 @@ def combine_gpus(gpus: list[Reading]) -> Reading:
         values = [gpu[name] for gpu in gpus if name in gpu]
         found[name] = sum(values) if name.endswith(("_mib", "_watt")) else max(values)
     return found
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What holds for every run."""
-
-    timeout: float | None = None
-    max_log_bytes: int = KEEP_BYTES
-    grace: float = GRACE
-    period: float = 1.0
-    """Seconds between signs of life on a terminal."""
-    monitor: bool = False
-
-
-def measure(
-    one: Selected, launch: Launch, folder: Path, limits: Limits, *, compile_only: bool = False
-) -> dict[str, Any]:
-    """Run it and say what came of it; the logs are in `folder`. A program that only compiles has no metrics."""
-    both = [limit for limit in (limits.timeout, one.benchmark.timeout) if limit is not None]
-    timeout = min(both, default=None)
-    monitor = Monitor() if limits.monitor else None
-    try:
-        outcome = run_program(
-            launch.argv,
-            launch.folder,
-            launch.env,
-            timeout,
-            folder / "stdout",
-            folder / "stderr",
-            limits.max_log_bytes,
-            grace=limits.grace,
-            started=monitor.watch if monitor else lambda pid: None,
-            tick=lambda seconds: _sign_of_life(one.variant.name, seconds),
-            period=limits.period,
-        )
-    finally:
-        readings = monitor.stop() if monitor else {}
-    result = _bad_end(outcome, timeout) or (
-        {"status": "passed"} if compile_only else _read_metrics(one, launch, folder)
-    )
-    log = {"stdout": "stdout", "stderr": "stderr"}
-    return {**result, **_times(outcome), "monitor": readings, "log": log}
-
-
-def _bad_end(outcome: ProcessResult, timeout: float | None) -> Mapping[str, Any] | None:
-    """Why a program that did not end well does not count; its numbers are then not even looked at."""
-    if outcome.timed_out:
-        return {"status": "timeout", "reason": f"still running after {timeout:g} seconds"}
-    if outcome.exitcode:
-        return {"status": "failed", "reason": outcome.reason or _exit_words(outcome.exitcode)}
-    return None
-
-
-def _read_metrics(one: Selected, launch: Launch, folder: Path) -> Mapping[str, Any]:
-    """The metrics; one that is missing fails the run, and is named."""
-    # What ran decides how many copies printed: a hotloop command is one process, whatever stood before the script.
-    ran = replace(one.variant, cmd=launch.hotloop_command or launch.command)
-    benchmark = use_record_fields(one.benchmark, launch.figures)
-    found = extract(
-        benchmark, read_output_lines(folder / "stdout"), read_output_lines(folder / "stderr"), ran
-    )
-    metrics = metric_records(one.benchmark, one.variant, found)
-    if not found.problems:
-        return {"status": "passed", "metrics": metrics}
-    return {"status": "failed", "reason": _problems(found), "metrics": metrics, "problems": found.problems}
-
-
-def _problems(found: MetricValues) -> str:
-    return "; ".join(f"{name}: {why}" for name, why in found.problems.items())
-
-
-def _times(outcome: ProcessResult) -> dict[str, Any]:
-    if outcome.reason:
-        return {"exitcode": outcome.exitcode}
-    said = {"exitcode": outcome.exitcode, "seconds": outcome.seconds}
-    left_out = {"left_out_bytes": outcome.left_out} if outcome.left_out else {}
-    return {**said, "start": outcome.start, "end": outcome.end, **left_out}
-
-
-def _exit_words(exitcode: int) -> str:
-    if exitcode > 0:
-        return f"ended with status {exitcode}"
-    try:
-        return f"killed by {signal.Signals(-exitcode).name}"
-    except ValueError:
-        return f"killed by signal {-exitcode}"
-
-
-def _sign_of_life(name: str, seconds: float) -> None:
-    """A line that is overwritten, and only where somebody watches."""
-    if sys.stderr.isatty():
-        clock = time.strftime("%H:%M:%S", time.gmtime(seconds))
-        print(f"\r\033[K{name}  {clock}\r", end="", file=sys.stderr, flush=True)

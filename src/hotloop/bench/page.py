@@ -4,9 +4,7 @@ Everything is inline: the page opens offline, in light and dark, on a phone; ope
 itself and writes what it found at its end. It knows nothing of what is measured.
 """
 
-import os
 import re
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -16,6 +14,7 @@ from typing import Protocol
 
 from hotloop.bench.record import is_number
 from hotloop.errors import RunError
+from hotloop.options.files import whole_file
 
 Cell = str | float | int | None
 CLASS = ' class="words"'
@@ -137,10 +136,7 @@ def write_text(path: str | Path, text: str) -> None:
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
+        with whole_file(path) as part:
+            part.write_text(text, "utf-8")
     except OSError as error:
         raise RunError(f"{path}: cannot be written ({error.strerror}); choose another folder") from error

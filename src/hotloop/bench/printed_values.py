@@ -1,14 +1,17 @@
-"""Numbers out of JSON lines that a program prints: its events, and the result on its last line.
+"""Numbers out of what a program prints: the values of keys in its JSON lines, and the matches of regular expressions.
 
-An event is an object with an `event`, as in a run's events.jsonl; the result is the last object on standard output
-without one, as `--json` prints it. Where the result names its run's folder, the events can be had from there. A key
-may be a path: `cost.flops` is inside an object, `validation.loss` is the `loss` of events called validation; and
-`loss|validation.loss` is both, in the order of the events. It knows no metrics.
+Of JSON lines, an event is an object with an `event`, as in a run's events.jsonl; the result is the last object on
+standard output without one, as `--json` prints it. Where the result names its run's folder, the events can be had from
+there. A key may be a path: `cost.flops` is inside an object, `validation.loss` is the `loss` of events called
+validation; and `loss|validation.loss` is both, in the order of the events.
 
-A limit on the time that patterns may take: one that backtracks without end is given up instead of waited for.
+A pattern that backtracks without end is given up instead of waited for: Python's matcher looks for signals while it
+works, so a timer of the process's own computing time can end it, and a busy machine brings no pattern nearer to its
+limit. Only the main thread can have the timer: elsewhere there is no limit.
 """
 
 import json
+import re
 import signal
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,10 +23,17 @@ from typing import Any
 
 from hotloop.options.files import parse_json
 
-LONGEST_LINE = 1 << 20
+LONGEST_JSON = 1 << 20
+LONGEST_SEARCHED = 8192  # characters of a line; a pattern may need time with the square of this
 LARGEST_RECORD = 256 << 20
 RUN_KEYS = ("run", "model_dir")
 MOST_VALUES = 1_000_000
+TICK = 0.1  # seconds between looks at how long a search has taken
+LINE_SECONDS, ALL_SECONDS = (
+    3.0,
+    120.0,
+)  # for the searches of one pattern: in one line, and in all lines of a run
+LAZY_END = re.compile(r"[*+?}]\?\)$")
 _MISSING = object()
 
 
@@ -56,19 +66,17 @@ class JsonLines:
 
     def read(self, line: str, is_stdout: bool) -> None:
         """Take one line if it is a JSON object; any other line is left alone."""
-        record = parse_line(line)
-        if record is None:
-            return
-        if "event" not in record:
-            self._result = record if is_stdout else self._result
-            return
-        _take_values(record, self._events)
+        record = _parse_line(line)
+        if record is not None and "event" in record:
+            _take_values(record, self._events)
+        elif record is not None and is_stdout:
+            self._result = record
 
     def read_run(self, folder: Path, keys: Iterable[str]) -> None:
         """Take keys that no line had from the events of the run that the result names, relative to `folder`."""
         recorded = {key: Series() for key in keys if not self._events[key].values}
         for line in _run_lines(self._result, folder) if recorded else ():
-            record = parse_line(line) or {}
+            record = _parse_line(line) or {}
             if record.get("event") == "start":  # an earlier process of the same run is none of ours
                 recorded = {key: Series() for key in recorded}
             elif "event" in record:
@@ -80,7 +88,7 @@ class JsonLines:
         series = self._events[key]
         if series.values or series.problem:
             return series
-        value = look_up(self._result, key)
+        value = _look_up(self._result, key)
         if value is _MISSING:
             return None
         many = isinstance(value, list)
@@ -90,10 +98,10 @@ class JsonLines:
         return found
 
 
-def parse_line(line: str) -> Mapping[str, Any] | None:
+def _parse_line(line: str) -> Mapping[str, Any] | None:
     """The object on a line, or None."""
     text = line.strip() if line[:1] in "{ \t" else ""
-    if not (text.startswith("{") and text.endswith("}")) or len(text) > LONGEST_LINE:
+    if not (text.startswith("{") and text.endswith("}")) or len(text) > LONGEST_JSON:
         return None
     try:
         record = parse_json(text)
@@ -102,7 +110,7 @@ def parse_line(line: str) -> Mapping[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-def look_up(record: Mapping[str, Any], key: str) -> Any:
+def _look_up(record: Mapping[str, Any], key: str) -> Any:
     """The value under a name or a path of names with dots."""
     if key in record:
         return record[key]
@@ -114,10 +122,22 @@ def look_up(record: Mapping[str, Any], key: str) -> Any:
     return value
 
 
-def _take_values(record: Mapping[str, Any], wanted: Mapping[str, Series]) -> None:
+def _take_values(event: Mapping[str, Any], wanted: Mapping[str, Series]) -> None:
     for key, series in wanted.items():
-        if not series.problem and (value := _event_value(record, key)) is not _MISSING:
+        if not series.problem and (value := _event_value(event, key)) is not _MISSING:
             series.add(key, value)
+
+
+def _event_value(event: Mapping[str, Any], key: str) -> Any:
+    """A plain key is looked up in logs, one that begins with an event's name in events of that name; | is or."""
+    key, _, others = key.partition("|")
+    name, _, rest = key.partition(".")
+    value = _MISSING
+    if rest and event["event"] == name:
+        value = _look_up(event, rest)
+    elif event["event"] == "log":
+        value = _look_up(event, key)
+    return _event_value(event, others) if value is _MISSING and others else value
 
 
 def _run_lines(result: Mapping[str, Any], folder: Path) -> Iterator[str]:
@@ -133,64 +153,22 @@ def _run_lines(result: Mapping[str, Any], folder: Path) -> Iterator[str]:
         return
 
 
-def _event_value(record: Mapping[str, Any], key: str) -> Any:
-    """A plain key is looked up in logs, one that begins with an event's name in events of that name; | is or."""
-    key, _, others = key.partition("|")
-    event, _, rest = key.partition(".")
-    value = _MISSING
-    if rest and record["event"] == event:
-        value = look_up(record, rest)
-    elif record["event"] == "log":
-        value = look_up(record, key)
-    return _event_value(record, others) if value is _MISSING and others else value
-
-
-TICK = 0.1
-LONGEST_SEARCH, LONGEST_OF_ALL = 3.0, 120.0
-"""Seconds for one line, and for all lines of a run."""
-
-
 class TooSlow(Exception):
     """A search was given up."""
 
 
-class Stopwatch:
-    """The time of one pattern's searches, in ticks that fell into them."""
-
-    def __init__(self) -> None:
-        self.all = self.search = 0.0
-
-    def tick(self) -> None:
-        """Count one; TooSlow where that is one too many."""
-        self.all += TICK
-        self.search += TICK
-        if self.search > LONGEST_SEARCH:
-            raise TooSlow(f"more than {LONGEST_SEARCH:g} seconds for one line")
-        if self.all > LONGEST_OF_ALL:
-            raise TooSlow(f"more than {LONGEST_OF_ALL:g} seconds for all lines")
-
-
 class SearchLimit:
-    """Whose search is on, if any. Set and reset for every line, so it is a plain attribute and no context."""
+    """Ends the search that is on, if any, when its time is over."""
 
     def __init__(self) -> None:
-        self.running: Stopwatch | None = None
-
-    def begin(self, stopwatch: Stopwatch) -> None:
-        """A search begins."""
-        stopwatch.search = 0.0
-        self.running = stopwatch
-
-    def end(self) -> None:
-        """No search is on."""
-        self.running = None
+        self.running: PatternMatches | None = None
 
     def _tick(self, number: int, frame: FrameType | None) -> None:
         if self.running is not None:
-            self.running.tick()
+            self.running.count_tick()
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
+    def enforce(self) -> Iterator[None]:
         """Hold searches to their limits while the block runs."""
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -202,3 +180,65 @@ class SearchLimit:
         finally:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
             signal.signal(signal.SIGVTALRM, before)
+
+
+class PatternMatches:
+    """The numbers that one metric's regular expression finds, line by line."""
+
+    def __init__(self, regexp: str, limit: SearchLimit):
+        self.regexp, self.limit = regexp, limit
+        self.values: list[float] = []
+        self.problem = ""
+        self.all_seconds = self.line_seconds = 0.0
+        try:
+            self.pattern = re.compile(regexp)
+        except re.error as error:
+            self.problem = f"the regexp '{regexp}' is none: {error}"
+            return
+        names = tuple(self.pattern.groupindex)
+        self.group = names[0] if len(names) == 1 else min(self.pattern.groups, 1)
+        if LAZY_END.search(regexp):
+            self.problem = (
+                f"the regexp '{regexp}' ends in a lazy group, which matches as little as it may: "
+                "an empty text or a part of the number; take out its last '?'"
+            )
+        elif len(names) != 1 and self.pattern.groups > 1:
+            self.problem = f"the regexp '{regexp}' has {self.pattern.groups} groups; keep one, or name one"
+
+    def count_tick(self) -> None:
+        """A tick fell into a search of this pattern; TooSlow where that is one too many."""
+        self.all_seconds += TICK
+        self.line_seconds += TICK
+        if self.line_seconds > LINE_SECONDS:
+            raise TooSlow(f"more than {LINE_SECONDS:g} seconds for one line")
+        if self.all_seconds > ALL_SECONDS:
+            raise TooSlow(f"more than {ALL_SECONDS:g} seconds for all lines")
+
+    def read(self, line: str) -> None:
+        """Take the matches of one line, until something is wrong."""
+        if self.problem:
+            return
+        try:
+            # Set for every line, so it is a plain attribute: a context would cost more than most searches.
+            self.line_seconds, self.limit.running = 0.0, self
+            self._read(line[:LONGEST_SEARCHED])
+            self.limit.running = None
+        except TooSlow as error:
+            self.limit.running = None
+            self.problem = (
+                f"the regexp '{self.regexp}' was given up, it needed {error}: it tries too many ways to match, so "
+                "leave out repeats inside of repeats"
+            )
+
+    def _read(self, line: str) -> None:
+        for match in self.pattern.finditer(line):
+            text = match[self.group]
+            try:
+                self.values.append(float(text))
+            except (TypeError, ValueError):
+                what = f"'{text[:80]}'" if text else "an empty text"
+                self.problem = f"the regexp '{self.regexp}' matched {what}, which is no number"
+            if len(self.values) > MOST_VALUES:
+                self.problem = f"more than {MOST_VALUES} values; print fewer"
+            if self.problem:
+                return

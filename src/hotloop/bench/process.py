@@ -1,9 +1,8 @@
-"""What a program prints, in a file that never grows past its bound: the head and the tail are kept.
+"""One program in a session of its own: started, watched, and ended with everything it started.
 
-Memory stays small however much is printed: writing goes through in chunks, reading line by line with long lines
-cut. It knows neither processes nor metrics.
-
-One program in a session of its own: started, watched, and ended with everything it started.
+A timeout ends the whole process group, first politely; so does Ctrl-C. Its output goes to two files that never grow
+past their bound: the head and the tail are kept. Memory stays small however much is printed: writing goes through in
+chunks, reading line by line with long lines cut. It knows neither benchmarks nor metrics.
 """
 
 import os
@@ -23,6 +22,14 @@ from hotloop.engine.interrupt import before_leaving
 LONGEST_LINE = 1 << 20
 WINDOW = 1 << 16
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+CHUNK = 1 << 16
+KEEP_BYTES = 1 << 30
+GRACE = 5.0  # seconds between asking a program to end and ending it
+LINGER = 2.0  # seconds for the output of a program that has ended while something it started goes on
+LONGEST_WAIT = 86400.0  # the system's own limit is some weeks
+POLL = 0.01  # seconds between looks at the program where the system cannot tell us
+MARK = "HOTLOOP_BENCH_LOG"
+"""Variable that a program and all its descendants carry: the folder of its logs."""
 
 
 class Capture:
@@ -35,7 +42,6 @@ class Capture:
         self._ring: BinaryIO | None = None
 
     def write(self, chunk: bytes) -> None:
-        """Take what was printed next."""
         room = self.head - self.total
         self.total += len(chunk)
         if room > 0:
@@ -138,16 +144,6 @@ def last_lines(path: Path, count: int, most: int = 8192) -> list[str]:
     return [line for line in found if line][-count:]
 
 
-CHUNK = 1 << 16
-KEEP_BYTES = 1 << 30
-GRACE = 5.0  # seconds between asking a program to end and ending it
-LINGER = 2.0  # seconds for the output of a program that has ended while something it started goes on
-LONGEST_WAIT = 86400.0  # the system's own limit is some weeks
-POLL = 0.01  # seconds between looks at the program where the system cannot tell us
-MARK = "HOTLOOP_BENCH_LOG"
-"""Variable that a program and all its descendants carry: the folder of its logs."""
-
-
 @dataclass(frozen=True)
 class ProcessResult:
     """How a program ended; times are seconds since 1970, `seconds` is by a clock that is never set."""
@@ -186,7 +182,8 @@ def run_program(
         try:
             process = _start(argv, cwd, env)
         except (OSError, ValueError) as error:
-            return ProcessResult(_not_started(error), False, start, start, 0.0, _why(error, argv, cwd))
+            status = 127 if isinstance(error, FileNotFoundError) else 126  # as a shell would
+            return ProcessResult(status, False, start, start, 0.0, _explain_start(error, argv, cwd))
         stack.enter_context(before_leaving(lambda: _signal_group(process.pid, signal.SIGKILL)))
         pump = stack.enter_context(closing(Pump(process, logs)))
         ended, exited = False, clock
@@ -216,12 +213,7 @@ def _start(argv: Sequence[str], cwd: Path, env: Mapping[str, str]) -> "subproces
     )
 
 
-def _not_started(error: Exception) -> int:
-    """The status that a shell would give."""
-    return 127 if isinstance(error, FileNotFoundError) else 126
-
-
-def _why(error: Exception, argv: Sequence[str], cwd: Path) -> str:
+def _explain_start(error: Exception, argv: Sequence[str], cwd: Path) -> str:
     if not cwd.is_dir():
         return f"there is no folder {cwd} to run in"
     if isinstance(error, FileNotFoundError):
@@ -287,7 +279,6 @@ class Pump:
         return self.exited and not self.open
 
     def close(self) -> None:
-        """Give the pipes back."""
         self._selector.close()
         if self._pidfd is not None:
             os.close(self._pidfd)

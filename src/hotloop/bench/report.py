@@ -25,10 +25,9 @@ from hotloop.bench.peers import (
     read_peer_rows,
     report_cells,
 )
-from hotloop.bench.record import RECORDS, is_number, is_positive
+from hotloop.bench.record import RECORDS, Record, is_number, is_positive
 from hotloop.bench.results import (
     SIDES,
-    Record,
     commit_name,
     device_name,
     ended_well,

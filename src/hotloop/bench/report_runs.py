@@ -10,7 +10,8 @@ from itertools import groupby, pairwise
 
 from hotloop.bench import results
 from hotloop.bench.compare import CompareRules, compare_samples, comparison_cells, rename_partners
-from hotloop.bench.results import MetricSample, Record, collect_samples, commit_name, device_name, start_time
+from hotloop.bench.record import Record
+from hotloop.bench.results import MetricSample, collect_samples, commit_name, device_name, start_time
 from hotloop.bench.statistics import median_interval, spread
 from hotloop.bench.svg import COLOURS, Axis, Chart, Strip, Strips
 from hotloop.bench.verdict import RATE, better_direction, judge
@@ -19,7 +20,6 @@ Cell = str | float | None
 BATCH = ("batch_size", "batchsize", "micro_batch_size", "global_batch_size", "batch", "bs")
 ROWS = 24  # of one chart of strips
 ONE_RUN = ", or one reading of it where there was one run"
-
 SUMMARY = (
     "variant",
     "metric",

@@ -1,8 +1,8 @@
 """Reads what `hotloop bench run` wrote: records of runs, and from them the samples of each variant's metrics.
 
 A sample holds one value a repeat, of runs whose program ended well: where one metric is missing, the others of that
-run count. The last line of a runner that was killed may be cut off and
-is then left out; anything else that is damaged is an error with its file and line. It computes nothing.
+run count. The last line of a runner that was killed may be cut off and is then left out; anything else that is damaged
+is an error with its file and line. It computes nothing.
 """
 
 import json
@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import harmonic_mean
 from typing import Any
 
-from hotloop.bench.record import PROVENANCE, RECORDS, parse_record
+from hotloop.bench.record import PROVENANCE, RECORDS, Record, parse_record
 from hotloop.errors import DataError
 from hotloop.options.files import load_json, parse_json, read_bounded
 
@@ -22,8 +22,6 @@ SIDES = ("A", "B")  # the log folders of two programs that ran in turns
 PARTS = ("device", "cpu", "hotloop", "environment")  # of a provenance, those that hold more than a text
 TAIL = 4_000_000  # bytes at the end of a program's output in which its JSON result is looked for
 LARGEST_FILE = 1 << 28  # bytes of records: those of a hundred thousand runs are fewer
-
-Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -98,14 +96,12 @@ def _machines(file: Path) -> Mapping[str, Mapping[str, Any]]:
         found = load_json(file)
     except (OSError, ValueError):
         return {}  # records are worth showing without it
-    if not isinstance(found, dict):
-        return {}
-    machines = {name: said for name, said in found.items() if isinstance(said, dict)}
-    return {name: said for name, said in machines.items() if all(map(_is_part, map(said.get, PARTS)))}
+    machines = found if isinstance(found, dict) else {}
+    return {name: said for name, said in machines.items() if _is_machine(said)}
 
 
-def _is_part(said: Any) -> bool:
-    return said is None or isinstance(said, dict)
+def _is_machine(said: Any) -> bool:
+    return isinstance(said, dict) and all(isinstance(said.get(part) or {}, dict) for part in PARTS)
 
 
 def collect_samples(records: Iterable[Record]) -> dict[tuple[str, str], MetricSample]:

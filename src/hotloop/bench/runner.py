@@ -1,68 +1,26 @@
-"""What surrounds a run of benchmarks: a log folder that cannot be written becomes one line. It runs nothing.
+"""Runs the chosen variants one after the other and writes down each result before the next begins.
 
-What the runner is told: how often, where to, within which limits; and who listens. It decides nothing.
-Runs the chosen variants one after the other and writes down each result before the next begins.
+Nothing that one variant does (crash, hang, print nonsense) touches the others or the runner. What to run is decided
+in `benchmark.py`, how a cmd is started in `launch.py`, how a program is held in `process.py`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from hotloop.bench import result_files
-from hotloop.bench.benchmark import Selected, VariantRun, plan_runs
-from hotloop.bench.launch import Launch, LaunchError, LaunchOptions, prepare, prepare_python, run_pre_commands
-from hotloop.bench.measure import Limits, measure, read_paces
+from hotloop.bench.benchmark import Benchmark, Selected, VariantRun, count_of, plan_runs
+from hotloop.bench.launch import Launch, LaunchError, RunnerOptions, prepare, prepare_python, run_pre_commands
+from hotloop.bench.measure import measure
 from hotloop.bench.process import kill_marked, last_lines
 from hotloop.bench.provenance import collect_provenance
-from hotloop.bench.record import Record, Results, add_provenance, hash_file
+from hotloop.bench.record import RECORDS, Record, Results, add_provenance, hash_file
 from hotloop.engine.interrupt import raise_stops
 from hotloop.engine.records import write_json
 from hotloop.errors import OptionError, RunError
 from hotloop.rehearsal import check_can_make
-
-
-@contextmanager
-def explain_write_errors(log: Path, advice: str = "go on with --resume") -> Iterator[None]:
-    """A disk that is full, or a folder that cannot be written, becomes one line for the user."""
-    try:
-        yield
-    except OSError as error:
-        raise RunError(
-            f"{error.filename or log}: cannot be used: {error.strerror or error}; {advice}"
-        ) from error
-
-
-class BenchConsole(Protocol):
-    """Who listens to the runner."""
-
-    def say(self, text: str) -> None:
-        """A line for people."""
-
-    def warn(self, text: str) -> None:
-        """A line that should not be missed."""
-
-    def table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Rows under their column names."""
-
-
-@dataclass(frozen=True)
-class RunnerOptions:
-    """How to run; what is chosen comes beside it."""
-
-    log_dir: Path
-    repeats: int = 1
-    warm_up: int = 0
-    interleave: bool = False
-    resume: bool = False
-    fail_fast: bool = False
-    install: bool = False
-    additional_metrics: bool = False
-    csv_metrics: tuple[str, ...] = ()
-    limits: Limits = field(default_factory=Limits)
-    settings: LaunchOptions = field(default_factory=LaunchOptions)
-
 
 SHOWN_LINES = 12
 NOTHING: dict[str, Any] = {
@@ -81,11 +39,36 @@ NOTHING: dict[str, Any] = {
 }
 
 
+@contextmanager
+def explain_write_errors(log: Path, advice: str) -> Iterator[None]:
+    """A disk that is full, or a folder that cannot be written, becomes one line for the user."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"{error.filename or log}: cannot be used: {error.strerror or error}; {advice}"
+        ) from error
+
+
+class BenchConsole(Protocol):
+    """Who listens to the runner."""
+
+    def say(self, text: str) -> None:
+        """A line that can be left unread."""
+
+    def warn(self, text: str) -> None:
+        """A line that should not be missed."""
+
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """The end of the run."""
+
+
 def run(selected: Sequence[Selected], options: RunnerOptions, console: BenchConsole) -> int:
     """Run everything that has no result yet; 0 if all of it passed, else 1."""
-    _open_folder(options)
-    telling = explain_write_errors(options.log_dir)
-    with closing(Results(options.log_dir)) as results, raise_stops(), telling:
+    check_run_folder(options)
+    make_folder(options.log_dir)
+    explaining = explain_write_errors(options.log_dir, "go on with --resume")
+    with closing(Results(options.log_dir)) as results, raise_stops(), explaining:
         runner = Runner(selected, options, console, results)
         try:
             runner.run()
@@ -100,33 +83,45 @@ def run(selected: Sequence[Selected], options: RunnerOptions, console: BenchCons
     return 1 if bad or runner.failed else 0
 
 
-def _open_folder(options: RunnerOptions) -> None:
-    check_folder(options)
-    try:
-        options.log_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"--log-dir {options.log_dir}: cannot be made: {error.strerror}") from error
+def check_run_folder(options: RunnerOptions) -> None:
+    """As `check_folder`; results that a run goes on with may be there."""
+    taken = () if options.resume else (RECORDS,)
+    check_folder(options.log_dir, taken, "go on with --resume, or take another folder")
 
 
-def check_folder(options: RunnerOptions) -> None:
+def check_folder(log: Path, taken: Sequence[str], advice: str) -> None:
     """RunError or OptionError where results have no place in the log folder; nothing is made."""
     try:
-        check_can_make(options.log_dir)
+        check_can_make(log)
     except OSError as error:
-        raise RunError(f"--log-dir {options.log_dir}: cannot be made: {error.strerror}") from error
-    if (options.log_dir / "results.jsonl").exists() and not options.resume:
-        raise OptionError(
-            f"--log-dir {options.log_dir}: holds results already; go on with --resume, or take another folder"
-        )
+        raise RunError(f"--log-dir {log}: cannot be made: {error.strerror}") from error
+    if any((log / name).exists() for name in taken):
+        raise OptionError(f"--log-dir {log}: holds results already; {advice}")
+
+
+def make_folder(log: Path) -> None:
+    try:
+        log.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"--log-dir {log}: cannot be made: {error.strerror}") from error
 
 
 class Runner:
-    """One run of the runner: the variants, how to run them, and the results so far."""
+    """One run of the runner: the variants, how to run them, and the results so far.
+
+    `turns` is, by variant, what records say of a session in which two programs run in turns.
+    """
 
     def __init__(
-        self, selected: Sequence[Selected], options: RunnerOptions, console: BenchConsole, results: Results
+        self,
+        selected: Sequence[Selected],
+        options: RunnerOptions,
+        console: BenchConsole,
+        results: Results,
+        turns: Mapping[str, Mapping[str, str]] = {},
     ):
         self.selected, self.options, self.console, self.results = selected, options, console, results
+        self.turns = turns
         self.log = options.log_dir.resolve()
         self.specs = {one.benchmark.file: hash_file(one.benchmark.file) for one in selected}
         self._refuse_changed_specs()
@@ -134,12 +129,11 @@ class Runner:
         self.done = {(record["variant"], record["repeat"]) for record in ran}
         self.known = {record["variant"] for record in results.records}
         self.failed = False
-        self.turns: Mapping[str, Mapping[str, str]] = {}
-        """By variant, what records say of a session in which two programs run in turns."""
         self.warned: set[str] = set()
-        self.ready: dict[str, LaunchOptions | LaunchError] = {}
+        self.ready: dict[str, RunnerOptions | LaunchError] = {}
         files = {str(file.resolve()): name for file, name in self.specs.items()}
-        where = collect_provenance(files, _home(selected), options.settings.extra)
+        home = selected[0].benchmark.file.resolve().parent
+        where = collect_provenance(files, home, options.variables)
         self.commit = where["commit"]
         self.provenance = add_provenance(self.log, where)
 
@@ -160,29 +154,23 @@ class Runner:
         return f"{said} do not mix, so take another --log-dir"
 
     def run(self) -> None:
-        """Every job that is left, in order."""
-        self._clean_up_after_the_killed()
-        self._record_skipped()
+        """Every run that is left, in order."""
         options = self.options
-        all_jobs = list(plan_runs(self.selected, options.repeats, options.warm_up, options.interleave))
-        behind = {
-            job.selected.variant.name for job in all_jobs if job.repeat > 0 and job.key not in self.done
-        }
-        left = [job for job in all_jobs if job.key not in self.done and job.selected.variant.name in behind]
-        for number, job in enumerate(left, 1):
-            record = self.perform(job)
-            self.tell(record, f"[{number}/{len(left)}]")
+        if options.resume and (count := kill_marked(str(self.log), within=True)):
+            # Programs of a runner that was killed would disturb every measurement from now on.
+            self.console.warn(f"{count} processes of an earlier run were still there and have been ended")
+        self._record_skipped()
+        runs = list(plan_runs(self.selected, options.repeats, options.warm_up, options.interleave))
+        behind = {run.selected.variant.name for run in runs if run.repeat > 0 and run.key not in self.done}
+        left = [run for run in runs if run.key not in self.done and run.selected.variant.name in behind]
+        for number, run in enumerate(left, 1):
+            record = self.perform(run)
+            self.show(record, f"[{number}/{len(left)}]")
             self.failed |= record["status"] != "passed"
             if self.failed and options.fail_fast:
-                self.console.warn(
-                    f"stopped at the first failure; {len(left) - number} runs are left (--resume)"
-                )
+                rest = count_of(len(left) - number, "run")
+                self.console.warn(f"stopped at the first failure, with {rest} to go (--resume)")
                 return
-
-    def _clean_up_after_the_killed(self) -> None:
-        """Programs of a runner that was killed would disturb every measurement from now on."""
-        if self.options.resume and (count := kill_marked(str(self.log), within=True)):
-            self.console.warn(f"{count} processes of an earlier run were still there and have been ended")
 
     def _record_skipped(self) -> None:
         for one in self.selected:
@@ -201,74 +189,64 @@ class Runner:
             "repeat": repeat,
             **NOTHING,
             **({"turns": self.turns[one.variant.name]} if self.turns else {}),
-            "env": dict(one.variant.env or one.benchmark.env),
+            "env": dict(one.variant.env),
             "spec": {"file": str(file.resolve()), "sha256": self.specs[file]},
             "provenance": self.provenance,
         }
 
-    def perform(self, job: VariantRun) -> Record:
+    def perform(self, run: VariantRun) -> Record:
         """One run, and its record, which is written unless it was a warm-up."""
-        folder = self.log / job.folder
-        record = self._blank(job.selected, job.repeat)
+        folder, one = self.log / run.folder, run.selected
+        record = self._blank(one, run.repeat)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            launch = self._prepare(job.selected, folder)
+            launch = self._prepare(one, folder)
             record |= {"command": launch.command, "hotloop_command": launch.hotloop_command}
-            before = read_paces()
-            record |= measure(
-                job.selected,
-                launch,
-                folder,
-                self.options.limits,
-                compile_only=self.options.settings.compile_only,
-            )
-            record["paces"] = [*before, *read_paces()]
-            record["log"] = {name: f"{job.folder}/{file}" for name, file in record["log"].items()}
+            record |= measure(one, launch, folder, self.options)
+            record["log"] = {name: f"{run.folder}/{file}" for name, file in record["log"].items()}
         except LaunchError as error:
-            record |= {"command": job.selected.variant.cmd, "status": "failed", "reason": str(error)}
+            record |= {"command": one.variant.cmd, "status": "failed", "reason": str(error)}
         except OSError as error:
             record |= {"status": "failed", "reason": f"{folder}: cannot be used: {error.strerror}"}
-        if job.repeat > 0:
+        if run.repeat > 0:
             self.results.append(record)
-            self.done.add(job.key)
-            _write_beside(folder, record)
+            self.done.add(run.key)
+            if folder.is_dir():
+                write_json(folder / "variant_result.json", record)
         return record
 
     def _prepare(self, one: Selected, folder: Path) -> Launch:
-        settings = self.ready.get(one.benchmark.name)
-        if settings is None:
+        options = self.ready.get(one.benchmark.name)
+        if options is None:
             try:
-                settings = self._make_ready(one)
+                options = self._make_ready(one.benchmark)
             except LaunchError as error:
-                settings = error
-            self.ready[one.benchmark.name] = settings
-        if isinstance(settings, LaunchError):
-            raise settings
-        launch = prepare(one.benchmark, one.variant, folder, settings)
-        for notice in launch.notices:
-            self._warn_once(f"{one.benchmark.name}: {notice}")
+                options = error
+            self.ready[one.benchmark.name] = options
+        if isinstance(options, LaunchError):
+            raise options
+        launch = prepare(one, folder, options)
+        notices = [f"{one.benchmark.name}: {notice}" for notice in launch.notices]
+        for notice in notices:
+            if notice not in self.warned:
+                self.console.warn(notice)
+        self.warned.update(notices)
         return launch
 
-    def _warn_once(self, text: str) -> None:
-        if text not in self.warned:
-            self.warned.add(text)
-            self.console.warn(text)
-
-    def _make_ready(self, one: Selected) -> LaunchOptions:
+    def _make_ready(self, benchmark: Benchmark) -> RunnerOptions:
         """What happens once before a benchmark's first run: packages and commands, or a word that they wait."""
-        benchmark, settings = one.benchmark, self.options.settings
         for notice in benchmark.notices:
             self.console.warn(f"{benchmark.file}:{benchmark.line}: {benchmark.name}: {notice}")
         wanted = {"requirements_file": benchmark.requirements_file, "pre_run_commands": benchmark.pre_run}
         if not self.options.install:
             for name in (name for name, value in wanted.items() if value):
                 self.console.warn(f"{benchmark.name}: {name} is left alone; --install sees to it")
-            return settings
-        settings = replace(settings, python=prepare_python(benchmark, self.log))
-        run_pre_commands(benchmark, self.log, settings)
-        return settings
+            return self.options
+        options = replace(self.options, python=prepare_python(benchmark, self.log))
+        run_pre_commands(benchmark, self.log, options)
+        return options
 
-    def tell(self, record: Mapping[str, Any], count: str) -> None:
+    def show(self, record: Mapping[str, Any], count: str) -> None:
         """A run in a line, and the end of what one that failed said."""
         repeat = f" repeat {record['repeat']}" if record["repeat"] > 1 else ""
         name = record["variant"] + (repeat if record["repeat"] > 0 else " warm-up")
@@ -299,12 +277,3 @@ class Runner:
         result_files.write_csv(self.log / "benchmark_results.csv", records, more, additional, self.commit)
         result_files.write_junit(self.log / "benchmark_results.xml", records)
         return records
-
-
-def _home(selected: Sequence[Selected]) -> Path:
-    return selected[0].benchmark.file.resolve().parent
-
-
-def _write_beside(folder: Path, record: Mapping[str, Any]) -> None:
-    if folder.is_dir():
-        write_json(folder / "variant_result.json", record)

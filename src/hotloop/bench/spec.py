@@ -1,8 +1,8 @@
-"""One entry of a benchmark file as a `Benchmark`: its variants, where it runs, and what follows from its name.
+"""Benchmark files: YAML in, `Benchmark` values out, or every problem at once with file and line.
 
-Explicit keys decide; names mean something only where a key is left out, as older files need it.
-
-Benchmark files: YAML in, `Benchmark` values out, or every problem at once with file and line.
+Files of the older runner load unchanged; docs/benchmarks.md has the format. Explicit keys decide; names mean something
+only where a key is left out, as older files need it. Reading starts nothing and needs neither the programs nor their
+data to be there.
 """
 
 import re
@@ -10,28 +10,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hotloop.bench import spec_fields
 from hotloop.bench.benchmark import Benchmark, Derived, Kind, Variant, fill, name_variants, unknown_names
-from hotloop.bench.spec_fields import Fields, ParameterRow, read_parameters
-from hotloop.bench.spec_yaml import LocatedMapping, LocatedText, read_located
+from hotloop.bench.spec_fields import (
+    Fields,
+    ParameterRow,
+    read_derived,
+    read_metrics,
+    read_output,
+    read_parameters,
+)
 from hotloop.errors import OptionError, one_line
-from hotloop.options.document import LONGEST
+from hotloop.options.document import LONGEST, LocatedMapping, LocatedText, NotYaml, read_located
 from hotloop.options.files import expand_path
 
 KEYS = (
-    *(
-        "cmd",
-        "notebook",
-        "description",
-        "data",
-        "derived",
-        "output",
-        "parameters",
-        "env",
-        "location",
-        "timeout",
-    ),
-    *("requirements_file", "pre_run_commands", "generated", "synthetic", "allow_wandb"),
+    *("cmd", "notebook", "description", "data", "derived", "output", "parameters", "env", "location"),
+    *("timeout", "requirements_file", "pre_run_commands", "generated", "synthetic", "allow_wandb"),
     *("kind", "needs_dataset", "devices", "tags"),
 )
 IGNORED = (
@@ -45,16 +39,104 @@ LAYERS = ("grouped", "group", "depthwise", "pointwise", "separable", "dilated", 
 SERVING_CLIENT = "send_request.py"
 
 
+class SpecError(OptionError):
+    """What is wrong in benchmark files: one `FILE:LINE: problem` a line."""
+
+    def __init__(self, text: str):
+        Exception.__init__(self, "\n".join(map(one_line, text.split("\n"))))
+
+
+class Problems:
+    """The problems of one file, each kept once: an anchor's mistake is met wherever it is used."""
+
+    def __init__(self, file: Path):
+        self.file = file
+        self.lines: dict[str, None] = {}
+
+    def __call__(self, line: int, text: str) -> None:
+        """Add one; line 0 stands for the whole file."""
+        self.lines[one_line(f"{self.file}:{line}: {text}" if line else f"{self.file}: {text}")] = None
+
+
+def load_benchmarks(files: Sequence[str | Path]) -> dict[str, Benchmark]:
+    """The benchmarks of all files by name, in the order of the files; a SpecError if anything is wrong."""
+    reports = [Problems(file) for file in {Path(file).resolve(): Path(file) for file in files}.values()]
+    benchmarks: dict[str, Benchmark] = {}
+    owners: dict[str, Benchmark] = {}
+    for report in reports:
+        for name, benchmark in _entries(report.file, report).items():
+            other = benchmarks.setdefault(name, benchmark)
+            if other is not benchmark:
+                report(
+                    benchmark.line, f"the name '{name}' is taken by {_place(other)}; rename one of the two"
+                )
+            else:
+                _refuse_equal_variants(benchmark, owners, report)
+    if lines := [line for report in reports for line in report.lines]:
+        raise SpecError("\n".join(lines))
+    return benchmarks
+
+
+def _place(benchmark: Benchmark) -> str:
+    return f"{benchmark.file}:{benchmark.line}"
+
+
+def _refuse_equal_variants(benchmark: Benchmark, owners: dict[str, Benchmark], report: Problems) -> None:
+    """Variants name folders and results, so no two of a run may be called alike."""
+    for variant in benchmark.variants:
+        other = owners.setdefault(variant.name, benchmark)
+        if other is not benchmark:
+            where = f"{other.name} ({_place(other)})"
+            report(benchmark.line, f"'{variant.name}' is also a variant of {where}; rename one benchmark")
+
+
+def _entries(file: Path, report: Problems) -> dict[str, Benchmark]:
+    try:
+        document = read_located(_read_text(file, report), report)
+    except NotYaml as error:
+        report(error.line or 1, f"no YAML: {error}; check indentation and quotes")
+        return {}
+    if not isinstance(document, LocatedMapping):
+        if not report.lines:
+            report(1, "there are no benchmarks here; a file maps names to entries, each with a cmd")
+        return {}
+    found = {}
+    for name, (line, value) in document.pairs.items():
+        if "options" in name:  # defaults for the others, which name them with `<<`
+            continue
+        if isinstance(value, LocatedMapping):
+            found[name] = read_entry(name, line, Fields(value, "", report), file)
+        else:
+            report(line, f"'{name}' must be a mapping with a cmd")
+    return found
+
+
+def _read_text(file: Path, report: Problems) -> str:
+    try:
+        with file.open(encoding="utf-8") as stream:
+            return stream.read(LONGEST + 1)  # the reader of YAML refuses more
+    except UnicodeDecodeError:
+        report(0, "is not UTF-8 text; a benchmark file is YAML")
+    except OSError as error:
+        report(0, f"cannot be read: {error.strerror}; give a benchmark file such as benchmarks.yml")
+    return ""
+
+
 def read_entry(name: str, line: int, fields: Fields, file: Path) -> Benchmark:
     """The benchmark that an entry describes; what is wrong with it is reported."""
     fields.refuse_unknown((*KEYS, *IGNORED))
     choices = read_parameters(fields.value("parameters"), fields.report)
-    output = spec_fields.read_output(fields)
-    metrics = spec_fields.read_metrics(fields, output)
-    derived = spec_fields.read_derived(fields, metrics, choices[0], output)
-    said = Benchmark(name, file, line, _cmd(line, fields), metrics=metrics, derived=derived, output=output)
-    said = replace(
-        said,
+    output = read_output(fields)
+    metrics = read_metrics(fields, output)
+    derived = read_derived(fields, metrics, choices[0], output)
+    said = Benchmark(
+        name,
+        file,
+        line,
+        _cmd(line, fields),
+        metrics=metrics,
+        derived=derived,
+        output=output,
         description=fields.text("description", "").strip(),
         env=_env(fields),
         folder=_home(file, fields.text("location", "")),
@@ -178,82 +260,3 @@ def _notices(said: Benchmark, row: ParameterRow, fields: Fields) -> list[str]:
     known = {metric.name for metric in said.metrics} | {one.name for one in said.derived}
     notices += [f"output names {name}, which is no metric" for _, name in said.output if name not in known]
     return notices
-
-
-class SpecError(OptionError):
-    """What is wrong in benchmark files: one `FILE:LINE: problem` a line."""
-
-    def __init__(self, text: str):
-        Exception.__init__(self, "\n".join(map(one_line, text.split("\n"))))
-
-
-class Problems:
-    """The problems of one file, each kept once: an anchor's mistake is met wherever it is used."""
-
-    def __init__(self, file: Path):
-        self.file = file
-        self.lines: dict[str, None] = {}
-
-    def __call__(self, line: int, text: str) -> None:
-        """Add one; line 0 stands for the whole file."""
-        self.lines[one_line(f"{self.file}:{line}: {text}" if line else f"{self.file}: {text}")] = None
-
-
-def load_benchmarks(files: Sequence[str | Path]) -> dict[str, Benchmark]:
-    """The benchmarks of all files by name, in the order of the files; a SpecError if anything is wrong."""
-    reports = [Problems(file) for file in {Path(file).resolve(): Path(file) for file in files}.values()]
-    benchmarks: dict[str, Benchmark] = {}
-    owners: dict[str, Benchmark] = {}
-    for report in reports:
-        for name, benchmark in _entries(report.file, report).items():
-            other = benchmarks.setdefault(name, benchmark)
-            if other is not benchmark:
-                report(
-                    benchmark.line, f"the name '{name}' is taken by {_place(other)}; rename one of the two"
-                )
-            else:
-                _refuse_equal_variants(benchmark, owners, report)
-    if lines := [line for report in reports for line in report.lines]:
-        raise SpecError("\n".join(lines))
-    return benchmarks
-
-
-def _place(benchmark: Benchmark) -> str:
-    return f"{benchmark.file}:{benchmark.line}"
-
-
-def _refuse_equal_variants(benchmark: Benchmark, owners: dict[str, Benchmark], report: Problems) -> None:
-    """Variants name folders and results, so no two of a run may be called alike."""
-    for variant in benchmark.variants:
-        other = owners.setdefault(variant.name, benchmark)
-        if other is not benchmark:
-            where = f"{other.name} ({_place(other)})"
-            report(benchmark.line, f"'{variant.name}' is also a variant of {where}; rename one benchmark")
-
-
-def _entries(file: Path, report: Problems) -> dict[str, Benchmark]:
-    document = read_located(_read_text(file, report), report)
-    if document is None or not isinstance(document, LocatedMapping):
-        if not report.lines:
-            report(1, "there are no benchmarks here; a file maps names to entries, each with a cmd")
-        return {}
-    found = {}
-    for name, (line, value) in document.pairs.items():
-        if "options" in name:  # defaults for the others, which name them with `<<`
-            continue
-        if isinstance(value, LocatedMapping):
-            found[name] = read_entry(name, line, Fields(value, "", report), file)
-        else:
-            report(line, f"'{name}' must be a mapping with a cmd")
-    return found
-
-
-def _read_text(file: Path, report: Problems) -> str:
-    try:
-        with file.open(encoding="utf-8") as stream:
-            return stream.read(LONGEST + 1)  # the reader of YAML refuses more
-    except UnicodeDecodeError:
-        report(0, "is not UTF-8 text; a benchmark file is YAML")
-    except OSError as error:
-        report(0, f"cannot be read: {error.strerror}; give a benchmark file such as benchmarks.yml")
-    return ""

@@ -1,20 +1,20 @@
-"""Typed reading of one mapping in a benchmark file: texts, numbers, flags and lists, with the line of what is wrong.
+"""The keys of an entry in a benchmark file, as typed values: texts, numbers, flags, lists, metrics and parameters.
 
-A value that does not fit is reported and replaced by the default, so that reading goes on to the next problem.
-
-The `data`, `derived` and `output` of an entry: metrics, what is computed from them, and their units.
-The `parameters` of a benchmark, in each form that files have, as rows of values.
+A value that does not fit is reported with its line and replaced by the default, so that reading goes on to the next
+problem. It knows the form of each key; `spec.py` knows what follows from them.
 """
 
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from typing import TypeVar
 
 from hotloop.bench import expressions
-from hotloop.bench.benchmark import MOST_VARIANTS, Derived, Metric, combine_values, split_values
+from hotloop.bench.benchmark import Derived, Metric
 from hotloop.bench.metrics import REDUCTIONS, is_reduction
-from hotloop.bench.spec_yaml import (
+from hotloop.options import did_you_mean
+from hotloop.options.document import (
     LocatedList,
     LocatedMapping,
     LocatedPair,
@@ -22,9 +22,15 @@ from hotloop.bench.spec_yaml import (
     LocatedValue,
     ReportProblem,
 )
-from hotloop.options import did_you_mean
 
 FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+METRIC_KEYS = ("regexp", "skip", "reduction_type", "field", "unit", "sorted_skip")
+DERIVED_KEYS = ("expr", "reduction_type", "unit")
+TIME_UNITS = ("s", "ms", "us", "sec", "secs", "seconds", "minutes", "hours")
+UNITS = (*TIME_UNITS, "%", "percent", "nats", "TFLOPs", "GB")
+MOST_VARIANTS = 10_000
+Output = tuple[tuple[str, str], ...]
+ParameterRow = dict[str, str]
 T = TypeVar("T")
 
 
@@ -39,7 +45,6 @@ class Fields:
         return pair is not None and not (isinstance(pair.value, LocatedText) and pair.value.is_null)
 
     def line(self, key: str) -> int:
-        """The line that a key stands in."""
         return self.pairs[key].line
 
     def refuse_unknown(self, known: Iterable[str]) -> None:
@@ -57,14 +62,12 @@ class Fields:
         return value.text if isinstance(value, LocatedText) else self.wrong(key, "must be a text", default)
 
     def flag(self, key: str, default: T) -> bool | T:
-        """true or false."""
         word = self.text(key, "").lower()
         if not word or word in FLAGS:
             return FLAGS[word] if word else default
         return self.wrong(key, f"must be true or false, not '{word}'", default)
 
     def whole(self, key: str, default: T, least: int) -> int | T:
-        """A whole number."""
         text = self.text(key, "")
         if not text:
             return default
@@ -73,7 +76,6 @@ class Fields:
         return self.wrong(key, f"must be a whole number from {least}, not '{text}'", default)
 
     def seconds(self, key: str, default: T) -> float | T:
-        """A number above 0."""
         text = self.text(key, "")
         try:
             if not text or 0 < float(text) < float("inf"):
@@ -84,16 +86,12 @@ class Fields:
 
     def texts(self, key: str) -> tuple[str, ...]:
         """A list of scalars; a single one is a list of one."""
-        if key not in self:
-            return ()
-        value = self.pairs[key].value
-        items = value.items if isinstance(value, LocatedList) else (value,)
-        if all(isinstance(item, LocatedText) for item in items):
-            return tuple(item.text for item in items if isinstance(item, LocatedText))
-        return self.wrong(key, "must be a list of texts", ())
+        value = self.value(key)
+        items = value.items if isinstance(value, LocatedList) else () if value is None else (value,)
+        texts = tuple(item.text for item in items if isinstance(item, LocatedText))
+        return texts if len(texts) == len(items) else self.wrong(key, "must be a list of texts", ())
 
     def value(self, key: str) -> LocatedValue | None:
-        """Whatever the key has."""
         return self.pairs[key].value if key in self else None
 
     def parts(self, key: str) -> dict[str, "Fields"]:
@@ -110,7 +108,6 @@ class Fields:
         return parts
 
     def mapping(self, key: str) -> dict[str, LocatedPair]:
-        """The pairs of a mapping."""
         value = self.value(key)
         if value is None or isinstance(value, LocatedMapping):
             return dict(value.pairs) if value else {}
@@ -122,28 +119,8 @@ class Fields:
         return default
 
 
-METRIC_KEYS = ("regexp", "skip", "reduction_type", "field", "unit", "sorted_skip")
-DERIVED_KEYS = ("expr", "reduction_type", "unit")
-UNITS = (
-    "s",
-    "ms",
-    "us",
-    "sec",
-    "secs",
-    "seconds",
-    "minutes",
-    "hours",
-    "%",
-    "percent",
-    "nats",
-    "TFLOPs",
-    "GB",
-)
-Output = tuple[tuple[str, str], ...]
-
-
 def read_metrics(fields: Fields, output: Output) -> tuple[Metric, ...]:
-    """The metrics of `data`."""
+    """The metrics of `data`; `output` has their units."""
     return tuple(_metric(name, part, output) for name, part in fields.parts("data").items())
 
 
@@ -186,9 +163,8 @@ def read_derived(
         try:
             expressions.check_expression(expr, names)
         except expressions.ExpressionError as error:
-            fields.report(
-                part.line("expr") if "expr" in part else fields.line("derived"), f"derived.{name}: {error}"
-            )
+            line = part.line("expr") if "expr" in part else fields.line("derived")
+            fields.report(line, f"derived.{name}: {error}")
         if name in names:
             part.report(fields.line("derived"), f"derived.{name} has the name of a metric or parameter")
         names[name] = None
@@ -216,12 +192,8 @@ def _pair(item: LocatedValue) -> tuple[str, str] | None:
     if isinstance(item, LocatedList):
         texts = [part.text for part in item.items if isinstance(part, LocatedText)]
     elif isinstance(item, LocatedMapping) and len(item.pairs) == 1:
-        texts = [
-            text
-            for key, (_, part) in item.pairs.items()
-            if isinstance(part, LocatedText)
-            for text in (key, part.text)
-        ]
+        ((key, (_, value)),) = item.pairs.items()
+        texts = [key, value.text] if isinstance(value, LocatedText) else []
     else:
         return None
     return (texts[0], texts[1]) if len(texts) == 2 else None
@@ -236,20 +208,19 @@ def find_unit(name: str, output: Output) -> str:
     return ""
 
 
-ParameterRow = dict[str, str]
-
-
 def read_parameters(value: LocatedValue | None, report: ReportProblem) -> list[ParameterRow]:
-    """The parameter values of each variant, at least one row; problems are reported."""
+    """The parameter values of each variant, at least one row; problems are reported.
+
+    A mapping of names gives every combination; its values may be comma strings or lists. A list gives the rows
+    themselves: names first and then values, or a mapping a row.
+    """
     if value is None:
         return [{}]
     if isinstance(value, LocatedMapping):
         return _combinations(value, report)
     if isinstance(value, LocatedList) and value.items:
-        found = (
-            _mappings(value, report) if isinstance(value.items[0], LocatedMapping) else _table(value, report)
-        )
-        return found or [{}]
+        read_rows = _mappings if isinstance(value.items[0], LocatedMapping) else _table
+        return read_rows(value, report) or [{}]
     report(value.line, "parameters must be a mapping of names to values, or a list of rows")
     return [{}]
 
@@ -266,20 +237,25 @@ def _combinations(value: LocatedMapping, report: ReportProblem) -> list[Paramete
             value.line, f"parameters have more than {MOST_VARIANTS} combinations; list the rows that matter"
         )
         return [{}]
-    return combine_values(choices)
+    return [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
+
+
+def split_values(text: str) -> list[str]:
+    """The values of a comma string: `3, 4`, `[3, 4]` or `{3, 4}`."""
+    text = text.strip()
+    if text[:1] + text[-1:] in ("[]", "{}"):
+        text = text[1:-1]
+    return [part.strip() for part in text.split(",")]
 
 
 def _choices(value: LocatedValue) -> list[str]:
     """The values of one name; unquoted {3, 4} is to YAML a mapping of 3 and 4 to nothing."""
-    if isinstance(value, LocatedText):
-        texts = split_values(value.text)
-    elif isinstance(value, LocatedMapping):
-        empty = all(
-            isinstance(pair.value, LocatedText) and pair.value.is_null for pair in value.pairs.values()
+    if isinstance(value, LocatedMapping):
+        values = [pair.value for pair in value.pairs.values()]
+        return (
+            list(value.pairs) if all(isinstance(one, LocatedText) and one.is_null for one in values) else []
         )
-        texts = list(value.pairs) if empty else []
-    else:
-        texts = [item.text if isinstance(item, LocatedText) else "" for item in value.items]
+    texts = _cells(value)
     return texts if all(texts) else []
 
 

@@ -1,29 +1,31 @@
-"""How sure a number is: the interval of a median or mean from few repeats, and their spread.
+"""How sure a number is: the interval of a median from few repeats, and of the ratio of two programs' values.
 
-Every value is one whole run of a program. A percentile bootstrap of three to ten values is too narrow, so an
-interval is also at least as wide as the bootstrap's own standard error times the quantile of Student's t. It knows
-no benchmark.
+Every value is one whole run of a program. The ratio of runs that have nothing to do with each other has the interval
+of Mann and Whitney's rank test: it asks nothing of the noise but that it is the same on both sides, few runs that went
+wrong do not move it, and for a program against itself it misses 1 no more often than its level says.
 
-The ratio of two programs' values and the interval that holds it, from runs of each.
-The ratio of two programs that ran in turns, pair after pair, in an order drawn by lot.
+Two programs that ran in turns, pair after pair, in an order drawn by lot: under one program against itself the lot
+alone decides which run of a pair is called B, whatever the machine did meanwhile. So where the machine drifted, the
+differences within pairs are taken, freed of the drift that the pairs' means show; where it did not, all runs of A
+against all of B say more. Which of the two it is comes from the order of the pairs' means, which knows neither A from
+B nor how far apart they are. Too few runs for either test have Student's t instead. It knows no benchmark.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
-Statistic = Literal["median", "mean"]
-
-LEVEL = 0.95
+MEDIAN_LEVEL = 0.95
 RESAMPLES = 2000
-
-OF: dict[Statistic, Callable[..., Any]] = {"median": np.median, "mean": np.mean}
+MOST_EXACT = 2500  # differences or averages above which the normal approximation counts them
+STEADY = 1.5  # of von Neumann's ratio, which is 2 for means in no order at all, and near 0 for a drift
+NEAR = 2  # steps between pairs on either side of a pair that tell its drift
 
 
 @dataclass(frozen=True)
@@ -35,16 +37,27 @@ class Interval:
     high: float
 
 
-def median_interval(
-    values: Sequence[float], statistic: Statistic = "median", level: float = LEVEL
-) -> Interval:
-    """The interval of a median or mean of repeats; infinitely wide for fewer than two."""
+def median(values: Sequence[float]) -> float:
+    """Of those that are numbers; NaN where there are none."""
     found = finite(values)
-    value = float(OF[statistic](found)) if found.size else math.nan
+    return float(np.median(found)) if found.size else math.nan
+
+
+def median_interval(values: Sequence[float]) -> Interval:
+    """The interval of a median of repeats; infinitely wide for fewer than two.
+
+    A percentile bootstrap of few values is too narrow, so the interval is also at least as wide as the bootstrap's own
+    standard error times the quantile of Student's t.
+    """
+    found = finite(values)
+    value = median(values)
     if found.size < 2:
         return Interval(-math.inf, value, math.inf)
-    draws = _resampled(found, statistic, np.random.default_rng(0))
-    low, high = _ends(draws, value, float(draws.std()), found.size - 1, level)
+    picks = np.random.default_rng(0).integers(0, found.size, (RESAMPLES, found.size))
+    draws: Array = np.median(found[picks], axis=1)
+    low, high = np.quantile(draws, [(1 - MEDIAN_LEVEL) / 2, (1 + MEDIAN_LEVEL) / 2])
+    half = student((1 + MEDIAN_LEVEL) / 2, found.size - 1) * float(draws.std())
+    low, high = min(float(low), value - half), max(float(high), value + half)
     # Times and rates that are all above zero have no median below it, however few they are.
     return Interval(max(low, 0.0) if found.min() > 0 else low, value, high)
 
@@ -63,30 +76,12 @@ def finite(values: Sequence[float] | Array) -> Array:
     return found[np.isfinite(found)]
 
 
-def _resampled(values: Array, statistic: Statistic, generator: np.random.Generator) -> Array:
-    picks = generator.integers(0, values.size, (RESAMPLES, values.size))
-    drawn: Array = OF[statistic](values[picks], axis=1)
-    return drawn
-
-
-def _ends(draws: Array, value: float, error: float, freedom: float, level: float) -> tuple[float, float]:
-    """The wider of the percentile and the t interval, on each side."""
-    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
-    half = student((1 + level) / 2, round(freedom, 1)) * error
-    return min(float(low), value - half), max(float(high), value + half)
-
-
-@lru_cache
 def student(share: float, freedom: float) -> float:
-    """The quantile of Student's t for a share above one half, by integrating its density in the angle."""
-    angles = np.linspace(0, math.pi / 2, 20001)
-    density = np.cos(angles) ** (freedom - 1)
-    total = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
-    angle = float(np.interp(2 * share - 1, total / total[-1], angles))
-    return math.sqrt(freedom) * math.tan(angle)
+    """The quantile of Student's t."""
+    # What scipy.stats.t.ppf calls; scipy.stats itself takes half a second to import.
+    from scipy.special import stdtrit
 
-
-MOST_EXACT = 2500  # differences or averages above which the normal approximation counts them
+    return float(stdtrit(freedom, share))
 
 
 def ratio_interval(
@@ -97,15 +92,22 @@ def ratio_interval(
     middle = median_ratio(a, b)
     if not math.isfinite(middle):
         return Interval(-math.inf, middle, math.inf)
-    scale = Scale(a, b)
+    scale = RatioScale(a, b)
     a, b = scale.put(a), scale.put(b)
-    differences = np.sort((b[:, None] - a).ravel())
     cut = rank_sum_outside(a.size, b.size, level)
-    ends = cut_ends(differences, cut) if cut else welch_interval(a, b, level)
+    ends = cut_ends((b[:, None] - a).ravel(), cut) if cut else welch_interval(a, b, level)
     return scale.interval(*ends, middle)
 
 
-class Scale:
+def median_ratio(a: Array, b: Array) -> float:
+    """B's median as a multiple of A's; one below zero counts by its size, so that above 1 always means more."""
+    middle, other = float(np.median(a)), float(np.median(b))
+    if middle == 0:
+        return math.nan if a.any() or b.any() else 1.0
+    return 1 + (other - middle) / abs(middle)
+
+
+class RatioScale:
     """Where differences are ratios: logarithms of what is above 0, else multiples of A's median."""
 
     def __init__(self, a: Array, b: Array):
@@ -113,7 +115,6 @@ class Scale:
         self.size = abs(float(np.median(a))) or 1.0
 
     def put(self, values: Array) -> Array:
-        """Values on this scale."""
         placed: Array = np.log(values) if self.positive else values / self.size
         return placed
 
@@ -126,21 +127,17 @@ class Scale:
         return Interval(min(self.back(low), middle), middle, max(self.back(high), middle))
 
 
-def median_ratio(a: Array, b: Array) -> float:
-    """B's median as a multiple of A's; one below zero counts by its size, so that above 1 always means more."""
-    middle, other = float(np.median(a)), float(np.median(b))
-    if middle == 0:
-        return math.nan if a.any() or b.any() else 1.0
-    return 1 + (other - middle) / abs(middle)
-
-
-def cut_ends(ordered: Array, cut: int) -> tuple[float, float]:
-    """The ends of what is left of ordered numbers after so many are cut off on each side, the last of them included."""
+def cut_ends(numbers: Array, cut: int) -> tuple[float, float]:
+    """The ends of what is left after so many are cut off on each side, the last of them included."""
+    ordered = np.sort(numbers)
     return float(ordered[cut - 1]), float(ordered[-cut])
 
 
 def welch_interval(a: Array, b: Array, level: float) -> tuple[float, float]:
-    """Student's t interval of the difference of means of two sides with their own variances."""
+    """Student's t interval of the difference of means of two sides with their own variances.
+
+    By hand: scipy.stats.ttest_ind warns of runs that are equal, which counts and exit statuses are.
+    """
     if min(a.size, b.size) < 2:
         return -math.inf, math.inf
     errors = float(a.var(ddof=1)) / a.size, float(b.var(ddof=1)) / b.size
@@ -149,43 +146,8 @@ def welch_interval(a: Array, b: Array, level: float) -> tuple[float, float]:
     if total > 0:
         freedom = total**2 / (errors[0] ** 2 / (a.size - 1) + errors[1] ** 2 / (b.size - 1))
     middle = float(b.mean() - a.mean())
-    half = student((1 + level) / 2, round(freedom, 1)) * math.sqrt(total)
+    half = student((1 + level) / 2, freedom) * math.sqrt(total)
     return middle - half, middle + half
-
-
-@lru_cache
-def rank_sum_outside(a: int, b: int, level: float) -> int:
-    """How many of the a x b differences lie outside the interval on each side; 0 for too few runs."""
-    if a * b > MOST_EXACT:
-        return normal_outside(a * b / 2, a * b * (a + b + 1) / 12, level)
-    # Of all ways to choose b places among a + b, how many have u values of A above values of B: the coefficients of
-    # the Gaussian binomial, a product of (1 - q^(a+i)) / (1 - q^i).
-    counts = [1] + [0] * (a * b)
-    for step in range(1, b + 1):
-        for place in range(a * b, a + step - 1, -1):
-            counts[place] -= counts[place - a - step]
-        for place in range(step, a * b + 1):
-            counts[place] += counts[place - step]
-    return outside(counts, math.comb(a + b, b), level)
-
-
-def outside(counts: Sequence[int], total: int, level: float) -> int:
-    """The longest run of counts from 0 on that is at most half of what the level leaves."""
-    allowed, reached = (1 - level) / 2 * total, 0
-    for place, count in enumerate(counts):
-        reached += count
-        if reached > allowed * (1 + 1e-9):
-            return place
-    return len(counts)
-
-
-def normal_outside(mean: float, variance: float, level: float) -> int:
-    """The same for so many that their distribution is a normal one."""
-    return math.floor(mean + NormalDist().inv_cdf((1 - level) / 2) * math.sqrt(variance))
-
-
-STEADY = 1.5  # of von Neumann's ratio, which is 2 for means in no order at all, and near 0 for a drift
-NEAR = 2  # steps between pairs on either side of a pair that tell its drift
 
 
 def ratio_in_turns(
@@ -199,12 +161,13 @@ def ratio_in_turns(
     a, b = np.asarray(a_values, np.float64), np.asarray(b_values, np.float64)
     if a.size < 2 or not np.median(a):
         return ratio_interval(a, b, level)
-    scale = Scale(a, b)
+    scale = RatioScale(a, b)
     times = np.stack([np.asarray(a_starts, np.float64), np.asarray(b_starts, np.float64)])
     means = (scale.put(a) + scale.put(b)) / 2
     if is_steady(means):
         return ratio_interval(a, b, level)
-    differences = scale.put(b) - scale.put(a) - estimate_drift(means, times.mean(0)) * (times[1] - times[0])
+    drift = estimate_drift(means, times.mean(0))
+    differences = scale.put(b) - scale.put(a) - drift * (times[1] - times[0])
     return scale.interval(*paired_interval(differences, level), scale.back(float(np.median(differences))))
 
 
@@ -226,10 +189,29 @@ def paired_interval(differences: Array, level: float) -> tuple[float, float]:
     cut = signed_rank_outside(differences.size, level)
     if cut:
         firsts, seconds = np.triu_indices(differences.size)
-        return cut_ends(np.sort((differences[firsts] + differences[seconds]) / 2), cut)
-    middle, spread = float(differences.mean()), float(differences.std(ddof=1))
-    half = student((1 + level) / 2, differences.size - 1) * spread / math.sqrt(differences.size)
+        return cut_ends((differences[firsts] + differences[seconds]) / 2, cut)
+    middle, deviation = float(differences.mean()), float(differences.std(ddof=1))
+    half = student((1 + level) / 2, differences.size - 1) * deviation / math.sqrt(differences.size)
     return middle - half, middle + half
+
+
+# The exact distributions of both rank tests are counted here: scipy has them, but hides them behind p-values.
+
+
+@lru_cache
+def rank_sum_outside(a: int, b: int, level: float) -> int:
+    """How many of the a x b differences lie outside the interval on each side; 0 for too few runs."""
+    if a * b > MOST_EXACT:
+        return _normal_outside(a * b / 2, a * b * (a + b + 1) / 12, level)
+    # Of all ways to choose b places among a + b, how many have u values of A above values of B: the coefficients of
+    # the Gaussian binomial, a product of (1 - q^(a+i)) / (1 - q^i).
+    counts = [1] + [0] * (a * b)
+    for step in range(1, b + 1):
+        for place in range(a * b, a + step - 1, -1):
+            counts[place] -= counts[place - a - step]
+        for place in range(step, a * b + 1):
+            counts[place] += counts[place - step]
+    return _exact_outside(counts, math.comb(a + b, b), level)
 
 
 @lru_cache
@@ -237,9 +219,23 @@ def signed_rank_outside(pairs: int, level: float) -> int:
     """How many averages of two differences lie outside the interval on each side; 0 for too few pairs."""
     total = pairs * (pairs + 1) // 2
     if total > MOST_EXACT:
-        return normal_outside(total / 2, total * (2 * pairs + 1) / 12, level)
+        return _normal_outside(total / 2, total * (2 * pairs + 1) / 12, level)
     counts = [1] + [0] * total  # subsets of 1 ... pairs by their sum
     for rank in range(1, pairs + 1):
         for place in range(total, rank - 1, -1):
             counts[place] += counts[place - rank]
-    return outside(counts, 2**pairs, level)
+    return _exact_outside(counts, 2**pairs, level)
+
+
+def _exact_outside(counts: Sequence[int], total: int, level: float) -> int:
+    """The longest run of counts from 0 on that is at most half of what the level leaves."""
+    allowed, reached = (1 - level) / 2 * total, 0
+    for place, count in enumerate(counts):
+        reached += count
+        if reached > allowed * (1 + 1e-9):
+            return place
+    return len(counts)
+
+
+def _normal_outside(mean: float, variance: float, level: float) -> int:
+    return math.floor(mean + NormalDist().inv_cdf((1 - level) / 2) * math.sqrt(variance))

@@ -1,6 +1,9 @@
-"""What kind of number a metric is, by its name and unit: which direction is better, and what may change it.
+"""The verdict between two samples: FAST, SLOW, SAME or AMBIGUOUS, from their values alone.
 
-The verdict between two samples: FAST, SLOW, SAME or AMBIGUOUS, from their values alone.
+How fast the machine itself was can only take a verdict away, and only where it was demonstrably off between the two
+sides: readings that are merely noisy change nothing. Which direction is better, and whether the machine's pace may
+change a metric, comes from its name and unit. docs/comparing.md says how often each word is right, and
+`benchmarks/verdicts.py` counts it.
 """
 
 import math
@@ -9,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from hotloop.bench.benchmark import count_of
 from hotloop.bench.results import MetricSample
 from hotloop.bench.statistics import Interval, finite, ratio_in_turns, ratio_interval
 
 Better = Literal["higher", "lower"]
-
 TIME = r"(?:[mnuµ]?s|m?secs?|(?:micro|milli|nano)?seconds?|mins?|minutes?|h|hrs?|hours?|days?)"
 RATE = re.compile(
     rf"(?:per|/)[ _]?(?:{TIME}|j|joules?|w|watts?)\b|throughput|flops|gbps|\bmfu\b|\bbandwidth\b|\befficiency\b",
@@ -25,29 +28,7 @@ ERRORS = re.compile(
 )
 NEEDS = re.compile(r"\b(?:[kmgt]?i?b|bytes|memory|energy|k?j|joules?|k?w|k?wh|watts?|power)\b", re.IGNORECASE)
 ANSWERS = re.compile(r"\b(?:accuracy|acceptance|auc|elbo|f1|likelihood|ess|samples|top)\b", re.IGNORECASE)
-
-
-def better_direction(metric: str, unit: str = "") -> Better:
-    """Whether more or less of a metric is better: less of times, losses, errors, memory and energy.
-
-    A unit says more than a name: memory_bandwidth in GB/s is a rate.
-    """
-    return "higher" if _kind(metric, unit, RATE, TIMES, ERRORS, NEEDS) in (None, RATE) else "lower"
-
-
-def follows_processor(metric: str, unit: str = "") -> bool:
-    """Whether a processor that is slower for a while may change the metric: not what is learnt, nor what it needs."""
-    return _kind(metric, unit, RATE, TIMES, ERRORS, NEEDS, ANSWERS) in (None, RATE, TIMES)
-
-
-def _kind(metric: str, unit: str, *kinds: re.Pattern[str]) -> re.Pattern[str] | None:
-    """The first of the kinds that the unit has a word of, or else the name."""
-    texts = (unit, metric.replace("_", " "))
-    return next((kind for text in texts for kind in kinds if kind.search(text)), None)
-
-
 Word = Literal["FAST", "SLOW", "SAME", "AMBIGUOUS"]
-
 FEWEST = 3  # repeats of a side below which there is no verdict
 LEVEL = (
     0.98  # of the ratio's interval: a program against itself is FAST or SLOW in at most 2 of 100 comparisons
@@ -106,31 +87,21 @@ def judge_values(
 def _judge_turns(a: MetricSample, b: MetricSample, better: Better, threshold: float) -> Verdict:
     places = {number: place for place, number in enumerate(b.rounds)}
     both = [(place, places[number]) for place, number in enumerate(a.rounds) if number in places]
-    if len(both) < FEWEST:
-        middle = (
-            ratio_interval([a.values[i] for i, _ in both], [b.values[j] for _, j in both], LEVEL).value
-            if both
-            else math.nan
-        )
-        few = f"{len(both)} pairs; {FEWEST} are the fewest for a verdict"
-        return Verdict("AMBIGUOUS", middle, -math.inf, math.inf, few, len(both))
     both.sort(key=lambda pair: a.starts[pair[0]])
-    first, second = zip(*both, strict=True)
-    found = ratio_in_turns(
-        [a.values[place] for place in first],
-        [b.values[place] for place in second],
-        [a.starts[place] for place in first],
-        [b.starts[place] for place in second],
-        LEVEL,
-    )
+    a_values, b_values = [a.values[place] for place, _ in both], [b.values[place] for _, place in both]
+    if len(both) < FEWEST:
+        middle = ratio_interval(a_values, b_values, LEVEL).value if both else math.nan
+        few = f"{count_of(len(both), 'pair')}; {FEWEST} are the fewest for a verdict"
+        return Verdict("AMBIGUOUS", middle, -math.inf, math.inf, few, len(both))
+    a_starts, b_starts = [a.starts[place] for place, _ in both], [b.starts[place] for _, place in both]
+    found = ratio_in_turns(a_values, b_values, a_starts, b_starts, LEVEL)
     return replace(_verdict_of(found, better, threshold), pairs=len(both))
 
 
 def machine_ratio(a: MetricSample, b: MetricSample) -> Interval | None:
     """The machine's pace at B as a multiple of that at A, where it was demonstrably not the same; else None."""
-    if min(len(a.paces), len(b.paces)) < FEWEST or not (_has_pace(a) and _has_pace(b)):
-        return None
-    if a.best_paces != b.best_paces:
+    few = min(len(a.paces), len(b.paces)) < FEWEST
+    if few or not (_has_pace(a) and _has_pace(b)) or a.best_paces != b.best_paces:
         return None
     found = ratio_interval(a.paces, b.paces, OFF_LEVEL)
     return None if found.low <= 1 <= found.high else found
@@ -153,18 +124,36 @@ def _stands(found: Verdict, machine: Interval, better: Better, threshold: float)
 
 
 def _verdict_of(found: Interval, better: Better, threshold: float) -> Verdict:
+    beyond = abs(found.value - 1) > threshold
+    word: Word = "AMBIGUOUS"
+    reason = ""
     if not math.isfinite(found.value):
-        return Verdict("AMBIGUOUS", found.value, found.low, found.high, "A's median is 0: no ratio to it")
-    word, reason = _word(found, better, threshold)
+        reason = "A's median is 0: no ratio to it"
+    elif beyond and not found.low <= 1 <= found.high:
+        word = "FAST" if (found.value > 1) == (better == "higher") else "SLOW"
+    elif found.low >= 1 - threshold and found.high <= 1 + threshold:
+        word = "SAME"
+    elif beyond:
+        reason = "the interval holds 1"
+    else:
+        reason = f"the ratio is within 1 ± {threshold:g}, its interval is not"
     return Verdict(word, found.value, found.low, found.high, reason)
 
 
-def _word(found: Interval, better: Better, threshold: float) -> tuple[Word, str]:
-    beyond = abs(found.value - 1) > threshold
-    if beyond and not found.low <= 1 <= found.high:
-        return ("FAST" if (found.value > 1) == (better == "higher") else "SLOW"), ""
-    if found.low >= 1 - threshold and found.high <= 1 + threshold:
-        return "SAME", ""
-    if beyond:
-        return "AMBIGUOUS", "the interval holds 1"
-    return "AMBIGUOUS", f"the ratio is within 1 ± {threshold:g}, its interval is not"
+def better_direction(metric: str, unit: str = "") -> Better:
+    """Whether more or less of a metric is better: less of times, losses, errors, memory and energy.
+
+    A unit says more than a name: memory_bandwidth in GB/s is a rate.
+    """
+    return "higher" if _kind(metric, unit, RATE, TIMES, ERRORS, NEEDS) in (None, RATE) else "lower"
+
+
+def follows_processor(metric: str, unit: str = "") -> bool:
+    """Whether a processor that is slower for a while may change the metric: not what is learnt, nor what it needs."""
+    return _kind(metric, unit, RATE, TIMES, ERRORS, NEEDS, ANSWERS) in (None, RATE, TIMES)
+
+
+def _kind(metric: str, unit: str, *kinds: re.Pattern[str]) -> re.Pattern[str] | None:
+    """The first of the kinds that the unit has a word of, or else the name."""
+    texts = (unit, metric.replace("_", " "))
+    return next((kind for text in texts for kind in kinds if kind.search(text)), None)

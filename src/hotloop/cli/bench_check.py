@@ -1,6 +1,6 @@
-"""Which of the chosen variants can run here and with these options: why others are skipped, or would fail at once.
+"""`hotloop bench run` with --list, --dry-run or --validate: what the files hold, what can run here, and why not.
 
-`hotloop bench run` with --list, --dry-run or --validate: what the files hold, and nothing is started.
+Nothing is started.
 """
 
 import re
@@ -19,32 +19,32 @@ from hotloop.options import options_of
 
 if TYPE_CHECKING:
     from hotloop.bench.benchmark import Selected
-    from hotloop.bench.launch import Launch, LaunchOptions
-    from hotloop.bench.runner import RunnerOptions
-
+    from hotloop.bench.launch import Launch, RunnerOptions
 
 COMPILE_ONLY = re.compile(rb"compile[-_]only")
 
 
-def mark_skipped(selected: Sequence["Selected"], settings: "LaunchOptions") -> list["Selected"]:
+def mark_skipped(selected: Sequence["Selected"], options: "RunnerOptions") -> list["Selected"]:
     """The same variants; those that lack something say so in `skip`."""
-    return [replace(one, skip=one.skip or _find_missing(one, settings)) for one in selected]
+    return [replace(one, skip=one.skip or _find_missing(one, options)) for one in selected]
 
 
-def _find_missing(one: "Selected", settings: "LaunchOptions") -> str | None:
+def _find_missing(one: "Selected", options: "RunnerOptions") -> str | None:
     from hotloop.bench.launch import LaunchError, build_environment, find_missing, prepare
 
-    env = build_environment(one.variant.env or one.benchmark.env, Path(), settings)
-    if why := find_missing(one.benchmark, env):
+    if why := find_missing(one.benchmark, build_environment(one.variant.env, Path(), options)):
         return why
-    if not settings.compile_only:
+    if not options.compile_only:
         return None
     try:
-        launch = prepare(one.benchmark, one.variant, Path(), replace(settings, compile_only=False))
+        launch = prepare(one, Path(), replace(options, compile_only=False))
     except LaunchError:
         return None  # it fails with that reason
-    known = knows_compile_only(launch)
-    return None if known else f"--compile-only: `{_command_name(launch)}` does not know that option"
+    words = hotloop_words(launch)
+    if knows_compile_only(words, launch):
+        return None
+    name = shlex.split(launch.command)[:2] if words is None else ["hotloop", *words[:2]]
+    return f"--compile-only: `{' '.join(name)}` does not know that option"
 
 
 def find_refusal(one: "Selected", launch: "Launch", options: "RunnerOptions") -> str | None:
@@ -90,20 +90,14 @@ def hotloop_words(launch: "Launch") -> list[str] | None:
     return words[1:] if words[:1] == ["hotloop"] else None
 
 
-def _command_name(launch: "Launch") -> str:
-    words = hotloop_words(launch)
-    return " ".join(shlex.split(launch.command)[:2] if words is None else ["hotloop", *words[:2]])
-
-
-def knows_compile_only(launch: "Launch") -> bool:
-    """Whether the command has the option; of a script, whether its text speaks of it."""
-    words = hotloop_words(launch)
+def knows_compile_only(words: Sequence[str] | None, launch: "Launch") -> bool:
+    """Whether a hotloop command has the option; of a script, whether its text speaks of it."""
     if words is None:
         return any(_speaks_of_it(launch.folder / word) for word in launch.argv if word.endswith(".py"))
     from hotloop.cli.main import find_command
 
     try:
-        command, _, _ = find_command(words)
+        command, _, _ = find_command(list(words))
     except OptionError:
         return False
     if command.run_values is not None:
@@ -119,14 +113,12 @@ def _speaks_of_it(script: Path) -> bool:
 
 
 def list_variants(selected: Sequence["Selected"], context: Context) -> Mapping[str, Any]:
-    """The chosen variants and what is to know of them."""
     columns = ("variant", "kind", "metrics", "tags", "devices", "data", "skipped because")
-    context.table(columns, [list_row(one) for one in selected])
+    context.table(columns, [_list_row(one) for one in selected])
     return {"variants": [variant_record(one) for one in selected]}
 
 
-def list_row(one: "Selected") -> tuple[Any, ...]:
-    """A line of `--list`."""
+def _list_row(one: "Selected") -> tuple[Any, ...]:
     said = one.benchmark
     metrics = ",".join([*(metric.name for metric in said.metrics), *(metric.name for metric in said.derived)])
     devices, data = said.devices or "-", "yes" if said.needs_dataset else "-"
@@ -152,9 +144,9 @@ def show_commands(
     selected: Sequence["Selected"], options: "RunnerOptions", context: Context
 ) -> Mapping[str, Any]:
     """What would be started; status 1 if a cmd cannot be, an error if the results would have no place."""
-    from hotloop.bench.runner import check_folder
+    from hotloop.bench.runner import check_run_folder
 
-    check_folder(options)
+    check_run_folder(options)
     found = [command_record(one, options) for one in selected]
     for record in found:
         say_command(record, context)
@@ -189,14 +181,9 @@ def command_record(one: "Selected", options: "RunnerOptions") -> dict[str, Any]:
     """A variant with its commands, or with what is wrong about them."""
     from hotloop.bench.launch import LaunchError, prepare
 
-    record = {
-        **variant_record(one),
-        "command": one.variant.cmd,
-        "folder": one.variant.folder,
-        "problem": one.skip,
-    }
+    record = {**variant_record(one), "command": one.variant.cmd, "folder": one.variant.folder}
     try:
-        launch = prepare(one.benchmark, one.variant, options.log_dir / one.variant.name, options.settings)
+        launch = prepare(one, options.log_dir / one.variant.name, options)
         commands = {"command": launch.command, "hotloop_command": launch.hotloop_command}
         problem = one.skip or find_refusal(one, launch, options)
         return {**record, **commands, "notices": launch.notices, "problem": problem}
@@ -210,7 +197,6 @@ def is_wrong(record: Mapping[str, Any]) -> bool:
 
 
 def say_command(record: Mapping[str, Any], context: Context) -> None:
-    """The command of one variant in a few lines."""
     context.say(f"{record['variant']}")
     context.say(f"  {record['command']}")
     if record.get("hotloop_command"):

@@ -1,121 +1,24 @@
-"""The part of `hotloop bench compare --ab` that runs: from two benchmark files or two commits to two log folders.
+"""`hotloop bench compare`: what became faster or slower between two sets of results, since a baseline, or in turns.
 
-`hotloop bench compare`: what became faster or slower between two sets of results, since a baseline, or in turns.
+With --ab it runs first: from two benchmark files or two commits to two log folders.
 """
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hotloop.cli.bench_check import mark_skipped
-from hotloop.cli.bench_run import PLATFORMS, load_specs, refuse_empty
+from hotloop.cli.bench_check import leave, mark_skipped
+from hotloop.cli.bench_run import load_specs, refuse_empty, runner_options
 from hotloop.cli.command import Command, Context
-from hotloop.cli.console import print_json
 from hotloop.errors import DataError, OptionError, RunError
 from hotloop.options import argument, non_negative, option, positive
 
 if TYPE_CHECKING:
     from hotloop.bench.ab import Pair
     from hotloop.bench.benchmark import Selected
-    from hotloop.bench.compare import Comparison
-    from hotloop.bench.results import Record
-    from hotloop.bench.runner import RunnerOptions
-
-
-AB_OPTIONS = ("spec", "benchmark", "repeats", "warm_up", "seed", "log_dir", "timeout")
-"""Options that mean nothing without --ab."""
-
-
-def check_ab(config: "BenchCompare", context: Context) -> None:
-    """Refuse what cannot be meant beside --ab, or without it."""
-    if not config.ab:
-        if given := [name for name in AB_OPTIONS if name in context.given]:
-            raise OptionError(f"--{given[0].replace('_', '-')} is for --ab A B, which runs programs")
-        return
-    if config.results or config.baseline:
-        other = "--baseline" if config.baseline else f"RESULTS {config.results[0]}"
-        raise OptionError(f"--ab runs what it compares; leave out {other}")
-    if len(config.ab) != 2:
-        wanted = "two commits" if config.spec else "two benchmark files, FILE or FILE:NAME"
-        raise OptionError(f"--ab: {wanted} are needed, A and B, not {len(config.ab)}")
-
-
-def run_ab(config: "BenchCompare", context: Context) -> tuple[Path, Mapping[str, str]]:
-    """Run both in turns; the folder of the results, and by variant why one failed."""
-    from hotloop.bench.ab import PairedRuns, check_pairs_folder, match_pairs, run_in_turns, side_options
-    from hotloop.bench.results import SIDES
-    from hotloop.engine.interrupt import raise_stops
-
-    options = ab_options(config, context)
-    check_pairs_folder(options.log_dir)
-    with raise_stops(), ExitStack() as stack:
-        files, extras = make_work_trees(config, stack) if config.spec else (config.ab, ({}, {}))
-        pairs = match_pairs(
-            *(mark_skipped(select_side(file, config.benchmark), options.settings) for file in files)
-        )
-        check_metrics(pairs, config)
-        sides = [side_options(options, side, extra) for side, extra in zip(SIDES, extras, strict=True)]
-        for side, name in zip(SIDES, config.ab, strict=True):
-            context.say(f"{side}: {name}")
-        context.say(f"{options.repeats} pairs of {len(pairs)} variants, results in {options.log_dir}")
-        failed = run_in_turns(PairedRuns(pairs, (sides[0], sides[1]), config.seed), context)
-    for variant, reason in failed.items():
-        context.warn(f"{variant}: {reason}")
-    return options.log_dir, failed
-
-
-def check_metrics(pairs: "Sequence[Pair]", config: "BenchCompare") -> None:
-    """OptionError where --metric would leave nothing to compare, before anything runs."""
-    from hotloop.bench.compare import CompareRules
-
-    entries = [one.benchmark for pair in pairs for one in pair]
-    measured = {metric.name for entry in entries for metric in entry.metrics}
-    known = sorted(measured | {metric.name for entry in entries for metric in entry.derived})
-    if config.metric and not any(map(CompareRules(config.metric).wants, known)):
-        names = ", ".join(known) or "none"
-        raise OptionError(f"--metric {' '.join(config.metric)}: matches nothing; known: {names}")
-
-
-def make_work_trees(
-    config: "BenchCompare", stack: ExitStack
-) -> tuple[Sequence[str], Sequence[Mapping[str, str]]]:
-    """The benchmark file in a work tree of each commit, and the variables that make programs use that tree."""
-    from hotloop.bench.ab import python_path, work_trees
-
-    assert config.spec is not None
-    load_specs([config.spec])  # its mistakes are told under the name that the user knows
-    files = stack.enter_context(work_trees(config.ab, config.spec))
-    return [str(file) for file in files], [{"PYTHONPATH": python_path(file)} for file in files]
-
-
-def select_side(text: str, names: Sequence[str]) -> "list[Selected]":
-    """The variants of FILE, or those that are named in FILE:NAME or by --benchmark."""
-    from hotloop.bench.benchmark import select
-
-    file, colon, name = text.rpartition(":")
-    if not colon or Path(text).exists():
-        return select(load_specs([Path(text)]), names)
-    return select(load_specs([Path(file)]), (name,))
-
-
-def ab_options(config: "BenchCompare", context: Context) -> "RunnerOptions":
-    """How each program is run."""
-    from hotloop.bench.launch import LaunchOptions
-    from hotloop.bench.measure import Limits
-    from hotloop.bench.runner import RunnerOptions
-
-    extra = {"JAX_PLATFORMS": PLATFORMS[context.device]} if context.device in PLATFORMS else {}
-    return RunnerOptions(
-        log_dir=(config.log_dir or Path(f"ab_{datetime.now():%Y-%m-%d_%H-%M-%S}")).absolute(),
-        repeats=config.repeats,
-        warm_up=config.warm_up,
-        limits=Limits(config.timeout),
-        settings=LaunchOptions(extra=extra),
-    )
-
+    from hotloop.bench.record import Record
 
 EPILOG = """A and B are log folders of `hotloop bench run` with --repeats 5 or more: 5 tell 5 % apart under 1 % of
 noise, 10 tell 10 % apart under 3 % of it. FAST and SLOW: the 98 % interval of the ratio does not hold 1, and the ratio
@@ -124,6 +27,8 @@ what the machine's own pace may explain. Where both programs are at hand, --ab r
 changes its speed disturbs least: `--ab old.yml new.yml`, `--ab f.yml:one f.yml:other`, or two commits of this
 repository, `--ab main HEAD --spec f.yml`. The status is 1 on a word of --fail-on, and when a program of --ab fails."""
 TURNS = "In turns"
+AB_OPTIONS = ("spec", "benchmark", "repeats", "warm_up", "seed", "log_dir", "timeout")
+"""Options that mean nothing without --ab."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +83,7 @@ class BenchCompare:
 
 
 def run(config: BenchCompare, context: Context) -> Mapping[str, Any]:
-    """Compare, tell, and leave with status 1 where that was asked for."""
+    """Status 1 where that was asked for."""
     refuse_empty(config, context)
     check_options(config, context)
     if config.update_baseline:
@@ -209,11 +114,10 @@ def show_comparison(config: BenchCompare, context: Context, ran: Mapping[str, An
     hint = "; more repeats narrow the intervals" if "AMBIGUOUS" in counts else ""
     context.say("\n" + ", ".join(f"{count} {word}" for word, count in counts.items()) + hint)
     failed = [row for row in rows if row.word.lower() in config.fail_on]
-    result = {"rows": [plain_row(row) for row in rows], "counts": counts, "failed": len(failed), **ran}
+    plain = [{**asdict(row), "word": row.word, "reason": row.reason} for row in rows]
+    result = {"rows": plain, "counts": counts, "failed": len(failed), **ran}
     if failed or broken:
-        if context.json:
-            print_json(result)
-        raise SystemExit(1)
+        leave(result, context)
     return result
 
 
@@ -242,7 +146,7 @@ def load_sides(config: BenchCompare, context: Context) -> tuple[Any, Any, Any]:
         old = read_records(config.results[:1])
         before = collect_samples(old)
         if ran_in_turns(old, new):
-            after = rename_partners(after, find_partners(new))
+            after = dict(rename_partners(after, find_partners(new)))
         else:
             warn_of_differences(old, new, context)
     else:
@@ -304,14 +208,84 @@ def update_baseline(config: BenchCompare, context: Context) -> Mapping[str, Any]
     if few:
         context.warn(f"fewer than {FEWEST} repeats, too few to compare with: {', '.join(few)}")
     before = load_baselines(config.baseline) if config.baseline.exists() else BaselineFile()
-    save_baselines(config.baseline, before.updated(name, found))
+    save_baselines(config.baseline, before.with_samples(name, found))
     context.say(f"{config.baseline}: {len(found)} values of {name} written")
     return {"baseline": str(config.baseline), "device": name, "written": len(found)}
 
 
-def plain_row(row: "Comparison") -> dict[str, Any]:
-    """A row for `--json`."""
-    return {**asdict(row), "word": row.word, "reason": row.reason}
+def check_ab(config: BenchCompare, context: Context) -> None:
+    """Refuse what cannot be meant beside --ab, or without it."""
+    if not config.ab:
+        if given := [name for name in AB_OPTIONS if name in context.given]:
+            raise OptionError(f"--{given[0].replace('_', '-')} is for --ab A B, which runs programs")
+        return
+    if config.results or config.baseline:
+        other = "--baseline" if config.baseline else f"RESULTS {config.results[0]}"
+        raise OptionError(f"--ab runs what it compares; leave out {other}")
+    if len(config.ab) != 2:
+        wanted = "two commits" if config.spec else "two benchmark files, FILE or FILE:NAME"
+        raise OptionError(f"--ab: {wanted} are needed, A and B, not {len(config.ab)}")
+
+
+def run_ab(config: BenchCompare, context: Context) -> tuple[Path, Mapping[str, str]]:
+    """Run both in turns; the folder of the results, and by variant why one failed."""
+    from hotloop.bench.ab import match_pairs, run_in_turns, side_options
+    from hotloop.bench.benchmark import count_of
+    from hotloop.bench.record import RECORDS
+    from hotloop.bench.results import SIDES
+    from hotloop.bench.runner import check_folder
+    from hotloop.engine.interrupt import raise_stops
+
+    options = runner_options(config, context, "ab")
+    check_folder(options.log_dir, (*SIDES, RECORDS), "take another folder")
+    with raise_stops(), ExitStack() as stack:
+        files, extras = make_work_trees(config, stack) if config.spec else (config.ab, ({}, {}))
+        selected = [select_side(file, config.benchmark) for file in files]
+        pairs = match_pairs(*(mark_skipped(side, options) for side in selected))
+        check_metrics(pairs, config)
+        sides = [side_options(options, side, extra) for side, extra in zip(SIDES, extras, strict=True)]
+        for side, name in zip(SIDES, config.ab, strict=True):
+            context.say(f"{side}: {name}")
+        counts = f"{count_of(options.repeats, 'pair')} of {count_of(len(pairs), 'variant')}"
+        context.say(f"{counts}, results in {options.log_dir}")
+        failed = run_in_turns(pairs, sides, config.seed, context)
+    for variant, reason in failed.items():
+        context.warn(f"{variant}: {reason}")
+    return options.log_dir, failed
+
+
+def check_metrics(pairs: "Sequence[Pair]", config: BenchCompare) -> None:
+    """OptionError where --metric would leave nothing to compare, before anything runs."""
+    from hotloop.bench.compare import CompareRules
+
+    entries = [one.benchmark for pair in pairs for one in pair]
+    measured = {metric.name for entry in entries for metric in entry.metrics}
+    known = sorted(measured | {metric.name for entry in entries for metric in entry.derived})
+    if config.metric and not any(map(CompareRules(config.metric).wants, known)):
+        names = ", ".join(known) or "none"
+        raise OptionError(f"--metric {' '.join(config.metric)}: matches nothing; known: {names}")
+
+
+def make_work_trees(
+    config: BenchCompare, stack: ExitStack
+) -> tuple[Sequence[str], Sequence[Mapping[str, str]]]:
+    """The benchmark file in a work tree of each commit, and the variables that make programs use that tree."""
+    from hotloop.bench.ab import python_path, work_trees
+
+    assert config.spec is not None
+    load_specs([config.spec])  # its mistakes are told under the name that the user knows
+    files = stack.enter_context(work_trees(config.ab, config.spec))
+    return [str(file) for file in files], [{"PYTHONPATH": python_path(file)} for file in files]
+
+
+def select_side(text: str, names: Sequence[str]) -> "list[Selected]":
+    """The variants of FILE, or those that are named in FILE:NAME or by --benchmark."""
+    from hotloop.bench.benchmark import select
+
+    file, colon, name = text.rpartition(":")
+    if not colon or Path(text).exists():
+        return select(load_specs([Path(text)]), names)
+    return select(load_specs([Path(file)]), (name,))
 
 
 COMMAND = Command(

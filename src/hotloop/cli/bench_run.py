@@ -1,7 +1,7 @@
 """`hotloop bench run`: the variants of benchmark files, each a process of its own, and their results in a folder."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,7 +15,7 @@ from hotloop.options import non_negative, option, positive
 
 if TYPE_CHECKING:
     from hotloop.bench.benchmark import Benchmark, Selected
-    from hotloop.bench.runner import RunnerOptions
+    from hotloop.bench.launch import RunnerOptions
 
 EPILOG = """Files of the older runner (examples_utils) load unchanged, and commands of its scripts run as the hotloop
 commands that replace them. A missing number, a crash or a timeout fails its variant alone; the status is 1 when any
@@ -24,12 +24,13 @@ MORE, OLD = "What else to do", "Options of the older runner"
 STATUSES = ("passed", "failed", "timeout", "skipped")
 QUIET = ("WARNING", "ERROR", "CRITICAL")
 PLATFORMS = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
+NO_SLURM = "SLURM is not supported; put `hotloop bench run` itself into the job script"
 REFUSED = {
     "upload_checkpoints": "uploading is not supported; copy the checkpoints yourself after the run",
     "custom_metrics_files": "files of Python code are not run; print the number as a JSON line, or use a regexp",
-    "submit_on_slurm": "SLURM is not supported; put `hotloop bench run` itself into the job script",
-    "slurm_machine_type": "SLURM is not supported; put `hotloop bench run` itself into the job script",
-    "slurm_resource_reservation": "SLURM is not supported; put `hotloop bench run` itself into the job script",
+    "submit_on_slurm": NO_SLURM,
+    "slurm_machine_type": NO_SLURM,
+    "slurm_resource_reservation": NO_SLURM,
 }
 WITHOUT_EFFECT = ("requirements_file", "no_code_sync", "remove_dirs_after", "ignore_errors")
 
@@ -109,7 +110,6 @@ class BenchRun:
 
 
 def run(config: BenchRun, context: Context) -> Mapping[str, Any]:
-    """Load, choose, and do what was asked for."""
     from hotloop.bench.benchmark import select
 
     refuse_empty(config, context)
@@ -117,8 +117,8 @@ def run(config: BenchRun, context: Context) -> Mapping[str, Any]:
         context.warn(f"without effect: {', '.join(unused)}")
     benchmarks = load_specs(config.spec)
     selected = select(benchmarks, config.benchmark, config.tag, config.include_convergence)
-    options = runner_options(config, context)
-    selected = bench_check.mark_skipped(selected, options.settings)
+    options = runner_options(config, context, "log")
+    selected = bench_check.mark_skipped(selected, options)
     if config.list:
         return bench_check.list_variants(selected, context)
     if config.dry_run:
@@ -154,7 +154,7 @@ def load_specs(files: Sequence[Path]) -> Mapping[str, "Benchmark"]:
 def run_all(
     selected: Sequence["Selected"], options: "RunnerOptions", context: Context, quiet: bool
 ) -> Mapping[str, Any]:
-    """Run them; status 1 if any failed."""
+    """Status 1 if any failed."""
     from hotloop.bench.record import RECORDS, Record
     from hotloop.bench.result_files import drop_replaced_skips
     from hotloop.bench.results import read_lines
@@ -180,36 +180,17 @@ def brief_record(record: Mapping[str, Any]) -> dict[str, Any]:
     return {**{name: record[name] for name in kept}, "metrics": metrics}
 
 
-def log_folder(config: BenchRun) -> Path:
-    """The log folder; a new one each second by default."""
-    return (config.log_dir or Path(f"log_{datetime.now():%Y-%m-%d_%H-%M-%S}")).absolute()
+def runner_options(config: Any, context: Context, default_folder: str) -> "RunnerOptions":
+    """What the runner needs of a command's options, which have its names; by default a new folder each second."""
+    from hotloop.bench.launch import RunnerOptions
 
-
-def runner_options(config: BenchRun, context: Context) -> "RunnerOptions":
-    """What the runner needs of the options."""
-    from hotloop.bench.launch import LaunchOptions
-    from hotloop.bench.measure import Limits
-    from hotloop.bench.runner import RunnerOptions
-
-    extra = {"JAX_PLATFORMS": PLATFORMS[context.device]} if context.device in PLATFORMS else {}
-    return RunnerOptions(
-        log_dir=log_folder(config),
-        fail_fast=config.fail_fast,
-        repeats=config.repeats,
-        warm_up=config.warm_up,
-        interleave=config.interleave,
-        resume=config.resume,
-        install=config.install,
-        additional_metrics=config.additional_metrics,
-        csv_metrics=config.csv_metrics,
-        limits=Limits(
-            config.timeout,
-            config.max_log_bytes,
-            period=config.progress_trace_period,
-            monitor=config.monitor,
-        ),
-        settings=LaunchOptions(config.compile_only, config.allow_wandb, config.profile, extra=extra),
-    )
+    names = {field.name for field in fields(RunnerOptions)} & vars(config).keys()
+    values = {name: getattr(config, name) for name in names}
+    values["log_dir"] = (
+        config.log_dir or Path(f"{default_folder}_{datetime.now():%Y-%m-%d_%H-%M-%S}")
+    ).absolute()
+    platform = PLATFORMS.get(context.device)
+    return RunnerOptions(**values, variables={"JAX_PLATFORMS": platform} if platform else {})
 
 
 class WarningsConsole:
@@ -219,7 +200,7 @@ class WarningsConsole:
         self.warn, self.table = context.warn, context.table
 
     def say(self, text: str) -> None:
-        """Not said."""
+        """Nothing, by the user's choice of --logging."""
 
 
 COMMAND = Command(

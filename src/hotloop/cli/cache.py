@@ -11,8 +11,6 @@ from hotloop.options import argument
 
 @dataclass(frozen=True)
 class LimitConfig:
-    """Arguments of `hotloop cache limit`."""
-
     size: int | None = argument(
         "The most the programs may take: 500MB, 2GB, or none.", parse=cache.parse_size
     )

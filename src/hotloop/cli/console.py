@@ -1,9 +1,9 @@
-"""Arguments as options: the engine and the data speak of `replicas=8`, a command says `--replicas 8`.
+"""What a command says: text for people, warnings, a progress bar, and the one JSON object of `--json`.
 
-The rooms below know no command line, and whoever calls them from Python knows no options. So their messages name
-arguments, and here those that are options of the command, by the same name or another, are spelled as such.
-
-What a command says: text for people, warnings, a progress bar, and the one JSON object of `--json`.
+Text goes to standard output, or to standard error under `--json`, whose last line on standard output is the
+result. The rooms below know no command line: their messages name arguments (`replicas=8`), and here those that are
+options of the command, by the same name or another, are spelled as such (`--replicas 8`). Nothing here knows what is
+computed.
 """
 
 import json
@@ -90,7 +90,6 @@ class Context:
     """Names of the options that a preset or file has a value for, be it the default's."""
 
     def say(self, text: str) -> None:
-        """A line for people."""
         _print(text, sys.stderr if self.json else sys.stdout)
 
     def warn(self, text: str) -> None:
@@ -135,7 +134,6 @@ NUMBER = re.compile(r"-?[\d,]+(\.\d+)?(e[-+]\d+)?( %)?|-|nan|-?inf")
 
 
 def format_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
-    """The lines of a plain text table."""
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
     numeric = [bool(rows) and all(NUMBER.fullmatch(row[i]) for row in cells) for i in range(len(columns))]
@@ -150,11 +148,14 @@ def format_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[
     return [line(columns), *map(line, cells)]
 
 
+def has_colours(stream: TextIO) -> bool:
+    """Whether the stream is a terminal that shows colours, and NO_COLOR is not set."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
 def colour(text: str, code: str) -> str:
-    """The text in colour where standard error is a terminal and NO_COLOR is not set."""
-    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not sys.stderr.isatty():
-        return text
-    return f"\033[{code}m{text}\033[0m"
+    """The text in colour where standard error shows it."""
+    return f"\033[{code}m{text}\033[0m" if has_colours(sys.stderr) else text
 
 
 def print_json(result: Mapping[str, Any]) -> None:

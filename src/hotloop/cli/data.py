@@ -22,15 +22,11 @@ _DATA_DIR = (
 
 @dataclass(frozen=True)
 class ListConfig:
-    """Options of `hotloop data list`."""
-
     data_dir: Path | None = option(None, _DATA_DIR, metavar="DIR")
 
 
 @dataclass(frozen=True)
 class SetConfig:
-    """Options of `hotloop data fetch` and `hotloop data verify`."""
-
     name: str = argument("The data set; `hotloop data list` shows them.", metavar="NAME")
     data_dir: Path | None = option(None, _DATA_DIR, metavar="DIR")
 
@@ -81,7 +77,7 @@ def fetch_set(config: SetConfig, context: Context) -> Mapping[str, Any]:
     }
 
 
-def verify_set(config: SetConfig, context: Context) -> Mapping[str, Any]:
+def show_verdicts(config: SetConfig, context: Context) -> Mapping[str, Any]:
     """Size and checksum of each file of one set; DataError when one is bad or missing."""
     from hotloop.data.catalogue import known_set
     from hotloop.data.local_files import check_named_folders, find_set, verify_set
@@ -94,13 +90,8 @@ def verify_set(config: SetConfig, context: Context) -> Mapping[str, Any]:
     if found is None:
         raise DataError(f"{known.name}: not on this machine; `hotloop data fetch {known.name}` brings it")
     files = verify_set(known, found)
-    context.table(
-        ["file", "bytes", "status", "checksum or reason"],
-        [
-            [str(file.path or file.name), file.size, file.status, file.reason or file.checksum]
-            for file in files
-        ],
-    )
+    rows = [[file.path or file.name, file.size, file.status, file.reason or file.checksum] for file in files]
+    context.table(["file", "bytes", "status", "checksum or reason"], rows)
     if bad := [file for file in files if file.status != "OK"]:
         raise DataError(
             f"{known.name} at {found.folder}: {_summary(files)}; first {bad[0].name} ({bad[0].reason})"
@@ -125,6 +116,6 @@ COMMAND = Command(
     children=(
         Command("list", "What is on this machine, where, and whether it is verified.", ListConfig, list_sets),
         Command("fetch", "Download a set, check it and unpack it.", SetConfig, fetch_set),
-        Command("verify", "Size and checksum of each file of a set.", SetConfig, verify_set),
+        Command("verify", "Size and checksum of each file of a set.", SetConfig, show_verdicts),
     ),
 )

@@ -1,7 +1,7 @@
 """`hotloop demo`: every family, small but really measured, and a page of results at the end. jax waits."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -57,7 +57,6 @@ class SilentConsole:
 
 
 def run(config: Demo, context: Context) -> Mapping[str, Any]:
-    """Measure, tell, and write the page."""
     from hotloop.bench.page import write_text
 
     page_path = config.output / "index.html"
@@ -81,74 +80,95 @@ def run(config: Demo, context: Context) -> Mapping[str, Any]:
     return {"page": str(path), **results}
 
 
-def measure(device: Any, context: Context) -> dict[str, Any]:
-    """All figures of the demo, each told as it comes."""
-    from hotloop.families.cnn import demo as cnn
-    from hotloop.families.estimator.cifar import program
-    from hotloop.families.kernels import bench, hmc
-    from hotloop.families.recommender import demo as recommender
-    from hotloop.families.vcd.demo import demo_run
+LINES: dict[str, Callable[[Any], str]] = {
+    "hot_loop": lambda found: (
+        f"RNN training: {found[0][1]:,.0f} updates/s one a call, {found[-1][1]:,.0f} 1000 a call"
+    ),
+    "losses": lambda found: f"RNN training: loss {found[0]:.3f} -> {found[-1]:.3f} in {len(found)} updates",
+    "hmc": lambda found: (
+        f"hmc: {found['items_per_second']:,.0f} steps/s, acceptance {found['acceptance']:.4f} (0.7837 is exact)"
+    ),
+    "vcd": lambda found: (
+        f"vcd on drawn digits: ELBO {found['elbo'][0]:,.0f} -> {found['elbo'][-1]:,.0f} nats; log p(x, z) "
+        f"{found['log_joint_z0'][-1]:.0f} at the encoder's samples, {found['log_joint_zt'][-1]:.0f} after HMC; "
+        f"{found['updates_per_second']:,.0f} updates/s"
+    ),
+    "recommender": lambda found: (
+        f"recommender on drawn tastes: RMSE {found['rmse'][0]:.2f} -> {min(found['rmse']):.3f} stars (biases "
+        f"{found['biases']:.3f}), {found['users_per_second']:,.0f} users/s"
+    ),
+    "cnn": lambda found: (
+        f"cnn on drawn digits: accuracy {100 * found['validation'][0]:.0f} % -> "
+        f"{100 * found['validation'][-1]:.0f} % on digits not seen, {found['images_per_second']:,.0f} images/s"
+    ),
+    "estimator": lambda found: (
+        f"estimator on drawn objects: accuracy {100 * found['test_accuracy']:.0f} % after {found['updates']} "
+        f"updates (chance 10 %), {found['images_per_second']:,.0f} images/s"
+    ),
+}
+"""What is said of each part's figures, which have the same name in the results."""
 
-    quiet = SilentConsole(context)
-    tasks = 2 * len(LAYERS) + len(UPDATES_PER_CALL) + 7
-    results: dict[str, Any] = {}
-    with context.progress("kernels", tasks) as bar:
-        for name, layer in LAYERS.items():
-            for mode, chosen in {"": layer, " training": replace(layer, train=True)}.items():
-                bar.update(f"{name}{mode}")
-                results[name + mode] = bench.run(chosen, device, quiet)
-                context.say(kernel_line(name + mode, results[name + mode]))
-                bar.advance()
-        bar.update("the hot loop")
-        curve = []
-        for updates in UPDATES_PER_CALL:
-            chosen = replace(HOT_LOOP, batches_per_step=updates, steps=max(3, 100 // updates))
-            curve.append((updates, bench.run(chosen, device, quiet)["items_per_second"]))
+
+def measure(device: Any, context: Context) -> dict[str, Any]:
+    """All figures of the demo by part, each told as it comes."""
+    from hotloop.families.cnn import demo as cnn
+    from hotloop.families.estimator.cifar import program as estimator
+    from hotloop.families.kernels import hmc
+    from hotloop.families.recommender import demo as recommender
+    from hotloop.families.vcd import demo as vcd
+
+    console = SilentConsole(context)
+    parts: dict[str, Callable[[], Any]] = {
+        "losses": lambda: loss_curve(device),
+        "hmc": lambda: hmc.run(HMC, device, console),
+        "histogram": lambda: sample_histogram(device),
+        "vcd": vcd.demo_run,
+        "recommender": lambda: recommender.demo_run(console),
+        "cnn": cnn.demo_run,
+        "estimator": estimator.demo_run,
+    }
+    with context.progress("kernels", 2 * len(LAYERS) + len(UPDATES_PER_CALL) + len(parts)) as bar:
+        results = {
+            "kernels": measure_layers(device, context, bar),
+            "hot_loop": measure_hot_loop(device, console, bar),
+        }
+        context.say(LINES["hot_loop"](results["hot_loop"]))
+        for name, part in parts.items():
+            bar.update(name)
+            results[name] = part()
+            if name in LINES:
+                context.say(LINES[name](results[name]))
             bar.advance()
-        context.say(f"RNN training: {curve[0][1]:,.0f} updates/s one a call, {curve[-1][1]:,.0f} 1000 a call")
-        losses = loss_curve(device)
-        context.say(f"RNN training: loss {losses[0]:.3f} -> {losses[-1]:.3f} in {len(losses)} updates")
+    return results
+
+
+def measure_layers(device: Any, context: Context, bar: Progress) -> dict[str, Any]:
+    from hotloop.families.kernels import bench
+
+    results = {}
+    for name, layer in LAYERS.items():
+        for mode, chosen in {name: layer, f"{name} training": replace(layer, train=True)}.items():
+            bar.update(mode)
+            found = results[mode] = bench.run(chosen, device, SilentConsole(context))
+            context.say(
+                f"{mode:22} {found['items_per_second']:>12,.0f} items/s "
+                f"{found['microseconds_per_iteration']:>10,.1f} us {100 * found['roofline']:>6.1f} % of the roofline"
+            )
+            bar.advance()
+    return results
+
+
+def measure_hot_loop(device: Any, console: SilentConsole, bar: Progress) -> list[tuple[int, float]]:
+    """(updates in one call, updates a second) of the same training."""
+    from hotloop.families.kernels import bench
+
+    bar.update("the hot loop")
+    curve = []
+    for updates in UPDATES_PER_CALL:
+        chosen = replace(HOT_LOOP, batches_per_step=updates, steps=max(3, 100 // updates))
+        curve.append((updates, bench.run(chosen, device, console)["items_per_second"]))
         bar.advance()
-        bar.update("hmc")
-        chain = hmc.run(HMC, device, quiet)
-        context.say(
-            f"hmc: {chain['items_per_second']:,.0f} steps/s, acceptance {chain['acceptance']:.4f} (0.7837 is exact)"
-        )
-        bar.advance()
-        histogram = sample_histogram(device)
-        bar.advance()
-        bar.update("vcd")
-        vae = demo_run()
-        context.say(
-            f"vcd on drawn digits: ELBO {vae['elbo'][0]:,.0f} -> {vae['elbo'][-1]:,.0f} nats; log p(x, z) "
-            f"{vae['log_joint_z0'][-1]:.0f} at the encoder's samples, {vae['log_joint_zt'][-1]:.0f} after HMC; "
-            f"{vae['updates_per_second']:,.0f} updates/s"
-        )
-        bar.advance()
-        bar.update("recommender")
-        tastes = recommender.demo_run(quiet)
-        context.say(
-            f"recommender on drawn tastes: RMSE {tastes['rmse'][0]:.2f} -> {min(tastes['rmse']):.3f} stars (biases "
-            f"{tastes['biases']:.3f}), {tastes['users_per_second']:,.0f} users/s"
-        )
-        bar.advance()
-        bar.update("cnn")
-        resnet = cnn.demo_run()
-        context.say(
-            f"cnn on drawn digits: accuracy {100 * resnet['validation'][0]:.0f} % -> "
-            f"{100 * resnet['validation'][-1]:.0f} % on digits not seen, {resnet['images_per_second']:,.0f} images/s"
-        )
-        bar.advance()
-        bar.update("estimator")
-        shapes = program.demo_run()
-        context.say(
-            f"estimator on drawn objects: accuracy {100 * shapes['test_accuracy']:.0f} % after {shapes['updates']} "
-            f"updates (chance 10 %), {shapes['images_per_second']:,.0f} images/s"
-        )
-        bar.advance()
-    figures = {"hot_loop": curve, "losses": losses, "hmc": chain, "histogram": histogram, "vcd": vae,
-               "recommender": tastes, "cnn": resnet, "estimator": shapes}  # fmt: skip
-    return {"kernels": results, **figures}
+    return curve
 
 
 def loss_curve(device: Any) -> list[float]:
@@ -172,14 +192,6 @@ def sample_histogram(device: Any) -> dict[str, list[float]]:
     sampler.step()
     counts, edges = np.histogram(sampler.state.position, BINS, RANGE)
     return {"counts": counts.tolist(), "edges": edges.tolist()}
-
-
-def kernel_line(name: str, result: Mapping[str, Any]) -> str:
-    """One kernel in one line."""
-    return (
-        f"{name:22} {result['items_per_second']:>12,.0f} items/s {result['microseconds_per_iteration']:>10,.1f} us "
-        f"{100 * result['roofline']:>6.1f} % of the roofline"
-    )
 
 
 COMMAND = Command(

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DevicesConfig:
-    """Options of `hotloop devices`."""
-
     calibrate: bool = option(False, "Measure again; use it when the machine was busy the first time.")
 
 
@@ -50,14 +48,12 @@ def describe_device(device: "jax.Device") -> dict[str, Any]:
 
 
 def device_row(found: Mapping[str, Any]) -> tuple[Any, ...]:
-    """One device as a line of the table."""
     size = found["memory_bytes"]
     shown = "unknown" if size is None else f"{size / 2**30:.1f} GiB"
     return found["id"], found["platform"], found["kind"], shown
 
 
 def show_limits(context: Context, limits: "Ceilings") -> None:
-    """The measured limits, one a line."""
     context.say(f"\nmeasured {limits.measured} with jax {limits.jax} (--calibrate measures again)")
     rows = [(f"{dtype} product", f"{rate:.4g}", "TFLOP/s") for dtype, rate in limits.matmul_tflops.items()]
     context.table(

@@ -5,7 +5,6 @@ here.
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Mapping
 from fractions import Fraction
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hotloop.cli.command import Command, Common
+from hotloop.cli.console import has_colours
 from hotloop.options import Option, Params, options_of, to_jsonable
 
 METAVARS = {int: "N", float: "X", Fraction: "A/B", str: "TEXT", Path: "PATH", Params: "{KEY: VALUE}"}
@@ -56,7 +56,7 @@ def _parser(prog: str, description: str, epilog: str) -> argparse.ArgumentParser
 
 
 def _formatter() -> type[argparse.HelpFormatter]:
-    if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+    if not has_colours(sys.stdout):
         return argparse.RawDescriptionHelpFormatter
     from rich_argparse import RawDescriptionRichHelpFormatter
 

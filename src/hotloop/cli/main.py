@@ -4,7 +4,6 @@ Only the chosen command's module is imported, and no jax here: help and a bad op
 add a command, add a line to COMMANDS; its module declares `COMMAND`.
 """
 
-import errno
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ from typing import Any
 from hotloop.cli.command import Command, Common, Context
 from hotloop.cli.console import print_error, print_json, spell_options_in_errors
 from hotloop.engine.interrupt import Stopped, raise_stops
-from hotloop.errors import HotloopError, OptionError
+from hotloop.errors import DISK_ERRORS, HotloopError, OptionError
 from hotloop.options import did_you_mean, options_of
 
 SUMMARY = "Train, evaluate, benchmark and serve models as whole programs compiled for the device."
@@ -36,19 +35,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "cache": ("hotloop.cli.cache", "Show, limit or clear the cache of compiled programs."),
 }
 
-DISK = frozenset(
-    (
-        errno.ENOSPC,
-        errno.EDQUOT,
-        errno.EFBIG,
-        errno.EROFS,
-        errno.EACCES,
-        errno.EPERM,
-        errno.EIO,
-        errno.ENAMETOOLONG,
-    )
-)
-"""What the user's disk and its permissions can do to any command at any moment: no defect."""
 USAGE_ERROR, DEFECT, BROKEN_PIPE = 2, 1, 141
 
 
@@ -66,37 +52,36 @@ def main(argv: Sequence[str] | None = None) -> int:
         return BROKEN_PIPE
     except KeyboardInterrupt as error:
         stop = Stopped.because_of(error, str(error) or "interrupted")
-        return _failed(words, str(stop), stop.exit_status)
+        return _report_failure(words, str(stop), stop.exit_status)
     except HotloopError as error:
-        return _failed(words, str(error), USAGE_ERROR)
+        return _report_failure(words, str(error), USAGE_ERROR)
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in DISK:
-            return _failed(
+        if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+            return _report_failure(
                 words, f"{error.filename or 'a file or standard output'}: {error.strerror}", USAGE_ERROR
             )
         said = (str(error).strip().splitlines() or [""])[0][:300]
         text = f"unexpected {type(error).__name__}: {said}; run again with --debug for the traceback"
-        return _failed(words, text, DEFECT)
+        return _report_failure(words, text, DEFECT)
 
 
-def _failed(words: list[str], text: str, status: int) -> int:
-    if _asked(words, "--debug"):
+def _report_failure(words: list[str], text: str, status: int) -> int:
+    if _has_flag(words, "--debug"):
         import traceback
 
         traceback.print_exc()
     print_error(text)
-    if _asked(words, "--json"):
+    if _has_flag(words, "--json"):
         print_json({"error": text})
     return status
 
 
-def _asked(words: list[str], flag: str) -> bool:
+def _has_flag(words: list[str], flag: str) -> bool:
     """Whether a flag stands on the command line, which may not even have been understood."""
     return flag in (words[: words.index("--")] if "--" in words else words)
 
 
 def dispatch(words: list[str]) -> int:
-    """Find the command and do what the words ask of it."""
     flags = []
     while words and words[0] in ("--json", "--debug"):
         flags.append(words.pop(0))
@@ -110,13 +95,14 @@ def dispatch(words: list[str]) -> int:
     if command.verbatim:
         first = _first_argument(command, rest)
         rest = rest if rest[first:][:1] == ["--"] else [*rest[:first], "--", *rest[first:]]
-    if _asked(rest, "-h") or _asked(rest, "--help") or (command.run is None and not rest):
+    if _has_flag(rest, "-h") or _has_flag(rest, "--help") or (command.run is None and not rest):
         from hotloop.cli.helptext import command_help
 
         print(command_help(command, path), end="")
         return 0
     if command.run is None:
-        raise OptionError(f"{path} needs a command before {rest[0]}: {', '.join(_names(command.children))}")
+        names = ", ".join(child.name for child in command.children)
+        raise OptionError(f"{path} needs a command before {rest[0]}: {names}")
     return execute(command, path, [*flags, *rest])
 
 
@@ -158,17 +144,16 @@ def execute(command: Command, path: str, words: list[str]) -> int:
 
         print_config(resolved, path)
         return 0
-    argv = (*path.split()[1:], *words)
     names = command.option_names
     context = Context(
-        common.json,
-        common.debug,
-        common.device,
-        common.only_accelerator,
-        argv,
-        frozenset(given),
-        names,
-        resolved.configured,
+        json=common.json,
+        debug=common.debug,
+        device=common.device,
+        only_accelerator=common.only_accelerator,
+        argv=(*path.split()[1:], *words),
+        given=frozenset(given),
+        options=names,
+        configured=resolved.configured,
     )
     for notice in resolved.notices:
         context.warn(notice)
@@ -189,10 +174,6 @@ def _load(name: str) -> Command:
         raise OptionError(f"unknown command '{name}'{did_you_mean(name, COMMANDS)}")
     command: Command = import_module(COMMANDS[name][0]).COMMAND
     return command
-
-
-def _names(commands: tuple[Command, ...]) -> list[str]:
-    return [command.name for command in commands]
 
 
 def _show_root_help() -> int:

@@ -56,7 +56,6 @@ class Names:
 
 
 def with_hyphens(name: str) -> str:
-    """The spelling with hyphens."""
     return name.replace("_", "-")
 
 

@@ -34,7 +34,6 @@ class PlanConfig(PlanOptions):
 
 
 def make_plan(config: PlanConfig) -> Plan:
-    """The plan that the options ask for."""
     batch = Batch.of(
         config.micro_batch_size,
         config.num_replicas,
@@ -42,7 +41,7 @@ def make_plan(config: PlanConfig) -> Plan:
         global_size=config.global_batch_size,
     )
     samples = SAMPLES[config.dataset].train if config.samples is None else config.samples
-    return config.planned(samples, batch, validations_per_epoch=config.validations_per_epoch)
+    return config.make_plan(samples, batch, validations_per_epoch=config.validations_per_epoch)
 
 
 def show_plan(plan: Plan, context: Context) -> dict[str, Any]:
@@ -54,7 +53,6 @@ def show_plan(plan: Plan, context: Context) -> dict[str, Any]:
 
 
 def run(config: PlanConfig, context: Context) -> Mapping[str, Any]:
-    """Plan and show."""
     return show_plan(make_plan(config), context)
 
 

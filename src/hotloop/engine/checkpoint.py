@@ -1,8 +1,9 @@
-"""Which checkpoint steps stay on disk: the last few, the best few, all, or any of these together.
+"""Checkpoints of a run: atomic, written behind its back, checked before they are believed; and which of them stay.
 
-A policy is a pure choice over the steps and their metrics; it deletes nothing itself.
-
-Checkpoints of a run: atomic, written behind its back, checked before they are believed.
+`save` copies the state to the host and returns; a thread then lets orbax write it into a temporary folder,
+adds the manifest, and renames the folder into place, so that a step is either whole or not there. `restore`
+takes the newest step whose every byte is as written. A `Keep` rule is a pure choice over the steps and their metrics.
+It knows nothing of models, loops or run folders.
 """
 
 import atexit
@@ -19,33 +20,41 @@ from typing import Any, Literal
 
 import jax
 
-from hotloop.engine import checkpoint_folder
-from hotloop.engine import checkpoint_folder as manifests
 from hotloop.engine.checkpoint_arrays import (
     Forms,
     HostArrays,
+    check_leaves,
     explain_mismatch,
     find_leaves,
     named_leaves,
+    one_line,
+    read_arrays,
     restore_leaf,
     snapshot,
+    write_step,
 )
 from hotloop.engine.checkpoint_folder import (
     DamagedStep,
     Manifest,
     OwnSteps,
-    check_leaves,
+    check_contents,
+    hash_config,
     hold_lock,
-    one_line,
-    read_arrays,
-    write_step,
+    read_whole,
+    remove_leftovers,
+    remove_step,
+    temporary_folder,
 )
 from hotloop.engine.interrupt import hold_stops
 from hotloop.engine.records import from_exact, to_exact
 from hotloop.errors import CheckpointError, OptionError
 from hotloop.options import to_jsonable
 
+__all__ = ["Checkpoints", "Keep", "KeepAll", "KeepBest", "KeepLast", "Restored"]
+
 Metrics = Mapping[int, Mapping[str, Any]]
+STOPPED = "stopped"
+"""In a step's position: it was saved only because the run was asked to stop, and goes when the run is past it."""
 
 
 def _check_count(n: int) -> None:
@@ -56,7 +65,7 @@ def _check_count(n: int) -> None:
 class Keep:
     """A rule that chooses steps; `a | b` keeps what either keeps."""
 
-    def kept(self, metrics: Metrics) -> set[int]:
+    def choose(self, metrics: Metrics) -> set[int]:
         """The steps to keep, given the metrics of every complete step."""
         raise NotImplementedError
 
@@ -72,8 +81,7 @@ class Keep:
 class KeepAll(Keep):
     """Every step stays."""
 
-    def kept(self, metrics: Metrics) -> set[int]:
-        """All of them."""
+    def choose(self, metrics: Metrics) -> set[int]:
         return set(metrics)
 
 
@@ -86,8 +94,7 @@ class KeepLast(Keep):
     def __post_init__(self) -> None:
         _check_count(self.n)
 
-    def kept(self, metrics: Metrics) -> set[int]:
-        """The `n` largest step numbers."""
+    def choose(self, metrics: Metrics) -> set[int]:
         return set(sorted(metrics)[-self.n :])
 
 
@@ -102,12 +109,11 @@ class KeepBest(Keep):
     def __post_init__(self) -> None:
         _check_count(self.n)
 
-    def kept(self, metrics: Metrics) -> set[int]:
+    def choose(self, metrics: Metrics) -> set[int]:
         """The `n` best steps; of equals the newest."""
         return set(self.ranked(metrics)[: self.n])
 
     def best(self, metrics: Metrics) -> int | None:
-        """The best of all."""
         return next(iter(self.ranked(metrics)), None)
 
     def ranked(self, metrics: Metrics) -> list[int]:
@@ -125,19 +131,13 @@ class Either(Keep):
     first: Keep
     second: Keep
 
-    def kept(self, metrics: Metrics) -> set[int]:
-        """The union."""
-        return self.first.kept(metrics) | self.second.kept(metrics)
+    def choose(self, metrics: Metrics) -> set[int]:
+        return self.first.choose(metrics) | self.second.choose(metrics)
 
     def best(self, metrics: Metrics) -> int | None:
         """The first rule's best, else the second's."""
         first = self.first.best(metrics)
         return self.second.best(metrics) if first is None else first
-
-
-STOPPED = "stopped"
-"""In a step's position: it was saved only because the run was asked to stop, and goes when the run is past it."""
-__all__ = ["Checkpoints", "Keep", "KeepAll", "KeepBest", "KeepLast", "Restored"]
 
 
 @dataclass(frozen=True)
@@ -150,13 +150,13 @@ class Restored:
     metrics: Mapping[str, Any]
     skipped: list[str]
 
-    def warned(self) -> "Restored":
+    def warn(self) -> "Restored":
         """The same, with those lines on standard error: for whoever keeps no records."""
-        warn_of(self.skipped)
+        print_warnings(self.skipped)
         return self
 
 
-def warn_of(lines: Sequence[str]) -> None:
+def print_warnings(lines: Sequence[str]) -> None:
     """A line each on standard error."""
     for line in lines:
         print(f"warning: {line}", file=sys.stderr)
@@ -179,7 +179,7 @@ class Checkpoints:
     ):
         self.folder = Path(folder).absolute()
         self.keep = keep
-        self._blank = Manifest(0, {}, {}, family=family, config=manifests.hash_config(config or {}))
+        self._blank = Manifest(0, {}, {}, family=family, config=hash_config(config or {}))
         self._ours = OwnSteps(self.folder, family, self._blank.config, shared)
         self._writer = futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: futures.Future[None] | None = None
@@ -235,20 +235,24 @@ class Checkpoints:
     def damaged(self) -> list[str]:
         """A line for each step that a quick look finds damaged."""
         found = []
-        for step, folder in sorted(self._ours.numbered().items()):
+        for step, folder in sorted(self._ours.find().items()):
             try:
-                checkpoint_folder.read_whole(folder, step)
+                read_whole(folder, step)
             except DamagedStep as error:
                 found.append(f"skipped step {step}: {error}")
         return found
 
     def begun(self) -> bool:
         """Whether there is a step to restore, if only a damaged one."""
-        return bool(self._ours.numbered())
+        return bool(self._ours.find())
 
     def remove(self, step: int) -> None:
         """Delete one of these steps, unless somebody put files of their own into it."""
-        checkpoint_folder.remove_step(self._ours.numbered()[step])
+        remove_step(self._ours.find()[step])
+
+    def metrics(self, step: int) -> Mapping[str, Any]:
+        """The metrics that a complete step was saved with."""
+        return self._ours.complete()[step].metrics
 
     def best(self) -> int | None:
         """The complete step with the best metric, as `KeepBest` ranks it."""
@@ -271,7 +275,7 @@ class Checkpoints:
         model differs from the saved one, and an older step would hide it.
         """
         self.wait()
-        folders = self._ours.numbered()
+        folders = self._ours.find()
         if step is not None:
             if step not in folders:
                 raise CheckpointError(
@@ -290,8 +294,8 @@ class Checkpoints:
         raise CheckpointError(f"no complete checkpoint in {self.folder}: {reasons}")
 
     def _read(self, folder: Path, number: int, like: Any, skipped: list[str], in_part: bool) -> Restored:
-        manifest = checkpoint_folder.read_whole(folder, number)
-        manifests.check_contents(folder, manifest)
+        manifest = read_whole(folder, number)
+        check_contents(folder, manifest)
         self._check_fits(folder, manifest, like, in_part)
         # orbax reads in an event loop, which answers an exception from elsewhere with a traceback.
         with hold_stops():
@@ -306,7 +310,7 @@ class Checkpoints:
         if complete:
             newest = max(complete)
             with suppress(DamagedStep):  # `restore` skips it, and says so
-                self._check_fits(self._ours.numbered()[newest], complete[newest], like, in_part=False)
+                self._check_fits(self._ours.find()[newest], complete[newest], like, in_part=False)
 
     def _check_fits(self, folder: Path, manifest: Manifest, like: Any, in_part: bool) -> None:
         if self._blank.family and manifest.family != self._blank.family:
@@ -327,10 +331,10 @@ class Checkpoints:
             )
 
     def _write(self, note: Manifest, arrays: HostArrays, forms: Forms) -> None:
-        temporary = checkpoint_folder.temporary_folder(self.folder, note.step)
+        temporary = temporary_folder(self.folder, note.step)
         try:
             if not self._cleaned:
-                checkpoint_folder.remove_leftovers(self.folder)
+                remove_leftovers(self.folder)
                 self._cleaned = True
             temporary.mkdir(parents=True)
             with hold_lock(temporary):
@@ -346,7 +350,7 @@ class Checkpoints:
     def _forget(self, written: int) -> None:
         ours = {step: m for step, m in self._ours.complete().items() if m.family == self._blank.family}
         newest = max(ours)  # what a resume needs, whatever the rule says
-        for step in set(ours) - self.keep.kept(_metrics_to_keep_by(ours)) - {written, newest}:
+        for step in set(ours) - self.keep.choose(_metrics_to_keep_by(ours)) - {written, newest}:
             self.remove(step)
 
 

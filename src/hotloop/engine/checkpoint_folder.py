@@ -1,54 +1,37 @@
-"""The manifest of one checkpoint step: what must be in its folder, written last and checked first.
+"""The folder that holds a run's steps: the manifest of each, which are whole, whose they are, how one gets in and goes.
 
-It holds size and checksum of every file, type, shape and checksum of every leaf, the step, the data position,
-the metrics, and a checksum of itself. Reading one decides in one line whether a folder is a complete step of
-ours, damaged, or somebody else's. It knows nothing of orbax, of threads or of which steps to keep.
-
-The inside of one checkpoint step: orbax's files for the arrays, our manifest beside them.
-The folder that holds a run's steps: which are whole, how one gets in, how one goes.
-Whose steps are whose, where several runs save in one folder: told by the family and config in their manifests.
+A manifest holds size and checksum of every file, type, shape and checksum of every leaf, the step, the data position,
+the metrics, and a checksum of itself; it is written last and checked first. A step is written in a temporary folder
+beside the others and put in place by one rename. What is deleted is first renamed to such a temporary name, so that a
+kill leaves nothing half there. Only what hotloop wrote is ever deleted. It knows nothing of arrays, orbax, threads or
+which steps to keep.
 """
 
 import fcntl
 import hashlib
 import json
-import logging
 import os
 import re
 import secrets
 import shutil
-import sys
-import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from hotloop.engine.checkpoint_arrays import (
-    Forms,
-    HostArray,
-    HostArrays,
-    StoredLeaf,
-    checksum_array,
-    empty_array,
-    find_leaves,
-    named_leaves,
-)
 from hotloop.engine.records import from_exact
 from hotloop.errors import CheckpointError
 from hotloop.options.files import load_json
 
-MANIFEST = "manifest.json"
+MANIFEST, ARRAYS = "manifest.json", "state"
 PROGRAM = "hotloop"
 FORMAT = 2
 READABLE = (1, FORMAT)
-"""Format 1 had other names for the state of an optimiser: `snapshot.find_leaves` knows them."""
+"""Format 1 had other names for the state of an optimiser: `checkpoint_arrays.find_leaves` knows them."""
 _BLOCK = 1 << 22
+_TEMPORARY = ".hotloop-tmp-"
 
 
 class DamagedStep(CheckpointError):
@@ -61,6 +44,23 @@ class StoredFile:
 
     size: int
     checksum: str
+
+
+@dataclass(frozen=True)
+class StoredLeaf:
+    """What a leaf is: its type and shape as the program sees them, and a checksum of its bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    checksum: str
+
+    def __str__(self) -> str:
+        return describe_leaf(self.dtype, self.shape)
+
+
+def describe_leaf(dtype: str, shape: tuple[int, ...]) -> str:
+    """`float32[3,4]`: a type and a shape for a message."""
+    return f"{dtype}[{','.join(map(str, shape))}]"
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def _self_checksum(body: Mapping[str, Any]) -> str:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a step folder; `Damaged` says in one line why there is none that can be trusted."""
+    """The manifest of a step folder; `DamagedStep` says in one line why there is none that can be trusted."""
     path = folder / MANIFEST
     try:
         body = load_json(path)
@@ -217,160 +217,24 @@ def is_ours_alone(folder: Path) -> bool:
         return False
 
 
-ARRAYS = "state"
-
-
-def write_step(folder: Path, note: Manifest, arrays: HostArrays, forms: Forms) -> None:
-    """Fill an empty folder with the arrays and then the manifest, all of it forced to disk."""
-    filled = {name: array for name, array in arrays.items() if array.size}
-    if filled:
-        import orbax.checkpoint as orbax
-
-        with _checkpointer() as checkpointer:
-            checkpointer.save(folder / ARRAYS, args=orbax.args.PyTreeSave(filled))
-    for path in list_files(folder).values():
-        sync(path)
-    leaves = {name: StoredLeaf(*forms[name], checksum_array(array)) for name, array in arrays.items()}
-    manifest = replace(note, leaves=leaves, files=list_stored(folder), time=time.time())
-    (folder / MANIFEST).write_text(format_manifest(manifest))
-    sync(folder / MANIFEST)
-    for path in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
-        sync(path)
-
-
-def read_arrays(folder: Path, manifest: Manifest, like: Any) -> HostArrays:
-    """Every leaf of `like` as it was stored; `Damaged` names the leaf whose bits are not the saved ones."""
-    held, names = _read_leaves(folder, manifest), find_leaves(manifest.leaves, like, manifest.format)
-    return {
-        name: held[names[name]] if names[name] in held else empty_array(leaf)
-        for name, leaf in named_leaves(like).items()
-    }
-
-
-def check_leaves(folder: Path, manifest: Manifest) -> None:
-    """`Damaged` where the folder does not hold the leaves that its own manifest names."""
-    _read_leaves(folder, manifest)
-
-
-def _read_leaves(folder: Path, manifest: Manifest) -> HostArrays:
-    """The leaves that have elements; there is nothing on disk of the others."""
-    filled = {name: leaf for name, leaf in manifest.leaves.items() if 0 not in leaf.shape}
-    if manifest.files and not filled:
-        raise DamagedStep(f"{folder} holds arrays, and its manifest names none")
-    arrays = _read_filled(folder / ARRAYS, [*filled]) if filled else {}
-    for name, leaf in filled.items():
-        if not _is_stored(leaf, arrays[name]) or checksum_array(arrays[name]) != leaf.checksum:
-            raise DamagedStep(f"leaf {name} of {folder} does not match its checksum")
-    return arrays
-
-
-def _read_filled(folder: Path, names: list[str]) -> HostArrays:
-    import orbax.checkpoint as orbax
-
-    as_numpy = {name: orbax.RestoreArgs(restore_type=np.ndarray) for name in names}
-    try:
-        with _checkpointer() as checkpointer:
-            arrays = checkpointer.restore(folder, args=orbax.args.PyTreeRestore(restore_args=as_numpy))
-        return {name: np.asarray(arrays[name]) for name in names}
-    except Exception as error:
-        raise DamagedStep(f"{folder} cannot be read by orbax: {one_line(error)}") from error
-
-
-def _is_stored(leaf: StoredLeaf, array: HostArray) -> bool:
-    """Whether the array has the form of the leaf; a random key or a plain number is stored as another."""
-    other = leaf.dtype.startswith(("key<", "python "))
-    return other or (str(array.dtype), array.shape) == (leaf.dtype, leaf.shape)
-
-
-@contextmanager
-def _checkpointer() -> Iterator[Any]:
-    """Orbax, without the pages of traceback that it logs beside raising an error."""
-    import orbax.checkpoint as orbax  # one second, so not at the top; the first save pays it on its thread
-
-    logger = logging.getLogger("absl")
-    logger.addFilter(_not_orbax)
-    logging.getLogger("asyncio").addFilter(_not_given_up)  # for good: it speaks when the garbage is collected
-    before = sys.unraisablehook
-    sys.unraisablehook = partial(_unless_too_late, before)
-    try:
-        # Uncompressed: zstd made fp32 weights 8 % smaller and writing two to three times slower.
-        with orbax.Checkpointer(
-            orbax.PyTreeCheckpointHandler(use_ocdbt=True, use_compression=False)
-        ) as writer:
-            yield writer
-        sys.unraisablehook = before  # after an error it stays: what was under way comes back at any time
-    finally:
-        logger.removeFilter(_not_orbax)
-
-
-def _unless_too_late(otherwise: Callable[[Any], object], raised: Any) -> None:
-    """Leave out that tensorstore ended a write after orbax had given all of them up for the error of another."""
-    if str(raised.exc_value) != "Event loop is closed":
-        otherwise(raised)
-
-
-def _not_orbax(record: logging.LogRecord) -> bool:
-    return "orbax" not in record.pathname
-
-
-def _not_given_up(record: logging.LogRecord) -> bool:
-    """Leave out that other writes failed, too, which nobody waits for after the error of the first."""
-    text = record.getMessage()
-    return not ("never retrieved" in text and "orbax" in text)
-
-
-def one_line(error: BaseException) -> str:
-    """The reason in an error, without the pages that orbax and tensorstore add."""
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-    text = " ".join(str(error).split()) or type(error).__name__
-    if code := re.search(r"os_error_code='(\d+)'", text):
-        return os.strerror(int(code[1]))
-    return text if len(text) <= 200 else text[:200] + "..."
-
-
-def sync(path: Path) -> None:
-    """Force a file or folder to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def hold_lock(folder: Path) -> Iterator[None]:
-    """Hold a folder; BlockingIOError if a living process holds it (the lock of a dead one is gone)."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-_TEMPORARY = ".hotloop-tmp-"
-
-
-def find_steps(shelf: Path, mark: str = "") -> dict[int, Path]:
+def find_steps(folder: Path, mark: str = "") -> dict[int, Path]:
     """Everything that is named like a step, whole or not; with a run's mark also what bears it, `00000012-MARK`."""
     form = re.compile(rf"\d+(-{mark})?" if mark else r"\d+")
     try:
-        found = [path for path in shelf.iterdir() if form.fullmatch(path.name)]
+        found = [path for path in folder.iterdir() if form.fullmatch(path.name)]
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise CheckpointError(f"{shelf} cannot be read: {error.strerror}") from None
-    return {step_number(path): path for path in sorted(found, key=lambda path: len(path.name))}
+        raise CheckpointError(f"{folder} cannot be read: {error.strerror}") from None
+    return {_step_number(path): path for path in sorted(found, key=lambda path: len(path.name))}
 
 
-def step_number(folder: Path) -> int:
-    """The step that a folder's name tells."""
+def _step_number(folder: Path) -> int:
     return int(folder.name.partition("-")[0])
 
 
 def read_whole(folder: Path, step: int) -> Manifest:
-    """The manifest of a step whose files are all there in full size; `Damaged` if it is not that step."""
+    """The manifest of a step whose files are all there in full size; `DamagedStep` if it is not that step."""
     manifest = read_manifest(folder)
     if manifest.step != step:
         raise DamagedStep(f"{folder} holds step {manifest.step}: it was renamed or copied")
@@ -378,18 +242,53 @@ def read_whole(folder: Path, step: int) -> Manifest:
     return manifest
 
 
-def find_complete(shelf: Path) -> dict[int, Manifest]:
-    """The steps that are whole, by a quick look."""
-    found = {}
-    for step, folder in find_steps(shelf).items():
-        with suppress(DamagedStep):
-            found[step] = read_whole(folder, step)
-    return found
+@dataclass(frozen=True)
+class OwnSteps:
+    """The steps in a folder that are ours: all of them, unless it is `shared`.
+
+    Where several runs save in one folder, family and config in the manifests tell whose a step is. What another run
+    saved is neither found nor ever replaced: where it has the number of a step that is to be saved, ours bears the
+    run's mark in its name.
+    """
+
+    folder: Path
+    family: str = ""
+    config: str = ""
+    shared: bool = False
+
+    def complete(self) -> dict[int, Manifest]:
+        """Our steps that are whole, by a quick look."""
+        found = {}
+        for step, folder in self.find().items():
+            with suppress(DamagedStep):
+                found[step] = read_whole(folder, step)
+        return found
+
+    def find(self) -> dict[int, Path]:
+        """What is named like a step, whole or not, except whatever says that another run made it."""
+        found = find_steps(self.folder, self.config if self.shared else "")
+        return {step: path for step, path in found.items() if not self._is_anothers(path)}
+
+    def put_in_place(self, written: Path, step: int) -> None:
+        """Make a written step visible, beside one of that number that another run may have."""
+        with hold_lock(self.folder, wait=True):
+            taken = find_steps(self.folder).get(step)
+            mark = f"-{self.config}" if taken and self._is_anothers(taken) else ""
+            put_in_place(written, self.folder / f"{step:08d}{mark}")
+
+    def _is_anothers(self, folder: Path) -> bool:
+        if not self.shared:
+            return False
+        try:
+            found = read_manifest(folder)
+        except DamagedStep:  # nobody knows whose it was: a reader names it, a writer sets it aside
+            return False
+        return (found.family, found.config) != (self.family, self.config)
 
 
-def temporary_folder(shelf: Path, step: int) -> Path:
+def temporary_folder(folder: Path, step: int) -> Path:
     """A name of its own for a step that is being written or deleted."""
-    return shelf / f"{_TEMPORARY}{step}-{secrets.token_hex(4)}"
+    return folder / f"{_TEMPORARY}{step}-{secrets.token_hex(4)}"
 
 
 def put_in_place(written: Path, target: Path) -> None:
@@ -405,65 +304,35 @@ def put_in_place(written: Path, target: Path) -> None:
 def remove_step(folder: Path) -> None:
     """Delete a step, unless somebody put files of their own into it."""
     if is_ours_alone(folder):
-        doomed = temporary_folder(folder.parent, step_number(folder))
+        doomed = temporary_folder(folder.parent, _step_number(folder))
         folder.rename(doomed)
         shutil.rmtree(doomed)
 
 
-def remove_leftovers(shelf: Path) -> None:
+def remove_leftovers(folder: Path) -> None:
     """Delete what a killed process left half written; what a living one holds, or others put there, stays."""
-    for folder in filter(Path.is_dir, shelf.glob(f"{_TEMPORARY}*")):
-        names = {path.name.partition(".orbax")[0] for path in folder.iterdir()}
-        with suppress(BlockingIOError), hold_lock(folder):
+    for left in filter(Path.is_dir, folder.glob(f"{_TEMPORARY}*")):
+        names = {path.name.partition(".orbax")[0] for path in left.iterdir()}
+        with suppress(BlockingIOError), hold_lock(left):
             if names <= {ARRAYS, MANIFEST}:
-                shutil.rmtree(folder)
+                shutil.rmtree(left)
 
 
-@dataclass(frozen=True)
-class OwnSteps:
-    """The steps in a folder that are ours: all of them, unless it is `shared`."""
-
-    folder: Path
-    family: str
-    config: str
-    shared: bool
-
-    def complete(self) -> dict[int, Manifest]:
-        """Our steps that are whole, by a quick look."""
-        found = {}
-        for step, folder in self.numbered().items():
-            with suppress(DamagedStep):
-                found[step] = read_whole(folder, step)
-        return found
-
-    def numbered(self) -> dict[int, Path]:
-        """What is named like a step, except whatever says that another run made it."""
-        found = find_steps(self.folder, self.config if self.shared else "")
-        return {step: path for step, path in found.items() if not self._is_anothers(path)}
-
-    def put_in_place(self, written: Path, step: int) -> None:
-        """Make a written step visible, beside one of that number that another run may have."""
-        with _wait_for_turn(self.folder):
-            taken = find_steps(self.folder).get(step)
-            mark = f"-{self.config}" if taken and self._is_anothers(taken) else ""
-            put_in_place(written, self.folder / f"{step:08d}{mark}")
-
-    def _is_ours(self, found: Manifest) -> bool:
-        return not self.shared or (found.family, found.config) == (self.family, self.config)
-
-    def _is_anothers(self, folder: Path) -> bool:
-        try:
-            return self.shared and not self._is_ours(read_manifest(folder))
-        except DamagedStep:  # nobody knows whose it was: a reader names it, a writer sets it aside
-            return False
+def sync(path: Path) -> None:
+    """Force a file or folder to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
-def _wait_for_turn(folder: Path) -> Iterator[None]:
-    """Wait until no other process is about to put a step into the folder; the lock of a dead one is gone."""
+def hold_lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold a folder that a living process may hold: then wait, or BlockingIOError. The lock of a dead one is gone."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield
     finally:
         os.close(descriptor)

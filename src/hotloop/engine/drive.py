@@ -1,90 +1,45 @@
-"""How a planned call is cut into pieces that are dispatched one after the other.
+"""Drive a program through a plan: calls on the device, and between them what the host has to do.
 
-A run that is "one call" for its host events should still move a progress bar and hear Ctrl-C, so a call is
-made in pieces of about a second. Results do not depend on it. Pure arithmetic: it must not know about
-devices or clocks.
-
-Drive a program through a plan: calls on the device, and between them what the host has to do.
+Every log averages every update since the last one, times are of calls that were compiled before, a checkpoint holds
+all that a resumed run needs, and a run that is asked to stop does so at the end of a piece, saved. A run that is "one
+call" for its host events should still move a progress bar and hear Ctrl-C, so a call is dispatched in pieces of about
+a second; results do not depend on it. It knows no family: what a metric means, and how to validate, comes from the
+caller.
 """
 
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
-from hotloop.engine import measure as reports
 from hotloop.engine.batch_sources import InputEnded
 from hotloop.engine.checkpoint import STOPPED, Checkpoints, Restored
 from hotloop.engine.host_events import Diverged, Figures, HostEvents, LogWindow
-from hotloop.engine.interrupt import Interrupted, StopRequest, requests
+from hotloop.engine.interrupt import Interrupted, StopRequest, note_stops
 from hotloop.engine.loop import CallMetrics, Program, State, copy_state
+from hotloop.engine.measure import trace_program, write_program_report
 from hotloop.engine.plan import KINDS, Event, Kind, Plan, Span, closest_divisor
 from hotloop.engine.progress import Progress
 from hotloop.engine.run import Run
 
+__all__ = ["Callbacks", "Diverged", "Interrupted", "drive", "newest"]
+
 TARGET_SECONDS = 1.0
 FIRST_PIECE = 16
+"""Updates in the first piece of a program that compiles each number of updates: long enough to learn the pace from."""
 
 
-class FreePieces:
-    """For programs that run any number of updates without compiling again: pieces follow the pace."""
+class Callbacks(TypedDict, total=False):
+    """What a caller may add to a run, by keyword; `drive` says what each of them does."""
 
-    def __init__(self, longest: int):
-        self._longest = longest
-        self._size = 1
-
-    def next(self, remaining: int) -> int:
-        """The updates to dispatch now, of `remaining` ones in the call."""
-        return min(self._size, remaining)
-
-    def took(self, count: int, seconds: float) -> None:
-        """Learn from a piece that has run."""
-        self._size = _fitting(count, seconds, self._longest)
-
-
-class CompiledPieces:
-    """For programs that compile each number of updates: few sizes, each a multiple of the one before.
-
-    The first divides the usual call if a fitting divisor exists. A longer size is added only when pieces
-    prove far too short, and what it leaves of a call is made in pieces of the sizes that are compiled
-    already.
-    """
-
-    def __init__(self, longest: int, usual_call: int):
-        self._longest = longest
-        first = min(FIRST_PIECE, longest, usual_call)
-        divisor = closest_divisor(usual_call, first)
-        self._sizes = [divisor if first / 2 <= divisor <= min(2 * first, longest) else first]
-
-    def next(self, remaining: int) -> int:
-        """The updates to dispatch now, of `remaining` ones in the call."""
-        return max((size for size in self._sizes if size <= remaining), default=remaining)
-
-    def took(self, count: int, seconds: float) -> None:
-        """Learn from a piece that has run."""
-        longest = self._sizes[-1]
-        if count != longest:
-            return
-        fitting = _fitting(count, seconds, self._longest)
-        if fitting >= 4 * longest:
-            self._sizes.append(fitting // longest * longest)
-        elif 4 * fitting <= longest:
-            self._sizes = [closest_divisor(longest, fitting)]
-
-
-def _fitting(count: int, seconds: float, longest: int) -> int:
-    return min(longest, max(1, round(count * TARGET_SECONDS / max(seconds, 1e-9))))
-
-
-__all__ = ["Diverged", "Interrupted", "drive", "newest"]
-
-
-class _Piece(NamedTuple):
-    first: int
-    count: int  # type: ignore[assignment]
-    metrics: CallMetrics
-    began: float
+    validate: Callable[[State], Figures] | None
+    on_log: Callable[[Event, Figures], Figures | None] | None
+    on_call: Callable[[int, CallMetrics], None] | None
+    latest: Collection[str]
+    guard: str | None
+    enough: Callable[[], bool] | None
+    due: Callable[[int], Collection[Kind]] | None
 
 
 def drive(
@@ -98,11 +53,11 @@ def drive(
     validate: Callable[[State], Figures] | None = None,
     on_log: Callable[[Event, Figures], Figures | None] | None = None,
     on_call: Callable[[int, CallMetrics], None] | None = None,
-    progress: Progress | None = None,
     latest: Collection[str] = (),
     guard: str | None = None,
     enough: Callable[[], bool] | None = None,
     due: Callable[[int], Collection[Kind]] | None = None,
+    progress: Progress | None = None,
     report: str | Path | None = None,
     how_to_resume: str = "give the same command again with --resume",
 ) -> State:
@@ -114,7 +69,7 @@ def drive(
     metric that must stay finite: if it does not the run stops with `Diverged`, and no state that is not
     finite is saved. `enough` is asked after the events of a call; where it says so the run ends there, saved, as if
     that had been the plan. `due` is asked after every call of the plan which events should follow besides those
-    planned: for what goes by the clock. A feed that ends (`turns.Ended`) ends the run after its last batch, saved.
+    planned: for what goes by the clock. A feed that ends (`InputEnded`) ends the run after its last batch, saved.
     `report` is a folder for the compiler's report and a profile of one piece. SIGINT and SIGTERM end in `Interrupted`:
     no validation begins any more, and a resumed run makes up for it.
     """
@@ -124,12 +79,12 @@ def drive(
     host = HostEvents(run, plan, checkpoints, program.feed, window, validate, on_log, guard)
     if resumed is not None:
         program.feed.check_position(resumed.position["feed"])
-        host.resumed(resumed)
+        host.note_resume(resumed)
     elif run.resumed:
-        host.start_over()
-    with requests() as request:
-        pieces = _Dispatch(program, plan, host, request, on_call, progress, enough, due, report)
-        return pieces.run(copy_state(resumed.state if resumed else state), update)
+        host.note_start_over()
+    with note_stops() as request:
+        driver = _Driver(program, plan, host, request, on_call, progress, enough, due, report)
+        return driver.run(copy_state(resumed.state if resumed else state), update)
 
 
 def newest(checkpoints: Checkpoints, state: State) -> Restored | None:
@@ -137,7 +92,7 @@ def newest(checkpoints: Checkpoints, state: State) -> Restored | None:
 
     A folder in which every checkpoint is damaged is an error: starting over would hide it.
     """
-    if not any(checkpoints.folder.glob("[0-9]*")):
+    if not checkpoints.begun():
         return None
     return checkpoints.restore(copy_state(state), check=check_position)
 
@@ -152,7 +107,14 @@ def check_position(position: Mapping[str, Any]) -> None:
         raise TypeError
 
 
-class _Dispatch:
+class _Piece(NamedTuple):
+    first: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
+    metrics: CallMetrics
+    began: float
+
+
+class _Driver:
     """Keeps the device busy: the next piece is dispatched before the last one is waited for, and logged."""
 
     def __init__(
@@ -188,18 +150,18 @@ class _Dispatch:
             count = self.pieces.next(span.count)
             last = done + count == self.plan.total_updates
             try:
-                state = self._made(state, done, count, profile=done > start or last)
+                state = self._dispatch(state, done, count, profile=done > start or last)
             except InputEnded as end:
-                state = self._ended(state, done, end)
+                state = self._end_early(state, done, end)
                 break
             done += count
             events = self._events(span) if count == span.count else ()
             self.logs += [event for event in events if event.kind == "log"]
             others = [event for event in events if event.kind != "log"]
-            self._land(leave=0 if self.request.made or others else 1)
+            self._collect(leave=0 if self.request.made or others else 1)
             over = count == span.count and self._follow(state, done, others)
-        self._land(leave=0)
-        self.host.finish()
+        self._collect(leave=0)
+        self.host.wait()
         self._stop_if_asked(state, done)
         return state
 
@@ -218,29 +180,29 @@ class _Dispatch:
     def _stop_if_asked(self, state: State, done: int, left: Sequence[Event] = ()) -> None:
         """Where a stop was asked for: take in what is in flight, log what is due, save and leave."""
         if self.request.made:
-            self._land(leave=0)
+            self._collect(leave=0)
             self.host.stop(state, done, left, self.request.number)
 
-    def _made(self, state: State, done: int, count: int, *, profile: bool) -> State:
-        """Dispatch a piece; the second one of a run, or the only one, is profiled where that was asked for."""
+    def _dispatch(self, state: State, done: int, count: int, *, profile: bool) -> State:
+        """Compile and send a piece; the second one of a run, or the only one, is profiled where that was asked for."""
         self._stop_if_asked(state, done)
         self._compile(state, done, count)
         self._stop_if_asked(state, done)
         if self.to_profile and profile:
-            return self._profiled(self.to_profile, state, done, count)
+            return self._send_profiled(self.to_profile, state, done, count)
         return self._send(state, done, count)
 
-    def _ended(self, state: State, done: int, end: InputEnded) -> State:
+    def _end_early(self, state: State, done: int, end: InputEnded) -> State:
         """Make the updates that are left of a feed that has ended, then close the log and save."""
         if end.left:
-            state = self._made(state, done, end.left, profile=True)
+            state = self._dispatch(state, done, end.left, profile=True)
         self._close(state, done + end.left, ())
         return state
 
     def _close(self, state: State, done: int, handled: Collection[Kind]) -> None:
         """End before the plan does: what its last update would have been followed by, less what already has."""
-        epoch = float(done / self.plan.updates_per_epoch)
-        self._land(leave=0)
+        epoch = self.plan.epoch_at(done)
+        self._collect(leave=0)
         if not self.host.window.empty:
             self.host.handle(Event("log", done, epoch, 0), state)
         if "validate" not in handled:
@@ -251,26 +213,26 @@ class _Dispatch:
 
     def _events(self, span: Span) -> tuple[Event, ...]:
         """What follows a call: what is planned, and what is due by the clock."""
-        events = span.events
-        if self.due:
-            update, planned = span.first + span.count, {event.kind for event in events}
-            epoch = float(update / self.plan.updates_per_epoch)
-            kinds = planned | set(self.due(update))
-            events = tuple(Event(kind, update, epoch, span.call) for kind in KINDS if kind in kinds)
-        return events
+        if self.due is None:
+            return span.events
+        update = span.first + span.count
+        kinds = {event.kind for event in span.events} | set(self.due(update))
+        return tuple(
+            Event(kind, update, self.plan.epoch_at(update), span.call) for kind in KINDS if kind in kinds
+        )
 
     def _compile(self, state: State, done: int, count: int) -> None:
         if self.program.is_compiled(count):
             return
-        self._land(leave=0)  # or the piece in flight would be timed together with the compiler
+        self._collect(leave=0)  # or the piece in flight would be timed together with the compiler
         lowering, compiling = self.program.lower_seconds, self.program.compile_seconds
         self.program.compile(state, count)
         lowering, compiling = self.program.lower_seconds - lowering, self.program.compile_seconds - compiling
         longest = self.program.updates_per_call if self.program.any_count else count
         seconds = {"lower_seconds": lowering, "compile_seconds": compiling}
-        self.host.event("compile", done, updates_per_call=longest, **seconds)
+        self.host.record("compile", done, updates_per_call=longest, **seconds)
         if self.report is not None:
-            reports.write_program_report(self.report, self.program.compiled, lowering + compiling, "training")
+            write_program_report(self.report, self.program.compiled, lowering + compiling, "training")
 
     def _send(self, state: State, done: int, count: int) -> State:
         began = time.perf_counter()
@@ -280,25 +242,26 @@ class _Dispatch:
         self.flight.append(_Piece(done, count, metrics, began))
         return state
 
-    def _profiled(self, folder: str | Path, state: State, done: int, count: int) -> State:
-        self._land(leave=0)
-        with reports.trace_program(folder, "training") as trace:
+    def _send_profiled(self, folder: str | Path, state: State, done: int, count: int) -> State:
+        self._collect(leave=0)
+        with trace_program(folder, "training") as trace:
             state = self._send(state, done, count)
-            self._land(leave=0)
+            self._collect(leave=0)
         self.to_profile = None
-        self.host.event("profile", done + count, updates=count, folder=str(trace))
+        self.host.record("profile", done + count, updates=count, folder=str(trace))
         return state
 
-    def _land(self, leave: int) -> None:
+    def _collect(self, leave: int) -> None:
         """Wait until no more than `leave` pieces are in flight, and take in what the others bring."""
         while len(self.flight) > leave:
             piece = self.flight.popleft()
             piece.metrics.wait()
             now = time.perf_counter()
+            # A piece that was sent while the one before it ran began when that one ended.
             seconds = now - max(piece.began, self.free_since)
             self.free_since = now
-            self.pieces.took(piece.count, seconds)
-            self.host.take_in(piece.first, piece.metrics, piece.count, seconds)
+            self.pieces.learn(piece.count, seconds)
+            self.host.take_piece(piece.first, piece.metrics, piece.count, seconds)
             if self.on_call:
                 self.on_call(piece.first, piece.metrics)
             if self.progress:
@@ -310,3 +273,53 @@ class _Dispatch:
     def _log(self, done: int) -> None:
         while self.logs and self.logs[0].update <= done:
             self.host.handle(self.logs.popleft(), None)
+
+
+class FreePieces:
+    """For programs that run any number of updates without compiling again: pieces follow the pace."""
+
+    def __init__(self, longest: int):
+        self._longest = longest
+        self._size = 1
+
+    def next(self, remaining: int) -> int:
+        """The updates to dispatch now, of `remaining` ones in the call."""
+        return min(self._size, remaining)
+
+    def learn(self, count: int, seconds: float) -> None:
+        """Choose the next size by a piece that has run."""
+        self._size = _fit_size(count, seconds, self._longest)
+
+
+class CompiledPieces:
+    """For programs that compile each number of updates: few sizes, each a multiple of the one before.
+
+    The first divides the usual call if a fitting divisor exists. A longer size is added only when pieces
+    prove far too short, and what it leaves of a call is made in pieces of the sizes that are compiled
+    already.
+    """
+
+    def __init__(self, longest: int, usual_call: int):
+        self._longest = longest
+        first = min(FIRST_PIECE, longest, usual_call)
+        divisor = closest_divisor(usual_call, first)
+        self._sizes = [divisor if first / 2 <= divisor <= min(2 * first, longest) else first]
+
+    def next(self, remaining: int) -> int:
+        """The updates to dispatch now, of `remaining` ones in the call."""
+        return max((size for size in self._sizes if size <= remaining), default=remaining)
+
+    def learn(self, count: int, seconds: float) -> None:
+        """Add a longer size, or go back to a shorter one, where a piece was far from a second."""
+        longest = self._sizes[-1]
+        if count != longest:
+            return
+        fitting = _fit_size(count, seconds, self._longest)
+        if fitting >= 4 * longest:
+            self._sizes.append(fitting // longest * longest)
+        elif 4 * fitting <= longest:
+            self._sizes = [closest_divisor(longest, fitting)]
+
+
+def _fit_size(count: int, seconds: float, longest: int) -> int:
+    return min(longest, max(1, round(count * TARGET_SECONDS / max(seconds, 1e-9))))

@@ -37,6 +37,13 @@ class Evaluation:
     the sum of each over all samples, and their number under `samples`; booleans and integers are counted
     exactly, and batch sums of floats are added in float64. `data`, `samples`, `gather` and `sharding` are as
     for `feed.Resident`.
+
+    >>> import numpy as np
+    >>> from hotloop import Evaluation
+    >>> data = {"x": np.arange(5, dtype=np.float32)}
+    >>> evaluation = Evaluation(lambda state, batch: {"error": abs(batch["x"] - state)}, data, batch_size=2)
+    >>> evaluation(1.0)
+    {'error': 7.0, 'samples': 5}
     """
 
     def __init__(

@@ -138,6 +138,13 @@ class Resident:
     number of `samples` and a pure `gather(data, indices)`. `transform(batch, key)` augments or widens a
     batch; its key depends on the seed and the update alone. With a `sharding` over the batch axis the data is
     copied to all its devices and each works on its share of the batch.
+
+    >>> import numpy as np
+    >>> from hotloop import Resident
+    >>> feed = Resident({"x": np.arange(6)}, batch_size=2, seed=1)
+    >>> epoch = [feed.batch(feed.arguments(update, 1), np.uint32(0))["x"] for update in range(3)]
+    >>> sorted(np.concatenate(epoch).tolist())
+    [0, 1, 2, 3, 4, 5]
     """
 
     any_count = True
@@ -212,10 +219,21 @@ class Streamed:
     ahead.
 
     `source` is a pytree of arrays or of anything that takes `source[indices]` (a memory map, an archive), a
-    function of indices that returns a batch (then say how many `samples` there are), a ready `Shuffled` or `Turns` with
-    an order of its own, or an iterator of batches, which is taken as it comes: resuming draws and drops what
-    came before. For the last two seed and remainder play no part in the order. No call gets more than
+    function of indices that returns a batch (then say how many `samples` there are), a ready `ShuffledBatches` or
+    `IterableBatches` with an order of its own, or an iterator of batches, which is taken as it comes: resuming draws
+    and drops what came before. For the last two seed and remainder play no part in the order. No call gets more than
     `buffer_bytes` of batches; two such buffers exist at a time.
+
+    >>> import jax, numpy as np
+    >>> from hotloop import Program, Streamed
+    >>> def read(indices):  # from files, say
+    ...     return {"x": indices.astype(np.float32)}
+    >>> def update(total, batch, key):
+    ...     return total + batch["x"].sum(), {"loss": batch["x"].mean()}
+    >>> with Streamed(read, batch_size=4, samples=12) as feed:
+    ...     total, _ = Program(update, feed, 3, jax.random.key(0))(jax.numpy.zeros(()), first=0, count=3)
+    >>> float(total)
+    66.0
     """
 
     any_count = False

@@ -1,9 +1,7 @@
-"""What has happened since the last log: sums of every update's metrics, updates, and seconds of device work.
+"""What the host does between calls: log, validate, save, and stop when asked or when the numbers go wrong.
 
-A window is kept in checkpoints, so that the first log after a resume averages what it would have averaged.
-It must not know what the metrics mean.
-
-What the host does between calls: log, validate, save, and stop when asked or when the numbers go wrong.
+Everything goes into the run's records first. It must not know how calls are dispatched or timed, nor what a metric
+means.
 """
 
 import math
@@ -22,12 +20,28 @@ from hotloop.engine.feed import Feed
 from hotloop.engine.interrupt import Interrupted
 from hotloop.engine.loop import CallMetrics, State
 from hotloop.engine.plan import Event, Plan
-from hotloop.engine.run import Run, current_records, read_events
+from hotloop.engine.records import current_records, read_events
+from hotloop.engine.run import Run
 from hotloop.errors import HotloopError
+
+Figures = Mapping[str, Any]
+
+
+class Diverged(HotloopError):
+    """The watched metric, or the state, is not finite any more; the message says where and what to do."""
+
+    def __init__(self, message: str, update: int | None = None):
+        super().__init__(message)
+        self.update = update
+        """The number of the update whose metric is not finite, from 1, where one is known."""
 
 
 class LogWindow:
-    """Running sums of scalar metrics; those in `latest` (a learning rate, say) report their last value."""
+    """What has happened since the last log: sums of every update's metrics, updates, and seconds of device work.
+
+    Metrics in `latest` (a learning rate, say) report their last value. A window is kept in checkpoints, so that the
+    first log after a resume averages what it would have averaged.
+    """
 
     def __init__(self, latest: Collection[str] = (), saved: Mapping[str, Any] | None = None):
         self._latest = frozenset(latest)
@@ -39,11 +53,9 @@ class LogWindow:
 
     @property
     def empty(self) -> bool:
-        """Has nothing happened yet?"""
         return self.updates == 0
 
     def clear(self) -> None:
-        """Begin a new window."""
         self._sums, self.updates = {}, 0
         self._timed_updates, self._seconds = 0, 0.0
 
@@ -60,17 +72,17 @@ class LogWindow:
 
     def figures(self, batch_size: int) -> dict[str, float]:
         """Means since the last log, and samples a second of the calls that this process made."""
+        # Not `updates`: those that an earlier process made and saved in the window have no seconds here.
         speed = batch_size * self._timed_updates / self._seconds if self._seconds else 0.0
         return {**self.means(), "throughput": speed}
 
     def means(self) -> dict[str, float]:
-        """Means since the window began."""
         return {
             name: value if name in self._latest else value / self.updates
             for name, value in self._sums.items()
         }
 
-    def saved(self) -> dict[str, Any]:
+    def as_saved(self) -> dict[str, Any]:
         """The window as a checkpoint keeps it: without times, which belong to one process."""
         return {"sums": self._sums, "updates": self.updates}
 
@@ -80,21 +92,9 @@ def _add_in_order(total: float, values: "np.ndarray[Any, Any]") -> float:
     return float(np.add.accumulate(np.append(np.float64(total), values.astype(np.float64)))[-1])
 
 
-Figures = Mapping[str, Any]
-
-
-class Diverged(HotloopError):
-    """The watched metric, or the state, is not finite any more; the message says where and what to do."""
-
-    def __init__(self, message: str, update: int | None = None):
-        super().__init__(message)
-        self.update = update
-        """The number of the update whose metric is not finite, from 1, where one is known."""
-
-
 @dataclass
 class HostEvents:
-    """The host's part of a run; see `drive` for what each part means."""
+    """The host's part of a run; `drive` says what each part means."""
 
     run: Run
     plan: Plan
@@ -109,82 +109,79 @@ class HostEvents:
     _fresh: dict[str, Any] = field(default_factory=dict)  # figures that describe the state as it now is
     _saved_at: int | None = None
 
-    def event(self, kind: str, update: int, **figures: Any) -> None:
+    def record(self, event: str, update: int, **figures: Any) -> None:
         """Record something that happened after `update` updates."""
-        self.run.event(kind, update=update, epoch=self._epoch(update), **figures)
+        self.run.event(event, update=update, epoch=self.plan.epoch_at(update), **figures)
 
-    def _epoch(self, update: int) -> float:
-        return float(update / self.plan.updates_per_epoch)
-
-    def resumed(self, restored: Restored) -> None:
+    def note_resume(self, restored: Restored) -> None:
         """Record where the run goes on, and which checkpoints could not be used."""
         stopped = restored.position.get(STOPPED)
         if stopped is None:
             self._saved_at = restored.step
         else:
-            epoch = self._epoch(restored.step)
+            epoch = self.plan.epoch_at(restored.step)
             self.left = [Event(kind, restored.step, epoch, 0) for kind in stopped["left"]]
             self._fresh = dict(restored.metrics)
-        self.event("resume", restored.step)
+        self.record("resume", restored.step)
         for line in restored.skipped:
-            self.event("warning", restored.step, message=line, resumed=True)
+            self.record("warning", restored.step, message=line, resumed=True)
         if stopped is None and not self._is_on_record("checkpoint", restored.step):
-            self.event("checkpoint", restored.step, seconds=0.0)  # a kill came right before this record
+            self.record("checkpoint", restored.step, seconds=0.0)  # a kill came right before this record
 
     def _is_on_record(self, kind: str, update: int) -> bool:
         found = current_records(read_events(self.run.path))
         return any(record["event"] == kind and record["update"] == update for record in found)
 
-    def start_over(self) -> None:
+    def note_start_over(self) -> None:
         """Record that an earlier process got nowhere, so that readers drop what is now run again."""
-        self.event("resume", 0)
+        self.record("resume", 0)
         message = "the run has no checkpoint yet, so it starts over"
-        self.event("warning", 0, message=message, resumed=True)
+        self.record("warning", 0, message=message, resumed=True)
 
-    def take_in(self, first: int, metrics: CallMetrics, count: int, seconds: float) -> None:
+    def take_piece(self, first: int, metrics: CallMetrics, count: int, seconds: float) -> None:
         """Add a finished piece to the window, once the guard has seen it."""
         if self.guard is not None:
             bad = np.flatnonzero(~np.isfinite(metrics[self.guard]))
             if bad.size:
                 update = first + int(bad[0]) + 1
-                raise Diverged(
-                    f"{self.guard} is {metrics[self.guard][bad[0]]} at update {update}: {self._advice()}",
-                    update,
-                )
+                value = metrics[self.guard][bad[0]]
+                raise Diverged(f"{self.guard} is {value} at update {update}: {self._advise()}", update)
         self.window.add(metrics, count, seconds)
-        self.run.reach(first + count, self._epoch(first + count))
+        self.run.reach(first + count, self.plan.epoch_at(first + count))
         self._fresh = {}
 
     def handle(self, event: Event, state: State) -> None:
-        """Do what the plan asks for here."""
+        """Do what the plan asks for here; a log needs no state."""
         match event.kind:
             case "log":
                 self._log(event)
             case "validate" if self.validate:
                 if figures := dict(self.validate(state)):
                     self._fresh |= figures
-                    self.event("validation", event.update, **figures)
+                    self.record("validation", event.update, **figures)
             case "checkpoint":
-                self.save(state, event.update)
+                self._save(state, event.update)
 
     def _log(self, event: Event) -> None:
         figures: dict[str, Any] = self.window.figures(self.feed.batch_size)
         figures |= (self.on_log(event, figures) if self.on_log else None) or {}
-        self.event("log", event.update, **figures)
+        self.record("log", event.update, **figures)
         self._fresh |= figures
         self.window.clear()
 
-    def save(self, state: State, update: int) -> None:
-        """Start a checkpoint; its metrics are the figures of the log and the validation right before it."""
+    def _save(self, state: State, update: int) -> None:
         if self.checkpoints is not None:
-            self.event("checkpoint", update, seconds=self._write(self.checkpoints, state, update, {}))
+            self.record("checkpoint", update, seconds=self._write(self.checkpoints, state, update, {}))
 
     def _write(self, checkpoints: Checkpoints, state: State, update: int, more: Mapping[str, Any]) -> float:
-        """Start writing a state with its position and `more`; the seconds that took."""
-        if self.guard is not None and not _finite(state):
-            raise Diverged(f"the state is not finite after update {update}: {self._advice()}")
+        """Start writing a state with its position and `more`; the seconds that took.
+
+        Its metrics are the figures of the log and the validation right before it.
+        """
+        if self.guard is not None and not _is_finite(state):
+            raise Diverged(f"the state is not finite after update {update}: {self._advise()}")
         started = time.perf_counter()
-        position = {"feed": self.feed.position(update), "window": self.window.saved(), **more}
+        position = {"feed": self.feed.position(update), "window": self.window.as_saved(), **more}
         checkpoints.save(update, state, position=position, metrics=self._fresh)
         self._saved_at = update
         return time.perf_counter() - started
@@ -192,10 +189,10 @@ class HostEvents:
     def save_once(self, state: State, update: int) -> None:
         """Save, unless the last event did."""
         if self._saved_at != update:
-            self.save(state, update)
+            self._save(state, update)
 
-    def finish(self) -> None:
-        """Wait until everything is on disk."""
+    def wait(self) -> None:
+        """Return when everything is on disk."""
         if self.checkpoints is not None:
             self.checkpoints.wait()
 
@@ -210,13 +207,13 @@ class HostEvents:
             if self._saved_at != update:
                 kinds = [event.kind for event in left]
                 seconds = self._write(self.checkpoints, state, update, {STOPPED: {"left": kinds}})
-                self.event("stop", update, seconds=seconds)
-            self.finish()
+                self.record("stop", update, seconds=seconds)
+            self.wait()
             text = f"{place}, saved in {self.checkpoints.folder}; to resume: {self.run.how_to_resume}"
         raise Interrupted(text, update, signal.SIGINT if number is None else number)
 
-    def _advice(self) -> str:
-        self.finish()
+    def _advise(self) -> str:
+        self.wait()
         steps = self.checkpoints.steps() if self.checkpoints else []
         kept = (
             f"the last good checkpoint is step {steps[-1]}" if steps else "no checkpoint was written before"
@@ -225,6 +222,6 @@ class HostEvents:
 
 
 @jax.jit
-def _finite(state: State) -> Any:
+def _is_finite(state: State) -> Any:
     floats = [leaf for leaf in jax.tree.leaves(state) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in floats]))

@@ -2,7 +2,7 @@
 
 While a command starts there is nothing to tidy up, and it leaves with one line (`leave_at_once`). While it works,
 `Stopped` is raised in the main thread, so that records are closed and children ended (`raise_stops`). While a plan is
-driven it is a request, heard at the end of a piece (`requests`). Signals are read by a thread, because Python's own
+driven it is a request, heard at the end of a piece (`note_stops`). Signals are read by a thread, because Python's own
 handlers wait until the main thread comes back from the compiled call or the compiler, and "at once" must not. A
 signal that the parent process ignores (nohup, a background job) stays ignored. It must not know what is interrupted,
 and imports next to nothing, since it is there before everything else.
@@ -270,7 +270,7 @@ def _answering(answer: Answer, say: Callable[[str], None] = _to_stderr) -> Itera
 
 
 @contextmanager
-def requests(say: Callable[[str], None] = _to_stderr) -> Iterator[StopRequest]:
+def note_stops(say: Callable[[str], None] = _to_stderr) -> Iterator[StopRequest]:
     """Turn signals into a `Request` while the context lasts; one that nobody saw is raised at its end."""
     with _answering("note", say) as listener:
         try:

@@ -60,6 +60,17 @@ class Program:
     CPU runs it just as fast. With "scan" it is built in, which spares an accelerator a round trip to the
     host in every update, and each number of updates in use is compiled once. Chosen by platform unless
     given.
+
+    >>> import jax, numpy as np
+    >>> from hotloop import Program, Resident
+    >>> def update(slope, batch, key):
+    ...     error = slope * batch["x"] - batch["y"]
+    ...     return slope - (error * batch["x"]).mean(), {"loss": (error**2).mean()}
+    >>> x = np.linspace(-1, 1, 32, dtype=np.float32)
+    >>> program = Program(update, Resident({"x": x, "y": 3 * x}, batch_size=8), 50, jax.random.key(0))
+    >>> slope, metrics = program(jax.numpy.zeros(()), first=0, count=50)
+    >>> round(float(slope), 3), metrics["loss"].shape
+    (3.0, (50,))
     """
 
     def __init__(

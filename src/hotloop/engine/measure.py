@@ -215,7 +215,7 @@ def _complain(text: str) -> None:
     print(f"warning: {text}", file=sys.stderr)
 
 
-def requested(
+def find_report_folder(
     option: str | Path | None,
     run: Path,
     warn: Callable[[str], None] = _complain,

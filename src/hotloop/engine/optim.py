@@ -18,7 +18,14 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from hotloop.engine.optim_keys import NON_NEGATIVE, OPTIMISERS, VELOCITY, check_optimiser, rmsprop_decay
+from hotloop.engine.optim_keys import (
+    NON_NEGATIVE,
+    OPTIMISERS,
+    VELOCITY,
+    check_optimiser,
+    own_params,
+    rmsprop_decay,
+)
 from hotloop.errors import OptionError
 
 Path = tuple[str, ...]
@@ -27,6 +34,7 @@ Params = Mapping[str, Any]
 Transformation: TypeAlias = optax.GradientTransformationExtraArgs
 Rate = float | Array | Mapping[str, Any]
 KERAS_EPSILON = 1e-7  # what Keras takes for an epsilon of 0
+ADAMW_DECAY = 1e-4  # of `optax.adamw`, where none is given
 NORMS_AND_BIASES = frozenset({"scale", "offset", "bias"})
 
 
@@ -55,6 +63,7 @@ def make(
     Its `update(gradients, state, weights, rate=...)` gives the steps to add. `clip` bounds each gradient by its size.
     """
     check_optimiser(name, params, global_batch_size=global_batch_size)
+    params = own_params(name, params)
     for argument, value in (("weight_decay", weight_decay), ("l2", l2)):
         if reason := NON_NEGATIVE(value):
             raise OptionError(f"{argument}={value}: {reason}")
@@ -128,9 +137,12 @@ def _rmsprop_outside(name: str, params: Params, batch: int, exclude: Exclude) ->
 
 
 def _adamw(name: str, params: Params, batch: int, exclude: Exclude) -> Links:
-    adam = {key: value for key, value in params.items() if key != "weight_decay"}
-    decay = optax.add_decayed_weights(params["weight_decay"], _decayed(exclude))
-    return [(name, optax.scale_by_adam(**adam)), ("adamw_decay", decay)]
+    adam = dict(params)
+    decay = adam.pop("weight_decay", ADAMW_DECAY)
+    return [
+        (name, optax.scale_by_adam(**adam)),
+        ("adamw_decay", optax.add_decayed_weights(decay, _decayed(exclude))),
+    ]
 
 
 def _muon(name: str, params: Params, batch: int, exclude: Exclude) -> Links:

@@ -103,7 +103,7 @@ OPTIMISERS = {
     "rmsprop": Keys({"momentum": MOMENTUM, "base_decay_exponent": _number, "epsilon": NON_NEGATIVE}),
     "rmsprop_outside": Keys({"decay": MOMENTUM, "epsilon": POSITIVE}, {"first_square": _flag}),
     "adam": Keys({}, ADAM, optax="scale_by_adam"),
-    "adamw": Keys({"weight_decay": NON_NEGATIVE}, ADAM),
+    "adamw": Keys({}, {"weight_decay": NON_NEGATIVE, **ADAM}),
     "muon": Keys(
         {},
         {
@@ -151,9 +151,16 @@ def _check_steps(boundaries: list[float], values: list[float]) -> None:
 
 def check_optimiser(name: str, params: Mapping[str, Any], *, global_batch_size: int | None = None) -> None:
     """An OptionError where the optimiser or its params cannot work, with this batch if it is known already."""
-    _known("optimizer", name, OPTIMISERS).check("optimizer: params", name, params)
+    _known("optimizer", name, OPTIMISERS).check("optimizer: params", name, own_params(name, params))
     if name == "rmsprop" and global_batch_size is not None:
         rmsprop_decay(params["base_decay_exponent"], global_batch_size)
+
+
+def own_params(name: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters without a momentum of 0, which is none, where the optimiser knows no momentum."""
+    known = OPTIMISERS[name]
+    takes = {**known.required, **known.optional}
+    return {key: value for key, value in params.items() if key in takes or key != "momentum" or value != 0}
 
 
 def rmsprop_decay(exponent: float, global_batch_size: int) -> float:

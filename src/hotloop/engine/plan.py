@@ -1,11 +1,9 @@
-"""How often, exactly: frequencies as fractions, and the period in weight updates that comes closest to one.
+"""The plan of a run: compiled calls of weight updates, and the host events that follow each call.
 
-Events happen between weight updates, so a frequency is only possible where it cuts a run (or an epoch) into
-equal whole numbers of updates. This file knows nothing of batches, calls or plans.
-
-A planned run as data: compiled calls of weight updates, and the host events that follow each call.
-Turn what people ask for (epochs, logs per epoch, checkpoints per epoch, ...) into one immutable `Plan`.
-`Planned`: the options from which a run's batches, calls and host events follow, for every command that has them.
+`Plan.for_epochs` and `Plan.for_updates` turn what people ask for (epochs, logs per epoch, checkpoints per epoch, ...)
+into one immutable list; `PlanOptions` are the options a command asks them by. A call ends wherever an event is due, so
+calls may differ in length and no event is ever lost. Integers and fractions only, no jax, no numpy: the same plan
+drives a run, is printed by `--plan`, and is tested number for number. The rules are told in docs/host-events.md.
 """
 
 import math
@@ -21,107 +19,14 @@ from hotloop.engine.batch import Batch, whole
 from hotloop.errors import PlanError
 from hotloop.options import non_negative, option, positive
 
+__all__ = ["Batch", "Event", "Plan", "PlanOptions", "Span", "closest_divisor"]
+
 Frequency = int | float | str | Fraction
-
-
-def parse_frequency(argument: str, value: Frequency) -> Fraction:
-    """A number of at least 0 as the fraction that was meant: 0.1 is 1/10 and the float 1/49 is 1/49."""
-    try:
-        fraction = _nearest_fraction(value) if isinstance(value, float) else Fraction(value)
-    except (ValueError, OverflowError, ZeroDivisionError):
-        raise PlanError(f"{argument}={value}: not a number; write for example 2, 0.5 or 1/2") from None
-    if fraction < 0:
-        raise PlanError(f"{argument}={value}: must be at least 0")
-    return fraction
-
-
-def _nearest_fraction(value: float) -> Fraction:
-    simple = Fraction(value).limit_denominator(10**6)
-    return simple if float(simple) == value else Fraction(repr(value))
-
-
-def closest_divisor(number: int, target: Fraction | int) -> int:
-    """The divisor of `number` nearest to `target`.
-
-    Divisors are tried in the order 1, n/1, 2, n/2, ... up to the square root, and of two equally near
-    ones the first stays: (12, 5) gives 6 and not 4, (781, 41) gives 11 and not 71.
-    """
-    return min(divisors(number), key=lambda divisor: abs(Fraction(divisor - target)))
-
-
-def divisors(number: int) -> Iterator[int]:
-    """1, n/1, 2, n/2, ... as far as they divide; a square's root comes twice."""
-    for n in range(1, math.isqrt(number) + 1):
-        if number % n == 0:
-            yield from (n, number // n)
-
-
-def format_count(number: int | Fraction) -> str:
-    """A number as people write it: 1,100, 1/2, or four digits where the fraction is long."""
-    if number.denominator == 1:
-        return f"{int(number):,}"
-    return str(number) if number.denominator < 100 else f"{float(number):.4g}"
-
-
-@dataclass(frozen=True)
-class RunLength:
-    """A run measured in weight updates: what epochs and frequencies are counted against."""
-
-    updates_per_epoch: int | Fraction
-    total: int
-
-    @property
-    def epochs(self) -> Fraction:
-        """Length of the run in epochs."""
-        return Fraction(self.total, self.updates_per_epoch)
-
-    def log_period(self, argument: str, frequency: Fraction) -> int:
-        """Updates between logs: an epoch, or for a frequency below 1 the run, is cut into equal parts."""
-        if frequency >= 1:
-            return self._cut(int(self.updates_per_epoch), frequency)
-        if (self.epochs * frequency).denominator != 1:
-            raise PlanError(self._impossible(argument, frequency))
-        return self._cut(self.total, frequency)
-
-    def save_period(self, frequency: Fraction, first: int) -> int:
-        """Updates between checkpoints (or validations) of which the first falls after `first` updates."""
-        if frequency >= 1:
-            return self._cut(int(self.updates_per_epoch), frequency)
-        period = self.updates_per_epoch / frequency
-        if period.denominator == 1:
-            return int(period)
-        if first == self.total:
-            return self.total
-        return self._cut(self.total - first, frequency)
-
-    def _cut(self, updates: int, frequency: Fraction) -> int:
-        """Cut `updates` into equal parts so that the parts come nearest to `frequency` per epoch."""
-        return updates // closest_divisor(updates, frequency * updates / self.updates_per_epoch)
-
-    def _impossible(self, argument: str, frequency: Fraction) -> str:
-        """Say why a frequency below one does not fit, in the words people know, and what would."""
-        epochs = int(self.epochs)
-        nearest = sorted(sorted(sorted({*divisors(epochs)}), key=lambda n: abs(n - 1 / frequency))[:2])
-        advice = " or ".join(str(Fraction(1, n)) for n in nearest)
-        return (
-            f"It is not possible to log {float(1 / frequency)} epochs a time for {epochs} epochs"
-            f" ({argument}={frequency}); {argument}={advice} would fit"
-        )
-
-    def adjustment(self, argument: str, wanted: Fraction, period: int) -> list[str]:
-        """A warning when a period (0 for never) is not what the wanted frequency says."""
-        got = Fraction(self.updates_per_epoch, period) if period else Fraction(0)
-        if got == wanted:
-            return []
-        return [
-            f"{argument}={wanted} would interrupt a weight update ({self.updates_per_epoch} updates an epoch): "
-            f"adjusted to {format_count(got)} an epoch, one every {period} updates"
-        ]
-
-
 Kind = Literal["log", "validate", "checkpoint"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 """Every kind of host event, in the order in which those after the same update happen."""
+MOST_UPDATES, MOST_EVENTS = 10**12, 2_000_000
+"""Weeks of the shortest updates, and more records than anybody reads: a plan lists its events."""
 
 
 class Event(NamedTuple):
@@ -151,7 +56,12 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """A whole run, immutable and hashable; a million calls take a few numbers until they are listed."""
+    """A whole run, immutable and hashable; a million calls take a few numbers until they are listed.
+
+    >>> plan = Plan.for_epochs(50_000, 6, Batch.of(8, accumulation=8), logs_per_epoch="1/2")
+    >>> plan.total_updates, plan.updates_per_call, plan.calls
+    (4686, 1562, 3)
+    """
 
     total_updates: int
     updates_per_epoch: int | Fraction
@@ -161,6 +71,69 @@ class Plan:
     warnings: tuple[str, ...] = ()
     longest_call: int = 0
     """A call also ends after every so many updates of the run; 0: only where an event is due."""
+
+    @classmethod
+    def for_epochs(
+        cls,
+        samples: int,
+        epochs: int,
+        batch: Batch | int,
+        *,
+        logs_per_epoch: Frequency = 1,
+        ckpts_per_epoch: Frequency | None = None,
+        first_ckpt_epoch: Frequency = 0,
+        validations_per_epoch: Frequency = 0,
+        weight_updates_per_epoch: int | None = None,
+    ) -> "Plan":
+        """Plan `epochs` passes over `samples`; a frequency of 0 means never.
+
+        Checkpoints that nobody asked for (None) fall on calls that the logs make anyway: at most one an epoch,
+        one at the end. Asked-for ones, and validations, end calls of their own and include the end of the run.
+        """
+        whole("epochs", epochs)
+        batch = Batch.of(batch) if isinstance(batch, int) else batch
+        per_epoch = _updates_per_epoch(samples, batch, weight_updates_per_epoch)
+        draft = _Draft(per_epoch * epochs, per_epoch, batch, samples)
+        log_period = draft.log("logs_per_epoch", logs_per_epoch)
+        draft.repeat("validate", "validations_per_epoch", validations_per_epoch)
+        first = draft.point("first_ckpt_epoch", first_ckpt_epoch)
+        if ckpts_per_epoch is None:
+            period = max(log_period or draft.total, per_epoch)
+            draft.every("checkpoint", period, -(-first // period) * period)
+        else:
+            draft.repeat("checkpoint", "ckpts_per_epoch", ckpts_per_epoch, first)
+        return draft.finish()
+
+    @classmethod
+    def for_updates(
+        cls,
+        total: int,
+        *,
+        log_every: int = 0,
+        checkpoint_every: int | None = None,
+        validate_every: int = 0,
+        validate_first: int = 0,
+        updates_per_epoch: int | Fraction | None = None,
+        batch: Batch | None = None,
+    ) -> "Plan":
+        """Plan `total` weight updates with events every so many of them and at the end; 0 means never.
+
+        Without `checkpoint_every` (None) only the end is saved; without `updates_per_epoch` the run is one epoch.
+        Where batches run over from one epoch into the next, an epoch is a fraction of updates. `validate_first` adds
+        a validation after so many.
+        """
+        whole("total", total)
+        per_epoch = total if updates_per_epoch is None else _whole_or_fraction(updates_per_epoch)
+        draft = _Draft(total, per_epoch, batch or Batch())
+        draft.every("log", whole("log_every", log_every, 0))
+        draft.every("validate", whole("validate_every", validate_every, 0))
+        if validate_first and not draft.has("validate", validate_first):
+            draft.marks.append(Mark("validate", range(validate_first, validate_first + 1)))
+        draft.every(
+            "checkpoint",
+            total if checkpoint_every is None else whole("checkpoint_every", checkpoint_every, 0),
+        )
+        return draft.finish()
 
     @property
     def epochs(self) -> Fraction:
@@ -175,7 +148,6 @@ class Plan:
 
     @property
     def calls(self) -> int:
-        """Number of compiled calls."""
         return len(self.ends)
 
     @cached_property
@@ -188,6 +160,10 @@ class Plan:
         """Every host event of the run, in order."""
         return tuple(event for span in self.spans() for event in span.events)
 
+    def epoch_at(self, update: int) -> float:
+        """So many updates, in epochs."""
+        return float(update / self.updates_per_epoch)
+
     def spans(self, start: int = 0) -> Iterator[Span]:
         """The calls still to make after `start` updates; the first is cut where `start` lies inside it."""
         first = start
@@ -197,8 +173,12 @@ class Plan:
             first = end
 
     def _events_after(self, update: int, call: int) -> tuple[Event, ...]:
-        epoch = float(update / self.updates_per_epoch)
+        epoch = self.epoch_at(update)
         return tuple(Event(mark.kind, update, epoch, call) for mark in self.marks if update in mark.updates)
+
+    def has(self, kind: Kind) -> bool:
+        """Whether the plan has any event of a kind."""
+        return any(mark.kind == kind and mark.updates for mark in self.marks)
 
     def updates(self, kind: Kind) -> tuple[int, ...]:
         """The updates after which one kind of event happens."""
@@ -215,13 +195,13 @@ class Plan:
         left = self.samples - self.updates_per_epoch * self.batch.global_
         rest = f", {left:,} samples of each begin the next" if left > 0 else ""
         return [
-            f"{self.samples:,} samples: {format_count(self.updates_per_epoch)} weight updates an epoch{rest}"
+            f"{self.samples:,} samples: {_format_count(self.updates_per_epoch)} weight updates an epoch{rest}"
         ]
 
     def _describe_calls(self) -> str:
         equal = self.calls * self.updates_per_call == self.total_updates
         each = f"{'' if equal else 'at most '}{self.updates_per_call:,}"
-        run = f"epochs: {format_count(self.epochs)} = {self.total_updates:,} weight updates"
+        run = f"epochs: {_format_count(self.epochs)} = {self.total_updates:,} weight updates"
         return f"{run}; calls: {self.calls:,} of {each} updates"
 
     def _describe_events(self, kind: Kind) -> str:
@@ -231,13 +211,12 @@ class Plan:
 
     def as_dict(self) -> dict[str, Any]:
         """The plan as JSON has it."""
+        per_epoch = self.updates_per_epoch
         return {
             "samples": self.samples,
             "batch": self.batch.as_dict(),
             "epochs": float(self.epochs),
-            "updates_per_epoch": self.updates_per_epoch
-            if isinstance(self.updates_per_epoch, int)
-            else float(self.updates_per_epoch),
+            "updates_per_epoch": per_epoch if isinstance(per_epoch, int) else float(per_epoch),
             "total_updates": self.total_updates,
             "updates_per_call": self.updates_per_call,
             "calls": self.calls,
@@ -249,77 +228,10 @@ class Plan:
         }
 
 
-__all__ = ["Batch", "Event", "Plan", "Span", "closest_divisor", "plan_epochs", "plan_updates"]
-
-MOST_UPDATES, MOST_EVENTS = 10**12, 2_000_000
-"""Weeks of the shortest updates, and more records than anybody reads: a plan lists its events."""
-
-
-def plan_epochs(
-    samples: int,
-    epochs: int,
-    batch: Batch,
-    *,
-    logs_per_epoch: Frequency = 1,
-    ckpts_per_epoch: Frequency | None = None,
-    first_ckpt_epoch: Frequency = 0,
-    validations_per_epoch: Frequency = 0,
-    weight_updates_per_epoch: int | None = None,
-) -> Plan:
-    """Plan `epochs` passes over `samples`; a frequency of 0 means never.
-
-    Checkpoints that nobody asked for (None) fall on calls that the logs make anyway: at most one an epoch,
-    one at the end. Asked-for ones, and validations, end calls of their own and include the end of the run.
-    """
-    whole("epochs", epochs)
-    per_epoch = _updates_per_epoch(samples, batch, weight_updates_per_epoch)
-    draft = _Draft(RunLength(per_epoch, per_epoch * epochs), batch, samples)
-    log_period = draft.log("logs_per_epoch", logs_per_epoch)
-    draft.repeat("validate", "validations_per_epoch", validations_per_epoch)
-    first = draft.point("first_ckpt_epoch", first_ckpt_epoch)
-    if ckpts_per_epoch is None:
-        period = max(log_period or draft.clock.total, per_epoch)
-        draft.every("checkpoint", period, -(-first // period) * period)
-    else:
-        draft.repeat("checkpoint", "ckpts_per_epoch", ckpts_per_epoch, first)
-    return draft.plan()
-
-
-def plan_updates(
-    total: int,
-    *,
-    log_every: int = 0,
-    checkpoint_every: int | None = None,
-    validate_every: int = 0,
-    validate_first: int = 0,
-    updates_per_epoch: int | Fraction | None = None,
-    batch: Batch | None = None,
-) -> Plan:
-    """Plan `total` weight updates with events every so many of them and at the end; 0 means never.
-
-    Without `checkpoint_every` (None) only the end is saved; without `updates_per_epoch` the run is one epoch. Where
-    batches run over from one epoch into the next, an epoch is a fraction of updates. `validate_first` adds a
-    validation after so many.
-    """
-    whole("total", total)
-    per_epoch = total if updates_per_epoch is None else _per_epoch(updates_per_epoch)
-    draft = _Draft(RunLength(per_epoch, total), batch or Batch())
-    draft.every("log", whole("log_every", log_every, 0))
-    draft.every("validate", whole("validate_every", validate_every, 0))
-    if validate_first and not any(
-        validate_first in mark.updates for mark in draft.marks if mark.kind == "validate"
-    ):
-        draft.marks.append(Mark("validate", range(validate_first, validate_first + 1)))
-    draft.every(
-        "checkpoint", total if checkpoint_every is None else whole("checkpoint_every", checkpoint_every, 0)
-    )
-    return draft.plan()
-
-
-def _per_epoch(updates: int | Fraction) -> int | Fraction:
+def _whole_or_fraction(updates: int | Fraction) -> int | Fraction:
     if isinstance(updates, Fraction) and updates.denominator > 1:
         return updates
-    return whole("updates_per_epoch", int(updates) if isinstance(updates, Fraction) else updates)
+    return whole("updates_per_epoch", int(updates))
 
 
 def _updates_per_epoch(samples: int, batch: Batch, override: int | None) -> int:
@@ -333,88 +245,168 @@ def _updates_per_epoch(samples: int, batch: Batch, override: int | None) -> int:
 
 
 class _Draft:
-    """A plan in the making: marks and warnings collected against one clock."""
+    """A plan in the making: marks and warnings, collected for a run of `total` updates."""
 
-    def __init__(self, clock: RunLength, batch: Batch, samples: int | None = None):
-        self.clock = clock
-        self.batch = batch
-        self.samples = samples
+    def __init__(self, total: int, per_epoch: int | Fraction, batch: Batch, samples: int | None = None):
+        self.total, self.per_epoch, self.batch, self.samples = total, per_epoch, batch, samples
         self.marks: list[Mark] = []
         self.warnings = list(batch.warnings)
-        if clock.total > MOST_UPDATES:
+        if total > MOST_UPDATES:
             raise PlanError(
-                f"a run of {clock.total:,} weight updates: at most {MOST_UPDATES:,} can be planned; ask for less"
+                f"a run of {total:,} weight updates: at most {MOST_UPDATES:,} can be planned; ask for less"
             )
-        seen = clock.updates_per_epoch * batch.global_
+        seen = per_epoch * batch.global_
         if samples is not None and seen > samples:
             self.warnings.append(
-                f"weight_updates_per_epoch={clock.updates_per_epoch}: an epoch takes {seen} samples "
+                f"weight_updates_per_epoch={per_epoch}: an epoch takes {seen} samples "
                 f"of a set of {samples}, so that some are seen more than once"
             )
+
+    @property
+    def epochs(self) -> Fraction:
+        return Fraction(self.total, self.per_epoch)
+
+    def has(self, kind: Kind, update: int) -> bool:
+        return any(mark.kind == kind and update in mark.updates for mark in self.marks)
 
     def every(self, kind: Kind, period: int, first: int = 0) -> None:
         """Mark first, first + period, ... and the end; `first` 0 starts at `period`, period 0 is none."""
         if period == 0:
             return
-        total = self.clock.total
-        end = range(total, total + 1)
-        updates = range(first or period, total + 1, period)
+        end = range(self.total, self.total + 1)
+        updates = range(first or period, self.total + 1, period)
         self.marks += [
-            Mark(kind, part) for part in ((updates,) if total in updates else (updates, end)) if part
+            Mark(kind, part) for part in ((updates,) if self.total in updates else (updates, end)) if part
         ]
 
     def log(self, argument: str, frequency: Frequency) -> int:
         """Mark the logs of a frequency and return their period, 0 for none."""
-        wanted = parse_frequency(argument, frequency)
-        period = self.clock.log_period(argument, wanted) if wanted else 0
+        wanted = _parse_frequency(argument, frequency)
+        period = self._log_period(argument, wanted) if wanted else 0
         self.every("log", period)
-        self.warnings += self.clock.adjustment(argument, wanted, period)
+        self._warn_if_adjusted(argument, wanted, period)
         return period
 
     def repeat(self, kind: Kind, argument: str, frequency: Frequency, first: int = 0) -> None:
         """Mark events of a frequency, of which the first comes after `first` updates."""
-        wanted = parse_frequency(argument, frequency)
-        period = self.clock.save_period(wanted, first) if wanted else 0
+        wanted = _parse_frequency(argument, frequency)
+        period = self._save_period(wanted, first) if wanted else 0
         self.every(kind, period, first)
-        self.warnings += self.clock.adjustment(argument, wanted, period)
+        self._warn_if_adjusted(argument, wanted, period)
 
     def point(self, argument: str, epoch: Frequency) -> int:
         """The update boundary nearest to a point of the run given in epochs."""
-        wanted = parse_frequency(argument, epoch) * self.clock.updates_per_epoch
-        if wanted > self.clock.total:
-            raise PlanError(f"{argument}={epoch}: the run ends after {self.clock.epochs} epochs")
+        wanted = _parse_frequency(argument, epoch) * self.per_epoch
+        if wanted > self.total:
+            raise PlanError(f"{argument}={epoch}: the run ends after {self.epochs} epochs")
         if wanted.denominator != 1:
             self.warnings.append(
                 f"{argument}={epoch} lies inside a weight update: moved to update {round(wanted)}"
             )
         return round(wanted)
 
-    def plan(self) -> Plan:
+    def _log_period(self, argument: str, frequency: Fraction) -> int:
+        """Updates between logs: an epoch, or for a frequency below 1 the run, is cut into equal parts."""
+        if frequency >= 1:
+            return self._cut(int(self.per_epoch), frequency)
+        if (self.epochs * frequency).denominator != 1:
+            raise PlanError(self._explain_impossible(argument, frequency))
+        return self._cut(self.total, frequency)
+
+    def _save_period(self, frequency: Fraction, first: int) -> int:
+        """Updates between checkpoints (or validations) of which the first falls after `first` updates."""
+        if frequency >= 1:
+            return self._cut(int(self.per_epoch), frequency)
+        period = self.per_epoch / frequency
+        if period.denominator == 1:
+            return int(period)
+        if first == self.total:
+            return self.total
+        return self._cut(self.total - first, frequency)
+
+    def _cut(self, updates: int, frequency: Fraction) -> int:
+        """Cut `updates` into equal parts so that the parts come nearest to `frequency` per epoch."""
+        return updates // closest_divisor(updates, frequency * updates / self.per_epoch)
+
+    def _explain_impossible(self, argument: str, frequency: Fraction) -> str:
+        """Why a frequency below one does not fit, in the words people know, and what would."""
+        epochs = int(self.epochs)
+        nearest = sorted(sorted(sorted({*_divisors(epochs)}), key=lambda n: abs(n - 1 / frequency))[:2])
+        advice = " or ".join(str(Fraction(1, n)) for n in nearest)
+        return (
+            f"It is not possible to log {float(1 / frequency)} epochs a time for {epochs} epochs"
+            f" ({argument}={frequency}); {argument}={advice} would fit"
+        )
+
+    def _warn_if_adjusted(self, argument: str, wanted: Fraction, period: int) -> None:
+        """Where a period (0 for never) is not what the wanted frequency says."""
+        got = Fraction(self.per_epoch, period) if period else Fraction(0)
+        if got != wanted:
+            self.warnings.append(
+                f"{argument}={wanted} would interrupt a weight update ({self.per_epoch} updates an epoch): "
+                f"adjusted to {_format_count(got)} an epoch, one every {period} updates"
+            )
+
+    def finish(self) -> Plan:
         """The finished plan, with a warning when the host hears nothing before the end."""
         marks = sorted(self.marks, key=lambda mark: KINDS.index(mark.kind))
         if (events := sum(len(mark.updates) for mark in marks)) > MOST_EVENTS:
             raise PlanError(
                 f"{events:,} logs, validations and checkpoints: at most {MOST_EVENTS:,} can be planned; ask for fewer"
             )
-        if all(mark.kind != "log" and mark.updates[0] == self.clock.total for mark in marks):
+        if all(mark.kind != "log" and mark.updates[0] == self.total for mark in marks):
             self.warnings.append(
                 "nothing is logged before the end: "
-                f"the entire run of {self.clock.total} weight updates is one call on the device"
+                f"the entire run of {self.total} weight updates is one call on the device"
             )
         return Plan(
-            total_updates=self.clock.total,
-            updates_per_epoch=self.clock.updates_per_epoch,
-            batch=self.batch,
-            marks=tuple(marks),
-            samples=self.samples,
-            warnings=tuple(self.warnings),
+            self.total, self.per_epoch, self.batch, tuple(marks), self.samples, warnings=tuple(self.warnings)
         )
+
+
+def _parse_frequency(argument: str, value: Frequency) -> Fraction:
+    """A number of at least 0 as the fraction that was meant: 0.1 is 1/10 and the float 1/49 is 1/49."""
+    try:
+        fraction = _nearest_fraction(value) if isinstance(value, float) else Fraction(value)
+    except (ValueError, OverflowError, ZeroDivisionError):
+        raise PlanError(f"{argument}={value}: not a number; write for example 2, 0.5 or 1/2") from None
+    if fraction < 0:
+        raise PlanError(f"{argument}={value}: must be at least 0")
+    return fraction
+
+
+def _nearest_fraction(value: float) -> Fraction:
+    simple = Fraction(value).limit_denominator(10**6)
+    return simple if float(simple) == value else Fraction(repr(value))
+
+
+def closest_divisor(number: int, target: Fraction | int) -> int:
+    """The divisor of `number` nearest to `target`.
+
+    Divisors are tried in the order 1, n/1, 2, n/2, ... up to the square root, and of two equally near
+    ones the first stays: (12, 5) gives 6 and not 4, (781, 41) gives 11 and not 71.
+    """
+    return min(_divisors(number), key=lambda divisor: abs(Fraction(divisor - target)))
+
+
+def _divisors(number: int) -> Iterator[int]:
+    """1, n/1, 2, n/2, ... as far as they divide; a square's root comes twice."""
+    for n in range(1, math.isqrt(number) + 1):
+        if number % n == 0:
+            yield from (n, number // n)
+
+
+def _format_count(number: int | Fraction) -> str:
+    """A number as people write it: 1,100, 1/2, or four digits where the fraction is long."""
+    if number.denominator == 1:
+        return f"{int(number):,}"
+    return str(number) if number.denominator < 100 else f"{float(number):.4g}"
 
 
 RUN_GROUP, EVENTS_GROUP, BATCH_GROUP = "Run", "Logs and checkpoints", "Batch"
 
 
-def updates_or_all(value: Any) -> str | None:
+def _check_updates(value: Any) -> str | None:
     """The reason why a number of updates an epoch cannot work."""
     return None if value == -1 or value >= 1 else "must be at least 1, or -1 for as many as the samples fill"
 
@@ -427,7 +419,7 @@ class PlanOptions:
     weight_updates_per_epoch: int = option(
         -1,
         "Weight updates that count as one epoch; -1: as many as the samples fill.",
-        check=updates_or_all,
+        check=_check_updates,
         group=RUN_GROUP,
     )
     logs_per_epoch: Fraction = option(
@@ -470,10 +462,10 @@ class PlanOptions:
         group=BATCH_GROUP,
     )
 
-    def planned(self, samples: int, batch: Batch, *, validations_per_epoch: Frequency = 0) -> Plan:
+    def make_plan(self, samples: int, batch: Batch, *, validations_per_epoch: Frequency = 0) -> Plan:
         """Calls and host events of a training on so many samples in such batches."""
         updates = self.weight_updates_per_epoch
-        return plan_epochs(
+        return Plan.for_epochs(
             samples,
             self.num_epochs,
             batch,

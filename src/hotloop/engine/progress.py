@@ -2,9 +2,8 @@
 
 Commands and the Estimator show the same one. A bar that is opened while another is shown stands below it. While the
 compiler is at work the innermost bar says so, wherever in the engine that happens; where none is open nobody asked, and
-nothing is said. It must not know what is under way, and imports no jax.
-
-Who listens to a run or a benchmark: a terminal, a test, another command. Printing itself is elsewhere.
+nothing is said. `Console` is whoever listens to a run or a benchmark: a terminal, a test, another command. It must not
+know what is under way, and imports no jax.
 """
 
 import sys
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import ProgressColumn, Task, TaskID
 
-
 Thing = TypeVar("Thing")
 SLOW = 3.0
 """Seconds of compiling after which a line tells of it where there is no bar."""
@@ -25,8 +23,8 @@ QUICK = 0.2
 """Seconds below which a program was there already, so that estimates need not begin anew."""
 
 
-class Progress(Protocol):
-    """A piece of work that is under way."""
+class Progress:
+    """A piece of work that is under way; this one shows nothing."""
 
     def advance(self, amount: float = 1) -> None:
         """So much more of the total is done."""
@@ -45,35 +43,18 @@ Show = Callable[[str, float | None], AbstractContextManager[Progress]]
 """Opens a bar from a description and a total."""
 
 
-class NoProgress:
-    """Progress that nobody sees."""
-
-    def advance(self, amount: float = 1) -> None:
-        """Nothing to show."""
-
-    def update(self, description: str) -> None:
-        """Nothing to show."""
-
-    def begin_compiling(self) -> None:
-        """Nothing to show."""
-
-    def end_compiling(self, seconds: float, recorded: bool) -> None:
-        """Nothing to show."""
-
-
-class _Plain(NoProgress):
+class _Plain(Progress):
     """No terminal, so no bar: a line tells of a long compilation that no record tells of."""
 
     def __init__(self, description: str, say: Callable[[str], None]):
         self._description, self._say = description, say
 
     def end_compiling(self, seconds: float, recorded: bool) -> None:
-        """Say it where it was long."""
         if seconds >= SLOW and not recorded:
             self._say(f"{self._description}: compiled in {seconds:.0f} s")
 
 
-class _Bar:
+class _Bar(Progress):
     """One line of what is shown."""
 
     def __init__(self, shown: "RichProgress", description: str, total: float | None):
@@ -82,27 +63,22 @@ class _Bar:
         self._done = 0.0
 
     def advance(self, amount: float = 1) -> None:
-        """Move on."""
         self._done += amount
         self._shown.advance(self._task, amount)
 
     def update(self, description: str) -> None:
-        """Other words."""
         self._shown.update(self._task, description=description)
 
     def begin_compiling(self) -> None:
-        """The clock of the compiler takes the place of the time that is left."""
         self._shown.update(self._task, compiling_since=time.monotonic())
 
     def end_compiling(self, seconds: float, recorded: bool) -> None:
-        """The time that is left is estimated from here on, unless there was nothing to compile."""
-        if seconds < QUICK:
+        if seconds < QUICK:  # nothing was compiled
             self._shown.update(self._task, compiling_since=None)
         else:
             self._shown.reset(self._task, completed=int(self._done), compiling_since=None)
 
     def close(self) -> None:
-        """Take the line away."""
         self._shown.remove_task(self._task)
 
 
@@ -118,7 +94,7 @@ def show(
 ) -> Iterator[Progress]:
     """A bar while the block runs (`total` None: a moving one); where there is no terminal, lines by `say`."""
     if not sys.stderr.isatty():
-        with attach_bar(_Plain(description, say or _to_stderr)) as plain:
+        with attach_bar(_Plain(description, say or print_to_stderr)) as plain:
             yield plain
         return
     nested = bool(_shown)
@@ -133,7 +109,7 @@ def show(
 @contextmanager
 def hide(description: str, total: float | None = None) -> Iterator[Progress]:
     """No bar, wherever standard error leads."""
-    with attach_bar(NoProgress()) as silent:
+    with attach_bar(Progress()) as silent:
         yield silent
 
 
@@ -171,7 +147,8 @@ def advance_through(things: Iterable[Thing], bar: Progress) -> Iterator[Thing]:
         bar.advance()
 
 
-def _to_stderr(text: str) -> None:
+def print_to_stderr(text: str) -> None:
+    """A line for people where standard output is for results."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -207,7 +184,6 @@ def _columns() -> "list[ProgressColumn]":
             self._left = TimeRemainingColumn()
 
         def render(self, task: "Task") -> Text:
-            """Asked several times a second."""
             since = task.fields["compiling_since"]
             return self._left(task) if since is None else Text(f"compiling {time.monotonic() - since:.0f} s")  # type: ignore[return-value]
 

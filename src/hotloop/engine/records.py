@@ -1,8 +1,6 @@
-"""Strict JSON on disk: values made JSON-able, files replaced in one piece, lines read back after a kill.
+"""Records on disk: strict JSON, files replaced in one piece, lines read back after a kill, what stands of a run.
 
-It knows nothing of what the records mean.
-
-The records of a run as if nothing had disturbed it, whatever stopped or killed its processes on the way.
+A record is an event with its place and figures; what the figures mean is not known here.
 """
 
 import glob
@@ -21,6 +19,15 @@ from hotloop.options import to_jsonable
 from hotloop.options.files import load_json, parse_json, whole_file
 
 FRAME = ("event", "update", "epoch", "time", "elapsed", "nonfinite")
+DISTURBANCE_EVENTS = ("resume", "stop")
+"""Records of a run that was stopped or killed, and of no other."""
+PROCESS_EVENTS: Mapping[str, tuple[str, ...]] = {
+    "start": (),
+    "compile": ("updates_per_call",),
+    "profile": (),
+    "warning": ("message",),
+}
+"""Records that every process makes of itself, and the figures that tell two of them apart: the first one stays."""
 
 
 def compose_record(
@@ -72,7 +79,7 @@ def write_json(path: str | Path, value: Any) -> None:
     with whole_file(path) as part:
         file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
-            write_whole(file, text.encode())
+            write_all(file, text.encode())
             os.fsync(file)
         finally:
             os.close(file)
@@ -85,7 +92,7 @@ def remove_parts(path: Path) -> None:
             part.unlink()
 
 
-def write_whole(descriptor: int, data: bytes) -> None:
+def write_all(descriptor: int, data: bytes) -> None:
     """Write all of it. A full disk and a size limit may take a part: the next write then says which of them it is."""
     while data:
         data = data[os.write(descriptor, data) :]
@@ -163,19 +170,8 @@ def append_line(path: str | Path, value: Any) -> None:
         stream.write(line)
 
 
-DISTURBANCE_EVENTS = ("resume", "stop")
-"""Records of a run that was stopped or killed, and of no other."""
-PROCESS_EVENTS: Mapping[str, tuple[str, ...]] = {
-    "start": (),
-    "compile": ("updates_per_call",),
-    "profile": (),
-    "warning": ("message",),
-}
-"""Records that every process makes of itself, and the figures that tell two of them apart: the first one stays."""
-
-
 def current_records(events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The records of the run as it stands.
+    """The records of a run as if nothing had disturbed it, whatever stopped or killed its processes on the way.
 
     What came after a resumed update was run again, so it goes. What a later process did once more (a validation at
     the end, say) takes the place of what it repeats. Of the ends only the last one stays.

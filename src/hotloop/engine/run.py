@@ -1,10 +1,8 @@
-"""Taking a run's folder: the lock, the refusal to mix two runs, and what may differ when one is resumed.
+"""A run's folder: its config, its environment, and events.jsonl, the single source of truth.
 
-A folder holds a run from its first record on. One that a kill left before that holds nothing to lose, and the next
-run takes it over. It deletes nothing but what was left half written of the folder's own files, and writes nothing but
-the lock; the records themselves are `run.py`'s.
-
-A run's folder: its config, its environment, and events.jsonl, the single source of truth.
+One process at a time holds the folder. Records are whole lines of strict JSON, written before any sink sees them; a
+kill can tear only the last one, and a resume removes it. A folder holds a run from its first record on: one that a
+kill left before that holds nothing to lose, and the next run takes it over. It knows nothing of models or of the loop.
 """
 
 import fcntl
@@ -22,18 +20,189 @@ from typing import Any
 from weakref import WeakSet
 
 from hotloop import rehearsal
-from hotloop.engine import records
 from hotloop.engine.interrupt import Interrupted, Stopped, hold_stops
-from hotloop.engine.records import current_records, drop_torn_line, read_events, read_json, remove_parts
-from hotloop.engine.sinks import GuardedSink, Sink
+from hotloop.engine.records import (
+    compose_record,
+    current_records,
+    drop_torn_line,
+    read_events,
+    read_json,
+    remove_parts,
+    write_all,
+    write_json,
+)
+from hotloop.engine.sinks import Sink, SinkGroup
 from hotloop.errors import RunError
 from hotloop.options import to_jsonable
-from hotloop.rehearsal import check_can_make
+
+__all__ = ["Run", "current_records", "default_path", "read_events"]
 
 LOCK, RECORDS = ".lock", "events.jsonl"
 WRITTEN_WHOLE = ("environment.json", "config.json")
-# What the last bits of a sum depend on; a resumed run that finds another value says so.
 NUMERICS = ("cores", "cpu", "device_count", "device_kinds", "jax", "jaxlib", "platform", "xla_flags")
+"""What the last bits of a sum depend on; a resumed run that finds another value says so."""
+_WEIGHTS_EVENTS = ("validation", "evaluation")
+"""Records of weights that may be older than the training's, or another run's."""
+OPEN: WeakSet["Run"] = WeakSet()
+"""The runs that this process holds."""
+
+
+def default_path(family: str, root: str | Path = "results") -> Path:
+    """`results/<family>-<UTC time>-<short id>`: sorts by time, never meets another run."""
+    name = re.sub(r"[^A-Za-z0-9]+", "-", family).strip("-")
+    return Path(root) / f"{name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"
+
+
+class Run:
+    """A folder that this process holds, and its growing list of records."""
+
+    def __init__(self, path: Path, lock: int, sinks: Sequence[Sink]):
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self.tensorboard = path / "tensorboard"
+        self.report = path / "report"
+        self.resumed = False
+        """Whether an earlier process worked on this run."""
+        self.how_to_resume = ""
+        """What to do to go on with this run; said where a signal stops it."""
+        self._lock: int | None = lock
+        self._sinks = SinkGroup(sinks, lambda text: self.event("warning", message=text))
+        self._began = time.monotonic()
+        self._place = (0, 0.0)
+        self._writing = threading.RLock()
+        self._events = os.open(path / RECORDS, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        OPEN.add(self)
+
+    @classmethod
+    def create(
+        cls,
+        path: str | Path,
+        config: Mapping[str, Any],
+        *,
+        command: str,
+        resume: bool = False,
+        may_differ: Collection[str] = (),
+        sinks: Sequence[Sink] = (),
+        environment: Mapping[str, Any] | None = None,
+    ) -> "Run":
+        """Take a new folder, or with `resume` the folder of an earlier run with the same config.
+
+        Only the keys in `may_differ` may have other values than before. A core count, jax version or device
+        that differs is a warning in the records, because sums may then differ in their last bits.
+        """
+        path = Path(path)
+        if rehearsal.is_on():
+            check_free(path, resume)
+            if resume:
+                check_options(path, config, may_differ)
+            rehearsal.begin_work(f"making the run folder {path}")
+        lock = take_folder(path, resume)
+        try:
+            _refuse_another_run(path, resume)
+            if not resume:
+                drop_torn_line(path / RECORDS)  # what a kill left before its run's first record
+            now = to_jsonable(_environment() if environment is None else environment)
+            warnings = resume_warnings(path, config, now, may_differ) if resume else []
+            if not (resume and (path / "environment.json").exists()):
+                write_json(path / "environment.json", now)
+            write_json(path / "config.json", config)
+            run = cls(path, lock, sinks)
+            run.resumed = resume
+        except OSError as error:
+            os.close(lock)
+            raise RunError(f"cannot write in {path}: {error.strerror}; choose another folder") from None
+        except BaseException:
+            os.close(lock)
+            raise
+        try:
+            run.event("start", command=command, folder=str(path), resumed=resume, process=os.getpid())
+            for message in warnings:
+                run.event("warning", message=message, resumed=True)
+        except BaseException:
+            run._let_go()
+            raise
+        return run
+
+    def add_sink(self, sink: Sink) -> None:
+        """Feed one more sink from now on."""
+        self._sinks.add(sink)
+
+    def reach(self, update: int, epoch: float) -> None:
+        """The training stands here: records that are given no place of their own are of this one."""
+        self._place = max(self._place, (update, epoch))
+
+    def event(
+        self, event: str, *, update: int | None = None, epoch: float | None = None, **figures: Any
+    ) -> dict[str, Any]:
+        """Append one record and feed the sinks; NaN and infinity become null and are named in `nonfinite`.
+
+        Without `update` and `epoch` it is of the place that the training has reached.
+        """
+        if update is None or epoch is None:
+            if (update, epoch) != (None, None):
+                raise ValueError(f"{event}: update {update} with epoch {epoch}: give both, or neither")
+            update, epoch = self._place
+        record = compose_record(event, update, epoch, time.monotonic() - self._began, figures)
+        with self._writing:
+            self._append(record)
+            if event not in _WEIGHTS_EVENTS:
+                self.reach(record["update"], record["epoch"])
+            self._sinks.write(record)
+        return record
+
+    def _append(self, record: Mapping[str, Any]) -> None:
+        line = json.dumps(record, allow_nan=False).encode() + b"\n"
+        try:
+            write_all(self._events, line)
+        except OSError as error:
+            drop_torn_line(self.path / RECORDS)
+            raise RunError(f"cannot write {self.path / RECORDS}: {error.strerror}") from None
+
+    def close(self, status: str = "finished", **figures: Any) -> None:
+        """Append the `end` record, close the sinks and let go of the folder; a second call does nothing."""
+        if self._lock is None:
+            return
+        with hold_stops():
+            try:
+                try:
+                    self.event("end", status=status, **figures)
+                finally:
+                    self._sinks.close()
+                os.fsync(self._events)
+            except OSError as error:
+                raise RunError(f"cannot write {self.path / RECORDS}: {error.strerror}") from None
+            finally:
+                self._let_go()
+
+    def _let_go(self) -> None:
+        assert self._lock is not None
+        OPEN.discard(self)
+        os.close(self._events)
+        os.close(self._lock)
+        self._lock = None
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+            return
+        with suppress(RunError):  # a disk that is full has no room for the end: the first error says more
+            if issubclass(kind, KeyboardInterrupt):
+                self.close("interrupted")
+            else:
+                self.close("failed", error=f"{kind.__name__}: {error}".split("\n")[0])
+        if self.how_to_resume and isinstance(error, Stopped) and not isinstance(error, Interrupted):
+            error.args = (f"{error}; to resume: {self.how_to_resume}",)
+
+
+def _environment() -> Mapping[str, Any]:
+    from hotloop.engine.device import describe_environment
+
+    return describe_environment()
 
 
 def take_folder(path: Path, resume: bool) -> int:
@@ -69,7 +238,7 @@ def _sign(lock: int) -> None:
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
 
 
-def _found(path: Path) -> list[str]:
+def _files_of_run(path: Path) -> list[str]:
     return [name for name in ("config.json", RECORDS) if (path / name).exists()]
 
 
@@ -77,19 +246,12 @@ def check_resumable(path: Path, resume: bool) -> None:
     """RunError where there should be a run to go on with and is none, before anything is read for it."""
     if resume and not path.is_dir():
         raise RunError(f"nothing to resume: {path} is not a run folder; leave out resume=True to start one")
-    if resume and not _found(path):
+    if resume and not _files_of_run(path):
         raise RunError(f"nothing to resume: {path} holds no run; leave out resume=True to start one")
 
 
-def check_kind(path: Path, resume: bool) -> None:
-    """A new run needs a folder without one; what a kill left before the first record of one is taken over."""
-    _refuse_another_run(path, resume)
-    if not resume:
-        drop_torn_line(path / RECORDS)
-
-
 def _refuse_another_run(path: Path, resume: bool) -> None:
-    found = _found(path)
+    found = _files_of_run(path)
     if not resume and found and not is_only_begun(path):
         raise RunError(
             f"{path} already holds a run ({found[0]}): continue it with resume=True, or choose another folder"
@@ -100,7 +262,7 @@ def check_makeable(path: Path, what: str = "the run folder") -> None:
     """RunError where a folder could not be made, or written in, found out without touching anything."""
     _check_text(path, what)
     try:
-        check_can_make(path)
+        rehearsal.check_can_make(path)
     except OSError as error:
         raise RunError(f"cannot make {what} {path}: {error.strerror}; choose another one") from None
 
@@ -118,13 +280,6 @@ def check_free(path: Path, resume: bool) -> None:
     check_resumable(path, resume)
     check_makeable(path)
     _refuse_another_run(path, resume)
-
-
-def check_takeable(path: Path, config: Mapping[str, Any], resume: bool, may_differ: Collection[str]) -> None:
-    """What a run would refuse about this folder, found out without touching it."""
-    check_free(path, resume)
-    if resume:
-        check_options(path, config, may_differ)
 
 
 def is_only_begun(path: Path) -> bool:
@@ -196,7 +351,7 @@ def resume_warnings(
         lines += [f"resumed elsewhere: {text}; last bits may differ" for text in numerics.values()]
     elif not is_only_begun(path):
         lines.append("environment.json was gone: if the run began elsewhere, last bits may differ")
-    if torn := drop_torn_line(path / "events.jsonl"):
+    if torn := drop_torn_line(path / RECORDS):
         lines.append(f"dropped an unfinished record of {torn} bytes from events.jsonl")
     return lines
 
@@ -215,188 +370,3 @@ def find_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str
     """Each key whose value changed, with `key: old -> new`."""
     keys = sorted(key for key in {*old, *new} if old.get(key) != new.get(key) or (key in old) != (key in new))
     return {key: f"{key}: {old.get(key, 'absent')} -> {new.get(key, 'absent')}" for key in keys}
-
-
-__all__ = ["Run", "current_records", "default_path", "read_events"]
-
-_WEIGHTS_EVENTS = ("validation", "evaluation")
-"""Records of weights that may be older than the training's, or another run's."""
-
-
-def default_path(family: str, root: str | Path = "results") -> Path:
-    """`results/<family>-<UTC time>-<short id>`: sorts by time, never meets another run."""
-    name = re.sub(r"[^A-Za-z0-9]+", "-", family).strip("-")
-    return Path(root) / f"{name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"
-
-
-OPEN: WeakSet["Run"] = WeakSet()
-"""The runs that this process holds."""
-
-
-class Run:
-    """A folder that this process holds, and its growing list of records."""
-
-    def __init__(self, path: Path, lock: int, sinks: Sequence[Sink]):
-        self.path = path
-        self.checkpoints = path / "checkpoints"
-        self.tensorboard = path / "tensorboard"
-        self.report = path / "report"
-        self.resumed = False
-        """Whether an earlier process worked on this run."""
-        self.how_to_resume = ""
-        """What to do to go on with this run; said where a signal stops it."""
-        self._lock: int | None = lock
-        self._sinks = [GuardedSink(sink) for sink in sinks]
-        self._began = time.monotonic()
-        self._place = (0, 0.0)
-        self._writing = threading.RLock()
-        self._events = os.open(path / "events.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        OPEN.add(self)
-
-    @classmethod
-    def create(
-        cls,
-        path: str | Path,
-        config: Mapping[str, Any],
-        *,
-        command: str,
-        resume: bool = False,
-        may_differ: Collection[str] = (),
-        sinks: Sequence[Sink] = (),
-        environment: Mapping[str, Any] | None = None,
-    ) -> "Run":
-        """Take a new folder, or with `resume` the folder of an earlier run with the same config.
-
-        Only the keys in `may_differ` may have other values than before. A core count, jax version or device
-        that differs is a warning in the records, because sums may then differ in their last bits.
-        """
-        path = Path(path)
-        if rehearsal.is_on():
-            check_takeable(path, config, resume, may_differ)
-            rehearsal.begin_work(f"making the run folder {path}")
-        lock = take_folder(path, resume)
-        try:
-            check_kind(path, resume)
-            now = to_jsonable(_environment() if environment is None else environment)
-            warnings = resume_warnings(path, config, now, may_differ) if resume else []
-            if not (resume and (path / "environment.json").exists()):
-                records.write_json(path / "environment.json", now)
-            records.write_json(path / "config.json", config)
-            run = cls(path, lock, sinks)
-            run.resumed = resume
-        except OSError as error:
-            os.close(lock)
-            raise RunError(f"cannot write in {path}: {error.strerror}; choose another folder") from None
-        except BaseException:
-            os.close(lock)
-            raise
-        try:
-            run.event("start", command=command, folder=str(path), resumed=resume, process=os.getpid())
-            for message in warnings:
-                run.event("warning", message=message, resumed=True)
-        except BaseException:
-            run._let_go()
-            raise
-        return run
-
-    def add_sink(self, sink: Sink) -> None:
-        """Feed one more sink from now on."""
-        self._sinks.append(GuardedSink(sink))
-
-    def reach(self, update: int, epoch: float) -> None:
-        """The training stands here: records that are given no place of their own are of this one."""
-        self._place = max(self._place, (update, epoch))
-
-    def event(
-        self, event: str, *, update: int | None = None, epoch: float | None = None, **figures: Any
-    ) -> dict[str, Any]:
-        """Append one record and feed the sinks; NaN and infinity become null and are named in `nonfinite`.
-
-        Without `update` and `epoch` it is of the place that the training has reached.
-        """
-        if update is None or epoch is None:
-            if (update, epoch) != (None, None):
-                raise ValueError(f"{event}: update {update} with epoch {epoch}: give both, or neither")
-            update, epoch = self._place
-        record = records.compose_record(event, update, epoch, time.monotonic() - self._began, figures)
-        with self._writing:
-            self._append(record)
-            if event not in _WEIGHTS_EVENTS:
-                self.reach(record["update"], record["epoch"])
-            self._feed(record)
-        return record
-
-    def _append(self, record: Mapping[str, Any]) -> None:
-        line = json.dumps(record, allow_nan=False).encode() + b"\n"
-        try:
-            records.write_whole(self._events, line)
-        except OSError as error:
-            records.drop_torn_line(self.path / "events.jsonl")
-            raise RunError(f"cannot write {self.path / 'events.jsonl'}: {error.strerror}") from None
-
-    def _feed(self, record: Mapping[str, Any]) -> None:
-        for sink in tuple(self._sinks):
-            if sink not in self._sinks:  # it failed at the warning about another one
-                continue
-            try:
-                sink.write(record)
-            except Exception as error:  # a sink that fails must not cost the run
-                sink.abandon() if isinstance(error, TimeoutError) else sink.release()
-                self._switch_off(sink, error)
-
-    def _switch_off(self, sink: GuardedSink, error: Exception) -> None:
-        self._sinks.remove(sink)
-        self.event("warning", message=f"{sink.name} failed and is off: {error}")
-
-    def _close_sinks(self) -> None:
-        for sink in tuple(self._sinks):
-            try:
-                sink.close()
-            except Exception as error:
-                self._switch_off(sink, error)
-
-    def close(self, status: str = "finished", **figures: Any) -> None:
-        """Append the `end` record, close the sinks and let go of the folder; a second call does nothing."""
-        if self._lock is None:
-            return
-        with hold_stops():
-            try:
-                try:
-                    self.event("end", status=status, **figures)
-                finally:
-                    self._close_sinks()
-                os.fsync(self._events)
-            except OSError as error:
-                raise RunError(f"cannot write {self.path / 'events.jsonl'}: {error.strerror}") from None
-            finally:
-                self._let_go()
-
-    def _let_go(self) -> None:
-        assert self._lock is not None
-        OPEN.discard(self)
-        os.close(self._events)
-        os.close(self._lock)
-        self._lock = None
-
-    def __enter__(self) -> "Run":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.close()
-            return
-        with suppress(RunError):  # a disk that is full has no room for the end: the first error says more
-            if issubclass(kind, KeyboardInterrupt):
-                self.close("interrupted")
-            else:
-                self.close("failed", error=f"{kind.__name__}: {error}".split("\n")[0])
-        if self.how_to_resume and isinstance(error, Stopped) and not isinstance(error, Interrupted):
-            error.args = (f"{error}; to resume: {self.how_to_resume}",)
-
-
-def _environment() -> Mapping[str, Any]:
-    from hotloop.engine.device import describe_environment
-
-    return describe_environment()

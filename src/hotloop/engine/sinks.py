@@ -1,11 +1,10 @@
-"""A run's record as one line for people, the same in every family: place, loss, accuracy, other metrics, rate, speed.
+"""Who is shown a run's records besides its events.jsonl: the console, TensorBoard, Weights & Biases.
 
-Figures that old benchmark files read with regular expressions keep their wording, and have no thousands separators.
-It must not know what a metric means, nor where the line goes.
-
-Where a run's records go besides its events.jsonl: the console, TensorBoard, Weights & Biases.
-A sink that cannot harm its run: what fails is raised, and what hangs is left behind in a thread of its own.
-Records of work that leaves no folder, such as validating a finished run: sinks see them, nothing is written.
+A sink is handed each record after it is written and adds nothing of its own, so all of them agree. One that fails is
+named and left out, one that hangs is left behind in a thread of its own: a full disk, a network that is gone or a
+library whose own thread has died must cost a run seconds, never its end. A record is one line on the console, the
+same in every family; figures that old benchmark files read with regular expressions keep their wording, and have no
+thousands separators. No sink knows the run folder, the loop, or what a metric means.
 """
 
 import math
@@ -23,8 +22,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 
-from hotloop.engine import records
-from hotloop.engine.records import FRAME, write_whole
+from hotloop.engine.records import FRAME, compose_record, write_all
 from hotloop.errors import MissingExtra
 
 Record = Mapping[str, Any]
@@ -46,6 +44,263 @@ READ = {"loss": ("log",), "accuracy": ("log", "validation"), "throughput": ("log
 training would be that of its validation."""
 PLACE, FIGURE, SHARE = 29, 10, 6
 """Least widths in a log: of `update 999,999, epoch 999.99:`, of a figure from 0.001 on, of `100.00`."""
+_CURVES = ("log", "summary", "validation")
+_Work = tuple[Callable[[], None], "queue.SimpleQueue[BaseException | None]"]
+
+
+class Sink(Protocol):
+    """What a run feeds."""
+
+    @property
+    def patience(self) -> float | None:
+        """Seconds after which a record counts as stuck; None: it may take any time, in the caller's own thread."""
+
+    def write(self, record: Record) -> None:
+        """Take one record."""
+
+    def close(self) -> None:
+        """Flush and let go."""
+
+
+class ConsoleSink:
+    """Prints records as lines with the function it is given: those that have one, and `also` where it is asked for."""
+
+    patience = None  # a person who stops the terminal for a while wants to read on afterwards
+
+    def __init__(self, say: Callable[[str], None], also: Collection[str] = ()):
+        self._say, self._shown = say, (*SHOWN, *also)
+
+    def write(self, record: Record) -> None:
+        if record["event"] in self._shown:
+            self._say(console_line(record))
+
+    def close(self) -> None:
+        """The function is the caller's."""
+
+
+def _numbers(record: Record) -> dict[str, float]:
+    """The figures that make curves, as `log/loss`."""
+    names = (name for name in record if name not in FRAME)
+    values = {name: record[name] for name in names if type(record[name]) in (int, float)}
+    return {f"{record['event']}/{name}": value for name, value in values.items()}
+
+
+class TensorBoardSink:
+    """Curves of log and validation figures, for `tensorboard --logdir FOLDER`.
+
+    Written here and not by tensorboardX's SummaryWriter: its thread dies on a full disk, with a traceback, and
+    whoever adds to its queue then waits for ever.
+    """
+
+    patience = 5.0
+
+    def __init__(self, folder: str | Path):
+        try:
+            from tensorboardX import record_writer, summary
+            from tensorboardX.proto import event_pb2
+        except ImportError:
+            raise MissingExtra("tensorboardX", "tensorboard", "writing TensorBoard records") from None
+        self._event, self._scalar = event_pb2.Event, summary.scalar
+        self._checksum = record_writer.masked_crc32c
+        self._folder = Path(folder)
+        self._file: FileIO | None = None
+
+    def write(self, record: Record) -> None:
+        if record["event"] in _CURVES:
+            for tag, value in _numbers(record).items():
+                point = {"summary": self._scalar(tag, value), "step": record["update"]}
+                self._append(self._event(wall_time=record["time"], **point))
+
+    def _append(self, event: Any) -> None:
+        if self._file is None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
+            self._file = (self._folder / name).open("ab", buffering=0)
+            self._append(self._event(wall_time=time.time(), file_version="brain.Event:2"))
+        data = event.SerializeToString()
+        length = struct.pack("<Q", len(data))
+        checksums = [struct.pack("<I", self._checksum(part)) for part in (length, data)]
+        write_all(self._file.fileno(), length + checksums[0] + data + checksums[1])
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+class WandbSink:
+    """Curves in a Weights & Biases project; where the service cannot be reached the run is kept offline.
+
+    It is started by the first curve, when the run's folder is there.
+    """
+
+    patience = 30.0  # it must answer to a start within 20, and then start offline
+
+    def __init__(
+        self,
+        project: str,
+        name: str,
+        config: Mapping[str, Any],
+        folder: str | Path,
+        tags: Collection[str] = (),
+    ):
+        try:
+            import wandb
+        except ImportError:
+            raise MissingExtra("wandb", "wandb", "logging to Weights & Biases") from None
+        self._wandb: Any = wandb
+        self._run: Any = None
+        self._about: dict[str, Any] = {
+            "project": project,
+            "name": name,
+            "config": dict(config),
+            "dir": str(folder),
+            "settings": {"init_timeout": 20},
+        }
+        if tags:
+            self._about["tags"] = list(tags)
+
+    def write(self, record: Record) -> None:
+        if record["event"] not in _CURVES:
+            return
+        if self._run is None:
+            self._run = self._start()
+        # Not as its own step: it drops what comes with an earlier one, as a validation after training does.
+        self._run.log({**_numbers(record), "update": record["update"], "epoch": record["epoch"]})
+
+    def _start(self) -> Any:
+        try:
+            return self._wandb.init(**self._about)
+        except Exception:  # no key, no network, no service: the errors differ by version, the answer does not
+            return self._wandb.init(**self._about, mode="offline")
+
+    def close(self) -> None:
+        """Send or keep what is left."""
+        if self._run is not None:
+            self._run.finish()
+
+
+class GuardedSink:
+    """Hands everything to a sink and waits for it as long as the sink's `patience`, then raises TimeoutError."""
+
+    def __init__(self, sink: Sink):
+        self.sink = sink
+        self.name = type(sink).__name__
+        self._jobs: queue.SimpleQueue[_Work | None] | None = None
+
+    def write(self, record: Record) -> None:
+        self._wait_for(partial(self.sink.write, record))
+
+    def close(self) -> None:
+        try:
+            self._wait_for(self.sink.close)
+        finally:
+            self.abandon()
+
+    def release(self) -> None:
+        """Close it after it failed, for its files' sake; what more goes wrong is no news."""
+        with suppress(Exception):
+            self.close()
+
+    def abandon(self) -> None:
+        """Wait for it no more; its thread ends once it answers, or with the process."""
+        if self._jobs is not None:
+            self._jobs.put(None)
+
+    def _wait_for(self, work: Callable[[], None]) -> None:
+        if self.sink.patience is None:
+            work()
+            return
+        answer: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self._started().put((work, answer))
+        try:
+            error = answer.get(timeout=self.sink.patience)
+        except queue.Empty:
+            raise TimeoutError(f"no answer in {self.sink.patience:g} seconds") from None
+        if error is not None:
+            raise error
+
+    def _started(self) -> "queue.SimpleQueue[_Work | None]":
+        if self._jobs is None:
+            self._jobs = queue.SimpleQueue()
+            # A daemon: the interpreter waits for any other thread before it leaves, for a stuck one for ever.
+            threading.Thread(
+                target=_work_through, args=(self._jobs,), name=f"hotloop-{self.name}", daemon=True
+            ).start()
+        return self._jobs
+
+
+def _work_through(jobs: "queue.SimpleQueue[_Work | None]") -> None:
+    while (job := jobs.get()) is not None:
+        work, answer = job
+        try:
+            work()
+        except BaseException as error:
+            answer.put(error)
+        else:
+            answer.put(None)
+
+
+class SinkGroup:
+    """Sinks that all see each record; one that fails is left out, and `warn` told."""
+
+    def __init__(self, sinks: Sequence[Sink], warn: Callable[[str], object]):
+        self._sinks, self._warn = [*map(GuardedSink, sinks)], warn
+
+    def add(self, sink: Sink) -> None:
+        self._sinks.append(GuardedSink(sink))
+
+    def write(self, record: Record) -> None:
+        for sink in tuple(self._sinks):
+            if sink not in self._sinks:  # it failed at the warning about another one
+                continue
+            try:
+                sink.write(record)
+            except Exception as error:  # a sink that fails must not cost the run
+                sink.abandon() if isinstance(error, TimeoutError) else sink.release()
+                self._drop(sink, error)
+
+    def close(self) -> None:
+        for sink in tuple(self._sinks):
+            try:
+                sink.close()
+            except Exception as error:
+                self._drop(sink, error)
+
+    def _drop(self, sink: GuardedSink, error: Exception) -> None:
+        self._sinks.remove(sink)
+        self._warn(f"{sink.name} failed and is off: {error}")
+
+
+class Recorder(Protocol):
+    """Who is told what happens: a run with its folder, or an announcer."""
+
+    def event(
+        self, event: str, *, update: int | None = None, epoch: float | None = None, **figures: Any
+    ) -> dict[str, Any]:
+        """Take one record."""
+
+
+class Announcer:
+    """Records of work that leaves no folder, such as validating a finished run: sinks see them, nothing is written."""
+
+    def __init__(self, sinks: Sequence[Sink]):
+        self._sinks = SinkGroup(sinks, lambda text: self.event("warning", message=text))
+        self._began = time.monotonic()
+
+    def event(
+        self, event: str, *, update: int | None = None, epoch: float | None = None, **figures: Any
+    ) -> dict[str, Any]:
+        """As a run's `event`."""
+        elapsed = time.monotonic() - self._began
+        record = compose_record(event, update or 0, epoch or 0.0, elapsed, figures)
+        self._sinks.write(record)
+        return record
+
+    def __enter__(self) -> "Announcer":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._sinks.close()
 
 
 def console_line(record: Record) -> str:
@@ -122,251 +377,3 @@ def _text(name: str, value: Any) -> str:
     if name == "learning_rate":
         return format_fixed(value, 4)
     return f"{value:,}" if isinstance(value, int) else format_fixed(value)
-
-
-_CURVES = ("log", "summary", "validation")
-
-
-class Sink(Protocol):
-    """What a run feeds."""
-
-    @property
-    def patience(self) -> float | None:
-        """Seconds after which a record counts as stuck; None: it may take any time, in the caller's own thread."""
-
-    def write(self, record: Record) -> None:
-        """Take one record."""
-
-    def close(self) -> None:
-        """Flush and let go."""
-
-
-class ConsoleSink:
-    """Prints records as lines with the function it is given: those that have one, and `also` where it is asked for."""
-
-    patience = None  # a person who stops the terminal for a while wants to read on afterwards
-
-    def __init__(self, say: Callable[[str], None], also: Collection[str] = ()):
-        self._say, self._shown = say, (*SHOWN, *also)
-
-    def write(self, record: Record) -> None:
-        """Print it."""
-        if record["event"] in self._shown:
-            self._say(console_line(record))
-
-    def close(self) -> None:
-        """Nothing to do."""
-
-
-def _numbers(record: Record) -> dict[str, float]:
-    """The figures that make curves, as `log/loss`."""
-    names = (name for name in record if name not in FRAME)
-    values = {name: record[name] for name in names if type(record[name]) in (int, float)}
-    return {f"{record['event']}/{name}": value for name, value in values.items()}
-
-
-class TensorBoardSink:
-    """Curves of log and validation figures, for `tensorboard --logdir FOLDER`.
-
-    Written here and not by tensorboardX's SummaryWriter: its thread dies on a full disk, with a traceback, and
-    whoever adds to its queue then waits for ever.
-    """
-
-    patience = 5.0
-
-    def __init__(self, folder: str | Path):
-        try:
-            from tensorboardX import record_writer, summary
-            from tensorboardX.proto import event_pb2
-        except ImportError:
-            raise MissingExtra("tensorboardX", "tensorboard", "writing TensorBoard records") from None
-        self._event, self._scalar = event_pb2.Event, summary.scalar
-        self._checksum = record_writer.masked_crc32c
-        self._folder = Path(folder)
-        self._file: FileIO | None = None
-
-    def write(self, record: Record) -> None:
-        """Add a point to each curve."""
-        if record["event"] in _CURVES:
-            for tag, value in _numbers(record).items():
-                point = {"summary": self._scalar(tag, value), "step": record["update"]}
-                self._append(self._event(wall_time=record["time"], **point))
-
-    def _append(self, event: Any) -> None:
-        if self._file is None:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
-            self._file = (self._folder / name).open("ab", buffering=0)
-            self._append(self._event(wall_time=time.time(), file_version="brain.Event:2"))
-        data = event.SerializeToString()
-        length = struct.pack("<Q", len(data))
-        checksums = [struct.pack("<I", self._checksum(part)) for part in (length, data)]
-        write_whole(self._file.fileno(), length + checksums[0] + data + checksums[1])
-
-    def close(self) -> None:
-        """Let the file go."""
-        if self._file is not None:
-            self._file.close()
-
-
-class WandbSink:
-    """Curves in a Weights & Biases project; where the service cannot be reached the run is kept offline.
-
-    It is started by the first curve, when the run's folder is there.
-    """
-
-    patience = 30.0  # it must answer to a start within 20, and then start offline
-
-    def __init__(
-        self,
-        project: str,
-        name: str,
-        config: Mapping[str, Any],
-        folder: str | Path,
-        tags: Collection[str] = (),
-    ):
-        try:
-            import wandb
-        except ImportError:
-            raise MissingExtra("wandb", "wandb", "logging to Weights & Biases") from None
-        self._wandb: Any = wandb
-        self._run: Any = None
-        self._about: dict[str, Any] = {
-            "project": project,
-            "name": name,
-            "config": dict(config),
-            "dir": str(folder),
-            "settings": {"init_timeout": 20},
-        }
-        if tags:
-            self._about["tags"] = list(tags)
-
-    def write(self, record: Record) -> None:
-        """Add a point to each curve."""
-        if record["event"] not in _CURVES:
-            return
-        if self._run is None:
-            self._run = self._start()
-        # Not as its own step: it drops what comes with an earlier one, as a validation after training does.
-        self._run.log({**_numbers(record), "update": record["update"], "epoch": record["epoch"]})
-
-    def _start(self) -> Any:
-        try:
-            return self._wandb.init(**self._about)
-        except Exception:  # no key, no network, no service: the errors differ by version, the answer does not
-            return self._wandb.init(**self._about, mode="offline")
-
-    def close(self) -> None:
-        """Send or keep what is left."""
-        if self._run is not None:
-            self._run.finish()
-
-
-_Work = tuple[Callable[[], None], "queue.SimpleQueue[BaseException | None]"]
-
-
-class GuardedSink:
-    """Hands everything to a sink and waits for it as long as the sink's `patience`, then raises TimeoutError."""
-
-    def __init__(self, sink: Sink):
-        self.sink = sink
-        self.name = type(sink).__name__
-        self._jobs: queue.SimpleQueue[_Work | None] | None = None
-
-    def write(self, record: Record) -> None:
-        """Let the sink take one record."""
-        self._wait_for(partial(self.sink.write, record))
-
-    def close(self) -> None:
-        """Let the sink go."""
-        try:
-            self._wait_for(self.sink.close)
-        finally:
-            self.abandon()
-
-    def release(self) -> None:
-        """Close it after it failed, for its files' sake; what more goes wrong is no news."""
-        with suppress(Exception):
-            self.close()
-
-    def abandon(self) -> None:
-        """Wait for it no more; its thread ends once it answers, or with the process."""
-        if self._jobs is not None:
-            self._jobs.put(None)
-
-    def _wait_for(self, work: Callable[[], None]) -> None:
-        if self.sink.patience is None:
-            work()
-            return
-        answer: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-        self._started().put((work, answer))
-        try:
-            error = answer.get(timeout=self.sink.patience)
-        except queue.Empty:
-            raise TimeoutError(f"no answer in {self.sink.patience:g} seconds") from None
-        if error is not None:
-            raise error
-
-    def _started(self) -> "queue.SimpleQueue[_Work | None]":
-        if self._jobs is None:
-            self._jobs = queue.SimpleQueue()
-            # A daemon: the interpreter waits for any other thread before it leaves, for a stuck one for ever.
-            threading.Thread(
-                target=_work_through, args=(self._jobs,), name=f"hotloop-{self.name}", daemon=True
-            ).start()
-        return self._jobs
-
-
-def _work_through(jobs: "queue.SimpleQueue[_Work | None]") -> None:
-    while (job := jobs.get()) is not None:
-        work, answer = job
-        try:
-            work()
-        except BaseException as error:
-            answer.put(error)
-        else:
-            answer.put(None)
-
-
-class Recorder(Protocol):
-    """Who is told what happens: a run with its folder, or an announcer."""
-
-    def event(
-        self, event: str, *, update: int | None = None, epoch: float | None = None, **figures: Any
-    ) -> dict[str, Any]:
-        """Take one record."""
-
-
-class Announcer:
-    """Hands each record to the sinks and forgets it; a sink that fails is named and left out."""
-
-    def __init__(self, sinks: Sequence[Sink]):
-        self._sinks, self._began = [*map(GuardedSink, sinks)], time.monotonic()
-
-    def event(
-        self, event: str, *, update: int | None = None, epoch: float | None = None, **figures: Any
-    ) -> dict[str, Any]:
-        """As a run's `event`."""
-        record = records.compose_record(
-            event, update or 0, epoch or 0.0, time.monotonic() - self._began, figures
-        )
-        for sink in tuple(self._sinks):
-            self._try(sink, partial(sink.write, record))
-        return record
-
-    def _try(self, sink: GuardedSink, work: Callable[[], None]) -> None:
-        if sink not in self._sinks:  # it failed at the warning about another one
-            return
-        try:
-            work()
-        except Exception as error:
-            sink.abandon()
-            self._sinks.remove(sink)
-            self.event("warning", message=f"{sink.name} failed and is off: {error}")
-
-    def __enter__(self) -> "Announcer":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for sink in tuple(self._sinks):
-            self._try(sink, sink.close)

@@ -11,14 +11,13 @@ import jax.numpy as jnp
 from jax import Array
 from jax.nn import sigmoid
 
-from hotloop.layers import dense
-from hotloop.layers.dense import TransposedProduct, wide
+from hotloop.layers.dense import TransposedProduct, kernel_gradient, matmul, wide
 from hotloop.layers.paths import materialise_on_cpu
 from hotloop.layers.recurrence import Cell, Factors, Kernels, State
 
 
 def _plus(z: Array, h: Array, kernel: Array | None) -> Array:
-    sums: Array = z.astype(wide(z.dtype)) if kernel is None else z + dense.matmul(h, kernel)
+    sums: Array = z.astype(wide(z.dtype)) if kernel is None else z + matmul(h, kernel)
     return sums
 
 
@@ -64,7 +63,7 @@ def _whole(recurrent: Array) -> tuple[Array, ...]:
 
 
 def _whole_gradient(factors: Factors, states: State, dz: Array) -> Array:
-    gradient: Array = dense.kernel_gradient(states[0], dz)
+    gradient: Array = kernel_gradient(states[0], dz)
     return gradient
 
 
@@ -113,8 +112,8 @@ def _gru_back(
 def _gru_gradient(factors: Factors, states: State, dz: Array) -> Array:
     reset, (h,) = factors[0], states
     d_gates, d_candidate = jnp.split(dz, [2 * h.shape[2]], 2)
-    of_gates = dense.kernel_gradient(h, d_gates)
-    of_candidate = dense.kernel_gradient((reset * h).astype(h.dtype), d_candidate)
+    of_gates = kernel_gradient(h, d_gates)
+    of_candidate = kernel_gradient((reset * h).astype(h.dtype), d_candidate)
     return jnp.concatenate([of_gates, of_candidate], 1)
 
 
@@ -163,7 +162,7 @@ def _reset_after_step(z: Array, kernels: Kernels, state: State) -> tuple[State, 
     (h,), (kernel, bias) = state, kernels
     assert bias is not None
     gates = [2 * h.shape[1]]
-    products = jnp.zeros(z.shape, wide(z.dtype)) if kernel is None else dense.matmul(h, kernel)
+    products = jnp.zeros(z.shape, wide(z.dtype)) if kernel is None else matmul(h, kernel)
     (z_gates, z_candidate), (of_gates, of_candidate) = jnp.split(z, gates, 1), jnp.split(products, gates, 1)
     gate_sums, of_candidate = z_gates + of_gates, of_candidate + bias
     reset, update = jnp.split(logistic(gate_sums), 2, 1)
@@ -195,7 +194,7 @@ def _reset_after_gradient(factors: Factors, states: State, dz: Array) -> tuple[A
     d_gates, d_candidate = jnp.split(dz, [2 * states[0].shape[2]], 2)
     d_of_candidate = d_candidate * factors[0]
     d_products = jnp.concatenate([d_gates, d_of_candidate.astype(dz.dtype)], 2)
-    return dense.kernel_gradient(states[0], d_products), d_of_candidate.sum((0, 1))
+    return kernel_gradient(states[0], d_products), d_of_candidate.sum((0, 1))
 
 
 GRU_RESET_AFTER = Cell(

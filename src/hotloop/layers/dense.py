@@ -124,7 +124,7 @@ column_sums.register("ones", "cpu", _ones_product)
 Params = dict[str, Array]
 
 
-def init(key: Array, inputs: int, outputs: int, dtype: DTypeLike = jnp.float32) -> Params:
+def init_dense(key: Array, inputs: int, outputs: int, dtype: DTypeLike = jnp.float32) -> Params:
     """Glorot-uniform kernel [I, O] and a zero bias [O], drawn in float32 and then rounded to `dtype`."""
     limit = (6.0 / (inputs + outputs)) ** 0.5
     kernel = jax.random.uniform(key, (inputs, outputs), jnp.float32, -limit, limit)

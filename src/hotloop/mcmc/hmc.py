@@ -5,6 +5,16 @@ A chain at position q is given a momentum p ~ N(0, I) and follows the Hamiltonia
 decision on the change of H makes the chain exact. Positions are [chains, z]; every chain has its own
 momentum, trajectory and decision, and no arithmetic ever mixes two rows. This file knows no target and no
 model.
+
+>>> import jax, jax.numpy as jnp
+>>> from hotloop import hmc
+>>> standard_normal = hmc.gradient_of(lambda z: -0.5 * (z**2).sum(-1))
+>>> step = jax.jit(hmc.kernel(standard_normal, leapfrog_steps=5))
+>>> state = hmc.init(jnp.zeros((1_000, 2)), standard_normal)
+>>> for key in jax.random.split(jax.random.key(0), 30):
+...     state, info = step(key, state, 0.3)
+>>> bool(abs(state.position.std() - 1) < 0.05), bool(info.acceptance.mean() > 0.9)
+(True, True)
 """
 
 from collections.abc import Callable

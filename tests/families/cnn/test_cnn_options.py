@@ -194,7 +194,7 @@ def test_the_models_here_are_those_that_can_be_built():
         ("--optimiser sgd", "unknown option --optimiser; did you mean --optimizer"),
         ("--config resnet50_16ipu", "--config resnet50_16ipu: 'train' has no such preset; did you mean"),
         ("--model resnet51", "--model-name resnet51: must be one of resnet18, resnet34, resnet50"),
-        ("--optimizer adam", "--optimizer adam: must be one of sgd, lars, rmsprop"),
+        ("--optimizer ftrl", "--optimizer ftrl: must be one of sgd, lars, rmsprop, adam, adamw, muon"),
         ("--lr-schedule linear", "--lr-schedule linear: must be one of const, cosine, stepped, polynomial"),
         ("--dataset svhn", "--dataset svhn: must be one of imagenet, cifar10, cifar100, mnist"),
         ("--synthetic-data gpu", "--synthetic-data gpu: must be host (or cpu) or device (or ipu)"),
@@ -267,6 +267,14 @@ def test_the_models_here_are_those_that_can_be_built():
             "--optimizer-params: weight_decay, eeta, epsilon missing: found momentum; lars takes",
         ),
         ("--optimizer rmsprop", "--optimizer-params: base_decay_exponent, epsilon missing"),
+        (
+            "--optimizer adam --optimizer-params {momentum: 0.9}",
+            "--optimizer-params: momentum unknown: found momentum",
+        ),
+        (
+            "--optimizer muon --optimizer-params {beta: 2}",
+            "--optimizer-params: muon's beta 2: must be at least 0",
+        ),
         ("--optimizer-params {}", "--optimizer-params: momentum missing"),
         (
             "--optimizer rmsprop --optimizer-params {momentum: 0, base_decay_exponent: -4, epsilon: 1e-3} "

@@ -223,7 +223,7 @@ def resolve(
     if config.top_k > samples.classes:
         raise OptionError(f"--top-k {config.top_k}: {config.dataset} has only {samples.classes} classes")
     placed = place_batch(config, batch, devices, explicit)
-    plan = config.planned(samples.train, placed.batch) if config.training else None
+    plan = config.make_plan(samples.train, placed.batch) if config.training else None
     warnings = (*_warnings(config), *(batch.warnings if plan else ()), *(plan.warnings if plan else ()))
     notices = (
         placed.notice,

@@ -80,11 +80,15 @@ class ModelOptions:
 class OptimiserOptions:
     """How gradients become a step."""
 
-    optimizer: Literal["sgd", "lars", "rmsprop"] = option("sgd", "The update rule.", group=OPTIMISER)
+    optimizer: Literal["sgd", "lars", "rmsprop", "adam", "adamw", "muon"] = option(
+        "sgd",
+        "The update rule; muon is for matrices and kernels, everything else goes by adam.",
+        group=OPTIMISER,
+    )
     optimizer_params: Params = option(
         Params(momentum=0),
         "sgd: momentum, nesterov; lars: momentum, weight_decay, eeta, epsilon; rmsprop: momentum, "
-        "base_decay_exponent, epsilon.",
+        "base_decay_exponent, epsilon; adam, adamw: b1, b2, eps (adamw: weight_decay); muon: beta, weight_decay.",
         group=OPTIMISER,
     )
     weight_decay: float = option(

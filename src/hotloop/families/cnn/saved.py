@@ -129,7 +129,7 @@ def restore_weights(folder: str | Path, step: int | None, known: SavedNetwork) -
 def restore_weights_from(found: Checkpoints, step: int | None, known: SavedNetwork) -> tuple[int, Any]:
     """The same among opened checkpoints."""
     like = jax.eval_shape(lambda: _fresh(known.network, known.policy))
-    restored = found.restore(like, step, in_part=True).warned()
+    restored = found.restore(like, step, in_part=True).warn()
     return restored.step, restored.state
 
 

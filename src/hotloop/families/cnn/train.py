@@ -85,7 +85,7 @@ def check_place(config: Train, folder: Path) -> None:
     check_free(folder, config.resume)
     if config.checkpoint_output_dir is not None:
         check_makeable(config.checkpoint_output_dir, "--checkpoint-output-dir")
-    reports.requested(
+    reports.find_report_folder(
         config.report, folder, lambda _: None
     )  # what is to be said about it is said with the run
 
@@ -119,7 +119,7 @@ def _check_phases(config: Train) -> None:
 def train_run(work: Work, command: str) -> dict[str, Any]:
     """One run in a folder of its own."""
     config = work.config
-    report = reports.requested(config.report, work.folder, work.console.warn)
+    report = reports.find_report_folder(config.report, work.folder, work.console.warn)
     settings = to_jsonable(asdict(config))
     work.keeping.check(work.job.network, work.settings.plan)
     with Run.create(

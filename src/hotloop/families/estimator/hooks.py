@@ -120,7 +120,7 @@ class SummaryRecorder:
 
     def saved(self) -> dict[str, Any]:
         """As a checkpoint keeps it."""
-        return self._window.saved()
+        return self._window.as_saved()
 
 
 class HookedCheckpoints(Checkpoints):

@@ -24,6 +24,14 @@ class Arrays:
     """Arrays with a common first axis, in batches: shuffled pass after pass, or as they lie.
 
     They keep their types on the device (bytes stay bytes); `transform(batch, key)` may widen and augment there.
+
+    >>> import numpy as np
+    >>> from hotloop import Arrays
+    >>> images, labels = np.zeros((100, 32, 32, 3), np.uint8), np.zeros(100, np.int32)
+    >>> def widen(batch, key):
+    ...     return {**batch, "features": batch["features"] / 255}
+    >>> Arrays(images, labels, batch_size=20, transform=widen).shuffle
+    True
     """
 
     features: Any

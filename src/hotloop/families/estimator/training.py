@@ -235,7 +235,7 @@ class TrainCall:
         keep: Keep = KeepLast(config.keep_last)
         if config.best:
             keep |= KeepBest(*config.best)
-        report = reports.requested(config.report, folder, programs=("training",))
+        report = reports.find_report_folder(config.report, folder, programs=("training",))
         with (
             Run.create(
                 folder,

@@ -18,7 +18,8 @@ from jax.typing import DTypeLike
 from hotloop.families.kernels import costs, reference
 from hotloop.families.kernels.config import Dense, GroupedConv, Gru, LayerOptions, Lstm, LstmMulti, Rnn
 from hotloop.families.kernels.kernel import Batch, Kernel
-from hotloop.layers import dense, grouped_conv, initial, recurrent
+from hotloop.layers import grouped_conv, initial, recurrent
+from hotloop.layers.dense import dense, init_dense
 
 
 def dense_kernel(config: Dense) -> Kernel:
@@ -26,7 +27,7 @@ def dense_kernel(config: Dense) -> Kernel:
     rows, size, activation = config.batch_size, config.size, config.include_activation
 
     def apply(params: Any, x: Array) -> Array:
-        y = dense.dense(params, x)
+        y = dense(params, x)
         return jax.nn.relu(y) if activation else y
 
     def reference_apply(params: Any, x: Array) -> Array:
@@ -36,7 +37,7 @@ def dense_kernel(config: Dense) -> Kernel:
     return Kernel(
         title="Dense layer",
         sizes={"size": size, "activation": "relu" if activation else "none"},
-        init=lambda key, dtype: dense.init(key, size, size, dtype),
+        init=lambda key, dtype: init_dense(key, size, size, dtype),
         x_shape=lambda rows: (rows, size),
         labels=None,
         row_axes={"x": 0, "y": 0},
@@ -179,10 +180,10 @@ def lstm_multi_kernel(config: LstmMulti) -> Kernel:
         keys = jax.random.split(key, config.num_layers + 1)
         fan_in = [inputs] + [hidden] * (config.num_layers - 1)
         layers = [recurrent.init_lstm(k, size, hidden, dtype) for k, size in zip(keys, fan_in, strict=False)]
-        return {"layers": layers, "readout": dense.init(keys[-1], hidden, 1, dtype)}
+        return {"layers": layers, "readout": init_dense(keys[-1], hidden, 1, dtype)}
 
     def apply(params: Any, x: Array) -> Array:
-        return dense.dense(params["readout"], recurrent.lstm_stack(params["layers"], x))
+        return dense(params["readout"], recurrent.lstm_stack(params["layers"], x))
 
     def reference_apply(params: Any, x: Array) -> Array:
         for layer in params["layers"]:

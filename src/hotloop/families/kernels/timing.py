@@ -149,7 +149,7 @@ def own_folder(config: TimingOptions) -> Path:
 
 def report_folder(config: TimingOptions, name: str, console: Console) -> Path | None:
     """The folder that the option or the environment asks for, known to be writable; None if none does."""
-    folder = measuring.requested(config.report, own_folder(config), console.warn, (name,))
+    folder = measuring.find_report_folder(config.report, own_folder(config), console.warn, (name,))
     return None if folder is None else measuring.check_report_folder(folder, (name,))
 
 

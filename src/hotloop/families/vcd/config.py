@@ -98,6 +98,11 @@ class VcdModel:
         aliases=("--epoch-timescale",),
         group=RATES,
     )
+    optimizer: Literal["rmsprop", "adam", "adamw", "muon"] = option(
+        "rmsprop",
+        "How gradients become steps; rmsprop is the authors', its epsilon 1 outside the root.",
+        group=RATES,
+    )
     precision: Literal["32.32", "16.32", "16.16"] = option(
         "32.32",
         "Bits of the networks' products and of the weights kept between updates; 16 is bfloat16, since float16 "

@@ -122,7 +122,7 @@ def run_in_pieces(
         started = time.perf_counter()
         with nullcontext() if count else compiling():
             carry = jax.block_until_ready(step(done, done + count, carry))  # type: ignore[no-untyped-call]
-        pieces.took(max(1, count), time.perf_counter() - started)
+        pieces.learn(max(1, count), time.perf_counter() - started)
         done += count
         advance(count)
         count = pieces.next(units - done)

@@ -26,6 +26,15 @@ from hotloop.mcmc import hmc
 State = Any
 Batch = Mapping[str, Array]
 
+# With an epsilon of 1 the scale of a gradient matters, which is why losses are sums and no means.
+AUTHORS = {"decay": 0.9, "epsilon": 1.0, "first_square": True}
+OPTIMISERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "rmsprop": ("rmsprop_outside", AUTHORS),
+    "adam": ("adam", {}),
+    "adamw": ("adamw", {}),
+    "muon": ("muon", {}),
+}
+
 
 @dataclass(frozen=True)
 class Job:
@@ -41,8 +50,8 @@ class Job:
 
     @cached_property
     def optimiser(self) -> optim.Transformation:
-        """The authors' RMSProp: with an epsilon of 1 the scale of a gradient matters, and losses are sums."""
-        return optim.make("rmsprop_outside", {"decay": 0.9, "epsilon": 1.0, "first_square": True})
+        """Without a rate: each group of parameters has its own."""
+        return optim.make(*OPTIMISERS[self.model.optimizer])
 
 
 def init(job: Job, key: Array) -> State:

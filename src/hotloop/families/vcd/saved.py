@@ -48,5 +48,5 @@ def load_run(folder: str | Path, step: int | None = None) -> TrainedRun:
             "train with --save-checkpoints to keep them"
         )
     like = jax.eval_shape(lambda key: init(job, key), jax.random.key(0))
-    restored = Checkpoints(folder / "checkpoints", family=FAMILY, config=options).restore(like, step).warned()
+    restored = Checkpoints(folder / "checkpoints", family=FAMILY, config=options).restore(like, step).warn()
     return TrainedRun(config, job, restored.state, restored.step, folder)

@@ -15,18 +15,16 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from hotloop.engine import measure as reports
-from hotloop.engine.checkpoint import Checkpoints, KeepLast
 from hotloop.engine.device import platform
-from hotloop.engine.drive import drive, newest
 from hotloop.engine.evaluate import Evaluation
 from hotloop.engine.feed import Resident
 from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.loop import Program
-from hotloop.engine.plan import Batch, Event, Plan, plan_updates
+from hotloop.engine.plan import Batch, Event, Plan
 from hotloop.engine.progress import Console
-from hotloop.engine.run import Run, check_free, has_finished, is_held, is_only_begun
+from hotloop.engine.run import Run, has_finished, is_held, is_only_begun
 from hotloop.engine.sinks import ConsoleSink
+from hotloop.engine.training import check_place, open_training
 from hotloop.errors import OptionError, RunError
 from hotloop.families.vcd import evaluation, fused, images, model
 from hotloop.families.vcd.config import VcdTrain
@@ -48,17 +46,15 @@ MAY_DIFFER = (
     "test_images",
 )
 """Options that change nothing about the numbers, so that a resumed run may have others."""
-CHECKPOINTS, KEPT = 20, 3
+CHECKPOINTS = 20
+"""Checkpoints that a run makes in all."""
 
 
 def run(config: VcdTrain, console: Console, command: str) -> Mapping[str, Any]:
     """Train as often as asked; the result of the last repeat, and of all of them under `runs`."""
     check_sampler(config)
     folder = run_folder(config)
-    check_free(folder, config.resume)
-    reports.requested(
-        config.report, folder, lambda _: None
-    )  # one that cannot be written is refused before data are read
+    check_place(folder, config.resume, config.report)
     if config.resume and not config.save_checkpoints and has_finished(folder):
         raise RunError(
             f"--resume: {folder} is finished and has no checkpoints; to train again give another --run-name"
@@ -99,7 +95,7 @@ def load_data(config: VcdTrain, console: Console) -> Images:
 def make_plan(config: VcdTrain, samples: int) -> Plan:
     """Exactly the updates that the epochs hold, a log every so many, twenty checkpoints."""
     total = config.total_updates(samples)
-    return plan_updates(
+    return Plan.for_updates(
         total,
         log_every=min(config.log_every, total),
         checkpoint_every=max(1, total // CHECKPOINTS) if config.save_checkpoints else 0,
@@ -143,37 +139,33 @@ def train_run(config: VcdTrain, data: Images, console: Console, command: str) ->
         min(plan.updates_per_call, config.updates_per_call or plan.total_updates),
         key,
     )
-    report = reports.requested(config.report, folder, console.warn)
     say = (lambda _: None) if config.log_level in ("WARNING", "ERROR", "CRITICAL") else console.say
     settings = to_jsonable(
         {**asdict(config), "data": images.make_lasting(config.data), "images": len(data.train)}
     )
     sink = ConsoleSink(say, ("checkpoint",) if config.log_level in ("NOTSET", "DEBUG") else ())
-    with (
-        Run.create(
-            folder, settings, command=command, resume=config.resume, may_differ=MAY_DIFFER, sinks=[sink]
-        ) as record,
-        Checkpoints(record.checkpoints, KeepLast(KEPT), family=FAMILY, config=settings) as checkpoints,
-        console.progress(f"vcd ({config.method})", plan.total_updates) as bar,
-    ):
-        if data.notice:
-            record.event("warning", message=data.notice)
-        state = model.init(job, stream(key, "init", 0))
-        resumed = newest(checkpoints, state) if config.resume else None
-        bar.advance(resumed.step if resumed else 0)
+    with open_training(
+        folder,
+        settings,
+        command=command,
+        family=FAMILY,
+        resume=config.resume,
+        may_differ=MAY_DIFFER,
+        sinks=[sink],
+        warn=console.warn,
+        progress=console.progress,
+        report=config.report,
+        notice=data.notice,
+    ) as training:
         say("Starting training...")
-        state = drive(
+        state = training.train(
             program,
             plan,
-            state,
-            record,
-            checkpoints if config.save_checkpoints else None,
-            resumed=resumed,
+            model.init(job, stream(key, "init", 0)),
+            title=f"vcd ({config.method})",
             on_log=log_pace(config.micro_batch_size),
-            progress=bar,
             latest=LATEST,
             guard="loss",
-            report=report,
             how_to_resume=how_to_resume(config, folder),
         )
         say("Finished training.")
@@ -183,9 +175,7 @@ def train_run(config: VcdTrain, data: Images, console: Console, command: str) ->
             "seed": config.seed,
             "method": config.method,
         }
-        result |= final_figures(config, job, state, data, record, console)
-        if data.notice:
-            console.warn(data.notice)
+        result |= final_figures(config, job, state, data, training.record, console)
     return result
 
 

@@ -45,7 +45,7 @@ DEMO_UPDATES, DEMO_POINTS = 120, 24
 def run(config: CifarConfig, console: Console, given: Set[str] = frozenset()) -> Mapping[str, Any]:
     """Train, test, or both; `given` are the names of the options on the command line itself."""
     folder = config.model_dir or default_path("estimator", config.results_dir)
-    report = reports.requested(config.report, folder, console.warn)
+    report = reports.find_report_folder(config.report, folder, console.warn)
     if config.test_only:
         config = recall_options(config, folder, given, console.say)
     else:

@@ -1,0 +1,202 @@
+"""The one way to run a training: its folder, records and checkpoints, resuming, the bar, validation, stopping.
+
+`check_place` refuses what cannot work before data are read. `open_training` holds the run's folder while the family
+works in it, `TrainingRun.train` makes the updates; `train` is both in one call. What an update computes, and what
+else a run has to do, is the family's.
+"""
+
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Unpack
+
+from hotloop.engine.checkpoint import Checkpoints, Keep, KeepAll, KeepLast, Restored
+from hotloop.engine.drive import Callbacks, drive, newest
+from hotloop.engine.loop import Program, State
+from hotloop.engine.measure import find_report_folder
+from hotloop.engine.plan import Plan
+from hotloop.engine.progress import Show, print_to_stderr, show
+from hotloop.engine.records import read_events
+from hotloop.engine.run import Run, check_free
+from hotloop.engine.sinks import ConsoleSink, Sink
+
+PROGRAMS = ("training", "evaluation")
+"""Sub-folders of a report that a run may write."""
+
+
+def _warn_on_stderr(text: str) -> None:
+    print_to_stderr(f"warning: {text}")
+
+
+def check_place(folder: Path, resume: bool, report: str | Path | None = None) -> None:
+    """RunError or OptionError where what a training writes has no place; nothing but a named report is touched."""
+    check_free(folder, resume)
+    find_report_folder(report, folder, lambda _: None)  # what is to be said about it is said with the run
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingRun:
+    """A run that is open: its records, its checkpoints, and where its report goes (None: nowhere)."""
+
+    record: Run
+    checkpoints: Checkpoints
+    report: Path | None
+    progress: Show
+
+    def newest(self, state: State) -> Restored | None:
+        """The newest whole checkpoint of a state like `state`, to go on from; None where none was ever begun."""
+        return newest(self.checkpoints, state)
+
+    def train(
+        self,
+        program: Program,
+        plan: Plan,
+        state: State,
+        *,
+        resumed: Restored | None = None,
+        title: str = "training",
+        endless: bool = False,
+        how_to_resume: str = "give the same command again with --resume",
+        **callbacks: Unpack[Callbacks],
+    ) -> State:
+        """Make every update of the plan, and return the state after the last one; see `drive` for the callbacks.
+
+        A run that is resumed goes on from `resumed` (None: from its newest checkpoint). It saves where the plan has
+        checkpoints at all. `title` stands beside the bar; an `endless` plan ends with its data, which no bar can know.
+        """
+        if resumed is None and self.record.resumed:
+            resumed = newest(self.checkpoints, state)
+        with self.progress(title, None if endless else plan.total_updates) as bar:
+            bar.advance(resumed.step if resumed else 0)
+            return drive(
+                program,
+                plan,
+                state,
+                self.record,
+                self.checkpoints if plan.has("checkpoint") else None,
+                resumed=resumed,
+                progress=bar,
+                report=self.report,
+                how_to_resume=how_to_resume,
+                **callbacks,
+            )
+
+
+@contextmanager
+def open_training(
+    folder: str | Path,
+    settings: Mapping[str, Any],
+    *,
+    command: str,
+    family: str = "",
+    resume: bool = False,
+    may_differ: Collection[str] = (),
+    keep: Keep = KeepLast(3),  # noqa: B008 - frozen
+    checkpoints: Callable[[Run], Checkpoints] | None = None,
+    sinks: Sequence[Sink] | None = None,
+    warn: Callable[[str], None] = _warn_on_stderr,
+    progress: Show = show,
+    report: str | Path | None = None,
+    programs: Sequence[str] = PROGRAMS,
+    notice: str = "",
+) -> Iterator[TrainingRun]:
+    """Hold a run's folder: a new one, or with `resume` that of an earlier run with the same settings.
+
+    `settings` become its config.json; those in `may_differ` may be others than before. `checkpoints` opens others
+    than those in the folder, which are kept by `keep`. `sinks` see every record (None: lines on standard error).
+    `report` is where the compiler's report was asked for, and `programs` are the sub-folders it will have. A `notice`,
+    about the data say, is a warning among the records, and `warn` repeats it at the end, where it is not missed.
+    """
+    folder = Path(folder)
+    report_folder = find_report_folder(report, folder, warn, programs)
+    with Run.create(
+        folder,
+        settings,
+        command=command,
+        resume=resume,
+        may_differ=may_differ,
+        sinks=[ConsoleSink(print_to_stderr)] if sinks is None else sinks,
+    ) as record:
+        opened = (
+            checkpoints(record)
+            if checkpoints
+            else Checkpoints(record.checkpoints, keep, family=family, config=settings)
+        )
+        with opened:
+            if notice:
+                record.event("warning", message=notice)
+            yield TrainingRun(record, opened, report_folder, progress)
+            if notice:
+                warn(notice)
+
+
+def train(
+    program: Program,
+    plan: Plan,
+    state: State,
+    folder: str | Path,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    keep: Keep = KeepLast(3),  # noqa: B008 - frozen
+    sinks: Sequence[Sink] | None = None,
+    report: str | Path | None = None,
+    **callbacks: Unpack[Callbacks],
+) -> State:
+    """Train in a folder of its own, or with `resume` go on there; the state after the last update.
+
+    The folder holds the records (`events.jsonl`), the checkpoints and the `settings`, which a resumed run must have
+    again. A stop by Ctrl-C or SIGTERM is saved and raised as `Interrupted`. The callbacks are those of `drive`:
+    `validate(state)` gives figures at the plan's validations, `guard="loss"` stops a run that diverges.
+    """
+    with open_training(
+        folder,
+        settings or {},
+        command=" ".join(sys.argv),
+        resume=resume,
+        keep=keep,
+        sinks=sinks,
+        report=report,
+    ) as training:
+        return training.train(
+            program, plan, state, how_to_resume="call train again with resume=True", **callbacks
+        )
+
+
+@dataclass(frozen=True)
+class RunCheckpoints:
+    """The checkpoints of one run in a folder where others may have theirs.
+
+    A run's first record, which no other run has, marks its steps. Those of others, and whatever else lies there, are
+    neither gone on from, nor validated, nor replaced, nor removed.
+    """
+
+    folder: Path
+    run: Path | None
+    """The run's own folder; None where nothing is known of it: then every step counts."""
+    family: str = ""
+
+    def open(self) -> Checkpoints:
+        """The run's own checkpoints; none as long as nothing is on record."""
+        if self.run is None:
+            return Checkpoints(self.folder, KeepAll(), family=self.family)
+        first = next(iter(self.records()), None)
+        return Checkpoints(
+            self.folder, KeepAll(), family=self.family, config={"first_record": first}, shared=True
+        )
+
+    def records(self) -> list[dict[str, Any]]:
+        """All that is on record of the run."""
+        return [*read_events(self.run)] if self.run and (self.run / "events.jsonl").exists() else []
+
+    def steps(self) -> list[int]:
+        """The run's own whole steps, oldest first."""
+        with self.open() as checkpoints:
+            return checkpoints.steps()
+
+    def other_steps(self) -> list[int]:
+        """Whole steps in the folder that are not the run's."""
+        with Checkpoints(self.folder, KeepAll(), family=self.family) as found:
+            return sorted({*found.steps()} - {*self.steps()})

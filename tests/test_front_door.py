@@ -1,0 +1,60 @@
+"""What `from hotloop import ...` offers: lazily, with the types that checkers see, and an example of each that runs."""
+
+import ast
+import doctest
+import inspect
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import hotloop
+
+NAMES = [name for name in dir(hotloop) if not name.startswith("_")]
+WITHOUT_JAX = ("EvalSpec", "Mode", "ModelSpec", "RunConfig", "TrainSpec")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_public_name_has_an_example_that_runs(name: str) -> None:
+    examples = doctest.DocTestParser().get_doctest(
+        inspect.getdoc(getattr(hotloop, name)) or "", {}, name, name, 0
+    )
+    assert examples.examples, f"{name} has no example in its docstring"
+    printed: list[str] = []
+    results = doctest.DocTestRunner().run(examples, out=printed.append)
+    assert not results.failed, "".join(printed)
+
+
+def test_the_names_are_those_that_are_promised() -> None:
+    engine = {"Program", "Resident", "Streamed", "Evaluation", "hmc", "layers"}
+    estimator = {"Arrays", "Estimator", "EvalSpec", "Hook", "Mode", "ModelSpec", "RunConfig", "TrainSpec"}
+    assert set(NAMES) == engine | estimator | {"train_and_evaluate"}
+    with pytest.raises(AttributeError, match="module 'hotloop' has no attribute 'Pogram'"):
+        hotloop.Pogram  # noqa: B018
+
+
+def test_type_checkers_see_the_objects_that_programs_get() -> None:
+    tree = ast.parse(Path(hotloop.__file__).read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    seen = {}
+    for line in block.body:
+        assert isinstance(line, ast.ImportFrom) and line.module
+        for name in line.names:
+            assert name.asname == name.name, "a strict checker takes no other import as an export"
+            found = import_module(line.module)
+            seen[name.name] = getattr(found, name.name)
+    assert seen == {name: getattr(hotloop, name) for name in NAMES}
+
+
+def run(text: str) -> None:
+    subprocess.run([sys.executable, "-c", text], check=True)
+
+
+def test_importing_the_package_imports_neither_jax_nor_numpy() -> None:
+    run("import sys, hotloop; dir(hotloop); assert not {'jax', 'numpy', 'typing'} & {*sys.modules}")
+
+
+def test_names_that_need_no_jax_do_not_import_it() -> None:
+    run(f"import sys; from hotloop import {', '.join(WITHOUT_JAX)}; assert 'jax' not in sys.modules")
