@@ -47,15 +47,15 @@ def peak_mib() -> int:
 
 def measure(path: Path, repeat: int) -> None:
     from hotloop.data.rating_matrix import build_matrix
-    from hotloop.data.ratings import read_triples
+    from hotloop.data.ratings import read_rating_text
 
     for _ in range(repeat):
         wall, cpu = time.perf_counter(), time.process_time()
-        triples = read_triples(path)
+        table = read_rating_text(path)
         parsed = {"wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - cpu}
-        after_parsing, lines = peak_mib(), len(triples)
+        after_parsing, lines = peak_mib(), len(table)
         wall, cpu = time.perf_counter(), time.process_time()
-        matrix = build_matrix(triples.users, triples.items, triples.ratings, warn=lambda text: None)
+        matrix = build_matrix(table.users, table.items, table.values, warn=lambda text: None)
         built = {"wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - cpu}
         figures = {
             "lines": lines,
@@ -71,7 +71,7 @@ def measure(path: Path, repeat: int) -> None:
             "matrix_mib": round((matrix.items.nbytes + matrix.codes.nbytes + matrix.starts.nbytes) / 2**20),
         }
         print(json.dumps(figures), flush=True)
-        del triples, matrix
+        del table, matrix
 
 
 def main() -> None:

@@ -30,8 +30,8 @@ from hotloop.engine.device import setup
 from hotloop.engine.keys import seed_key
 from hotloop.engine.loop import Program, copy_state
 from hotloop.families.recommender import autoencoder, batches, model, train
-from hotloop.families.recommender.config import TrainOptions, UpdateOptions
-from hotloop.families.recommender.rating_error import RatingError
+from hotloop.families.recommender.config import TrainOptions
+from hotloop.families.recommender.measures import RatingError
 from hotloop.families.recommender.rating_sets import RatingSets
 
 SHAPES = {
@@ -157,21 +157,16 @@ def main() -> int:
     torch.set_float32_matmul_precision("highest")
     matrix = made_up(options.shape)
     print(f"{options.shape}: {matrix.users:,} users, {matrix.n_items:,} items, {matrix.ratings:,} ratings")
-    config = TrainOptions(
-        size=options.size, batch_size=options.batch_size, precision=options.precision
-    ).resolved()
-    data = RatingSets(options.shape, matrix, matrix, None)
-    job = model.Job(
-        UpdateOptions(size=options.size, batch_size=options.batch_size, precision=options.precision),
-        matrix.n_items,
-    )
+    config = TrainOptions(size=options.size, batch_size=options.batch_size, precision=options.precision)
+    setup_ = train.make_setup(config.resolve(), RatingSets(options.shape, matrix, matrix, None))
+    job = setup_.job
     error = check(matrix, job.layers, device)
     print(f"one gradient, torch against ours in float32: relative difference {error:.1e}")
     if error > (1e-4 if device == "cpu" else 2e-3):
         raise SystemExit("they do not compute the same: not timed")
     torch.set_float32_matmul_precision("high")
     per_call = 10 if device == "cpu" else 250
-    program = Program(model.update(job), train.make_feed(config, job, data), per_call, seed_key(0))
+    program = Program(model.update(job), train.make_feed(setup_), per_call, seed_key(0))
     held = {"state": copy_state(model.init(job, seed_key(2))), "done": 0}
     program.compile(held["state"])
 
@@ -217,7 +212,7 @@ def main() -> int:
 
 def evaluation(job: model.Job, matrix: RatingMatrix, state: object, batch_size: int) -> float:
     """Users a second of an exact evaluation of every user, compilation not counted."""
-    errors = RatingError(job, matrix, matrix, batch_size, (1.0, 5.0))
+    errors = RatingError(model.evaluate(job), matrix, matrix, batch_size)
     errors(state)
     rate = matrix.users / seconds(partial(errors, state))
     print(f"evaluation: {rate:,.0f} users/s")

@@ -26,14 +26,14 @@ from hotloop.engine.run import current_records, read_events
 from hotloop.families.recommender import (
     baseline_models,
     baselines,
-    beside,
     config,
     convert,
-    evaluation,
+    evaluate,
     model,
     rating_sets,
     saved_run,
     train,
+    validate_process,
 )
 from hotloop.families.recommender.commands_config import ConvertOptions, EvaluateOptions, SplitName
 from hotloop.families.recommender.config import BY_NAME, PRESETS, TrainOptions
@@ -53,7 +53,7 @@ FILES = "--training-data-file netflix_data/{0}_train.txt --validation-data-file 
 def read(line):
     """The options that a command line means, presets included, sizes filled in."""
     command, _, words = find_command(["recommender", "train", *line.split()])
-    return resolve(command, scan(words, (*options_of(command.config), *options_of(Common)))).config.resolved()
+    return resolve(command, scan(words, (*options_of(command.config), *options_of(Common)))).config.resolve()
 
 
 def lines(users, items, values):
@@ -293,7 +293,7 @@ def forbidden(*_, **__):
 
 
 def test_the_first_weights_are_saved_and_nothing_is_trained(folder, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(beside, "Beside", forbidden)
+    monkeypatch.setattr(validate_process, "ProcessValidation", forbidden)
     line = words(
         folder, "--build-init", "--multiprocessing", "--logdir", str(tmp_path), "--run-name", "first"
     )
@@ -306,7 +306,7 @@ def test_the_first_weights_are_saved_and_nothing_is_trained(folder, tmp_path, ca
 
 
 def test_testing_on_a_checkpoint_gives_its_validation_error(folder, whole, capsys, monkeypatch):
-    monkeypatch.setattr(beside, "Beside", forbidden)
+    monkeypatch.setattr(validate_process, "ProcessValidation", forbidden)
     before = sorted(Path(whole["run"]).rglob("*"))
     line = ["recommender", "train", "--testing-on-checkpoint", whole["run"], "--multiprocessing",
             "--validation-data-file", str(folder / "3m_valid.txt"), "--validation-batch-size", "7",
@@ -376,7 +376,7 @@ def test_a_run_is_evaluated_from_everywhere_and_using_it_creates_nothing(
 
 
 def test_without_validation_there_is_none_and_no_other_process(folder, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(beside, "Beside", forbidden)
+    monkeypatch.setattr(validate_process, "ProcessValidation", forbidden)
     line = words(folder, "--no-validation", "--multiprocessing", "--logdir", str(tmp_path))
     assert main([*line, "--run-name", "blind", "--json"]) == 0
     out, said = capsys.readouterr()
@@ -523,7 +523,7 @@ def small(training, validation, tmp_path, capsys, *more):
     assert main([*line, *more, "--json"]) == 0
     out, said = capsys.readouterr()
     result = json.loads(out)
-    return result, said, saved_run.load_training(saved_run.load_run(Path(result["run"])))
+    return result, said, saved_run.load_run(Path(result["run"])).load_training()
 
 
 def test_ratings_of_strangers_are_counted_and_left_out(tmp_path, capsys):
@@ -626,14 +626,14 @@ def test_any_file_of_ratings_trains_alone_split_and_sized_by_what_it_holds(tmp_p
     assert main([*line, "--logdir", str(tmp_path), "--json"]) == 0
     out, said = capsys.readouterr()
     result = json.loads(out)
-    train = saved_run.load_training(saved_run.load_run(Path(result["run"])))
+    train = saved_run.load_run(Path(result["run"])).load_training()
     parts = [train.ratings, result["validation"]["ratings"], result["test"]["ratings"]]
     told = "ratings.csv: --split random gives {} ratings to train with, {} to validate and {} to test"
     assert told.format(*parts) in said
     assert sum(parts) > 0.95 * len(users) and parts[0] > 0.75 * len(users)
     assert f"--size 128 --batch-size {USERS}: for {parts[0]} training ratings of {USERS} users" in said
     assert "warning" not in said
-    tested = evaluation.run(EvaluateOptions(run=Path(result["run"]), k=()), Listener())
+    tested = evaluate.run(EvaluateOptions(run=Path(result["run"]), k=()), Listener())
     assert (tested["rmse"], tested["data"]) == (
         pytest.approx(result["test"]["rmse"]), "test part of ratings.csv (random split)",
     )  # fmt: skip

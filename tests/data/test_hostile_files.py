@@ -66,7 +66,7 @@ def test_a_gzip_bomb_is_read_as_far_as_its_header_says_and_no_further(zeros, tmp
 
 @pytest.mark.parametrize(
     ("read", "more"),
-    [(image_formats.read_amat, ()), (image_formats.read_cifar, ((10,),)), (ratings.read_ratings, ())],
+    [(image_formats.read_amat, ()), (image_formats.read_cifar, ((10,),)), (ratings.read_u_data, ())],
 )
 def test_a_gzip_bomb_is_not_unpacked_to_its_end(read, more, zeros, tmp_path):
     path = tmp_path / "bomb"
@@ -92,7 +92,7 @@ def test_gzipped_ratings_that_unpack_to_far_too_much_are_refused(line, tmp_path)
     path.write_bytes(
         packer.compress(b"1,1,1\n") + b"".join(packer.compress(block) for _ in range(20)) + packer.flush()
     )
-    assert "unpacks to more than " in refuse(ratings.read_triples, path)
+    assert "unpacks to more than " in refuse(ratings.read_rating_text, path)
 
 
 def test_an_amat_file_of_empty_lines_allocates_nothing(tmp_path):

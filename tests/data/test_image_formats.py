@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotloop.data.image_formats import read_amat, read_cifar, read_idx
-from hotloop.data.ratings import read_ratings
+from hotloop.data.ratings import read_u_data
 from hotloop.errors import DataError
 
 
@@ -162,7 +162,7 @@ def test_empty_amat_file_is_refused(tmp_path):
 
 
 def test_ratings_keep_ids_values_and_times(tmp_path):
-    ratings = read_ratings(write(tmp_path, b"196\t242\t3\t881250949\n22\t377\t1\t878887116\n"))
+    ratings = read_u_data(write(tmp_path, b"196\t242\t3\t881250949\n22\t377\t1\t878887116\n"))
     assert len(ratings) == 2
     assert ratings.users.tolist() == [196, 22]
     assert ratings.items.tolist() == [242, 377]
@@ -194,14 +194,14 @@ def test_bad_rating_names_file_line_and_reason(tmp_path, line, expected, place):
     lines = [b"1\t2\t3\t4"] * 3
     lines.insert(place - 1, line)
     path = write(tmp_path, b"\n".join(lines) + b"\n")
-    text = message(read_ratings, path)
+    text = message(read_u_data, path)
     assert text.startswith(f"{path}: line {place}: ")
     assert expected in text
 
 
 def test_a_line_number_counts_blank_lines_too(tmp_path):
-    assert "line 4: rating 9" in message(read_ratings, write(tmp_path, b"1\t2\t3\t4\n\n\n1\t2\t9\t4\n"))
+    assert "line 4: rating 9" in message(read_u_data, write(tmp_path, b"1\t2\t3\t4\n\n\n1\t2\t9\t4\n"))
 
 
 def test_empty_ratings_file_is_refused(tmp_path):
-    assert "line 1: no rating" in message(read_ratings, write(tmp_path, b""))
+    assert "line 1: no rating" in message(read_u_data, write(tmp_path, b""))

@@ -146,7 +146,7 @@ def test_random_ratings_are_uniform_and_seeded():
         list(range(50)),
         list(range(20)),
     )
-    shares = np.bincount(ratings.ratings.astype(int), minlength=6) / 20_000
+    shares = np.bincount(ratings.values.astype(int), minlength=6) / 20_000
     assert shares[0] == 0
     np.testing.assert_allclose(shares[1:], 0.2, atol=0.015)  # five standard deviations
     again, other = draw_random_ratings(50, 20, 20_000, seed=3), draw_random_ratings(50, 20, 20_000, seed=4)
@@ -159,7 +159,7 @@ def test_random_validation_is_new_and_knows_only_what_train_knows():
     assert 0 < len(valid) < 5000
     assert set(valid.users.tolist()) <= set(train.users.tolist())
     assert set(valid.items.tolist()) <= set(train.items.tolist())
-    build_matrix(train.users, train.items, train.ratings, warn=lambda _: None)
+    build_matrix(train.users, train.items, train.values, warn=lambda _: None)
     assert not np.array_equal(valid.users[:50], train.users[:50])
 
 
@@ -167,7 +167,7 @@ def test_random_validation_is_new_and_knows_only_what_train_knows():
 def test_random_ratings_have_the_shape_of_the_netflix_prize():
     train, valid = draw_random_sets()
     warnings = []
-    built = build_matrix(train.users, train.items, train.ratings, warn=warnings.append)
+    built = build_matrix(train.users, train.items, train.values, warn=warnings.append)
     assert (built.users, built.n_items) == (480_000, 18_000)
     assert 9_300 < len(train) - built.ratings < 10_300  # 9,778 pairs are expected twice
     assert 419_000 < len(np.unique(valid.users)) < 421_500  # 420,233 are expected

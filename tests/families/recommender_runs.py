@@ -10,7 +10,8 @@ import numpy as np
 from hotloop.data.rating_matrix import build_matrix
 from hotloop.engine.checkpoint import Checkpoints, KeepAll
 from hotloop.engine.records import write_json
-from hotloop.families.recommender import config, saved_run
+from hotloop.families.recommender import config, model, saved_run
+from hotloop.families.recommender.commands_config import FAMILY
 from hotloop.families.recommender.config import TrainOptions, make_schedule
 from hotloop.options import to_jsonable
 
@@ -90,16 +91,16 @@ def make_run(folder, steps=(3,), seed=0, **options):
     names = ("train", "validation", "test")
     files = [write_text(folder / f"{name}.txt", part) for name, part in zip(names, parts, strict=True)]
     paths = {f"{'training' if n == 'train' else n}_data_file": f for n, f in zip(names, files, strict=True)}
-    own = TrainOptions(**{"size": 128, "batch_size": 4, "precision": "32.32", **paths, **options}).resolved()
+    own = TrainOptions(**{"size": 128, "batch_size": 4, "precision": "32.32", **paths, **options}).resolve()
     train = matrix(parts[0])
-    job = saved_run.make_job(own, train.n_items, make_schedule(own, train.users))
+    job = model.make_job(own, train.n_items, make_schedule(own, train.users).drops, 0.5, 5.0)
     extra = {"users": USERS, "items": ITEMS, "drops": job.drops, "low": 0.5, "high": 5.0}
     settings = to_jsonable({**asdict(own), **extra})
     run = folder / "run"
     run.mkdir()
     write_json(run / "config.json", settings)
-    saved_run.write_training(run, train)
-    with Checkpoints(run / "checkpoints", KeepAll(), family=saved_run.FAMILY, config=settings) as kept:
+    saved_run.write_matrix(run, train)
+    with Checkpoints(run / "checkpoints", KeepAll(), family=FAMILY, config=settings) as kept:
         for place, step in enumerate(steps):
             kept.save(step, state_of(job, train, step), position={}, metrics={"validation_rmse": 1.0 + place})
     return run
@@ -108,9 +109,7 @@ def make_run(folder, steps=(3,), seed=0, **options):
 def state_of(job, train, seed):
     """Weights and biases so large that predictions differ and some leave the scale; nothing is compiled for it."""
     rng = np.random.default_rng(seed)
-    like = jax.eval_shape(
-        lambda key: saved_run.initial_state(job, key, train.user_ids, train.item_ids), jax.random.key(0)
-    )
+    like = jax.eval_shape(lambda key: saved_run.initial_state(job, key, train), jax.random.key(0))
     state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like)
     params = jax.tree.map(
         lambda leaf: np.float32(0.3 * rng.normal(size=leaf.shape) + 0.5 * (leaf.ndim == 1)), state["params"]
@@ -135,14 +134,14 @@ def network(params, x):
     return x
 
 
-def naive(scores, train, truth, ks=(), relevant=4.0, low=-math.inf, high=math.inf, whole=False):
+def naive(scores, train, truth, ks=(), relevant=4.0, low=-math.inf, high=math.inf, round=False):
     """Every figure by loops over users and items."""
     squares, absolutes, lists = [], [], {f"{name}@{k}": [] for name in ("ndcg", "recall") for k in ks}
     ranked = 0
     for user in range(len(truth)):
         for item in np.flatnonzero(truth[user]):
             prediction = min(max(scores[user, item], low), high)
-            error = (np.round(prediction) if whole else prediction) - truth[user, item]
+            error = (np.round(prediction) if round else prediction) - truth[user, item]
             squares.append(error**2)
             absolutes.append(abs(error))
         free = [item for item in range(truth.shape[1]) if not train[user, item]]

@@ -36,18 +36,34 @@ def test_damped_means_are_those_of_loops_however_the_ratings_are_cut(monkeypatch
         np.testing.assert_allclose(found.user, user, rtol=1e-5, atol=1e-7)
 
 
+def solve_ridge(train, item_damping, user_damping):
+    """Users and items by the normal equations."""
+    users, items = train.shape
+    rows, columns = np.nonzero(train)
+    design = np.zeros((len(rows), users + items))
+    design[np.arange(len(rows)), rows] = design[np.arange(len(rows)), users + columns] = 1
+    values = train[rows, columns].astype(np.float64)
+    penalty = np.diag(np.r_[np.full(users, user_damping), np.full(items, item_damping)])
+    return np.linalg.solve(design.T @ design + penalty, design.T @ (values - values.mean()))
+
+
 def test_ridge_solves_the_normal_equations(monkeypatch):
     monkeypatch.setattr(baseline_models, "CONVERGED", 1e-12)
     monkeypatch.setattr(baseline_models, "MAX_TURNS", 200)
     train = runs.draw()[0]
-    rows, columns = np.nonzero(train)
-    design = np.zeros((len(rows), runs.USERS + runs.ITEMS))
-    design[np.arange(len(rows)), rows] = design[np.arange(len(rows)), runs.USERS + columns] = 1
-    values = train[rows, columns].astype(np.float64)
-    penalty = np.diag(np.r_[np.full(runs.USERS, 3.0), np.full(runs.ITEMS, 2.0)])
-    solved = np.linalg.solve(design.T @ design + penalty, design.T @ (values - values.mean()))
     found = baseline_models.fit_ridge(runs.matrix(train), 2, 3)
-    np.testing.assert_allclose(np.r_[found.user, found.item], solved, atol=1e-9)
+    np.testing.assert_allclose(np.r_[found.user, found.item], solve_ridge(train, 2.0, 3.0), atol=1e-9)
+
+
+def test_what_users_and_items_share_is_balanced_in_the_first_turns(monkeypatch):
+    """No rating tells a shift of all users from one of all items; only the dampings do, and very slowly in turns."""
+    monkeypatch.setattr(baseline_models, "MAX_TURNS", 3)
+    train = np.random.default_rng(0).integers(1, 6, (runs.USERS, runs.ITEMS)).astype(np.float32)
+    matrix = runs.matrix(train)
+    mean = baseline_models.fit_mean(matrix)
+    shifted = baseline_models.Biases(mean.mean, mean.user - 2, mean.item + 2)
+    found = baseline_models.fit_ridge(matrix, 0.5, 0.2, start=shifted)
+    np.testing.assert_allclose(np.r_[found.user, found.item], solve_ridge(train, 0.5, 0.2), atol=1e-4)
 
 
 def test_ridge_needs_few_turns():
@@ -113,7 +129,7 @@ def naive_ease(parts, penalty):
 
 @pytest.mark.slow
 def test_table_has_every_model_on_the_ratings_of_the_run(run, monkeypatch):
-    monkeypatch.setattr(baseline_models, "LAMBDA_GRID", (0.1, 1.0, 30.0))
+    monkeypatch.setattr(baselines, "LAMBDA_GRID", (0.1, 1.0, 30.0))
     console = runs.Listener()
     result = baselines.run(BaselineOptions(run=run, k=(2, 3), relevant=3.5), console)
     ((columns, rows),) = console.tables
@@ -125,7 +141,7 @@ def test_table_has_every_model_on_the_ratings_of_the_run(run, monkeypatch):
     assert dashes == [rated, [False] * 6, ranked, ranked, [False] * 6]
     models = dict(zip(names, result["models"].values(), strict=True))
     train, validation, test = parts = runs.draw()
-    found = {penalty: naive_ease(parts, penalty) for penalty in baseline_models.LAMBDA_GRID}
+    found = {penalty: naive_ease(parts, penalty) for penalty in baselines.LAMBDA_GRID}
     best = max(found, key=lambda penalty: found[penalty][0]["ndcg@3"])
     assert rows[3][0] == f"EASE (lambda {best:g})"
     fit = baseline_models.choose_biases(runs.matrix(train), runs.matrix(validation), 0.5, 5.0)

@@ -19,13 +19,13 @@ def read(line):
 
 def error(line):
     with pytest.raises(OptionError) as caught:
-        read(line).resolved()
+        read(line).resolve()
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 def from_file(name, more=""):
-    return read(f"--training-data-file data/{name} --no-validation {more}").resolved()
+    return read(f"--training-data-file data/{name} --no-validation {more}").resolve()
 
 
 # The old program's options.
@@ -70,8 +70,8 @@ def test_every_old_option_is_there_with_its_default(name, default):
 
 
 def test_what_the_old_program_left_open_is_filled_in_for_random_data():
-    config = read("").resolved()
-    assert config.from_random
+    config = read("").resolve()
+    assert config.is_random
     assert (config.size, config.batch_size, config.validation_batch_size, config.epochs) == (128, 64, 128, 2)
     assert make_schedule(config, 480_000).updates_per_call == 250
 
@@ -153,21 +153,21 @@ def test_what_is_given_wins_over_the_name():
 )
 def test_for_another_name_size_and_batch_follow_the_number_of_ratings(ratings, sizes):
     for name in ("random_train.txt", "u.data", "ratings.csv"):
-        config = read(f"--training-data-file data/{name}").resolved(480_000, ratings)
+        config = read(f"--training-data-file data/{name}").resolve(480_000, ratings)
         assert (config.size, config.batch_size) == sizes
 
 
 def test_what_is_given_wins_over_the_number_of_ratings():
-    config = read("--training-data-file u.data --size 512").resolved(943, 80_000)
+    config = read("--training-data-file u.data --size 512").resolve(943, 80_000)
     assert (config.size, config.batch_size) == (512, 64)
-    config = read("--training-data-file u.data --batch-size 3").resolved(943, 80_000)
+    config = read("--training-data-file u.data --batch-size 3").resolve(943, 80_000)
     assert (config.size, config.batch_size) == (128, 3)
-    assert read("--training-data-file u.data").resolved(40, 500).batch_size == 40  # all users at once
+    assert read("--training-data-file u.data").resolve(40, 500).batch_size == 40  # all users at once
 
 
 def test_filling_in_twice_changes_nothing():
     config = from_file("1y_train.txt")
-    assert config.resolved() == config and hash(config.resolved()) == hash(config)
+    assert config.resolve() == config and hash(config.resolve()) == hash(config)
 
 
 # Rates.
@@ -239,9 +239,7 @@ def test_a_test_file_needs_a_validation_file_or_none_wanted():
     assert error("--training-data-file 3m_train.txt --test-data-file 3m_test.txt").startswith(
         "--test-data-file"
     )
-    assert (
-        read("--training-data-file 3m_train.txt --validation-data-file 3m_valid.txt").resolved().size == 128
-    )
+    assert read("--training-data-file 3m_train.txt --validation-data-file 3m_valid.txt").resolve().size == 128
 
 
 # All of them.
@@ -249,9 +247,9 @@ def test_a_test_file_needs_a_validation_file_or_none_wanted():
 
 def test_presets_resolve():
     for values in PRESETS.values():
-        config = build(TrainOptions, values).resolved()
+        config = build(TrainOptions, values).resolve()
         assert config.size and config.batch_size and config.epochs
-    assert build(TrainOptions, PRESETS["ml-100k"]).resolved().data == "ml-100k"
+    assert build(TrainOptions, PRESETS["ml-100k"]).resolve().data == "ml-100k"
 
 
 def test_options_are_described_and_no_two_share_a_spelling():

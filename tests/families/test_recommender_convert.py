@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hotloop.cli.console import Context
-from hotloop.data.ratings import Triples, read_triples
+from hotloop.data.ratings import Ratings, read_rating_text
 from hotloop.errors import DataError, OptionError
 from hotloop.families.recommender import convert, netflix
 from hotloop.families.recommender.commands_config import ConvertOptions
@@ -63,8 +63,8 @@ def contents(out):
 def pairs(path):
     if not path.stat().st_size:
         return set()
-    triples = read_triples(path)
-    return set(zip(triples.users.tolist(), triples.items.tolist(), strict=True))
+    table = read_rating_text(path)
+    return set(zip(table.users.tolist(), table.items.tolist(), strict=True))
 
 
 def shuffled_movies(count=60, customers=40, seed=0):
@@ -155,7 +155,7 @@ def test_lines_are_grouped_by_user_and_each_users_follow_the_time(tmp_path):
     movies = shuffled_movies()
     days = {(int(line.split(",")[0]), movie): line[-10:] for movie, lines in movies.items() for line in lines}
     converted(write_movies(tmp_path / "raw", movies), tmp_path / "out", "3m")
-    train = read_triples(tmp_path / "out/3m_train.txt")
+    train = read_rating_text(tmp_path / "out/3m_train.txt")
     keys = [
         (user, days[user, item], item)
         for user, item in zip(train.users.tolist(), train.items.tolist(), strict=True)
@@ -180,9 +180,9 @@ def test_another_seed_deals_the_same_ratings_to_other_halves(tmp_path):
 
 def test_a_single_file_of_sections_is_read_and_empty_sections_are_passed_over(tmp_path):
     combined = write_combined(tmp_path / "raw", [[(1, []), (2, ["5,3,2005-09-09"]), (3, []), (4, [])]])
-    triples = netflix.read(sorted(combined.iterdir()), Context())
-    assert (triples.users.tolist(), triples.items.tolist(), triples.ratings.tolist()) == ([5], [2], [3.0])
-    assert triples.times.tolist() == [netflix.day("2005-09-09")]
+    table = netflix.read(sorted(combined.iterdir()), Context())
+    assert (table.users.tolist(), table.items.tolist(), table.values.tolist()) == ([5], [2], [3.0])
+    assert table.times.tolist() == [netflix.day("2005-09-09")]
     assert netflix.day("1970-01-02") == 1
     assert (
         converted(combined / "combined_data_1.txt", tmp_path / "out", "3m")["counts"]["train"]["ratings"] == 1
@@ -219,7 +219,7 @@ def test_a_bad_raw_line_is_named_with_its_number_and_reason(tmp_path, text, reas
 
 def timed(rows):
     users, items, times = map(np.array, zip(*rows, strict=True))
-    return Triples(users, items, np.ones(len(users), np.float32), times)
+    return Ratings(users, items, np.ones(len(users), np.float32), times)
 
 
 def test_user_time_trains_on_the_first_seven_tenths_of_each_user():
@@ -243,7 +243,7 @@ def test_user_time_trains_on_the_first_seven_tenths_of_each_user():
 def test_user_time_deals_whole_users_by_a_fair_coin():
     users = np.repeat(np.arange(2000), 4)
     split = split_by_user_time(
-        Triples(users, np.tile(np.arange(4), 2000), np.ones(8000, np.float32), np.tile(np.arange(4), 2000))
+        Ratings(users, np.tile(np.arange(4), 2000), np.ones(8000, np.float32), np.tile(np.arange(4), 2000))
     )
     later = split.parts.reshape(2000, 4)[:, 2:]
     assert (later[:, 0] == later[:, 1]).all()
@@ -253,20 +253,20 @@ def test_user_time_deals_whole_users_by_a_fair_coin():
 def test_random_split_has_its_fractions_and_ignores_the_order():
     rng = np.random.default_rng(0)
     cells = rng.permutation(200 * 100)
-    triples = Triples(cells // 100, cells % 100, np.ones(len(cells), np.float32))
-    split = split_randomly(triples, (0.7, 0.1, 0.2), seed=2)
+    table = Ratings(cells // 100, cells % 100, np.ones(len(cells), np.float32))
+    split = split_randomly(table, (0.7, 0.1, 0.2), seed=2)
     shares = np.bincount(split.parts, minlength=3) / len(cells)
     np.testing.assert_allclose(shares, [0.7, 0.1, 0.2], atol=0.015)  # more than four standard deviations
     by_cell = np.empty_like(split.parts)
     by_cell[cells] = split.parts
     again = split_randomly(
-        Triples(np.arange(20_000) // 100, np.arange(20_000) % 100, triples.ratings), (0.7, 0.1, 0.2), seed=2
+        Ratings(np.arange(20_000) // 100, np.arange(20_000) % 100, table.values), (0.7, 0.1, 0.2), seed=2
     )
     np.testing.assert_array_equal(again.parts, by_cell)
-    whole = split_randomly(triples, (0.8, 0.0, 0.2), seed=2)
+    whole = split_randomly(table, (0.8, 0.0, 0.2), seed=2)
     np.testing.assert_array_equal(whole.parts == TEST, split.parts == TEST)
-    assert (split_randomly(triples, (0.7, 0.1, 0.2), seed=3).parts != split.parts).mean() > 0.3
-    assert (split_randomly(triples, (1, 0, 0)).parts == TRAIN).all()
+    assert (split_randomly(table, (0.7, 0.1, 0.2), seed=3).parts != split.parts).mean() > 0.3
+    assert (split_randomly(table, (1, 0, 0)).parts == TRAIN).all()
 
 
 def test_draws_are_uniform_and_depend_on_every_id():
@@ -289,11 +289,11 @@ def test_half_stars_and_own_ids_survive_the_conversion(tmp_path):
     source.write_text("\r\n".join(("userId,movieId,rating,timestamp", *lines)))
     result = converted(tmp_path, tmp_path / "out", "random", fractions=(0.5, 0.25, 0.25))
     assert sum(result["counts"][part]["ratings"] for part in convert.PARTS) == len(rows)
-    parts = [read_triples(Path(path)) for path in result["files"].values()]
+    parts = [read_rating_text(Path(path)) for path in result["files"].values()]
     got = {
         cell
         for part in parts
-        for cell in zip(part.users.tolist(), part.items.tolist(), part.ratings.tolist(), strict=True)
+        for cell in zip(part.users.tolist(), part.items.tolist(), part.values.tolist(), strict=True)
     }
     assert got == set(rows)
     assert "\t0.5\n" in (tmp_path / "out/random_train.txt").read_text()
@@ -307,7 +307,7 @@ def test_real_movielens_divides_without_loss(tmp_path):
     assert counts["train"]["users"] == 943
     assert counts["train"]["ratings"] == pytest.approx(80_000, abs=4 * 127)
     by_time = converted(ROOT / "ml-100k/u.data", tmp_path, "user-time")["counts"]
-    sizes = np.bincount(read_triples(ROOT / "ml-100k/u.data").users)
+    sizes = np.bincount(read_rating_text(ROOT / "ml-100k/u.data").users)
     assert by_time["train"]["ratings"] == (7 * sizes // 10).sum()
     assert by_time["valid"]["users"] + by_time["test"]["users"] == 943
 
@@ -330,10 +330,10 @@ def test_a_conversion_that_breaks_off_leaves_what_was_there(tmp_path, monkeypatc
     converted(source, tmp_path / "out", "3m")
     before = contents(tmp_path / "out")
 
-    def full_disk(triples):
+    def full_disk(table):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(convert, "_lines", full_disk)
+    monkeypatch.setattr(convert, "_columns", full_disk)
     with pytest.raises(DataError, match=r"cannot be written \(No space left on device\)"):
         converted(source, tmp_path / "out", "3m", overwrite=True)
     assert contents(tmp_path / "out") == before

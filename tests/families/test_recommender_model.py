@@ -365,7 +365,7 @@ def test_a_batch_without_ratings_has_the_error_zero_and_no_gradient(masked_step)
 
 
 def test_a_first_joint_update_without_ratings_is_finite_and_changes_nothing():
-    own = job(replace(PLAIN, no_dropout=False))
+    own = replace(job(replace(PLAIN, no_dropout=False)), low=1, high=5)
     state = model.init(own, KEY)
     new, metrics = quick(model.update(own))(state, {"ratings": np.zeros((4, ITEMS), np.float32)}, KEY)
     assert float(metrics["loss"]) == float(metrics["gradient_norm"]) == 0
@@ -381,7 +381,7 @@ def test_errors_are_summed_for_each_user_over_its_ratings_and_clipped():
     state = with_params(own, random_params())
     y = np.clip(np.float64(quick(partial(model.predict, own))(state, x)), 0.5, 2.0)
     assert (y == 0.5).any() and (y == 2.0).any()
-    found = quick(model.evaluate(own, 0.5, 2.0))(state, {"ratings": x, "truth": truth})
+    found = quick(model.evaluate(replace(own, low=0.5, high=2.0)))(state, {"ratings": x, "truth": truth})
     errors = np.where(truth > 0, y - truth, 0)
     np.testing.assert_allclose(found["squared_error"], (errors**2).sum(1), rtol=1e-5)
     np.testing.assert_allclose(found["absolute_error"], np.abs(errors).sum(1), rtol=1e-5)
@@ -389,6 +389,6 @@ def test_errors_are_summed_for_each_user_over_its_ratings_and_clipped():
 
 
 def test_the_family_keeps_the_engines_rules():
-    own = job(replace(PLAIN, no_dropout=False))
+    own = replace(job(replace(PLAIN, no_dropout=False)), low=1, high=5)
     data = {"ratings": ratings(19, ITEMS), "truth": ratings(19, ITEMS, seed=2)}
-    check_family(model.init, model.update, lambda job: model.evaluate(job, 1, 5), own, data, 4)
+    check_family(model.init, model.update, model.evaluate, own, data, 4)

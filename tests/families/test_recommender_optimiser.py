@@ -127,7 +127,7 @@ def train(name, **options):
     chosen = (
         {} if name == "random" else {"training_data_file": Path(f"{name}_train.txt"), "no_validation": True}
     )
-    return TrainOptions(**chosen, **options).resolved()
+    return TrainOptions(**chosen, **options).resolve()
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_validations_an_epoch_and_the_length_of_a_call_are_taken_into_account():
 
 @pytest.mark.parametrize(("users", "batch"), [(943, 64), (64, 64), (1, 1), (7, 64)])
 def test_a_small_set_trains_about_as_long_as_its_epochs_say(users, batch):
-    found = make_schedule(TrainOptions(size=128, batch_size=batch, epochs=20).resolved(), users)
+    found = make_schedule(TrainOptions(size=128, batch_size=batch, epochs=20).resolve(), users)
     assert found.calls >= 1 and found.validate_every >= 1
     assert abs(found.updates - max(1, 20 * users / batch)) <= found.updates_per_call
 

@@ -21,7 +21,7 @@ RATINGS = matrix(SIZES, ITEMS, "half stars")
 KEY = jax.random.key(3)
 CONFIG = TrainOptions(
     size=128, batch_size=6, data="procedural", base_learning_rate=-9, precision="32.32"
-).resolved()
+).resolve()
 
 
 def dense(users, dtype):
@@ -61,9 +61,10 @@ def test_the_gradient_is_that_of_the_dense_loss(monkeypatch, untied, dropout, ch
 
 
 def trained(sparse, monkeypatch):
-    monkeypatch.setattr(train, "takes_sparse", lambda job, data: sparse)
-    job, data = Small(CONFIG, ITEMS, widths=(7, 5, 6)), RatingSets("drawn", RATINGS, None, None)
-    program = Program(model.update(job), train.make_feed(CONFIG, job, data), 5, seed_key(1))
+    monkeypatch.setattr(train, "takes_sparse", lambda job, train: sparse)
+    job = Small(CONFIG, ITEMS, widths=(7, 5, 6))
+    setup = replace(train.make_setup(CONFIG, RatingSets("drawn", RATINGS, None, None)), job=job)
+    program = Program(model.update(job), train.make_feed(setup), 5, seed_key(1))
     state, metrics = program(copy_state(model.init(job, KEY)), 0, 5)
     return jax.tree.map(np.asarray, (state["params"], dict(metrics)))
 
@@ -94,4 +95,4 @@ def test_where_ratings_stay_sparse(monkeypatch, options, platform, full, sparse)
     users, items = 100, 1000
     some = matrix([int(full * items)] * users, items)
     job = model.Job(replace(CONFIG, **options), items)
-    assert train.takes_sparse(job, RatingSets("drawn", some, None, None)) == sparse
+    assert train.takes_sparse(job, some) == sparse

@@ -20,13 +20,12 @@ from hotloop.cli.console import Context
 from hotloop.cli.parser import scan
 from hotloop.engine.progress import Progress
 from hotloop.errors import DataError, MissingExtra, OptionError, RunError
-from hotloop.families.recommender import local_trials, sweep
-from hotloop.families.recommender import trials as trial_progress
+from hotloop.families.recommender import local_trials, sweep, trials
 from hotloop.families.recommender.config import TrainOptions
-from hotloop.families.recommender.local_trials import TAIL_BYTES, ChildProcesses
+from hotloop.families.recommender.local_trials import TAIL_BYTES, ChildProcesses, run_trial
 from hotloop.families.recommender.sweep import add_throughputs
 from hotloop.families.recommender.sweep_config import PRESETS, SweepOptions
-from hotloop.families.recommender.trials import Trial, TrialFigures, TrialOutcome, read_figures, run_trial
+from hotloop.families.recommender.trials import Trial, TrialFigures, TrialOutcome, read_figures
 from hotloop.options import build, options_of
 from old_benchmarks import read as read_old
 
@@ -170,11 +169,11 @@ def test_files_are_named_so_that_any_folder_will_do(tmp_path, monkeypatch):
 
 def test_only_ratings_that_mean_something_are_validated():
     one = {"num_devices": 1, "base_learning_rates": ("16",)}
-    assert not SweepOptions(**one).validated
-    assert SweepOptions(**one, data="procedural").validated
-    assert not SweepOptions(**one, data="procedural", no_validation=True).validated
+    assert not SweepOptions(**one).is_validated
+    assert SweepOptions(**one, data="procedural").is_validated
+    assert not SweepOptions(**one, data="procedural", no_validation=True).is_validated
     files = {"training_data_file": Path("3m_train.txt"), "validation_data_file": Path("3m_valid.txt")}
-    assert SweepOptions(**one, **files).validated
+    assert SweepOptions(**one, **files).is_validated
 
 
 def test_presets_are_those_of_train():
@@ -338,12 +337,12 @@ def test_a_child_that_does_not_stop_is_killed_with_its_children(tmp_path):
 DRIVER = """
 import os, sys
 from pathlib import Path
-from hotloop.families.recommender import trials
+from hotloop.families.recommender import local_trials, trials
 code = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1]).write_text(str(os.getpid()) + ' '); time.sleep(99)"
 planned = [
     trials.Trial(n, -16.0, Path("nowhere"), (sys.executable, "-S", "-c", code, f"{sys.argv[1]}/{n}")) for n in range(3)
 ]
-trials.run_all(planned, [os.environ] * 2, print)
+local_trials.run_trials(planned, [os.environ] * 2, print)
 """
 
 
@@ -469,7 +468,7 @@ def standing(folder, *records):
 def test_the_bar_of_a_sweep_says_how_each_trial_stands(tmp_path):
     start, compiled = {"event": "start", "time": time.time() - 3600}, {"event": "compile"}
     log = {"event": "log", "update": 14, "epoch": 0.95}
-    trials = [
+    standings = [
         standing(tmp_path / "1", start, compiled, log, {"event": "end"}),
         standing(tmp_path / "2", start, compiled, log),
         standing(tmp_path / "3", start, {"event": "warning"}),
@@ -477,13 +476,13 @@ def test_the_bar_of_a_sweep_says_how_each_trial_stands(tmp_path):
         standing(tmp_path / "5"),
         Trial(6, -16.0, tmp_path / "6", ()),
     ]
-    said = trial_progress.describe_progress(trials)
+    said = trials.describe_progress(standings)
     assert said.startswith("sweep: trial 2 at epoch 0.95, trial 3 compiling 36") and said.endswith(" s")
-    assert trial_progress.describe_progress(trials[3:]) == "sweep"
+    assert trials.describe_progress(standings[3:]) == "sweep"
 
 
 def test_a_sweep_looks_at_its_trials_until_they_are_over(tmp_path, monkeypatch):
-    monkeypatch.setattr(trial_progress, "WATCH_SECONDS", 0.001)
+    monkeypatch.setattr(trials, "WATCH_SECONDS", 0.001)
     trial = standing(tmp_path / "1", {"event": "compile"}, {"event": "log", "epoch": 0.5})
     heard, looked = [], threading.Event()
 
@@ -492,7 +491,7 @@ def test_a_sweep_looks_at_its_trials_until_they_are_over(tmp_path, monkeypatch):
             heard.append(description)
             looked.set()
 
-    with trial_progress.watch_trials([trial], Bar()):
+    with trials.watch_trials([trial], Bar()):
         assert looked.wait(60)
     count = len(heard)
     assert set(heard) == {"sweep: trial 1 at epoch 0.50"}

@@ -162,7 +162,7 @@ def of_data() -> list[Reader]:
 
     def netflix_files(file: Path) -> object:
         console = type("Console", (), {"progress": staticmethod(no_progress)})()
-        netflix.begins_like_one(file)
+        netflix.is_netflix_file(file)
         return netflix.read([file], console)
 
     arrays = archive(lambda out: np.savez(out, a=np.arange(3), names=np.array(["x", "yz"])))
@@ -181,8 +181,8 @@ def of_data() -> list[Reader]:
         Reader("amat", [bits, gzip.compress(bits)], in_file("x", image_formats.read_amat)),
         Reader("CIFAR-10", [bytes(3073) * 2, gzip.compress(bytes(3073))], in_file("x", cifar_of(10))),
         Reader("CIFAR-100", [bytes(3074) * 2], in_file("x", cifar_of(20, 100))),
-        Reader("u.data", [text[0], gzip.compress(text[0])], in_file("u.data", ratings.read_ratings)),
-        Reader("files of ratings", [*text, gzip.compress(text[1])], in_file("ratings.csv", ratings.read_triples)),
+        Reader("u.data", [text[0], gzip.compress(text[0])], in_file("u.data", ratings.read_u_data)),
+        Reader("files of ratings", [*text, gzip.compress(text[1])], in_file("ratings.csv", ratings.read_rating_text)),
         Reader("the Netflix Prize", raw, in_file("mv_1.txt", netflix_files)),
         Reader("npz", [arrays], in_file("a.npz", content.read_npz)),
         Reader("a kept index", [index, arrays], kept_index),

@@ -18,9 +18,11 @@ from hotloop.families.cnn import saved as cnn
 from hotloop.families.cnn.options import Train as CnnTrain
 from hotloop.families.cnn.timing import seconds_of_processes
 from hotloop.families.estimator.cifar.program import seconds_to
+from hotloop.families.recommender import commands_config
 from hotloop.families.recommender import saved_run as recommender
 from hotloop.families.recommender.config import TrainOptions
-from hotloop.families.recommender.trials import _answer, read_figures
+from hotloop.families.recommender.local_trials import _parse_answer
+from hotloop.families.recommender.trials import read_figures
 from hotloop.families.vcd import saved as vcd
 from hotloop.families.vcd.config import VcdTrain
 from hotloop.options import to_jsonable
@@ -48,7 +50,7 @@ def of_runs() -> list[Reader]:
     )
     config = {"batch_size": 64, "base_learning_rate": -13, "learning_rate_decay": [0.5, 0.1], "seed": 1, "users": 2,
               "items": 2, "drops": [1, 2], "low": 1.0, "high": 5.0, "images": 10}  # fmt: skip
-    extra = {name: config[name] for name in recommender.EXTRA}
+    extra = {name: config[name] for name in commands_config.EXTRA}
     norm = {"kind": "batch", "momentum": 0.9, "groups": None, "channels_per_group": None}
     network = {"network": {"model": "cifar_resnet8", "shape": [32, 32, 3], "classes": 10, "norm": norm,
                "variant": "keras"}, "dataset": "cifar10", "precision": "32.32", "half": "float16",
@@ -57,14 +59,13 @@ def of_runs() -> list[Reader]:
               "measured": "", "jax": ""}  # fmt: skip
     ratings = build_matrix(np.array([0, 1]), np.array([0, 1]), np.array([1.0, 2.0]), warn=lambda _: None)
     ids = np.arange(2)
-    run = recommender.SavedRun(TrainOptions(), None, None, 0, Path(), ids, ids, 1.0, 5.0)
     step = checkpoint_folder.format_manifest(
         checkpoint_folder.Manifest(3, {}, {"a": checkpoint_folder.StoredFile(1, "00000000")})
     )
 
     def training(folder: Path, data: bytes) -> None:
         (folder / "ratings.npz").write_bytes(data)
-        found = recommender.load_training(replace(run, folder=folder))
+        found = recommender.read_matrix(folder, ids, ids)
         found.values()
         [found.row(user) for user in range(found.users)]
 
@@ -102,7 +103,7 @@ def of_runs() -> list[Reader]:
         measure._poplar(text, None, lambda _: None)
 
     def training_kept(folder: Path) -> bytes:
-        recommender.write_training(folder, ratings)
+        recommender.write_matrix(folder, ratings)
         return (folder / "ratings.npz").read_bytes()
 
     with tempfile.TemporaryDirectory() as folder:
@@ -120,7 +121,7 @@ def of_runs() -> list[Reader]:
         Reader("events", [events.encode()], in_file("events.jsonl", recorded)),
         Reader("events of a trial", [events.encode()], in_file("events.jsonl", trial)),
         Reader("config of a trial", [options], in_file("config.json", trial_config)),
-        Reader("a trial's answer", [b'warning\n{"loss": 1}\n'], of_text(_answer)),
+        Reader("a trial's answer", [b'warning\n{"loss": 1}\n'], of_text(_parse_answer)),
         Reader("config of a run", [options], in_folder("config.json", cnn_config)),
         Reader("config of a vcd run", [vcd_options], in_folder("config.json", vcd.load_run)),
         Reader("config of a recommender run", [recommender_options], in_folder("config.json", recommender.load_run)),

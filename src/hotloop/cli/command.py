@@ -84,14 +84,14 @@ class Command:
         return frozenset(option.name for option in options if not option.positional)
 
 
-def on_device(module: str) -> Callable[[Any, Context], Mapping[str, Any]]:
-    """What a computing command runs: the device is opened, then `run` of the module, which is imported only now."""
+def on_device(module: str, function: str = "run") -> Callable[[Any, Context], Mapping[str, Any]]:
+    """What a computing command runs: the device is opened, then the module's function; it is imported only now."""
 
     def run(config: Any, context: Context) -> Mapping[str, Any]:
         context.open_device()
         with leave_at_once():
             command = import_module(module)
-        result: Mapping[str, Any] = command.run(config, context)
+        result: Mapping[str, Any] = getattr(command, function)(config, context)
         return result
 
     return run

@@ -35,9 +35,9 @@ def run_train(config: TrainOptions, context: Context) -> Mapping[str, Any]:
     if config.plan:
         from hotloop.cli.plan import show_plan
 
-        resolved, data = train.prepare(config, context)
-        context.say(train.describe(resolved, data))
-        return show_plan(train.make_plan(resolved, data)[1], context)
+        setup = train.prepare(config, context)
+        context.say(train.describe(setup))
+        return show_plan(setup.plan, context)
     return train.run(config, context, " ".join(["hotloop", *context.argv]))
 
 
@@ -92,21 +92,21 @@ COMMAND = Command(
             "evaluate",
             "RMSE, MAE, NDCG and Recall of a run.",
             EvaluateOptions,
-            on_device(f"{FAMILY}.evaluation"),
+            on_device(f"{FAMILY}.evaluate"),
             run_values=commands_config.evaluation_defaults,
         ),
         Command(
             "predict",
             "Predictions for a file or split, with the original ids.",
             PredictOptions,
-            on_device(f"{FAMILY}.predictions"),
+            on_device(f"{FAMILY}.predict", "run_predict"),
             run_values=commands_config.evaluation_defaults,
         ),
         Command(
             "recommend",
             "The best items that users have not rated.",
             RecommendOptions,
-            on_device(f"{FAMILY}.recommendations"),
+            on_device(f"{FAMILY}.predict", "run_recommend"),
             run_values=commands_config.evaluation_defaults,
         ),
         Command(

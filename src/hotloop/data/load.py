@@ -22,7 +22,7 @@ from hotloop.data.dataset import (
 from hotloop.data.fetch import FetchError, Progress, fetch, no_progress
 from hotloop.data.image_formats import read_amat
 from hotloop.data.local_files import LocalSet, check_named_folders, find_set, look_in
-from hotloop.data.ratings import read_ratings
+from hotloop.data.ratings import read_u_data
 from hotloop.data.stand_ins import stand_in_images, stand_in_ratings
 from hotloop.errors import DataError
 
@@ -65,7 +65,7 @@ def load_ratings(
         found = _locate((known,), data_dir, progress)
     except FetchError as error:
         return _announce(stand_in_ratings(known.name, error.why), say)
-    ratings = read_ratings(found.files["u.data"])
+    ratings = read_u_data(found.files["u.data"])
     source = f"files at {found.folder}"
     say(f"data: {known.name}, {len(ratings):,} ratings, {source}")
     return RatingSet(name=known.name, source=source, ratings=ratings)

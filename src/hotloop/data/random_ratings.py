@@ -1,26 +1,30 @@
-"""Ratings without any sense, in the shape of the Netflix Prize: for timing, and to see that nothing is learnt.
+"""Ratings that are drawn: without any sense, in the shape of the Netflix Prize, or by users with a few hidden tastes.
 
-User, item and rating (1 to 5) are each uniform, with replacement. The best prediction is 3 for everything, an RMSE
-of the square root of 2. Ratings that can be learnt are drawn in `tastes`.
+Random ones are for timing, and to see that nothing is learnt: user, item and rating (1 to 5) are each uniform, with
+replacement. The best prediction is 3 for everything, an RMSE of the square root of 2.
 
-Procedural ratings: users with a few hidden tastes, the stand-in for MovieLens where there is no MovieLens.
+Those of tastes stand in for MovieLens where there is none. A rating is a mean, what the user and the item add to it,
+the match of their tastes and some noise, rounded to 1 to 5. A few items are rated by many and most by few; users
+rate more of what they like. The same seed gives the same ratings.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hotloop.data.ratings import SCALE, Ratings, Triples
+from hotloop.data.ratings import SCALE, Ratings
 
 USERS, ITEMS, EVENTS, VALIDATION_EVENTS = 480_000, 18_000, 13_000_000, 1_000_000
 _TRAINING, _VALIDATION = 0, 1
+TASTES = 4
+_FIRST_SECOND = 874_724_710  # some moment in 1997, when MovieLens-100K begins
 
 
 def draw_random_ratings(
     users: int = USERS, items: int = ITEMS, events: int = EVENTS, seed: int = 0, stream: int = _TRAINING
-) -> Triples:
+) -> Ratings:
     """`events` ratings of users and items numbered from 0; another `stream` of a seed is independent of it."""
     rng = np.random.default_rng([seed, stream])
-    return Triples(
+    return Ratings(
         rng.integers(0, users, events, dtype=np.int32),
         rng.integers(0, items, events, dtype=np.int32),
         rng.integers(1, 6, events, dtype=np.int8).astype(np.float32),
@@ -33,16 +37,12 @@ def draw_random_sets(
     events: int = EVENTS,
     validation_events: int = VALIDATION_EVENTS,
     seed: int = 0,
-) -> tuple[Triples, Triples]:
+) -> tuple[Ratings, Ratings]:
     """Training ratings, and validation ratings of those users and items that have a training rating."""
     train = draw_random_ratings(users, items, events, seed)
     drawn = draw_random_ratings(users, items, validation_events, seed, _VALIDATION)
     known = np.isin(drawn.users, train.users) & np.isin(drawn.items, train.items)
     return train, drawn.take(known)
-
-
-TASTES = 4
-_FIRST_SECOND = 874_724_710  # some moment in 1997, when MovieLens-100K begins
 
 
 def draw_taste_ratings(users: int = 943, items: int = 1682, count: int = 100_000, seed: int = 0) -> Ratings:

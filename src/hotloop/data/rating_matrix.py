@@ -41,17 +41,16 @@ class RatingMatrix:
 
     @property
     def n_items(self) -> int:
-        """The number of columns."""
         return len(self.item_ids)
 
     @property
     def ratings(self) -> int:
-        """The number of ratings."""
         return len(self.items)
 
-    def values(self) -> NDArray[np.float32]:
-        """Every rating as a float32, in the order of `items`."""
-        return self.codes if self.levels is None else self.levels[self.codes]
+    def values(self, which: slice = slice(None)) -> NDArray[np.float32]:
+        """Every rating (of these places) as a float32, in the order of `items`."""
+        codes = self.codes[which]
+        return codes if self.levels is None else self.levels[codes]
 
     def check(self) -> None:
         """DataError where the arrays, read from a file, do not belong together."""
@@ -74,7 +73,7 @@ class RatingMatrix:
     def row(self, user: int) -> tuple[NDArray[Any], NDArray[np.float32]]:
         """Column numbers and ratings of one row."""
         own = slice(self.starts[user], self.starts[user + 1])
-        return self.items[own], self.codes[own] if self.levels is None else self.levels[self.codes[own]]
+        return self.items[own], self.values(own)
 
 
 def build_matrix(

@@ -1,14 +1,15 @@
-"""A column that grows: pieces are appended in place, so that there is never a list of pieces beside their sum.
+"""Tables of ratings, and the text files that hold them: MovieLens-100K's u.data, any file of ratings, and our own.
 
-It knows nothing of what the numbers mean.
-
-Ratings as MovieLens-100K has them: user, item, rating and time on a line, separated by tabs.
-Ratings in text files, read fast: user, item, rating and perhaps a time on each line.
+A file of ratings has user, item, rating and perhaps a time on each line, separated by a TAB, `::` or a comma, all
+lines alike; a first line of column names is skipped. Ids stay as the file has them; renumbering is for the matrix,
+splitting for the model that needs it. The parser is pyarrow's; only when it refuses a file are the lines read one by
+one, to name the first bad one. u.data is read without pyarrow, which not everybody has.
 """
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,19 +19,62 @@ from numpy.typing import NDArray
 
 from hotloop.data import content
 from hotloop.errors import DataError, MissingExtra
+from hotloop.options.files import whole_file
 
+SCALE = (1, 5)
+_LARGEST_U_DATA = 1 << 24
+"""Bytes; MovieLens-100K has 2 million."""
+_LARGEST_ID = int(np.iinfo(np.int32).max)
+_COLUMNS = {"user": (1, _LARGEST_ID), "item": (1, _LARGEST_ID), "rating": SCALE, "time": (0, 2**62)}
+"""The columns of u.data in their order and the values each may have."""
+
+_NAMES = ("user", "item", "rating", "time")
+_KINDS = (np.int32, np.int32, np.float32, np.int64)
+_EXPECTED = "expected 3 or 4: user, item, rating and perhaps a time"
+_HEADER = (rb"user.*", rb"(item|movie).*", rb"rating.*", rb"time.*")
+_WHOLE, _NUMBER = re.compile(rb"-?[0-9]+"), re.compile(rb"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
+_SMALLEST, _LARGEST = 2.0**-149, float(np.finfo(np.float32).max)
+_LONGEST_LINE = 4096
+_BLOCK_BYTES = 1 << 22
+_UNPACKED, _UNPACKED_MORE = 25, 1 << 24
+"""How many times its own size a gzipped file may unpack to, with so many bytes more: ratings reach 4 to 8."""
 _LEAST_GROWTH = 1 << 16
+
+Tables = AbstractContextManager[list[Callable[..., None]]]
+
+
+@dataclass(frozen=True, eq=False)
+class Ratings:
+    """A table of ratings with the source's own ids; entry n of each column belongs together.
+
+    Ids are int32 where all of them fit, else int64: a hundred million ratings take 1.2 GB and not 2.
+    """
+
+    users: NDArray[Any]
+    items: NDArray[Any]
+    values: NDArray[np.float32]
+    times: NDArray[Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def take(self, which: NDArray[Any]) -> "Ratings":
+        """The ratings at these places, or those where a mask is true."""
+        times = None if self.times is None else self.times[which]
+        return Ratings(self.users[which], self.items[which], self.values[which], times)
 
 
 class GrowingColumn:
-    """Numbers of one type; an int32 column becomes int64 with the first number that needs it."""
+    """Numbers of one type, appended in place, so that there is never a list of pieces beside their sum.
+
+    An int32 column becomes int64 with the first number that needs it.
+    """
 
     def __init__(self, dtype: Any):
         self._data: NDArray[Any] = np.empty(0, dtype)
         self._size = 0
 
     def append(self, piece: NDArray[Any]) -> None:
-        """Put a copy of these numbers at the end."""
         if self._data.dtype == np.int32 and not _fits(piece):
             self._data = self._data.astype(np.int64)
         end = self._size + len(piece)
@@ -53,28 +97,7 @@ def _fits(piece: NDArray[Any]) -> bool:
     return not len(piece) or bool(piece.min() >= bounds.min and piece.max() <= bounds.max)
 
 
-SCALE = (1, 5)
-_LARGEST_U_DATA = 1 << 24
-"""Bytes; MovieLens-100K has 2 million."""
-_LARGEST_ID = int(np.iinfo(np.int32).max)
-_COLUMNS = {"user": (1, _LARGEST_ID), "item": (1, _LARGEST_ID), "rating": SCALE, "time": (0, 2**62)}
-"""The columns in their order and the values each may have."""
-
-
-@dataclass(frozen=True, eq=False)
-class Ratings:
-    """A table of ratings; entry n of each column belongs together."""
-
-    users: NDArray[np.int32]
-    items: NDArray[np.int32]
-    values: NDArray[np.float32]
-    times: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-
-def read_ratings(path: str | Path) -> Ratings:
+def read_u_data(path: str | Path) -> Ratings:
     """The table in a file; DataError with the line and the reason for the first line that is not a rating."""
     path = Path(path)
     data = content.read_content(path, _LARGEST_U_DATA)
@@ -117,39 +140,6 @@ def _u_data_fault(line: bytes) -> str:
     return ""
 
 
-NAMES = ("user", "item", "rating", "time")
-_KINDS = (np.int32, np.int32, np.float32, np.int64)
-_EXPECTED = "expected 3 or 4: user, item, rating and perhaps a time"
-_HEADER = (rb"user.*", rb"(item|movie).*", rb"rating.*", rb"time.*")
-_WHOLE, _NUMBER = re.compile(rb"-?[0-9]+"), re.compile(rb"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
-_SMALLEST, _LARGEST = 2.0**-149, float(np.finfo(np.float32).max)
-_LONGEST_LINE = 4096
-_BLOCK_BYTES = 1 << 22
-_UNPACKED, _UNPACKED_MORE = 25, 1 << 24
-"""How many times its own size a gzipped file may unpack to, with so many bytes more: ratings reach 4 to 8."""
-
-
-@dataclass(frozen=True, eq=False)
-class Triples:
-    """A table of ratings with the file's own ids; entry n of each column belongs together.
-
-    Ids are int32 where all of them fit, else int64: a hundred million ratings take 1.2 GB and not 2.
-    """
-
-    users: NDArray[Any]
-    items: NDArray[Any]
-    ratings: NDArray[np.float32]
-    times: NDArray[Any] | None = None
-
-    def __len__(self) -> int:
-        return len(self.ratings)
-
-    def take(self, which: NDArray[Any]) -> "Triples":
-        """The ratings at these places, or those where a mask is true."""
-        times = None if self.times is None else self.times[which]
-        return Triples(self.users[which], self.items[which], self.ratings[which], times)
-
-
 @dataclass(frozen=True)
 class _Form:
     """How the lines of one file look."""
@@ -159,17 +149,17 @@ class _Form:
     header_lines: int
 
 
-def read_triples(path: str | Path) -> Triples:
+def read_rating_text(path: str | Path) -> Ratings:
     """The ratings of a file (or of a gzipped one); DataError with the first bad line and what is wrong with it."""
     path = Path(path)
     form = _read_form(path)
     try:
-        triples = _parse(path, form)
+        ratings = _parse(path, form)
     except ValueError as error:
         raise _bad_line(path, form, error) from None
-    if not len(triples):
+    if not len(ratings):
         raise DataError(f"{path}: no ratings in this file")
-    return triples
+    return ratings
 
 
 def import_arrow_csv() -> Any:
@@ -202,11 +192,11 @@ def _read_form(path: Path) -> _Form:
     return _Form(separator, len(fields), first + 1 if header else 0)
 
 
-def _parse(path: Path, form: _Form) -> Triples:
+def _parse(path: Path, form: _Form) -> Ratings:
     """The table; ValueError (pyarrow's own errors are) where a line is not a rating."""
     table = [GrowingColumn(kind) for kind in _KINDS[: form.columns]]
     for batch in _batches(path, form):
-        pieces = [batch.column(name) for name in NAMES[: form.columns]]
+        pieces = [batch.column(name) for name in _NAMES[: form.columns]]
         if any(piece.null_count for piece in pieces):
             raise ValueError("an empty field")
         rating = pieces[2].to_numpy()
@@ -214,16 +204,16 @@ def _parse(path: Path, form: _Form) -> Triples:
             raise ValueError("a rating that is not above 0 and finite")
         for column, piece in zip(table, pieces, strict=True):
             column.append(piece.to_numpy())
-    return Triples(*(column.finish() for column in table))
+    return Ratings(*(column.finish() for column in table))
 
 
 def _batches(path: Path, form: _Form) -> Iterator[Any]:
-    """Record batches with the columns of NAMES; between the colons of `::` lies a column that must be empty."""
+    """Record batches with the columns of _NAMES; between the colons of `::` lies a column that must be empty."""
     csv = import_arrow_csv()
     import pyarrow as pa
 
-    kinds = dict(zip(NAMES, (pa.int64(), pa.int64(), pa.float32(), pa.int64()), strict=True))
-    names = list(NAMES[: form.columns])
+    kinds = dict(zip(_NAMES, (pa.int64(), pa.int64(), pa.float32(), pa.int64()), strict=True))
+    names = list(_NAMES[: form.columns])
     if form.separator == b"::":
         names = [part for name in names for part in (name, f"after {name}")][:-1]
     types = {name: kinds.get(name, pa.null()) for name in names}
@@ -275,7 +265,7 @@ def _line_fault(line: bytes, form: _Form) -> str:
     fields = line.removeprefix(b"\xef\xbb\xbf").split(form.separator)
     if len(fields) != form.columns:
         return f"{len(fields)} columns where the first line has {form.columns}: {_quote(line)}"
-    for name, field in zip(NAMES, fields, strict=False):
+    for name, field in zip(_NAMES, fields, strict=False):
         pattern, kind = (_NUMBER, "a number") if name == "rating" else (_WHOLE, "a whole number")
         if not pattern.fullmatch(field.strip()):
             return f"{name} {_quote(field)} is not {kind}"
@@ -289,3 +279,32 @@ def _line_fault(line: bytes, form: _Form) -> str:
 
 def _quote(text: bytes) -> str:
     return repr(text[:60].decode("utf-8", "replace"))
+
+
+@contextmanager
+def write_tables(paths: Sequence[Path], name: str) -> Iterator[list[Callable[..., None]]]:
+    """For each path a function that appends equally long columns as text, separated by TABs.
+
+    Numbers have the fewest digits that read back as the same float32. The files get their names when the block ends
+    well and all of them are whole; DataError, which begins with `name`, where they cannot be written.
+    """
+    csv = import_arrow_csv()
+    import pyarrow as pa
+
+    plain = csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
+
+    def append_to(file: Any) -> Callable[..., None]:
+        def append(*columns: Any) -> None:
+            csv.write_csv(pa.table({str(place): column for place, column in enumerate(columns)}), file, plain)
+
+        return append
+
+    try:
+        for path in paths:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as names:
+            parts = [names.enter_context(whole_file(path)) for path in paths]
+            with ExitStack() as files:  # all of them are closed before the first one gets its name
+                yield [append_to(files.enter_context(part.open("wb"))) for part in parts]
+    except OSError as error:
+        raise DataError(f"{name}: cannot be written ({error.strerror or error})") from error

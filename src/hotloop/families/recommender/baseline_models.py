@@ -1,11 +1,14 @@
-"""Ratings predicted by mean + user bias + item bias, in two ways of fitting, and the choice between them.
+"""The baselines as models: ratings by mean + user bias + item bias, and EASE for ranking.
 
 Damped means: an item's bias is the mean of its ratings above the overall mean, shrunk towards 0 as if it had so many
 more ratings of none; then the same for users with what is left (Koren, 2008). Ridge: all biases at once, the least
 squares with those dampings as penalties, by turns over items and users. Host arithmetic in float64, some millions of
 ratings at a time.
 
-EASE (Steck, 2019): a linear model of items by items, in closed form, for ranking.
+EASE (Steck, 2019): a linear model of items by items, in closed form. With X the zeros and ones of what is relevant to
+users, P = (X'X + lambda I)^-1 and weights B_ij = -P_ij / P_jj off the diagonal, 0 on it; an item's score for a user is
+(x B)_j. All of it happens on the device in float32, the products in full precision; X'X is exact, a sum of ones. It
+predicts no ratings.
 """
 
 import math
@@ -25,7 +28,7 @@ from hotloop.data.rating_matrix import BLOCK, RatingMatrix
 from hotloop.engine.device import platform
 from hotloop.families.recommender import batches
 from hotloop.families.recommender.batches import DeviceRows
-from hotloop.families.recommender.measures import Batch
+from hotloop.families.recommender.measures import Batch, Scorer, is_relevant
 
 Floats = NDArray[np.float64]
 USUAL_DAMPINGS = (25.0, 10.0)
@@ -34,6 +37,13 @@ ITEM_GRID, USER_GRID = (1.0, 2.5, 5.0, 10.0, 25.0), (1.0, 5.0, 25.0)
 """What is tried otherwise."""
 CONVERGED, MAX_TURNS = 1e-3, 30
 """The ridge fit ends when no bias moves by more than this, a thousandth of a star."""
+LAMBDA_GRID = (50.0, 100.0, 200.0, 500.0, 1000.0)
+"""Values of lambda to choose from."""
+USUAL_LAMBDA = 500.0
+"""Lambda where there is nothing to choose it by: that of the paper for MovieLens-20M."""
+USERS_AT_ONCE = 512
+SQUARES = 5
+"""Matrices of items by items that are on the device at the same time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,28 +146,12 @@ def _blocks(matrix: RatingMatrix) -> Iterator[tuple[NDArray[np.int64], NDArray[A
         last = max(int(end), first + 1)
         own = slice(int(matrix.starts[first]), int(matrix.starts[last]))
         rows = np.repeat(np.arange(first, last), np.diff(matrix.starts[first : last + 1]))
-        codes = matrix.codes[own]
-        values = codes if matrix.levels is None else matrix.levels[codes]
-        yield rows, matrix.items[own], values.astype(np.float64)
+        yield rows, matrix.items[own], matrix.values(own).astype(np.float64)
         first = last
 
 
-LAMBDA_GRID = (50.0, 100.0, 200.0, 500.0, 1000.0)
-"""Values of lambda to choose from."""
-USUAL_LAMBDA = 500.0
-"""Lambda where there is nothing to choose it by: that of the paper for MovieLens-20M."""
-USERS_AT_ONCE = 512
-SQUARES = 5
-"""Matrices of items by items that are on the device at the same time."""
-
-
-def is_relevant(ratings: Array, relevant: float) -> Array:
-    """Where dense ratings are there and high enough."""
-    return (ratings > 0) & (ratings >= relevant)
-
-
 def count_pairs(train: RatingMatrix, relevant: float, rows: DeviceRows | None = None) -> Array:
-    """X'X: how many users liked both of two items."""
+    """X'X: to how many users both of two items are relevant."""
     size = min(USERS_AT_ONCE, train.users)
     room = batches.max_ratings(train, size)
     dtype = jnp.float32 if platform() == "cpu" else jnp.bfloat16  # exact for zeros and ones
@@ -188,13 +182,12 @@ def ease_weights(products: Array, penalty: Array) -> Array:
     return jnp.where(eye > 0, 0, -inverse / jnp.diagonal(inverse))
 
 
-def ease_scorer(relevant: float) -> Any:
+def ease_scorer(relevant: float) -> Scorer:
     """Scores of a batch; the state is B."""
 
     def score(state: Array, batch: Batch) -> Array:
-        return jnp.matmul(
-            is_relevant(batch["ratings"], relevant).astype(state.dtype), state, precision="highest"
-        )
+        x = is_relevant(batch["ratings"], relevant).astype(state.dtype)
+        return jnp.matmul(x, state, precision="highest")
 
     return score
 

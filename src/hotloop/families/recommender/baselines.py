@@ -18,11 +18,27 @@ from hotloop.data.rating_matrix import RatingMatrix
 from hotloop.engine.measure import memory_of_device
 from hotloop.engine.progress import Console
 from hotloop.errors import DataError
-from hotloop.families.recommender import baseline_models, batches, rating_sets, saved_run
-from hotloop.families.recommender.baseline_models import Biases
+from hotloop.families.recommender import batches, rating_sets, saved_run
+from hotloop.families.recommender.baseline_models import (
+    LAMBDA_GRID,
+    USUAL_LAMBDA,
+    Biases,
+    choose_biases,
+    count_pairs,
+    ease_bytes,
+    ease_flops,
+    ease_scorer,
+    ease_weights,
+    fit_mean,
+)
 from hotloop.families.recommender.commands_config import BaselineOptions
 from hotloop.families.recommender.config import TrainOptions
-from hotloop.families.recommender.evaluation import Asked, autoencoder, same_ratings, show
+from hotloop.families.recommender.evaluate import (
+    EvaluationSet,
+    autoencoder_scorer,
+    has_same_ratings,
+    show_figures,
+)
 from hotloop.families.recommender.measures import Batch, Figures, Measures, ScoringRules, make_rules
 from hotloop.families.recommender.rating_sets import RatingSets
 from hotloop.families.recommender.saved_run import SavedRun
@@ -37,21 +53,22 @@ RATING = ("rmse", "mae", "rmse_mean_of_batches")
 
 def run(config: BaselineOptions, console: Console) -> Mapping[str, Any]:
     """Fit, measure, show."""
-    found = (
-        None if config.run is None else saved_run.load_run(config.run, config.step, best=config.step is None)
-    )
+    found = None
+    if config.run is not None:
+        found = saved_run.load_run(config.run, config.step, best=config.step is None)
     data = rating_sets.load_sets(choose_options(config, found), console)
-    if found is not None and not same_ratings(data.train, saved_run.load_training(found)):
+    if found is not None and not has_same_ratings(data.train, found.load_training()):
         raise DataError(f"--run {config.run}: was trained on other ratings than those of {data.name}")
-    bench = Comparison(config, data, console)
+    comparison = Comparison(config, data, console)
     with console.progress("baselines"):
-        rows = bench.rows()
+        rows = comparison.rows()
         if found is not None:
-            rows[f"autoencoder (step {found.step:,})"] = bench.trained(found)
-    show(rows, config.k, config.relevant, bench.asked, console)
+            measure = comparison.measures(autoencoder_scorer(found.job))
+            rows[f"autoencoder (step {found.step:,})"] = measure(found.state)
+    show_figures(rows, config.k, config.relevant, comparison.chosen, console)
     if data.notice:
         console.warn(data.notice)
-    return {"data": bench.asked.name, "models": to_jsonable(rows)}
+    return {"data": comparison.chosen.name, "models": to_jsonable(rows)}
 
 
 def choose_options(config: BaselineOptions, found: SavedRun | None) -> TrainOptions:
@@ -60,29 +77,25 @@ def choose_options(config: BaselineOptions, found: SavedRun | None) -> TrainOpti
         return config.training()
     if not config.names_data:
         return found.config
-    asked = config.training()
-    return replace(asked, no_validation=asked.no_validation or found.config.no_validation)
+    named = config.training()
+    return replace(named, no_validation=named.no_validation or found.config.no_validation)
 
 
 class Comparison:
     """One part of the ratings, and every method on it."""
 
     def __init__(self, config: BaselineOptions, data: RatingSets, console: Console):
-        part = config.part or ("test" if data.test is not None else "validation")
-        truth = getattr(data, part)
+        part, truth = data.choose_part(config.part)
         if truth is None:
             raise DataError(f"--part {part}: {data.name} has no such ratings; give them in a file")
         self.config, self.data, self.console = config, data, console
-        self.asked = Asked(data.train, truth, data.describe(part), part, data.notice)
-        self.rules = make_rules(
-            *data.scale, config.clip, whole=config.round, ks=config.k, relevant=config.relevant
-        )
+        self.chosen = EvaluationSet(data.train, truth, data.describe(part), part, data.notice)
+        self.rules = make_rules(config, *data.scale)
         self.resident = batches.send_rows(data.train)
-        if part == "validation" or data.validation is None:
-            how = (
-                "nothing to choose by: usual ones" if data.validation is None else "chosen on this same part"
-            )
-            console.warn(f"dampings and lambda: {how}")
+        if data.validation is None:
+            console.warn("dampings and lambda: nothing to choose by: usual ones")
+        elif part == "validation":
+            console.warn("dampings and lambda: chosen on this same part")
 
     def measures(
         self, scorer: Any, truth: RatingMatrix | None = None, rules: ScoringRules | None = None
@@ -90,16 +103,16 @@ class Comparison:
         """A scorer on the part, or on other ratings by other rules."""
         size = self.config.batch_size or BATCH
         return Measures(
-            scorer, self.data.train, truth or self.asked.truth, size, rules or self.rules, self.resident
+            scorer, self.data.train, truth or self.chosen.truth, size, rules or self.rules, self.resident
         )
 
     def rows(self) -> dict[str, Figures]:
         """Each baseline's figures under its name."""
         train, config = self.data.train, self.config
         measure = self.measures(score_additive)
-        fit = baseline_models.choose_biases(train, self.data.validation, self.rules.low, self.rules.high)
+        fit = choose_biases(train, self.data.validation, self.rules.low, self.rules.high)
         rows = {
-            "overall mean": _only(measure(_state(baseline_models.fit_mean(train))), ratings=True),
+            "overall mean": _only(measure(_state(fit_mean(train))), ratings=True),
             f"user + item bias ({fit.how})": measure(_state(fit)),
             f"popularity (ratings of {config.relevant:g} or more)": _only(
                 measure(_state(_popularity(train, config.relevant))), ratings=False
@@ -110,24 +123,17 @@ class Comparison:
             rows[f"EASE (lambda {best:g})"] = _only(figures, ratings=False)
         return rows
 
-    def trained(self, found: SavedRun) -> Figures:
-        """The figures of a run's weights."""
-        return self.measures(autoencoder(found.job))(found.state)
-
     def _ease(self) -> tuple[float, Figures]:
         """The best lambda on the validation part by NDCG at the longest list, and its figures."""
-        relevant, best = self.config.relevant, baseline_models.USUAL_LAMBDA
-        products = baseline_models.count_pairs(self.data.train, relevant, self.resident)
-        scorer = baseline_models.ease_scorer(relevant)
+        relevant, best = self.config.relevant, USUAL_LAMBDA
+        products = count_pairs(self.data.train, relevant, self.resident)
+        scorer = ease_scorer(relevant)
         if self.data.validation is not None:
             longest = max(self.config.k)
             validate = self.measures(scorer, self.data.validation, replace(self.rules, ks=(longest,)))
-            found = {
-                each: validate(baseline_models.ease_weights(products, each))
-                for each in baseline_models.LAMBDA_GRID
-            }
-            best = max(baseline_models.LAMBDA_GRID, key=lambda each: found[each].get(f"ndcg@{longest}", 0.0))
-        return best, self.measures(scorer)(baseline_models.ease_weights(products, best))
+            found = {each: validate(ease_weights(products, each)) for each in LAMBDA_GRID}
+            best = max(LAMBDA_GRID, key=lambda each: found[each].get(f"ndcg@{longest}", 0.0))
+        return best, self.measures(scorer)(ease_weights(products, best))
 
     def _wants_ease(self) -> bool:
         train = self.data.train
@@ -136,8 +142,8 @@ class Comparison:
         device = jax.devices()[0]
         is_cpu = device.platform == "cpu"
         room = CPU_MEMORY if is_cpu else memory_of_device(device) or CPU_MEMORY
-        needed = baseline_models.ease_bytes(train.n_items)
-        work = baseline_models.ease_flops(train.users, train.n_items, len(baseline_models.LAMBDA_GRID))
+        needed = ease_bytes(train.n_items)
+        work = ease_flops(train.users, train.n_items, len(LAMBDA_GRID))
         if needed <= room and (not is_cpu or work <= CPU_FLOPS):
             return True
         self.console.warn(
@@ -161,7 +167,7 @@ def _state(fit: Biases) -> dict[str, Array]:
 
 
 def _popularity(train: RatingMatrix, relevant: float) -> Biases:
-    """How many users liked an item, in the shape of biases."""
+    """How many users an item is relevant to, in the shape of biases."""
     items = train.items[train.values() >= relevant]
     return Biases(0.0, np.zeros(train.users), np.bincount(items, minlength=train.n_items).astype(np.float64))
 

@@ -1,21 +1,23 @@
-"""The options of `hotloop recommender evaluate`, and those that every measuring command shares. It imports no jax.
+"""The options of the commands that use a run (evaluate, predict, recommend, baselines), and of convert.
 
-The options of `hotloop recommender predict` and `recommend`. It imports no jax.
-The options of `hotloop recommender baselines`: the data options of `train`, and what to measure. No jax.
-The options of a run for whoever uses it again: how it evaluated, and its ratings. No jax.
-The options of `hotloop recommender convert`. It imports neither jax nor numpy.
+Values that the command line leaves out are those of the run, where it has them. It imports neither jax nor numpy.
 """
 
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from hotloop.engine.run import read_config
 from hotloop.errors import OptionError
-from hotloop.families.recommender.config import DATA, RUN, TrainOptions
+from hotloop.families.recommender.config import DATA, RUN, DataOptions, TrainOptions, pick_options
 from hotloop.options import argument, between, finite, non_negative, option, positive, validate
 
-MEASURES = "What is measured"
+FAMILY = "recommender"
+EXTRA = {"users": int, "items": int, "drops": list, "low": float, "high": float}
+"""What config.json holds besides options, and of which kind."""
+MEASURES, OUTPUT = "What is measured", "Output"
+RATINGS_HELP = "What users have rated, instead of the training ratings; they need not be in those."
+SplitName = Literal["3m", "6m", "1y", "full", "user-time", "random"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,10 +86,6 @@ class EvaluateOptions(TruthOptions, RankingOptions):
     """All of `hotloop recommender evaluate`."""
 
 
-OUTPUT = "Output"
-RATINGS_HELP = "What users have rated, instead of the training ratings; they need not be in those."
-
-
 @dataclass(frozen=True, kw_only=True)
 class PredictOptions(TruthOptions, PredictionOptions):
     """Which ratings to predict, and where to."""
@@ -129,34 +127,6 @@ class RecommendOptions(CheckpointOptions, PredictionOptions):
             raise OptionError("recommend: give --users ID ... or --all" + (", not both" if self.all else ""))
 
 
-AS_TRAINED: dict[str, Any] = {
-    each.name: field(default=each.default, metadata=each.metadata) for each in fields(TrainOptions)
-}
-"""Every option of `train`, with the default, help and check that it has there."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataOptions:
-    """The ratings, named as for training."""
-
-    training_data_file: Path | None = AS_TRAINED["training_data_file"]
-    validation_data_file: Path | None = AS_TRAINED["validation_data_file"]
-    test_data_file: Path | None = AS_TRAINED["test_data_file"]
-    data: Literal["random", "procedural", "ml-100k"] = AS_TRAINED["data"]
-    split: Literal["random", "user-time"] = AS_TRAINED["split"]
-    fractions: tuple[float, ...] = AS_TRAINED["fractions"]
-    seed: int = AS_TRAINED["seed"]
-
-    def training(self) -> TrainOptions:
-        """These data as options of a training, whose checks they must pass."""
-        only_test = self.test_data_file is not None and self.validation_data_file is None
-        return TrainOptions(**self.values(), no_validation=only_test)
-
-    def values(self) -> dict[str, Any]:
-        """Names and values of the data options alone."""
-        return {each.name: getattr(self, each.name) for each in fields(DataOptions)}
-
-
 @dataclass(frozen=True, kw_only=True)
 class BaselineOptions(RankingOptions, DataOptions):
     """All of `hotloop recommender baselines`."""
@@ -184,19 +154,17 @@ class BaselineOptions(RankingOptions, DataOptions):
             raise OptionError(f"--step {self.step}: needs --run")
         self.training()
 
+    def training(self) -> TrainOptions:
+        """The data as options of a training, whose checks they must pass."""
+        only_test = self.test_data_file is not None and self.validation_data_file is None
+        return TrainOptions(**asdict(pick_options(DataOptions, self)), no_validation=only_test)
+
     @property
     def names_data(self) -> bool:
-        """Whether any data option was given."""
-        return self.values() != DataOptions().values()
-
-
-FAMILY = "recommender"
-EXTRA = {"users": int, "items": int, "drops": list, "low": float, "high": float}
-"""What config.json holds besides options, and of which kind."""
+        return pick_options(DataOptions, self) != DataOptions()
 
 
 def read_run_options(run: Path) -> dict[str, Any]:
-    """All that config.json holds."""
     return read_config(run, FAMILY, EXTRA)
 
 
@@ -208,15 +176,10 @@ def evaluation_defaults(run: Path) -> dict[str, Any]:
 
 
 def baseline_defaults(run: Path) -> dict[str, Any]:
-    """The run's ratings, too."""
+    """As `evaluation_defaults`, and the run's ratings."""
     had = read_run_options(run)
-    return {
-        **evaluation_defaults(run),
-        **{each.name: had[each.name] for each in fields(DataOptions) if each.name in had},
-    }
-
-
-SplitName = Literal["3m", "6m", "1y", "full", "user-time", "random"]
+    data = {each.name: had[each.name] for each in fields(DataOptions) if each.name in had}
+    return {**evaluation_defaults(run), **data}
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,14 @@ Sizes and batches by the name of the training file, else by its number of rating
 validations on calls: all integers and fractions, no jax.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from hotloop.errors import OptionError
-from hotloop.options import between, finite, folder_name, non_negative, option, positive, validate
+from hotloop.options import between, finite, folder_name, non_negative, option, options_of, positive, validate
 
 MODEL, TRAINING, NUMBERS, DATA, RUN, OLD = (
     "Model",
@@ -29,8 +29,10 @@ BY_NAME = {"3m": (128, 64), "6m": (256, 64), "1y": (256, 32), "full": (512, 8)}
 BY_RATINGS = ((20_000_000, "3m"), (35_000_000, "6m"), (70_000_000, "1y"))
 """Up to so many training ratings, what is usual for this name, which has 14, 29 or 41 million; beyond, for full."""
 RANDOM_SIZES = (128, 64)
+FILES = ("training_data_file", "validation_data_file", "test_data_file")
 CALL_UPDATES = 250
 """Updates of a call, as the old program had it."""
+Part = TypeVar("Part", "UpdateOptions", "DataOptions")
 
 
 @dataclass(frozen=True)
@@ -102,25 +104,22 @@ class UpdateOptions:
 
     @property
     def is_tied(self) -> bool:
-        """Whether decoder and encoder share weights."""
         return self.tied and not self.untied
 
     @property
     def refeeding(self) -> str:
-        """joint, alternate or none, whichever option said so."""
         return "none" if self.no_dense_refeeding else self.refeed
 
     @property
     def code_dropout(self) -> float:
-        """The dropout rate that is used."""
         if self.no_dropout:
             return 0.0
         return DROPOUT[self.size or RANDOM_SIZES[0]] if self.dropout is None else self.dropout
 
 
 @dataclass(frozen=True)
-class TrainOptions(UpdateOptions):
-    """All of `hotloop recommender train`."""
+class DataOptions:
+    """The ratings of a run."""
 
     training_data_file: Path | None = option(
         None,
@@ -146,6 +145,13 @@ class TrainOptions(UpdateOptions):
         check=between(0, 1),
         group=DATA,
     )
+    seed: int = option(0, "Seed of weights, order, dropout and drawn data.", check=non_negative, group=RUN)
+
+
+@dataclass(frozen=True)
+class TrialOptions(DataOptions, UpdateOptions):
+    """What a training alone and each trial of a sweep have in common."""
+
     epochs: int | None = option(
         None, "Passes over the users; left out, 160 (random data: 2).", check=positive, group=TRAINING
     )
@@ -161,7 +167,6 @@ class TrainOptions(UpdateOptions):
     )
     valid_per_epoch: float = option(1.0, "Validations an epoch.", check=positive, group=RUN)
     no_validation: bool = option(False, "Do not validate.", group=RUN)
-    multiprocessing: bool = option(False, "Validate in a process of its own, beside the training.", group=RUN)
     device_iterations: int | None = option(
         None,
         "Updates of a call, after which rates may change; left out, 250, or an epoch where that is shorter.",
@@ -169,27 +174,33 @@ class TrainOptions(UpdateOptions):
         group=RUN,
     )
     steps_per_log: int = option(1, "Calls between logs.", check=positive, group=RUN)
-    seed: int = option(0, "Seed of weights, order, dropout and drawn data.", check=non_negative, group=RUN)
     results_dir: Path = option(
         Path("results"), "Folder in which runs get theirs.", aliases=("--logdir",), group=RUN
     )
     run_name: str | None = option(
         None, "Name of the run's folder; else made of batch and time.", check=folder_name, group=RUN
     )
-    resume: bool = option(False, "Go on with the run of --run-name.", group=RUN)
     clip: bool = option(
         True, "Clip predictions to the range of the training ratings when evaluating.", group=RUN
     )
     plan: bool = option(False, "Say what would run, and stop.", group=RUN)
+    pipeline_num_parallel: int = option(
+        32, "No effect: nothing is decoded on the host.", check=positive, group=OLD
+    )
+
+
+@dataclass(frozen=True)
+class TrainOptions(TrialOptions):
+    """All of `hotloop recommender train`."""
+
+    multiprocessing: bool = option(False, "Validate in a process of its own, beside the training.", group=RUN)
+    resume: bool = option(False, "Go on with the run of --run-name.", group=RUN)
     build_init: bool = option(False, "Save the initial weights and stop.", group=RUN)
     testing_on_checkpoint: Path | None = option(
         None, "Only test: RMSE of this run's weights on the validation file.", metavar="DIR", group=RUN
     )
     report: Path | None = option(
         None, "Write the compiler's report and a profile to this folder.", metavar="DIR", group=RUN
-    )
-    pipeline_num_parallel: int = option(
-        32, "No effect: nothing is decoded on the host.", check=positive, group=OLD
     )
     validation_batches_per_step: int = option(250, "No effect, as before.", check=positive, group=OLD)
     select_ipus: str = option("AUTO", "No effect: see --device.", aliases=("--select-ipu",), group=OLD)
@@ -223,7 +234,7 @@ class TrainOptions(UpdateOptions):
             )
 
     @property
-    def from_random(self) -> bool:
+    def is_random(self) -> bool:
         """Whether the data are the old program's random ones."""
         return self.training_data_file is None and self.data == "random"
 
@@ -234,22 +245,20 @@ class TrainOptions(UpdateOptions):
         return self.training_data_file is not None and alone
 
     @property
-    def named(self) -> bool:
+    def has_sizes(self) -> bool:
         """Whether the options or the file's name say the size and the batch: they need not follow the ratings."""
         return None not in (self.size, self.batch_size) or self._by_name() is not None
 
-    def resolved(self, users: int = 0, ratings: int = 0) -> "TrainOptions":
+    def resolve(self, users: int = 0, ratings: int = 0) -> "TrainOptions":
         """The same with size, batches and epochs filled in: options, else the file's name, else by so many ratings."""
-        from dataclasses import replace
-
         size, batch = self._by_name() or usual_sizes(users, ratings)
         batch = self.batch_size or batch
         return replace(
             self,
             size=self.size or size,
             batch_size=batch,
-            validation_batch_size=self.validation_batch_size or (128 if self.from_random else batch),
-            epochs=self.epochs or (2 if self.from_random else 160),
+            validation_batch_size=self.validation_batch_size or (128 if self.is_random else batch),
+            epochs=self.epochs or (2 if self.is_random else 160),
         )
 
     def _by_name(self) -> tuple[Any, int] | None:
@@ -277,7 +286,6 @@ class Schedule:
 
     @property
     def updates(self) -> int:
-        """Of the whole run."""
         return self.calls * self.updates_per_call
 
 
@@ -295,11 +303,16 @@ def make_schedule(config: TrainOptions, users: int) -> Schedule:
     return Schedule(calls, length, drops, every * length)
 
 
-def warn_of_no_effect(config: UpdateOptions, usual: Mapping[str, Any], warn: Callable[[str], None]) -> None:
-    """One line that names the options which have no effect and were given all the same."""
-    named = [f"--{name.replace('_', '-')}" for name, value in usual.items() if getattr(config, name) != value]
-    if named:
-        warn(f"{', '.join(named)}: no effect here")
+def pick_options(kind: type[Part], config: Any) -> Part:
+    """The part of a config that one of its base classes declares."""
+    return kind(**{each.name: getattr(config, each.name) for each in fields(kind)})
+
+
+def warn_of_no_effect(config: UpdateOptions, warn: Callable[[str], None]) -> None:
+    """One line that names the options of the old program which were given and have no effect."""
+    old = [each for each in options_of(type(config)) if each.group == OLD]
+    if given := [each.spelling for each in old if getattr(config, each.name) != each.default]:
+        warn(f"{', '.join(given)}: no effect here")
 
 
 PRESETS: dict[str, dict[str, Any]] = {

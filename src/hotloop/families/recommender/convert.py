@@ -2,19 +2,17 @@
 
 Users and items keep the ids that the source has (the program that this one follows numbered them anew). Lines are
 in the order of users, and each user's in the order of time, whatever order the source had. How a split divides is in
-`splits`; training is not known here.
+`rating_sets`; training is not known here.
 """
 
-import os
 import shlex
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hotloop.data.ratings import Triples, import_arrow_csv, read_triples
+from hotloop.data.ratings import Ratings, read_rating_text, write_tables
 from hotloop.engine.progress import Console
 from hotloop.errors import DataError, OptionError
 from hotloop.families.recommender import netflix
@@ -37,24 +35,24 @@ PARTS = {"train": TRAIN, "valid": VALID, "test": TEST}
 _MOVIELENS = ("u.data", "ratings.dat", "ratings.csv")
 
 
-def run(config: ConvertOptions, context: Console) -> Mapping[str, Any]:
+def run(config: ConvertOptions, console: Console) -> Mapping[str, Any]:
     """Read, divide, write, and say how many ratings, users and items each part has."""
     targets = _targets(config)
-    triples, is_netflix = _read(config.source, context)
-    context.say(f"{len(triples):,} ratings in {config.source}")
-    split = _divide(config, triples, is_netflix)
+    table, is_netflix = _read(config.source, console)
+    console.say(f"{len(table):,} ratings in {config.source}")
+    split = _divide(config, table, is_netflix)
     counts = count_parts(split)
     if not counts["train"]["ratings"]:
         raise DataError(f"{config.source}: no rating falls into the training part of --split {config.split}")
-    _write(split, targets, context)
-    _show(counts, context)
-    if is_netflix and len(triples) == WHOLE_NETFLIX:
-        _compare(config.split, counts, context)
-    context.say(f"to train: {_how_to_train(targets, counts)}")
+    _write(split, targets, console)
+    _show(counts, console)
+    if is_netflix and len(table) == netflix.ALL_RATINGS:
+        _compare(config.split, counts, console)
+    console.say(f"to train: {_how_to_train(targets, counts)}")
     files = {part: str(path) for part, path in targets.items()}
     return {
         "source": str(config.source),
-        "ratings": len(triples),
+        "ratings": len(table),
         "split": config.split,
         "seed": config.seed,
         "files": files,
@@ -78,13 +76,13 @@ def count_parts(split: RatingSplit) -> dict[str, dict[str, int]]:
 
 
 def _count_part(split: RatingSplit, *which: int) -> dict[str, int]:
-    chosen = split.chosen(*which)
-    users = len(find_distinct(split.triples.users[chosen]))
-    given = len(find_distinct(split.triples.users[split.given(*which)])) if split.unseen.any() else users
+    chosen = split.find(*which)
+    users = len(find_distinct(split.table.users[chosen]))
+    given = len(find_distinct(split.table.users[split.find_all(*which)])) if split.unseen.any() else users
     return {
         "ratings": int(np.count_nonzero(chosen)),
         "users": users,
-        "items": len(find_distinct(split.triples.items[chosen])),
+        "items": len(find_distinct(split.table.items[chosen])),
         "without_lines": given - users,
     }
 
@@ -100,89 +98,61 @@ def _targets(config: ConvertOptions) -> dict[str, Path]:
     return targets
 
 
-def _read(source: Path, console: Console) -> tuple[Triples, bool]:
+def _read(source: Path, console: Console) -> tuple[Ratings, bool]:
     """The ratings, and whether they are the Netflix Prize's (whose times are days)."""
     if not source.exists():
         raise DataError(f"SOURCE {source}: does not exist")
-    if source.is_file() and not netflix.begins_like_one(source):
+    if source.is_file() and not netflix.is_netflix_file(source):
         with console.progress("reading ratings"):
-            return read_triples(source), False
-    files = netflix.find(source) if source.is_dir() else [source]
+            return read_rating_text(source), False
+    files = netflix.find_files(source) if source.is_dir() else [source]
     if files:
         return netflix.read(files, console), True
     for name in _MOVIELENS:
         if (source / name).is_file():
             with console.progress("reading ratings"):
-                return read_triples(source / name), False
+                return read_rating_text(source / name), False
     known = ", ".join((*netflix.PATTERNS, *_MOVIELENS))
     raise DataError(f"SOURCE {source}: none of {known} in this folder")
 
 
-def _divide(config: ConvertOptions, triples: Triples, is_netflix: bool) -> RatingSplit:
+def _divide(config: ConvertOptions, table: Ratings, is_netflix: bool) -> RatingSplit:
     if config.split == "random":
-        return split_randomly(triples, config.fractions, config.seed)
-    if triples.times is None:
+        return split_randomly(table, config.fractions, config.seed)
+    if table.times is None:
         raise OptionError(f"--split {config.split}: {config.source} has no times; --split random needs none")
     if config.split == "user-time":
-        return split_by_user_time(triples, config.seed)
+        return split_by_user_time(table, config.seed)
     if not is_netflix:
         raise OptionError(
             f"--split {config.split}: is for the days of the Netflix Prize; for {config.source} take user-time or "
             "random"
         )
-    train, test = (tuple(map(netflix.day, days)) for days in RANGES[config.split])
-    return split_by_date(triples, (train[0], train[1]), (test[0], test[1]), config.seed)
+    train, test = (tuple(map(netflix.day, days)) for days in netflix.RANGES[config.split])
+    return split_by_date(table, (train[0], train[1]), (test[0], test[1]), config.seed)
 
 
 def _write(split: RatingSplit, targets: Mapping[str, Path], console: Console) -> None:
     """All parts in one pass over the table; the files get their names when all of them are whole."""
-    kept = split.chosen(*PARTS.values())
+    chosen = split.find(*PARTS.values())
+    paths = list(targets.values())
     with (
-        console.progress("writing", int(np.count_nonzero(kept))) as bar,
-        _open_tables(list(targets.values())) as append,
+        console.progress("writing", int(np.count_nonzero(chosen))) as bar,
+        write_tables(paths, str(paths[0].parent)) as appends,
     ):
-        for order in order_blocks(split.triples, kept):
-            for path, which in zip(targets.values(), PARTS.values(), strict=True):
-                append[path](_lines(split.triples.take(order[split.parts[order] == which])))
+        for order in order_blocks(split.table, chosen):
+            for append, which in zip(appends, PARTS.values(), strict=True):
+                append(*_columns(split.table.take(order[split.parts[order] == which])))
             bar.advance(len(order))
 
 
-@contextmanager
-def _open_tables(paths: list[Path]) -> Iterator[dict[Path, Any]]:
-    """For each path a function that appends a table of text to it."""
-    csv = import_arrow_csv()
+def _columns(table: Ratings) -> tuple[Any, ...]:
+    """User, item, and the rating written like 3.0."""
     import pyarrow as pa
 
-    schema = pa.schema({"user": pa.int64(), "item": pa.int64(), "rating": pa.string()})
-    plain = csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
-    parts = {path: path.with_name(f".{path.name}.{os.getpid()}.part") for path in paths}
-    try:
-        for part in parts.values():
-            part.parent.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as stack:
-            writers = {
-                path: stack.enter_context(csv.CSVWriter(str(part), schema, write_options=plain))
-                for path, part in parts.items()
-            }
-            yield {path: writer.write_table for path, writer in writers.items()}
-        for path, part in parts.items():
-            part.replace(path)
-    except OSError as error:
-        raise DataError(f"{paths[0].parent}: cannot be written ({error.strerror or error})") from error
-    finally:
-        for part in parts.values():
-            with suppress(OSError):
-                part.unlink()
-
-
-def _lines(triples: Triples) -> Any:
-    """A table of the three columns, ratings written like 3.0."""
-    import pyarrow as pa
-
-    levels, codes = np.unique(triples.ratings, return_inverse=True)
+    levels, codes = np.unique(table.values, return_inverse=True)
     texts = pa.array([str(level) for level in levels], pa.string())
-    users, items = triples.users.astype(np.int64), triples.items.astype(np.int64)
-    return pa.table({"user": users, "item": items, "rating": texts.take(pa.array(codes))})
+    return table.users.astype(np.int64), table.items.astype(np.int64), texts.take(pa.array(codes))
 
 
 def _how_to_train(targets: Mapping[str, Path], counts: Mapping[str, Mapping[str, int]]) -> str:
@@ -210,28 +180,12 @@ def _show(counts: Mapping[str, Mapping[str, int]], console: Console) -> None:
 
 def _compare(split: str, counts: Mapping[str, Mapping[str, int]], console: Console) -> None:
     """Say whether a split of the whole Netflix Prize has the published size."""
-    if split not in PUBLISHED:
+    if split not in netflix.PUBLISHED:
         return
     ours = (*list(counts["train"].values())[:3], counts["valid+test"]["ratings"])
-    if ours == PUBLISHED[split]:
+    if ours == netflix.PUBLISHED[split]:
         console.say("these are the published numbers of ratings, training users and training items")
     else:
-        console.warn(f"train ratings, users, items and test ratings are {ours}, published {PUBLISHED[split]}")
-
-
-RANGES: dict[str, tuple[tuple[str, str], tuple[str, str]]] = {
-    "full": (("1999-12-01", "2005-11-30"), ("2005-12-01", "2005-12-31")),
-    "3m": (("2005-09-01", "2005-11-30"), ("2005-12-01", "2005-12-31")),
-    "6m": (("2005-06-01", "2005-11-30"), ("2005-12-01", "2005-12-31")),
-    "1y": (("2004-06-01", "2005-05-31"), ("2005-06-01", "2005-06-30")),
-}
-"""First and last day, both included, of the training and the test ratings of the Netflix Prize's splits."""
-
-WHOLE_NETFLIX = 100_480_507
-PUBLISHED = {
-    "full": (98_074_901, 477_412, 17_768, 2_250_481),
-    "3m": (13_675_402, 311_315, 17_736, 2_082_559),
-    "6m": (29_179_009, 390_795, 17_757, 2_175_535),
-    "1y": (41_451_832, 345_855, 16_907, 3_888_684),
-}
-"""Training ratings, users and items, and ratings for validation and test together (DeepRecommender's README)."""
+        console.warn(
+            f"train ratings, users, items and test ratings are {ours}, published {netflix.PUBLISHED[split]}"
+        )

@@ -1,4 +1,4 @@
-"""A glimpse of the family for `hotloop demo`: a short training on drawn tastes, beside the biases.
+"""A short training for `hotloop demo`, and what biases reach on the same ratings.
 
 The ratings follow hidden tastes, so that an autoencoder can do better than a mean per user and per item, and a few
 seconds on a CPU show it.
@@ -8,12 +8,12 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from hotloop.engine.keys import seed_key, stream
+from hotloop.engine.keys import stream
 from hotloop.engine.loop import Program, copy_state
 from hotloop.engine.progress import Console
-from hotloop.families.recommender import baseline_models, model, rating_sets, saved_run, train
+from hotloop.families.recommender import baseline_models, model, rating_sets, train
 from hotloop.families.recommender.config import TrainOptions
-from hotloop.families.recommender.rating_error import RatingError
+from hotloop.families.recommender.measures import RatingError
 
 RECIPE = TrainOptions(
     data="procedural", epochs=150, refeed="none", base_learning_rate=-12, weight_decay=6e-3, precision="32.32"
@@ -22,23 +22,22 @@ RECIPE = TrainOptions(
 
 def demo_run(console: Console, recipe: TrainOptions = RECIPE) -> dict[str, Any]:
     """Validation RMSE after each epoch, that of the biases, and users a second."""
-    config = replace(recipe, batch_size=recipe.batch_size or 64).resolved()
+    config = replace(recipe, batch_size=recipe.batch_size or 64).resolve()
     data = rating_sets.load_sets(config, console)
     assert data.validation is not None and config.batch_size is not None
-    schedule = train.make_plan(config, data)[0]
-    job = saved_run.make_job(config, data.train.n_items, schedule)
-    updates = schedule.updates_per_call
-    program = Program(model.update(job), train.make_feed(config, job, data), updates, seed_key(config.seed))
-    state = copy_state(model.init(job, stream(seed_key(config.seed), "init", 0)))
+    setup = train.make_setup(config, data)
+    job, updates = setup.job, setup.plan.updates_per_call
+    program = Program(model.update(job), train.make_feed(setup), updates, setup.key)
+    state = copy_state(model.init(job, stream(setup.key, "init", 0)))
     program.compile(state, updates)
-    errors = RatingError(job, data.train, data.validation, data.train.users, data.scale)
-    curve, seconds = [errors(state)["rmse"]], []
-    for call in range(schedule.calls):
+    measure = RatingError(model.evaluate(job), data.train, data.validation, data.train.users)
+    curve, seconds = [measure(state)["rmse"]], []
+    for first in range(0, setup.plan.total_updates, updates):
         began = time.perf_counter()
-        state, metrics = program(state, call * updates, updates)
+        state, metrics = program(state, first, updates)
         metrics.wait()
         seconds.append(time.perf_counter() - began)
-        curve.append(errors(state)["rmse"])
+        curve.append(measure(state)["rmse"])
     best = baseline_models.choose_biases(data.train, data.validation, *data.scale)
     return {
         "rmse": curve,

@@ -1,10 +1,10 @@
-"""How good an order of items is: NDCG@k and Recall@k of each user, with binary relevance.
+"""What predictions and orders of items are worth, over the users of a set of ratings, in one pass on the device.
 
-Candidates are the items that the user has not rated in training; equal scores stand in the order of their columns.
-DCG@k adds 1 / log2(1 + place) over the relevant items among the first k, and NDCG@k divides it by the best that is
-possible; Recall@k is the share of the relevant items that are among the first k. It knows no model and no ratings.
-
-All figures of a way to score items, over the users of a set of ratings, in one pass on the device.
+RMSE and MAE are over all ratings at once. NDCG@k and Recall@k have binary relevance; candidates are the items that
+the user has not rated in training, equal scores in the order of their columns. DCG@k adds 1 / log2(1 + place) over
+the relevant items among the first k, and NDCG@k divides it by the best that is possible; Recall@k is the share of the
+relevant items that are among the first k. Scores are ranked as they are, since clipping would make ties. No figure
+depends on the size of a batch but the old program's. It knows no model.
 """
 
 import math
@@ -17,9 +17,52 @@ import numpy as np
 from jax import Array, lax
 
 from hotloop.data.rating_matrix import RatingMatrix
-from hotloop.engine.evaluate import Evaluation
+from hotloop.engine.evaluate import Evaluation, PerSample
 from hotloop.families.recommender import batches
 from hotloop.families.recommender.batches import DeviceRows
+from hotloop.families.recommender.commands_config import PredictionOptions, RankingOptions
+
+Batch = Mapping[str, Array]
+Scorer = Callable[[Any, Batch], Array]
+"""(state, batch) -> scores [B, items]: the autoencoder, a table of biases, EASE."""
+Figures = dict[str, Any]
+
+
+def sum_errors(predictions: Array, truth: Array) -> dict[str, Array]:
+    """Of each user: squared and absolute error over its ratings, and their number."""
+    there = truth > 0
+    error = jnp.where(there, predictions - truth, 0)
+    return {
+        "squared_error": jnp.square(error).sum(-1),
+        "absolute_error": jnp.abs(error).sum(-1),
+        "ratings": there.sum(-1),
+    }
+
+
+class RatingError:
+    """RMSE and MAE on the ratings of `truth`, compiled once and called with state after state.
+
+    `values` is the `evaluate` of a family. Users without a rating in `truth` are not looked at.
+    """
+
+    def __init__(self, values: PerSample, train: RatingMatrix, truth: RatingMatrix, batch_size: int):
+        found = batches.pair_users(train, truth, batch_size)
+        self.evaluation = Evaluation(values, found.data, batch_size, samples=found.users, gather=found.gather)
+
+    def __call__(self, state: Any) -> dict[str, float]:
+        sums = self.evaluation(state)
+        count = sums["ratings"]
+        return {
+            "rmse": float((sums["squared_error"] / count) ** 0.5),
+            "mae": float(sums["absolute_error"] / count),
+            "users": sums["samples"],
+            "ratings": count,
+        }
+
+
+def is_relevant(ratings: Array, least: float) -> Array:
+    """Where dense ratings are there and high enough."""
+    return (ratings > 0) & (ratings >= least)
 
 
 def mask_rated(scores: Array, rated: Array) -> Array:
@@ -52,33 +95,32 @@ def _sums_to(entries: Array, ends: Sequence[int]) -> Array:
     return jnp.stack([entries[:, :end].sum(-1) for end in ends], axis=-1)
 
 
-Batch = Mapping[str, Array]
-Scorer = Callable[[Any, Batch], Array]
-Figures = dict[str, Any]
-
-
 @dataclass(frozen=True)
 class ScoringRules:
     """What becomes of a score, and what is measured of it."""
 
     low: float = -math.inf
     high: float = math.inf
-    whole: bool = False
+    round: bool = False
     """Round predictions to whole numbers."""
     ks: tuple[int, ...] = ()
     """Lengths of the lists that are ranked; none: no ranking."""
     relevant: float = 4.0
     """The rating from which an item counts as relevant."""
 
-    def prediction(self, scores: Array) -> Array:
-        """The rating that a score stands for."""
+    def predict(self, scores: Array) -> Array:
+        """The ratings that scores stand for."""
         clipped = jnp.clip(scores, self.low, self.high)
-        return jnp.round(clipped) if self.whole else clipped
+        return jnp.round(clipped) if self.round else clipped
 
 
-def make_rules(low: float, high: float, clip: bool, **others: Any) -> ScoringRules:
-    """Rules that clip to these bounds, or to none."""
-    return ScoringRules(low, high, **others) if clip else ScoringRules(**others)
+def make_rules(options: PredictionOptions, low: float, high: float) -> ScoringRules:
+    """What a command's options ask for; `low` and `high` are the range of the training ratings."""
+    bounds = (low, high) if options.clip else (-math.inf, math.inf)
+    ranking: dict[str, Any] = {}
+    if isinstance(options, RankingOptions):
+        ranking = {"ks": options.k, "relevant": options.relevant}
+    return ScoringRules(*bounds, round=options.round, **ranking)
 
 
 class Measures:
@@ -133,13 +175,13 @@ class Measures:
         return {**means, "ranked_users": ranked}
 
 
-def _values(scorer: Scorer, rules: ScoringRules) -> Callable[[Any, Batch], dict[str, Array]]:
+def _values(scorer: Scorer, rules: ScoringRules) -> PerSample:
     def values(state: Any, batch: Batch) -> dict[str, Array]:
         scores, truth = scorer(state, batch), batch["truth"]
-        figures = sum_errors(rules.prediction(scores), truth) | {"batch_rmse": _old_rmse(scores, batch)}
+        figures = sum_errors(rules.predict(scores), truth) | {"batch_rmse": _old_rmse(scores, batch)}
         if rules.ks:
-            liked = (truth > 0) & (truth >= rules.relevant)
-            figures |= ranking_values(scores, batch["ratings"] > 0, liked, rules.ks)
+            relevant = is_relevant(truth, rules.relevant)
+            figures |= ranking_values(scores, batch["ratings"] > 0, relevant, rules.ks)
         return figures
 
     return values
@@ -154,14 +196,3 @@ def _old_rmse(scores: Array, batch: Batch) -> Array:
     error = jnp.where(there, scores - batch["truth"], 0)
     rmse = jnp.sqrt(jnp.square(error).sum() / there.sum())
     return jnp.where(batch["in_whole_batch"], rmse / len(scores), 0)
-
-
-def sum_errors(predictions: Array, truth: Array) -> dict[str, Array]:
-    """Of each user: squared and absolute error over its ratings, and their number."""
-    there = truth > 0
-    error = jnp.where(there, predictions - truth, 0)
-    return {
-        "squared_error": jnp.square(error).sum(-1),
-        "absolute_error": jnp.abs(error).sum(-1),
-        "ratings": there.sum(-1),
-    }

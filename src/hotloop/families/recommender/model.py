@@ -5,6 +5,7 @@ through everything. alternate: a step on L(y, x), then steps on |f(y) - y|^2 wit
 the step before. It knows dense batches, not where they come from; for joint re-feeding on a CPU sparse ones, too.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from hotloop.engine.device import platform
 from hotloop.engine.keys import sample_keys, stream
 from hotloop.families.recommender import autoencoder, sparse_joint
 from hotloop.families.recommender.batches import SparseBatch
-from hotloop.families.recommender.config import LAYERS, UpdateOptions
+from hotloop.families.recommender.config import LAYERS, TrainOptions, UpdateOptions, pick_options
 from hotloop.families.recommender.measures import sum_errors
 
 State = Any
@@ -42,12 +43,15 @@ def resolve_precision(mode: str) -> str:
 
 @dataclass(frozen=True)
 class Job:
-    """A network for so many items, and where its rate drops."""
+    """All that an update and an evaluation are built from."""
 
     net: UpdateOptions
     items: int
     drops: tuple[int, ...] = ()
     """Updates from which each next factor of the rate holds."""
+    low: float = -math.inf
+    high: float = math.inf
+    """Predictions are clipped to this range when they are evaluated."""
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -67,6 +71,12 @@ class Job:
         assert self.net.batch_size is not None
         base = 2.0**self.net.base_learning_rate * self.net.batch_size
         return tuple(base * factor for factor in self.net.learning_rate_decay[: len(self.drops) + 1])
+
+
+def make_job(config: TrainOptions, items: int, drops: tuple[int, ...], low: float, high: float) -> Job:
+    """The job of a run on so many items with ratings from `low` to `high`."""
+    bounds = (low, high) if config.clip else (-math.inf, math.inf)
+    return Job(pick_options(UpdateOptions, config), items, drops, *bounds)
 
 
 def optimiser(net: UpdateOptions) -> optim.Transformation:
@@ -202,11 +212,11 @@ def predict(job: Job, state: State, x: Array) -> Array:
     return apply_network(job, job.policy.to_compute(state["params"]), x)
 
 
-def evaluate(job: Job, low: float, high: float) -> Callable[[State, Batch], dict[str, Array]]:
+def evaluate(job: Job) -> Callable[[State, Batch], dict[str, Array]]:
     """For each user: squared and absolute error of clipped predictions, summed over its ratings, and their number."""
 
     def values(state: State, batch: Batch) -> dict[str, Array]:
-        predictions = jnp.clip(predict(job, state, batch["ratings"]), low, high)
+        predictions = jnp.clip(predict(job, state, batch["ratings"]), job.low, job.high)
         return sum_errors(predictions, batch["truth"])
 
     return values

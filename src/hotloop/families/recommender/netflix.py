@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hotloop.data.ratings import GrowingColumn, Triples, import_arrow_csv
+from hotloop.data.ratings import GrowingColumn, Ratings, import_arrow_csv
 from hotloop.engine.progress import Console
 from hotloop.errors import DataError
 
@@ -23,13 +23,29 @@ _EPOCH = date(1970, 1, 1)
 _LINE = re.compile(rb"([0-9]+),([0-9]+(?:\.[0-9]*)?),([0-9]{4}-[0-9]{2}-[0-9]{2})")
 _HEADER = re.compile(rb"([0-9]{1,9}):")
 
+RANGES: dict[str, tuple[tuple[str, str], tuple[str, str]]] = {
+    "full": (("1999-12-01", "2005-11-30"), ("2005-12-01", "2005-12-31")),
+    "3m": (("2005-09-01", "2005-11-30"), ("2005-12-01", "2005-12-31")),
+    "6m": (("2005-06-01", "2005-11-30"), ("2005-12-01", "2005-12-31")),
+    "1y": (("2004-06-01", "2005-05-31"), ("2005-06-01", "2005-06-30")),
+}
+"""First and last day, both included, of the training and the test ratings of the Netflix Prize's splits."""
+ALL_RATINGS = 100_480_507
+PUBLISHED = {
+    "full": (98_074_901, 477_412, 17_768, 2_250_481),
+    "3m": (13_675_402, 311_315, 17_736, 2_082_559),
+    "6m": (29_179_009, 390_795, 17_757, 2_175_535),
+    "1y": (41_451_832, 345_855, 16_907, 3_888_684),
+}
+"""Training ratings, users and items, and ratings for validation and test together (DeepRecommender's README)."""
+
 
 def day(text: str) -> int:
     """A day such as 2005-12-31 as the number that `read` gives it: days since the first of 1970."""
     return (date.fromisoformat(text) - _EPOCH).days
 
 
-def find(folder: str | Path) -> list[Path]:
+def find_files(folder: str | Path) -> list[Path]:
     """The files of the set in a folder, or in `training_set` in it; none where it is not there."""
     folder = Path(folder)
     for place in (folder, folder / "training_set"):
@@ -39,29 +55,29 @@ def find(folder: str | Path) -> list[Path]:
     return []
 
 
-def begins_like_one(path: str | Path) -> bool:
+def is_netflix_file(path: str | Path) -> bool:
     """Whether a file's first line is a `MovieID:`."""
     path = Path(path)
     with path.open("rb") as file:
         return _HEADER.fullmatch(file.readline(64).strip()) is not None
 
 
-def read(files: list[Path], console: Console) -> Triples:
+def read(files: list[Path], console: Console) -> Ratings:
     """All ratings of the files; `times` are days. DataError with the first bad line."""
     table = [GrowingColumn(kind) for kind in (np.int32, np.int32, np.float32, np.int32)]
     with console.progress("reading ratings", sum(path.stat().st_size for path in files)) as bar:
         for path in files:
-            for pieces, size in _ratings(path):
+            for pieces, size in _read_sections(path):
                 for column, piece in zip(table, pieces, strict=True):
                     column.append(piece)
                 bar.advance(size)
-    triples = Triples(*(column.finish() for column in table))
-    if not len(triples):
+    ratings = Ratings(*(column.finish() for column in table))
+    if not len(ratings):
         raise DataError(f"{files[0].parent}: no ratings in {len(files)} files")
-    return triples
+    return ratings
 
 
-def _ratings(path: Path) -> Iterator[tuple[list[NDArray[Any]], int]]:
+def _read_sections(path: Path) -> Iterator[tuple[list[NDArray[Any]], int]]:
     """Users, items, ratings and days of each section, and the bytes that it had."""
     if not path.stat().st_size:
         raise DataError(f"{path}: no ratings in this file")
@@ -82,10 +98,10 @@ def _ratings(path: Path) -> Iterator[tuple[list[NDArray[Any]], int]]:
             try:
                 table = csv.read_csv(pa.BufferReader(body), *settings)
             except pa.ArrowInvalid as error:
-                raise _bad(path, data, begin, body, str(error)) from None
+                raise _bad_line(path, data, begin, body, str(error)) from None
             users, ratings = table["user"].to_numpy(), table["rating"].to_numpy()
             if not (ratings.min(initial=1) > 0 and ratings.max(initial=1) < np.inf):
-                raise _bad(path, data, begin, body, "a rating that is not above 0")
+                raise _bad_line(path, data, begin, body, "a rating that is not above 0")
             days = table["day"].cast(pa.int32()).to_numpy()
             yield [users, np.full(len(users), item, np.int32), ratings, days], end - begin
 
@@ -101,7 +117,7 @@ def _sections(path: Path, data: mmap.mmap) -> Iterator[tuple[int, int, int]]:
         header = _HEADER.fullmatch(data[begin:end].strip())
         if header is None:
             raise DataError(
-                f"{path}: line {_line(data, begin)}: {_shown(data[begin:end])} is not a 'MovieID:'"
+                f"{path}: line {_line_number(data, begin)}: {_quote(data[begin:end])} is not a 'MovieID:'"
             )
         colon = data.find(b":", end)
         following = data.rfind(b"\n", end - 1, colon) + 1 if colon >= 0 else len(data)
@@ -109,18 +125,20 @@ def _sections(path: Path, data: mmap.mmap) -> Iterator[tuple[int, int, int]]:
         begin = following
 
 
-def _bad(path: Path, data: mmap.mmap, begin: int, body: bytes, said: str) -> DataError:
-    for number, line in enumerate(body.splitlines(), _line(data, begin)):
-        if line and (reason := _wrong(line)):
+def _bad_line(path: Path, data: mmap.mmap, begin: int, body: bytes, said: str) -> DataError:
+    for number, line in enumerate(body.splitlines(), _line_number(data, begin)):
+        if line and (reason := _line_fault(line)):
             return DataError(f"{path}: line {number}: {reason}")
-    return DataError(f"{path}: cannot be read after line {_line(data, begin)} ({' '.join(said.split())})")
+    return DataError(
+        f"{path}: cannot be read after line {_line_number(data, begin)} ({' '.join(said.split())})"
+    )
 
 
-def _wrong(line: bytes) -> str:
+def _line_fault(line: bytes) -> str:
     """What is wrong with a line of a rating, or nothing."""
     fields = _LINE.fullmatch(line.strip())
     if fields is None:
-        return f"{_shown(line)} is not 'CustomerID,Rating,YYYY-MM-DD'"
+        return f"{_quote(line)} is not 'CustomerID,Rating,YYYY-MM-DD'"
     if len(fields[1]) > 10 or int(fields[1]) >= 2**31:
         return f"customer {fields[1][:60].decode()} is too large"
     try:
@@ -130,9 +148,9 @@ def _wrong(line: bytes) -> str:
     return "" if float(fields[2]) > 0 else f"rating {fields[2].decode()} is not above 0"
 
 
-def _line(data: mmap.mmap, place: int) -> int:
+def _line_number(data: mmap.mmap, place: int) -> int:
     return data[:place].count(b"\n") + 1
 
 
-def _shown(text: bytes) -> str:
+def _quote(text: bytes) -> str:
     return repr(text.strip()[:60].decode("utf-8", "replace"))

@@ -1,10 +1,9 @@
-"""A table of ratings divided into train, validation and test: at random, by each user's time, or by date.
+"""The ratings of a run: from files, drawn, or MovieLens, split where they come in one table, as matrices.
 
-Every choice is a function of the seed and of ids and times alone, so the order in which ratings come does not matter.
-A validation or test rating counts only where its user and its item have training ratings too. Files are not known
-here.
-
-The ratings of a run: from files, drawn, or MovieLens, as matrices that share rows and columns.
+A split is at random, by each user's time, or by date. Every choice is a function of the seed and of ids and times
+alone, so the order in which ratings come does not matter. A validation or test rating counts only where its user and
+its item have training ratings too. Users and items are numbered by the training part; what the other parts have
+beyond it is left out and counted. It knows no model.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from hotloop.data import load_ratings
 from hotloop.data.random_ratings import draw_random_sets, draw_taste_ratings
 from hotloop.data.rating_matrix import BLOCK, RatingMatrix, build_matrix, group_by_rows, number_ids
-from hotloop.data.ratings import Ratings, Triples, read_triples
+from hotloop.data.ratings import Ratings, read_rating_text
 from hotloop.engine.progress import Console
 from hotloop.errors import DataError, OptionError
 from hotloop.families.recommender.config import TrainOptions
@@ -33,81 +32,81 @@ _MASK = (1 << 64) - 1
 class RatingSplit:
     """Which part each rating belongs to. The table itself is not copied until a part is asked for."""
 
-    triples: Triples
+    table: Ratings
     parts: NDArray[np.uint8]
     unseen: NDArray[np.bool_]
     """Validation and test ratings that are removed, because no training rating has their item."""
 
-    def part(self, which: int) -> Triples:
+    def part(self, which: int) -> Ratings:
         """The ratings of a part, in the order of the table."""
-        return self.triples.take(self.chosen(which))
+        return self.table.take(self.find(which))
 
-    def chosen(self, *which: int) -> NDArray[np.bool_]:
+    def find(self, *which: int) -> NDArray[np.bool_]:
         """Where the ratings of these parts are."""
-        return self.given(*which) & ~self.unseen
+        return self.find_all(*which) & ~self.unseen
 
-    def given(self, *which: int) -> NDArray[np.bool_]:
-        """As `chosen`, with those that were removed because of their item."""
+    def find_all(self, *which: int) -> NDArray[np.bool_]:
+        """As `find`, with those that were removed because of their item."""
         found: NDArray[np.bool_] = np.logical_or.reduce([self.parts == each for each in which])
         return found
 
 
 def split_randomly(
-    triples: Triples, fractions: Sequence[float] = (0.8, 0.1, 0.1), seed: int = 0
+    table: Ratings, fractions: Sequence[float] = (0.8, 0.1, 0.1), seed: int = 0
 ) -> RatingSplit:
     """Each (user, item) goes to train, validation or test with these probabilities, which add up to 1.
 
     The test part depends on the seed and its own fraction: 0.9, 0, 0.1 and 0.8, 0.1, 0.1 have the same one, but for
     ratings whose user or item only the larger train part has.
     """
-    draws = draw_numbers(seed, triples.users, triples.items)
+    draws = draw_numbers(seed, table.users, table.items)
     parts = (draws >= round(fractions[0] * 2**32)).astype(np.uint8)
     parts += draws >= round((fractions[0] + fractions[1]) * 2**32)
-    return _without_strangers(triples, parts)
+    return _without_strangers(table, parts)
 
 
-def split_by_user_time(triples: Triples, seed: int = 0) -> RatingSplit:
+def split_by_user_time(table: Ratings, seed: int = 0) -> RatingSplit:
     """The first 70 % of each user's ratings train; the others are for validation or test, by a coin for the user.
 
     Ratings of one moment are in the order of their items. Users with a single rating are left out.
     """
-    parts = np.full(len(triples), OUTSIDE, np.uint8)
-    for order in order_blocks(triples):
-        users = triples.users[order]
+    parts = np.full(len(table), OUTSIDE, np.uint8)
+    for order in order_blocks(table):
+        users = table.users[order]
         begins = np.flatnonzero(np.append(True, users[1:] != users[:-1]))
         sizes = np.diff(np.append(begins, len(users)))
         place = np.arange(len(users)) - np.repeat(begins, sizes)
         later = np.where(draw_numbers(seed, users) < HALF, VALID, TEST)
         part = np.where(place < np.repeat(7 * sizes // 10, sizes), TRAIN, later)
         parts[order] = np.where(np.repeat(sizes, sizes) < 2, OUTSIDE, part)
-    return _without_strangers(triples, parts)
+    return _without_strangers(table, parts)
 
 
 def split_by_date(
-    triples: Triples, train: tuple[int, int], test: tuple[int, int], seed: int = 0
+    table: Ratings, train: tuple[int, int], test: tuple[int, int], seed: int = 0
 ) -> RatingSplit:
     """Ratings of the first range of times (ends included) train; those of the second go by a coin each."""
-    assert triples.times is not None
-    parts = np.full(len(triples), OUTSIDE, np.uint8)
-    parts[(triples.times >= train[0]) & (triples.times <= train[1])] = TRAIN
-    later = np.flatnonzero((triples.times >= test[0]) & (triples.times <= test[1]))
-    coin = draw_numbers(seed, triples.users[later], triples.items[later]) < HALF
+    assert table.times is not None
+    parts = np.full(len(table), OUTSIDE, np.uint8)
+    parts[(table.times >= train[0]) & (table.times <= train[1])] = TRAIN
+    later = np.flatnonzero((table.times >= test[0]) & (table.times <= test[1]))
+    coin = draw_numbers(seed, table.users[later], table.items[later]) < HALF
     parts[later] = np.where(coin, VALID, TEST)
-    return _without_strangers(triples, parts)
+    return _without_strangers(table, parts)
 
 
-def order_blocks(triples: Triples, among: NDArray[np.bool_] | None = None) -> Iterator[NDArray[np.intp]]:
+def order_blocks(table: Ratings, among: NDArray[np.bool_] | None = None) -> Iterator[NDArray[np.intp]]:
     """Places of all ratings (`among` these) by user, time and item, whole users' and some millions at a time."""
-    rows, names = number_ids(triples.users)
+    rows, names = number_ids(table.users)
     rank = np.empty(len(names), np.int32)
     rank[np.argsort(names)] = np.arange(len(names), dtype=np.int32)
     for begin in range(0, len(rows), BLOCK):
         rows[begin : begin + BLOCK] = rank[rows[begin : begin + BLOCK]]
-    times = triples.items if triples.times is None else triples.times
+    times = table.items if table.times is None else table.times
     for _, _, found in group_by_rows(rows, len(names)):
         places = np.arange(found.start, found.stop) if isinstance(found, slice) else found
         places = places if among is None else places[among[places]]
-        keys = (triples.ratings, triples.items, times, rows)
+        keys = (table.values, table.items, times, rows)
         yield places[np.lexsort([key[places] for key in keys])]
 
 
@@ -136,15 +135,15 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
-def _without_strangers(triples: Triples, parts: NDArray[np.uint8]) -> RatingSplit:
+def _without_strangers(table: Ratings, parts: NDArray[np.uint8]) -> RatingSplit:
     train = parts == TRAIN
     later = np.flatnonzero((parts == VALID) | (parts == TEST))
-    stranger = ~np.isin(triples.users[later], find_distinct(triples.users[train]))
+    stranger = ~np.isin(table.users[later], find_distinct(table.users[train]))
     parts[later[stranger]] = STRANGER
     later = later[~stranger]
     unseen = np.zeros(len(parts), bool)
-    unseen[later] = ~np.isin(triples.items[later], find_distinct(triples.items[train]))
-    return RatingSplit(triples, parts, unseen)
+    unseen[later] = ~np.isin(table.items[later], find_distinct(table.items[train]))
+    return RatingSplit(table, parts, unseen)
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,6 +163,11 @@ class RatingSets:
         file = self.files[("validation", "test").index(part)]
         return f"{part} ratings of {file}" if file else f"{part} part of {self.name}"
 
+    def choose_part(self, name: str | None) -> tuple[str, RatingMatrix | None]:
+        """The `validation` or `test` part; without a name, test where there is one, else validation."""
+        name = name or ("test" if self.test is not None else "validation")
+        return name, self.test if name == "test" else self.validation
+
     @property
     def scale(self) -> tuple[float, float]:
         """The smallest and largest training rating."""
@@ -174,77 +178,66 @@ class RatingSets:
 def load_sets(config: TrainOptions, console: Console) -> RatingSets:
     """The sets that the options name."""
     with console.progress("reading ratings"):
-        return _load_named(config, console)
+        if config.training_data_file is not None:
+            return _read_files(config, config.training_data_file, console)
+        if config.data == "random":
+            console.say("Generating random training data")
+            console.say("Generating random evaluation data")
+            return _join("random", *draw_random_sets(seed=config.seed), None, console)
+        if config.data == "procedural":
+            console.say("data: ratings drawn here from hidden tastes, as asked")
+            return _split(config, config.data, draw_taste_ratings(seed=config.seed), console)
+        found = load_ratings(say=console.say, progress=console.progress)
+        return replace(_split(config, config.data, found.ratings, console), notice=found.notice)
 
 
-def _load_named(config: TrainOptions, console: Console) -> RatingSets:
-    if config.training_data_file is not None:
-        console.say("Loading training data")
-        if config.splits_file:
-            return _split(
-                config, config.training_data_file.name, read_triples(config.training_data_file), console
-            )
-        others = (config.validation_data_file, config.test_data_file)
-        parts = [
-            None if path is None else read_triples(path) for path in (config.training_data_file, *others)
-        ]
-        joined = _join(config.training_data_file.name, parts, console)
-        return replace(joined, files=tuple("" if path is None else path.name for path in others))
-    if config.data == "random":
-        console.say("Generating random training data")
-        console.say("Generating random evaluation data")
-        return _join("random", [*draw_random_sets(seed=config.seed), None], console)
-    if config.data == "procedural":
-        console.say("data: ratings drawn here from hidden tastes, as asked")
-        return _split(config, config.data, _triples(draw_taste_ratings(seed=config.seed)), console)
-    found = load_ratings(say=console.say, progress=console.progress)
-    return replace(_split(config, config.data, _triples(found.ratings), console), notice=found.notice)
+def _read_files(config: TrainOptions, training: Path, console: Console) -> RatingSets:
+    console.say("Loading training data")
+    train = read_rating_text(training)
+    if config.splits_file:
+        return _split(config, training.name, train, console)
+    others = (config.validation_data_file, config.test_data_file)
+    validation, test = (None if path is None else read_rating_text(path) for path in others)
+    joined = _join(training.name, train, validation, test, console)
+    return replace(joined, files=tuple("" if path is None else path.name for path in others))
 
 
-def _split(config: TrainOptions, name: str, triples: Triples, console: Console) -> RatingSets:
-    if config.split == "user-time" and triples.times is None:
+def _split(config: TrainOptions, name: str, table: Ratings, console: Console) -> RatingSets:
+    if config.split == "user-time" and table.times is None:
         raise OptionError(f"--split user-time: {name} has no times; --split random needs none")
     split = (
-        split_randomly(triples, config.fractions, config.seed)
+        split_randomly(table, config.fractions, config.seed)
         if config.split == "random"
-        else split_by_user_time(triples, config.seed)
+        else split_by_user_time(table, config.seed)
     )
-    parts = [split.part(which) for which in (TRAIN, VALID, TEST)]
-    if not len(parts[0]):
+    train, validation, test = parts = [split.part(which) for which in (TRAIN, VALID, TEST)]
+    if not len(train):
         raise DataError(f"{name}: no rating falls into the training part of --split {config.split}")
     counts = "{:,} ratings to train with, {:,} to validate and {:,} to test".format(*map(len, parts))
     console.say(f"{name}: --split {config.split} gives {counts}")
-    return _join(f"{name} ({config.split} split)", parts, console)
+    return _join(f"{name} ({config.split} split)", train, validation, test, console)
 
 
-def _triples(ratings: Ratings) -> Triples:
-    return Triples(ratings.users, ratings.items, ratings.values, ratings.times)
+def _join(
+    name: str, train: Ratings, validation: Ratings | None, test: Ratings | None, console: Console
+) -> RatingSets:
+    matrix = build_matrix(train.users, train.items, train.values, warn=console.warn)
+    found = RatingSets(name, matrix, _match(validation, matrix, console), _match(test, matrix, console))
+    console.say(f"Users: {matrix.users:,}  Items: {matrix.n_items:,}  Ratings: {matrix.ratings:,}")
+    return found
 
 
-def _join(name: str, parts: Sequence[Triples | None], console: Console) -> RatingSets:
-    first = parts[0]
-    assert first is not None
-    train = build_matrix(first.users, first.items, first.ratings, warn=console.warn)
-    others = [
-        None
-        if part is None or not len(part)
-        else build_matrix(
-            part.users,
-            part.items,
-            part.ratings,
-            user_ids=train.user_ids,
-            item_ids=train.item_ids,
-            warn=console.warn,
-        )
-        for part in parts[1:]
-    ]
-    console.say(f"Users: {train.users:,}  Items: {train.n_items:,}  Ratings: {train.ratings:,}")
-    return RatingSets(name, train, others[0], others[1])
+def _match(part: Ratings | None, train: RatingMatrix, console: Console) -> RatingMatrix | None:
+    """With the rows and columns of the training ratings."""
+    if part is None or not len(part):
+        return None
+    ids = {"user_ids": train.user_ids, "item_ids": train.item_ids}
+    return build_matrix(part.users, part.items, part.values, **ids, warn=console.warn)
 
 
 def read_truth(path: Path, train: RatingMatrix, console: Console) -> RatingMatrix:
     """The ratings of a file as a matrix with the rows and columns of the training ratings."""
-    ids = {"user_ids": train.user_ids, "item_ids": train.item_ids}
     with console.progress("reading ratings"):
-        found = read_triples(path)
-        return build_matrix(found.users, found.items, found.ratings, **ids, warn=console.warn)
+        truth = _match(read_rating_text(path), train, console)
+    assert truth is not None  # a file without ratings is refused
+    return truth

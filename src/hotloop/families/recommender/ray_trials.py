@@ -1,6 +1,6 @@
 """Trials as tasks of a Ray cluster: the same processes, started by Ray's workers, wherever there is room.
 
-Ray says which GPU a task may see; how many are in flight is decided here, so that the figures of a slot mean what
+Ray says which GPU a task may see; how many run at a time is decided here, so that the figures of a slot mean what
 they mean on one machine. The runs' folders lie where the worker ran.
 """
 
@@ -14,13 +14,11 @@ from typing import Any
 
 from hotloop.engine.interrupt import raise_stops
 from hotloop.errors import DeviceError, MissingExtra, RunError
-from hotloop.families.recommender.local_trials import GRACE_SECONDS, MEMORY, SHARED_MEMORY, ChildProcesses
-from hotloop.families.recommender.trials import Trial, TrialOutcome, run_trial
+from hotloop.families.recommender.local_trials import GRACE_SECONDS, ChildProcesses, run_trial, share_memory
+from hotloop.families.recommender.trials import Listener, Trial, TrialOutcome
 
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-
 CONNECT_SECONDS = 5.0
-"""Seconds."""
 
 
 def import_ray() -> Any:
@@ -62,10 +60,7 @@ class RayEngine:
     device: str
     say: Callable[[str], None]
 
-    def __call__(
-        self, planned: Sequence[Trial], ended: Callable[[TrialOutcome], None]
-    ) -> tuple[list[TrialOutcome], int]:
-        """Run them."""
+    def __call__(self, trials: Sequence[Trial], ended: Listener) -> tuple[list[TrialOutcome], int]:
         ray = import_ray()
         try:
             _check_address(self.address)
@@ -77,47 +72,45 @@ class RayEngine:
             ) from None
         try:
             with raise_stops():
-                return self._run(ray, planned, ended)
+                return self._run(ray, trials, ended)
         finally:
             ray.shutdown()
 
-    def _run(
-        self, ray: Any, planned: Sequence[Trial], ended: Callable[[TrialOutcome], None]
-    ) -> tuple[list[TrialOutcome], int]:
+    def _run(self, ray: Any, trials: Sequence[Trial], ended: Listener) -> tuple[list[TrialOutcome], int]:
         gpus = 0 if self.device == "cpu" else int(ray.cluster_resources().get("GPU", 0))
         if self.device == "gpu" and not gpus:
             raise DeviceError("--device gpu: the Ray cluster has no GPU; use --device auto")
         devices = gpus or sum(node["Alive"] for node in ray.nodes())
-        concurrent = min(self.concurrent or devices, len(planned))
+        concurrent = min(self.concurrent or devices, len(trials))
         sharing = math.ceil(concurrent / devices)
         kind = f"GPU{'s' * (gpus > 1)}" if gpus else f"node{'s' * (devices > 1)}"
-        self.say(f"{len(planned)} trials on {devices} {kind} of a Ray cluster, {concurrent} at a time")
+        self.say(f"{len(trials)} trials on {devices} {kind} of a Ray cluster, {concurrent} at a time")
         task = ray.remote(run_in_worker).options(
             num_gpus=1 / sharing if gpus else 0, num_cpus=1, max_retries=0, scheduling_strategy="SPREAD"
         )
-        memory = {MEMORY: f"{SHARED_MEMORY / sharing:.3f}"} if gpus and sharing > 1 else {}
-        flights = _Flights(ray, lambda trial, slot: task.remote(trial, slot, memory), concurrent)
-        return flights.run(planned, ended), concurrent
+        memory = share_memory(sharing) if gpus else {}
+        tasks = _Tasks(ray, lambda trial, slot: task.remote(trial, slot, memory), concurrent)
+        return tasks.run(trials, ended), concurrent
 
 
-class _Flights:
-    """So many tasks in flight, each in a slot."""
+class _Tasks:
+    """So many tasks at a time, each in a slot."""
 
     def __init__(self, ray: Any, send: Callable[[Trial, int], Any], concurrent: int):
         self.ray, self.send = ray, send
         self.free = list(range(concurrent))
-        self.flying: dict[Any, int] = {}
+        self.running: dict[Any, int] = {}
 
-    def run(self, planned: Sequence[Trial], ended: Callable[[TrialOutcome], None]) -> list[TrialOutcome]:
+    def run(self, trials: Sequence[Trial], ended: Listener) -> list[TrialOutcome]:
         """All outcomes, in the order of the trials."""
-        waiting, outcomes = list(planned), []
+        waiting, outcomes = list(trials), []
         try:
-            while waiting or self.flying:
+            while waiting or self.running:
                 while waiting and self.free:
                     slot = self.free.pop(0)
-                    self.flying[self.send(waiting.pop(0), slot)] = slot
-                (task,), _ = self.ray.wait(list(self.flying), num_returns=1)
-                self.free.append(self.flying.pop(task))
+                    self.running[self.send(waiting.pop(0), slot)] = slot
+                (task,), _ = self.ray.wait(list(self.running), num_returns=1)
+                self.free.append(self.running.pop(task))
                 outcomes.append(self._outcome(task))
                 ended(outcomes[-1])
         except BaseException:
@@ -133,7 +126,7 @@ class _Flights:
         return outcome
 
     def _cancel(self) -> None:
-        for task in self.flying:
+        for task in self.running:
             self.ray.cancel(task)
-        if self.flying:
-            self.ray.wait(list(self.flying), num_returns=len(self.flying), timeout=GRACE_SECONDS + 2)
+        if self.running:
+            self.ray.wait(list(self.running), num_returns=len(self.running), timeout=GRACE_SECONDS + 2)

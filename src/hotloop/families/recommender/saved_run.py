@@ -4,7 +4,7 @@ Checkpoints hold the original ids of users and items beside the weights; `rating
 which are what a prediction starts from. Nothing here needs the files that the run was trained with.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,45 +19,77 @@ from hotloop.engine.checkpoint import Checkpoints, KeepBest, print_warnings
 from hotloop.errors import DataError, RunError
 from hotloop.families.recommender import model
 from hotloop.families.recommender.commands_config import EXTRA, FAMILY, read_run_options
-from hotloop.families.recommender.config import Schedule, TrainOptions, UpdateOptions
+from hotloop.families.recommender.config import TrainOptions
 from hotloop.options import build
 from hotloop.options.files import whole_file
-
-__all__ = ["BEST", "EXTRA", "FAMILY", "SavedRun"]
 
 BEST = KeepBest("validation_rmse", "min", 1)
 
 
 @dataclass(frozen=True, eq=False)
-class SavedRun:
-    """What a run left."""
+class RunSetup:
+    """What config.json says of a run."""
 
     config: TrainOptions
     job: model.Job
+    users: int
+    low: float
+    """The smallest training rating; `high` is the largest."""
+    high: float
+
+
+@dataclass(frozen=True, eq=False)
+class SavedRun(RunSetup):
+    """A checkpoint with it."""
+
     state: Any
     step: int
     folder: Path
     user_ids: NDArray[np.int64]
     item_ids: NDArray[np.int64]
-    low: float
-    high: float
+
+    def load_training(self) -> RatingMatrix:
+        """The training ratings of the run."""
+        return read_matrix(self.folder, self.user_ids, self.item_ids)
 
 
-def make_job(config: TrainOptions, items: int, schedule: Schedule) -> model.Job:
-    """The part of the options that a state depends on."""
-    return model.Job(update_options(config), items, schedule.drops)
+def read_setup(folder: Path) -> RunSetup:
+    options = read_run_options(folder)
+    users, items, drops, low, high = (options.pop(name) for name in EXTRA)
+    if "logdir" in options:  # as runs of earlier versions have it
+        options["results_dir"] = options.pop("logdir")
+    config = build(TrainOptions, options)
+    if config.size is None or not all(type(drop) is int for drop in drops):
+        raise RunError(f"{folder / 'config.json'}: not the config of a {FAMILY} run")
+    return RunSetup(config, model.make_job(config, items, tuple(drops), low, high), users, low, high)
 
 
-def update_options(config: TrainOptions) -> UpdateOptions:
-    """The options of the network alone."""
-    return UpdateOptions(**{each.name: getattr(config, each.name) for each in fields(UpdateOptions)})
+def load_run(folder: str | Path, step: int | None = None, *, best: bool = False) -> SavedRun:
+    """The newest whole checkpoint, that of a step, or the one that validated best."""
+    folder = Path(folder)
+    setup = read_setup(folder)
+    ids = {"users": _pairs(setup.users), "items": _pairs(setup.job.items)}
+    checkpoints = Checkpoints(folder / "checkpoints", BEST, family=FAMILY)
+    if best and step is None and (step := checkpoints.best()) is not None:
+        print_warnings(checkpoints.damaged())
+    found = checkpoints.restore({**state_shapes(setup.job), "ids": ids}, step).warn()
+    user_ids, item_ids = (join_ids(found.state["ids"][name]) for name in ("users", "items"))
+    return SavedRun(**vars(setup), state=found.state, step=found.step, folder=folder,
+                    user_ids=user_ids, item_ids=item_ids)  # fmt: skip
 
 
-def initial_state(
-    job: model.Job, key: Any, users: NDArray[np.int64], items: NDArray[np.int64]
-) -> model.State:
+def state_shapes(job: model.Job) -> Any:
+    return jax.eval_shape(lambda key: model.init(job, key), jax.random.key(0))
+
+
+def _pairs(count: int) -> Any:
+    return jax.ShapeDtypeStruct((count, 2), jnp.uint32)  # type: ignore[no-untyped-call]
+
+
+def initial_state(job: model.Job, key: Any, train: RatingMatrix) -> model.State:
     """The first state, with the ids that a checkpoint must hold."""
-    return {**model.init(job, key), "ids": {"users": split_ids(users), "items": split_ids(items)}}
+    ids = {"users": split_ids(train.user_ids), "items": split_ids(train.item_ids)}
+    return {**model.init(job, key), "ids": ids}
 
 
 def split_ids(ids: NDArray[np.int64]) -> NDArray[np.uint32]:
@@ -66,40 +98,12 @@ def split_ids(ids: NDArray[np.int64]) -> NDArray[np.uint32]:
 
 
 def join_ids(pairs: Any) -> NDArray[np.int64]:
-    """What `halves` was given."""
+    """What `split_ids` was given."""
     return np.ascontiguousarray(np.asarray(pairs)).view(np.int64).reshape(-1)
 
 
-def load_run(folder: str | Path, step: int | None = None, *, best: bool = False) -> SavedRun:
-    """The newest whole checkpoint, that of a step, or the one that validated best."""
-    folder = Path(folder)
-    options = read_run_options(folder)
-    users, items, drops, low, high = (options.pop(name) for name in EXTRA)
-    if "logdir" in options:  # as runs of earlier versions have it
-        options["results_dir"] = options.pop("logdir")
-    config = build(TrainOptions, options)
-    if config.size is None or not all(type(drop) is int for drop in drops):
-        raise RunError(f"{folder / 'config.json'}: not the config of a {FAMILY} run")
-    job = model.Job(update_options(config), items, tuple(drops))
-    like = {**_shapes(job), "ids": {"users": _pairs(users), "items": _pairs(items)}}
-    checkpoints = Checkpoints(folder / "checkpoints", BEST, family=FAMILY, config=options)
-    if best and step is None and (step := checkpoints.best()) is not None:
-        print_warnings(checkpoints.damaged())
-    restored = checkpoints.restore(like, step).warn()
-    user_ids, item_ids = (join_ids(restored.state["ids"][name]) for name in ("users", "items"))
-    return SavedRun(config, job, restored.state, restored.step, folder, user_ids, item_ids, low, high)
-
-
-def _shapes(job: model.Job) -> Any:
-    return jax.eval_shape(lambda key: model.init(job, key), jax.random.key(0))
-
-
-def _pairs(count: int) -> Any:
-    return jax.ShapeDtypeStruct((count, 2), jnp.uint32)  # type: ignore[no-untyped-call]
-
-
-def write_training(folder: Path, matrix: RatingMatrix) -> None:
-    """Keep the training ratings in the run's folder, whole or not at all."""
+def write_matrix(folder: Path, matrix: RatingMatrix) -> None:
+    """`ratings.npz` in a folder, whole or not at all; the ids are elsewhere."""
     arrays = {"starts": matrix.starts, "items": matrix.items, "codes": matrix.codes}
     if matrix.levels is not None:
         arrays["levels"] = matrix.levels
@@ -107,19 +111,13 @@ def write_training(folder: Path, matrix: RatingMatrix) -> None:
         np.savez(file, **arrays)  # type: ignore[arg-type]  # numbers alone: nothing is pickled
 
 
-def load_training(found: SavedRun) -> RatingMatrix:
-    """The training ratings of a run."""
-    path = found.folder / "ratings.npz"
+def read_matrix(folder: Path, user_ids: NDArray[np.int64], item_ids: NDArray[np.int64]) -> RatingMatrix:
+    """What `write_matrix` wrote; RunError where it cannot be read or does not fit these ids."""
+    path = folder / "ratings.npz"
     try:
         arrays = read_npz(path)
-        matrix = RatingMatrix(
-            arrays["starts"],
-            arrays["items"],
-            arrays["codes"],
-            arrays.get("levels"),
-            found.user_ids,
-            found.item_ids,
-        )
+        levels = arrays.get("levels")
+        matrix = RatingMatrix(arrays["starts"], arrays["items"], arrays["codes"], levels, user_ids, item_ids)
         matrix.check()
     except (DataError, KeyError) as error:
         raise RunError(f"{path}: the run's training ratings cannot be read ({error})") from None

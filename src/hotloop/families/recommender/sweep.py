@@ -1,17 +1,15 @@
-"""The result of a sweep: a row for each trial, totals, the best rate, and how all of it is told.
+"""`hotloop recommender sweep`: one training for each learning rate, each in a process of its own, and their table.
 
-The totals are rates that the machine had: trials that ran at the same time are added up, trials that ran one after
-the other are not. It knows outcomes, not how trials are run.
-
-`hotloop recommender sweep`: one training for each learning rate, each in a process of its own, and their table.
+It knows no device and no model; a trial is the command `hotloop recommender train`. The totals are rates that the
+machine had: trials that ran at the same time are added up, trials that ran one after the other are not.
 """
 
 import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,12 +18,13 @@ from hotloop.engine.interrupt import Stopped
 from hotloop.engine.progress import Console
 from hotloop.engine.records import write_json
 from hotloop.errors import DataError, RunError
-from hotloop.families.recommender import local_trials, trials
-from hotloop.families.recommender.config import TrainOptions, warn_of_no_effect
+from hotloop.families.recommender.config import FILES, OLD, TrainOptions, warn_of_no_effect
+from hotloop.families.recommender.local_trials import LocalEngine, find_devices
 from hotloop.families.recommender.sweep_config import SweepOptions
-from hotloop.families.recommender.trials import Trial, TrialOutcome, watch_trials
+from hotloop.families.recommender.trials import Engine, Listener, Trial, TrialOutcome, watch_trials
 from hotloop.options import options_of
 
+TRAIN = (sys.executable, "-m", "hotloop", "recommender", "train")
 COLUMNS = {
     "trial": "trial",
     "exponent": "exponent",
@@ -37,6 +36,138 @@ COLUMNS = {
     "max users/s": "maximum_users_per_second",
     "status": "status",
 }
+
+
+class SweepConsole(Console, Protocol):
+    """Who listens, and where it asked to compute."""
+
+    @property
+    def device(self) -> str:
+        """The value of --device."""
+
+    @property
+    def only_accelerator(self) -> bool:
+        """The value of --only-accelerator."""
+
+
+def run(config: SweepOptions, console: SweepConsole) -> dict[str, Any]:
+    """Run every trial; the result has a row for each, the totals, and the best rate."""
+    _check(config, console)
+    engine = _engine(config, console)  # what it cannot run on is said before a folder is made
+    folder = make_folder(config)
+    trials = [
+        Trial(n, exponent, folder / f"trial-{n:02d}", trial_command(config, exponent, folder, n, console))
+        for n, exponent in enumerate(config.exponents, start=1)
+    ]
+    began = time.monotonic()
+    try:
+        with console.progress("sweep", len(trials)) as bar, watch_trials(trials, bar):
+            outcomes, concurrent = engine(trials, _listener(console, bar, len(trials)))
+    except KeyboardInterrupt as stop:
+        said = f"interrupted: all trials are stopped, their runs are in {folder}"
+        raise Stopped.because_of(stop, said) from None
+    result = {
+        "folder": str(folder),
+        "engine": config.engine,
+        "concurrent": concurrent,
+        "seconds": time.monotonic() - began,
+        "validated": config.is_validated,
+        **summarise(outcomes),
+    }
+    write_json(folder / "sweep.json", result)
+    if all(outcome.status == "failed" for outcome in outcomes):
+        raise RunError(f"every trial failed, the first with {outcomes[0].reason} ({folder})")
+    show_result(result, console)
+    return result
+
+
+def describe(config: SweepOptions, console: SweepConsole) -> str:
+    """The trials; that each of them is possible is for a training to say."""
+    _check(config, console)
+    exponents = ", ".join(f"{exponent:g}" for exponent in config.exponents)
+    engine = _engine(config, console)
+    where = engine.describe(len(config.exponents)) if isinstance(engine, LocalEngine) else "trials on Ray"
+    return f"{where}: base learning rates of 2 to the power of {exponents}; each is this training:"
+
+
+def _check(config: SweepOptions, console: SweepConsole) -> None:
+    warn_of_no_effect(config, console.warn)
+    for name in FILES:
+        path = getattr(config, name)
+        if path is not None and not path.is_file():  # once, not once a trial
+            raise DataError(f"--{name.replace('_', '-')} {path}: there is no such file")
+
+
+def make_folder(config: SweepOptions) -> Path:
+    """RESULTS/NAME, empty; the name says seed and time unless it is given."""
+    stamp = time.strftime("%Y%m%d_%H%M%S", time.gmtime())
+    folder = (
+        config.results_dir / (config.run_name or f"sweep-rn{config.seed}-{stamp}-{os.getpid()}")
+    ).absolute()
+    try:
+        if rehearsal.is_on():
+            rehearsal.check_can_make(folder)
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+        taken = folder.exists() and any(folder.iterdir())
+    except OSError as error:
+        raise RunError(f"{folder}: cannot be made ({error.strerror}); choose another --results-dir") from None
+    if taken:
+        raise RunError(f"{folder} is there already: choose another --run-name")
+    rehearsal.begin_work(f"making {folder}")
+    return folder
+
+
+def trial_command(
+    config: SweepOptions, exponent: float, folder: Path, number: int, console: SweepConsole
+) -> tuple[str, ...]:
+    """The command line of one trial, good in any folder: its rate, and every option that is not at its default."""
+    chosen = replace(config.training(exponent), results_dir=folder, run_name=f"trial-{number:02d}")
+    words = [f"--device={console.device}", *(["--only-accelerator"] if console.only_accelerator else [])]
+    for each in options_of(TrainOptions):
+        value = getattr(chosen, each.name)
+        wanted = value != each.default or each.name == "base_learning_rate"
+        if wanted and each.group != OLD:
+            words.append(f"{each.spelling}={_word(value)}")
+    return (*TRAIN, "--json", *words)
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(_word, value))
+    if isinstance(value, Path):
+        return str(value.absolute())
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+def _engine(config: SweepOptions, console: SweepConsole) -> Engine:
+    if config.engine == "ray":
+        from hotloop.families.recommender.ray_trials import RayEngine
+
+        return RayEngine(config.ray_address, config.concurrent, console.device, console.say)
+    devices = find_devices(console.device, console.only_accelerator)
+    for warning in devices.warnings:
+        console.warn(warning)
+    return LocalEngine(config.concurrent, devices, console.say)
+
+
+def _listener(console: SweepConsole, bar: Any, count: int) -> Listener:
+    warned: set[str] = set()
+
+    def ended(outcome: TrialOutcome) -> None:
+        bar.advance()
+        for warning in outcome.warnings:
+            if warning not in warned:  # what one trial warns of, the others do, too
+                warned.add(warning)
+                console.warn(warning)
+        head = f"trial {outcome.trial.number} of {count}, exponent {outcome.trial.exponent:g}"
+        if outcome.status == "finished":
+            figures = outcome.figures
+            console.say(f"{head}: loss: {format_figure(figures.loss)}, RMSE: {format_figure(figures.rmse)}")
+        else:
+            console.warn(f"{head} {outcome.status}, {outcome.reason}")
+
+    return ended
 
 
 def summarise(outcomes: Sequence[TrialOutcome]) -> dict[str, Any]:
@@ -124,171 +255,3 @@ def _cell(value: Any) -> Any:
 def format_figure(value: float | None) -> str:
     """A figure in four decimals, a dash for nothing."""
     return "-" if value is None else f"{value:.4f}"
-
-
-TRAIN = (sys.executable, "-m", "hotloop", "recommender", "train")
-NO_EFFECT = {"pipeline_num_parallel": 32, "fp_exceptions": False}
-
-
-class SweepConsole(Console, Protocol):
-    """Who listens, and where it asked to compute."""
-
-    @property
-    def device(self) -> str:
-        """The value of --device."""
-
-    @property
-    def only_accelerator(self) -> bool:
-        """The value of --only-accelerator."""
-
-
-def run(config: SweepOptions, caller: SweepConsole) -> dict[str, Any]:
-    """Run every trial; the result has a row for each, the totals, and the best rate."""
-    _check(config, caller)
-    engine = _engine(config, caller)  # what it cannot run on is said before a folder is made
-    folder = make_folder(config)
-    planned = [
-        Trial(n, exponent, folder / f"trial-{n:02d}", trial_command(config, exponent, folder, n, caller))
-        for n, exponent in enumerate(config.exponents, start=1)
-    ]
-    began = time.monotonic()
-    try:
-        with caller.progress("sweep", len(planned)) as bar, watch_trials(planned, bar):
-            outcomes, concurrent = engine(planned, _listener(caller, bar, len(planned)))
-    except KeyboardInterrupt as stop:
-        said = f"interrupted: all trials are stopped, their runs are in {folder}"
-        raise Stopped.because_of(stop, said) from None
-    result = {
-        "folder": str(folder),
-        "engine": config.engine,
-        "concurrent": concurrent,
-        "seconds": time.monotonic() - began,
-        "validated": config.validated,
-        **summarise(outcomes),
-    }
-    write_json(folder / "sweep.json", result)
-    if all(outcome.status == "failed" for outcome in outcomes):
-        raise RunError(f"every trial failed, the first with {outcomes[0].reason} ({folder})")
-    show_result(result, caller)
-    return result
-
-
-def describe(config: SweepOptions, caller: SweepConsole) -> str:
-    """The trials; that each of them is possible is for a training to say."""
-    _check(config, caller)
-    exponents = ", ".join(f"{exponent:g}" for exponent in config.exponents)
-    engine = _engine(config, caller)
-    where = engine.describe(len(config.exponents)) if isinstance(engine, LocalEngine) else "trials on Ray"
-    return f"{where}: base learning rates of 2 to the power of {exponents}; each is this training:"
-
-
-def _check(config: SweepOptions, caller: SweepConsole) -> None:
-    warn_of_no_effect(config, NO_EFFECT, caller.warn)
-    for name in ("training_data_file", "validation_data_file", "test_data_file"):
-        path = getattr(config, name)
-        if path is not None and not path.is_file():  # once, not once a trial
-            raise DataError(f"--{name.replace('_', '-')} {path}: there is no such file")
-
-
-def make_folder(config: SweepOptions) -> Path:
-    """RESULTS/NAME, empty; the name says seed and time unless it is given."""
-    stamp = time.strftime("%Y%m%d_%H%M%S", time.gmtime())
-    folder = (
-        config.results_dir / (config.run_name or f"sweep-rn{config.seed}-{stamp}-{os.getpid()}")
-    ).absolute()
-    try:
-        if rehearsal.is_on():
-            rehearsal.check_can_make(folder)
-        else:
-            folder.mkdir(parents=True, exist_ok=True)
-        taken = folder.exists() and any(folder.iterdir())
-    except OSError as error:
-        raise RunError(f"{folder}: cannot be made ({error.strerror}); choose another --results-dir") from None
-    if taken:
-        raise RunError(f"{folder} is there already: choose another --run-name")
-    rehearsal.begin_work(f"making {folder}")
-    return folder
-
-
-def trial_command(
-    config: SweepOptions, exponent: float, folder: Path, number: int, caller: SweepConsole
-) -> tuple[str, ...]:
-    """The command line of one trial, good in any folder: its rate, and every option that is not at its default."""
-    chosen = replace(config.training(exponent), results_dir=folder, run_name=f"trial-{number:02d}")
-    words = [f"--device={caller.device}", *(["--only-accelerator"] if caller.only_accelerator else [])]
-    for each in options_of(TrainOptions):
-        value = getattr(chosen, each.name)
-        wanted = value != each.default or each.name == "base_learning_rate"
-        if wanted and each.name not in NO_EFFECT:
-            words.append(f"{each.spelling}={_word(value)}")
-    return (*TRAIN, "--json", *words)
-
-
-def _word(value: Any) -> str:
-    if isinstance(value, tuple):
-        return ",".join(map(_word, value))
-    if isinstance(value, Path):
-        return str(value.absolute())
-    return repr(value) if isinstance(value, float) else str(value)
-
-
-Engine = Callable[[Sequence[Trial], Callable[[TrialOutcome], None]], tuple[list[TrialOutcome], int]]
-
-
-def _engine(config: SweepOptions, caller: SweepConsole) -> Engine:
-    """What runs trials, and tells how many at a time."""
-    if config.engine == "ray":
-        from hotloop.families.recommender.ray_trials import RayEngine
-
-        return RayEngine(config.ray_address, config.concurrent, caller.device, caller.say)
-    seen = local_trials.find_devices(caller.device, caller.only_accelerator)
-    for warning in seen.warnings:
-        caller.warn(warning)
-    return LocalEngine(config.concurrent, seen, caller.say)
-
-
-@dataclass(frozen=True)
-class LocalEngine:
-    """Processes of this machine."""
-
-    concurrent: int | None
-    seen: local_trials.DevicesFound
-    say: Callable[[str], None]
-
-    def __call__(
-        self, planned: Sequence[Trial], ended: Callable[[TrialOutcome], None]
-    ) -> tuple[list[TrialOutcome], int]:
-        """Run them."""
-        self.say(self.describe(len(planned)))
-        concurrent = self.at_a_time(len(planned))
-        return trials.run_all(
-            planned, local_trials.trial_environments(self.seen, concurrent, os.environ), ended
-        ), concurrent
-
-    def at_a_time(self, trials: int) -> int:
-        """How many of so many trials run together."""
-        return min(self.concurrent or self.seen.count, trials)
-
-    def describe(self, trials: int) -> str:
-        """So many trials, and where they run."""
-        devices = f"{self.seen.count} {self.seen.platform} device{'s' if self.seen.count > 1 else ''}"
-        return f"{trials} trials on {devices}, {self.at_a_time(trials)} at a time"
-
-
-def _listener(caller: SweepConsole, bar: Any, count: int) -> Callable[[TrialOutcome], None]:
-    warned: set[str] = set()
-
-    def ended(outcome: TrialOutcome) -> None:
-        bar.advance()
-        for warning in outcome.warnings:
-            if warning not in warned:  # what one trial warns of, the others do, too
-                warned.add(warning)
-                caller.warn(warning)
-        head = f"trial {outcome.trial.number} of {count}, exponent {outcome.trial.exponent:g}"
-        if outcome.status == "finished":
-            figures = outcome.figures
-            caller.say(f"{head}: loss: {format_figure(figures.loss)}, RMSE: {format_figure(figures.rmse)}")
-        else:
-            caller.warn(f"{head} {outcome.status}, {outcome.reason}")
-
-    return ended

@@ -5,24 +5,17 @@ size. It knows what each trial is, as the options of a training, not how trials 
 """
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from hotloop.errors import OptionError
 from hotloop.families.recommender import config
-from hotloop.families.recommender.config import OLD, RUN, TrainOptions, UpdateOptions
+from hotloop.families.recommender.config import OLD, RUN, TrainOptions, TrialOptions, UpdateOptions
 from hotloop.options import folder_name, option, positive, validate
 
 SWEEP = "Sweep"
 USUAL_RATES = tuple(f"{12.5 + 0.5 * n:g}" for n in range(16))
-_TRAIN = {each.name: each for each in fields(TrainOptions)}
-
-
-_SAME: dict[str, Any] = {
-    name: field(default=each.default, metadata=each.metadata) for name, each in _TRAIN.items()
-}
-"""The options that `train` has, to be declared here under the same name."""
 
 
 def parse_exponents(texts: tuple[str, ...], count: int) -> tuple[float, ...]:
@@ -62,7 +55,7 @@ def _positive(text: str) -> float:
 
 
 @dataclass(frozen=True)
-class SweepOptions(UpdateOptions):
+class SweepOptions(TrialOptions):
     """All of `hotloop recommender sweep`."""
 
     # No option of a sweep: the rates are, and --base-learning-rate is understood as short for them, as it was.
@@ -96,31 +89,16 @@ class SweepOptions(UpdateOptions):
         metavar="ADDRESS",
         group=SWEEP,
     )
-    training_data_file: Path | None = _SAME["training_data_file"]
-    validation_data_file: Path | None = _SAME["validation_data_file"]
-    test_data_file: Path | None = _SAME["test_data_file"]
-    data: Literal["random", "procedural", "ml-100k"] = _SAME["data"]
-    split: Literal["random", "user-time"] = _SAME["split"]
-    fractions: tuple[float, ...] = _SAME["fractions"]
-    epochs: int | None = _SAME["epochs"]
-    patience: int | None = _SAME["patience"]
-    validation_batch_size: int | None = _SAME["validation_batch_size"]
-    valid_per_epoch: float = _SAME["valid_per_epoch"]
     no_validation: bool = option(
         False, "Do not validate; random data and a training file alone are never validated.", group=RUN
     )
-    device_iterations: int | None = _SAME["device_iterations"]
     steps_per_log: int = option(40, "Calls between logs.", check=positive, group=RUN)
-    seed: int = _SAME["seed"]
     results_dir: Path = option(
         Path("results"), "Folder in which the sweep gets its own.", aliases=("--logdir",), group=RUN
     )
     run_name: str | None = option(
         None, "Name of the sweep's folder; else made of seed and time.", check=folder_name, group=RUN
     )
-    plan: bool = _SAME["plan"]
-    clip: bool = _SAME["clip"]
-    pipeline_num_parallel: int = _SAME["pipeline_num_parallel"]
     fp_exceptions: bool = option(
         False, "No effect: a trial whose loss is not finite always stops.", group=OLD
     )
@@ -147,7 +125,7 @@ class SweepOptions(UpdateOptions):
         return parse_exponents(self.base_learning_rates, self.num_devices)
 
     @property
-    def validated(self) -> bool:
+    def is_validated(self) -> bool:
         """Whether the trials are validated: the old program never did."""
         if self.training_data_file is not None:
             return self.validation_data_file is not None and not self.no_validation
@@ -155,8 +133,10 @@ class SweepOptions(UpdateOptions):
 
     def training(self, exponent: float) -> TrainOptions:
         """The options of one trial; its folder is still the sweep's."""
-        shared = {each.name: getattr(self, each.name) for each in fields(self) if each.name in _TRAIN}
-        return TrainOptions(**{**shared, "base_learning_rate": exponent, "no_validation": not self.validated})
+        shared = {each.name: getattr(self, each.name) for each in fields(TrialOptions)}
+        return TrainOptions(
+            **{**shared, "base_learning_rate": exponent, "no_validation": not self.is_validated}
+        )
 
 
 PRESETS = {

@@ -6,8 +6,9 @@ What an update computes is in `model`; this is the order of things. It prints th
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +16,33 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from hotloop.data.rating_matrix import RatingMatrix
 from hotloop.engine import measure as reports
 from hotloop.engine.checkpoint import Checkpoints, KeepLast
 from hotloop.engine.device import platform
 from hotloop.engine.drive import Diverged, drive, newest
 from hotloop.engine.feed import Resident
+from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.loop import Program
 from hotloop.engine.plan import Batch, Plan
 from hotloop.engine.progress import Console, Progress
 from hotloop.engine.run import Run, check_free, check_resumable
 from hotloop.engine.sinks import ConsoleSink
 from hotloop.errors import DataError, OptionError
-from hotloop.families.recommender import batches, beside, model, rating_sets, saved_run, sparse_joint
-from hotloop.families.recommender.config import Schedule, TrainOptions, make_schedule, warn_of_no_effect
-from hotloop.families.recommender.rating_error import RatingError
+from hotloop.families.recommender import (
+    batches,
+    model,
+    rating_sets,
+    saved_run,
+    sparse_joint,
+    validate_process,
+)
+from hotloop.families.recommender.commands_config import FAMILY
+from hotloop.families.recommender.config import FILES, TrainOptions, make_schedule, warn_of_no_effect
+from hotloop.families.recommender.measures import RatingError
 from hotloop.families.recommender.rating_sets import RatingSets
-from hotloop.families.recommender.validate_inline import InlineValidation
-from hotloop.families.recommender.validations import Validations
-from hotloop.families.recommender.validator import prediction_bounds
-from hotloop.families.recommender.work import Work
+from hotloop.families.recommender.validations import InlineValidation, Validations, find_left_over
+from hotloop.options import to_jsonable
 
 MAY_DIFFER = (
     "logdir",
@@ -45,43 +54,78 @@ MAY_DIFFER = (
     "multiprocessing",
     "validation_batch_size",
 )
-NO_EFFECT = {"pipeline_num_parallel": 32, "validation_batches_per_step": 250, "select_ipus": "AUTO"}
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """A training that could begin: options with everything filled in, ratings, and what follows from them."""
+
+    config: TrainOptions
+    data: RatingSets
+    job: model.Job
+    plan: Plan
+
+    @property
+    def key(self) -> Array:
+        """All randomness of the run."""
+        return seed_key(self.config.seed)
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What config.json holds: the options, and what the data said."""
+        low, high = self.data.scale
+        extra = {"users": self.data.train.users, "items": self.job.items, "drops": self.job.drops}
+        options = asdict(self.config)
+        # By paths that mean the same from everywhere, for whoever evaluates the run later.
+        files = {name: path.absolute() for name in FILES if (path := options[name])}
+        return dict(to_jsonable({**options, **files, **extra, "low": low, "high": high}))
+
+    @property
+    def is_validated(self) -> bool:
+        """Whether there is something to validate with, and it is wanted."""
+        return self.data.validation is not None and not self.config.no_validation
+
+    @cached_property
+    def validation_error(self) -> RatingError:
+        """Compiled once for all of the run."""
+        assert self.data.validation is not None
+        return self.rating_error(self.data.validation)
+
+    def rating_error(self, truth: RatingMatrix) -> RatingError:
+        """Errors on these ratings as a function of {"params": weights}."""
+        assert self.config.validation_batch_size is not None
+        values = model.evaluate(self.job)
+        return RatingError(values, self.data.train, truth, self.config.validation_batch_size)
 
 
 def run(config: TrainOptions, console: Console, command: str) -> Mapping[str, Any]:
     """Train, or what --testing-on-checkpoint and --build-init ask for instead."""
-    warn_of_no_effect(config, NO_EFFECT, console.warn)
+    warn_of_no_effect(config, console.warn)
     if config.testing_on_checkpoint is not None:
         return test_checkpoint(config, config.testing_on_checkpoint, console)
     check_free(run_folder(config), config.resume)
-    config, data = prepare(config, console)
-    if (fitting := fit_batch_size(config, data)) != config:
-        console.warn(f"--batch-size {config.batch_size}: there are only {data.train.users} users to train with, "
-                     "so that they are one batch")  # fmt: skip
-    return train_run(fitting, data, console, command)
+    return train_run(prepare(config, console), console, command)
 
 
-def prepare(config: TrainOptions, console: Console) -> tuple[TrainOptions, RatingSets]:
-    """The ratings, checked, and the options with everything filled in that follows from them."""
+def prepare(config: TrainOptions, console: Console) -> Setup:
+    """The ratings, checked, and all that follows from them and from the options."""
     check_resumable(run_folder(config), config.resume)
     data = rating_sets.load_sets(config, console)
     check_truth(config, data)
-    resolved: TrainOptions = replace(
-        config.resolved(data.train.users, data.train.ratings),
-        precision=model.resolve_precision(config.precision),  # type: ignore[arg-type]
-    )
-    if not config.named:
+    users, ratings = data.train.users, data.train.ratings
+    resolved = config.resolve(users, ratings)
+    assert resolved.batch_size is not None
+    if not config.has_sizes:
         console.say(
-            f"--size {resolved.size} --batch-size {resolved.batch_size}: for {data.train.ratings:,} training ratings "
-            f"of {data.train.users:,} users, where the options do not say otherwise"
+            f"--size {resolved.size} --batch-size {resolved.batch_size}: for {ratings:,} training ratings "
+            f"of {users:,} users, where the options do not say otherwise"
         )
-    return resolved, data
-
-
-def fit_batch_size(config: TrainOptions, data: RatingSets) -> TrainOptions:
-    """A batch of all users where there are fewer than a batch; one user, if that is all, trains too."""
-    assert config.batch_size is not None
-    return replace(config, batch_size=min(config.batch_size, data.train.users))
+    if resolved.batch_size > users:
+        console.warn(
+            f"--batch-size {resolved.batch_size}: there are only {users} users to train with, so that they are one "
+            "batch"
+        )
+    return make_setup(replace(resolved, batch_size=min(resolved.batch_size, users)), data)
 
 
 def check_truth(config: TrainOptions, data: RatingSets) -> None:
@@ -97,39 +141,39 @@ def check_truth(config: TrainOptions, data: RatingSets) -> None:
             )
 
 
-def make_plan(config: TrainOptions, data: RatingSets) -> tuple[Schedule, Plan]:
+def make_setup(config: TrainOptions, data: RatingSets) -> Setup:
     """Calls as the old program counted them; validations, and a checkpoint with each."""
-    config = fit_batch_size(config, data)
+    mode: Any = model.resolve_precision(config.precision)
+    config = replace(config, precision=mode)
     assert config.batch_size is not None
-    times = make_schedule(config, data.train.users)
-    validated = data.validation is not None and not config.no_validation
-    every = min(times.validate_every, times.updates)
-    return times, Plan.for_updates(
-        times.updates,
-        log_every=min(config.steps_per_log * times.updates_per_call, times.updates),
-        validate_every=every if validated else 0,
-        validate_first=times.updates_per_call if validated else 0,
+    schedule = make_schedule(config, data.train.users)
+    is_validated = data.validation is not None and not config.no_validation
+    every = min(schedule.validate_every, schedule.updates)
+    plan = Plan.for_updates(
+        schedule.updates,
+        log_every=min(config.steps_per_log * schedule.updates_per_call, schedule.updates),
+        validate_every=every if is_validated else 0,
+        validate_first=schedule.updates_per_call if is_validated else 0,
         checkpoint_every=every,
         updates_per_epoch=Fraction(data.train.users, config.batch_size),
         batch=Batch.of(config.batch_size),
     )
+    return Setup(config, data, model.make_job(config, data.train.n_items, schedule.drops, *data.scale), plan)
 
 
-def describe(config: TrainOptions, data: RatingSets) -> str:
+def describe(setup: Setup) -> str:
     """What the plan does not say: the network, its types, its rates, and memory on the device."""
-    config = fit_batch_size(config, data)
-    times = make_plan(config, data)[0]
-    job = saved_run.make_job(config, data.train.n_items, times)
-    state = jax.eval_shape(lambda key: model.init(job, key), jax.random.key(0))
+    job, train = setup.job, setup.data.train
+    state = saved_run.state_shapes(job)
     count = sum(leaf.size for leaf in jax.tree.leaves(state["params"]))
     held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-    ratings = sum(part.nbytes for part in batches.make_rows(data.train) if part is not None)
-    assert config.batch_size is not None
-    dense = 24 * config.batch_size * job.items
+    ratings = sum(part.nbytes for part in batches.make_rows(train) if part is not None)
+    assert setup.config.batch_size is not None
+    dense = 24 * setup.config.batch_size * job.items
     rates = ", ".join(f"{rate:g}" for rate in job.rates)
     drops = ", ".join(map(str, job.drops)) or "never"
     return (
-        f"layers {data.train.n_items}, {', '.join(map(str, job.layers))} and back, {count:,} parameters, "
+        f"layers {job.items}, {', '.join(map(str, job.layers))} and back, {count:,} parameters, "
         f"{job.policy.compute}.{job.policy.update}, dropout {job.net.code_dropout:g}, re-feeding {job.net.refeeding}\n"
         f"rates {rates}, dropping at update {drops}\n"
         f"memory on the device: about {(2 * held + ratings + dense) / 2**20:.0f} MiB, of which ratings "
@@ -137,86 +181,82 @@ def describe(config: TrainOptions, data: RatingSets) -> str:
     )
 
 
-def make_feed(config: TrainOptions, job: model.Job, data: RatingSets) -> Resident:
+def make_feed(setup: Setup) -> Resident:
     """Batches of users, made dense inside the loop, or left sparse where the update takes them so."""
-    assert config.batch_size is not None
-    sparse, capacity = takes_sparse(job, data), batches.max_ratings(data.train, config.batch_size)
-    dtype = job.policy.compute
+    job, train, batch_size = setup.job, setup.data.train, setup.config.batch_size
+    assert batch_size is not None
+    sparse, capacity = takes_sparse(job, train), batches.max_ratings(train, batch_size)
 
     def gather(rows: batches.DeviceRows, users: Array) -> dict[str, Any]:
         if sparse:
             return {"ratings": batches.SparseBatch(rows, users)}
-        return {"ratings": batches.densify(rows, users, job.items, capacity, dtype)}
+        return {"ratings": batches.densify(rows, users, job.items, capacity, job.policy.compute)}
 
-    rows = batches.make_rows(data.train)
-    return Resident(rows, config.batch_size, seed=config.seed, samples=data.train.users, gather=gather)
+    rows = batches.make_rows(train)
+    return Resident(rows, batch_size, seed=setup.config.seed, samples=train.users, gather=gather)
 
 
-def takes_sparse(job: model.Job, data: RatingSets) -> bool:
+def takes_sparse(job: model.Job, train: RatingMatrix) -> bool:
     """Whether an update on sparse ratings is the faster one: joint re-feeding in float32 on a CPU, few ratings."""
-    net, full = job.net, data.train.ratings / (data.train.users * job.items)
+    net, full = job.net, train.ratings / (train.users * job.items)
     plain = net.refeeding == "joint" and not net.no_selu and job.policy.compute == jnp.float32
     return platform() == "cpu" and plain and full < sparse_joint.SPARSE_SHARE
 
 
-def train_run(config: TrainOptions, data: RatingSets, console: Console, command: str) -> dict[str, Any]:
+def train_run(setup: Setup, console: Console, command: str) -> dict[str, Any]:
     """One run in a folder of its own."""
-    times, plan = make_plan(config, data)
-    work = Work(config, data, saved_run.make_job(config, data.train.n_items, times), plan, console)
-    if work.validated and config.multiprocessing:
-        beside.check(platform())
-    folder, answers = run_folder(config), Validations(config.patience)
+    config, data = setup.config, setup.data
+    if setup.is_validated and config.multiprocessing:
+        validate_process.check_shareable(platform())
+    folder, validations = run_folder(config), Validations(config.patience)
     report = reports.find_report_folder(config.report, folder, console.warn)
     with (
         Run.create(
-            folder, work.settings, command=command, resume=config.resume, may_differ=MAY_DIFFER,
+            folder, setup.settings, command=command, resume=config.resume, may_differ=MAY_DIFFER,
             sinks=[ConsoleSink(console.say)],
         ) as record,
         Checkpoints(
-            record.checkpoints, answers | KeepLast(2), family=saved_run.FAMILY, config=work.settings
+            record.checkpoints, validations | KeepLast(2), family=FAMILY, config=setup.settings
         ) as checkpoints,
-        console.progress("recommender", plan.total_updates) as bar,
+        console.progress("recommender", setup.plan.total_updates) as bar,
     ):  # fmt: skip
         if data.notice:
             record.event("warning", message=data.notice)
         if not (folder / "ratings.npz").exists():
-            saved_run.write_training(folder, data.train)
-        state = work.initial()
+            saved_run.write_matrix(folder, data.train)
+        state = saved_run.initial_state(setup.job, stream(setup.key, "init", 0), data.train)
         if config.build_init:
             checkpoints.save(0, state, position={})
             checkpoints.wait()
             return {"run": str(folder), "updates": 0}
-        state = trained(work, state, answers, record, checkpoints, bar, report)
-        return evaluate_best(work, state, record, checkpoints)
+        state = make_updates(setup, state, validations, record, checkpoints, bar, report, console)
+        return evaluate_best(setup, state, record, checkpoints, console)
 
 
-def trained(
-    work: Work,
+def make_updates(
+    setup: Setup,
     state: model.State,
-    answers: Validations,
+    validations: Validations,
     record: Run,
     checkpoints: Checkpoints,
     bar: Progress,
     report: Path | None,
+    console: Console,
 ) -> model.State:
     """The state after the last update, every validation answered and the best checkpoint marked as such."""
-    resumed = newest(checkpoints, state) if work.config.resume else None
+    config = setup.config
+    resumed = newest(checkpoints, state) if config.resume else None
     done = resumed.step if resumed else 0
-    if work.config.resume:
-        answers.remember(record.path, done)
+    if config.resume:
+        validations.remember(record.path, done)
     bar.advance(done)
     try:
-        with validating(work, answers, record) as validate:
-            for step in beside.left_over(record.path, done, answers.figures):
-                validate.ask(step)
+        with open_validation(setup, validations, record, console) as validate:
+            for step in find_left_over(record.path, done, validations.figures):
+                validate.validate_saved(step)
             last = drive(
-                Program(
-                    model.update(work.job),
-                    make_feed(work.config, work.job, work.data),
-                    work.plan.updates_per_call,
-                    work.key,
-                ),
-                work.plan,
+                Program(model.update(setup.job), make_feed(setup), setup.plan.updates_per_call, setup.key),
+                setup.plan,
                 state,
                 record,
                 checkpoints,
@@ -225,65 +265,74 @@ def trained(
                 progress=bar,
                 latest=("learning_rate",),
                 guard="loss",
-                enough=answers.enough,
+                enough=validations.enough,
                 report=report,
                 how_to_resume=f"the same command with --resume --run-name {record.path.name}",
             )
             if validate is not None:
-                validate.finish(work.console.say)
+                validate.finish()
             return last
     except Diverged as error:
         best = checkpoints.best()
-        named = "" if best is None else f", the best is step {best}"
-        quarter = f"--base-learning-rate {work.config.base_learning_rate - 2:g} is a quarter of this rate"
-        raise Diverged(f"{error}{named}; {quarter}") from None
+        where = "" if best is None else f", the best is step {best}"
+        quarter = f"--base-learning-rate {config.base_learning_rate - 2:g} is a quarter of this rate"
+        raise Diverged(f"{error}{where}; {quarter}") from None
     finally:
-        answers.mark(checkpoints, state)
+        validations.mark_best(checkpoints, state)
 
 
-def validating(work: Work, answers: Validations, record: Run) -> AbstractContextManager[Any]:
-    """Validation as the options want it: beside the training, between its calls, or None."""
-    if not work.validated:
+def open_validation(
+    setup: Setup, validations: Validations, record: Run, console: Console
+) -> AbstractContextManager[Any]:
+    """Validation as the options want it: in a process of its own, between calls, or None."""
+    if not setup.is_validated:
         return nullcontext()
-    if work.config.multiprocessing:
-        return beside.Beside(record, work, answers)
-    work.console.say("Running validation...")
-    return nullcontext(InlineValidation(record, work, answers))
+    if setup.config.multiprocessing:
+        assert setup.data.validation is not None
+        return validate_process.ProcessValidation(
+            record, setup.plan, validations, setup.data.validation, console.say
+        )
+    console.say("Running validation...")
+    return nullcontext(
+        InlineValidation(record, setup.plan, validations, setup.job, setup.validation_error, console)
+    )
 
 
-def evaluate_best(work: Work, state: model.State, record: Run, checkpoints: Checkpoints) -> dict[str, Any]:
+def evaluate_best(
+    setup: Setup, state: model.State, record: Run, checkpoints: Checkpoints, console: Console
+) -> dict[str, Any]:
     """The best checkpoint's errors, as a record and as the result."""
     best = checkpoints.best()
     step = made = int(state["update"])
     if best is not None:
         state, step = checkpoints.restore(state, best).state, best
     result: dict[str, Any] = {"run": str(record.path), "updates": made, "best_step": step}
-    for name, truth in (("validation", work.data.validation), ("test", work.data.test)):
-        if truth is not None and not work.config.no_validation:
-            with work.console.progress(f"evaluating ({name})"):
-                errors = work.validation_errors if name == "validation" else work.errors(truth)
-                result[name] = errors({"params": state["params"]})
-            record.event("evaluation", update=step, epoch=work.epoch(step), split=name, **result[name])
-            work.console.say(
-                f"{name} RMSE {result[name]['rmse']:.4f}, MAE {result[name]['mae']:.4f} (step {step})"
-            )
-    if work.data.notice:
-        work.console.warn(work.data.notice)
+    for name, truth in (("validation", setup.data.validation), ("test", setup.data.test)):
+        if truth is not None and not setup.config.no_validation:
+            with console.progress(f"evaluating ({name})"):
+                measure = setup.validation_error if name == "validation" else setup.rating_error(truth)
+                figures = result[name] = measure({"params": state["params"]})
+            epoch = float(step / setup.plan.updates_per_epoch)
+            record.event("evaluation", update=step, epoch=epoch, split=name, **figures)
+            console.say(f"{name} RMSE {figures['rmse']:.4f}, MAE {figures['mae']:.4f} (step {step})")
+    if setup.data.notice:
+        console.warn(setup.data.notice)
     return result
 
 
 def test_checkpoint(config: TrainOptions, folder: Path, console: Console) -> dict[str, Any]:
     """RMSE of a run's best weights on the validation ratings; the training ratings are the run's own."""
     found = saved_run.load_run(folder, best=True)
-    train = saved_run.load_training(found)
+    train = found.load_training()
     if config.validation_data_file is None:
         raise OptionError("--testing-on-checkpoint: give the ratings to test on with --validation-data-file")
     truth = rating_sets.read_truth(config.validation_data_file, train, console)
-    limits = prediction_bounds(config.clip, found.low, found.high)
+    # Clipped as this command says, whatever the run did.
+    clipped = replace(found.config, clip=config.clip)
+    job = model.make_job(clipped, found.job.items, found.job.drops, found.low, found.high)
     with console.progress("evaluating"):
-        figures = RatingError(found.job, train, truth, config.validation_batch_size or 128, limits)(
-            found.state
-        )
+        measure = RatingError(model.evaluate(job), train, truth, config.validation_batch_size or 128)
+        figures = measure(found.state)
     console.say(f"testing: RMSE {figures['rmse']:.4f}")
     return {"run": str(folder), "step": found.step, **figures}
 

@@ -1,26 +1,40 @@
-"""The validations of a run, whenever they become known: what they say about stopping and about the best checkpoint.
+"""The validations of a run: what they say about stopping and about the best checkpoint, and how they are made inline.
 
-Beside the training they are answered late, when the training is elsewhere already and the checkpoint is written.
-It knows neither processes nor models.
+`Validations` takes figures in whenever they become known: a process of its own (`validate_process`) answers when the
+training is elsewhere already and the checkpoint is written. Weights that still wait for it lie in RUN/validating.
+`InlineValidation` computes the figures between calls, while the training waits.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
+
+from hotloop.data.content import read_npz
 from hotloop.engine.checkpoint import Checkpoints, Keep, Metrics
-from hotloop.engine.run import current_records, read_events
-from hotloop.families.recommender import saved_run
+from hotloop.engine.checkpoint_arrays import named_leaves, snapshot
+from hotloop.engine.plan import Plan
+from hotloop.engine.progress import Console
+from hotloop.engine.records import current_records, read_events
+from hotloop.engine.run import Run
+from hotloop.families.recommender.model import Job
+from hotloop.families.recommender.saved_run import BEST, state_shapes
+from hotloop.options.files import whole_file
 
 Figures = dict[str, Any]
+FOLDER, STDERR_FILE = "validating", "stderr.txt"
+"""In the run's folder: weights that are not validated yet, the ratings to validate with, what the process said."""
 
 
 class Validations(Keep):
     """Validations by step, in the order of the steps, and a rule of which checkpoints to keep by them.
 
-    A checkpoint may be saved before its validation is answered, so that its own figures do not tell: those that
-    still wait for an answer stay, and of the others the best.
+    A checkpoint may be saved before its validation is known, so that its own figures do not tell: those that
+    still wait for it stay, and of the others the best.
     """
 
     def __init__(self, patience: int | None = None):
@@ -28,41 +42,44 @@ class Validations(Keep):
         self.figures: dict[int, Figures] = {}
         self.waiting: tuple[int, ...] = ()
         self.error = ""
-        """Why no more answers will come, where that is so."""
+        """Why no more figures will come, where that is so."""
 
     def remember(self, run: Path, update: int) -> None:
         """Take in what an earlier process recorded up to `update`, where this one goes on."""
         for event in current_records(read_events(run)):
             if event["event"] == "validation" and event["update"] <= update:
-                self.figures[event["update"]] = {
-                    k: v for k, v in event.items() if k.startswith("validation_")
-                }
+                figures = {k: v for k, v in event.items() if k.startswith("validation_")}
+                self.figures[event["update"]] = figures
+
+    def record(self, run: Run, plan: Plan, step: int, figures: Figures) -> None:
+        """Take in figures of weights that waited in the folder, which they need no longer."""
+        self.figures[step] = figures
+        run.event("validation", update=step, epoch=float(step / plan.updates_per_epoch), **figures)
+        weights_path(run.path, step).unlink(missing_ok=True)
 
     def enough(self) -> bool:
         """Whether `patience` validations came after the best one, or none will come any more."""
         figures = dict(self.figures)
-        values = [_number(figures[step].get(saved_run.BEST.metric)) for step in sorted(figures)]
+        values = [_finite_or_worst(figures[step].get(BEST.metric)) for step in sorted(figures)]
         best = min(values, default=math.inf)
         since = len(values) - 1 - values.index(best) if math.isfinite(best) else len(values)
         return bool(self.error) or (self.patience is not None and since >= self.patience)
 
     def choose(self, metrics: Metrics) -> set[int]:
-        """The best one, and those whose answer is still to come."""
-        return saved_run.BEST.choose(self._known(metrics)) | set(metrics).intersection(self.waiting)
+        return BEST.choose(self._known(metrics)) | set(metrics).intersection(self.waiting)
 
     def best(self, metrics: Metrics) -> int | None:
-        """The best one."""
-        return saved_run.BEST.best(self._known(metrics))
+        return BEST.best(self._known(metrics))
 
     def _known(self, metrics: Metrics) -> Metrics:
         figures = dict(self.figures)
         return {step: {**own, **figures.get(step, {})} for step, own in metrics.items()}
 
-    def mark(self, checkpoints: Checkpoints, like: Any) -> None:
+    def mark_best(self, checkpoints: Checkpoints, like: Any) -> None:
         """Write the best checkpoint again with its validation, for all who open the run later."""
         checkpoints.wait()
         step = checkpoints.best()
-        if step is None or saved_run.BEST.metric in checkpoints.metrics(step):
+        if step is None or BEST.metric in checkpoints.metrics(step):
             return
         found = checkpoints.restore(like, step)
         metrics = {**found.metrics, **self.figures[step]}
@@ -70,11 +87,85 @@ class Validations(Keep):
         checkpoints.wait()
 
 
+def _finite_or_worst(value: float | None) -> float:
+    return value if value is not None and math.isfinite(value) else math.inf
+
+
 def name_figures(figures: Mapping[str, Any]) -> Figures:
     """Errors as a record and a checkpoint name them."""
     return {f"validation_{name}": value for name, value in figures.items()}
 
 
-def _number(value: float | None) -> float:
-    """A record's figure; what was not finite is worse than all others."""
-    return value if value is not None and math.isfinite(value) else math.inf
+class InlineValidation:
+    """Validates a state when it is handed one, in the process that trains.
+
+    `measure` gives the errors of {"params": weights}.
+    """
+
+    def __init__(
+        self, run: Run, plan: Plan, validations: Validations, job: Job,
+        measure: Callable[[Any], Mapping[str, Any]], console: Console,
+    ):  # fmt: skip
+        self._run, self._plan, self._validations, self._job = run, plan, validations, job
+        self._measure, self._console = measure, console
+
+    def __call__(self, state: Any) -> Figures:
+        """The figures of this state, which the caller records."""
+        figures = self._figures(state["params"])
+        self._validations.figures[int(state["update"])] = figures
+        return figures
+
+    def validate_saved(self, step: int) -> None:
+        """Validate weights that a run left waiting which validated in a process of its own."""
+        figures = self._figures(read_weights(weights_path(self._run.path, step), self._job))
+        self._validations.record(self._run, self._plan, step, figures)
+
+    def _figures(self, params: Any) -> Figures:
+        with self._console.progress("validating"):
+            return name_figures(self._measure({"params": params}))
+
+    def finish(self) -> None:
+        clear_folder(self._run.path)
+
+
+def weights_path(run: Path, step: int) -> Path:
+    return run / FOLDER / f"{step:08d}.npz"
+
+
+def find_left_over(run: Path, update: int, answered: Mapping[int, Any]) -> list[int]:
+    """Steps whose weights an interrupted run left unvalidated, in order; files of no more use are deleted.
+
+    These are weights that are answered, and those after `update`, where the run goes on: they will come again.
+    """
+    steps = []
+    for path in (run / FOLDER).glob(".*.npz*"):
+        path.unlink()  # half written by a killed process
+    for path in sorted((run / FOLDER).glob("[0-9]*.npz")):
+        if int(path.stem) in answered or int(path.stem) > update:
+            path.unlink()
+        else:
+            steps.append(int(path.stem))
+    return steps
+
+
+def clear_folder(run: Path) -> None:
+    """Delete what only validation needed, once nothing waits."""
+    for name in (STDERR_FILE, "ratings.npz"):
+        (run / FOLDER / name).unlink(missing_ok=True)
+    with suppress(OSError):
+        (run / FOLDER).rmdir()
+
+
+def write_weights(path: Path, params: Any) -> None:
+    """The weights as a file that is whole or not there."""
+    with whole_file(path) as part, part.open("wb") as file:
+        np.savez(file, **snapshot(params)[0])  # type: ignore[arg-type]
+
+
+def read_weights(path: Path, job: Job) -> Any:
+    """What was written, with the types that the job keeps weights in."""
+    like = state_shapes(job)["params"]
+    arrays = read_npz(path)
+    # A file of numpy's knows no bfloat16: it has two nameless bytes, which are looked at as what they are.
+    leaves = [arrays[name].view(leaf.dtype) for name, leaf in named_leaves(like).items()]
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)

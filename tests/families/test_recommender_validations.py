@@ -25,7 +25,8 @@ from hotloop.engine.drive import Interrupted
 from hotloop.engine.host_events import Diverged
 from hotloop.engine.run import Run, current_records, read_events
 from hotloop.errors import OptionError, RunError
-from hotloop.families.recommender import beside, model, saved_run, train, validator
+from hotloop.families.recommender import model, saved_run, train, validate_process, validations
+from hotloop.families.recommender.commands_config import FAMILY
 from hotloop.families.recommender.config import TrainOptions, UpdateOptions
 from hotloop.families.recommender.validations import Validations
 from listener import Listener
@@ -72,7 +73,7 @@ def whole(options):
     return train.run(options, Heard(), "test")
 
 
-def validations(folder):
+def recorded(folder):
     """Every validation that counts, without its times; no update twice."""
     events = [event for event in current_records(read_events(folder)) if event["event"] == "validation"]
     found = {
@@ -84,7 +85,7 @@ def validations(folder):
 
 def same_run(folder, result, other):
     """Weights, validations, and which step is the best one are those of another run, bit for bit."""
-    assert validations(folder) == validations(other["run"])
+    assert recorded(folder) == recorded(other["run"])
     assert {**result, "run": ""} == {**other, "run": ""}
     for best in (False, True):
         one, two = (saved_run.load_run(Path(path), best=best) for path in (folder, other["run"]))
@@ -117,7 +118,7 @@ def test_figures_records_and_best_step_are_those_of_a_run_that_waits(options, wh
     monkeypatch.setattr(subprocess.Popen, "kill", pytest.fail)  # it ends by itself
     listener = Heard()
     result = train.run(replace(options, run_name="beside", multiprocessing=True), listener, "test")
-    assert len(validations(result["run"])) == 6
+    assert len(recorded(result["run"])) == 6
     assert result["best_step"] == 10  # neither the first nor the newest: only its figures can have kept it
     same_run(result["run"], result, whole)
     assert not (Path(result["run"]) / "validating").exists()
@@ -141,7 +142,7 @@ def test_an_interrupted_run_resumes_to_the_same_bits_and_figures(options, whole)
     assert ended(listener.child)
     folder = options.results_dir / "interrupted"
     # Updates 5 and 10; the validation at 15, where the stop was asked for, did not begin.
-    assert len(list((folder / "validating").glob("[0-9]*.npz"))) + len(validations(folder)) == 2
+    assert len(list((folder / "validating").glob("[0-9]*.npz"))) + len(recorded(folder)) == 2
     result = train.run(replace(stopped, resume=True), Heard(), "test")
     same_run(folder, result, whole)
     assert not (folder / "validating").exists()
@@ -162,7 +163,7 @@ def test_a_process_that_is_killed_stops_the_training_saved_and_it_can_go_on_with
     ):
         train.run(victim, listener, "test")
     folder = options.results_dir / "victim"
-    assert not validations(folder)
+    assert not recorded(folder)
     result = train.run(replace(victim, resume=True, multiprocessing=False), Heard(), "test")
     same_run(folder, result, whole)
     assert not (folder / "validating").exists()
@@ -184,7 +185,7 @@ def test_it_ends_with_a_parent_that_is_killed_and_what_was_queued_is_validated_o
         child = int(line.split()[-1])
         os.kill(child, signal.SIGSTOP)
         queued = folder / "validating"
-        assert until(lambda: len(list(queued.glob("[0-9]*.npz"))) == beside.OUTSTANDING)
+        assert until(lambda: len(list(queued.glob("[0-9]*.npz"))) == validate_process.OUTSTANDING)
         assert until(lambda: any(e["event"] == "log" and e["update"] == 25 for e in read_events(folder)))
         time.sleep(0.3)
         assert parent.poll() is None  # it waits
@@ -225,17 +226,15 @@ def stage(tmp_path, monkeypatch):
     ids = np.arange(2)
     truth = build_matrix(ids, ids, np.ones(2), user_ids=ids, item_ids=ids, warn=print)
     console = Heard()
-    work = SimpleNamespace(
-        data=SimpleNamespace(validation=truth), epoch=lambda update: update / 10, console=console
-    )
+    plan = SimpleNamespace(updates_per_epoch=10)
     script = tmp_path / "python"
-    monkeypatch.setattr(beside, "sys", SimpleNamespace(executable=str(script)))
+    monkeypatch.setattr(validate_process, "sys", SimpleNamespace(executable=str(script)))
     with Run.create(tmp_path / "run", {}, command="test", environment={}) as run:
 
         def start(body):
             script.write_text(FAKE.format(python=sys.executable, body=body))
             script.chmod(0o755)
-            return beside.Beside(run, work, answers)
+            return validate_process.ProcessValidation(run, plan, answers, truth, console.say)
 
         answers = Validations()
         yield SimpleNamespace(run=run, answers=answers, start=start, console=console, path=run.path)
@@ -250,7 +249,7 @@ def test_answers_are_recorded_for_the_update_whose_weights_they_are_of(stage):
     with stage.start(ANSWER) as other:
         for step in (10, 25, 40):
             assert other(state(step)) == {}
-        other.finish(stage.console.say)
+        other.finish()
     events = [event for event in read_events(stage.path) if event["event"] == "validation"]
     assert [(event["update"], event["epoch"]) for event in events] == [(10, 1.0), (25, 2.5), (40, 4.0)]
     assert all(event["validation_mae"] == 0.5 for event in events)
@@ -270,7 +269,7 @@ def test_the_training_waits_when_four_are_outstanding_and_none_is_skipped(stage)
         (stage.path / "go").touch()
         fifth.join(20)
         assert not fifth.is_alive()
-        other.finish(stage.console.say)
+        other.finish()
     assert list(stage.answers.figures) == [1, 2, 3, 4, 5]
 
 
@@ -289,19 +288,19 @@ DEATHS = [
 def test_a_process_that_fails_is_an_error_in_one_line_and_nobody_waits_for_ever(
     stage, body, reason, monkeypatch
 ):
-    monkeypatch.setattr(beside, "_PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(validate_process, "_PATIENCE_SECONDS", 0.2)
     with pytest.raises(RunError, match=reason) as error, stage.start(body) as other:
         for step in range(1, 8):
             other(state(step))
         assert stage.answers.enough()  # the training stops, with everything saved
-        other.finish(stage.console.say)
+        other.finish()
     assert "\n" not in str(error.value)
     assert other.process.poll() is not None
-    assert beside.left_over(stage.path, 100, {})[0] == 1  # what was queued is still there
+    assert validations.find_left_over(stage.path, 100, {})[0] == 1  # what was queued is still there
 
 
 def test_leaving_waits_for_nothing_but_after_a_divergence_for_the_answers(stage, monkeypatch):
-    monkeypatch.setattr(beside, "_PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(validate_process, "_PATIENCE_SECONDS", 0.2)
     with pytest.raises(KeyboardInterrupt), stage.start(ANSWER) as other:
         other(state(1))
         raise KeyboardInterrupt
@@ -320,7 +319,7 @@ def test_patience_acts_when_the_answers_come_and_the_best_is_kept(options, tmp_p
     worse = ANSWER.replace('(run / "go").exists()', "True").replace('(run / "worse").exists()', "True")
     script.write_text(FAKE.format(python=sys.executable, body=worse))
     script.chmod(0o755)
-    monkeypatch.setattr(beside, "sys", SimpleNamespace(executable=str(script)))
+    monkeypatch.setattr(validate_process, "sys", SimpleNamespace(executable=str(script)))
     impatient = replace(
         options, results_dir=tmp_path, run_name="impatient", epochs=400, patience=2, multiprocessing=True,
         base_learning_rate=-16.0,
@@ -337,7 +336,7 @@ def test_patience_acts_when_the_answers_come_and_the_best_is_kept(options, tmp_p
 
 @pytest.mark.parametrize("body", ["import sys; sys.stdin.read()", None])
 def test_the_real_process_ends_with_its_input_or_in_one_line(body, tmp_path):
-    words = [sys.executable, "-m", "hotloop.families.recommender.validator", str(tmp_path), "cpu"]
+    words = [sys.executable, "-m", "hotloop.families.recommender.validate_process", str(tmp_path), "cpu"]
     asked = subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -351,7 +350,7 @@ def test_the_real_process_ends_with_its_input_or_in_one_line(body, tmp_path):
         stream.close()
     assert not out
     assert asked.returncode == (0 if body else 1)
-    assert body or re.fullmatch(r".*config\.json cannot be read.*\n", said)
+    assert body or re.fullmatch(r".*no config\.json there.*\n", said)
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float16, ml_dtypes.bfloat16])
@@ -362,8 +361,8 @@ def test_weights_come_back_with_the_same_bits_and_without_pickle(kind, tmp_path)
     generator = np.random.default_rng(0)
     params = jax.tree.map(lambda leaf: jnp.asarray(generator.normal(size=leaf.shape), leaf.dtype), shapes)
     assert jax.tree.leaves(params)[0].dtype == kind
-    validator.write_weights(tmp_path / "weights.npz", params)
-    found = validator.read_weights(tmp_path / "weights.npz", job)
+    validations.write_weights(tmp_path / "weights.npz", params)
+    found = validations.read_weights(tmp_path / "weights.npz", job)
     assert jax.tree.structure(found) == jax.tree.structure(params)
     for left, right in zip(jax.tree.leaves(found), jax.tree.leaves(params), strict=True):
         assert left.dtype == right.dtype and left.tobytes() == np.asarray(right).tobytes()
@@ -382,19 +381,23 @@ def test_weights_come_back_with_the_same_bits_and_without_pickle(kind, tmp_path)
 )
 def test_the_second_gpu_is_taken_where_there_are_two(platform, devices, visible, expected):
     given = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert beside.environment(platform, devices, {"HOME": "/", **given}) == {"HOME": "/", **given, **expected}
+    assert validate_process.process_environment(platform, devices, {"HOME": "/", **given}) == {
+        "HOME": "/",
+        **given,
+        **expected,
+    }
 
 
 def test_a_tpu_cannot_be_shared():
     with pytest.raises(OptionError, match="--multiprocessing: a TPU"):
-        beside.check("tpu")
-    beside.check("gpu")
+        validate_process.check_shareable("tpu")
+    validate_process.check_shareable("gpu")
 
 
 def test_checkpoints_stay_while_they_wait_and_then_only_the_best(tmp_path):
     answers = Validations()
     like = {"w": jnp.zeros(2)}
-    with Checkpoints(tmp_path, answers | KeepLast(1), family=saved_run.FAMILY) as checkpoints:
+    with Checkpoints(tmp_path, answers | KeepLast(1), family=FAMILY) as checkpoints:
         for step in range(1, 6):
             answers.waiting += (step,) if step < 4 else ()
             checkpoints.save(
@@ -405,12 +408,12 @@ def test_checkpoints_stay_while_they_wait_and_then_only_the_best(tmp_path):
         answers.figures = {step: {"validation_rmse": rmse} for step, rmse in ((1, 0.9), (2, 0.7), (3, 0.8))}
         answers.waiting = ()
         assert checkpoints.best() == 2
-        answers.mark(checkpoints, like)
+        answers.mark_best(checkpoints, like)
         assert checkpoints.steps() == [2, 5]
         found = checkpoints.restore(like, 2)
         assert (found.metrics, found.position) == ({"loss": 2, "validation_rmse": 0.7}, {"at": 2})
         assert found.state["w"].tolist() == [2, 2]
-    assert Checkpoints(tmp_path, saved_run.BEST, family=saved_run.FAMILY).best() == 2
+    assert Checkpoints(tmp_path, saved_run.BEST, family=FAMILY).best() == 2
 
 
 @pytest.mark.parametrize(
@@ -437,12 +440,12 @@ def test_enough_is_so_many_validations_without_a_better_one(values, patience, ex
 def test_what_an_interrupted_run_left_is_asked_again_unless_it_is_answered_or_will_come_again(tmp_path):
     (tmp_path / "validating").mkdir()
     for step in (5, 10, 15, 20):
-        beside.weights_file(tmp_path, step).touch()
+        validations.weights_path(tmp_path, step).touch()
     (tmp_path / "validating" / ".00000025.npz.123.part").touch()
-    assert beside.left_over(tmp_path, 15, {5: {}}) == [10, 15]
+    assert validations.find_left_over(tmp_path, 15, {5: {}}) == [10, 15]
     assert sorted(path.name for path in (tmp_path / "validating").iterdir()) == [
         "00000010.npz",
         "00000015.npz",
     ]
     shutil.rmtree(tmp_path / "validating")
-    assert beside.left_over(tmp_path, 15, {}) == []
+    assert validations.find_left_over(tmp_path, 15, {}) == []

@@ -9,7 +9,7 @@ import pytest
 import recommender_runs as runs
 
 from hotloop.errors import DataError, OptionError
-from hotloop.families.recommender import evaluation, saved_run
+from hotloop.families.recommender import evaluate, saved_run
 from hotloop.families.recommender.commands_config import EvaluateOptions
 from hotloop.families.recommender.measures import Measures, ScoringRules, ranking_values
 
@@ -66,7 +66,7 @@ def test_every_figure_equals_the_loops_for_any_batch_size(size):
 def test_clipping_and_rounding_change_ratings_but_not_the_order():
     train, _, test = runs.draw()
     scores = np.float32(np.random.default_rng(4).normal(3, 3, (runs.USERS, runs.ITEMS)))
-    rules = {"low": 0.5, "high": 5.0, "whole": True}
+    rules = {"low": 0.5, "high": 5.0, "round": True}
     figures = Measures(by_table, runs.matrix(train), runs.matrix(test), 6, ScoringRules(**rules, ks=KS))(
         scores
     )
@@ -97,7 +97,13 @@ def test_ratings_without_a_known_user_are_refused():
 def test_without_lists_only_ratings_are_measured(run):
     train, validation, _ = runs.draw()
     found = saved_run.load_run(run)
-    measure = evaluation.evaluation(found.job, runs.matrix(train), runs.matrix(validation), 7, 1.5, 4.0)
+    measure = Measures(
+        evaluate.autoencoder_scorer(found.job),
+        runs.matrix(train),
+        runs.matrix(validation),
+        7,
+        ScoringRules(1.5, 4.0),
+    )
     scores = runs.network(found.state["params"], train)
     expected = runs.naive(scores, train, validation, low=1.5, high=4.0)
     figures = measure(found.state)
@@ -107,7 +113,7 @@ def test_without_lists_only_ratings_are_measured(run):
 
 def test_command_measures_the_test_part_and_writes_it_down(run):
     console = runs.Listener()
-    result = evaluation.run(EvaluateOptions(run=run, k=(3, 10), relevant=3.5), console)
+    result = evaluate.run(EvaluateOptions(run=run, k=(3, 10), relevant=3.5), console)
     train, _, test = runs.draw()
     scores = runs.network(saved_run.load_run(run, best=True).state["params"], train)
     expected = runs.naive(scores, train, test, (3, 10), relevant=3.5, low=0.5, high=5.0)
@@ -129,17 +135,16 @@ def test_command_takes_another_file_step_and_rules(run, tmp_path):
     path = runs.write_text(tmp_path / "other.txt", validation, extra=["77777\t5000000000\t3.0\n"])
     console = runs.Listener()
     wishes = {"data_file": path, "clip": False, "round": True, "batch_size": 50, "k": (5,)}
-    result = evaluation.run(EvaluateOptions(run=run, **wishes), console)
+    result = evaluate.run(EvaluateOptions(run=run, **wishes), console)
     assert (result["step"], result["skipped_ratings"]) == (3, 1)  # the best, which is not the newest
     newest = max(saved_run.load_run(run, best=False).step, 3)
     assert (
-        newest > 3
-        and evaluation.run(EvaluateOptions(run=run, **wishes, best=False), console)["step"] == newest
+        newest > 3 and evaluate.run(EvaluateOptions(run=run, **wishes, best=False), console)["step"] == newest
     )
-    assert evaluation.run(EvaluateOptions(run=run, **wishes, step=newest), console)["step"] == newest
+    assert evaluate.run(EvaluateOptions(run=run, **wishes, step=newest), console)["step"] == newest
     assert "1 of" in console.warned[0]
     scores = runs.network(saved_run.load_run(run, 3).state["params"], train)
-    assert_same(result, runs.naive(scores, train, validation, (5,), whole=True), 1e-5)
+    assert_same(result, runs.naive(scores, train, validation, (5,), round=True), 1e-5)
     assert result["path"].endswith("other-3-unclipped-rounded.json")
 
 
@@ -149,7 +154,7 @@ def test_command_refuses_what_it_cannot_measure(run, tmp_path):
     with pytest.raises(
         DataError, match=r"strangers\.txt: no rating has a user and an item that the run knows"
     ):
-        evaluation.run(EvaluateOptions(run=run, data_file=stranger), runs.Listener())
+        evaluate.run(EvaluateOptions(run=run, data_file=stranger), runs.Listener())
     with pytest.raises(OptionError, match="--split test with --data-file"):
         EvaluateOptions(run=run, split="test", data_file=stranger)
     with pytest.raises(OptionError, match="--k 0: must be at least 1"):
@@ -160,9 +165,9 @@ def test_changed_training_files_and_missing_parts_are_refused(tmp_path, monkeypa
     runs.small_layers(monkeypatch)
     run = runs.make_run(tmp_path / "changed", test_data_file=None)
     with pytest.raises(DataError, match=r"--split test: train\.txt has no such ratings"):
-        evaluation.run(EvaluateOptions(run=run, split="test"), runs.Listener())
+        evaluate.run(EvaluateOptions(run=run, split="test"), runs.Listener())
     training = run.parent / "train.txt"
     lines = training.read_text().splitlines(keepends=True)
     training.write_text("".join(lines[:-1]))  # the same users and items: another split, say
     with pytest.raises(DataError, match="other training ratings than the run was trained on"):
-        evaluation.run(EvaluateOptions(run=run), runs.Listener())
+        evaluate.run(EvaluateOptions(run=run), runs.Listener())

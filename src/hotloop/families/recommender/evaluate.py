@@ -1,0 +1,145 @@
+"""`hotloop recommender evaluate`: RMSE, MAE, NDCG and recall of a run's weights, as a table and a JSON file.
+
+What is measured, and how, is in `measures`; this chooses the ratings and shows the figures.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hotloop.data.rating_matrix import RatingMatrix
+from hotloop.engine.progress import Console
+from hotloop.engine.records import write_json
+from hotloop.errors import DataError
+from hotloop.families.recommender import model, rating_sets, saved_run
+from hotloop.families.recommender.commands_config import EvaluateOptions, TruthOptions
+from hotloop.families.recommender.measures import Batch, Measures, Scorer, make_rules
+from hotloop.families.recommender.saved_run import SavedRun
+from hotloop.options import to_jsonable
+
+OLD_RMSE = "the mean of RMSEs over whole batches of {} users, unclipped; for comparison only"
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluationSet:
+    """What predictions start from, what they are compared with, and its name, in full and for a file."""
+
+    train: RatingMatrix
+    truth: RatingMatrix
+    name: str
+    short: str
+    notice: str = ""
+
+
+def run(config: EvaluateOptions, console: Console) -> Mapping[str, Any]:
+    """Evaluate a checkpoint; the result is also written to the run's folder."""
+    found = saved_run.load_run(config.run, config.step, best=config.best)
+    chosen = load_evaluation_set(config, found, found.load_training(), console)
+    size = resolve_batch_size(config.batch_size, found)
+    started = time.perf_counter()
+    with console.progress("evaluating"):
+        rules = make_rules(config, found.low, found.high)
+        figures = Measures(autoencoder_scorer(found.job), chosen.train, chosen.truth, size, rules)(
+            found.state
+        )
+    result = {
+        "run": str(config.run),
+        "step": found.step,
+        "data": chosen.name,
+        "notice": chosen.notice,
+        **figures,
+        "skipped_ratings": chosen.truth.skipped,
+        "clip": config.clip,
+        "round": config.round,
+        "relevant": config.relevant,
+        "batch_size": size,
+        "seconds": time.perf_counter() - started,
+    }
+    show_figures({f"{config.run} (step {found.step:,})": figures}, config.k, config.relevant, chosen, console)
+    old = figures["rmse_mean_of_batches"]
+    console.say(f"as the old program averaged: {old:.4f}, {OLD_RMSE.format(size)}")
+    how = ("" if config.clip else "-unclipped") + ("-rounded" if config.round else "")
+    path = config.run / "evaluations" / f"{chosen.short}-{found.step}{how}.json"
+    path.parent.mkdir(exist_ok=True)
+    write_json(path, result)
+    console.say(f"written: {path}")
+    return {**to_jsonable(result), "path": str(path)}
+
+
+def autoencoder_scorer(job: model.Job) -> Scorer:
+    """The network without dropout as a scorer; its state is a training state."""
+
+    def score(state: Any, batch: Batch) -> Any:
+        return model.predict(job, state, batch["ratings"])
+
+    return score
+
+
+def resolve_batch_size(given: int | None, found: SavedRun) -> int:
+    """The option, else what the run validated with."""
+    size = given or found.config.validation_batch_size
+    assert size is not None
+    return size
+
+
+def load_evaluation_set(
+    config: TruthOptions, found: SavedRun, train: RatingMatrix, console: Console
+) -> EvaluationSet:
+    """The truth of --data-file, or of the part of the run's own data that --split names."""
+    if config.data_file is not None:
+        truth = rating_sets.read_truth(config.data_file, train, console)
+        chosen = EvaluationSet(train, truth, str(config.data_file), config.data_file.stem)
+    else:
+        chosen = _load_part(config, found, train, console)
+    if not chosen.truth.ratings:
+        raise DataError(f"{chosen.name}: no rating has a user and an item that the run knows")
+    return chosen
+
+
+def _load_part(config: TruthOptions, found: SavedRun, train: RatingMatrix, console: Console) -> EvaluationSet:
+    data = rating_sets.load_sets(found.config, console)
+    if not has_same_ratings(data.train, train):
+        raise DataError(
+            f"{config.run}: {data.name} has other training ratings than the run was trained on; give the truth with "
+            "--data-file"
+        )
+    name, truth = data.choose_part(config.split)
+    if truth is None:
+        raise DataError(f"--split {name}: {data.name} has no such ratings; give a file with --data-file")
+    if data.notice:
+        console.warn(data.notice)
+    return EvaluationSet(train, truth, data.describe(name), name, data.notice)
+
+
+def has_same_ratings(one: RatingMatrix, other: RatingMatrix) -> bool:
+    """Whether both have the same users, items and rated places: then no test rating was trained on."""
+    names = ("user_ids", "item_ids", "starts", "items")
+    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in names)
+
+
+def show_figures(
+    found: Mapping[str, Mapping[str, Any]],
+    ks: Sequence[int],
+    relevant: float,
+    chosen: EvaluationSet,
+    console: Console,
+) -> None:
+    """Figures of several models on the same ratings in one table; a dash where a figure means nothing."""
+    first = next(iter(found.values()))
+    console.say(f"{chosen.name}: {first['ratings']:,} ratings of {first['users']:,} users")
+    names = [f"{name}@{k}" for name in ("ndcg", "recall") for k in ks]
+    titles = [name.replace("ndcg", "NDCG").replace("recall", "Recall") for name in names]
+    rows = [
+        [label, *(f"{figures[name]:.4f}" if name in figures else "-" for name in ("rmse", "mae", *names))]
+        for label, figures in found.items()
+    ]
+    console.table(["model", "RMSE", "MAE", *titles], rows)
+    if not ks:
+        return
+    ranked = max(figures.get("ranked_users", 0) for figures in found.values())
+    console.say(
+        f"ranking: items not rated in training; mean over the {ranked:,} users with a rating of {relevant:g} or more"
+    )

@@ -1,0 +1,214 @@
+"""`hotloop recommender predict` and `recommend`: a run's predictions with the original ids, as text files or a table.
+
+predict: one line a rating, user TAB item TAB prediction TAB truth, by rows and columns of the training ratings. The
+device gives only the places that are asked for, and works on the next users while the last ones are written.
+
+recommend: for each user the items with the highest predictions that it has not rated, in the order of their scores
+before clipping, equal ones in the order of their columns. All that is needed lies in the run's folder.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from numpy.typing import NDArray
+
+from hotloop.data.rating_matrix import RatingMatrix, build_matrix
+from hotloop.data.ratings import Tables, read_rating_text, write_tables
+from hotloop.engine.progress import Console, compiling
+from hotloop.errors import OptionError
+from hotloop.families.recommender import batches, model, saved_run
+from hotloop.families.recommender.commands_config import PredictOptions, RecommendOptions
+from hotloop.families.recommender.evaluate import load_evaluation_set, resolve_batch_size
+from hotloop.families.recommender.measures import ScoringRules, make_rules, mask_rated
+from hotloop.families.recommender.saved_run import SavedRun
+
+
+class PredictionBlock(NamedTuple):
+    """Some users' ratings: row and column of each, what is predicted, and what is true."""
+
+    rows: NDArray[np.int64]
+    columns: NDArray[Any]
+    predictions: NDArray[np.float32]
+    truth: NDArray[np.float32]
+
+
+def run_predict(config: PredictOptions, console: Console) -> Mapping[str, Any]:
+    """Write the file; the errors are those of its lines."""
+    found = saved_run.load_run(config.run, config.step, best=config.best)
+    chosen = load_evaluation_set(config, found, load_observed(config.ratings_file, found, console), console)
+    rules = make_rules(config, found.low, found.high)
+    path = config.output or config.run / "predictions" / f"{chosen.short}-{found.step}.txt"
+    size = resolve_batch_size(config.batch_size, found)
+    squares = absolutes = 0.0
+    with _write(path) as (append,), console.progress("predicting", chosen.truth.ratings) as bar:
+        for block in predict_blocks(found, chosen.train, chosen.truth, size, rules):
+            users, items = chosen.train.user_ids[block.rows], chosen.train.item_ids[block.columns]
+            append(users, items, block.predictions, block.truth)
+            errors = block.predictions.astype(np.float64) - block.truth
+            squares += float(np.square(errors).sum())
+            absolutes += float(np.abs(errors).sum())
+            bar.advance(len(errors))
+    count = chosen.truth.ratings
+    rmse, mae = math.sqrt(squares / count), absolutes / count
+    console.say(f"{chosen.name}: {count:,} predictions, RMSE {rmse:.4f}, MAE {mae:.4f}; written: {path}")
+    return {
+        "run": str(config.run),
+        "step": found.step,
+        "data": chosen.name,
+        "notice": chosen.notice,
+        "output": str(path),
+        "ratings": count,
+        "rmse": rmse,
+        "mae": mae,
+    }
+
+
+def _write(path: Path) -> Tables:
+    if path.is_dir():
+        raise OptionError(f"--output {path}: is a folder; give a file")
+    return write_tables([path], f"--output {path}")
+
+
+def load_observed(ratings_file: Path | None, found: SavedRun, console: Console) -> RatingMatrix:
+    """What users have rated: the run's training ratings, or those of a file, whose users may be new."""
+    if ratings_file is None:
+        return found.load_training()
+    read = read_rating_text(ratings_file)
+    return build_matrix(read.users, read.items, read.values, item_ids=found.item_ids, warn=console.warn)
+
+
+def predict_blocks(
+    found: SavedRun, train: RatingMatrix, truth: RatingMatrix, size: int, rules: ScoringRules
+) -> Iterator[PredictionBlock]:
+    """Every rating of `truth`, so many users at a time."""
+    users = np.flatnonzero(np.diff(truth.starts)).astype(np.int32)
+    size = min(size, len(users))
+    most, room = batches.max_ratings(truth, size), batches.max_ratings(train, size)
+
+    @jax.jit
+    def at(state: Any, rows: batches.DeviceRows, users: Array, where: tuple[Array, Array]) -> Array:
+        ratings = batches.densify(rows, users, train.n_items, room)
+        return rules.predict(model.predict(found.job, state, ratings)[where])
+
+    resident, waiting = batches.send_rows(train), None
+    for first in range(0, len(users), size):
+        chosen = users[first : first + size]
+        rows, columns, values = _ratings(truth, chosen)
+        where = _pad(np.searchsorted(chosen, rows), most), _pad(columns, most)
+        with nullcontext() if first else compiling():
+            result = at(found.state, resident, _pad(chosen, size), where)
+        if waiting:
+            yield _block(*waiting)
+        waiting = rows, columns, result, values
+    if waiting:
+        yield _block(*waiting)
+
+
+def _ratings(truth: RatingMatrix, users: NDArray[np.int32]) -> tuple[NDArray[Any], ...]:
+    """Row, column and rating of all that these users have, who are all that have any from the first to the last."""
+    own = slice(int(truth.starts[users[0]]), int(truth.starts[users[-1] + 1]))
+    return np.repeat(users, np.diff(truth.starts)[users]), truth.items[own], truth.values(own)
+
+
+def _pad(array: NDArray[Any], length: int) -> NDArray[np.int32]:
+    """As int32 of one length for all calls; what is added repeats the last one."""
+    return np.pad(array.astype(np.int32), (0, length - len(array)), mode="edge")
+
+
+def _block(rows: Any, columns: Any, result: Array, values: Any) -> PredictionBlock:
+    return PredictionBlock(rows, columns, np.asarray(result)[: len(rows)], values)
+
+
+class RecommendedItems(NamedTuple):
+    """Lists of some users, end to end: row, column and predicted rating of each entry, best first."""
+
+    rows: NDArray[np.int32]
+    columns: NDArray[np.int32]
+    predictions: NDArray[np.float32]
+
+
+def run_recommend(config: RecommendOptions, console: Console) -> Mapping[str, Any]:
+    """A file, or a table and the lists themselves."""
+    found = saved_run.load_run(config.run, config.step, best=config.best)
+    train = load_observed(config.ratings_file, found, console)
+    users = find_rows(config, train)
+    rules = make_rules(config, found.low, found.high)
+    size = resolve_batch_size(config.batch_size, found)
+    lists = recommend_blocks(found, train, users, config.top, size, rules)
+    with_ids = ((train.user_ids[each.rows], train.item_ids[each.columns], each.predictions) for each in lists)
+    result = {"run": str(config.run), "step": found.step, "users": len(users), "top": config.top}
+    if config.output is None:
+        with console.progress("recommending"):
+            blocks: list[tuple[NDArray[Any], ...]] = list(with_ids)
+        shown = _show_lists(blocks, console)
+        if len(shown) < len(users):
+            console.warn(f"{len(users) - len(shown):,} of these users have rated every item")
+        return {**result, "recommendations": shown}
+    with _write(config.output) as (append,), console.progress("recommending", len(users)) as bar:
+        for columns in with_ids:
+            append(*columns)
+            bar.advance(len(np.unique(columns[0])))
+    console.say(f"{config.top} items for each of {len(users):,} users; written: {config.output}")
+    return {**result, "output": str(config.output)}
+
+
+def find_rows(config: RecommendOptions, train: RatingMatrix) -> NDArray[np.int32]:
+    """The rows of the users that are asked for, each once, in that order."""
+    if config.all:
+        return np.arange(train.users, dtype=np.int32)
+    ids, users = train.user_ids, list(dict.fromkeys(config.users))
+    order = np.argsort(ids)
+    places = np.searchsorted(ids, users, sorter=order)
+    rows = order[np.minimum(places, len(ids) - 1)]
+    unknown = [str(user) for user, row in zip(users, rows, strict=True) if ids[row] != user]
+    if unknown:
+        where = config.ratings_file or f"the training ratings of {config.run}"
+        raise OptionError(
+            f"--users {' '.join(unknown)}: not in {where}, which has {len(ids):,} users with ids from {ids.min()} to "
+            f"{ids.max()}"
+        )
+    return rows.astype(np.int32)
+
+
+def recommend_blocks(
+    found: SavedRun, train: RatingMatrix, users: NDArray[np.int32], top: int, size: int, rules: ScoringRules
+) -> Iterator[RecommendedItems]:
+    """The lists of these rows, so many users at a time; shorter where fewer items are left unrated."""
+    size, top = min(size, len(users)), min(top, train.n_items)
+    room = batches.max_ratings(train, size)
+
+    @jax.jit
+    def best(state: Any, rows: batches.DeviceRows, users: Array) -> tuple[Array, Array, Array]:
+        ratings = batches.densify(rows, users, train.n_items, room)
+        scores = mask_rated(model.predict(found.job, state, ratings), ratings > 0)
+        highest, columns = lax.top_k(scores, top)
+        return rules.predict(highest), columns, highest > -jnp.inf
+
+    resident = batches.send_rows(train)
+    for first in range(0, len(users), size):
+        chosen = users[first : first + size]
+        with nullcontext() if first else compiling():
+            parts = best(found.state, resident, _pad(chosen, size))
+        predictions, columns, there = (np.asarray(part)[: len(chosen)] for part in parts)
+        yield RecommendedItems(np.repeat(chosen, there.sum(1)), columns[there], predictions[there])
+
+
+def _show_lists(blocks: list[tuple[NDArray[Any], ...]], console: Console) -> list[dict[str, Any]]:
+    rows: list[tuple[int, int, int, str]] = []
+    lists: list[dict[str, Any]] = []
+    entries = ((int(u), int(i), float(p)) for block in blocks for u, i, p in zip(*block, strict=True))
+    for user, item, prediction in entries:
+        if not lists or lists[-1]["user"] != user:
+            lists.append({"user": user, "items": [], "predictions": []})
+        lists[-1]["items"].append(item)
+        lists[-1]["predictions"].append(prediction)
+        rows.append((user, len(lists[-1]["items"]), item, f"{prediction:.3f}"))
+    console.table(["user", "place", "item", "prediction"], rows)
+    return lists
