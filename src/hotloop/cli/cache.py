@@ -17,7 +17,6 @@ class LimitConfig:
 
 
 def show(config: NoOptions, context: Context) -> Mapping[str, Any]:
-    """Where the cache is and what it takes."""
     used, most, root = cache.usage(), cache.limit(), cache.folder()
     if root is None:
         context.say("the cache is off (HOTLOOP_CACHE=off)")
@@ -29,13 +28,11 @@ def show(config: NoOptions, context: Context) -> Mapping[str, Any]:
 
 
 def limit(config: LimitConfig, context: Context) -> Mapping[str, Any]:
-    """Set the limit, then show what is left."""
     cache.set_limit(config.size)
     return show(NoOptions(), context)
 
 
 def clear(config: NoOptions, context: Context) -> Mapping[str, Any]:
-    """Delete the programs and say what that freed."""
     freed = cache.clear()
     context.say(f"deleted {freed.entries} programs, freed {cache.show_size(freed.bytes)}")
     return {"folder": cache.folder(), "entries": freed.entries, "freed": freed.bytes}

@@ -20,14 +20,11 @@ COMMON = "Common options"
 
 
 @dataclass(frozen=True)
-class NoOptions:
-    """The config of a command that has no options of its own."""
+class NoOptions: ...
 
 
 @dataclass(frozen=True)
 class Common:
-    """The options that every command has."""
-
     device: Literal["auto", "cpu", "gpu", "tpu"] = option(
         "auto", "Where to compute; auto takes an accelerator before the CPU.", group=COMMON
     )

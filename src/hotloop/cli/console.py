@@ -159,7 +159,6 @@ def colour(text: str, code: str) -> str:
 
 
 def print_json(result: Mapping[str, Any]) -> None:
-    """The result as one line of strict JSON on standard output."""
     print(json.dumps(to_jsonable(result), allow_nan=False), flush=True)
 
 

@@ -62,7 +62,6 @@ def list_sets(config: ListConfig, context: Context) -> Mapping[str, Any]:
 
 
 def fetch_set(config: SetConfig, context: Context) -> Mapping[str, Any]:
-    """Bring one set here, or say that it is here and verified."""
     from hotloop.data.catalogue import known_set
     from hotloop.data.fetch import fetch
 

@@ -34,8 +34,6 @@ BINS, RANGE = 60, (-3.0, 2.0)
 
 @dataclass(frozen=True)
 class Demo:
-    """Where the demo writes."""
-
     output: Path = option(Path("results/demo"), "Folder for index.html and results.json.", metavar="DIR")
 
 

@@ -35,7 +35,6 @@ def run(config: DevicesConfig, context: Context) -> Mapping[str, Any]:
 
 
 def describe_device(device: "jax.Device") -> dict[str, Any]:
-    """One device as the JSON result has it."""
     from hotloop.engine.measure import describe_device, memory_of_device
 
     kind = describe_device(device)

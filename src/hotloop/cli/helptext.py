@@ -19,7 +19,6 @@ METAVARS = {int: "N", float: "X", Fraction: "A/B", str: "TEXT", Path: "PATH", Pa
 
 
 def command_help(command: Command, path: str) -> str:
-    """The page of one command."""
     parser = _parser(path, command.summary, command.epilog)
     if command.children:
         parser.usage = f"{path} COMMAND [OPTIONS]"
@@ -34,7 +33,6 @@ def command_help(command: Command, path: str) -> str:
 
 
 def root_help(summaries: Mapping[str, str], summary: str) -> str:
-    """The page of `hotloop` itself."""
     parser = _parser("hotloop", summary, "hotloop COMMAND --help says more about one command.")
     parser.usage = "hotloop COMMAND [OPTIONS]"
     _list(parser, "Commands", summaries)

@@ -17,8 +17,6 @@ from hotloop.options import non_negative, option, positive
 
 @dataclass(frozen=True)
 class PlanConfig(PlanOptions):
-    """What decides the batch arithmetic and the host events of a run."""
-
     dataset: Literal["cifar10", "cifar100", "mnist", "imagenet"] = option(
         "cifar10", "The data set whose training samples are counted.", group=RUN_GROUP
     )

@@ -73,7 +73,6 @@ class PartPlan:
 
     @property
     def open_tasks(self) -> list[ShardTask]:
-        """The shards that are still to be made."""
         return [task for task in self.tasks if task.path.name not in self.manifest.shards]
 
 
@@ -120,8 +119,8 @@ def _plan_part(
     made: PartManifest | None,
 ) -> PartPlan:
     items = [
-        Item(str(image.path), image.label + 1, names[image.label], texts.get(names[image.label], ""))
-        for image in list_images(build.source, part, names)
+        Item(str(path), label + 1, names[label], texts.get(names[label], ""))
+        for path, label in list_images(build.source, part, names)
     ]
     random.Random(SEED).shuffle(items)
     total = build.shards[part] or -(-len(items) // IMAGES_PER_SHARD[part])

@@ -59,7 +59,6 @@ class KnownSet:
 
     @property
     def size(self) -> int:
-        """Bytes of the unpacked files together."""
         return sum(file.size for file in self.files)
 
 

@@ -58,8 +58,6 @@ class LabelledImages:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dataset(Loaded):
-    """Labelled images of so many classes."""
-
     classes: int
     train: LabelledImages
     test: LabelledImages

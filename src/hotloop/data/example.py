@@ -65,7 +65,6 @@ def read_varint(data: bytes, at: int, end: int) -> tuple[int, int]:
 
 
 def read_varints(data: bytes, start: int, end: int) -> list[int]:
-    """Signed numbers one after the other."""
     found = []
     while start < end:
         value, start = read_varint(data, start, end)
@@ -74,7 +73,6 @@ def read_varints(data: bytes, start: int, end: int) -> list[int]:
 
 
 def read_floats(data: bytes, start: int, end: int) -> NDArray[np.float32]:
-    """float32 numbers one after the other."""
     if (end - start) % 4:
         raise WireError(start, f"{end - start} bytes are not whole float32 numbers")
     return np.frombuffer(data, "<f4", (end - start) // 4, start).astype(np.float32)

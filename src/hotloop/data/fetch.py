@@ -57,8 +57,6 @@ class FetchError(DataError):
 
 
 class Bar(Protocol):
-    """A progress bar of bytes."""
-
     def advance(self, amount: float = 1) -> None: ...
 
 

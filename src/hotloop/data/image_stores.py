@@ -103,7 +103,6 @@ def list_shards(folder: str | Path, part: Part, faults: list[str] | None = None)
 
 
 def is_record_folder(folder: str | Path) -> bool:
-    """Whether the folder holds any shard."""
     folder = Path(folder)
     return folder.is_dir() and any(_SHARD.fullmatch(path.name) for path in folder.iterdir())
 
@@ -185,16 +184,7 @@ def _read_box_sides(features: dict[str, Values], where: str) -> NDArray[np.float
     return boxes
 
 
-@dataclass(frozen=True)
-class ImageFile:
-    """One file and its class, from 0."""
-
-    path: Path
-    label: int
-
-
 def part_folder(root: str | Path, part: Part) -> Path | None:
-    """The folder of a part, where there is one."""
     root = Path(root)
     return next((root / name for name in PART_FOLDERS[part] if (root / name).is_dir()), None)
 
@@ -213,8 +203,8 @@ def class_names(root: str | Path) -> tuple[str, ...]:
     return _list_class_folders(folder)
 
 
-def list_images(root: str | Path, part: Part, classes: Sequence[str]) -> list[ImageFile]:
-    """Every image of a part, sorted; DataError for a class folder without images or an unknown class."""
+def list_images(root: str | Path, part: Part, classes: Sequence[str]) -> list[tuple[Path, int]]:
+    """Every image of a part and its label from 0, sorted; DataError for an unknown class or one without images."""
     folder = part_folder(root, part)
     if folder is None:
         raise DataError(f"{root}: no folder {' or '.join(PART_FOLDERS[part])} with class folders of images")
@@ -226,7 +216,7 @@ def list_images(root: str | Path, part: Part, classes: Sequence[str]) -> list[Im
         files = _list_files(folder / name)
         if not files:
             raise DataError(f"{folder / name}: class folder without images ({', '.join(SUFFIXES)})")
-        images += [ImageFile(path, labels[name]) for path in files]
+        images += [(path, labels[name]) for path in files]
     return images
 
 
@@ -252,11 +242,11 @@ class ImageFolder:
     def __init__(self, root: str | Path, part: Part, *, instance: int = 0, instances: int = 1):
         names = class_names(root)
         images = list_images(root, part, names)[instance::instances]
-        paths = [os.fsencode(image.path) for image in images]
+        paths = [os.fsencode(path) for path, _ in images]
         # One run of bytes instead of a million texts: it goes to other processes at once.
         self._paths = b"".join(paths)
         self._ends = np.cumsum([len(path) for path in paths])
-        self._labels = np.array([image.label for image in images], np.int32)
+        self._labels = np.array([label for _, label in images], np.int32)
         self.classes = len(names)
         self.source = f"{len(images):,} files at {root}"
 

@@ -71,7 +71,6 @@ def open_image(encoded: bytes) -> "Image.Image":
 
 
 def load_rgb(image: "Image.Image") -> "Image.Image":
-    """The image with its pixels, as RGB."""
     try:
         image.load()
         return image if image.mode == "RGB" else image.convert("RGB")
@@ -84,23 +83,18 @@ def decode(encoded: bytes) -> Pixels:
     return np.asarray(load_rgb(open_image(encoded)))
 
 
-def encode(pixels: Pixels, quality: int = 90) -> bytes:
-    """The pixels [height, width, 3] as a JPEG."""
-    return _jpeg(pillow().fromarray(pixels), quality)
-
-
 def check_image(encoded: bytes) -> CheckedImage:
     """The image decoded once to see that it is whole, and repaired where it is no RGB or grey JPEG."""
     image = open_image(encoded)
     plain = image.format == "JPEG" and image.mode in ("RGB", "L")
     rgb = load_rgb(image)
-    return CheckedImage(*rgb.size, encoded if plain else _jpeg(rgb, 100, subsampling=0), repaired=not plain)
+    return CheckedImage(*rgb.size, encoded if plain else _encode_jpeg(rgb), repaired=not plain)
 
 
-def _jpeg(image: "Image.Image", quality: int, **options: int) -> bytes:
+def _encode_jpeg(image: "Image.Image") -> bytes:
     out = io.BytesIO()
     try:
-        image.save(out, "JPEG", quality=quality, **options)
+        image.save(out, "JPEG", quality=100, subsampling=0)  # as little is lost as a JPEG can lose
     except OSError as error:  # longer than a JPEG can be
         raise ImageError(f"{image.width:,} x {image.height:,} pixels do not fit a JPEG ({error})") from None
     return out.getvalue()

@@ -59,7 +59,6 @@ def load_ratings(
     say: Say = to_stderr,
     progress: Progress = no_progress,
 ) -> RatingSet:
-    """Ratings: movielens-100k."""
     known = _check_fits(name, (_RATINGS,))
     try:
         found = _locate((known,), data_dir, progress)

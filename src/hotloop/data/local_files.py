@@ -94,7 +94,6 @@ def find_set(known: KnownSet, data_dir: str | Path | None = None) -> LocalSet | 
 
 
 def _candidates(known: KnownSet, data_dir: Path | None) -> list[Path]:
-    """Every folder to look in, in order."""
     shared = os.environ.get(VARIABLE)
     roots = [root for root in (data_dir, Path(shared) if shared else None, user_folder()) if root is not None]
     inside = [root / folder for root in roots for folder in known.folders]

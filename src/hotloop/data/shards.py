@@ -111,8 +111,6 @@ def _is(kind: type[Value], value: Any) -> Value:
 
 @dataclass(frozen=True, eq=False)
 class Item:
-    """One image that a shard gets."""
-
     path: str
     label: int
     """From 1."""

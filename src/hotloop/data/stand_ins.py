@@ -131,7 +131,6 @@ def _crooked(stroke: Points, rng: np.random.Generator) -> Points:
 
 
 def _distance(grid: Points, stroke: Points) -> NDArray[np.float32]:
-    """Distance of each grid point to a chain of segments."""
     x, y = np.ascontiguousarray(grid.T)
     nearest = np.full(len(grid), np.inf, np.float32)
     for (x0, y0), (dx, dy) in zip(stroke[:-1], np.diff(stroke, axis=0), strict=True):
@@ -269,7 +268,6 @@ def _coordinates(count: int, rng: np.random.Generator) -> tuple[Plane, Plane]:
 
 
 def _each(kinds: dict[str, Shape], chosen: NDArray[np.int32], u: Plane, v: Plane) -> Plane:
-    """The chosen kind's plane for each image."""
     planes = np.empty_like(u)
     for number, kind in enumerate(kinds.values()):
         rows = np.flatnonzero(chosen == number)

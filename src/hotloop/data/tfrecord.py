@@ -46,7 +46,6 @@ def masked_crc(data: bytes) -> int:
 
 
 def encode_record(data: bytes) -> bytes:
-    """The bytes of one record as they stand in a file."""
     length = struct.pack("<Q", len(data))
     return b"".join(
         (length, struct.pack("<I", masked_crc(length)), data, struct.pack("<I", masked_crc(data)))

@@ -40,7 +40,6 @@ class Params(Mapping[str, Any]):
 
 
 def freeze(value: Any) -> Any:
-    """The hashable form of a value from a document or from Python."""
     if isinstance(value, Unquoted):
         return infer_value(value)
     if isinstance(value, Mapping):

@@ -34,7 +34,6 @@ class Kind:
 
 
 def kind_of(annotation: Any) -> Kind:
-    """The kind of a field from its resolved annotation."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
         rest = [argument for argument in arguments if argument is not type(None)]
@@ -75,7 +74,6 @@ def is_none(kind: Kind, value: Any) -> bool:
 
 
 def split_list(text: str) -> list[str]:
-    """The parts of a list that was written with commas."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
