@@ -189,9 +189,34 @@ def test_the_roofline_is_the_lower_of_peak_and_bandwidth_times_intensity():
     assert limits["attainable_tflops"] == pytest.approx(1e6 / 1e-3 / 1e12)
 
 
-def test_tiny_work_is_called_latency_bound():
-    tiny = timing.roofline(work(1e3, 1e3, serial=5), 1e-5, KNOWN)["limits"]
-    assert tiny["bound"] == "latency" and "5 at least" in tiny["note"]
+@pytest.mark.parametrize(
+    ("ideal_us", "took_us", "bound"),
+    [
+        (1, 10, "latency"),
+        (19, 39, "latency"),
+        (21, 43, "compute"),  # beyond 20 us of work a launch does not decide
+        (19, 37, "compute"),  # more than half of the time is work
+        (1, 1.5, "compute"),
+    ],
+)
+def test_work_of_under_20_us_that_takes_more_than_twice_as_long_is_called_latency_bound(
+    ideal_us, took_us, bound
+):
+    found = timing.roofline(work(ideal_us * 1e-6 * 0.1e12, 1, serial=5), took_us * 1e-6, KNOWN)["limits"]
+    assert found["ideal_microseconds"] == pytest.approx(ideal_us)
+    assert found["bound"] == bound
+    assert ("5 at least" in found["note"]) == (bound == "latency")
+
+
+@pytest.mark.parametrize(("seconds", "bound"), [(4e-6, "latency"), (1.5e-6, "compute")])
+def test_the_label_and_its_note_are_printed_as_they_were_found(seconds, bound):
+    found = timing.figures([[10 * seconds]], work(1e5, 1e3, serial=7), KNOWN)
+    lines = timing.figure_lines(found, "items/sec")
+    assert f" % of the roofline, {bound}-bound: " in lines[3]
+    note = (
+        "1 us of work an iteration: what counts is the latency of its dependent steps (7 at least), not the"
+    )
+    assert lines[4:] == ([f"{note} roofline"] if bound == "latency" else [])
 
 
 def test_exact_float32_is_held_against_exact_float32():

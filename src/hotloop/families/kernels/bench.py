@@ -11,17 +11,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
 from hotloop.engine.device import pick_device, replica_mesh
 from hotloop.engine.keys import stream
 from hotloop.engine.loop import CallMetrics, Program, copy_state
 from hotloop.engine.progress import Console
-from hotloop.engine.split import EVERYWHERE
 from hotloop.errors import OptionError
-from hotloop.families.kernels import check, model, timing
+from hotloop.families.kernels import model, timing
+from hotloop.families.kernels.check import CheckResult, check_output, check_update
 from hotloop.families.kernels.config import LayerOptions, LstmMulti, explain_idle_options
-from hotloop.families.kernels.data import PoolFromHost, PoolOnDevice, make_pool
+from hotloop.families.kernels.data import PoolFromHost, PoolOnDevice
 from hotloop.families.kernels.kernel import matmul_precision
 from hotloop.families.kernels.model import Job
 from hotloop.options import to_jsonable
@@ -150,26 +149,19 @@ def make_job(config: LayerOptions, device: jax.Device) -> Job:
 
 def prepare(job: Job) -> LayerBenchmark:
     """Parameters, data and the compiled loop, all in their places."""
-    config, axes, pool = job.config, job.kernel.row_axes, make_pool(job)
-    shardings = {name: _place(job, 1 + axes[name]) for name in pool}
-    feed = (
-        PoolFromHost(pool, shardings, config.batches_per_step)
-        if config.use_generated_data
-        else PoolOnDevice(pool, shardings)
-    )
-    key = jax.random.key(config.seed)
-    state = jax.device_put(model.init(job, stream(key, "init", 0)), _place(job))
-    if not config.train:
-        state = model.begin_inference(job, state["params"], pool["x"][0])
-        state["y"] = jax.device_put(state["y"], _place(job, axes["y"]))
-        state["count"] = jax.device_put(state["count"], _place(job))
-    return _compile(job, feed, min(config.batches_per_step, feed.longest_call), state)
+    feed = PoolFromHost(job) if job.config.use_generated_data else PoolOnDevice(job)
+    key = stream(jax.random.key(job.config.seed), "init", 0)
+    state = jax.device_put(model.init(job, key), job.sharding())
+    if not job.config.train:
+        state = model.begin_inference(job, state["params"], feed.at(0)["x"])
+    return _compile(job, feed, min(job.config.batches_per_step, feed.longest_call), state)
 
 
 def _compile(job: Job, feed: PoolOnDevice, count: int, state: model.State) -> LayerBenchmark:
-    step = model.train_step(job) if job.config.train else model.infer_step(job)
-    # Every call has the same length, so it is built in on a CPU too: the loop is then the one that was always timed.
-    program = Program(step, feed, count, stream(jax.random.key(job.config.seed), "rounding", 0), loop="scan")
+    step = model.update(job) if job.config.train else model.infer(job)
+    # Every call has the same length. Built in, as it is elsewhere, it makes the loop on a CPU the one that was always
+    # timed, and its number of turns stands in the program's text.
+    program = Program(step, feed, count, jax.random.key(job.config.seed), loop="scan")
     try:
         with _precision(job):
             program.compile(state)
@@ -182,13 +174,6 @@ def _compile(job: Job, feed: PoolOnDevice, count: int, state: model.State) -> La
     return LayerBenchmark(job, feed, program, state)
 
 
-def _place(job: Job, rows: int | None = None) -> Sharding:
-    """One device; or with replicas everywhere, or divided on the axis of the rows."""
-    if job.mesh is None:
-        return SingleDeviceSharding(job.device)
-    return NamedSharding(job.mesh, EVERYWHERE if rows is None else model.rows_on(rows))
-
-
 def _precision(job: Job) -> AbstractContextManager[None]:
     return matmul_precision(job.dtype, job.config.enable_half_partials, job.device.platform)
 
@@ -198,8 +183,8 @@ def measure_latency(benchmark: LayerBenchmark) -> dict[str, float]:
 
     The loop's throughput says what a batch costs among many; this is what a caller waits for, dispatch included.
     """
-    job, feed = benchmark.job, benchmark.feed
-    single = _compile(job, PoolOnDevice(feed.host, feed.shardings), 1, copy_state(benchmark.state))
+    job = benchmark.job
+    single = _compile(job, PoolOnDevice(job), 1, copy_state(benchmark.state))
     times: list[float] = []
     while len(times) < MOST_CALLS and sum(times) < MOST_SECONDS:
         times.append(timing.time_step(single.call)[0])
@@ -208,16 +193,16 @@ def measure_latency(benchmark: LayerBenchmark) -> dict[str, float]:
     return {"p50": p50, "p90": p90, "p99": p99, "calls": len(counted)}
 
 
-def check_inference(benchmark: LayerBenchmark) -> check.CheckResult:
+def check_inference(benchmark: LayerBenchmark) -> CheckResult:
     """The timed program's own last output against the reference."""
-    job, state = benchmark.job, benchmark.state
+    state = benchmark.state
     x = benchmark.feed.at(int(state["count"]) - 1)["x"]
-    return check.check_output(job.kernel, state["params"], x, state["y"], all_flops(job), find_bounds(job))
+    return check_output(benchmark.job, state["params"], x, state["y"])
 
 
-def check_training(benchmark: LayerBenchmark) -> check.CheckResult:
+def check_training(benchmark: LayerBenchmark) -> CheckResult:
     """One update, by the functions that the timed program repeats, against the reference."""
-    job, kernel = benchmark.job, benchmark.job.kernel
+    job, state = benchmark.job, benchmark.state
     differentiate, update = model.gradients(job), model.update(job)
 
     @jax.jit
@@ -227,27 +212,9 @@ def check_training(benchmark: LayerBenchmark) -> check.CheckResult:
 
     def compute(batch: Any) -> Any:
         with _precision(job):
-            return update_once(benchmark.state, kernel.rows_first(batch))
+            return update_once(state, job.kernel.rows_first(batch))
 
-    return check.check_update(
-        kernel,
-        benchmark.state["params"],
-        compute,
-        benchmark.feed.at(0),
-        all_flops(job),
-        job.config.learning_rate,
-        find_bounds(job),
-    )
-
-
-def find_bounds(job: Job) -> check.Bounds:
-    """How far the results of this type may be off."""
-    return check.BOUNDS[job.dtype + " partials" * job.config.enable_half_partials]
-
-
-def all_flops(job: Job) -> float:
-    """Operations of one iteration on all replicas."""
-    return job.kernel.cost(1).flops * job.config.replicas
+    return check_update(job, state["params"], compute, benchmark.feed.at(0))
 
 
 def summarise_losses(benchmark: LayerBenchmark) -> dict[str, float]:

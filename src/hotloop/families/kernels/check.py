@@ -6,7 +6,7 @@ few rows, which has the same mean loss and gradients as those rows alone while t
 full shape.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,30 +14,21 @@ import jax
 import numpy as np
 
 from hotloop.errors import WrongResult
-from hotloop.families.kernels.kernel import HostBatch, Kernel
+from hotloop.families.kernels.kernel import HostBatch
+from hotloop.families.kernels.model import Job
 from hotloop.families.kernels.reference import in_float64
 
 REFERENCE_FLOPS = 4e9
 """About a second of float64 on one core."""
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """The largest relative error of each result that is still a correct kernel."""
-
-    output: float
-    gradient: float
-    parameters: float
-
-
 BOUNDS = {
-    "float32": Bounds(output=1e-5, gradient=1e-5, parameters=1e-6),
-    "float16": Bounds(output=2e-3, gradient=5e-3, parameters=5e-4),
-    "bfloat16": Bounds(output=1.6e-2, gradient=4e-2, parameters=4e-3),
-    "float16 partials": Bounds(output=2e-2, gradient=5e-2, parameters=5e-4),
-    "bfloat16 partials": Bounds(output=1.6e-1, gradient=4e-1, parameters=4e-3),
+    "float32": {"output": 1e-5, "gradient": 1e-5, "parameters": 1e-6},
+    "float16": {"output": 2e-3, "gradient": 5e-3, "parameters": 5e-4},
+    "bfloat16": {"output": 1.6e-2, "gradient": 4e-2, "parameters": 4e-3},
+    "float16 partials": {"output": 2e-2, "gradient": 5e-2, "parameters": 5e-4},
+    "bfloat16 partials": {"output": 1.6e-1, "gradient": 4e-1, "parameters": 4e-3},
 }
-"""float32 is summed in float32 on every device (never TF32). 16-bit types round each layer's result to 2^-11 or
+"""The largest relative error of each result that is still a correct kernel; a loss is held to the output's.
+float32 is summed in float32 on every device (never TF32). 16-bit types round each layer's result to 2^-11 or
 2^-8; chains of layers and steps add up a few such roundings, and gradients run along the chain twice. With half
 partials the sums themselves are rounded at each of up to thousands of terms. Parameters are those after one update,
 off by their own stochastic rounding: in the mean square half a gap at most."""
@@ -59,44 +50,42 @@ class CheckResult:
         return f"checked against float64 on {self.rows} of {self.of_rows} rows: relative error {errors}"
 
 
-def check_output(kernel: Kernel, params: Any, x: Any, y: Any, flops: float, bounds: Bounds) -> CheckResult:
+def check_output(job: Job, params: Any, x: Any, y: Any) -> CheckResult:
     """Compare an output with the reference's for the same input, on rows spread over the batch."""
-    x, y = np.asarray(x), np.asarray(y)
+    kernel, x, y = job.kernel, np.asarray(x), np.asarray(y)
     total = x.shape[kernel.row_axes["x"]]
-    rows = max(1, min(total, int(REFERENCE_FLOPS / (flops / total))))
+    rows = max(1, min(total, int(REFERENCE_FLOPS / (_flops(job) / total))))
     chosen = np.unique(np.linspace(0, total - 1, rows).round().astype(int))
     expected = in_float64(kernel.reference_apply, params, x.take(chosen, kernel.row_axes["x"]))
     error = relative_error(y.take(chosen, kernel.row_axes["y"]), expected)
-    return _judge(kernel, CheckResult(len(chosen), total, {"output": error}, {"output": bounds.output}))
+    return _judge(job, len(chosen), total, {"output": error})
 
 
-def check_update(
-    kernel: Kernel,
-    params: Any,
-    update: Any,
-    batch: HostBatch,
-    flops: float,
-    learning_rate: float,
-    bounds: Bounds,
-) -> CheckResult:
+def check_update(job: Job, params: Any, update: Callable[[HostBatch], Any], batch: HostBatch) -> CheckResult:
     """Compare what `update` makes of a batch (loss, gradients, new parameters) with what the reference makes of it."""
+    kernel = job.kernel
     total = batch["x"].shape[kernel.row_axes["x"]]
-    fitting = [n for n in range(1, total + 1) if total % n == 0 and n * flops / total <= REFERENCE_FLOPS]
-    rows = max(fitting, default=1)
+    a_row = _flops(job) / total
+    rows = max((n for n in range(1, total + 1) if total % n == 0 and n * a_row <= REFERENCE_FLOPS), default=1)
     few = {name: np.asarray(leaf).take(range(rows), kernel.row_axes[name]) for name, leaf in batch.items()}
     tiled = {
         name: np.concatenate([leaf] * (total // rows), kernel.row_axes[name]) for name, leaf in few.items()
     }
     loss, gradients, new = jax.tree.map(np.asarray, update(tiled))
     expected_loss, expected = in_float64(jax.value_and_grad(kernel.reference_loss), params, few)
-    moved = jax.tree.map(lambda p, g: np.asarray(p, np.float64) - learning_rate * g, params, expected)
+    rate = job.config.learning_rate
+    moved = jax.tree.map(lambda p, g: np.asarray(p, np.float64) - rate * g, params, expected)
     errors = {
         "loss": relative_error(loss, expected_loss),
         "gradient": worst_leaf(gradients, expected),
         "parameters": worst_leaf(new, moved),
     }
-    limits = {"loss": bounds.output, "gradient": bounds.gradient, "parameters": bounds.parameters}
-    return _judge(kernel, CheckResult(rows, total, errors, limits))
+    return _judge(job, rows, total, errors)
+
+
+def _flops(job: Job) -> float:
+    """Operations of one iteration on all replicas."""
+    return job.kernel.cost(1).flops * job.config.replicas
 
 
 def relative_error(found: Any, expected: Any, floor: float = 0.0) -> float:
@@ -114,11 +103,13 @@ def worst_leaf(found: Any, expected: Any) -> float:
     return float(np.max(jax.tree.leaves(errors)))
 
 
-def _judge(kernel: Kernel, checked: CheckResult) -> CheckResult:
-    for name, error in checked.errors.items():
-        if not error <= checked.bounds[name]:
+def _judge(job: Job, rows: int, of_rows: int, errors: Mapping[str, float]) -> CheckResult:
+    all_bounds = BOUNDS[job.dtype + " partials" * job.config.enable_half_partials]
+    bounds = {name: all_bounds["output" if name == "loss" else name] for name in errors}
+    for name, error in errors.items():
+        if not error <= bounds[name]:
             raise WrongResult(
-                f"{kernel.title}: wrong result, not timed: relative error of the {name} against float64 is "
-                f"{error:.3g}, the limit is {checked.bounds[name]:g}"
+                f"{job.kernel.title}: wrong result, not timed: relative error of the {name} against float64 is "
+                f"{error:.3g}, the limit is {bounds[name]:g}"
             )
-    return checked
+    return CheckResult(rows, of_rows, errors, bounds)

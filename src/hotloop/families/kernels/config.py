@@ -1,8 +1,7 @@
 """The options of every kernel benchmark, with the old programs' names and defaults.
 
-Sizes that cannot work are refused here, before anything is compiled. It computes nothing and imports no jax.
-
-Options of the old programs that mean nothing here, each with the line that says so.
+Sizes that cannot work are refused here, before anything is compiled, and options that mean nothing any more have a line
+that says so. It computes nothing and imports no jax.
 """
 
 from dataclasses import dataclass
@@ -18,8 +17,6 @@ Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 
 @dataclass(frozen=True)
 class TimingOptions:
-    """What every kernel command takes."""
-
     steps: int = option(5, "Timed calls of the compiled loop.", check=positive, group=TIMING)
     repeat: int = option(
         1, "Do the whole timing this many times and report the spread.", check=positive, group=TIMING
@@ -44,8 +41,6 @@ class TimingOptions:
 
 @dataclass(frozen=True)
 class LayerOptions(TimingOptions):
-    """What every single-layer command takes."""
-
     batches_per_step: int = option(
         1000,
         "Iterations inside one compiled call; raise it until items/sec stands still.",
@@ -101,8 +96,6 @@ class LayerOptions(TimingOptions):
 
 @dataclass(frozen=True)
 class Dense(LayerOptions):
-    """One fully connected layer, N to N."""
-
     batches_per_step: int = option(5000, "Iterations inside one compiled call.", check=positive, group=TIMING)
     batch_size: int = option(32, "Rows of one replica's batch.", check=positive)
     size: int = option(1024, "Inputs and outputs of the layer.", check=positive)
@@ -111,8 +104,6 @@ class Dense(LayerOptions):
 
 @dataclass(frozen=True)
 class GroupedConv(LayerOptions):
-    """A chain of grouped convolutions."""
-
     filter_in: int = option(64, "Channels of the input.", check=positive)
     filter_out: int = option(64, "Channels of every block's output.", check=positive)
     kernel_size: int = option(3, "Height and width of the filters.", check=positive)
@@ -138,7 +129,6 @@ class GroupedConv(LayerOptions):
 
     @property
     def groups(self) -> int:
-        """Groups of the first block."""
         return self.filter_out // self.group_dim
 
     @property
@@ -154,16 +144,12 @@ class GroupedConv(LayerOptions):
 
 @dataclass(frozen=True)
 class Rnn(LayerOptions):
-    """One tanh RNN; the input has as many features as the hidden state."""
-
     timesteps: int = option(5, "Length of the sequences.", check=positive)
     hidden_size: int = option(128, "Units, and features of the input.", check=positive)
 
 
 @dataclass(frozen=True)
 class Gru(LayerOptions):
-    """One GRU."""
-
     timesteps: int = option(5, "Length of the sequences.", check=positive)
     hidden_size: int = option(128, "Units.", check=positive)
     input_size: int = option(128, "Features of the input.", check=positive)
@@ -179,11 +165,7 @@ class Gru(LayerOptions):
 
 
 @dataclass(frozen=True)
-class Lstm(LayerOptions):
-    """One LSTM; the input has as many features as the hidden state."""
-
-    timesteps: int = option(5, "Length of the sequences.", check=positive)
-    hidden_size: int = option(128, "Units, and features of the input.", check=positive)
+class Lstm(Rnn):
     fused: bool = option(False, "The fast layer; off runs one cell a time step.", aliases=("--popnn",))
 
 
@@ -199,8 +181,6 @@ class LstmMulti(LayerOptions):
 
 @dataclass(frozen=True)
 class Hmc(TimingOptions):
-    """Hamiltonian Monte Carlo steps in isolation."""
-
     steps: int = option(100, "Timed calls of the compiled loop.", check=positive, group=TIMING)
     dtype: Literal["auto", "float32"] = option(
         "auto", "HMC runs in float32: 16 bits cannot hold its energies.", group=TIMING
@@ -216,12 +196,10 @@ class Hmc(TimingOptions):
 
     @property
     def number_of_chains(self) -> int:
-        """Chains as given, or the target's own default."""
         return self.chains or {"toy": 1, "vcd": 100}[self.target]
 
     @property
     def leapfrog_step_size(self) -> float:
-        """Step size as given, or the target's own default."""
         return self.step_size or {"toy": 1.0, "vcd": 0.05}[self.target]
 
 
@@ -242,26 +220,22 @@ class AllKernels:
         validate(self)
 
 
+_PLANNER = (
+    "planner (memory share, partials type); XLA plans by itself, so it has no effect; for 16-bit sums use "
+)
+IDLE = {
+    "convolution_options": f"tuned Poplar's convolution {_PLANNER}--enable-half-partials",
+    "matmul_options": f"tuned Poplar's matrix product {_PLANNER}--enable-half-partials",
+    "report_hw_cycle_count": "logged the IPU's cycle counter; it has no effect here: --report DIR writes a trace with "
+    "the device's own times",
+}
+
+
 def explain_idle_options(config: LayerOptions) -> list[str]:
     """One line for each option that was given and has no effect on this hardware."""
-    texts = []
-    if config.convolution_options is not None:
-        texts.append(
-            "--convolution-options tuned Poplar's convolution planner (memory share, partials type); XLA plans by "
-            "itself, so it has no effect; for 16-bit sums use --enable-half-partials"
-        )
-    if config.matmul_options is not None:
-        texts.append(
-            "--matmul-options tuned Poplar's matrix product planner (memory share, partials type); XLA plans by "
-            "itself, so it has no effect; for 16-bit sums use --enable-half-partials"
-        )
-    if config.report_hw_cycle_count:
-        texts.append(
-            "--report-hw-cycle-count logged the IPU's cycle counter; it has no effect here: --report DIR writes a "
-            "trace with the device's own times"
-        )
+    given = {name: text for name, text in IDLE.items() if getattr(config, name) not in (None, False)}
     if config.enable_half_partials and isinstance(config, GroupedConv):
-        texts.append(
-            "--enable-half-partials reaches matrix products only; convolutions keep the sums of their library"
+        given["enable_half_partials"] = (
+            "reaches matrix products only; convolutions keep the sums of their library"
         )
-    return texts
+    return [f"--{name.replace('_', '-')} {text}" for name, text in given.items()]

@@ -1,7 +1,7 @@
 """Where a loop's batches come from: a pool that lies on the device, or the same batches sent from the host.
 
-Batch number t is pool[t mod n] either way, so both give the same results. Both are feeds of `engine.loop`, whose batch
-is the pool with a number: a step picks for itself, so that it can make the choice wait for the step before.
+Batch number t is pool[t mod n] either way, so both give the same results. Both are feeds of `engine.loop`; inference is
+handed the whole pool and picks its batch itself, which makes the choice wait for the pass before.
 """
 
 from collections.abc import Mapping
@@ -11,10 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import Sharding
 
 from hotloop.families.kernels.kernel import Batch, HostBatch
-from hotloop.families.kernels.model import Job
+from hotloop.families.kernels.model import Job, pick
 
 POOL_BATCHES, POOL_BYTES = 4, 2**28
 """Different batches, fewer where they are large: no iteration sees the input of the one before."""
@@ -43,18 +42,15 @@ class PoolOnDevice:
     batch_size = 1
     longest_call = 2**31 - 1
 
-    def __init__(self, pool: HostBatch, shardings: Mapping[str, Sharding]):
-        self.host, self.shardings = pool, shardings
-        self.batches: int = len(pool["x"])
+    def __init__(self, job: Job):
+        self._kernel, self._train, self._host = job.kernel, job.config.train, make_pool(job)
+        self._shardings = {name: job.sharding(1 + self._kernel.row_axes[name]) for name in self._host}
+        self.batches: int = len(self._host["x"])
         self.pool = self._send(np.arange(self.batches))
-
-    def _send(self, numbers: Any) -> Batch:
-        places = numbers % self.batches
-        return {name: jax.device_put(leaf[places], self.shardings[name]) for name, leaf in self.host.items()}
 
     def at(self, number: int) -> HostBatch:
         """The batch of one iteration, counted from 0, on the host."""
-        return {name: leaf[number % self.batches] for name, leaf in self.host.items()}
+        return {name: leaf[number % self.batches] for name, leaf in self._host.items()}
 
     def arguments(self, first: int, count: int, following: int = 0) -> Any:
         return {"pool": self.pool, "first": np.uint32(first)}
@@ -62,11 +58,12 @@ class PoolOnDevice:
     def like(self, count: int) -> Any:
         return self.arguments(0, count)
 
-    def batch(self, arguments: Any, step: Array) -> Any:
-        return {"pool": arguments["pool"], "number": arguments["first"] + step}
+    def batch(self, arguments: Any, step: Array) -> Batch:
+        pool: Batch = arguments["pool"]
+        return self._kernel.rows_first(pick(pool, arguments["first"] + step)) if self._train else pool
 
     def prepare(self, first: int) -> None:
-        """Called when the call before update `first` is on its way."""
+        """Called when the call before iteration `first` is on its way."""
 
     def position(self, update: int) -> dict[str, Any]:
         return {"update": update}
@@ -74,13 +71,20 @@ class PoolOnDevice:
     def check_position(self, saved: Mapping[str, Any]) -> None:
         """A benchmark is never resumed."""
 
+    def _send(self, numbers: Any) -> Batch:
+        places = numbers % self.batches
+        return {
+            name: jax.device_put(leaf[places], self._shardings[name]) for name, leaf in self._host.items()
+        }
+
 
 class PoolFromHost(PoolOnDevice):
     """Every batch is sent from the host, in pieces of which each is sent while the device works on the last."""
 
-    def __init__(self, pool: HostBatch, shardings: Mapping[str, Sharding], iterations: int):
-        super().__init__(pool, shardings)
-        size = sum(leaf.nbytes for leaf in pool.values()) / self.batches
+    def __init__(self, job: Job):
+        super().__init__(job)
+        iterations = job.config.batches_per_step
+        size = sum(leaf.nbytes for leaf in self._host.values()) / self.batches
         # Pieces of equal length, so that one program serves all and batch t of a piece is where t says.
         lengths = [n for n in range(1, iterations + 1) if iterations % n == 0 and n * size <= PIECE_BYTES]
         self.longest_call = max(lengths, default=1)

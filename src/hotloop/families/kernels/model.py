@@ -1,23 +1,21 @@
 """A layer as the engine runs it: `init`, `update` and `evaluate` as in every family, and one forward pass as a step.
 
-Batches of `update` and `evaluate` are rows first; a layer may want its rows on another axis (time comes first in
-recurrent ones), and turning a batch once each way costs nothing, since the compiler drops both. `train_step` and
-`infer_step` are what `engine.loop` repeats for a benchmark: they pick their batch from a pool themselves. Nothing is
+Batches of `update` and `evaluate` are rows first. A layer may want its rows on another axis (in recurrent ones time
+comes first); that a benchmark turns its batches once each way costs nothing, since the compiler drops both. Nothing is
 compiled or timed here.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import Array, lax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from hotloop.engine import precision, split
+from hotloop.engine import optim, precision, split
 from hotloop.engine.device import REPLICA
 from hotloop.engine.loss_scale import StaticScale, scale_loss, unscale
 from hotloop.families.kernels.catalogue import build
@@ -55,8 +53,18 @@ class Job:
         return precision.Policy(dtype, dtype, stochastic_rounding=dtype != jnp.float32)
 
     @property
-    def optimiser(self) -> optax.GradientTransformation:
-        return optax.sgd(self.config.learning_rate)
+    def optimiser(self) -> optim.Transformation:
+        return optim.make("sgd", {"momentum": 0.0})
+
+    def sharding(self, rows: int | None = None) -> Sharding:
+        """Of an array whose rows, on this axis, are divided among the replicas; None: each has the whole array."""
+        if self.mesh is None:
+            return SingleDeviceSharding(self.device)
+        return NamedSharding(self.mesh, split.EVERYWHERE if rows is None else rows_on(rows))
+
+
+def rows_on(axis: int) -> P:
+    return P(*[None] * axis, REPLICA)  # type: ignore[no-untyped-call]
 
 
 def init(job: Job, key: Array) -> State:
@@ -70,7 +78,9 @@ def update(job: Job) -> Step:
 
     def one(state: State, batch: Batch, key: Array) -> tuple[State, dict[str, Array]]:
         loss, slopes = differentiate(state["params"], batch)
-        params, slots = precision.optimise(policy, optimiser, slopes, state["slots"], state["params"], key)
+        params, slots = precision.optimise(
+            policy, optimiser, slopes, state["slots"], state["params"], key, rate=job.config.learning_rate
+        )
         return {"params": params, "slots": slots}, {"loss": loss}
 
     return one
@@ -96,9 +106,9 @@ def loss_scale(terms: int, dtype: Any) -> float:
 
     Without it float16 gradients would fall below the smallest number of that type.
     """
-    return (
-        float(2 ** (min(terms, LARGEST_SCALE).bit_length() - 1)) if jnp.dtype(dtype) == jnp.float16 else 1.0
-    )
+    if jnp.dtype(dtype) != jnp.float16:
+        return 1.0
+    return float(2 ** (min(terms, LARGEST_SCALE).bit_length() - 1))
 
 
 def evaluate(job: Job) -> Callable[[State, Batch], dict[str, Array]]:
@@ -115,55 +125,42 @@ def evaluate(job: Job) -> Callable[[State, Batch], dict[str, Array]]:
     return values
 
 
-def train_step(job: Job) -> Step:
-    """`update` on the pool's batch of a number."""
-    kernel, one = job.kernel, update(job)
-
-    def step(state: State, place: Mapping[str, Any], key: Array) -> tuple[State, dict[str, Array]]:
-        return one(state, kernel.rows_first(pick(place["pool"], place["number"])), key)
-
-    return step
-
-
 def begin_inference(job: Job, params: Any, x: Any) -> State:
-    """What `infer_step` goes on from; `x` is any batch's."""
-    y = jax.eval_shape(over_replicas(job), params, x)
-    return {"params": params, "count": jnp.uint32(0), "y": jnp.zeros(y.shape, y.dtype)}
+    """What `infer` goes on from; `x` is any batch's."""
+    y = jax.eval_shape(_apply(job), params, x)
+    return {
+        "params": params,
+        "count": jnp.zeros((), jnp.uint32, device=job.sharding()),
+        "y": jnp.zeros(y.shape, y.dtype, device=job.sharding(job.kernel.row_axes["y"])),
+    }
 
 
-def infer_step(job: Job) -> Step:
-    """A forward pass over the pool's batch of the state's count; its output is the state's `y`.
+def infer(job: Job) -> Step:
+    """(state, pool of batches, key) -> the state after one forward pass, on the batch of its count; `y` is the output.
 
     The output has a say in the count, so no pass can begin, let alone be moved out of the loop, before the one before
     it is done; the last output leaves the call, so that none can be left out.
     """
-    apply = over_replicas(job)
+    apply = _apply(job)
 
-    def step(state: State, place: Mapping[str, Any], key: Array) -> tuple[State, dict[str, Array]]:
-        y = apply(state["params"], pick(place["pool"], state["count"])["x"])
+    def one(state: State, pool: Batch, key: Array) -> tuple[State, dict[str, Array]]:
+        y = apply(state["params"], pick(pool, state["count"])["x"])
         surprise = (y.reshape(-1)[0] > UNREACHABLE).astype(jnp.uint32)
         return {"params": state["params"], "count": state["count"] + 1 + surprise, "y": y}, {}
 
-    return step
+    return one
 
 
 def pick(pool: Batch, number: Array) -> Batch:
-    """The pool's batch of this number, which may be beyond its end: it begins again."""
-    place = number % jax.tree.leaves(pool)[0].shape[0]
+    """The pool's batch of this number; after the last comes the first again."""
+    place = number % pool["x"].shape[0]
     return {name: lax.dynamic_index_in_dim(leaf, place, keepdims=False) for name, leaf in pool.items()}
 
 
-def over_replicas(job: Job) -> Callable[[Any, Array], Array]:
-    """The layer on every replica's rows."""
-    kernel = job.kernel
+def _apply(job: Job) -> Callable[[Any, Array], Array]:
+    """The layer, each replica on its own rows."""
+    apply = job.kernel.apply
     if job.mesh is None:
-        return kernel.apply
-    x, y = (rows_on(kernel.row_axes[name]) for name in "xy")
-    return jax.shard_map(
-        kernel.apply, mesh=job.mesh, in_specs=(split.EVERYWHERE, x), out_specs=y, check_vma=False
-    )
-
-
-def rows_on(axis: int) -> P:
-    """An array whose rows, on this axis, are divided among the replicas."""
-    return P(*[None] * axis, REPLICA)  # type: ignore[no-untyped-call]
+        return apply
+    x, y = (rows_on(job.kernel.row_axes[name]) for name in "xy")
+    return jax.shard_map(apply, mesh=job.mesh, in_specs=(split.EVERYWHERE, x), out_specs=y, check_vma=False)
