@@ -13,7 +13,7 @@ import pytest
 import hotloop
 
 NAMES = [name for name in dir(hotloop) if not name.startswith("_")]
-WITHOUT_JAX = ("EvalSpec", "Mode", "ModelSpec", "RunConfig", "TrainSpec")
+WITHOUT_JAX = ("EvalSpec", "Mode", "ModelSpec", "Plan", "RunConfig", "TrainSpec")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -28,7 +28,7 @@ def test_every_public_name_has_an_example_that_runs(name: str) -> None:
 
 
 def test_the_names_are_those_that_are_promised() -> None:
-    engine = {"Program", "Resident", "Streamed", "Evaluation", "hmc", "layers"}
+    engine = {"Program", "Resident", "Streamed", "Evaluation", "Plan", "train", "hmc", "layers"}
     estimator = {"Arrays", "Estimator", "EvalSpec", "Hook", "Mode", "ModelSpec", "RunConfig", "TrainSpec"}
     assert set(NAMES) == engine | estimator | {"train_and_evaluate"}
     with pytest.raises(AttributeError, match="module 'hotloop' has no attribute 'Pogram'"):

@@ -2,7 +2,7 @@
 
 Importing the package costs nothing: no jax, no numpy. What it offers is imported when it is asked for:
 
-* `Program` (many updates in one compiled call), `Resident` and `Streamed` (its data), `Evaluation`;
+* `Program` (many updates in one compiled call), `Resident` and `Streamed` (its data), `Plan`, `train`, `Evaluation`;
 * `Estimator` and what belongs to it: train, evaluate and predict for any model;
 * `hmc` and `layers`, usable on their own.
 """
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from hotloop.engine.feed import Resident as Resident
     from hotloop.engine.feed import Streamed as Streamed
     from hotloop.engine.loop import Program as Program
+    from hotloop.engine.plan import Plan as Plan
+    from hotloop.engine.training import train as train
     from hotloop.families.estimator.config import EvalSpec as EvalSpec
     from hotloop.families.estimator.config import Mode as Mode
     from hotloop.families.estimator.config import ModelSpec as ModelSpec
@@ -38,6 +40,7 @@ _HOMES = {
     "Hook": "hotloop.families.estimator.hooks",
     "Mode": "hotloop.families.estimator.config",
     "ModelSpec": "hotloop.families.estimator.config",
+    "Plan": "hotloop.engine.plan",
     "Program": "hotloop.engine.loop",
     "Resident": "hotloop.engine.feed",
     "RunConfig": "hotloop.families.estimator.config",
@@ -45,6 +48,7 @@ _HOMES = {
     "TrainSpec": "hotloop.families.estimator.config",
     "hmc": "hotloop.mcmc.hmc",
     "layers": "hotloop.layers",
+    "train": "hotloop.engine.training",
     "train_and_evaluate": "hotloop.families.estimator.estimator",
 }
 """The module of each public name, or the module that it is."""

@@ -58,7 +58,8 @@ class Mark(NamedTuple):
 class Plan:
     """A whole run, immutable and hashable; a million calls take a few numbers until they are listed.
 
-    >>> plan = Plan.for_epochs(50_000, 6, Batch.of(8, accumulation=8), logs_per_epoch="1/2")
+    >>> from hotloop import Plan
+    >>> plan = Plan.for_epochs(samples=50_000, epochs=6, batch=64, logs_per_epoch="1/2")
     >>> plan.total_updates, plan.updates_per_call, plan.calls
     (4686, 1562, 3)
     """

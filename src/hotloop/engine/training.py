@@ -143,6 +143,7 @@ def train(
     keep: Keep = KeepLast(3),  # noqa: B008 - frozen
     sinks: Sequence[Sink] | None = None,
     report: str | Path | None = None,
+    how_to_resume: str = "call train again with resume=True",
     **callbacks: Unpack[Callbacks],
 ) -> State:
     """Train in a folder of its own, or with `resume` go on there; the state after the last update.
@@ -150,6 +151,21 @@ def train(
     The folder holds the records (`events.jsonl`), the checkpoints and the `settings`, which a resumed run must have
     again. A stop by Ctrl-C or SIGTERM is saved and raised as `Interrupted`. The callbacks are those of `drive`:
     `validate(state)` gives figures at the plan's validations, `guard="loss"` stops a run that diverges.
+
+    >>> import jax, numpy as np, tempfile
+    >>> from hotloop import Plan, Program, Resident, train
+    >>> def update(slope, batch, key):
+    ...     error = slope * batch["x"] - batch["y"]
+    ...     return slope - (error * batch["x"]).mean(), {"loss": (error**2).mean()}
+    >>> x = np.linspace(-1, 1, 32, dtype=np.float32)
+    >>> plan = Plan.for_epochs(samples=32, epochs=10, batch=8, ckpts_per_epoch="1/5")
+    >>> program = Program(
+    ...     update, Resident({"x": x, "y": 3 * x}, 8), plan.updates_per_call, jax.random.key(0)
+    ... )
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     slope = train(program, plan, 0.0, f"{folder}/run", guard="loss", sinks=[])
+    >>> round(float(slope), 2)
+    3.0
     """
     with open_training(
         folder,
@@ -160,9 +176,7 @@ def train(
         sinks=sinks,
         report=report,
     ) as training:
-        return training.train(
-            program, plan, state, how_to_resume="call train again with resume=True", **callbacks
-        )
+        return training.train(program, plan, state, how_to_resume=how_to_resume, **callbacks)
 
 
 @dataclass(frozen=True)

@@ -345,7 +345,7 @@ def test_a_stop_anywhere_leaves_the_records_and_checkpoints_of_an_undisturbed_tr
     call, asked = Program.__call__, Asked()
     train(tmp_path / "whole")
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr("hotloop.engine.drive.requests", lambda: nullcontext(asked))
+        patch.setattr("hotloop.engine.drive.note_stops", lambda: nullcontext(asked))
         patch.setattr(Program, "__call__", lambda *words: asked(*words))
         train(tmp_path / "run")
     train(tmp_path / "run")

@@ -11,22 +11,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from hotloop.engine import measure as reports
 from hotloop.engine.batch import Batch
 from hotloop.engine.checkpoint import Keep, KeepBest, KeepLast, Restored
-from hotloop.engine.drive import Diverged, drive, newest
+from hotloop.engine.host_events import Diverged
 from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.loop import CallMetrics, Program
 from hotloop.engine.plan import Event, Kind, Mark, Plan
 from hotloop.engine.progress import compiling
 from hotloop.engine.records import read_events, read_json
-from hotloop.engine.run import Run
 from hotloop.engine.sinks import ConsoleSink, Sink, TensorBoardSink
+from hotloop.engine.training import TrainingRun, open_training
 from hotloop.errors import CheckpointError, DataError, MissingExtra
 from hotloop.families.estimator.config import Mode, RunConfig
 from hotloop.families.estimator.hooks import (
@@ -156,14 +155,6 @@ class CheckpointEvaluation(Hook):
             self._found = {}
 
 
-class TrainingRun(NamedTuple):
-    """A model_dir that is held: its records, checkpoints and the folder of its report."""
-
-    record: Run
-    checkpoints: HookedCheckpoints
-    report: Path | None
-
-
 @dataclass
 class TrainCall:
     """One call of `train`; `about` is what its records say of the estimator."""
@@ -186,7 +177,7 @@ class TrainCall:
         find_target(source, 0, steps, max_steps)  # refuses what has no end, while nothing is written
         state = self._first_state(job)
         with self._open() as training:
-            resumed = newest(training.checkpoints, state)
+            resumed = training.newest(state)
             done = resumed.step if resumed else 0
             target = find_target(source, done, steps, max_steps)
             evaluates = self.evaluation is not None
@@ -235,19 +226,19 @@ class TrainCall:
         keep: Keep = KeepLast(config.keep_last)
         if config.best:
             keep |= KeepBest(*config.best)
-        report = reports.find_report_folder(config.report, folder, programs=("training",))
-        with (
-            Run.create(
-                folder,
-                settings,
-                command=FAMILY,
-                resume=there.exists() or (folder / "events.jsonl").exists(),
-                may_differ={*settings, *earlier},
-                sinks=[ConsoleSink(self.programs.say), *self._boards()],
-            ) as record,
-            HookedCheckpoints(folder / "checkpoints", keep, family=FAMILY) as checkpoints,
-        ):
-            yield TrainingRun(record, checkpoints, report)
+        with open_training(
+            folder,
+            settings,
+            command=FAMILY,
+            resume=there.exists() or (folder / "events.jsonl").exists(),
+            may_differ={*settings, *earlier},
+            sinks=[ConsoleSink(self.programs.say), *self._boards()],
+            progress=self.programs.progress,
+            checkpoints=lambda run: HookedCheckpoints(run.checkpoints, keep, family=FAMILY),
+            report=config.report,
+            programs=("training",),
+        ) as training:
+            yield training
 
     def _boards(self) -> list[Sink]:
         if not self.programs.config.summary_steps:
@@ -270,6 +261,7 @@ class TrainCall:
             saved = resumed.position.get(SUMMARIES) if resumed else None
             summaries = SummaryRecorder(training.record, config.summary_steps, plan, saved)
         checkpoints = training.checkpoints
+        assert isinstance(checkpoints, HookedCheckpoints)
         checkpoints.run, checkpoints.summaries = run, summaries
         checkpoints.hooks = [*([self.evaluation] if self.evaluation else []), *hooks]
 
@@ -283,23 +275,19 @@ class TrainCall:
         before = program.lower_seconds, program.compile_seconds
         for hook in hooks:
             hook.begin(run)
-        left = plan.total_updates - run.step
-        with collector, self.programs.progress("training", None if left == WITHOUT_END else left) as bar:
-            drive(
+        with collector:
+            training.train(
                 program,
                 plan,
                 state,
-                training.record,
-                checkpoints,
                 resumed=_fit_feed(resumed, program, plan, training),
+                endless=plan.total_updates - run.step == WITHOUT_END,
                 validate=self.evaluation,
                 on_log=speed,
                 on_call=take,
-                progress=bar,
                 guard="loss",
                 enough=(lambda: run.stopped) if hooks else None,
                 due=EventTimer(config, self.evaluation is not None),
-                report=training.report,
                 how_to_resume=f"train again with model_dir={self.programs.folder}",
             )
         if summaries:
