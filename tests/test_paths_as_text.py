@@ -20,7 +20,7 @@ from hotloop.engine import records as run_records
 from hotloop.engine.checkpoint import Checkpoints
 from hotloop.engine.run import Run, read_events
 from hotloop.errors import HotloopError, OptionError
-from hotloop.families.cnn import prediction, safetensors, torch_weights
+from hotloop.families.cnn import prediction, torch_weights
 from hotloop.families.cnn import saved as cnn_saved
 from hotloop.families.recommender import netflix
 from hotloop.families.recommender import saved_run as recommender_saved
@@ -106,8 +106,7 @@ READERS = {
     "prediction.read": (lambda path: prediction.read_image(path, (8, 8, 3), "cifar10"), "a.png"),
     "netflix.find_files": (netflix.find_files, "."),
     "netflix.is_netflix_file": (netflix.is_netflix_file, "mv_1.txt"),
-    "cnn.saved.checkpoints_in": (cnn_saved.checkpoints_in, "run"),
-    "cnn.saved.steps": (cnn_saved.list_steps, "run"),
+    "cnn.saved.checkpoints_at": (cnn_saved.checkpoints_at, "images"),
 }
 
 
@@ -123,7 +122,6 @@ REFUSING = {
     "vcd.saved.load": vcd_saved.load_run,
     "recommender.saved_run.load_run": recommender_saved.load_run,
     "cnn.saved.about": cnn_saved.read_saved_network,
-    "safetensors": safetensors.tensors,
     "foreign.recognise": torch_weights.recognise,
     "read_idx": lambda path: image_formats.read_idx(path, 3),
     "read_npz": content.read_npz,

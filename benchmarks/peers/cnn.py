@@ -37,7 +37,6 @@ from hotloop.engine.device import setup
 from hotloop.engine.keys import seed_key
 from hotloop.engine.loop import Program, copy_state
 from hotloop.families.cnn import model
-from hotloop.families.cnn.network import flops_per_image
 from hotloop.families.cnn.timing import FORWARD_AND_BACKWARD, peak_memory
 
 CASES = {
@@ -86,7 +85,7 @@ def ours(case: Case, state: model.State) -> Side:
 
 def _our_updates(case: Case, state: model.State) -> tuple[Callable[[int], None], Any]:
     job = case.job
-    program = Program(model.update(job), case.source.feed(job.settings, None), case.per_call, seed_key(0))
+    program = Program(model.update(job), case.source.feed(job), case.per_call, seed_key(0))
     held = {"state": copy_state(state), "done": 0}
 
     def run(count: int) -> None:
@@ -182,7 +181,7 @@ def floor(case: Case, row: dict[str, Any]) -> dict[str, Any]:
 
 def flops(case: Case) -> int:
     """Of one image."""
-    return (FORWARD_AND_BACKWARD if case.train else 1) * flops_per_image(case.job.network)
+    return (FORWARD_AND_BACKWARD if case.train else 1) * case.job.network.flops
 
 
 def peak_flops(case: Case) -> float | None:

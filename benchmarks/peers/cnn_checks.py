@@ -18,9 +18,9 @@ from common import strictly
 from hotloop.engine.keys import seed_key
 from hotloop.engine.loop import Program, copy_state
 from hotloop.families.cnn import images, model
-from hotloop.families.cnn.job import SAMPLES, DatasetSize, resolve
+from hotloop.families.cnn.job import Job, resolve
 from hotloop.families.cnn.network_layers import BatchNorm
-from hotloop.families.cnn.options import Train
+from hotloop.families.cnn.options import DATASET_SIZES, DatasetSize, TrainConfig
 from hotloop.families.cnn.sources import SyntheticImages
 from hotloop.options import Params
 
@@ -49,14 +49,14 @@ class Case:
     @property
     def samples(self) -> DatasetSize:
         """As many to validate as one call takes."""
-        whole = SAMPLES["cifar10" if self.model.startswith("cifar") else "imagenet"]
+        whole = DATASET_SIZES["cifar10" if self.model.startswith("cifar") else "imagenet"]
         shape = whole.shape if self.side is None else (self.side, self.side, 3)
         return DatasetSize(whole.train, self.per_call * self.batch, shape, whole.classes)
 
     @property
-    def job(self) -> model.Job:
+    def job(self) -> Job:
         """The recipe with everything on."""
-        config = Train(
+        config = TrainConfig(
             model_name=self.model,
             dataset="cifar10" if self.model.startswith("cifar") else "imagenet",
             synthetic_data="device",
@@ -71,7 +71,7 @@ class Case:
             validation=False,
             seed=0,
         )
-        return model.Job(resolve(config, self.samples, 1), repeated=True)
+        return resolve(config, self.samples, 1, repeated=True)
 
     @property
     def source(self) -> SyntheticImages:
@@ -106,19 +106,19 @@ def peer(case: Case, state: model.State, device: str) -> cnn_torch.Trainer:
     """Torch with the same weights and batch, images made ready beforehand; bfloat16 on a GPU only."""
     built = cnn_torch.MODELS[case.model](case.samples.classes)
     cnn_torch.load(built, _by_layer(case, state["params"], state["statistics"]))
-    batch, job = case.source.feed(case.job.settings, None).data, case.job
+    batch, job = case.source.feed(case.job).data, case.job
     recipe = cnn_torch.Recipe(float(job.rate(0)), MOMENTUM, L2, SMOOTHING)
-    pixels = np.asarray(images.preprocess(job.settings.dataset, batch["image"]))
+    pixels = np.asarray(images.preprocess(job.config.dataset, batch["image"]))
     half = device == "cuda" and case.precision != "32.32"
     return cnn_torch.Trainer(built, pixels, np.asarray(batch["label"]), recipe, device, half)
 
 
 def _by_layer(case: Case, params: Any, statistics: Any) -> list[dict[str, np.ndarray]]:
     """Every layer's leaves in the order of the layers."""
-    placed = [each for each in case.job.network.placed if each.name in params]
     trees = [
-        params[each.name] | (statistics[each.name] if isinstance(each.piece, BatchNorm) else {})
-        for each in placed
+        params[node.name] | (statistics[node.name] if isinstance(node.layer, BatchNorm) else {})
+        for node in case.job.network.nodes
+        if node.name in params
     ]
     return [{n: np.asarray(tree[n], np.float32) for n in cnn_torch.ORDER if n in tree} for tree in trees]
 
@@ -151,7 +151,7 @@ def check(case: Case, device: str) -> dict[str, dict[str, float]]:
 def _our_update(case: Case, state: model.State) -> dict[str, list[np.ndarray]]:
     """One update of the program: descent directions (gradient and L2) and moved statistics; and the logits before."""
     job = case.job
-    feed = case.source.feed(job.settings, None)
+    feed = case.source.feed(job)
     seen = model.augment_images(job, feed.data["image"], None)
     logits, _ = jax.jit(lambda p, x: job.network.apply(p, {}, x, train=True))(state["params"], seen)
     new, _ = Program(model.update(job), feed, case.per_call, seed_key(0))(copy_state(state), 0, 1)
@@ -183,7 +183,7 @@ def _sorted(leaves: Iterable[tuple[str, np.ndarray]]) -> dict[str, list[np.ndarr
 
 
 def _our_logits(case: Case, state: model.State) -> dict[str, list[np.ndarray]]:
-    pixels = case.source.feed(case.job.settings, None).data["image"]
+    pixels = case.source.feed(case.job).data["image"]
     return {"logits": [np.asarray(jax.jit(partial(model.logits_of, case.job))(state, pixels))]}
 
 

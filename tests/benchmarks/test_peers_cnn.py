@@ -29,10 +29,10 @@ def test_both_have_all_parameters_in_the_same_places() -> None:
 
     for name, side in (("cifar_resnet8", 32), ("resnet50", 224)):
         ours = network.build(name, (side, side, 3), 10)
-        placed = [ours.values(each) for each in ours.placed if ours.values(each)]
+        found = [ours.parameters(node) for node in ours.nodes if ours.parameters(node)]
         theirs = list(cnn_torch.layers(cnn_torch.MODELS[name](10)))
-        assert len(placed) == len(theirs)
-        for values, layer in zip(placed, theirs, strict=True):
+        assert len(found) == len(theirs)
+        for values, layer in zip(found, theirs, strict=True):
             shapes = {n: cnn_torch.to_ours(t).shape for n, t in cnn_torch.leaves(layer) if n in values}
             assert shapes == {n: value.shape for n, value in values.items()}
             assert sum(p.numel() for p in layer.parameters()) == sum(map(np.prod, shapes.values()))

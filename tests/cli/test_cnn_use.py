@@ -21,7 +21,8 @@ def checkpoint(tmp_path_factory):
     folder, generator = tmp_path_factory.mktemp("toy"), np.random.default_rng(0)
     about = saved.SavedNetwork(build("toy_model_bn", (32, 32, 3), 10), "cifar10", "32.32", "bfloat16", 5.0)
     about.write(folder)
-    forms = jax.eval_shape(lambda: saved._fresh(about.network, about.policy))
+    params, statistics = jax.eval_shape(about.network.init, jax.random.key(0))
+    forms = {"params": params, "statistics": statistics}
     with Checkpoints(folder, KeepAll(), family=saved.FAMILY) as checkpoints:
         for step in (5, 10):
             state = jax.tree.map(lambda form: np.float32(generator.uniform(0.1, 1, form.shape)), forms)
@@ -114,7 +115,8 @@ def test_an_older_step_is_not_used_in_silence_where_the_newest_is_damaged(checkp
     folder = tmp_path / "copy"
     shutil.copytree(checkpoint[0], folder)
     (folder / "00000010" / "state" / "_METADATA").write_text("")
-    assert saved.restore_weights(folder, None, checkpoint[1])[0] == 5
+    with saved.checkpoints_at(folder).open() as checkpoints:
+        assert saved.restore_weights(checkpoints, None, checkpoint[1])[0] == 5
     assert "warning: skipped step 10: " in capsys.readouterr().err
 
 
@@ -129,7 +131,8 @@ def test_imported_weights_are_a_checkpoint_that_is_not_written_over(tmp_path, mo
     assert status == 0 and (result["model"], result["classes"]) == ("resnet18", 3)
     known = saved.read_saved_network(tmp_path / "out")
     assert known.network == network
-    step, state = saved.restore_weights(tmp_path / "out", None, known)
+    with saved.checkpoints_at(tmp_path / "out").open() as checkpoints:
+        step, state = saved.restore_weights(checkpoints, None, known)
     assert step == 0
     for mine, theirs in zip(jax.tree.leaves(state["params"]), jax.tree.leaves(weights[0]), strict=True):
         np.testing.assert_array_equal(mine, theirs)

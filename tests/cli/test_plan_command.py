@@ -9,7 +9,7 @@ import pytest
 from hotloop.cli.main import main
 from hotloop.cli.plan import PlanConfig
 from hotloop.engine.plan import PlanOptions
-from hotloop.families.cnn.options import Train
+from hotloop.families.cnn.options import TrainConfig
 from hotloop.options import options_of
 
 SEED_LINE = ["plan", "--num-epochs", "6", "--micro-batch-size", "8", "--gradient-accumulation", "8"]
@@ -91,7 +91,7 @@ def test_the_options_that_a_training_has_too_are_the_same_there():
     shared = {each.name for each in options_of(PlanOptions)}
     here, there = (
         {each.name: each for each in options_of(config) if each.name in shared}
-        for config in (PlanConfig, Train)
+        for config in (PlanConfig, TrainConfig)
     )
     assert here == there and len(here) == 9
 

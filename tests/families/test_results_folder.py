@@ -9,7 +9,7 @@ from hotloop.cli.configs import resolve
 from hotloop.cli.main import find_command
 from hotloop.cli.parser import scan
 from hotloop.errors import OptionError
-from hotloop.families.cnn.work import run_folder as cnn_folder
+from hotloop.families.cnn.train import run_folder as cnn_folder
 from hotloop.families.kernels import config as kernels
 from hotloop.families.kernels.timing import own_folder
 from hotloop.families.recommender.train import run_folder as recommender_folder

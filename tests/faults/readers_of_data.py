@@ -25,7 +25,7 @@ from hotloop.data.load import load
 from hotloop.data.shards import Shard, read_manifest, shard_fault
 from hotloop.data.tfrecord import index_shards
 from hotloop.families.cnn import prediction, torch_weights
-from hotloop.families.cnn.photographs import in_bytes, in_floats, training_image
+from hotloop.families.cnn.photographs import resample_bytes, resample_floats, training_image
 from hotloop.families.recommender import netflix
 from pictures import encoded
 
@@ -145,7 +145,7 @@ def of_data() -> list[Reader]:
     def trained(image: EncodedImage) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for resize in (in_bytes, in_floats):
+            for resize in (resample_bytes, resample_floats):
                 training_image(image, np.random.default_rng(0), 32, resize)
 
     def predicted(file: Path) -> None:

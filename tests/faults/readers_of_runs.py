@@ -15,7 +15,7 @@ from hotloop.data.rating_matrix import build_matrix
 from hotloop.engine import checkpoint_folder, measure
 from hotloop.engine.run import current_records, read_config, read_events, resume_warnings
 from hotloop.families.cnn import saved as cnn
-from hotloop.families.cnn.options import Train as CnnTrain
+from hotloop.families.cnn.options import TrainConfig as CnnTrain
 from hotloop.families.cnn.timing import seconds_of_processes
 from hotloop.families.estimator.cifar.program import seconds_to
 from hotloop.families.recommender import commands_config
@@ -25,7 +25,7 @@ from hotloop.families.recommender.local_trials import _parse_answer
 from hotloop.families.recommender.trials import read_figures
 from hotloop.families.vcd import saved as vcd
 from hotloop.families.vcd.config import VcdTrain
-from hotloop.options import to_jsonable
+from hotloop.options import to_jsonable, values_of
 
 
 def of_runs() -> list[Reader]:
@@ -110,7 +110,9 @@ def of_runs() -> list[Reader]:
         kept = training_kept(Path(folder))
     options, environment = json.dumps(config).encode(), b'{"cores": 2, "jax": "1", "devices": ["x"]}'
     vcd_options = json.dumps({**to_jsonable(VcdTrain()), "images": 10}).encode()
-    cnn_options = json.dumps(to_jsonable(CnnTrain(dataset="cifar10", model_name="cifar_resnet8"))).encode()
+    cnn_options = json.dumps(
+        to_jsonable(values_of(CnnTrain(dataset="cifar10", model_name="cifar_resnet8")))
+    ).encode()
     about = json.dumps(network).encode()
     sized = replace(TrainOptions(), size=128, batch_size=64)
     recommender_options = json.dumps({**to_jsonable(sized), **extra}).encode()

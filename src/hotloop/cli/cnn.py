@@ -15,7 +15,7 @@ from hotloop.families.cnn.command_options import (
     PredictConfig,
     VerifyConfig,
 )
-from hotloop.families.cnn.options import Train, Validate
+from hotloop.families.cnn.options import TrainConfig, ValidateConfig
 from hotloop.families.cnn.presets import PRESETS, values_of_run
 
 FAMILY = "hotloop.families.cnn"
@@ -28,7 +28,7 @@ EPILOG = """Examples:
 docs/cnn.md tells what is computed, and what each configuration is for."""
 
 
-def run_train(config: Train, context: Context) -> Mapping[str, Any]:
+def run_train(config: TrainConfig, context: Context) -> Mapping[str, Any]:
     """Train and validate, or with --plan say what would be done."""
     if config.deterministic:
         os.environ["XLA_FLAGS"] = (
@@ -41,18 +41,16 @@ def run_train(config: Train, context: Context) -> Mapping[str, Any]:
         from hotloop.cli.plan import show_plan
         from hotloop.families.cnn.description import describe_plan
 
-        settings, text = describe_plan(config, context.given, context.configured)
+        job, text = describe_plan(config, context.given, context.configured)
         context.say(text)
-        for line in (*settings.warnings, *settings.notices):
+        for line in (*job.warnings, *job.notices):
             context.warn(line)
-        if settings.plan is None:
-            return {}
-        return show_plan(replace(settings.plan, warnings=()), context)
+        return {} if job.plan is None else show_plan(replace(job.plan, warnings=()), context)
     command = " ".join(["hotloop", *context.argv])
     return train.run(config, context, command, context.given, context.configured)
 
 
-def run_validate(config: Validate, context: Context) -> Mapping[str, Any]:
+def run_validate(config: ValidateConfig, context: Context) -> Mapping[str, Any]:
     """Only validate; random weights only where that is asked for."""
     if config.checkpoint_input_dir is None and not config.random_weights:
         raise OptionError(
@@ -92,7 +90,7 @@ COMMAND = Command(
         Command(
             "train",
             "Train, then validate every checkpoint.",
-            Train,
+            TrainConfig,
             run_train,
             presets=PRESETS,
             epilog=EPILOG,
@@ -100,7 +98,7 @@ COMMAND = Command(
         Command(
             "validate",
             "Validate the checkpoints of a run with the run's own options.",
-            Validate,
+            ValidateConfig,
             run_validate,
             presets=PRESETS,
             run_values=values_of_run,
@@ -119,7 +117,7 @@ COMMAND = Command(
             "import",
             "Take over the weights of a torchvision or timm ResNet.",
             ImportConfig,
-            on_device(f"{FAMILY}.importing"),
+            on_device(f"{FAMILY}.torch_weights"),
         ),
         Command("build-records", "TFRecord shards from folders of images.", BuildConfig, run_build),
         Command("verify", "Count and check a data set.", VerifyConfig, run_verify),

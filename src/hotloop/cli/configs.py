@@ -16,7 +16,7 @@ from hotloop.cli.command import Command, Common
 from hotloop.cli.console import print_json, spell_options_in_errors
 from hotloop.cli.parser import Names
 from hotloop.errors import CheckpointError, OptionError
-from hotloop.options import Option, construct, did_you_mean, options_of, to_jsonable
+from hotloop.options import Option, construct, did_you_mean, options_of, to_jsonable, values_of
 from hotloop.options.declare import show_value
 from hotloop.options.document import LONGEST, Key, parse_document
 from hotloop.options.files import expand_path
@@ -230,10 +230,8 @@ def _is_key(names: Names, key: str) -> bool:
 
 def print_config(resolved: Resolved, path: str) -> None:
     """Every value and where it came from: YAML that can be used as a config file, or one JSON object."""
-    values = {
-        name: getattr(resolved.common if name in SETTABLE else resolved.config, name)
-        for name in resolved.sources
-    }
+    every = {**values_of(resolved.common), **values_of(resolved.config)}
+    values = {name: every[name] for name in resolved.sources}
     if resolved.common.json:
         print_json({"command": path, "config": values, "sources": resolved.sources})
         return

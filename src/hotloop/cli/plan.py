@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from hotloop.cli.command import Command, Context
 from hotloop.engine.plan import EVENTS_GROUP, RUN_GROUP, Batch, Plan, PlanOptions
-from hotloop.families.cnn.job import SAMPLES
+from hotloop.families.cnn.options import DATASET_SIZES
 from hotloop.options import non_negative, option, positive
 
 
@@ -38,7 +38,7 @@ def make_plan(config: PlanConfig) -> Plan:
         accumulation=config.gradient_accumulation_count,
         global_size=config.global_batch_size,
     )
-    samples = SAMPLES[config.dataset].train if config.samples is None else config.samples
+    samples = DATASET_SIZES[config.dataset].train if config.samples is None else config.samples
     return config.make_plan(samples, batch, validations_per_epoch=config.validations_per_epoch)
 
 

@@ -18,9 +18,12 @@ from hotloop.options.declare import (
     folder_name,
     non_negative,
     option,
+    option_table,
     options_of,
     positive,
+    table_option,
     validate,
+    values_of,
 )
 from hotloop.options.params import Params, to_jsonable
 
@@ -38,8 +41,11 @@ __all__ = [
     "folder_name",
     "non_negative",
     "option",
+    "option_table",
     "options_of",
     "positive",
+    "table_option",
     "to_jsonable",
     "validate",
+    "values_of",
 ]

@@ -13,7 +13,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar, get_type_hints
 
 from hotloop.errors import OptionError, did_you_mean
-from hotloop.options.params import to_jsonable
+from hotloop.options.params import Params, to_jsonable
 from hotloop.options.values import Kind, is_none, kind_of, read_value
 
 Check = Callable[[Any], str | None]
@@ -91,6 +91,24 @@ def argument(
     return field(default=default, metadata={METADATA_KEY: texts | rules})
 
 
+def table_option(
+    name: str,
+    annotation: Any,
+    default: Any,
+    help: str,
+    *,
+    group: str | None = None,
+    check: Check | None = None,
+) -> "Option":
+    """An option of an `option_table`, which is no field of its own."""
+    return Option(name, kind_of(annotation), default, help, group=group, check=check)
+
+
+def option_table(*options: "Option") -> Any:
+    """One field for the values of many options, by name: those at their defaults are left out, none are compared."""
+    return field(default=Params(), compare=False, metadata={METADATA_KEY: {"table": options}})
+
+
 @dataclass(frozen=True)
 class Option:
     """One declared field: its name, type and texts, as command line, help and files need them."""
@@ -152,6 +170,9 @@ def options_of(config: type[Any]) -> tuple[Option, ...]:
         if METADATA_KEY not in each.metadata:
             continue
         said = dict(each.metadata[METADATA_KEY])
+        if "table" in said:
+            found += said["table"]
+            continue
         kind = kind_of(hints[each.name])
         choices = said.pop("choices") or kind.choices
         kind = Kind(kind.element, kind.many, kind.optional, tuple(choices))
@@ -172,7 +193,10 @@ def construct(config: type[Config], accepted: Mapping[str, Any]) -> Config:
     for each in options_of(config):
         if each.required and each.name not in accepted:
             raise OptionError(f"{each.spelling} is needed: {each.help}")
-    return config(**accepted)
+    values = dict(accepted)
+    for name, table in _tables(config):
+        values[name] = Params({each.name: values.pop(each.name) for each in table if each.name in values})
+    return config(**values)
 
 
 def validate(config: Any) -> None:
@@ -181,4 +205,30 @@ def validate(config: Any) -> None:
     A path may be text there, a list may stand for a tuple and a dict for Params.
     """
     for each in options_of(type(config)):
-        object.__setattr__(config, each.name, each.accept(getattr(config, each.name)))
+        if hasattr(config, each.name):
+            object.__setattr__(config, each.name, each.accept(getattr(config, each.name)))
+    for name, table in _tables(type(config)):
+        object.__setattr__(config, name, _accept_table(table, getattr(config, name)))
+
+
+def values_of(config: Any) -> dict[str, Any]:
+    """Every option's value by its name, those of tables included."""
+    tabled = {key: value for name, _ in _tables(type(config)) for key, value in getattr(config, name).items()}
+    return {
+        each.name: tabled.get(each.name, getattr(config, each.name, each.default))
+        for each in options_of(type(config))
+    }
+
+
+def _tables(config: type[Any]) -> list[tuple[str, tuple[Option, ...]]]:
+    """Name and options of each field that is a table."""
+    declared = ((each.name, each.metadata.get(METADATA_KEY, {})) for each in fields(config))
+    return [(name, said["table"]) for name, said in declared if "table" in said]
+
+
+def _accept_table(table: tuple[Option, ...], values: Mapping[str, Any]) -> Params:
+    known = {each.name: each for each in table}
+    if foreign := [name for name in values if name not in known]:
+        raise OptionError(f"{show_value(foreign[0])}: no such option{did_you_mean(foreign[0], known)}")
+    accepted = {name: known[name].accept(value) for name, value in values.items()}
+    return Params({name: value for name, value in accepted.items() if value != known[name].default})

@@ -1,20 +1,20 @@
-"""A command line of `hotloop cnn train` up to its settings, for the tests: no device, no data."""
+"""A command line of `hotloop cnn train` up to its job, for the tests: no data, and as many devices as one likes."""
 
 from hotloop.cli.command import Command, Common
 from hotloop.cli.configs import Resolved
 from hotloop.cli.configs import resolve as read
 from hotloop.cli.console import spell_options_in_errors
 from hotloop.cli.parser import scan
-from hotloop.families.cnn.job import SAMPLES, Settings, resolve
-from hotloop.families.cnn.options import Train
+from hotloop.families.cnn.job import Job, resolve
+from hotloop.families.cnn.options import DATASET_SIZES, TrainConfig
 from hotloop.families.cnn.presets import PRESETS
 from hotloop.options import options_of
 
-COMMAND = Command("train", "Train.", Train, presets=PRESETS)
+COMMAND = Command("train", "Train.", TrainConfig, presets=PRESETS)
 
 
 def given(*words: str) -> dict[str, object]:
-    return scan(words, (*options_of(Train), *options_of(Common)))
+    return scan(words, (*options_of(TrainConfig), *options_of(Common)))
 
 
 def typed(*words: str) -> Resolved:
@@ -22,9 +22,14 @@ def typed(*words: str) -> Resolved:
     return read(COMMAND, given(*words))
 
 
-def settings(*words: str, devices: int = 1) -> Settings:
+def job_of(*words: str, devices: int = 1) -> Job:
     """What it means on so many devices."""
     found = typed(*words)
     config, explicit = found.config, frozenset(given(*words))
     with spell_options_in_errors(COMMAND.option_names):
-        return resolve(config, SAMPLES[config.dataset], devices, explicit, found.configured)
+        return resolve(config, DATASET_SIZES[config.dataset], devices, explicit, found.configured)
+
+
+def base_rate(job: Job) -> float:
+    """The highest rate of a schedule that grows with the global batch, warm-up aside."""
+    return float(job.config.lr_schedule_params["initial_learning_rate"]) * job.batch.global_

@@ -70,11 +70,10 @@ def test_every_norm_of_a_resnet_is_folded_and_no_other():
 
 
 def test_a_convolution_that_something_else_reads_keeps_its_kernel():
-    placed = build("cifar_resnet8", SHAPE, 10).placed
-    conv, norm = placed[0], placed[1]
-    assert set(_foldable_norms(SimpleNamespace(placed=(conv, norm)))) == {norm.name}
-    other = SimpleNamespace(name="other", piece=None, inputs=(conv.name,))
-    assert _foldable_norms(SimpleNamespace(placed=(conv, norm, other))) == {}
+    conv, norm = build("cifar_resnet8", SHAPE, 10).nodes[:2]
+    assert set(_foldable_norms(SimpleNamespace(nodes=(conv, norm)))) == {norm.name}
+    other = SimpleNamespace(name="other", layer=None, inputs=(conv.name,))
+    assert _foldable_norms(SimpleNamespace(nodes=(conv, norm, other))) == {}
 
 
 def test_bfloat16_is_no_further_from_the_exact_logits_than_without_folding():

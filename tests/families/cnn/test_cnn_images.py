@@ -21,10 +21,10 @@ from hotloop.families.cnn.photographs import (
     generator_for,
     grid_of_crop,
     grid_of_middle,
-    in_bytes,
-    in_floats,
     interpolate,
     random_crop,
+    resample_bytes,
+    resample_floats,
     training_image,
 )
 from hotloop.families.cnn.sources import PhotoFeed, evaluation_batches, open_store
@@ -177,7 +177,7 @@ def test_bytes_are_the_floats_truncated(crop, mirrored):
     image = picture(90, 70, 1)
     cut = image.crop((crop.left, crop.top, crop.left + crop.width, crop.top + crop.height))
     sample = grid_of_crop(Rectangle(0, 0, crop.width, crop.height), 32)
-    floats, found = (resize(cut, sample, 32, mirrored) for resize in (in_floats, in_bytes))
+    floats, found = (resize(cut, sample, 32, mirrored) for resize in (resample_floats, resample_bytes))
     assert found.dtype == np.uint8
     # A float that is a whole number but for its rounding may be truncated either way.
     error = floats - found
@@ -189,7 +189,7 @@ def test_bytes_are_the_floats_truncated(crop, mirrored):
 def test_a_mirrored_photograph_is_the_mirrored_photograph():
     photo = EncodedImage(encoded(90, 70, 1), 0, "here")
     plain, mirrored = (
-        training_image(photo, Fixed(flip), 24, in_floats, reduced=False) for flip in (False, True)
+        training_image(photo, Fixed(flip), 24, resample_floats, reduced=False) for flip in (False, True)
     )
     np.testing.assert_array_equal(plain[:, ::-1], mirrored)
     assert np.abs(plain - mirrored).max() > 5
@@ -212,7 +212,7 @@ def test_reduced_decoding_reads_the_same_places():
     photo = EncodedImage(encoded(400, 320, 3), 0, "here")
     for number in range(6):
         plain, reduced = (
-            training_image(photo, generator_for(0, 0, number), 32, in_floats, reduced=reduced)
+            training_image(photo, generator_for(0, 0, number), 32, resample_floats, reduced=reduced)
             for reduced in (False, True)
         )
         # The grain is averaged away, the picture stays where it is: a shift by one pixel would cost about 1.
@@ -224,7 +224,7 @@ def test_reduced_decoding_reads_the_same_places():
 
 def test_evaluation_is_the_resized_middle():
     photo = EncodedImage(encoded(100, 60, 4), 0, "here")
-    found = evaluation_image(photo, 28, in_floats)  # a short side of 32: 53 x 32, from (12, 2) on
+    found = evaluation_image(photo, 28, resample_floats)  # a short side of 32: 53 x 32, from (12, 2) on
     from hotloop.data.jpeg import decode
 
     resized = bilinear_all(decode(photo.encoded), 53, 32)

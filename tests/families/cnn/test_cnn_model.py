@@ -4,27 +4,27 @@ Most of it is shown with a norm and a product on tiny images, which compile in a
 made of the same pieces is told by their own tests, and one of them is updated here, too.
 """
 
-from dataclasses import replace
+from copy import copy
+from dataclasses import fields
 from functools import cache, cached_property
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cnn_words import settings
+from cnn_words import job_of
 
 from hotloop.engine.batch import Batch
 from hotloop.engine.checkpoint import Checkpoints
-from hotloop.engine.device import replica_mesh
 from hotloop.engine.feed import Resident
 from hotloop.engine.keys import seed_key
 from hotloop.engine.loop import Program, copy_state
 from hotloop.families.cnn import images, model
-from hotloop.families.cnn.job import DatasetSize
-from hotloop.families.cnn.model import Job
+from hotloop.families.cnn.job import Job
 from hotloop.families.cnn.models import INPUT, NetworkBuilder
 from hotloop.families.cnn.network import Network
 from hotloop.families.cnn.network_layers import Flatten, Logits
+from hotloop.families.cnn.options import DatasetSize
 from hotloop.families.cnn.sources import SyntheticImages
 from hotloop.options import Params
 
@@ -41,11 +41,11 @@ class Flat(Network):
     """A norm of the image, and a dense layer: every kind of parameter, and statistics that can be seen by hand."""
 
     @cached_property
-    def placed(self):
-        drawing = NetworkBuilder(self.shape, self.norm, 1e-5)
-        x = drawing.add("flatten", Flatten(), drawing.norm("bn_0", INPUT))
-        drawing.add("dense", Logits(self.classes), x)
-        return tuple(drawing.placed)
+    def nodes(self):
+        builder = NetworkBuilder(self.shape, self.norm, 1e-5)
+        x = builder.add("flatten", Flatten(), builder.norm("bn_0", INPUT))
+        builder.add("dense", Logits(self.classes), x)
+        return tuple(builder.nodes)
 
 
 class Small(Job):
@@ -53,20 +53,23 @@ class Small(Job):
 
     @cached_property
     def network(self):
-        samples = self.settings.samples
-        return Flat("flat", samples.shape, samples.classes, self.settings.norm)
+        return Flat("flat", self.size.shape, self.size.classes, self.norm)
 
 
-def named(*words, split=(BATCH, 1, 1), **changes):
-    """A job by its command line, whose batch is split as (micro, replicas, accumulation)."""
-    chosen = settings(*words, "--micro-batch-size", str(BATCH))
-    batch = Batch(*split)
-    return Job(replace(chosen, batch=batch, asked=batch, **changes))
+def named(*words, split=(BATCH, 1, 1), kind=Job, size=None, repeated=False, **changes):
+    """A job by its command line, whose batch is split as (micro, replicas, accumulation); changes are not checked."""
+    found = job_of(*words, "--micro-batch-size", str(BATCH))
+    config, batch = copy(found.config), Batch(*split)
+    for name, value in changes.items():
+        object.__setattr__(config, name, value)
+    changed = {"config": config, "batch": batch, "asked": batch, "size": size or found.size}
+    known = {each.name: getattr(found, each.name) for each in fields(Job)}
+    return kind(**known | changed | {"repeated": repeated})
 
 
 def small(*words, **changes):
     """The same with the small network, for images of 4 x 4 with three channels."""
-    return Small(replace(named(*words, **changes).settings, samples=DatasetSize(24, 8, (4, 4, 3), 10)))
+    return named(*words, kind=Small, size=DatasetSize(24, 8, (4, 4, 3), 10), **changes)
 
 
 def begun(job):
@@ -93,18 +96,18 @@ def begun(job):
 
 def samples(job, seed=0):
     """A global batch."""
-    draws, (shape, classes) = np.random.default_rng(seed), job.settings.samples[2:]
-    count = job.settings.batch.global_
+    draws, (shape, classes) = np.random.default_rng(seed), job.size[2:]
+    count = job.batch.global_
     pixels = draws.integers(0, 256, (count, *shape)).astype(np.uint8)
     return {"image": pixels, "label": draws.integers(0, classes, count).astype(np.int32)}
 
 
 @cache
 def compiled(job):
-    count = job.settings.batch.replicas
+    count = job.batch.replicas
     if count > len(jax.devices()):
         pytest.skip(f"{count} devices")
-    return jax.jit(model.update(job, replica_mesh(count) if count > 1 else None), compiler_options=QUICK)
+    return jax.jit(model.update(job), compiler_options=QUICK)
 
 
 def updated(job, batch=None, state=None):
@@ -134,7 +137,7 @@ def all_moved(one, other, least):
 class Line:
     """One weight: logits (0, w x) of an image's only pixel, so that dloss/dw = (p(w x) - label) x by hand."""
 
-    placed = ()
+    nodes = ()
 
     def init(self, key):
         return {"line": {"kernel": jnp.zeros(())}}, {}
@@ -151,7 +154,7 @@ class OneWeight(Job):
 
 
 def one_weight(*words, **changes):
-    return OneWeight(replace(named(*words, **changes).settings, samples=DatasetSize(24, 8, (1, 1, 1), 2)))
+    return named(*words, kind=OneWeight, size=DatasetSize(24, 8, (1, 1, 1), 2), **changes)
 
 
 LINE = {
@@ -182,7 +185,7 @@ def test_a_weight_moves_as_by_hand_for_every_split_of_its_batch(split):
 
 
 def test_gradients_of_16_bits_do_not_overflow_when_replicas_add_them_up():
-    job = one_weight(*FLOAT16, split=(1, 4, 1), auto_loss_scale=True)
+    job = one_weight(*FLOAT16, split=(1, 4, 1), auto_loss_scaling=True)
     white = {"image": np.full((4, 1, 1, 1), 255, np.uint8), "label": np.ones(4, np.int32)}
     # Each gradient is -1/2 times this factor, as large as float16 bears; the four together would be infinite.
     scale = job.scale.init()._replace(scale=np.float32(2.0**16))
@@ -245,7 +248,7 @@ def test_loss_scaling_by_a_power_of_two_changes_no_bit():
 
 
 def test_automatic_scaling_skips_what_is_not_finite_and_keeps_every_bit():
-    job = small(*FLOAT16, auto_loss_scale=True, optimizer_params=Params(momentum=0.9))
+    job = small(*FLOAT16, auto_loss_scaling=True, optimizer_params=Params(momentum=0.9))
     state = begun(job)
     big, fine = (state["scale"]._replace(scale=np.float32(scale)) for scale in (2.0**24, 2.0**8))
     skipped, figures = updated(job, state={**state, "scale": big})
@@ -260,7 +263,7 @@ def test_automatic_scaling_skips_what_is_not_finite_and_keeps_every_bit():
 
 
 def test_recomputation_gives_the_same_update():
-    plain, again = small(*DIGITS), small(*DIGITS, splits=("flatten", "dense"), recomputation=True)
+    plain, again = small(*DIGITS), small(*DIGITS, pipeline_splits=("flatten", "dense"), recomputation=True)
     traced = str(jax.make_jaxpr(model.update(again))(begun(again), samples(again), KEY))
     assert traced.count("remat2[") + traced.count("checkpoint[") >= 3  # a stage each
     (one, figures), (other, other_figures) = updated(plain), updated(again)
@@ -327,7 +330,7 @@ def test_weights_and_optimiser_have_the_precisions_type_and_statistics_are_float
 
 
 def test_made_up_images_give_every_micro_batch_the_same_and_are_not_cropped():
-    job = Small(small(*FLOAT32, split=(4, 1, 3)).settings, repeated=True)
+    job = small(*FLOAT32, split=(4, 1, 3), repeated=True)
     batch = {name: values[:4] for name, values in samples(job).items()}
     state, figures = updated(job, batch)
     x = images.standardise(batch["image"]).reshape(-1, 3).astype(float)
@@ -343,9 +346,9 @@ def test_every_replica_and_part_gets_its_share_of_the_same_made_up_batch(on_devi
     for split in ((30, 1, 8), (30, 4, 2), (30, 2, 4)):
         if split[1] > len(jax.devices()):
             pytest.skip(f"{split[1]} devices")
-        chosen = small(*FLOAT32, split=split).settings
+        job = small(*FLOAT32, split=split)
         source = SyntheticImages(DatasetSize(1000, 8, (4, 4, 3), 10), seed=3, on_device=on_device)
-        feed = source.feed(chosen, replica_mesh(split[1]) if split[1] > 1 else None)
+        feed = source.feed(job)
         batch = jax.device_get(feed.batch(feed.arguments(0, 1), jnp.int32(0)))
         parts = [values.reshape(split[1], -1, *values.shape[1:]) for values in batch.values()]
         assert len({leaf.shape[1] for leaf in parts}) == 1
@@ -372,10 +375,9 @@ def test_made_up_images_are_the_same_for_every_split_of_a_global_batch(on_device
     for split in splits:
         if split[1] > len(jax.devices()):
             pytest.skip(f"{split[1]} devices")
-        job = Small(small(*FLOAT32, *words, split=split).settings, repeated=on_device)
-        mesh = replica_mesh(split[1]) if split[1] > 1 else None
+        job = small(*FLOAT32, *words, split=split, repeated=on_device)
         source = SyntheticImages(DatasetSize(1000, 8, (4, 4, 3), 10), seed=3, on_device=on_device)
-        program = Program(model.update(job, mesh), source.feed(job.settings, mesh), 1, KEY)
+        program = Program(model.update(job), source.feed(job), 1, KEY)
         state, metrics = program(copy_state(begun(job)), 0, 1)
         found.append(jax.device_get((state["params"], metrics["loss"])))
     for other in found[1:]:

@@ -10,7 +10,8 @@ import pytest
 
 from hotloop.errors import OptionError
 from hotloop.families.cnn.description import layer_table
-from hotloop.families.cnn.network import MODELS, NormChoice, build, flops_per_image
+from hotloop.families.cnn.network import NormChoice, build
+from hotloop.families.cnn.options import MODELS
 from hotloop.layers.paths import force_path
 from hotloop.layers.pools import max_pool
 
@@ -150,7 +151,7 @@ def test_other_images_go_into_every_topology(model, shape, layer, wanted):
 
 def test_scales_start_from_zero_only_in_bottlenecks_without_projection():
     def zeros(model):
-        values = {placed.name: placed.piece.values((1, 1, 4)) for placed in build(model, IMAGENET, 10).placed}
+        values = {node.name: node.layer.parameters((1, 1, 4)) for node in build(model, IMAGENET, 10).nodes}
         return [name for name, leaves in values.items() if "scale" in leaves and leaves["scale"].scale == 0]
 
     blocks = [
@@ -171,7 +172,7 @@ def test_block_kernels_are_truncated_normals_of_variance_one_over_fan_in(resnet2
 
 def test_stems_for_imagenet_and_dense_layers_start_from_glorot_uniform_values(resnet20):
     network = build("resnet50", IMAGENET, 10)
-    start = network.values(network.placed[0])["kernel"]
+    start = network.parameters(network.nodes[0])["kernel"]
     assert (start.kind, start.scale) == ("uniform", pytest.approx((6 / (49 * (3 + 64))) ** 0.5))
     kernel, limit = np.asarray(resnet20["fc_layer"]["kernel"]), (6 / (64 + 10)) ** 0.5
     assert np.abs(kernel).max() == pytest.approx(limit, rel=2e-2) and np.abs(kernel).max() <= limit
@@ -217,7 +218,7 @@ def test_statistics_of_the_batch_come_back_from_training_and_serve_in_evaluation
 def test_half_precision_networks_keep_logits_and_statistics_in_float32(resnet8, trained, dtype):
     network, params, statistics = resnet8
     half, images = jax.tree.map(lambda leaf: leaf.astype(dtype), (params, jnp.asarray(trained[0])))
-    last = len(network.placed) - 1
+    last = len(network.nodes) - 1
     features, _ = jax.eval_shape(
         lambda *a: network.run(*a, 0, last, train=True), half, {}, {"images": images}
     )
@@ -230,7 +231,7 @@ def test_half_precision_networks_keep_logits_and_statistics_in_float32(resnet8, 
 def test_a_network_cut_at_layers_gives_the_same_logits(resnet8, trained):
     network, params, statistics = resnet8
     cuts = ("conv1_relu", "conv3_block1_layer1_bn", "conv3_block1_post_addition_relu", "fc_layer")
-    places = [0, *map(network.position, cuts), len(network.placed)]
+    places = [0, *map(network.position, cuts), len(network.nodes)]
 
     def in_parts(params, images):
         values, batch = {"images": images}, {}
@@ -258,8 +259,8 @@ def test_stages_may_begin_where_one_value_crosses():
 def test_group_norm_by_groups_and_by_channels():
     by_groups = build("cifar_resnet8", CIFAR, 10, NormChoice("group", groups=4))
     by_channels = build("cifar_resnet8", CIFAR, 10, NormChoice("group", channels_per_group=4))
-    assert [p.piece.groups for p in by_groups.placed if p.piece.kind == "group norm"] == [4] * 7
-    assert [p.piece.groups for p in by_channels.placed if p.piece.kind == "group norm"] == [
+    assert [node.layer.groups for node in by_groups.nodes if node.layer.kind == "group norm"] == [4] * 7
+    assert [node.layer.groups for node in by_channels.nodes if node.layer.kind == "group norm"] == [
         4,
         4,
         4,
@@ -408,9 +409,9 @@ def test_networks_are_static_arguments():
 
 
 def test_the_cost_of_a_network_is_two_for_each_multiply_add():
-    assert flops_per_image(build("resnet50", IMAGENET, 1000)) == pytest.approx(8.178e9, rel=1e-4)
+    assert build("resnet50", IMAGENET, 1000).flops == pytest.approx(8.178e9, rel=1e-4)
     toy = 2 * (30 * 30 * 4 * 27 + 6 * 6 * 8 * 4 + 8 * 10)
-    assert flops_per_image(build("toy_model", CIFAR, 10)) == toy
+    assert build("toy_model", CIFAR, 10).flops == toy
 
 
 def test_the_table_lists_every_layer_and_where_a_stage_may_begin():
@@ -426,9 +427,9 @@ def test_the_table_lists_every_layer_and_where_a_stage_may_begin():
 
 
 def test_option_a_shortcut_takes_every_second_pixel_and_appends_zero_channels():
-    placed = {p.name: p for p in build("cifar_resnet8", (5, 4, 1), 2).placed}["conv3_block1_shortcut"]
+    node = {node.name: node for node in build("cifar_resnet8", (5, 4, 1), 2).nodes}["conv3_block1_shortcut"]
     x = GENERATOR.normal(size=(2, 5, 4, 16)).astype(np.float32)
-    y = placed.piece({}, jnp.asarray(x))
-    assert y.shape == (2, *placed.shape)
+    y = node.layer({}, jnp.asarray(x))
+    assert y.shape == (2, *node.shape)
     np.testing.assert_array_equal(y[..., :16], x[:, ::2, ::2])
     assert not y[..., 16:].any()

@@ -5,14 +5,16 @@ import sys
 from fractions import Fraction
 
 import pytest
-from cnn_words import settings, typed
+from cnn_words import base_rate, job_of, typed
 
+from hotloop.engine import precision
+from hotloop.engine.loss_scale import AutoScale, StaticScale
 from hotloop.errors import DeviceError, HotloopError, OptionError, PlanError
-from hotloop.families.cnn import network
-from hotloop.families.cnn.job import SAMPLES, resolve
-from hotloop.families.cnn.norms import NormChoice
-from hotloop.families.cnn.options import MODELS, NO_EFFECT, Train, check_model
-from hotloop.options import Params, build, options_of
+from hotloop.families.cnn.job import resolve
+from hotloop.families.cnn.models import NormChoice
+from hotloop.families.cnn.network import build as build_network
+from hotloop.families.cnn.options import DATASET_SIZES, MODELS, WITHOUT_EFFECT, TrainConfig, check_model
+from hotloop.options import Params, build, options_of, to_jsonable, values_of
 
 DEFAULTS = {
     "on_demand": True,
@@ -102,12 +104,16 @@ OWN = {
     "top_k": 5,
     "expect": "",
 }
+DECAY = "{initial_learning_rate: 0.1, epochs_to_total_decay: 3}"
+LARS = "{momentum: 0, weight_decay: 0, eeta: 0.001, epsilon: 0}"
+AUTO = "--auto-loss-scaling"
+PLAIN_SGD = f"{AUTO}: goes with sgd without momentum at a constant rate, not with "
 SPLITS = ["conv2_block2_out", "conv3_block1_out", "conv4_block2_out"]
 
 
 def error(*words, devices=1):
     with pytest.raises(HotloopError) as caught:
-        settings(*words, devices=devices)
+        job_of(*words, devices=devices)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -117,15 +123,15 @@ def error(*words, devices=1):
 
 def test_every_option_has_the_old_name_and_default():
     assert len(DEFAULTS) == 73 - 2  # --config and --config-path belong to every command
-    found = {each.name: getattr(Train(), each.name) for each in options_of(Train)}
+    found = values_of(TrainConfig())
     for name in ("dataset_path", "results_dir"):
         found[name] = str(found[name])
     assert found == DEFAULTS | OWN
 
 
 def test_a_config_can_be_hashed_and_every_option_says_something():
-    assert hash(build(Train, {"optimizer_params": {"momentum": 0.9}})) != hash(Train())
-    assert all(each.help.endswith(".") and each.group for each in options_of(Train))
+    assert hash(build(TrainConfig, {"optimizer_params": {"momentum": 0.9}})) != hash(TrainConfig())
+    assert all(each.help.endswith(".") and each.group for each in options_of(TrainConfig))
 
 
 @pytest.mark.parametrize(
@@ -168,19 +174,18 @@ def test_old_keys_in_a_file_are_read_prefixes_too(tmp_path):
     assert (config.model_name, config.micro_batch_size, config.precision) == ("resnet18", 4, "16.32")
 
 
-def test_options_and_settings_wait_for_no_array_library():
+def test_options_wait_for_no_array_library():
     code = (
-        "import sys, hotloop.families.cnn.presets, hotloop.families.cnn.job as s; s.resolve(s.Train(), "
-        "s.SAMPLES['mnist'], 1); sys.exit(any(name in sys.modules for name in ('jax', 'numpy', 'yaml')))"
+        "import sys; from hotloop.families.cnn import command_options, options, presets; options.TrainConfig(); "
+        "sys.exit(any(name in sys.modules for name in ('jax', 'numpy', 'yaml')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_the_models_here_are_those_that_can_be_built():
-    assert set(MODELS) == set(network.MODELS)
-    for name in ("cifar_resnet110", "cifar_resnet1202"):
+    for name in (*MODELS, "cifar_resnet110", "cifar_resnet1202"):
         assert check_model(name) is None
-        assert network.cifar_layers(name)
+        assert build_network(name, (32, 32, 3), 10).layers
     for name in ("cifar_resnet2", "cifar_resnet9", "cifar_resnet08", "resnet51", ""):
         assert "must be one of resnet18" in check_model(name)
 
@@ -311,7 +316,35 @@ def test_the_models_here_are_those_that_can_be_built():
         ("--top-k 11", "--top-k 11: cifar10 has only 10 classes"),
         ("--label-smoothing 1.5", "--label-smoothing 1.5: must be between 0 and 1"),
         ("--loss-scaling -1", "--loss-scaling -1: must be at least 0"),
+        ("--loss-scaling nan", "--loss-scaling nan: must be at least 0 and finite"),
+        ("--lr-schedule-params {initial_learning_rate: nan}", "--lr-schedule-params"),
+        ("--seed -1", "--seed -1: must be between 0 and"),
+        ("--target-accuracy 75.9", "--target-accuracy 75.9: must be between 0 and 1"),
+        ("--validation-micro-batch-size 0", "--validation-micro-batch-size 0: must be at least 1"),
         ("--auto-loss-scaling --loss-scaling 128", "--auto-loss-scaling and --loss-scaling 128: only one"),
+        (f"{AUTO} --optimizer lars --optimizer-params {LARS}", f"{PLAIN_SGD}--optimizer lars, eeta in"),
+        (f"{AUTO} --optimizer-params {{momentum: 0.9}}", f"{PLAIN_SGD}momentum 0.9 in --optimizer-params"),
+        (f"{AUTO} --optimizer-params {{momentum: 0, eeta: 1}}", f"{PLAIN_SGD}eeta in --optimizer-params"),
+        (
+            f"{AUTO} --optimizer-params {{momentum: 0, epsilon: 1}}",
+            f"{PLAIN_SGD}epsilon in --optimizer-params",
+        ),
+        (f"{AUTO} --optimizer-params {{momentum: 0, weight_decay: 1}}", f"{PLAIN_SGD}weight_decay in --opt"),
+        (f"{AUTO} --lr-schedule cosine --lr-schedule-params {DECAY}", f"{PLAIN_SGD}--lr-schedule cosine"),
+        (f"{AUTO} --lr-schedule-params {DECAY}", f"{PLAIN_SGD}epochs_to_total_decay in --lr-schedule-params"),
+        (
+            f"{AUTO} --lr-schedule-params {{initial_learning_rate: 1, power: 2}}",
+            f"{PLAIN_SGD}power in --lr-schedule-params",
+        ),
+        (
+            f"{AUTO} --lr-warmup-params {{warmup_mode: mask, warmup_epochs: 1}}",
+            f"{PLAIN_SGD}--lr-warmup-params",
+        ),
+        ("--num-replicas 2", "--num-replicas 2: there is 1 device; ask for at most 1, or "),
+        (
+            "--config resnet50_8k_bn_pipeline --strict-devices",
+            "--strict-devices: 4 replicas x 4 devices for 4 stages need 16 devices and there is 1 device",
+        ),
     ],
 )
 def test_what_cannot_work_is_one_line_that_names_the_option(words, message):
@@ -330,35 +363,14 @@ def _cut(words):
     return ["".join(piece) for piece in pieces]
 
 
-DECAY = "{initial_learning_rate: 0.1, epochs_to_total_decay: 3}"
-LARS = "{momentum: 0, weight_decay: 0, eeta: 0.001, epsilon: 0}"
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (["--optimizer", "lars", "--optimizer-params", LARS], "--optimizer lars"),
-        (["--optimizer-params", "{momentum: 0.9}"], "momentum 0.9 in --optimizer-params"),
-        (["--optimizer-params", "{momentum: 0, eeta: 1}"], "eeta in --optimizer-params"),
-        (["--optimizer-params", "{momentum: 0, epsilon: 1}"], "epsilon in --optimizer-params"),
-        (["--optimizer-params", "{momentum: 0, weight_decay: 1}"], "weight_decay in --optimizer-params"),
-        (["--lr-schedule", "cosine", "--lr-schedule-params", DECAY], "--lr-schedule cosine"),
-        (["--lr-schedule-params", DECAY], "epochs_to_total_decay in --lr-schedule-params"),
-        (["--lr-schedule-params", "{initial_learning_rate: 1, power: 2}"], "power in --lr-schedule-params"),
-        (["--lr-warmup-params", "{warmup_mode: mask, warmup_epochs: 1}"], "--lr-warmup-params"),
-    ],
-)
-def test_automatic_loss_scaling_is_for_plain_sgd_at_a_constant_rate(words, named):
-    said = error("--auto-loss-scaling", *words)
-    assert said.startswith("--auto-loss-scaling: goes with sgd without momentum at a constant rate")
-    assert named in said
-    assert settings("--auto-loss-scaling").auto_loss_scale
+def test_automatic_loss_scaling_goes_with_the_defaults():
+    assert job_of("--auto-loss-scaling").scale == AutoScale()
 
 
 def test_errors_are_value_errors_that_a_program_can_tell_apart():
     for words, kind in (("--recomputation", OptionError), ("--logs-per-epoch 1/2", PlanError)):
         with pytest.raises(kind) as caught:
-            settings(*words.split())
+            job_of(*words.split())
         assert isinstance(caught.value, ValueError)
 
 
@@ -366,13 +378,13 @@ def test_errors_are_value_errors_that_a_program_can_tell_apart():
 
 
 def test_an_accumulation_on_the_command_line_replaces_a_configurations_global_batch():
-    made = settings("--config", "resnet50_8k_bn_pipeline", "--gradient-accumulation", "2", devices=4)
+    made = job_of("--config", "resnet50_8k_bn_pipeline", "--gradient-accumulation", "2", devices=4)
     assert made.asked.as_dict() == {"micro": 16, "replicas": 4, "accumulation": 2, "global": 128}
     assert "--global-batch-size 8192 of the configuration is replaced" in made.notices
 
 
 def test_a_global_batch_on_the_command_line_replaces_a_configurations_accumulation():
-    made = settings("--config", "resnet8_test", "--global-batch-size", "64")
+    made = job_of("--config", "resnet8_test", "--global-batch-size", "64")
     assert (made.asked.accumulation, made.batch.global_) == (8, 64)
     assert "--gradient-accumulation-count 1 of the configuration is replaced" in made.notices
 
@@ -385,33 +397,33 @@ def test_both_in_one_file_are_one_too_many(tmp_path):
 
 def test_missing_replicas_become_accumulation_and_stages_merge_in_one_notice():
     words = ("--config", "resnet50_16ipus_8k_bn_pipeline")
-    made = settings(*words, devices=1)
+    made = job_of(*words, devices=1)
     assert made.batch.as_dict() == {"micro": 16, "replicas": 1, "accumulation": 512, "global": 8192}
-    assert (made.asked.replicas, made.base_rate, made.plan.updates_per_epoch) == (4, 1.0, 156)
+    assert (made.asked.replicas, base_rate(made), made.plan.updates_per_epoch) == (4, 1.0, 156)
     said = [notice for notice in made.notices if "stages merge" in notice]
     assert said == [
         "4 replicas x 4 devices for 4 stages on 1 device: 4 stages merge into one; 4 replicas become 1 with "
         "accumulation 512 instead of 128; the global batch 8192 and the learning rate stay"
     ]
-    assert settings(*words, devices=3).batch.as_dict()["replicas"] == 2
-    assert settings(*words, devices=16).batch == made.asked
+    assert job_of(*words, devices=3).batch.as_dict()["replicas"] == 2
+    assert job_of(*words, devices=16).batch == made.asked
 
 
 def test_a_configuration_that_fits_says_nothing():
-    made = settings("--config", "cifar_resnet20", devices=8)
+    made = job_of("--config", "cifar_resnet20", devices=8)
     assert (made.notices, made.warnings, made.batch) == ((), (), made.asked)
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3, 5, 7, 8, 16, 64])
 @pytest.mark.parametrize("name", ["resnet50_mlperf", "resnet8_bn", "resnet50_mlperf_lars"])
 def test_the_global_batch_stays_on_any_number_of_devices(name, devices):
-    made = settings("--config", name, devices=devices)
+    made = job_of("--config", name, devices=devices)
     assert made.batch.global_ == made.asked.global_
     assert made.batch.replicas <= min(devices, made.asked.replicas)
 
 
 def test_replicas_that_share_statistics_become_one_of_a_larger_micro_batch():
-    made = settings("--config", "resnet50_mlperf_bs16", devices=16)
+    made = job_of("--config", "resnet50_mlperf_bs16", devices=16)
     assert made.batch.as_dict() == {"micro": 32, "replicas": 8, "accumulation": 9, "global": 2304}
     assert "2 replicas that share statistics become a micro-batch of 32" in made.notices[0]
 
@@ -423,27 +435,24 @@ def test_strict_devices_stops_what_would_be_merged():
     )
     assert "stages run merged on one device" in error(*words, devices=16)
     with pytest.raises(DeviceError):
-        settings("--config", "resnet8_bn", "--strict-devices", devices=15)
-    assert settings("--config", "resnet8_bn", "--strict-devices", devices=16).batch.replicas == 16
+        job_of("--config", "resnet8_bn", "--strict-devices", devices=15)
+    assert job_of("--config", "resnet8_bn", "--strict-devices", devices=16).batch.replicas == 16
 
 
 def test_replicas_asked_for_on_the_command_line_must_be_there():
-    assert error("--num-replicas", "2").startswith(
-        "--num-replicas 2: there is 1 device; ask for at most 1, or "
-    )
     assert "there are 3 devices" in error("--config", "resnet8_bn", "--num-replicas", "4", devices=3)
-    assert settings("--num-replicas", "2", devices=2).batch.replicas == 2
-    assert resolve(Train(num_replicas=2), SAMPLES["cifar10"], 1).batch.accumulation == 2
+    assert job_of("--num-replicas", "2", devices=2).batch.replicas == 2
+    assert resolve(TrainConfig(num_replicas=2), DATASET_SIZES["cifar10"], 1).batch.accumulation == 2
 
 
 def test_replicas_become_accumulation_where_the_command_line_says_that_devices_need_not_suffice():
-    made = settings("--num-replicas", "16", "--strict-devices", "False", "--micro-batch-size", "8")
+    made = job_of("--num-replicas", "16", "--strict-devices", "False", "--micro-batch-size", "8")
     assert made.batch.as_dict() == {"micro": 8, "replicas": 1, "accumulation": 16, "global": 128}
     assert "16 replicas become 1 with accumulation 16 instead of 1" in made.notices[0]
 
 
 def test_a_global_batch_that_does_not_divide_is_rounded_with_a_warning():
-    made = settings("--micro-batch-size", "3", "--num-replicas", "2", "--global-batch-size", "10", devices=2)
+    made = job_of("--micro-batch-size", "3", "--num-replicas", "2", "--global-batch-size", "10", devices=2)
     assert (made.batch.accumulation, made.batch.global_) == (2, 12)
     assert [warning for warning in made.warnings if "global_size=10" in warning] == [made.warnings[0]]
 
@@ -474,7 +483,7 @@ README += (
     ],
 )
 def test_the_old_programs_examples_make_the_calls_they_promise(logs, calls, updates, lines, warned):
-    plan = settings(*README, logs).plan
+    plan = job_of(*README, logs).plan
     assert (plan.calls, plan.updates_per_call, len(plan.updates("log"))) == (calls, updates, lines)
     assert len(plan.warnings) == bool(warned) and all(warned in warning for warning in plan.warnings)
 
@@ -492,21 +501,21 @@ def test_the_old_programs_examples_make_the_calls_they_promise(logs, calls, upda
     ],
 )
 def test_checkpoints_fall_where_they_are_asked_for(words, saved):
-    plan = settings(*words.split(), "--micro-batch-size", "1000").plan
+    plan = job_of(*words.split(), "--micro-batch-size", "1000").plan
     assert [update / plan.updates_per_epoch for update in plan.updates("checkpoint")] == saved
 
 
 def test_updates_an_epoch_can_be_replaced():
     words = "--config resnet50_16ipus_8k_bn_pipeline --synthetic-data ipu --num-epochs 1 --validation False"
-    made = settings(*words.split(), "--weight-updates-per-epoch", "2")
+    made = job_of(*words.split(), "--weight-updates-per-epoch", "2")
     assert (made.plan.total_updates, made.plan.updates_per_call, made.validation) == (2, 2, None)
 
 
 def test_without_training_there_is_no_plan_and_no_training_sample_needed():
-    empty = SAMPLES["cifar10"]._replace(train=0)
-    assert resolve(Train(training=False), empty, 1).plan is None
+    empty = DATASET_SIZES["cifar10"]._replace(train=0)
+    assert resolve(TrainConfig(training=False), empty, 1).plan is None
     with pytest.raises(PlanError):
-        resolve(Train(), empty, 1)
+        resolve(TrainConfig(), empty, 1)
 
 
 @pytest.mark.parametrize(
@@ -518,55 +527,69 @@ def test_without_training_there_is_no_plan_and_no_training_sample_needed():
     ],
 )
 def test_what_is_turned_off_is_a_warning(words, warning):
-    (said,) = settings(*words.split()).warnings
+    (said,) = job_of(*words.split()).warnings
     assert warning in said
 
 
 def test_deterministic_runs_do_not_shuffle():
-    assert settings().shuffle
-    assert not settings("--deterministic").shuffle
-    assert settings("--deterministic", "--shuffle", "False").warnings == ()
+    assert job_of().shuffled
+    assert not job_of("--deterministic").shuffled
+    assert job_of("--deterministic", "--shuffle", "False").warnings == ()
 
 
 def test_pipelined_validation_without_stages_is_as_if_not_asked_for():
-    assert settings("--pipeline-validation-model").validation == settings().validation
+    assert job_of("--pipeline-validation-model").validation == job_of().validation
 
 
 def test_options_without_effect_are_named_in_one_notice():
     words = "--conv-dithering --prefetch-depth 3 --min-remote-tensor-size 128 --seed 1"
-    assert settings(*words.split()).notices == (
+    assert job_of(*words.split()).notices == (
         "without effect here: --conv-dithering, --min-remote-tensor-size, --prefetch-depth",
     )
-    assert settings("--stable-norm", "False").notices == ("without effect here: --stable-norm",)
-    assert settings("--seed", "1").notices == ()
-    assert len(NO_EFFECT) == 17
+    assert job_of("--stable-norm", "False").notices == ("without effect here: --stable-norm",)
+    assert job_of("--seed", "1").notices == ()
+    assert len(WITHOUT_EFFECT) == 17
 
 
 @pytest.mark.parametrize("schedule", ["Grouped", "Sequential"])
 def test_what_a_configuration_has_is_named_even_where_it_is_the_default(schedule, tmp_path):
     file = tmp_path / "own.yml"
     file.write_text(f"pipeline_schedule: {schedule}\non_demand: true\nseed: 1\n")
-    (notice,) = settings("--config-path", str(file)).notices
+    (notice,) = job_of("--config-path", str(file)).notices
     assert notice == "without effect here: --pipeline-schedule, --on-demand"
-    (notice,) = [
-        line for line in settings("--config", "resnet50_16k_bn_pipeline").notices if "effect" in line
-    ]
+    (notice,) = [line for line in job_of("--config", "resnet50_16k_bn_pipeline").notices if "effect" in line]
     assert "--pipeline-schedule" in notice
 
 
 @pytest.mark.parametrize("words", ["--pipeline-schedule Grouped", "--pipeline-schedule Sequential"])
 def test_the_order_of_merged_stages_is_among_the_options_without_effect(words):
-    assert settings(*words.split()).notices == ("without effect here: --pipeline-schedule",)
+    assert job_of(*words.split()).notices == ("without effect here: --pipeline-schedule",)
 
 
 def test_the_order_of_stages_is_named_where_a_configuration_has_it():
-    (*_, notice) = settings("--config", "resnet50_mlperf").notices
+    (*_, notice) = job_of("--config", "resnet50_mlperf").notices
     assert notice.startswith("without effect here: --pipeline-schedule, ")
 
 
-def test_settings_can_be_hashed_and_notices_do_not_make_a_difference():
-    assert settings("--conv-dithering") == settings()
-    assert hash(settings("--config", "resnet50_mlperf_lars")) != hash(settings("--config", "resnet50_mlperf"))
+def test_jobs_can_be_hashed_and_options_without_effect_do_not_make_a_difference():
+    assert job_of("--conv-dithering") == job_of() and hash(job_of("--conv-dithering")) == hash(job_of())
+    assert hash(job_of("--config", "resnet50_mlperf_lars")) != hash(job_of("--config", "resnet50_mlperf"))
+
+
+def test_options_without_effect_are_checked_and_written_back_like_others():
+    given = {"available_memory_proportion": [10], "nanoo": "true", "prefetch_depth": 1, "seed": 3}
+    config = build(TrainConfig, given)
+    assert config.without_effect == {"available_memory_proportion": (10.0,), "nanoo": True}
+    found = values_of(config)
+    assert [found[name] for name in ("available_memory_proportion", "nanoo", "prefetch_depth", "seed")] == [
+        (10.0,), True, 1, 3,
+    ]  # fmt: skip
+    assert build(TrainConfig, to_jsonable(found)) == config
+    assert TrainConfig(without_effect={"nanoo": "yes"}).without_effect == {"nanoo": True}
+    with pytest.raises(OptionError, match="prefetch_dept: no such option; did you mean prefetch_depth"):
+        TrainConfig(without_effect={"prefetch_dept": 2})
+    with pytest.raises(OptionError, match="--prefetch-depth 0: must be at least 1"):
+        TrainConfig(without_effect={"prefetch_depth": 0})
 
 
 @pytest.mark.parametrize(
@@ -581,22 +604,19 @@ def test_settings_can_be_hashed_and_notices_do_not_make_a_difference():
     ],
 )
 def test_the_norm_keeps_the_momentum_it_is_given(text, expected):
-    assert settings("--norm-layer", text).norm == expected
+    assert job_of("--norm-layer", text).norm == expected
 
 
-def test_numbers_reach_the_settings():
-    words = "--loss-scaling 128 --stochastic-rounding replica-identical --label-smoothing 0.1"
-    made = settings(*words.split())
-    assert (made.loss_scale, made.stochastic_rounding, made.smoothing) == (128, True, 0.1)
-    made = settings("--stochastic-rounding", "OFF", "--half", "float16")
-    assert (made.loss_scale, made.stochastic_rounding, made.smoothing, made.half) == (
-        1,
-        False,
-        None,
-        "float16",
-    )
+def test_numbers_reach_the_job():
+    words = "--loss-scaling 128 --stochastic-rounding replica-identical --half-partials"
+    made = job_of(*words.split())
+    assert made.scale == StaticScale(128)
+    assert made.policy == precision.parse("16.16", stochastic_rounding=True, half_partials=True)
+    made = job_of("--stochastic-rounding", "OFF", "--half", "float16")
+    assert made.scale == StaticScale(1.0)
+    assert made.policy == precision.parse("16.16", "float16", stochastic_rounding=False)
 
 
 def test_stepped_rates_do_not_grow_with_the_batch():
     steps = ("--lr-schedule", "stepped", "--lr-schedule-params", "{boundaries: [1], values: [0.1, 0.01]}")
-    assert settings(*steps, "--micro-batch-size", "8").base_rate == 0.1
+    assert float(job_of(*steps, "--micro-batch-size", "8").rate(0)) == pytest.approx(0.1)

@@ -15,7 +15,6 @@ from hotloop.families.cnn.model import (
     add_statistics,
     count_values,
     finish_statistics,
-    merge_statistics,
     move_statistics,
     start_statistics,
 )
@@ -73,8 +72,7 @@ def test_micro_batches_of_any_size_have_the_statistics_of_the_undivided_batch(ac
 def test_any_split_over_replicas_has_the_statistics_of_the_undivided_batch(split):
     x = drawn(1)
     with jax.enable_x64(True):
-        for merged in (merge_statistics(parts_of(x, *split)), streamed(parts_of(x, *split), "spread")):
-            close(merged, x.mean(0), x.var(0))
+        close(streamed(parts_of(x, *split), "spread"), x.mean(0), x.var(0))
 
 
 def seeds_rule(x: np.ndarray, accumulation: int, copies: int) -> tuple[np.ndarray, np.ndarray]:
@@ -93,10 +91,10 @@ def test_the_seeds_rule_leaves_out_the_spread_between_micro_batches_alone(split)
     values = TOTAL // accumulation
     old = {"bn": {"mean": np.zeros(CHANNELS), "variance": np.ones(CHANNELS)}}
     with jax.enable_x64(True):
-        for merged in (merge_statistics(parts_of(x, *split), "seed"), streamed(parts_of(x, *split), "seed")):
-            close(merged, mean, unbiased * (values - 1) / values)
-            close(move_statistics(old, merged, 0.9, {"bn": values}), 0.1 * mean, 0.9 + 0.1 * unbiased)
-            assert np.allclose(merged["bn"]["variance"], x.var(0)) == (accumulation == 1)
+        merged = streamed(parts_of(x, *split), "seed")
+        close(merged, mean, unbiased * (values - 1) / values)
+        close(move_statistics(old, merged, 0.9, {"bn": values}), 0.1 * mean, 0.9 + 0.1 * unbiased)
+        assert np.allclose(merged["bn"]["variance"], x.var(0)) == (accumulation == 1)
 
 
 @pytest.mark.parametrize("offset", [0.0, 1000.0])
@@ -105,8 +103,7 @@ def test_float32_keeps_its_digits_where_means_are_far_from_zero(offset):
     parts = parts_of(x, 64, 1, np.float32)
     # The means of the parts are themselves rounded, to 6e-5 at 1000; E[x^2] - E[x]^2 would be wrong by 0.06.
     tolerance = 2e-6 if offset == 0 else 2e-4
-    for result in (merge_statistics(parts), streamed(parts, "spread")):
-        close(result, x.mean(0), x.var(0), tolerance)
+    close(streamed(parts, "spread"), x.mean(0), x.var(0), tolerance)
 
 
 @pytest.mark.skipif(jax.device_count() < 4, reason="needs four devices")
@@ -126,7 +123,7 @@ def test_statistics_move_once_with_the_unbiased_variance():
     old = {"bn": {"mean": np.full(CHANNELS, 2.0), "variance": np.full(CHANNELS, 3.0)}}
     x = drawn(5)
     with jax.enable_x64(True):
-        new = move_statistics(old, merge_statistics(parts_of(x, 4, 2)), 0.97, {"bn": TOTAL})
+        new = move_statistics(old, {"bn": {"mean": x.mean(0), "variance": x.var(0)}}, 0.97, {"bn": TOTAL})
     close(new, 0.97 * 2 + 0.03 * x.mean(0), 0.97 * 3 + 0.03 * x.var(0, ddof=1))
 
 
@@ -134,7 +131,11 @@ def test_a_single_value_has_the_variance_zero_and_no_division_by_zero():
     x = drawn(6, values=1)
     old = {"bn": {"mean": np.zeros(CHANNELS), "variance": np.ones(CHANNELS)}}
     with jax.enable_x64(True):
-        close(move_statistics(old, merge_statistics(parts_of(x, 1, 1)), 0.5, {"bn": 1}), 0.5 * x.mean(0), 0.5)
+        close(
+            move_statistics(old, {"bn": {"mean": x.mean(0), "variance": x.var(0)}}, 0.5, {"bn": 1}),
+            0.5 * x.mean(0),
+            0.5,
+        )
 
 
 def test_counts_are_the_samples_of_an_update_times_the_positions_of_a_layer():
@@ -152,7 +153,6 @@ def test_a_network_without_batch_norm_has_nothing_to_merge():
     found = count_values(network, Batch(micro=8))
     assert (
         found
-        == merge_statistics({})
         == finish_statistics(add_statistics(start_statistics({}), {}))
         == move_statistics({}, {}, 0.9, found)
         == {}

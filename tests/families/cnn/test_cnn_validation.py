@@ -1,28 +1,29 @@
 """Validation: every image once whatever the batch, checkpoints in the order of epochs, and which is the best."""
 
+from dataclasses import fields
 from functools import cached_property
 
 import jax
 import numpy as np
 import pytest
-from cnn_words import settings, typed
+from cnn_words import job_of, typed
 
 from hotloop.data.dataset import Dataset, LabelledImages
 from hotloop.engine.batch import plan_evaluation
 from hotloop.engine.run import Run, read_events
 from hotloop.errors import CheckpointError, DataError
 from hotloop.families.cnn import model, saved
-from hotloop.families.cnn.job import DatasetSize
-from hotloop.families.cnn.model import Job
+from hotloop.families.cnn.job import Job
 from hotloop.families.cnn.models import INPUT, NetworkBuilder
 from hotloop.families.cnn.network import Network, NormChoice, build
 from hotloop.families.cnn.network_layers import Flatten, Logits
+from hotloop.families.cnn.options import DatasetSize
 from hotloop.families.cnn.sources import ResidentImages, StreamedPhotographs, SyntheticImages
 from hotloop.families.cnn.validation import (
     ValidatedStep,
     choose_best,
     sweep_figures,
-    validate_all,
+    validate_steps,
     validation_figures,
 )
 from listener import Listener
@@ -34,12 +35,11 @@ class Flat(Network):
     """A norm by its moving statistics, and a dense layer."""
 
     @cached_property
-    def placed(self):
-        drawing = NetworkBuilder(self.shape, self.norm, 0.0)
-        drawing.add(
-            "dense", Logits(self.classes), drawing.add("flatten", Flatten(), drawing.norm("bn", INPUT))
-        )
-        return tuple(drawing.placed)
+    def nodes(self):
+        builder = NetworkBuilder(self.shape, self.norm, 0.0)
+        x = builder.add("flatten", Flatten(), builder.norm("bn", INPUT))
+        builder.add("dense", Logits(self.classes), x)
+        return tuple(builder.nodes)
 
 
 class Tiny(Job):
@@ -76,8 +76,9 @@ def digits():
 @pytest.mark.parametrize("batch", [1, 64, 43, 46, 125, 1000])
 def test_every_image_counts_once_whatever_the_batch(digits, batch):
     source, state, ranks, loss = digits
-    job = Tiny(settings("--dataset", "mnist", "--precision", "32.32"))
-    found = validation_figures(source.evaluation(model.evaluate(job, TOP), batch)(state), TOP)
+    found = job_of("--dataset", "mnist", "--precision", "32.32", "--top-k", str(TOP))
+    job = Tiny(**{each.name: getattr(found, each.name) for each in fields(Job)})
+    found = validation_figures(source.evaluation(model.evaluate(job), batch)(state), TOP)
     assert found["samples"] == IMAGES
     assert found["validation_accuracy"] == (ranks == 0).sum() / IMAGES
     assert found[f"validation_top_{TOP}"] == (ranks < TOP).sum() / IMAGES
@@ -123,7 +124,7 @@ def test_photographs_are_counted_once_in_any_batch_and_decoded_again_for_every_c
     image_folder(tmp_path, parts)
     words = ("--dataset", "imagenet", "--dataset-path", str(tmp_path), "--training", "False")
     source = StreamedPhotographs(typed(*words).config, Listener(), seed=0)
-    assert source.samples.validation == 5
+    assert source.size.validation == 5
 
     def fn(state, batch):
         return {"second": batch["label"] == 1, "bright": state * batch["image"].mean((1, 2, 3))}
@@ -180,7 +181,7 @@ def test_a_sweep_maximises_the_last_accuracy_reached_early():
 def test_checkpoints_are_validated_in_the_order_of_epochs_and_told_as_they_come(tmp_path):
     with Run.create(tmp_path, {}, command="test", environment={}) as record:
         rows = list(
-            validate_all(
+            validate_steps(
                 [18, 6, 12], lambda step: step, lambda state: {"validation_accuracy": state / 20}, 6, record
             )
         )
@@ -200,8 +201,10 @@ def test_checkpoints_are_validated_in_the_order_of_epochs_and_told_as_they_come(
 def test_what_a_folder_of_checkpoints_belongs_to_is_read_back(network, tmp_path):
     about = saved.SavedNetwork(network, "cifar100", "16.32", "float16", 781.0)
     about.write(tmp_path / "run" / "checkpoints")
-    assert saved.read_saved_network(saved.checkpoints_in(tmp_path / "run")) == about
-    assert saved.checkpoints_in(tmp_path / "run" / "checkpoints") == tmp_path / "run" / "checkpoints"
+    folder = tmp_path / "run" / "checkpoints"
+    for path in (tmp_path / "run", folder):
+        assert saved.checkpoints_at(path).folder == folder
+    assert saved.read_saved_network(folder) == about
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"network": 3}', "an unknown model"])

@@ -12,7 +12,7 @@ from hotloop.errors import OptionError
 from hotloop.options import did_you_mean
 
 if TYPE_CHECKING:
-    from hotloop.families.cnn.options import Train
+    from hotloop.families.cnn.options import TrainConfig
 
 NORMS = {
     "batch_norm": ("momentum",),
@@ -24,7 +24,7 @@ ADAPTIVE_KEYS = ("eeta", "epsilon", "weight_decay")
 DECAY_KEYS = ("epochs_to_total_decay", "end_learning_rate_ratio", "power", "boundaries", "values")
 
 
-def check_options(config: "Train") -> None:
+def check_options(config: "TrainConfig") -> None:
     """Everything in this file."""
     _pipeline(config)
     _memory(config)
@@ -41,7 +41,7 @@ def check_options(config: "Train") -> None:
         )
 
 
-def _pipeline(config: "Train") -> None:
+def _pipeline(config: "TrainConfig") -> None:
     if config.recomputation and not config.pipeline_splits:
         raise OptionError("--recomputation: goes stage by stage, so it needs --pipeline-splits")
     mapping, stages = config.device_mapping, len(config.pipeline_splits) + 1
@@ -56,8 +56,11 @@ def _pipeline(config: "Train") -> None:
         raise OptionError(f"{given}: must use every device from 0 to {max(mapping)}")
 
 
-def _memory(config: "Train") -> None:
-    count, stages = len(config.available_memory_proportion), len(config.pipeline_splits) + 1
+def _memory(config: "TrainConfig") -> None:
+    count, stages = (
+        len(config.without_effect.get("available_memory_proportion", ())),
+        len(config.pipeline_splits) + 1,
+    )
     if count <= 1 or (count == 2 * stages and stages > 1):
         return
     if stages == 1:
@@ -70,7 +73,7 @@ def _memory(config: "Train") -> None:
     )
 
 
-def _shared_statistics(config: "Train") -> None:
+def _shared_statistics(config: "TrainConfig") -> None:
     group = config.dbn_replica_group_size
     if group == 1:
         return
@@ -86,12 +89,13 @@ def _shared_statistics(config: "Train") -> None:
         )
 
 
-def _preprocessing(config: "Train") -> None:
+def _preprocessing(config: "TrainConfig") -> None:
     if config.accelerator_side_preprocess:
         return
-    for name in ("eight_bit_transfer", "fused_preprocessing"):
-        if getattr(config, name):
-            raise OptionError(f"--{name.replace('_', '-')}: needs --accelerator-side-preprocess")
+    if config.eight_bit_transfer:
+        raise OptionError("--eight-bit-transfer: needs --accelerator-side-preprocess")
+    if config.without_effect.get("fused_preprocessing"):
+        raise OptionError("--fused-preprocessing: needs --accelerator-side-preprocess")
 
 
 def check_norm(norm: Mapping[str, Any]) -> None:
@@ -124,7 +128,7 @@ def _check_norm_value(key: str, value: Any) -> None:
         raise OptionError(f"--norm-layer: {key} {value}: {reason}")
 
 
-def _automatic_scaling(config: "Train") -> None:
+def _automatic_scaling(config: "TrainConfig") -> None:
     """The old program's rule: automatic scaling goes with plain sgd at a constant rate, and with nothing else."""
     if not config.auto_loss_scaling:
         return

@@ -1,6 +1,6 @@
-"""The options of `hotloop cnn describe`, `predict` and `import`. It imports neither jax nor numpy.
+"""The options of `hotloop cnn`'s other commands: describe, predict, import, build-records, verify, data-benchmark.
 
-The options of `hotloop cnn build-records`, `verify` and `data-benchmark`. It imports neither jax nor numpy.
+It imports neither jax nor numpy.
 """
 
 from dataclasses import dataclass
@@ -11,13 +11,16 @@ from hotloop.errors import OptionError
 from hotloop.families.cnn.options import check_model, parse_synthetic
 from hotloop.options import argument, non_negative, option, positive, validate
 
+DatasetName = Literal["imagenet", "cifar10", "cifar100", "mnist"]
+_WORKERS = "Processes that work at the same time; none: one for each processor."
+
 
 @dataclass(frozen=True)
 class DescribeConfig:
     """Which network to show."""
 
     model: str = argument("A model: resnet50, cifar_resnet20, toy_model, ...", check=check_model)
-    dataset: Literal["imagenet", "cifar10", "cifar100", "mnist"] | None = option(
+    dataset: DatasetName | None = option(
         None, "Images it is for; left out, imagenet for resnets, else cifar10."
     )
 
@@ -49,10 +52,6 @@ class ImportConfig:
 
     def __post_init__(self) -> None:
         validate(self)
-
-
-DatasetName = Literal["imagenet", "cifar10", "cifar100", "mnist"]
-_WORKERS = "Processes that work at the same time; none: one for each processor."
 
 
 @dataclass(frozen=True)

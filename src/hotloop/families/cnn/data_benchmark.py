@@ -25,7 +25,7 @@ from hotloop.engine.progress import Console
 from hotloop.errors import DataError
 from hotloop.families.cnn.command_options import BenchmarkConfig
 from hotloop.families.cnn.images import augment, crop_and_flip, draw_crops_on_host, is_cifar, preprocess
-from hotloop.families.cnn.job import SAMPLES
+from hotloop.families.cnn.options import DATASET_SIZES
 from hotloop.families.cnn.sources import PhotoBatches, count_workers, evaluation_batches, open_store
 from hotloop.families.cnn.workers import HostBatch, PhotoReader, Workers
 from hotloop.rehearsal import begin_work
@@ -99,7 +99,7 @@ def _type(config: BenchmarkConfig) -> Any:
 
 def _synthetic_batches(config: BenchmarkConfig) -> Iterator[HostBatch]:
     """One made-up image and label over and over: grey levels around 127 with a spread of 60, cut at two spreads."""
-    noise = np.random.default_rng(config.seed).standard_normal(SAMPLES[config.dataset].shape)
+    noise = np.random.default_rng(config.seed).standard_normal(DATASET_SIZES[config.dataset].shape)
     image = np.clip(127 + 60 * np.clip(noise, -2, 2), 0, 255).astype(np.uint8)
     size = config.micro_batch_size
     for _ in range(config.batches_per_epoch or max(1, 4096 // size)):
@@ -112,12 +112,12 @@ def _photograph_pipeline(config: BenchmarkConfig, console: Console) -> Iterator[
     training = config.split == "train"
     store = open_store(config.dataset_path, "train" if training else "validation")
     workers = count_workers(config.pipeline_num_parallel)
-    reading = PhotoReader(
+    reader = PhotoReader(
         store, training, config.seed, eight_bit=config.eight_bit_transfer, skip_corrupt=config.skip_corrupt
     )
     size = config.micro_batch_size
     order = Order(len(store), size, config.seed, "drop") if training else None
-    with Workers(reading, workers, config.workers, console.warn) as decoding:
+    with Workers(reader, workers, config.workers, console.warn) as decoding:
 
         def batches(number: int) -> Iterator[HostBatch]:
             if order is None:

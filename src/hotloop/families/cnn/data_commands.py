@@ -26,11 +26,11 @@ from hotloop.engine.device import usable_cores
 from hotloop.engine.progress import Console
 from hotloop.errors import DataError
 from hotloop.families.cnn.command_options import BuildConfig, VerifyConfig
-from hotloop.families.cnn.job import SAMPLES
+from hotloop.families.cnn.options import DATASET_SIZES
 from hotloop.families.cnn.sources import open_store
 from hotloop.rehearsal import begin_work
 
-IMAGENET = SAMPLES["imagenet"]._asdict()
+IMAGENET = DATASET_SIZES["imagenet"]._asdict()
 MOST_TOLD = 1000
 """Faults that are told one by one."""
 _PARTS: tuple[Part, ...] = ("train", "validation")

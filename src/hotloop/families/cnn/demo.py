@@ -1,22 +1,22 @@
-"""A glimpse of the family for `hotloop demo`: a small ResNet learns drawn digits, validated after every call."""
+"""The family in `hotloop demo`: a small ResNet learns drawn digits, validated after every call."""
 
 import time
 from typing import Any
 
 from hotloop.data.dataset import Dataset, LabelledImages
 from hotloop.data.stand_ins import draw_digits
-from hotloop.engine.keys import seed_key, stream
+from hotloop.engine.keys import stream
 from hotloop.engine.loop import Program, copy_state
 from hotloop.families.cnn import model
 from hotloop.families.cnn.job import resolve
-from hotloop.families.cnn.options import Train
+from hotloop.families.cnn.options import TrainConfig
 from hotloop.families.cnn.sources import ResidentImages
 from hotloop.families.cnn.validation import validation_figures
 from hotloop.options import Params
 
-TRAIN, TEST, TOP = 3_200, 500, 5
+TRAIN, TEST = 3_200, 500
 BATCH, PER_CALL, CALLS = 32, 25, 6
-RECIPE = Train(
+RECIPE = TrainConfig(
     model_name="cifar_resnet8",
     dataset="mnist",
     micro_batch_size=BATCH,
@@ -31,17 +31,14 @@ RECIPE = Train(
 def demo_run(calls: int = CALLS) -> dict[str, Any]:
     """Accuracy in training and on digits not seen, call by call, and images a second."""
     images, labels = draw_digits(TRAIN + TEST, 0)
-    train, test = (
-        LabelledImages(images[:TRAIN], labels[:TRAIN]),
-        LabelledImages(images[TRAIN:], labels[TRAIN:]),
-    )
+    train = LabelledImages(images[:TRAIN], labels[:TRAIN])
+    test = LabelledImages(images[TRAIN:], labels[TRAIN:])
     source = ResidentImages(Dataset(name="digits", source="drawn", train=train, test=test, classes=10))
-    settings = resolve(RECIPE, source.samples, 1)
-    job = model.Job(settings)
-    program = Program(model.update(job), source.feed(settings, None), PER_CALL, seed_key(0))
-    state = copy_state(model.init(job, stream(seed_key(0), "init", 0)))
+    job = resolve(RECIPE, source.size, 1)
+    program = Program(model.update(job), source.feed(job), PER_CALL, job.key)
+    state = copy_state(model.init(job, stream(job.key, "init", 0)))
     program.compile(state, PER_CALL)
-    evaluation = source.evaluation(model.evaluate(job, TOP), TEST)
+    evaluation = source.evaluation(model.evaluate(job), TEST)
     training, validation, seconds = [], [], []
     for call in range(calls):
         began = time.perf_counter()
@@ -49,7 +46,7 @@ def demo_run(calls: int = CALLS) -> dict[str, Any]:
         metrics.wait()
         seconds.append(time.perf_counter() - began)
         training.append(float(metrics["training_accuracy"].mean()))
-        validation.append(validation_figures(evaluation(state), TOP)["validation_accuracy"])
+        validation.append(validation_figures(evaluation(state), RECIPE.top_k)["validation_accuracy"])
     return {
         "model": RECIPE.model_name,
         "training": training,

@@ -3,7 +3,7 @@
 All of it takes whole batches of uint8 images and gives float32 (cast it to the compute type afterwards). The same
 lines run on numpy arrays on the host and on jax arrays on the device; standardising counts in integers first, so that
 both give the same bits on a CPU. Padding is black in either place. How ImageNet's photographs are cropped is in
-`crops`.
+`photographs`.
 """
 
 from typing import Any

@@ -1,44 +1,189 @@
-"""Batches of `hotloop cnn train`: what is asked for, and how it is placed on the devices that there are.
+"""`Job`: a training as it will be on this data and these devices; `resolve` makes it of the options.
 
-More replicas or stages than devices are no error: replicas become accumulation and stages merge, so that the
-global batch, and with it every update, stays what it was. Whole numbers only, no jax.
-
-`resolve`: from what was asked for to what will run, on this data and these devices; numbers and names only.
+A job is made before anything is compiled, so that a run which cannot work says so at once, and every warning and
+notice comes before the first update. More replicas or stages than devices are no error: replicas become accumulation
+and stages merge, so that the global batch, and with it every update, stays what it was.
 """
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import cached_property
 
+import jax
+from jax import Array
+from jax.sharding import Mesh
+
+from hotloop.engine import optim, precision, schedules
 from hotloop.engine.batch import Batch, EvaluationBatches, plan_evaluation
+from hotloop.engine.device import platform, replica_mesh
+from hotloop.engine.keys import seed_key
+from hotloop.engine.loss_scale import AutoScale, StaticScale
 from hotloop.engine.optim_keys import check_optimiser
 from hotloop.engine.plan import Plan
 from hotloop.errors import DeviceError, OptionError
 from hotloop.families.cnn.checks import check_splits
-from hotloop.families.cnn.norms import NormChoice
-from hotloop.families.cnn.options import NO_EFFECT, Train
+from hotloop.families.cnn.models import NormChoice, Variant
+from hotloop.families.cnn.network import Network, build
+from hotloop.families.cnn.options import WITHOUT_EFFECT, DatasetSize, TrainConfig
 from hotloop.options import Params
 
 BATCH_OPTIONS = ("gradient_accumulation_count", "global_batch_size")
+MOMENTUM = {"batch_norm": 0.99, "custom_batch_norm": 0.97}
+"""Momentum of running statistics where --norm-layer has none: each the old program's."""
 
 
-def count_stages(config: Train) -> int:
-    """Stages that the splits make."""
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """All that the training program is built from; hashable."""
+
+    config: TrainConfig
+    size: DatasetSize
+    asked: Batch
+    """The batch of the configuration, which rates go by."""
+    batch: Batch
+    """The same samples on the devices that there are."""
+    plan: Plan | None
+    """None without a training phase."""
+    validation: EvaluationBatches | None
+    """None without a validation phase."""
+    repeated: bool = False
+    """Whether every micro-batch of an update is the same one."""
+    variant: Variant = "keras"
+    warnings: tuple[str, ...] = field(default=(), compare=False)
+    notices: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def norm(self) -> NormChoice:
+        return read_norm(self.config.norm_layer)
+
+    @cached_property
+    def network(self) -> Network:
+        return build(self.config.model_name, self.size.shape, self.size.classes, self.norm, self.variant)
+
+    @cached_property
+    def policy(self) -> precision.Policy:
+        """The types to compute and to keep weights in."""
+        return precision.parse(
+            self.config.precision,
+            self.config.half,
+            stochastic_rounding=self.config.stochastic_rounding != "OFF",
+            half_partials=self.config.half_partials,
+        )
+
+    @cached_property
+    def optimiser(self) -> optim.Transformation:
+        config = self.config
+        exclude = optim.exclude_norms_and_biases if config.exclude_norms_and_biases else optim.exclude_nothing
+        return optim.make(
+            config.optimizer,
+            config.optimizer_params,
+            weight_decay=config.weight_decay,
+            l2=config.l2_regularization,
+            global_batch_size=self.asked.global_,
+            exclude=exclude,
+        )
+
+    @cached_property
+    def rate(self) -> Callable[[Array | int], Array]:
+        """The learning rate of an update."""
+        assert self.plan is not None
+        return schedules.learning_rate(
+            self.config.lr_schedule,
+            self.config.lr_schedule_params,
+            global_batch_size=self.asked.global_,
+            updates_per_epoch=int(self.plan.updates_per_epoch),
+            warmup=self.config.lr_warmup_params,
+            staircase=self.config.lr_staircase,
+        )
+
+    @property
+    def scale(self) -> StaticScale | AutoScale:
+        """The loss scaling."""
+        return AutoScale() if self.config.auto_loss_scaling else StaticScale(self.config.loss_scaling or 1.0)
+
+    @cached_property
+    def mesh(self) -> Mesh | None:
+        """The devices of several replicas; None for one."""
+        replicas = self.batch.replicas
+        return replica_mesh(replicas, platform()) if replicas > 1 else None
+
+    @property
+    def key(self) -> Array:
+        """The run's key."""
+        return seed_key(self.config.seed or 0)
+
+    @property
+    def shuffled(self) -> bool:
+        return self.config.shuffle and not self.config.deterministic
+
+
+def resolve(
+    config: TrainConfig,
+    size: DatasetSize,
+    devices: int | None = None,
+    explicit: Set[str] = frozenset(),
+    configured: Set[str] = frozenset(),
+    *,
+    repeated: bool = False,
+) -> Job:
+    """The job on so many devices (None: on those that there are).
+
+    `explicit` holds the names of options from the command line itself, `configured` of those that a configuration has.
+    """
+    devices = len(jax.devices(platform())) if devices is None else devices
+    asked = requested_batch(config, explicit)
+    check_optimiser(config.optimizer, config.optimizer_params, global_batch_size=asked.global_)
+    if config.pipeline_splits:
+        network = build(config.model_name, size.shape, size.classes, read_norm(config.norm_layer))
+        check_splits(config.pipeline_splits, [layer.name for layer in network.layers], config.model_name)
+    if config.top_k > size.classes:
+        raise OptionError(f"--top-k {config.top_k}: {config.dataset} has only {size.classes} classes")
+    _check_devices(config, devices, explicit)
+    batch = place_batch(config, asked, devices)
+    plan = config.make_plan(size.train, batch) if config.training else None
+    notices = (
+        _placement_notice(config, asked, batch, devices),
+        _replacement_notice(config, explicit),
+        _no_effect_notice(config, explicit | configured),
+    )
+    return Job(
+        config=config,
+        size=size,
+        asked=asked,
+        batch=batch,
+        plan=plan,
+        validation=plan_evaluation(size.validation, validation_size(config)) if config.validation else None,
+        repeated=repeated,
+        warnings=(*_warnings(config), *(asked.warnings if plan else ()), *(plan.warnings if plan else ())),
+        notices=tuple(filter(None, notices)),
+    )
+
+
+def read_norm(params: Params) -> NormChoice:
+    """--norm-layer as the network takes it."""
+    if params["name"] == "group_norm":
+        return NormChoice(
+            "group", groups=params.get("num_groups"), channels_per_group=params.get("channels_per_group")
+        )
+    return NormChoice("batch", momentum=float(params.get("momentum", MOMENTUM[params["name"]])))
+
+
+def count_stages(config: TrainConfig) -> int:
     return len(config.pipeline_splits) + 1
 
 
-def devices_per_replica(config: Train) -> int:
+def devices_per_replica(config: TrainConfig) -> int:
     """Devices over which the stages of one replica were meant to spread."""
     return count_stages(config) if config.device_mapping is None else max(config.device_mapping) + 1
 
 
-def requested_batch(config: Train, explicit: Set[str] = frozenset()) -> Batch:
+def requested_batch(config: TrainConfig, explicit: Set[str] = frozenset()) -> Batch:
     """The batch as the options have it; of accumulation and global size the one on the command line counts.
 
     Without that, both are one too many: a PlanError.
     """
     values = {name: getattr(config, name) for name in BATCH_OPTIONS}
-    if replaced := replaced_option(config, explicit):
+    if replaced := _replaced_option(config, explicit):
         values[replaced] = None
     return Batch.of(
         config.micro_batch_size,
@@ -48,7 +193,7 @@ def requested_batch(config: Train, explicit: Set[str] = frozenset()) -> Batch:
     )
 
 
-def replaced_option(config: Train, explicit: Set[str]) -> str | None:
+def _replaced_option(config: TrainConfig, explicit: Set[str]) -> str | None:
     """Which of accumulation and global size a configuration has and the command line replaces by the other."""
     given = [name for name in BATCH_OPTIONS if getattr(config, name) is not None]
     kept = [name for name in given if name in explicit]
@@ -57,27 +202,17 @@ def replaced_option(config: Train, explicit: Set[str]) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
-class PlacedBatch:
-    """A batch on real devices, and the line that tells how it differs from the one asked for (or none)."""
-
-    batch: Batch
-    notice: str = ""
-
-
-def place_batch(config: Train, batch: Batch, devices: int, explicit: Set[str] = frozenset()) -> PlacedBatch:
+def place_batch(config: TrainConfig, batch: Batch, devices: int) -> Batch:
     """The same global batch on at most `devices` replicas, each of which holds all stages."""
-    _check_devices(config, devices, explicit)
     group = config.dbn_replica_group_size
     units = batch.replicas // group * batch.accumulation
     # Replicas that share statistics are one replica with a larger micro-batch, sample for sample.
     most = min(devices, batch.replicas // group)
     replicas = next(count for count in range(most, 0, -1) if units % count == 0)
-    placed = Batch(batch.micro * group, replicas, units // replicas)
-    return PlacedBatch(placed, _placement_notice(config, batch, placed, devices))
+    return Batch(batch.micro * group, replicas, units // replicas)
 
 
-def _check_devices(config: Train, devices: int, explicit: Set[str]) -> None:
+def _check_devices(config: TrainConfig, devices: int, explicit: Set[str]) -> None:
     there = "there is 1 device" if devices == 1 else f"there are {devices} devices"
     # Who says that devices need not suffice gets accumulation for the replicas of a command line, too.
     must_suffice = "num_replicas" in explicit and "strict_devices" not in explicit
@@ -101,190 +236,45 @@ def _check_devices(config: Train, devices: int, explicit: Set[str]) -> None:
         )
 
 
-def _wish(config: Train) -> str:
+def _wish(config: TrainConfig) -> str:
     per_replica = devices_per_replica(config)
     spread = f" x {per_replica} devices for {count_stages(config)} stages" if per_replica > 1 else ""
     return f"{config.num_replicas} replicas{spread}"
 
 
-def _placement_notice(config: Train, batch: Batch, placed: Batch, devices: int) -> str:
+def _placement_notice(config: TrainConfig, asked: Batch, placed: Batch, devices: int) -> str:
     changes = []
     if devices_per_replica(config) > 1:
         changes.append(f"{count_stages(config)} stages merge into one")
     if (group := config.dbn_replica_group_size) > 1:
         changes.append(f"{group} replicas that share statistics become a micro-batch of {placed.micro}")
-    if placed.replicas < batch.replicas // group:
+    if placed.replicas < asked.replicas // group:
         changes.append(
-            f"{batch.replicas // group} replicas become {placed.replicas} with accumulation {placed.accumulation} "
-            f"instead of {batch.accumulation}"
+            f"{asked.replicas // group} replicas become {placed.replicas} with accumulation {placed.accumulation} "
+            f"instead of {asked.accumulation}"
         )
         if config.statistics_rule == "seed":
             changes.append("--statistics-rule seed then leaves out what lies between their means")
     if not changes:
         return ""
     on = f"{devices} device{'s' if devices > 1 else ''}"
-    return f"{_wish(config)} on {on}: {'; '.join(changes)}; the global batch {batch.global_} and the learning rate stay"
+    return f"{_wish(config)} on {on}: {'; '.join(changes)}; the global batch {asked.global_} and the learning rate stay"
 
 
-def validation_size(config: Train) -> int:
-    """Samples of one validation batch over all replicas, as the old program counted them."""
-    piped = config.pipeline_validation_model and bool(config.pipeline_splits)
-    replicas = config.num_replicas if piped else config.num_replicas * devices_per_replica(config)
-    return (
-        (config.validation_micro_batch_size or config.micro_batch_size)
-        * (config.validation_num_replicas or replicas)
-        * (2 * count_stages(config) if piped else 1)
-    )
+def _replacement_notice(config: TrainConfig, explicit: Set[str]) -> str:
+    if replaced := _replaced_option(config, explicit):
+        return f"{_spell(replaced)} {getattr(config, replaced)} of the configuration is replaced"
+    return ""
 
 
-MOMENTUM = {"batch_norm": 0.99, "custom_batch_norm": 0.97}
-"""Momentum of running statistics where --norm-layer has none: each the old program's."""
+def _no_effect_notice(config: TrainConfig, asked_for: Set[str]) -> str:
+    given = [
+        each.spelling for each in WITHOUT_EFFECT if each.name in asked_for | config.without_effect.keys()
+    ]
+    return f"without effect here: {', '.join(given)}" if given else ""
 
 
-class DatasetSize(NamedTuple):
-    """What must be known of a data set."""
-
-    train: int
-    validation: int
-    shape: tuple[int, int, int]
-    classes: int
-
-
-SAMPLES = {
-    "imagenet": DatasetSize(1_281_167, 50_000, (224, 224, 3), 1000),
-    "cifar10": DatasetSize(50_000, 10_000, (32, 32, 3), 10),
-    "cifar100": DatasetSize(50_000, 10_000, (32, 32, 3), 100),
-    "mnist": DatasetSize(60_000, 10_000, (28, 28, 1), 10),
-}
-"""--dataset -> what its complete files hold; synthetic data have the same sizes."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """A run as it will be; hashable. `asked` is the batch of the configuration, `batch` the one that runs."""
-
-    model: str
-    dataset: str
-    samples: DatasetSize
-    norm: NormChoice
-    statistics_rule: str
-    splits: tuple[str, ...]
-    recomputation: bool
-    asked: Batch
-    batch: Batch
-    validation: EvaluationBatches | None
-    """None without a validation phase."""
-    optimizer: str
-    optimizer_params: Params
-    weight_decay: float
-    l2: float
-    exclude_norms_and_biases: bool
-    schedule: str
-    schedule_params: Params
-    warmup: Params | None
-    staircase: bool
-    loss_scale: float
-    """1 without scaling; without meaning under `auto_loss_scale`."""
-    auto_loss_scale: bool
-    precision: str
-    half: str
-    stochastic_rounding: bool
-    half_partials: bool
-    smoothing: float | None
-    epochs: int
-    plan: Plan | None
-    """None without a training phase."""
-    seed: int | None
-    shuffle: bool
-    warnings: tuple[str, ...] = field(default=(), compare=False)
-    notices: tuple[str, ...] = field(default=(), compare=False)
-
-    @property
-    def base_rate(self) -> float:
-        """The highest rate of the schedule for the global batch, warm-up aside."""
-        if self.schedule == "stepped":
-            return float(max(self.schedule_params["values"]))
-        return float(self.schedule_params["initial_learning_rate"]) * self.batch.global_
-
-
-def resolve(
-    config: Train,
-    samples: DatasetSize,
-    devices: int,
-    explicit: Set[str] = frozenset(),
-    configured: Set[str] = frozenset(),
-) -> Settings:
-    """The settings on so many devices; `explicit` holds the names of options from the command line itself,
-    `configured` of those that a configuration has."""
-    batch = requested_batch(config, explicit)
-    check_optimiser(config.optimizer, config.optimizer_params, global_batch_size=batch.global_)
-    if config.pipeline_splits:
-        check_splits(config.pipeline_splits, _layer_names(config, samples), config.model_name)
-    if config.top_k > samples.classes:
-        raise OptionError(f"--top-k {config.top_k}: {config.dataset} has only {samples.classes} classes")
-    placed = place_batch(config, batch, devices, explicit)
-    plan = config.make_plan(samples.train, placed.batch) if config.training else None
-    warnings = (*_warnings(config), *(batch.warnings if plan else ()), *(plan.warnings if plan else ()))
-    notices = (
-        placed.notice,
-        _replacement_notice(config, explicit),
-        _no_effect_notice(config, explicit | configured),
-    )
-    return Settings(
-        model=config.model_name,
-        dataset=config.dataset,
-        samples=samples,
-        norm=read_norm(config.norm_layer),
-        statistics_rule=config.statistics_rule,
-        splits=config.pipeline_splits,
-        recomputation=config.recomputation,
-        asked=batch,
-        batch=placed.batch,
-        validation=plan_evaluation(samples.validation, validation_size(config))
-        if config.validation
-        else None,
-        optimizer=config.optimizer,
-        optimizer_params=config.optimizer_params,
-        weight_decay=config.weight_decay,
-        l2=config.l2_regularization,
-        exclude_norms_and_biases=config.exclude_norms_and_biases,
-        schedule=config.lr_schedule,
-        schedule_params=config.lr_schedule_params,
-        warmup=config.lr_warmup_params,
-        staircase=config.lr_staircase,
-        loss_scale=config.loss_scaling or 1.0,
-        auto_loss_scale=config.auto_loss_scaling,
-        precision=config.precision,
-        half=config.half,
-        stochastic_rounding=config.stochastic_rounding != "OFF",
-        half_partials=config.half_partials,
-        smoothing=config.label_smoothing,
-        epochs=config.num_epochs,
-        plan=plan,
-        seed=config.seed,
-        shuffle=config.shuffle and not config.deterministic,
-        warnings=warnings,
-        notices=tuple(filter(None, notices)),
-    )
-
-
-def read_norm(params: Params) -> NormChoice:
-    """--norm-layer as the network takes it."""
-    if params["name"] == "group_norm":
-        return NormChoice(
-            "group", groups=params.get("num_groups"), channels_per_group=params.get("channels_per_group")
-        )
-    return NormChoice("batch", momentum=float(params.get("momentum", MOMENTUM[params["name"]])))
-
-
-def _layer_names(config: Train, samples: DatasetSize) -> list[str]:
-    from hotloop.families.cnn.network import build
-
-    network = build(config.model_name, samples.shape, samples.classes, read_norm(config.norm_layer))
-    return [layer.name for layer in network.layers]
-
-
-def _warnings(config: Train) -> list[str]:
+def _warnings(config: TrainConfig) -> list[str]:
     found = []
     if config.deterministic and config.shuffle:
         found.append("--deterministic: turns --shuffle off")
@@ -295,21 +285,16 @@ def _warnings(config: Train) -> list[str]:
     return found
 
 
-def _replacement_notice(config: Train, explicit: Set[str]) -> str:
-    replaced = replaced_option(config, explicit)
-    return (
-        f"{_spell(replaced)} {getattr(config, replaced)} of the configuration is replaced" if replaced else ""
-    )
-
-
-def _no_effect_notice(config: Train, asked_for: Set[str]) -> str:
-    given = [
-        name
-        for name in NO_EFFECT
-        if name in asked_for or getattr(config, name) != Train.__dataclass_fields__[name].default
-    ]
-    return f"without effect here: {', '.join(map(_spell, given))}" if given else ""
-
-
 def _spell(name: str) -> str:
     return f"--{name.replace('_', '-')}"
+
+
+def validation_size(config: TrainConfig) -> int:
+    """Samples of one validation batch over all replicas, as the old program counted them."""
+    piped = config.pipeline_validation_model and bool(config.pipeline_splits)
+    replicas = config.num_replicas if piped else config.num_replicas * devices_per_replica(config)
+    return (
+        (config.validation_micro_batch_size or config.micro_batch_size)
+        * (config.validation_num_replicas or replicas)
+        * (2 * count_stages(config) if piped else 1)
+    )

@@ -1,17 +1,18 @@
-"""Batch-norm statistics, merged over micro-batches and replicas and moved once a weight update.
+"""One weight update of a network, and its evaluation: `init`, `update`, `evaluate` as the engine wants them.
 
-Every part (a micro-batch on a replica) hands in its means and biased variances, all of equally many values.
+An update goes over its micro-batches one after the other (accumulation) on each replica, averages gradients and
+merges batch-norm statistics over all of them, and makes one step. Every sample draws from its place in the global
+batch, so that how a batch is split changes nothing but batch norm's groups. It knows neither files nor events.
+
+Statistics: every part (a micro-batch on a replica) hands in its means and biased variances, all of equally many values.
 With the `spread` rule the differences between the parts' means count, so that any split of a batch gives the
 undivided batch's statistics. The `seed` rule counts them between replicas but not between accumulated micro-batches, as
 the program before this one did. The variance that is kept is the unbiased one, N / (N - 1) with N the values
-merged, as in Keras' fused batch norm. It knows nothing of gradients.
-
-One weight update of a network, and its evaluation: `init`, `update`, `evaluate` as the engine wants them.
+merged, as in Keras' fused batch norm.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from itertools import pairwise
 from math import prod
 from typing import Any, Literal, NamedTuple
@@ -19,21 +20,146 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.sharding import Mesh
 
-from hotloop.engine import optim, precision, schedules
+from hotloop.engine import precision
 from hotloop.engine.batch import Batch
 from hotloop.engine.keys import stream
-from hotloop.engine.loss_scale import AutoScale, ScaleState, StaticScale, choose, scale_loss, unscale
+from hotloop.engine.loss_scale import ScaleState, choose, scale_loss, unscale
 from hotloop.engine.split import average_replicas, mean_of_parts, on_replicas
 from hotloop.families.cnn import images
-from hotloop.families.cnn.job import Settings
-from hotloop.families.cnn.models import Variant
-from hotloop.families.cnn.network import Network, Statistics, build, inference_logits
+from hotloop.families.cnn.job import Job
+from hotloop.families.cnn.network import Network, Statistics, inference_logits
 from hotloop.families.cnn.network_layers import BatchNorm
 from hotloop.layers import losses
 
+State = Any
+ImageBatch = Mapping[str, Array]
 MergeRule = Literal["spread", "seed"]
+
+
+def init(job: Job, key: Array) -> State:
+    """Fresh weights, an optimiser that has seen nothing, no update yet."""
+    params, moving = job.network.init(key)
+    params = job.policy.to_update(params)
+    return {
+        "params": params,
+        "statistics": moving,
+        "optimiser": precision.start_state(job.policy, job.optimiser, params),
+        "scale": job.scale.init(),
+        "update": jnp.zeros((), jnp.int32),
+    }
+
+
+def update(job: Job) -> Callable[[State, ImageBatch, Array], tuple[State, Any]]:
+    """One global batch, one step; each of several replicas works on its share of the batch."""
+
+    def one(state: State, batch: ImageBatch, key: Array) -> tuple[State, dict[str, Array]]:
+        gradients, merged, figures = on_replicas(partial(_average_parts, job), job.mesh)(
+            batch,
+            job.policy.to_compute(state["params"]),
+            state["statistics"],
+            state["scale"],
+            stream(key, "augment", 0),
+        )
+        gradients = unscale(state["scale"], gradients)
+        rate = job.rate(state["update"])
+        params, slots = precision.optimise(
+            job.policy, job.optimiser, gradients, state["optimiser"], state["params"],
+            stream(key, "rounding", 0), rate=rate,
+        )  # fmt: skip
+        counts = count_values(job.network, job.batch, job.config.statistics_rule)
+        moved = move_statistics(state["statistics"], merged, job.norm.momentum, counts)
+        new = {"params": params, "optimiser": slots, "statistics": moved}
+        usable, scale = job.scale.judge(state["scale"], gradients)
+        if job.config.auto_loss_scaling:
+            new = choose(usable, new, {name: state[name] for name in new})
+            figures["loss_scaling_factor"] = scale.scale
+        figures["learning_rate"] = rate
+        return {**new, "scale": scale, "update": state["update"] + 1}, figures
+
+    return one
+
+
+def _average_parts(
+    job: Job,
+    axis: str | None,
+    batch: ImageBatch,
+    params: Any,
+    moving: Statistics,
+    scale: ScaleState,
+    key: Array,
+) -> tuple[Any, Statistics, dict[str, Array]]:
+    """Gradients of the scaled loss, statistics and figures of the whole batch."""
+
+    def part(
+        running: RunningStatistics, taken: ImageBatch, keys: Array
+    ) -> tuple[tuple[Any, dict[str, Array]], RunningStatistics]:
+        gradients, seen, figures = _gradient(job, params, scale, taken, keys)
+        return (gradients, figures), add_statistics(running, seen, job.config.statistics_rule)
+
+    count, nothing = job.batch.accumulation, start_statistics(moving)
+    means, running = mean_of_parts(part, nothing, batch, key, count, axis, repeated=job.repeated)
+    gradients, figures = average_replicas(means, axis)
+    return gradients, finish_statistics(running, axis), figures
+
+
+def _gradient(
+    job: Job, params: Any, scale: ScaleState, batch: ImageBatch, keys: Array
+) -> tuple[Any, Statistics, dict[str, Array]]:
+    """Gradient of one micro-batch's scaled mean loss, its batch-norm statistics and its figures."""
+    seen = augment_images(job, batch["image"], keys)
+
+    def loss(params: Any) -> tuple[Array, Any]:
+        logits, batch_statistics = _apply_in_training(job, params, seen)
+        each = losses.cross_entropy(logits, batch["label"], job.config.label_smoothing).mean()
+        right = losses.correct(logits, batch["label"], 1).mean(dtype=jnp.float32)
+        return scale_loss(scale, each), (batch_statistics, {"loss": each, "training_accuracy": right})
+
+    gradients, (batch_statistics, figures) = jax.grad(loss, has_aux=True)(params)
+    return gradients, batch_statistics, figures
+
+
+def augment_images(job: Job, pixels: Array, keys: Array) -> Array:
+    """Training images in the type of the computation; synthetic images and photographs are cropped elsewhere."""
+    dataset = job.config.dataset
+    seen: Array = (
+        images.preprocess(dataset, pixels) if job.repeated else images.augment(dataset, pixels, keys)
+    )
+    return job.policy.to_compute(seen)
+
+
+def _apply_in_training(job: Job, params: Any, seen: Array) -> tuple[Array, Statistics]:
+    """Logits and statistics; with recomputation, stage by stage."""
+    network = job.network
+    if not job.config.recomputation:
+        return network.apply(params, {}, seen, train=True)
+    ends = [0, *(network.position(name) for name in job.config.pipeline_splits), len(network.nodes)]
+    values, found = {network.crossing(0)[0]: seen}, Statistics()
+    for start, stop in pairwise(ends):
+        stage = jax.checkpoint(partial(network.run, start=start, stop=stop, train=True))
+        values, more = stage(params, {}, values)
+        found |= more
+    (logits,) = values.values()
+    return logits, found
+
+
+def logits_of(job: Job, state: State, pixels: Array) -> Array:
+    """Logits without augmentation, by the moving statistics."""
+    return inference_logits(job.network, job.policy, state, images.preprocess(job.config.dataset, pixels))
+
+
+def evaluate(job: Job) -> Callable[[State, ImageBatch], dict[str, Array]]:
+    """For each sample: whether it is right, whether its label is among the --top-k likeliest, and its loss."""
+
+    def values(state: State, batch: ImageBatch) -> dict[str, Array]:
+        logits, labels = logits_of(job, state, batch["image"]), batch["label"]
+        return {
+            "correct": losses.correct(logits, labels, 1),
+            "correct_top": losses.correct(logits, labels, job.config.top_k),
+            "loss": losses.cross_entropy(logits, labels),
+        }
+
+    return values
 
 
 class RunningStatistics(NamedTuple):
@@ -85,26 +211,13 @@ def _mean_over(axis: str, leaves: dict[str, Array]) -> dict[str, Array]:
     return means
 
 
-def merge_statistics(parts: Statistics, rule: MergeRule = "spread") -> Statistics:
-    """The same for parts in hand: every leaf stacked as [accumulation, C] or [accumulation, replicas, C]."""
-
-    def layer(part: dict[str, Array]) -> dict[str, Array]:
-        if rule == "seed":
-            part = {name: leaf.mean(0, keepdims=True) for name, leaf in part.items()}
-        axes = tuple(range(part["mean"].ndim - 1))
-        centre = part["mean"].mean(axes)
-        return {"mean": centre, "variance": (part["variance"] + jnp.square(part["mean"] - centre)).mean(axes)}
-
-    return {name: layer(part) for name, part in parts.items()}
-
-
 def count_values(network: Network, batch: Batch, rule: MergeRule = "spread") -> dict[str, int]:
     """How many values of a channel each batch norm merges in one weight update: samples times positions."""
     samples = batch.global_ if rule == "spread" else batch.micro * batch.replicas
     return {
-        placed.name: samples * prod(placed.shape[:-1])
-        for placed in network.placed
-        if isinstance(placed.piece, BatchNorm)
+        node.name: samples * prod(node.shape[:-1])
+        for node in network.nodes
+        if isinstance(node.layer, BatchNorm)
     }
 
 
@@ -121,204 +234,3 @@ def move_statistics(
         }
 
     return {name: layer(old, merged[name], counts[name]) for name, old in statistics.items()}
-
-
-State = Any
-ImageBatch = Mapping[str, Array]
-
-
-@dataclass(frozen=True)
-class Job:
-    """Settings made into functions; `repeated` says that every micro-batch of an update is the same one."""
-
-    settings: Settings
-    repeated: bool = False
-    variant: Variant = "keras"
-
-    @cached_property
-    def network(self) -> Network:
-        """The model."""
-        chosen = self.settings
-        return build(chosen.model, chosen.samples.shape, chosen.samples.classes, chosen.norm, self.variant)
-
-    @cached_property
-    def policy(self) -> precision.Policy:
-        """The types to compute and to keep weights in."""
-        chosen = self.settings
-        return precision.parse(
-            chosen.precision,
-            chosen.half,
-            stochastic_rounding=chosen.stochastic_rounding,
-            half_partials=chosen.half_partials,
-        )
-
-    @cached_property
-    def optimiser(self) -> optim.Transformation:
-        """The optimiser."""
-        chosen = self.settings
-        return optim.make(
-            chosen.optimizer,
-            chosen.optimizer_params,
-            weight_decay=chosen.weight_decay,
-            l2=chosen.l2,
-            global_batch_size=chosen.asked.global_,
-            exclude=optim.exclude_norms_and_biases
-            if chosen.exclude_norms_and_biases
-            else optim.exclude_nothing,
-        )
-
-    @cached_property
-    def rate(self) -> Callable[[Array | int], Array]:
-        """The learning rate of an update."""
-        chosen = self.settings
-        assert chosen.plan is not None
-        return schedules.learning_rate(
-            chosen.schedule,
-            chosen.schedule_params,
-            global_batch_size=chosen.asked.global_,
-            updates_per_epoch=int(chosen.plan.updates_per_epoch),
-            warmup=chosen.warmup,
-            staircase=chosen.staircase,
-        )
-
-    @property
-    def scale(self) -> StaticScale | AutoScale:
-        """The loss scaling."""
-        return AutoScale() if self.settings.auto_loss_scale else StaticScale(self.settings.loss_scale)
-
-
-def init(job: Job, key: Array) -> State:
-    """Fresh weights, an optimiser that has seen nothing, no update yet."""
-    params, moving = job.network.init(key)
-    params = job.policy.to_update(params)
-    return {
-        "params": params,
-        "statistics": moving,
-        "optimiser": precision.start_state(job.policy, job.optimiser, params),
-        "scale": job.scale.init(),
-        "update": jnp.zeros((), jnp.int32),
-    }
-
-
-def update(job: Job, mesh: Mesh | None = None) -> Callable[[State, ImageBatch, Array], tuple[State, Any]]:
-    """One global batch, one step; with a mesh each device works on its share of the batch."""
-
-    def one(state: State, batch: ImageBatch, key: Array) -> tuple[State, dict[str, Array]]:
-        gradients, merged, figures = on_replicas(partial(_average_parts, job), mesh)(
-            batch,
-            job.policy.to_compute(state["params"]),
-            state["statistics"],
-            state["scale"],
-            stream(key, "augment", 0),
-        )
-        gradients = unscale(state["scale"], gradients)
-        rate = job.rate(state["update"])
-        params, slots = precision.optimise(
-            job.policy, job.optimiser, gradients, state["optimiser"], state["params"],
-            stream(key, "rounding", 0), rate=rate,
-        )  # fmt: skip
-        new = {
-            "params": params,
-            "optimiser": slots,
-            "statistics": _new_statistics(job, state["statistics"], merged),
-        }
-        usable, scale = job.scale.judge(state["scale"], gradients)
-        if job.settings.auto_loss_scale:
-            new = choose(usable, new, {name: state[name] for name in new})
-            figures["loss_scaling_factor"] = scale.scale
-        figures["learning_rate"] = rate
-        return {**new, "scale": scale, "update": state["update"] + 1}, figures
-
-    return one
-
-
-def _new_statistics(job: Job, moving: Statistics, merged: Statistics) -> Statistics:
-    chosen = job.settings
-    counts = count_values(job.network, chosen.batch, _merge_rule(job))
-    return move_statistics(moving, merged, chosen.norm.momentum, counts)
-
-
-def _merge_rule(job: Job) -> MergeRule:
-    return "seed" if job.settings.statistics_rule == "seed" else "spread"
-
-
-def _average_parts(
-    job: Job,
-    axis: str | None,
-    batch: ImageBatch,
-    params: Any,
-    moving: Statistics,
-    scale: ScaleState,
-    key: Array,
-) -> tuple[Any, Statistics, dict[str, Array]]:
-    """Gradients of the scaled loss, statistics and figures of the whole batch."""
-
-    def part(
-        running: RunningStatistics, taken: ImageBatch, keys: Array
-    ) -> tuple[tuple[Any, dict[str, Array]], RunningStatistics]:
-        gradients, seen, figures = _gradient(job, params, scale, taken, keys)
-        return (gradients, figures), add_statistics(running, seen, _merge_rule(job))
-
-    count, nothing = job.settings.batch.accumulation, start_statistics(moving)
-    means, running = mean_of_parts(part, nothing, batch, key, count, axis, repeated=job.repeated)
-    gradients, figures = average_replicas(means, axis)
-    return gradients, finish_statistics(running, axis), figures
-
-
-def _gradient(
-    job: Job, params: Any, scale: ScaleState, batch: ImageBatch, keys: Array
-) -> tuple[Any, Statistics, dict[str, Array]]:
-    """Gradient of one micro-batch's scaled mean loss, its batch-norm statistics and its figures."""
-    seen = augment_images(job, batch["image"], keys)
-
-    def loss(params: Any) -> tuple[Array, Any]:
-        logits, batch_statistics = _apply_in_training(job, params, seen)
-        each = losses.cross_entropy(logits, batch["label"], job.settings.smoothing).mean()
-        right = losses.correct(logits, batch["label"], 1).mean(dtype=jnp.float32)
-        return scale_loss(scale, each), (batch_statistics, {"loss": each, "training_accuracy": right})
-
-    gradients, (batch_statistics, figures) = jax.grad(loss, has_aux=True)(params)
-    return gradients, batch_statistics, figures
-
-
-def augment_images(job: Job, pixels: Array, keys: Array) -> Array:
-    """Training images in the type of the computation; made-up images and photographs are cropped elsewhere."""
-    dataset = job.settings.dataset
-    seen: Array = (
-        images.preprocess(dataset, pixels) if job.repeated else images.augment(dataset, pixels, keys)
-    )
-    return job.policy.to_compute(seen)
-
-
-def _apply_in_training(job: Job, params: Any, seen: Array) -> tuple[Array, Statistics]:
-    """Logits and statistics in training; with recomputation, stage by stage."""
-    network = job.network
-    if not job.settings.recomputation:
-        return network.apply(params, {}, seen, train=True)
-    ends = [0, *(network.position(name) for name in job.settings.splits), len(network.placed)]
-    values, found = {network.crossing(0)[0]: seen}, Statistics()
-    for start, stop in pairwise(ends):
-        stage = jax.checkpoint(partial(network.run, start=start, stop=stop, train=True))
-        values, more = stage(params, {}, values)
-        found |= more
-    (logits,) = values.values()
-    return logits, found
-
-
-def logits_of(job: Job, state: State, pixels: Array) -> Array:
-    """Logits without augmentation, by the moving statistics."""
-    return inference_logits(job.network, job.policy, state, images.preprocess(job.settings.dataset, pixels))
-
-
-def evaluate(job: Job, top: int = 5) -> Callable[[State, ImageBatch], dict[str, Array]]:
-    """For each sample: whether it is right, whether its label is among the likeliest, and its loss."""
-
-    def values(state: State, batch: ImageBatch) -> dict[str, Array]:
-        logits, labels = logits_of(job, state, batch["image"]), batch["label"]
-        return {
-            "correct": losses.correct(logits, labels, 1),
-            "correct_top": losses.correct(logits, labels, top),
-            "loss": losses.cross_entropy(logits, labels),
-        }
-
-    return values

@@ -1,10 +1,6 @@
-"""What every piece of a network offers: its output's shape, its parameters, its cost and how to compute it.
+"""The layers that networks are made of: each knows its output's shape, its parameters, its cost and how to compute it.
 
-A piece computes in the type of its parameters. It knows neither its name nor its neighbours.
-
-The pieces without parameters: ReLU, sum, the CIFAR networks' shortcut, pools and flattening.
-The pieces with parameters: convolution, batch and group normalisation, and the dense layer that ends a network.
-All pieces that networks are made of, in one place to import from.
+A layer computes in the type of its parameters. It knows neither its name nor its neighbours.
 """
 
 from dataclasses import dataclass
@@ -26,7 +22,7 @@ Leaves = dict[str, Array]
 
 
 class NetworkLayer(Protocol):
-    """What every piece offers; `shapes` are its inputs' shapes, `xs` its inputs [N, ...]."""
+    """What every layer offers; `shapes` are its inputs' shapes, `xs` its inputs [N, ...]."""
 
     @property
     def kind(self) -> str:
@@ -35,7 +31,7 @@ class NetworkLayer(Protocol):
     def shape(self, *shapes: Shape) -> Shape:
         """The output's shape."""
 
-    def values(self, shape: Shape) -> dict[str, Spec]:
+    def parameters(self, shape: Shape) -> dict[str, Spec]:
         """The parameters, as what they start from."""
 
     def flops(self, shape: Shape) -> int:
@@ -46,28 +42,22 @@ class NetworkLayer(Protocol):
 
 
 class WeightlessLayer:
-    """A piece with neither parameters nor products, that keeps its input's shape."""
+    """A layer with neither parameters nor products, that keeps its input's shape."""
 
     def shape(self, *shapes: Shape) -> Shape:
-        """That of the first input."""
         return shapes[0]
 
-    def values(self, shape: Shape) -> dict[str, Spec]:
-        """None."""
+    def parameters(self, shape: Shape) -> dict[str, Spec]:
         return {}
 
     def flops(self, shape: Shape) -> int:
-        """None that count."""
         return 0
 
 
 class Relu(WeightlessLayer):
-    """max(x, 0)."""
-
     kind = "relu"
 
     def __call__(self, leaves: Leaves, *xs: Array) -> Array:
-        """Cut off at zero."""
         return jax.nn.relu(xs[0])
 
 
@@ -77,7 +67,6 @@ class Add(WeightlessLayer):
     kind = "add"
 
     def __call__(self, leaves: Leaves, *xs: Array) -> Array:
-        """Add."""
         return xs[0] + xs[1]
 
 
@@ -88,12 +77,10 @@ class PadShortcut(WeightlessLayer):
     kind: ClassVar[str] = "shortcut"
 
     def shape(self, *shapes: Shape) -> Shape:
-        """Half the rows and columns (rounded up), twice the channels."""
         rows, columns, channels = shapes[0]
         return -(-rows // 2), -(-columns // 2), 2 * channels
 
     def __call__(self, leaves: Leaves, *xs: Array) -> Array:
-        """Pick and pad."""
         thinned = xs[0][:, ::2, ::2]
         zero = np.zeros((), thinned.dtype)
         return lax.pad(thinned, zero, [(0, 0, 0), (0, 0, 0), (0, 0, 0), (0, thinned.shape[-1], 0)])
@@ -101,7 +88,7 @@ class PadShortcut(WeightlessLayer):
 
 @dataclass(frozen=True)
 class MaxPool(WeightlessLayer):
-    """The largest value of each window; padding never wins."""
+    """The largest value of each window; padding never wins, and only whole windows count."""
 
     size: int
     stride: int
@@ -109,26 +96,22 @@ class MaxPool(WeightlessLayer):
     kind: ClassVar[str] = "max pool"
 
     def shape(self, *shapes: Shape) -> Shape:
-        """Only whole windows of the padded image."""
         rows, columns = ((size + 2 * self.padding - self.size) // self.stride + 1 for size in shapes[0][:2])
         return rows, columns, shapes[0][2]
 
     def __call__(self, leaves: Leaves, *xs: Array) -> Array:
-        """Pool."""
         return max_pool(xs[0], self.size, self.stride, self.padding)
 
 
 class MeanPool(WeightlessLayer):
-    """The mean of each channel over the image, summed in float32."""
+    """The mean of each channel over the image, summed in float32 and rounded once to the type of the input."""
 
     kind = "mean pool"
 
     def shape(self, *shapes: Shape) -> Shape:
-        """The channels."""
         return shapes[0][2:]
 
     def __call__(self, leaves: Leaves, *xs: Array) -> Array:
-        """Average, rounded once to the type of the input."""
         (x,) = xs
         if x.dtype != wide(x.dtype):
             # Fused with the sum and ReLU before it, jaxlib 0.11.2 makes NaN of bfloat16 on a CPU with AMX.
@@ -137,16 +120,12 @@ class MeanPool(WeightlessLayer):
 
 
 class Flatten(WeightlessLayer):
-    """All values of an image in one row."""
-
     kind = "flatten"
 
     def shape(self, *shapes: Shape) -> Shape:
-        """One axis."""
         return (prod(shapes[0]),)
 
     def __call__(self, leaves: Leaves, *xs: Array) -> Array:
-        """Reshape."""
         return xs[0].reshape(len(xs[0]), -1)
 
 
@@ -163,14 +142,13 @@ class Conv:
     kind: ClassVar[str] = "conv"
 
     def shape(self, *shapes: Shape) -> Shape:
-        """Rows and columns by padding and stride, and the filters."""
         rows, columns = (
             (size + low + high - self.size) // self.stride + 1
             for size, (low, high) in zip(shapes[0], self._pads(shapes[0]), strict=False)
         )
         return rows, columns, self.filters
 
-    def values(self, shape: Shape) -> dict[str, initial.Spec]:
+    def parameters(self, shape: Shape) -> dict[str, Spec]:
         """Kernel [kh, kw, C, O], and a bias if there is one."""
         kernel = (self.size, self.size, shape[2], self.filters)
         start = (
@@ -183,7 +161,6 @@ class Conv:
         return 2 * prod(self.shape(shape)) * self.size**2 * shape[2]
 
     def __call__(self, leaves: Leaves, *xs: Array) -> Array:
-        """Convolve."""
         y = conv.conv2d_padded(xs[0], leaves["kernel"], self.stride, self._pads(xs[0].shape[1:3]))
         return jax.nn.relu(with_bias(y, leaves["bias"])) if self.biased_relu else y
 
@@ -203,8 +180,7 @@ class BatchNorm(WeightlessLayer):
     epsilon: float
     kind: ClassVar[str] = "batch norm"
 
-    def values(self, shape: Shape) -> dict[str, initial.Spec]:
-        """A scale and an offset for each channel."""
+    def parameters(self, shape: Shape) -> dict[str, Spec]:
         return _scale_and_offset(shape, self.gamma)
 
     def __call__(self, leaves: Leaves, *xs: Array) -> tuple[Array, Leaves]:
@@ -212,79 +188,54 @@ class BatchNorm(WeightlessLayer):
         y, mean, variance = norm.batch_norm(xs[0], leaves["scale"], leaves["offset"], self.epsilon)
         return y, {"mean": mean, "variance": variance}
 
-    def by(self, statistics: Leaves, leaves: Leaves, x: Array) -> Array:
-        """Normalise by given statistics."""
+    def normalise_by(self, statistics: Leaves, leaves: Leaves, x: Array) -> Array:
         mean, variance = statistics["mean"], statistics["variance"]
         return norm.normalise(x, leaves["scale"], leaves["offset"], mean, variance, self.epsilon)
 
-    def shifted(self, leaves: Leaves, x: Array) -> Array:
+    def add_bias(self, leaves: Leaves, x: Array) -> Array:
         """What is left of a norm whose slope is in the kernel before it: added in the images' own type."""
         return x + leaves["bias"].astype(x.dtype)
 
 
 @dataclass(frozen=True)
 class GroupNorm(WeightlessLayer):
-    """Group normalisation."""
+    """Normalises each image by its groups of channels."""
 
     groups: int
     gamma: float
     epsilon: float
     kind: ClassVar[str] = "group norm"
 
-    def values(self, shape: Shape) -> dict[str, initial.Spec]:
-        """A scale and an offset for each channel."""
+    def parameters(self, shape: Shape) -> dict[str, Spec]:
         return _scale_and_offset(shape, self.gamma)
 
     def __call__(self, leaves: Leaves, *xs: Array) -> Array:
-        """Normalise each image by its groups."""
         return norm.group_norm(xs[0], leaves["scale"], leaves["offset"], self.groups, self.epsilon)
 
 
-def _scale_and_offset(shape: Shape, gamma: float) -> dict[str, initial.Spec]:
+def _scale_and_offset(shape: Shape, gamma: float) -> dict[str, Spec]:
     return {"scale": initial.constant(shape[-1:], gamma), "offset": initial.constant(shape[-1:])}
 
 
 @dataclass(frozen=True)
 class Logits:
-    """The last, fully connected piece; its output stays in float32."""
+    """The last, fully connected layer, kernel [features, classes]; its output stays in float32."""
 
     classes: int
     kind: ClassVar[str] = "dense"
 
     def shape(self, *shapes: Shape) -> Shape:
-        """The classes."""
         return (self.classes,)
 
-    def values(self, shape: Shape) -> dict[str, initial.Spec]:
-        """Kernel [features, classes] and bias."""
+    def parameters(self, shape: Shape) -> dict[str, Spec]:
         return {
             "kernel": initial.glorot_uniform((shape[0], self.classes)),
             "bias": initial.constant((self.classes,)),
         }
 
     def flops(self, shape: Shape) -> int:
-        """One matrix product."""
         return 2 * shape[0] * self.classes
 
     def __call__(self, leaves: Leaves, *xs: Array) -> Array:
-        """`x @ kernel + bias`."""
         sums = product(xs[0], leaves["kernel"])
         return with_bias(sums, leaves["bias"].astype(sums.dtype))
-
-
-__all__ = [
-    "Add",
-    "BatchNorm",
-    "Conv",
-    "Flatten",
-    "GroupNorm",
-    "Leaves",
-    "Logits",
-    "MaxPool",
-    "MeanPool",
-    "NetworkLayer",
-    "PadShortcut",
-    "Relu",
-    "Shape",
-    "WeightlessLayer",
-]

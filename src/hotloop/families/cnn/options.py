@@ -1,173 +1,74 @@
-"""Options of `hotloop cnn` that decide what one weight update computes: model, numbers, optimiser, rates.
+"""Every option of `hotloop cnn train`, in the order of its help; those that change nothing stand in one table.
 
-Names and defaults are the old program's, so that its command lines and files mean the same here. Only types and
-single values are looked at; what must fit together is the business of `checks`. No jax.
-
-Options of `hotloop cnn` around the updates: data, what runs, checkpoints, validation, records.
-Options of `hotloop cnn` that came with the old program's hardware: pipeline stages, and compiler settings.
-`Train`: every option of `hotloop cnn train`, and the error for each combination that cannot work.
+Names and defaults are the old program's, so that its command lines and files mean the same here. Types and single
+values are checked by the options, what must fit together by `checks`; `job.resolve` says what a config means on the
+data and devices at hand. No jax.
 """
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from hotloop.engine.plan import BATCH_GROUP, EVENTS_GROUP, RUN_GROUP, PlanOptions
 from hotloop.families.cnn import checks
-from hotloop.options import Params, argument, between, folder_name, non_negative, option, positive, validate
+from hotloop.options import (
+    Params,
+    argument,
+    between,
+    folder_name,
+    non_negative,
+    option,
+    option_table,
+    positive,
+    table_option,
+    validate,
+)
 
 MODEL, OPTIMISER, RATE, NUMBERS = "Model", "Optimiser", "Learning rate", "Numbers"
+DATA, VALIDATION, RECORDS = "Data", "Validation", "Records"
+PIPELINE, OLD = "Pipeline stages", "Without effect here"
+SYNTHETIC = {"host": "host", "device": "device", "cpu": "host", "ipu": "device"}
+"""Every word for where synthetic data are made -> the one used here."""
 MODELS = (
-    "resnet18",
-    "resnet34",
-    "resnet50",
-    "resnet101",
-    "resnet152",
-    "cifar_resnet8",
-    "cifar_resnet20",
-    "cifar_resnet32",
-    "cifar_resnet44",
-    "cifar_resnet56",
+    *(f"resnet{layers}" for layers in (18, 34, 50, 101, 152)),
+    *(f"cifar_resnet{layers}" for layers in (8, 20, 32, 44, 56)),
     "toy_model",
     "toy_model_bn",
 )
-"""The names of networks; `network.build` takes these and other cifar_resnets of 6n + 2 layers."""
-CIFAR_NAME = re.compile(r"cifar_resnet([1-9][0-9]{0,3})")
+
+
+class DatasetSize(NamedTuple):
+    """What must be known of a data set."""
+
+    train: int
+    validation: int
+    shape: tuple[int, int, int]
+    classes: int
+
+
+DATASET_SIZES = {
+    "imagenet": DatasetSize(1_281_167, 50_000, (224, 224, 3), 1000),
+    "cifar10": DatasetSize(50_000, 10_000, (32, 32, 3), 10),
+    "cifar100": DatasetSize(50_000, 10_000, (32, 32, 3), 100),
+    "mnist": DatasetSize(60_000, 10_000, (28, 28, 1), 10),
+}
+"""--dataset -> what its complete files hold; synthetic data have the same sizes."""
+
+
+def cifar_layers(model: str) -> int | None:
+    """The layers that a name such as cifar_resnet20 asks for; None for other names and for numbers not 6n + 2."""
+    found = re.fullmatch(r"cifar_resnet([1-9][0-9]{0,3})", model)
+    layers = int(found[1]) if found else 0
+    return layers if layers >= 8 and layers % 6 == 2 else None
 
 
 def check_model(name: Any) -> str | None:
     """The reason why a name is no model's, with all the names that are."""
-    sized = CIFAR_NAME.fullmatch(name)
-    if name in MODELS or (sized and int(sized[1]) >= 8 and int(sized[1]) % 6 == 2):
+    if name in MODELS or cifar_layers(name):
         return None
     return f"must be one of {', '.join(MODELS)}, or another cifar_resnet of 6n + 2 layers"
-
-
-@dataclass(frozen=True)
-class ModelOptions:
-    """The network and its loss."""
-
-    model_name: str = option(
-        "toy_model",
-        "The network: resnet18, 34, 50, 101, 152; cifar_resnet8, 20, 32, 44, 56; toy_model, toy_model_bn.",
-        aliases=("--model",),
-        metavar="NAME",
-        check=check_model,
-        group=MODEL,
-    )
-    norm_layer: Params = option(
-        Params(name="custom_batch_norm", momentum=0.97),
-        "Normalisation: name batch_norm or custom_batch_norm (the same here) with momentum; or group_norm with "
-        "num_groups or channels_per_group.",
-        group=MODEL,
-    )
-    statistics_rule: Literal["spread", "seed"] = option(
-        "spread",
-        "Running variance of batch norm: spread counts the differences between the means of micro-batches, so that "
-        "any split equals the undivided batch; seed leaves them out, as the old program did.",
-        group=MODEL,
-    )
-    dbn_replica_group_size: int = option(
-        1, "Replicas that share batch-norm statistics; 1: none.", check=positive, group=MODEL
-    )
-    label_smoothing: float | None = option(
-        None, "Share of each label spread over all classes.", check=between(0, 1), group=MODEL
-    )
-
-
-@dataclass(frozen=True)
-class OptimiserOptions:
-    """How gradients become a step."""
-
-    optimizer: Literal["sgd", "lars", "rmsprop", "adam", "adamw", "muon"] = option(
-        "sgd",
-        "The update rule; muon is for matrices and kernels, everything else goes by adam.",
-        group=OPTIMISER,
-    )
-    optimizer_params: Params = option(
-        Params(momentum=0),
-        "sgd: momentum, nesterov; lars: momentum, weight_decay, eeta, epsilon; rmsprop: momentum, "
-        "base_decay_exponent, epsilon; adam, adamw: b1, b2, eps (adamw: weight_decay); muon: beta, weight_decay.",
-        group=OPTIMISER,
-    )
-    weight_decay: float = option(
-        0.0, "Decay beside the rule: the step is -rate * (rule + X * W).", check=non_negative, group=OPTIMISER
-    )
-    l2_regularization: float = option(
-        0.0,
-        "Decay through the rule: X * W is added to the gradient, and so passes the momentum.",
-        check=non_negative,
-        group=OPTIMISER,
-    )
-    exclude_norms_and_biases: bool = option(
-        False,
-        "Leave scales, offsets and biases out of both decays; most recent recipes do.",
-        group=OPTIMISER,
-    )
-
-
-@dataclass(frozen=True)
-class RateOptions:
-    """The learning rate over the run."""
-
-    lr_schedule: Literal["const", "cosine", "stepped", "polynomial", "one_cycle"] = option(
-        "const", "Shape of the rate over the run.", group=RATE
-    )
-    lr_schedule_params: Params = option(
-        Params(initial_learning_rate=0.0001),
-        "initial_learning_rate is for one sample and grows with the global batch; cosine and polynomial: "
-        "epochs_to_total_decay; polynomial: end_learning_rate_ratio, power; one_cycle: total_epochs, peak_epoch; "
-        "stepped: boundaries (epochs) and one more values, taken as they are.",
-        group=RATE,
-    )
-    lr_warmup_params: Params | None = option(
-        None,
-        "warmup_epochs, and warmup_mode: shift starts the schedule after the warm-up, mask lets it run from the "
-        "first update.",
-        group=RATE,
-    )
-    lr_staircase: bool = option(False, "Keep the rate of an epoch's first update all epoch.", group=RATE)
-
-
-@dataclass(frozen=True)
-class NumberOptions:
-    """Types, rounding and loss scaling."""
-
-    precision: Literal["16.16", "16.32", "32.32"] = option(
-        "16.16", "Bits of the computation and of the weights kept between updates.", group=NUMBERS
-    )
-    half: Literal["bfloat16", "float16"] = option(
-        "bfloat16",
-        "What 16 bits are. bfloat16 has the range of float32, so that no gradient under- or overflows and no loss "
-        "scaling is needed; float16 is the old program's, finer and to be used with --loss-scaling.",
-        group=NUMBERS,
-    )
-    half_partials: bool = option(
-        False, "Also add up products in 16 bits, where the device can.", group=NUMBERS
-    )
-    stochastic_rounding: Literal["ON", "OFF", "replica-identical"] = option(
-        "ON",
-        "Round 16-bit weights up or down at random, so that small steps count on average; replicas always round "
-        "alike, and validation never does.",
-        group=NUMBERS,
-    )
-    loss_scaling: float = option(
-        0.0,
-        "Multiply the loss by this and divide the gradients; 0: not at all.",
-        check=non_negative,
-        group=NUMBERS,
-    )
-    auto_loss_scaling: bool = option(
-        False,
-        "Find the factor during the run; for sgd without momentum and a constant rate.",
-        group=NUMBERS,
-    )
-
-
-DATA, VALIDATION, RECORDS = "Data", "Validation", "Records"
-SYNTHETIC = {"host": "host", "device": "device", "cpu": "host", "ipu": "device"}
-"""Every word for where synthetic data are made -> the one used here."""
 
 
 def parse_synthetic(text: str) -> str:
@@ -177,10 +78,71 @@ def parse_synthetic(text: str) -> str:
     return SYNTHETIC[text.lower()]
 
 
-@dataclass(frozen=True)
-class DataOptions:
-    """What is trained on, and how it comes to the device."""
+# Read, so that old command lines and files load; one notice names those that were given.
+_old = partial(table_option, group=OLD)
+WITHOUT_EFFECT = (
+    table_option(
+        "pipeline_schedule",
+        Literal["Grouped", "Interleaved", "Sequential"],
+        "Grouped",
+        "Order in which stages take micro-batches; without effect while they run merged.",
+        group=PIPELINE,
+    ),
+    _old("on_demand", bool, True, "Devices are opened when they are needed."),
+    _old("accelerator_side_reduction", bool, False, "Metrics are always reduced on the device."),
+    _old("optimizer_state_offloading", bool, True, "The optimiser's state stays on the device."),
+    _old("fp_exceptions", bool, False, "A loss that is not finite always stops a run."),
+    _old("nanoo", bool, False, "What overflows float16 becomes infinite."),
+    _old("fused_preprocessing", bool, False, "The compiler fuses the normalisation by itself."),
+    _old(
+        "internal_exchange_optimization_target",
+        Literal["cycles", "memory", "balanced"] | None,
+        None,
+        "Nothing to exchange.",
+    ),
+    _old(
+        "max_cross_replica_buffer_size",
+        int,
+        0,
+        "The compiler combines sums over replicas.",
+        check=non_negative,
+    ),
+    _old("max_reduce_many_buffer_size", int, 0, "The compiler combines reductions.", check=non_negative),
+    _old("conv_dithering", bool, False, "Convolutions have no start tiles."),
+    _old("gather_conv_output", bool, False, "The compiler combines small sums."),
+    _old("min_remote_tensor_size", int, 128, "Nothing is stored off the device.", check=non_negative),
+    _old("stable_norm", bool, False, "Statistics of norms are always float32 and stable."),
+    _old(
+        "available_memory_proportion",
+        tuple[float, ...],
+        (),
+        "Percent of memory for convolutions and products: one value, or two for each stage.",
+        check=between(0, 100),
+    ),
+    _old(
+        "scheduling_algorithm",
+        Literal["CHOOSE_BEST", "CLUSTERING", "POST_ORDER", "LOOK_AHEAD", "SHORTEST_PATH"],
+        "CHOOSE_BEST",
+        "The compiler schedules by itself.",
+    ),
+    _old("prefetch_depth", int, 1, "The next call's batches are always on their way.", check=positive),
+)
 
+
+@dataclass(frozen=True)
+class TrainConfig(PlanOptions):
+    """What was asked for; hashable. `without_effect` has the values of its table that are not the defaults."""
+
+    training: bool = option(True, "Train.", group=RUN_GROUP)
+    resume: bool = option(False, "Go on with the newest run of this name.", group=RUN_GROUP)
+    compile_only: bool = option(False, "Compile the training program, and stop.", group=RUN_GROUP)
+    plan: bool = option(False, "Say what would run, and stop.", group=RUN_GROUP)
+    strict_devices: bool = option(
+        False,
+        "Stop where a configuration asks for more devices than there are, instead of merging stages and "
+        "accumulating for the missing replicas.",
+        group=BATCH_GROUP,
+    )
     dataset: Literal["imagenet", "cifar10", "cifar100", "mnist"] = option(
         "cifar10", "The images.", group=DATA
     )
@@ -219,28 +181,103 @@ class DataOptions:
         "Give the same bits again for the same seed, on a GPU by slower kernels; turns --shuffle off.",
         group=DATA,
     )
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """What runs, and where."""
-
-    training: bool = option(True, "Train.", group=RUN_GROUP)
-    resume: bool = option(False, "Go on with the newest run of this name.", group=RUN_GROUP)
-    compile_only: bool = option(False, "Compile the training program, and stop.", group=RUN_GROUP)
-    plan: bool = option(False, "Say what would run, and stop.", group=RUN_GROUP)
-    strict_devices: bool = option(
-        False,
-        "Stop where a configuration asks for more devices than there are, instead of merging stages and "
-        "accumulating for the missing replicas.",
-        group=BATCH_GROUP,
+    model_name: str = option(
+        "toy_model",
+        "The network: resnet18, 34, 50, 101, 152; cifar_resnet8, 20, 32, 44, 56; toy_model, toy_model_bn.",
+        aliases=("--model",),
+        metavar="NAME",
+        check=check_model,
+        group=MODEL,
     )
-
-
-@dataclass(frozen=True)
-class CheckpointOptions:
-    """Which checkpoints are read, and which stay."""
-
+    norm_layer: Params = option(
+        Params(name="custom_batch_norm", momentum=0.97),
+        "Normalisation: name batch_norm or custom_batch_norm (the same here) with momentum; or group_norm with "
+        "num_groups or channels_per_group.",
+        group=MODEL,
+    )
+    statistics_rule: Literal["spread", "seed"] = option(
+        "spread",
+        "Running variance of batch norm: spread counts the differences between the means of micro-batches, so that "
+        "any split equals the undivided batch; seed leaves them out, as the old program did.",
+        group=MODEL,
+    )
+    dbn_replica_group_size: int = option(
+        1, "Replicas that share batch-norm statistics; 1: none.", check=positive, group=MODEL
+    )
+    label_smoothing: float | None = option(
+        None, "Share of each label spread over all classes.", check=between(0, 1), group=MODEL
+    )
+    optimizer: Literal["sgd", "lars", "rmsprop", "adam", "adamw", "muon"] = option(
+        "sgd",
+        "The update rule; muon is for matrices and kernels, everything else goes by adam.",
+        group=OPTIMISER,
+    )
+    optimizer_params: Params = option(
+        Params(momentum=0),
+        "sgd: momentum, nesterov; lars: momentum, weight_decay, eeta, epsilon; rmsprop: momentum, "
+        "base_decay_exponent, epsilon; adam, adamw: b1, b2, eps (adamw: weight_decay); muon: beta, weight_decay.",
+        group=OPTIMISER,
+    )
+    weight_decay: float = option(
+        0.0, "Decay beside the rule: the step is -rate * (rule + X * W).", check=non_negative, group=OPTIMISER
+    )
+    l2_regularization: float = option(
+        0.0,
+        "Decay through the rule: X * W is added to the gradient, and so passes the momentum.",
+        check=non_negative,
+        group=OPTIMISER,
+    )
+    exclude_norms_and_biases: bool = option(
+        False,
+        "Leave scales, offsets and biases out of both decays; most recent recipes do.",
+        group=OPTIMISER,
+    )
+    lr_schedule: Literal["const", "cosine", "stepped", "polynomial", "one_cycle"] = option(
+        "const", "Shape of the rate over the run.", group=RATE
+    )
+    lr_schedule_params: Params = option(
+        Params(initial_learning_rate=0.0001),
+        "initial_learning_rate is for one sample and grows with the global batch; cosine and polynomial: "
+        "epochs_to_total_decay; polynomial: end_learning_rate_ratio, power; one_cycle: total_epochs, peak_epoch; "
+        "stepped: boundaries (epochs) and one more values, taken as they are.",
+        group=RATE,
+    )
+    lr_warmup_params: Params | None = option(
+        None,
+        "warmup_epochs, and warmup_mode: shift starts the schedule after the warm-up, mask lets it run from the "
+        "first update.",
+        group=RATE,
+    )
+    lr_staircase: bool = option(False, "Keep the rate of an epoch's first update all epoch.", group=RATE)
+    precision: Literal["16.16", "16.32", "32.32"] = option(
+        "16.16", "Bits of the computation and of the weights kept between updates.", group=NUMBERS
+    )
+    half: Literal["bfloat16", "float16"] = option(
+        "bfloat16",
+        "What 16 bits are. bfloat16 has the range of float32, so that no gradient under- or overflows and no loss "
+        "scaling is needed; float16 is the old program's, finer and to be used with --loss-scaling.",
+        group=NUMBERS,
+    )
+    half_partials: bool = option(
+        False, "Also add up products in 16 bits, where the device can.", group=NUMBERS
+    )
+    stochastic_rounding: Literal["ON", "OFF", "replica-identical"] = option(
+        "ON",
+        "Round 16-bit weights up or down at random, so that small steps count on average; replicas always round "
+        "alike, and validation never does.",
+        group=NUMBERS,
+    )
+    loss_scaling: float = option(
+        0.0,
+        "Multiply the loss by this and divide the gradients; 0: not at all.",
+        check=non_negative,
+        group=NUMBERS,
+    )
+    auto_loss_scaling: bool = option(
+        False,
+        "Find the factor during the run; for sgd without momentum and a constant rate.",
+        group=NUMBERS,
+    )
     checkpoint_input_dir: Path | None = option(
         None,
         "A run's folder, or one of checkpoints, to validate instead of those just made.",
@@ -259,12 +296,6 @@ class CheckpointOptions:
         "and the last stay.",
         group=EVENTS_GROUP,
     )
-
-
-@dataclass(frozen=True)
-class ValidationOptions:
-    """What is validated, and how."""
-
     validation: bool = option(True, "Validate every checkpoint after training.", group=VALIDATION)
     random_weights: bool = option(
         False, "Validate random weights, where no checkpoint is meant to be there.", group=VALIDATION
@@ -289,12 +320,6 @@ class ValidationOptions:
     target_accuracy: float = option(
         0.759, "Accuracy that --sweep asks for, as a fraction.", check=between(0, 1), group=VALIDATION
     )
-
-
-@dataclass(frozen=True)
-class RecordOptions:
-    """What is written beside checkpoints."""
-
     results_dir: Path = option(Path("results"), "Folder in which runs get theirs.", group=RECORDS)
     run_name: str | None = option(
         None, "Name of the run's folder; else made of model and data.", check=folder_name, group=RECORDS
@@ -309,93 +334,16 @@ class RecordOptions:
     wandb_run_name: str | None = option(None, "The run's name there.", group=RECORDS)
     wandb_tags: tuple[str, ...] | None = option(None, "The run's tags there.", group=RECORDS)
     expect: str = option("", "What a configuration promises, in its own words.", hidden=True, group=RECORDS)
-
-
-PIPELINE, OLD = "Pipeline stages", "Without effect here"
-
-
-@dataclass(frozen=True)
-class PipelineOptions:
-    """How a model is cut into stages."""
-
     pipeline_splits: tuple[str, ...] = option(
         (), "Layers that open a new stage, in the model's order.", metavar="LAYER ...", group=PIPELINE
     )
     device_mapping: tuple[int, ...] | None = option(
         None, "Device of each stage, from 0 without gaps.", check=non_negative, group=PIPELINE
     )
-    pipeline_schedule: Literal["Grouped", "Interleaved", "Sequential"] = option(
-        "Grouped",
-        "Order in which stages take micro-batches; without effect while they run merged.",
-        group=PIPELINE,
-    )
     recomputation: bool = option(
         False, "Compute activations again in the backward pass, stage by stage: less memory.", group=PIPELINE
     )
-
-
-@dataclass(frozen=True)
-class OldOptions:
-    """Settings of a compiler that is not used here."""
-
-    on_demand: bool = option(True, "Devices are opened when they are needed.", group=OLD)
-    accelerator_side_reduction: bool = option(False, "Metrics are always reduced on the device.", group=OLD)
-    optimizer_state_offloading: bool = option(True, "The optimiser's state stays on the device.", group=OLD)
-    fp_exceptions: bool = option(False, "A loss that is not finite always stops a run.", group=OLD)
-    nanoo: bool = option(False, "What overflows float16 becomes infinite.", group=OLD)
-    fused_preprocessing: bool = option(False, "The compiler fuses the normalisation by itself.", group=OLD)
-    internal_exchange_optimization_target: Literal["cycles", "memory", "balanced"] | None = option(
-        None, "Nothing to exchange.", group=OLD
-    )
-    max_cross_replica_buffer_size: int = option(
-        0, "The compiler combines sums over replicas.", check=non_negative, group=OLD
-    )
-    max_reduce_many_buffer_size: int = option(
-        0, "The compiler combines reductions.", check=non_negative, group=OLD
-    )
-    conv_dithering: bool = option(False, "Convolutions have no start tiles.", group=OLD)
-    gather_conv_output: bool = option(False, "The compiler combines small sums.", group=OLD)
-    min_remote_tensor_size: int = option(
-        128, "Nothing is stored off the device.", check=non_negative, group=OLD
-    )
-    stable_norm: bool = option(False, "Statistics of norms are always float32 and stable.", group=OLD)
-    available_memory_proportion: tuple[float, ...] = option(
-        (),
-        "Percent of memory for convolutions and products: one value, or two for each stage.",
-        check=between(0, 100),
-        group=OLD,
-    )
-    scheduling_algorithm: Literal[
-        "CHOOSE_BEST", "CLUSTERING", "POST_ORDER", "LOOK_AHEAD", "SHORTEST_PATH"
-    ] = option("CHOOSE_BEST", "The compiler schedules by itself.", group=OLD)
-    prefetch_depth: int = option(
-        1, "The next call's batches are always on their way.", check=positive, group=OLD
-    )
-
-
-NO_EFFECT = ("pipeline_schedule", *OldOptions.__dataclass_fields__)
-"""The options that load and change nothing."""
-
-__all__ = ["Train", "Validate"]
-
-
-# The last base comes first in the help.
-@dataclass(frozen=True)
-class Train(
-    OldOptions,
-    PipelineOptions,
-    RecordOptions,
-    ValidationOptions,
-    CheckpointOptions,
-    NumberOptions,
-    RateOptions,
-    OptimiserOptions,
-    ModelOptions,
-    DataOptions,
-    RunOptions,
-    PlanOptions,
-):
-    """All of `hotloop cnn train`; hashable."""
+    without_effect: Params = option_table(*WITHOUT_EFFECT)
 
     def __post_init__(self) -> None:
         validate(self)
@@ -403,8 +351,8 @@ class Train(
 
 
 @dataclass(frozen=True)
-class Validate(Train):
-    """All of `hotloop cnn validate`: the same options, and the run that has values for them."""
+class ValidateConfig(TrainConfig):
+    """The same options, and the run that has values for them."""
 
     run: Path | None = argument(
         "Folder of a run, or of its checkpoints; its options are used.", default=None, metavar="RUN"

@@ -1,8 +1,9 @@
-"""Where ImageNet's photographs are cut: a random part for training, the middle for evaluation. Whole numbers only.
+"""One of ImageNet's photographs from its encoded bytes to size x size pixels, on the host: cut, resampled, mirrored.
 
-It must not touch pixels.
-
-One of ImageNet's photographs from its encoded bytes to size x size pixels, on the host.
+A random part for training, the middle for evaluation. Bilinear, corners not aligned: output pixel i is read at i *
+(old size / new size), and four neighbours are weighed without averaging over what is skipped. Bytes are the floats
+truncated. Random numbers come from (seed, epoch, number of the image) alone. It must not know where the bytes came
+from, nor normalise them. No jax.
 """
 
 from collections.abc import Callable
@@ -19,10 +20,9 @@ from hotloop.data.jpeg import Pixels, load_rgb, open_image, pillow
 if TYPE_CHECKING:
     from PIL import Image
 
-
-AREAS, ASPECTS = (0.05, 1.0), (0.75, 1.33)
-COVERED, ATTEMPTS = 0.1, 100
-SHORT_SIDE = 256
+SIZE, SHORT_SIDE = 224, 256  # of what the network sees, and of the photograph that its middle is cut from
+# The old program's random crop: shares of the area, width over height, least share of a box, and tries.
+AREAS, ASPECTS, COVERED, ATTEMPTS = (0.05, 1.0), (0.75, 1.33), 0.1, 100
 
 
 @dataclass(frozen=True)
@@ -95,16 +95,15 @@ def grid_of_middle(width: int, height: int, size: int) -> SamplingGrid:
 
     For another size than 224 the short side is in proportion.
     """
-    short = SHORT_SIDE * size // 224
+    short = SHORT_SIDE * size // SIZE
     resized = [side * short // min(width, height) for side in (width, height)]
     step_x, step_y = width / resized[0], height / resized[1]
     left, top = ((side - size) // 2 for side in resized)
     return SamplingGrid(left * step_x, top * step_y, step_x, step_y)
 
 
-SIZE = 224
 Resample = Callable[["Image.Image", SamplingGrid, int, bool], NDArray[Any]]
-"""`in_bytes` or `in_floats`: image, sample, size, whether to mirror -> [size, size, 3]."""
+"""`resample_bytes` or `resample_floats`: image, grid, size, whether to mirror -> [size, size, 3]."""
 
 
 def generator_for(seed: int, epoch: int, number: int) -> np.random.Generator:
@@ -113,7 +112,12 @@ def generator_for(seed: int, epoch: int, number: int) -> np.random.Generator:
 
 
 def training_image(
-    image: EncodedImage, generator: np.random.Generator, size: int, resize: Resample, *, reduced: bool = True
+    image: EncodedImage,
+    generator: np.random.Generator,
+    size: int,
+    resample: Resample,
+    *,
+    reduced: bool = True,
 ) -> NDArray[Any]:
     """A random part, mirrored in half of the cases, [size, size, 3].
 
@@ -126,45 +130,47 @@ def training_image(
     factor = _reduce(opening, _reduction(crop, size)) if reduced else 1
     pixels = load_rgb(opening)
     if factor > 1:
-        return resize(pixels, _reduce_grid(grid_of_crop(crop, size), factor), size, mirrored)
+        return resample(pixels, _reduce_grid(grid_of_crop(crop, size), factor), size, mirrored)
     cut = pixels.crop((crop.left, crop.top, crop.left + crop.width, crop.top + crop.height))
-    return resize(cut, grid_of_crop(Rectangle(0, 0, crop.width, crop.height), size), size, mirrored)
+    return resample(cut, grid_of_crop(Rectangle(0, 0, crop.width, crop.height), size), size, mirrored)
 
 
-def evaluation_image(image: EncodedImage, size: int, resize: Resample) -> NDArray[Any]:
+def evaluation_image(image: EncodedImage, size: int, resample: Resample) -> NDArray[Any]:
     """The middle of the image, [size, size, 3]."""
     pixels = load_rgb(open_image(image.encoded))
-    return resize(pixels, grid_of_middle(*pixels.size, size), size, False)
+    return resample(pixels, grid_of_middle(*pixels.size, size), size, False)
 
 
-def in_floats(image: "Image.Image", sample: SamplingGrid, size: int, mirrored: bool) -> NDArray[np.float32]:
-    """The sample's size x size pixels as float32 between 0 and 255."""
-    pixels = interpolate(np.asarray(image), sample, size)
+def resample_floats(
+    image: "Image.Image", grid: SamplingGrid, size: int, mirrored: bool
+) -> NDArray[np.float32]:
+    """The grid's size x size pixels as float32 between 0 and 255."""
+    pixels = interpolate(np.asarray(image), grid, size)
     return pixels[:, ::-1] if mirrored else pixels
 
 
-def in_bytes(image: "Image.Image", sample: SamplingGrid, size: int, mirrored: bool) -> Pixels:
+def resample_bytes(image: "Image.Image", grid: SamplingGrid, size: int, mirrored: bool) -> Pixels:
     """The same truncated to bytes, by pillow in C where it can: several times as fast."""
-    last_x = sample.left + (size - 1) * sample.step_x
-    last_y = sample.top + (size - 1) * sample.step_y
+    last_x = grid.left + (size - 1) * grid.step_x
+    last_y = grid.top + (size - 1) * grid.step_y
     if last_x >= image.width - 0.5 or last_y >= image.height - 0.5:
         # pillow leaves pixels black that lie half a pixel beyond the last: images blown up more than twice.
-        return in_floats(image, sample, size, mirrored).astype(np.uint8)
-    step_x = -sample.step_x if mirrored else sample.step_x
-    first_x = last_x if mirrored else sample.left
+        return resample_floats(image, grid, size, mirrored).astype(np.uint8)
+    step_x = -grid.step_x if mirrored else grid.step_x
+    first_x = last_x if mirrored else grid.left
     # pillow asks at the middle of each output pixel and counts from the image's edge: half a pixel off at both ends.
-    affine = (step_x, 0, first_x + 0.5 - step_x / 2, 0, sample.step_y, sample.top + 0.5 - sample.step_y / 2)
+    affine = (step_x, 0, first_x + 0.5 - step_x / 2, 0, grid.step_y, grid.top + 0.5 - grid.step_y / 2)
     module = pillow()
     return np.asarray(
         image.transform((size, size), module.Transform.AFFINE, affine, module.Resampling.BILINEAR)
     )
 
 
-def interpolate(pixels: Pixels, sample: SamplingGrid, size: int) -> NDArray[np.float32]:
-    """The sample's size x size values as floats, not truncated; the last row and column stand for what lies beyond."""
+def interpolate(pixels: Pixels, grid: SamplingGrid, size: int) -> NDArray[np.float32]:
+    """The grid's size x size values as floats, not truncated; the last row and column stand for what lies beyond."""
     places = np.arange(size, dtype=np.float64)
-    top, bottom, weight_y = _neighbours(sample.top + places * sample.step_y, pixels.shape[0])
-    left, right, weight_x = _neighbours(sample.left + places * sample.step_x, pixels.shape[1])
+    top, bottom, weight_y = _neighbours(grid.top + places * grid.step_y, pixels.shape[0])
+    left, right, weight_x = _neighbours(grid.left + places * grid.step_x, pixels.shape[1])
     weight = weight_x[None, :, None]
 
     def read(y: NDArray[np.intp], x: NDArray[np.intp]) -> NDArray[np.float32]:
@@ -198,12 +204,12 @@ def _reduce(image: "Image.Image", factor: int) -> int:
     return round(width / image.width)
 
 
-def _reduce_grid(sample: SamplingGrid, factor: int) -> SamplingGrid:
+def _reduce_grid(grid: SamplingGrid, factor: int) -> SamplingGrid:
     """The same places in an image whose pixels are the means of factor x factor old ones."""
     middle_of_first = (factor - 1) / 2
     return SamplingGrid(
-        (sample.left - middle_of_first) / factor,
-        (sample.top - middle_of_first) / factor,
-        sample.step_x / factor,
-        sample.step_y / factor,
+        (grid.left - middle_of_first) / factor,
+        (grid.top - middle_of_first) / factor,
+        grid.step_x / factor,
+        grid.step_y / factor,
     )

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from hotloop.data.jpeg import ImageError, load_rgb, open_image
 from hotloop.engine.progress import Console, compiling
 from hotloop.errors import DataError, OptionError
-from hotloop.families.cnn import images, network, saved
+from hotloop.families.cnn import images, saved
 from hotloop.families.cnn.command_options import PredictConfig
-from hotloop.families.cnn.photographs import grid_of_middle, in_bytes
-from hotloop.families.cnn.saved import RunCheckpoints
+from hotloop.families.cnn.network import inference_logits
+from hotloop.families.cnn.photographs import grid_of_middle, resample_bytes
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -32,9 +32,9 @@ CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 
 def run(config: PredictConfig, console: Console) -> Mapping[str, Any]:
     """A line for each class of each image."""
-    keeping = RunCheckpoints.at(config.run)
-    keeping.check_any()
-    known = saved.read_saved_network(keeping.folder)
+    checkpoints = saved.checkpoints_at(config.run)
+    saved.check_any(checkpoints)
+    known = saved.read_saved_network(checkpoints.folder)
     if config.top > known.network.classes:
         raise OptionError(f"--top {config.top}: there are only {known.network.classes} classes")
     shape, dataset = known.network.shape, known.dataset
@@ -44,8 +44,8 @@ def run(config: PredictConfig, console: Console) -> Mapping[str, Any]:
         if differences := unlike_training(image, shape, dataset):
             console.warn(f"{path}: unlike the images of the training: {'; '.join(differences)}")
         pixels.append(_to_pixels(image, shape, dataset))
-    with keeping.opened() as checkpoints:
-        step, weights = saved.restore_weights_from(checkpoints, config.step, known)
+    with checkpoints.open() as opened:
+        step, weights = saved.restore_weights(opened, config.step, known)
     with console.progress("predicting"):
         with compiling():  # the call comes back before it has run
             made = _shares(known, weights, np.stack(pixels))
@@ -60,14 +60,14 @@ def run(config: PredictConfig, console: Console) -> Mapping[str, Any]:
         console.say(f"{path}:")
         for each in found[str(path)]:
             console.say(f"  {100 * each['probability']:6.2f} %  {each['name']}")
-    return {"checkpoint": str(keeping.folder), "step": step, "predictions": found}
+    return {"checkpoint": str(checkpoints.folder), "step": step, "predictions": found}
 
 
 def _shares(known: saved.SavedNetwork, weights: Any, pixels: NDArray[np.uint8]) -> jax.Array:
     @jax.jit
     def shares(weights: Any, pixels: jax.Array) -> jax.Array:
         seen = images.preprocess(known.dataset, pixels)
-        return jax.nn.softmax(network.inference_logits(known.network, known.policy, weights, seen))
+        return jax.nn.softmax(inference_logits(known.network, known.policy, weights, seen))
 
     result: jax.Array = shares(weights, jnp.asarray(pixels))
     return result
@@ -89,7 +89,7 @@ def _open_image(path: str | Path) -> "Image.Image":
 
 def _to_pixels(image: "Image.Image", shape: tuple[int, int, int], dataset: str) -> NDArray[np.uint8]:
     if dataset == "imagenet":
-        return in_bytes(image, grid_of_middle(*image.size, shape[0]), shape[0], False)
+        return resample_bytes(image, grid_of_middle(*image.size, shape[0]), shape[0], False)
     resized = image.convert("L" if shape[2] == 1 else "RGB").resize((shape[1], shape[0]))
     return np.asarray(resized, np.uint8).reshape(shape)
 

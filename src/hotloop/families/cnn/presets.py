@@ -1,9 +1,9 @@
-"""The named configurations of `hotloop cnn`: `configs.yml` as a mapping from name to option values.
+"""Option values that nobody typed: those of the named configurations, and those of a run that is used again. No jax.
 
-The file is read when the first name is asked for, so that a command without `--config` does not wait for it. Values
-stay as they are written there; the options read them, as they read a file of the user's. No jax.
-
-A run used again: which folder a path means, and the options that the run had. No jax.
+`configs.yml` is read when the first name is asked for, so that a command without `--config` does not wait for it.
+Values stay as they are written there; the options read them, as they read a file of the user's. A run's config.json
+has all its options. A folder of checkpoints elsewhere has its network.json alone, which tells what the network is;
+the rest are the defaults then.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,11 +14,18 @@ from typing import Any
 
 from hotloop.engine.records import read_json
 from hotloop.engine.run import read_config
-from hotloop.errors import CheckpointError, OptionError
-from hotloop.options import did_you_mean
+from hotloop.errors import CheckpointError
 from hotloop.options.document import parse_document
 
 CONFIGS_FILE = "configs.yml"
+FAMILY, NETWORK_FILE, RUN_CONFIG = "cnn", "network.json", "config.json"
+
+NOT_TAKEN = frozenset({
+    "training", "validation", "resume", "compile_only", "plan", "expect", "checkpoint_input_dir",
+    "checkpoint_output_dir", "clean_dir", "random_weights", "results_dir", "run_name", "report", "mlperf_logging",
+    "wandb", "wandb_run_name", "wandb_tags",
+})  # fmt: skip
+"""What a run had for itself: which phases ran, and where it wrote."""
 
 
 @cache
@@ -42,22 +49,6 @@ class NamedConfigs(Mapping[str, Mapping[str, Any]]):
 
 
 PRESETS = NamedConfigs()
-
-
-def expectation(name: str) -> str:
-    """What to expect of a configuration, in its own words."""
-    if name not in PRESETS:
-        raise OptionError(f"--config {name}: no such configuration{did_you_mean(name, PRESETS)}")
-    return str(PRESETS[name].get("expect", ""))
-
-
-FAMILY, NETWORK_FILE, RUN_CONFIG = "cnn", "network.json", "config.json"
-NOT_TAKEN = frozenset({
-    "training", "validation", "resume", "compile_only", "plan", "expect", "checkpoint_input_dir",
-    "checkpoint_output_dir", "clean_dir", "random_weights", "results_dir", "run_name", "report", "mlperf_logging",
-    "wandb", "wandb_run_name", "wandb_tags",
-})  # fmt: skip
-"""What a run had for itself: which phases ran, and where it wrote."""
 
 
 def find_run(path: Path) -> Path | None:

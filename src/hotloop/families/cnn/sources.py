@@ -1,9 +1,9 @@
-"""ImageNet as a feed: photographs decoded by workers while the device computes, in the engine's order.
+"""Where a run's images come from: small sets kept on the device, photographs streamed, or synthetic ones.
 
-The random crop of an image depends on the seed, the epoch and the image's number alone, so that a run that is
-resumed, or that makes its calls in other sizes, sees the same pixels. Record sets and image folders are both taken.
-
-Where a run's images come from: small sets kept on the device, photographs streamed, or made-up ones.
+An `ImageSource` says what the data are and makes the training feed and the evaluation. Files are opened here, before
+anything is compiled. It knows neither networks nor updates. ImageNet's photographs are decoded by workers while the
+device computes, in the engine's order; the random crop of an image depends on the seed, the epoch and the image's
+number alone, so that a run that is resumed, or that makes its calls in other sizes, sees the same pixels.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from numpy.typing import NDArray
 
 from hotloop.data.dataset import Dataset, LabelledImages
@@ -36,24 +36,246 @@ from hotloop.engine.order import Order, Remainder
 from hotloop.engine.progress import Console, advance_through
 from hotloop.engine.split import SPLIT
 from hotloop.errors import DataError
-from hotloop.families.cnn.job import SAMPLES, DatasetSize, Settings
-from hotloop.families.cnn.options import Train
+from hotloop.families.cnn.job import Job
+from hotloop.families.cnn.options import DATASET_SIZES, DatasetSize, TrainConfig
 from hotloop.families.cnn.workers import MISSING, HostBatch, PhotoReader, WantedImages, Workers
 
+Evaluate = Callable[[Any], Sums]
+SYNTHETIC_MEAN, SYNTHETIC_DEVIATION = 127, 60  # of pixels
+SYNTHETIC_IMAGES = 256  # that differ, at most: they are for measuring speed, and take memory
+NO_PHOTOGRAPHS = "there is no ImageNet here (name its folder by --dataset-path): "
 
-def open_store(
-    folder: Path, part: Part, *, instance: int = 0, instances: int = 1, check: bool = False
-) -> ImageStore:
-    """The images of one part (and one instance's share of it): TFRecord shards, or class folders.
 
-    With `check`, every record is compared with its checksum when it is read.
+class ImageSource(Protocol):
+    """Images to train and to validate with."""
+
+    size: DatasetSize
+    notice: str
+    repeated: bool
+
+    def feed(self, job: Job) -> Feed: ...
+
+    def evaluation(self, fn: PerSample, batch_size: int) -> Evaluate:
+        """state -> sums of `fn` over every validation image."""
+
+    def close(self) -> None:
+        """Let go of files and workers."""
+
+
+def open_source(config: TrainConfig, console: Console, seed: int) -> ImageSource:
+    """The images that the options ask for."""
+    if config.synthetic_data is not None:
+        return SyntheticImages(
+            DATASET_SIZES[config.dataset], seed, on_device=config.synthetic_data == "device"
+        )
+    if config.dataset == "imagenet":
+        if config.dataset_path == Path() and not (is_record_folder(Path()) or is_image_folder(Path())):
+            return SyntheticImages(DATASET_SIZES["imagenet"], seed, on_device=True, why=NO_PHOTOGRAPHS)
+        with console.progress("opening photographs"):
+            return StreamedPhotographs(config, console, seed)
+    with console.progress("loading images"):
+        return ResidentImages(load(config.dataset, folder_of(config), console.say, console.progress))
+
+
+def folder_of(config: TrainConfig) -> Path | None:
+    """The folder that the user gave, if any."""
+    return None if config.dataset_path == Path() else config.dataset_path
+
+
+def _sharding(job: Job) -> NamedSharding | None:
+    return None if job.mesh is None else NamedSharding(job.mesh, SPLIT)
+
+
+def _columns(split: LabelledImages) -> dict[str, NDArray[Any]]:
+    return {"image": split.images, "label": split.labels}
+
+
+class ResidentImages:
+    """A set that lives on the device."""
+
+    repeated = False
+
+    def __init__(self, data: Dataset):
+        self._data, self.notice = data, data.notice
+        height, width, channels = data.train.images.shape[1:]
+        self.size = DatasetSize(len(data.train), len(data.test), (height, width, channels), data.classes)
+
+    def feed(self, job: Job) -> Feed:
+        return Resident(
+            _columns(self._data.train),
+            job.batch.global_,
+            seed=job.config.seed or 0,
+            shuffled=job.shuffled,
+            sharding=_sharding(job),
+        )
+
+    def evaluation(self, fn: PerSample, batch_size: int) -> Evaluate:
+        return Evaluation(fn, _columns(self._data.test), batch_size)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class StreamedPhotographs:
+    """ImageNet: records or folders, decoded by workers."""
+
+    repeated = False
+    notice = ""
+
+    def __init__(self, config: TrainConfig, console: Console, seed: int):
+        self._workers: list[Workers] = []
+        self._count = count_workers(config.pipeline_num_parallel)
+        self._seed, self._eight_bit, self._warn = seed, config.eight_bit_transfer, console.warn
+        self._skip_corrupt, self._progress = config.skip_corrupt, console.progress
+        pillow()  # the workers need it: without it there should be no run
+        self._train = open_store(config.dataset_path, "train") if config.training else None
+        self._validation = open_store(config.dataset_path, "validation") if config.validation else None
+        whole = DATASET_SIZES["imagenet"]
+        for store in (self._train, self._validation):
+            if store is not None and store.classes > whole.classes:
+                raise DataError(
+                    f"--dataset-path {config.dataset_path}: {store.classes:,} classes, but the network has "
+                    f"{whole.classes:,}: leave some of them out"
+                )
+        self.size = whole._replace(
+            train=whole.train if self._train is None else len(self._train),
+            validation=whole.validation if self._validation is None else len(self._validation),
+        )
+        counts = [f"{len(store):,}" for store in (self._train, self._validation) if store is not None]
+        found = f"{' + '.join(counts)} photographs"
+        console.say(f"data: imagenet, {found}, files at {config.dataset_path}, {self._count} workers")
+
+    def _open(self, store: Any, training: bool) -> Workers:
+        if store is None:
+            raise DataError("there are no images for this phase")
+        reader = PhotoReader(
+            store, training, self._seed, eight_bit=self._eight_bit, skip_corrupt=self._skip_corrupt
+        )
+        self._workers.append(Workers(reader, self._count, on_skip=self._warn))
+        return self._workers[-1]
+
+    def feed(self, job: Job) -> Feed:
+        return PhotoFeed(
+            self._open(self._train, True),
+            job.batch.global_,
+            seed=self._seed,
+            shuffle=job.shuffled,
+            sharding=_sharding(job),
+        )
+
+    def evaluation(self, fn: PerSample, batch_size: int) -> Evaluate:
+        workers = self._open(self._validation, False)
+
+        def run(state: Any) -> Sums:
+            with self._progress("photographs", -(-self.size.validation // batch_size)) as bar:
+                batches = advance_through(evaluation_batches(workers, batch_size), bar)
+                return evaluate_batches(fn, state, batches, batch_size)
+
+        return run
+
+    def close(self) -> None:
+        for workers in self._workers:
+            workers.close()
+        if skipped := sum(workers.skipped for workers in self._workers):
+            self._warn(
+                f"--skip-corrupt: {skipped} broken images (training replaced them, validation left them out)"
+            )
+
+
+class SyntheticImages:
+    """Random images and labels of a set's shape: on the device one micro-batch for all, or sent by the host.
+
+    Which image comes at which place of a global batch does not depend on how the batch is split.
     """
+
+    def __init__(self, size: DatasetSize, seed: int, on_device: bool, why: str = ""):
+        self.size, self._seed, self.repeated = size, seed, on_device
+        self.notice = f"{why}the images are made up: neither loss nor accuracy means anything"
+
+    def _draw(self, count: int) -> dict[str, NDArray[Any]]:
+        generator = np.random.default_rng(self._seed)
+        shape = (count, *self.size.shape)
+        pixels = np.clip(
+            SYNTHETIC_DEVIATION * generator.standard_normal(shape, np.float32) + SYNTHETIC_MEAN, 0, 255
+        )
+        return {
+            "image": pixels.astype(np.uint8),
+            "label": generator.integers(0, self.size.classes, count, np.int32),
+        }
+
+    def feed(self, job: Job) -> Feed:
+        """The same micro-batch for every update, or batches streamed from a few that lie in memory."""
+        batch = job.batch
+        if self.repeated:
+            for_all = {name: np.tile(values, (batch.replicas, *[1] * (values.ndim - 1)))
+                       for name, values in self._draw(batch.micro).items()}  # fmt: skip
+            return RepeatedBatch(for_all, batch.global_, _sharding(job))
+        kept = self._draw(SYNTHETIC_IMAGES)
+
+        def fetch(indices: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
+            return {name: values[indices % len(values)] for name, values in kept.items()}
+
+        return Streamed(
+            fetch,
+            batch.global_,
+            seed=self._seed,
+            samples=self.size.train,
+            sharding=_sharding(job),
+        )
+
+    def evaluation(self, fn: PerSample, batch_size: int) -> Evaluate:
+        """As many samples as the set would have."""
+        batch_size = min(batch_size, self.size.validation)
+
+        def gather(data: Any, indices: Array) -> Any:
+            return gather_rows(data, indices % SYNTHETIC_IMAGES)
+
+        return Evaluation(
+            fn, self._draw(SYNTHETIC_IMAGES), batch_size, samples=self.size.validation, gather=gather
+        )
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@dataclass(eq=False)
+class RepeatedBatch:
+    """A feed that hands every update the same arrays, which stay on the device."""
+
+    data: Any
+    batch_size: int
+    sharding: NamedSharding | None = None
+    any_count = True
+    longest_call = 2**30
+
+    def __post_init__(self) -> None:
+        self.data = jax.device_put(self.data, placement_like(self.sharding, (REPLICA,)))
+
+    def arguments(self, first: int, count: int, following: int = 0) -> Any:
+        return self.data
+
+    def like(self, count: int) -> Any:
+        return self.data
+
+    def batch(self, arguments: Any, step: Array) -> Any:
+        return arguments
+
+    def position(self, update: int) -> dict[str, Any]:
+        """Nothing moves."""
+        return {"made_up": True}
+
+    def check_position(self, saved: Mapping[str, Any]) -> None:
+        """Any place will do."""
+
+
+def open_store(folder: Path, part: Part) -> ImageStore:
+    """The images of one part: TFRecord shards, or class folders."""
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder; give the one with the image set by --dataset-path")
     if is_record_folder(folder):
-        return RecordSet(folder, part, instance=instance, instances=instances, check=check)
+        return RecordSet(folder, part)
     if is_image_folder(folder):
-        return ImageFolder(folder, part, instance=instance, instances=instances)
+        return ImageFolder(folder, part)
     raise DataError(
         f"{folder}: neither TFRecord shards (train-00000-of-01024) nor image folders (train/CLASS/*.jpg)"
     )
@@ -73,8 +295,8 @@ class PhotoBatches(ShuffledBatches):
 
     def example(self) -> HostBatch:
         """An empty batch: nothing need be decoded to see its form."""
-        reading, size = self._workers.reading, self._order.batch_size
-        pixels = np.empty((size, reading.size, reading.size, 3), reading.dtype)
+        reader, size = self._workers.reader, self._order.batch_size
+        pixels = np.empty((size, reader.size, reader.size, 3), reader.dtype)
         return {"image": pixels, "label": np.empty(size, np.int32)}
 
     def batches(self, first: int, count: int) -> Iterator[HostBatch]:
@@ -100,7 +322,7 @@ class PhotoFeed(Streamed):
         remainder: Remainder = "carry",
         sharding: NamedSharding | None = None,
     ):
-        order = Order(len(workers.reading.store), batch_size, seed, remainder, shuffle)
+        order = Order(len(workers.reader.store), batch_size, seed, remainder, shuffle)
         super().__init__(PhotoBatches(workers, order), batch_size, seed=seed, sharding=sharding)
         self._workers = workers
 
@@ -112,250 +334,10 @@ class PhotoFeed(Streamed):
 
 def evaluation_batches(workers: Workers, batch_size: int) -> Iterator[HostBatch]:
     """Every image once, in order, less those that are missing; batches, and the last one, may be smaller."""
-    count = len(workers.reading.store)
+    count = len(workers.reader.store)
     starts = range(0, count, batch_size)
     spans = (np.arange(start, min(start + batch_size, count)) for start in starts)
     for batch in workers.batches((span, np.zeros(len(span), np.int64)) for span in spans):
         there = batch["label"] != MISSING
         if there.any():
             yield batch if there.all() else {name: leaf[there] for name, leaf in batch.items()}
-
-
-Evaluate = Callable[[Any], Sums]
-SYNTHETIC_MEAN, SYNTHETIC_DEVIATION = 127, 60
-"""Mean and deviation of made-up pixels."""
-SYNTHETIC_IMAGES = 256
-"""Made-up images that differ, at most: they are for measuring speed, and take memory."""
-NO_PHOTOGRAPHS = "there is no ImageNet here (name its folder by --dataset-path): "
-
-
-class ImageSource(Protocol):
-    """Images to train and to validate with."""
-
-    samples: DatasetSize
-    notice: str
-    repeated: bool
-
-    def feed(self, settings: Settings, mesh: Mesh | None) -> Feed:
-        """Batches of the training."""
-
-    def evaluation(self, fn: PerSample, batch_size: int) -> Evaluate:
-        """state -> sums of `fn` over every validation image."""
-
-    def close(self) -> None:
-        """Let go of files and workers."""
-
-
-def open_source(config: Train, console: Console, seed: int) -> ImageSource:
-    """The images that the options ask for."""
-    if config.synthetic_data is not None:
-        return SyntheticImages(SAMPLES[config.dataset], seed, on_device=config.synthetic_data == "device")
-    if config.dataset == "imagenet":
-        if config.dataset_path == Path() and not (is_record_folder(Path()) or is_image_folder(Path())):
-            return SyntheticImages(SAMPLES["imagenet"], seed, on_device=True, why=NO_PHOTOGRAPHS)
-        with console.progress("opening photographs"):
-            return StreamedPhotographs(config, console, seed)
-    with console.progress("loading images"):
-        return ResidentImages(load(config.dataset, folder_of(config), console.say, console.progress))
-
-
-def folder_of(config: Train) -> Path | None:
-    """The folder that the user gave, if any."""
-    return None if config.dataset_path == Path() else config.dataset_path
-
-
-def _sharding(mesh: Mesh | None) -> NamedSharding | None:
-    return None if mesh is None else NamedSharding(mesh, SPLIT)
-
-
-def _columns(split: LabelledImages) -> dict[str, NDArray[Any]]:
-    return {"image": split.images, "label": split.labels}
-
-
-class ResidentImages:
-    """A set that lives on the device."""
-
-    repeated = False
-
-    def __init__(self, data: Dataset):
-        self._data, self.notice = data, data.notice
-        height, width, channels = data.train.images.shape[1:]
-        self.samples = DatasetSize(len(data.train), len(data.test), (height, width, channels), data.classes)
-
-    def feed(self, settings: Settings, mesh: Mesh | None) -> Feed:
-        """Batches gathered inside the loop."""
-        return Resident(
-            _columns(self._data.train),
-            settings.batch.global_,
-            seed=settings.seed or 0,
-            shuffled=settings.shuffle,
-            sharding=_sharding(mesh),
-        )
-
-    def evaluation(self, fn: PerSample, batch_size: int) -> Evaluate:
-        """One compiled pass."""
-        return Evaluation(fn, _columns(self._data.test), batch_size)
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-class StreamedPhotographs:
-    """ImageNet: records or folders, decoded by workers."""
-
-    repeated = False
-    notice = ""
-
-    def __init__(self, config: Train, console: Console, seed: int):
-        self._workers: list[Workers] = []
-        self._count = count_workers(config.pipeline_num_parallel)
-        self._seed, self._eight_bit, self._warn = seed, config.eight_bit_transfer, console.warn
-        self._skip_corrupt, self._progress = config.skip_corrupt, console.progress
-        pillow()  # the workers need it: without it there should be no run
-        self._train = open_store(config.dataset_path, "train") if config.training else None
-        self._validation = open_store(config.dataset_path, "validation") if config.validation else None
-        whole = SAMPLES["imagenet"]
-        for store in (self._train, self._validation):
-            if store is not None and store.classes > whole.classes:
-                raise DataError(
-                    f"--dataset-path {config.dataset_path}: {store.classes:,} classes, but the network has "
-                    f"{whole.classes:,}: leave some of them out"
-                )
-        self.samples = DatasetSize(
-            len(self._train) if self._train is not None else whole.train,
-            len(self._validation) if self._validation is not None else whole.validation,
-            whole.shape,
-            whole.classes,
-        )
-        counts = [f"{len(store):,}" for store in (self._train, self._validation) if store is not None]
-        found = f"{' + '.join(counts)} photographs"
-        console.say(f"data: imagenet, {found}, files at {config.dataset_path}, {self._count} workers")
-
-    def _open(self, store: Any, training: bool) -> Workers:
-        if store is None:
-            raise DataError("there are no images for this phase")
-        reading = PhotoReader(
-            store, training, self._seed, eight_bit=self._eight_bit, skip_corrupt=self._skip_corrupt
-        )
-        self._workers.append(Workers(reading, self._count, on_skip=self._warn))
-        return self._workers[-1]
-
-    def feed(self, settings: Settings, mesh: Mesh | None) -> Feed:
-        """Batches a call ahead of the device."""
-        return PhotoFeed(
-            self._open(self._train, True),
-            settings.batch.global_,
-            seed=self._seed,
-            shuffle=settings.shuffle,
-            sharding=_sharding(mesh),
-        )
-
-    def evaluation(self, fn: PerSample, batch_size: int) -> Evaluate:
-        """Batches from the host, every image once."""
-
-        workers = self._open(self._validation, False)
-
-        def run(state: Any) -> Sums:
-            with self._progress("photographs", -(-self.samples.validation // batch_size)) as bar:
-                batches = advance_through(evaluation_batches(workers, batch_size), bar)
-                return evaluate_batches(fn, state, batches, batch_size)
-
-        return run
-
-    def close(self) -> None:
-        """End all workers."""
-        for workers in self._workers:
-            workers.close()
-        if skipped := sum(workers.skipped for workers in self._workers):
-            self._warn(
-                f"--skip-corrupt: {skipped} broken images (training replaced them, validation left them out)"
-            )
-
-
-class SyntheticImages:
-    """Random images and labels of a set's shape: on the device one micro-batch for all, or sent by the host.
-
-    Which image comes at which place of a global batch does not depend on how the batch is split.
-    """
-
-    def __init__(self, samples: DatasetSize, seed: int, on_device: bool, why: str = ""):
-        self.samples, self._seed, self.repeated = samples, seed, on_device
-        self.notice = f"{why}the images are made up: neither loss nor accuracy means anything"
-
-    def _drawn(self, count: int) -> dict[str, NDArray[Any]]:
-        generator = np.random.default_rng(self._seed)
-        shape = (count, *self.samples.shape)
-        pixels = np.clip(
-            SYNTHETIC_DEVIATION * generator.standard_normal(shape, np.float32) + SYNTHETIC_MEAN, 0, 255
-        )
-        return {
-            "image": pixels.astype(np.uint8),
-            "label": generator.integers(0, self.samples.classes, count, np.int32),
-        }
-
-    def feed(self, settings: Settings, mesh: Mesh | None) -> Feed:
-        """The same micro-batch for every update, or batches streamed from a few that lie in memory."""
-        batch = settings.batch
-        if self.repeated:
-            for_all = {name: np.tile(values, (batch.replicas, *[1] * (values.ndim - 1)))
-                       for name, values in self._drawn(batch.micro).items()}  # fmt: skip
-            return RepeatedBatch(for_all, batch.global_, _sharding(mesh))
-        kept = self._drawn(SYNTHETIC_IMAGES)
-
-        def fetch(indices: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
-            return {name: values[indices % len(values)] for name, values in kept.items()}
-
-        return Streamed(
-            fetch,
-            batch.global_,
-            seed=self._seed,
-            samples=self.samples.train,
-            sharding=_sharding(mesh),
-        )
-
-    def evaluation(self, fn: PerSample, batch_size: int) -> Evaluate:
-        """As many samples as the set would have."""
-        size = min(batch_size, self.samples.validation)
-
-        def gather(data: Any, indices: Array) -> Any:
-            return gather_rows(data, indices % SYNTHETIC_IMAGES)
-
-        return Evaluation(
-            fn, self._drawn(SYNTHETIC_IMAGES), size, samples=self.samples.validation, gather=gather
-        )
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-@dataclass(eq=False)
-class RepeatedBatch:
-    """A feed that hands every update the same arrays, which stay on the device."""
-
-    data: Any
-    batch_size: int
-    sharding: NamedSharding | None = None
-    any_count = True
-    longest_call = 2**30
-
-    def __post_init__(self) -> None:
-        self.data = jax.device_put(self.data, placement_like(self.sharding, (REPLICA,)))
-
-    def arguments(self, first: int, count: int, following: int = 0) -> Any:
-        """The arrays."""
-        return self.data
-
-    def like(self, count: int) -> Any:
-        """The arrays."""
-        return self.data
-
-    def batch(self, arguments: Any, step: Array) -> Any:
-        """All of them."""
-        return arguments
-
-    def position(self, update: int) -> dict[str, Any]:
-        """Nothing moves."""
-        return {"made_up": True}
-
-    def check_position(self, saved: Mapping[str, Any]) -> None:
-        """Any place will do."""

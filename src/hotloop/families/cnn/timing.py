@@ -1,9 +1,9 @@
-"""How fast a run goes: images a second, the share of the device's peak that this is, memory, and compile time.
+"""What a run says about time: images a second, the share of the device's peak that this is, and time to train.
 
-Of an update's arithmetic the network's own is counted, once forward and twice backward. It measures nothing: times
-come from the engine's logs.
-
-Time to train: seconds from the start of training to the end of validation, over all processes that a run took.
+Of an update's arithmetic the network's own is counted, once forward and twice backward; times come from the engine's
+logs. Time to train goes from the start of training to the end of validation, over all processes that a run took: each
+process records when its clock starts, and those before it count up to their last record, so that work which was lost
+and done again counts as well, and the time between two processes does not.
 """
 
 import statistics
@@ -19,22 +19,25 @@ from hotloop.engine.device import peak_bytes, platform
 from hotloop.engine.loop import Program
 from hotloop.engine.plan import Event
 from hotloop.engine.run import Run, read_events
-from hotloop.families.cnn.model import Job
-from hotloop.families.cnn.network import flops_per_image
+from hotloop.families.cnn.job import Job
 
-FORWARD_AND_BACKWARD = 3
+FORWARD_AND_BACKWARD = 3  # each product of the forward pass has two gradients of the same cost
+STARTS = "training"
+"""The record that a process's clock starts."""
+TOOK = "time_to_train"
+"""The record that the run is trained and validated, and how long that took."""
 
 
 class Throughput:
     """Gathers the throughput of every log."""
 
-    def __init__(self, job: Job, replicas: int):
-        device = jax.devices(platform())[0]
-        limits = measure.known_ceilings(device)
+    def __init__(self, job: Job):
+        self._device = jax.devices(platform())[0]
+        limits = measure.known_ceilings(self._device)
         peak = limits.matmul_tflops.get(str(job.policy.compute)) if limits else None
-        self._peak = peak and peak * replicas
-        self._flops = FORWARD_AND_BACKWARD * flops_per_image(job.network)
-        self._device, self._seen = device, list[float]()
+        self._peak = peak and peak * job.batch.replicas
+        self._flops = FORWARD_AND_BACKWARD * job.network.flops
+        self._seen: list[float] = []
 
     def on_log(self, event: Event, figures: Mapping[str, Any]) -> dict[str, Any]:
         """The share of the measured peak (MFU), and the memory in use at most."""
@@ -42,23 +45,25 @@ class Throughput:
         self._seen.append(speed)
         found: dict[str, Any] = {"memory_gib": peak_memory(self._device) / 2**30}
         if self._peak:
-            found["mfu"] = speed * self._flops / (1e12 * self._peak)
+            found["mfu"] = self._mfu(speed)
         return found
 
-    def compiled(self, program: Program) -> dict[str, Any]:
-        """Seconds of the compiler."""
-        return {"lower_seconds": program.lower_seconds, "compile_seconds": program.compile_seconds}
+    def _mfu(self, speed: float | None) -> float | None:
+        return speed * self._flops / (1e12 * self._peak) if speed and self._peak else None
 
     def result(self, program: Program) -> dict[str, Any]:
         """The run's figures: the median over its logs."""
         speed = statistics.median(self._seen) if self._seen else None
-        mfu = speed * self._flops / (1e12 * self._peak) if speed and self._peak else None
         return {
             "images_per_second": speed,
-            "mfu": mfu,
+            "mfu": self._mfu(speed),
             "memory_bytes": peak_memory(self._device),
-            **self.compiled(program),
+            **compile_seconds(program),
         }
+
+
+def compile_seconds(program: Program) -> dict[str, Any]:
+    return {"lower_seconds": program.lower_seconds, "compile_seconds": program.compile_seconds}
 
 
 def peak_memory(device: jax.Device) -> int:
@@ -66,12 +71,6 @@ def peak_memory(device: jax.Device) -> int:
     if device.platform != "cpu":
         return int((device.memory_stats() or {}).get("peak_bytes_in_use", 0))
     return peak_bytes()
-
-
-STARTS = "training"
-"""The record that a process's clock starts."""
-TOOK = "time_to_train"
-"""The record that the run is trained and validated, and how long that took."""
 
 
 @dataclass(frozen=True)

@@ -1,53 +1,74 @@
-"""Other people's weights: a torchvision or timm ResNet from a safetensors file into a network of the torch variant.
+"""`hotloop cnn import`: a torchvision or timm ResNet from a safetensors file as a checkpoint of ours.
 
 Only the names and the layout of axes differ; the logits are the same. Formats that can run code when they are opened
-(.pt, .pth, .bin) are refused, and so is whatever does not fit the network to the last tensor.
+(.pt, .pth, .bin) are refused, and so is whatever does not fit the network to the last tensor. Files are read by the
+safetensors package (extra `weights`).
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from hotloop.errors import DataError, OptionError
+from hotloop.engine.checkpoint import Checkpoints, KeepAll
+from hotloop.engine.progress import Console
+from hotloop.errors import CheckpointError, DataError, MissingExtra, OptionError
+from hotloop.families.cnn.command_options import ImportConfig
 from hotloop.families.cnn.models import BASIC, DEPTHS
 from hotloop.families.cnn.network import Network, Params, Statistics, build
 from hotloop.families.cnn.network_layers import BatchNorm
-from hotloop.families.cnn.safetensors import Tensor, tensors
+from hotloop.families.cnn.presets import FAMILY
+from hotloop.families.cnn.saved import SavedNetwork
 
 Leaf = tuple[str, str]  # layer and leaf
-_REFUSED = {
-    (
-        ".pt",
-        ".pth",
-        ".bin",
-        ".ckpt",
-        ".pkl",
-    ): "a pickle can run any code when it is opened: convert it once with "
-    "safetensors.torch.save_file(torch.load(FILE, weights_only=True), 'weights.safetensors')",
-    (
-        ".h5",
-        ".hdf5",
-        ".keras",
-    ): "Keras files are not read: take the same model's .safetensors file of torchvision "
-    "or timm, e.g. timm/resnet50.tv_in1k on the Hugging Face hub",
-}
+Shapes = dict[str, tuple[int, ...]]
+LONGEST_ERROR = 300  # characters of what the package says; a name in a file may be long
+_PICKLE = (
+    "a pickle can run any code when it is opened: convert it once with "
+    "safetensors.torch.save_file(torch.load(FILE, weights_only=True), 'weights.safetensors')"
+)
+_KERAS = (
+    "Keras files are not read: take the same model's .safetensors file of torchvision "
+    "or timm, e.g. timm/resnet50.tv_in1k on the Hugging Face hub"
+)
+_REFUSED = dict.fromkeys((".pt", ".pth", ".bin", ".ckpt", ".pkl"), _PICKLE) | dict.fromkeys(
+    (".h5", ".hdf5", ".keras"), _KERAS
+)
+_READ = ("F32", "F16", "BF16")
 _ORDER = {1: (0,), 2: (1, 0), 4: (2, 3, 1, 0)}  # of axes: [O, I] to [I, O], OIHW to HWIO
 _OF_NORM = {"weight": "scale", "bias": "offset"}
 _OF_STATISTICS = {"running_mean": "mean", "running_var": "variance"}
 
 
+def run(config: ImportConfig, console: Console) -> Mapping[str, Any]:
+    """Read, check, and write one checkpoint at step 0, ready to validate and predict with."""
+    network = recognise(config.weights)
+    with Checkpoints(config.out, KeepAll(), family=FAMILY) as checkpoints:
+        if checkpoints.steps():
+            raise CheckpointError(f"{config.out}: holds checkpoints already; choose another folder")
+    params, statistics = load(config.weights, network)
+    SavedNetwork(network, "imagenet", "32.32", "bfloat16", 1.0).write(config.out)
+    with Checkpoints(config.out, KeepAll(), family=FAMILY) as checkpoints:
+        checkpoints.save(0, {"params": params, "statistics": statistics}, position={})
+        checkpoints.wait()
+    console.say(f"{network.model}, {network.classes} classes, written to {config.out}")
+    return {"checkpoint": str(config.out), "model": network.model, "classes": network.classes}
+
+
 def recognise(path: str | Path) -> Network:
     """The network that a file's weights belong to, for images of 224x224x3."""
-    found = _open_file(path)
+    with _open_file(path) as file:
+        found = _shapes(file)
     stages = [
         len({name.split(".")[1] for name in found if name.startswith(f"layer{stage}.")})
         for stage in range(1, 5)
     ]
-    classes = prod(found["fc.bias"].shape) if "fc.bias" in found else 0
+    classes = prod(found["fc.bias"]) if "fc.bias" in found else 0
     basic = "layer1.0.conv3.weight" not in found
     for model, depths in DEPTHS.items():
         if depths == tuple(stages) and (model in BASIC) == basic and classes:
@@ -64,39 +85,61 @@ def load(path: str | Path, network: Network) -> tuple[Params, Statistics]:
             f"{path}: weights from torch fit only the variant 'torch' with batch_norm, "
             f"not {network.model} of variant {network.variant!r} with {network.norm.kind}_norm"
         )
-    found, wanted = _open_file(path), dict(_tensor_names(network))
-    _check_names(path, network, found, wanted)
-    _check_shapes(path, network, found, wanted)
     params: Params = {}
     statistics: Statistics = {}
-    for name, (layer, leaf) in wanted.items():
-        values = found[name].read()
-        tree = statistics if leaf in _OF_STATISTICS.values() else params
-        turned = np.ascontiguousarray(values.transpose(_ORDER[values.ndim]))
-        tree.setdefault(layer, {})[leaf] = jnp.asarray(turned)
+    with _open_file(path) as file:
+        wanted = dict(_tensor_names(network))
+        _check_names(path, network, _shapes(file), wanted)
+        _check_shapes(path, network, _shapes(file), wanted)
+        for name, (layer, leaf) in wanted.items():
+            kind = file.get_slice(name).get_dtype()
+            if kind not in _READ:
+                raise DataError(f"{path}: tensor {name!r} is {kind}: only F32, F16 and BF16 are read")
+            values = file.get_tensor(name)
+            turned = np.ascontiguousarray(values.transpose(_ORDER[values.ndim]), np.float32)
+            tree = statistics if leaf in _OF_STATISTICS.values() else params
+            tree.setdefault(layer, {})[leaf] = jnp.asarray(turned)
     return params, statistics
 
 
-def _open_file(path: str | Path) -> dict[str, Tensor]:
-    """The file's tensors without torch's step counters."""
-    for suffixes, reason in _REFUSED.items():
-        if Path(path).suffix.lower() in suffixes:
-            raise DataError(f"{path}: {reason}")
-    return {
-        name: tensor for name, tensor in tensors(path).items() if not name.endswith(".num_batches_tracked")
-    }
+@contextmanager
+def _open_file(path: str | Path) -> Iterator[Any]:
+    """A file whose whole header has been checked; whatever is wrong with it is a DataError of one line."""
+    if reason := _REFUSED.get(Path(path).suffix.lower()):
+        raise DataError(f"{path}: {reason}")
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError:
+        raise MissingExtra("safetensors", "weights", "reading weights") from None
+    try:
+        with Path(path).open("rb"):
+            pass  # Python's own words for a file that is not there or not to be read
+        # Not mapped into memory: a file that shrinks is then an error and not the end of the process.
+        with safe_open(str(path), framework="np", backend="pread") as file:
+            yield file
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except SafetensorError as error:
+        said = " ".join(str(error).split())[:LONGEST_ERROR]
+        raise DataError(f"{path}: not a whole safetensors file: {said}") from error
+
+
+def _shapes(file: Any) -> Shapes:
+    """Every tensor but torch's step counters."""
+    names = (name for name in file.keys() if not name.endswith(".num_batches_tracked"))  # noqa: SIM118
+    return {name: tuple(file.get_slice(name).get_shape()) for name in names}
 
 
 def _tensor_names(network: Network) -> Iterator[tuple[str, Leaf]]:
     """torch's name of every leaf, and ours."""
-    for placed in network.placed:
-        layer = placed.name
-        if isinstance(placed.piece, BatchNorm):
+    for node in network.nodes:
+        layer = node.name
+        if isinstance(node.layer, BatchNorm):
             for theirs, ours in (_OF_NORM | _OF_STATISTICS).items():
                 yield f"{_module(layer)}.{theirs}", (layer, ours)
-        elif placed.piece.kind == "conv":
+        elif node.layer.kind == "conv":
             yield f"{_module(layer)}.weight", (layer, "kernel")
-        elif placed.piece.kind == "dense":
+        elif node.layer.kind == "dense":
             yield "fc.weight", (layer, "kernel")
             yield "fc.bias", (layer, "bias")
 
@@ -111,24 +154,7 @@ def _module(layer: str) -> str:
     return f"layer{int(stack) - 1}.{int(block) - 1}.{inner}"
 
 
-def _check_shapes(
-    path: str | Path, network: Network, found: dict[str, Tensor], wanted: dict[str, Leaf]
-) -> None:
-    placed = {placed.name: placed for placed in network.placed}
-    for name, (layer, leaf) in wanted.items():
-        values = network.values(placed[layer])
-        ours = values[leaf].shape if leaf in values else placed[layer].shape[-1:]
-        theirs = tuple(ours[_ORDER[len(ours)].index(axis)] for axis in range(len(ours)))
-        if found[name].shape != theirs:
-            raise DataError(
-                f"{path}: {name} has shape {list(found[name].shape)}, but {network.model} for images of "
-                f"{network.shape[2]} channels and {network.classes} classes needs {list(theirs)}"
-            )
-
-
-def _check_names(
-    path: str | Path, network: Network, found: dict[str, Tensor], wanted: dict[str, Leaf]
-) -> None:
+def _check_names(path: str | Path, network: Network, found: Shapes, wanted: dict[str, Leaf]) -> None:
     missing, unknown = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
     if missing:
         raise DataError(
@@ -140,3 +166,16 @@ def _check_names(
             f"{path}: {len(unknown)} tensors do not belong to {network.model}, {unknown[0][:200]!r} first: "
             "only torchvision's and timm's plain ResNets are read"
         )
+
+
+def _check_shapes(path: str | Path, network: Network, found: Shapes, wanted: dict[str, Leaf]) -> None:
+    nodes = {node.name: node for node in network.nodes}
+    for name, (layer, leaf) in wanted.items():
+        values = network.parameters(nodes[layer])
+        ours = values[leaf].shape if leaf in values else nodes[layer].shape[-1:]
+        theirs = tuple(ours[_ORDER[len(ours)].index(axis)] for axis in range(len(ours)))
+        if found[name] != theirs:
+            raise DataError(
+                f"{path}: {name} has shape {list(found[name])}, but {network.model} for images of "
+                f"{network.shape[2]} channels and {network.classes} classes needs {list(theirs)}"
+            )

@@ -1,10 +1,12 @@
-"""What a worker does: fill a part of a batch with decoded photographs. Plain data, so that any process can do it.
+"""Photographs decoded by workers: threads, or processes that write into shared memory.
 
-An image or record that is broken stops the run with its file and position, or, when asked for, in training its place
-is taken by the next image that is whole, and in validation it is marked as missing. It must not know about threads,
-processes or batches.
+`PhotoReader` is what a worker does: it fills a part of a batch, and is plain data, so that any process can do it. An
+image or record that is broken stops the run with its file and position, or, when asked for, in training its place is
+taken by the next image that is whole, and in validation it is marked as missing.
 
-Workers that decode photographs: threads, or processes that write into shared memory.
+Threads begin at once and share everything, but about a tenth of the work holds Python's lock: some ten of them would
+wait for each other, so that from eight workers on processes are the default. Batches are cut into small parts, as
+many in the making as keep every worker busy. It must not know which images come next. No jax: processes start sooner.
 """
 
 import signal
@@ -27,15 +29,21 @@ from hotloop.families.cnn.photographs import (
     SIZE,
     evaluation_image,
     generator_for,
-    in_bytes,
-    in_floats,
+    resample_bytes,
+    resample_floats,
     training_image,
 )
 
 MISSING = -1
 """The label of an image that could not be read and was not replaced."""
-_IN_A_ROW = 100
-"""So many broken images one after the other are no accident."""
+WorkerKind = Literal["auto", "threads", "processes"]
+WantedImages = tuple[NDArray[Any], NDArray[Any]]
+"""Numbers of the images of a batch, and the epoch that each is taken for."""
+HostBatch = dict[str, NDArray[Any]]
+
+_IN_A_ROW = 100  # so many broken images one after the other are no accident
+_PART = 8  # images that a worker is given at once
+_MANY = 8  # from so many workers on, processes are the default
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,12 +78,12 @@ class PhotoReader:
 
     def _image(self, number: int, generator: np.random.Generator) -> tuple[NDArray[Any], int]:
         encoded = self.store.read(number)
-        resize = in_bytes if self.eight_bit else in_floats
+        resample = resample_bytes if self.eight_bit else resample_floats
         try:
             if self.training:
-                pixels = training_image(encoded, generator, self.size, resize, reduced=self.reduced)
+                pixels = training_image(encoded, generator, self.size, resample, reduced=self.reduced)
             else:
-                pixels = evaluation_image(encoded, self.size, resize)
+                pixels = evaluation_image(encoded, self.size, resample)
         except ImageError as error:
             raise DataError(f"{encoded.where}: corrupt image ({error})") from None
         return pixels, encoded.label
@@ -102,16 +110,6 @@ class FilledPart:
     skipped: tuple[str, ...]
 
 
-Kind = Literal["auto", "threads", "processes"]
-WantedImages = tuple[NDArray[Any], NDArray[Any]]
-"""Numbers of the images of a batch, and the epoch that each is taken for."""
-HostBatch = dict[str, NDArray[Any]]
-
-_PART = 8
-_MANY = 8
-"""From so many workers on, processes are the default."""
-
-
 class Workers:
     """Decodes batches ahead of who takes them. Close it, or use it as a context.
 
@@ -120,25 +118,25 @@ class Workers:
 
     def __init__(
         self,
-        reading: PhotoReader,
+        reader: PhotoReader,
         workers: int,
-        kind: Kind = "auto",
+        kind: WorkerKind = "auto",
         on_skip: Callable[[str], None] = lambda text: None,
     ):
-        self.reading = reading
+        self.reader = reader
         self._on_skip, self._named = on_skip, set[str]()
         self.kind = kind if kind != "auto" else "processes" if workers >= _MANY else "threads"
-        shape = (3 * workers, _PART, reading.size, reading.size, 3)
+        shape = (3 * workers, _PART, reader.size, reader.size, 3)
         self._free = deque(range(shape[0]))
         self._pool: Executor
         if self.kind == "threads":
-            self._parts = np.empty(shape, reading.dtype)
-            self._pool = ThreadPoolExecutor(workers, "hotloop-decode", _adopt, (reading, self._parts))
+            self._parts = np.empty(shape, reader.dtype)
+            self._pool = ThreadPoolExecutor(workers, "hotloop-decode", _adopt, (reader, self._parts))
         else:
             context = get_context("spawn")  # a fork would copy jax's threads in whatever state they are
-            memory = context.RawArray("B", int(np.prod(shape)) * reading.dtype.itemsize)
-            self._parts = _view(memory, shape, reading.dtype)
-            self._pool = ProcessPoolExecutor(workers, context, _adopt_shared, (reading, memory, shape))
+            memory = context.RawArray("B", int(np.prod(shape)) * reader.dtype.itemsize)
+            self._parts = _view(memory, shape, reader.dtype)
+            self._pool = ProcessPoolExecutor(workers, context, _adopt_shared, (reader, memory, shape))
 
     def batches(self, wanted: Iterable[WantedImages]) -> Iterator[HostBatch]:
         """One batch after the other; those to come are begun as soon as there is room."""
@@ -159,10 +157,10 @@ class Workers:
             self._free += [part.slot for part in begun]
 
     def _cut(self, wanted: Iterable[WantedImages]) -> "Iterator[_Part]":
-        side = self.reading.size
+        side = self.reader.size
         for numbers, epochs in wanted:
             batch = {
-                "image": np.empty((len(numbers), side, side, 3), self.reading.dtype),
+                "image": np.empty((len(numbers), side, side, 3), self.reader.dtype),
                 "label": np.empty(len(numbers), np.int32),
             }
             for start in range(0, len(numbers), _PART):
@@ -192,11 +190,9 @@ class Workers:
 
     @property
     def skipped(self) -> int:
-        """Broken images so far."""
         return len(self._named)
 
     def close(self) -> None:
-        """End the workers."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def __enter__(self) -> "Workers":
@@ -222,13 +218,13 @@ _own = threading.local()
 """In a worker: what it reads, and the memory that it writes into."""
 
 
-def _adopt(reading: PhotoReader, parts: NDArray[Any]) -> None:
-    _own.reading, _own.parts = reading, parts
+def _adopt(reader: PhotoReader, parts: NDArray[Any]) -> None:
+    _own.reader, _own.parts = reader, parts
 
 
-def _adopt_shared(reading: PhotoReader, memory: Any, shape: tuple[int, ...]) -> None:
+def _adopt_shared(reader: PhotoReader, memory: Any, shape: tuple[int, ...]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to hear
-    _adopt(reading, _view(memory, shape, reading.dtype))
+    _adopt(reader, _view(memory, shape, reader.dtype))
 
 
 def _view(memory: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -236,5 +232,5 @@ def _view(memory: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[
 
 
 def _fill(slot: int, numbers: NDArray[Any], epochs: NDArray[Any]) -> FilledPart:
-    filled: FilledPart = _own.reading.fill(_own.parts[slot], numbers, epochs)
+    filled: FilledPart = _own.reader.fill(_own.parts[slot], numbers, epochs)
     return filled
