@@ -84,7 +84,6 @@ RECOMMENDER = {
     "--compiler-report": rewrite_report,
 }
 KERNEL = {"--report": rewrite_report}
-
 SCRIPTS: Mapping[str, Script] = {
     "train.py": CNN,
     "main.py": Script(
@@ -112,10 +111,8 @@ SCRIPTS: Mapping[str, Script] = {
 }
 RUNNER = Script(("bench", "run"), dropped=frozenset({"--examples-location"}))
 """What `python3 -m examples_utils benchmark` was."""
-
 SERVING = ("send_request.py", "export_for_serving.py")
 WRAPPERS = ("poprun", "mpirun", "mpiexec")
-
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 PYTHON = re.compile(r"python(\d+(\.\d+)?)?(\.exe)?")
 OPTION = re.compile(r"--?[A-Za-z]")

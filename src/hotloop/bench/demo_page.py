@@ -9,107 +9,71 @@ from typing import Any
 
 from hotloop.bench.page import Page, format_cell
 from hotloop.bench.roofline import roofline_chart
-from hotloop.bench.svg import Axis, Chart, Point, Strip, Strips
+from hotloop.bench.svg import Axis, Chart, Strip, Strips, line_chart
 
 Result = Mapping[str, Any]
-
-
-def hot_loop_chart(points: Sequence[Point]) -> Chart:
-    """Training steps per second against weight updates in one compiled call."""
-    chart = Chart(
-        "What the hot loop buys", Axis("weight updates per call", log=True), Axis("updates/s", low=0)
-    )
-    chart.line(points)
-    chart.dots(points, colour=0)
-    for x, y in (points[0], points[-1]):
-        chart.note((x, y), f"{y:,.0f}/s")
-    return chart
-
-
-def loss_chart(losses: Sequence[float]) -> Chart:
-    """The loss of every update of a training run."""
-    chart = Chart("Training really trains", Axis("round of four batches"), Axis("loss", low=0))
-    chart.line(list(enumerate(losses)))
-    return chart
-
-
-def samples_chart(counts: Sequence[float], edges: Sequence[float]) -> Chart:
-    """A histogram of HMC samples against the density they must have, N(-1/2, 1/2)."""
-    chart = Chart("HMC samples and the exact density", Axis("x"), Axis("density", low=0))
-    width, total = edges[1] - edges[0], sum(counts)
-    heights = [count / total / width for count in counts]
-    chart.steps([*zip(edges, heights, strict=False), (edges[-1], 0.0)], "samples")
-    grid = [edges[0] + (edges[-1] - edges[0]) * i / 160 for i in range(161)]
-    chart.line([(x, math.exp(-((x + 0.5) ** 2)) / math.sqrt(math.pi)) for x in grid], "exact")
-    return chart
-
-
-def spread_chart(results: Mapping[str, Result]) -> Strips:
-    """Every timed step of every kernel, relative to that kernel's median."""
-    rows = []
-    for name, result in results.items():
-        middle, seconds = result["seconds_per_step"], result["seconds"]
-        low, high = (seconds[key] / middle for key in ("p10", "p90"))
-        rows.append(Strip(name, low, 1.0, high, [each / middle for each in seconds["all"]]))
-    return Strips("Spread of the timed steps", Axis("time / median"), rows, at=1.0)
-
-
-def elbo_chart(values: Sequence[float], every: int) -> Chart:
-    """The ELBO of a short training."""
-    chart = Chart("The usual bound first", Axis("update"), Axis("ELBO, nats"))
-    chart.line([(every * place, value) for place, value in enumerate(values)])
-    return chart
-
-
-def refinement_chart(before: Sequence[float], after: Sequence[float]) -> Chart:
-    """What HMC makes of the encoder's samples, update by update."""
-    chart = Chart("Then the contrastive divergence", Axis("update"), Axis("log p(x, z), nats"))
-    chart.line(list(enumerate(after)), "after HMC")
-    chart.line(list(enumerate(before)), "encoder's samples")
-    return chart
-
-
-def rating_error_chart(values: Sequence[float], biases: float) -> Chart:
-    """Validation error of a short training, beside that of user and item biases."""
-    chart = Chart("Ratings it has not seen", Axis("epoch"), Axis("RMSE, stars"))
-    shown = [(place, value) for place, value in enumerate(values) if value < 1.5]
-    shown = shown or list(enumerate(values))
-    chart.line(shown, "autoencoder")
-    chart.line([(shown[0][0], biases), (shown[-1][0], biases)], "user and item biases")
-    return chart
-
-
-def validation_chart(training: Sequence[float], validation: Sequence[float], per_call: int) -> Chart:
-    """Accuracy of a training: the mean of each call, and what was validated after it."""
-    chart = Chart("Digits told apart", Axis("update"), Axis("accuracy, %", low=0))
-    chart.line([((call + 0.5) * per_call, 100 * value) for call, value in enumerate(training)], "training")
-    after = [((call + 1) * per_call, 100 * value) for call, value in enumerate(validation)]
-    chart.line(after, "validation")
-    return chart
-
-
-def accuracy_chart(values: Sequence[float], updates: int) -> Chart:
-    """Training accuracy of a short run, in equal parts of its updates."""
-    chart = Chart("Objects told apart", Axis("update"), Axis("accuracy, %", low=0))
-    chart.line([((place + 0.5) * updates / len(values), 100 * value) for place, value in enumerate(values)])
-    return chart
-
-
 KERNEL_COLUMNS = (
-    "kernel",
-    "items/s",
-    "µs an iteration",
-    "p10–p90 µs",
-    "TFLOP/s",
-    "GB/s",
-    "% of roofline",
-    "bound by",
-    "error",
+    *("kernel", "items/s", "µs an iteration", "p10–p90 µs", "TFLOP/s", "GB/s"),
+    *("% of roofline", "bound by", "error"),
 )
 
 
-def kernel_row(name: str, result: Result) -> list[str | float | None]:
-    """One line of the table of kernels."""
+def build_demo_page(results: Mapping[str, Any]) -> Page:
+    environment = results["environment"]
+    lead = f"jax {environment['jax']} · hotloop {environment['hotloop']} · {results['date']}"
+    page = Page("hotloop demo", f"{results['device']} · {lead}")
+    _add_hot_loop(page, results)
+    _add_kernels(page, results["kernels"])
+    _add_hmc(page, results["hmc"], results["histogram"])
+    _add_vae(page, results["vcd"])
+    _add_recommender(page, results["recommender"])
+    _add_resnet(page, results["cnn"])
+    _add_estimator(page, results["estimator"])
+    page.heading("Environment")
+    page.code("\n".join(f"{name}: {value}" for name, value in environment.items()))
+    return page
+
+
+def _add_hot_loop(page: Page, results: Result) -> None:
+    page.heading("One compiled call, many weight updates")
+    page.text(
+        "An RNN layer is trained with SGD. The computation is the same at every point; only the number of weight "
+        "updates inside one compiled call changes. The host appears between calls."
+    )
+    points = results["hot_loop"]
+    x, y = Axis("weight updates per call", log=True), Axis("updates/s", low=0)
+    buys = line_chart("What the hot loop buys", x, y, {"": points})
+    buys.dots(points, colour=0)
+    for point in (points[0], points[-1]):
+        buys.note(point, f"{point[1]:,.0f}/s")
+    losses = list(enumerate(results["losses"]))
+    trains = line_chart(
+        "Training really trains", Axis("round of four batches"), Axis("loss", low=0), {"": losses}
+    )
+    page.charts(
+        [
+            (buys, "Median of the timed calls; compilation is not in it."),
+            (trains, "The loss of one such run, one point a round of its four batches."),
+        ]
+    )
+
+
+def _add_kernels(page: Page, kernels: Mapping[str, Result]) -> None:
+    page.heading("Kernels")
+    page.text(
+        "Each layer was first compared with a float64 reference (last column: the largest relative error), then timed "
+        "inside a compiled loop whose every iteration depends on the one before."
+    )
+    page.table(KERNEL_COLUMNS, [_kernel_row(name, result) for name, result in kernels.items()])
+    page.charts(
+        [
+            (roofline_chart(kernels), "Lines: this device's own measured matrix product and memory copy."),
+            (_spread_chart(kernels), "One dot a timed call; boxes are p10 to p90."),
+        ]
+    )
+
+
+def _kernel_row(name: str, result: Result) -> list[str | float | None]:
     scale = result["microseconds_per_iteration"] / result["seconds_per_step"]
     low, high = (format_cell(result["seconds"][key] * scale) for key in ("p10", "p90"))
     return [
@@ -125,39 +89,17 @@ def kernel_row(name: str, result: Result) -> list[str | float | None]:
     ]
 
 
-def build_demo_page(results: Mapping[str, Any]) -> Page:
-    """The whole page."""
-    environment, kernels, hmc = results["environment"], results["kernels"], results["hmc"]
-    page = Page(
-        "hotloop demo",
-        f"{results['device']} · jax {environment['jax']} · hotloop {environment['hotloop']} · {results['date']}",
-    )
-    page.heading("One compiled call, many weight updates")
-    page.text(
-        "An RNN layer is trained with SGD. The computation is the same at every point; only the number of weight "
-        "updates inside one compiled call changes. The host appears between calls."
-    )
-    page.charts(
-        [
-            (hot_loop_chart(results["hot_loop"]), "Median of the timed calls; compilation is not in it."),
-            (
-                loss_chart(results["losses"]),
-                "The loss of one such run, one point a round of its four batches.",
-            ),
-        ]
-    )
-    page.heading("Kernels")
-    page.text(
-        "Each layer was first compared with a float64 reference (last column: the largest relative error), then timed "
-        "inside a compiled loop whose every iteration depends on the one before."
-    )
-    page.table(KERNEL_COLUMNS, [kernel_row(name, result) for name, result in kernels.items()])
-    page.charts(
-        [
-            (roofline_chart(kernels), "Lines: this device's own measured matrix product and memory copy."),
-            (spread_chart(kernels), "One dot a timed call; boxes are p10 to p90."),
-        ]
-    )
+def _spread_chart(kernels: Mapping[str, Result]) -> Strips:
+    """Every timed step of every kernel, relative to that kernel's median."""
+    rows = []
+    for name, result in kernels.items():
+        middle, seconds = result["seconds_per_step"], result["seconds"]
+        low, high = (seconds[key] / middle for key in ("p10", "p90"))
+        rows.append(Strip(name, low, 1.0, high, [each / middle for each in seconds["all"]]))
+    return Strips("Spread of the timed steps", Axis("time / median"), rows, at=1.0)
+
+
+def _add_hmc(page: Page, hmc: Result, histogram: Result) -> None:
     page.heading("Hamiltonian Monte Carlo")
     moments = ", ".join(
         f"{name} {found['value']:.4f} ± {found['error']:.4f}" for name, found in hmc["statistics"].items()
@@ -166,16 +108,50 @@ def build_demo_page(results: Mapping[str, Any]) -> Page:
         f"{hmc['items_per_second']:,.0f} HMC steps per second in one chain on the density exp(-x - x²): {moments}. "
         "The exact values are 0.7837, -0.5 and 0.5."
     )
-    histogram = results["histogram"]
-    chart = samples_chart(histogram["counts"], histogram["edges"])
+    chart = _samples_chart(histogram["counts"], histogram["edges"])
     page.charts([(chart, f"{sum(histogram['counts']):,} chains, 20 steps each.")])
-    _add_vae(page, results["vcd"])
-    _add_recommender(page, results["recommender"])
-    _add_resnet(page, results["cnn"])
-    _add_estimator(page, results["estimator"])
-    page.heading("Environment")
-    page.code("\n".join(f"{name}: {value}" for name, value in environment.items()))
-    return page
+
+
+def _samples_chart(counts: Sequence[float], edges: Sequence[float]) -> Chart:
+    """A histogram of HMC samples against the density they must have, N(-1/2, 1/2)."""
+    chart = Chart("HMC samples and the exact density", Axis("x"), Axis("density", low=0))
+    width, total = edges[1] - edges[0], sum(counts)
+    heights = [count / total / width for count in counts]
+    chart.steps([*zip(edges, heights, strict=False), (edges[-1], 0.0)], "samples")
+    grid = [edges[0] + (edges[-1] - edges[0]) * i / 160 for i in range(161)]
+    chart.line([(x, math.exp(-((x + 0.5) ** 2)) / math.sqrt(math.pi)) for x in grid], "exact")
+    return chart
+
+
+def _add_vae(page: Page, vae: Result) -> None:
+    page.heading("A variational autoencoder refined by HMC")
+    page.text(
+        f"Trained here for a few seconds on drawn digits (not handwriting), {vae['batch_size']} images an update. An "
+        f"update of the contrastive divergence is 41 gradients of the decoder in a row: "
+        f"{vae['updates_per_second']:,.0f} updates a second in one compiled call."
+    )
+    elbo = {"": [(15 * place, value) for place, value in enumerate(vae["elbo"])]}
+    refined = {
+        "after HMC": list(enumerate(vae["log_joint_zt"])),
+        "encoder's samples": list(enumerate(vae["log_joint_z0"])),
+    }
+    update, joint = Axis("update"), Axis("log p(x, z), nats")
+    page.charts(
+        [
+            (
+                line_chart("The usual bound first", update, Axis("ELBO, nats"), elbo),
+                "1,500 updates of the ELBO.",
+            ),
+            (
+                line_chart("Then the contrastive divergence", update, joint, refined),
+                "60 updates, 8 HMC iterations each.",
+            ),
+            (
+                f'<img alt="Reconstructions" src="data:image/png;base64,{vae["picture"]}">',
+                "Each digit as it is, from the encoder's sample, and after HMC.",
+            ),
+        ]
+    )
 
 
 def _add_recommender(page: Page, found: Result) -> None:
@@ -185,7 +161,14 @@ def _add_recommender(page: Page, found: Result) -> None:
         f"{found['users_per_second']:,.0f} users a second, ratings sparse on the device and made dense inside the "
         "compiled loop. The error is that of ratings it has not seen."
     )
-    page.charts([(rating_error_chart(found["rmse"], found["biases"]), "One point an epoch.")])
+    epochs = list(enumerate(found["rmse"]))
+    shown = [
+        (epoch, value) for epoch, value in epochs if value < 1.5
+    ] or epochs  # what came before hides the rest
+    biases = [(shown[0][0], found["biases"]), (shown[-1][0], found["biases"])]
+    series = {"autoencoder": shown, "user and item biases": biases}
+    chart = line_chart("Ratings it has not seen", Axis("epoch"), Axis("RMSE, stars"), series)
+    page.charts([(chart, "One point an epoch.")])
 
 
 def _add_resnet(page: Page, found: Result) -> None:
@@ -196,7 +179,14 @@ def _add_resnet(page: Page, found: Result) -> None:
         f"digits that it has not seen are told by the moving statistics, "
         f"{100 * found['validation'][-1]:.0f} % right at the end."
     )
-    chart = validation_chart(found["training"], found["validation"], found["updates_per_call"])
+    per_call = found["updates_per_call"]
+    series = {  # a call's mean stands in its middle, a validation at its end
+        "training": [((call + 0.5) * per_call, 100 * value) for call, value in enumerate(found["training"])],
+        "validation": [
+            ((call + 1) * per_call, 100 * value) for call, value in enumerate(found["validation"])
+        ],
+    }
+    chart = line_chart("Digits told apart", Axis("update"), Axis("accuracy, %", low=0), series)
     page.charts([(chart, "Training: the mean of a call. Validation: every digit once.")])
 
 
@@ -207,26 +197,7 @@ def _add_estimator(page: Page, found: Result) -> None:
         f"{found['images_per_second']:,.0f} images a second, and {100 * found['test_accuracy']:.0f} % of the objects "
         "that it has not seen told right after a few seconds. The curve is what a hook saw."
     )
-    page.charts([(accuracy_chart(found["accuracy"], found["updates"]), "Means over a few updates.")])
-
-
-def _add_vae(page: Page, vae: Result) -> None:
-    page.heading("A variational autoencoder refined by HMC")
-    page.text(
-        f"Trained here for a few seconds on drawn digits (not handwriting), {vae['batch_size']} images an update. An "
-        f"update of the contrastive divergence is 41 gradients of the decoder in a row: "
-        f"{vae['updates_per_second']:,.0f} updates a second in one compiled call."
-    )
-    page.charts(
-        [
-            (elbo_chart(vae["elbo"], 15), "1,500 updates of the ELBO."),
-            (
-                refinement_chart(vae["log_joint_z0"], vae["log_joint_zt"]),
-                "60 updates, 8 HMC iterations each.",
-            ),
-            (
-                f'<img alt="Reconstructions" src="data:image/png;base64,{vae["picture"]}">',
-                "Each digit as it is, from the encoder's sample, and after HMC.",
-            ),
-        ]
-    )
+    part = found["updates"] / len(found["accuracy"])
+    points = [((place + 0.5) * part, 100 * value) for place, value in enumerate(found["accuracy"])]
+    chart = line_chart("Objects told apart", Axis("update"), Axis("accuracy, %", low=0), {"": points})
+    page.charts([(chart, "Means over a few updates.")])

@@ -1,9 +1,8 @@
-"""Comparisons with other programs, read from the files that the peer benchmarks leave, as rows of one shape.
+"""Comparisons with other programs: run family by family, each a process, and read from the documents that they leave.
 
-The files of different families name things differently (`ours_us`, a `side` a row, nested timings); here they become
-one table and one chart of ratios. It runs no peer.
-
-The comparisons with other programs, family by family: each a process, their results put together in one document.
+The programs lie in the source tree (`benchmarks/peers`); both sides take turns inside each of them. Documents of
+different families name things differently (`ours_us`, a `side` a row, nested timings); here they become rows of one
+shape, for the table of `hotloop bench peers` and for the report. It knows nothing of what is compared.
 """
 
 import os
@@ -25,18 +24,24 @@ from hotloop.options.files import parse_json
 
 Cell = str | float | None
 REPORT_COLUMNS = (
-    "family",
-    "case",
-    "peer",
-    "hotloop",
-    "the peer",
-    "unit",
-    "times as fast",
-    "lowest–highest",
-    "floor",
-    "device",
-    "date",
+    *("family", "case", "peer", "hotloop", "the peer", "unit"),
+    *("times as fast", "lowest–highest", "floor", "device", "date"),
 )
+FOLDER = Path(__file__).parents[3] / "benchmarks" / "peers"
+PACKAGES: Mapping[str, tuple[str, ...]] = {
+    "kernels": ("torch",),
+    "vcd": ("torch", "blackjax"),
+    "recommender": ("torch",),
+    "cnn": ("torch",),
+    "estimator": ("torch",),
+}
+"""Family, which is also its program's name -> the packages that it needs."""
+SAVE = {"kernels": "--save"}
+"""The option that names the file for the results, where it is not --json."""
+ASK = "import jax; print(jax.default_backend())"
+QUIET, LOOK = 0.3, 0.5
+"""Busy cores above which a figure is not worth keeping, and seconds of looking."""
+TABLE_COLUMNS = ("family", "case", "side", "ratio", "range", "floor", "missed")
 
 
 @dataclass(frozen=True)
@@ -60,24 +65,24 @@ class PeerRow:
 def is_peer_document(document: Any) -> bool:
     """Whether a JSON document is a comparison with peers."""
     results = document.get("results") if isinstance(document, Mapping) else None
-    return isinstance(results, list) and any(isinstance(row, Mapping) and _ratio(row) for row in results)
+    rows = results if isinstance(results, list) else []
+    return any(isinstance(row, Mapping) and is_positive(row.get("ratio")) for row in rows)
 
 
 def read_peer_rows(document: Mapping[str, Any], name: str) -> list[PeerRow]:
     """The rows of one document; `name` is its file's, without the ending."""
-    results = [row for row in document["results"] if isinstance(row, Mapping)]
-    said = document.get("environment")
-    where = said if isinstance(said, Mapping) else {}
-    date = str(document.get("date") or name[:10])
+    results = result_rows(document)
+    device, date = _device(document.get("environment")), str(document.get("date") or name[:10])
     return [
-        _row(row, _own(row, results), _family(document, row, name), _device(where), date)
+        _row(row, _own(row, results), _family(document, row, name), device, date)
         for row in results
-        if _ratio(row) and row.get("side") != "ours"
+        if is_positive(row.get("ratio")) and row.get("side") != "ours"
     ]
 
 
-def _ratio(row: Mapping[str, Any]) -> bool:
-    return is_positive(row.get("ratio"))
+def result_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What a program wrote of each side of each case."""
+    return [row for row in document["results"] if isinstance(row, dict)]
 
 
 def number_or_none(value: Any) -> float | None:
@@ -130,7 +135,9 @@ def _family(document: Mapping[str, Any], row: Mapping[str, Any], name: str) -> s
     return str(said or (words[0] if words else name))
 
 
-def _device(where: Mapping[str, Any]) -> str:
+def _device(where: Any) -> str:
+    if not isinstance(where, Mapping):
+        return "unknown"
     if where.get("platform") == "cpu":
         return f"{where.get('cpu', 'CPU')}, {where.get('cores', '?')} cores"
     kinds = where.get("device_kinds")
@@ -138,7 +145,7 @@ def _device(where: Mapping[str, Any]) -> str:
 
 
 def report_cells(row: PeerRow) -> tuple[Cell, ...]:
-    """A row under COLUMNS."""
+    """A row under REPORT_COLUMNS."""
     interval = f"{row.low:.3g}–{row.high:.3g}"
     numbers = (row.ours, row.theirs, row.unit, row.ratio, interval, row.floor)
     return (row.family, row.case, row.peer, *numbers, row.device, row.date)
@@ -154,23 +161,6 @@ def peer_chart(rows: Sequence[PeerRow], title: str) -> Strips:
     return Strips(title, Axis("times as fast as the peer", log=True), strips, at=1.0)
 
 
-FOLDER = Path(__file__).parents[3] / "benchmarks" / "peers"
-PACKAGES: Mapping[str, tuple[str, ...]] = {
-    "kernels": ("torch",),
-    "vcd": ("torch", "blackjax"),
-    "recommender": ("torch",),
-    "cnn": ("torch",),
-    "estimator": ("torch",),
-}
-"""Family, which is also its program's name -> the packages that it needs."""
-SAVE = {"kernels": "--save"}
-"""The option that names the file for the results, where it is not --json."""
-ASK = "import jax; print(jax.default_backend())"
-QUIET, LOOK = 0.3, 0.5
-"""Busy cores above which a figure is not worth keeping, and seconds of looking."""
-TABLE_COLUMNS = ("family", "case", "side", "ratio", "range", "floor", "missed")
-
-
 @dataclass(frozen=True)
 class PeerOptions:
     """How a comparison is run; what is None is the program's own choice."""
@@ -182,23 +172,9 @@ class PeerOptions:
     """Of the machine, before the first of them."""
 
     def words(self) -> list[str]:
-        """The options of a program."""
+        """On the command line of a program."""
         given = {"--device": self.device, "--rounds": self.rounds, "--seconds": self.seconds}
         return [word for name, value in given.items() if value is not None for word in (name, f"{value}")]
-
-
-@dataclass(frozen=True)
-class PeerTableRow:
-    """One side of one case; `ratio` is its time over ours, so more is better for us."""
-
-    family: str
-    case: str
-    side: str
-    ratio: float
-    low: float
-    high: float
-    floor: float | None
-    missed: bool
 
 
 def check_programs(families: Sequence[str]) -> None:
@@ -238,12 +214,12 @@ def find_device() -> str:
     return "gpu" if done.stdout.split()[-1:] in (["gpu"], ["cuda"], ["rocm"]) else "cpu"
 
 
-def run_family(family: str, turns: PeerOptions, stdout: int | None) -> tuple[dict[str, Any] | None, str]:
+def run_family(family: str, options: PeerOptions, stdout: int | None) -> tuple[dict[str, Any] | None, str]:
     """Run one family's program: its document, and if something other than a floor went wrong, what."""
     with tempfile.TemporaryDirectory(prefix="hotloop-peers-") as folder:
         file = Path(folder) / f"{family}.json"
         save = [SAVE.get(family, "--json"), str(file)]
-        argv = [sys.executable, str(FOLDER / f"{family}.py"), *turns.words(), *save]
+        argv = [sys.executable, str(FOLDER / f"{family}.py"), *options.words(), *save]
         status = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=stdout, check=False).returncode
         try:
             document = parse_json(file.read_text("utf-8"))
@@ -251,72 +227,47 @@ def run_family(family: str, turns: PeerOptions, stdout: int | None) -> tuple[dic
             document = None
     if not is_peer_document(document):
         return None, f"left no results (status {status})"
-    if len(read_peer_rows(document, family)) < sum(
-        row.get("side") != "ours" for row in result_rows(document)
-    ):
+    others = sum(row.get("side") != "ours" for row in result_rows(document))
+    if len(read_peer_rows(document, family)) < others:
         return document, "a ratio is not a number"
-    if status and not any(row.missed for row in table_rows(document, family)):
+    if status and not any(row["missed"] for row in table_rows(document, family)):
         return document, f"ended with status {status}, and not for a floor"
     return document, ""
 
 
-def result_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What a program wrote of each side of each case."""
-    return [row for row in document["results"] if isinstance(row, dict)]
-
-
-def table_rows(document: Mapping[str, Any], family: str) -> list[PeerTableRow]:
-    """The rows of a table: every peer, and our own side where it is held to a speed."""
-    found = [
-        PeerTableRow(
-            family,
-            one.case,
-            one.peer,
-            one.ratio,
-            one.low,
-            one.high,
-            one.floor,
-            one.floor is not None and one.ratio < one.floor,
-        )
+def table_rows(document: Mapping[str, Any], family: str) -> list[dict[str, Any]]:
+    """The rows of a table, as JSON has them: every peer, and our own side where it is held to a speed."""
+    rows = [
+        {"case": one.case, "side": one.peer, "ratio": one.ratio, "low": one.low, "high": one.high}
+        | {"floor": one.floor, "missed": one.floor is not None and one.ratio < one.floor}
         for one in read_peer_rows(document, family)
     ]
-    own = [
-        (row, number_or_none(row.get("floor"))) for row in result_rows(document) if row.get("side") == "ours"
-    ]
-    return found + [
-        PeerTableRow(family, str(row.get("case", "")), "ours", 1.0, 1.0, 1.0, floor, bool(row.get("missed")))
-        for row, floor in own
-        if floor is not None
-    ]
+    for row in result_rows(document):
+        if row.get("side") == "ours" and (floor := number_or_none(row.get("floor"))) is not None:
+            own = {"case": str(row.get("case", "")), "side": "ours", "ratio": 1.0, "low": 1.0, "high": 1.0}
+            rows.append(own | {"floor": floor, "missed": bool(row.get("missed"))})
+    return [{"family": family, **row} for row in rows]
 
 
-def table_cells(row: PeerTableRow) -> tuple[str, ...]:
-    """A row under COLUMNS; a floor of our own speed is no ratio, and is said in its own words."""
-    speed = row.side == "ours"
-    ratio, spread = ("-", "-") if speed else (f"{row.ratio:.2f}", f"{row.low:.2f} to {row.high:.2f}")
-    floor = "-" if row.floor is None else f"{row.floor:g}{' a second' if speed else ''}"
-    return row.family, row.case, row.side, ratio, spread, floor, "MISSED" if row.missed else ""
+def table_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """A row under TABLE_COLUMNS; a floor of our own speed is no ratio, and is said in its own words."""
+    speed, floor = row["side"] == "ours", row["floor"]
+    ratio, spread = ("-", "-") if speed else (f"{row['ratio']:.2f}", f"{row['low']:.2f} to {row['high']:.2f}")
+    least = "-" if floor is None else f"{floor:g}{' a second' if speed else ''}"
+    return row["family"], row["case"], row["side"], ratio, spread, least, "MISSED" if row["missed"] else ""
 
 
 def merge_documents(
-    documents: Mapping[str, Mapping[str, Any]], failed: Mapping[str, str], turns: PeerOptions
+    documents: Mapping[str, Mapping[str, Any]], failed: Mapping[str, str], options: PeerOptions
 ) -> dict[str, Any]:
     """One document of all families' results: where they were made, with what versions, and what failed."""
     merged: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "command": ["hotloop", "bench", "peers"]}
     for document in documents.values():
         merged |= {key: value for key, value in document.items() if key not in (*merged, "results")}
     loads = {family: one["load_before"] for family, one in documents.items() if "load_before" in one}
-    merged |= {
-        "options": turns.words(),
-        "load_at_start": turns.load,
-        "load_before": loads,
-        "failed": dict(failed),
-    }
-    return merged | {
-        "results": [
-            {"family": family, **row} for family, one in documents.items() for row in result_rows(one)
-        ]
-    }
+    merged |= {"options": options.words(), "load_at_start": options.load, "load_before": loads}
+    rows = [{"family": family, **row} for family, one in documents.items() for row in result_rows(one)]
+    return merged | {"failed": dict(failed), "results": rows}
 
 
 def choose_file(folder: Path, device: str) -> Path:

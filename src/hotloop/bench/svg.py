@@ -1,16 +1,25 @@
-"""Axes of a drawing: their ranges, round ticks, numbers as people read them, and pieces of text as SVG.
+"""Small charts as SVG text: lines, dots, ranges and areas on two axes, and rows of boxes and dots on one.
 
-Shared by the charts; it knows no chart.
-
-Small charts as SVG text: lines, dots, ranges and areas on linear, logarithmic or named axes.
-A chart of rows as SVG text: a name, dots for single values, a box from low to high with its middle marked.
+Drawn here, without a plotting library, so that a page of results is one file that opens offline, follows the
+reader's light or dark theme (colours are CSS classes set by the page) and costs no import. It does not know
+what the numbers mean.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from itertools import pairwise
+from typing import NamedTuple
+
+WIDTH, HEIGHT = 640, 380
+LEFT, RIGHT, TOP, BOTTOM = 88, 16, 16, 56
+STRIP_LEFT, STRIP_TOP, STRIP_HEIGHT = 16, 8, 52
+COLOURS = 6
+LINE = 22  # height of a line of text
+LONGEST_NAME = 56  # characters of a strip's name that fit; the tooltip and the table have all of it
+Point = tuple[float, float]
+Ends = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -20,12 +29,22 @@ class Axis:
     label: str
     log: bool = False
     low: float | None = None
-    high: float | None = None
     names: tuple[str, ...] = ()
 
-    def place(self, value: float) -> float:
-        """The value on the axis's own (possibly logarithmic) scale."""
-        return math.log10(value) if self.log else value
+    def can_show(self, value: float) -> bool:
+        return math.isfinite(value) and (value > 0 or not self.log)
+
+    def place(self, value: float, ends: Ends, start: float, stop: float) -> float:
+        """Where a value lies between two places of the drawing, which stand for the ends."""
+        low, high, value = (math.log10(each) if self.log else each for each in (*ends, value))
+        return start + (value - low) / (high - low) * (stop - start)
+
+    def label_ticks(self, ends: Ends) -> list[tuple[float, str]]:
+        """Where the ticks are and what they say; of many names every second, third, ... one."""
+        if not self.names:
+            return [(value, format_number(value)) for value in choose_ticks(*ends, self.log)]
+        every = math.ceil(len(self.names) / 6)
+        return [(place, name) for place, name in enumerate(self.names, 1) if (place - 1) % every == 0]
 
 
 def choose_ticks(low: float, high: float, log: bool, most: int = 6) -> list[float]:
@@ -44,82 +63,73 @@ def choose_ticks(low: float, high: float, log: bool, most: int = 6) -> list[floa
 
 def format_number(value: float) -> str:
     """A number for people: three significant digits, k / M / G for large ones."""
-    size = abs(value)
-    for limit, suffix in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if size >= limit:
-            return f"{value / ({'G': 1e9, 'M': 1e6, 'k': 1e3}[suffix]):.3g}{suffix}"
-    if size >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.3g}"
+    for limit, unit, suffix in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
+        if abs(value) >= limit:
+            return f"{value / unit:.3g}{suffix}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def scale_value(axis: Axis, value: float, ends: tuple[float, float], start: float, stop: float) -> float:
-    """Where a value lies between two places of the drawing."""
-    low, high = axis.place(ends[0]), axis.place(ends[1])
-    return start + (axis.place(value) - low) / (high - low) * (stop - start)
-
-
-def label_ticks(axis: Axis, ends: tuple[float, float]) -> list[tuple[float, str]]:
-    """Where an axis has its ticks and what they say; of many names every second, third, ... one."""
-    if not axis.names:
-        return [(value, format_number(value)) for value in choose_ticks(*ends, axis.log)]
-    every = math.ceil(len(axis.names) / 6)
-    return [(place, name) for place, name in enumerate(axis.names, 1) if (place - 1) % every == 0]
-
-
-def draw_tick(x: float, y: float, name: str, width: float) -> str:
-    """A tick's text under its place, moved inwards where it would be cut off (on a phone letters are larger)."""
-    half = 6 * len(name)
-    anchor = "end" if x + half > width else "start" if x < half else "middle"
-    return draw_text("tick", x, y, name, anchor)
-
-
-def draw_text(css: str, x: float, y: float, said: str, anchor: str = "start", more: str = "") -> str:
-    """A piece of text in the drawing."""
+def _text(css: str, x: float, y: float, said: str, anchor: str = "start", more: str = "") -> str:
     return f'<text class="{css}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more}>{escape(said)}</text>'
 
 
-__all__ = ["COLOURS", "RIGHT", "WIDTH", "Axis", "Chart", "Point"]
+def _tick(x: float, y: float, name: str) -> str:
+    """A tick's text under its place, moved inwards where it would be cut off (on a phone letters are larger)."""
+    half = 6 * len(name)
+    anchor = "end" if x + half > WIDTH else "start" if x < half else "middle"
+    return _text("tick", x, y, name, anchor)
 
-WIDTH, HEIGHT = 640, 380
-LEFT, RIGHT, TOP, BOTTOM = 88, 16, 16, 56
-COLOURS = 6
-LINE = 22  # height of a line of text
 
-Point = tuple[float, float]
+def _line(css: str, start: Point, end: Point) -> str:
+    (x1, y1), (x2, y2) = start, end
+    return f'<line class="{css}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+
+
+def _dot(colour: int, spot: Point, title: str = "") -> str:
+    told = f"<title>{escape(title)}</title>" if title else ""
+    return f'<circle class="dot c{colour}" cx="{spot[0]:.1f}" cy="{spot[1]:.1f}" r="4">{told}</circle>'
+
+
+def _path(spots: Sequence[Point]) -> str:
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in spots)
+
+
+class Mark(NamedTuple):
+    """What is drawn at points; `kind` is line, dots, range or steps."""
+
+    kind: str
+    label: str
+    points: tuple[Point, ...]
+    colour: int
 
 
 @dataclass
 class Chart:
     """A chart under construction: add marks, then `render()`.
 
-    Points whose coordinates are not finite (or not positive on a logarithmic axis) are left out.
+    Points whose coordinates are not finite (or not positive on a logarithmic axis) are left out. A mark without a
+    colour gets the next one.
     """
 
     title: str
     x: Axis
     y: Axis
-    _marks: list[tuple[str, str, tuple[Point, ...], int]] = field(default_factory=list)
+    _marks: list[Mark] = field(default_factory=list)
     _notes: list[tuple[Point, str]] = field(default_factory=list)
 
     def _add(self, kind: str, points: Sequence[Point], label: str, colour: int | None) -> None:
         if colour is None:
-            colour = len({m[3] for m in self._marks})
-        shown = tuple(
-            (float(a), float(b)) for a, b in points if self._drawable(a, self.x) and self._drawable(b, self.y)
-        )
-        self._marks.append((kind, label, shown, colour % COLOURS))
+            colour = len({mark.colour for mark in self._marks})
+        shown = tuple((float(x), float(y)) for x, y in points if self._can_show((x, y)))
+        self._marks.append(Mark(kind, label, shown, colour % COLOURS))
 
-    @staticmethod
-    def _drawable(value: float, axis: Axis) -> bool:
-        return math.isfinite(value) and (value > 0 or not axis.log)
+    def _can_show(self, point: Point) -> bool:
+        return self.x.can_show(point[0]) and self.y.can_show(point[1])
 
     def line(self, points: Sequence[Point], label: str = "", colour: int | None = None) -> None:
-        """A line through the points."""
         self._add("line", points, label, colour)
 
     def dots(self, points: Sequence[Point], label: str = "", colour: int | None = None) -> None:
-        """A dot at each point."""
         self._add("dots", points, label, colour)
 
     def steps(self, points: Sequence[Point], label: str = "", colour: int | None = None) -> None:
@@ -133,99 +143,85 @@ class Chart:
 
     def note(self, point: Point, said: str) -> None:
         """A short text beside a point."""
-        if self._drawable(point[0], self.x) and self._drawable(point[1], self.y):
+        if self._can_show(point):
             self._notes.append((point, said))
 
     def table(self) -> tuple[list[str], list[list[str | float]]]:
         """Every point in words and numbers, for readers who do not see the chart."""
         series: dict[tuple[Point, ...], str] = {}
-        for kind, label, points, _ in self._marks:
-            if kind != "range":
-                series[points] = label or series.get(points, "")  # a line and its dots are told once
+        for mark in self._marks:
+            if mark.kind != "range":  # a line and its dots are told once
+                series[mark.points] = mark.label or series.get(mark.points, "")
         shown = [(label, point) for points, label in series.items() for point in points]
         named = any(label for label, _ in shown)
-        rows = [[*([label] if named else []), self._name(x), y] for label, (x, y) in shown]
+        names = self.x.names
+        rows: list[list[str | float]] = [
+            [*([label] if named else []), names[round(x) - 1] if names else x, y] for label, (x, y) in shown
+        ]
         return [*(["series"] if named else []), self.x.label, self.y.label], rows
 
-    def _name(self, x: float) -> str | float:
-        return self.x.names[round(x) - 1] if self.x.names else x
-
-    def _range(self, axis: Axis, index: int) -> tuple[float, float]:
-        values = [p[index] for _, _, points, _ in self._marks for p in points] or [1.0, 10.0]
-        low = axis.low if axis.low is not None else min(values)
-        high = axis.high if axis.high is not None else max(values)
+    def _ends(self, axis: Axis, index: int) -> Ends:
+        values = [point[index] for mark in self._marks for point in mark.points] or [1.0, 10.0]
+        low, high = min(values) if axis.low is None else axis.low, max(values)
         if axis.log:
             return low / 1.5, high * 1.5
         room = 0.06 * (high - low) or abs(high) or 1.0
-        return (low if axis.low is not None else low - room), (high if axis.high is not None else high + room)
+        return (low - room if axis.low is None else low), high + room
 
     def render(self) -> str:
         """The chart as an `<svg>` element."""
-        x_range, y_range = self._range(self.x, 0), self._range(self.y, 1)
+        x_ends, y_ends = self._ends(self.x, 0), self._ends(self.y, 1)
+        base = HEIGHT - BOTTOM
 
         def spot(point: Point) -> Point:
-            return (
-                scale_value(self.x, point[0], x_range, LEFT, WIDTH - RIGHT),
-                scale_value(self.y, point[1], y_range, HEIGHT - BOTTOM, TOP),
-            )
+            x = self.x.place(point[0], x_ends, LEFT, WIDTH - RIGHT)
+            return x, self.y.place(point[1], y_ends, base, TOP)
 
-        legend = _legend([(label, colour) for _, label, _, colour in self._marks if label])
+        legend = _legend([(mark.label, mark.colour) for mark in self._marks if mark.label])
+        above = len(legend) * LINE
         parts = [
-            f'<svg class="chart" viewBox="0 {-len(legend) * LINE} {WIDTH} {HEIGHT + len(legend) * LINE}" role="img">',
+            f'<svg class="chart" viewBox="0 {-above} {WIDTH} {HEIGHT + above}" role="img">',
             f"<title>{escape(self.title)}</title>",
             *legend,
-            *_grid(self.x, self.y, x_range, y_range),
+            _line("axis", (LEFT, base), (WIDTH - RIGHT, base)),
         ]
-        for kind, label, points, colour in self._marks:
-            parts += _draw(
-                kind, label, [spot(p) for p in points], points, colour, spot((x_range[0], y_range[0]))[1]
-            )
-        parts += _notes([(*spot(point), said) for point, said in self._notes])
+        parts += [_tick(spot((x, y_ends[0]))[0], base + 20, name) for x, name in self.x.label_ticks(x_ends)]
+        for value in choose_ticks(*y_ends, self.y.log):
+            y = spot((x_ends[0], value))[1]
+            parts.append(_line("grid", (LEFT, y), (WIDTH - RIGHT, y)))
+            parts.append(_text("tick", LEFT - 8, y + 4, format_number(value), "end"))
+        turn = f' transform="translate(16 {(TOP + base) / 2}) rotate(-90)"'
+        parts.append(_text("label", (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, self.x.label, "middle"))
+        parts.append(_text("label", 0, 0, self.y.label, "middle", turn))
+        for mark in self._marks:
+            parts += _draw(mark, [spot(point) for point in mark.points], base)
+        parts += _draw_notes([(*spot(point), said) for point, said in self._notes])
         return "\n".join([*parts, "</svg>"])
 
 
-def _grid(x: Axis, y: Axis, x_range: tuple[float, float], y_range: tuple[float, float]) -> list[str]:
-    base = HEIGHT - BOTTOM
-    parts = [f'<line class="axis" x1="{LEFT}" y1="{base}" x2="{WIDTH - RIGHT}" y2="{base}"/>']
-    for value, name in label_ticks(x, x_range):
-        px = scale_value(x, value, x_range, LEFT, WIDTH - RIGHT)
-        parts.append(draw_tick(px, base + 20, name, WIDTH))
-    for value in choose_ticks(*y_range, y.log):
-        py = scale_value(y, value, y_range, base, TOP)
-        parts.append(f'<line class="grid" x1="{LEFT}" y1="{py:.1f}" x2="{WIDTH - RIGHT}" y2="{py:.1f}"/>')
-        parts.append(
-            f'<text class="tick" x="{LEFT - 8}" y="{py + 4:.1f}" text-anchor="end">{format_number(value)}</text>'
-        )
-    turn = f' transform="translate(16 {(TOP + base) / 2}) rotate(-90)"'
-    return [
-        *parts,
-        draw_text("label", (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, x.label, "middle"),
-        draw_text("label", 0, 0, y.label, "middle", turn),
-    ]
+def line_chart(title: str, x: Axis, y: Axis, series: Mapping[str, Sequence[Point]]) -> Chart:
+    """A chart of nothing but lines, by their labels."""
+    chart = Chart(title, x, y)
+    for label, points in series.items():
+        chart.line(points, label)
+    return chart
 
 
-def _draw(
-    kind: str, label: str, spots: list[Point], points: Sequence[Point], colour: int, base: float
-) -> list[str]:
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in spots)
-    if kind == "line":
-        return [f'<polyline class="line c{colour}" points="{path}"/>']
-    if kind == "range":
-        return [f'<polyline class="whisker c{colour}" points="{path}"/>'] if len(spots) == 2 else []
-    if kind == "steps":
-        corners = [f"{spots[0][0]:.1f},{base:.1f}"] if spots else []
-        for (x, y), (following, _) in pairwise(spots):
-            corners += [f"{x:.1f},{y:.1f}", f"{following:.1f},{y:.1f}"]
-        corners += [f"{spots[-1][0]:.1f},{base:.1f}"] if spots else []
-        return [f'<polygon class="area c{colour}" points="{" ".join(corners)}"/>']
-    return [
-        f'<circle class="dot c{colour}" cx="{x:.1f}" cy="{y:.1f}" r="4">'
-        f"<title>{escape(label)} {format_number(a)}, {format_number(b)}</title></circle>"
-        for (x, y), (a, b) in zip(spots, points, strict=True)
-    ]
+def _draw(mark: Mark, spots: Sequence[Point], base: float) -> list[str]:
+    if mark.kind == "line":
+        return [f'<polyline class="line c{mark.colour}" points="{_path(spots)}"/>']
+    if mark.kind == "range":
+        whisker = f'<polyline class="whisker c{mark.colour}" points="{_path(spots)}"/>'
+        return [whisker] if len(spots) == 2 else []
+    if mark.kind == "steps":
+        tops = [corner for (x, y), (end, _) in pairwise(spots) for corner in ((x, y), (end, y))]
+        corners = [(spots[0][0], base), *tops, (spots[-1][0], base)] if spots else []
+        return [f'<polygon class="area c{mark.colour}" points="{_path(corners)}"/>']
+    titles = [f"{mark.label} {format_number(x)}, {format_number(y)}" for x, y in mark.points]
+    return [_dot(mark.colour, spot, title) for spot, title in zip(spots, titles, strict=True)]
 
 
-def _notes(notes: list[tuple[float, float, str]]) -> list[str]:
+def _draw_notes(notes: list[tuple[float, float, str]]) -> list[str]:
     """Notes beside their points; one that would cover another moves down, or up where the axis is near."""
     parts: list[str] = []
     taken: list[tuple[float, float, float]] = []  # left and right end, height
@@ -236,9 +232,7 @@ def _notes(notes: list[tuple[float, float, str]]) -> list[str]:
         while any(start < b and a < start + width and abs(y - h) < LINE - 5 for a, b, h in taken):
             y += step
         taken.append((start, start + width, y))
-        parts.append(
-            draw_text("note", x + (-7 if at_left else 7), y - 6, said, "end" if at_left else "start")
-        )
+        parts.append(_text("note", x + (-7 if at_left else 7), y - 6, said, "end" if at_left else "start"))
     return parts
 
 
@@ -248,17 +242,13 @@ def _legend(entries: list[tuple[str, int]]) -> list[str]:
     for row, (label, colour) in enumerate(reversed(dict.fromkeys(entries)), 1):
         y = 14 - LINE * row
         key = f'<rect class="key c{colour}" x="{LEFT + 12}" y="{y - 8}" width="10" height="10" rx="2"/>'
-        parts.append(key + draw_text("note", LEFT + 28, y + 1, label))
+        parts.append(key + _text("note", LEFT + 28, y + 1, label))
     return parts
-
-
-STRIP_LEFT, STRIP_TOP, ROW, STRIP_BOTTOM = 16, 8, 52, 56
-LONGEST_NAME = 56  # characters of a name that fit; the tooltip and the table have all of it
 
 
 @dataclass(frozen=True)
 class Strip:
-    """One row: the middle with its low and high ends, and single values where there are any."""
+    """One row of `Strips`: the middle with its low and high ends, and single values where there are any."""
 
     name: str
     low: float
@@ -267,14 +257,14 @@ class Strip:
     values: Sequence[float] = ()
     colour: int = 0
 
-    def shown(self) -> list[float]:
-        """All its numbers that can be drawn."""
-        return [each for each in (self.low, self.value, self.high, *self.values) if math.isfinite(each)]
-
 
 @dataclass(frozen=True)
 class Strips:
-    """The chart; `at` is a value that gets a line from top to bottom."""
+    """Many named things on one axis, a row each: dots for single values, a box from low to high, its middle marked.
+
+    The names stand above their rows, where they have the whole width; `at` is a value that gets a line from top to
+    bottom.
+    """
 
     title: str
     axis: Axis
@@ -294,27 +284,27 @@ class Strips:
 
     def render(self) -> str:
         """The chart as an `<svg>` element."""
-        base = STRIP_TOP + ROW * len(self.rows)
+        base = STRIP_TOP + STRIP_HEIGHT * len(self.rows)
         ends = self._ends()
         parts = [
-            f'<svg class="chart" viewBox="0 0 {WIDTH} {base + STRIP_BOTTOM}" role="img">',
+            f'<svg class="chart" viewBox="0 0 {WIDTH} {base + BOTTOM}" role="img">',
             f"<title>{escape(self.title)}</title>",
-            f'<line class="axis" x1="{STRIP_LEFT}" y1="{base}" x2="{WIDTH - RIGHT}" y2="{base}"/>',
+            _line("axis", (STRIP_LEFT, base), (WIDTH - RIGHT, base)),
         ]
-        for value, name in label_ticks(self.axis, ends):
+        for value, name in self.axis.label_ticks(ends):
             x = self._x(value, ends)
-            parts.append(f'<line class="grid" x1="{x:.1f}" y1="{STRIP_TOP}" x2="{x:.1f}" y2="{base}"/>')
-            parts.append(draw_tick(x, base + 20, name, WIDTH))
+            parts += [_line("grid", (x, STRIP_TOP), (x, base)), _tick(x, base + 20, name)]
         if self.at is not None:
             x = self._x(self.at, ends)
-            parts.append(f'<line class="axis" x1="{x:.1f}" y1="{STRIP_TOP}" x2="{x:.1f}" y2="{base}"/>')
+            parts.append(_line("axis", (x, STRIP_TOP), (x, base)))
         for place, row in enumerate(self.rows):
-            parts += self._row(row, STRIP_TOP + ROW * place + 36, ends)
-        parts.append(draw_text("label", WIDTH / 2, base + STRIP_BOTTOM - 8, self.axis.label, "middle"))
+            parts += self._draw(row, STRIP_TOP + STRIP_HEIGHT * place + 36, ends)
+        parts.append(_text("label", WIDTH / 2, base + BOTTOM - 8, self.axis.label, "middle"))
         return "\n".join([*parts, "</svg>"])
 
-    def _ends(self) -> tuple[float, float]:
-        values = [each for row in self.rows for each in row.shown()] or [1.0]
+    def _ends(self) -> Ends:
+        numbers = [each for row in self.rows for each in (row.low, row.value, row.high, *row.values)]
+        values = [each for each in numbers if math.isfinite(each)] or [1.0]
         values += [] if self.at is None else [self.at]
         low, high = min(values), max(values)
         if self.axis.log:
@@ -322,27 +312,21 @@ class Strips:
         room = 0.06 * (high - low) or 0.01 * abs(high) or 1.0
         return low - room, high + room
 
-    def _x(self, value: float, ends: tuple[float, float]) -> float:
-        return scale_value(self.axis, value, ends, STRIP_LEFT, WIDTH - RIGHT)
+    def _x(self, value: float, ends: Ends) -> float:
+        return self.axis.place(value, ends, STRIP_LEFT, WIDTH - RIGHT)
 
-    def _row(self, row: Strip, y: float, ends: tuple[float, float]) -> list[str]:
-        span = f"{format_number(row.low)} … {format_number(row.high)}"
-        said = f"<title>{escape(row.name)}: {format_number(row.value)} ({span})</title>"
+    def _draw(self, row: Strip, y: float, ends: Ends) -> list[str]:
         name = row.name if len(row.name) <= LONGEST_NAME else f"{row.name[: LONGEST_NAME - 1]}…"
-        parts = [draw_text("note", STRIP_LEFT + 2, y - 14, name)]
+        parts = [_text("note", STRIP_LEFT + 2, y - 14, name)]
         if math.isfinite(row.low) and math.isfinite(row.high):
             left, right = self._x(row.low, ends), self._x(row.high, ends)
+            low, value, high = map(format_number, (row.low, row.value, row.high))
             parts.append(
                 f'<rect class="box c{row.colour}" x="{left:.1f}" y="{y - 7}" width="{max(right - left, 1):.1f}" '
-                f'height="14" rx="2">{said}</rect>'
+                f'height="14" rx="2"><title>{escape(row.name)}: {value} ({low} … {high})</title></rect>'
             )
-        for value in row.values:
-            if math.isfinite(value):
-                parts.append(
-                    f'<circle class="dot c{row.colour}" cx="{self._x(value, ends):.1f}" cy="{y}" r="4"/>'
-                )
+        parts += [_dot(row.colour, (self._x(each, ends), y)) for each in row.values if math.isfinite(each)]
         if math.isfinite(row.value):
             x = self._x(row.value, ends)
-            line = f'x1="{x:.1f}" y1="{y - 10}" x2="{x:.1f}" y2="{y + 10}"'
-            parts.append(f'<line class="middle c{row.colour}" {line}/>')
+            parts.append(_line(f"middle c{row.colour}", (x, y - 10), (x, y + 10)))
         return parts

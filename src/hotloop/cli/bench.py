@@ -1,13 +1,12 @@
-"""`hotloop bench report`: results as one page that opens offline.
+"""`hotloop bench ...`: run benchmark files, compare results, make a page of them (report), time other programs (peers).
 
-`hotloop bench peers`: every family against other programs, one table of ratios, and a dated file.
-`hotloop bench ...`: run benchmark files, compare results, make a page of them, time peers.
+`run` and `compare` have modules of their own; what all of them do is in `hotloop.bench`.
 """
 
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,6 +23,12 @@ if TYPE_CHECKING:
 REPORT_EPILOG = """RESULTS are log folders of `hotloop bench run` (several make a history), files that `hotloop kernel`,
 `hotloop devices` or `hotloop demo` print with --json (for the roofline), comparisons with peers, or a folder of
 such files."""
+PEERS_EPILOG = """A ratio is the other program's time over ours: 2 is twice as fast as it. All sides take turns,
+round after round; the range is that of the rounds. The status is 1 when a ratio is below its floor or a comparison
+failed. Use a quiet machine; it takes a while. The file can be shown with `hotloop bench report`."""
+Family = Literal["kernels", "vcd", "recommender", "cnn", "estimator"]
+ALL: tuple[Family, ...] = ("kernels", "vcd", "recommender", "cnn", "estimator")
+STANDARD_ERROR = 2
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,6 @@ class BenchReport:
 
 
 def run_report(config: BenchReport, context: Context) -> Mapping[str, Any]:
-    """Gather and write."""
     if not config.results:
         raise OptionError("RESULTS: at least one log folder or file of results is needed")
     from hotloop.bench.report import build_report, gather_sources
@@ -52,18 +56,6 @@ def run_report(config: BenchReport, context: Context) -> Mapping[str, Any]:
         "kernels": sum(map(len, found.kernels.values())),
         "peers": len(found.peers),
     }
-
-
-REPORT = Command(
-    "report", "Write results as one page that opens offline.", BenchReport, run_report, epilog=REPORT_EPILOG
-)
-
-PEERS_EPILOG = """A ratio is the other program's time over ours: 2 is twice as fast as it. All sides take turns,
-round after round; the range is that of the rounds. The status is 1 when a ratio is below its floor or a comparison
-failed. Use a quiet machine; it takes a while. The file can be shown with `hotloop bench report`."""
-Family = Literal["kernels", "vcd", "recommender", "cnn", "estimator"]
-ALL: tuple[Family, ...] = ("kernels", "vcd", "recommender", "cnn", "estimator")
-STANDARD_ERROR = 2
 
 
 @dataclass(frozen=True)
@@ -83,7 +75,7 @@ class BenchPeers:
 
 
 def run_peers(config: BenchPeers, context: Context) -> Mapping[str, Any]:
-    """Check that it can work, compare family by family, tell."""
+    """Status 1 where a floor is missed or a comparison failed."""
     from hotloop.bench import peers
 
     if context.device == "tpu":
@@ -97,15 +89,15 @@ def run_peers(config: BenchPeers, context: Context) -> Mapping[str, Any]:
     if device == "cpu" and context.only_accelerator:
         raise OptionError("--only-accelerator: jax finds only a CPU here")
     file = config.output if config.output else peers.choose_file(Path(), device)
-    turns = peers.PeerOptions(device, config.rounds, config.seconds, load)
-    result = compare_families(config.family, turns, file, context)
+    options = peers.PeerOptions(device, config.rounds, config.seconds, load)
+    result = compare_families(config.family, options, file, context)
     if result["missed"] or result["failed"]:
         leave(result, context)
     return result
 
 
 def compare_families(
-    families: tuple[str, ...], turns: "PeerOptions", file: Path, context: Context
+    families: tuple[str, ...], options: "PeerOptions", file: Path, context: Context
 ) -> Mapping[str, Any]:
     """Run the families one after the other; the file is written after each."""
     from hotloop.bench import peers
@@ -115,22 +107,26 @@ def compare_families(
     for family in dict.fromkeys(families):
         context.say(f"== {family}")
         sys.stdout.flush()
-        document, wrong = peers.run_family(family, turns, STANDARD_ERROR if context.json else None)
+        document, wrong = peers.run_family(family, options, STANDARD_ERROR if context.json else None)
         if document is not None:
             documents[family] = document
         if wrong:
             failed[family] = wrong
             context.warn(f"{family}: {wrong}")
-        file.write_text(json.dumps(peers.merge_documents(documents, failed, turns), indent=1) + "\n", "utf-8")
+        merged = peers.merge_documents(documents, failed, options)
+        file.write_text(json.dumps(merged, indent=1) + "\n", "utf-8")
     rows = [row for family, document in documents.items() for row in peers.table_rows(document, family)]
     context.say("")
     if rows:
         context.table(peers.TABLE_COLUMNS, [peers.table_cells(row) for row in rows])
-    missed = sum(row.missed for row in rows)
+    missed = sum(row["missed"] for row in rows)
     context.say(f"floors missed: {missed}, families failed: {len(failed)}, results: {file}")
-    return {"rows": [asdict(row) for row in rows], "missed": missed, "failed": failed, "file": file}
+    return {"rows": rows, "missed": missed, "failed": failed, "file": file}
 
 
+REPORT = Command(
+    "report", "Write results as one page that opens offline.", BenchReport, run_report, epilog=REPORT_EPILOG
+)
 PEERS = Command(
     "peers",
     "Compare every family with other programs; needs the source tree.",
@@ -138,7 +134,6 @@ PEERS = Command(
     run_peers,
     epilog=PEERS_EPILOG,
 )
-
 COMMAND = Command(
     "bench",
     "Run benchmark files, compare results, show them on a page.",
