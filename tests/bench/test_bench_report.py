@@ -286,7 +286,7 @@ def test_the_spread_is_that_of_the_folder_and_device_in_the_summary(page, tmp_pa
 def test_skipped_variants_are_no_runs(tmp_path):
     skipped = record("y", 1, status="skipped", reason="no", metrics={})
     found = gather_sources([log_folder(tmp_path, [*repeats("x", VALUES), skipped])])
-    assert build_report(found).lead.startswith("4 runs of 1 variants, 0 failed")
+    assert build_report(found).lead.startswith("4 runs of 1 variant, 0 failed")
 
 
 def test_how_busy_the_machine_was_is_told_over_all_runs_of_the_latest_folder(page, tmp_path):

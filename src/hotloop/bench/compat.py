@@ -1,8 +1,9 @@
-"""The older scripts, as data: the hotloop command that took each one's place, and what became of its options.
+"""A command line of an older script, as a shell would take it, turned into the hotloop command that replaces it.
 
-Options that the new command knows, under the same name, need no entry. Nothing is parsed here; `compat.py` applies it.
-
-A command line of an older script, as a shell would take it, turned into the hotloop command that replaces it.
+Words before the script (variables, `poprun`, `python3 -u`, folders) are understood. SCRIPTS says what took each
+script's place and what became of its options; an option that the new command knows under the same name needs no entry,
+and what the new command accepts is its own matter: an option that is unknown here goes through as it is. It starts
+nothing.
 """
 
 import json
@@ -16,6 +17,10 @@ from hotloop.errors import OptionError
 from hotloop.options import did_you_mean
 from hotloop.options.values import FALSE, TRUE
 
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+PYTHON = re.compile(r"python(\d+(\.\d+)?)?(\.exe)?")
+OPTION = re.compile(r"--?[A-Za-z]")
+WITH_VALUE = ("-X", "-W")  # of the interpreter
 Values = Sequence[str]
 Rewrite = Callable[[Values], list[str]]
 
@@ -113,10 +118,6 @@ RUNNER = Script(("bench", "run"), dropped=frozenset({"--examples-location"}))
 """What `python3 -m examples_utils benchmark` was."""
 SERVING = ("send_request.py", "export_for_serving.py")
 WRAPPERS = ("poprun", "mpirun", "mpiexec")
-ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-PYTHON = re.compile(r"python(\d+(\.\d+)?)?(\.exe)?")
-OPTION = re.compile(r"--?[A-Za-z]")
-WITH_VALUE = ("-X", "-W")  # of the interpreter
 
 
 class CompatError(OptionError):

@@ -9,8 +9,12 @@ import platform
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+from hotloop.engine.device import cpu_model, source_commit, usable_cores
+from hotloop.version import VERSION
 
 TIMEOUT = 5.0
 KEPT = re.compile(
@@ -28,17 +32,14 @@ def collect_provenance(
 
     `extra` are variables that every program gets over those of this process.
     """
-    from hotloop.version import VERSION as __version__
-
     variables = {**os.environ, **extra}
-    source = read_commit(Path(__file__).parent)
     gpus = list_gpus()
     return {
         **read_commit(folder),
-        "hotloop": {"version": __version__, **source},
+        "hotloop": {"version": VERSION, **source_commit()},
         "device": describe_device(gpus, variables),
         "gpus": gpus,
-        "cpu": {"name": cpu_name(), "cores": os.cpu_count(), "usable_cores": usable_cores()},
+        "cpu": {"name": cpu_model(), "cores": os.cpu_count(), "usable_cores": usable_cores()},
         "host": platform.node(),
         "system": platform.platform(),
         "python": platform.python_version(),
@@ -75,8 +76,9 @@ def read_commit(folder: Path) -> dict[str, Any]:
     return {"commit": commit, "dirty": None if changes is None else bool(changes)}
 
 
-def list_packages() -> dict[str, str]:
-    """Name and version of everything installed."""
+@cache
+def list_packages() -> Mapping[str, str]:
+    """Name and version of everything installed; looked up once, since it takes a while."""
     from importlib.metadata import distributions
 
     found: dict[str, str] = {}
@@ -105,27 +107,6 @@ def describe_device(gpus: Sequence[Mapping[str, str]], variables: Mapping[str, s
     """What programs compute on by default: the GPU where there is one, and no variable hides it."""
     hidden = variables.get("JAX_PLATFORMS") == "cpu" or variables.get("CUDA_VISIBLE_DEVICES") == ""
     if gpus and not hidden:
-        return {
-            "kind": "gpu",
-            "name": gpus[0]["name"],
-            "count": len(gpus),
-            "driver": gpus[0]["driver_version"],
-        }
-    return {"kind": "cpu", "name": cpu_name(), "count": 1, "driver": None}
-
-
-def cpu_name() -> str:
-    """The model of the processor."""
-    try:
-        with Path("/proc/cpuinfo").open() as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
-def usable_cores() -> int | None:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        first = gpus[0]
+        return {"kind": "gpu", "name": first["name"], "count": len(gpus), "driver": first["driver_version"]}
+    return {"kind": "cpu", "name": cpu_model(), "count": 1, "driver": None}

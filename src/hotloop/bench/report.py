@@ -1,20 +1,21 @@
-"""What a report is made of: sorts the named folders and files into records, kernels, peers and ceilings.
+"""The report of `hotloop bench report`: everything in the named folders and files, on one page that opens anywhere.
 
 A folder is a log of `hotloop bench run`, or of two programs in turns, or holds JSON files; a file is a
-`results.jsonl`, or what `hotloop kernel`, `devices` and `demo` print with --json, or a comparison with peers. It reads
-and judges nothing else.
-
-The report of `hotloop bench report`: everything that was found, on one page that opens anywhere.
+`results.jsonl`, or what `hotloop kernel`, `devices` and `demo` print with --json, or a comparison with peers. It sorts
+them, and puts together what its neighbours make of them (`report_runs`, `peers`, `roofline`); a part without results
+is left out. It measures nothing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from hotloop.bench import report_runs, roofline
+from hotloop.bench.benchmark import count_of
 from hotloop.bench.compare import COLUMNS
 from hotloop.bench.page import Page
 from hotloop.bench.peers import (
@@ -31,6 +32,7 @@ from hotloop.bench.results import (
     commit_name,
     device_name,
     ended_well,
+    group_by,
     group_sessions,
     read_printed_result,
     read_records,
@@ -40,6 +42,10 @@ from hotloop.errors import DataError
 from hotloop.options.files import load_json
 
 Result = Mapping[str, Any]
+SHOWN_PACKAGES = ("hotloop", "jax", "jaxlib", "numpy", "torch")
+MACHINES = ("device", "driver", "host", "commit", "python", "packages", "cpu")
+LOAD: Mapping[str, Callable[[Sequence[float]], float]] = {"mean": median, "max": max}
+"""What is shown of a load over the runs of a variant."""
 
 
 @dataclass
@@ -59,7 +65,6 @@ class Sources:
 
 
 def gather_sources(paths: Sequence[str | Path]) -> Sources:
-    """Everything in the named folders and files."""
     found = Sources()
     for path in map(Path, paths):
         if all((path / side / RECORDS).exists() for side in SIDES):
@@ -68,7 +73,7 @@ def gather_sources(paths: Sequence[str | Path]) -> Sources:
             _add_folder(path, found)
         elif path.is_dir() or path.suffix == ".jsonl":
             found.records += read_records([path])
-        elif not _add_document(_load_document(path), path, found):
+        elif not _add_document(path, found):
             raise DataError(
                 f"{path}: holds no results that a report can show; name log folders or --json results"
             )
@@ -83,19 +88,16 @@ def _add_folder(path: Path, found: Sources) -> None:
             f"{path}: has neither {RECORDS} nor JSON files; name a log folder of `hotloop bench run`"
         )
     for file in files:
-        if not _add_document(_load_document(file), file, found):
+        if not _add_document(file, found):
             found.left_out.append(file.name)
 
 
-def _load_document(path: Path) -> Any:
+def _add_document(file: Path, found: Sources) -> bool:
+    """Add what a file holds; False if that is nothing."""
     try:
-        return load_json(path)
+        document = load_json(file)
     except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read as JSON ({error})") from error
-
-
-def _add_document(document: Any, file: Path, found: Sources) -> bool:
-    """Add what a document holds; False if that is nothing."""
+        raise DataError(f"{file}: cannot be read as JSON ({error})") from error
     try:
         return _add_by_kind(document, file.stem, found)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -163,16 +165,7 @@ def _median_result(results: Sequence[Any]) -> Any:
     return median(results) if all(map(is_number, results)) else last
 
 
-SHOWN_PACKAGES = ("hotloop", "jax", "jaxlib", "numpy", "torch")
-LOAD: Mapping[str, Callable[[Sequence[float]], float]] = {
-    "mean": median,
-    "max": max,
-}  # over the runs of a variant
-MACHINES = ("device", "driver", "host", "commit", "python", "packages", "cpu")
-
-
 def build_report(found: Sources, title: str = "Benchmarks") -> Page:
-    """The whole page."""
     page = Page(title, summarise_sources(found))
     if found.records:
         add_runs(page, found.records)
@@ -187,21 +180,21 @@ def build_report(found: Sources, title: str = "Benchmarks") -> Page:
 
 
 def summarise_sources(found: Sources) -> str:
-    """What there is, in a line."""
     ran = found.runs
     variants = {record["variant"] for record in ran}
     failed = sum(record["status"] != "passed" for record in ran)
     parts = [
-        f"{len(ran)} runs of {len(variants)} variants, {failed} failed" if found.records else "",
-        f"{sum(map(len, found.kernels.values()))} kernels" if found.kernels else "",
-        f"{len(found.peers)} comparisons with peers" if found.peers else "",
+        f"{count_of(len(ran), 'run')} of {count_of(len(variants), 'variant')}, {failed} failed"
+        if found.records
+        else "",
+        count_of(sum(map(len, found.kernels.values())), "kernel") if found.kernels else "",
+        f"{count_of(len(found.peers), 'comparison')} with peers" if found.peers else "",
         *sorted({device_name(record) for record in found.records}),
     ]
     return " · ".join(part for part in parts if part)
 
 
 def add_runs(page: Page, records: Sequence[Record]) -> None:
-    """Summary, failures, history, repeats, throughput against latency."""
     found = report_runs.build_history(records)
     rows = report_runs.summary_rows(found)
     page.heading("Summary")
@@ -230,68 +223,45 @@ def add_runs(page: Page, records: Sequence[Record]) -> None:
 
 
 def add_rooflines(page: Page, kernels: Mapping[str, Mapping[str, Any]], ceilings: Mapping[str, Any]) -> None:
-    """A chart and a table of each device's kernels."""
     page.heading("Roofline of the kernels")
     for name, shown in kernels.items():
-        limits = ceilings.get(name)
-        page.charts(
-            [
-                (
-                    roofline.roofline_chart(shown, limits),
-                    f"{name}: lines are its own measured product and copy.",
-                )
-            ]
-        )
+        caption = f"{name}: lines are its own measured product and copy."
+        page.charts([(roofline.roofline_chart(shown, ceilings.get(name)), caption)])
         page.table(roofline.COLUMNS, roofline.roofline_rows(shown))
 
 
 def add_peers(page: Page, rows: Sequence[PeerRow]) -> None:
-    """A chart for each family and device, and one table."""
     page.heading("Beside other programs")
     page.text(
         "Times as fast as the peer at the same work on the same device, taken in turns: the median of the rounds' "
         "ratios. Right of the line hotloop is faster. Boxes reach from the lowest to the highest round."
     )
-    groups: dict[tuple[str, str], list[PeerRow]] = {}
-    for row in rows:
-        groups.setdefault((row.family, row.device), []).append(row)
-    page.charts(
-        [
-            (peer_chart(shown, f"{family} on {name}"), f"{family} on {name}.")
-            for (family, name), shown in groups.items()
-        ]
-    )
+    groups = group_by(rows, lambda row: f"{row.family} on {row.device}")
+    page.charts([(peer_chart(shown, title), f"{title}.") for title, shown in groups.items()])
     page.table(REPORT_COLUMNS, [report_cells(row) for row in rows])
 
 
 def add_load(page: Page, records: Sequence[Record]) -> None:
     """How busy the machine was during the latest runs of each variant, where that was watched."""
-    latest: dict[str, list[Mapping[str, Any]]] = {}
+    latest: dict[str, list[Record]] = {}
     for session in group_sessions(records):
-        apart: dict[str, list[Mapping[str, Any]]] = {}
-        for record in session:
-            if len(said := record.get("monitor") or {}) > 1:
-                apart.setdefault(record["variant"], []).append(said)
-        latest |= apart
-    names = dict.fromkeys(name for each in latest.values() for said in each for name in said)
+        watched = [record for record in session if len(record.get("monitor") or {}) > 1]
+        latest |= group_by(watched, itemgetter("variant"))
+    names = dict.fromkeys(name for runs in latest.values() for run in runs for name in run["monitor"])
     names.pop("samples", None)
-    rows = [
-        [variant, *(_load_cell(said, name, key) for name in names for key in LOAD)]
-        for variant, said in latest.items()
-    ]
+    shown = [(name, key) for name in names for key in LOAD]
+    rows = [[variant, *(_load_cell(runs, *one) for one in shown)] for variant, runs in latest.items()]
     if rows:
         page.heading("While they ran")
-        columns = (f"{name.replace('_', ' ')}, {key}" for name in names for key in LOAD)
-        page.table(["variant", *columns], rows)
+        page.table(["variant", *(f"{name.replace('_', ' ')}, {key}" for name, key in shown)], rows)
 
 
-def _load_cell(runs: Sequence[Mapping[str, Any]], name: str, key: str) -> float | None:
-    said = [value for run in runs if (value := run.get(name, {}).get(key)) is not None]
+def _load_cell(runs: Sequence[Record], name: str, key: str) -> float | None:
+    said = [value for run in runs if (value := run["monitor"].get(name, {}).get(key)) is not None]
     return LOAD[key](said) if said else None
 
 
 def add_machines(page: Page, records: Sequence[Record]) -> None:
-    """Where the results come from."""
     page.heading("Machines")
     rows = {tuple(_machine_row(record)): None for record in records if record["machine"]}
     page.table(MACHINES, list(rows))

@@ -6,13 +6,13 @@ Each takes records and gives tables and charts; `report.py` puts them on a page.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import pairwise
 
 from hotloop.bench import results
 from hotloop.bench.compare import CompareRules, compare_samples, comparison_cells, rename_partners
 from hotloop.bench.record import Record
 from hotloop.bench.results import MetricSample, collect_samples, commit_name, device_name, start_time
-from hotloop.bench.statistics import median_interval, spread
+from hotloop.bench.statistics import median, median_interval, spread
 from hotloop.bench.svg import COLOURS, Axis, Chart, Strip, Strips
 from hotloop.bench.verdict import RATE, better_direction, judge
 
@@ -21,15 +21,8 @@ BATCH = ("batch_size", "batchsize", "micro_batch_size", "global_batch_size", "ba
 ROWS = 24  # of one chart of strips
 ONE_RUN = ", or one reading of it where there was one run"
 SUMMARY = (
-    "variant",
-    "metric",
-    "median",
-    "unit",
-    "95 % interval",
-    "spread %",
-    "repeats",
-    "since before",
-    "device",
+    *("variant", "metric", "median", "unit", "95 % interval", "spread %", "repeats"),
+    *("since before", "device"),
 )
 FAILURES = ("variant", "repeat", "status", "reason", "log")
 
@@ -49,21 +42,16 @@ def build_history(records: Sequence[Record]) -> list[HistoryPoint]:
     found = []
     for runs in results.group_sessions(records):
         when = min(map(start_time, runs))
-        found.append(
-            HistoryPoint(
-                commit_name(runs[0]) or when[5:16], when, device_name(runs[0]), collect_samples(runs)
-            )
-        )
+        name = commit_name(runs[0]) or when[5:16]
+        found.append(HistoryPoint(name, when, device_name(runs[0]), collect_samples(runs)))
     return found
 
 
 def summary_rows(found: Sequence[HistoryPoint]) -> list[list[Cell]]:
     """The latest values of every variant's metrics on every device, and the verdict against the time before."""
-    past: dict[tuple[str, str, str], list[MetricSample]] = {}
-    for session in found:
-        for (variant, metric), sample in session.samples.items():
-            past.setdefault((variant, metric, session.device), []).append(sample)
-    return [_summary_row(samples, name) for (_, _, name), samples in past.items()]
+    known = [(*key, point.device, sample) for point in found for key, sample in point.samples.items()]
+    past = results.group_by(known, lambda one: one[:3])
+    return [_summary_row([one[-1] for one in group], group[0][2]) for group in past.values()]
 
 
 def _summary_row(past: Sequence[MetricSample], name: str) -> list[Cell]:
@@ -80,19 +68,16 @@ def _summary_row(past: Sequence[MetricSample], name: str) -> list[Cell]:
 
 def turns_rows(records: Sequence[Record]) -> list[Sequence[Cell]]:
     """The verdicts between two programs that ran in turns, as `hotloop bench compare` gives them."""
-    sides = results.group_sessions(records)
-    return [
-        comparison_cells(row)
-        for a, b in pairwise(sides)
-        if results.ran_in_turns(a, b)
-        for row in compare_samples(
-            collect_samples(a), rename_partners(collect_samples(b), results.find_partners(b)), CompareRules()
-        )
-    ]
+    rows: list[Sequence[Cell]] = []
+    for a, b in pairwise(results.group_sessions(records)):
+        if results.ran_in_turns(a, b):
+            beside = rename_partners(collect_samples(b), results.find_partners(b))
+            compared = compare_samples(collect_samples(a), beside, CompareRules())
+            rows += [comparison_cells(row) for row in compared]
+    return rows
 
 
 def failure_rows(records: Sequence[Record]) -> list[list[Cell]]:
-    """Runs that did not pass."""
     return [
         [run["variant"], run.get("repeat"), run["status"], run.get("reason") or "", run["folder"]]
         for run in records
@@ -103,43 +88,40 @@ def failure_rows(records: Sequence[Record]) -> list[list[Cell]]:
 def history_charts(found: Sequence[HistoryPoint]) -> list[tuple[Chart, str]]:
     """A chart for each benchmark's metric on each device that was measured more than once."""
     charts = []
-    for name in dict.fromkeys(session.device for session in found):
-        past = [session for session in found if session.device == name]
-        known = {key: sample for session in past for key, sample in session.samples.items()}
-        often = [key for key in known if sum(key in session.samples for session in past) > 1]
-        groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
-        for key in often:
-            groups.setdefault((known[key].benchmark, key[1]), []).append(key)
+    for name in dict.fromkeys(point.device for point in found):
+        past = [point for point in found if point.device == name]
+        known = {key: sample for point in past for key, sample in point.samples.items()}
+        often = [known[key] for key in known if sum(key in point.samples for point in past) > 1]
+        groups = results.group_by(often, lambda sample: (sample.benchmark, sample.metric))
         for (benchmark, metric), shown in groups.items():
             for first in range(0, len(shown), COLOURS):
-                chart = _history(past, shown[first : first + COLOURS], known[shown[0]])
+                chart = _history(past, shown[first : first + COLOURS])
                 charts.append((chart, f"{benchmark}: {metric} on {name}, oldest first."))
     return charts
 
 
-def _history(past: Sequence[HistoryPoint], keys: Sequence[tuple[str, str]], one: MetricSample) -> Chart:
-    names = tuple(session.name for session in past)
+def _history(past: Sequence[HistoryPoint], shown: Sequence[MetricSample]) -> Chart:
+    names = tuple(point.name for point in past)
     if len(set(names)) < len(names):
-        names = tuple(session.when[5:16] for session in past)
-    label = f"{one.metric}, {one.unit}" if one.unit else one.metric
-    chart = Chart(
-        f"{one.benchmark}: {one.metric} over time", Axis("commit or time", names=names), Axis(label)
-    )
-    for colour, key in enumerate(keys):
+        names = tuple(point.when[5:16] for point in past)
+    one = shown[0]
+    x, y = Axis("commit or time", names=names), Axis(f"{one.metric}, {one.unit}" if one.unit else one.metric)
+    chart = Chart(f"{one.benchmark}: {one.metric} over time", x, y)
+    for colour, sample in enumerate(shown):
         points = []
-        for place, session in enumerate(past, 1):
-            if key in session.samples:
-                sure = median_interval(session.samples[key].values)
+        for place, point in enumerate(past, 1):
+            if found := point.samples.get((sample.variant, sample.metric)):
+                sure = median_interval(found.values)
                 points.append((float(place), sure.value))
                 chart.range(place, sure.low, sure.high, colour)
         chart.line(points, colour=colour)
-        chart.dots(points, key[0], colour=colour)
+        chart.dots(points, sample.variant, colour=colour)
     return chart
 
 
 def spread_charts(found: Sequence[HistoryPoint]) -> list[tuple[Strips, str]]:
     """Charts of how far single values lie from their variant's median, one for each metric and device."""
-    latest = {(key[1], session.device, key[0]): s for session in found for key, s in session.samples.items()}
+    latest = {(key[1], point.device, key[0]): s for point in found for key, s in point.samples.items()}
     charts = []
     for metric, name in dict.fromkeys(key[:2] for key in latest):
         shown = {key[2]: _relative(sample) for key, sample in latest.items() if key[:2] == (metric, name)}
@@ -155,7 +137,7 @@ def spread_charts(found: Sequence[HistoryPoint]) -> list[tuple[Strips, str]]:
 def _relative(sample: MetricSample) -> tuple[float, ...]:
     """The values of a sample, or the readings inside its one run, as multiples of their median."""
     values = sample.values if len(sample.values) > 1 else sample.inside
-    middle = median_interval(values).value
+    middle = median(values)
     return tuple(value / middle for value in values) if len(values) > 1 and middle else ()
 
 
@@ -169,26 +151,26 @@ def _strip(name: str, values: Sequence[float]) -> Strip:
 def trade_off_charts(found: Sequence[HistoryPoint]) -> list[tuple[Chart, str]]:
     """Throughput against latency of benchmarks whose variants differ in batch size; the last time of each device."""
     charts = []
-    for session in {session.device: session for session in found}.values():
-        rates = [s for s in session.samples.values() if batch_size(s) and RATE.search(f"{s.metric} {s.unit}")]
-        order = sorted(rates, key=lambda sample: (sample.benchmark, sample.metric))
-        for (benchmark, metric), group in groupby(order, lambda sample: (sample.benchmark, sample.metric)):
+    for point in {point.device: point for point in found}.values():
+        rates = [s for s in point.samples.values() if batch_size(s) and RATE.search(f"{s.metric} {s.unit}")]
+        groups = results.group_by(rates, lambda sample: (sample.benchmark, sample.metric))
+        for (benchmark, metric), group in sorted(groups.items()):
             each = sorted(group, key=lambda sample: batch_size(sample) or 0)
             if len(each) > 1:
-                caption = f"{benchmark} on {session.device}: {metric}, numbers are batch sizes."
-                charts.append((_trade_off(each, session), caption))
+                caption = f"{benchmark} on {point.device}: {metric}, numbers are batch sizes."
+                charts.append((_trade_off(each, point), caption))
     return charts
 
 
-def _trade_off(each: Sequence[MetricSample], session: HistoryPoint) -> Chart:
-    measured = all(_latency(sample, session) for sample in each)
+def _trade_off(each: Sequence[MetricSample], point: HistoryPoint) -> Chart:
+    measured = all(_latency(sample, point) for sample in each)
     label = "latency, ms" if measured else "batch size / throughput, ms"
     rate = each[0].unit or each[0].metric
     chart = Chart(f"{each[0].benchmark}: throughput and latency", Axis(label, log=True), Axis(rate, low=0))
     points = []
     for sample in each:
-        speed, size = median_interval(sample.values).value, batch_size(sample) or 1
-        latency = _latency(sample, session) if measured else 1e3 * size / speed if speed else math.nan
+        speed, size = median(sample.values), batch_size(sample) or 1
+        latency = _latency(sample, point) if measured else 1e3 * size / speed if speed else math.nan
         points.append((latency or math.nan, speed))
         chart.note(points[-1], f"{size:g}")
     chart.line(points)
@@ -206,11 +188,11 @@ def batch_size(sample: MetricSample) -> float | None:
     return None
 
 
-def _latency(sample: MetricSample, session: HistoryPoint) -> float | None:
+def _latency(sample: MetricSample, point: HistoryPoint) -> float | None:
     """A variant's latency in milliseconds if that was measured."""
     scales = {"s": 1e3, "sec": 1e3, "seconds": 1e3, "us": 1e-3, "µs": 1e-3}
-    for (variant, metric), other in session.samples.items():
+    for (variant, metric), other in point.samples.items():
         if variant == sample.variant and "latency" in metric.lower():
             unit = other.unit.lower().removeprefix("latency").strip(" ()")
-            return median_interval(other.values).value * scales.get(unit, 1.0)
+            return median(other.values) * scales.get(unit, 1.0)
     return None

@@ -1,14 +1,14 @@
-"""Results as files of the older runner's shape (JSON by benchmark, CSV), and as the table at the end of a run.
+"""Results as files and as the table at the end of a run; it knows records alone.
 
-It knows records alone; whoever wants statistics over repeats finds them in `statistics.py`.
-
-Results as a JUnit file, which every CI system shows: a suite for each benchmark, a test case for each run.
+JSON by benchmark and CSV are of the older runner's shape. JUnit, which every CI system shows, has a suite for each
+benchmark and a test case for each run.
 """
 
 import csv
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,21 +16,23 @@ from xml.etree import ElementTree
 
 from hotloop.bench.process import last_lines
 from hotloop.bench.record import Record
-from hotloop.bench.results import ended_well
+from hotloop.bench.results import ended_well, group_by
 from hotloop.engine.records import write_json
 
 LEADING = ("throughput", "latency", "total_compiling_time")
 ADDITIONAL = ("test_duration", "loss", "result", "cmd", "env", "git_commit_hash")
 COLUMNS = ("variant", "status", "runs", "seconds", "metrics")
+STDERR_LINES = 100
+FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # in XML
 COMPILING = ("total_compiling_time", "compile_time", "compile_seconds")
 
 
 def write_results_json(path: Path, records: Sequence[Record]) -> None:
     """benchmark_results.json: for each benchmark the list of its runs."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for record in records:
-        found.setdefault(record["benchmark"], []).append(old_record(record, path.parent))
-    write_json(path, found)
+    groups = group_by(records, itemgetter("benchmark"))
+    write_json(
+        path, {name: [old_record(one, path.parent) for one in group] for name, group in groups.items()}
+    )
 
 
 def old_record(record: Record, log: Path) -> dict[str, Any]:
@@ -100,9 +102,7 @@ def _cell(record: Record, name: str, commit: str | None) -> Any:
 
 def table_rows(records: Sequence[Record]) -> list[tuple[Any, ...]]:
     """A line for each variant: how often it ran and passed, the median time, the median of each metric."""
-    by_variant: dict[str, list[Record]] = {}
-    for record in drop_replaced_skips(records):
-        by_variant.setdefault(record["variant"], []).append(record)
+    by_variant = group_by(drop_replaced_skips(records), itemgetter("variant"))
     return [_row(name, some) for name, some in by_variant.items()]
 
 
@@ -117,9 +117,8 @@ def _row(name: str, records: Sequence[Record]) -> tuple[Any, ...]:
     worst = next((record["status"] for record in records if record["status"] != "passed"), "passed")
     ran = [record["seconds"] for record in records if record["seconds"] is not None]
     runs = "-" if worst == "skipped" else f"{len(passed)}/{len(records)}"
-    said = describe_metrics([record for record in records if ended_well(record)]) or next(
-        (record["reason"] for record in records if record["reason"]), ""
-    )
+    reasons = [record["reason"] for record in records if record["reason"]]
+    said = describe_metrics([record for record in records if ended_well(record)]) or (*reasons, "")[0]
     return name, worst.upper(), runs, f"{median(ran):.2f}" if ran else "-", said[:120]
 
 
@@ -137,23 +136,17 @@ def describe_metrics(records: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(parts)
 
 
-STDERR_LINES = 100
-FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-
-
-def write_junit(path: str | Path, records: Iterable[Mapping[str, Any]]) -> None:
+def write_junit(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     """The file of all records; log files are looked for beside it."""
-    path = Path(path)
     root = ElementTree.Element("testsuites")
-    suites: dict[str, ElementTree.Element] = {}
-    for record in records:
-        name = record["benchmark"]
-        suite = suites.get(name)
-        if suite is None:
-            suites[name] = suite = ElementTree.SubElement(root, "testsuite", name=_xml_text(name))
-        _add_case(suite, record, path.parent)
-    for suite in suites.values():
-        _add_counts(suite)
+    for name, runs in group_by(records, itemgetter("benchmark")).items():
+        suite = ElementTree.SubElement(root, "testsuite", name=_xml_text(name))
+        for record in runs:
+            _add_case(suite, record, path.parent)
+        suite.set("tests", str(len(runs)))
+        suite.set("failures", str(len(suite.findall("testcase/failure"))))
+        suite.set("skipped", str(len(suite.findall("testcase/skipped"))))
+        suite.set("time", f"{sum(float(case.get('time', 0)) for case in suite):.3f}")
     ElementTree.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
 
 
@@ -187,14 +180,5 @@ def _add_properties(case: ElementTree.Element, record: Mapping[str, Any]) -> Non
             ElementTree.SubElement(properties, "property", name=_xml_text(name), value=_xml_text(str(value)))
 
 
-def _add_counts(suite: ElementTree.Element) -> None:
-    cases = suite.findall("testcase")
-    suite.set("tests", str(len(cases)))
-    suite.set("failures", str(len(suite.findall("testcase/failure"))))
-    suite.set("skipped", str(len(suite.findall("testcase/skipped"))))
-    suite.set("time", f"{sum(float(case.get('time', 0)) for case in cases):.3f}")
-
-
 def _xml_text(text: str) -> str:
-    """The text less what XML cannot hold."""
     return FORBIDDEN.sub("\ufffd", text)

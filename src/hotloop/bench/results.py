@@ -7,12 +7,12 @@ is an error with its file and line. It computes nothing.
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import harmonic_mean
-from typing import Any
+from typing import Any, TypeVar
 
 from hotloop.bench.record import PROVENANCE, RECORDS, Record, parse_record
 from hotloop.errors import DataError
@@ -21,6 +21,8 @@ from hotloop.options.files import load_json, parse_json, read_bounded
 SIDES = ("A", "B")  # the log folders of two programs that ran in turns
 PARTS = ("device", "cpu", "hotloop", "environment")  # of a provenance, those that hold more than a text
 TAIL = 4_000_000  # bytes at the end of a program's output in which its JSON result is looked for
+T = TypeVar("T")
+K = TypeVar("K")
 LARGEST_FILE = 1 << 28  # bytes of records: those of a hundred thousand runs are fewer
 
 
@@ -144,10 +146,16 @@ def _empty(record: Record, metric: str) -> MetricSample:
 
 def group_sessions(records: Iterable[Record]) -> list[list[Record]]:
     """The records of each folder and device together, by the time at which they began."""
-    apart: dict[tuple[str, str], list[Record]] = {}
-    for record in records:
-        apart.setdefault((record["folder"], device_name(record)), []).append(record)
+    apart = group_by(records, lambda record: (record["folder"], device_name(record)))
     return sorted(apart.values(), key=lambda runs: min((session_start(run), run["folder"]) for run in runs))
+
+
+def group_by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """The items by their keys, both in order of appearance."""
+    groups: dict[K, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def ended_well(record: Record) -> bool:

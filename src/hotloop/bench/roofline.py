@@ -4,7 +4,7 @@ Kernels are results as `hotloop kernel ... --json` prints them; ceilings are wha
 what the device's own kernels were judged by. It reads JSON and measures nothing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -13,6 +13,10 @@ from hotloop.bench.svg import Axis, Chart, Point
 
 Result = Mapping[str, Any]
 NOTES = 12  # names that still find room beside their dots
+COLUMNS = (
+    *("kernel", "mode", "dtype", "items/s", "µs an iteration", "TFLOP/s", "GB/s"),
+    *("% of roofline", "bound by"),
+)
 
 
 def is_kernel(result: Any) -> bool:
@@ -22,20 +26,15 @@ def is_kernel(result: Any) -> bool:
     cost, limits = result.get("cost"), result.get("limits")
     if not isinstance(cost, Mapping) or not isinstance(limits, Mapping):
         return False
-    needed = (
-        cost.get("flops"),
-        cost.get("bytes"),
-        result.get("tflops"),
-        limits.get("peak_tflops"),
-        limits.get("copy_gbps"),
-    )
-    return all(map(is_positive, needed))
+    needed = cost.get("flops"), cost.get("bytes"), result.get("tflops")
+    return all(map(is_positive, (*needed, limits.get("peak_tflops"), limits.get("copy_gbps"))))
 
 
 def roofline_chart(kernels: Mapping[str, Result], ceilings: Result | None = None) -> Chart:
-    """The chart of one device's kernels."""
-    spots = {name: kernel_point(result) for name, result in kernels.items() if is_kernel(result)}
-    peaks, slope = find_limits(kernels, ceilings)
+    """The chart of one device's kernels; those that cannot stand on it are left out."""
+    kernels = {name: result for name, result in kernels.items() if is_kernel(result)}
+    spots = {name: kernel_point(result) for name, result in kernels.items()}
+    peaks, slope = find_limits(kernels.values(), ceilings)
     highest = max(peaks.values())
     chart = Chart("Roofline", Axis("arithmetic intensity, FLOP/byte", log=True), Axis("TFLOP/s", log=True))
     places = [x for x, _ in spots.values()]
@@ -43,8 +42,10 @@ def roofline_chart(kernels: Mapping[str, Result], ceilings: Result | None = None
     for name, peak in peaks.items():
         corners = sorted({left, peak / slope, right})
         chart.line([(x, min(peak, slope * x)) for x in corners], name)
-    for place, (mode, names) in enumerate(group_by_mode(kernels).items()):
-        chart.dots([spots[name] for name in names], mode, colour=len(peaks) + place)
+    modes = {name: str(result.get("mode", "layers")) for name, result in kernels.items()}
+    for place, mode in enumerate(dict.fromkeys(modes.values())):
+        shown = [spot for name, spot in spots.items() if modes[name] == mode]
+        chart.dots(shown, mode, colour=len(peaks) + place)
     for name in list(spots)[:NOTES]:
         chart.note(spots[name], name)
     return chart
@@ -55,43 +56,20 @@ def kernel_point(result: Result) -> Point:
     return result["cost"]["flops"] / result["cost"]["bytes"], result["tflops"]
 
 
-def find_limits(kernels: Mapping[str, Result], ceilings: Result | None) -> tuple[dict[str, float], float]:
+def find_limits(kernels: Collection[Result], ceilings: Result | None) -> tuple[dict[str, float], float]:
     """The peaks by name in TFLOP/s, and the copy's speed in 10^12 bytes a second; medians where kernels differ."""
     if ceilings is not None:
         return dict(ceilings["matmul_tflops"]), ceilings["copy_gbps"] / 1e3
-    shown = [result for result in kernels.values() if is_kernel(result)]
     peaks: dict[str, list[float]] = {}
-    for result in shown:
+    for result in kernels:
         name = f"measured limits, {result.get('dtype', '')}".rstrip(", ")
         peaks.setdefault(name, []).append(result["limits"]["peak_tflops"])
-    copy = median(result["limits"]["copy_gbps"] for result in shown)
+    copy = median(result["limits"]["copy_gbps"] for result in kernels)
     return {name: median(found) for name, found in peaks.items()}, copy / 1e3
 
 
-def group_by_mode(kernels: Mapping[str, Result]) -> dict[str, list[str]]:
-    """Names of kernels apart by inference and training."""
-    found: dict[str, list[str]] = {}
-    for name, result in kernels.items():
-        if is_kernel(result):
-            found.setdefault(str(result.get("mode", "layers")), []).append(name)
-    return found
-
-
-COLUMNS = (
-    "kernel",
-    "mode",
-    "dtype",
-    "items/s",
-    "µs an iteration",
-    "TFLOP/s",
-    "GB/s",
-    "% of roofline",
-    "bound by",
-)
-
-
 def roofline_rows(kernels: Mapping[str, Result]) -> Sequence[Sequence[str | float | None]]:
-    """The table beside the chart."""
+    """The table beside the chart, under COLUMNS."""
     return [
         (
             name,
