@@ -9,7 +9,7 @@ from demo_results import kernel
 from hotloop.bench.peers import read_peer_rows
 from hotloop.bench.report import build_report, gather_sources
 from hotloop.cli.bench import REPORT, BenchReport
-from hotloop.cli.console import Context
+from hotloop.cli.command import Context
 from hotloop.cli.main import execute
 from hotloop.errors import DataError, OptionError
 

@@ -6,7 +6,7 @@ from bench_logs import log_folder, record, repeats
 from hotloop.bench.compare import load_baselines
 from hotloop.bench.verdict import better_direction
 from hotloop.cli.bench_compare import COMMAND, BenchCompare
-from hotloop.cli.console import Context
+from hotloop.cli.command import Context
 from hotloop.cli.main import execute
 from hotloop.errors import DataError, OptionError
 

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from trainer_options import TRAINER, TrainerConfig, config, given
 
-from hotloop.cli.configs import print_config
+from hotloop.cli.parser import print_config
 from hotloop.errors import OptionError
 from hotloop.options import Params
 

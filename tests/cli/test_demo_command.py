@@ -7,7 +7,7 @@ import pytest
 
 from demo_results import RESULTS
 from hotloop.cli import demo
-from hotloop.cli.console import Context
+from hotloop.cli.command import Context
 from hotloop.cli.main import main
 from hotloop.families.cnn import demo as cnn
 from hotloop.families.estimator.cifar import program as estimator

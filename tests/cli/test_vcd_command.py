@@ -14,9 +14,8 @@ import pytest
 
 from hotloop.cli import vcd
 from hotloop.cli.command import Common
-from hotloop.cli.configs import resolve
 from hotloop.cli.main import find_command, main
-from hotloop.cli.parser import scan
+from hotloop.cli.parser import resolve, scan
 from hotloop.data.catalogue import known_set
 from hotloop.data.local_files import find_set
 from hotloop.engine import progress

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hotloop.cli.command import Command, Common
-from hotloop.cli.configs import Resolved, resolve
-from hotloop.cli.parser import scan
+from hotloop.cli.parser import Resolved, resolve, scan
 from hotloop.errors import OptionError
 from hotloop.options import Params, argument, between, non_negative, option, options_of, positive
 

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from hotloop.cli.console import Context
+from hotloop.cli.command import Context
 from hotloop.engine.measure import Ceilings
 from hotloop.errors import WrongResult
 from hotloop.families.kernels import hmc, targets, timing, verdict

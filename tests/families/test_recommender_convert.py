@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hotloop.cli.console import Context
+from hotloop.cli.command import Context
 from hotloop.data.ratings import Ratings, read_rating_text
 from hotloop.errors import DataError, OptionError
 from hotloop.families.recommender import convert, netflix

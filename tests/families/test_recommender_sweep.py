@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from hotloop.cli import recommender_plot
-from hotloop.cli.console import Context
+from hotloop.cli.command import Context
 from hotloop.cli.parser import scan
 from hotloop.engine.progress import Progress
 from hotloop.errors import DataError, MissingExtra, OptionError, RunError

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from hotloop import Estimator
-from hotloop.cli.configs import resolve
 from hotloop.cli.main import find_command
-from hotloop.cli.parser import scan
+from hotloop.cli.parser import resolve, scan
 from hotloop.errors import OptionError
 from hotloop.families.cnn.train import run_folder as cnn_folder
 from hotloop.families.kernels import config as kernels

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 
-from hotloop.cli.console import Context
+from hotloop.cli.command import Context
 from hotloop.engine.keys import seed_key
 from hotloop.errors import DataError, OptionError
 from hotloop.families.vcd import images as image_sets

@@ -10,9 +10,8 @@ from readers import Read, Reader, in_file, of_text
 
 from hotloop.bench.compat import translate
 from hotloop.cli.command import Common
-from hotloop.cli.configs import resolve
 from hotloop.cli.main import COMMANDS, find_command
-from hotloop.cli.parser import scan
+from hotloop.cli.parser import resolve, scan
 from hotloop.cli.plan import PlanConfig, make_plan
 from hotloop.data.catalogue import known_set
 from hotloop.engine.cache import parse_size

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from readers import Reader, in_file, in_folder, of_text
 
-from hotloop.cli.configs import resolve
 from hotloop.cli.main import find_command
+from hotloop.cli.parser import resolve
 from hotloop.data.rating_matrix import build_matrix
 from hotloop.engine import checkpoint_folder, measure
 from hotloop.engine.run import current_records, read_config, read_events, resume_warnings

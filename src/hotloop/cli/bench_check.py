@@ -12,8 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from hotloop.cli.command import Context
-from hotloop.cli.console import print_error, print_json
+from hotloop.cli.command import Context, print_error, print_json
 from hotloop.errors import OptionError
 from hotloop.options import options_of
 
@@ -71,9 +70,8 @@ def find_refusal(one: "Selected", launch: "Launch", options: "RunnerOptions") ->
 def _check_options(words: Sequence[str], folder: Path) -> None:
     """Read a command's options as it would itself, in the folder where it would: that is where its files are."""
     from hotloop.cli.command import Common
-    from hotloop.cli.configs import resolve
     from hotloop.cli.main import find_command
-    from hotloop.cli.parser import scan
+    from hotloop.cli.parser import resolve, scan
 
     command, _, rest = find_command(list(words))
     with chdir(folder):

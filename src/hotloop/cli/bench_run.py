@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hotloop.cli import bench_check
-from hotloop.cli.command import Command, Context
-from hotloop.cli.console import print_error
+from hotloop.cli.command import Command, Context, print_error
 from hotloop.engine.interrupt import Stopped
 from hotloop.errors import OptionError
 from hotloop.options import non_negative, option, positive

@@ -1,22 +1,97 @@
-"""What a command is: a name, a config dataclass whose fields are its options, and a function to run.
+"""What a command is, and what it is handed: its options by a config dataclass, and a `Context` to speak with.
 
-A command module declares one `COMMAND`; options, help, config files, presets and errors come by themselves.
-It must not import jax at its top, since `--help` has to answer at once.
+A command module declares one `COMMAND`; options, help, config files, presets and errors come by themselves. It must not
+import jax at its top, since `--help` has to answer at once.
+
+Text for people goes to standard output, or to standard error under `--json`, whose last line on standard output is the
+result. The rooms below know no command line: their messages name arguments (`replicas=8`), and here those that are
+options of the command, by the same name or another, are spelled as such (`--replicas 8`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from hotloop.cli.console import Context
 from hotloop.engine.interrupt import leave_at_once
-from hotloop.options import option, options_of
+from hotloop.engine.progress import Progress, show
+from hotloop.errors import HotloopError
+from hotloop.options import option, options_of, to_jsonable
 
-__all__ = ["Command", "Common", "Context", "NoOptions", "on_device"]
+if TYPE_CHECKING:
+    import jax
 
 COMMON = "Common options"
+OTHER_NAMES = {
+    "accumulation": ("gradient_accumulation_count",),
+    "automatic": ("auto_loss_scaling",),
+    "data_dir": ("dataset_path", "data"),
+    "epochs": ("num_epochs",),
+    "global_size": ("global_batch_size",),
+    "l2": ("l2_regularization",),
+    "micro": ("micro_batch_size",),
+    "replicas": ("num_replicas",),
+    "scale": ("loss_scaling",),
+    "static": ("loss_scaling",),
+}
+"""Options that give an argument of another name its value."""
+PHRASES = {
+    "learning_rate: name=": "--lr-schedule ",
+    "learning_rate: params:": "--lr-schedule-params:",
+    "learning_rate: warmup:": "--lr-warmup-params:",
+    "optimizer: name=": "--optimizer ",
+    "optimizer: params:": "--optimizer-params:",
+}
+"""Arguments that are called alike in two functions."""
+_ARGUMENT = re.compile(r"(?<![\w.-])([a-z][a-z0-9_]*)=(True\b)?")
+NUMBER = re.compile(r"-?[\d,]+(\.\d+)?(e[-+]\d+)?( %)?|-|nan|-?inf")
+"""What stands to the right in its column: a number, perhaps with separators or per cent, or a dash in its place."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """Handed to every command: how it was called, and how it may speak."""
+
+    json: bool = False
+    debug: bool = False
+    device: str = "auto"
+    only_accelerator: bool = False
+    argv: tuple[str, ...] = ()
+    given: frozenset[str] = frozenset()
+    """Names of the options that stand on the command line itself."""
+    options: frozenset[str] = frozenset()
+    """Names of all options of the command, which a warning may speak of as arguments."""
+    configured: frozenset[str] = frozenset()
+    """Names of the options that a preset or file has a value for, be it the default's."""
+
+    def say(self, text: str) -> None:
+        _print(text, sys.stderr if self.json else sys.stdout)
+
+    def warn(self, text: str) -> None:
+        """A line that people should not miss, on standard error."""
+        _print(f"{colour('warning:', '33')} {spell_options(text, self.options)}", sys.stderr)
+
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Rows under their column names; columns of numbers are aligned to the right."""
+        for line in format_table(columns, rows):
+            self.say(line)
+
+    def open_device(self) -> "jax.Device":
+        """The device that the options ask for, ready for work; the first thing a computing command does."""
+        with leave_at_once():
+            from hotloop.engine.device import setup
+
+            return setup(self.device, only_accelerator=self.only_accelerator, warn=self.warn)
+
+    def progress(self, description: str, total: float | None = None) -> AbstractContextManager[Progress]:
+        """A bar while the block runs (`total` None: a moving one), silent where there is no terminal."""
+        return show(description, total, self.say)
 
 
 @dataclass(frozen=True)
@@ -92,3 +167,81 @@ def on_device(module: str, function: str = "run") -> Callable[[Any, Context], Ma
         return result
 
     return run
+
+
+def spell_options(text: str, options: Collection[str]) -> str:
+    """The text, with each `name=value` whose name is (or stands for) one of these options as `--name value`."""
+
+    def spelled(found: re.Match[str]) -> str:
+        argument, flag = found.groups()
+        name = next((n for n in (argument, *OTHER_NAMES.get(argument, ())) if n in options), None)
+        if name is None:
+            return found[0]
+        return f"--{name.replace('_', '-')}" + ("" if flag else " ")
+
+    for phrase, words in PHRASES.items():
+        text = text.replace(phrase, words)
+    return _ARGUMENT.sub(spelled, text)
+
+
+@contextmanager
+def spell_options_in_errors(options: Collection[str]) -> Iterator[None]:
+    """Spell the arguments in the message of an error, or of a stop, that the block raises."""
+    try:
+        yield
+    except (HotloopError, KeyboardInterrupt) as error:
+        error.args = (spell_options(str(error), options), *error.args[1:])
+        raise
+
+
+def _print(text: str, stream: TextIO) -> None:
+    try:
+        print(text, file=stream, flush=True)
+    except OSError as error:
+        # Whoever read it has gone, or its disk is full: what is said from now on goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        from hotloop.engine.run import OPEN
+
+        if not OPEN:
+            raise  # the command ends by it; a run lives on without a console
+        gone = isinstance(error, BrokenPipeError)
+        why = "nobody reads" if gone else f"{error.strerror}: nothing keeps"
+        for run in tuple(OPEN):
+            run.event("warning", message=f"{why} what this run prints any more; its records go on")
+
+
+def format_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    cells = [[str(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    numeric = [bool(rows) and all(NUMBER.fullmatch(row[i]) for row in cells) for i in range(len(columns))]
+
+    def line(row: Sequence[str]) -> str:
+        fitted = [
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(row, widths, numeric, strict=True)
+        ]
+        return "  ".join(fitted).rstrip()
+
+    return [line(columns), *map(line, cells)]
+
+
+def has_colours(stream: TextIO) -> bool:
+    """Whether the stream is a terminal that shows colours, and NO_COLOR is not set."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def colour(text: str, code: str) -> str:
+    """The text in colour where standard error shows it."""
+    return f"\033[{code}m{text}\033[0m" if has_colours(sys.stderr) else text
+
+
+def print_json(result: Mapping[str, Any]) -> None:
+    print(json.dumps(to_jsonable(result), allow_nan=False), flush=True)
+
+
+def print_error(text: str) -> None:
+    """One line on standard error, if anybody reads it: the exit status says the rest."""
+    try:
+        print(f"hotloop: {colour('error:', '31')} {' '.join(text.split())}", file=sys.stderr, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # the interpreter flushes it at exit

@@ -11,8 +11,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from hotloop.cli.command import Command, Common
-from hotloop.cli.console import has_colours
+from hotloop.cli.command import Command, Common, has_colours
 from hotloop.options import Option, Params, options_of, to_jsonable
 
 METAVARS = {int: "N", float: "X", Fraction: "A/B", str: "TEXT", Path: "PATH", Params: "{KEY: VALUE}"}

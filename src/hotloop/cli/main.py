@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from hotloop.cli.command import Command, Common, Context
-from hotloop.cli.console import print_error, print_json, spell_options_in_errors
+from hotloop.cli.command import Command, Common, Context, print_error, print_json, spell_options_in_errors
 from hotloop.engine.interrupt import Stopped, raise_stops
 from hotloop.errors import DISK_ERRORS, HotloopError, OptionError
 from hotloop.options import did_you_mean, options_of
@@ -133,14 +132,13 @@ def find_command(words: list[str]) -> tuple[Command, str, list[str]]:
 
 def execute(command: Command, path: str, words: list[str]) -> int:
     """Resolve the options, then run the command or print what it would run with."""
-    from hotloop.cli.configs import resolve
-    from hotloop.cli.parser import scan
+    from hotloop.cli.parser import resolve, scan
 
     given = scan(words, (*options_of(command.config), *options_of(Common)))
     resolved = resolve(command, given)
     common = resolved.common
     if common.print_config:
-        from hotloop.cli.configs import print_config
+        from hotloop.cli.parser import print_config
 
         print_config(resolved, path)
         return 0

@@ -1,18 +1,28 @@
-"""A command line cut into options and their texts, as the old programs' command lines were typed.
+"""From the words of a command line to a config: the words are cut into options and their texts, presets and config
+files add theirs (command line, then preset or file, then default), and the options check all of them.
 
-Hyphens or underscores, unambiguous prefixes, aliases, `--opt=value`, bare flags, `--flag False`,
-`--no-flag`, several values after one option, negative numbers as values: argparse has no public way to take
-all of these together (a boolean with a value swallows the next positional, `-1e-5` is taken for an option),
-so the words are cut here and argparse only lays out the help. Types and checks are the options' own.
+Hyphens or underscores, unambiguous prefixes, aliases, `--opt=value`, bare flags, `--flag False`, `--no-flag`, several
+values after one option, negative numbers as values: the old programs' command lines were typed so, and argparse has no
+public way to take all of these together (a boolean with a value swallows the next positional, `-1e-5` is taken for an
+option). So the words are cut here, and argparse only lays out the help. Keys in files are option names, spelled so too.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from hotloop.errors import OptionError, join_with_or
-from hotloop.options import Option, did_you_mean
+from hotloop.cli.command import Command, Common, print_json, spell_options_in_errors
+from hotloop.errors import CheckpointError, OptionError, join_with_or
+from hotloop.options import Option, construct, did_you_mean, options_of, to_jsonable, values_of
+from hotloop.options.declare import show_value
+from hotloop.options.document import LONGEST, Key, parse_document
+from hotloop.options.files import expand_path
 from hotloop.options.values import FALSE, TRUE, split_list
+
+SETTABLE = ("device", "only_accelerator")  # the common options that a preset or file may hold
 
 
 @dataclass(frozen=True)
@@ -124,3 +134,224 @@ def _place(positionals: list[Option], words: list[str]) -> dict[str, Any]:
     if left:
         raise OptionError(f"unexpected argument '{left[0]}'; options begin with --")
     return placed
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The configs to run with, and for each value that a file may hold where it came from."""
+
+    config: Any
+    common: Common
+    sources: Mapping[str, str]
+    notices: Sequence[str] = ()
+    replacements: Sequence[str] = ()
+    """A line for each option of the command line that has another value than the run that is used."""
+    configured: frozenset[str] = frozenset()
+    """The options that a preset or file has a value for."""
+
+
+@dataclass(frozen=True)
+class ConfigLayer:
+    """Raw values from a preset or file: by field name, with the words that begin an error about each."""
+
+    source: str
+    values: Mapping[str, tuple[Any, str]]
+    notices: Sequence[str] = ()
+
+
+def resolve(command: Command, given: Mapping[str, Any]) -> Resolved:
+    """The configs from the texts of a command line, the preset or file it names, and the defaults."""
+    common_options = {option.name: option for option in options_of(Common)}
+    name = common_options["config"].accept(given.get("config"))
+    path = common_options["config_path"].accept(given.get("config_path"))
+    old = given.get(command.config_option)
+    if old is not None and (name or path):
+        word = f"--{command.config_option.replace('_', '-')}"
+        raise OptionError(f"{word} {old}: names a configuration, and so does --config; keep one")
+    of_run = _named_run_layer(command, given, is_configured=bool(name or path))
+    layer = of_run or (_old_layer(command, old) if old else _layer(command, name, path))
+    sources: dict[str, str] = {}
+    accepted: dict[str, Any] = {}
+    replacements: list[str] = []
+    for option in (*options_of(command.config), *common_options.values()):
+        sources[option.name] = "default"
+        if option.name in layer.values:
+            raw, origin = layer.values[option.name]
+            accepted[option.name], sources[option.name] = option.accept(raw, origin), layer.source
+        if option.name in given:
+            value = option.accept(given[option.name])
+            if of_run and accepted.get(option.name, value) != value:
+                replacements.append(_replacement(option, value, accepted[option.name]))
+            accepted[option.name], sources[option.name] = value, "command line"
+    sources = {
+        name: source for name, source in sources.items() if name in SETTABLE or name not in common_options
+    }
+    common = construct(Common, {key: accepted.pop(key) for key in common_options if key in accepted})
+    with spell_options_in_errors(command.option_names):
+        config = construct(command.config, accepted)
+    configured = frozenset(() if of_run else layer.values)
+    return Resolved(config, common, sources, layer.notices, replacements, configured)
+
+
+def _layer(command: Command, name: str | None, path: Path | None) -> ConfigLayer:
+    if path is not None:
+        return _named(
+            f"file {path}", str(path), _section(read_file(path), name, path, _names(command)), command
+        )
+    if name is None:
+        return ConfigLayer("", {})
+    if name not in command.presets:
+        known = did_you_mean(name, command.presets) or (
+            f"; there are {', '.join(command.presets)}"
+            if command.presets
+            else "; give a file with --config-path"
+        )
+        raise OptionError(f"--config {name}: '{command.name}' has no such preset{known}")
+    return _named(f"preset {name}", f"preset {name}", command.presets[name], command)
+
+
+def _named_run_layer(
+    command: Command, given: Mapping[str, Any], *, is_configured: bool
+) -> ConfigLayer | None:
+    """The options of the run that a command line names; None where it names none."""
+    if command.run_values is None:
+        return None
+    if "run" in given:
+        if is_configured:
+            raise OptionError(
+                f"RUN {given['run']}: its options are used, and --config names others; keep one"
+            )
+        return _run_layer(command, given["run"])
+    if command.run_option in given and not is_configured:
+        with suppress(CheckpointError):  # whatever else it names, the command itself will see
+            return _run_layer(command, given[command.run_option])
+    return None
+
+
+def _run_layer(command: Command, run: str) -> ConfigLayer:
+    """The options of a run; what this command has no option for is not its business."""
+    assert command.run_values is not None
+    known = {option.name: option for option in options_of(command.config)}
+    found = command.run_values(known["run"].accept(run))
+    values = {name: (value, f"run {run}: ") for name, value in found.items() if name in known}
+    return ConfigLayer(f"run {run}", values)
+
+
+def _replacement(option: Option, value: Any, had: Any) -> str:
+    """That the command line has another value than the run."""
+    new, old = (show_value("none" if each is None else to_jsonable(each)) for each in (value, had))
+    return f"option {option.spelling}: {new} (the run had {old})"
+
+
+def _old_layer(command: Command, name: str) -> ConfigLayer:
+    """A preset by its name or by the name of its old file, or a file, perhaps of the old shape."""
+    if name in command.presets:
+        return _layer(command, name, None)
+    option = f"--{command.config_option.replace('_', '-')}"
+    try:
+        path = expand_path(name)
+    except ValueError as error:
+        raise OptionError(f"{option} {show_value(name)}: {error}") from None
+    preset = path.name.removesuffix(".json").removesuffix("_config")
+    if not path.exists() and preset in command.presets:
+        notice = f"{name} is not there: the preset {preset} is what it held"
+        return replace(_layer(command, preset, None), notices=[notice])
+    if not path.exists():
+        raise OptionError(f"{option} {name}: no such file or preset{did_you_mean(name, command.presets)}")
+    found = read_file(path, option)
+    values, notices = command.translate(found, str(path)) if command.translate else (found, ())
+    return replace(_named(f"file {path}", str(path), values, command), notices=notices)
+
+
+def _names(command: Command) -> Names:
+    common = [option for option in options_of(Common) if option.name in SETTABLE]
+    return Names([*options_of(command.config), *common])
+
+
+def _named(source: str, origin: str, values: Mapping[str, Any], command: Command) -> ConfigLayer:
+    """The values under their field names; two spellings of one option are one too many."""
+    names = _names(command)
+    found: dict[str, tuple[Any, str]] = {}
+    for key, value in values.items():
+        here = f"{origin}, line {key.line}" if isinstance(key, Key) else origin
+        option = _option(names, key, here)
+        if option.name in found:
+            raise OptionError(f"{here}: '{key}' sets {option.spelling} a second time; keep one")
+        found[option.name] = (value, f"{here}: ")
+    return ConfigLayer(source, found)
+
+
+def _option(names: Names, key: str, here: str) -> Option:
+    try:
+        found = names.find(f"--{key}")
+    except OptionError as error:
+        said = str(error).replace("unknown option --", "unknown key ").replace("--", "")
+        raise OptionError(f"{here}: {said}") from None
+    if found.negated:
+        raise OptionError(f"{here}: unknown key {key}; write '{found.option.name}: false'")
+    return found.option
+
+
+def read_file(path: Path, option: str = "--config-path") -> Mapping[str, Any]:
+    """The mapping that a YAML or JSON file holds."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(LONGEST + 1)  # more would be refused, and a device never ends
+    except OSError as error:
+        raise OptionError(f"{option} {path}: {(error.strerror or 'unreadable').lower()}") from error
+    except UnicodeDecodeError as error:
+        raise OptionError(f"{option} {path}: not a text file (UTF-8)") from error
+    document = parse_document(text, str(path))
+    if document is None:
+        return {}
+    if not isinstance(document, Mapping):
+        raise OptionError(f"{path}: must hold keys and values, such as 'batch_size: 32'")
+    return document
+
+
+def _section(document: Mapping[str, Any], name: str | None, path: Path, names: Names) -> Mapping[str, Any]:
+    """The named part of a file, or the whole file where no name is given."""
+    sections = [key for key, value in document.items() if isinstance(value, Mapping)]
+    if name is None:
+        if sections and len(sections) == len(document) and not any(_is_key(names, key) for key in sections):
+            raise OptionError(
+                f"{path} holds named configurations; choose one with --config{_listed(sections)}"
+            )
+        return document
+    if name not in document:
+        raise OptionError(f"--config {name}: {path} has no such configuration{did_you_mean(name, sections)}")
+    section = document[name]
+    if not isinstance(section, Mapping):
+        raise OptionError(
+            f"--config {name}: in {path} this is a value, not a configuration; leave --config out"
+        )
+    return section
+
+
+def _listed(names: list[str]) -> str:
+    return f": {', '.join(names)}" if len(names) <= 12 else ""
+
+
+def _is_key(names: Names, key: str) -> bool:
+    try:
+        names.find(f"--{key}")
+    except OptionError:
+        return False
+    return True
+
+
+def print_config(resolved: Resolved, path: str) -> None:
+    """Every value and where it came from: YAML that can be used as a config file, or one JSON object."""
+    every = {**values_of(resolved.common), **values_of(resolved.config)}
+    values = {name: every[name] for name in resolved.sources}
+    if resolved.common.json:
+        print_json({"command": path, "config": values, "sources": resolved.sources})
+        return
+    print(f"# {path}")
+    for name, source in resolved.sources.items():
+        print(f"{name}: {write_value(values[name])}  # {source}")
+
+
+def write_value(value: Any) -> str:
+    """A value as YAML that reads back as the same: infinity too, which JSON does not have."""
+    return json.dumps(value, default=lambda other: dict(other) if isinstance(other, Mapping) else str(other))

@@ -25,7 +25,7 @@ from hotloop.options.declare import (
     validate,
     values_of,
 )
-from hotloop.options.params import Params, to_jsonable
+from hotloop.options.values import Params, to_jsonable
 
 __all__ = [
     "Check",

@@ -13,8 +13,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar, get_type_hints
 
 from hotloop.errors import OptionError, did_you_mean
-from hotloop.options.params import Params, to_jsonable
-from hotloop.options.values import Kind, is_none, kind_of, read_value
+from hotloop.options.values import Kind, Params, is_none, kind_of, read_value, to_jsonable
 
 Check = Callable[[Any], str | None]
 Config = TypeVar("Config")

@@ -1,26 +1,82 @@
-"""From an annotation to its values: what `int`, `Fraction`, `tuple[int, ...]`, `T | None` ... accept.
+"""From an annotation to its values: what `int`, `Fraction`, `tuple[int, ...]`, `T | None`, `Params` ... accept; and
+`to_jsonable`, the way back.
 
 A value may be text (a command line, a file) or already of its type (a preset, Python). A value that does not
 fit is a ValueError with the reason alone; whoever asked knows the option's name.
 """
 
+import math
 import re
 import types
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from hotloop.errors import OptionError, did_you_mean
-from hotloop.options.document import parse_document
+from hotloop.options.document import Unquoted, infer_value, parse_document
 from hotloop.options.files import expand_path
-from hotloop.options.params import Params
 
 TRUE = frozenset({"true", "t", "1", "yes", "y", "on"})
 FALSE = frozenset({"false", "f", "0", "no", "n", "off"})
 HUGE_EXPONENT = re.compile(r"[eE][-+]?[\d_]{4}")  # 1e99999 as an exact fraction would fill the memory
 LARGEST = 2**63 - 1
+
+
+class Params(Mapping[str, Any]):
+    """A frozen dict: mappings inside it become Params and lists tuples, so that it hashes."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self, *mapping: Mapping[str, Any], **more: Any):
+        self._items: dict[str, Any] = {
+            str(key): freeze(value) for key, value in dict(*mapping, **more).items()
+        }
+
+    def __getitem__(self, key: str) -> Any:
+        return self._items[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._items.items()))
+
+    def __repr__(self) -> str:
+        return f"Params({self._items!r})"
+
+
+def freeze(value: Any) -> Any:
+    if isinstance(value, Unquoted):
+        return infer_value(value)
+    if isinstance(value, Mapping):
+        return value if isinstance(value, Params) else Params(value)
+    if isinstance(value, list | tuple):
+        return tuple(freeze(item) for item in value)
+    return value
+
+
+def to_jsonable(value: Any, odd: Callable[[float], Any] = lambda _: None) -> Any:
+    """The value as strict JSON: arrays become lists, fractions text, NaN and infinity `odd` of it (null)."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else odd(value)
+    if isinstance(value, Mapping):
+        return {str(key): to_jsonable(item, odd) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [to_jsonable(item, odd) for item in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: to_jsonable(getattr(value, field.name), odd) for field in fields(value)}
+    if hasattr(value, "tolist"):  # numpy's and jax's arrays and scalars, without importing either
+        return to_jsonable(value.tolist(), odd)
+    if isinstance(value, Fraction | Path):
+        return str(value)
+    raise TypeError(f"a {type(value).__name__} has no JSON form")
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,8 @@
 """A command line of `hotloop cnn train` up to its job, for the tests: no data, and as many devices as one likes."""
 
-from hotloop.cli.command import Command, Common
-from hotloop.cli.configs import Resolved
-from hotloop.cli.configs import resolve as read
-from hotloop.cli.console import spell_options_in_errors
-from hotloop.cli.parser import scan
+from hotloop.cli.command import Command, Common, spell_options_in_errors
+from hotloop.cli.parser import Resolved, scan
+from hotloop.cli.parser import resolve as read
 from hotloop.families.cnn.job import Job, resolve
 from hotloop.families.cnn.options import DATASET_SIZES, TrainConfig
 from hotloop.families.cnn.presets import PRESETS

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from hotloop.cli.configs import resolve
 from hotloop.cli.main import find_command
-from hotloop.cli.parser import scan
+from hotloop.cli.parser import resolve, scan
 from hotloop.errors import OptionError
 from hotloop.families.estimator.cifar.config import RECIPE_OPTIONS, RECIPES, CifarConfig
 from hotloop.options import build, options_of

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import hotloop
-from hotloop.cli.console import Context, format_table, print_error, spell_options, spell_options_in_errors
+from hotloop.cli.command import Context, format_table, print_error, spell_options, spell_options_in_errors
 from hotloop.cli.main import main
 from hotloop.engine.batch import Batch
 from hotloop.engine.interrupt import Stopped
