@@ -17,17 +17,17 @@ import jax.numpy as jnp
 from jax import Array
 
 from hotloop.data.rating_matrix import RatingMatrix
-from hotloop.engine import measure as reports
-from hotloop.engine.checkpoint import Checkpoints, KeepLast
+from hotloop.engine.checkpoint import KeepLast
 from hotloop.engine.device import platform
-from hotloop.engine.drive import Diverged, drive, newest
+from hotloop.engine.drive import Diverged
 from hotloop.engine.feed import Resident
 from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.loop import Program
 from hotloop.engine.plan import Batch, Plan
-from hotloop.engine.progress import Console, Progress
-from hotloop.engine.run import Run, check_free, check_resumable
+from hotloop.engine.progress import Console
+from hotloop.engine.run import Run, check_resumable
 from hotloop.engine.sinks import ConsoleSink
+from hotloop.engine.training import TrainingRun, check_place, open_training
 from hotloop.errors import DataError, OptionError
 from hotloop.families.recommender import (
     batches,
@@ -103,7 +103,7 @@ def run(config: TrainOptions, console: Console, command: str) -> Mapping[str, An
     warn_of_no_effect(config, console.warn)
     if config.testing_on_checkpoint is not None:
         return test_checkpoint(config, config.testing_on_checkpoint, console)
-    check_free(run_folder(config), config.resume)
+    check_place(run_folder(config), config.resume, config.report)
     return train_run(prepare(config, console), console, command)
 
 
@@ -209,76 +209,69 @@ def train_run(setup: Setup, console: Console, command: str) -> dict[str, Any]:
     if setup.is_validated and config.multiprocessing:
         validate_process.check_shareable(platform())
     folder, validations = run_folder(config), Validations(config.patience)
-    report = reports.find_report_folder(config.report, folder, console.warn)
-    with (
-        Run.create(
-            folder, setup.settings, command=command, resume=config.resume, may_differ=MAY_DIFFER,
-            sinks=[ConsoleSink(console.say)],
-        ) as record,
-        Checkpoints(
-            record.checkpoints, validations | KeepLast(2), family=FAMILY, config=setup.settings
-        ) as checkpoints,
-        console.progress("recommender", setup.plan.total_updates) as bar,
-    ):  # fmt: skip
-        if data.notice:
-            record.event("warning", message=data.notice)
+    with open_training(
+        folder,
+        setup.settings,
+        command=command,
+        family=FAMILY,
+        resume=config.resume,
+        may_differ=MAY_DIFFER,
+        keep=validations | KeepLast(2),
+        sinks=[ConsoleSink(console.say)],
+        warn=console.warn,
+        progress=console.progress,
+        report=config.report,
+        notice=data.notice,
+    ) as training:
         if not (folder / "ratings.npz").exists():
             saved_run.write_matrix(folder, data.train)
         state = saved_run.initial_state(setup.job, stream(setup.key, "init", 0), data.train)
         if config.build_init:
-            checkpoints.save(0, state, position={})
-            checkpoints.wait()
+            training.checkpoints.save(0, state, position={})
+            training.checkpoints.wait()
             return {"run": str(folder), "updates": 0}
-        state = make_updates(setup, state, validations, record, checkpoints, bar, report, console)
-        return evaluate_best(setup, state, record, checkpoints, console)
+        state = make_updates(setup, state, validations, training, console)
+        return evaluate_best(setup, state, training, console)
 
 
 def make_updates(
-    setup: Setup,
-    state: model.State,
-    validations: Validations,
-    record: Run,
-    checkpoints: Checkpoints,
-    bar: Progress,
-    report: Path | None,
-    console: Console,
+    setup: Setup, state: model.State, validations: Validations, training: TrainingRun, console: Console
 ) -> model.State:
     """The state after the last update, every validation answered and the best checkpoint marked as such."""
-    config = setup.config
-    resumed = newest(checkpoints, state) if config.resume else None
+    config, path = setup.config, training.record.path
+    resumed = training.newest(state) if config.resume else None
     done = resumed.step if resumed else 0
     if config.resume:
-        validations.remember(record.path, done)
-    bar.advance(done)
+        validations.remember(path, done)
     try:
-        with open_validation(setup, validations, record, console) as validate:
-            for step in find_left_over(record.path, done, validations.figures):
+        with open_validation(setup, validations, training.record, console) as validate:
+            for step in find_left_over(path, done, validations.figures):
                 validate.validate_saved(step)
-            last = drive(
-                Program(model.update(setup.job), make_feed(setup), setup.plan.updates_per_call, setup.key),
+            program = Program(
+                model.update(setup.job), make_feed(setup), setup.plan.updates_per_call, setup.key
+            )
+            last = training.train(
+                program,
                 setup.plan,
                 state,
-                record,
-                checkpoints,
                 resumed=resumed,
+                title=FAMILY,
+                how_to_resume=f"the same command with --resume --run-name {path.name}",
                 validate=validate,
-                progress=bar,
                 latest=("learning_rate",),
                 guard="loss",
                 enough=validations.enough,
-                report=report,
-                how_to_resume=f"the same command with --resume --run-name {record.path.name}",
             )
             if validate is not None:
                 validate.finish()
             return last
     except Diverged as error:
-        best = checkpoints.best()
+        best = training.checkpoints.best()
         where = "" if best is None else f", the best is step {best}"
         quarter = f"--base-learning-rate {config.base_learning_rate - 2:g} is a quarter of this rate"
         raise Diverged(f"{error}{where}; {quarter}") from None
     finally:
-        validations.mark_best(checkpoints, state)
+        validations.mark_best(training.checkpoints, state)
 
 
 def open_validation(
@@ -299,24 +292,22 @@ def open_validation(
 
 
 def evaluate_best(
-    setup: Setup, state: model.State, record: Run, checkpoints: Checkpoints, console: Console
+    setup: Setup, state: model.State, training: TrainingRun, console: Console
 ) -> dict[str, Any]:
     """The best checkpoint's errors, as a record and as the result."""
-    best = checkpoints.best()
+    best = training.checkpoints.best()
     step = made = int(state["update"])
     if best is not None:
-        state, step = checkpoints.restore(state, best).state, best
-    result: dict[str, Any] = {"run": str(record.path), "updates": made, "best_step": step}
+        state, step = training.checkpoints.restore(state, best).state, best
+    result: dict[str, Any] = {"run": str(training.record.path), "updates": made, "best_step": step}
     for name, truth in (("validation", setup.data.validation), ("test", setup.data.test)):
         if truth is not None and not setup.config.no_validation:
             with console.progress(f"evaluating ({name})"):
                 measure = setup.validation_error if name == "validation" else setup.rating_error(truth)
                 figures = result[name] = measure({"params": state["params"]})
             epoch = float(step / setup.plan.updates_per_epoch)
-            record.event("evaluation", update=step, epoch=epoch, split=name, **figures)
+            training.record.event("evaluation", update=step, epoch=epoch, split=name, **figures)
             console.say(f"{name} RMSE {figures['rmse']:.4f}, MAE {figures['mae']:.4f} (step {step})")
-    if setup.data.notice:
-        console.warn(setup.data.notice)
     return result
 
 
