@@ -275,6 +275,11 @@ def test_every_record_has_the_epoch_of_its_update(whole):
     assert {("start", 0, 0.0), ("end", 40, 40 / per_epoch)} <= places
 
 
+def test_a_run_of_the_authors_optimiser_records_none_as_those_did_that_knew_no_other(whole):
+    options, _ = whole
+    assert "optimizer" not in json.loads((options.results_dir / "whole" / "config.json").read_text())
+
+
 def same(one, other):
     for left, right in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
         assert np.array_equal(np.asarray(left), np.asarray(right))

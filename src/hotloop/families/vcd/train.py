@@ -143,6 +143,8 @@ def train_run(config: VcdTrain, data: Images, console: Console, command: str) ->
     settings = to_jsonable(
         {**asdict(config), "data": images.make_lasting(config.data), "images": len(data.train)}
     )
+    if config.optimizer == "rmsprop":
+        del settings["optimizer"]  # so that runs from before there were others can be resumed
     sink = ConsoleSink(say, ("checkpoint",) if config.log_level in ("NOTSET", "DEBUG") else ())
     with open_training(
         folder,
