@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from recommender_small import Small, float64, quick, ratings, with_params  # noqa: F401
 
-from family_protocol import check_family, same_tree
+from family_protocol import same_tree
 from hotloop.families.recommender import autoencoder, model
 from hotloop.families.recommender.config import UpdateOptions
 
@@ -386,9 +386,3 @@ def test_errors_are_summed_for_each_user_over_its_ratings_and_clipped():
     np.testing.assert_allclose(found["squared_error"], (errors**2).sum(1), rtol=1e-5)
     np.testing.assert_allclose(found["absolute_error"], np.abs(errors).sum(1), rtol=1e-5)
     np.testing.assert_array_equal(found["ratings"], (truth > 0).sum(1))
-
-
-def test_the_family_keeps_the_engines_rules():
-    own = replace(job(replace(PLAIN, no_dropout=False)), low=1, high=5)
-    data = {"ratings": ratings(19, ITEMS), "truth": ratings(19, ITEMS, seed=2)}
-    check_family(model.init, model.update, model.evaluate, own, data, 4)

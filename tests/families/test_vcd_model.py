@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from family_protocol import check_family
 from hotloop.families.vcd import model, networks
 from hotloop.families.vcd.config import VcdModel
 
@@ -18,13 +17,6 @@ TINY = VcdModel(z_dim=2, hidden=(5,), hmc_steps=2, leapfrog_steps=2, shared_upda
 
 def bits(count, seed=0):
     return np.random.default_rng(seed).integers(0, 2, (count, 784), dtype=np.uint8)
-
-
-@pytest.mark.slow
-def test_the_family_obeys_the_protocol():
-    """Six updates of 4 out of 10 images; the switch to local variates is the fourth."""
-    data = {"image": bits(10).reshape(10, 28, 28), "index": np.arange(10)}
-    check_family(model.init, model.update, model.evaluate, model.Job(TINY, 10), data, 4)
 
 
 def test_a_job_has_the_published_number_of_weights():

@@ -139,6 +139,7 @@ def train(
     folder: str | Path,
     *,
     settings: Mapping[str, Any] | None = None,
+    family: str = "",
     resume: bool = False,
     keep: Keep = KeepLast(3),  # noqa: B008 - frozen
     sinks: Sequence[Sink] | None = None,
@@ -171,6 +172,7 @@ def train(
         folder,
         settings or {},
         command=" ".join(sys.argv),
+        family=family,
         resume=resume,
         keep=keep,
         sinks=sinks,
