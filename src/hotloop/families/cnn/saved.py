@@ -15,14 +15,17 @@ from hotloop.engine.checkpoint import Checkpoints
 from hotloop.engine.plan import Plan
 from hotloop.engine.precision import Policy, parse
 from hotloop.engine.records import write_json
+from hotloop.engine.training import RunCheckpoints
 from hotloop.errors import CheckpointError
 from hotloop.families.cnn.job import Job
 from hotloop.families.cnn.models import NormChoice
 from hotloop.families.cnn.network import Network, build
 from hotloop.families.cnn.options import TrainConfig
 from hotloop.families.cnn.presets import FAMILY, NETWORK_FILE, find_run, read_run_options
-from hotloop.families.cnn.run_checkpoints import RunCheckpoints
 from hotloop.options.files import load_json
+
+CLEANED = "clean_dir"
+"""The record that a run's checkpoints were about to be removed."""
 
 
 @dataclass(frozen=True)
@@ -120,8 +123,7 @@ def restore_weights(found: Checkpoints, step: int | None, known: SavedNetwork) -
 
 def own_checkpoints(config: TrainConfig, run: Path) -> RunCheckpoints:
     """Where the options let a run save."""
-    given = config.checkpoint_output_dir
-    return RunCheckpoints(given or run / "checkpoints", run, FAMILY, given is not None)
+    return RunCheckpoints(config.checkpoint_output_dir or run / "checkpoints", run, FAMILY)
 
 
 def checkpoints_at(path: str | Path) -> RunCheckpoints:
@@ -130,12 +132,16 @@ def checkpoints_at(path: str | Path) -> RunCheckpoints:
     run = find_run(path)
     if run is not None:
         given = read_run_options(run).get("checkpoint_output_dir")
-        return RunCheckpoints(Path(given or run / "checkpoints"), run, FAMILY, given is not None)
+        return RunCheckpoints(Path(given or run / "checkpoints"), run, FAMILY)
     if not path.is_dir():
         raise CheckpointError(f"{path}: no such folder; give a run's folder or its folder of checkpoints")
     inner = path / "checkpoints"
     is_outer = inner.is_dir() and not (path / NETWORK_FILE).exists()
-    return RunCheckpoints(inner if is_outer else path, None, FAMILY, True)
+    return RunCheckpoints(inner if is_outer else path, None, FAMILY)
+
+
+def was_cleaned(checkpoints: RunCheckpoints) -> bool:
+    return any(each["event"] == CLEANED for each in checkpoints.records())
 
 
 def check_any(checkpoints: RunCheckpoints) -> None:
@@ -149,7 +155,7 @@ def check_any(checkpoints: RunCheckpoints) -> None:
 def _why_none(checkpoints: RunCheckpoints, begun: bool) -> str:
     if begun:
         return "every checkpoint there is damaged"
-    if checkpoints.was_cleaned():
+    if was_cleaned(checkpoints):
         return (
             "its checkpoints were removed after the validation, as --clean-dir asked for; train again without "
             "it, and the best and the last stay"

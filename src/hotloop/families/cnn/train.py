@@ -7,32 +7,32 @@ import secrets
 import tempfile
 import time
 from collections.abc import Mapping, Set
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hotloop.engine import measure
-from hotloop.engine.drive import drive
+from hotloop.engine.checkpoint_folder import find_steps
 from hotloop.engine.keys import stream
 from hotloop.engine.loop import Program
 from hotloop.engine.precision import partials_note
 from hotloop.engine.progress import Console
-from hotloop.engine.records import read_json
-from hotloop.engine.run import Run, check_free, check_makeable, check_options
+from hotloop.engine.records import current_records, read_events, read_json
+from hotloop.engine.run import check_makeable, check_options, has_finished
 from hotloop.engine.sinks import Announcer, ConsoleSink, Sink, WandbSink
-from hotloop.errors import OptionError
+from hotloop.engine.training import RunCheckpoints, TrainingRun, check_place, open_training
+from hotloop.errors import OptionError, RunError
 from hotloop.families.cnn import model
 from hotloop.families.cnn.job import Job, resolve
 from hotloop.families.cnn.options import DATASET_SIZES, TrainConfig
-from hotloop.families.cnn.presets import NETWORK_FILE, RUN_CONFIG
-from hotloop.families.cnn.run_checkpoints import RunCheckpoints
+from hotloop.families.cnn.presets import FAMILY, NETWORK_FILE, RUN_CONFIG
 from hotloop.families.cnn.saved import (
+    CLEANED,
     SavedNetwork,
     check_same,
     check_shared_folder,
     own_checkpoints,
     read_saved_network,
+    was_cleaned,
 )
 from hotloop.families.cnn.sources import ImageSource, open_source
 from hotloop.families.cnn.timing import TOOK, Throughput, TrainingClock, compile_seconds, time_in_words
@@ -56,21 +56,20 @@ def run(
     configured: Set[str] = frozenset(),
 ) -> Mapping[str, Any]:
     """Train, validate, or both; `given` are the options of the command line, `configured` those of a configuration."""
-    _check_phases(config)
     folder = run_folder(config)
+    _check_phases(config, folder)
     if config.training:
-        check_place(config, folder)
+        check_place(folder, config.resume, config.report)
+        if config.checkpoint_output_dir is not None:
+            check_makeable(config.checkpoint_output_dir, "--checkpoint-output-dir")
     own = own_checkpoints(config, folder)
-    config, was_drawn = with_seed(config)
-    if config.resume and not config.compile_only:
-        own.check_unfinished()
-        if own.has_ended() and any(each["event"] == TOOK for each in own.records()):
-            check_options(folder, to_jsonable(values_of(config)), MAY_DIFFER)
-            console.say(
-                f"{folder} is finished, its checkpoints are in {own.folder}: there is nothing to go on with; "
-                f"`hotloop cnn validate {folder}` validates them again"
-            )
-            return {"run": str(folder), "finished": True}
+    config, was_drawn = with_seed(config, folder)
+    if config.resume and not config.compile_only and _is_done(config, own):
+        console.say(
+            f"{folder} is finished, its checkpoints are in {own.folder}: there is nothing to go on with; "
+            f"`hotloop cnn validate {folder}` validates them again"
+        )
+        return {"run": str(folder), "finished": True}
     others = others_to_validate(config, own) if config.validation else None
     # What cannot work is refused before data are read.
     expected = resolve(config, DATASET_SIZES[config.dataset], None, given, configured)
@@ -81,10 +80,16 @@ def run(
         job = resolve(config, source.size, None, given, configured, repeated=source.repeated)
         announce(job, source, was_drawn, console)
         if config.training:
-            return train_run(job, source, console, command, folder, own, others)
-        return validate_alone(job, source, console, own, others)
+            result = train_run(job, source, console, command, folder, own, others)
+        else:  # told, and nothing is written
+            with Announcer(_sinks(config, console, Path(tempfile.gettempdir()))) as record:
+                found = validate(job, source, console, record, own, others, None)
+            result = {"seed": config.seed, **found}
     finally:
         source.close()
+    if source.notice and not config.compile_only:
+        console.warn(source.notice)
+    return result
 
 
 def run_folder(config: TrainConfig) -> Path:
@@ -93,48 +98,56 @@ def run_folder(config: TrainConfig) -> Path:
     return config.results_dir / (config.run_name or f"{config.model_name}-{config.dataset}-{stamp}")
 
 
-def with_seed(config: TrainConfig) -> tuple[TrainConfig, bool]:
+def _check_phases(config: TrainConfig, folder: Path) -> None:
+    """OptionError where the options leave nothing to do, or ask for what the other phase has."""
+    alone = not config.training
+    if alone and not config.validation:
+        raise OptionError("--training False --validation False: leaves nothing to do; leave one of them out")
+    if config.random_weights and config.training:
+        raise OptionError("--random-weights: goes with validation alone (--training False); leave it out")
+    if config.compile_only and alone:
+        raise OptionError(
+            "--compile-only: compiles the training program, and this only validates; leave it out"
+        )
+    if config.resume and alone:
+        raise OptionError(
+            "--resume --training False: there is no training to go on with; `hotloop cnn validate RUN` validates a run"
+        )
+    if alone and not (config.checkpoint_input_dir or config.random_weights) and folder.exists():
+        raise OptionError(
+            f"--training False: `hotloop cnn validate {folder}` validates that run; --random-weights "
+            "validates random ones"
+        )
+    if config.resume and config.run_name is None:
+        raise OptionError("--resume: say which run goes on by --run-name, the name of its folder")
+
+
+def with_seed(config: TrainConfig, folder: Path) -> tuple[TrainConfig, bool]:
     """The config with a seed, and whether it was drawn here; a run that goes on keeps the one it drew."""
     if config.seed is not None:
         return config, False
-    before = run_folder(config) / RUN_CONFIG
+    before = folder / RUN_CONFIG
     if config.resume and before.exists():
         return replace(config, seed=read_json(before).get("seed")), False
     return replace(config, seed=secrets.randbits(32)), True
 
 
-def check_place(config: TrainConfig, folder: Path) -> None:
-    """RunError or OptionError where what a training writes has no place."""
-    check_free(folder, config.resume)
-    if config.checkpoint_output_dir is not None:
-        check_makeable(config.checkpoint_output_dir, "--checkpoint-output-dir")
-    measure.find_report_folder(config.report, folder, lambda _: None)  # what it says is said with the run
+def _is_done(config: TrainConfig, own: RunCheckpoints) -> bool:
+    """Whether a run came to its end: trained, validated, and rid of the checkpoints that were not to stay.
 
-
-def _check_phases(config: TrainConfig) -> None:
-    """OptionError where the options leave nothing to do, or ask for what the other phase has."""
-    if not (config.training or config.validation):
-        raise OptionError("--training False --validation False: leaves nothing to do; leave one of them out")
-    if config.random_weights and config.training:
-        raise OptionError("--random-weights: goes with validation alone (--training False); leave it out")
-    if config.compile_only and not config.training:
-        raise OptionError(
-            "--compile-only: compiles the training program, and this only validates; leave it out"
-        )
-    if config.resume and not config.training:
-        raise OptionError(
-            "--resume --training False: there is no training to go on with; `hotloop cnn validate RUN` validates a run"
-        )
-    if (
-        not (config.training or config.checkpoint_input_dir or config.random_weights)
-        and run_folder(config).exists()
-    ):
-        raise OptionError(
-            f"--training False: `hotloop cnn validate {run_folder(config)}` validates that run; --random-weights "
-            "validates random ones"
-        )
-    if config.resume and config.run_name is None:
-        raise OptionError("--resume: say which run goes on by --run-name, the name of its folder")
+    RunError where it is finished and left nothing to go on from: it would start over unasked.
+    """
+    assert own.run is not None
+    with own.open() as checkpoints:
+        begun = checkpoints.begun()
+    if not begun and (was_cleaned(own) or has_finished(own.run)):
+        cleaned = "its checkpoints were removed, as --clean-dir asked for"
+        why = cleaned if was_cleaned(own) else "has no checkpoints"
+        raise RunError(f"--resume: {own.run} is finished and {why}; to train again give another --run-name")
+    is_done = has_finished(own.run) and any(each["event"] == TOOK for each in own.records())
+    if is_done:
+        check_options(own.run, to_jsonable(values_of(config)), MAY_DIFFER)
+    return is_done
 
 
 def announce(job: Job, source: ImageSource, was_drawn: bool, console: Console) -> None:
@@ -164,61 +177,82 @@ def train_run(
     """One run in a folder of its own."""
     config, plan = job.config, job.plan
     assert plan is not None
-    report = measure.find_report_folder(config.report, folder, console.warn)
-    settings = to_jsonable(values_of(config))
     check_shared_folder(own, job.network, plan)
-    with Run.create(
-        folder, settings, command=command, resume=config.resume, may_differ=MAY_DIFFER,
+    with open_training(
+        folder,
+        to_jsonable(values_of(config)),
+        command=command,
+        family=FAMILY,
+        resume=config.resume,
+        may_differ=MAY_DIFFER,
+        checkpoints=lambda _: own.open(),
         sinks=_sinks(config, console, folder),
-    ) as record:  # fmt: skip
+        warn=console.warn,
+        progress=console.progress,
+        report=config.report,
+    ) as training:
+        record = training.record
         result: dict[str, Any] = {"run": str(folder), "seed": config.seed}
-        trained = train(job, source, console, record, report, folder, own)
-        result |= trained.figures
-        if trained.clock is None:
-            return result
+        program = Program(model.update(job), source.feed(job), plan.updates_per_call, job.key)
+        with console.progress("initial weights"):
+            state = model.init(job, stream(job.key, "init", 0))
+        with console.progress("measuring the device"):
+            throughput = Throughput(job)
+        if config.compile_only or config.mlperf_logging:
+            with console.progress(config.model_name):
+                program.compile(state, min(plan.updates_per_call, program.updates_per_call))
+            record.event("compile", updates_per_call=program.updates_per_call, **compile_seconds(program))
+        if config.compile_only:
+            return result | compile_seconds(program)
+        clock = TrainingClock.start(record)
+        SavedNetwork.of(job).write(own.folder)
+        state = training.train(
+            program,
+            plan,
+            state,
+            title=config.model_name,
+            latest=("learning_rate", "loss_scaling_factor"),
+            guard="loss",
+            on_log=throughput.on_log,
+            how_to_resume=f"the same command with --resume --run-name {folder.name}",
+        )
+        result |= {"updates": plan.total_updates, **throughput.result(program)}
         if config.validation:
-            made = own.steps()
-            result |= validate(job, source, console, record, own, others, trained.state)
-            took = trained.clock.stop(record, trained.figures["updates"], float(config.num_epochs))
+            training.checkpoints.wait()
+            result |= validate(job, source, console, record, own, others, state)
+            took = clock.stop(record, plan.total_updates, float(config.num_epochs))
             result |= took
             console.say(time_in_words(took))
-            if config.clean_dir is not False and made:
+            if config.clean_dir is not False and (made := training.checkpoints.steps()):
                 if others is not None:
                     console.say(f"{len(made)} checkpoints of this run stay in {own.folder}: not validated")
                 else:
-                    _clean(job, own, made, result["best"]["step"], record, console)
-    if source.notice:
-        console.warn(source.notice)
+                    _clean(job, training, made, result["best"]["step"], console)
     return result
 
 
-def validate_alone(
-    job: Job, source: ImageSource, console: Console, own: RunCheckpoints, others: RunCheckpoints | None
-) -> dict[str, Any]:
-    """Validation without training: it is told, and nothing is written."""
-    with Announcer(_sinks(job.config, console, Path(tempfile.gettempdir()))) as record:
-        found = validate(job, source, console, record, own, others, None)
-    if source.notice:
-        console.warn(source.notice)
-    return {"seed": job.config.seed, **found}
-
-
-def _clean(job: Job, own: RunCheckpoints, made: list[int], best: int, record: Run, console: Console) -> None:
+def _clean(job: Job, training: TrainingRun, made: list[int], best: int, console: Console) -> None:
     """Remove the run's checkpoints but the best and the last, or all."""
     assert job.plan is not None
-    last = made[-1]
-    kept = [] if job.config.clean_dir else sorted({best, last})
-    own.clean(made, kept, float(last / job.plan.updates_per_epoch), record)
-    if not any(own.folder.glob("[0-9]*")):
-        (own.folder / NETWORK_FILE).unlink(missing_ok=True)
-    if not own.given and not list(own.folder.iterdir()):
-        own.folder.rmdir()
+    config, folder, last = job.config, training.checkpoints.folder, made[-1]
+    kept = [] if config.clean_dir else sorted({best, last})
+    gone = [step for step in made if step not in kept]
+    # It is there already where a kill came right after it.
+    if not any(each["event"] == CLEANED for each in current_records(read_events(training.record.path))):
+        epoch = float(last / job.plan.updates_per_epoch)
+        training.record.event(CLEANED, update=last, epoch=epoch, steps=gone, kept=kept)
+    for step in gone:
+        training.checkpoints.remove(step)
+    if not find_steps(folder):
+        (folder / NETWORK_FILE).unlink(missing_ok=True)
+    if config.checkpoint_output_dir is None and not list(folder.iterdir()):  # one that the user named stays
+        folder.rmdir()
     if not kept:
         console.say(f"removed {len(made)} checkpoints, as --clean-dir asks for")
-    elif len(kept) < len(made):
+    elif gone:
         both = f"the best (step {best}) and the last (step {last}) stay"
         stay = both if len(kept) > 1 else f"the last (step {last}), which is the best, stays"
-        console.say(f"of {len(made)} checkpoints {stay} in {own.folder}; --clean-dir False keeps all")
+        console.say(f"of {len(made)} checkpoints {stay} in {folder}; --clean-dir False keeps all")
 
 
 def _sinks(config: TrainConfig, console: Console, folder: Path) -> list[Sink]:
@@ -228,51 +262,3 @@ def _sinks(config: TrainConfig, console: Console, folder: Path) -> list[Sink]:
         settings = to_jsonable(values_of(config))
         sinks.append(WandbSink("tf2-resnet50", name, settings, folder, config.wandb_tags or ()))
     return sinks
-
-
-@dataclass(frozen=True, eq=False)
-class Trained:
-    """What the training left: figures, last state, and its running clock (None: it only compiled)."""
-
-    figures: dict[str, Any]
-    state: model.State
-    clock: TrainingClock | None
-
-
-def train(
-    job: Job,
-    source: ImageSource,
-    console: Console,
-    record: Run,
-    report: Path | None,
-    folder: Path,
-    own: RunCheckpoints,
-) -> Trained:
-    """All updates of the plan."""
-    config, plan = job.config, job.plan
-    assert plan is not None
-    program = Program(model.update(job), source.feed(job), plan.updates_per_call, job.key)
-    with console.progress("initial weights"):
-        state = model.init(job, stream(job.key, "init", 0))
-    with console.progress("measuring the device"):
-        throughput = Throughput(job)
-    if config.compile_only or config.mlperf_logging:
-        with console.progress(config.model_name):
-            program.compile(state, min(plan.updates_per_call, program.updates_per_call))
-        record.event("compile", updates_per_call=program.updates_per_call, **compile_seconds(program))
-    if config.compile_only:
-        return Trained(compile_seconds(program), state, None)
-    clock = TrainingClock.start(record)
-    SavedNetwork.of(job).write(own.folder)
-    with ExitStack() as stack:
-        checkpoints = stack.enter_context(own.open())
-        bar = stack.enter_context(console.progress(config.model_name, plan.total_updates))
-        resumed = own.newest(checkpoints, state) if config.resume else None
-        bar.advance(resumed.step if resumed else 0)
-        state = drive(
-            program, plan, state, record, checkpoints if plan.updates("checkpoint") else None,
-            resumed=resumed, progress=bar, latest=("learning_rate", "loss_scaling_factor"), guard="loss",
-            on_log=throughput.on_log, report=report,
-            how_to_resume=f"the same command with --resume --run-name {folder.name}",
-        )  # fmt: skip
-    return Trained({"updates": plan.total_updates, **throughput.result(program)}, state, clock)

@@ -15,11 +15,11 @@ from hotloop.engine.evaluate import Sums
 from hotloop.engine.keys import stream
 from hotloop.engine.progress import Console
 from hotloop.engine.sinks import Recorder
+from hotloop.engine.training import RunCheckpoints
 from hotloop.errors import CheckpointError, OptionError
 from hotloop.families.cnn import model
 from hotloop.families.cnn.job import Job
 from hotloop.families.cnn.options import TrainConfig
-from hotloop.families.cnn.run_checkpoints import RunCheckpoints
 from hotloop.families.cnn.saved import (
     SavedNetwork,
     check_any,
