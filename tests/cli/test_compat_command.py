@@ -16,7 +16,7 @@ from hotloop.cli.main import find_command, main
 from hotloop.cli.parser import resolve, scan
 from hotloop.data.random_ratings import draw_random_sets
 from hotloop.families.recommender import rating_sets
-from hotloop.options import options_of
+from hotloop.options import options_of, values_of
 
 RATINGS = "--training-data-file netflix_data/{0}_train.txt --validation-data-file netflix_data/{0}_valid.txt"
 EVENTS = (
@@ -107,7 +107,8 @@ def test_old_and_new_commands_of_the_readme_mean_the_same(old, new):
     )
     assert old_path == new_path
     differing = {option.name for option in options_of(type(after)) if option.name != "config_file"}
-    assert {n: getattr(before, n) for n in differing} == {n: getattr(after, n) for n in differing}
+    before, after = values_of(before), values_of(after)
+    assert {n: before[n] for n in differing} == {n: after[n] for n in differing}
 
 
 REFUSED = {

@@ -4,7 +4,7 @@ Checksums are of the unpacked content, so that a file is the same file whether i
 by its publisher or gzipped again by someone else. Only facts: nothing here touches the disk or the network.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -62,172 +62,114 @@ class KnownSet:
         return sum(file.size for file in self.files)
 
 
-_IDX_FILES = (
-    ("train-images-idx3-ubyte", 47_040_016),
-    ("train-labels-idx1-ubyte", 60_008),
-    ("t10k-images-idx3-ubyte", 7_840_016),
-    ("t10k-labels-idx1-ubyte", 10_008),
-)
-"""The files of MNIST and its relatives, with the bytes of their content."""
+def _files(
+    mirrors: tuple[str, ...], downloads: str, content: str, *, inside: str = "", parts: tuple[str, ...] = ()
+) -> tuple[KnownFile, ...]:
+    """The files of a set from two tables of name, size and checksum: what is downloaded, and what each file must be.
 
-
-def _idx_set(mirrors: tuple[str, ...], table: tuple[tuple[int, str, str], ...]) -> tuple[KnownFile, ...]:
-    """The gzipped files of an idx set from rows of (packed size, its sha256, checksum of the content)."""
+    `inside` is the folder in an archive that they come from; a set can be loaded without those of `parts`.
+    """
+    packed = {name: Download(name, mirrors, size, checksum) for name, size, checksum in _rows(downloads)}
     return tuple(
-        KnownFile(name, size, checksum, Download(f"{name}.gz", mirrors, packed, f"sha256:{sha256}"))
-        for (name, size), (packed, sha256, checksum) in zip(_IDX_FILES, table, strict=True)
+        KnownFile(
+            name,
+            size,
+            checksum,
+            next(iter(packed.values())) if inside else packed.get(name) or packed[f"{name}.gz"],
+            member=f"{inside}/{name}" if inside else "",
+            needed=name not in parts,
+        )
+        for name, size, checksum in _rows(content)
     )
 
 
-_MNIST = _idx_set(
+def _rows(table: str) -> Iterator[tuple[str, int, str]]:
+    for line in table.strip().splitlines():
+        name, size, checksum = line.split()
+        yield name, int(size.replace(",", "")), checksum
+
+
+_MNIST = _files(
     (
         "https://storage.googleapis.com/cvdf-datasets/mnist/",
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
     ),
-    (
-        (
-            9_912_422,
-            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-            "sha256:ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-        ),
-        (
-            28_881,
-            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-            "sha256:65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-        ),
-        (
-            1_648_877,
-            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-            "sha256:0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-        ),
-        (
-            4_542,
-            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-            "sha256:ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
-        ),
-    ),
+    """
+    train-images-idx3-ubyte.gz   9,912,422 sha256:440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609
+    train-labels-idx1-ubyte.gz      28,881 sha256:3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c
+    t10k-images-idx3-ubyte.gz    1,648,877 sha256:8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6
+    t10k-labels-idx1-ubyte.gz        4,542 sha256:f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6
+    """,
+    """
+    train-images-idx3-ubyte     47,040,016 sha256:ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db
+    train-labels-idx1-ubyte         60,008 sha256:65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5
+    t10k-images-idx3-ubyte       7,840,016 sha256:0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7
+    t10k-labels-idx1-ubyte          10,008 sha256:ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2
+    """,
 )
-
 # Of Fashion-MNIST's unpacked files only the md5 is published; the downloads themselves are held to sha256.
-_FASHION = _idx_set(
+_FASHION = _files(
     (
         "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
         "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
     ),
-    (
-        (
-            26_421_880,
-            "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-            "md5:f4a8712d7a061bf5bd6d2ca38dc4d50a",
-        ),
-        (
-            29_515,
-            "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-            "md5:9018921c3c673c538a1fc5bad174d6f9",
-        ),
-        (
-            4_422_102,
-            "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-            "md5:8181f5470baa50b63fa0f6fddb340f0a",
-        ),
-        (
-            5_148,
-            "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-            "md5:15d484375f8d13e6eb1aabb0c3f46965",
-        ),
-    ),
+    """
+    train-images-idx3-ubyte.gz  26,421,880 sha256:3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84
+    train-labels-idx1-ubyte.gz      29,515 sha256:a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845
+    t10k-images-idx3-ubyte.gz    4,422,102 sha256:346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073
+    t10k-labels-idx1-ubyte.gz        5,148 sha256:67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5
+    """,
+    """
+    train-images-idx3-ubyte     47,040,016 md5:f4a8712d7a061bf5bd6d2ca38dc4d50a
+    train-labels-idx1-ubyte         60,008 md5:9018921c3c673c538a1fc5bad174d6f9
+    t10k-images-idx3-ubyte       7,840,016 md5:8181f5470baa50b63fa0f6fddb340f0a
+    t10k-labels-idx1-ubyte          10,008 md5:15d484375f8d13e6eb1aabb0c3f46965
+    """,
 )
-
+_AMAT = """
+    binarized_mnist_train.amat  78,400,000 sha256:ad693b29f94c14277b095f5238ddefbbdaaae0939789dd2f4f0205278cee3e4d
+    binarized_mnist_valid.amat  15,680,000 sha256:1de3d397c40fe8eeb33dafd4099a1f665ec01e96d9be234aaeeac8a34930e2e2
+    binarized_mnist_test.amat   15,680,000 sha256:e6687bfea3f820c174f33b7865140b2a2dd2930ef786f35d45795fc193b5ab2c
+"""
 # The second address is where the first one redirects to; some proxies stop at the redirect.
 _TORONTO = ("https://www.cs.toronto.edu/~kriz/", "https://cave.cs.toronto.edu/kriz/")
-_CIFAR10_ARCHIVE = Download(
-    "cifar-10-binary.tar.gz",
+_CIFAR10 = _files(
     ("https://storage.googleapis.com/s4tf-hosted-binaries/datasets/CIFAR10/", *_TORONTO),
-    170_052_171,
-    "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+    """
+    cifar-10-binary.tar.gz     170,052,171 sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd
+    """,
+    """
+    data_batch_1.bin            30,730,000 sha256:cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5
+    data_batch_2.bin            30,730,000 sha256:a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed
+    data_batch_3.bin            30,730,000 sha256:bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67
+    data_batch_4.bin            30,730,000 sha256:014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48
+    data_batch_5.bin            30,730,000 sha256:755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add
+    test_batch.bin              30,730,000 sha256:8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b
+    """,
+    inside="cifar-10-batches-bin",
+    parts=("data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin", "data_batch_5.bin"),
 )
-
-
-_CIFAR10 = tuple(
-    KnownFile(
-        name,
-        30_730_000,
-        f"sha256:{sha256}",
-        _CIFAR10_ARCHIVE,
-        member=f"cifar-10-batches-bin/{name}",
-        needed=name in ("data_batch_1.bin", "test_batch.bin"),
-    )
-    for name, sha256 in (
-        ("data_batch_1.bin", "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5"),
-        ("data_batch_2.bin", "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed"),
-        ("data_batch_3.bin", "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67"),
-        ("data_batch_4.bin", "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48"),
-        ("data_batch_5.bin", "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add"),
-        ("test_batch.bin", "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b"),
-    )
-)
-
-
-_CIFAR100_ARCHIVE = Download(
-    "cifar-100-binary.tar.gz",
+_CIFAR100 = _files(
     _TORONTO,
-    168_513_733,
-    "sha256:58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+    """
+    cifar-100-binary.tar.gz    168,513,733 sha256:58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec
+    """,
+    """
+    train.bin                  153,700,000 sha256:f31298fc616915fa142368359df1c4ca2ae984d6915ca468b998a5ec6aeebf29
+    test.bin                    30,740,000 sha256:d8b1e6b7b3bee4020055f0699b111f60b1af1e262aeb93a0b659061746f8224a
+    """,
+    inside="cifar-100-binary",
 )
-
-
-_CIFAR100 = tuple(
-    KnownFile(name, size, f"sha256:{sha256}", _CIFAR100_ARCHIVE, member=f"cifar-100-binary/{name}")
-    for name, size, sha256 in (
-        ("train.bin", 153_700_000, "f31298fc616915fa142368359df1c4ca2ae984d6915ca468b998a5ec6aeebf29"),
-        ("test.bin", 30_740_000, "d8b1e6b7b3bee4020055f0699b111f60b1af1e262aeb93a0b659061746f8224a"),
-    )
+_MOVIELENS = _files(
+    ("https://files.grouplens.org/datasets/movielens/",),
+    """
+    ml-100k.zip                  4,924,029 sha256:50d2a982c66986937beb9ffb3aa76efe955bf3d5c6b761f4e3a7cd717c6a3229
+    """,
+    """
+    u.data                       1,979,173 sha256:06416e597f82b7342361e41163890c81036900f418ad91315590814211dca490
+    """,
+    inside="ml-100k",
 )
-
-
-_MOVIELENS = (
-    KnownFile(
-        "u.data",
-        1_979_173,
-        "sha256:06416e597f82b7342361e41163890c81036900f418ad91315590814211dca490",
-        Download(
-            "ml-100k.zip",
-            ("https://files.grouplens.org/datasets/movielens/",),
-            4_924_029,
-            "sha256:50d2a982c66986937beb9ffb3aa76efe955bf3d5c6b761f4e3a7cd717c6a3229",
-        ),
-        member="ml-100k/u.data",
-    ),
-)
-
-
-_LAROCHELLE = (
-    "https://www.cs.toronto.edu/~larocheh/public/datasets/binarized_mnist/",
-    "https://storage.googleapis.com/tensorflow/tf-keras-datasets/",
-)
-
-
-_AMAT = tuple(
-    KnownFile(name, size, f"sha256:{sha256}", Download(name, _LAROCHELLE, size, f"sha256:{sha256}"))
-    for name, size, sha256 in (
-        (
-            "binarized_mnist_train.amat",
-            78_400_000,
-            "ad693b29f94c14277b095f5238ddefbbdaaae0939789dd2f4f0205278cee3e4d",
-        ),
-        (
-            "binarized_mnist_valid.amat",
-            15_680_000,
-            "1de3d397c40fe8eeb33dafd4099a1f665ec01e96d9be234aaeeac8a34930e2e2",
-        ),
-        (
-            "binarized_mnist_test.amat",
-            15_680_000,
-            "e6687bfea3f820c174f33b7865140b2a2dd2930ef786f35d45795fc193b5ab2c",
-        ),
-    )
-)
-
 
 _SETS = (
     KnownSet(
@@ -249,7 +191,14 @@ _SETS = (
         "50,000 + 10,000 + 10,000 digits of zeros and ones",
         "as MNIST (bits by Larochelle)",
         ("binarised_mnist", "binarized_mnist"),
-        _AMAT,
+        _files(
+            (
+                "https://www.cs.toronto.edu/~larocheh/public/datasets/binarized_mnist/",
+                "https://storage.googleapis.com/tensorflow/tf-keras-datasets/",
+            ),
+            _AMAT,
+            _AMAT,
+        ),
     ),
     KnownSet(
         "cifar10",

@@ -5,7 +5,6 @@ file of which set holds what; the formats are in `image_formats`, and files are 
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,7 +83,9 @@ def read_images(found: LocalSet) -> Dataset:
     known = found.known
     if known.name in _CIFAR_LABELS:
         labels = _CIFAR_LABELS[known.name]
-        train, test = (_read_cifar_split(found, part, labels) for part in ("train", "test"))
+        test_files = [path for name, path in found.files.items() if name.startswith("test")]
+        train_files = [path for path in found.files.values() if path not in test_files]
+        train, test = (LabelledImages(*read_cifar(files, labels)) for files in (train_files, test_files))
         classes = labels[-1]
     else:
         _refuse_other_set(known, found)
@@ -93,11 +94,6 @@ def read_images(found: LocalSet) -> Dataset:
     return Dataset(
         name=known.name, source=f"files at {found.folder}", classes=classes, train=train, test=test
     )
-
-
-def _read_cifar_split(found: LocalSet, part: str, label_names: tuple[int, ...]) -> LabelledImages:
-    files = [path for name, path in found.files.items() if name.startswith("test") == (part == "test")]
-    return LabelledImages(*read_cifar(files, label_names))
 
 
 def _read_idx_split(found: LocalSet, part: str) -> LabelledImages:
@@ -110,15 +106,11 @@ def _read_idx_split(found: LocalSet, part: str) -> LabelledImages:
         raise DataError(
             f"{label_file}: byte 4: {len(labels):,} labels for {len(images):,} images in {image_file}"
         )
-    _check_labels(label_file, labels)
-    return LabelledImages(images[..., None], labels.astype(np.int32))
-
-
-def _check_labels(path: Path, labels: NDArray[np.uint8]) -> None:
     bad = np.flatnonzero(labels >= _IDX_CLASSES)
     if len(bad):
         at, label = int(bad[0]) + 8, int(labels[bad[0]])
-        raise DataError(f"{path}: byte {at:,}: label {label}, expected 0 to {_IDX_CLASSES - 1}")
+        raise DataError(f"{label_file}: byte {at:,}: label {label}, expected 0 to {_IDX_CLASSES - 1}")
+    return LabelledImages(images[..., None], labels.astype(np.int32))
 
 
 def _refuse_other_set(known: KnownSet, found: LocalSet) -> None:

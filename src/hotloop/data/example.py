@@ -64,20 +64,6 @@ def read_varint(data: bytes, at: int, end: int) -> tuple[int, int]:
     raise WireError(began, "number without an end")
 
 
-def read_varints(data: bytes, start: int, end: int) -> list[int]:
-    found = []
-    while start < end:
-        value, start = read_varint(data, start, end)
-        found.append(value - (1 << 64) if value >> 63 else value)  # two's complement
-    return found
-
-
-def read_floats(data: bytes, start: int, end: int) -> NDArray[np.float32]:
-    if (end - start) % 4:
-        raise WireError(start, f"{end - start} bytes are not whole float32 numbers")
-    return np.frombuffer(data, "<f4", (end - start) // 4, start).astype(np.float32)
-
-
 def put_varint(value: int) -> bytes:
     """A number of up to 64 bits; negative ones in two's complement."""
     value &= 0xFFFFFFFFFFFFFFFF
@@ -139,27 +125,26 @@ def _read_entry(data: bytes, start: int, end: int) -> tuple[bytes, tuple[int, in
 def _read_values(data: bytes, start: int, end: int) -> Values:
     values: Values = []
     for number, kind, at, stop in read_fields(data, start, end):
-        if number in _READERS:
-            _expect_run(kind, at, "a list")
-            values = _READERS[number](data, at, stop)
+        if number not in (_BYTES, _FLOATS, _INTS):
+            continue
+        _expect_run(kind, at, "a list")
+        if number == _BYTES:
+            values = [data[first:last] for first, last in _runs(data, at, stop, "bytes")]
+        elif number == _FLOATS:
+            floats = [np.empty(0, np.float32)]
+            for first, last in _runs(data, at, stop, "float32 numbers", unpacked=FIXED32):
+                if (last - first) % 4:
+                    raise WireError(first, f"{last - first} bytes are not whole float32 numbers")
+                floats.append(np.frombuffer(data, "<f4", (last - first) // 4, first))
+            values = np.concatenate(floats).astype(np.float32)
+        else:
+            numbers: list[int] = []
+            for first, last in _runs(data, at, stop, "int64 numbers", unpacked=VARINT):
+                while first < last:
+                    value, first = read_varint(data, first, last)
+                    numbers.append(value - (1 << 64) if value >> 63 else value)  # two's complement
+            values = np.array(numbers, np.int64)
     return values
-
-
-def _read_bytes(data: bytes, start: int, end: int) -> Values:
-    return [data[at:stop] for at, stop in _runs(data, start, end, "bytes")]
-
-
-def _read_floats(data: bytes, start: int, end: int) -> Values:
-    runs = _runs(data, start, end, "float32 numbers", unpacked=FIXED32)
-    return np.concatenate([np.empty(0, np.float32), *(read_floats(data, at, stop) for at, stop in runs)])
-
-
-def _read_ints(data: bytes, start: int, end: int) -> Values:
-    runs = _runs(data, start, end, "int64 numbers", unpacked=VARINT)
-    return np.array([value for at, stop in runs for value in read_varints(data, at, stop)], np.int64)
-
-
-_READERS = {_BYTES: _read_bytes, _FLOATS: _read_floats, _INTS: _read_ints}
 
 
 def _expect_run(kind: int, at: int, what: str) -> None:

@@ -231,10 +231,17 @@ def _from_mirror(url: str, item: Download, part: Path, report: Callable[[int], N
         except (OSError, http.client.HTTPException) as error:
             if getattr(error, "errno", None) in DISK_ERRORS:
                 raise DataError(f"data folder {part.parent}: cannot be written ({error})") from None
-            reason = _explain(error)
+            cause = error.reason if isinstance(error, urllib.error.URLError) else error
+            silent = f"no answer for {READ_SECONDS:g} s"
+            reason = silent if isinstance(cause, TimeoutError) else str(cause) or type(cause).__name__
         else:
-            reason = _check_download(item, part)
-            if not reason or start == 0:
+            size, checksum = digest_file(part, item.checksum)
+            if checksum == item.checksum:
+                return ""
+            part.unlink()
+            there = f"{size:,} bytes, {checksum}; expected {item.size:,}, {item.checksum}"
+            reason = f"wrong checksum, file deleted ({there})"
+            if start == 0:
                 return reason
     return reason
 
@@ -257,24 +264,6 @@ def _receive(url: str, item: Download, part: Path, start: int, report: Callable[
                 report(have)
     if have < item.size:
         raise ConnectionError(f"the connection ended after {have:,} of {item.size:,} bytes")
-
-
-def _check_download(item: Download, part: Path) -> str:
-    """What is wrong with the downloaded file, which is then deleted; nothing when it is the right one."""
-    size, checksum = digest_file(part, item.checksum)
-    if checksum == item.checksum:
-        return ""
-    part.unlink()
-    return (
-        f"wrong checksum, file deleted ({size:,} bytes, {checksum}; expected {item.size:,}, {item.checksum})"
-    )
-
-
-def _explain(error: Exception) -> str:
-    cause = error.reason if isinstance(error, urllib.error.URLError) else error
-    if isinstance(cause, TimeoutError):
-        return f"no answer for {READ_SECONDS:g} s"
-    return str(cause) or type(cause).__name__
 
 
 def unpack(archive: Path, files: Iterable[KnownFile], folder: Path) -> None:
@@ -322,14 +311,13 @@ def _unpack_file(file: KnownFile, source: IO[bytes], folder: Path) -> None:
 
 def _copy(source: IO[bytes], target: IO[bytes], size: int) -> Iterator[bytes]:
     left = size + 1  # an archive that claims a small file and unpacks to an endless one stops here
-    while left and (chunk := _read_member(source, min(_CHUNK, left))):
+    while left:
+        try:
+            chunk = source.read(min(_CHUNK, left))
+        except OSError as error:  # of the archive, not of the disk that is written to
+            raise EOFError(str(error)) from None
+        if not chunk:
+            return
         target.write(chunk)
         left -= len(chunk)
         yield chunk
-
-
-def _read_member(source: IO[bytes], size: int) -> bytes:
-    try:
-        return source.read(size)
-    except OSError as error:  # of the archive, not of the disk that is written to
-        raise EOFError(str(error)) from None

@@ -26,39 +26,29 @@ def read_idx(path: str | Path, dimensions: int) -> NDArray[np.uint8]:
     """The array of an idx file (magic number, dimensions, bytes); read-only, since it is the file's own bytes."""
     path = Path(path)
     with Content(path) as file:
-        head = file.read(4 + 4 * dimensions)
-        shape = _idx_shape(path, head, dimensions)
+        header = 4 + 4 * dimensions
+        head = file.read(header)
+        if len(head) < header:
+            raise DataError(f"{path}: byte {len(head):,}: the file ends inside its header of {header} bytes")
+        magic, expected = int.from_bytes(head[:4], "big"), _UNSIGNED_BYTES << 8 | dimensions
+        if magic != expected:
+            raise DataError(
+                f"{path}: byte 0: magic number 0x{magic:08x}, expected 0x{expected:08x} "
+                f"(unsigned bytes in {dimensions} dimensions)"
+            )
+        shape = tuple(int(n) for n in np.frombuffer(head, ">u4", dimensions, offset=4))
+        by = " x ".join(f"{n:,}" for n in shape)
         needed = math.prod(shape)
         if needed > LARGEST:
-            raise DataError(f"{path}: byte 4: {_by(shape)} values, at most {LARGEST:,} are read")
+            raise DataError(f"{path}: byte 4: {by} values, at most {LARGEST:,} are read")
         data = file.take(needed)
         if len(data) < needed:
             raise DataError(
-                f"{path}: byte {file.position:,}: the file ends here, but {_by(shape)} values need "
-                f"{len(head) + needed:,} bytes"
+                f"{path}: byte {file.position:,}: the file ends here, but {by} values need {header + needed:,} bytes"
             )
         if file.read(1):
-            raise DataError(
-                f"{path}: byte {len(head) + needed:,}: the file goes on after {_by(shape)} values"
-            )
+            raise DataError(f"{path}: byte {header + needed:,}: the file goes on after {by} values")
     return np.frombuffer(data, np.uint8).reshape(shape)
-
-
-def _idx_shape(path: Path, head: bytes, dimensions: int) -> tuple[int, ...]:
-    header = 4 + 4 * dimensions
-    if len(head) < header:
-        raise DataError(f"{path}: byte {len(head):,}: the file ends inside its header of {header} bytes")
-    magic, expected = int.from_bytes(head[:4], "big"), _UNSIGNED_BYTES << 8 | dimensions
-    if magic != expected:
-        raise DataError(
-            f"{path}: byte 0: magic number 0x{magic:08x}, expected 0x{expected:08x} "
-            f"(unsigned bytes in {dimensions} dimensions)"
-        )
-    return tuple(int(n) for n in np.frombuffer(head, ">u4", dimensions, offset=4))
-
-
-def _by(shape: tuple[int, ...]) -> str:
-    return " x ".join(f"{n:,}" for n in shape)
 
 
 def read_cifar(
@@ -105,7 +95,17 @@ def read_amat(path: str | Path) -> NDArray[np.uint8]:
     data = read_content(path)
     pixels = _amat_table(data)
     if pixels is None:  # other spacing is read line by line, which is slower
-        pixels = _amat_lines(path, data)
+        rows = [np.empty((0, _AMAT_PIXELS), np.uint8)]
+        for number, line in enumerate(io.BytesIO(data), 1):
+            values = line.split()
+            if len(values) != _AMAT_PIXELS:
+                raise DataError(f"{path}: line {number}: {len(values)} values, expected {_AMAT_PIXELS}")
+            odd = next((place for place, value in enumerate(values) if value not in (b"0", b"1")), None)
+            if odd is not None:
+                text = values[odd][:20].decode("ascii", "replace")
+                raise DataError(f"{path}: line {number}: value {odd + 1} is {text!r}, expected 0 or 1")
+            rows.append((np.array(values) == b"1").astype(np.uint8)[None])
+        pixels = np.concatenate(rows)
     if not len(pixels):
         raise DataError(f"{path}: line 1: no image in this file")
     return pixels.reshape(-1, AMAT_SIDE, AMAT_SIDE, 1)
@@ -120,17 +120,3 @@ def _amat_table(data: bytes) -> NDArray[np.uint8] | None:
     separators = table[:, :, 1]
     regular = (separators[:, :-1] == ord(" ")).all() and (separators[:, -1] == ord("\n")).all()
     return pixels if regular and (pixels <= 1).all() else None
-
-
-def _amat_lines(path: Path, data: bytes) -> NDArray[np.uint8]:
-    rows = [np.empty((0, _AMAT_PIXELS), np.uint8)]
-    for number, line in enumerate(io.BytesIO(data), 1):
-        values = line.split()
-        if len(values) != _AMAT_PIXELS:
-            raise DataError(f"{path}: line {number}: {len(values)} values, expected {_AMAT_PIXELS}")
-        odd = next((place for place, value in enumerate(values) if value not in (b"0", b"1")), None)
-        if odd is not None:
-            text = values[odd][:20].decode("ascii", "replace")
-            raise DataError(f"{path}: line {number}: value {odd + 1} is {text!r}, expected 0 or 1")
-        rows.append((np.array(values) == b"1").astype(np.uint8)[None])
-    return np.concatenate(rows)

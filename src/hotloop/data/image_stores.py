@@ -132,7 +132,11 @@ class RecordSet:
         self.counts, self._index = index_shards(self.files, folder / f".{own}.index.npz", faults)
         self._shard_of = np.repeat(np.arange(len(self.files)), self.counts)
         self._check = check
-        self.classes = _count_classes(folder)
+        try:
+            labels = (folder / LABELS_FILE).read_text().strip().splitlines()
+        except (OSError, ValueError):
+            labels = []
+        self.classes = len(labels) or IMAGENET_CLASSES
         self.source = f"{len(self.files):,} TFRecord file{'s' * (len(self.files) != 1)} at {folder}"
 
     def __len__(self) -> int:
@@ -160,13 +164,6 @@ class RecordSet:
         if not 1 <= stored[0] <= self.classes:
             raise DataError(f"{where}: label {stored[0]}, expected 1 to {self.classes}")
         return int(stored[0]) - 1
-
-
-def _count_classes(folder: Path) -> int:
-    try:
-        return len((folder / LABELS_FILE).read_text().strip().splitlines()) or IMAGENET_CLASSES
-    except (OSError, ValueError):
-        return IMAGENET_CLASSES
 
 
 def _read_box_sides(features: dict[str, Values], where: str) -> NDArray[np.float32]:
@@ -213,7 +210,10 @@ def list_images(root: str | Path, part: Part, classes: Sequence[str]) -> list[tu
     for name in _list_class_folders(folder):
         if name not in labels:
             raise DataError(f"{folder / name}: class {name} has no training folder")
-        files = _list_files(folder / name)
+        there = (
+            entry.name for entry in os.scandir(folder / name) if entry.is_file() and entry.name[0] != "."
+        )
+        files = [folder / name / file for file in sorted(there) if file.lower().endswith(SUFFIXES)]
         if not files:
             raise DataError(f"{folder / name}: class folder without images ({', '.join(SUFFIXES)})")
         images += [(path, labels[name]) for path in files]
@@ -225,11 +225,6 @@ def _list_class_folders(folder: Path) -> tuple[str, ...]:
     if not names:
         raise DataError(f"{folder}: no class folders")
     return tuple(names)
-
-
-def _list_files(folder: Path) -> list[Path]:
-    names = (entry.name for entry in os.scandir(folder) if entry.is_file() and entry.name[0] != ".")
-    return [folder / name for name in sorted(names) if name.lower().endswith(SUFFIXES)]
 
 
 class ImageFolder:

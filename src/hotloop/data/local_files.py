@@ -43,15 +43,12 @@ def data_home(data_dir: Path | None) -> Path:
     """Where a fetch writes: the folder given, else HOTLOOP_DATA if it can be written, else the user's."""
     if data_dir is not None:
         return data_dir
-    shared = os.environ.get(VARIABLE)
-    if shared and (not Path(shared).exists() or _writable(Path(shared))):
-        return Path(shared)
-    return user_folder()
-
-
-def _writable(folder: Path) -> bool:
-    """Whether files may be put there; a folder without any write bit is left alone even by root, who could."""
-    return os.access(folder, os.W_OK) and bool(folder.stat().st_mode & 0o222)
+    if not (named := os.environ.get(VARIABLE)):
+        return user_folder()
+    shared = Path(named)
+    # A folder without any write bit is left alone even by root, who could write to it.
+    writable = not shared.exists() or (os.access(shared, os.W_OK) and shared.stat().st_mode & 0o222)
+    return shared if writable else user_folder()
 
 
 def list_folder(folder: Path) -> frozenset[str] | None:
@@ -83,22 +80,19 @@ def check_named_folders(data_dir: Path | None) -> None:
 
 def find_set(known: KnownSet, data_dir: str | Path | None = None) -> LocalSet | None:
     """The first folder that holds enough of the set to load it, else one with a part of it, else None."""
-    data_dir = None if data_dir is None else Path(data_dir)
+    shared = os.environ.get(VARIABLE)
+    roots = [Path(root) for root in (data_dir, shared or None, user_folder()) if root is not None]
+    candidates = [root / folder for root in roots for folder in known.folders]
+    # MNIST and Fashion-MNIST share their file names: only a folder that was given may hold them directly.
+    if data_dir is not None and known.files:
+        candidates.insert(0, Path(data_dir))
     partial = None
-    for folder in _candidates(known, data_dir):
+    for folder in candidates:
         found = look_in(known, folder)
         if found and found.loadable:
             return found
         partial = partial or found
     return partial
-
-
-def _candidates(known: KnownSet, data_dir: Path | None) -> list[Path]:
-    shared = os.environ.get(VARIABLE)
-    roots = [root for root in (data_dir, Path(shared) if shared else None, user_folder()) if root is not None]
-    inside = [root / folder for root in roots for folder in known.folders]
-    # MNIST and Fashion-MNIST share their file names: only a folder that was given may hold them directly.
-    return [data_dir, *inside] if data_dir is not None and known.files else inside
 
 
 def look_in(known: KnownSet, folder: Path) -> LocalSet | None:

@@ -57,7 +57,7 @@ def read_manifest(folder: str | Path) -> dict[str, PartManifest]:
         body = load_json(path)
         if body["program"] != "hotloop" or body["format"] != _FORMAT:
             raise DataError(f"{path}: not a manifest that this version reads; move it away to build anew")
-        return {name: _part(part) for name, part in body["parts"].items()}
+        return {name: _read_part(part) for name, part in body["parts"].items()}
     except FileNotFoundError:
         return {}
     except OSError as error:
@@ -92,15 +92,13 @@ def shard_fault(path: Path, shard: Shard) -> str:
         return f"cannot be read ({error.strerror})"
 
 
-def _part(body: dict[str, Any]) -> PartManifest:
-    shards = {name: _shard(shard) for name, shard in body["shards"].items()}
+def _read_part(body: dict[str, Any]) -> PartManifest:
+    shards = {}
+    for name, shard in body["shards"].items():
+        numbers = {key: _is(int, shard[key]) for key in ("bytes", "records", "repaired")}
+        skipped = tuple(_is(str, image) for image in _is(list, shard["skipped"]))
+        shards[name] = Shard(sha256=_is(str, shard["sha256"]), skipped=skipped, **numbers)
     return PartManifest(_is(str, body["plan"]), _is(int, body["images"]), _is(int, body["total"]), shards)
-
-
-def _shard(body: dict[str, Any]) -> Shard:
-    numbers = {name: _is(int, body[name]) for name in ("bytes", "records", "repaired")}
-    skipped = tuple(_is(str, name) for name in _is(list, body["skipped"]))
-    return Shard(sha256=_is(str, body["sha256"]), skipped=skipped, **numbers)
 
 
 def _is(kind: type[Value], value: Any) -> Value:

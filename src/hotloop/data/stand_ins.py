@@ -184,11 +184,6 @@ def _box(u: Plane, v: Plane, wide: float, high: float) -> Plane:
     return edge
 
 
-def _star(u: Plane, v: Plane) -> Plane:
-    edge: Plane = _radius(u, v) - np.float32(0.3) * np.cos(5 * np.arctan2(v, u)) - np.float32(0.55)
-    return edge
-
-
 # Negative inside the shape, positive outside, about a distance near the edge.
 _SHAPES: dict[str, Shape] = {
     "disc": lambda u, v: _radius(u, v) - np.float32(0.75),
@@ -198,7 +193,7 @@ _SHAPES: dict[str, Shape] = {
     ),
     "ring": lambda u, v: np.abs(_radius(u, v) - np.float32(0.62)) - np.float32(0.2),
     "cross": lambda u, v: np.minimum(_box(u, v, 0.24, 0.85), _box(u, v, 0.85, 0.24)),
-    "star": _star,
+    "star": lambda u, v: _radius(u, v) - np.float32(0.3) * np.cos(5 * np.arctan2(v, u)) - np.float32(0.55),
     "bar": lambda u, v: _box(u, v, 0.95, 0.3),
     "pair": lambda u, v: _radius(np.abs(u) - np.float32(0.5), v) - np.float32(0.36),
     "crescent": lambda u, v: np.maximum(

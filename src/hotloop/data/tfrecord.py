@@ -7,7 +7,7 @@ since TensorFlow's reader reads in order alone and takes seconds to import.
 
 import os
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
@@ -128,9 +128,10 @@ def index_shards(
     """
     stamps = np.array([[stat.st_size, stat.st_mtime_ns] for stat in map(os.stat, paths)], np.int64)
     names = np.array([path.name for path in paths])
-    with suppress(DataError):
+    with suppress(DataError, KeyError):
         found = read_npz(kept)
-        if _same(found, {"names": names, "stamps": stamps}) and _is_plausible(found, stamps[:, 0]):
+        same = np.array_equal(found["names"], names) and np.array_equal(found["stamps"], stamps)
+        if same and _is_plausible(found["counts"], found["index"], stamps[:, 0]):
             return found["counts"], found["index"]
     begin_work(f"indexing the records of {kept.parent}")
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -148,16 +149,11 @@ def index_shards(
     return counts, index
 
 
-def _same(found: Mapping[str, NDArray[Any]], wanted: Mapping[str, NDArray[Any]]) -> bool:
-    return all(name in found and np.array_equal(found[name], array) for name, array in wanted.items())
-
-
-def _is_plausible(found: Mapping[str, NDArray[Any]], sizes: NDArray[np.int64]) -> bool:
+def _is_plausible(counts: NDArray[Any], index: NDArray[Any], sizes: NDArray[np.int64]) -> bool:
     """Whether the records can lie where the index says, each inside its shard."""
-    counts, index = found.get("counts"), found.get("index")
-    if counts is None or index is None or counts.dtype != np.int64 or index.dtype != np.int64:
+    if counts.dtype != np.int64 or index.dtype != np.int64 or counts.shape != sizes.shape:
         return False
-    if counts.shape != sizes.shape or (counts < 0).any() or index.shape != (counts.sum(), 2):
+    if (counts < 0).any() or index.shape != (counts.sum(), 2):
         return False
     start, length = index.T
     ends = np.repeat(sizes, counts) - FOOTER
