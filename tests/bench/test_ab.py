@@ -15,7 +15,7 @@ from hotloop.bench.spec import load_benchmarks
 from hotloop.cli.bench_compare import COMMAND
 from hotloop.cli.main import execute
 from hotloop.engine.interrupt import Stopped
-from hotloop.errors import HotloopError, OptionError, RunError
+from hotloop.errors import OptionError, RunError
 
 
 @pytest.fixture(autouse=True)
@@ -131,44 +131,6 @@ def test_a_variant_that_fails_is_told_and_the_others_are_compared(run, tmp_path,
     assert found["broken"] == {"x": "B failed: ended with status 3"}
     with pytest.raises(RunError, match="nothing to compare: x: B failed: ended with status 3"):
         run("--ab", f"{a}:x", f"{b}:x", "--warm-up", 1, "--log-dir", "other")
-
-
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        (["--ab", "f.yml"], "two benchmark files"),
-        (["--ab", "f.yml", "f.yml", "log"], "two benchmark files"),
-        (["log", "--ab", "f.yml", "f.yml"], "leave out RESULTS log"),
-        (["--ab", "f.yml", "f.yml", "--baseline", "x"], "leave out --baseline"),
-        (["--ab", "f.yml", "g.yml"], "g.yml"),
-        (["--ab", "f.yml:one", "f.yml:none"], "none: matches nothing"),
-        (["--ab", "f.yml", "f.yml", "--log-dir", "there"], "holds results already"),
-        (["--ab", "a", "b", "--spec", "f.yml"], "is in no git repository"),
-        (["--spec", "f.yml"], "--spec is for --ab"),
-        (["log", "log", "--repeats", "5"], "--repeats is for --ab"),
-        (["log", "log", "--seed", "0"], "--seed is for --ab"),
-        (["log", "log", "--fail-on", ""], "--fail-on '': names nothing"),
-        (["log", "log", "--metric", ""], "--metric '': names nothing"),
-        (["--ab", "f.yml", "f.yml", "--benchmark", ""], "--benchmark '': names nothing"),
-        (
-            ["--ab", "f.yml", "f.yml", "--metric", "none*"],
-            r"--metric none\*: matches nothing; known: throughput",
-        ),
-        (["--ab", "f.yml", "f.yml", "--log-dir", "log"], "holds results already"),
-        (["--ab", "f.yml", "f.yml", "--log-dir", "f.yml"], "cannot be made: Not a directory"),
-        (["--ab", "f.yml", "many.yml"], "no variant of B can run: one is for 9999 devices"),
-    ],
-)
-def test_what_cannot_be_meant_is_told_before_anything_runs(tmp_path, run, more, said):
-    spec(tmp_path / "f.yml", one=prints(1))
-    spec(tmp_path / "many.yml", one={"cmd": prints(1), "data": RATE, "devices": 9999})
-    (tmp_path / "there/A").mkdir(parents=True)
-    (tmp_path / "log").mkdir()
-    (tmp_path / "log/results.jsonl").touch()
-    with pytest.raises(HotloopError, match=said) as error:
-        run(*more)
-    assert "\n" not in str(error.value)
-    assert not (tmp_path / "order").exists()
 
 
 @pytest.fixture

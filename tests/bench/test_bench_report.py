@@ -8,10 +8,9 @@ from bench_logs import log_folder, record, repeats
 from demo_results import kernel
 from hotloop.bench.peers import read_peer_rows
 from hotloop.bench.report import build_report, gather_sources
-from hotloop.cli.bench import REPORT, BenchReport
-from hotloop.cli.command import Context
+from hotloop.cli.bench import REPORT
 from hotloop.cli.main import execute
-from hotloop.errors import DataError, OptionError
+from hotloop.errors import DataError
 
 VALUES = [100, 101, 99, 100.5]
 REAL = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -210,13 +209,6 @@ def test_a_file_of_something_else_is_told(tmp_path, text, said):
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(DataError, match=said):
         gather_sources([tmp_path / "a.json"])
-
-
-def test_an_empty_folder_and_no_results_at_all_are_told(tmp_path):
-    with pytest.raises(DataError, match="has neither"):
-        gather_sources([tmp_path])
-    with pytest.raises(OptionError, match="at least one"):
-        REPORT.run(BenchReport(results=()), Context())
 
 
 def printed(folder, variant, speeds, start=0.0, **more):

@@ -5,10 +5,9 @@ import pytest
 from bench_logs import log_folder, record, repeats
 from hotloop.bench.compare import load_baselines
 from hotloop.bench.verdict import better_direction
-from hotloop.cli.bench_compare import COMMAND, BenchCompare
-from hotloop.cli.command import Context
+from hotloop.cli.bench_compare import COMMAND
 from hotloop.cli.main import execute
-from hotloop.errors import DataError, OptionError
+from hotloop.errors import DataError
 
 A, FASTER, SLOWER = [100, 101, 99, 100.5], [120, 121, 119, 120.5], [80, 81, 79, 80.5]
 
@@ -189,20 +188,6 @@ def test_a_damaged_file_of_baselines_is_told(logs, tmp_path, text, run):
     (tmp_path / "baselines.json").write_text(text)
     with pytest.raises(DataError, match="is no file of baselines"):
         run("--baseline", tmp_path / "baselines.json", logs("a", x=A))
-
-
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [
-        (BenchCompare(results=()), "two folders"),
-        (BenchCompare(results=("a", "b", "c")), "two folders"),
-        (BenchCompare(results=("a", "b"), baseline="f"), "one folder"),
-        (BenchCompare(results=("a",), update_baseline=True), "--update-baseline needs"),
-    ],
-)
-def test_a_number_of_folders_that_cannot_be_meant_is_told(config, said):
-    with pytest.raises(OptionError, match=said):
-        COMMAND.run(config, Context())
 
 
 JITTER = (1, 1.01, 0.99, 1.005)

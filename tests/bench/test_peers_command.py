@@ -187,9 +187,6 @@ def test_a_busy_machine_is_told_and_recorded(tree, capfd, monkeypatch, tmp_path)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--family", "kernel"], "kernels"),
-        (["--device", "tpu"], "--device tpu"),
-        (["-o", "no/such/file.json"], "its folder is not there"),
         (["--family", "vcd"], "vcd.py: not there"),
         (["--only-accelerator", "--family", "kernels"], "only a CPU"),
     ],

@@ -83,8 +83,16 @@ def test_one_run_that_went_wrong_changes_no_verdict_of_seven(slow_run):
         (0.8, 0.9, "AMBIGUOUS"),  # other work can cost a program more than it costs the small loop
         (0.5, 0.8, "SLOW"),  # beyond anything that the machine explains
         (0.5, 0.5, "AMBIGUOUS"),
-        (1.25, 1.2, "AMBIGUOUS"),
         (1.25, 1.0, "FAST"),
+        (1.25, 0.8, "FAST"),  # faster on a slower machine
+        (1.25, 1.2, "AMBIGUOUS"),
+        (
+            1.35,
+            1.2,
+            "AMBIGUOUS",
+        ),  # 1.2 squared, as other work may have cost A more than it cost the small loop
+        (1.47, 1.2, "AMBIGUOUS"),  # what the readings allow for the machine counts, not their middle
+        (1.6, 1.2, "FAST"),  # beyond anything that the machine explains
         (2.0, 1.2, "FAST"),
         (1.0, 1.0, "SAME"),
         (1.0, 1.1, "AMBIGUOUS"),  # as fast on a faster machine
@@ -103,6 +111,20 @@ def test_only_a_machine_that_was_off_takes_a_verdict_away_and_only_one_that_it_e
         for side in (steady, after(speed, pace, steady))
     ]
     assert judge(*times, "lower").word == word
+
+
+@pytest.mark.parametrize(
+    ("speeds", "pace", "word"),
+    [
+        ((1.4, 1.5, 1.6, 1.7, 1.75), 1.2, "FAST"),
+        ((0.5, 0.55, 0.6, 0.63, 0.68), 0.8, "SLOW"),
+    ],
+)
+def test_the_whole_interval_must_be_beyond_what_the_machine_explains(speeds, pace, word):
+    steady = replace(BEFORE, values=(100, 100.1, 99.9, 100, 100))
+    noisy = replace(after(1.0, pace, steady), values=tuple(100 * speed for speed in speeds))
+    assert judge(steady, noisy, "higher").word == "AMBIGUOUS"
+    assert judge(steady, replace(noisy, paces=STEADY), "higher").word == word
 
 
 def test_noise_of_the_pace_takes_no_verdict_away():

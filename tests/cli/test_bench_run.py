@@ -67,34 +67,6 @@ def test_without_a_folder_one_is_made_where_the_command_was_called(tmp_path, mon
     assert [path.name[:6] for path in tmp_path.glob("log_*")] == ["log_20"]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--benchmark", "b"], "--benchmark b: matches nothing"),
-        (["--benchmark", ""], "--benchmark '': names nothing"),
-        (["--benchmark="], "--benchmark '': names nothing"),
-        (["--tag", ","], "--tag '': names nothing"),
-        (["--spec", ""], "--spec '': names nothing"),
-        (["--resume"], "--resume needs --log-dir"),
-        (["--upload-checkpoints", "s3"], "--upload-checkpoints: "),
-        (["--custom-metrics-files", "x.py"], "--custom-metrics-files: "),
-        (["--submit-on-slurm"], "--submit-on-slurm: SLURM"),
-        (["--list", "--validate"], "keep one"),
-        (["--timeout", "0"], "--timeout 0: must be greater"),
-        (["--repeats", "0"], "--repeats 0: must be at least 1"),
-        (["--spec", "none.yml"], "none.yml"),
-    ],
-)
-def test_mistakes_in_the_command_line_are_status_2_in_one_line(tmp_path, monkeypatch, capsys, words, said):
-    monkeypatch.chdir(tmp_path)
-    spec(tmp_path, a=code("print('rate 1')"))
-    assert bench(*words) == 2
-    err = capsys.readouterr().err
-    assert said in err
-    assert err.count("\n") == 1
-    assert not list(tmp_path.glob("log_*"))
-
-
 def test_every_mistake_of_a_file_is_told_with_its_line_and_nothing_runs(tmp_path, capsys):
     (tmp_path / "b.yml").write_text("a:\n  cmd: x\n  dta: {}\nb:\n  cmd: x\n  timeout: soon\n")
     assert bench("--spec", tmp_path / "b.yml", "--validate") == 2

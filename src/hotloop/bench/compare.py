@@ -8,7 +8,7 @@ writes rows, plain text cells and Markdown; it prints nothing.
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -128,18 +128,31 @@ class BaselineFile:
     devices: Mapping[str, Samples] = field(default_factory=dict)
     thresholds: Mapping[str, float] = field(default_factory=dict)
 
-    def with_samples(self, device: str, found: Samples) -> "BaselineFile":
-        """With what was found on a device in the place of what it had of that; the rest stays."""
-        return replace(self, devices={**self.devices, device: {**self.devices.get(device, {}), **found}})
-
 
 def load_baselines(path: str | Path) -> BaselineFile:
     """Read the file, or a DataError that says what is wrong with it."""
-    path = Path(path)
     try:
-        said = load_json(path)
-        devices = {name: _samples(variants) for name, variants in said["devices"].items()}
-        thresholds = {metric: _share(share) for metric, share in said.get("thresholds", {}).items()}
+        said = load_json(Path(path))
+        thresholds = {metric: float(share) for metric, share in said.get("thresholds", {}).items()}
+        for share in thresholds.values():
+            if not 0 <= share < math.inf:
+                raise ValueError(f"a threshold of {share:g}: give a share of 0 or more")
+        devices = {
+            device: {
+                (variant, metric): MetricSample(
+                    one["benchmark"],
+                    variant,
+                    metric,
+                    one.get("unit", ""),
+                    one.get("params", {}),
+                    tuple(float(value) for value in one["values"]),
+                    paces=tuple(float(pace) for pace in one.get("paces", ())),
+                )
+                for variant, metrics in variants.items()
+                for metric, one in metrics.items()
+            }
+            for device, variants in said["devices"].items()
+        }
     except OSError as error:
         raise DataError(
             f"{path}: cannot be read ({error.strerror}); make it with --update-baseline"
@@ -151,42 +164,17 @@ def load_baselines(path: str | Path) -> BaselineFile:
     return BaselineFile(devices, thresholds)
 
 
-def _share(value: Any) -> float:
-    if not 0 <= float(value) < math.inf:
-        raise ValueError(f"a threshold of {value}: give a share of 0 or more")
-    return float(value)
-
-
 def save_baselines(path: str | Path, baselines: BaselineFile) -> None:
-    devices = {name: _plain(found) for name, found in baselines.devices.items()}
+    devices: dict[str, Any] = {}
+    for device, found in baselines.devices.items():
+        variants = devices.setdefault(device, {})
+        for (variant, metric), sample in found.items():
+            variants.setdefault(variant, {})[metric] = {
+                "benchmark": sample.benchmark,
+                "unit": sample.unit,
+                "params": dict(sample.params),
+                "values": list(sample.values),
+                "paces": [] if sample.best_paces else list(sample.paces),
+            }
     text = json.dumps({"thresholds": dict(baselines.thresholds), "devices": devices}, indent=1)
     write_text(path, text + "\n")
-
-
-def _samples(variants: Mapping[str, Any]) -> dict[tuple[str, str], MetricSample]:
-    return {
-        (variant, metric): MetricSample(
-            said["benchmark"],
-            variant,
-            metric,
-            said.get("unit", ""),
-            said.get("params", {}),
-            tuple(float(value) for value in said["values"]),
-            paces=tuple(float(pace) for pace in said.get("paces", ())),
-        )
-        for variant, metrics in variants.items()
-        for metric, said in metrics.items()
-    }
-
-
-def _plain(found: Samples) -> dict[str, dict[str, Any]]:
-    variants: dict[str, dict[str, Any]] = {}
-    for (variant, metric), sample in found.items():
-        variants.setdefault(variant, {})[metric] = {
-            "benchmark": sample.benchmark,
-            "unit": sample.unit,
-            "params": dict(sample.params),
-            "values": list(sample.values),
-            "paces": [] if sample.best_paces else list(sample.paces),
-        }
-    return variants

@@ -60,11 +60,9 @@ class Page:
         self._parts.append(f'<h2 id="{mark}">{escape(text)}</h2>')
 
     def text(self, text: str) -> None:
-        """A paragraph."""
         self._parts.append(f"<p>{escape(text)}</p>")
 
     def code(self, text: str) -> None:
-        """A block of preformatted text."""
         self._parts.append(f"<pre>{escape(text)}</pre>")
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
@@ -73,10 +71,20 @@ class Page:
 
     def charts(self, charts: Sequence[tuple[str | Figure, str]]) -> None:
         """Charts (or HTML text) with captions, side by side where there is room; charts with their numbers below."""
-        self._parts.append(f'<div class="charts">{"".join(_figure(*each) for each in charts)}</div>')
+        figures = []
+        for chart, caption in charts:
+            drawing, numbers = chart, ""
+            if not isinstance(chart, str):
+                columns, rows = chart.table()
+                shown = _table(columns, rows[:: -(-len(rows) // MOST_ROWS) or 1])
+                drawing = chart.render()
+                numbers = f"<details><summary>The numbers</summary>{shown}</details>"
+            figures.append(f"<figure>{drawing}<figcaption>{escape(caption)}</figcaption>{numbers}</figure>")
+        self._parts.append(f'<div class="charts">{"".join(figures)}</div>')
 
     def render(self) -> str:
-        """The whole page as text."""
+        links = " ".join(f'<a href="#{mark}">{escape(text)}</a>' for mark, text in self._headings)
+        sections = f'<nav aria-label="Sections">{links}</nav>' if len(self._headings) > 3 else ""
         style, script = (
             files("hotloop.bench").joinpath(f"page.{kind}").read_text("utf-8") for kind in ("css", "js")
         )
@@ -85,30 +93,14 @@ class Page:
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
             f'<title>{escape(self.title)}</title><link rel="icon" href="data:,">'
             f"<style>{style}</style></head><body><main>"
-            f'<h1>{escape(self.title)}</h1><p class="lead">{escape(self.lead)}</p>{self._links()}{"".join(self._parts)}'
+            f'<h1>{escape(self.title)}</h1><p class="lead">{escape(self.lead)}</p>{sections}{"".join(self._parts)}'
             f"</main><script>{script}</script></body></html>\n"
         )
 
-    def _links(self) -> str:
-        if len(self._headings) < 4:
-            return ""
-        links = " ".join(f'<a href="#{mark}">{escape(text)}</a>' for mark, text in self._headings)
-        return f'<nav aria-label="Sections">{links}</nav>'
-
     def write(self, path: str | Path) -> Path:
-        """Write the page atomically and return its absolute path."""
-        path = Path(path)
+        """Its absolute path."""
         write_text(path, self.render())
-        return path.resolve()
-
-
-def _figure(chart: str | Figure, caption: str) -> str:
-    if isinstance(chart, str):
-        return f"<figure>{chart}<figcaption>{escape(caption)}</figcaption></figure>"
-    columns, rows = chart.table()
-    every = -(-len(rows) // MOST_ROWS) or 1
-    numbers = f"<details><summary>The numbers</summary>{_table(columns, rows[::every])}</details>"
-    return f"<figure>{chart.render()}<figcaption>{escape(caption)}</figcaption>{numbers}</figure>"
+        return Path(path).resolve()
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:

@@ -73,11 +73,15 @@ def read_peer_rows(document: Mapping[str, Any], name: str) -> list[PeerRow]:
     """The rows of one document; `name` is its file's, without the ending."""
     results = result_rows(document)
     device, date = _device(document.get("environment")), str(document.get("date") or name[:10])
-    return [
-        _row(row, _own(row, results), _family(document, row, name), device, date)
-        for row in results
-        if is_positive(row.get("ratio")) and row.get("side") != "ours"
-    ]
+    words = [word for word in name.split("_") if not re.fullmatch(r"[\d-]+", word)] or [name]
+    rows = []
+    for row in results:
+        if is_positive(row.get("ratio")) and row.get("side") != "ours":
+            family = str(row.get("family") or document.get("family") or words[0])
+            # Our side of it, where each side has a row of its own.
+            own = [each for each in results if each.get("side") == "ours" and _case(each) == _case(row)]
+            rows.append(_row(row, own[0] if own else {}, family, device, date))
+    return rows
 
 
 def result_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -94,13 +98,11 @@ def _milliseconds(side: Any) -> Any:
     return side.get("milliseconds") if isinstance(side, Mapping) else None
 
 
-def _own(row: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Our side of a row, where each side has a row of its own."""
-    return next((each for each in results if each.get("side") == "ours" and _case(each) == _case(row)), {})
-
-
 def _row(row: Mapping[str, Any], own: Mapping[str, Any], family: str, device: str, date: str) -> PeerRow:
-    peer = _peer(row)
+    timed = [key.removesuffix("_us") for key in row if key.endswith("_us")]
+    nested = [key for key, value in row.items() if isinstance(value, Mapping)]
+    unnamed = next((key for key in (*timed, *nested) if key != "ours"), "peer")
+    peer = str(row.get("side") or row.get("peer") or unnamed)
     if "ours_us" in row:
         ours, theirs, unit = row["ours_us"], row.get(f"{peer}_us"), "µs"
     elif isinstance(row.get("ours"), Mapping):
@@ -114,25 +116,11 @@ def _row(row: Mapping[str, Any], own: Mapping[str, Any], family: str, device: st
     return PeerRow(family, _case(row), peer, ours, theirs, unit, ratio, low, high, floor, device, date)
 
 
-def _peer(row: Mapping[str, Any]) -> str:
-    if said := row.get("side") or row.get("peer"):
-        return str(said)
-    timed = [key.removesuffix("_us") for key in row if key.endswith("_us")]
-    nested = [key for key, value in row.items() if isinstance(value, Mapping)]
-    return next((key for key in (*timed, *nested) if key != "ours"), "peer")
-
-
 def _case(row: Mapping[str, Any]) -> str:
     parts = [str(row[key]) for key in ("case", "shape") if row.get(key)]
     parts += [f"{key.replace('_', ' ')} {row[key]}" for key in ("size", "batch_size") if row.get(key)]
     kinds = re.findall(r"dtype\('(\w+)'\)", str(row.get("precision", ""))) or [str(row.get("dtype") or "")]
     return ", ".join([*parts, *(kind for kind in kinds[:1] if kind)])
-
-
-def _family(document: Mapping[str, Any], row: Mapping[str, Any], name: str) -> str:
-    said = row.get("family") or document.get("family")
-    words = [word for word in name.split("_") if not re.fullmatch(r"[\d-]+", word)]
-    return str(said or (words[0] if words else name))
 
 
 def _device(where: Any) -> str:
@@ -268,12 +256,3 @@ def merge_documents(
     merged |= {"options": options.words(), "load_at_start": options.load, "load_before": loads}
     rows = [{"family": family, **row} for family, one in documents.items() for row in result_rows(one)]
     return merged | {"failed": dict(failed), "results": rows}
-
-
-def choose_file(folder: Path, device: str) -> Path:
-    """A file name that is not taken: 2026-11-15_peers_cpu.json, then ..._cpu_2.json."""
-    stem = f"{time.strftime('%Y-%m-%d')}_peers_{device}"
-    path, number = folder / f"{stem}.json", 2
-    while path.exists():
-        path, number = folder / f"{stem}_{number}.json", number + 1
-    return path

@@ -167,20 +167,12 @@ def is_positive(value: Any) -> bool:
     return is_number(value) and 0 < value < math.inf
 
 
-def _is_moment(value: Any) -> bool:
-    return is_number(value) and 0 <= value < LAST_MOMENT
-
-
 def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
 def _is_whole_number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_mapping(value: Any) -> bool:
-    return isinstance(value, dict)
 
 
 def _maps_to(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -208,11 +200,11 @@ SHAPES: Mapping[str, Callable[[Any], bool]] = {
     "env": _maps_to(_is_text),
     "log": _maps_to(_is_text),
     "metrics": _maps_to(_is_metric),
-    "problems": _is_mapping,
-    "monitor": _is_mapping,
-    "spec": _is_mapping,
-    "start": _is_moment,
-    "end": _is_moment,
+    "problems": _maps_to(lambda value: True),
+    "monitor": _maps_to(lambda value: True),
+    "spec": _maps_to(lambda value: True),
+    "start": lambda value: is_number(value) and 0 <= value < LAST_MOMENT,
+    "end": lambda value: is_number(value) and 0 <= value < LAST_MOMENT,
     "seconds": is_number,
     "pace": is_number,
     "paces": lambda value: isinstance(value, list) and all(map(is_number, value)),

@@ -70,7 +70,12 @@ def gather_sources(paths: Sequence[str | Path]) -> Sources:
         if all((path / side / RECORDS).exists() for side in SIDES):
             found.records += read_records([path / side for side in SIDES])
         elif path.is_dir() and not (path / RECORDS).exists():
-            _add_folder(path, found)
+            files = sorted(path.glob("*.json"))
+            if not files:
+                raise DataError(
+                    f"{path}: has neither {RECORDS} nor JSON files; name a log folder of `hotloop bench run`"
+                )
+            found.left_out += [file.name for file in files if not _add_document(file, found)]
         elif path.is_dir() or path.suffix == ".jsonl":
             found.records += read_records([path])
         elif not _add_document(path, found):
@@ -81,17 +86,6 @@ def gather_sources(paths: Sequence[str | Path]) -> Sources:
     return found
 
 
-def _add_folder(path: Path, found: Sources) -> None:
-    files = sorted(path.glob("*.json"))
-    if not files:
-        raise DataError(
-            f"{path}: has neither {RECORDS} nor JSON files; name a log folder of `hotloop bench run`"
-        )
-    for file in files:
-        if not _add_document(file, found):
-            found.left_out.append(file.name)
-
-
 def _add_document(file: Path, found: Sources) -> bool:
     """Add what a file holds; False if that is nothing."""
     try:
@@ -99,36 +93,32 @@ def _add_document(file: Path, found: Sources) -> bool:
     except (OSError, ValueError) as error:
         raise DataError(f"{file}: cannot be read as JSON ({error})") from error
     try:
-        return _add_by_kind(document, file.stem, found)
+        if not isinstance(document, Mapping):
+            return False
+        limits = document.get("ceilings", document)
+        if isinstance(limits, Mapping) and {"matmul_tflops", "copy_gbps", "device"} <= limits.keys():
+            _check_ceilings(limits)
+            found.ceilings[limits["device"]] = limits
+            return True
+        if is_peer_document(document):
+            found.peers += read_peer_rows(document, file.stem)
+            return True
+        return _add_kernels(document, file.stem, found)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise DataError(
             f"{file}: looks like results but is damaged ({error}); make it anew or leave it out"
         ) from error
 
 
-def _add_by_kind(document: Any, name: str, found: Sources) -> bool:
-    if not isinstance(document, Mapping):
-        return False
-    limits = document.get("ceilings", document)
-    if isinstance(limits, Mapping) and {"matmul_tflops", "copy_gbps", "device"} <= limits.keys():
-        found.ceilings[str(limits["device"])] = _check_ceilings(limits)
-        return True
-    if is_peer_document(document):
-        found.peers += read_peer_rows(document, name)
-        return True
-    return _add_kernels(document, name, found)
-
-
-def _check_ceilings(limits: Result) -> Result:
-    """Ceilings of the shape that a roofline draws."""
-    peaks, copy = limits["matmul_tflops"], limits["copy_gbps"]
+def _check_ceilings(limits: Result) -> None:
+    """ValueError where a roofline could not draw them."""
     if not isinstance(limits["device"], str):
         raise ValueError("device is no name")
+    peaks = limits["matmul_tflops"]
     if not isinstance(peaks, Mapping) or not peaks or not all(map(is_positive, peaks.values())):
         raise ValueError("matmul_tflops has no numbers by name")
-    if not is_positive(copy):
+    if not is_positive(limits["copy_gbps"]):
         raise ValueError("copy_gbps is no number above 0")
-    return limits
 
 
 def _add_kernels(document: Result, name: str, found: Sources) -> bool:
@@ -170,12 +160,18 @@ def build_report(found: Sources, title: str = "Benchmarks") -> Page:
     if found.records:
         add_runs(page, found.records)
     if found.kernels:
-        add_rooflines(page, found.kernels, found.ceilings)
+        page.heading("Roofline of the kernels")
+    for name, kernels in found.kernels.items():
+        chart = roofline.roofline_chart(kernels, found.ceilings.get(name))
+        page.charts([(chart, f"{name}: lines are its own measured product and copy.")])
+        page.table(roofline.COLUMNS, roofline.roofline_rows(kernels))
     if found.peers:
         add_peers(page, found.peers)
     if found.records:
         add_load(page, found.records)
-        add_machines(page, found.records)
+        page.heading("Machines")
+        machines = dict.fromkeys(_machine_row(record) for record in found.records if record["machine"])
+        page.table(MACHINES, list(machines))
     return page
 
 
@@ -222,14 +218,6 @@ def add_runs(page: Page, records: Sequence[Record]) -> None:
             page.charts(charts)
 
 
-def add_rooflines(page: Page, kernels: Mapping[str, Mapping[str, Any]], ceilings: Mapping[str, Any]) -> None:
-    page.heading("Roofline of the kernels")
-    for name, shown in kernels.items():
-        caption = f"{name}: lines are its own measured product and copy."
-        page.charts([(roofline.roofline_chart(shown, ceilings.get(name)), caption)])
-        page.table(roofline.COLUMNS, roofline.roofline_rows(shown))
-
-
 def add_peers(page: Page, rows: Sequence[PeerRow]) -> None:
     page.heading("Beside other programs")
     page.text(
@@ -250,28 +238,22 @@ def add_load(page: Page, records: Sequence[Record]) -> None:
     names = dict.fromkeys(name for runs in latest.values() for run in runs for name in run["monitor"])
     names.pop("samples", None)
     shown = [(name, key) for name in names for key in LOAD]
-    rows = [[variant, *(_load_cell(runs, *one) for one in shown)] for variant, runs in latest.items()]
+    rows: list[list[Any]] = []
+    for variant, runs in latest.items():
+        loads = [[run["monitor"].get(name, {}).get(key) for run in runs] for name, key in shown]
+        known = [[value for value in values if value is not None] for values in loads]
+        cells = [LOAD[key](values) if values else None for (_, key), values in zip(shown, known, strict=True)]
+        rows.append([variant, *cells])
     if rows:
         page.heading("While they ran")
         page.table(["variant", *(f"{name.replace('_', ' ')}, {key}" for name, key in shown)], rows)
 
 
-def _load_cell(runs: Sequence[Record], name: str, key: str) -> float | None:
-    said = [value for run in runs if (value := run["monitor"].get(name, {}).get(key)) is not None]
-    return LOAD[key](said) if said else None
-
-
-def add_machines(page: Page, records: Sequence[Record]) -> None:
-    page.heading("Machines")
-    rows = {tuple(_machine_row(record)): None for record in records if record["machine"]}
-    page.table(MACHINES, list(rows))
-
-
-def _machine_row(record: Record) -> list[str]:
+def _machine_row(record: Record) -> tuple[str, ...]:
     said = record["machine"]
     packages = said.get("packages") or {}
     versions = ", ".join(f"{name} {packages[name]}" for name in SHOWN_PACKAGES if name in packages)
     processor = (said.get("cpu") or {}).get("name") or ""
     driver = (said.get("device") or {}).get("driver") or ""
     host, python = str(said.get("host") or ""), str(said.get("python") or "")
-    return [device_name(record), driver, host, commit_name(record), python, versions, processor]
+    return device_name(record), driver, host, commit_name(record), python, versions, processor

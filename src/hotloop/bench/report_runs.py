@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
+
 from hotloop.bench import results
 from hotloop.bench.compare import CompareRules, compare_samples, comparison_cells, rename_partners
 from hotloop.bench.record import Record
@@ -50,20 +52,18 @@ def build_history(records: Sequence[Record]) -> list[HistoryPoint]:
 def summary_rows(found: Sequence[HistoryPoint]) -> list[list[Cell]]:
     """The latest values of every variant's metrics on every device, and the verdict against the time before."""
     known = [(*key, point.device, sample) for point in found for key, sample in point.samples.items()]
-    past = results.group_by(known, lambda one: one[:3])
-    return [_summary_row([one[-1] for one in group], group[0][2]) for group in past.values()]
-
-
-def _summary_row(past: Sequence[MetricSample], name: str) -> list[Cell]:
-    last = past[-1]
-    sure = median_interval(last.values)
-    interval = f"{sure.low:.4g} … {sure.high:.4g}" if math.isfinite(sure.low) else "–"
-    noise = 100 * spread(last.values)
-    change = "–"
-    if len(past) > 1:
-        against = judge(past[-2], last, better_direction(last.metric, last.unit))
-        change = f"{against.word} {against.ratio:.3f}"
-    return [last.variant, last.metric, sure.value, last.unit, interval, noise, len(last.values), change, name]
+    rows: list[list[Cell]] = []
+    for (variant, metric, device), past in results.group_by(known, lambda one: one[:3]).items():
+        last = past[-1][-1]
+        sure = median_interval(last.values)
+        interval = f"{sure.low:.4g} … {sure.high:.4g}" if math.isfinite(sure.low) else "–"
+        change = "–"
+        if len(past) > 1:
+            against = judge(past[-2][-1], last, better_direction(metric, last.unit))
+            change = f"{against.word} {against.ratio:.3f}"
+        numbers = (sure.value, last.unit, interval, 100 * spread(last.values), len(last.values))
+        rows.append([variant, metric, *numbers, change, device])
+    return rows
 
 
 def turns_rows(records: Sequence[Record]) -> list[Sequence[Cell]]:
@@ -127,7 +127,10 @@ def spread_charts(found: Sequence[HistoryPoint]) -> list[tuple[Strips, str]]:
         shown = {key[2]: _relative(sample) for key, sample in latest.items() if key[:2] == (metric, name)}
         names = [variant for variant, values in shown.items() if values]
         for first in range(0, len(names), ROWS):
-            rows = [_strip(variant, shown[variant]) for variant in names[first : first + ROWS]]
+            rows = []
+            for variant in names[first : first + ROWS]:
+                low, middle, high = map(float, np.quantile(shown[variant], [0.25, 0.5, 0.75]))
+                rows.append(Strip(variant, low, middle, high, shown[variant]))
             chart = Strips(f"Spread of {metric}", Axis(f"{metric} / its median"), rows, at=1.0)
             caption = f"{metric} on {name}: each dot is a run{ONE_RUN}; the box is the middle half."
             charts.append((chart, caption))
@@ -139,13 +142,6 @@ def _relative(sample: MetricSample) -> tuple[float, ...]:
     values = sample.values if len(sample.values) > 1 else sample.inside
     middle = median(values)
     return tuple(value / middle for value in values) if len(values) > 1 and middle else ()
-
-
-def _strip(name: str, values: Sequence[float]) -> Strip:
-    import numpy as np
-
-    low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
-    return Strip(name, float(low), float(middle), float(high), values)
 
 
 def trade_off_charts(found: Sequence[HistoryPoint]) -> list[tuple[Chart, str]]:

@@ -8,13 +8,13 @@ is an error with its file and line. It computes nothing.
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import harmonic_mean
 from typing import Any, TypeVar
 
-from hotloop.bench.record import PROVENANCE, RECORDS, Record, parse_record
+from hotloop.bench.record import PROVENANCE, RECORDS, Record, is_number, parse_record
 from hotloop.errors import DataError
 from hotloop.options.files import load_json, parse_json, read_bounded
 
@@ -51,23 +51,21 @@ class MetricSample:
 
 def read_records(paths: Sequence[str | Path]) -> list[Record]:
     """The records of log folders or `results.jsonl` files; each has its `folder` and its `machine` added."""
-    return [record for path in paths for record in _read_one(Path(path))]
-
-
-def _read_one(path: Path) -> list[Record]:
-    file = path / RECORDS if path.is_dir() else path
-    machines = _machines(file.parent / PROVENANCE)
-    kept: dict[tuple[str, Any], Record] = {}
-    for record in read_lines(file):
-        machine = machines.get(str(record.get("provenance")), {})
-        key = (record["variant"], record.get("repeat"))
-        kept.pop(key, None)  # a run that was repeated after a resume counts once, where it was repeated
-        kept[key] = record | {"folder": str(file.parent), "machine": machine}
-    return list(kept.values())
+    found: list[Record] = []
+    for path in map(Path, paths):
+        file = path / RECORDS if path.is_dir() else path
+        machines = _machines(file.parent / PROVENANCE)
+        kept: dict[tuple[str, Any], Record] = {}
+        for record in read_lines(file):
+            machine = machines.get(str(record.get("provenance")), {})
+            key = (record["variant"], record.get("repeat"))
+            kept.pop(key, None)  # a run that was repeated after a resume counts once, where it was repeated
+            kept[key] = record | {"folder": str(file.parent), "machine": machine}
+        found += kept.values()
+    return found
 
 
 def read_lines(file: str | Path) -> list[Record]:
-    """The records of one file in order."""
     file = Path(file)
     try:
         lines = read_bounded(file, LARGEST_FILE).decode(errors="replace").replace("\r\n", "\n").split("\n")
@@ -99,55 +97,63 @@ def _machines(file: Path) -> Mapping[str, Mapping[str, Any]]:
     except (OSError, ValueError):
         return {}  # records are worth showing without it
     machines = found if isinstance(found, dict) else {}
-    return {name: said for name, said in machines.items() if _is_machine(said)}
-
-
-def _is_machine(said: Any) -> bool:
-    return isinstance(said, dict) and all(isinstance(said.get(part) or {}, dict) for part in PARTS)
+    return {
+        name: said
+        for name, said in machines.items()
+        if isinstance(said, dict) and all(isinstance(said.get(part) or {}, dict) for part in PARTS)
+    }
 
 
 def collect_samples(records: Iterable[Record]) -> dict[tuple[str, str], MetricSample]:
-    """The samples of all variants and metrics, in order of appearance."""
-    found: dict[tuple[str, str], MetricSample] = {}
-    for record in records:
-        if not ended_well(record):
-            continue
-        for metric, said in (record.get("metrics") or {}).items():
-            value = said.get("value")
-            if not isinstance(value, int | float) or not math.isfinite(value):
-                continue
-            key = (record["variant"], metric)
-            before = found.get(key) or _empty(record, metric)
-            found[key] = replace(
-                before,
-                unit=said.get("unit") or "",
-                values=(*before.values, float(value)),
-                inside=tuple(each for each in said.get("values") or () if isinstance(each, int | float)),
-                paces=(*before.paces, *_pace(record)),
-                rounds=(*before.rounds, record.get("repeat") or 0),
-                starts=(*before.starts, record.get("start") or 0.0),
-            )
-    return found
+    """The samples by variant and metric, in order of appearance."""
+    measured = [
+        (record, metric, said)
+        for record in records
+        if ended_well(record)
+        for metric, said in (record.get("metrics") or {}).items()
+        if is_number(said.get("value")) and math.isfinite(said["value"])
+    ]
+    groups = group_by(measured, lambda one: (one[0]["variant"], one[1]))
+    return {
+        key: _sample(key[1], [record for record, _, _ in group], [said for _, _, said in group])
+        for key, group in groups.items()
+    }
 
 
-def _empty(record: Record, metric: str) -> MetricSample:
+def _sample(metric: str, runs: Sequence[Record], found: Sequence[Mapping[str, Any]]) -> MetricSample:
+    """Of one variant's runs, and what they found of the metric."""
+    paces: list[float] = []
+    for run in runs:
+        readings = [each for each in run.get("paces") or [run.get("pace") or 0] if 0 < each < math.inf]
+        # Over all readings beside a run, as if they were one. Not their median: the turns that a busy machine makes
+        # wait are few, and as long as its other work.
+        paces += [float(harmonic_mean(readings))] if readings else []
     return MetricSample(
-        record["benchmark"],
-        record["variant"],
+        runs[0]["benchmark"],
+        runs[0]["variant"],
         metric,
-        "",
-        record.get("params") or {},
-        (),
-        best_paces="paces" not in record,
-        accelerated=on_accelerator(record),
-        turns=(record.get("turns") or {}).get("id", ""),
+        found[-1].get("unit") or "",
+        runs[0].get("params") or {},
+        tuple(float(said["value"]) for said in found),
+        inside=tuple(each for each in found[-1].get("values") or () if isinstance(each, int | float)),
+        paces=tuple(paces),
+        best_paces="paces" not in runs[0],
+        accelerated=on_accelerator(runs[0]),
+        turns=(runs[0].get("turns") or {}).get("id", ""),
+        rounds=tuple(run.get("repeat") or 0 for run in runs),
+        starts=tuple(run.get("start") or 0.0 for run in runs),
     )
 
 
 def group_sessions(records: Iterable[Record]) -> list[list[Record]]:
     """The records of each folder and device together, by the time at which they began."""
+
+    def begin(record: Record) -> tuple[str, str]:
+        """A session in which two programs ran in turns began with its first run on either side."""
+        return (record.get("turns") or {}).get("id") or start_time(record), record["folder"]
+
     apart = group_by(records, lambda record: (record["folder"], device_name(record)))
-    return sorted(apart.values(), key=lambda runs: min((session_start(run), run["folder"]) for run in runs))
+    return sorted(apart.values(), key=lambda runs: min(map(begin, runs)))
 
 
 def group_by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
@@ -163,15 +169,6 @@ def ended_well(record: Record) -> bool:
     if record["status"] == "failed":
         return record.get("exitcode") == 0 and bool(record.get("problems"))
     return bool(record["status"] == "passed")
-
-
-def _pace(record: Record) -> tuple[float, ...]:
-    """The pace over all readings beside a run, as if they were one; older records have one number.
-
-    Not their median: the turns that a busy machine makes wait are few, and as long as its other work.
-    """
-    readings = [each for each in record.get("paces") or [record.get("pace") or 0] if 0 < each < math.inf]
-    return (float(harmonic_mean(readings)),) if readings else ()
 
 
 def on_accelerator(record: Record) -> bool:
@@ -206,11 +203,6 @@ def start_time(record: Record) -> str:
     """When a run began, as text that sorts: "2026-01-31 12:00:00" in UTC; "" if unknown."""
     said = record.get("start")
     return f"{datetime.fromtimestamp(said, UTC):%Y-%m-%d %H:%M:%S}" if isinstance(said, int | float) else ""
-
-
-def session_start(record: Record) -> str:
-    """When a record's session began: its own start, or that of the session in which two programs ran in turns."""
-    return str((record.get("turns") or {}).get("id") or start_time(record))
 
 
 def find_partners(records: Iterable[Record]) -> dict[str, str]:

@@ -33,7 +33,10 @@ def is_kernel(result: Any) -> bool:
 def roofline_chart(kernels: Mapping[str, Result], ceilings: Result | None = None) -> Chart:
     """The chart of one device's kernels; those that cannot stand on it are left out."""
     kernels = {name: result for name, result in kernels.items() if is_kernel(result)}
-    spots = {name: kernel_point(result) for name, result in kernels.items()}
+    spots: dict[str, Point] = {
+        name: (result["cost"]["flops"] / result["cost"]["bytes"], result["tflops"])
+        for name, result in kernels.items()
+    }
     peaks, slope = find_limits(kernels.values(), ceilings)
     highest = max(peaks.values())
     chart = Chart("Roofline", Axis("arithmetic intensity, FLOP/byte", log=True), Axis("TFLOP/s", log=True))
@@ -49,11 +52,6 @@ def roofline_chart(kernels: Mapping[str, Result], ceilings: Result | None = None
     for name in list(spots)[:NOTES]:
         chart.note(spots[name], name)
     return chart
-
-
-def kernel_point(result: Result) -> Point:
-    """A kernel's place: FLOPs a byte, and 10^12 FLOPs a second."""
-    return result["cost"]["flops"] / result["cost"]["bytes"], result["tflops"]
 
 
 def find_limits(kernels: Collection[Result], ceilings: Result | None) -> tuple[dict[str, float], float]:

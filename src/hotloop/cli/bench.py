@@ -5,6 +5,7 @@
 
 import json
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,8 +42,6 @@ class BenchReport:
 
 
 def run_report(config: BenchReport, context: Context) -> Mapping[str, Any]:
-    if not config.results:
-        raise OptionError("RESULTS: at least one log folder or file of results is needed")
     from hotloop.bench.report import build_report, gather_sources
 
     found = gather_sources(config.results)
@@ -88,7 +87,10 @@ def run_peers(config: BenchPeers, context: Context) -> Mapping[str, Any]:
     device = peers.find_device() if context.device == "auto" else context.device
     if device == "cpu" and context.only_accelerator:
         raise OptionError("--only-accelerator: jax finds only a CPU here")
-    file = config.output if config.output else peers.choose_file(Path(), device)
+    stem, number = f"{time.strftime('%Y-%m-%d')}_peers_{device}", 2
+    file = config.output or Path(f"{stem}.json")
+    while config.output is None and file.exists():
+        file, number = Path(f"{stem}_{number}.json"), number + 1
     options = peers.PeerOptions(device, config.rounds, config.seconds, load)
     result = compare_families(config.family, options, file, context)
     if result["missed"] or result["failed"]:

@@ -208,7 +208,8 @@ def update_baseline(config: BenchCompare, context: Context) -> Mapping[str, Any]
     if few:
         context.warn(f"fewer than {FEWEST} repeats, too few to compare with: {', '.join(few)}")
     before = load_baselines(config.baseline) if config.baseline.exists() else BaselineFile()
-    save_baselines(config.baseline, before.with_samples(name, found))
+    devices = {**before.devices, name: {**before.devices.get(name, {}), **found}}
+    save_baselines(config.baseline, replace(before, devices=devices))
     context.say(f"{config.baseline}: {len(found)} values of {name} written")
     return {"baseline": str(config.baseline), "device": name, "written": len(found)}
 
