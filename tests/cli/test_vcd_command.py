@@ -23,7 +23,7 @@ from hotloop.engine.records import write_json
 from hotloop.engine.run import Run, read_events, take_folder
 from hotloop.engine.sinks import Announcer
 from hotloop.errors import RunError
-from hotloop.families.vcd import evaluation, images, saved, train
+from hotloop.families.vcd import evaluation, images, model, saved, train
 from hotloop.families.vcd.config import PRESETS, VcdTrain
 from hotloop.families.vcd.images import Images
 from hotloop.options import build, options_of, to_jsonable
@@ -203,7 +203,7 @@ def test_the_name_of_a_run_killed_before_its_first_record_is_free(tmp_path):
 @pytest.mark.parametrize(("words", "count"), [("--images 3", 3), ("--test-images 3", 3), ("", 20)])
 def test_the_test_after_a_training_takes_as_many_images_as_asked_for(words, count, monkeypatch):
     seen = []
-    monkeypatch.setattr(train, "elbo", lambda job, state, rows: -float(len(rows)))
+    monkeypatch.setattr(train, "mean_elbo", lambda job, state, rows: -float(len(rows)))
     monkeypatch.setattr(
         evaluation, "estimate_likelihoods", lambda job, state, rows, *_: seen.append(len(rows)) or {}
     )
@@ -211,7 +211,7 @@ def test_the_test_after_a_training_takes_as_many_images_as_asked_for(words, coun
     data = Images("digits", "", rows, rows, rows)
     options = build(VcdTrain, scan(f"--updates 9 -v {words}".split(), options_of(VcdTrain)))
     with Announcer([]) as record:
-        figures = train.final_figures(options, saved.make_job(options, 20), None, data, record, Listener())
+        figures = train.final_figures(options, model.make_job(options, 20), None, data, record, Listener())
     assert seen == [count, count] and figures["test_elbo"] == -20  # the bound costs little, and is of all
 
 
@@ -492,9 +492,8 @@ def test_a_short_run_on_real_digits_lowers_the_bound_and_raises_the_test_likelih
         {"updates": 60, "log_every": 10, "testing": False, "results_dir": tmp_path, "data": str(ROOT)},
     )
     data = train.load_data(options, Listener())
-    before = saved.make_job(options, len(data.train))
+    before = model.make_job(options, len(data.train))
     from hotloop.engine.keys import seed_key, stream
-    from hotloop.families.vcd import model
 
     quick = build(VcdTrain, {"iwae_samples": 50, "burn_in": 10, "kept": 10})
     start = model.init(before, stream(seed_key(0), "init", 0))

@@ -46,11 +46,22 @@ def observations(count):
     return generator.normal(size=(count, 2)) @ W + np.sqrt(NOISE) * generator.normal(size=(count, 5))
 
 
+def importance(joint, proposal, key, images, samples, blocks):
+    """The estimates for images of these numbers, with so many blocks of samples at once."""
+
+    def one(chunk, sums):
+        return likelihood.add_chunk(sums, joint, proposal, key, images, samples, chunk, blocks)
+
+    start = likelihood.empty_sums((len(images),), proposal.mean.dtype)
+    chunks = likelihood.chunks_of(samples, blocks)
+    return likelihood.estimate(jax.lax.fori_loop(0, chunks, one, start), samples)
+
+
 @jax.jit
 def linear_estimate(x, mean, spread, samples):
     """In chunks of two blocks."""
     joint, images = partial(linear_joint, x), jnp.arange(len(x))
-    return likelihood.importance(joint, Proposal(mean, spread), KEY, images, samples, 2)
+    return importance(joint, Proposal(mean, spread), KEY, images, samples, 2)
 
 
 @jax.jit
@@ -139,7 +150,7 @@ def test_all_samples_of_a_perfect_proposal_are_effective_and_few_of_a_bad_one():
             return level + networks.log_normal(z, mean[:, None], spread[:, None])
 
         proposal = Proposal(mean + away, spread * factor)
-        return likelihood.importance(joint, proposal, KEY, jnp.arange(3), 1030, 4)
+        return importance(joint, proposal, KEY, jnp.arange(3), 1030, 4)
 
     perfect = found(0.0, 1.0)
     np.testing.assert_allclose(perfect.effective, 1030, rtol=1e-5)

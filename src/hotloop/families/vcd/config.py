@@ -1,12 +1,8 @@
-"""The options of `hotloop vcd train`, with the old program's names, and the presets.
+"""The options of `hotloop vcd train`, `evaluate` and `samples`, with the old program's names, and the presets.
 
-What a run's result depends on is a `Model`; the rest says how long to train, on what, and what to write. The
-arithmetic that the old program did by hand (run length, tuned rates, when the rate decays) is here too. It
-imports no jax.
-
-The options of `hotloop vcd evaluate`. It imports no jax.
-The options of `hotloop vcd samples`. It imports no jax.
-The options of a run for whoever uses it again: which images, how its likelihood is estimated, its HMC. No jax.
+What a trained state depends on is a `VcdModel`; the rest says how long to train, on what, and what to write. The
+arithmetic that the old program did by hand (run length, tuned rates, when the rate decays) is here too, and what the
+options of a run say to whoever uses it again. It imports no jax.
 """
 
 from dataclasses import dataclass
@@ -18,6 +14,7 @@ from hotloop.engine.run import read_config
 from hotloop.errors import OptionError
 from hotloop.options import argument, between, folder_name, non_negative, option, positive, validate
 
+FAMILY = "vcd"
 METHOD, NETWORK, SAMPLER, RATES = "Method", "Networks", "Sampler (HMC)", "Learning rates"
 RUN, EVALUATION, RECORDS = "Run", "Evaluation", "Records"
 
@@ -152,8 +149,6 @@ class VcdModel:
 
 @dataclass(frozen=True)
 class LikelihoodOptions:
-    """How the log-likelihood is estimated."""
-
     iwae_samples: int = option(
         20_000, "Importance samples for each image and proposal.", check=positive, group=EVALUATION
     )
@@ -166,8 +161,6 @@ class LikelihoodOptions:
 
 @dataclass(frozen=True)
 class VcdTrain(LikelihoodOptions, VcdModel):
-    """All of `hotloop vcd train`."""
-
     config_file: str = option(
         "default", "A preset, or a JSON or YAML file.", metavar="NAME", aliases=("-c",), group=RUN
     )
@@ -263,8 +256,6 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class VcdEvaluate(LikelihoodOptions):
-    """A run's folder, which images of it, and how hard to try."""
-
     run: Path = argument("Folder of the run.", metavar="RUN")
     split: Literal["test", "validation", "train"] = option("test", "Images to evaluate.", group=EVALUATION)
     images: int | None = option(
@@ -282,8 +273,6 @@ class VcdEvaluate(LikelihoodOptions):
 
 @dataclass(frozen=True)
 class VcdSamples:
-    """Which run to draw from, and how many pictures of what size."""
-
     run: Path = argument("Folder of a run, as `hotloop vcd train` named it.")
     rows: int = option(10, "Lines of a grid.", check=positive)
     columns: int = option(
@@ -307,7 +296,6 @@ class VcdSamples:
 
     @property
     def folder(self) -> Path:
-        """Where the pictures go."""
         return self.output or self.run / "samples"
 
     @property
@@ -316,24 +304,19 @@ class VcdSamples:
         return max(1, self.columns // 3)
 
 
-FAMILY = "vcd"
 NEEDED_OF_RUN = {"images": int, "method": str, "data": str}
 EVALUATION_OPTIONS = ("data", "seed", "iwae_samples", "burn_in", "kept", "test_batch_size")
 
 
 def read_run_options(run: Path) -> dict[str, Any]:
-    """All that config.json holds."""
     return read_config(run, FAMILY, NEEDED_OF_RUN)
 
 
 def evaluation_defaults(run: Path) -> dict[str, Any]:
     """As the run evaluated, or would have."""
     had = read_run_options(run)
-    # The run's own `images` is how many it trained with.
-    return {
-        **{name: had[name] for name in EVALUATION_OPTIONS if name in had},
-        "images": had.get("test_images"),
-    }
+    same = {name: had[name] for name in EVALUATION_OPTIONS if name in had}
+    return {**same, "images": had.get("test_images")}  # the run's own `images` is how many it trained with
 
 
 def samples_defaults(run: Path) -> dict[str, Any]:

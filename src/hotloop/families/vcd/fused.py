@@ -1,9 +1,16 @@
-"""The bodies of the two GPU kernels of `fused`: a leapfrog, and the decision at the end of a trajectory.
+"""A leapfrog as one GPU kernel: a tile of chains and a block of pixels to a multiprocessor.
 
-Written for one tile of chains, which are columns here, and one block of pixels; how tiles and blocks are laid
-over the chains and the image is for `fused`. The mathematics is that of `mcmc.hmc` and `density`.
-
-A leapfrog as one GPU kernel: a tile of chains and a block of pixels to a multiprocessor.
+On a GPU the plain sampler is a queue of small products, each launched, filled and emptied for a microsecond of
+work. Here one kernel makes a whole leapfrog. Its grid is (tiles of chains) x (blocks of pixels): each program
+kicks and drifts its chains, carries them through the hidden layers, makes the logits of its own pixels, and
+takes their part of the gradient all the way back to the latents. That is allowed because the way back is linear
+once the way forward is known, so the parts of all blocks simply add up, which the next kernel does in a fixed
+order: no atomics, the same bits every time. Inside, a column is a chain: the weights are then the left operand,
+large enough for the matrix units that read both operands from shared memory, and each weight is fetched once and
+used in both directions. Weights are rounded to float16 (ten bits of mantissa, as many as the TF32 that XLA uses
+for float32 products there); sums, positions, momenta and energies are float32. The mathematics is
+`mcmc.hmc.transition` on `networks.value_and_gradient`, which stays the reference and the way on every other
+device. It knows two hidden layers, not the objective.
 """
 
 from functools import partial
@@ -14,10 +21,22 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 
-from hotloop.engine.device import platform
 from hotloop.families.vcd.config import VcdModel
 from hotloop.families.vcd.networks import LOG_TWO_PI, PIXELS
 from hotloop.mcmc import hmc
+
+ROWS = 16
+"""Chains of a tile, at least 16."""
+BLOCK = 64
+"""Pixels of a block: 13 blocks and the 7 tiles of 100 chains keep 91 of 132 multiprocessors busy."""
+WARPS = 4
+"""Warps of a program: one group of the wide matrix units; two groups would both do all of a block of 64."""
+WIDEST = 256
+"""Hidden units that fit: all weights of a program lie in shared memory at once (177 of 227 KB)."""
+LARGEST_BATCH = 512
+"""Beyond it the compiler's own large products fill the device (docs/vcd.md has the numbers)."""
+NEVER = -1e4
+"""Logit of a pixel that is not there: likelihood 0, gradient 0."""
 
 
 def leapfrog(
@@ -94,7 +113,6 @@ def _total(parts: Any) -> Array:
 
 
 def to_float16(array: Array) -> Array:
-    """In float16."""
     return array.astype(jnp.float16)
 
 
@@ -108,30 +126,9 @@ def transpose(state: hmc.State) -> hmc.State:
     return hmc.State(state.position.T, state.log_density, state.gradient.T)
 
 
-ROWS = 16
-"""Chains of a tile, at least 16."""
-BLOCK = 64
-"""Pixels of a block: 13 blocks and the 7 tiles of 100 chains keep 91 of 132 multiprocessors busy."""
-WARPS = 4
-"""Warps of a program: one group of the wide matrix units; two groups would both do all of a block of 64."""
-WIDEST = 256
-"""Hidden units that fit: all weights of a program lie in shared memory at once (177 of 227 KB)."""
-LARGEST_BATCH = 512
-"""Beyond it the compiler's own large products fill the device (docs/vcd.md has the numbers)."""
-NEVER = -1e4
-"""Logit of a pixel that is not there: likelihood 0, gradient 0."""
-
-
 def fits(model: VcdModel) -> bool:
     """Whether the kernel is written for these networks."""
     return len(model.hidden) == 2 and max(model.hidden) <= WIDEST and model.z_dim <= 64
-
-
-def use_fused(model: VcdModel) -> bool:
-    """Whether to use it here: as asked, or on a GPU for the batches that it is faster for."""
-    if model.sampler == "auto":
-        return platform() == "gpu" and fits(model) and model.micro_batch_size <= LARGEST_BATCH
-    return model.sampler == "fused"
 
 
 class KernelWeights(NamedTuple):

@@ -1,13 +1,16 @@
-"""log p(x) by importance sampling, with the weights added up as they come.
+"""log p(x) by importance sampling, with the weights added up as they come, and the three proposals for it.
 
 For samples z_s of a Gaussian proposal r the mean of w_s = p(x, z_s) / r(z_s) has the expectation p(x), so its
 logarithm is, in expectation, a lower bound of log p(x) that rises with the number of samples. Weights are
 never kept: each image has a running maximum and, relative to it, the sums of w and w^2. The normal numbers of
 an image depend on the key, the image's number and the sample's number alone, so neither the batch nor the
-chunk in which it is computed changes the estimate. It knows no network and no sampler: the joint density is a
-function.
+chunk in which it is computed changes the estimate.
 
-The three proposals of the likelihood estimate, two of them learnt from HMC over all images as one ensemble.
+Two of the proposals are learnt from HMC over all images as one ensemble. Chains start at the encoder's mean and share
+one step size, which follows the share of all chains that moved (and so depends on no batch size) until the burn-in
+ends; then it rests, and each chain's mean and variance are gathered one sample at a time. Where the two reference
+programs differ this follows the paper's authors: the trained step size to begin with, a deviation with n - 1, a floor
+that is applied last. It knows no network and no sampler but HMC: joint density and target are functions.
 """
 
 from collections.abc import Callable
@@ -23,9 +26,17 @@ from hotloop.mcmc import hmc
 
 BLOCK = 50
 """Samples that are drawn together, from one key: the smallest chunk."""
+WIDER = 1.2
+"""Proposals are wider than what they are made of: a tail that is too thin ruins an importance sampler."""
+SMALLEST = 1e-4
+TARGET_ACCEPTANCE, ADAPTATION_RATE = 0.9, 0.01
+HEADLINE = "hmc_mean_std"
+"""The proposal whose estimate is the result, chosen in advance."""
 
 LogJoint = Callable[[Array], Array]
 """z [images, samples, latent] -> log p(x, z) [images, samples], each image with its own x."""
+Target = Callable[[Any], hmc.ValueAndGradient]
+"""The data of some chains -> their log density and its gradient."""
 
 
 class Proposal(NamedTuple):
@@ -128,18 +139,6 @@ def add_chunk(
     return add_weights(sums, log_weights, real)
 
 
-def importance(
-    log_joint: LogJoint, proposal: Proposal, key: Array, images: Array, samples: Array | int, blocks: int
-) -> LikelihoodEstimate:
-    """The estimates for images of these numbers, with so many blocks of samples at once."""
-
-    def one(chunk: Array | int, sums: Sums) -> Sums:
-        return add_chunk(sums, log_joint, proposal, key, images, samples, chunk, blocks)
-
-    start = empty_sums((len(images),), proposal.mean.dtype)
-    return estimate(lax.fori_loop(0, chunks_of(samples, blocks), one, start), samples)
-
-
 def blocks_of(samples: int, chunk: int) -> int:
     """Blocks a chunk, for chunks of about equal size with at most `chunk` samples (or one block)."""
     total = -(-samples // BLOCK)
@@ -150,17 +149,6 @@ def blocks_of(samples: int, chunk: int) -> int:
 def chunks_of(samples: Any, blocks: int) -> Any:
     """Chunks that so many samples take; `samples` may be an array."""
     return -(-samples // (blocks * BLOCK))
-
-
-WIDER = 1.2
-"""Proposals are wider than what they are made of: a tail that is too thin ruins an importance sampler."""
-SMALLEST = 1e-4
-TARGET_ACCEPTANCE, ADAPTATION_RATE = 0.9, 0.01
-HEADLINE = "hmc_mean_std"
-"""The proposal whose estimate is the result, chosen in advance."""
-
-Target = Callable[[Any], hmc.ValueAndGradient]
-"""The data of some chains -> their log density and its gradient."""
 
 
 class Ensemble(NamedTuple):

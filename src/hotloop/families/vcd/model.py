@@ -7,7 +7,7 @@ authors (docs/vcd.md lists the points).
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -45,13 +45,17 @@ class Job:
 
     @property
     def policy(self) -> precision.Policy:
-        """The types to compute and to keep weights in."""
         return precision.parse(self.model.precision)
 
     @cached_property
     def optimiser(self) -> optim.Transformation:
         """Without a rate: each group of parameters has its own."""
         return optim.make(*OPTIMISERS[self.model.optimizer])
+
+
+def make_job(options: VcdModel, images: int) -> Job:
+    """The part of the options, of a training say, that a state depends on, and the number of training images."""
+    return Job(VcdModel(**{each.name: getattr(options, each.name) for each in fields(VcdModel)}), images)
 
 
 def init(job: Job, key: Array) -> State:
@@ -75,7 +79,6 @@ class Chain(NamedTuple):
 
 
 def update(job: Job) -> Callable[[State, Batch, Array], tuple[State, dict[str, Array]]]:
-    """One weight update."""
     model, policy = job.model, job.policy
     rates, period = model.rates(), model.decay_period(job.images)
     samples = model.method != "kl"
@@ -154,13 +157,20 @@ def sample(
     model: VcdModel, decoder: Any, images: Array, start: hmc.State, noise: Noise, step_size: Array
 ) -> Chain:
     """HMC from the encoder's samples, the step size moved after every iteration."""
-    if fused.use_fused(model):
+    if use_fused(model):
         sampler = fused.FusedSampler(decoder, images, model.leapfrog_steps)
         numbers = sampler.wide(noise.momenta), sampler.wide_line(noise.uniforms)
         chain = iterate(model, sampler.transition, sampler.enter(start), *numbers, step_size, len(images))
         return chain._replace(end=sampler.leave(chain.end))
     transition = hmc.transition(networks.value_and_gradient(decoder, images), model.leapfrog_steps)
     return iterate(model, transition, start, noise.momenta, noise.uniforms, step_size, len(images))
+
+
+def use_fused(model: VcdModel) -> bool:
+    """As asked, or on a GPU for the networks and batches that the kernel is made for."""
+    if model.sampler == "auto":
+        return platform() == "gpu" and fused.fits(model) and model.micro_batch_size <= fused.LARGEST_BATCH
+    return model.sampler == "fused"
 
 
 def iterate(

@@ -1,11 +1,12 @@
-"""The pull of the objective on the encoder's outputs, by the formulas of the paper (appendix C).
+"""The objective's pull on the encoder's outputs, by the formulas of the paper (appendix C), and the control variate.
 
-With f(z) = log p(x, z) + |(z - mean) / spread|^2 / 2 the divergence of one image is
--log p(x, z0) - d/2 + f(zT). Its gradient in mean and spread has three parts: through z0, by the score of q0
-(less a control variate), and explicit in f. Nothing flows through the sampler. Losses are summed over the
-batch, so a row's pull is its own.
+With f(z) = log p(x, z) + |(z - mean) / spread|^2 / 2 the divergence of one image is -log p(x, z0) - d/2 + f(zT). Its
+gradient in mean and spread has three parts: through z0, by the score of q0 (less a control variate), and explicit in f.
+Nothing flows through the sampler. Losses are summed over the batch, so a row's pull is its own.
 
-The control variate: a running mean of f(zT), one for all images or one for each, that keeps gradients calm.
+The control variate, which keeps gradients calm, is a running mean of f(zT), one for all images or one for each. It is
+kept as `shared` + `own[image]`, so that an update touches a batch's entries and nothing else, whatever the number of
+images: while it is shared, `own` is zero and `shared` moves; afterwards `shared` rests and `own` moves.
 """
 
 from typing import Any, NamedTuple
@@ -15,6 +16,8 @@ from jax import Array
 
 from hotloop.families.vcd.networks import LOG_TWO_PI
 from hotloop.mcmc import hmc
+
+Variate = dict[str, Array]
 
 
 class Draw(NamedTuple):
@@ -54,9 +57,6 @@ def encoder_pull(method: str, draw: Draw, control: Array) -> tuple[Array, Array]
     pull_mean = through + (weight * eta - away) / spread
     pull_spread = through * eta + (weight * (eta * eta - 1) - away * away) / spread
     return pull_mean, pull_spread
-
-
-Variate = dict[str, Array]
 
 
 def init_variate(kind: str, images: int) -> Variate:

@@ -1,9 +1,8 @@
-"""The keys of the old program's JSON configurations: which there are, and what each may hold.
+"""The old program's JSON configurations, read as options of `hotloop vcd train`.
 
-`read` flattens a document to values by dotted path, or says in one line which path is unknown or wrong. What a
-value means here it does not know, except that a key which is an option here holds what that option holds.
-
-The old program's JSON configurations, read as options of `hotloop vcd train`.
+`read_old` flattens a document to values by dotted path, or says in one line which path is unknown or wrong. Most keys
+are an option under another name; some decide one together; what changed an old run and changes nothing here is named in
+one notice. It reads no files and imports no jax.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +18,11 @@ from hotloop.options.document import Key
 from hotloop.options.values import Kind, read_value
 
 MODEL, EXPERIMENT = "model[0].args", "experiment.args"
+HELD_OUT = 10_000
+"""Images that the old program kept back for validation: of its 50,000, as many as are kept back here."""
+TEST_TARGET = 0.9
+"""Acceptance that the evaluation's sampler aims at, in both programs."""
+Values = dict[str, Any]
 Reader = Callable[[Any], Any]
 """What makes a key's value out of a file's, or says in a ValueError why it cannot."""
 
@@ -186,13 +190,6 @@ def _leaf(path: str, value: Any, here: str) -> Any:
 def _below(path: str) -> list[str]:
     """The names that may follow a path."""
     return sorted({key.removeprefix(path).split(".")[0] for key in KEYS if key.startswith(path)})
-
-
-HELD_OUT = 10_000
-"""Images that the old program kept back for validation: of its 50,000, as many as are kept back here."""
-TEST_TARGET = 0.9
-"""Acceptance that the evaluation's sampler aims at, in both programs."""
-Values = dict[str, Any]
 
 
 def is_old(document: Any) -> bool:

@@ -4,7 +4,7 @@ The folder's config.json is the single source of truth; nothing is guessed from 
 evaluates nothing.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,27 +12,18 @@ import jax
 
 from hotloop.engine.checkpoint import Checkpoints
 from hotloop.errors import CheckpointError
-from hotloop.families.vcd.config import FAMILY, VcdModel, VcdTrain, read_run_options
-from hotloop.families.vcd.model import Job, init
+from hotloop.families.vcd.config import FAMILY, VcdTrain, read_run_options
+from hotloop.families.vcd.model import Job, init, make_job
 from hotloop.options import build
-
-__all__ = ["FAMILY", "TrainedRun", "load_run", "make_job"]
 
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """What a run left."""
-
     config: VcdTrain
     job: Job
     state: Any
     step: int
     folder: Path
-
-
-def make_job(config: VcdTrain, images: int) -> Job:
-    """The part of the options that a state depends on, and the number of training images."""
-    return Job(VcdModel(**{each.name: getattr(config, each.name) for each in fields(VcdModel)}), images)
 
 
 def load_run(folder: str | Path, step: int | None = None) -> TrainedRun:

@@ -27,9 +27,9 @@ from hotloop.engine.sinks import ConsoleSink
 from hotloop.engine.training import check_place, open_training
 from hotloop.errors import OptionError, RunError
 from hotloop.families.vcd import evaluation, fused, images, model
-from hotloop.families.vcd.config import VcdTrain
+from hotloop.families.vcd.config import FAMILY, VcdTrain
 from hotloop.families.vcd.images import PIXELS, Images
-from hotloop.families.vcd.saved import FAMILY, make_job
+from hotloop.families.vcd.model import make_job
 from hotloop.options import to_jsonable
 
 LATEST = ("learning_rate", "step_size")
@@ -108,11 +108,12 @@ def describe(config: VcdTrain, samples: int, platform: str) -> str:
     """What the plan does not say: the sampler, when rates change, and memory on the device."""
     job = make_job(config, samples)
     rates = ", ".join(f"{name} {rate:g}" for name, rate in config.rates().items())
-    values = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(_shapes(job)))
+    state = jax.eval_shape(lambda key: model.init(job, key), jax.random.key(0))
+    values = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     activations = 16 * 4 * config.micro_batch_size * (PIXELS + sum(config.hidden))
     memory = (2 * values + samples * PIXELS + activations) / 2**20
     gradients = 1 + config.hmc_steps * config.leapfrog_steps if config.method != "kl" else 1
-    sampler = "fused" if fused.use_fused(job.model) else "plain"
+    sampler = "fused" if model.use_fused(job.model) else "plain"
     decay = f"x {config.rate_decay:g} every {job.model.decay_period(samples)} updates"
     return (
         f"method {config.method}, control variate {job.model.variate}, {gradients} gradients an update "
@@ -121,12 +122,7 @@ def describe(config: VcdTrain, samples: int, platform: str) -> str:
     )
 
 
-def _shapes(job: model.Job) -> Any:
-    return jax.eval_shape(lambda key: model.init(job, key), jax.random.key(0))
-
-
 def train_run(config: VcdTrain, data: Images, console: Console, command: str) -> dict[str, Any]:
-    """One run in a folder of its own."""
     folder = run_folder(config)
     job, plan = make_job(config, len(data.train)), make_plan(config, len(data.train))
     key = seed_key(config.seed)
@@ -201,7 +197,7 @@ def final_figures(
 ) -> dict[str, Any]:
     """ELBO of the test images, and the log-likelihoods that were asked for, as records and as a result."""
     with console.progress("ELBO of the test images"):
-        figures: dict[str, Any] = {"test_elbo": elbo(job, state, data.test)}
+        figures: dict[str, Any] = {"test_elbo": mean_elbo(job, state, data.test)}
     update = config.total_updates(job.images)
     epoch = update * config.micro_batch_size / job.images
     record.event("validation", update=update, epoch=epoch, test_elbo=figures["test_elbo"])
@@ -214,8 +210,7 @@ def final_figures(
     return figures
 
 
-def elbo(job: model.Job, state: Any, rows: NDArray[np.uint8]) -> float:
-    """The mean ELBO of a set of images."""
+def mean_elbo(job: model.Job, state: Any, rows: NDArray[np.uint8]) -> float:
     batch = {"image": rows, "index": np.arange(len(rows), dtype=np.int32)}
     sums = Evaluation(model.evaluate(job), batch, batch_size=500)(state)
     return float(sums["elbo"] / sums["samples"])
@@ -243,5 +238,4 @@ def run_folder(config: VcdTrain) -> Path:
 
 
 def how_to_resume(config: VcdTrain, folder: Path) -> str:
-    """What to add to the command to go on with exactly this run."""
     return f"the same command with --resume --run-name {folder.name} --seed {config.seed}"
