@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from vcd_torch import GROUPS, Noise, Numbers, Report, Trainer
 
-from hotloop.engine.optim import OutsideRmsState
+from hotloop.engine.optim import FirstSquareState
 from hotloop.families.vcd import model as vcd
 from hotloop.families.vcd import networks
 from hotloop.mcmc import hmc
@@ -46,7 +46,7 @@ def states(job: vcd.Job) -> Iterator[tuple[vcd.Job, Any]]:
     squares = jax.tree.map(lambda w: rng.random(w.shape, np.float32), small)
     own = rng.standard_normal(job.images, np.float32)
     later = {
-        "slots": {**state["slots"], "rmsprop_outside": OutsideRmsState(squares, np.int32(1))},
+        "slots": {**state["slots"], "rmsprop_outside": FirstSquareState(squares, np.int32(1))},
         "update": np.int32(1),
         "variate": {"shared": np.float32(-100), "own": own},
     }

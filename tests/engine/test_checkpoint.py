@@ -618,7 +618,9 @@ def test_the_count_of_updates_of_a_vcd_run_of_format_1_is_found_in_its_slots(tmp
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints._blank = replace(checkpoints._blank, format=1)
         checkpoints.save(3, old, position={})
-        slots = optim.make("rmsprop_outside", {"decay": 0.9, "epsilon": 1.0}).init(LAYERS)
+        slots = optim.make("rmsprop_outside", {"decay": 0.9, "epsilon": 1.0, "first_square": True}).init(
+            LAYERS
+        )
         state = checkpoints.restore({"slots": slots, "update": jnp.int32(0)}).state
     assert state["update"] == state["slots"]["rmsprop_outside"].updates == 41
     np.testing.assert_array_equal(state["slots"]["rmsprop_outside"].nu["dense"]["w"], W)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import vcd_oracle as oracle
 
-from hotloop.engine.optim import scale_by_outside_rms
+from hotloop.engine.optim import scale_by_first_square_rms
 from hotloop.families.vcd import model, networks
 from hotloop.families.vcd.config import VcdModel
 from hotloop.families.vcd.objective import Draw, encoder_pull
@@ -18,7 +18,7 @@ from hotloop.mcmc import hmc
 QUICK = {"xla_backend_optimization_level": 0}
 """Half the time to compile, for programs that run once."""
 CORRELATION, MOST = 0.95, 8
-RMSPROP = scale_by_outside_rms(0.9, 1.0, first_square=True)
+RMSPROP = scale_by_first_square_rms(0.9, 1.0)
 PRECISION = np.float32(np.linalg.inv([[1, CORRELATION], [CORRELATION, 1]]))
 
 

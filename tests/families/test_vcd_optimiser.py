@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hotloop.engine.optim import OutsideRmsState, scale_by_outside_rms
+from hotloop.engine.optim import FirstSquareState, scale_by_first_square_rms
 from hotloop.families.vcd import model
 from hotloop.families.vcd.config import VcdModel
 
-RMSPROP = scale_by_outside_rms(0.9, 1.0, first_square=True)
+RMSPROP = scale_by_first_square_rms(0.9, 1.0)
 STEP = jax.jit(lambda g, state: RMSPROP.update(g, state))
 
 
@@ -67,7 +67,7 @@ def test_each_group_moves_by_its_rate_which_falls_at_the_very_update_inside_a_lo
 
     def at(k, state):
         zeros = jax.tree.map(jnp.zeros_like, state["params"])
-        slots = {**state["slots"], "rmsprop_outside": OutsideRmsState(zeros, k)}
+        slots = {**state["slots"], "rmsprop_outside": FirstSquareState(zeros, k)}
         new, metrics = update({**state, "slots": slots, "update": k}, batch, jax.random.key(0))
         moves = jax.tree.map(jnp.subtract, state["params"], new["params"])
         return metrics["learning_rate"], moves, new["slots"]["rmsprop_outside"].nu

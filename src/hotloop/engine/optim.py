@@ -133,7 +133,10 @@ def _rmsprop(name: str, params: Params, batch: int, exclude: Exclude) -> Links:
 
 
 def _rmsprop_outside(name: str, params: Params, batch: int, exclude: Exclude) -> Links:
-    return [(name, scale_by_outside_rms(**params))]
+    decay, epsilon = params["decay"], params["epsilon"]
+    if params.get("first_square"):
+        return [(name, scale_by_first_square_rms(decay, epsilon))]
+    return [(name, optax.scale_by_rms(decay, epsilon, eps_in_sqrt=False))]
 
 
 def _adamw(name: str, params: Params, batch: int, exclude: Exclude) -> Links:
@@ -219,32 +222,32 @@ def scale_by_lars(weight_decay: float, eeta: float, epsilon: float, exclude: Exc
     return Transformation(optax.init_empty_state, update)
 
 
-class OutsideRmsState(NamedTuple):
+class FirstSquareState(NamedTuple):
     """The running mean of squared gradients, and the number of updates so far."""
 
     nu: Any
     updates: Array
 
 
-def scale_by_outside_rms(decay: float, epsilon: float, first_square: bool = False) -> Transformation:
-    """g / (epsilon + sqrt v) with v <- decay v + (1 - decay) g^2: epsilon stands outside the root.
+def scale_by_first_square_rms(decay: float, epsilon: float) -> Transformation:
+    """g / (epsilon + sqrt v) with v <- decay v + (1 - decay) g^2, and g^2 itself in the first update.
 
-    With `first_square` the first update's v is g^2 itself, so that its step is g / (epsilon + |g|).
+    The first step is then g / (epsilon + |g|).
     """
 
-    def init(params: Any) -> OutsideRmsState:
-        return OutsideRmsState(jax.tree.map(jnp.zeros_like, params), jnp.zeros((), jnp.int32))
+    def init(params: Any) -> FirstSquareState:
+        return FirstSquareState(jax.tree.map(jnp.zeros_like, params), jnp.zeros((), jnp.int32))
 
-    def update(updates: Any, state: OutsideRmsState, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        kept = jnp.where(state.updates == 0, 0.0, decay) if first_square else jnp.asarray(decay)
+    def update(updates: Any, state: FirstSquareState, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        kept = jnp.where(state.updates == 0, 0.0, decay)
 
-        def moved(v: Array, g: Array) -> Array:
+        def move(v: Array, g: Array) -> Array:
             share = kept.astype(v.dtype)
             return share * v + (1 - share) * g * g
 
-        nu = jax.tree.map(moved, state.nu, updates)
+        nu = jax.tree.map(move, state.nu, updates)
         steps = jax.tree.map(lambda g, v: g / (epsilon + jnp.sqrt(v)), updates, nu)
-        return steps, OutsideRmsState(nu, state.updates + 1)
+        return steps, FirstSquareState(nu, state.updates + 1)
 
     return Transformation(init, update)
 

@@ -87,6 +87,15 @@ WRONG_MODELS = {
     "model_fn must return a ModelSpec, not None": lambda: None,
     "needs init and apply, or a module in their place": bad(apply=None),
     "to train, a ModelSpec needs an optimizer, e.g. optax.sgd(0.01), not float 0.1": bad(optimizer=0.1),
+    "optimizer: name=ftrl: must be one of sgd, momentum, lars": bad(optimizer="ftrl", learning_rate=0.1),
+    "optimizer: params: momentum missing: found none; sgd takes": bad(optimizer="sgd", learning_rate=0.1),
+    "learning_rate of adam must be a number from 0, a function or a schedule by name, not None": bad(
+        optimizer="adam"
+    ),
+    "learning_rate: name=warm: must be one of const, cosine": bad(
+        optimizer="adam", learning_rate={"name": "warm"}
+    ),
+    "learning_rate and optimizer_params are for an optimizer by name": bad(learning_rate=0.1),
     "loss gives float32[] for 16 samples: it needs one value for each": bad(loss=lambda o, y: o.mean()),
     "accuracy gives bool[] for 16 samples": bad(metrics={"accuracy": lambda o, y: (o.argmax(-1) == y).all()}),
     "apply failed on": bad(apply=lambda weights, x: x @ jnp.zeros((7, 2))),
@@ -101,6 +110,29 @@ def test_a_wrong_model_is_named_before_anything_is_compiled_or_written(words: st
         small(tmp_path / "model", WRONG_MODELS[words]).train(data, steps=1)
     assert words in str(caught.value) and "\n" not in str(caught.value)
     assert not (tmp_path / "model").exists()
+
+
+COSINE = {"initial_learning_rate": 0.1, "epochs_to_total_decay": 6}
+BY_NAME = {
+    "number": (bad(optimizer="adam", learning_rate=0.01), bad(optimizer=optax.adam(0.01))),
+    "schedule": (
+        bad(
+            optimizer="momentum",
+            optimizer_params={"momentum": 0.9},
+            learning_rate={"name": "cosine", **COSINE},
+        ),
+        bad(optimizer=optax.sgd(optax.cosine_decay_schedule(0.1, 6), momentum=0.9)),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BY_NAME)
+def test_an_optimizer_and_a_schedule_by_name_are_those_of_optax(case: str, tmp_path: Path) -> None:
+    named, theirs = (
+        small(tmp_path / str(n), model_fn).train(data, steps=8).evaluate(data)["loss"]
+        for n, model_fn in enumerate(BY_NAME[case])
+    )
+    assert named == pytest.approx(theirs, rel=1e-5)
 
 
 def ragged() -> Any:

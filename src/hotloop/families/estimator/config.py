@@ -12,6 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
+from hotloop.engine.optim_keys import check_optimiser, check_schedule
 from hotloop.errors import DataError, HotloopError, OptionError
 from hotloop.families.estimator.checks import (
     check_name,
@@ -183,7 +184,12 @@ class ModelSpec:
     predictions: Callable[[Any], Any] | None = None
     """What a row of `predict` is, from the outputs; none: the outputs."""
     optimizer: Any = None
-    """An optax gradient transformation."""
+    """The name of an optimiser (sgd, momentum, lars, rmsprop, rmsprop_outside, adam, adamw, muon), or one of optax."""
+    learning_rate: Any = None
+    """Of an optimiser by name: a number, a function of the updates so far, or a schedule by name with its parameters,
+    such as {"name": "cosine", "initial_learning_rate": 0.1, "epochs_to_total_decay": 30, "updates_per_epoch": 500}."""
+    optimizer_params: Mapping[str, Any] = field(default_factory=dict)
+    """Of an optimiser by name."""
     module: Any = None
     """A flax.nnx module, or a function of nnx.Rngs that makes one (its weights then follow the run's seed)."""
     classes: int | None = None
@@ -254,16 +260,41 @@ def check_model_spec(spec: Any, mode: Mode) -> ModelSpec:
     plain = spec.init is not None and spec.apply is not None
     if plain == (spec.module is not None):
         raise HotloopError("model_fn: a ModelSpec needs init and apply, or a module in their place")
-    if mode is Mode.TRAIN and not (hasattr(spec.optimizer, "init") and hasattr(spec.optimizer, "update")):
-        raise HotloopError(
-            f"model_fn: to train, a ModelSpec needs an optimizer, e.g. optax.sgd(0.01), not {describe(spec.optimizer)}"
-        )
+    if mode is Mode.TRAIN:
+        _check_optimizer(spec)
     if reserved := sorted(RESERVED_NAMES & set(spec.metrics)):
         raise HotloopError(
             f"model_fn: a metric cannot be called {', '.join(reserved)}: records and results have figures of that name "
             "already; give it another"
         )
     return spec
+
+
+def _check_optimizer(spec: ModelSpec) -> None:
+    optimizer, rate = spec.optimizer, spec.learning_rate
+    if isinstance(optimizer, str):
+        check_optimiser(optimizer, spec.optimizer_params)
+        if isinstance(rate, Mapping):
+            check_schedule(**split_schedule(rate))
+        elif not (is_number(rate) and rate >= 0) and not callable(rate):
+            raise HotloopError(
+                f"model_fn: learning_rate of {optimizer} must be a number from 0, a function or a schedule by name, "
+                f"not {describe(rate)}"
+            )
+    elif not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+        raise HotloopError(
+            f"model_fn: to train, a ModelSpec needs an optimizer, e.g. optax.sgd(0.01), not {describe(optimizer)}"
+        )
+    elif rate is not None or spec.optimizer_params:
+        raise HotloopError(
+            "model_fn: learning_rate and optimizer_params are for an optimizer by name; one of optax has its own"
+        )
+
+
+def split_schedule(rate: Mapping[str, Any]) -> dict[str, Any]:
+    """A schedule's name and parameters, as a learning_rate has them in one mapping."""
+    params = {key: value for key, value in rate.items() if key not in ("name", "updates_per_epoch")}
+    return {"name": str(rate.get("name")), "params": params}
 
 
 def _check_fields(spec: ModelSpec) -> None:

@@ -4,7 +4,7 @@ The gradient is the mean over the whole batch, however it is split. Random keys 
 that batch, so that a plain model draws the same numbers for every split. It knows no files and no hooks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -14,12 +14,13 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh
 
-from hotloop.engine import precision
+from hotloop.engine import optim, precision
 from hotloop.engine.keys import stream
 from hotloop.engine.loss_scale import AutoScale, StaticScale, choose, scale_loss, unscale
+from hotloop.engine.schedules import learning_rate
 from hotloop.engine.split import average_replicas, mean_of_parts, on_replicas
 from hotloop.families.estimator.build import BuiltModel
-from hotloop.families.estimator.config import RunConfig
+from hotloop.families.estimator.config import RunConfig, split_schedule
 
 State = dict[str, Any]
 NamedBatch = dict[str, Any]
@@ -45,13 +46,25 @@ class Job:
         wanted = self.config.loss_scale
         return AutoScale() if isinstance(wanted, str) else StaticScale(wanted)
 
+    @cached_property
+    def optimizer(self) -> Any:
+        """That of the spec, an optax transformation also where it is a name."""
+        spec = self.model.spec
+        if not isinstance(spec.optimizer, str):
+            return spec.optimizer
+        rate = spec.learning_rate
+        if isinstance(rate, Mapping):
+            per_epoch = rate.get("updates_per_epoch", 1)
+            rate = learning_rate(**split_schedule(rate), global_batch_size=1, updates_per_epoch=per_epoch)
+        return optim.at_rate(optim.make(spec.optimizer, spec.optimizer_params), rate)
+
 
 def init(job: Job, key: Array) -> State:
     """Fresh weights, an optimiser that has seen nothing."""
     served = init_served(job, key)
     return {
         **served,
-        "optimizer": precision.start_state(job.policy, job.model.spec.optimizer, served["weights"]),
+        "optimizer": precision.start_state(job.policy, job.optimizer, served["weights"]),
         "scale": job.scale.init(),
     }
 
@@ -75,7 +88,7 @@ def update(job: Job) -> Callable[[State, NamedBatch, Array], tuple[State, dict[s
         )
         gradients = unscale(state["scale"], gradients)
         weights, slots = precision.optimise(
-            job.policy, job.model.spec.optimizer, gradients, state["optimizer"], state["weights"],
+            job.policy, job.optimizer, gradients, state["optimizer"], state["weights"],
             stream(key, "rounding", 0),
         )  # fmt: skip
         new = {"weights": weights, "model": kept, "optimizer": slots}

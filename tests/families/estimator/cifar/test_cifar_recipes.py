@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from hotloop.engine import optim
 from hotloop.engine.keys import sample_keys
 from hotloop.families.estimator.cifar import dataset, model
 from hotloop.families.estimator.cifar.config import RECIPES
@@ -18,7 +19,7 @@ GRADIENTS = GENERATOR.normal(size=(4, 3)).astype(np.float32)
 def steps(name, rate, updates=4):
     """What a recipe adds to three weights in a few updates."""
     recipe = RECIPES[name]
-    rule = model.make_optimizer(recipe, model.make_rate(recipe, rate, updates))
+    rule = optim.at_rate(optim.make(*model.OPTIMIZERS[recipe.rule]), model.make_rate(recipe, rate, updates))
     state = rule.init(jnp.zeros(3))
     made = []
     for gradient in GRADIENTS:

@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import Array, lax
 from jax.typing import DTypeLike
 
@@ -118,19 +117,27 @@ def _dense(layer: dict[str, Array], x: Array) -> Array:
     return with_bias(sums, layer["bias"].astype(sums.dtype))
 
 
+OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "sgd": ("sgd", {"momentum": 0}),
+    "rmsprop": ("rmsprop_outside", {"decay": 0.9, "epsilon": 1e-7}),  # as Keras had it
+    "adam": ("adam", {"b2": 0.99}),
+}
+
+
 def model_fn(mode: Mode, params: Mapping[str, Any]) -> ModelSpec:
     """The network for a mode; `params` are `recipe`, `learning_rate` and `updates`, the length of the whole run."""
     recipe = RECIPES[params["recipe"]]
     training = mode == Mode.TRAIN
+    optimizer, rule = OPTIMIZERS[recipe.rule]
     return ModelSpec(
         init=init,
         apply=apply,
         loss=partial(cross_entropy, smoothing=recipe.smoothing if training else 0.0),
         metrics={"accuracy": correct},
         predictions=lambda logits: {"class": logits.argmax(-1), "probabilities": jax.nn.softmax(logits)},
-        optimizer=make_optimizer(recipe, make_rate(recipe, params["learning_rate"], params["updates"]))
-        if training
-        else None,
+        optimizer=optimizer if training else None,
+        learning_rate=make_rate(recipe, params["learning_rate"], params["updates"]) if training else None,
+        optimizer_params=rule if training else {},
         classes=CLASSES,
     )
 
@@ -141,13 +148,3 @@ def make_rate(recipe: Recipe, rate: float, updates: int) -> Rate:
         return (lambda update: rate / (1 + recipe.rate_decay * update)) if recipe.rate_decay else rate
     cycle = {"initial_learning_rate": rate, "peak_epoch": recipe.peak, "total_epochs": 1}
     return learning_rate("one_cycle", cycle, global_batch_size=1, updates_per_epoch=updates)
-
-
-def make_optimizer(recipe: Recipe, rate: Rate) -> optax.GradientTransformation:
-    """The recipe's rule at this rate; RMSprop as Keras had it, which adds its epsilon to the root."""
-    rules: dict[str, Callable[[Rate], optax.GradientTransformation]] = {
-        "sgd": optax.sgd,
-        "rmsprop": lambda rate: optax.rmsprop(rate, decay=0.9, eps=1e-7, eps_in_sqrt=False),
-        "adam": lambda rate: optax.adam(rate, b2=0.99),
-    }
-    return rules[recipe.rule](rate)
