@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 from hotloop.engine.interrupt import leave_at_once
 from hotloop.engine.progress import Progress, show
 from hotloop.errors import HotloopError
-from hotloop.options import option, options_of, to_jsonable
+from hotloop.options import Option, option, options_of, to_jsonable
 
 if TYPE_CHECKING:
     import jax
@@ -150,10 +150,13 @@ class Command:
     """From the first word that is no option on, everything is an argument, even what looks like an option."""
 
     @property
+    def options(self) -> tuple[Option, ...]:
+        """Its options, those of every command included."""
+        return (*options_of(self.config), *options_of(Common))
+
+    @property
     def option_names(self) -> frozenset[str]:
-        """The names of its options, those of every command included."""
-        options = (*options_of(self.config), *options_of(Common))
-        return frozenset(option.name for option in options if not option.positional)
+        return frozenset(option.name for option in self.options if not option.positional)
 
 
 def on_device(module: str, function: str = "run") -> Callable[[Any, Context], Mapping[str, Any]]:

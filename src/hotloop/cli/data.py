@@ -43,9 +43,8 @@ def list_sets(config: ListConfig, context: Context) -> Mapping[str, Any]:
         where = str(found.folder) if found else None
         verified = _summary(verify_set(known, found)) if found else None
         absent = "not here" if known.files else "not fetched: licence; give a path"
-        rows.append(
-            [known.name, _megabytes(known.size), where or absent, verified or "-", known.what, known.licence]
-        )
+        size = f"{known.size / 1e6:,.0f} MB" if known.size else "-"
+        rows.append([known.name, size, where or absent, verified or "-", known.what, known.licence])
         sets.append(
             {
                 "name": known.name,
@@ -103,10 +102,6 @@ def _summary(files: "tuple[FileVerdict, ...]") -> str:
     counts = {status: sum(file.status == status for file in files) for status in ("BAD", "missing")}
     wrong = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     return wrong or ("yes" if files else "no checksums")
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:,.0f} MB" if size else "-"
 
 
 COMMAND = Command(

@@ -1,7 +1,7 @@
 """`hotloop demo`: every family, small but really measured, and a page of results at the end. jax waits."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -37,20 +37,13 @@ class Demo:
     output: Path = option(Path("results/demo"), "Folder for index.html and results.json.", metavar="DIR")
 
 
-class SilentConsole:
-    """A console for benchmarks whose lines nobody needs: only warnings pass."""
-
-    def __init__(self, context: Context):
-        self.warn = context.warn
+class SilentContext(Context):
+    """Only warnings pass: the demo has lines and a bar of its own."""
 
     def say(self, text: str) -> None:
-        """Nothing: the demo has its own lines."""
-
-    def table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Nothing either."""
+        pass
 
     def progress(self, description: str, total: float | None = None) -> AbstractContextManager[Progress]:
-        """No bar of its own."""
         return hide(description, total)
 
 
@@ -115,7 +108,7 @@ def measure(device: Any, context: Context) -> dict[str, Any]:
     from hotloop.families.recommender import demo as recommender
     from hotloop.families.vcd import demo as vcd
 
-    console = SilentConsole(context)
+    console = SilentContext(**vars(context))
     parts: dict[str, Callable[[], Any]] = {
         "losses": lambda: loss_curve(device),
         "hmc": lambda: hmc.run(HMC, device, console),
@@ -127,7 +120,7 @@ def measure(device: Any, context: Context) -> dict[str, Any]:
     }
     with context.progress("kernels", 2 * len(LAYERS) + len(UPDATES_PER_CALL) + len(parts)) as bar:
         results = {
-            "kernels": measure_layers(device, context, bar),
+            "kernels": measure_layers(device, context, console, bar),
             "hot_loop": measure_hot_loop(device, console, bar),
         }
         context.say(LINES["hot_loop"](results["hot_loop"]))
@@ -140,14 +133,14 @@ def measure(device: Any, context: Context) -> dict[str, Any]:
     return results
 
 
-def measure_layers(device: Any, context: Context, bar: Progress) -> dict[str, Any]:
+def measure_layers(device: Any, context: Context, console: Context, bar: Progress) -> dict[str, Any]:
     from hotloop.families.kernels import bench
 
     results = {}
     for name, layer in LAYERS.items():
         for mode, chosen in {name: layer, f"{name} training": replace(layer, train=True)}.items():
             bar.update(mode)
-            found = results[mode] = bench.run(chosen, device, SilentConsole(context))
+            found = results[mode] = bench.run(chosen, device, console)
             context.say(
                 f"{mode:22} {found['items_per_second']:>12,.0f} items/s "
                 f"{found['microseconds_per_iteration']:>10,.1f} us {100 * found['roofline']:>6.1f} % of the roofline"
@@ -156,7 +149,7 @@ def measure_layers(device: Any, context: Context, bar: Progress) -> dict[str, An
     return results
 
 
-def measure_hot_loop(device: Any, console: SilentConsole, bar: Progress) -> list[tuple[int, float]]:
+def measure_hot_loop(device: Any, console: Context, bar: Progress) -> list[tuple[int, float]]:
     """(updates in one call, updates a second) of the same training."""
     from hotloop.families.kernels import bench
 

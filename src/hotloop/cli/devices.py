@@ -2,15 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hotloop.cli.command import Command, Context
 from hotloop.options import option
-
-if TYPE_CHECKING:
-    import jax
-
-    from hotloop.engine.measure import Ceilings
 
 
 @dataclass(frozen=True)
@@ -24,44 +19,26 @@ def run(config: DevicesConfig, context: Context) -> Mapping[str, Any]:
     import jax
 
     from hotloop.engine.device import describe_environment
-    from hotloop.engine.measure import ceilings
+    from hotloop.engine.measure import ceilings, describe_device, memory_of_device
 
-    found = [describe_device(device) for device in jax.devices(chosen.platform)]
-    context.table(("id", "platform", "kind", "memory"), [device_row(each) for each in found])
+    found, rows = [], []
+    for device in jax.devices(chosen.platform):
+        about = {"id": device.id, "platform": device.platform, "kind": describe_device(device)}
+        size = memory_of_device(device)
+        rows.append((*about.values(), "unknown" if size is None else f"{size / 2**30:.1f} GiB"))
+        found.append({**about, "memory_bytes": size})
+    context.table(("id", "platform", "kind", "memory"), rows)
     with context.progress("measuring the device"):
         limits = ceilings(chosen, config.calibrate)
-    show_limits(context, limits)
-    return {"devices": found, "ceilings": asdict(limits), "environment": describe_environment()}
-
-
-def describe_device(device: "jax.Device") -> dict[str, Any]:
-    from hotloop.engine.measure import describe_device, memory_of_device
-
-    kind = describe_device(device)
-    return {
-        "id": device.id,
-        "platform": device.platform,
-        "kind": kind,
-        "memory_bytes": memory_of_device(device),
-    }
-
-
-def device_row(found: Mapping[str, Any]) -> tuple[Any, ...]:
-    size = found["memory_bytes"]
-    shown = "unknown" if size is None else f"{size / 2**30:.1f} GiB"
-    return found["id"], found["platform"], found["kind"], shown
-
-
-def show_limits(context: Context, limits: "Ceilings") -> None:
     context.say(f"\nmeasured {limits.measured} with jax {limits.jax} (--calibrate measures again)")
-    rows = [(f"{dtype} product", f"{rate:.4g}", "TFLOP/s") for dtype, rate in limits.matmul_tflops.items()]
-    context.table(
-        ("limit", "rate", "unit"), [*rows, ("copy (read + write)", f"{limits.copy_gbps:.4g}", "GB/s")]
-    )
+    products = [(f"{kind} product", f"{rate:.4g}", "TFLOP/s") for kind, rate in limits.matmul_tflops.items()]
+    copy = ("copy (read + write)", f"{limits.copy_gbps:.4g}", "GB/s")
+    context.table(("limit", "rate", "unit"), [*products, copy])
     if limits.float32_uses != "float32":
         context.say(
             f"float32 products use {limits.float32_uses}; float32_highest is with precision='highest'"
         )
+    return {"devices": found, "ceilings": asdict(limits), "environment": describe_environment()}
 
 
 COMMAND = Command(

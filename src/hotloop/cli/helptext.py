@@ -11,8 +11,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from hotloop.cli.command import Command, Common, has_colours
-from hotloop.options import Option, Params, options_of, to_jsonable
+from hotloop.cli.command import Command, has_colours
+from hotloop.options import Option, Params, to_jsonable
 
 METAVARS = {int: "N", float: "X", Fraction: "A/B", str: "TEXT", Path: "PATH", Params: "{KEY: VALUE}"}
 
@@ -23,7 +23,7 @@ def command_help(command: Command, path: str) -> str:
         parser.usage = f"{path} COMMAND [OPTIONS]"
         _list(parser, "Commands", {child.name: child.summary for child in command.children})
     if command.run is not None:
-        _options(parser, (*options_of(command.config), *options_of(Common)))
+        _options(parser, command.options)
     if command.presets:
         own = f"--{command.config_option.replace('_', '-')}"
         named = own if command.config_option else "--config"
@@ -41,7 +41,11 @@ def root_help(summaries: Mapping[str, str], summary: str) -> str:
 
 
 def _parser(prog: str, description: str, epilog: str) -> argparse.ArgumentParser:
-    formatter = _formatter()
+    formatter: type[argparse.HelpFormatter] = argparse.RawDescriptionHelpFormatter
+    if has_colours(sys.stdout):
+        from rich_argparse import RawDescriptionRichHelpFormatter
+
+        formatter = RawDescriptionRichHelpFormatter
     width = None if sys.stdout.isatty() else 100
     return argparse.ArgumentParser(
         prog=prog,
@@ -52,14 +56,6 @@ def _parser(prog: str, description: str, epilog: str) -> argparse.ArgumentParser
     )
 
 
-def _formatter() -> type[argparse.HelpFormatter]:
-    if not has_colours(sys.stdout):
-        return argparse.RawDescriptionHelpFormatter
-    from rich_argparse import RawDescriptionRichHelpFormatter
-
-    return RawDescriptionRichHelpFormatter
-
-
 def _list(parser: argparse.ArgumentParser, title: str, entries: Mapping[str, str]) -> None:
     group = parser.add_argument_group(title)
     for name, summary in entries.items():
@@ -67,36 +63,28 @@ def _list(parser: argparse.ArgumentParser, title: str, entries: Mapping[str, str
 
 
 def _options(parser: argparse.ArgumentParser, options: tuple[Option, ...]) -> None:
-    places = " ".join(_place(option) for option in options if option.positional)
     if not parser.usage:
-        parser.usage = " ".join(filter(None, (parser.prog, places, "[OPTIONS]")))
+        positionals = [option for option in options if option.positional]
+        places = [f"{option.spelling} ..." if option.kind.many else option.spelling for option in positionals]
+        needed = [option.required for option in positionals]
+        shown = [place if must else f"[{place}]" for place, must in zip(places, needed, strict=True)]
+        parser.usage = " ".join((parser.prog, *shown, "[OPTIONS]"))
     groups: dict[str, Any] = {}
-    shown = [option for option in options if not option.hidden]
-    for option in sorted(shown, key=lambda each: (not each.positional, each.group is not None)):
+    visible = [option for option in options if not option.hidden]
+    for option in sorted(visible, key=lambda each: (not each.positional, each.group is not None)):
         title = "Arguments" if option.positional else option.group or "Options"
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
+        flags = [option.spelling, *option.aliases]
         if option.positional:
             groups[title].add_argument(option.name, metavar=option.spelling, help=_help(option))
+        elif option.kind.element is bool:
+            flags += [f"--no-{option.spelling[2:]}"] * (option.default is True)
+            groups[title].add_argument(*flags, action="store_true", help=_help(option))
         else:
-            _add(groups[title], option)
+            groups[title].add_argument(*flags, metavar=_metavar(option), help=_help(option))
     common = groups["Common options"]
     common.add_argument("-h", "--help", action="store_true", help="Show this page.")
-
-
-def _add(group: Any, option: Option) -> None:
-    flags = [option.spelling, *option.aliases]
-    if option.kind.element is bool:
-        if option.default is True:
-            flags.append(f"--no-{option.spelling[2:]}")
-        group.add_argument(*flags, action="store_true", help=_help(option))
-    else:
-        group.add_argument(*flags, metavar=_metavar(option), help=_help(option))
-
-
-def _place(option: Option) -> str:
-    text = f"{option.spelling} ..." if option.kind.many else option.spelling
-    return text if option.required else f"[{text}]"
 
 
 def _metavar(option: Option) -> str:

@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from hotloop.cli.command import Command, Common, Context, print_error, print_json, spell_options_in_errors
+from hotloop.cli.command import Command, Context, print_error, print_json, spell_options_in_errors
 from hotloop.engine.interrupt import Stopped, raise_stops
 from hotloop.errors import DISK_ERRORS, HotloopError, OptionError
 from hotloop.options import did_you_mean, options_of
+from hotloop.version import VERSION
 
 SUMMARY = "Train, evaluate, benchmark and serve models as whole programs compiled for the device."
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -87,12 +88,22 @@ def dispatch(words: list[str]) -> int:
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
     if not words or words[0] in ("-h", "--help"):
-        return _show_root_help()
+        from hotloop.cli.helptext import root_help
+
+        print(root_help({name: summary for name, (_, summary) in COMMANDS.items()}, SUMMARY), end="")
+        return 0
     if words[0] == "--version":
-        return _show_version(flags)
+        if "--json" in flags:
+            print_json({"version": VERSION})
+        else:
+            print(f"hotloop {VERSION}")
+        return 0
     command, path, rest = find_command(words)
     if command.verbatim:
-        first = _first_argument(command, rest)
+        with_value = {option.spelling for option in command.options if option.kind.element is not bool}
+        first = 0
+        while first < len(rest) and rest[first].startswith("-") and rest[first] != "--":
+            first += 2 if rest[first] in with_value else 1
         rest = rest if rest[first:][:1] == ["--"] else [*rest[:first], "--", *rest[first:]]
     if _has_flag(rest, "-h") or _has_flag(rest, "--help") or (command.run is None and not rest):
         from hotloop.cli.helptext import command_help
@@ -105,19 +116,14 @@ def dispatch(words: list[str]) -> int:
     return execute(command, path, [*flags, *rest])
 
 
-def _first_argument(command: Command, words: list[str]) -> int:
-    """Where the first word stands that is neither an option of the command nor the value of one."""
-    options = (*options_of(command.config), *options_of(Common))
-    with_value = {option.spelling for option in options if option.kind.element is not bool}
-    at = 0
-    while at < len(words) and words[at].startswith("-") and words[at] != "--":
-        at += 2 if words[at] in with_value else 1
-    return min(at, len(words))
-
-
 def find_command(words: list[str]) -> tuple[Command, str, list[str]]:
     """The command that the first words name, its full name, and the words that are left for it."""
-    command = _load(words[0])
+    name = words[0]
+    if name.startswith("-"):
+        raise OptionError(f"{name}: a command comes first; commands: {', '.join(COMMANDS)}")
+    if name not in COMMANDS:
+        raise OptionError(f"unknown command '{name}'{did_you_mean(name, COMMANDS)}")
+    command: Command = import_module(COMMANDS[name][0]).COMMAND
     path, rest = f"hotloop {command.name}", words[1:]
     while rest and command.children and not rest[0].startswith("-"):
         children = {name: child for child in command.children for name in (child.name, *child.aliases)}
@@ -132,14 +138,12 @@ def find_command(words: list[str]) -> tuple[Command, str, list[str]]:
 
 def execute(command: Command, path: str, words: list[str]) -> int:
     """Resolve the options, then run the command or print what it would run with."""
-    from hotloop.cli.parser import resolve, scan
+    from hotloop.cli.parser import print_config, resolve, scan
 
-    given = scan(words, (*options_of(command.config), *options_of(Common)))
+    given = scan(words, command.options)
     resolved = resolve(command, given)
     common = resolved.common
     if common.print_config:
-        from hotloop.cli.parser import print_config
-
         print_config(resolved, path)
         return 0
     names = command.option_names
@@ -162,32 +166,6 @@ def execute(command: Command, path: str, words: list[str]) -> int:
         result: Mapping[str, Any] | None = command.run(resolved.config, context)
     if common.json:
         print_json(result or {})
-    return 0
-
-
-def _load(name: str) -> Command:
-    if name.startswith("-"):
-        raise OptionError(f"{name}: a command comes first; commands: {', '.join(COMMANDS)}")
-    if name not in COMMANDS:
-        raise OptionError(f"unknown command '{name}'{did_you_mean(name, COMMANDS)}")
-    command: Command = import_module(COMMANDS[name][0]).COMMAND
-    return command
-
-
-def _show_root_help() -> int:
-    from hotloop.cli.helptext import root_help
-
-    print(root_help({name: summary for name, (_, summary) in COMMANDS.items()}, SUMMARY), end="")
-    return 0
-
-
-def _show_version(flags: list[str]) -> int:
-    from hotloop import __version__
-
-    if "--json" in flags:
-        print_json({"version": __version__})
-    else:
-        print(f"hotloop {__version__}")
     return 0
 
 

@@ -9,7 +9,6 @@ option). So the words are cut here, and argparse only lays out the help. Keys in
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -173,7 +172,7 @@ def resolve(command: Command, given: Mapping[str, Any]) -> Resolved:
     sources: dict[str, str] = {}
     accepted: dict[str, Any] = {}
     replacements: list[str] = []
-    for option in (*options_of(command.config), *common_options.values()):
+    for option in command.options:
         sources[option.name] = "default"
         if option.name in layer.values:
             raw, origin = layer.values[option.name]
@@ -181,7 +180,9 @@ def resolve(command: Command, given: Mapping[str, Any]) -> Resolved:
         if option.name in given:
             value = option.accept(given[option.name])
             if of_run and accepted.get(option.name, value) != value:
-                replacements.append(_replacement(option, value, accepted[option.name]))
+                both = (value, accepted[option.name])
+                new, had = (show_value("none" if each is None else to_jsonable(each)) for each in both)
+                replacements.append(f"option {option.spelling}: {new} (the run had {had})")
             accepted[option.name], sources[option.name] = value, "command line"
     sources = {
         name: source for name, source in sources.items() if name in SETTABLE or name not in common_options
@@ -214,33 +215,21 @@ def _named_run_layer(
     command: Command, given: Mapping[str, Any], *, is_configured: bool
 ) -> ConfigLayer | None:
     """The options of the run that a command line names; None where it names none."""
-    if command.run_values is None:
+    run = given.get("run", None if is_configured else given.get(command.run_option))
+    if command.run_values is None or run is None:
         return None
-    if "run" in given:
-        if is_configured:
-            raise OptionError(
-                f"RUN {given['run']}: its options are used, and --config names others; keep one"
-            )
-        return _run_layer(command, given["run"])
-    if command.run_option in given and not is_configured:
-        with suppress(CheckpointError):  # whatever else it names, the command itself will see
-            return _run_layer(command, given[command.run_option])
-    return None
-
-
-def _run_layer(command: Command, run: str) -> ConfigLayer:
-    """The options of a run; what this command has no option for is not its business."""
-    assert command.run_values is not None
+    if is_configured:
+        raise OptionError(f"RUN {run}: its options are used, and --config names others; keep one")
     known = {option.name: option for option in options_of(command.config)}
-    found = command.run_values(known["run"].accept(run))
+    try:
+        found = command.run_values(known["run"].accept(run))
+    except CheckpointError:
+        if "run" in given:
+            raise
+        return None  # whatever else the option names, the command itself will see
+    # What this command has no option for is not its business.
     values = {name: (value, f"run {run}: ") for name, value in found.items() if name in known}
     return ConfigLayer(f"run {run}", values)
-
-
-def _replacement(option: Option, value: Any, had: Any) -> str:
-    """That the command line has another value than the run."""
-    new, old = (show_value("none" if each is None else to_jsonable(each)) for each in (value, had))
-    return f"option {option.spelling}: {new} (the run had {old})"
 
 
 def _old_layer(command: Command, name: str) -> ConfigLayer:
@@ -274,22 +263,18 @@ def _named(source: str, origin: str, values: Mapping[str, Any], command: Command
     found: dict[str, tuple[Any, str]] = {}
     for key, value in values.items():
         here = f"{origin}, line {key.line}" if isinstance(key, Key) else origin
-        option = _option(names, key, here)
+        try:
+            spelling = names.find(f"--{key}")
+        except OptionError as error:
+            said = str(error).replace("unknown option --", "unknown key ").replace("--", "")
+            raise OptionError(f"{here}: {said}") from None
+        option = spelling.option
+        if spelling.negated:
+            raise OptionError(f"{here}: unknown key {key}; write '{option.name}: false'")
         if option.name in found:
             raise OptionError(f"{here}: '{key}' sets {option.spelling} a second time; keep one")
         found[option.name] = (value, f"{here}: ")
     return ConfigLayer(source, found)
-
-
-def _option(names: Names, key: str, here: str) -> Option:
-    try:
-        found = names.find(f"--{key}")
-    except OptionError as error:
-        said = str(error).replace("unknown option --", "unknown key ").replace("--", "")
-        raise OptionError(f"{here}: {said}") from None
-    if found.negated:
-        raise OptionError(f"{here}: unknown key {key}; write '{found.option.name}: false'")
-    return found.option
 
 
 def read_file(path: Path, option: str = "--config-path") -> Mapping[str, Any]:
@@ -314,9 +299,8 @@ def _section(document: Mapping[str, Any], name: str | None, path: Path, names: N
     sections = [key for key, value in document.items() if isinstance(value, Mapping)]
     if name is None:
         if sections and len(sections) == len(document) and not any(_is_key(names, key) for key in sections):
-            raise OptionError(
-                f"{path} holds named configurations; choose one with --config{_listed(sections)}"
-            )
+            named = f": {', '.join(sections)}" if len(sections) <= 12 else ""
+            raise OptionError(f"{path} holds named configurations; choose one with --config{named}")
         return document
     if name not in document:
         raise OptionError(f"--config {name}: {path} has no such configuration{did_you_mean(name, sections)}")
@@ -326,10 +310,6 @@ def _section(document: Mapping[str, Any], name: str | None, path: Path, names: N
             f"--config {name}: in {path} this is a value, not a configuration; leave --config out"
         )
     return section
-
-
-def _listed(names: list[str]) -> str:
-    return f": {', '.join(names)}" if len(names) <= 12 else ""
 
 
 def _is_key(names: Names, key: str) -> bool:
@@ -349,9 +329,8 @@ def print_config(resolved: Resolved, path: str) -> None:
         return
     print(f"# {path}")
     for name, source in resolved.sources.items():
-        print(f"{name}: {write_value(values[name])}  # {source}")
-
-
-def write_value(value: Any) -> str:
-    """A value as YAML that reads back as the same: infinity too, which JSON does not have."""
-    return json.dumps(value, default=lambda other: dict(other) if isinstance(other, Mapping) else str(other))
+        # YAML that reads back as the same: infinity too, which JSON does not have.
+        value = json.dumps(
+            values[name], default=lambda each: dict(each) if isinstance(each, Mapping) else str(each)
+        )
+        print(f"{name}: {value}  # {source}")
