@@ -17,6 +17,7 @@ from hotloop.engine import drive as driving
 from hotloop.engine.checkpoint import Checkpoints, KeepBest
 from hotloop.engine.drive import Diverged, drive
 from hotloop.engine.feed import Resident, Streamed
+from hotloop.engine.host_events import LogWindow
 from hotloop.engine.loop import Program, copy_state
 from hotloop.engine.plan import Plan
 from hotloop.engine.run import Run, read_events
@@ -87,6 +88,29 @@ def test_throughput_counts_calls_and_neither_compiling_nor_validating(run: Run) 
     drive(walking(plan), plan, START, run, validate=slow_validation)
     for log in events(run, "log"):
         assert log["throughput"] > 20 * BATCH / 0.25
+
+
+def test_a_program_that_is_compiled_while_a_piece_runs_is_not_in_the_throughput(run: Run) -> None:
+    """37 updates are two pieces of 16 and one of 5, which is compiled when the second is on its way."""
+    plan = Plan.for_updates(37, log_every=37)
+    program = walking(plan, loop="scan")
+    compile_quickly = program.compile
+
+    def compile_slowly(state: Any, count: int) -> None:
+        if not program.is_compiled(count):
+            time.sleep(0.5)
+        compile_quickly(state, count)
+
+    program.compile = compile_slowly  # type: ignore[method-assign, assignment]
+    drive(program, plan, START, run)
+    assert [record["updates_per_call"] for record in events(run, "compile")] == [16, 5]
+    assert events(run, "log")[0]["throughput"] > 37 * BATCH / 0.4
+
+
+def test_the_throughput_after_a_resume_is_that_of_the_updates_of_this_process() -> None:
+    window = LogWindow(saved={"sums": {"loss": 100.0}, "updates": 10})
+    window.add({"loss": np.full(5, 4.0, np.float32)}, count=5, seconds=2.0)
+    assert window.figures(batch_size=8) == {"loss": 120 / 15, "throughput": 8 * 5 / 2.0}
 
 
 def test_what_a_slow_source_costs_is_part_of_the_throughput(run: Run) -> None:
