@@ -117,7 +117,6 @@ class KeepBest(Keep):
         return next(iter(self.ranked(metrics)), None)
 
     def ranked(self, metrics: Metrics) -> list[int]:
-        """Steps that have the metric, best first."""
         sign = 1 if self.mode == "max" else -1
         values = {step: m.get(self.metric) for step, m in metrics.items()}
         finite = {s: v for s, v in values.items() if isinstance(v, int | float) and not math.isnan(v)}
@@ -157,7 +156,6 @@ class Restored:
 
 
 def print_warnings(lines: Sequence[str]) -> None:
-    """A line each on standard error."""
     for line in lines:
         print(f"warning: {line}", file=sys.stderr)
 
@@ -251,7 +249,6 @@ class Checkpoints:
         remove_step(self._ours.find()[step])
 
     def metrics(self, step: int) -> Mapping[str, Any]:
-        """The metrics that a complete step was saved with."""
         return self._ours.complete()[step].metrics
 
     def best(self) -> int | None:
@@ -340,18 +337,15 @@ class Checkpoints:
             with hold_lock(temporary):
                 write_step(temporary, note, arrays, forms)
                 self._ours.put_in_place(temporary, note.step)
-            self._forget(note.step)
+            ours = {step: m for step, m in self._ours.complete().items() if m.family == self._blank.family}
+            # The newest is what a resume needs, whatever the rule says.
+            for step in set(ours) - self.keep.choose(_metrics_to_keep_by(ours)) - {note.step, max(ours)}:
+                self.remove(step)
         except Exception as error:
             _remove(temporary)
             raise CheckpointError(
                 f"cannot write step {note.step} in {self.folder}: {one_line(error)}; earlier steps are whole"
             ) from error
-
-    def _forget(self, written: int) -> None:
-        ours = {step: m for step, m in self._ours.complete().items() if m.family == self._blank.family}
-        newest = max(ours)  # what a resume needs, whatever the rule says
-        for step in set(ours) - self.keep.choose(_metrics_to_keep_by(ours)) - {written, newest}:
-            self.remove(step)
 
 
 def _check_position(

@@ -107,7 +107,9 @@ def restore_leaf(stored: HostArray, like: Any) -> Any:
     # A copy: jax on CPU takes aligned host memory as it is, and such a buffer cannot be donated.
     array = jnp.array(stored, copy=True)
     if _is_key(like):
-        array = jax.random.wrap_key_data(array, impl=_key_kind(like))
+        kinds = ("threefry2x32", "rbg", "unsafe_rbg")
+        kind = next(kind for kind in kinds if jax.random.key(0, impl=kind).dtype == like.dtype)
+        array = jax.random.wrap_key_data(array, impl=kind)
     return jax.device_put(array, like.sharding) if getattr(like, "committed", True) else array
 
 
@@ -115,11 +117,6 @@ def empty_array(like: Any) -> HostArray:
     """The stored form of a leaf without elements: there is nothing of it on disk."""
     form = jax.eval_shape(jax.random.key_data, like) if _is_key(like) else like
     return np.zeros(form.shape, form.dtype)
-
-
-def _key_kind(like: Any) -> str:
-    kinds = ("threefry2x32", "rbg", "unsafe_rbg")
-    return next(kind for kind in kinds if jax.random.key(0, impl=kind).dtype == like.dtype)
 
 
 def find_leaves(stored: Mapping[str, StoredLeaf], like: Any, format: int) -> dict[str, str]:
@@ -204,7 +201,11 @@ def _read_leaves(folder: Path, manifest: Manifest) -> HostArrays:
         raise DamagedStep(f"{folder} holds arrays, and its manifest names none")
     arrays = _read_filled(folder / ARRAYS, [*filled]) if filled else {}
     for name, leaf in filled.items():
-        if not _is_stored(leaf, arrays[name]) or checksum_array(arrays[name]) != leaf.checksum:
+        array = arrays[name]
+        # A random key or a plain number is stored as an array of another form.
+        other = leaf.dtype.startswith(("key<", "python "))
+        is_stored = other or (str(array.dtype), array.shape) == (leaf.dtype, leaf.shape)
+        if not is_stored or checksum_array(array) != leaf.checksum:
             raise DamagedStep(f"leaf {name} of {folder} does not match its checksum")
     return arrays
 
@@ -219,12 +220,6 @@ def _read_filled(folder: Path, names: list[str]) -> HostArrays:
         return {name: np.asarray(arrays[name]) for name in names}
     except Exception as error:
         raise DamagedStep(f"{folder} cannot be read by orbax: {one_line(error)}") from error
-
-
-def _is_stored(leaf: StoredLeaf, array: HostArray) -> bool:
-    """Whether the array has the form of the leaf; a random key or a plain number is stored as another."""
-    other = leaf.dtype.startswith(("key<", "python "))
-    return other or (str(array.dtype), array.shape) == (leaf.dtype, leaf.shape)
 
 
 @contextmanager

@@ -65,7 +65,9 @@ class LogWindow:
             if values.ndim == 1 and name in self._latest:
                 self._sums[name] = float(values[-1])
             elif values.ndim == 1:
-                self._sums[name] = _add_in_order(self._sums.get(name, 0.0), values)
+                # One value after the other, so that no bit depends on how updates were cut into pieces.
+                together = np.append(self._sums.get(name, 0.0), values.astype(np.float64))
+                self._sums[name] = float(np.add.accumulate(together)[-1])
         self.updates += count
         self._timed_updates += count
         self._seconds += seconds
@@ -85,11 +87,6 @@ class LogWindow:
     def as_saved(self) -> dict[str, Any]:
         """The window as a checkpoint keeps it: without times, which belong to one process."""
         return {"sums": self._sums, "updates": self.updates}
-
-
-def _add_in_order(total: float, values: "np.ndarray[Any, Any]") -> float:
-    """One value after the other, so that no bit of the sum depends on how updates were cut into pieces."""
-    return float(np.add.accumulate(np.append(np.float64(total), values.astype(np.float64)))[-1])
 
 
 @dataclass
@@ -125,12 +122,11 @@ class HostEvents:
         self.record("resume", restored.step)
         for line in restored.skipped:
             self.record("warning", restored.step, message=line, resumed=True)
-        if stopped is None and not self._is_on_record("checkpoint", restored.step):
+        found = [
+            (record["event"], record["update"]) for record in current_records(read_events(self.run.path))
+        ]
+        if stopped is None and ("checkpoint", restored.step) not in found:
             self.record("checkpoint", restored.step, seconds=0.0)  # a kill came right before this record
-
-    def _is_on_record(self, kind: str, update: int) -> bool:
-        found = current_records(read_events(self.run.path))
-        return any(record["event"] == kind and record["update"] == update for record in found)
 
     def note_start_over(self) -> None:
         """Record that an earlier process got nowhere, so that readers drop what is now run again."""

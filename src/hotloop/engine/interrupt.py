@@ -51,15 +51,13 @@ class Interrupted(Stopped):
 
 
 class StopRequest:
-    """Has somebody asked to stop?"""
+    """Whether somebody asked to stop, and by which signal first."""
 
     def __init__(self) -> None:
         self.number: int | None = None
-        """The first signal."""
 
     @property
     def made(self) -> bool:
-        """Whether there was one."""
         return self.number is not None
 
 
@@ -114,10 +112,6 @@ class _Listener(StopRequest):
             self._raised = True
             raise Stopped(f"stopped by {name_of(self.number)}", self.number)
 
-    def settle(self) -> None:
-        """Whoever was asked to stop does so, in words of their own."""
-        self._raised = self.made
-
     def swallowed(self) -> None:
         """`Stopped` came where Python drops exceptions (a finaliser, a callback of the collector): once more."""
         self._raised = False
@@ -125,13 +119,11 @@ class _Listener(StopRequest):
 
         def again() -> None:
             time.sleep(0.1)  # until the finaliser has ended
-            signal.pthread_kill(_main_thread(), self.number or signal.SIGINT)
+            main = threading.main_thread().ident
+            assert main is not None
+            signal.pthread_kill(main, self.number or signal.SIGINT)
 
         threading.Thread(target=again, daemon=True).start()
-
-    def is_consequence(self, error: Exception) -> bool:
-        """Whether an error is `Stopped` in other words: an import that it broke off, say."""
-        return self._raised and not isinstance(error, HotloopError)
 
     def _listen(self, reader: int) -> None:
         while number := os.read(reader, 1):
@@ -162,12 +154,13 @@ class _Listener(StopRequest):
                 )
             )
         else:
-            threading.Thread(target=self._explain_waiting, args=(name,), daemon=True).start()
 
-    def _explain_waiting(self, name: str) -> None:
-        time.sleep(PATIENCE)
-        if not self._raised:
-            self.say(f"{name}: stopping after what runs now. Once more leaves at once.")
+            def explain_waiting() -> None:
+                time.sleep(PATIENCE)
+                if not self._raised:
+                    self.say(f"{name}: stopping after what runs now. Once more leaves at once.")
+
+            threading.Thread(target=explain_waiting, daemon=True).start()
 
     def _leave(self, number: int) -> None:
         for act in (*self.before_leaving, _kill_workers):
@@ -176,7 +169,6 @@ class _Listener(StopRequest):
 
 
 def name_of(number: int) -> str:
-    """A signal's name for people."""
     return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 
 
@@ -199,12 +191,6 @@ def _kill_workers() -> None:
             child.kill()
 
 
-def _main_thread() -> int:
-    ident = threading.main_thread().ident
-    assert ident is not None
-    return ident
-
-
 def _to_stderr(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -219,17 +205,15 @@ def listen() -> None:
     _listener.stays = True
     _listener.start()
     os.register_at_fork(after_in_child=_let_go)
-    sys.unraisablehook = _unraisable(_listener, sys.unraisablehook)
+    listener, otherwise = _listener, sys.unraisablehook
 
-
-def _unraisable(listener: _Listener, otherwise: Callable[[Any], None]) -> Callable[[Any], None]:
     def hook(unraisable: Any) -> None:
         if issubclass(unraisable.exc_type, Stopped):
             listener.swallowed()
         else:
             otherwise(unraisable)
 
-    return hook
+    sys.unraisablehook = hook
 
 
 def _let_go() -> None:
@@ -276,7 +260,7 @@ def note_stops(say: Callable[[str], None] = _to_stderr) -> Iterator[StopRequest]
         try:
             yield listener
         except BaseException:
-            listener.settle()
+            listener._raised = listener.made  # whoever was asked to stop does so, in words of their own
             raise
         listener.raise_once()
 
@@ -290,7 +274,8 @@ def raise_stops() -> Iterator[None]:
         except Stopped:
             raise
         except Exception as error:
-            if listener.is_consequence(error):
+            # An error of others may be `Stopped` in other words: an import that it broke off, say.
+            if listener._raised and not isinstance(error, HotloopError):
                 assert listener.number is not None
                 raise Stopped(f"stopped by {name_of(listener.number)}", listener.number) from error
             raise

@@ -93,7 +93,14 @@ class Plan:
         """
         whole("epochs", epochs)
         batch = Batch.of(batch) if isinstance(batch, int) else batch
-        per_epoch = _updates_per_epoch(samples, batch, weight_updates_per_epoch)
+        if whole("samples", samples) < batch.global_:
+            raise PlanError(
+                f"{samples} samples do not fill one global batch of {batch.global_} ({batch.describe()}); "
+                f"lower the micro batch, the replicas or the accumulation so that it is at most {samples}"
+            )
+        per_epoch = samples // batch.global_
+        if weight_updates_per_epoch is not None:
+            per_epoch = whole("weight_updates_per_epoch", weight_updates_per_epoch)
         draft = _Draft(per_epoch * epochs, per_epoch, batch, samples)
         log_period = draft.log("logs_per_epoch", logs_per_epoch)
         draft.repeat("validate", "validations_per_epoch", validations_per_epoch)
@@ -124,7 +131,9 @@ class Plan:
         a validation after so many.
         """
         whole("total", total)
-        per_epoch = total if updates_per_epoch is None else _whole_or_fraction(updates_per_epoch)
+        per_epoch = total if updates_per_epoch is None else updates_per_epoch
+        if per_epoch.denominator == 1:
+            per_epoch = whole("updates_per_epoch", int(per_epoch))
         draft = _Draft(total, per_epoch, batch or Batch())
         draft.every("log", whole("log_every", log_every, 0))
         draft.every("validate", whole("validate_every", validate_every, 0))
@@ -138,7 +147,6 @@ class Plan:
 
     @property
     def epochs(self) -> Fraction:
-        """Length of the run in epochs."""
         return Fraction(self.total_updates, self.updates_per_epoch)
 
     @cached_property
@@ -153,16 +161,13 @@ class Plan:
 
     @cached_property
     def updates_per_call(self) -> int:
-        """Updates in the longest call."""
         return max(end - start for start, end in pairwise((0, *self.ends)))
 
     @cached_property
     def events(self) -> tuple[Event, ...]:
-        """Every host event of the run, in order."""
         return tuple(event for span in self.spans() for event in span.events)
 
     def epoch_at(self, update: int) -> float:
-        """So many updates, in epochs."""
         return float(update / self.updates_per_epoch)
 
     def spans(self, start: int = 0) -> Iterator[Span]:
@@ -170,48 +175,41 @@ class Plan:
         first = start
         for index in range(bisect_right(self.ends, start), self.calls):
             end = self.ends[index]
-            yield Span(first, end - first, index + 1, self._events_after(end, index + 1))
+            epoch, due = self.epoch_at(end), [mark.kind for mark in self.marks if end in mark.updates]
+            yield Span(
+                first, end - first, index + 1, tuple(Event(kind, end, epoch, index + 1) for kind in due)
+            )
             first = end
 
-    def _events_after(self, update: int, call: int) -> tuple[Event, ...]:
-        epoch = self.epoch_at(update)
-        return tuple(Event(mark.kind, update, epoch, call) for mark in self.marks if update in mark.updates)
-
     def has(self, kind: Kind) -> bool:
-        """Whether the plan has any event of a kind."""
         return any(mark.kind == kind and mark.updates for mark in self.marks)
 
     def updates(self, kind: Kind) -> tuple[int, ...]:
-        """The updates after which one kind of event happens."""
         return tuple(sorted({update for mark in self.marks if mark.kind == kind for update in mark.updates}))
 
     def describe(self) -> str:
         """The plan for people, one thing a line: batch, data, calls, events."""
-        events = [self._describe_events(kind) for kind in KINDS]
-        return "\n".join([self.batch.describe(), *self._describe_data(), self._describe_calls(), *events])
-
-    def _describe_data(self) -> list[str]:
-        if self.samples is None:
-            return []
-        left = self.samples - self.updates_per_epoch * self.batch.global_
-        rest = f", {left:,} samples of each begin the next" if left > 0 else ""
-        return [
-            f"{self.samples:,} samples: {_format_count(self.updates_per_epoch)} weight updates an epoch{rest}"
-        ]
-
-    def _describe_calls(self) -> str:
+        lines = [self.batch.describe()]
+        if self.samples is not None:
+            left = self.samples - self.updates_per_epoch * self.batch.global_
+            rest = f", {left:,} samples of each begin the next" if left > 0 else ""
+            per_epoch = _format_count(self.updates_per_epoch)
+            lines.append(f"{self.samples:,} samples: {per_epoch} weight updates an epoch{rest}")
         equal = self.calls * self.updates_per_call == self.total_updates
-        each = f"{'' if equal else 'at most '}{self.updates_per_call:,}"
-        run = f"epochs: {_format_count(self.epochs)} = {self.total_updates:,} weight updates"
-        return f"{run}; calls: {self.calls:,} of {each} updates"
-
-    def _describe_events(self, kind: Kind) -> str:
-        updates = [str(update) for update in self.updates(kind)]  # commas stand between them, so none within
-        shown = updates if len(updates) <= 8 else [*updates[:5], "...", updates[-1]]
-        return f"{kind}: {len(updates):,}" + (f", after update {', '.join(shown)}" if updates else "")
+        lines.append(
+            f"epochs: {_format_count(self.epochs)} = {self.total_updates:,} weight updates; "
+            f"calls: {self.calls:,} of {'' if equal else 'at most '}{self.updates_per_call:,} updates"
+        )
+        for kind in KINDS:
+            updates = [
+                str(update) for update in self.updates(kind)
+            ]  # commas stand between them, so none within
+            shown = updates if len(updates) <= 8 else [*updates[:5], "...", updates[-1]]
+            after = f", after update {', '.join(shown)}" if updates else ""
+            lines.append(f"{kind}: {len(updates):,}{after}")
+        return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
-        """The plan as JSON has it."""
         per_epoch = self.updates_per_epoch
         return {
             "samples": self.samples,
@@ -227,22 +225,6 @@ class Plan:
             ],
             "warnings": list(self.warnings),
         }
-
-
-def _whole_or_fraction(updates: int | Fraction) -> int | Fraction:
-    if isinstance(updates, Fraction) and updates.denominator > 1:
-        return updates
-    return whole("updates_per_epoch", int(updates))
-
-
-def _updates_per_epoch(samples: int, batch: Batch, override: int | None) -> int:
-    whole("samples", samples)
-    if samples < batch.global_:
-        raise PlanError(
-            f"{samples} samples do not fill one global batch of {batch.global_} ({batch.describe()}); "
-            f"lower the micro batch, the replicas or the accumulation so that it is at most {samples}"
-        )
-    return samples // batch.global_ if override is None else whole("weight_updates_per_epoch", override)
 
 
 class _Draft:
@@ -282,16 +264,26 @@ class _Draft:
 
     def log(self, argument: str, frequency: Frequency) -> int:
         """Mark the logs of a frequency and return their period, 0 for none."""
-        wanted = _parse_frequency(argument, frequency)
-        period = self._log_period(argument, wanted) if wanted else 0
+        wanted, period = _parse_frequency(argument, frequency), 0
+        if wanted >= 1:  # an epoch is cut into equal parts, below 1 the run
+            period = self._cut(int(self.per_epoch), wanted)
+        elif wanted:
+            if (self.epochs * wanted).denominator != 1:
+                raise PlanError(self._explain_impossible(argument, wanted))
+            period = self._cut(self.total, wanted)
         self.every("log", period)
         self._warn_if_adjusted(argument, wanted, period)
         return period
 
     def repeat(self, kind: Kind, argument: str, frequency: Frequency, first: int = 0) -> None:
         """Mark events of a frequency, of which the first comes after `first` updates."""
-        wanted = _parse_frequency(argument, frequency)
-        period = self._save_period(wanted, first) if wanted else 0
+        wanted, period = _parse_frequency(argument, frequency), 0
+        if wanted >= 1:
+            period = self._cut(int(self.per_epoch), wanted)
+        elif wanted and (self.per_epoch / wanted).denominator == 1:
+            period = int(self.per_epoch / wanted)
+        elif wanted:
+            period = self.total if first == self.total else self._cut(self.total - first, wanted)
         self.every(kind, period, first)
         self._warn_if_adjusted(argument, wanted, period)
 
@@ -305,25 +297,6 @@ class _Draft:
                 f"{argument}={epoch} lies inside a weight update: moved to update {round(wanted)}"
             )
         return round(wanted)
-
-    def _log_period(self, argument: str, frequency: Fraction) -> int:
-        """Updates between logs: an epoch, or for a frequency below 1 the run, is cut into equal parts."""
-        if frequency >= 1:
-            return self._cut(int(self.per_epoch), frequency)
-        if (self.epochs * frequency).denominator != 1:
-            raise PlanError(self._explain_impossible(argument, frequency))
-        return self._cut(self.total, frequency)
-
-    def _save_period(self, frequency: Fraction, first: int) -> int:
-        """Updates between checkpoints (or validations) of which the first falls after `first` updates."""
-        if frequency >= 1:
-            return self._cut(int(self.per_epoch), frequency)
-        period = self.per_epoch / frequency
-        if period.denominator == 1:
-            return int(period)
-        if first == self.total:
-            return self.total
-        return self._cut(self.total - first, frequency)
 
     def _cut(self, updates: int, frequency: Fraction) -> int:
         """Cut `updates` into equal parts so that the parts come nearest to `frequency` per epoch."""
@@ -368,17 +341,15 @@ class _Draft:
 def _parse_frequency(argument: str, value: Frequency) -> Fraction:
     """A number of at least 0 as the fraction that was meant: 0.1 is 1/10 and the float 1/49 is 1/49."""
     try:
-        fraction = _nearest_fraction(value) if isinstance(value, float) else Fraction(value)
+        fraction = Fraction(value)
+        if isinstance(value, float):
+            simple = fraction.limit_denominator(10**6)
+            fraction = simple if float(simple) == value else Fraction(repr(value))
     except (ValueError, OverflowError, ZeroDivisionError):
         raise PlanError(f"{argument}={value}: not a number; write for example 2, 0.5 or 1/2") from None
     if fraction < 0:
         raise PlanError(f"{argument}={value}: must be at least 0")
     return fraction
-
-
-def _nearest_fraction(value: float) -> Fraction:
-    simple = Fraction(value).limit_denominator(10**6)
-    return simple if float(simple) == value else Fraction(repr(value))
 
 
 def closest_divisor(number: int, target: Fraction | int) -> int:

@@ -3,10 +3,7 @@
 It knows the file format and how to write a file whole; what is on a picture it does not know.
 """
 
-import os
 import struct
-import tempfile
-from contextlib import suppress
 from pathlib import Path
 from zlib import compress, crc32
 
@@ -14,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.errors import RunError
+from hotloop.options.files import whole_file
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 GREY, DEPTH = 0, 8
@@ -36,19 +34,10 @@ def _chunk(kind: bytes, content: bytes) -> bytes:
 
 def write(path: str | Path, pixels: NDArray[np.uint8]) -> None:
     """Write the picture whole or not at all, making the folder if need be."""
-    path = Path(path)
-    content = encode(pixels)
+    path, content = Path(path), encode(pixels)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-            Path(name).chmod(0o644)
-            Path(name).replace(path)
-        except BaseException:
-            with suppress(OSError):
-                Path(name).unlink()
-            raise
+        with whole_file(path) as part:
+            part.write_bytes(content)
     except OSError as error:
         raise RunError(f"{path}: cannot be written ({error.strerror}); choose another folder") from error

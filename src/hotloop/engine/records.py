@@ -33,11 +33,16 @@ PROCESS_EVENTS: Mapping[str, tuple[str, ...]] = {
 def compose_record(
     event: str, update: int, epoch: float, elapsed: float, figures: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A record as JSON holds it; NaN and infinity become null and are named in `nonfinite`."""
+    """A record as JSON holds it; NaN and infinity become null and are named in `nonfinite`, as `some` in a list."""
     if taken := set(figures) & set(FRAME):
         raise ValueError(f"figures cannot be called {sorted(taken)}: every record has these already")
     frame = {"event": event, "update": update, "epoch": epoch, "time": time.time(), "elapsed": elapsed}
-    odd = find_nonfinite(figures)
+    values = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in figures.items()}
+    odd = {
+        name: str(value) if isinstance(value, float) else "some"
+        for name, value in values.items()
+        if _any_nonfinite(value)
+    }
     record: dict[str, Any] = to_jsonable({**frame, **figures, **({"nonfinite": odd} if odd else {})})
     return record
 
@@ -48,7 +53,7 @@ def to_exact(value: Any) -> Any:
 
 
 def from_exact(value: Any) -> Any:
-    """What `exact` was given, with lists for tuples and arrays."""
+    """What `to_exact` was given, with lists for tuples and arrays."""
     if isinstance(value, list):
         return [from_exact(item) for item in value]
     if isinstance(value, dict):
@@ -56,14 +61,6 @@ def from_exact(value: Any) -> Any:
             float(value["float"]) if set(value) == {"float"} else {k: from_exact(v) for k, v in value.items()}
         )
     return value
-
-
-def find_nonfinite(figures: Mapping[str, Any]) -> dict[str, str]:
-    """The figures that are NaN or infinite, as text; a list with such an element reads `some`."""
-    plain = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in figures.items()}
-    scalars = {n: str(v) for n, v in plain.items() if isinstance(v, float) and not math.isfinite(v)}
-    lists = {n: "some" for n, v in plain.items() if isinstance(v, list | tuple) and _any_nonfinite(v)}
-    return scalars | lists
 
 
 def _any_nonfinite(value: Any) -> bool:
@@ -76,13 +73,9 @@ def write_json(path: str | Path, value: Any) -> None:
     """Replace the file in one step: a reader sees the old text or the new one, never a part."""
     path = Path(path)
     text = json.dumps(to_jsonable(value), indent=2, allow_nan=False) + "\n"
-    with whole_file(path) as part:
-        file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        try:
-            write_all(file, text.encode())
-            os.fsync(file)
-        finally:
-            os.close(file)
+    with whole_file(path) as part, part.open("wb", buffering=0) as file:
+        write_all(file.fileno(), text.encode())
+        os.fsync(file.fileno())
 
 
 def remove_parts(path: Path) -> None:
@@ -133,10 +126,6 @@ def read_events(path: str | Path) -> Iterator[dict[str, Any]]:
         yield record
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, float) or (type(value) is int and abs(value) < 2**63)
-
-
 def _odd_frame(record: Any) -> str:
     """What a record lacks of the parts that all of them have; an empty text where nothing."""
     if not isinstance(record, dict):
@@ -146,8 +135,11 @@ def _odd_frame(record: Any) -> str:
     update = record.get("update")
     if type(update) is not int or abs(update) >= 2**63:
         return "no 'update'"
-    odd = [key for key in ("epoch", "time", "elapsed") if not _is_number(record.get(key, 0))]
-    return f"{odd[0]!r} is no number" if odd else ""
+    for key in ("epoch", "time", "elapsed"):
+        value = record.get(key, 0)
+        if not isinstance(value, float) and not (type(value) is int and abs(value) < 2**63):
+            return f"{key!r} is no number"
+    return ""
 
 
 def drop_torn_line(path: Path) -> int:

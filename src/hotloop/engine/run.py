@@ -90,6 +90,8 @@ class Run:
         Only the keys in `may_differ` may have other values than before. A core count, jax version or device
         that differs is a warning in the records, because sums may then differ in their last bits.
         """
+        from hotloop.engine.device import describe_environment
+
         path = Path(path)
         if rehearsal.is_on():
             check_free(path, resume)
@@ -101,7 +103,7 @@ class Run:
             _refuse_another_run(path, resume)
             if not resume:
                 drop_torn_line(path / RECORDS)  # what a kill left before its run's first record
-            now = to_jsonable(_environment() if environment is None else environment)
+            now = to_jsonable(describe_environment() if environment is None else environment)
             warnings = resume_warnings(path, config, now, may_differ) if resume else []
             if not (resume and (path / "environment.json").exists()):
                 write_json(path / "environment.json", now)
@@ -199,12 +201,6 @@ class Run:
             error.args = (f"{error}; to resume: {self.how_to_resume}",)
 
 
-def _environment() -> Mapping[str, Any]:
-    from hotloop.engine.device import describe_environment
-
-    return describe_environment()
-
-
 def take_folder(path: Path, resume: bool) -> int:
     """Make the folder if need be and hold its lock (a descriptor); a dead process holds none."""
     check_resumable(path, resume)
@@ -216,7 +212,9 @@ def take_folder(path: Path, resume: bool) -> int:
         raise RunError(f"cannot make the run folder {path}: {error.strerror}; choose another one") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _sign(lock)
+        with suppress(OSError):  # for whoever finds the folder taken; a full disk has no room even for that
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
     except BlockingIOError:
         holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
         os.close(lock)
@@ -229,13 +227,6 @@ def take_folder(path: Path, resume: bool) -> int:
     for name in WRITTEN_WHOLE:
         remove_parts(path / name)
     return lock
-
-
-def _sign(lock: int) -> None:
-    """Leave this process's number for whoever finds the folder taken; a full disk has no room even for that."""
-    with suppress(OSError):
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
 
 
 def _files_of_run(path: Path) -> list[str]:

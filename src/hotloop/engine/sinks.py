@@ -196,11 +196,6 @@ class GuardedSink:
         finally:
             self.abandon()
 
-    def release(self) -> None:
-        """Close it after it failed, for its files' sake; what more goes wrong is no news."""
-        with suppress(Exception):
-            self.close()
-
     def abandon(self) -> None:
         """Wait for it no more; its thread ends once it answers, or with the process."""
         if self._jobs is not None:
@@ -256,7 +251,11 @@ class SinkGroup:
             try:
                 sink.write(record)
             except Exception as error:  # a sink that fails must not cost the run
-                sink.abandon() if isinstance(error, TimeoutError) else sink.release()
+                if isinstance(error, TimeoutError):
+                    sink.abandon()
+                else:
+                    with suppress(Exception):  # for its files' sake; what more goes wrong is no news
+                        sink.close()
                 self._drop(sink, error)
 
     def close(self) -> None:
@@ -311,19 +310,15 @@ def console_line(record: Record) -> str:
     if event == "start" and "folder" in record:
         return f"start: {record['folder']}{', resumed' if record.get('resumed') else ''}"
     if event == "compile" and "compile_seconds" in record:
-        return _compile_line(record)
+        seconds = record["lower_seconds"] + record["compile_seconds"]
+        what = f" {record['program']}" if "program" in record else ""
+        length = f", calls of {record['updates_per_call']:,} updates" if "updates_per_call" in record else ""
+        return f"compiled{what} in {seconds:.1f} s{length}"
     figures = ", ".join(_figures(record))
     place = f"update {record['update']:,}" + (f", epoch {record['epoch']:.2f}" if "epoch" in record else "")
     if event == "log":
         return f"{f'{place}:':{PLACE}} {figures}, time: {format_clock(record['elapsed'])}"
     return f"{event} at {place}: {figures}".removesuffix(": ")
-
-
-def _compile_line(record: Record) -> str:
-    seconds = record["lower_seconds"] + record["compile_seconds"]
-    what = f" {record['program']}" if "program" in record else ""
-    length = f", calls of {record['updates_per_call']:,} updates" if "updates_per_call" in record else ""
-    return f"compiled{what} in {seconds:.1f} s{length}"
 
 
 def format_clock(seconds: float) -> str:

@@ -204,7 +204,6 @@ class RunCheckpoints:
         )
 
     def records(self) -> list[dict[str, Any]]:
-        """All that is on record of the run."""
         return [*read_events(self.run)] if self.run and (self.run / "events.jsonl").exists() else []
 
     def steps(self) -> list[int]:
