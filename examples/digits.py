@@ -1,179 +1,80 @@
-"""Train a small network on drawn digits: one program that uses every part of the engine.
+"""Train a small network on drawn digits, as a program with a command line of its own.
 
-    python examples/digits.py --run results/digits             train; Ctrl-C stops, saved
-    python examples/digits.py --run results/digits --resume    go on where it stopped or was killed
-    python examples/digits.py --run results/mnist --data mnist --samples 60000
-
-The model is a family in the sense of docs/engine.md: `init`, `update` and `evaluate`, three pure functions
-and a frozen config. Everything else (the compiled loop, shuffled batches, logs, checkpoints, Ctrl-C) is the
-engine's.
+python examples/digits.py --run results/digits             train; Ctrl-C stops, saved
+python examples/digits.py --run results/digits --resume    go on where it stopped or was killed
+python examples/digits.py --run results/mnist --data mnist --samples 60000
 """
 
-import argparse
 import sys
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import optax
-from jax import Array
 
-from hotloop.data import load
-from hotloop.data.stand_ins import draw_digits
-from hotloop.engine.checkpoint import Checkpoints, KeepLast
-from hotloop.engine.device import setup
-from hotloop.engine.drive import drive, newest
-from hotloop.engine.evaluate import Evaluation
-from hotloop.engine.feed import Resident
-from hotloop.engine.interrupt import Stopped, raise_stops
-from hotloop.engine.keys import seed_key, stream
-from hotloop.engine.loop import Program
-from hotloop.engine.plan import Batch, Plan
-from hotloop.engine.run import Run
-from hotloop.engine.sinks import ConsoleSink
-from hotloop.errors import HotloopError
-from hotloop.layers.initial import constant, draw, he_normal
+from hotloop import Evaluation, Plan, Program, Resident, layers, train
+from hotloop.cli import Command, Context, option, run_program
+from hotloop.data import draw_digits, load
 
 
 @dataclass(frozen=True)
 class Config:
-    """What the run's result depends on."""
+    run: str = option("results/digits", "Folder for records and checkpoints.")
+    resume: bool = option(False, "Go on from the newest checkpoint in the folder.")
+    epochs: int = option(5, "Passes over the images.")
+    batch_size: int = option(50, "Images of a weight update.")
+    hidden: int = option(256, "Hidden units.")
+    learning_rate: float = option(1e-3, "The rate of Adam.")
+    dropout: float = option(0.1, "Share of the hidden units that an update leaves out.")
+    logs_per_epoch: int = option(1, "Logs an epoch.")
+    checkpoints_per_epoch: int = option(1, "Checkpoints an epoch.")
+    data: str = option("drawn", "Where the digits come from.", choices=("drawn", "mnist"))
+    samples: int = option(5_000, "Images to train with.")
+    seed: int = option(0, "Seed of weights, order and dropout.")
 
-    epochs: int = 5
-    batch_size: int = 50
-    hidden: int = 256
-    learning_rate: float = 1e-3
-    dropout: float = 0.1
-    logs_per_epoch: int = 1
-    checkpoints_per_epoch: int = 1
-    data: str = "drawn"  # or mnist
-    samples: int = 5_000
-    seed: int = 0
 
-
-def init(config: Config, key: Array) -> dict[str, Any]:
-    """Random weights, biases of zero, and an optimiser that has seen nothing."""
-    sizes = {"hidden": (784, config.hidden), "output": (config.hidden, 10)}
-    specs = {name: {"w": he_normal(size), "b": constant(size[1:])} for name, size in sizes.items()}
-    params = draw(key, specs)
+def init(config: Config, key: jax.Array) -> dict:
+    first, second = jax.random.split(key)
+    params = layers.init_dense(first, 784, config.hidden), layers.init_dense(second, config.hidden, 10)
     return {"params": params, "optimiser": optax.adam(config.learning_rate).init(params)}
 
 
-def logits(params: Any, images: Array, keep: Array | float = 1.0) -> Array:
-    """Two layers; `keep` scales the hidden units."""
-    x = images.reshape(len(images), 784).astype(jnp.float32) / 255
-    hidden = jax.nn.relu(x @ params["hidden"]["w"] + params["hidden"]["b"]) * keep
-    scores: Array = hidden @ params["output"]["w"] + params["output"]["b"]
-    return scores
+def logits(params: tuple, images: jax.Array, keep: jax.Array | float = 1.0) -> jax.Array:
+    return layers.dense(params[1], keep * jax.nn.relu(layers.dense(params[0], images.reshape(-1, 784) / 255)))
 
 
-def update(config: Config) -> Any:
-    """One weight update."""
-    optimiser = optax.adam(config.learning_rate)
-
-    def one(state: Any, batch: Any, key: Array) -> tuple[Any, dict[str, Array]]:
-        kept = jax.random.bernoulli(key, 1 - config.dropout, (len(batch["label"]), config.hidden))
-
-        def loss(params: Any) -> Array:
+def run(config: Config, context: Context) -> dict[str, float]:
+    def update(state: dict, batch: dict, key: jax.Array) -> tuple[dict, dict]:
+        def loss(params: tuple) -> jax.Array:
+            kept = jax.random.bernoulli(key, 1 - config.dropout, (config.batch_size, config.hidden))
             scores = logits(params, batch["image"], kept / (1 - config.dropout))
-            return optax.softmax_cross_entropy_with_integer_labels(scores, batch["label"]).mean()
+            return layers.cross_entropy(scores, batch["label"]).mean()
 
-        value, gradient = jax.value_and_grad(loss)(state["params"])
-        change, moments = optimiser.update(gradient, state["optimiser"])
+        value, slope = jax.value_and_grad(loss)(state["params"])
+        change, moments = optax.adam(config.learning_rate).update(slope, state["optimiser"])
         return {"params": optax.apply_updates(state["params"], change), "optimiser": moments}, {"loss": value}
 
-    return one
+    def evaluate(state: dict, batch: dict) -> dict[str, jax.Array]:
+        return {"accuracy": layers.correct(logits(state["params"], batch["image"]), batch["label"])}
 
-
-def evaluate(config: Config) -> Any:
-    """For each sample: is the answer right?"""
-
-    def values(state: Any, batch: Any) -> dict[str, Array]:
-        return {"correct": logits(state["params"], batch["image"]).argmax(-1) == batch["label"]}
-
-    return values
-
-
-def load_data(config: Config) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Images and labels to train and to test with; they stay bytes until the device needs numbers."""
+    context.open_device()
+    seen, new = draw_digits(config.samples, seed=1), draw_digits(1_000, seed=2)
     if config.data == "mnist":
-        found = load("mnist")
-        splits = [(found.train.images, found.train.labels), (found.test.images, found.test.labels)]
-    else:
-        splits = [draw_digits(config.samples, seed=1), draw_digits(1_000, seed=2)]
-    train, test = ({"image": image, "label": label.astype(np.uint8)} for image, label in splits)
-    return {name: array[: config.samples] for name, array in train.items()}, test
-
-
-def train(config: Config, folder: Path, resume: bool) -> dict[str, Any]:
-    """Plan, feed, program, run: the whole of it."""
-    setup()
-    images, new_images = load_data(config)
-    plan = Plan.for_epochs(
-        len(images["label"]),
-        config.epochs,
-        Batch.of(config.batch_size),
-        logs_per_epoch=config.logs_per_epoch,
-        ckpts_per_epoch=config.checkpoints_per_epoch,
-        validations_per_epoch=1,
-    )
-    key = seed_key(config.seed)
-    feed = Resident(images, config.batch_size, seed=config.seed)
-    evaluation = Evaluation(evaluate(config), new_images, batch_size=200)
-
-    def validate(state: Any) -> dict[str, float]:
-        sums = evaluation(state)
-        return {"accuracy": sums["correct"] / sums["samples"]}
-
-    command = " ".join(["python", *sys.argv])
-    state = init(config, stream(key, "init", 0))
-    with (
-        Run.create(folder, asdict(config), command=command, resume=resume, sinks=[ConsoleSink(print)]) as run,
-        Checkpoints(run.checkpoints, KeepLast(3), family="digits", config=asdict(config)) as checkpoints,
-    ):
-        state = drive(
-            Program(update(config), feed, plan.updates_per_call, key),
-            plan,
-            state,
-            run,
-            checkpoints,
-            resumed=newest(checkpoints, state) if resume else None,
-            validate=validate,
-            guard="loss",
-            how_to_resume=command if resume else f"{command} --resume",
-        )
-        return validate(state)
-
-
-def main() -> int:
-    """Options in, exit status out: 2 for a mistake, 130 for Ctrl-C, 143 for SIGTERM."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--run", type=Path, required=True, help="folder for records and checkpoints")
-    parser.add_argument(
-        "--resume", action="store_true", help="go on from the newest checkpoint in the folder"
-    )
-    for name, default in asdict(Config()).items():
-        option = f"--{name.replace('_', '-')}"
-        parser.add_argument(option, type=type(default), default=default, help=f"default {default}")
-    options = vars(parser.parse_args())
-    folder, resume = options.pop("run"), options.pop("resume")
-    try:
-        with raise_stops():
-            result = train(Config(**options), folder, resume)
-    except HotloopError as error:
-        print(error, file=sys.stderr)
-        return 2
-    except Stopped as stop:
-        print(stop, file=sys.stderr)
-        return stop.exit_status
-    print(f"accuracy on new digits: {100 * result['accuracy']:.2f} %")
-    return 0
+        mnist = load("mnist")
+        seen, new = (mnist.train.images, mnist.train.labels), (mnist.test.images, mnist.test.labels)
+    data = {"image": seen[0][: config.samples], "label": seen[1][: config.samples]}
+    feed, key = Resident(data, config.batch_size, seed=config.seed), jax.random.key(config.seed)
+    events = {"logs_per_epoch": config.logs_per_epoch, "ckpts_per_epoch": config.checkpoints_per_epoch}
+    plan = Plan.for_epochs(feed.samples, config.epochs, config.batch_size, validations_per_epoch=1, **events)
+    program = Program(update, feed, plan.updates_per_call, key)
+    evaluation = Evaluation(evaluate, {"image": new[0], "label": new[1]}, batch_size=200)
+    kept = {name: value for name, value in asdict(config).items() if name not in ("run", "resume")}
+    again = " ".join(["python", *sys.argv, *([] if config.resume else ["--resume"])])
+    calls = {"validate": evaluation.means, "guard": "loss", "how_to_resume": again}
+    state = train(program, plan, init(config, key), config.run, settings=kept, resume=config.resume, **calls)
+    accuracy = evaluation.means(state)["accuracy"]
+    context.say(f"accuracy on new digits: {100 * accuracy:.2f} %")
+    return {"accuracy": accuracy}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_program(Command("digits.py", "Train a small network on drawn digits.", Config, run)))

@@ -58,3 +58,9 @@ def test_importing_the_package_imports_neither_jax_nor_numpy() -> None:
 
 def test_names_that_need_no_jax_do_not_import_it() -> None:
     run(f"import sys; from hotloop import {', '.join(WITHOUT_JAX)}; assert 'jax' not in sys.modules")
+
+
+def test_a_whole_program_needs_three_imports_and_eighty_lines() -> None:
+    lines = (Path(__file__).parents[1] / "examples" / "digits.py").read_text().splitlines()
+    imports = [line for line in lines if line.startswith(("from hotloop", "import hotloop"))]
+    assert len(imports) <= 3 and len(lines) <= 80

@@ -47,7 +47,7 @@ def reached(folder: Path) -> int:
 
 def final(folder: Path, like: Any) -> Any:
     """The state after the last update."""
-    restored = Checkpoints(folder / "checkpoints", family="digits").restore(like)
+    restored = Checkpoints(folder / "checkpoints").restore(like)
     assert restored.step == UPDATES and not restored.skipped
     return restored.state
 

@@ -6,7 +6,7 @@ add a command, add a line to COMMANDS; its module declares `COMMAND`.
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -40,10 +40,19 @@ USAGE_ERROR, DEFECT, BROKEN_PIPE = 2, 1, 141
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; its exit status: 0, 2 for a user's error, 1 for a defect, 128 + N for signal N."""
+    return _exit_status(dispatch, list(sys.argv[1:] if argv is None else argv))
+
+
+def run_program(command: Command, argv: Sequence[str] | None = None) -> int:
+    """`main` for a program of one command of its own: the options of its config, help, one line for an error."""
     words = list(sys.argv[1:] if argv is None else argv)
+    return _exit_status(lambda words: _run_command(command, command.name, words), words)
+
+
+def _exit_status(act: Callable[[list[str]], int], words: list[str]) -> int:
     try:
         with raise_stops():
-            status = dispatch(list(words))
+            status = act(list(words))
             sys.stdout.flush()
             return status
     except BrokenPipeError:
@@ -99,6 +108,10 @@ def dispatch(words: list[str]) -> int:
             print(f"hotloop {VERSION}")
         return 0
     command, path, rest = find_command(words)
+    return _run_command(command, path, rest, flags)
+
+
+def _run_command(command: Command, path: str, rest: list[str], flags: Sequence[str] = ()) -> int:
     if command.verbatim:
         with_value = {option.spelling for option in command.options if option.kind.element is not bool}
         first = 0

@@ -3,6 +3,7 @@
 from hotloop.data.dataset import BinaryImages, Dataset, LabelledImages, RatingSet, binarise_dataset
 from hotloop.data.load import load, load_binarised, load_ratings
 from hotloop.data.ratings import Ratings
+from hotloop.data.stand_ins import draw_digits
 
 __all__ = [
     "BinaryImages",
@@ -11,6 +12,7 @@ __all__ = [
     "RatingSet",
     "Ratings",
     "binarise_dataset",
+    "draw_digits",
     "load",
     "load_binarised",
     "load_ratings",

@@ -44,6 +44,8 @@ class Evaluation:
     >>> evaluation = Evaluation(lambda state, batch: {"error": abs(batch["x"] - state)}, data, batch_size=2)
     >>> evaluation(1.0)
     {'error': 7.0, 'samples': 5}
+    >>> evaluation.means(1.0)
+    {'error': 1.4, 'samples': 5}
     """
 
     def __init__(
@@ -93,6 +95,10 @@ class Evaluation:
         self.compile(state)
         return _added(self.compiled(state, self._data), self.samples)
 
+    def means(self, state: Any) -> dict[str, Any]:
+        """The mean of each over all samples: figures for `validate`."""
+        return means_of(self(state))
+
     def _sums_of_batches(self, state: Any, data: Any) -> Mapping[str, Array]:
         def one(start: Array) -> Mapping[str, Array]:
             places = start + jnp.arange(self.batch_size)
@@ -101,6 +107,12 @@ class Evaluation:
 
         sums: Mapping[str, Array] = jax.lax.map(one, jnp.arange(0, self.samples, self.batch_size))
         return sums
+
+
+def means_of(sums: Mapping[str, Any]) -> dict[str, Any]:
+    """The mean of each sum over the samples, and their number under `samples` again."""
+    samples = sums["samples"]
+    return {name: value / samples for name, value in sums.items() if name != "samples"} | {"samples": samples}
 
 
 def evaluate(fn: PerSample, state: Any, data: Any, batch_size: int) -> Sums:

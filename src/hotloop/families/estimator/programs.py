@@ -4,7 +4,7 @@ A model is built once for each mode and form of input, and compiled once: asking
 traces nothing.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -15,7 +15,7 @@ import jax
 
 from hotloop.engine.checkpoint import Checkpoints
 from hotloop.engine.device import replica_mesh
-from hotloop.engine.evaluate import Evaluation, evaluate_batches
+from hotloop.engine.evaluate import Evaluation, evaluate_batches, means_of
 from hotloop.engine.feed import Feed, gather_rows
 from hotloop.engine.keys import seed_key
 from hotloop.engine.loop import Program
@@ -126,7 +126,7 @@ class Programs:
 
             def over_arrays(state: State) -> dict[str, Any]:
                 with self.progress("evaluating", None):  # one compiled call: it comes back once
-                    return _average(evaluation(state))
+                    return evaluation.means(state)
 
             return over_arrays
         fn, size = self._evaluate(job), source.batch_size
@@ -135,7 +135,7 @@ class Programs:
         def over_batches(state: State) -> dict[str, Any]:
             with self.progress("evaluating", total) as bar:
                 batches = advance_through(islice(source.batches(), steps), bar)
-                return _average(evaluate_batches(fn, state, batches, size))
+                return means_of(evaluate_batches(fn, state, batches, size))
 
         return over_batches
 
@@ -155,8 +155,3 @@ class Programs:
 
     def _evaluate(self, job: Job) -> Any:
         return self._keep(("evaluate", job), lambda: model.evaluate(job))
-
-
-def _average(sums: Mapping[str, Any]) -> dict[str, Any]:
-    samples = sums["samples"]
-    return {name: value / samples for name, value in sums.items() if name != "samples"} | {"samples": samples}
