@@ -7,7 +7,7 @@ stopped goes on where it was. A shard is built in a process of its own: what goe
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -131,7 +131,18 @@ def build_shard(skip_corrupt: bool, task: ShardTask) -> Shard:
     records = repaired = 0
     path = task.path
     with write_errors(path), whole_file(path) as unfinished, unfinished.open("wb") as file:
-        for item, image in _images(task, skipped if skip_corrupt else None):
+        for item in task.items:
+            with read_errors(item.path):
+                encoded = Path(item.path).read_bytes()
+            try:
+                image = check_image(encoded)
+            except ImageError as error:
+                if not skip_corrupt:
+                    raise DataError(
+                        f"{item.path}: {error}; skip_corrupt=True leaves such images out"
+                    ) from None
+                skipped.append(f"{item.path}: {error}")
+                continue
             boxes = task.boxes.get(Path(item.path).stem, no_boxes())
             file.write(encode_record(write_example(record_features(item, image, boxes))))
             records += 1
@@ -144,12 +155,15 @@ def build_shard(skip_corrupt: bool, task: ShardTask) -> Shard:
 
 def record_features(item: Item, image: CheckedImage, boxes: np.ndarray) -> dict[str, Values]:
     sides = dict(zip(("xmin", "ymin", "xmax", "ymax"), boxes.T.astype(np.float32), strict=True))
+    numbers = {
+        "image/height": image.height,
+        "image/width": image.width,
+        "image/channels": 3,
+        "image/class/label": item.label,
+    }
     return {
-        "image/height": _int(image.height),
-        "image/width": _int(image.width),
+        **{name: np.array([number], np.int64) for name, number in numbers.items()},
         "image/colorspace": [b"RGB"],
-        "image/channels": _int(3),
-        "image/class/label": _int(item.label),
         "image/class/synset": [item.synset.encode()],
         "image/class/text": [item.text.encode()],
         **{f"image/object/bbox/{side}": values for side, values in sides.items()},
@@ -158,19 +172,3 @@ def record_features(item: Item, image: CheckedImage, boxes: np.ndarray) -> dict[
         "image/filename": [os.fsencode(Path(item.path).name)],
         "image/encoded": [image.encoded],
     }
-
-
-def _images(task: ShardTask, skipped: list[str] | None) -> Iterator[tuple[Item, CheckedImage]]:
-    for item in task.items:
-        with read_errors(item.path):
-            encoded = Path(item.path).read_bytes()
-        try:
-            yield item, check_image(encoded)
-        except ImageError as error:
-            if skipped is None:
-                raise DataError(f"{item.path}: {error}; skip_corrupt=True leaves such images out") from None
-            skipped.append(f"{item.path}: {error}")
-
-
-def _int(value: int) -> np.ndarray:
-    return np.array([value], np.int64)

@@ -32,6 +32,11 @@ _VERSIONS = 40
 """Crooked versions of each digit."""
 _DIGIT_BLOCK = 4096
 Points = NDArray[np.float32]
+OBJECT_SIDE = 32
+_OBJECT_BLOCK = 128
+"""Images drawn together: their planes stay in the cache."""
+Plane = NDArray[np.float32]
+Shape = Callable[[Plane, Plane], Plane]
 
 
 def stand_in_images(name: str, why: str, seed: int = 0) -> Dataset:
@@ -114,29 +119,20 @@ def draw_digits(count: int, seed: int = 0) -> tuple[NDArray[np.uint8], NDArray[n
 def _fields(rng: np.random.Generator) -> NDArray[np.float32]:
     """Distance from every point of the box to the nearest stroke: [classes * versions, field * field]."""
     axis = np.linspace(-_REACH, _REACH, _FIELD, dtype=np.float32)
-    grid = np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2)
-    fields = [
-        np.min([_distance(grid, _crooked(stroke, rng)) for stroke in glyph], axis=0)
-        for glyph in _GLYPHS
-        for _ in range(_VERSIONS)
-    ]
-    return np.stack(fields)
-
-
-def _crooked(stroke: Points, rng: np.random.Generator) -> Points:
-    """The stroke bent by a low wave and shaken at its points."""
-    phase, size = rng.uniform(0, 2 * np.pi, 2), rng.normal(0, 0.17, 2)
-    wave = size * np.sin(2.0 * stroke[:, ::-1] + phase)
-    return (stroke + wave + rng.normal(0, 0.045, stroke.shape)).astype(np.float32)
-
-
-def _distance(grid: Points, stroke: Points) -> NDArray[np.float32]:
-    x, y = np.ascontiguousarray(grid.T)
-    nearest = np.full(len(grid), np.inf, np.float32)
-    for (x0, y0), (dx, dy) in zip(stroke[:-1], np.diff(stroke, axis=0), strict=True):
-        share = np.clip(((x - x0) * dx + (y - y0) * dy) / max(dx * dx + dy * dy, np.float32(1e-9)), 0, 1)
-        np.minimum(nearest, (x - x0 - share * dx) ** 2 + (y - y0 - share * dy) ** 2, out=nearest)
-    return np.sqrt(nearest)
+    y, x = (np.ascontiguousarray(each.ravel()) for each in np.meshgrid(axis, axis, indexing="ij"))
+    fields = np.full((len(_GLYPHS) * _VERSIONS, x.size), np.inf, np.float32)
+    for number, nearest in enumerate(fields):
+        for stroke in _GLYPHS[number // _VERSIONS]:
+            # Each version of a stroke is bent by a low wave and shaken at its points.
+            phase, size = rng.uniform(0, 2 * np.pi, 2), rng.normal(0, 0.17, 2)
+            wave = size * np.sin(2.0 * stroke[:, ::-1] + phase)
+            bent = (stroke + wave + rng.normal(0, 0.045, stroke.shape)).astype(np.float32)
+            for (x0, y0), (dx, dy) in zip(bent[:-1], np.diff(bent, axis=0), strict=True):
+                length = max(dx * dx + dy * dy, np.float32(1e-9))
+                share = np.clip(((x - x0) * dx + (y - y0) * dy) / length, 0, 1)
+                squared = (x - x0 - share * dx) ** 2 + (y - y0 - share * dy) ** 2
+                np.minimum(nearest, squared, out=nearest)
+    return np.sqrt(fields)
 
 
 def _draw_digit_block(
@@ -144,7 +140,13 @@ def _draw_digit_block(
 ) -> NDArray[np.uint8]:
     """One image for each version: where a pixel falls in the distance field decides its ink."""
     count = len(version)
-    matrix, shift = _affine(count, rng)
+    # Each image turns, slants, stretches and moves in its own way.
+    turn, slant = rng.normal(0, 0.19, count), rng.normal(0, 0.24, count)
+    wide, high = np.exp(rng.normal(0.05, 0.17, (2, count)))
+    cos, sin = np.cos(turn), np.sin(turn)
+    map_to_field = np.stack([wide * cos, high * sin, wide * (slant * cos - sin), high * (cos + slant * sin)])
+    matrix = map_to_field.T.reshape(-1, 2, 2).astype(np.float32)
+    shift = rng.normal(0, 0.12, (count, 1, 2)).astype(np.float32)
     axis = np.linspace(-1, 1, DIGIT_SIDE, dtype=np.float32) * 1.4
     pixels = np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2)
     places = (pixels @ matrix + shift) * ((_FIELD - 1) / (2 * _REACH)) + (_FIELD - 1) / 2
@@ -155,23 +157,6 @@ def _draw_digit_block(
     ink += rng.standard_normal(ink.shape, np.float32) * np.float32(0.08) * (ink > 0)
     grey: NDArray[np.uint8] = np.rint(255 * np.clip(ink, 0, 1)).astype(np.uint8)
     return grey.reshape(-1, DIGIT_SIDE, DIGIT_SIDE)
-
-
-def _affine(count: int, rng: np.random.Generator) -> tuple[Points, Points]:
-    """Maps from the image to the field: each turns, slants, stretches and moves in its own way."""
-    turn, slant = rng.normal(0, 0.19, count), rng.normal(0, 0.24, count)
-    wide, high = np.exp(rng.normal(0.05, 0.17, (2, count)))
-    cos, sin = np.cos(turn), np.sin(turn)
-    matrix = np.stack([wide * cos, high * sin, wide * (slant * cos - sin), high * (cos + slant * sin)])
-    shift = rng.normal(0, 0.12, (count, 1, 2))
-    return matrix.T.reshape(-1, 2, 2).astype(np.float32), shift.astype(np.float32)
-
-
-OBJECT_SIDE = 32
-_OBJECT_BLOCK = 128
-"""Images drawn together: their planes stay in the cache."""
-Plane = NDArray[np.float32]
-Shape = Callable[[Plane, Plane], Plane]
 
 
 def _radius(u: Plane, v: Plane) -> Plane:
@@ -239,27 +224,27 @@ def _draw_object_block(
     shapes: NDArray[np.int32], textures: NDArray[np.int32], rng: np.random.Generator
 ) -> NDArray[np.uint8]:
     count = len(shapes)
-    u, v = _coordinates(count, rng)
-    inside = np.clip(np.float32(0.5) - _each(_SHAPES, shapes, u, v) * np.float32(8), 0, 1)
-    preferred = _COLOURS[:, shapes] + rng.normal(0, 0.25, (3, count))
-    front = _colour(_each(_TEXTURES, textures, u, v), preferred, rng)
-    back = _colour(_background(count, rng), rng.uniform(0.2, 0.8, (3, count)), rng)
-    front -= back
-    front *= inside
-    front += back
-    pixels: NDArray[np.uint8] = np.clip(255 * front, 0, 255).astype(np.uint8)
-    return pixels.transpose(1, 2, 3, 0)
-
-
-def _coordinates(count: int, rng: np.random.Generator) -> tuple[Plane, Plane]:
-    """Each pixel in the coordinates of its image's shape: turned, stretched and moved."""
+    # Each pixel in the coordinates of its image's shape: turned, stretched and moved.
     axis = np.linspace(-1.2, 1.2, OBJECT_SIDE, dtype=np.float32)
     move = rng.normal(0, 0.16, (2, count, 1, 1)).astype(np.float32)
     x, y = axis[None, None, :] - move[0], axis[None, :, None] - move[1]
     turn = rng.normal(0, 0.35, (count, 1, 1)).astype(np.float32)
     wide, high = np.exp(rng.normal(0.1, 0.2, (2, count, 1, 1))).astype(np.float32)
     cos, sin = np.cos(turn), np.sin(turn)
-    return wide * (cos * x + sin * y), high * (cos * y - sin * x)
+    u, v = wide * (cos * x + sin * y), high * (cos * y - sin * x)
+    inside = np.clip(np.float32(0.5) - _each(_SHAPES, shapes, u, v) * np.float32(8), 0, 1)
+    preferred = _COLOURS[:, shapes] + rng.normal(0, 0.25, (3, count))
+    front = _colour(_each(_TEXTURES, textures, u, v), preferred, rng)
+    # The background is a wave of any direction and length, from a slow shade to stripes.
+    axis = np.linspace(-1, 1, OBJECT_SIDE, dtype=np.float32)
+    fx, fy, phase = rng.normal(0, [[2.5], [2.5], [3.0]], (3, count)).astype(np.float32)[..., None, None]
+    wave: Plane = np.sin(fx * axis[None, None, :] + fy * axis[None, :, None] + phase)
+    back = _colour(wave, rng.uniform(0.2, 0.8, (3, count)), rng)
+    front -= back
+    front *= inside
+    front += back
+    pixels: NDArray[np.uint8] = np.clip(255 * front, 0, 255).astype(np.uint8)
+    return pixels.transpose(1, 2, 3, 0)
 
 
 def _each(kinds: dict[str, Shape], chosen: NDArray[np.int32], u: Plane, v: Plane) -> Plane:
@@ -268,14 +253,6 @@ def _each(kinds: dict[str, Shape], chosen: NDArray[np.int32], u: Plane, v: Plane
         rows = np.flatnonzero(chosen == number)
         planes[rows] = kind(u[rows], v[rows])
     return planes
-
-
-def _background(count: int, rng: np.random.Generator) -> Plane:
-    """A wave of any direction and length in each image, from a slow shade to stripes."""
-    axis = np.linspace(-1, 1, OBJECT_SIDE, dtype=np.float32)
-    fx, fy, phase = rng.normal(0, [[2.5], [2.5], [3.0]], (3, count)).astype(np.float32)[..., None, None]
-    wave: Plane = np.sin(fx * axis[None, None, :] + fy * axis[None, :, None] + phase)
-    return wave
 
 
 def _colour(plane: Plane, middle: NDArray[np.float64], rng: np.random.Generator) -> Plane:
