@@ -1,7 +1,7 @@
-"""Settings of jax in one place, because jax's own `config.update` carries no types.
+"""The cache of compiled programs: where it is, how large it may become, and jax told to keep its programs in it.
 
-A folder of entries by key, as jax's compilation cache wants them: whole or not there, the oldest evicted
-The cache folder: where it is, how large it may become, and jax told to keep compiled programs in it.
+`HOTLOOP_CACHE` names the folder or turns it off, `HOTLOOP_CACHE_LIMIT` or `hotloop cache limit` bounds it. No jax is
+imported before `enable`.
 """
 
 import contextlib
@@ -12,32 +12,40 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hotloop import rehearsal
 from hotloop.errors import OptionError
 from hotloop.options.files import expand_path
 
+SUFFIX, PARTIAL = ".program", ".partial"
+MARK = b"hotloop1"
+HEAD_BYTES = len(MARK) + 16
+DEFAULT_LIMIT = 4 * 10**9
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+UNITS |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+LONGEST_NUMBER = 18  # digits of a size; more are no size that a disk has
+
 
 def configure(**settings: Any) -> None:
-    """Set jax's options by name: `configure(jax_platforms="cpu")`."""
+    """Set jax's options by name: jax's own `config.update` carries no types."""
     import jax
 
     for name, value in settings.items():
         jax.config.update(name, value)  # type: ignore[no-untyped-call]
 
 
-SUFFIX = ".program"
-PARTIAL = ".partial"
-MARK = b"hotloop1"
-HEAD_BYTES = len(MARK) + 16
-
-
 class Store:
-    """Entries under `path` that together take at most `most` bytes (None: no limit)."""
+    """Entries under `path` that together take at most `most` bytes (None: no limit): whole or not there, the least
+    recently used evicted first.
+
+    By hand, because jax's own file cache (as of jax 0.10.2) writes in place, never repairs a damaged entry and fails to
+    evict after a killed process; this can go with the version of jax that renames entries into place and checks them.
+    Here an entry is checked by a digest when it is read (a damaged one is deleted, so that the program is compiled and
+    kept again), and its file time is that of its last use.
+    """
 
     def __init__(self, path: Path, most: int | None):
         self._path = path  # the name that jax knows
@@ -66,37 +74,31 @@ class Store:
         # A full disk or a folder without permission costs the next run its time, never this run its result.
         with contextlib.suppress(OSError):
             self.evict(HEAD_BYTES + len(value))
-            self._write(self._file(key), entry_head(value) + value)
-
-    def _write(self, path: Path, content: bytes) -> None:
-        with tempfile.NamedTemporaryFile(dir=self._path, suffix=PARTIAL, delete=False) as file:
-            partial = Path(file.name)
-            try:
-                file.write(content)
-                file.close()
-                partial.replace(path)
-            except BaseException:
-                partial.unlink(missing_ok=True)
-                raise
+            with tempfile.NamedTemporaryFile(dir=self._path, suffix=PARTIAL, delete=False) as file:
+                partial = Path(file.name)
+                try:
+                    file.write(entry_head(value) + value)
+                    file.close()
+                    partial.replace(self._file(key))
+                except BaseException:
+                    partial.unlink(missing_ok=True)
+                    raise
 
     def evict(self, coming: int = 0) -> None:
         """Delete the least recently used entries until `coming` more bytes fit under the limit."""
         if self.most is None:
             return
-        entries = sorted((stat.st_mtime_ns, stat.st_size, path) for path, stat in self._entries())
+        entries = []
+        for path in self._path.glob(f"*{SUFFIX}"):
+            with contextlib.suppress(FileNotFoundError):  # another process may evict at the same time
+                entries.append((path.stat().st_mtime_ns, path.stat().st_size, path))
+        entries.sort()
         total = sum(size for _, size, _ in entries) + coming
         for _, size, path in entries:
             if total <= self.most:
                 break
             path.unlink(missing_ok=True)
             total -= size
-
-    def _entries(self) -> list[tuple[Path, os.stat_result]]:
-        found = []
-        for path in self._path.glob(f"*{SUFFIX}"):
-            with contextlib.suppress(FileNotFoundError):  # another process may evict at the same time
-                found.append((path, path.stat()))
-        return found
 
 
 def entry_head(value: bytes) -> bytes:
@@ -113,21 +115,6 @@ def machine_digest() -> str:
     flags = re.search(r"^(?:flags|Features)\s*:.*$", info, re.MULTILINE)
     text = platform.machine() + (flags[0] if flags else "")
     return blake2b(text.encode(), digest_size=4).hexdigest()
-
-
-DEFAULT_LIMIT = 4 * 10**9
-UNITS = {
-    "": 1,
-    "k": 10**3,
-    "m": 10**6,
-    "g": 10**9,
-    "t": 10**12,
-    "ki": 2**10,
-    "mi": 2**20,
-    "gi": 2**30,
-    "ti": 2**40,
-}
-LONGEST_NUMBER = 18  # digits of a size; more are no size that a disk has
 
 
 def folder() -> Path | None:
@@ -165,16 +152,13 @@ def show_size(size: int) -> str:
 
 def limit() -> int | None:
     """The most bytes that programs may take: `HOTLOOP_CACHE_LIMIT`, else what was set, else 4 GB."""
-    if text := os.environ.get("HOTLOOP_CACHE_LIMIT"):
-        return _read_limit(text, "HOTLOOP_CACHE_LIMIT")
-    root = folder()
-    try:
-        return _read_limit((root / "limit").read_text(), str(root / "limit")) if root else DEFAULT_LIMIT
-    except OSError:
+    origin, text, root = "HOTLOOP_CACHE_LIMIT", os.environ.get("HOTLOOP_CACHE_LIMIT") or None, folder()
+    if text is None and root is not None:
+        origin = str(root / "limit")
+        with contextlib.suppress(OSError):
+            text = (root / "limit").read_text()
+    if text is None:
         return DEFAULT_LIMIT
-
-
-def _read_limit(text: str, origin: str) -> int | None:
     try:
         return parse_size(text)
     except ValueError as error:
@@ -197,10 +181,7 @@ def set_limit(size: int | None) -> None:
         Store(root / "programs", size).evict()
 
 
-@dataclass(frozen=True)
-class Usage:
-    """What the programs in the cache take."""
-
+class Usage(NamedTuple):
     entries: int
     bytes: int
 
@@ -245,18 +226,15 @@ def enable(warn: Callable[[str], None] = warnings.warn) -> None:
     except OSError as error:
         warn(f"{programs}: programs are not kept ({error.strerror}); set HOTLOOP_CACHE to another folder")
         return
-    _hand_to_jax(Store(programs, limit()))
+    store = Store(programs, limit())
+    # There is no public way to say how entries are kept; a test holds jax to the name replaced here.
+    from jax._src import compilation_cache
+
+    compilation_cache.reset_cache()
+    compilation_cache.get_file_cache = lambda path: (store, path)  # type: ignore[assignment,return-value]
     configure(
         jax_enable_compilation_cache=True,
         jax_compilation_cache_dir=str(programs),
         jax_persistent_cache_min_compile_time_secs=0.0,
         jax_persistent_cache_min_entry_size_bytes=-1,
     )
-
-
-def _hand_to_jax(store: Store) -> None:
-    """There is no public way to say how entries are kept; a test holds jax to the name replaced here."""
-    from jax._src import compilation_cache
-
-    compilation_cache.reset_cache()
-    compilation_cache.get_file_cache = lambda path: (store, path)  # type: ignore[assignment,return-value]
