@@ -37,7 +37,7 @@ from hotloop.engine.device import setup
 from hotloop.engine.keys import seed_key
 from hotloop.engine.loop import Program, copy_state
 from hotloop.families.cnn import model
-from hotloop.families.cnn.timing import FORWARD_AND_BACKWARD, peak_memory
+from hotloop.families.cnn.train import FORWARD_AND_BACKWARD, peak_memory
 
 CASES = {
     "cpu": (

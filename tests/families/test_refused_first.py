@@ -8,8 +8,7 @@ import pytest
 from hotloop.cli.main import main
 from hotloop.engine.checkpoint import Checkpoints
 from hotloop.families.cnn import saved
-from hotloop.families.cnn.models import NormChoice
-from hotloop.families.cnn.network import build
+from hotloop.families.cnn.network import NormChoice, build
 
 CNN = ["cnn", "train", "--dataset", "cifar10", "--model", "toy_model_bn", "--synthetic-data", "device"]
 RECOMMENDER = ["recommender", "train", "--data", "procedural"]

@@ -16,7 +16,7 @@ from hotloop.engine import checkpoint_folder, measure
 from hotloop.engine.run import current_records, read_config, read_events, resume_warnings
 from hotloop.families.cnn import saved as cnn
 from hotloop.families.cnn.options import TrainConfig as CnnTrain
-from hotloop.families.cnn.timing import seconds_of_processes
+from hotloop.families.cnn.train import seconds_of_processes
 from hotloop.families.estimator.cifar.program import seconds_to
 from hotloop.families.recommender import commands_config
 from hotloop.families.recommender import saved_run as recommender

@@ -11,7 +11,7 @@ from hotloop.engine import precision
 from hotloop.engine.loss_scale import AutoScale, StaticScale
 from hotloop.errors import DeviceError, HotloopError, OptionError, PlanError
 from hotloop.families.cnn.job import resolve
-from hotloop.families.cnn.models import NormChoice
+from hotloop.families.cnn.network import NormChoice
 from hotloop.families.cnn.network import build as build_network
 from hotloop.families.cnn.options import DATASET_SIZES, MODELS, WITHOUT_EFFECT, TrainConfig, check_model
 from hotloop.options import Params, build, options_of, to_jsonable, values_of

@@ -4,7 +4,7 @@ import pytest
 from cnn_words import base_rate, job_of, typed
 
 from hotloop.families.cnn.job import count_stages, devices_per_replica
-from hotloop.families.cnn.models import NormChoice
+from hotloop.families.cnn.network import NormChoice
 from hotloop.families.cnn.presets import PRESETS
 from hotloop.options import values_of
 

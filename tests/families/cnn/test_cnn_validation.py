@@ -14,8 +14,7 @@ from hotloop.engine.run import Run, read_events
 from hotloop.errors import CheckpointError, DataError
 from hotloop.families.cnn import model, saved
 from hotloop.families.cnn.job import Job
-from hotloop.families.cnn.models import INPUT, NetworkBuilder
-from hotloop.families.cnn.network import Network, NormChoice, build
+from hotloop.families.cnn.network import INPUT, Network, NetworkBuilder, NormChoice, build
 from hotloop.families.cnn.network_layers import Flatten, Logits
 from hotloop.families.cnn.options import DatasetSize
 from hotloop.families.cnn.sources import ResidentImages, StreamedPhotographs, SyntheticImages

@@ -14,8 +14,7 @@ from hotloop.data.local_files import check_named_folders, find_set
 from hotloop.families.cnn import model
 from hotloop.families.cnn.command_options import DescribeConfig
 from hotloop.families.cnn.job import Job, resolve
-from hotloop.families.cnn.models import DEPTHS
-from hotloop.families.cnn.network import LayerInfo, Network, build
+from hotloop.families.cnn.network import DEPTHS, LayerInfo, Network, build
 from hotloop.families.cnn.options import DATASET_SIZES, DatasetSize, TrainConfig
 from hotloop.families.cnn.sources import ResidentImages, folder_of, open_store
 

@@ -21,11 +21,9 @@ from hotloop.engine.loss_scale import AutoScale, StaticScale
 from hotloop.engine.optim_keys import check_optimiser
 from hotloop.engine.plan import Plan
 from hotloop.errors import DeviceError, OptionError
-from hotloop.families.cnn.checks import check_splits
-from hotloop.families.cnn.models import NormChoice, Variant
-from hotloop.families.cnn.network import Network, build
+from hotloop.families.cnn.network import Network, NormChoice, Variant, build
 from hotloop.families.cnn.options import WITHOUT_EFFECT, DatasetSize, TrainConfig
-from hotloop.options import Params
+from hotloop.options import Params, did_you_mean
 
 BATCH_OPTIONS = ("gradient_accumulation_count", "global_batch_size")
 MOMENTUM = {"batch_norm": 0.99, "custom_batch_norm": 0.97}
@@ -135,17 +133,19 @@ def resolve(
     check_optimiser(config.optimizer, config.optimizer_params, global_batch_size=asked.global_)
     if config.pipeline_splits:
         network = build(config.model_name, size.shape, size.classes, read_norm(config.norm_layer))
-        check_splits(config.pipeline_splits, [layer.name for layer in network.layers], config.model_name)
+        _check_splits(config, [layer.name for layer in network.layers])
     if config.top_k > size.classes:
         raise OptionError(f"--top-k {config.top_k}: {config.dataset} has only {size.classes} classes")
     _check_devices(config, devices, explicit)
     batch = place_batch(config, asked, devices)
     plan = config.make_plan(size.train, batch) if config.training else None
-    notices = (
-        _placement_notice(config, asked, batch, devices),
-        _replacement_notice(config, explicit),
-        _no_effect_notice(config, explicit | configured),
-    )
+    notices = [_placement_notice(config, asked, batch, devices)]
+    if replaced := _replaced_option(config, explicit):
+        spelled = f"--{replaced.replace('_', '-')} {getattr(config, replaced)}"
+        notices.append(f"{spelled} of the configuration is replaced")
+    named = explicit | configured | config.without_effect.keys()
+    if ignored := [each.spelling for each in WITHOUT_EFFECT if each.name in named]:
+        notices.append(f"without effect here: {', '.join(ignored)}")
     return Job(
         config=config,
         size=size,
@@ -157,6 +157,22 @@ def resolve(
         warnings=(*_warnings(config), *(asked.warnings if plan else ()), *(plan.warnings if plan else ())),
         notices=tuple(filter(None, notices)),
     )
+
+
+def _check_splits(config: TrainConfig, layers: list[str]) -> None:
+    """An OptionError where --pipeline-splits name no layer of the model, or not in its order."""
+    splits = config.pipeline_splits
+    for split in splits:
+        if split not in layers:
+            near = did_you_mean(split, layers) or ": hotloop cnn describe lists them"
+            raise OptionError(f"--pipeline-splits {split}: no layer of {config.model_name}{near}")
+    if list(splits) != (ordered := sorted(set(splits), key=layers.index)):
+        raise OptionError(
+            f"--pipeline-splits {' '.join(splits)}: must be different layers in the model's order: "
+            f"{' '.join(ordered)}"
+        )
+    if layers[0] in splits:
+        raise OptionError(f"--pipeline-splits {layers[0]}: the first layer opens the first stage anyway")
 
 
 def read_norm(params: Params) -> NormChoice:
@@ -261,19 +277,6 @@ def _placement_notice(config: TrainConfig, asked: Batch, placed: Batch, devices:
     return f"{_wish(config)} on {on}: {'; '.join(changes)}; the global batch {asked.global_} and the learning rate stay"
 
 
-def _replacement_notice(config: TrainConfig, explicit: Set[str]) -> str:
-    if replaced := _replaced_option(config, explicit):
-        return f"{_spell(replaced)} {getattr(config, replaced)} of the configuration is replaced"
-    return ""
-
-
-def _no_effect_notice(config: TrainConfig, asked_for: Set[str]) -> str:
-    given = [
-        each.spelling for each in WITHOUT_EFFECT if each.name in asked_for | config.without_effect.keys()
-    ]
-    return f"without effect here: {', '.join(given)}" if given else ""
-
-
 def _warnings(config: TrainConfig) -> list[str]:
     found = []
     if config.deterministic and config.shuffle:
@@ -283,10 +286,6 @@ def _warnings(config: TrainConfig) -> list[str]:
     if config.ckpt_all_instances:
         found.append("--ckpt-all-instances: this is the only process, so it is off")
     return found
-
-
-def _spell(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def validation_size(config: TrainConfig) -> int:

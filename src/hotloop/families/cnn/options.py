@@ -1,22 +1,24 @@
 """Every option of `hotloop cnn train`, in the order of its help; those that change nothing stand in one table.
 
-Names and defaults are the old program's, so that its command lines and files mean the same here. Types and single
-values are checked by the options, what must fit together by `checks`; `job.resolve` says what a config means on the
-data and devices at hand. No jax.
+Names and defaults are the old program's, so that its command lines and files mean the same here. What a config means
+on the data and devices at hand is said by `job.resolve`. No jax.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from hotloop.engine.optim_keys import check_loss_scaling, check_optimiser, check_schedule
 from hotloop.engine.plan import BATCH_GROUP, EVENTS_GROUP, RUN_GROUP, PlanOptions
-from hotloop.families.cnn import checks
+from hotloop.errors import OptionError
 from hotloop.options import (
     Params,
     argument,
     between,
+    did_you_mean,
     folder_name,
     non_negative,
     option,
@@ -24,11 +26,20 @@ from hotloop.options import (
     positive,
     table_option,
     validate,
+    values_of,
 )
 
 MODEL, OPTIMISER, RATE, NUMBERS = "Model", "Optimiser", "Learning rate", "Numbers"
 DATA, VALIDATION, RECORDS = "Data", "Validation", "Records"
 PIPELINE, OLD = "Pipeline stages", "Without effect here"
+NORMS = {
+    "batch_norm": ("momentum",),
+    "custom_batch_norm": ("momentum",),
+    "group_norm": ("num_groups", "channels_per_group"),
+}
+"""--norm-layer's names -> the keys that each may have."""
+ADAPTIVE_KEYS = ("eeta", "epsilon", "weight_decay")
+DECAY_KEYS = ("epochs_to_total_decay", "end_learning_rate_ratio", "power", "boundaries", "values")
 SYNTHETIC = {"host": "host", "device": "device", "cpu": "host", "ipu": "device"}
 """Every word for where synthetic data are made -> the one used here."""
 MODELS = (
@@ -347,7 +358,7 @@ class TrainConfig(PlanOptions):
 
     def __post_init__(self) -> None:
         validate(self)
-        checks.check_options(self)
+        check_options(self)
 
 
 @dataclass(frozen=True)
@@ -357,3 +368,105 @@ class ValidateConfig(TrainConfig):
     run: Path | None = argument(
         "Folder of a run, or of its checkpoints; its options are used.", default=None, metavar="RUN"
     )
+
+
+def check_options(config: TrainConfig) -> None:
+    """An OptionError that names the option where options do not go together.
+
+    What depends on the data, the devices or the layers of the model is checked by `job.resolve`.
+    """
+    _check_stages(config)
+    _check_shared_statistics(config)
+    if not config.accelerator_side_preprocess:
+        for name in ("eight_bit_transfer", "fused_preprocessing"):
+            if values_of(config)[name]:
+                raise OptionError(f"--{name.replace('_', '-')}: needs --accelerator-side-preprocess")
+    check_norm(config.norm_layer)
+    if config.auto_loss_scaling:
+        _check_automatic_scaling(config)
+    check_optimiser(config.optimizer, config.optimizer_params)
+    check_schedule(config.lr_schedule, config.lr_schedule_params, config.lr_warmup_params)
+    check_loss_scaling(config.loss_scaling, config.auto_loss_scaling)
+    if config.ckpt_all_instances and config.ckpts_per_epoch == 0:
+        raise OptionError(
+            "--ckpt-all-instances: --ckpts-per-epoch 0 saves no checkpoints; ask for some, or leave it out"
+        )
+
+
+def _check_stages(config: TrainConfig) -> None:
+    mapping, stages = config.device_mapping, len(config.pipeline_splits) + 1
+    if config.recomputation and stages == 1:
+        raise OptionError("--recomputation: goes stage by stage, so it needs --pipeline-splits")
+    if mapping is not None:
+        given = f"--device-mapping {' '.join(map(str, mapping))}"
+        if len(mapping) != stages:
+            raise OptionError(
+                f"{given}: has {len(mapping)} entries for {stages} stages (--pipeline-splits and one more)"
+            )
+        if set(mapping) != set(range(max(mapping) + 1)):
+            raise OptionError(f"{given}: must use every device from 0 to {max(mapping)}")
+    count = len(config.without_effect.get("available_memory_proportion", ()))
+    if count > 1 and stages == 1:
+        raise OptionError(
+            f"--available-memory-proportion: {count} values without --pipeline-splits; give one"
+        )
+    if count > 1 and count != 2 * stages:
+        raise OptionError(
+            f"--available-memory-proportion: {count} values for {stages} stages; give one, or {2 * stages} "
+            "(convolutions and products of each stage)"
+        )
+
+
+def _check_shared_statistics(config: TrainConfig) -> None:
+    group = config.dbn_replica_group_size
+    if group == 1:
+        return
+    if max(config.device_mapping or (len(config.pipeline_splits),)) > 0:
+        raise OptionError(
+            f"--dbn-replica-group-size {group}: needs one device per replica; leave out --pipeline-splits or map "
+            "every stage to device 0 with --device-mapping"
+        )
+    if config.num_replicas % group:
+        raise OptionError(
+            f"--dbn-replica-group-size {group}: does not divide --num-replicas {config.num_replicas}; "
+            "give a divisor, or 1"
+        )
+
+
+def check_norm(norm: Mapping[str, Any]) -> None:
+    name = norm.get("name")
+    if name not in NORMS:
+        given = f"name {name}" if "name" in norm else "no name"
+        raise OptionError(f"--norm-layer: {given}: must be one of {', '.join(NORMS)}")
+    keys = [key for key in norm if key != "name"]
+    for key in keys:
+        if key not in NORMS[name]:
+            raise OptionError(f"--norm-layer: {name} takes no {key}{did_you_mean(key, NORMS[name])}")
+    if name == "group_norm" and len(keys) != 1:
+        raise OptionError(
+            "--norm-layer: group_norm takes num_groups or channels_per_group, "
+            f"{'not both' if keys else 'and neither is given'}"
+        )
+    for key in keys:
+        value, is_number = norm[key], not isinstance(norm[key], bool)
+        if key == "momentum" and not (is_number and isinstance(value, int | float) and 0 <= value < 1):
+            raise OptionError(f"--norm-layer: {key} {value}: must be a number from 0 to below 1")
+        if key != "momentum" and not (is_number and isinstance(value, int) and value >= 1):
+            raise OptionError(f"--norm-layer: {key} {value}: must be a whole number of at least 1")
+
+
+def _check_automatic_scaling(config: TrainConfig) -> None:
+    """The old program's rule: automatic scaling goes with plain sgd at a constant rate, and with nothing else."""
+    wrong = [f"--optimizer {config.optimizer}"] if config.optimizer != "sgd" else []
+    if config.optimizer_params.get("momentum"):
+        wrong.append(f"momentum {config.optimizer_params['momentum']} in --optimizer-params")
+    wrong += [f"{key} in --optimizer-params" for key in ADAPTIVE_KEYS if key in config.optimizer_params]
+    if config.lr_schedule != "const":
+        wrong.append(f"--lr-schedule {config.lr_schedule}")
+    wrong += [f"{key} in --lr-schedule-params" for key in DECAY_KEYS if key in config.lr_schedule_params]
+    if config.lr_warmup_params is not None:
+        wrong.append("--lr-warmup-params")
+    if wrong:
+        raise OptionError(
+            f"--auto-loss-scaling: goes with sgd without momentum at a constant rate, not with {', '.join(wrong)}"
+        )

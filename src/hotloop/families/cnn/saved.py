@@ -18,8 +18,7 @@ from hotloop.engine.records import write_json
 from hotloop.engine.training import RunCheckpoints
 from hotloop.errors import CheckpointError
 from hotloop.families.cnn.job import Job
-from hotloop.families.cnn.models import NormChoice
-from hotloop.families.cnn.network import Network, build
+from hotloop.families.cnn.network import Network, NormChoice, build
 from hotloop.families.cnn.options import TrainConfig
 from hotloop.families.cnn.presets import FAMILY, NETWORK_FILE, find_run, read_run_options
 from hotloop.options.files import load_json

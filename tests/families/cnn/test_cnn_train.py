@@ -1,0 +1,81 @@
+"""What a run says about speed and time: images a second, the share of the peak, time to train over processes."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from cnn_words import job_of
+
+from hotloop.engine.run import Run, read_events
+from hotloop.families.cnn import train
+from hotloop.families.cnn.train import TrainingClock, seconds_of_processes, time_in_words
+
+
+def records(*pairs):
+    return [{"event": event, "elapsed": elapsed} for event, elapsed in pairs]
+
+
+def test_a_process_counts_from_its_clock_to_its_last_record():
+    first = records(("start", 0.0), ("compile", 7.0), ("training", 8.0), ("log", 20.0), ("end", 25.0))
+    killed = records(("start", 0.0), ("training", 1.0), ("log", 4.5))
+    no_training = records(("start", 0.0), ("compile", 3.0), ("end", 9.0))
+    last = records(("start", 0.0), ("training", 2.0))
+    assert seconds_of_processes([*first, *killed, *no_training, *last]) == [17.0, 3.5, 0.0]
+
+
+def test_the_clock_goes_on_where_earlier_processes_left_it(tmp_path):
+    with Run.create(tmp_path / "run", {}, command="", environment={}):
+        pass
+    with (tmp_path / "run" / "events.jsonl").open("a") as lines:
+        for event, elapsed in (("start", 0.0), ("training", 10.0), ("log", 3610.0)):
+            print(json.dumps({"event": event, "update": 0, "epoch": 0.0, "elapsed": elapsed}), file=lines)
+    with Run.create(tmp_path / "run", {}, command="", environment={}, resume=True) as record:
+        figures = TrainingClock.start(record).stop(record, 18, 3.0)
+    assert 3600 <= figures["time_to_train_seconds"] < 3630 and figures["time_to_train_processes"] == 2
+    (event,) = [each for each in read_events(tmp_path / "run") if each["event"] == "time_to_train"]
+    assert (event["processes"], event["update"]) == (2, 18)
+    assert event["seconds"] == figures["time_to_train_seconds"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "processes", "text"),
+    [(59.6, 1, "time to train: 0:01:00"), (7325.0, 3, "time to train: 2:02:05, in 3 processes")],
+)
+def test_the_time_is_told_in_hours_and_how_many_processes(seconds, processes, text):
+    assert time_in_words({"time_to_train_seconds": seconds, "time_to_train_processes": processes}) == text
+
+
+# The toy for digits by hand: 26 x 26 x 4 outputs of 9 products, 5 x 5 x 8 of 4, and 8 x 10, two operations each.
+TOY_FLOPS = 2 * (26 * 26 * 4 * 9 + 5 * 5 * 8 * 4 + 8 * 10)
+
+
+@pytest.fixture
+def throughput(monkeypatch):
+    """Of the toy on two replicas, on a device that makes 0.5 TFLOP/s in float32 and 4 in bfloat16."""
+    limits = SimpleNamespace(matmul_tflops={"float32": 0.5, "bfloat16": 4.0})
+    monkeypatch.setattr(train.measure, "known_ceilings", lambda device: limits)
+    words = ("--dataset", "mnist", "--precision", "32.32", "--num-replicas", "2")
+    return train.Throughput(job_of(*words, devices=2))
+
+
+def test_the_share_of_the_peak_counts_a_forward_and_two_backward_products_of_every_image(throughput):
+    found = throughput.on_log(None, {"throughput": 2e6})
+    assert found["mfu"] == pytest.approx(2e6 * 3 * TOY_FLOPS / (2 * 0.5e12))
+    assert 0 < found["memory_gib"] < 1000
+
+
+def test_a_run_has_the_median_speed_of_its_logs_and_the_share_that_belongs_to_it(throughput):
+    for speed in (900.0, 100.0, 300.0):
+        throughput.on_log(None, {"throughput": speed})
+    result = throughput.result(SimpleNamespace(lower_seconds=1.0, compile_seconds=2.0))
+    assert result["images_per_second"] == 300
+    assert result["mfu"] == pytest.approx(300 * 3 * TOY_FLOPS / (2 * 0.5e12))
+    assert (result["lower_seconds"], result["compile_seconds"]) == (1, 2)
+
+
+def test_without_a_log_or_a_known_device_there_is_neither_speed_nor_share(monkeypatch):
+    monkeypatch.setattr(train.measure, "known_ceilings", lambda device: None)
+    throughput = train.Throughput(job_of("--dataset", "mnist"))
+    result = throughput.result(SimpleNamespace(lower_seconds=1.0, compile_seconds=2.0))
+    assert (result["images_per_second"], result["mfu"]) == (None, None)
+    assert "mfu" not in throughput.on_log(None, {"throughput": 100.0})
