@@ -76,7 +76,7 @@ def test_a_file_that_cannot_be_finished_leaves_the_old_one(run, tmp_path, monkey
     path.write_text("old\n")
 
     def one_block(*arguments):
-        yield predict.PredictionBlock(np.array([0]), np.array([0]), np.float32([3]), np.float32([4]))
+        yield np.array([0]), np.array([0]), np.float32([3]), np.float32([4])
         raise HotloopError("broken off")
 
     monkeypatch.setattr(predict, "predict_blocks", one_block)
@@ -130,12 +130,6 @@ def test_wrong_wishes_are_refused_in_one_line(run, tmp_path):
         OptionError, match=r"--users 5 6: not in the training ratings of .*, which has 23 users"
     ):
         predict.run_recommend(RecommendOptions(run=run, users=(1000, 5, 6)), runs.Listener())
-    with pytest.raises(OptionError, match=r"give --users ID \.\.\. or --all$"):
-        RecommendOptions(run=run)
-    with pytest.raises(OptionError, match="not both"):
-        RecommendOptions(run=run, users=(1,), all=True)
-    with pytest.raises(OptionError, match=r"--ratings-file .*: name the ratings to predict with --data-file"):
-        PredictOptions(run=run, ratings_file=tmp_path)
     with pytest.raises(OptionError, match=r"--output .*: is a folder"):
         predict.run_predict(PredictOptions(run=run, output=tmp_path), runs.Listener())
     blocked = tmp_path / "file"

@@ -19,7 +19,7 @@ from hotloop.cli import recommender_plot
 from hotloop.cli.command import Context
 from hotloop.cli.parser import scan
 from hotloop.engine.progress import Progress
-from hotloop.errors import DataError, MissingExtra, OptionError, RunError
+from hotloop.errors import DataError, MissingExtra, RunError
 from hotloop.families.recommender import local_trials, sweep, trials
 from hotloop.families.recommender.config import TrainOptions
 from hotloop.families.recommender.local_trials import TAIL_BYTES, ChildProcesses, run_trial
@@ -103,31 +103,6 @@ def test_the_usual_sweep_is_sixteen_rates():
     config = given()
     assert config.exponents == tuple(-12.5 - 0.5 * n for n in range(16))
     assert (config.num_devices, config.steps_per_log) == (16, 40)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (
-            ["--base-learning-rates", "-16"],
-            "2^16 times the batch size: exponents are negated here, so write 16",
-        ),
-        (["--base-learning-rates", "-16..-20"], "so write 16"),
-        (["--base-learning-rate", "-16"], "so write 16"),
-        (["--base-learning-rates", "16,17"], "2 rates for 1 trials; write --num-devices 2"),
-        (["--base-learning-rates", "16,sixteen"], "'sixteen' is not a number"),
-        (["--base-learning-rates", "16..17,18"], "not both"),
-        (["--base-learning-rates", "16...20"], "two dots"),
-        (["--base-learning-rates", "16..nan"], "not a finite number"),
-        (["--base-learning-rates", ""], "at least one rate"),
-        (["--base-learning-rates", "16", "--ray-address", "auto"], "only with --engine ray"),
-        (["--base-learning-rates", "16", "--fractions", "1,1,1"], "--fractions"),
-    ],
-)
-def test_what_cannot_work_is_refused_in_one_line(words, said):
-    with pytest.raises(OptionError, match="--") as error:
-        given("--num-devices", "1", *words)
-    assert said in str(error.value) and "\n" not in str(error.value)
 
 
 MANY = """--num-devices 1 --base-learning-rates 14.3 --micro-batch-size 32 --size 256 --no-tied --no-selu
