@@ -31,7 +31,7 @@ from hotloop.engine.keys import seed_key
 from hotloop.engine.loop import Program, copy_state
 from hotloop.families.recommender import autoencoder, batches, model, train
 from hotloop.families.recommender.config import TrainOptions
-from hotloop.families.recommender.measures import RatingError
+from hotloop.families.recommender.measures import make_rating_error
 from hotloop.families.recommender.rating_sets import RatingSets
 
 SHAPES = {
@@ -212,7 +212,7 @@ def main() -> int:
 
 def evaluation(job: model.Job, matrix: RatingMatrix, state: object, batch_size: int) -> float:
     """Users a second of an exact evaluation of every user, compilation not counted."""
-    errors = RatingError(model.evaluate(job), matrix, matrix, batch_size)
+    errors = make_rating_error(model.evaluate(job), matrix, matrix, batch_size)
     errors(state)
     rate = matrix.users / seconds(partial(errors, state))
     print(f"evaluation: {rate:,.0f} users/s")

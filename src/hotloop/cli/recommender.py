@@ -42,7 +42,6 @@ def run_train(config: TrainOptions, context: Context) -> Mapping[str, Any]:
 
 
 def run_convert(config: ConvertOptions, context: Context) -> Mapping[str, Any]:
-    """Raw ratings to text files."""
     from hotloop.families.recommender.convert import run
 
     return run(config, context)

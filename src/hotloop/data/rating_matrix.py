@@ -71,7 +71,6 @@ class RatingMatrix:
             raise DataError("rows, columns and ratings do not belong together")
 
     def row(self, user: int) -> tuple[NDArray[Any], NDArray[np.float32]]:
-        """Column numbers and ratings of one row."""
         own = slice(self.starts[user], self.starts[user + 1])
         return self.items[own], self.values(own)
 

@@ -126,7 +126,6 @@ def _bad_u_data_line(path: Path, data: bytes) -> DataError:
 
 
 def _u_data_fault(line: bytes) -> str:
-    """What is wrong with a line, or nothing."""
     fields = line.decode("ascii", "replace").rstrip("\r\n").split("\t")
     if len(fields) != len(_COLUMNS):
         return f"{len(fields)} fields, expected {len(_COLUMNS)} separated by tabs ({', '.join(_COLUMNS)})"
@@ -142,8 +141,6 @@ def _u_data_fault(line: bytes) -> str:
 
 @dataclass(frozen=True)
 class _Form:
-    """How the lines of one file look."""
-
     separator: bytes
     columns: int
     header_lines: int
@@ -261,7 +258,6 @@ def read_lines(path: Path) -> Iterator[bytes]:
 
 
 def _line_fault(line: bytes, form: _Form) -> str:
-    """What is wrong with a line, or nothing."""
     fields = line.removeprefix(b"\xef\xbb\xbf").split(form.separator)
     if len(fields) != form.columns:
         return f"{len(fields)} columns where the first line has {form.columns}: {_quote(line)}"

@@ -12,7 +12,7 @@ predicts no ratings.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -56,8 +56,16 @@ class Biases:
     how: str = ""
 
 
+def additive_state(fit: Biases) -> dict[str, Array]:
+    """Biases on the device, for `score_additive`."""
+    return {name: jnp.asarray(getattr(fit, name), jnp.float32) for name in ("mean", "user", "item")}
+
+
+def score_additive(state: Mapping[str, Array], batch: Batch) -> Array:
+    return state["mean"] + state["user"][batch["users"]][:, None] + state["item"]
+
+
 def fit_mean(train: RatingMatrix) -> Biases:
-    """Every rating is the mean."""
     total = sum(float(values.sum()) for _, _, values in _blocks(train))
     return Biases(total / train.ratings, np.zeros(train.users), np.zeros(train.n_items), "overall mean")
 
@@ -122,7 +130,6 @@ def biases_rmse(biases: Biases, truth: RatingMatrix, low: float, high: float) ->
 
 
 def _item_biases(train: RatingMatrix, now: Biases, damping: float) -> Floats:
-    """The best item biases beside the user biases that there are."""
     sums, counts = np.zeros(train.n_items), np.zeros(train.n_items)
     for rows, columns, values in _blocks(train):
         sums += np.bincount(columns, values - now.mean - now.user[rows], train.n_items)
@@ -131,7 +138,6 @@ def _item_biases(train: RatingMatrix, now: Biases, damping: float) -> Floats:
 
 
 def _user_biases(train: RatingMatrix, now: Biases, damping: float) -> Floats:
-    """The best user biases beside the item biases that there are."""
     sums = np.zeros(train.users)
     for rows, columns, values in _blocks(train):
         sums += np.bincount(rows, values - now.mean - now.item[columns], train.users)
@@ -193,7 +199,6 @@ def ease_scorer(relevant: float) -> Scorer:
 
 
 def ease_bytes(items: int) -> int:
-    """On the device, at the peak."""
     return SQUARES * 4 * items**2
 
 

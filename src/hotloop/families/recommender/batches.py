@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from hotloop.data.rating_matrix import RatingMatrix
 from hotloop.engine.device import platform
-from hotloop.errors import DataError
 
 CHUNK, FOLD_CHUNK = 4096, 1024
 
@@ -31,7 +30,6 @@ class DeviceRows(NamedTuple):
 
 
 def make_rows(matrix: RatingMatrix) -> DeviceRows:
-    """The arrays that travel to the device."""
     if matrix.ratings >= 2**31:
         raise ValueError("more than 2^31 ratings: places in a matrix are 32 bits on the device")
     return DeviceRows(matrix.starts.astype(np.int32), matrix.items, matrix.codes, matrix.levels)
@@ -67,7 +65,6 @@ class SparseBatch(NamedTuple):
 
     @property
     def total(self) -> Array:
-        """Ratings of the batch."""
         total: Array = self._sizes().sum()
         return total
 
@@ -76,7 +73,6 @@ class SparseBatch(NamedTuple):
         return sizes
 
     def entries(self, places: Array) -> Entries:
-        """The ratings at these places of the batch."""
         first, sizes = self.rows.starts[self.users], self._sizes()
         ends = jnp.cumsum(sizes)
         row = jnp.searchsorted(ends, places, side="right").astype(jnp.int32)
@@ -122,36 +118,4 @@ def densify(rows: DeviceRows, users: Array, items: int, capacity: int, dtype: An
 
 
 def send_rows(matrix: RatingMatrix) -> DeviceRows:
-    """Its arrays, sent once."""
     return DeviceRows(*(None if leaf is None else jax.device_put(leaf) for leaf in make_rows(matrix)))
-
-
-class EvaluationPairs(NamedTuple):
-    """Training ratings and truth of the users that have truth: what `engine.evaluate.Evaluation` needs of them."""
-
-    data: Any
-    users: int
-    gather: Callable[[Any, Array], dict[str, Array]]
-    """(data, places) -> `users` (row numbers), `ratings` and `truth`, dense."""
-
-
-def pair_users(
-    train: RatingMatrix, truth: RatingMatrix, batch_size: int, rows: DeviceRows | None = None
-) -> EvaluationPairs:
-    """Both matrices have the same rows and columns; `rows` are train's where they are on the device already."""
-    users = np.flatnonzero(np.diff(truth.starts)).astype(np.int32)
-    if not len(users):
-        raise DataError("no ratings to evaluate: none has a user and an item of the training data")
-    room = [max_ratings(matrix, batch_size) for matrix in (train, truth)]
-
-    def gather(data: Any, places: Array) -> dict[str, Array]:
-        chosen = data["users"][places]
-        return {
-            "users": chosen,
-            "ratings": densify(data["train"], chosen, train.n_items, room[0]),
-            "truth": densify(data["truth"], chosen, train.n_items, room[1]),
-        }
-
-    return EvaluationPairs(
-        {"train": rows or make_rows(train), "truth": make_rows(truth), "users": users}, len(users), gather
-    )

@@ -36,8 +36,6 @@ class PredictionOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RankingOptions(PredictionOptions):
-    """What is ranked, and how deep."""
-
     k: tuple[int, ...] = option(
         (10, 100), "Lengths of recommendation lists for NDCG and recall.", check=positive, group=MEASURES
     )
@@ -88,8 +86,6 @@ class EvaluateOptions(TruthOptions, RankingOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class PredictOptions(TruthOptions, PredictionOptions):
-    """Which ratings to predict, and where to."""
-
     output: Path | None = option(
         None,
         "File of user TAB item TAB prediction TAB truth; left out, `predictions` in the run's folder.",
@@ -108,8 +104,6 @@ class PredictOptions(TruthOptions, PredictionOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class RecommendOptions(CheckpointOptions, PredictionOptions):
-    """Whom to recommend how much."""
-
     users: tuple[int, ...] = option((), "Ids of users, as the ratings have them.", metavar="ID", group=DATA)
     all: bool = option(False, "Every user.", group=DATA)
     ratings_file: Path | None = option(None, RATINGS_HELP, metavar="FILE", group=DATA)
@@ -184,8 +178,6 @@ def baseline_defaults(run: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """What to read, how to divide it, and where to write the three files."""
-
     source: Path = argument(
         "A folder of the Netflix Prize (mv_*.txt or combined_data_*.txt), or MovieLens: u.data, ratings.dat, "
         "ratings.csv or the folder of one."

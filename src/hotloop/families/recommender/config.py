@@ -119,8 +119,6 @@ class UpdateOptions:
 
 @dataclass(frozen=True)
 class DataOptions:
-    """The ratings of a run."""
-
     training_data_file: Path | None = option(
         None,
         "Ratings to train with: user TAB item TAB rating, or with commas or '::'; alone, it is split.",

@@ -37,25 +37,34 @@ _MOVIELENS = ("u.data", "ratings.dat", "ratings.csv")
 
 def run(config: ConvertOptions, console: Console) -> Mapping[str, Any]:
     """Read, divide, write, and say how many ratings, users and items each part has."""
-    targets = _targets(config)
+    if config.out.exists() and not config.out.is_dir():
+        raise OptionError(f"OUT {config.out}: is a file; give a folder")
+    targets = {part: config.out / f"{config.split}_{part}.txt" for part in PARTS}
+    for path in targets.values():
+        if not config.overwrite and path.exists() and path.stat().st_size:
+            raise OptionError(f"OUT {config.out}: {path.name} is there; another folder, or --overwrite")
     table, is_netflix = _read(config.source, console)
     console.say(f"{len(table):,} ratings in {config.source}")
     split = _divide(config, table, is_netflix)
     counts = count_parts(split)
     if not counts["train"]["ratings"]:
         raise DataError(f"{config.source}: no rating falls into the training part of --split {config.split}")
-    _write(split, targets, console)
+    _write(split, list(targets.values()), console)
     _show(counts, console)
     if is_netflix and len(table) == netflix.ALL_RATINGS:
         _compare(config.split, counts, console)
-    console.say(f"to train: {_how_to_train(targets, counts)}")
-    files = {part: str(path) for part, path in targets.items()}
+    words = ["hotloop", "recommender", "train"]
+    for part, option in {"train": "training", "valid": "validation", "test": "test"}.items():
+        if counts[part]["ratings"]:
+            words += [f"--{option}-data-file", str(targets[part])]
+    words += [] if counts["valid"]["ratings"] else ["--no-validation"]
+    console.say(f"to train: {shlex.join(words)}")
     return {
         "source": str(config.source),
         "ratings": len(table),
         "split": config.split,
         "seed": config.seed,
-        "files": files,
+        "files": {part: str(path) for part, path in targets.items()},
         "counts": counts,
     }
 
@@ -85,17 +94,6 @@ def _count_part(split: RatingSplit, *which: int) -> dict[str, int]:
         "items": len(find_distinct(split.table.items[chosen])),
         "without_lines": given - users,
     }
-
-
-def _targets(config: ConvertOptions) -> dict[str, Path]:
-    """The files to write; OptionError where they must not be replaced."""
-    if config.out.exists() and not config.out.is_dir():
-        raise OptionError(f"OUT {config.out}: is a file; give a folder")
-    targets = {part: config.out / f"{config.split}_{part}.txt" for part in PARTS}
-    for path in targets.values():
-        if not config.overwrite and path.exists() and path.stat().st_size:
-            raise OptionError(f"OUT {config.out}: {path.name} is there; another folder, or --overwrite")
-    return targets
 
 
 def _read(source: Path, console: Console) -> tuple[Ratings, bool]:
@@ -132,10 +130,9 @@ def _divide(config: ConvertOptions, table: Ratings, is_netflix: bool) -> RatingS
     return split_by_date(table, (train[0], train[1]), (test[0], test[1]), config.seed)
 
 
-def _write(split: RatingSplit, targets: Mapping[str, Path], console: Console) -> None:
+def _write(split: RatingSplit, paths: list[Path], console: Console) -> None:
     """All parts in one pass over the table; the files get their names when all of them are whole."""
     chosen = split.find(*PARTS.values())
-    paths = list(targets.values())
     with (
         console.progress("writing", int(np.count_nonzero(chosen))) as bar,
         write_tables(paths, str(paths[0].parent)) as appends,
@@ -153,15 +150,6 @@ def _columns(table: Ratings) -> tuple[Any, ...]:
     levels, codes = np.unique(table.values, return_inverse=True)
     texts = pa.array([str(level) for level in levels], pa.string())
     return table.users.astype(np.int64), table.items.astype(np.int64), texts.take(pa.array(codes))
-
-
-def _how_to_train(targets: Mapping[str, Path], counts: Mapping[str, Mapping[str, int]]) -> str:
-    """The command that trains with what was written; empty parts are left out."""
-    words = ["hotloop", "recommender", "train"]
-    for part, option in {"train": "training", "valid": "validation", "test": "test"}.items():
-        if counts[part]["ratings"]:
-            words += [f"--{option}-data-file", str(targets[part])]
-    return shlex.join([*words, *([] if counts["valid"]["ratings"] else ["--no-validation"])])
 
 
 def _show(counts: Mapping[str, Mapping[str, int]], console: Console) -> None:

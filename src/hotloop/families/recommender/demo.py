@@ -13,7 +13,7 @@ from hotloop.engine.loop import Program, copy_state
 from hotloop.engine.progress import Console
 from hotloop.families.recommender import baseline_models, model, rating_sets, train
 from hotloop.families.recommender.config import TrainOptions
-from hotloop.families.recommender.measures import RatingError
+from hotloop.families.recommender.measures import make_rating_error
 
 RECIPE = TrainOptions(
     data="procedural", epochs=150, refeed="none", base_learning_rate=-12, weight_decay=6e-3, precision="32.32"
@@ -30,7 +30,7 @@ def demo_run(console: Console, recipe: TrainOptions = RECIPE) -> dict[str, Any]:
     program = Program(model.update(job), train.make_feed(setup), updates, setup.key)
     state = copy_state(model.init(job, stream(setup.key, "init", 0)))
     program.compile(state, updates)
-    measure = RatingError(model.evaluate(job), data.train, data.validation, data.train.users)
+    measure = make_rating_error(model.evaluate(job), data.train, data.validation, data.train.users)
     curve, seconds = [measure(state)["rmse"]], []
     for first in range(0, setup.plan.total_updates, updates):
         began = time.perf_counter()

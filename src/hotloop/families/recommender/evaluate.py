@@ -5,7 +5,7 @@ What is measured, and how, is in `measures`; this chooses the ratings and shows 
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,8 @@ from hotloop.engine.records import write_json
 from hotloop.errors import DataError
 from hotloop.families.recommender import model, rating_sets, saved_run
 from hotloop.families.recommender.commands_config import EvaluateOptions, TruthOptions
-from hotloop.families.recommender.measures import Batch, Measures, Scorer, make_rules
+from hotloop.families.recommender.measures import Batch, Scorer, make_measures, make_rules
+from hotloop.families.recommender.rating_sets import RatingSets
 from hotloop.families.recommender.saved_run import SavedRun
 from hotloop.options import to_jsonable
 
@@ -35,16 +36,14 @@ class EvaluationSet:
 
 
 def run(config: EvaluateOptions, console: Console) -> Mapping[str, Any]:
-    """Evaluate a checkpoint; the result is also written to the run's folder."""
     found = saved_run.load_run(config.run, config.step, best=config.best)
     chosen = load_evaluation_set(config, found, found.load_training(), console)
     size = resolve_batch_size(config.batch_size, found)
     started = time.perf_counter()
     with console.progress("evaluating"):
         rules = make_rules(config, found.low, found.high)
-        figures = Measures(autoencoder_scorer(found.job), chosen.train, chosen.truth, size, rules)(
-            found.state
-        )
+        measure = make_measures(autoencoder_scorer(found.job), chosen.train, chosen.truth, size, rules)
+        figures = measure(found.state)
     result = {
         "run": str(config.run),
         "step": found.step,
@@ -93,25 +92,28 @@ def load_evaluation_set(
         truth = rating_sets.read_truth(config.data_file, train, console)
         chosen = EvaluationSet(train, truth, str(config.data_file), config.data_file.stem)
     else:
-        chosen = _load_part(config, found, train, console)
+        data = rating_sets.load_sets(found.config, console)
+        if not has_same_ratings(data.train, train):
+            raise DataError(
+                f"{config.run}: {data.name} has other training ratings than the run was trained on; give the truth "
+                "with --data-file"
+            )
+        part = choose_part(data, "--split", config.split, "give a file with --data-file")
+        chosen = replace(part, train=train)
+        if data.notice:
+            console.warn(data.notice)
     if not chosen.truth.ratings:
         raise DataError(f"{chosen.name}: no rating has a user and an item that the run knows")
     return chosen
 
 
-def _load_part(config: TruthOptions, found: SavedRun, train: RatingMatrix, console: Console) -> EvaluationSet:
-    data = rating_sets.load_sets(found.config, console)
-    if not has_same_ratings(data.train, train):
-        raise DataError(
-            f"{config.run}: {data.name} has other training ratings than the run was trained on; give the truth with "
-            "--data-file"
-        )
-    name, truth = data.choose_part(config.split)
+def choose_part(data: RatingSets, option: str, name: str | None, advice: str) -> EvaluationSet:
+    """The `validation` or `test` part; without a name, test where there is one, else validation."""
+    name = name or ("test" if data.test is not None else "validation")
+    truth = data.test if name == "test" else data.validation
     if truth is None:
-        raise DataError(f"--split {name}: {data.name} has no such ratings; give a file with --data-file")
-    if data.notice:
-        console.warn(data.notice)
-    return EvaluationSet(train, truth, data.describe(name), name, data.notice)
+        raise DataError(f"{option} {name}: {data.name} has no such ratings; {advice}")
+    return EvaluationSet(data.train, truth, data.describe(name), name, data.notice)
 
 
 def has_same_ratings(one: RatingMatrix, other: RatingMatrix) -> bool:

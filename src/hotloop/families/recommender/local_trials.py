@@ -47,12 +47,9 @@ def find_devices(device: str, only_accelerator: bool) -> DevicesFound:
     """What `--device` finds here; DeviceError where it finds nothing."""
     if not only_accelerator and (device == "cpu" or os.environ.get("JAX_PLATFORMS") == "cpu"):
         return DevicesFound("cpu", 1)
-    with ProcessPoolExecutor(1, get_context("spawn"), initializer=_ignore_interrupts) as pool:
+    ignore = (signal.SIGINT, signal.SIG_IGN)
+    with ProcessPoolExecutor(1, get_context("spawn"), signal.signal, ignore) as pool:
         return pool.submit(_find_devices, device, only_accelerator).result()
-
-
-def _ignore_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _find_devices(device: str, only_accelerator: bool) -> DevicesFound:
@@ -81,14 +78,11 @@ def trial_environments(
 
 
 def share_memory(sharing: int) -> dict[str, str]:
-    """The variable for so many processes on one device."""
     return {MEMORY: f"{SHARED_MEMORY / sharing:.3f}"} if sharing > 1 else {}
 
 
 @dataclass(frozen=True)
 class LocalEngine:
-    """Runs trials as processes of this machine."""
-
     concurrent: int | None
     devices: DevicesFound
     say: Callable[[str], None]
@@ -99,11 +93,9 @@ class LocalEngine:
         return run_trials(trials, trial_environments(self.devices, concurrent, os.environ), ended), concurrent
 
     def at_a_time(self, trials: int) -> int:
-        """How many of so many trials run together."""
         return min(self.concurrent or self.devices.count, trials)
 
     def describe(self, trials: int) -> str:
-        """So many trials, and where they run."""
         devices = (
             f"{self.devices.count} {self.devices.platform} device{'s' if self.devices.count > 1 else ''}"
         )
@@ -113,7 +105,7 @@ class LocalEngine:
 def run_trials(
     trials: Sequence[Trial], environments: Sequence[Mapping[str, str]], ended: Listener
 ) -> list[TrialOutcome]:
-    """Run every trial, as many at a time as there are environments."""
+    """As many at a time as there are environments."""
     children = ChildProcesses()
     free: SimpleQueue[int] = SimpleQueue()
     for slot in range(len(environments)):
@@ -141,7 +133,6 @@ def run_trials(
 def run_trial(
     trial: Trial, slot: int, environment: Mapping[str, str], children: "ChildProcesses"
 ) -> TrialOutcome:
-    """Run a trial to its end."""
     began = time.monotonic()
     child = children.start(trial.command, environment)
     assert child.stdout is not None and child.stderr is not None

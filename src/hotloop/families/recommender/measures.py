@@ -18,8 +18,8 @@ from jax import Array, lax
 
 from hotloop.data.rating_matrix import RatingMatrix
 from hotloop.engine.evaluate import Evaluation, PerSample
-from hotloop.families.recommender import batches
-from hotloop.families.recommender.batches import DeviceRows
+from hotloop.errors import DataError
+from hotloop.families.recommender.batches import DeviceRows, densify, make_rows, max_ratings
 from hotloop.families.recommender.commands_config import PredictionOptions, RankingOptions
 
 Batch = Mapping[str, Array]
@@ -39,18 +39,45 @@ def sum_errors(predictions: Array, truth: Array) -> dict[str, Array]:
     }
 
 
-class RatingError:
-    """RMSE and MAE on the ratings of `truth`, compiled once and called with state after state.
+def evaluate_users(
+    values: PerSample,
+    train: RatingMatrix,
+    truth: RatingMatrix,
+    batch_size: int,
+    rows: DeviceRows | None = None,
+) -> Evaluation:
+    """`values` over the users that have a rating in `truth`, which has the rows and columns of `train`.
 
-    `values` is the `evaluate` of a family. Users without a rating in `truth` are not looked at.
+    A batch has `users` (row numbers), `ratings` (their training ratings, dense), `truth`, and whether it is
+    `in_whole_batch`. `rows` are the training ratings where they are on the device already.
     """
+    users = np.flatnonzero(np.diff(truth.starts)).astype(np.int32)
+    if not len(users):
+        raise DataError("no ratings to evaluate: none has a user and an item of the training data")
+    size = min(batch_size, len(users))
+    room = [max_ratings(matrix, size) for matrix in (train, truth)]
 
-    def __init__(self, values: PerSample, train: RatingMatrix, truth: RatingMatrix, batch_size: int):
-        found = batches.pair_users(train, truth, batch_size)
-        self.evaluation = Evaluation(values, found.data, batch_size, samples=found.users, gather=found.gather)
+    def gather(data: Any, places: Array) -> dict[str, Array]:
+        chosen = data["users"][places]
+        return {
+            "users": chosen,
+            "ratings": densify(data["train"], chosen, train.n_items, room[0]),
+            "truth": densify(data["truth"], chosen, train.n_items, room[1]),
+            "in_whole_batch": jnp.broadcast_to(places[0] + size <= len(users), places.shape),
+        }
 
-    def __call__(self, state: Any) -> dict[str, float]:
-        sums = self.evaluation(state)
+    data = {"train": rows or make_rows(train), "truth": make_rows(truth), "users": users}
+    return Evaluation(values, data, size, samples=len(users), gather=gather)
+
+
+def make_rating_error(
+    values: PerSample, train: RatingMatrix, truth: RatingMatrix, batch_size: int
+) -> Callable[[Any], dict[str, float]]:
+    """From a state to RMSE and MAE on the ratings of `truth`, compiled once; `values` is the family's `evaluate`."""
+    evaluation = evaluate_users(values, train, truth, batch_size)
+
+    def rating_error(state: Any) -> dict[str, float]:
+        sums = evaluation(state)
         count = sums["ratings"]
         return {
             "rmse": float((sums["squared_error"] / count) ** 0.5),
@@ -58,6 +85,8 @@ class RatingError:
             "users": sums["samples"],
             "ratings": count,
         }
+
+    return rating_error
 
 
 def is_relevant(ratings: Array, least: float) -> Array:
@@ -83,22 +112,19 @@ def ranking_values(scores: Array, rated: Array, relevant: Array, ks: Sequence[in
     total, ends = wanted.sum(-1), [min(k, depth) for k in ks]
     ideal = np.append(0, np.cumsum(discounts)).astype(np.float32)
     best = jnp.asarray(ideal)[jnp.minimum(total[:, None], jnp.asarray(ends))]
+
+    def sum_to_ends(entries: Array) -> Array:
+        return jnp.stack([entries[:, :end].sum(-1) for end in ends], axis=-1)
+
     return {
-        "ndcg": _sums_to(hits * discounts, ends) / jnp.maximum(best, 1),  # an only item in first place has 1
-        "recall": _sums_to(hits, ends) / jnp.maximum(total, 1)[:, None],
+        "ndcg": sum_to_ends(hits * discounts) / jnp.maximum(best, 1),  # an only item in first place has 1
+        "recall": sum_to_ends(hits) / jnp.maximum(total, 1)[:, None],
         "ranked": total > 0,
     }
 
 
-def _sums_to(entries: Array, ends: Sequence[int]) -> Array:
-    """Sums of the first entries of each row, one for each end."""
-    return jnp.stack([entries[:, :end].sum(-1) for end in ends], axis=-1)
-
-
 @dataclass(frozen=True)
 class ScoringRules:
-    """What becomes of a score, and what is measured of it."""
-
     low: float = -math.inf
     high: float = math.inf
     round: bool = False
@@ -109,7 +135,6 @@ class ScoringRules:
     """The rating from which an item counts as relevant."""
 
     def predict(self, scores: Array) -> Array:
-        """The ratings that scores stand for."""
         clipped = jnp.clip(scores, self.low, self.high)
         return jnp.round(clipped) if self.round else clipped
 
@@ -123,59 +148,16 @@ def make_rules(options: PredictionOptions, low: float, high: float) -> ScoringRu
     return ScoringRules(*bounds, round=options.round, **ranking)
 
 
-class Measures:
-    """A scorer and the ratings to measure it by, compiled once and called with state after state.
+def make_measures(
+    scorer: Scorer,
+    train: RatingMatrix,
+    truth: RatingMatrix,
+    batch_size: int,
+    rules: ScoringRules,
+    rows: DeviceRows | None = None,
+) -> Callable[[Any], Figures]:
+    """From a state to all figures of a scorer by the ratings of `truth`, compiled once; see `evaluate_users`."""
 
-    A batch has `users` (row numbers), `ratings` (their training ratings, dense) and `truth`. Users without a rating
-    in `truth` are not looked at. `rows` are the training ratings where they are on the device already.
-    """
-
-    def __init__(
-        self,
-        scorer: Scorer,
-        train: RatingMatrix,
-        truth: RatingMatrix,
-        batch_size: int,
-        rules: ScoringRules,
-        rows: DeviceRows | None = None,
-    ):
-        size = min(batch_size, max(1, int(np.count_nonzero(np.diff(truth.starts)))))
-        found = batches.pair_users(train, truth, size, rows)
-
-        def gather(data: Any, places: Array) -> dict[str, Array]:
-            whole = places[0] + size <= found.users
-            return {**found.gather(data, places), "in_whole_batch": jnp.broadcast_to(whole, places.shape)}
-
-        self.rules, self.batches = rules, found.users // size
-        self.evaluation = Evaluation(
-            _values(scorer, rules), found.data, size, samples=found.users, gather=gather
-        )
-
-    def __call__(self, state: Any) -> Figures:
-        """The figures of one state, in rating units."""
-        sums = self.evaluation(state)
-        figures = {
-            "rmse": math.sqrt(sums["squared_error"] / sums["ratings"]),
-            "mae": sums["absolute_error"] / sums["ratings"],
-            "rmse_mean_of_batches": sums["batch_rmse"] / self.batches,
-            "users": sums["samples"],
-            "ratings": sums["ratings"],
-        }
-        return figures | (self._ranking(sums) if self.rules.ks else {})
-
-    def _ranking(self, sums: Mapping[str, Any]) -> Figures:
-        """Means over the users that have something relevant; no figures where nobody has."""
-        ranked = sums["ranked"]
-        means = {
-            f"{name}@{k}": float(total / ranked)
-            for name in ("ndcg", "recall")
-            for k, total in zip(self.rules.ks, sums[name], strict=True)
-            if ranked
-        }
-        return {**means, "ranked_users": ranked}
-
-
-def _values(scorer: Scorer, rules: ScoringRules) -> PerSample:
     def values(state: Any, batch: Batch) -> dict[str, Array]:
         scores, truth = scorer(state, batch), batch["truth"]
         figures = sum_errors(rules.predict(scores), truth) | {"batch_rmse": _old_rmse(scores, batch)}
@@ -184,7 +166,29 @@ def _values(scorer: Scorer, rules: ScoringRules) -> PerSample:
             figures |= ranking_values(scores, batch["ratings"] > 0, relevant, rules.ks)
         return figures
 
-    return values
+    evaluation = evaluate_users(values, train, truth, batch_size, rows)
+    whole_batches = evaluation.samples // evaluation.batch_size
+
+    def measure(state: Any) -> Figures:
+        sums = evaluation(state)
+        figures = {
+            "rmse": math.sqrt(sums["squared_error"] / sums["ratings"]),
+            "mae": sums["absolute_error"] / sums["ratings"],
+            "rmse_mean_of_batches": sums["batch_rmse"] / whole_batches,
+            "users": sums["samples"],
+            "ratings": sums["ratings"],
+        }
+        if rules.ks:
+            ranked = sums["ranked"]
+            for name in (
+                ("ndcg", "recall") if ranked else ()
+            ):  # no figures where nothing is relevant to anybody
+                totals = zip(rules.ks, sums[name], strict=True)
+                figures |= {f"{name}@{k}": float(total / ranked) for k, total in totals}
+            figures["ranked_users"] = ranked
+        return figures
+
+    return measure
 
 
 def _old_rmse(scores: Array, batch: Batch) -> Array:

@@ -8,6 +8,7 @@ the step before. It knows dense batches, not where they come from; for joint re-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -37,7 +38,6 @@ DECAY_BESIDE = ("AdamW", "Muon")
 
 
 def resolve_precision(mode: str) -> str:
-    """What `auto` stands for on this device."""
     return mode if mode != "auto" else "32.32" if platform() == "cpu" else "16.16"
 
 
@@ -61,7 +61,6 @@ class Job:
 
     @property
     def policy(self) -> precision.Policy:
-        """The types to compute and to keep weights in."""
         mode = resolve_precision(self.net.precision)
         return precision.parse(mode, self.net.half, stochastic_rounding=not self.net.no_prng)
 
@@ -99,95 +98,78 @@ def init(job: Job, key: Array) -> State:
 
 def update(job: Job) -> Callable[[State, Batch, Array], tuple[State, dict[str, Array]]]:
     """One batch: one step, or 1 + aug_steps of them under alternate re-feeding."""
-    chosen, net = optimiser(job.net), job.net
+    transformation, refeeding = optimiser(job.net), job.net.refeeding
 
-    def one(state: State, batch: Batch, key: Array) -> tuple[State, dict[str, Array]]:
-        x = batch["ratings"]
-        rate = learning_rate(job, state["update"])
-        step = _Step(job, chosen, rate, key)
-        if net.refeeding == "joint":
-            if isinstance(x, SparseBatch):
-                state, (loss, mask) = step.made(state, _sparse_joint(job, state["params"], x, key), 0)
-            else:
-                state, (loss, mask) = step(state, lambda params: _joint(job, params, x, key), 0)
-            figures = {"loss": loss, "rmse": jnp.sqrt(mask)}
+    def make_update(state: State, batch: Batch, key: Array) -> tuple[State, dict[str, Array]]:
+        x, rate = batch["ratings"], learning_rate(job, state["update"])
+
+        def step(state: State, gradients: Any, number: int) -> tuple[State, Array]:
+            """The state after one step of the optimiser with gradients of the scaled loss, and their norm."""
+            scale = job.net.loss_scaling
+            wide = jax.tree.map(
+                lambda g: g.astype(jnp.promote_types(g.dtype, jnp.float32)) / scale, gradients
+            )
+            norm = jnp.sqrt(sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(wide)))
+            slots, params, rounding = state["optimiser"], state["params"], stream(key, "rounding", number)
+            params, slots = precision.optimise(
+                job.policy, transformation, wide, slots, params, rounding, rate=rate
+            )
+            return {**state, "params": params, "optimiser": slots}, norm
+
+        if isinstance(x, SparseBatch):
+            gradients, (loss, masked) = _sparse_joint(job, state["params"], x, key)
+        elif refeeding == "joint":
+            gradients, (loss, masked) = _gradient(job, state, lambda params: _joint(job, params, x, key))
         else:
-            state, figures = _alternating(job, step, state, x, key)
+            gradients, (masked, y) = _gradient(job, state, lambda params: _rated(job, params, x, key))
+            loss = masked
+        state, norm = step(state, gradients, 0)
+        figures = {"loss": loss, "rmse": jnp.sqrt(masked)}
+        for n in range(1, job.net.aug_steps + 1) if refeeding == "alternate" else ():
+            refeed = partial(_refed, job, target=y, key=stream(key, "dropout", n))
+            gradients, (figures["refeed_loss"], y) = _gradient(job, state, refeed)
+            state, norm = step(state, gradients, n)
         new = {**state, "update": state["update"] + 1}
-        return new, {**figures, "learning_rate": rate, "gradient_norm": step.norm}
+        return new, {**figures, "learning_rate": rate, "gradient_norm": norm}
 
-    return one
+    return make_update
+
+
+def _gradient(
+    job: Job, state: State, loss: Callable[[Any], tuple[Array, Any]]
+) -> tuple[Any, tuple[Array, Any]]:
+    """The gradient of the scaled loss, and what the loss returns."""
+
+    def scaled(params: Any) -> tuple[Array, Any]:
+        value, extra = loss(params)
+        return job.net.loss_scaling * value, (value, extra)
+
+    found: tuple[Any, Any] = jax.grad(scaled, has_aux=True)(job.policy.to_compute(state["params"]))
+    return found
 
 
 def _joint(job: Job, params: Any, x: Array, key: Array) -> tuple[Array, Array]:
-    y = apply_network(job, params, x, stream(key, "dropout", 0))
-    mask = autoencoder.masked_error(y, x.astype(y.dtype))
-    again = apply_network(job, params, y, stream(key, "dropout", 1))
-    return mask + autoencoder.dense_error(again, y), mask
+    masked, y = _rated(job, params, x, key)
+    return masked + _refed(job, params, y, stream(key, "dropout", 1))[0], masked
 
 
 def _sparse_joint(job: Job, params: Any, x: SparseBatch, key: Array) -> tuple[Any, tuple[Array, Array]]:
     """The same with sparse ratings: its gradient, and what `_joint` returns."""
     keeps = [draw_dropout(job, stream(key, "dropout", n), len(x.users)) for n in (0, 1)]
-    result = sparse_joint.joint_gradient(params, x, keeps, job.net.loss_scaling)
-    return result.gradients, (result.loss, result.masked)
+    return sparse_joint.joint_gradient(params, x, keeps, job.net.loss_scaling)
 
 
-def _alternating(
-    job: Job, step: "_Step", state: State, x: Array, key: Array
-) -> tuple[State, dict[str, Array]]:
-    def rated(params: Any) -> tuple[Array, Array]:
-        y = apply_network(job, params, x, stream(key, "dropout", 0))
-        return autoencoder.masked_error(y, x.astype(y.dtype)), y
-
-    state, (mask, y) = step(state, rated, 0)
-    figures = {"loss": mask, "rmse": jnp.sqrt(mask)}
-    steps = job.net.aug_steps if job.net.refeeding == "alternate" else 0
-    for n in range(1, steps + 1):
-        target = y
-
-        def refed(params: Any, n: int = n, target: Array = target) -> tuple[Array, Array]:
-            y = apply_network(job, params, target, stream(key, "dropout", n))
-            return autoencoder.dense_error(y, target), y
-
-        state, (figures["refeed_loss"], y) = step(state, refed, n)
-    return state, figures
+def _rated(job: Job, params: Any, x: Array, key: Array) -> tuple[Array, Array]:
+    y = apply_network(job, params, x, stream(key, "dropout", 0))
+    return autoencoder.masked_error(y, x.astype(y.dtype)), y
 
 
-class _Step:
-    """Gradient of a scaled loss, unscaled, then one step of the optimiser, rounded as the policy says."""
-
-    def __init__(self, job: Job, chosen: Any, rate: Array, key: Array):
-        self.job, self.chosen, self.rate, self.key = job, chosen, rate, key
-        self.norm: Array = jnp.zeros(())
-
-    def __call__(
-        self, state: State, loss: Callable[[Any], tuple[Array, Any]], number: int
-    ) -> tuple[State, Any]:
-        job, scale = self.job, self.job.net.loss_scaling
-
-        def scaled(params: Any) -> tuple[Array, Any]:
-            value, extra = loss(params)
-            return scale * value, (value, extra)
-
-        compute = job.policy.to_compute(state["params"])
-        return self.made(state, jax.grad(scaled, has_aux=True)(compute), number)
-
-    def made(self, state: State, gradient: tuple[Any, Any], number: int) -> tuple[State, Any]:
-        """The step with a gradient of the scaled loss that is there already, and what came with it."""
-        job, scale = self.job, self.job.net.loss_scaling
-        gradients, result = gradient
-        wide = jax.tree.map(lambda g: g.astype(jnp.promote_types(g.dtype, jnp.float32)) / scale, gradients)
-        self.norm = jnp.sqrt(sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(wide)))
-        params, slots = precision.optimise(
-            job.policy, self.chosen, wide, state["optimiser"], state["params"],
-            stream(self.key, "rounding", number), rate=self.rate,
-        )  # fmt: skip
-        return {**state, "params": params, "optimiser": slots}, result
+def _refed(job: Job, params: Any, target: Array, key: Array) -> tuple[Array, Array]:
+    y = apply_network(job, params, target, key)
+    return autoencoder.dense_error(y, target), y
 
 
 def learning_rate(job: Job, update: Array) -> Array:
-    """The rate of this update: constant between drops."""
     rates = jnp.asarray(job.rates, jnp.float32)
     return rates[sum((update >= drop).astype(jnp.int32) for drop in job.drops)] if job.drops else rates[0]
 

@@ -135,7 +135,6 @@ def _bad_line(path: Path, data: mmap.mmap, begin: int, body: bytes, said: str) -
 
 
 def _line_fault(line: bytes) -> str:
-    """What is wrong with a line of a rating, or nothing."""
     fields = _LINE.fullmatch(line.strip())
     if fields is None:
         return f"{_quote(line)} is not 'CustomerID,Rating,YYYY-MM-DD'"

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,18 +29,10 @@ from hotloop.families.recommender.evaluate import load_evaluation_set, resolve_b
 from hotloop.families.recommender.measures import ScoringRules, make_rules, mask_rated
 from hotloop.families.recommender.saved_run import SavedRun
 
-
-class PredictionBlock(NamedTuple):
-    """Some users' ratings: row and column of each, what is predicted, and what is true."""
-
-    rows: NDArray[np.int64]
-    columns: NDArray[Any]
-    predictions: NDArray[np.float32]
-    truth: NDArray[np.float32]
+Columns = tuple[NDArray[Any], ...]
 
 
 def run_predict(config: PredictOptions, console: Console) -> Mapping[str, Any]:
-    """Write the file; the errors are those of its lines."""
     found = saved_run.load_run(config.run, config.step, best=config.best)
     chosen = load_evaluation_set(config, found, load_observed(config.ratings_file, found, console), console)
     rules = make_rules(config, found.low, found.high)
@@ -48,10 +40,10 @@ def run_predict(config: PredictOptions, console: Console) -> Mapping[str, Any]:
     size = resolve_batch_size(config.batch_size, found)
     squares = absolutes = 0.0
     with _write(path) as (append,), console.progress("predicting", chosen.truth.ratings) as bar:
-        for block in predict_blocks(found, chosen.train, chosen.truth, size, rules):
-            users, items = chosen.train.user_ids[block.rows], chosen.train.item_ids[block.columns]
-            append(users, items, block.predictions, block.truth)
-            errors = block.predictions.astype(np.float64) - block.truth
+        blocks = predict_blocks(found, chosen.train, chosen.truth, size, rules)
+        for rows, columns, predictions, truth in blocks:
+            append(chosen.train.user_ids[rows], chosen.train.item_ids[columns], predictions, truth)
+            errors = predictions.astype(np.float64) - truth
             squares += float(np.square(errors).sum())
             absolutes += float(np.abs(errors).sum())
             bar.advance(len(errors))
@@ -86,52 +78,39 @@ def load_observed(ratings_file: Path | None, found: SavedRun, console: Console) 
 
 def predict_blocks(
     found: SavedRun, train: RatingMatrix, truth: RatingMatrix, size: int, rules: ScoringRules
-) -> Iterator[PredictionBlock]:
-    """Every rating of `truth`, so many users at a time."""
+) -> Iterator[Columns]:
+    """Row, column, prediction and truth of every rating of `truth`, so many users at a time."""
     users = np.flatnonzero(np.diff(truth.starts)).astype(np.int32)
     size = min(size, len(users))
     most, room = batches.max_ratings(truth, size), batches.max_ratings(train, size)
 
     @jax.jit
-    def at(state: Any, rows: batches.DeviceRows, users: Array, where: tuple[Array, Array]) -> Array:
+    def predict_at(state: Any, rows: batches.DeviceRows, users: Array, where: tuple[Array, Array]) -> Array:
         ratings = batches.densify(rows, users, train.n_items, room)
         return rules.predict(model.predict(found.job, state, ratings)[where])
 
-    resident, waiting = batches.send_rows(train), None
+    def collect(rows: Any, columns: Any, result: Array, values: Any) -> Columns:
+        return rows, columns, np.asarray(result)[: len(rows)], values
+
+    resident, before = batches.send_rows(train), None
     for first in range(0, len(users), size):
         chosen = users[first : first + size]
-        rows, columns, values = _ratings(truth, chosen)
+        # All that these users have: nobody between the first and the last has any but they.
+        own = slice(int(truth.starts[chosen[0]]), int(truth.starts[chosen[-1] + 1]))
+        rows, columns = np.repeat(chosen, np.diff(truth.starts)[chosen]), truth.items[own]
         where = _pad(np.searchsorted(chosen, rows), most), _pad(columns, most)
         with nullcontext() if first else compiling():
-            result = at(found.state, resident, _pad(chosen, size), where)
-        if waiting:
-            yield _block(*waiting)
-        waiting = rows, columns, result, values
-    if waiting:
-        yield _block(*waiting)
-
-
-def _ratings(truth: RatingMatrix, users: NDArray[np.int32]) -> tuple[NDArray[Any], ...]:
-    """Row, column and rating of all that these users have, who are all that have any from the first to the last."""
-    own = slice(int(truth.starts[users[0]]), int(truth.starts[users[-1] + 1]))
-    return np.repeat(users, np.diff(truth.starts)[users]), truth.items[own], truth.values(own)
+            result = predict_at(found.state, resident, _pad(chosen, size), where)
+        if before is not None:
+            yield collect(*before)
+        before = rows, columns, result, truth.values(own)
+    if before is not None:
+        yield collect(*before)
 
 
 def _pad(array: NDArray[Any], length: int) -> NDArray[np.int32]:
     """As int32 of one length for all calls; what is added repeats the last one."""
     return np.pad(array.astype(np.int32), (0, length - len(array)), mode="edge")
-
-
-def _block(rows: Any, columns: Any, result: Array, values: Any) -> PredictionBlock:
-    return PredictionBlock(rows, columns, np.asarray(result)[: len(rows)], values)
-
-
-class RecommendedItems(NamedTuple):
-    """Lists of some users, end to end: row, column and predicted rating of each entry, best first."""
-
-    rows: NDArray[np.int32]
-    columns: NDArray[np.int32]
-    predictions: NDArray[np.float32]
 
 
 def run_recommend(config: RecommendOptions, console: Console) -> Mapping[str, Any]:
@@ -141,16 +120,26 @@ def run_recommend(config: RecommendOptions, console: Console) -> Mapping[str, An
     users = find_rows(config, train)
     rules = make_rules(config, found.low, found.high)
     size = resolve_batch_size(config.batch_size, found)
-    lists = recommend_blocks(found, train, users, config.top, size, rules)
-    with_ids = ((train.user_ids[each.rows], train.item_ids[each.columns], each.predictions) for each in lists)
+    best = recommend_blocks(found, train, users, config.top, size, rules)
+    with_ids = ((train.user_ids[rows], train.item_ids[columns], values) for rows, columns, values in best)
     result = {"run": str(config.run), "step": found.step, "users": len(users), "top": config.top}
     if config.output is None:
         with console.progress("recommending"):
-            blocks: list[tuple[NDArray[Any], ...]] = list(with_ids)
-        shown = _show_lists(blocks, console)
-        if len(shown) < len(users):
-            console.warn(f"{len(users) - len(shown):,} of these users have rated every item")
-        return {**result, "recommendations": shown}
+            blocks = list(with_ids)
+        lists: dict[int, dict[str, Any]] = {}
+        for user, item, prediction in (each for block in blocks for each in zip(*block, strict=True)):
+            own = lists.setdefault(int(user), {"user": int(user), "items": [], "predictions": []})
+            own["items"].append(int(item))
+            own["predictions"].append(float(prediction))
+        rows = [
+            (own["user"], place, item, f"{prediction:.3f}")
+            for own in lists.values()
+            for place, (item, prediction) in enumerate(zip(own["items"], own["predictions"], strict=True), 1)
+        ]
+        console.table(["user", "place", "item", "prediction"], rows)
+        if len(lists) < len(users):
+            console.warn(f"{len(users) - len(lists):,} of these users have rated every item")
+        return {**result, "recommendations": list(lists.values())}
     with _write(config.output) as (append,), console.progress("recommending", len(users)) as bar:
         for columns in with_ids:
             append(*columns)
@@ -179,8 +168,11 @@ def find_rows(config: RecommendOptions, train: RatingMatrix) -> NDArray[np.int32
 
 def recommend_blocks(
     found: SavedRun, train: RatingMatrix, users: NDArray[np.int32], top: int, size: int, rules: ScoringRules
-) -> Iterator[RecommendedItems]:
-    """The lists of these rows, so many users at a time; shorter where fewer items are left unrated."""
+) -> Iterator[Columns]:
+    """Row, column and prediction of the best items of these rows, best first, so many users at a time.
+
+    Lists are shorter where fewer items are left unrated.
+    """
     size, top = min(size, len(users)), min(top, train.n_items)
     room = batches.max_ratings(train, size)
 
@@ -197,18 +189,4 @@ def recommend_blocks(
         with nullcontext() if first else compiling():
             parts = best(found.state, resident, _pad(chosen, size))
         predictions, columns, there = (np.asarray(part)[: len(chosen)] for part in parts)
-        yield RecommendedItems(np.repeat(chosen, there.sum(1)), columns[there], predictions[there])
-
-
-def _show_lists(blocks: list[tuple[NDArray[Any], ...]], console: Console) -> list[dict[str, Any]]:
-    rows: list[tuple[int, int, int, str]] = []
-    lists: list[dict[str, Any]] = []
-    entries = ((int(u), int(i), float(p)) for block in blocks for u, i, p in zip(*block, strict=True))
-    for user, item, prediction in entries:
-        if not lists or lists[-1]["user"] != user:
-            lists.append({"user": user, "items": [], "predictions": []})
-        lists[-1]["items"].append(item)
-        lists[-1]["predictions"].append(prediction)
-        rows.append((user, len(lists[-1]["items"]), item, f"{prediction:.3f}"))
-    console.table(["user", "place", "item", "prediction"], rows)
-    return lists
+        yield np.repeat(chosen, there.sum(1)), columns[there], predictions[there]

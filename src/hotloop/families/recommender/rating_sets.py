@@ -38,11 +38,9 @@ class RatingSplit:
     """Validation and test ratings that are removed, because no training rating has their item."""
 
     def part(self, which: int) -> Ratings:
-        """The ratings of a part, in the order of the table."""
         return self.table.take(self.find(which))
 
     def find(self, *which: int) -> NDArray[np.bool_]:
-        """Where the ratings of these parts are."""
         return self.find_all(*which) & ~self.unseen
 
     def find_all(self, *which: int) -> NDArray[np.bool_]:
@@ -159,14 +157,8 @@ class RatingSets:
     """Names of the files that the validation and the test ratings are from, where they are from files."""
 
     def describe(self, part: str) -> str:
-        """Which ratings the `validation` or `test` part is."""
         file = self.files[("validation", "test").index(part)]
         return f"{part} ratings of {file}" if file else f"{part} part of {self.name}"
-
-    def choose_part(self, name: str | None) -> tuple[str, RatingMatrix | None]:
-        """The `validation` or `test` part; without a name, test where there is one, else validation."""
-        name = name or ("test" if self.test is not None else "validation")
-        return name, self.test if name == "test" else self.validation
 
     @property
     def scale(self) -> tuple[float, float]:
@@ -176,7 +168,6 @@ class RatingSets:
 
 
 def load_sets(config: TrainOptions, console: Console) -> RatingSets:
-    """The sets that the options name."""
     with console.progress("reading ratings"):
         if config.training_data_file is not None:
             return _read_files(config, config.training_data_file, console)

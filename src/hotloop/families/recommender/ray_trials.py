@@ -85,48 +85,27 @@ class RayEngine:
         sharing = math.ceil(concurrent / devices)
         kind = f"GPU{'s' * (gpus > 1)}" if gpus else f"node{'s' * (devices > 1)}"
         self.say(f"{len(trials)} trials on {devices} {kind} of a Ray cluster, {concurrent} at a time")
+        memory = share_memory(sharing) if gpus else {}
         task = ray.remote(run_in_worker).options(
             num_gpus=1 / sharing if gpus else 0, num_cpus=1, max_retries=0, scheduling_strategy="SPREAD"
         )
-        memory = share_memory(sharing) if gpus else {}
-        tasks = _Tasks(ray, lambda trial, slot: task.remote(trial, slot, memory), concurrent)
-        return tasks.run(trials, ended), concurrent
-
-
-class _Tasks:
-    """So many tasks at a time, each in a slot."""
-
-    def __init__(self, ray: Any, send: Callable[[Trial, int], Any], concurrent: int):
-        self.ray, self.send = ray, send
-        self.free = list(range(concurrent))
-        self.running: dict[Any, int] = {}
-
-    def run(self, trials: Sequence[Trial], ended: Listener) -> list[TrialOutcome]:
-        """All outcomes, in the order of the trials."""
         waiting, outcomes = list(trials), []
+        free = list(range(concurrent))
+        running: dict[Any, int] = {}
         try:
-            while waiting or self.running:
-                while waiting and self.free:
-                    slot = self.free.pop(0)
-                    self.running[self.send(waiting.pop(0), slot)] = slot
-                (task,), _ = self.ray.wait(list(self.running), num_returns=1)
-                self.free.append(self.running.pop(task))
-                outcomes.append(self._outcome(task))
+            while waiting or running:
+                while waiting and free:
+                    slot = free.pop(0)
+                    running[task.remote(waiting.pop(0), slot, memory)] = slot
+                (done,), _ = ray.wait(list(running), num_returns=1)
+                free.append(running.pop(done))
+                outcomes.append(ray.get(done))
                 ended(outcomes[-1])
-        except BaseException:
-            self._cancel()
-            raise
-        return sorted(outcomes, key=lambda outcome: outcome.trial.number)
-
-    def _outcome(self, task: Any) -> TrialOutcome:
-        try:
-            outcome: TrialOutcome = self.ray.get(task)
-        except self.ray.exceptions.RayError as error:
+        except ray.exceptions.RayError as error:
             raise RunError(f"--engine ray: a worker of the cluster was lost ({_first_line(error)})") from None
-        return outcome
-
-    def _cancel(self) -> None:
-        for task in self.running:
-            self.ray.cancel(task)
-        if self.running:
-            self.ray.wait(list(self.running), num_returns=len(self.running), timeout=GRACE_SECONDS + 2)
+        finally:
+            for each in running:  # none, unless it was stopped
+                ray.cancel(each)
+            if running:
+                ray.wait(list(running), num_returns=len(running), timeout=GRACE_SECONDS + 2)
+        return sorted(outcomes, key=lambda outcome: outcome.trial.number), concurrent

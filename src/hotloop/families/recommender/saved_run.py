@@ -49,7 +49,6 @@ class SavedRun(RunSetup):
     item_ids: NDArray[np.int64]
 
     def load_training(self) -> RatingMatrix:
-        """The training ratings of the run."""
         return read_matrix(self.folder, self.user_ids, self.item_ids)
 
 
@@ -73,7 +72,12 @@ def load_run(folder: str | Path, step: int | None = None, *, best: bool = False)
     if best and step is None and (step := checkpoints.best()) is not None:
         print_warnings(checkpoints.damaged())
     found = checkpoints.restore({**state_shapes(setup.job), "ids": ids}, step).warn()
-    user_ids, item_ids = (join_ids(found.state["ids"][name]) for name in ("users", "items"))
+    user_ids, item_ids = (
+        np.ascontiguousarray(found.state["ids"][name])
+        .view(np.int64)
+        .reshape(-1)  # what `split_ids` was given
+        for name in ("users", "items")
+    )
     return SavedRun(**vars(setup), state=found.state, step=found.step, folder=folder,
                     user_ids=user_ids, item_ids=item_ids)  # fmt: skip
 
@@ -95,11 +99,6 @@ def initial_state(job: model.Job, key: Any, train: RatingMatrix) -> model.State:
 def split_ids(ids: NDArray[np.int64]) -> NDArray[np.uint32]:
     """64-bit ids as pairs of 32 bits, which every device takes."""
     return np.ascontiguousarray(ids).view(np.uint32).reshape(len(ids), 2)
-
-
-def join_ids(pairs: Any) -> NDArray[np.int64]:
-    """What `split_ids` was given."""
-    return np.ascontiguousarray(np.asarray(pairs)).view(np.int64).reshape(-1)
 
 
 def write_matrix(folder: Path, matrix: RatingMatrix) -> None:

@@ -6,8 +6,8 @@ and the other parts are one product over both passes. The middle layers are diff
 network's shape and nothing of optimisers.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,67 +22,52 @@ SPARSE_SHARE = 0.01
 """The share of rated places up to which a sparse product beats the dense one."""
 
 
-class JointGradient(NamedTuple):
-    """Scaled gradients, and the loss and its masked part unscaled."""
-
-    gradients: Params
-    loss: Array
-    masked: Array
-
-
-class _Pass(NamedTuple):
-    """One way through the network: what the last layer was given, what came out, and the way back to the first."""
-
-    code: Array
-    out: Array
-    back: Any
-
-
 def joint_gradient(
     params: Params, ratings: SparseBatch, keeps: Sequence[Array | float], scale: float
-) -> JointGradient:
-    """What `jax.grad` of the joint loss times `scale` gives, for a SELU network."""
+) -> tuple[Params, tuple[Array, Array]]:
+    """What `jax.grad` of the joint loss times `scale` gives, for a SELU network; loss and masked error unscaled."""
     into = params["encoder"][0]["w"]
     tied = "w" not in params["decoder"][-1]
     out_of = into.T if tied else params["decoder"][-1]["w"]
-    first = _through(params, _rated_product(ratings, into), out_of, keeps[0])
-    again = _through(params, product(first.out, into), out_of, keeps[1])
-    y, z = first.out, again.out
+    y, y_code, y_back = _through(params, _rated_product(ratings, into), out_of, keeps[0])
+    z, z_code, z_back = _through(params, product(y, into), out_of, keeps[1])
     rated = jnp.maximum(ratings.total, 1)
     masked, dense = _squared_error(ratings, y) / rated, jnp.square(z - y).mean()
 
     apart = (2 * scale / y.size) * (z - y)
     dz = apart * autoencoder.selu_slope(z)
-    inner_again, dz_first = again.back(product(dz, out_of.T))
+    inner_z, dz_first = z_back(product(dz, out_of.T))
     dy = _with_errors(ratings, product(dz_first, into.T) - apart, y, 2 * scale / rated)
     dy = dy * autoencoder.selu_slope(y)
-    inner_first, dy_first = first.back(product(dy, out_of.T))
+    inner_y, dy_first = y_back(product(dy, out_of.T))
     last = {"b": column_sums(dz) + column_sums(dy)}
     if tied:
-        d_into = _weights((dz, y, dy), (again.code, dz_first, first.code))
+        d_into = _weights((dz, y, dy), (z_code, dz_first, y_code))
     else:
         d_into = _weights((y,), (dz_first,))
-        last["w"] = _weights((again.code, first.code), (dz, dy))
-    inner = jax.tree.map(jnp.add, inner_again, inner_first)
+        last["w"] = _weights((z_code, y_code), (dz, dy))
+    inner = jax.tree.map(jnp.add, inner_z, inner_y)
     d_first = {"w": _with_outer(ratings, d_into, dy_first), "b": inner["first_bias"]}
-    gradients = {
-        "encoder": (d_first, *inner["encoder"]),
-        "decoder": (*inner["decoder"], last),
-    }
-    return JointGradient(gradients, masked + dense, masked)
+    gradients = {"encoder": (d_first, *inner["encoder"]), "decoder": (*inner["decoder"], last)}
+    return gradients, (masked + dense, masked)
 
 
-def _through(params: Params, before: Array, out_of: Array, keep: Array | float) -> _Pass:
-    """From the first layer's product to the predictions; `back` gives the gradients of all but the widest weights."""
+def _through(
+    params: Params, before: Array, out_of: Array, keep: Array | float
+) -> tuple[Array, Array, Callable[[Array], Any]]:
+    """From the first layer's product to the predictions: these, what the last layer was given, and the way back.
+
+    The way back gives the gradients of all but the widest weights, and that of `before`.
+    """
+
+    def middle(inner: Params, before: Array) -> Array:
+        x = autoencoder.selu(with_bias(before, inner["first_bias"]))
+        return autoencoder.run_layers(inner["encoder"], inner["decoder"], x, keep, autoencoder.selu)
+
     own = params["encoder"][1:], params["decoder"][:-1]
     inner = {"first_bias": params["encoder"][0]["b"], "encoder": own[0], "decoder": own[1]}
-    code, back = jax.vjp(lambda inner, before: _middle(inner, before, keep), inner, before)
-    return _Pass(code, autoencoder.selu(product(code, out_of) + params["decoder"][-1]["b"]), back)
-
-
-def _middle(inner: Params, before: Array, keep: Array | float) -> Array:
-    x = autoencoder.selu(with_bias(before, inner["first_bias"]))
-    return autoencoder.run_layers(inner["encoder"], inner["decoder"], x, keep, autoencoder.selu)
+    code, back = jax.vjp(middle, inner, before)
+    return autoencoder.selu(product(code, out_of) + params["decoder"][-1]["b"]), code, back
 
 
 def _weights(inputs: Sequence[Array], gradients: Sequence[Array]) -> Array:
@@ -101,8 +86,6 @@ def _rated_product(ratings: SparseBatch, weights: Array) -> Array:
 
 
 def _squared_error(ratings: SparseBatch, predictions: Array) -> Array:
-    """Summed over the ratings."""
-
     def add(total: Array, chunk: Entries) -> Array:
         errors = predictions[chunk.row, chunk.column] - chunk.value
         return total + jnp.where(chunk.inside, jnp.square(errors), 0).sum()

@@ -42,12 +42,10 @@ class SweepConsole(Console, Protocol):
     """Who listens, and where it asked to compute."""
 
     @property
-    def device(self) -> str:
-        """The value of --device."""
+    def device(self) -> str: ...
 
     @property
-    def only_accelerator(self) -> bool:
-        """The value of --only-accelerator."""
+    def only_accelerator(self) -> bool: ...
 
 
 def run(config: SweepOptions, console: SweepConsole) -> dict[str, Any]:
@@ -162,8 +160,9 @@ def _listener(console: SweepConsole, bar: Any, count: int) -> Listener:
                 console.warn(warning)
         head = f"trial {outcome.trial.number} of {count}, exponent {outcome.trial.exponent:g}"
         if outcome.status == "finished":
-            figures = outcome.figures
-            console.say(f"{head}: loss: {format_figure(figures.loss)}, RMSE: {format_figure(figures.rmse)}")
+            values = (outcome.figures.loss, outcome.figures.rmse)
+            loss, rmse = ("-" if value is None else f"{value:.4f}" for value in values)
+            console.say(f"{head}: loss: {loss}, RMSE: {rmse}")
         else:
             console.warn(f"{head} {outcome.status}, {outcome.reason}")
 
@@ -171,11 +170,14 @@ def _listener(console: SweepConsole, bar: Any, count: int) -> Listener:
 
 
 def summarise(outcomes: Sequence[TrialOutcome]) -> dict[str, Any]:
-    """Rows, totals, the best exponent, and how many trials did not finish."""
     rows = [trial_row(outcome) for outcome in outcomes]
     average, maximum = add_throughputs(outcomes)
     finished = [each for each in rows if each["status"] == "finished" and each["loss"] is not None]
-    best = min(finished, key=_rank, default=None)
+
+    def rank(row: Mapping[str, Any]) -> tuple[float, float]:  # validation before loss, where there is one
+        return math.inf if row["validation_rmse"] is None else row["validation_rmse"], row["loss"]
+
+    best = min(finished, key=rank, default=None)
     return {
         "trials": rows,
         "average_throughput": average,
@@ -186,14 +188,7 @@ def summarise(outcomes: Sequence[TrialOutcome]) -> dict[str, Any]:
     }
 
 
-def _rank(trial: Mapping[str, Any]) -> tuple[float, float]:
-    """Validation before loss, where there is one."""
-    validation = trial["validation_rmse"]
-    return (math.inf if validation is None else validation, trial["loss"])
-
-
 def trial_row(outcome: TrialOutcome) -> dict[str, Any]:
-    """One trial as the result has it."""
     figures, answer = outcome.figures, outcome.answer or {}
     return {
         "trial": outcome.trial.number,
@@ -233,9 +228,14 @@ def add_throughputs(outcomes: Sequence[TrialOutcome]) -> tuple[float, float]:
 
 def show_result(result: Mapping[str, Any], console: Console) -> None:
     """The table, the totals, and what to do with them."""
-    console.table(
-        tuple(COLUMNS), [[_cell(each[name]) for name in COLUMNS.values()] for each in result["trials"]]
-    )
+
+    def cell(value: Any) -> Any:
+        if value is None:
+            return "-"
+        return float(f"{value:.4g}") if isinstance(value, float) else value
+
+    rows = [[cell(each[name]) for name in COLUMNS.values()] for each in result["trials"]]
+    console.table(tuple(COLUMNS), rows)
     console.say(f"Aggregate average throughput: {result['average_throughput']:.0f} samples/sec")
     # No colon: old patterns take the mean of every "throughput: X samples/sec", and the average alone is meant.
     console.say(f"Aggregate maximum throughput = {result['maximum_throughput']:.0f} samples/sec")
@@ -244,14 +244,3 @@ def show_result(result: Mapping[str, Any], console: Console) -> None:
         console.say(f"lowest {figure}: train with --base-learning-rate {result['best']:g}")
     if result["unfinished"]:
         console.warn(f"{result['unfinished']} of {len(result['trials'])} trials did not finish")
-
-
-def _cell(value: Any) -> Any:
-    if value is None:
-        return "-"
-    return float(f"{value:.4g}") if isinstance(value, float) else value
-
-
-def format_figure(value: float | None) -> str:
-    """A figure in four decimals, a dash for nothing."""
-    return "-" if value is None else f"{value:.4f}"

@@ -4,7 +4,7 @@ What an update computes is in `model`; this is the order of things. It prints th
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
@@ -39,7 +39,7 @@ from hotloop.families.recommender import (
 )
 from hotloop.families.recommender.commands_config import FAMILY
 from hotloop.families.recommender.config import FILES, TrainOptions, make_schedule, warn_of_no_effect
-from hotloop.families.recommender.measures import RatingError
+from hotloop.families.recommender.measures import make_rating_error
 from hotloop.families.recommender.rating_sets import RatingSets
 from hotloop.families.recommender.validations import InlineValidation, Validations, find_left_over
 from hotloop.options import to_jsonable
@@ -56,6 +56,9 @@ MAY_DIFFER = (
 )
 
 
+Measure = Callable[[Any], dict[str, float]]
+
+
 @dataclass(frozen=True, eq=False)
 class Setup:
     """A training that could begin: options with everything filled in, ratings, and what follows from them."""
@@ -67,7 +70,6 @@ class Setup:
 
     @property
     def key(self) -> Array:
-        """All randomness of the run."""
         return seed_key(self.config.seed)
 
     @property
@@ -86,16 +88,16 @@ class Setup:
         return self.data.validation is not None and not self.config.no_validation
 
     @cached_property
-    def validation_error(self) -> RatingError:
+    def validation_error(self) -> Measure:
         """Compiled once for all of the run."""
         assert self.data.validation is not None
         return self.rating_error(self.data.validation)
 
-    def rating_error(self, truth: RatingMatrix) -> RatingError:
+    def rating_error(self, truth: RatingMatrix) -> Measure:
         """Errors on these ratings as a function of {"params": weights}."""
-        assert self.config.validation_batch_size is not None
-        values = model.evaluate(self.job)
-        return RatingError(values, self.data.train, truth, self.config.validation_batch_size)
+        size = self.config.validation_batch_size
+        assert size is not None
+        return make_rating_error(model.evaluate(self.job), self.data.train, truth, size)
 
 
 def run(config: TrainOptions, console: Console, command: str) -> Mapping[str, Any]:
@@ -111,7 +113,13 @@ def prepare(config: TrainOptions, console: Console) -> Setup:
     """The ratings, checked, and all that follows from them and from the options."""
     check_resumable(run_folder(config), config.resume)
     data = rating_sets.load_sets(config, console)
-    check_truth(config, data)
+    parts = ((config.validation_data_file, data.validation), (config.test_data_file, data.test))
+    for path, truth in parts:
+        if truth is not None and not truth.ratings:
+            raise DataError(
+                f"{path}: none of its ratings has a user and an item of the training data; the ids of all files "
+                "must come from one numbering"
+            )
     users, ratings = data.train.users, data.train.ratings
     resolved = config.resolve(users, ratings)
     assert resolved.batch_size is not None
@@ -126,19 +134,6 @@ def prepare(config: TrainOptions, console: Console) -> Setup:
             "batch"
         )
     return make_setup(replace(resolved, batch_size=min(resolved.batch_size, users)), data)
-
-
-def check_truth(config: TrainOptions, data: RatingSets) -> None:
-    """Ratings to validate or test with must be of users and items that were trained with."""
-    for path, truth in (
-        (config.validation_data_file, data.validation),
-        (config.test_data_file, data.test),
-    ):
-        if truth is not None and not truth.ratings:
-            raise DataError(
-                f"{path}: none of its ratings has a user and an item of the training data; the ids of all files "
-                "must come from one numbering"
-            )
 
 
 def make_setup(config: TrainOptions, data: RatingSets) -> Setup:
@@ -204,7 +199,6 @@ def takes_sparse(job: model.Job, train: RatingMatrix) -> bool:
 
 
 def train_run(setup: Setup, console: Console, command: str) -> dict[str, Any]:
-    """One run in a folder of its own."""
     config, data = setup.config, setup.data
     if setup.is_validated and config.multiprocessing:
         validate_process.check_shareable(platform())
@@ -322,7 +316,8 @@ def test_checkpoint(config: TrainOptions, folder: Path, console: Console) -> dic
     clipped = replace(found.config, clip=config.clip)
     job = model.make_job(clipped, found.job.items, found.job.drops, found.low, found.high)
     with console.progress("evaluating"):
-        measure = RatingError(model.evaluate(job), train, truth, config.validation_batch_size or 128)
+        size = config.validation_batch_size or 128
+        measure = make_rating_error(model.evaluate(job), train, truth, size)
         figures = measure(found.state)
     console.say(f"testing: RMSE {figures['rmse']:.4f}")
     return {"run": str(folder), "step": found.step, **figures}

@@ -1,15 +1,15 @@
 """The trials of a sweep: what each is, what became of it, and how they stand while they run.
 
-Figures are read back from a trial's run folder. Compiling, validating and saving are in no log's time, so they are in
-no figure here. It knows the records of a run, not who ran it: `local_trials` and `ray_trials` do that.
+It knows the records of a run, not who ran it: `local_trials` and `ray_trials` do that.
 """
 
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ class TrialFigures:
     users: int = 0
     """Users trained on, each as often as it was seen."""
     seconds: float = 0.0
-    """Time of the updates alone."""
+    """Time of the updates alone: compiling, validating and saving are in no log's time."""
     maximum: float | None = None
     """Users a second of the fastest log."""
     loss: float | None = None
@@ -57,10 +57,38 @@ class TrialFigures:
         return self.users / self.seconds if self.seconds else None
 
 
+def read_figures(folder: str | Path) -> TrialFigures:
+    """The figures of the run in a folder; empty ones where none was begun, or others wrote in it."""
+    folder = Path(folder)
+    try:
+        config, events = read_json(folder / "config.json"), list(read_events(folder))
+        batch = config["batch_size"]
+        rate = 2.0 ** config["base_learning_rate"] * batch * config["learning_rate_decay"][0]
+        end: dict[str, Any] = next((event for event in reversed(events) if event["event"] == "end"), {})
+        logs = [event for event in events if event["event"] == "log" and event["throughput"]]
+        if not logs:
+            return TrialFigures(rate, error=end.get("error"))
+        last, updates = logs[-1], [0, *(log["update"] for log in logs)]
+        return TrialFigures(
+            rate,
+            last["learning_rate"],
+            last["update"],
+            users=last["update"] * batch,
+            seconds=sum(
+                (after - before) * batch / log["throughput"]
+                for (before, after), log in zip(pairwise(updates), logs, strict=True)
+            ),
+            maximum=max(log["throughput"] for log in logs),
+            loss=last["loss"],
+            rmse=last["rmse"],
+            error=end.get("error"),
+        )
+    except (RunError, LookupError, TypeError, ArithmeticError):
+        return TrialFigures()
+
+
 @dataclass(frozen=True)
 class TrialOutcome:
-    """What became of a trial."""
-
     trial: Trial
     slot: int
     """Trials of one slot ran one after the other; those of different slots at the same time."""
@@ -91,58 +119,17 @@ class TrialOutcome:
         """Why it did not finish, in one line: exit status and what it said last."""
         if self.status == "finished":
             return None
+        ended = f"exit status {self.exit_status}"
+        if self.exit_status < 0:
+            known = {each.value: each.name for each in signal.Signals}
+            ended = f"killed by {known.get(-self.exit_status, f'signal {-self.exit_status}')}"
         lines = [line.strip() for line in self.said.splitlines() if line.strip()]
-        ended = f"exit status {self.exit_status}" if self.exit_status >= 0 else _signal_name(self.exit_status)
         return f"{ended}: {lines[-1][:300] if lines else 'it said nothing'}"
 
 
 Listener = Callable[[TrialOutcome], None]
 Engine = Callable[[Sequence[Trial], Listener], tuple[list[TrialOutcome], int]]
 """Runs trials and tells of each as it ends; all outcomes in the order of the trials, and how many ran at a time."""
-
-
-def _signal_name(status: int) -> str:
-    try:
-        return f"killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"killed by signal {-status}"
-
-
-def read_figures(folder: str | Path) -> TrialFigures:
-    """The figures of the run in a folder; empty ones where none was begun, or others wrote in it."""
-    folder = Path(folder)
-    try:
-        return _figures(read_json(folder / "config.json"), list(read_events(folder)))
-    except (RunError, LookupError, TypeError, ArithmeticError):
-        return TrialFigures()
-
-
-def _figures(config: dict[str, Any], events: list[dict[str, Any]]) -> TrialFigures:
-    batch = config["batch_size"]
-    rate = 2.0 ** config["base_learning_rate"] * batch * config["learning_rate_decay"][0]
-    end: dict[str, Any] = next((event for event in reversed(events) if event["event"] == "end"), {})
-    logs = [event for event in events if event["event"] == "log"]
-    return TrialFigures(learning_rate=rate, error=end.get("error"), **_logged(logs, batch))
-
-
-def _logged(logs: list[dict[str, Any]], batch: int) -> dict[str, Any]:
-    timed = [log for log in logs if log["throughput"]]
-    if not timed:
-        return {}
-    before, seconds = 0, 0.0
-    for log in timed:
-        seconds += (log["update"] - before) * batch / log["throughput"]
-        before = log["update"]
-    last = timed[-1]
-    return {
-        "last_learning_rate": last["learning_rate"],
-        "updates": last["update"],
-        "users": last["update"] * batch,
-        "seconds": seconds,
-        "maximum": max(log["throughput"] for log in timed),
-        "loss": last["loss"],
-        "rmse": last["rmse"],
-    }
 
 
 @contextmanager
@@ -168,17 +155,14 @@ def describe_progress(trials: Sequence[Trial]) -> str:
 
     A trial whose records are on another machine, or are not there yet, is not spoken of.
     """
-    parts = ", ".join(filter(None, map(_describe_trial, trials)))
-    return f"sweep: {parts}" if parts else "sweep"
-
-
-def _describe_trial(trial: Trial) -> str | None:
-    try:
-        records = list(read_events(trial.folder))
-        if not records or records[-1]["event"] == "end":
-            return None
-        if all(record["event"] != "compile" for record in records):
-            return f"trial {trial.number} compiling {time.time() - records[0]['time']:.0f} s"
-        return f"trial {trial.number} at epoch {records[-1]['epoch']:.2f}"
-    except (RunError, LookupError, TypeError):  # none yet, or others wrote in it
-        return None
+    parts = []
+    for trial in trials:
+        with suppress(RunError, LookupError, TypeError):  # none yet, or others wrote in it
+            records = list(read_events(trial.folder))
+            if records[-1]["event"] == "end":
+                continue
+            if any(record["event"] == "compile" for record in records):
+                parts.append(f"trial {trial.number} at epoch {records[-1]['epoch']:.2f}")
+            else:
+                parts.append(f"trial {trial.number} compiling {time.time() - records[0]['time']:.0f} s")
+    return f"sweep: {', '.join(parts)}" if parts else "sweep"

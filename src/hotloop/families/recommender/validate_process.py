@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any
 
 import jax
 import numpy as np
@@ -34,7 +34,7 @@ from hotloop.engine.plan import Plan
 from hotloop.engine.run import Run
 from hotloop.errors import HotloopError, OptionError, RunError
 from hotloop.families.recommender import model
-from hotloop.families.recommender.measures import RatingError
+from hotloop.families.recommender.measures import make_rating_error
 from hotloop.families.recommender.saved_run import read_matrix, read_setup, write_matrix
 from hotloop.families.recommender.validations import (
     FOLDER,
@@ -141,19 +141,17 @@ class ProcessValidation:
         assert self.process.stdout is not None
         try:
             for line in self.process.stdout:
-                self._take(json.loads(line))
+                answer = json.loads(line)
+                step, figures = answer["step"], name_figures(answer["figures"])
+                self._validations.record(self._run, self._plan, step, figures)
+                with self._changed:
+                    self._validations.waiting = tuple(n for n in self._validations.waiting if n != step)
+                    self._changed.notify_all()
             error = "" if self._closing else self._reason()
         except Exception as problem:  # whatever it is, the training must not wait for ever
             error = f"an answer could not be recorded ({problem})"
         with self._changed:
             self._validations.error = error
-            self._changed.notify_all()
-
-    def _take(self, answer: Mapping[str, Any]) -> None:
-        step = answer["step"]
-        self._validations.record(self._run, self._plan, step, name_figures(answer["figures"]))
-        with self._changed:
-            self._validations.waiting = tuple(n for n in self._validations.waiting if n != step)
             self._changed.notify_all()
 
     def _reason(self) -> str:
@@ -194,23 +192,19 @@ def main(folder: Path, where: str) -> None:
     """The process: give figures until there is nobody left who asks."""
     jobs: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(jobs,), daemon=True).start()
-    answers = _own_output()
+    # Standard output is for answers alone: what libraries print there goes to standard error instead.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
     setup(where)
-    job, measure = load_rating_error(folder)
-    while True:
-        asked = jobs.get()
-        figures = measure({"params": read_weights(Path(asked["weights"]), job)})
-        print(json.dumps({**asked, "figures": figures}), file=answers, flush=True)
-
-
-def load_rating_error(folder: Path) -> tuple[model.Job, RatingError]:
-    """The job of a run, and its validation errors as a function of weights."""
     found = read_setup(folder)
     ids = np.arange(found.users), np.arange(found.job.items)  # the real ones are in no figure
-    train, truth = (read_matrix(where, *ids) for where in (folder, folder / FOLDER))
+    train, truth = (read_matrix(place, *ids) for place in (folder, folder / FOLDER))
     assert found.config.validation_batch_size is not None
-    values = model.evaluate(found.job)
-    return found.job, RatingError(values, train, truth, found.config.validation_batch_size)
+    measure = make_rating_error(model.evaluate(found.job), train, truth, found.config.validation_batch_size)
+    while True:
+        asked = jobs.get()
+        figures = measure({"params": read_weights(Path(asked["weights"]), found.job)})
+        print(json.dumps({**asked, "figures": figures}), file=answers, flush=True)
 
 
 def _listen(jobs: "queue.SimpleQueue[dict[str, Any]]") -> None:
@@ -219,13 +213,6 @@ def _listen(jobs: "queue.SimpleQueue[dict[str, Any]]") -> None:
             jobs.put(json.loads(line))
     finally:  # a line that was torn by a kill is an end, too
         os._exit(0)  # whoever asked has gone: nobody waits for what the main thread is computing
-
-
-def _own_output() -> TextIO:
-    """Standard output for answers alone: what libraries print there goes to standard error instead."""
-    own = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    return own
 
 
 if __name__ == "__main__":

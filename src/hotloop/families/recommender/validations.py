@@ -59,8 +59,8 @@ class Validations(Keep):
 
     def enough(self) -> bool:
         """Whether `patience` validations came after the best one, or none will come any more."""
-        figures = dict(self.figures)
-        values = [_finite_or_worst(figures[step].get(BEST.metric)) for step in sorted(figures)]
+        found = [figures.get(BEST.metric) for _, figures in sorted(dict(self.figures).items())]
+        values = [value if value is not None and math.isfinite(value) else math.inf for value in found]
         best = min(values, default=math.inf)
         since = len(values) - 1 - values.index(best) if math.isfinite(best) else len(values)
         return bool(self.error) or (self.patience is not None and since >= self.patience)
@@ -87,12 +87,7 @@ class Validations(Keep):
         checkpoints.wait()
 
 
-def _finite_or_worst(value: float | None) -> float:
-    return value if value is not None and math.isfinite(value) else math.inf
-
-
 def name_figures(figures: Mapping[str, Any]) -> Figures:
-    """Errors as a record and a checkpoint name them."""
     return {f"validation_{name}": value for name, value in figures.items()}
 
 
