@@ -40,41 +40,46 @@ def match_pairs(a: Sequence[Selected], b: Sequence[Selected]) -> list[Pair]:
     if len(a) == len(b) == 1:
         return [(a[0], b[0])]
     one_each = all(len({one.benchmark.name for one in side}) == 1 for side in (a, b))
-    ours, theirs = ({_key(one, one_each): one for one in side} for side in (a, b))
+
+    def key(one: Selected) -> str:
+        if not one_each:
+            return one.variant.name
+        return ", ".join(f"{name}={value}" for name, value in sorted(one.variant.params.items()))
+
+    ours, theirs = ({key(one): one for one in side} for side in (a, b))
     for side, mine, other in (("A", ours, theirs), ("B", theirs, ours)):
         if alone := [name for name in mine if name not in other]:
             raise OptionError(f"--ab: only {side} has {', '.join(alone)}; name one of each side as FILE:NAME")
-    return [(one, theirs[key]) for key, one in ours.items()]
-
-
-def _key(one: Selected, by_parameters: bool) -> str:
-    if not by_parameters:
-        return one.variant.name
-    return ", ".join(f"{name}={value}" for name, value in sorted(one.variant.params.items()))
+    return [(one, theirs[name]) for name, one in ours.items()]
 
 
 def run_in_turns(
-    pairs: Sequence[Pair], sides: Sequence[RunnerOptions], seed: int, console: BenchConsole
+    pairs: Sequence[Pair],
+    options: RunnerOptions,
+    variables: Sequence[Mapping[str, str]],
+    seed: int,
+    console: BenchConsole,
 ) -> dict[str, str]:
-    """Run all pairs; `sides` are the options of A and of B, whose log folders are new ones in one folder.
+    """Run all pairs, the sides in folders A and B of the log folder, each with variables of its own.
 
     A variant that fails is left alone from then on and is in the result, with its reason.
     """
-    log = sides[0].log_dir.parent
-    for side in sides:
-        make_folder(side.log_dir)
+    session = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S.%f}"  # sorts among the times of other records
     failed: dict[str, str] = {}
-    with explain_write_errors(log, "take another --log-dir"), ExitStack() as stack:
-        runners = [
-            Runner(
-                [pair[side] for pair in pairs],
-                options,
-                PrefixedConsole(console, SIDES[side]),
-                stack.enter_context(closing(Results(options.log_dir))),
-                turns,
+    runners: list[Runner] = []
+    with explain_write_errors(options.log_dir, "take another --log-dir"), ExitStack() as stack:
+        for side, name in enumerate(SIDES):
+            own = replace(
+                options, log_dir=options.log_dir / name, variables={**options.variables, **variables[side]}
             )
-            for side, (options, turns) in enumerate(zip(sides, _turns(pairs), strict=True))
-        ]
+            make_folder(own.log_dir)
+            results = stack.enter_context(closing(Results(own.log_dir)))
+            turns = {
+                pair[side].variant.name: {"id": session, "with": pair[1 - side].variant.name}
+                for pair in pairs
+            }
+            selected = [pair[side] for pair in pairs]
+            runners.append(Runner(selected, own, PrefixedConsole(console, name), results, turns))
         try:
             _run_pairs(pairs, runners, random.Random(seed), failed)
         finally:
@@ -82,15 +87,6 @@ def run_in_turns(
                 with suppress(OSError):  # what stopped the run is what must be told
                     runner.write_tables()
     return failed
-
-
-def _turns(pairs: Sequence[Pair]) -> list[dict[str, dict[str, str]]]:
-    """For each side, what the records of its variants say of the session."""
-    name = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S.%f}"  # sorts among the times of other records
-    return [
-        {pair[side].variant.name: {"id": name, "with": pair[1 - side].variant.name} for pair in pairs}
-        for side in (0, 1)
-    ]
 
 
 def _run_pairs(
@@ -129,23 +125,28 @@ class PrefixedConsole:
         self.console.table(columns, rows)
 
 
-def side_options(options: RunnerOptions, side: str, variables: Mapping[str, str]) -> RunnerOptions:
-    """The options for one side: its own folder, and variables of its own."""
-    return replace(options, log_dir=options.log_dir / side, variables={**options.variables, **variables})
-
-
 @contextmanager
 def work_trees(commits: Sequence[str], file: Path) -> Iterator[list[Path]]:
     """The given file as it is now, in a work tree of each commit."""
     file = file.resolve()
     top = _find_repository(file)
-    names = [_resolve_commit(top, commit) for commit in commits]
+    names = []
+    for commit in commits:
+        try:
+            words = ("rev-parse", "--verify", "--quiet", "--end-of-options", f"{commit}^{{commit}}")
+            names.append(_git(top, *words))
+        except RunError as error:
+            raise OptionError(f"--ab {commit}: is no commit of {top}; give a hash, branch or tag") from error
     with TemporaryDirectory(prefix="hotloop-ab-") as folder:
         trees = [Path(folder) / str(place) for place in range(len(names))]
         try:
             for tree, name in zip(trees, names, strict=True):
                 _git(top, *HOOKLESS, "worktree", "add", "--detach", "--quiet", str(tree), name)
-            yield [_copy(file, tree / file.relative_to(top)) for tree in trees]
+            copies = [tree / file.relative_to(top) for tree in trees]
+            for copy in copies:
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, copy)
+            yield copies
         finally:
             for tree in trees:
                 shutil.rmtree(tree, ignore_errors=True)
@@ -161,12 +162,6 @@ def python_path(file: Path) -> str:
     )
 
 
-def _copy(file: Path, place: Path) -> Path:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(file, place)
-    return place
-
-
 def _find_repository(file: Path) -> Path:
     try:
         return Path(_git(file.parent, "rev-parse", "--show-toplevel"))
@@ -174,13 +169,6 @@ def _find_repository(file: Path) -> Path:
         raise OptionError(
             f"--spec {file}: is in no git repository, so there are no commits to compare"
         ) from error
-
-
-def _resolve_commit(top: Path, name: str) -> str:
-    try:
-        return _git(top, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
-    except RunError as error:
-        raise OptionError(f"--ab {name}: is no commit of {top}; give a hash, branch or tag") from error
 
 
 def _git(folder: Path, *words: str) -> str:

@@ -20,6 +20,7 @@ LONGEST_NAME = 200  # bytes: it names a folder, and file systems stop at 255 of 
 TAKEN = {f"benchmark_results.{ending}" for ending in ("json", "csv", "xml")}
 TAKEN |= {"results.jsonl", "provenance.json", "environments"}  # what a run itself has in its log folder
 BRACES = re.compile(r"\{\{|\}\}|\{([\w-]+)\}")
+NAMED = re.compile(r"\{([\w-]+)\}")
 VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 CONVERGENCE = "trains to convergence; name it, or give --include-convergence"
 
@@ -116,6 +117,11 @@ def fill(text: str, params: Parameters) -> str:
     return BRACES.sub(put, text)
 
 
+def fill_known(text: str, params: Parameters) -> str:
+    """The same for an expression: braces with another name wait for the metric of that name."""
+    return NAMED.sub(lambda found: params.get(found[1], found[0]), text)
+
+
 def unknown_names(text: str, params: Iterable[str]) -> list[str]:
     """Names in braces that are no parameters; most often a typing error."""
     names = [found[1] for found in BRACES.finditer(text) if found[1] is not None]
@@ -170,37 +176,29 @@ def select(
 ) -> list[Selected]:
     """The variants that names or globs (of benchmarks or variants) and tags ask for, in the order of the patterns."""
     chosen: dict[str, Selected] = {}
-    if not any(one.variants for one in benchmarks.values()):
+    everything = [Selected(one, variant) for one in benchmarks.values() for variant in one.variants]
+    if not everything:
         raise OptionError("--spec: the files hold no benchmark; give one whose entries have a cmd")
     if "" in patterns:
         raise OptionError("--benchmark '': an empty name; leave the option out to run everything")
     for pattern in patterns or ("*",):
-        for one in _matching(benchmarks, pattern):
+        # Variants of the benchmarks whose names match, else those whose own names match.
+        found = [one for one in everything if fnmatchcase(one.benchmark.name, pattern)]
+        found = found or [one for one in everything if fnmatchcase(one.variant.name, pattern)]
+        if not found:
+            raise OptionError(f"--benchmark {pattern}: matches nothing{did_you_mean(pattern, benchmarks)}")
+        for one in found:
             if not tags or set(tags) & set(one.benchmark.tags):
                 named = pattern in (one.benchmark.name, one.variant.name)
                 before = chosen.get(one.variant.name)
                 if before is None or (named and before.skip == CONVERGENCE):
-                    chosen[one.variant.name] = _skip_unwanted(one, named or include_convergence)
+                    unwanted = one.benchmark.kind == "convergence" and not (named or include_convergence)
+                    skip = one.benchmark.skip or (CONVERGENCE if unwanted else None)
+                    chosen[one.variant.name] = replace(one, skip=skip)
     if not chosen:
         known = {tag for one in benchmarks.values() for tag in one.tags}
         raise OptionError(f"--tag {' '.join(tags)}: no benchmark has it{did_you_mean(tags[0], known)}")
     return list(chosen.values())
-
-
-def _matching(benchmarks: Mapping[str, Benchmark], pattern: str) -> list[Selected]:
-    """Variants of the benchmarks whose names match, else those whose own names match."""
-    everything = [Selected(one, variant) for one in benchmarks.values() for variant in one.variants]
-    found = [one for one in everything if fnmatchcase(one.benchmark.name, pattern)]
-    found = found or [one for one in everything if fnmatchcase(one.variant.name, pattern)]
-    if not found:
-        raise OptionError(f"--benchmark {pattern}: matches nothing{did_you_mean(pattern, benchmarks)}")
-    return found
-
-
-def _skip_unwanted(one: Selected, wanted: bool) -> Selected:
-    if one.benchmark.skip:
-        return replace(one, skip=one.benchmark.skip)
-    return one if wanted or one.benchmark.kind != "convergence" else replace(one, skip=CONVERGENCE)
 
 
 def count_of(number: int, noun: str) -> str:

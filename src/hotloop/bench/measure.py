@@ -21,7 +21,7 @@ from typing import Any
 from hotloop.bench.benchmark import Selected
 from hotloop.bench.launch import Launch, RunnerOptions
 from hotloop.bench.metrics import extract, use_record_fields
-from hotloop.bench.process import ProcessResult, read_output_lines, run_program
+from hotloop.bench.process import read_output_lines, run_program
 from hotloop.bench.provenance import run_query
 from hotloop.bench.record import metric_records
 
@@ -68,8 +68,13 @@ def measure(one: Selected, launch: Launch, folder: Path, options: RunnerOptions)
         result = {"status": "failed", "reason": ended.reason or _exit_words(ended.exitcode)}
     else:  # a program that only compiles has no metrics
         result = {"status": "passed"} if options.compile_only else _read_metrics(one, launch, folder)
+    times: dict[str, Any] = {"exitcode": ended.exitcode}
+    if not ended.reason:
+        times |= {"seconds": ended.seconds, "start": ended.start, "end": ended.end}
+    if ended.left_out:
+        times["left_out_bytes"] = ended.left_out
     log = {"stdout": "stdout", "stderr": "stderr"}
-    return {**result, **_times(ended), "monitor": readings, "log": log, "paces": paces}
+    return {**result, **times, "monitor": readings, "log": log, "paces": paces}
 
 
 def _read_metrics(one: Selected, launch: Launch, folder: Path) -> Mapping[str, Any]:
@@ -84,14 +89,6 @@ def _read_metrics(one: Selected, launch: Launch, folder: Path) -> Mapping[str, A
         return {"status": "passed", "metrics": metrics}
     reason = "; ".join(f"{name}: {why}" for name, why in found.problems.items())
     return {"status": "failed", "reason": reason, "metrics": metrics, "problems": found.problems}
-
-
-def _times(ended: ProcessResult) -> dict[str, Any]:
-    if ended.reason:
-        return {"exitcode": ended.exitcode}
-    times = {"seconds": ended.seconds, "start": ended.start, "end": ended.end}
-    left_out = {"left_out_bytes": ended.left_out} if ended.left_out else {}
-    return {"exitcode": ended.exitcode, **times, **left_out}
 
 
 def _exit_words(exitcode: int) -> str:
@@ -114,17 +111,15 @@ def read_paces() -> list[float]:
     """Turns of a small fixed loop a second, several times; takes some twenty-five milliseconds.
 
     The readings follow each other without a rest: a machine that is busy lets a short burst through and makes a longer
-    one wait its turn, as it does with programs.
+    one wait its turn, as it does with programs. A turn that was interrupted counts as long as it took.
     """
-    return [read_pace() for _ in range(READINGS)]
-
-
-def read_pace() -> float:
-    """One reading; a turn that was interrupted counts as long as it took."""
-    began = time.perf_counter()
-    for _ in range(PACE_TURNS):
-        sum(number * number for number in range(PACE_WORK))
-    return PACE_TURNS / (time.perf_counter() - began)
+    readings = []
+    for _ in range(READINGS):
+        began = time.perf_counter()
+        for _ in range(PACE_TURNS):
+            sum(number * number for number in range(PACE_WORK))
+        readings.append(PACE_TURNS / (time.perf_counter() - began))
+    return readings
 
 
 class Monitor:

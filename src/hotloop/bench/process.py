@@ -47,16 +47,12 @@ class Capture:
         if room > 0:
             _write(self._file, chunk[:room])
             chunk = chunk[room:]
-        if chunk:
-            self._write_ring(chunk, self.total - len(chunk) - self.head)
-
-    def _write_ring(self, chunk: bytes, written: int) -> None:
+        if not chunk:
+            return
         if self._ring is None:
             self._ring = self.path.with_name(self.path.name + ".tail").open("w+b", buffering=0)
-        if len(chunk) > self.tail:
-            written += len(chunk) - self.tail
-            chunk = chunk[-self.tail :]
-        place = written % self.tail
+        chunk = chunk[-self.tail :]
+        place = (self.total - len(chunk) - self.head) % self.tail
         self._ring.seek(place)
         _write(self._ring, chunk[: self.tail - place])
         if rest := chunk[self.tail - place :]:
@@ -76,23 +72,21 @@ class Capture:
             _copy(ring, 0, written, self._file)
             return
         # Half a line could hold half a number: both sides end where a line does.
-        kept = _last_line_end(self._file, self.head)
+        self._file.seek(max(0, self.head - WINDOW))
+        found = self._file.read(WINDOW).rfind(b"\n")
+        kept = max(0, self.head - WINDOW) + found + 1 if found >= 0 else self.head
         self._file.truncate(kept)
         self._file.seek(kept)
         place = written % self.tail  # the oldest byte of the ring
-        start = self._first_line(ring, place)
-        self.left_out = self.total - kept - (self.tail - start)
-        _write(self._file, f"[hotloop: {self.left_out} bytes left out here]\n".encode())
-        _copy(ring, place + start, self.tail, self._file)
-        _copy(ring, max(0, place + start - self.tail), place, self._file)
-
-    def _first_line(self, ring: BinaryIO, place: int) -> int:
-        """How far behind the oldest byte the first whole line begins."""
         ring.seek(place)
         window = ring.read(WINDOW)
         ring.seek(0)
         window += ring.read(min(place, WINDOW - len(window)))
-        return window.find(b"\n") + 1
+        start = window.find(b"\n") + 1  # how far behind it the first whole line begins
+        self.left_out = self.total - kept - (self.tail - start)
+        _write(self._file, f"[hotloop: {self.left_out} bytes left out here]\n".encode())
+        _copy(ring, place + start, self.tail, self._file)
+        _copy(ring, max(0, place + start - self.tail), place, self._file)
 
 
 def _write(file: BinaryIO, chunk: bytes) -> None:
@@ -100,14 +94,6 @@ def _write(file: BinaryIO, chunk: bytes) -> None:
     view = memoryview(chunk)
     while view:
         view = view[file.write(view) :]
-
-
-def _last_line_end(file: BinaryIO, size: int) -> int:
-    """The place after the last line end of a file; its size where the last line is very long."""
-    start = max(0, size - WINDOW)
-    file.seek(start)
-    found = file.read(size - start).rfind(b"\n")
-    return start + found + 1 if found >= 0 else size
 
 
 def _copy(source: BinaryIO, start: int, end: int, target: BinaryIO) -> None:
@@ -180,10 +166,27 @@ def run_program(
             stack.enter_context(closing(Capture(path, keep_bytes))) for path in (stdout_path, stderr_path)
         ]
         try:
-            process = _start(argv, cwd, env)
+            process = subprocess.Popen(
+                argv,
+                cwd=cwd,
+                env=dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                start_new_session=True,
+            )
         except (OSError, ValueError) as error:
-            status = 127 if isinstance(error, FileNotFoundError) else 126  # as a shell would
-            return ProcessResult(status, False, start, start, 0.0, _explain_start(error, argv, cwd))
+            missing = isinstance(error, FileNotFoundError)
+            why = error.strerror if isinstance(error, OSError) else str(error)
+            reason = (
+                f"there is no program '{argv[0]}'" if missing else f"'{argv[0]}' cannot be started: {why}"
+            )
+            if not cwd.is_dir():
+                reason = f"there is no folder {cwd} to run in"
+            return ProcessResult(
+                127 if missing else 126, False, start, start, 0.0, reason
+            )  # as a shell would
         stack.enter_context(before_leaving(lambda: _signal_group(process.pid, signal.SIGKILL)))
         pump = stack.enter_context(closing(Pump(process, logs)))
         ended, exited = False, clock
@@ -197,29 +200,6 @@ def run_program(
     seconds = exited - clock
     left_out = sum(log.left_out for log in logs)
     return ProcessResult(process.returncode, not ended, start, start + seconds, seconds, left_out=left_out)
-
-
-def _start(argv: Sequence[str], cwd: Path, env: Mapping[str, str]) -> "subprocess.Popen[bytes]":
-    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
-    return subprocess.Popen(
-        argv,
-        cwd=cwd,
-        env=dict(env),
-        stdin=nothing,
-        stdout=pipe,
-        stderr=pipe,
-        bufsize=0,
-        start_new_session=True,
-    )
-
-
-def _explain_start(error: Exception, argv: Sequence[str], cwd: Path) -> str:
-    if not cwd.is_dir():
-        return f"there is no folder {cwd} to run in"
-    if isinstance(error, FileNotFoundError):
-        return f"there is no program '{argv[0]}'"
-    said = error.strerror if isinstance(error, OSError) else str(error)
-    return f"'{argv[0]}' cannot be started: {said}"
 
 
 class Pump:
@@ -253,15 +233,13 @@ class Pump:
             if now >= next_tick:
                 tick(now - start)
                 next_tick = now + period
-            wait = min(next_tick, float("inf") if deadline is None else deadline) - now
-            self._step(wait if self._pidfd is not None else min(wait, POLL))
+            until = next_tick if deadline is None else min(next_tick, deadline)
+            self._take_output(min(until - now, LONGEST_WAIT if self._pidfd is not None else POLL))
             now = time.monotonic()
         return True
 
-    def _step(self, wait: float) -> None:
-        for key, _ in self._selector.select(
-            None if wait == float("inf") else min(max(0.0, wait), LONGEST_WAIT)
-        ):
+    def _take_output(self, wait: float) -> None:
+        for key, _ in self._selector.select(max(0.0, wait)):
             if not isinstance(key.data, Capture):
                 self._selector.unregister(key.fileobj)
                 self.exited = True
@@ -273,7 +251,6 @@ class Pump:
         if self._pidfd is None:
             self.exited = self.process.poll() is not None
 
-    @property
     def finished(self) -> bool:
         """Whether the program has ended and nobody can print any more."""
         return self.exited and not self.open
@@ -294,12 +271,12 @@ def _end(
     try:
         if polite:
             _signal_group(process.pid, signal.SIGTERM)
-        pump.run(time.monotonic() + patience, lambda: pump.finished)
+        pump.run(time.monotonic() + patience, pump.finished)
     finally:
         _signal_group(process.pid, signal.SIGKILL)
         if mark and (polite or pump.open):
             kill_marked(mark)
-        pump.run(time.monotonic() + LINGER, lambda: pump.finished)
+        pump.run(time.monotonic() + LINGER, pump.finished)
         process.wait()
 
 
@@ -318,10 +295,8 @@ def kill_marked(mark: str, within: bool = False) -> int:
     for entry in Path("/proc").glob("[0-9]*/environ"):
         try:
             variables = entry.read_bytes().split(b"\0")
-            found = wanted in variables or (
-                within and any(one.startswith(wanted + b"/") for one in variables)
-            )
-            if found and (pid := int(entry.parent.name)) != os.getpid():
+            inside = within and any(one.startswith(wanted + b"/") for one in variables)
+            if (inside or wanted in variables) and (pid := int(entry.parent.name)) != os.getpid():
                 os.kill(pid, signal.SIGKILL)
                 count += 1
         except OSError:  # another user's, or gone

@@ -24,19 +24,12 @@ from hotloop.rehearsal import check_can_make
 
 SHOWN_LINES = 12
 NOTHING: dict[str, Any] = {
-    "status": None,
-    "reason": None,
-    "command": None,
-    "hotloop_command": None,
-    "exitcode": None,
-    "start": None,
-    "end": None,
-    "seconds": None,
-    "metrics": {},
-    "problems": {},
-    "monitor": {},
-    "log": {},
+    **dict.fromkeys(
+        ("status", "reason", "command", "hotloop_command", "exitcode", "start", "end", "seconds")
+    ),
+    **{name: {} for name in ("metrics", "problems", "monitor", "log")},
 }
+"""What a record has of a run that has not begun."""
 
 
 @contextmanager
@@ -84,7 +77,7 @@ def run(selected: Sequence[Selected], options: RunnerOptions, console: BenchCons
 
 
 def check_run_folder(options: RunnerOptions) -> None:
-    """As `check_folder`; results that a run goes on with may be there."""
+    """As `check_folder`; what --resume goes on with may be there."""
     taken = () if options.resume else (RECORDS,)
     check_folder(options.log_dir, taken, "go on with --resume, or take another folder")
 
@@ -124,34 +117,29 @@ class Runner:
         self.turns = turns
         self.log = options.log_dir.resolve()
         self.specs = {one.benchmark.file: hash_file(one.benchmark.file) for one in selected}
-        self._refuse_changed_specs()
+        files = {one.benchmark.name: one.benchmark.file for one in selected}
+        files |= {one.variant.name: one.benchmark.file for one in selected}
+        for record in results.records:
+            before, sha256 = record["spec"]["file"], record["spec"]["sha256"]
+            for name in (record["benchmark"], record["variant"]):
+                if name not in files or self.specs[files[name]] == sha256:
+                    continue
+                now = str(files[name].resolve())
+                said = f"{self.log} has '{name}' of {before}, not of {now}; results of two files"
+                if now == before:
+                    said = f"{before} has changed since {self.log} was begun; results of two versions"
+                raise OptionError(f"--resume: {said} do not mix, so take another --log-dir")
         ran = [record for record in results.records if record["status"] != "skipped"]
         self.done = {(record["variant"], record["repeat"]) for record in ran}
         self.known = {record["variant"] for record in results.records}
         self.failed = False
         self.warned: set[str] = set()
         self.ready: dict[str, RunnerOptions | LaunchError] = {}
-        files = {str(file.resolve()): name for file, name in self.specs.items()}
+        hashes = {str(file.resolve()): sha256 for file, sha256 in self.specs.items()}
         home = selected[0].benchmark.file.resolve().parent
-        where = collect_provenance(files, home, options.variables)
+        where = collect_provenance(hashes, home, options.variables)
         self.commit = where["commit"]
         self.provenance = add_provenance(self.log, where)
-
-    def _refuse_changed_specs(self) -> None:
-        files = {one.benchmark.name: one.benchmark.file for one in self.selected}
-        files |= {one.variant.name: one.benchmark.file for one in self.selected}
-        for record in self.results.records:
-            before = record["spec"]
-            for name in (record["benchmark"], record["variant"]):
-                if name in files and self.specs[files[name]] != before["sha256"]:
-                    raise OptionError(f"--resume: {self._difference(name, before['file'], files[name])}")
-
-    def _difference(self, name: str, before: str, file: Path) -> str:
-        if str(file.resolve()) == before:
-            said = f"{before} has changed since {self.log} was begun; results of two versions"
-        else:
-            said = f"{self.log} has '{name}' of {before}, not of {file.resolve()}; results of two files"
-        return f"{said} do not mix, so take another --log-dir"
 
     def run(self) -> None:
         """Every run that is left, in order."""
@@ -159,7 +147,11 @@ class Runner:
         if options.resume and (count := kill_marked(str(self.log), within=True)):
             # Programs of a runner that was killed would disturb every measurement from now on.
             self.console.warn(f"{count} processes of an earlier run were still there and have been ended")
-        self._record_skipped()
+        for one in self.selected:
+            if one.skip and one.variant.name not in self.known:
+                record = {**self._blank(one, 1), "status": "skipped", "reason": one.skip}
+                self.results.append({**record, "command": one.variant.cmd})
+                self.console.say(f"{one.variant.name}  SKIPPED  {one.skip}")
         runs = list(plan_runs(self.selected, options.repeats, options.warm_up, options.interleave))
         behind = {run.selected.variant.name for run in runs if run.repeat > 0 and run.key not in self.done}
         left = [run for run in runs if run.key not in self.done and run.selected.variant.name in behind]
@@ -171,13 +163,6 @@ class Runner:
                 rest = count_of(len(left) - number, "run")
                 self.console.warn(f"stopped at the first failure, with {rest} to go (--resume)")
                 return
-
-    def _record_skipped(self) -> None:
-        for one in self.selected:
-            if one.skip and one.variant.name not in self.known:
-                record = {**self._blank(one, 1), "status": "skipped", "reason": one.skip}
-                self.results.append({**record, "command": one.variant.cmd})
-                self.console.say(f"{one.variant.name}  SKIPPED  {one.skip}")
 
     def _blank(self, one: Selected, repeat: int) -> Record:
         """What is known of a run before it starts."""

@@ -6,11 +6,11 @@ data to be there.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hotloop.bench.benchmark import Benchmark, Derived, Kind, Variant, fill, name_variants, unknown_names
+from hotloop.bench.benchmark import Benchmark, Kind, Variant, fill, fill_known, name_variants, unknown_names
 from hotloop.bench.spec_fields import (
     Fields,
     ParameterRow,
@@ -20,7 +20,7 @@ from hotloop.bench.spec_fields import (
     read_parameters,
 )
 from hotloop.errors import OptionError, one_line
-from hotloop.options.document import LONGEST, LocatedMapping, LocatedText, NotYaml, read_located
+from hotloop.options.document import LONGEST, LocatedMapping, NotYaml, read_located
 from hotloop.options.files import expand_path
 
 KEYS = (
@@ -67,35 +67,34 @@ def load_benchmarks(files: Sequence[str | Path]) -> dict[str, Benchmark]:
         for name, benchmark in _entries(report.file, report).items():
             other = benchmarks.setdefault(name, benchmark)
             if other is not benchmark:
-                report(
-                    benchmark.line, f"the name '{name}' is taken by {_place(other)}; rename one of the two"
-                )
-            else:
-                _refuse_equal_variants(benchmark, owners, report)
+                place = f"{other.file}:{other.line}"
+                report(benchmark.line, f"the name '{name}' is taken by {place}; rename one of the two")
+                continue
+            for (
+                variant
+            ) in benchmark.variants:  # which name folders and results, so no two may be called alike
+                other = owners.setdefault(variant.name, benchmark)
+                if other is not benchmark:
+                    where = f"{other.name} ({other.file}:{other.line})"
+                    report(
+                        benchmark.line, f"'{variant.name}' is also a variant of {where}; rename one benchmark"
+                    )
     if lines := [line for report in reports for line in report.lines]:
         raise SpecError("\n".join(lines))
     return benchmarks
 
 
-def _place(benchmark: Benchmark) -> str:
-    return f"{benchmark.file}:{benchmark.line}"
-
-
-def _refuse_equal_variants(benchmark: Benchmark, owners: dict[str, Benchmark], report: Problems) -> None:
-    """Variants name folders and results, so no two of a run may be called alike."""
-    for variant in benchmark.variants:
-        other = owners.setdefault(variant.name, benchmark)
-        if other is not benchmark:
-            where = f"{other.name} ({_place(other)})"
-            report(benchmark.line, f"'{variant.name}' is also a variant of {where}; rename one benchmark")
-
-
 def _entries(file: Path, report: Problems) -> dict[str, Benchmark]:
+    document = None
     try:
-        document = read_located(_read_text(file, report), report)
+        with file.open(encoding="utf-8") as stream:
+            document = read_located(stream.read(LONGEST + 1), report)  # which refuses more than LONGEST
+    except UnicodeDecodeError:
+        report(0, "is not UTF-8 text; a benchmark file is YAML")
+    except OSError as error:
+        report(0, f"cannot be read: {error.strerror}; give a benchmark file such as benchmarks.yml")
     except NotYaml as error:
         report(error.line or 1, f"no YAML: {error}; check indentation and quotes")
-        return {}
     if not isinstance(document, LocatedMapping):
         if not report.lines:
             report(1, "there are no benchmarks here; a file maps names to entries, each with a cmd")
@@ -111,35 +110,26 @@ def _entries(file: Path, report: Problems) -> dict[str, Benchmark]:
     return found
 
 
-def _read_text(file: Path, report: Problems) -> str:
-    try:
-        with file.open(encoding="utf-8") as stream:
-            return stream.read(LONGEST + 1)  # the reader of YAML refuses more
-    except UnicodeDecodeError:
-        report(0, "is not UTF-8 text; a benchmark file is YAML")
-    except OSError as error:
-        report(0, f"cannot be read: {error.strerror}; give a benchmark file such as benchmarks.yml")
-    return ""
-
-
 def read_entry(name: str, line: int, fields: Fields, file: Path) -> Benchmark:
     """The benchmark that an entry describes; what is wrong with it is reported."""
     fields.refuse_unknown((*KEYS, *IGNORED))
-    choices = read_parameters(fields.value("parameters"), fields.report)
+    rows = read_parameters(fields.value("parameters"), fields.report)
     output = read_output(fields)
     metrics = read_metrics(fields, output)
-    derived = read_derived(fields, metrics, choices[0], output)
+    if ("cmd" in fields) == ("notebook" in fields):
+        fields.report(line, "an entry needs a cmd (the command to run), or else a notebook, and not both")
+    location = fields.text("location", "")
     said = Benchmark(
         name,
         file,
         line,
-        _cmd(line, fields),
+        " ".join(fields.text("cmd", "").split("\n")).strip(),
         metrics=metrics,
-        derived=derived,
+        derived=read_derived(fields, metrics, rows[0], output),
         output=output,
         description=fields.text("description", "").strip(),
-        env=_env(fields),
-        folder=_home(file, fields.text("location", "")),
+        env=fields.mapping_of_texts("env"),
+        folder=file.resolve().parent / location,
         timeout=fields.seconds("timeout", None),
         requirements_file=_requirements(file, fields),
         pre_run=fields.texts("pre_run_commands"),
@@ -149,68 +139,34 @@ def read_entry(name: str, line: int, fields: Fields, file: Path) -> Benchmark:
         kind=_kind(name, fields),
         skip=_skip(fields),
     )
-    return replace(
-        said,
-        needs_dataset=_needs_dataset(said, fields),
-        variants=_variants(said, choices, fields.text("location", "")),
-        notices=tuple(_notices(said, choices[0], fields)),
-    )
-
-
-def _home(file: Path, location: str) -> Path:
-    return file.resolve().parent / location
-
-
-def _cmd(line: int, fields: Fields) -> str:
-    if ("cmd" in fields) == ("notebook" in fields):
-        fields.report(line, "an entry needs a cmd (the command to run), or else a notebook, and not both")
-    return " ".join(fields.text("cmd", "").split("\n")).strip()
-
-
-def _env(fields: Fields) -> dict[str, str]:
-    env = {}
-    for name, (line, value) in fields.mapping("env").items():
-        if isinstance(value, LocatedText):
-            env[name] = value.text
-        else:
-            fields.report(line, f"env.{name} must be a text")
-    return env
-
-
-def _variants(said: Benchmark, choices: Sequence[ParameterRow], location: str) -> tuple[Variant, ...]:
-    return tuple(
+    variants = [
         Variant(
-            name,
+            variant,
             row,
             fill(said.cmd, row),
             {key: fill(text, row) for key, text in said.env.items()},
-            _home(said.file, fill(location, row)),
-            tuple(replace(one, expr=_filled_expression(one, row)) for one in said.derived),
+            file.resolve().parent / fill(location, row),
+            tuple(replace(one, expr=fill_known(one.expr, row)) for one in said.derived),
         )
-        for name, row in name_variants(said.name, choices).items()
-    )
-
-
-def _filled_expression(one: Derived, row: Mapping[str, str]) -> str:
-    """Braces with a parameter's name become its value; those with a metric's name wait for it."""
-    return re.sub(r"\{([\w-]+)\}", lambda found: row.get(found[1], found[0]), one.expr)
+        for variant, row in name_variants(name, rows).items()
+    ]
+    notices = _notices(said, rows[0], location, fields)
+    needs_dataset = _needs_dataset(said, fields)
+    return replace(said, needs_dataset=needs_dataset, variants=tuple(variants), notices=tuple(notices))
 
 
 def _requirements(file: Path, fields: Fields) -> Path | None:
     """The requirements file where it is: in the folder of the run, else beside the benchmark file."""
-    name = _path(fields, "requirements_file")
-    here = _home(file, _path(fields, "location")) / name
-    return None if not name else here if here.exists() else _home(file, name)
-
-
-def _path(fields: Fields, key: str) -> str:
-    """The text of a key that names a file or folder; nothing where there can be none of that name."""
-    text = fields.text(key, "")
-    try:
-        expand_path(text)
-    except ValueError as error:
-        return fields.wrong(key, f"'{text}' {error}", "")
-    return text
+    names = {}
+    for key in ("requirements_file", "location"):
+        names[key] = fields.text(key, "")
+        try:
+            expand_path(names[key])
+        except ValueError as error:  # there can be no file or folder of that name
+            names[key] = fields.wrong(key, f"'{names[key]}' {error}", "")
+    home, name = file.resolve().parent, names["requirements_file"]
+    here = home / names["location"] / name
+    return None if not name else here if here.exists() else home / name
 
 
 def _kind(name: str, fields: Fields) -> Kind:
@@ -245,10 +201,10 @@ def _skip(fields: Fields) -> str | None:
     return None
 
 
-def _notices(said: Benchmark, row: ParameterRow, fields: Fields) -> list[str]:
+def _notices(said: Benchmark, row: ParameterRow, location: str, fields: Fields) -> list[str]:
     """What the author may not expect: keys without effect, braces that stay, parameters and labels of nothing."""
     notices = [f"{key} has no effect here" for key in IGNORED if key in fields]
-    templates = [said.cmd, fields.text("location", ""), *said.env.values()]
+    templates = [said.cmd, location, *said.env.values()]
     stay = dict.fromkeys(name for text in templates for name in unknown_names(text, row))
     notices += [f"{{{name}}} is no parameter and stays as it is" for name in stay]
     uses = " ".join([*templates, *(one.expr for one in said.derived)])

@@ -113,6 +113,15 @@ class Fields:
             return dict(value.pairs) if value else {}
         return self.wrong(key, "must be a mapping", {})
 
+    def mapping_of_texts(self, key: str) -> dict[str, str]:
+        texts = {}
+        for name, (line, value) in self.mapping(key).items():
+            if isinstance(value, LocatedText):
+                texts[name] = value.text
+            else:
+                self.report(line, f"{key}.{name} must be a text")
+        return texts
+
     def wrong(self, key: str, why: str, default: T) -> T:
         """Report the key and go on with the default."""
         self.report(self.line(key), f"{self.place + '.' if self.place else ''}{key} {why}")
@@ -179,24 +188,21 @@ def read_output(fields: Fields) -> Output:
         return ()
     if not isinstance(value, LocatedList):
         return fields.wrong("output", "must be a list of [label, metric]", ())
-    pairs = [(item, _pair(item)) for item in value.items]
-    for item, pair in pairs:
-        if pair is None:
+    pairs = []
+    for item in value.items:
+        texts = []
+        if isinstance(item, LocatedList):
+            texts = [part.text for part in item.items if isinstance(part, LocatedText)]
+        elif isinstance(item, LocatedMapping) and len(item.pairs) == 1:
+            ((label, (_, metric)),) = item.pairs.items()
+            texts = [label, metric.text] if isinstance(metric, LocatedText) else []
+        if len(texts) == 2:
+            pairs.append((texts[0], texts[1]))
+        else:
             fields.report(
                 item.line, "output must be a list of [label, metric], such as [samples/sec, throughput]"
             )
-    return tuple(pair for _, pair in pairs if pair is not None)
-
-
-def _pair(item: LocatedValue) -> tuple[str, str] | None:
-    if isinstance(item, LocatedList):
-        texts = [part.text for part in item.items if isinstance(part, LocatedText)]
-    elif isinstance(item, LocatedMapping) and len(item.pairs) == 1:
-        ((key, (_, value)),) = item.pairs.items()
-        texts = [key, value.text] if isinstance(value, LocatedText) else []
-    else:
-        return None
-    return (texts[0], texts[1]) if len(texts) == 2 else None
+    return tuple(pairs)
 
 
 def find_unit(name: str, output: Output) -> str:
@@ -217,19 +223,30 @@ def read_parameters(value: LocatedValue | None, report: ReportProblem) -> list[P
     if value is None:
         return [{}]
     if isinstance(value, LocatedMapping):
-        return _combinations(value, report)
-    if isinstance(value, LocatedList) and value.items:
-        read_rows = _mappings if isinstance(value.items[0], LocatedMapping) else _table
-        return read_rows(value, report) or [{}]
-    report(value.line, "parameters must be a mapping of names to values, or a list of rows")
-    return [{}]
+        return _combine(value, report)
+    if isinstance(value, LocatedText) or not value.items:
+        report(value.line, "parameters must be a mapping of names to values, or a list of rows")
+        return [{}]
+    if not isinstance(value.items[0], LocatedMapping):
+        return _table(value, report) or [{}]
+    rows: list[ParameterRow] = []
+    for item in value.items:
+        pairs = item.pairs if isinstance(item, LocatedMapping) else {}
+        row = {name: pair.value.text for name, pair in pairs.items() if isinstance(pair.value, LocatedText)}
+        if not row or len(row) != len(pairs) or (rows and set(row) != set(rows[0])):
+            report(item.line, "each row of parameters must be a mapping of the same names to single values")
+        rows.append(row)
+    return rows
 
 
-def _combinations(value: LocatedMapping, report: ReportProblem) -> list[ParameterRow]:
-    choices = {name: _choices(pair.value) for name, pair in value.pairs.items()}
-    for name, options in choices.items():
-        if not options:
-            line = value.pairs[name].line
+def _combine(value: LocatedMapping, report: ReportProblem) -> list[ParameterRow]:
+    choices: dict[str, list[str]] = {}
+    for name, (line, options) in value.pairs.items():
+        choices[name] = _cells(options)
+        if isinstance(options, LocatedMapping):  # unquoted {3, 4} is to YAML a mapping of 3 and 4 to nothing
+            nothing = [isinstance(one, LocatedText) and one.is_null for _, one in options.pairs.values()]
+            choices[name] = list(options.pairs) if all(nothing) else []
+        if not choices[name] or not all(choices[name]):
             report(line, f"parameters.{name} must be values such as '1, 32' or [1, 32], none of them empty")
             return [{}]
     if math.prod(len(options) for options in choices.values()) > MOST_VARIANTS:
@@ -238,25 +255,6 @@ def _combinations(value: LocatedMapping, report: ReportProblem) -> list[Paramete
         )
         return [{}]
     return [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
-
-
-def split_values(text: str) -> list[str]:
-    """The values of a comma string: `3, 4`, `[3, 4]` or `{3, 4}`."""
-    text = text.strip()
-    if text[:1] + text[-1:] in ("[]", "{}"):
-        text = text[1:-1]
-    return [part.strip() for part in text.split(",")]
-
-
-def _choices(value: LocatedValue) -> list[str]:
-    """The values of one name; unquoted {3, 4} is to YAML a mapping of 3 and 4 to nothing."""
-    if isinstance(value, LocatedMapping):
-        values = [pair.value for pair in value.pairs.values()]
-        return (
-            list(value.pairs) if all(isinstance(one, LocatedText) and one.is_null for one in values) else []
-        )
-    texts = _cells(value)
-    return texts if all(texts) else []
 
 
 def _table(value: LocatedList, report: ReportProblem) -> list[ParameterRow]:
@@ -275,18 +273,11 @@ def _table(value: LocatedList, report: ReportProblem) -> list[ParameterRow]:
 
 
 def _cells(value: LocatedValue) -> list[str]:
+    """The texts of a list, or of a comma string: `3, 4`, `[3, 4]` or `{3, 4}`."""
     if isinstance(value, LocatedList):
         return [item.text if isinstance(item, LocatedText) else "" for item in value.items]
-    return split_values(value.text) if isinstance(value, LocatedText) else []
-
-
-def _mappings(value: LocatedList, report: ReportProblem) -> list[ParameterRow]:
-    """One mapping a variant, all with the same names."""
-    found: list[ParameterRow] = []
-    for item in value.items:
-        pairs = item.pairs if isinstance(item, LocatedMapping) else {}
-        row = {name: pair.value.text for name, pair in pairs.items() if isinstance(pair.value, LocatedText)}
-        if not row or len(row) != len(pairs) or (found and set(row) != set(found[0])):
-            report(item.line, "each row of parameters must be a mapping of the same names to single values")
-        found.append(row)
-    return found
+    if not isinstance(value, LocatedText):
+        return []
+    text = value.text.strip()
+    bare = text[1:-1] if text[:1] + text[-1:] in ("[]", "{}") else text
+    return [part.strip() for part in bare.split(",")]

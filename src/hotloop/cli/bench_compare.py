@@ -230,7 +230,7 @@ def check_ab(config: BenchCompare, context: Context) -> None:
 
 def run_ab(config: BenchCompare, context: Context) -> tuple[Path, Mapping[str, str]]:
     """Run both in turns; the folder of the results, and by variant why one failed."""
-    from hotloop.bench.ab import match_pairs, run_in_turns, side_options
+    from hotloop.bench.ab import match_pairs, run_in_turns
     from hotloop.bench.benchmark import count_of
     from hotloop.bench.record import RECORDS
     from hotloop.bench.results import SIDES
@@ -240,16 +240,15 @@ def run_ab(config: BenchCompare, context: Context) -> tuple[Path, Mapping[str, s
     options = runner_options(config, context, "ab")
     check_folder(options.log_dir, (*SIDES, RECORDS), "take another folder")
     with raise_stops(), ExitStack() as stack:
-        files, extras = make_work_trees(config, stack) if config.spec else (config.ab, ({}, {}))
+        files, variables = make_work_trees(config, stack) if config.spec else (config.ab, ({}, {}))
         selected = [select_side(file, config.benchmark) for file in files]
         pairs = match_pairs(*(mark_skipped(side, options) for side in selected))
         check_metrics(pairs, config)
-        sides = [side_options(options, side, extra) for side, extra in zip(SIDES, extras, strict=True)]
         for side, name in zip(SIDES, config.ab, strict=True):
             context.say(f"{side}: {name}")
         counts = f"{count_of(options.repeats, 'pair')} of {count_of(len(pairs), 'variant')}"
         context.say(f"{counts}, results in {options.log_dir}")
-        failed = run_in_turns(pairs, sides, config.seed, context)
+        failed = run_in_turns(pairs, options, variables, config.seed, context)
     for variant, reason in failed.items():
         context.warn(f"{variant}: {reason}")
     return options.log_dir, failed
