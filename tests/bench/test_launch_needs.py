@@ -19,5 +19,5 @@ from hotloop.bench import launch
     ],
 )
 def test_devices_are_counted_as_the_variables_show_them(monkeypatch, env, gpus, count):
-    monkeypatch.setattr(launch, "_count_gpus", lambda: gpus)
+    monkeypatch.setattr(launch, "list_gpus", lambda: [{}] * gpus)
     assert launch.count_devices(env) == count

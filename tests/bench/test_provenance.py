@@ -54,7 +54,7 @@ def test_variables_that_matter_are_kept_and_secrets_never():
 def test_a_gpu_is_the_device_unless_it_is_hidden(monkeypatch):
     lines = "NVIDIA H200, 570.1, 143771 MiB, GPU-1, 700.00 W, 1980 MHz\n" * 2
     monkeypatch.setattr(provenance, "run_query", lambda argv: lines.strip())
-    gpus = provenance.list_gpus()
+    gpus = provenance.list_gpus.__wrapped__()  # what it finds is remembered
     assert provenance.describe_device(gpus, {}) == {
         "kind": "gpu",
         "name": "NVIDIA H200",

@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import PurePath
 
 from hotloop.errors import OptionError
@@ -38,6 +39,10 @@ class Script:
     """Pattern of an older benchmark file whose line is printed no more -> the field of our records that it means."""
 
 
+def _word(values: Values) -> str:
+    return values[0].lower() if values else ""
+
+
 def rename_option(name: str) -> Rewrite:
     """The same values under another name."""
     return lambda values: [name, *values]
@@ -48,34 +53,26 @@ def rewrite_report(values: Values) -> list[str]:
     return ["--report", *(values or ["report"])]
 
 
-def rewrite_checkpoints(values: Values) -> list[str]:
-    """Whether to save became how often."""
-    return ["--ckpts-per-epoch", "0"] if values and values[0].lower() in FALSE else []
-
-
 def rewrite_momentum(values: Values) -> list[str]:
     """The momentum of batch norm became a part of the norm's own settings."""
-    text = values[0] if values else ""
     try:
-        number = float(text)
+        number = float(_word(values))
     except ValueError:
         return ["--bn-momentum", *values]  # not a number: the command says what is wrong
     return ["--norm-layer", json.dumps({"name": "custom_batch_norm", "momentum": number})]
-
-
-def rewrite_rounding(values: Values) -> list[str]:
-    """The flag became a choice of words."""
-    word = values[0].lower() if values else "on"
-    return ["--stochastic-rounding", *(["OFF"] if word in FALSE else ["ON"] if word in TRUE else values)]
 
 
 CNN = Script(
     ("cnn", "train"),
     {
         "--checkpoint-dir": rename_option("--checkpoint-output-dir"),
-        "--checkpoints": rewrite_checkpoints,
+        # Whether to save became how often, and a flag became a choice of words.
+        "--checkpoints": lambda values: ["--ckpts-per-epoch", "0"] if _word(values) in FALSE else [],
         "--bn-momentum": rewrite_momentum,
-        "--stochastic-rounding": rewrite_rounding,
+        "--stochastic-rounding": lambda values: [
+            "--stochastic-rounding",
+            *(["OFF"] if _word(values) in FALSE else ["ON"] if _word(values) in ("", *TRUE) else values),
+        ],
     },
     figures={
         r"Average images\/s.:\s*([\d\.]+)": "throughput",
@@ -154,55 +151,49 @@ class OptionGroup:
 def translate(argv: Sequence[str]) -> Translation:
     """The hotloop command for an older script's; a CompatError where there is none."""
     words = list(argv)
-    environment = take_variables(words)
-    wrapper, own = take_wrapper(words)
+    environment = {}
+    while words and (variable := ASSIGNMENT.fullmatch(words[0])):
+        environment[variable[1]] = variable[2]
+        words.pop(0)
+    notices, own = [], []
+    wrapper = PurePath(words[0]).name if words else ""
+    if wrapper in WRAPPERS:
+        programs = [bool(PYTHON.fullmatch(PurePath(word).name)) or word.endswith(".py") for word in words]
+        start = programs.index(True) if any(programs) else len(words)
+        own, words = words[1:start], words[start:]
+        notices.append(f"{wrapper}: several processes are not there yet; this runs as one process")
     script, name = take_script(words)
-    notices = [f"{wrapper}: several processes are not there yet; this runs as one process"] if wrapper else []
-    command, groups = script.command, list(group_options(words))
+    command, groups = script.command, group_options(words)
     if script is SCRIPTS["train.py"]:
         command, groups = choose_cnn_command(groups)
         if replicas := [group for group in group_options(own) if group.name == "--num-replicas"]:
             notices[0] += f", and {' '.join(replicas[-1].words)} goes to {name}, so that its batch stays"
-            groups += [replicas[-1], make_group(["--strict-devices", "False"])]
-    rewritten, dropped = rewrite_options(script, groups)
-    if dropped:
+            groups += [replicas[-1], *group_options(["--strict-devices", "False"])]
+    translated = ["hotloop", *command]
+    for group in groups:
+        if group.name in script.rewrites:
+            translated += script.rewrites[group.name](group.values)
+        elif group.name not in script.dropped:
+            translated += group.words
+    if dropped := dict.fromkeys(group.name for group in groups if group.name in script.dropped):
         notices.append(f"options of {name} that no longer exist are left out: {', '.join(dropped)}")
-    return Translation(["hotloop", *command, *rewritten], notices, environment, script.figures)
-
-
-def take_variables(words: list[str]) -> dict[str, str]:
-    """Take `NAME=value` words off the front."""
-    found = {}
-    while words and (match := ASSIGNMENT.fullmatch(words[0])):
-        found[match[1]] = match[2]
-        words.pop(0)
-    return found
-
-
-def take_wrapper(words: list[str]) -> tuple[str, list[str]]:
-    """Take a launcher of several processes and its own words off the front; an empty name where there is none."""
-    wrapper = PurePath(words[0]).name if words else ""
-    if wrapper not in WRAPPERS:
-        return "", []
-    start = next((at for at, word in enumerate(words) if is_program(word)), len(words))
-    own, words[:] = words[1:start], words[start:]
-    return wrapper, own
-
-
-def is_program(word: str) -> bool:
-    """Whether a word is python or a script."""
-    name = PurePath(word).name
-    return bool(PYTHON.fullmatch(name)) or name.endswith(".py")
+    return Translation(translated, notices, environment, script.figures)
 
 
 def take_script(words: list[str]) -> tuple[Script, str]:
-    """Take the interpreter and the script off the front: what replaces it, and its name."""
+    """Take the interpreter and the script, or the module, off the front: what replaces it, and its name."""
     if words and PYTHON.fullmatch(PurePath(words[0]).name):
         del words[: script_place(words)]
     if not words:
-        raise CompatError(f"no script: give the old command, such as {example()}")
+        raise CompatError("no script: give the old command, such as `hotloop compat python3 lstm.py --train`")
     if words[0] == "-m":
-        return take_module(words)
+        module = " ".join(words[1:3])
+        if module != "examples_utils benchmark":
+            raise CompatError(
+                f"-m {module}: of modules only `-m examples_utils benchmark` has a command here"
+            )
+        del words[:3]
+        return RUNNER, module
     name = PurePath(words.pop(0)).name
     if name in SERVING:
         raise CompatError(
@@ -221,39 +212,19 @@ def script_place(words: Sequence[str]) -> int:
     return at
 
 
-def take_module(words: list[str]) -> tuple[Script, str]:
-    """The same for `-m examples_utils benchmark`."""
-    module = " ".join(words[1:3])
-    if module != "examples_utils benchmark":
-        raise CompatError(f"-m {module}: of modules only `-m examples_utils benchmark` has a command here")
-    del words[:3]
-    return RUNNER, module
-
-
-def example() -> str:
-    """A command that works, for messages."""
-    return "`hotloop compat python3 lstm.py --train`"
-
-
-def group_options(words: Sequence[str]) -> Iterator[OptionGroup]:
+def group_options(words: Sequence[str]) -> list[OptionGroup]:
     """The words option by option; those before the first option have no name."""
-    current: list[str] = []
-    for word in words:
-        if OPTION.match(word) and current:
-            yield make_group(current)
-            current = []
-        current.append(word)
-    if current:
-        yield make_group(current)
-
-
-def make_group(words: Sequence[str]) -> OptionGroup:
-    """One option and its values, `--name=value` included."""
-    if not OPTION.match(words[0]):
-        return OptionGroup("", tuple(words), tuple(words))
-    name, equals, value = words[0].partition("=")
-    values = (value, *words[1:]) if equals else tuple(words[1:])
-    return OptionGroup(name.replace("_", "-"), values, tuple(words))
+    starts = [at for at, word in enumerate(words) if at == 0 or OPTION.match(word)]
+    groups = []
+    for start, end in pairwise([*starts, len(words)]):
+        name, *values = words[start:end]
+        if not OPTION.match(name):
+            name, values = "", [name, *values]
+        elif "=" in name:
+            name, _, value = name.partition("=")
+            values = [value, *values]
+        groups.append(OptionGroup(name.replace("_", "-"), tuple(values), tuple(words[start:end])))
+    return groups
 
 
 def choose_cnn_command(groups: Sequence[OptionGroup]) -> tuple[tuple[str, ...], list[OptionGroup]]:
@@ -262,37 +233,14 @@ def choose_cnn_command(groups: Sequence[OptionGroup]) -> tuple[tuple[str, ...], 
     The old program removed the checkpoints that it had validated, unless it was told not to: those in a folder that
     was named for both. Without training and checkpoints it validated random weights; so does `cnn train` then.
     """
-    asked = [group for group in groups if group.name in ("--training", "--no-training")]
-    trains = not asked or not says_no(asked[-1])
-    if not any(is_short_for(group.name, "--checkpoint-input-dir", "--checkpoint-i") for group in groups):
+
+    def given(option: str, shortest: str) -> bool:
+        return any(option.startswith(group.name) and group.name.startswith(shortest) for group in groups)
+
+    if not given("--checkpoint-input-dir", "--checkpoint-i"):
         return ("cnn", "train"), list(groups)
-    if not trains:
+    asked = [group for group in groups if group.name in ("--training", "--no-training")]
+    if asked and (asked[-1].name == "--no-training" or _word(asked[-1].values) in FALSE):
         return ("cnn", "validate"), [group for group in groups if group not in asked]
-    has_its_word = any(
-        is_short_for(group.name, "--clean-dir", "--cl") or group.name == "--config-path" for group in groups
-    )
-    return ("cnn", "train"), [*groups, *([] if has_its_word else [make_group(["--clean-dir", "True"])])]
-
-
-def is_short_for(typed: str, option: str, shortest: str) -> bool:
-    """Whether what was typed is the option, or enough of it."""
-    return option.startswith(typed) and typed.startswith(shortest)
-
-
-def says_no(group: OptionGroup) -> bool:
-    """Whether a flag is turned off."""
-    return group.name.startswith("--no-") or bool(group.values and group.values[0].lower() in FALSE)
-
-
-def rewrite_options(script: Script, groups: Sequence[OptionGroup]) -> tuple[list[str], list[str]]:
-    """The words for the new command, and the options that were left out."""
-    words: list[str] = []
-    dropped: list[str] = []
-    for group in groups:
-        if group.name in script.dropped:
-            dropped.append(group.name)
-        elif group.name in script.rewrites:
-            words += script.rewrites[group.name](group.values)
-        else:
-            words += group.words
-    return words, list(dict.fromkeys(dropped))
+    has_its_word = given("--clean-dir", "--cl") or given("--config-path", "--config-path")
+    return ("cnn", "train"), [*groups, *([] if has_its_word else group_options(["--clean-dir", "True"]))]

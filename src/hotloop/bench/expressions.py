@@ -5,6 +5,7 @@ with a text or its numbers is an ExpressionError.
 """
 
 import math
+import operator
 import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -27,10 +28,6 @@ class Token(NamedTuple):
     text: str
 
 
-def _logarithm(value: float, base: float = math.e) -> float:
-    return math.log(value) if base == math.e else math.log(value, base)
-
-
 def _round(value: float, digits: float = 0) -> float:
     if digits != int(digits) or abs(digits) > 30:
         raise ExpressionError(f"round takes a whole number of digits from -30 to 30, not {digits:g}")
@@ -42,17 +39,18 @@ FUNCTIONS: dict[str, tuple[Callable[..., float], range]] = {
     "max": (max, range(2, 101)),
     "abs": (abs, range(1, 2)),
     "sqrt": (math.sqrt, range(1, 2)),
-    "log": (_logarithm, range(1, 3)),
+    "log": (math.log, range(1, 3)),
     "exp": (math.exp, range(1, 2)),
     "round": (_round, range(1, 3)),
 }
 """Each function and how many arguments it takes."""
-SUMS: dict[str, Callable[[float, float], float]] = {"+": lambda a, b: a + b, "-": lambda a, b: a - b}
-PRODUCTS: dict[str, Callable[[float, float], float]] = {
-    "*": lambda a, b: a * b,
-    "/": lambda a, b: a / b,
-    "//": lambda a, b: a // b,
-    "%": lambda a, b: a % b,
+Operations = Mapping[str, Callable[[float, float], float]]
+SUMS: Operations = {"+": operator.add, "-": operator.sub}
+PRODUCTS: Operations = {
+    "*": operator.mul,
+    "/": operator.truediv,
+    "//": operator.floordiv,
+    "%": operator.mod,
 }
 
 
@@ -123,7 +121,7 @@ class _Parser:
     def product(self) -> float:
         return self.chain(self.signed, PRODUCTS)
 
-    def chain(self, part: Callable[[], float], signs: Mapping[str, Callable[[float, float], float]]) -> float:
+    def chain(self, part: Callable[[], float], signs: Operations) -> float:
         value = part()
         while sign := self.took(signs):
             value = self.compute(signs[sign], value, part())
@@ -150,7 +148,10 @@ class _Parser:
         if token.kind == "name" and self.now == Token("sign", "("):
             return self.call(token.text)
         if token.kind in ("name", "braced"):
-            return self.named(token.text)
+            if token.text not in self.names:
+                known = ", ".join(sorted(self.names)) or "nothing"
+                raise ExpressionError(f"there is no '{token.text}'; known: {known}")
+            return float(self.names[token.text])
         if token == Token("sign", "("):
             value = self.sum()
             self.close()
@@ -158,13 +159,6 @@ class _Parser:
         raise ExpressionError(
             f"unexpected {token.text!r}" if token.kind != "end" else "the expression breaks off"
         )
-
-    def named(self, name: str) -> float:
-        if name not in self.names:
-            raise ExpressionError(
-                f"there is no '{name}'; known: {', '.join(sorted(self.names)) or 'nothing'}"
-            )
-        return float(self.names[name])
 
     def call(self, name: str) -> float:
         if name not in FUNCTIONS:

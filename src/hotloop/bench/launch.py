@@ -11,8 +11,8 @@ import shlex
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -98,7 +98,13 @@ def prepare(one: Selected, log: Path, options: RunnerOptions) -> Launch:
     if options.compile_only:
         words = [*words, "--compile-only"]
     folder = one.variant.folder
-    ours, notices = translate_script(words, folder), tuple(find_glued_operators(one.variant.cmd))
+    glued = {word: GLUED.findall(word) for word in QUOTED.sub("_", one.variant.cmd).split()}
+    notices = tuple(
+        f"'{' '.join(signs)}' in '{word}' is taken as a part of the word: there is no shell here (quotes say the same)"
+        for word, signs in glued.items()
+        if signs
+    )
+    ours = translate_script(words, folder)
     if ours is None:
         argv = tuple(resolve_program(words, options.python))
         return Launch(argv, folder, env, shlex.join(words), notices=notices)
@@ -140,16 +146,6 @@ def split_command(cmd: str, env: Mapping[str, str]) -> list[str]:
     return words
 
 
-def find_glued_operators(cmd: str) -> list[str]:
-    """A notice of the operators inside of words, where a shell would see them and we do not."""
-    bare = QUOTED.sub("_", cmd)
-    words = {word: GLUED.findall(word) for word in bare.split() if GLUED.search(word)}
-    return [
-        f"'{' '.join(signs)}' in '{word}' is taken as a part of the word: there is no shell here (quotes say the same)"
-        for word, signs in words.items()
-    ]
-
-
 def drop_wandb(words: Sequence[str]) -> list[str]:
     """The words less every wandb option and its value: results must not leave the machine unasked."""
     kept, in_option = [], False
@@ -172,21 +168,16 @@ def translate_script(words: Sequence[str], folder: Path) -> "Translation | None"
     from hotloop.bench.compat import CompatError, script_place, translate
 
     place += script_place(words[place:])
-    if place < len(words) and _is_own(folder / words[place]):
-        return None
+    with (
+        suppress(OSError, ValueError, IndexError),  # there is no such script
+        (folder / words[place]).open("rb") as file,
+    ):
+        if not IPU.search(file.read(1 << 16)):
+            return None  # somebody's own, whatever its name
     try:
         return translate(words)
     except CompatError:
         return None
-
-
-def _is_own(script: Path) -> bool:
-    """Whether the script is there and is not one for an IPU, whatever its name."""
-    try:
-        with script.open("rb") as file:
-            return not IPU.search(file.read(1 << 16))
-    except (OSError, ValueError):
-        return False
 
 
 def resolve_program(words: Sequence[str], python: str) -> list[str]:
@@ -212,18 +203,13 @@ def count_devices(env: Mapping[str, str]) -> int | None:
     """How many devices a program sees; None where only jax could tell (a TPU), and nothing is refused."""
     platforms = env.get("JAX_PLATFORMS", "")
     visible = env.get("CUDA_VISIBLE_DEVICES")
-    gpus = _count_gpus() if visible is None else len([name for name in visible.split(",") if name.strip()])
+    gpus = len(list_gpus() if visible is None else [name for name in visible.split(",") if name.strip()])
     if platforms != "cpu" and gpus:
         return gpus
     if platforms not in ("", "cpu"):
         return None
     virtual = VIRTUAL.findall(env.get("XLA_FLAGS", ""))
     return int(virtual[-1]) if virtual else 1
-
-
-@cache
-def _count_gpus() -> int:
-    return len(list_gpus())
 
 
 def prepare_python(benchmark: Benchmark, log: Path) -> str:
@@ -240,22 +226,18 @@ def prepare_python(benchmark: Benchmark, log: Path) -> str:
     python, done = home / "bin" / "python", home / "installed"
     if not done.exists():
         _run_setup_step([sys.executable, "-m", "venv", "--clear", str(home)], log, home)
-        _share_packages(python, log, home)
+        # Its own packages come first, those of the environment in use after them.
+        code = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
+        _run_setup_step([str(python), "-c", code], log, home)
+        site = Path(last_lines(home.with_suffix(".stdout"), 1)[0])
+        ours = dict.fromkeys(sysconfig.get_paths()[name] for name in ("purelib", "platlib"))
+        lines = [f"import site; site.addsitedir({json.dumps(path)})\n" for path in ours]
+        (site / "_packages_of_the_runner.pth").write_text("".join(lines), encoding="utf-8")
         _run_setup_step(
             [str(python), "-m", "pip", "install", "--no-input", "-r", str(file)], file.parent, home
         )
         done.touch()
     return str(python)
-
-
-def _share_packages(python: Path, log: Path, home: Path) -> None:
-    """Let the private environment see the packages of the one in use, after its own."""
-    ours = dict.fromkeys(sysconfig.get_paths()[name] for name in ("purelib", "platlib"))
-    code = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
-    _run_setup_step([str(python), "-c", code], log, home)
-    site = Path(last_lines(home.with_suffix(".stdout"), 1)[0])
-    lines = [f"import site; site.addsitedir({json.dumps(path)})\n" for path in ours]
-    (site / "_packages_of_the_runner.pth").write_text("".join(lines), encoding="utf-8")
 
 
 def _run_setup_step(argv: Sequence[str], folder: Path, home: Path) -> None:

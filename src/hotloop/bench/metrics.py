@@ -9,9 +9,10 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from hotloop.bench.benchmark import Benchmark, Derived, Metric, Variant
+from hotloop.bench.benchmark import Benchmark, Metric, Variant
 from hotloop.bench.expressions import ExpressionError, evaluate_expression
 from hotloop.bench.printed_values import JsonLines, PatternMatches, SearchLimit
 
@@ -121,11 +122,27 @@ def extract(
                     match.read(line)
     recorded = [metric.key for metric in benchmark.metrics if metric.field or metric.regexp is None]
     json_lines.read_run((variant and variant.folder) or benchmark.folder, recorded)
-    found, copies = MetricValues(), _count_copies(variant.cmd if variant else benchmark.cmd)
+    cmd = variant.cmd if variant else benchmark.cmd
+    mpi = MPI.search(cmd)
+    copies = COPIES.search(cmd, mpi.end()) if mpi else None
+    found = MetricValues()
     for metric in benchmark.metrics:
-        _collect_metric(metric, json_lines, matches.get(metric.name), copies, found)
-    derived = variant.derived if variant and variant.derived else benchmark.derived
-    _derive(derived, _numeric_parameters(variant.params if variant else {}), found)
+        scale = int(copies[1]) if copies and metric.name == "throughput" else 1  # each copy prints its own
+        _collect_metric(metric, json_lines, matches.get(metric.name), scale, found)
+    parameters: dict[str, float] = {}
+    for name, text in (variant.params if variant else {}).items():
+        with suppress(ValueError):
+            parameters[name] = float(text)
+    for one in (
+        variant.derived if variant and variant.derived else benchmark.derived
+    ):  # may use those before it
+        try:
+            value = evaluate_expression(one.expr, {**parameters, **found.results})
+        except ExpressionError as error:
+            missing = [name for name in found.problems if re.search(rf"\b{re.escape(name)}\b", one.expr)]
+            found.problems[one.name] = f"needs {missing[0]}, which is missing" if missing else str(error)
+        else:
+            found.values[one.name], found.results[one.name] = [value], value
     return found
 
 
@@ -139,7 +156,7 @@ def use_record_fields(benchmark: Benchmark, figures: Mapping[str, str]) -> Bench
 
 
 def _collect_metric(
-    metric: Metric, json_lines: JsonLines, matches: PatternMatches | None, copies: int, found: MetricValues
+    metric: Metric, json_lines: JsonLines, matches: PatternMatches | None, scale: int, found: MetricValues
 ) -> None:
     """One metric's values, and its result or its problem."""
     series, skip = json_lines.series(metric.key), metric.skip
@@ -152,7 +169,6 @@ def _collect_metric(
         values, problem = matches.values, matches.problem
         if not values and not problem:
             problem = f"nothing matched the regexp '{metric.regexp}', and no JSON line has a '{metric.key}'"
-    scale = copies if metric.name == "throughput" else 1  # each copy prints its own
     found.values[metric.name] = [scale * value for value in values]
     if not problem:
         try:
@@ -162,32 +178,3 @@ def _collect_metric(
         except ReductionError as error:
             problem = str(error)
     found.problems[metric.name] = problem
-
-
-def _derive(derived: Iterable[Derived], parameters: Mapping[str, float], found: MetricValues) -> None:
-    """Derived metrics in order, each of which may use the ones before it."""
-    for one in derived:
-        try:
-            value = evaluate_expression(one.expr, {**parameters, **found.results})
-        except ExpressionError as error:
-            missing = [name for name in found.problems if re.search(rf"\b{re.escape(name)}\b", one.expr)]
-            found.problems[one.name] = f"needs {missing[0]}, which is missing" if missing else str(error)
-        else:
-            found.values[one.name], found.results[one.name] = [value], value
-
-
-def _numeric_parameters(params: Mapping[str, str]) -> dict[str, float]:
-    numbers = {}
-    for name, text in params.items():
-        try:
-            numbers[name] = float(text)
-        except ValueError:
-            continue
-    return numbers
-
-
-def _count_copies(cmd: str) -> int:
-    """The --np of an mpirun in the command, else 1."""
-    mpi = MPI.search(cmd)
-    found = COPIES.search(cmd, mpi.end()) if mpi else None
-    return int(found[1]) if found else 1

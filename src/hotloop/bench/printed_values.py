@@ -15,7 +15,7 @@ import re
 import signal
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -75,12 +75,19 @@ class JsonLines:
     def read_run(self, folder: Path, keys: Iterable[str]) -> None:
         """Take keys that no line had from the events of the run that the result names, relative to `folder`."""
         recorded = {key: Series() for key in keys if not self._events[key].values}
-        for line in _run_lines(self._result, folder) if recorded else ():
-            record = _parse_line(line) or {}
-            if record.get("event") == "start":  # an earlier process of the same run is none of ours
-                recorded = {key: Series() for key in recorded}
-            elif "event" in record:
-                _take_values(record, recorded)
+        runs = [self._result[key] for key in RUN_KEYS if isinstance(self._result.get(key), str)]
+        with suppress(OSError, ValueError):  # there is no such run
+            for run in runs[:1] if recorded else ():
+                path = folder / run / "events.jsonl"
+                if path.stat().st_size > LARGEST_RECORD:
+                    continue
+                with path.open(encoding="utf-8", errors="replace") as file:
+                    for line in file:
+                        record = _parse_line(line) or {}
+                        if record.get("event") == "start":  # an earlier process of the run is none of ours
+                            recorded = {key: Series() for key in recorded}
+                        elif "event" in record:
+                            _take_values(record, recorded)
         self._events |= {key: series for key, series in recorded.items() if series.values or series.problem}
 
     def series(self, key: str) -> Series | None:
@@ -138,19 +145,6 @@ def _event_value(event: Mapping[str, Any], key: str) -> Any:
     elif event["event"] == "log":
         value = _look_up(event, key)
     return _event_value(event, others) if value is _MISSING and others else value
-
-
-def _run_lines(result: Mapping[str, Any], folder: Path) -> Iterator[str]:
-    """The lines of the run's events.jsonl, or none where there is no such run."""
-    runs = [result[key] for key in RUN_KEYS if isinstance(result.get(key), str)]
-    try:
-        for run in runs[:1]:
-            path = folder / run / "events.jsonl"
-            if path.stat().st_size <= LARGEST_RECORD:
-                with path.open(encoding="utf-8", errors="replace") as file:
-                    yield from file
-    except (OSError, ValueError):
-        return
 
 
 class TooSlow(Exception):

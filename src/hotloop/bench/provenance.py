@@ -96,8 +96,9 @@ def select_variables(variables: Mapping[str, str]) -> dict[str, str]:
     return dict(sorted(kept.items()))
 
 
-def list_gpus() -> list[dict[str, str]]:
-    """The NVIDIA GPUs of this machine."""
+@cache
+def list_gpus() -> Sequence[Mapping[str, str]]:
+    """The NVIDIA GPUs of this machine, which stay the same."""
     said = run_query(["nvidia-smi", f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader"])
     rows = [[cell.strip() for cell in line.split(",")] for line in (said or "").splitlines()]
     return [dict(zip(GPU_FIELDS, row, strict=True)) for row in rows if len(row) == len(GPU_FIELDS)]
