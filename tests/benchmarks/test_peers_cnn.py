@@ -7,6 +7,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from hotloop.engine import optim
 from hotloop.families.cnn import model, network
 from hotloop.layers import losses, norm
 
@@ -57,9 +58,9 @@ def test_logits_of_ours_are_as_near_to_float64_as_torchs() -> None:
     [
         (losses, "cross_entropy", lambda logits, labels, smoothing=None: RIGHT_LOSS(logits, labels, 0.11)),
         (norm, "gradient_sums", lambda dy, x, mean, axes: (dy.sum(axes, keepdims=True), 0 * mean)),
-        (model, "moved", lambda moving, merged, momentum, counts: moving),
+        (model, "move_statistics", lambda moving, merged, momentum, counts: moving),
         (
-            model.optim,
+            optim,
             "make",
             lambda name, params, **rest: RIGHT_OPTIMISER(name, params, **rest | {"l2": 0.0}),
         ),
@@ -74,7 +75,7 @@ def test_a_wrong_term_in_ours_is_refused(module: object, name: str, wrong: objec
         cnn_checks.check(small(), "cpu")
 
 
-RIGHT_LOSS, RIGHT_OPTIMISER = losses.cross_entropy, model.optim.make
+RIGHT_LOSS, RIGHT_OPTIMISER = losses.cross_entropy, optim.make
 
 
 def test_a_comparison_reports_both_sides_and_a_missed_floor(

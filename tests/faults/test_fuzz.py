@@ -44,11 +44,12 @@ PLACES = {
 
 def fuzz(folder, seed, inputs):
     """What a child process said of so many inputs: the failures, and its last line."""
-    paths = os.pathsep.join(map(str, PATHS))
+    paths = os.pathsep.join([*map(str, PATHS), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": paths, "JAX_PLATFORMS": "cpu", "HOTLOOP_OFFLINE": "1"}
     command = [sys.executable, str(HERE / "fuzz_child.py"), str(seed), str(inputs)]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{(folder / 'current').read_text()}\n{done.stderr[-3000:]}"
+    current = folder / "current"
+    assert done.returncode == 0, f"{current.exists() and current.read_text()}\n{done.stderr[-3000:]}"
     *failures, last = map(json.loads, done.stdout.splitlines())
     return failures, last
 
