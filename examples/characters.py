@@ -103,13 +103,16 @@ def train_characters(config: Config, folder: Path, resume: bool = False) -> Any:
     feed = Resident({"text": learned}, config.batch_size, seed=config.seed)
     program = Program(update(config), feed, plan.updates_per_call, key)
     evaluation = Evaluation(evaluate(config), {"text": held_out}, batch_size=100)
-
-    def validate(state: Any) -> dict[str, float]:
-        sums = evaluation(state)
-        return {"validation_loss": sums["loss"] / sums["samples"]}
-
-    start, settings = init(config, key), asdict(config)
-    return train(program, plan, start, folder, settings=settings, resume=resume, validate=validate)
+    return train(
+        program,
+        plan,
+        init(config, key),
+        folder,
+        settings=asdict(config),
+        resume=resume,
+        validate=evaluation.means,
+        guard="loss",
+    )
 
 
 if __name__ == "__main__":

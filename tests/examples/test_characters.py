@@ -45,7 +45,7 @@ def test_it_is_short_and_takes_nothing_but_the_front_door() -> None:
 
 
 def test_its_loss_on_text_that_it_never_saw_falls(whole: tuple[Path, Any]) -> None:
-    (_, first), (_, last) = figures(whole[0], "validation", "validation_loss")
+    (_, first), (_, last) = figures(whole[0], "validation", "loss")
     assert last < first < np.log(128)
 
 
@@ -66,7 +66,7 @@ def test_a_run_that_is_stopped_goes_on_bit_for_bit(
             characters.train_characters(SMALL, folder)
     state = characters.train_characters(SMALL, folder, resume=True)
     same_tree(state, whole[1], "resumed")
-    for event, name in (("log", "loss"), ("validation", "validation_loss")):
-        assert figures(folder, event, name) == figures(whole[0], event, name)
+    for event in ("log", "validation"):
+        assert figures(folder, event, "loss") == figures(whole[0], event, "loss")
     (resumed,) = (record["update"] for record in read_events(folder) if record["event"] == "resume")
     assert 0 < resumed < figures(folder, "log", "loss")[-1][0]
