@@ -3,6 +3,7 @@
 Nothing is started.
 """
 
+import os
 import re
 import shlex
 import shutil
@@ -60,22 +61,17 @@ def find_refusal(one: "Selected", launch: "Launch", options: "RunnerOptions") ->
         script = launch.argv[1] if launch.argv[1:] and launch.argv[1].endswith(".py") else None
         absent = script is not None and not (launch.folder / script).is_file()
         return f"{script}: no such script in {launch.folder}" if absent else None
-    try:
-        _check_options(words, launch.folder)
-    except OptionError as error:
-        return str(error)
-    return None
-
-
-def _check_options(words: Sequence[str], folder: Path) -> None:
-    """Read a command's options as it would itself, in the folder where it would: that is where its files are."""
     from hotloop.cli.command import Common
     from hotloop.cli.main import find_command
     from hotloop.cli.parser import resolve, scan
 
-    command, _, rest = find_command(list(words))
-    with chdir(folder):
-        resolve(command, scan(rest, (*options_of(command.config), *options_of(Common))))
+    try:  # to read the options as the command would itself, in the folder where it would: its files are there
+        command, _, rest = find_command(words)
+        with chdir(launch.folder):
+            resolve(command, scan(rest, (*options_of(command.config), *options_of(Common))))
+    except OptionError as error:
+        return str(error)
+    return None
 
 
 def hotloop_words(launch: "Launch") -> list[str] | None:
@@ -91,36 +87,33 @@ def hotloop_words(launch: "Launch") -> list[str] | None:
 def knows_compile_only(words: Sequence[str] | None, launch: "Launch") -> bool:
     """Whether a hotloop command has the option; of a script, whether its text speaks of it."""
     if words is None:
-        return any(_speaks_of_it(launch.folder / word) for word in launch.argv if word.endswith(".py"))
+        scripts = [launch.folder / word for word in launch.argv if word.endswith(".py")]
+        texts = [script.read_bytes() for script in scripts if os.access(script, os.R_OK)]
+        return any(map(COMPILE_ONLY.search, texts))
     from hotloop.cli.main import find_command
 
     try:
         command, _, _ = find_command(list(words))
     except OptionError:
         return False
-    if command.run_values is not None:
-        return False  # it works on what a run made, and has the option from the run's command
-    return any(option.name == "compile_only" for option in options_of(command.config))
-
-
-def _speaks_of_it(script: Path) -> bool:
-    try:
-        return bool(COMPILE_ONLY.search(script.read_bytes()))
-    except OSError:
-        return False
+    # A command that works on what a run made has the option from the run's command, and no use for it.
+    known = any(option.name == "compile_only" for option in options_of(command.config))
+    return known and command.run_values is None
 
 
 def list_variants(selected: Sequence["Selected"], context: Context) -> Mapping[str, Any]:
-    columns = ("variant", "kind", "metrics", "tags", "devices", "data", "skipped because")
-    context.table(columns, [_list_row(one) for one in selected])
+    rows = []
+    for one in selected:
+        said = one.benchmark
+        names = [*(metric.name for metric in said.metrics), *(metric.name for metric in said.derived)]
+        tags, devices, data = (
+            ",".join(said.tags) or "-",
+            said.devices or "-",
+            "yes" if said.needs_dataset else "-",
+        )
+        rows.append((one.variant.name, said.kind, ",".join(names), tags, devices, data, one.skip or ""))
+    context.table(("variant", "kind", "metrics", "tags", "devices", "data", "skipped because"), rows)
     return {"variants": [variant_record(one) for one in selected]}
-
-
-def _list_row(one: "Selected") -> tuple[Any, ...]:
-    said = one.benchmark
-    metrics = ",".join([*(metric.name for metric in said.metrics), *(metric.name for metric in said.derived)])
-    devices, data = said.devices or "-", "yes" if said.needs_dataset else "-"
-    return one.variant.name, said.kind, metrics, ",".join(said.tags) or "-", devices, data, one.skip or ""
 
 
 def variant_record(one: "Selected") -> dict[str, Any]:
@@ -147,7 +140,14 @@ def show_commands(
     check_run_folder(options)
     found = [command_record(one, options) for one in selected]
     for record in found:
-        say_command(record, context)
+        context.say(f"{record['variant']}")
+        context.say(f"  {record['command']}")
+        if record.get("hotloop_command"):
+            context.say(f"  -> {record['hotloop_command']}")
+        for notice in record.get("notices", ()):
+            context.say(f"  {notice}")
+        if record["problem"]:
+            context.say(f"  {'skipped' if record['skip'] else 'cannot run'}: {record['problem']}")
     return conclude(found, context)
 
 
@@ -192,17 +192,6 @@ def command_record(one: "Selected", options: "RunnerOptions") -> dict[str, Any]:
 def is_wrong(record: Mapping[str, Any]) -> bool:
     """Whether there is a problem that nobody asked for."""
     return bool(record["problem"]) and not record["skip"]
-
-
-def say_command(record: Mapping[str, Any], context: Context) -> None:
-    context.say(f"{record['variant']}")
-    context.say(f"  {record['command']}")
-    if record.get("hotloop_command"):
-        context.say(f"  -> {record['hotloop_command']}")
-    for notice in record.get("notices", ()):
-        context.say(f"  {notice}")
-    if record["problem"]:
-        context.say(f"  {'skipped' if record['skip'] else 'cannot run'}: {record['problem']}")
 
 
 def conclude(found: Sequence[Mapping[str, Any]], context: Context) -> Mapping[str, Any]:

@@ -16,7 +16,6 @@ from hotloop.errors import DataError, OptionError, RunError
 from hotloop.options import argument, non_negative, option, positive
 
 if TYPE_CHECKING:
-    from hotloop.bench.ab import Pair
     from hotloop.bench.benchmark import Selected
     from hotloop.bench.record import Record
 
@@ -122,16 +121,25 @@ def show_comparison(config: BenchCompare, context: Context, ran: Mapping[str, An
 
 
 def check_options(config: BenchCompare, context: Context) -> None:
-    """Refuse a number of results that the other options do not fit."""
-    check_ab(config, context)
+    """Refuse what cannot be meant beside --ab, or without it, and a number of results that does not fit."""
     if config.ab:
+        if config.results or config.baseline:
+            other = "--baseline" if config.baseline else f"RESULTS {config.results[0]}"
+            raise OptionError(f"--ab runs what it compares; leave out {other}")
+        if len(config.ab) != 2:
+            needed = "two commits" if config.spec else "two benchmark files, FILE or FILE:NAME"
+            raise OptionError(f"--ab: {needed} are needed, A and B, not {len(config.ab)}")
         return
+    if given := [name for name in AB_OPTIONS if name in context.given]:
+        raise OptionError(f"--{given[0].replace('_', '-')} is for --ab A B, which runs programs")
     wanted = 1 if config.baseline else 2
     if config.update_baseline and config.baseline is None:
         raise OptionError("--update-baseline needs --baseline FILE, the file to write")
     if len(config.results) != wanted:
-        given = "with --baseline one folder of results is" if config.baseline else "two folders, A and B, are"
-        raise OptionError(f"RESULTS: {given} needed, not {len(config.results)}")
+        needed = (
+            "with --baseline one folder of results is" if config.baseline else "two folders, A and B, are"
+        )
+        raise OptionError(f"RESULTS: {needed} needed, not {len(config.results)}")
 
 
 def load_sides(config: BenchCompare, context: Context) -> tuple[Any, Any, Any]:
@@ -214,24 +222,11 @@ def update_baseline(config: BenchCompare, context: Context) -> Mapping[str, Any]
     return {"baseline": str(config.baseline), "device": name, "written": len(found)}
 
 
-def check_ab(config: BenchCompare, context: Context) -> None:
-    """Refuse what cannot be meant beside --ab, or without it."""
-    if not config.ab:
-        if given := [name for name in AB_OPTIONS if name in context.given]:
-            raise OptionError(f"--{given[0].replace('_', '-')} is for --ab A B, which runs programs")
-        return
-    if config.results or config.baseline:
-        other = "--baseline" if config.baseline else f"RESULTS {config.results[0]}"
-        raise OptionError(f"--ab runs what it compares; leave out {other}")
-    if len(config.ab) != 2:
-        wanted = "two commits" if config.spec else "two benchmark files, FILE or FILE:NAME"
-        raise OptionError(f"--ab: {wanted} are needed, A and B, not {len(config.ab)}")
-
-
 def run_ab(config: BenchCompare, context: Context) -> tuple[Path, Mapping[str, str]]:
     """Run both in turns; the folder of the results, and by variant why one failed."""
-    from hotloop.bench.ab import match_pairs, run_in_turns
+    from hotloop.bench.ab import match_pairs, python_path, run_in_turns, work_trees
     from hotloop.bench.benchmark import count_of
+    from hotloop.bench.compare import CompareRules
     from hotloop.bench.record import RECORDS
     from hotloop.bench.results import SIDES
     from hotloop.bench.runner import check_folder
@@ -240,10 +235,21 @@ def run_ab(config: BenchCompare, context: Context) -> tuple[Path, Mapping[str, s
     options = runner_options(config, context, "ab")
     check_folder(options.log_dir, (*SIDES, RECORDS), "take another folder")
     with raise_stops(), ExitStack() as stack:
-        files, variables = make_work_trees(config, stack) if config.spec else (config.ab, ({}, {}))
+        files: Sequence[str] = config.ab
+        variables: Sequence[Mapping[str, str]] = ({}, {})
+        if config.spec is not None:
+            load_specs([config.spec])  # its mistakes are told under the name that the user knows
+            trees = stack.enter_context(work_trees(config.ab, config.spec))
+            files = [str(file) for file in trees]
+            variables = [{"PYTHONPATH": python_path(file)} for file in trees]
         selected = [select_side(file, config.benchmark) for file in files]
         pairs = match_pairs(*(mark_skipped(side, options) for side in selected))
-        check_metrics(pairs, config)
+        entries = [one.benchmark for pair in pairs for one in pair]
+        measured = {metric.name for entry in entries for metric in entry.metrics}
+        known = sorted(measured | {metric.name for entry in entries for metric in entry.derived})
+        if config.metric and not any(map(CompareRules(config.metric).wants, known)):
+            names = ", ".join(known) or "none"
+            raise OptionError(f"--metric {' '.join(config.metric)}: matches nothing; known: {names}")
         for side, name in zip(SIDES, config.ab, strict=True):
             context.say(f"{side}: {name}")
         counts = f"{count_of(options.repeats, 'pair')} of {count_of(len(pairs), 'variant')}"
@@ -252,30 +258,6 @@ def run_ab(config: BenchCompare, context: Context) -> tuple[Path, Mapping[str, s
     for variant, reason in failed.items():
         context.warn(f"{variant}: {reason}")
     return options.log_dir, failed
-
-
-def check_metrics(pairs: "Sequence[Pair]", config: BenchCompare) -> None:
-    """OptionError where --metric would leave nothing to compare, before anything runs."""
-    from hotloop.bench.compare import CompareRules
-
-    entries = [one.benchmark for pair in pairs for one in pair]
-    measured = {metric.name for entry in entries for metric in entry.metrics}
-    known = sorted(measured | {metric.name for entry in entries for metric in entry.derived})
-    if config.metric and not any(map(CompareRules(config.metric).wants, known)):
-        names = ", ".join(known) or "none"
-        raise OptionError(f"--metric {' '.join(config.metric)}: matches nothing; known: {names}")
-
-
-def make_work_trees(
-    config: BenchCompare, stack: ExitStack
-) -> tuple[Sequence[str], Sequence[Mapping[str, str]]]:
-    """The benchmark file in a work tree of each commit, and the variables that make programs use that tree."""
-    from hotloop.bench.ab import python_path, work_trees
-
-    assert config.spec is not None
-    load_specs([config.spec])  # its mistakes are told under the name that the user knows
-    files = stack.enter_context(work_trees(config.ab, config.spec))
-    return [str(file) for file in files], [{"PYTHONPATH": python_path(file)} for file in files]
 
 
 def select_side(text: str, names: Sequence[str]) -> "list[Selected]":

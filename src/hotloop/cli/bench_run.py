@@ -166,17 +166,16 @@ def run_all(
         raise Stopped.because_of(error, f"{said}; to go on: --resume --log-dir {options.log_dir}") from None
     records: list[Record] = drop_replaced_skips(read_lines(options.log_dir / RECORDS))
     counts = {word: sum(one["status"] == word for one in records) for word in STATUSES}
-    result = {"log": options.log_dir, **counts, "results": [brief_record(one) for one in records]}
+    kept = ("benchmark", "variant", "params", "repeat", "status", "reason", "seconds")
+    brief = [
+        {name: one[name] for name in kept}
+        | {"metrics": {name: metric["value"] for name, metric in one["metrics"].items()}}
+        for one in records
+    ]
+    result = {"log": options.log_dir, **counts, "results": brief}
     if status:
         bench_check.leave(result, context)
     return result
-
-
-def brief_record(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record for `--json`: what it is, how it ended, one number a metric."""
-    kept = ("benchmark", "variant", "params", "repeat", "status", "reason", "seconds")
-    metrics = {name: one["value"] for name, one in record["metrics"].items()}
-    return {**{name: record[name] for name in kept}, "metrics": metrics}
 
 
 def runner_options(config: Any, context: Context, default_folder: str) -> "RunnerOptions":
