@@ -110,8 +110,6 @@ def _run_pairs(
 
 
 class PrefixedConsole:
-    """A console that says which side it speaks of."""
-
     def __init__(self, console: BenchConsole, side: str):
         self.console, self.side = console, side
 

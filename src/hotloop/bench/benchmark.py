@@ -42,7 +42,6 @@ class Metric:
 
     @property
     def key(self) -> str:
-        """What is looked up in JSON lines."""
         return self.field or self.name
 
 
@@ -71,8 +70,6 @@ class Variant:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One entry of a benchmark file."""
-
     name: str
     file: Path
     line: int
@@ -154,7 +151,6 @@ def expand_environment(text: str, environment: Mapping[str, str]) -> str:
 
 
 def unset_variables(text: str, environment: Mapping[str, str]) -> list[str]:
-    """The variables that the text needs and the environment lacks."""
     names = [found[1] or found[2] for found in VARIABLE.finditer(text)]
     return [name for name in dict.fromkeys(names) if name not in environment]
 

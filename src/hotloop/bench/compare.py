@@ -39,7 +39,6 @@ class CompareRules:
         return not self.metrics or _fits(metric, self.metrics)
 
     def better(self, sample: MetricSample) -> Better:
-        """The direction that is an improvement."""
         if _fits(sample.metric, self.lower):
             return "lower"
         return "higher" if _fits(sample.metric, self.higher) else better_direction(sample.metric, sample.unit)
@@ -71,7 +70,6 @@ class Comparison:
 
     @property
     def reason(self) -> str:
-        """Why there is no clear word."""
         if self.verdict:
             return self.verdict.reason
         return f"only in {'A' if self.a is not None else 'B'}"
@@ -103,7 +101,6 @@ def _row(a: MetricSample | None, b: MetricSample | None, rules: CompareRules) ->
 
 
 def comparison_cells(row: Comparison) -> tuple[str, ...]:
-    """A row as texts under COLUMNS."""
     unit = f" {row.unit}" if row.unit else ""
     sides = ("–" if side is None else f"{side:.5g}{unit}" for side in (row.a, row.b))
     found = row.verdict

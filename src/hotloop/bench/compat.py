@@ -28,8 +28,6 @@ Rewrite = Callable[[Values], list[str]]
 
 @dataclass(frozen=True)
 class Script:
-    """One script's successor."""
-
     command: tuple[str, ...]
     rewrites: Mapping[str, Rewrite] = field(default_factory=dict)
     """Option -> the words in its place, from the values after it."""
@@ -44,7 +42,6 @@ def _word(values: Values) -> str:
 
 
 def rename_option(name: str) -> Rewrite:
-    """The same values under another name."""
     return lambda values: [name, *values]
 
 

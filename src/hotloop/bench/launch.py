@@ -43,8 +43,6 @@ class LaunchError(HotloopError):
 
 @dataclass(frozen=True)
 class RunnerOptions:
-    """How to run; what is chosen comes beside it."""
-
     log_dir: Path
     repeats: int = 1
     warm_up: int = 0
@@ -71,8 +69,6 @@ class RunnerOptions:
 
 @dataclass(frozen=True)
 class Launch:
-    """A command ready to be started."""
-
     argv: tuple[str, ...]
     folder: Path
     env: Mapping[str, str]
@@ -250,7 +246,6 @@ def _run_setup_step(argv: Sequence[str], folder: Path, home: Path) -> None:
 
 
 def run_pre_commands(benchmark: Benchmark, log: Path, options: RunnerOptions) -> None:
-    """The commands that a benchmark wants run before it, one after the other."""
     folder = log / f"{folder_name(benchmark.name)}.before"
     folder.mkdir(parents=True, exist_ok=True)
     env = build_environment(benchmark.env, folder, options)

@@ -123,8 +123,6 @@ def read_paces() -> list[float]:
 
 
 class Monitor:
-    """Samples from `watch` to `stop`, taken by a thread."""
-
     def __init__(self) -> None:
         self.samples: list[Reading] = []
         self._gpu = find_gpu_reader()
@@ -236,7 +234,6 @@ def _nvml(pynvml: Any, handle: Any) -> Reading:
 
 
 def query_smi() -> list[Reading]:
-    """The readings of each GPU as nvidia-smi prints them."""
     said = run_query(["nvidia-smi", f"--query-gpu={','.join(SMI_FIELDS)}", "--format=csv,noheader,nounits"])
     found = []
     for line in (said or "").splitlines():

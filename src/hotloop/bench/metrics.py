@@ -158,7 +158,6 @@ def use_record_fields(benchmark: Benchmark, figures: Mapping[str, str]) -> Bench
 def _collect_metric(
     metric: Metric, json_lines: JsonLines, matches: PatternMatches | None, scale: int, found: MetricValues
 ) -> None:
-    """One metric's values, and its result or its problem."""
     series, skip = json_lines.series(metric.key), metric.skip
     if series is not None and not (series.problem and matches is not None and matches.values):
         values, problem = series.values, series.problem

@@ -98,7 +98,6 @@ class Page:
         )
 
     def write(self, path: str | Path) -> Path:
-        """Its absolute path."""
         write_text(path, self.render())
         return Path(path).resolve()
 

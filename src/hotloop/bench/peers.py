@@ -63,7 +63,6 @@ class PeerRow:
 
 
 def is_peer_document(document: Any) -> bool:
-    """Whether a JSON document is a comparison with peers."""
     results = document.get("results") if isinstance(document, Mapping) else None
     rows = results if isinstance(results, list) else []
     return any(isinstance(row, Mapping) and is_positive(row.get("ratio")) for row in rows)
@@ -133,7 +132,6 @@ def _device(where: Any) -> str:
 
 
 def report_cells(row: PeerRow) -> tuple[Cell, ...]:
-    """A row under REPORT_COLUMNS."""
     interval = f"{row.low:.3g}–{row.high:.3g}"
     numbers = (row.ours, row.theirs, row.unit, row.ratio, interval, row.floor)
     return (row.family, row.case, row.peer, *numbers, row.device, row.date)
@@ -160,7 +158,6 @@ class PeerOptions:
     """Of the machine, before the first of them."""
 
     def words(self) -> list[str]:
-        """On the command line of a program."""
         given = {"--device": self.device, "--rounds": self.rounds, "--seconds": self.seconds}
         return [word for name, value in given.items() if value is not None for word in (name, f"{value}")]
 
@@ -248,7 +245,6 @@ def table_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 def merge_documents(
     documents: Mapping[str, Mapping[str, Any]], failed: Mapping[str, str], options: PeerOptions
 ) -> dict[str, Any]:
-    """One document of all families' results: where they were made, with what versions, and what failed."""
     merged: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "command": ["hotloop", "bench", "peers"]}
     for document in documents.values():
         merged |= {key: value for key, value in document.items() if key not in (*merged, "results")}

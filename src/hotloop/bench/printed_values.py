@@ -58,8 +58,6 @@ class Series:
 
 
 class JsonLines:
-    """Takes a program's lines and keeps the values of some keys."""
-
     def __init__(self, keys: Iterable[str]):
         self._events: dict[str, Series] = {key: Series() for key in keys}
         self._result: Mapping[str, Any] = {}
@@ -106,7 +104,6 @@ class JsonLines:
 
 
 def _parse_line(line: str) -> Mapping[str, Any] | None:
-    """The object on a line, or None."""
     text = line.strip() if line[:1] in "{ \t" else ""
     if not (text.startswith("{") and text.endswith("}")) or len(text) > LONGEST_JSON:
         return None

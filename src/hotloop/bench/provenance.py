@@ -98,7 +98,6 @@ def select_variables(variables: Mapping[str, str]) -> dict[str, str]:
 
 @cache
 def list_gpus() -> Sequence[Mapping[str, str]]:
-    """The NVIDIA GPUs of this machine, which stay the same."""
     said = run_query(["nvidia-smi", f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader"])
     rows = [[cell.strip() for cell in line.split(",")] for line in (said or "").splitlines()]
     return [dict(zip(GPU_FIELDS, row, strict=True)) for row in rows if len(row) == len(GPU_FIELDS)]

@@ -86,7 +86,6 @@ class Results:
 
 
 def metric_records(benchmark: Benchmark, variant: Variant, found: MetricValues) -> dict[str, dict[str, Any]]:
-    """Every number that was found or derived, as records hold it."""
     labels = {name: label for label, name in reversed(benchmark.output)}  # the first of two counts
     said: list[Metric | Derived] = [*benchmark.metrics, *(variant.derived or benchmark.derived)]
     return {
@@ -163,7 +162,6 @@ def is_number(value: Any) -> bool:
 
 
 def is_positive(value: Any) -> bool:
-    """Whether it is a finite number above 0."""
     return is_number(value) and 0 < value < math.inf
 
 

@@ -60,7 +60,6 @@ class Sources:
 
     @property
     def runs(self) -> list[Record]:
-        """The records of what was run, and not skipped."""
         return [record for record in self.records if record["status"] != "skipped"]
 
 

@@ -40,7 +40,6 @@ class HistoryPoint:
 
 
 def build_history(records: Sequence[Record]) -> list[HistoryPoint]:
-    """Folders by time."""
     found = []
     for runs in results.group_sessions(records):
         when = min(map(start_time, runs))
@@ -175,7 +174,6 @@ def _trade_off(each: Sequence[MetricSample], point: HistoryPoint) -> Chart:
 
 
 def batch_size(sample: MetricSample) -> float | None:
-    """The batch size among a variant's parameters."""
     for name in BATCH:
         try:
             return float(sample.params[name])

@@ -105,7 +105,6 @@ def _machines(file: Path) -> Mapping[str, Mapping[str, Any]]:
 
 
 def collect_samples(records: Iterable[Record]) -> dict[tuple[str, str], MetricSample]:
-    """The samples by variant and metric, in order of appearance."""
     measured = [
         (record, metric, said)
         for record in records
@@ -121,7 +120,6 @@ def collect_samples(records: Iterable[Record]) -> dict[tuple[str, str], MetricSa
 
 
 def _sample(metric: str, runs: Sequence[Record], found: Sequence[Mapping[str, Any]]) -> MetricSample:
-    """Of one variant's runs, and what they found of the metric."""
     paces: list[float] = []
     for run in runs:
         readings = [each for each in run.get("paces") or [run.get("pace") or 0] if 0 < each < math.inf]

@@ -67,7 +67,6 @@ def find_limits(kernels: Collection[Result], ceilings: Result | None) -> tuple[d
 
 
 def roofline_rows(kernels: Mapping[str, Result]) -> Sequence[Sequence[str | float | None]]:
-    """The table beside the chart, under COLUMNS."""
     return [
         (
             name,

@@ -44,8 +44,6 @@ def explain_write_errors(log: Path, advice: str) -> Iterator[None]:
 
 
 class BenchConsole(Protocol):
-    """Who listens to the runner."""
-
     def say(self, text: str) -> None:
         """A line that can be left unread."""
 
@@ -142,7 +140,6 @@ class Runner:
         self.provenance = add_provenance(self.log, where)
 
     def run(self) -> None:
-        """Every run that is left, in order."""
         options = self.options
         if options.resume and (count := kill_marked(str(self.log), within=True)):
             # Programs of a runner that was killed would disturb every measurement from now on.
@@ -255,7 +252,6 @@ class Runner:
         self.console.say(f"\nresults and logs: {self.options.log_dir}")
 
     def write_tables(self) -> list[Record]:
-        """The files over all records, which are the result."""
         records = result_files.drop_replaced_skips(self.results.records)
         result_files.write_results_json(self.log / "benchmark_results.json", records)
         additional, more = self.options.additional_metrics, self.options.csv_metrics

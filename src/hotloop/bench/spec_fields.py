@@ -55,7 +55,6 @@ class Fields:
                 self.report(pair.line, f"unknown key '{key}'{where}{did_you_mean(key, names)}")
 
     def text(self, key: str, default: T) -> str | T:
-        """A scalar as it was written."""
         if key not in self:
             return default
         value = self.pairs[key].value
@@ -123,7 +122,6 @@ class Fields:
         return texts
 
     def wrong(self, key: str, why: str, default: T) -> T:
-        """Report the key and go on with the default."""
         self.report(self.line(key), f"{self.place + '.' if self.place else ''}{key} {why}")
         return default
 
@@ -182,7 +180,6 @@ def read_derived(
 
 
 def read_output(fields: Fields) -> Output:
-    """The (label, metric) pairs of `output`."""
     value = fields.value("output")
     if value is None:
         return ()

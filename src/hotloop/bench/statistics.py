@@ -77,7 +77,6 @@ def finite(values: Sequence[float] | Array) -> Array:
 
 
 def student(share: float, freedom: float) -> float:
-    """The quantile of Student's t."""
     # What scipy.stats.t.ppf calls; scipy.stats itself takes half a second to import.
     from scipy.special import stdtrit
 

@@ -142,7 +142,6 @@ class Chart:
             self._add("range", [(x, low), (x, high)], "", colour)
 
     def note(self, point: Point, said: str) -> None:
-        """A short text beside a point."""
         if self._can_show(point):
             self._notes.append((point, said))
 
@@ -169,7 +168,6 @@ class Chart:
         return (low - room if axis.low is None else low), high + room
 
     def render(self) -> str:
-        """The chart as an `<svg>` element."""
         x_ends, y_ends = self._ends(self.x, 0), self._ends(self.y, 1)
         base = HEIGHT - BOTTOM
 
@@ -200,7 +198,6 @@ class Chart:
 
 
 def line_chart(title: str, x: Axis, y: Axis, series: Mapping[str, Sequence[Point]]) -> Chart:
-    """A chart of nothing but lines, by their labels."""
     chart = Chart(title, x, y)
     for label, points in series.items():
         chart.line(points, label)
@@ -283,7 +280,6 @@ class Strips:
         return names[:-1], [row[:-1] for row in rows]
 
     def render(self) -> str:
-        """The chart as an `<svg>` element."""
         base = STRIP_TOP + STRIP_HEIGHT * len(self.rows)
         ends = self._ends()
         parts = [

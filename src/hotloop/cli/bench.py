@@ -34,8 +34,6 @@ STANDARD_ERROR = 2
 
 @dataclass(frozen=True)
 class BenchReport:
-    """Options of `hotloop bench report`."""
-
     results: tuple[Path, ...] = argument("Log folders and files of results.", metavar="RESULTS")
     output: Path = option(Path("report.html"), "The page to write.", aliases=("-o",), metavar="FILE")
     title: str = option("Benchmarks", "The page's title.")
@@ -59,8 +57,6 @@ def run_report(config: BenchReport, context: Context) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class BenchPeers:
-    """Options of `hotloop bench peers`."""
-
     family: tuple[Family, ...] = option(ALL, "Only these families.", metavar="NAME")
     rounds: int | None = option(
         None, "Turns of each side; left out, each program's own number.", check=positive

@@ -117,7 +117,6 @@ def list_variants(selected: Sequence["Selected"], context: Context) -> Mapping[s
 
 
 def variant_record(one: "Selected") -> dict[str, Any]:
-    """A variant for `--json`."""
     said = one.benchmark
     return {
         "benchmark": said.name,

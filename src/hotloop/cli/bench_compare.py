@@ -32,8 +32,6 @@ AB_OPTIONS = ("spec", "benchmark", "repeats", "warm_up", "seed", "log_dir", "tim
 
 @dataclass(frozen=True)
 class BenchCompare:
-    """Options of `hotloop bench compare`."""
-
     results: tuple[Path, ...] = argument(
         "Log folders: A and B; with --baseline the new results alone.", default=(), metavar="RESULTS"
     )
@@ -174,7 +172,6 @@ def load_sides(config: BenchCompare, context: Context) -> tuple[Any, Any, Any]:
 
 
 def one_device(records: "Sequence[Record]", path: Path) -> str:
-    """The one device that results come from."""
     from hotloop.bench.results import device_name
 
     names = sorted({device_name(record) for record in records})

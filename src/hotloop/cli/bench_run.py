@@ -36,8 +36,6 @@ WITHOUT_EFFECT = ("requirements_file", "no_code_sync", "remove_dirs_after", "ign
 
 @dataclass(frozen=True)
 class BenchRun:
-    """Options of `hotloop bench run`."""
-
     spec: tuple[Path, ...] = option((Path("benchmarks.yml"),), "Benchmark files (YAML).", metavar="FILE")
     benchmark: tuple[str, ...] = option(
         (),
