@@ -9,7 +9,6 @@ import fcntl
 import json
 import os
 import re
-import secrets
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -50,7 +49,7 @@ OPEN: WeakSet["Run"] = WeakSet()
 def default_path(family: str, root: str | Path = "results") -> Path:
     """`results/<family>-<UTC time>-<short id>`: sorts by time, never meets another run."""
     name = re.sub(r"[^A-Za-z0-9]+", "-", family).strip("-")
-    return Path(root) / f"{name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"
+    return Path(root) / f"{name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.urandom(4).hex()}"
 
 
 class Run:

@@ -11,7 +11,6 @@ import math
 import os
 import queue
 import re
-import socket
 import struct
 import threading
 import time
@@ -114,7 +113,7 @@ class TensorBoardSink:
     def _append(self, event: Any) -> None:
         if self._file is None:
             self._folder.mkdir(parents=True, exist_ok=True)
-            name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
+            name = f"events.out.tfevents.{time.time():.0f}.{os.uname().nodename}.{os.getpid()}"
             self._file = (self._folder / name).open("ab", buffering=0)
             self._append(self._event(wall_time=time.time(), file_version="brain.Event:2"))
         data = event.SerializeToString()

@@ -14,6 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from hotloop.errors import OptionError
+from hotloop.options.values import Unquoted
 
 if TYPE_CHECKING:
     from yaml.nodes import MappingNode, Node
@@ -26,23 +27,6 @@ LONGEST = 1 << 18
 DEEPEST = 40
 MOST = 100_000
 """Values, each counted wherever an alias puts it."""
-MOST_DIGITS = 1000  # Python's own limit is 4,300, and a setting of its environment
-INTEGER = re.compile(r"[-+]?[0-9]+")
-NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
-WORDS = {
-    "": None,
-    "~": None,
-    "null": None,
-    "none": None,
-    "true": True,
-    "false": False,
-    ".inf": float("inf"),
-    "-.inf": float("-inf"),
-    "infinity": float("inf"),
-    "-infinity": float("-inf"),
-    ".nan": float("nan"),
-    "nan": float("nan"),
-}
 
 
 class DocumentTooLarge(ValueError):
@@ -105,12 +89,6 @@ def read_located(text: str, report: ReportProblem) -> LocatedValue | None:
     return None if node is None else _Conversion(report).value(node)
 
 
-class Unquoted(str):
-    """A scalar that was written without quotes: its type is still open."""
-
-    __slots__ = ()
-
-
 class Key(str):
     """A key that knows its line, for the messages about it."""
 
@@ -122,17 +100,6 @@ class Key(str):
         key = cls(text)
         key.line = line
         return key
-
-
-def infer_value(text: Unquoted) -> Any:
-    """The value of an unquoted scalar where no option says what it is: None, bool, int, float or text."""
-    if text.lower() in WORDS:
-        return WORDS[text.lower()]
-    if INTEGER.fullmatch(text):
-        if len(text) > MOST_DIGITS:
-            raise ValueError(f"a number of {len(text):,} digits is too large")
-        return int(text)
-    return float(text) if NUMBER.fullmatch(text) else str(text)
 
 
 def parse_document(text: str, origin: str) -> Any:

@@ -15,13 +15,46 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from hotloop.errors import OptionError, did_you_mean
-from hotloop.options.document import Unquoted, infer_value, parse_document
 from hotloop.options.files import expand_path
 
 TRUE = frozenset({"true", "t", "1", "yes", "y", "on"})
 FALSE = frozenset({"false", "f", "0", "no", "n", "off"})
 HUGE_EXPONENT = re.compile(r"[eE][-+]?[\d_]{4}")  # 1e99999 as an exact fraction would fill the memory
 LARGEST = 2**63 - 1
+MOST_DIGITS = 1000  # Python's own limit is 4,300, and a setting of its environment
+INTEGER = re.compile(r"[-+]?[0-9]+")
+NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
+WORDS = {
+    "": None,
+    "~": None,
+    "null": None,
+    "none": None,
+    "true": True,
+    "false": False,
+    ".inf": float("inf"),
+    "-.inf": float("-inf"),
+    "infinity": float("inf"),
+    "-infinity": float("-inf"),
+    ".nan": float("nan"),
+    "nan": float("nan"),
+}
+
+
+class Unquoted(str):
+    """A scalar that was written without quotes: its type is still open."""
+
+    __slots__ = ()
+
+
+def infer_value(text: Unquoted) -> Any:
+    """The value of an unquoted scalar where no option says what it is: None, bool, int, float or text."""
+    if text.lower() in WORDS:
+        return WORDS[text.lower()]
+    if INTEGER.fullmatch(text):
+        if len(text) > MOST_DIGITS:
+            raise ValueError(f"a number of {len(text):,} digits is too large")
+        return int(text)
+    return float(text) if NUMBER.fullmatch(text) else str(text)
 
 
 class Params(Mapping[str, Any]):
@@ -216,6 +249,8 @@ def _params(value: Any) -> Params:
     reason = """must be a mapping such as '{"momentum": 0.9}'"""
     if isinstance(value, str):
         try:
+            from hotloop.options.document import parse_document  # which few command lines need
+
             value = parse_document(value, "text")
         except OptionError as error:
             raise ValueError(f"{reason} ({error})") from None

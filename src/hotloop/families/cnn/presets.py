@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from hotloop.engine.records import read_json
-from hotloop.engine.run import read_config
 from hotloop.errors import CheckpointError
 from hotloop.options.document import parse_document
 
@@ -59,6 +58,8 @@ def find_run(path: Path) -> Path | None:
 
 def read_run_options(run: Path) -> dict[str, Any]:
     """Every option of a run."""
+    from hotloop.engine.run import read_config  # a bad option has to answer at once
+
     return read_config(run, FAMILY, {"model_name": str, "dataset": str})
 
 

@@ -7,7 +7,6 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from hotloop.engine.run import read_config
 from hotloop.errors import OptionError
 from hotloop.families.recommender.config import DATA, RUN, DataOptions, TrainOptions, pick_options
 from hotloop.options import argument, between, finite, non_negative, option, positive, validate
@@ -159,6 +158,8 @@ class BaselineOptions(RankingOptions, DataOptions):
 
 
 def read_run_options(run: Path) -> dict[str, Any]:
+    from hotloop.engine.run import read_config  # a bad option has to answer at once
+
     return read_config(run, FAMILY, EXTRA)
 
 

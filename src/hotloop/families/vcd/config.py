@@ -10,7 +10,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
-from hotloop.engine.run import read_config
 from hotloop.errors import OptionError
 from hotloop.options import argument, between, folder_name, non_negative, option, positive, validate
 
@@ -309,6 +308,8 @@ EVALUATION_OPTIONS = ("data", "seed", "iwae_samples", "burn_in", "kept", "test_b
 
 
 def read_run_options(run: Path) -> dict[str, Any]:
+    from hotloop.engine.run import read_config  # a bad option has to answer at once
+
     return read_config(run, FAMILY, NEEDED_OF_RUN)
 
 
