@@ -129,7 +129,7 @@ def naive_ease(parts, penalty):
 
 @pytest.mark.slow
 def test_table_has_every_model_on_the_ratings_of_the_run(run, monkeypatch):
-    monkeypatch.setattr(baselines, "LAMBDA_GRID", (0.1, 1.0, 30.0))
+    monkeypatch.setattr(baseline_models, "LAMBDA_GRID", (0.1, 1.0, 30.0))
     console = runs.Listener()
     result = baselines.run(BaselineOptions(run=run, k=(2, 3), relevant=3.5), console)
     ((columns, rows),) = console.tables
@@ -141,7 +141,7 @@ def test_table_has_every_model_on_the_ratings_of_the_run(run, monkeypatch):
     assert dashes == [rated, [False] * 6, ranked, ranked, [False] * 6]
     models = dict(zip(names, result["models"].values(), strict=True))
     train, validation, test = parts = runs.draw()
-    found = {penalty: naive_ease(parts, penalty) for penalty in baselines.LAMBDA_GRID}
+    found = {penalty: naive_ease(parts, penalty) for penalty in baseline_models.LAMBDA_GRID}
     best = max(found, key=lambda penalty: found[penalty][0]["ndcg@3"])
     assert rows[3][0] == f"EASE (lambda {best:g})"
     fit = baseline_models.choose_biases(runs.matrix(train), runs.matrix(validation), 0.5, 5.0)

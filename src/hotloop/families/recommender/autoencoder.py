@@ -33,7 +33,8 @@ def init(key: Array, items: int, layers: tuple[int, ...], tied: bool) -> Params:
 
 def forward(params: Params, x: Array, keep: Array | float = 1.0, *, linear: bool = False) -> Array:
     """Predictions [B, items] in float32; `keep` scales the code (dropout: 0 or 1 / (1 - p))."""
-    return run_layers(params["encoder"], params["decoder"], x, keep, _linear if linear else selu)
+    activation = (lambda x: x) if linear else selu
+    return run_layers(params["encoder"], params["decoder"], x, keep, activation)
 
 
 def run_layers(
@@ -59,10 +60,6 @@ def selu(x: Array) -> Array:
 def selu_slope(y: Array) -> Array:
     """The derivative of SELU where its value is y."""
     return jnp.where(y > 0, SELU_SCALE, y + SELU_SCALE * SELU_ALPHA)
-
-
-def _linear(x: Array) -> Array:
-    return x
 
 
 def _product(x: Array, w: Array) -> Array:

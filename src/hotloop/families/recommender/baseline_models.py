@@ -42,8 +42,6 @@ LAMBDA_GRID = (50.0, 100.0, 200.0, 500.0, 1000.0)
 USUAL_LAMBDA = 500.0
 """Lambda where there is nothing to choose it by: that of the paper for MovieLens-20M."""
 USERS_AT_ONCE = 512
-SQUARES = 5
-"""Matrices of items by items that are on the device at the same time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,12 +194,3 @@ def ease_scorer(relevant: float) -> Scorer:
         return jnp.matmul(x, state, precision="highest")
 
     return score
-
-
-def ease_bytes(items: int) -> int:
-    return SQUARES * 4 * items**2
-
-
-def ease_flops(users: int, items: int, penalties: int) -> float:
-    """For X'X, and an inverse and one pass over all users for each lambda."""
-    return 2.0 * users * items**2 * (1 + penalties) + 2.0 * penalties * items**3

@@ -16,21 +16,8 @@ from hotloop.data.rating_matrix import RatingMatrix
 from hotloop.engine.measure import memory_of_device
 from hotloop.engine.progress import Console
 from hotloop.errors import DataError
+from hotloop.families.recommender import baseline_models as models
 from hotloop.families.recommender import rating_sets, saved_run
-from hotloop.families.recommender.baseline_models import (
-    LAMBDA_GRID,
-    USUAL_LAMBDA,
-    Biases,
-    additive_state,
-    choose_biases,
-    count_pairs,
-    ease_bytes,
-    ease_flops,
-    ease_scorer,
-    ease_weights,
-    fit_mean,
-    score_additive,
-)
 from hotloop.families.recommender.batches import send_rows
 from hotloop.families.recommender.commands_config import BaselineOptions
 from hotloop.families.recommender.config import TrainOptions
@@ -101,29 +88,32 @@ class Comparison:
     def rows(self) -> dict[str, Figures]:
         """Each baseline's figures under its name."""
         train, relevant = self.data.train, self.config.relevant
-        measure = self.measure(score_additive)
-        fit = choose_biases(train, self.data.validation, self.rules.low, self.rules.high)
+        measure = self.measure(models.score_additive)
+        fit = models.choose_biases(train, self.data.validation, self.rules.low, self.rules.high)
         liked = np.bincount(train.items[train.values() >= relevant], minlength=train.n_items)
-        popularity = Biases(0.0, np.zeros(train.users), liked.astype(np.float64))
+        popularity = models.Biases(0.0, np.zeros(train.users), liked.astype(np.float64))
         rows = {
-            "overall mean": _without(measure(additive_state(fit_mean(train))), RANKING),
-            f"user + item bias ({fit.how})": measure(additive_state(fit)),
+            "overall mean": _without(measure(models.additive_state(models.fit_mean(train))), RANKING),
+            f"user + item bias ({fit.how})": measure(models.additive_state(fit)),
             f"popularity (ratings of {relevant:g} or more)": _without(
-                measure(additive_state(popularity)), RATING
+                measure(models.additive_state(popularity)), RATING
             ),
         }
         if self.wants_ease():
             products, scorer, best = (
-                count_pairs(train, relevant, self.resident),
-                ease_scorer(relevant),
-                USUAL_LAMBDA,
+                models.count_pairs(train, relevant, self.resident),
+                models.ease_scorer(relevant),
+                models.USUAL_LAMBDA,
             )
             if self.data.validation is not None:
                 validate = self.measure(scorer, self.data.validation)
                 by = f"ndcg@{max(self.config.k)}"
-                found = {each: validate(ease_weights(products, each)).get(by, 0.0) for each in LAMBDA_GRID}
-                best = max(LAMBDA_GRID, key=lambda each: found[each])
-            figures = self.measure(scorer)(ease_weights(products, best))
+                found = {
+                    each: validate(models.ease_weights(products, each)).get(by, 0.0)
+                    for each in models.LAMBDA_GRID
+                }
+                best = max(models.LAMBDA_GRID, key=lambda each: found[each])
+            figures = self.measure(scorer)(models.ease_weights(products, best))
             rows[f"EASE (lambda {best:g})"] = _without(figures, RATING)
         return rows
 
@@ -134,8 +124,10 @@ class Comparison:
         device = jax.devices()[0]
         is_cpu = device.platform == "cpu"
         room = CPU_MEMORY if is_cpu else memory_of_device(device) or CPU_MEMORY
-        needed = ease_bytes(train.n_items)
-        work = ease_flops(train.users, train.n_items, len(LAMBDA_GRID))
+        items, penalties = train.n_items, len(models.LAMBDA_GRID)
+        needed = 5 * 4 * items**2  # at the peak, matrices of items by items in float32
+        # X'X, and for each lambda an inverse and one pass over all users.
+        work = 2.0 * train.users * items**2 * (1 + penalties) + 2.0 * penalties * items**3
         if needed <= room and (not is_cpu or work <= CPU_FLOPS):
             return True
         self.console.warn(

@@ -13,14 +13,8 @@ from typing import Any, Literal, TypeVar
 from hotloop.errors import OptionError
 from hotloop.options import between, finite, folder_name, non_negative, option, options_of, positive, validate
 
-MODEL, TRAINING, NUMBERS, DATA, RUN, OLD = (
-    "Model",
-    "Training",
-    "Numbers",
-    "Data",
-    "Run and records",
-    "From the old program",
-)
+MODEL, TRAINING, NUMBERS = "Model", "Training", "Numbers"
+DATA, RUN, OLD = "Data", "Run and records", "From the old program"
 LAYERS = {128: (128, 256, 256), 256: (256, 256, 512), 512: (512, 512, 1024)}
 """--size -> units of the three encoder layers; the decoder mirrors them."""
 DROPOUT = {128: 0.65, 256: 0.8, 512: 0.8}
@@ -249,7 +243,11 @@ class TrainOptions(TrialOptions):
 
     def resolve(self, users: int = 0, ratings: int = 0) -> "TrainOptions":
         """The same with size, batches and epochs filled in: options, else the file's name, else by so many ratings."""
-        size, batch = self._by_name() or usual_sizes(users, ratings)
+        usual: tuple[Any, int] = BY_NAME[next((name for most, name in BY_RATINGS if ratings <= most), "full")]
+        size, batch = self._by_name() or (
+            usual[0],
+            min(usual[1], users or usual[1]),
+        )  # a batch: at most all users
         batch = self.batch_size or batch
         return replace(
             self,
@@ -263,12 +261,6 @@ class TrainOptions(TrialOptions):
         if self.training_data_file is None:
             return RANDOM_SIZES
         return BY_NAME.get(self.training_data_file.name.split("_")[0])
-
-
-def usual_sizes(users: int, ratings: int) -> tuple[Any, int]:
-    """Size and batch for so many ratings, the batch no larger than the users that there are."""
-    size, batch = BY_NAME[next((name for most, name in BY_RATINGS if ratings <= most), "full")]
-    return size, min(batch, users or batch)
 
 
 @dataclass(frozen=True)

@@ -15,21 +15,9 @@ import numpy as np
 from hotloop.data.ratings import Ratings, read_rating_text, write_tables
 from hotloop.engine.progress import Console
 from hotloop.errors import DataError, OptionError
-from hotloop.families.recommender import netflix
+from hotloop.families.recommender import netflix, rating_sets
 from hotloop.families.recommender.commands_config import ConvertOptions
-from hotloop.families.recommender.rating_sets import (
-    OUTSIDE,
-    STRANGER,
-    TEST,
-    TRAIN,
-    VALID,
-    RatingSplit,
-    find_distinct,
-    order_blocks,
-    split_by_date,
-    split_by_user_time,
-    split_randomly,
-)
+from hotloop.families.recommender.rating_sets import TEST, TRAIN, VALID, RatingSplit, find_distinct
 
 PARTS = {"train": TRAIN, "valid": VALID, "test": TEST}
 _MOVIELENS = ("u.data", "ratings.dat", "ratings.csv")
@@ -77,8 +65,8 @@ def count_parts(split: RatingSplit) -> dict[str, dict[str, int]]:
     counts = {name: _count_part(split, which) for name, which in PARTS.items()}
     counts["valid+test"] = _count_part(split, VALID, TEST)
     counts["left_out"] = {
-        "not_in_split": int(np.count_nonzero(split.parts == OUTSIDE)),
-        "user_not_in_train": int(np.count_nonzero(split.parts == STRANGER)),
+        "not_in_split": int(np.count_nonzero(split.parts == rating_sets.OUTSIDE)),
+        "user_not_in_train": int(np.count_nonzero(split.parts == rating_sets.STRANGER)),
         "item_not_in_train": int(np.count_nonzero(split.unseen)),
     }
     return counts
@@ -116,18 +104,18 @@ def _read(source: Path, console: Console) -> tuple[Ratings, bool]:
 
 def _divide(config: ConvertOptions, table: Ratings, is_netflix: bool) -> RatingSplit:
     if config.split == "random":
-        return split_randomly(table, config.fractions, config.seed)
+        return rating_sets.split_randomly(table, config.fractions, config.seed)
     if table.times is None:
         raise OptionError(f"--split {config.split}: {config.source} has no times; --split random needs none")
     if config.split == "user-time":
-        return split_by_user_time(table, config.seed)
+        return rating_sets.split_by_user_time(table, config.seed)
     if not is_netflix:
         raise OptionError(
             f"--split {config.split}: is for the days of the Netflix Prize; for {config.source} take user-time or "
             "random"
         )
     train, test = (tuple(map(netflix.day, days)) for days in netflix.RANGES[config.split])
-    return split_by_date(table, (train[0], train[1]), (test[0], test[1]), config.seed)
+    return rating_sets.split_by_date(table, (train[0], train[1]), (test[0], test[1]), config.seed)
 
 
 def _write(split: RatingSplit, paths: list[Path], console: Console) -> None:
@@ -137,7 +125,7 @@ def _write(split: RatingSplit, paths: list[Path], console: Console) -> None:
         console.progress("writing", int(np.count_nonzero(chosen))) as bar,
         write_tables(paths, str(paths[0].parent)) as appends,
     ):
-        for order in order_blocks(split.table, chosen):
+        for order in rating_sets.order_blocks(split.table, chosen):
             for append, which in zip(appends, PARTS.values(), strict=True):
                 append(*_columns(split.table.take(order[split.parts[order] == which])))
             bar.advance(len(order))

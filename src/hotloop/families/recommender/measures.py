@@ -160,7 +160,11 @@ def make_measures(
 
     def values(state: Any, batch: Batch) -> dict[str, Array]:
         scores, truth = scorer(state, batch), batch["truth"]
-        figures = sum_errors(rules.predict(scores), truth) | {"batch_rmse": _old_rmse(scores, batch)}
+        figures = sum_errors(rules.predict(scores), truth)
+        # The old program's RMSE of whole batches, never clipped, dealt out to its users so that their sum is it.
+        there = truth > 0
+        rmse = jnp.sqrt(jnp.square(jnp.where(there, scores - truth, 0)).sum() / there.sum())
+        figures["batch_rmse"] = jnp.where(batch["in_whole_batch"], rmse / len(scores), 0)
         if rules.ks:
             relevant = is_relevant(truth, rules.relevant)
             figures |= ranking_values(scores, batch["ratings"] > 0, relevant, rules.ks)
@@ -189,14 +193,3 @@ def make_measures(
         return figures
 
     return measure
-
-
-def _old_rmse(scores: Array, batch: Batch) -> Array:
-    """The old program's RMSE of the batch, never clipped, dealt out evenly to its users so that their sum is it.
-
-    A last batch that is not whole was left out.
-    """
-    there = batch["truth"] > 0
-    error = jnp.where(there, scores - batch["truth"], 0)
-    rmse = jnp.sqrt(jnp.square(error).sum() / there.sum())
-    return jnp.where(batch["in_whole_batch"], rmse / len(scores), 0)

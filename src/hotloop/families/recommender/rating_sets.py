@@ -169,8 +169,15 @@ class RatingSets:
 
 def load_sets(config: TrainOptions, console: Console) -> RatingSets:
     with console.progress("reading ratings"):
-        if config.training_data_file is not None:
-            return _read_files(config, config.training_data_file, console)
+        if (path := config.training_data_file) is not None:
+            console.say("Loading training data")
+            train = read_rating_text(path)
+            if config.splits_file:
+                return _split(config, path.name, train, console)
+            others = (config.validation_data_file, config.test_data_file)
+            validation, test = (None if other is None else read_rating_text(other) for other in others)
+            files = tuple("" if other is None else other.name for other in others)
+            return replace(_join(path.name, train, validation, test, console), files=files)
         if config.data == "random":
             console.say("Generating random training data")
             console.say("Generating random evaluation data")
@@ -180,17 +187,6 @@ def load_sets(config: TrainOptions, console: Console) -> RatingSets:
             return _split(config, config.data, draw_taste_ratings(seed=config.seed), console)
         found = load_ratings(say=console.say, progress=console.progress)
         return replace(_split(config, config.data, found.ratings, console), notice=found.notice)
-
-
-def _read_files(config: TrainOptions, training: Path, console: Console) -> RatingSets:
-    console.say("Loading training data")
-    train = read_rating_text(training)
-    if config.splits_file:
-        return _split(config, training.name, train, console)
-    others = (config.validation_data_file, config.test_data_file)
-    validation, test = (None if path is None else read_rating_text(path) for path in others)
-    joined = _join(training.name, train, validation, test, console)
-    return replace(joined, files=tuple("" if path is None else path.name for path in others))
 
 
 def _split(config: TrainOptions, name: str, table: Ratings, console: Console) -> RatingSets:

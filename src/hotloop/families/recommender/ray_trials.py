@@ -40,13 +40,6 @@ def run_in_worker(trial: Trial, slot: int, memory: dict[str, str]) -> TrialOutco
         children.stop()
 
 
-def _check_address(address: str | None) -> None:
-    """OSError where nobody answers at HOST:PORT: Ray itself would go on trying for minutes."""
-    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
-
-
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
@@ -63,7 +56,9 @@ class RayEngine:
     def __call__(self, trials: Sequence[Trial], ended: Listener) -> tuple[list[TrialOutcome], int]:
         ray = import_ray()
         try:
-            _check_address(self.address)
+            host, _, port = (self.address or "").removeprefix("ray://").rpartition(":")
+            if host and port.isdigit():  # where nobody answers, Ray itself would go on trying for minutes
+                socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
             here = {} if self.address else {"include_dashboard": False}  # a cluster has its own, or none
             ray.init(self.address or "local", log_to_driver=False, logging_level="ERROR", **here)
         except Exception as error:  # ray raises a different kind for each way an address can be wrong

@@ -4,8 +4,8 @@ What an update computes is in `model`; this is the order of things. It prints th
 """
 
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -41,7 +41,15 @@ from hotloop.families.recommender.commands_config import FAMILY
 from hotloop.families.recommender.config import FILES, TrainOptions, make_schedule, warn_of_no_effect
 from hotloop.families.recommender.measures import make_rating_error
 from hotloop.families.recommender.rating_sets import RatingSets
-from hotloop.families.recommender.validations import InlineValidation, Validations, find_left_over
+from hotloop.families.recommender.validations import (
+    Figures,
+    Validations,
+    clear_folder,
+    find_left_over,
+    name_figures,
+    read_weights,
+    weights_path,
+)
 from hotloop.options import to_jsonable
 
 MAY_DIFFER = (
@@ -54,8 +62,6 @@ MAY_DIFFER = (
     "multiprocessing",
     "validation_batch_size",
 )
-
-
 Measure = Callable[[Any], dict[str, float]]
 
 
@@ -237,14 +243,11 @@ def make_updates(
     done = resumed.step if resumed else 0
     if config.resume:
         validations.remember(path, done)
+    left_over = find_left_over(path, done, validations.figures)
+    program = Program(model.update(setup.job), make_feed(setup), setup.plan.updates_per_call, setup.key)
     try:
-        with open_validation(setup, validations, training.record, console) as validate:
-            for step in find_left_over(path, done, validations.figures):
-                validate.validate_saved(step)
-            program = Program(
-                model.update(setup.job), make_feed(setup), setup.plan.updates_per_call, setup.key
-            )
-            last = training.train(
+        with open_validation(setup, validations, training.record, left_over, console) as validate:
+            return training.train(
                 program,
                 setup.plan,
                 state,
@@ -256,9 +259,6 @@ def make_updates(
                 guard="loss",
                 enough=validations.enough,
             )
-            if validate is not None:
-                validate.finish()
-            return last
     except Diverged as error:
         best = training.checkpoints.best()
         where = "" if best is None else f", the best is step {best}"
@@ -268,21 +268,42 @@ def make_updates(
         validations.mark_best(training.checkpoints, state)
 
 
+@contextmanager
 def open_validation(
-    setup: Setup, validations: Validations, record: Run, console: Console
-) -> AbstractContextManager[Any]:
-    """Validation as the options want it: in a process of its own, between calls, or None."""
+    setup: Setup, validations: Validations, record: Run, left_over: list[int], console: Console
+) -> Iterator[Callable[[model.State], Figures] | None]:
+    """Validation as the options want it, at first of weights that an earlier process left; None where none is wanted.
+
+    In a process of its own, or between calls, while the training waits.
+    """
     if not setup.is_validated:
-        return nullcontext()
-    if setup.config.multiprocessing:
+        yield None
+    elif setup.config.multiprocessing:
         assert setup.data.validation is not None
-        return validate_process.ProcessValidation(
-            record, setup.plan, validations, setup.data.validation, console.say
-        )
-    console.say("Running validation...")
-    return nullcontext(
-        InlineValidation(record, setup.plan, validations, setup.job, setup.validation_error, console)
-    )
+        truth = setup.data.validation
+        with validate_process.ProcessValidation(
+            record, setup.plan, validations, truth, console.say
+        ) as process:
+            for step in left_over:
+                process.queue(step)
+            yield process
+            process.finish()
+    else:
+        console.say("Running validation...")
+
+        def measure(params: Any) -> Figures:
+            with console.progress("validating"):
+                return name_figures(setup.validation_error({"params": params}))
+
+        def validate(state: model.State) -> Figures:
+            figures = validations.figures[int(state["update"])] = measure(state["params"])
+            return figures
+
+        for step in left_over:
+            weights = read_weights(weights_path(record.path, step), setup.job)
+            validations.record(record, setup.plan, step, measure(weights))
+        yield validate
+        clear_folder(record.path)
 
 
 def evaluate_best(

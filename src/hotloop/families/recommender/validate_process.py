@@ -33,20 +33,10 @@ from hotloop.engine.host_events import Diverged
 from hotloop.engine.plan import Plan
 from hotloop.engine.run import Run
 from hotloop.errors import HotloopError, OptionError, RunError
-from hotloop.families.recommender import model
+from hotloop.families.recommender import model, validations
 from hotloop.families.recommender.measures import make_rating_error
 from hotloop.families.recommender.saved_run import read_matrix, read_setup, write_matrix
-from hotloop.families.recommender.validations import (
-    FOLDER,
-    STDERR_FILE,
-    Figures,
-    Validations,
-    clear_folder,
-    name_figures,
-    read_weights,
-    weights_path,
-    write_weights,
-)
+from hotloop.families.recommender.validations import FOLDER, STDERR_FILE, Figures, Validations, weights_path
 
 OUTSTANDING = 4
 """Weights that may wait for their figures while the training goes on."""
@@ -73,18 +63,18 @@ def process_environment(where: str, devices: int, variables: Mapping[str, str]) 
 class ProcessValidation:
     """The process, from its start to its end; in a `with` block, so that it has one.
 
-    Figures are recorded, and taken in by `validations`, in a thread.
+    Figures are recorded, and taken in by `found`, in a thread.
     """
 
     def __init__(
         self,
         run: Run,
         plan: Plan,
-        validations: Validations,
+        found: Validations,
         truth: RatingMatrix,
         say: Callable[[str], None],
     ):
-        self._run, self._plan, self._validations, self._say = run, plan, validations, say
+        self._run, self._plan, self._validations, self._say = run, plan, found, say
         self._changed = threading.Condition()
         self._closing = False
         (run.path / FOLDER).mkdir(exist_ok=True)
@@ -104,11 +94,11 @@ class ProcessValidation:
         """Queue the weights of a state; there are no figures yet."""
         self._wait(OUTSTANDING - 1)
         step = int(state["update"])
-        write_weights(weights_path(self._run.path, step), state["params"])
-        self.validate_saved(step)
+        validations.write_weights(weights_path(self._run.path, step), state["params"])
+        self.queue(step)
         return {}
 
-    def validate_saved(self, step: int) -> None:
+    def queue(self, step: int) -> None:
         """Queue weights that lie in the folder."""
         self._wait(OUTSTANDING - 1)
         with self._changed:
@@ -142,7 +132,7 @@ class ProcessValidation:
         try:
             for line in self.process.stdout:
                 answer = json.loads(line)
-                step, figures = answer["step"], name_figures(answer["figures"])
+                step, figures = answer["step"], validations.name_figures(answer["figures"])
                 self._validations.record(self._run, self._plan, step, figures)
                 with self._changed:
                     self._validations.waiting = tuple(n for n in self._validations.waiting if n != step)
@@ -185,7 +175,7 @@ class ProcessValidation:
         self._reader.join()
         self.process.stdout.close()
         if not (self._validations.waiting or self._validations.error):
-            clear_folder(self._run.path)
+            validations.clear_folder(self._run.path)
 
 
 def main(folder: Path, where: str) -> None:
@@ -203,7 +193,7 @@ def main(folder: Path, where: str) -> None:
     measure = make_rating_error(model.evaluate(found.job), train, truth, found.config.validation_batch_size)
     while True:
         asked = jobs.get()
-        figures = measure({"params": read_weights(Path(asked["weights"]), found.job)})
+        figures = measure({"params": validations.read_weights(Path(asked["weights"]), found.job)})
         print(json.dumps({**asked, "figures": figures}), file=answers, flush=True)
 
 

@@ -1,12 +1,11 @@
-"""The validations of a run: what they say about stopping and about the best checkpoint, and how they are made inline.
+"""The validations of a run: what they say about stopping and about the best checkpoint.
 
-`Validations` takes figures in whenever they become known: a process of its own (`validate_process`) answers when the
-training is elsewhere already and the checkpoint is written. Weights that still wait for it lie in RUN/validating.
-`InlineValidation` computes the figures between calls, while the training waits.
+Figures are taken in whenever they become known: a process of its own (`validate_process`) answers when the training is
+elsewhere already and the checkpoint is written. Weights that still wait for it lie in RUN/validating.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from hotloop.data.content import read_npz
 from hotloop.engine.checkpoint import Checkpoints, Keep, Metrics
 from hotloop.engine.checkpoint_arrays import named_leaves, snapshot
 from hotloop.engine.plan import Plan
-from hotloop.engine.progress import Console
 from hotloop.engine.records import current_records, read_events
 from hotloop.engine.run import Run
 from hotloop.families.recommender.model import Job
@@ -89,38 +87,6 @@ class Validations(Keep):
 
 def name_figures(figures: Mapping[str, Any]) -> Figures:
     return {f"validation_{name}": value for name, value in figures.items()}
-
-
-class InlineValidation:
-    """Validates a state when it is handed one, in the process that trains.
-
-    `measure` gives the errors of {"params": weights}.
-    """
-
-    def __init__(
-        self, run: Run, plan: Plan, validations: Validations, job: Job,
-        measure: Callable[[Any], Mapping[str, Any]], console: Console,
-    ):  # fmt: skip
-        self._run, self._plan, self._validations, self._job = run, plan, validations, job
-        self._measure, self._console = measure, console
-
-    def __call__(self, state: Any) -> Figures:
-        """The figures of this state, which the caller records."""
-        figures = self._figures(state["params"])
-        self._validations.figures[int(state["update"])] = figures
-        return figures
-
-    def validate_saved(self, step: int) -> None:
-        """Validate weights that a run left waiting which validated in a process of its own."""
-        figures = self._figures(read_weights(weights_path(self._run.path, step), self._job))
-        self._validations.record(self._run, self._plan, step, figures)
-
-    def _figures(self, params: Any) -> Figures:
-        with self._console.progress("validating"):
-            return name_figures(self._measure({"params": params}))
-
-    def finish(self) -> None:
-        clear_folder(self._run.path)
 
 
 def weights_path(run: Path, step: int) -> Path:
