@@ -8,7 +8,7 @@ import pytest
 from jax import lax
 
 from hotloop.engine import precision
-from hotloop.engine.precision import Policy, apply_update, cast, optimise, parse, partials_note
+from hotloop.engine.precision import Policy, cast, optimise, parse, partials_note
 from hotloop.errors import OptionError
 
 KEY = jax.random.key(7)
@@ -64,10 +64,15 @@ def test_only_floating_leaves_are_cast():
     assert policy.to_update(tree)["w"].dtype == jnp.float32
 
 
+def add(policy: Policy, params, updates, key):
+    """An optimiser whose step is the gradient."""
+    return optimise(policy, optax.identity(), updates, optax.EmptyState(), params, key)[0]
+
+
 def test_in_float32_an_update_is_the_plain_sum():
     params, updates = {"w": jnp.array([1.0, 2.0])}, {"w": jnp.array([1e-7, 0.25])}
     for mode in ("32.32", "16.32"):
-        moved = apply_update(parse(mode), params, updates, KEY)
+        moved = add(parse(mode), params, updates, KEY)
         np.testing.assert_array_equal(moved["w"], optax.apply_updates(params, updates)["w"])
 
 
@@ -75,7 +80,7 @@ def walk(policy: Policy, step: float, updates: int) -> np.ndarray:
     """Add `step` so many times to 10,000 half-precision ones."""
 
     def body(params, n):
-        return apply_update(policy, params, jnp.full((10_000,), step), jax.random.fold_in(KEY, n)), None
+        return add(policy, params, jnp.full((10_000,), step), jax.random.fold_in(KEY, n)), None
 
     start = jnp.ones((10_000,), policy.update)
     return np.asarray(jax.jit(lambda: lax.scan(body, start, jnp.arange(updates))[0])()).astype(np.float64)
@@ -93,7 +98,7 @@ def test_small_steps_add_up_only_under_stochastic_rounding(half):
 def test_sums_are_made_in_float32_before_they_are_rounded():
     params = jnp.full((4000,), 1.0, jnp.bfloat16)
     updates = jnp.full((4000,), 2.0**-10, jnp.bfloat16)
-    moved = apply_update(parse("16.16"), params, updates, KEY).astype(jnp.float32)
+    moved = add(parse("16.16"), params, updates, KEY).astype(jnp.float32)
     assert {float(value) for value in np.unique(moved)} == {1.0, 1.0078125}
     assert abs(float((moved > 1).mean()) - 1 / 8) < 4 * np.sqrt(7 / 64 / 4000)
 

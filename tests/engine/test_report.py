@@ -73,12 +73,6 @@ def test_malformed_poplar_options_are_a_warning(monkeypatch, text):
     assert "ignored" in warning
 
 
-def test_warnings_go_to_standard_error_when_nobody_else_takes_them(monkeypatch, capsys):
-    monkeypatch.setenv(POPLAR, "{")
-    assert measure.find_report_folder(None, Path("run")) is None
-    assert capsys.readouterr().err.startswith(f"warning: {POPLAR} is not JSON")
-
-
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     for bad in (tmp_path / "file", tmp_path / "file" / "below"):
@@ -144,7 +138,7 @@ def test_older_and_other_shapes_of_the_analyses_are_read():
 
 def test_a_device_that_counts_its_memory_is_in_the_summary():
     facts = {"program": "p", "compile_seconds": 1.0, "cost": None, "memory": None}
-    text = measure.readable(
+    text = measure.format_summary(
         {**facts, "device_memory": {"gpu:0": {"peak_bytes_in_use": 3 * 2**20}, "gpu:1": None}}
     )
     assert "peak memory of gpu:0: 3.000 MiB" in text

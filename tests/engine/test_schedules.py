@@ -34,6 +34,7 @@ PARAMS = {
     "cosine": COSINE,
     "stepped": STEPPED,
     "polynomial": POLYNOMIAL,
+    "exponential": {"initial_learning_rate": 0.01, "decay_rate": 0.9, "decay_epochs": 1.5},
     "one_cycle": ONE_CYCLE,
 }
 
@@ -52,6 +53,10 @@ def reference(name, params, batch, per_epoch, warm=None, staircase=False):
         lr = params["initial_learning_rate"] * batch
         if name == "const":
             return lr
+        if name == "exponential":
+            return lr * float(np.float32(params["decay_rate"])) ** (
+                t // int(params["decay_epochs"] * per_epoch)
+            )
         if name == "cosine":
             total = int(params["epochs_to_total_decay"] * per_epoch)
             return lr * math.cos(math.pi / 2 * min(t, total) / total) ** 2  # = (1 + cos) / 2

@@ -1,11 +1,7 @@
-"""Batches of an input that may end: an iterable that is gone through pass after pass.
+"""Batches on the host: from random access, in the shuffled order, or from iterables, in their own; prepared ahead.
 
-Update n takes batch n of the endless row of passes, so that a run that is resumed goes on where it stopped: the batches
-before are drawn and dropped. A run that reaches the end of a pass is told so (`Ended`) and stops there; the next one
-begins a new pass. It must not know what a batch holds.
-
-Batches on the host: from random access, in the shuffled order, or from an iterator, in its own.
-Do the next piece of host work on a thread while the device is busy with the last one.
+Also the checks that a data set and every batch of it are what they should be, with errors that name the array. It knows
+no devices.
 """
 
 import sys
@@ -21,6 +17,9 @@ import numpy as np
 from hotloop.engine.order import Order, Remainder, check_same
 from hotloop.errors import DataError
 
+Made = TypeVar("Made")
+Fetch = Callable[[np.ndarray[Any, np.dtype[np.uint32]]], Any]
+
 
 class InputEnded(DataError):
     """There is no further batch; `left` of those asked for are still there."""
@@ -31,7 +30,12 @@ class InputEnded(DataError):
 
 
 class IterableBatches:
-    """Batches in the order of an iterable; `begin` makes a new pass over it. For `feed.Streamed`."""
+    """Batches in the order of an iterable that may end; `begin` makes a new pass over it.
+
+    Update n takes batch n of the endless row of passes, so that a run that is resumed goes on where it stopped: what
+    came before is drawn and dropped. A run that reaches the end of a pass stops there (`InputEnded`); the next one
+    begins a new pass.
+    """
 
     samples = None
 
@@ -108,9 +112,6 @@ def _empty() -> DataError:
     return DataError("the input has no batches: give at least one")
 
 
-Fetch = Callable[[np.ndarray[Any, np.dtype[np.uint32]]], Any]
-
-
 class ShuffledBatches:
     """Batches of a random-access source, in the order of `Order`."""
 
@@ -149,7 +150,12 @@ class IteratorBatches(IterableBatches):
     """Batches of one iterator, which must not end before the run does."""
 
     def __init__(self, iterator: Iterator[Any], batch_size: int):
-        _claim(iterator)
+        found = find_iterator(iterator)
+        if found.claimed:  # it stands where nobody knows: the other feed has drawn ahead of what it used
+            raise DataError(
+                "another feed has drawn from this iterator: give that feed again, or what can be begun anew"
+            )
+        found.claimed = True
         super().__init__(lambda: iterator, batch_size)
 
     def batches(self, first: int, count: int) -> Iterator[Any]:
@@ -183,9 +189,7 @@ class PushbackIterator(Iterator[Any]):
 
 
 _known: dict[int, PushbackIterator] = {}
-_OURS = (
-    2  # references to an iterator that nobody else has: of its PushbackIterator, and of the question itself
-)
+_OURS = 2  # references to an iterator that nobody else has: its PushbackIterator's, and that of the question itself
 
 
 def find_iterator(iterator: Iterator[Any]) -> PushbackIterator:
@@ -196,24 +200,21 @@ def find_iterator(iterator: Iterator[Any]) -> PushbackIterator:
     return _known.setdefault(id(iterator), PushbackIterator(iterator))
 
 
-def _claim(iterator: Iterator[Any]) -> None:
-    """Refuse an iterator that stands where nobody knows: another feed has drawn from it, ahead of what it used."""
-    found = find_iterator(iterator)
-    if found.claimed:
-        raise DataError(
-            "another feed has drawn from this iterator: give that feed again, or what can be begun anew"
-        )
-    found.claimed = True
-
-
 def common_length(data: Any) -> int:
     """The length of the first axis that all arrays of a data set share."""
-    lengths = {path_name(path): _length(path, leaf) for path, leaf in jax.tree.leaves_with_path(data)}
+    lengths = {}
+    for path, leaf in jax.tree.leaves_with_path(data):
+        try:
+            lengths[path_name(path)] = len(leaf)
+        except TypeError:
+            raise DataError(
+                f"{path_name(path)} of a data set is a single value: its first axis should be the samples"
+            ) from None
     if not lengths:
         raise DataError("the data set holds no arrays")
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise DataError(f"the arrays of a data set must have one length, but they have: {told}")
+        found = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise DataError(f"the arrays of a data set must have one length, but they have: {found}")
     return next(iter(lengths.values()))
 
 
@@ -244,14 +245,6 @@ def check_fits_device(data: Any) -> None:
                 )
 
 
-def copy_into(buffers: Any, step: int, batch: Any, wanted: Any, update: int) -> None:
-    """Copy a batch into place `step` of stacked buffers; DataError that names what differs from `wanted`."""
-    check_alike(batch, wanted, update)
-    check_fits_device(batch)
-    for array, buffer in zip(jax.tree.leaves(batch), jax.tree.leaves(buffers), strict=True):
-        buffer[step] = array
-
-
 def check_alike(batch: Any, wanted: Any, number: int, *, or_fewer: bool = False) -> None:
     """Refuse a batch whose arrays are not of `wanted`'s shapes and types; with `or_fewer`, fewer samples will do."""
     here, expected = str(jax.tree.structure(batch)), str(jax.tree.structure(wanted))
@@ -274,25 +267,14 @@ def _describe_leaf(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(array.shape, array.dtype)  # type: ignore[no-untyped-call]
 
 
-def _length(path: Any, leaf: Any) -> int:
-    try:
-        return len(leaf)
-    except TypeError:
-        raise DataError(
-            f"{path_name(path)} of a data set is a single value: its first axis should be the samples"
-        ) from None
-
-
 def path_name(path: Any) -> str:
     """A leaf's place in a pytree, for people: `image`, `params/0/w`."""
     return jax.tree_util.keystr(path, simple=True, separator="/") or "data"
 
 
-Made = TypeVar("Made")
-
-
 class Prefetch(Generic[Made]):
-    """Calls `make(first, count)` on one background thread, one call ahead of who takes the results."""
+    """Calls `make(first, count)` on one thread, one call ahead of who takes the results: never more than one piece is
+    in the making and one in use."""
 
     def __init__(self, make: Callable[[int, int], Made]):
         self._make = make

@@ -1,9 +1,7 @@
-"""The last thing that happens to a batch before the update sees it, the same for every feed.
+"""Where a compiled call gets its batches from: data that lives on the device, or data that streams to it.
 
-It is spread over the replicas, then transformed (augmented, densified, cast) with a key of its own that
-depends on the seed and the update alone.
-
-Where a compiled call gets its batches from: data that lives on the device, or data that streams to it.
+`Resident` gathers batches inside the loop; `Streamed` prepares the next call's on a thread while the device works. For
+the same data, batch size and seed both give the same batches. A batch is whatever pytree the data set is made of.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -22,9 +20,9 @@ from hotloop.engine.batch_sources import (
     IteratorBatches,
     Prefetch,
     ShuffledBatches,
+    check_alike,
     check_fits_device,
     common_length,
-    copy_into,
     describe_batch,
 )
 from hotloop.engine.keys import seed_key, stream
@@ -32,71 +30,8 @@ from hotloop.engine.order import Order, Remainder
 from hotloop.errors import DataError
 
 Batch = Any
-Transform = Callable[[Batch, Array], Batch]
-
-
-class Finish:
-    """What happens to a batch on the device: it is spread over the replicas and transformed."""
-
-    def __init__(
-        self, seed: int, batch_size: int, transform: Transform | None, sharding: NamedSharding | None
-    ):
-        self._key = seed_key(seed)
-        self._transform = transform
-        self._sharding = sharding
-        if sharding is not None:
-            check_split(sharding, batch_size)
-
-    def arguments(self, first: int) -> dict[str, Any]:
-        """What a call that begins with update `first` must be handed."""
-        return {"key": self._key, "first": np.uint32(first)}
-
-    def __call__(self, batch: Batch, arguments: Mapping[str, Any], step: Array) -> Batch:
-        """Inside a call: the finished batch of its update number `step`."""
-        batch = spread_batch(batch, self._sharding)
-        if self._transform is None:
-            return batch
-        update = jnp.asarray(arguments["first"], jnp.uint32) + step
-        return self._transform(batch, stream(arguments["key"], "transform", update))
-
-
-def passes_through(transform: Transform, batch: Batch, name: str) -> bool:
-    """Does the transform hand on the array `name` of a batch as it is?"""
-    same = []
-
-    def watched(batch: Any, key: Array) -> Any:
-        made = transform(batch, key)
-        same.append(isinstance(made, Mapping) and made.get(name) is batch[name])
-        return made
-
-    jax.eval_shape(watched, batch, jax.eval_shape(lambda: jax.random.key(0)))
-    return same[0]
-
-
-def spread_batch(batch: Batch, sharding: NamedSharding | None) -> Batch:
-    """Inside a call: let each replica work on its share of the batch."""
-    return batch if sharding is None else jax.lax.with_sharding_constraint(batch, sharding)  # type: ignore[no-untyped-call]
-
-
-def placement_like(sharding: NamedSharding | None, axes: tuple[Any, ...]) -> NamedSharding | None:
-    """The placement over the devices of `sharding` that splits `axes`; () copies to every device."""
-    if sharding is None:
-        return None
-    return NamedSharding(sharding.mesh, PartitionSpec(*axes))  # type: ignore[no-untyped-call]
-
-
-def check_split(sharding: NamedSharding, batch_size: int) -> None:
-    """Refuse a batch that the devices cannot share evenly."""
-    try:
-        sharding.shard_shape((batch_size,))
-    except ValueError:
-        raise DataError(
-            f"a batch of {batch_size} cannot be split evenly over {sharding.num_devices} devices: "
-            f"take a multiple of {sharding.num_devices}"
-        ) from None
-
-
 Gather = Callable[[Any, Array], Batch]
+Transform = Callable[[Batch, Array], Batch]
 
 
 class Feed(Protocol):
@@ -110,8 +45,7 @@ class Feed(Protocol):
         """The most updates that one call may take."""
 
     def arguments(self, first: int, count: int, following: int = 0) -> Any:
-        """What the call of updates first .. first + count - 1 is handed; `following` are likely to come
-        next."""
+        """What the call of updates first .. first + count - 1 is handed; `following` are likely to come next."""
 
     def like(self, count: int) -> Any:
         """What the compiler must know of the arguments of `count` updates: shapes, types, places."""
@@ -126,12 +60,46 @@ class Feed(Protocol):
         """Raise CheckpointError when this feed would not go on where the saved one stopped."""
 
 
+class _SourceFeed:
+    """Batches of a source that are spread over the replicas, then transformed by a key of the seed and the update."""
+
+    def __init__(
+        self,
+        source: Order | ShuffledBatches | IterableBatches,
+        batch_size: int,
+        seed: int,
+        transform: Transform | None,
+        sharding: NamedSharding | None,
+    ):
+        self.samples, self.batch_size = source.samples, batch_size
+        self.position, self.check_position = source.position, source.check_position
+        self._key, self._transform, self._sharding = seed_key(seed), transform, sharding
+        if sharding is not None:
+            check_split(sharding, batch_size)
+
+    def _finish_arguments(self, first: int) -> dict[str, Any]:
+        return {"key": self._key, "first": np.uint32(first)}
+
+    def _finish(self, batch: Batch, arguments: Mapping[str, Any], step: Array) -> Batch:
+        batch = spread_batch(batch, self._sharding)
+        if self._transform is None:
+            return batch
+        update = jnp.asarray(arguments["first"], jnp.uint32) + step
+        return self._transform(batch, stream(arguments["key"], "transform", update))
+
+    def _passes_through(self, batch: Batch, name: str) -> bool:
+        """Does the update see the array `name` of a batch as it comes?"""
+        if not isinstance(batch, Mapping) or name not in batch:
+            return False
+        return self._transform is None or passes_through(self._transform, batch, name)
+
+
 def gather_rows(data: Any, indices: Array) -> Batch:
     """The rows `indices` of every array of a data set."""
     return jax.tree.map(lambda leaf: leaf.at[indices].get(mode="promise_in_bounds"), data)
 
 
-class Resident:
+class Resident(_SourceFeed):
     """A data set kept on the device, in its own types; batches are gathered inside the compiled loop.
 
     `data` is a pytree of arrays with a common first axis. For anything else (ragged rows, say) give the
@@ -162,29 +130,26 @@ class Resident:
         transform: Transform | None = None,
         sharding: NamedSharding | None = None,
     ):
-        count = common_length(data) if samples is None else samples
-        self.order = Order(count, batch_size, seed, remainder, shuffled)
-        self.samples, self.batch_size = self.order.samples, batch_size
-        self._gather, self._transform, self._sharding = gather, transform, sharding
-        self._finish = Finish(seed, batch_size, transform, sharding)
+        self.order = Order(
+            common_length(data) if samples is None else samples, batch_size, seed, remainder, shuffled
+        )
+        super().__init__(self.order, batch_size, seed, transform, sharding)
+        self._gather = gather
         check_fits_device(data)
         self._data = jax.device_put(data, placement_like(sharding, ()))
 
     @property
     def longest_call(self) -> int:
-        """The most updates that one call may take."""
         return self.order.longest_call
 
     def arguments(self, first: int, count: int, following: int = 0) -> Any:
         """The data set itself and where in its stream the call begins."""
-        return {"data": self._data, "start": self.order.start(first), "finish": self._finish.arguments(first)}
+        return {"data": self._data, "start": self.order.start(first), "finish": self._finish_arguments(first)}
 
     def like(self, count: int) -> Any:
-        """The arguments of the first call."""
         return self.arguments(0, count)
 
     def batch(self, arguments: Any, step: Array) -> Batch:
-        """Gather, then transform."""
         indices = self.order.indices(arguments["start"], step)
         return self._finish(self._gather(arguments["data"], indices), arguments["finish"], step)
 
@@ -196,25 +161,15 @@ class Resident:
 
     def kept(self, name: str) -> Array | None:
         """The whole array of a name, where batches hold rows of it as they are; None elsewhere."""
-        if self._gather is not gather_rows or not isinstance(self._data, Mapping) or name not in self._data:
-            return None
-        as_it_is = self._transform is None or passes_through(self._transform, self._data, name)
+        as_it_is = self._gather is gather_rows and self._passes_through(self._data, name)
         return self._data[name] if as_it_is else None
-
-    def position(self, update: int) -> dict[str, Any]:
-        """Samples, batch size, seed and update."""
-        return self.order.position(update)
-
-    def check_position(self, saved: Mapping[str, Any]) -> None:
-        """Other data, batch size or seed: CheckpointError."""
-        self.order.check_position(saved)
 
 
 def _forms(data: Any) -> str:
     return str(jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), data))
 
 
-class Streamed:
+class Streamed(_SourceFeed):
     """Batches from the host, stacked for a whole call and sent to the device by a thread that is one call
     ahead.
 
@@ -251,18 +206,16 @@ class Streamed:
         buffer_bytes: int = 256 * 2**20,
     ):
         if isinstance(source, ShuffledBatches | IterableBatches):
-            self._source: IteratorBatches | ShuffledBatches | IterableBatches = source
+            self._source: ShuffledBatches | IterableBatches = source
         elif isinstance(source, Iterator):
             self._source = IteratorBatches(source, batch_size)
         else:
             self._source = ShuffledBatches.of(source, batch_size, samples, seed, remainder)
-        self.samples, self.batch_size = self._source.samples, batch_size
+        super().__init__(self._source, batch_size, seed, transform, sharding)
         self._form = describe_batch(self._source.example(), batch_size)
         self._buffer_bytes = buffer_bytes
-        self._transform, self._sharding = transform, sharding
-        self._finish = Finish(seed, batch_size, transform, sharding)
         self._placement = placement_like(sharding, (None, *sharding.spec) if sharding else ())
-        self._ahead = Prefetch(self._stacked)
+        self._ahead = Prefetch(self._stack)
         self.sent = 0
         """The number of the update after the last one whose batch was handed out."""
         self.look: Callable[[Batch, int], None] | None = None
@@ -278,42 +231,31 @@ class Streamed:
         """The batches of a call, stacked on the device; those of the `following` updates are begun."""
         batches = self._ahead.take(first, count, following)
         self.sent = first + count
-        return {"batches": batches, "finish": self._finish.arguments(first)}
+        return {"batches": batches, "finish": self._finish_arguments(first)}
 
     def like(self, count: int) -> Any:
-        """The shapes of a stacked call; nothing is read."""
+        """Nothing is read for it."""
 
         def stacked(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
             dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
             return jax.ShapeDtypeStruct((count, *leaf.shape), dtype, sharding=self._placement)  # type: ignore[no-untyped-call]
 
-        return {"batches": jax.tree.map(stacked, self._form), "finish": self._finish.arguments(0)}
+        return {"batches": jax.tree.map(stacked, self._form), "finish": self._finish_arguments(0)}
 
     def batch(self, arguments: Any, step: Array) -> Batch:
-        """Pick, then transform."""
-        picked = jax.tree.map(
+        batch = jax.tree.map(
             lambda leaf: jax.lax.dynamic_index_in_dim(leaf, step, keepdims=False), arguments["batches"]
         )
-        return self._finish(picked, arguments["finish"], step)
+        return self._finish(batch, arguments["finish"], step)
 
     @property
     def signature(self) -> Any:
-        """What a compiled call depends on besides its arguments: feeds for which it is equal share a program."""
+        """As that of `Resident`."""
         return _forms(self._form), self.longest_call, self._transform, self._sharding
 
     def keeps(self, name: str) -> bool:
         """Does the update see the array `name` of a batch as it comes?"""
-        if not isinstance(self._form, Mapping) or name not in self._form:
-            return False
-        return self._transform is None or passes_through(self._transform, self._form, name)
-
-    def position(self, update: int) -> dict[str, Any]:
-        """Samples, batch size, seed and update, as for the same data on the device."""
-        return self._source.position(update)
-
-    def check_position(self, saved: Mapping[str, Any]) -> None:
-        """Other data, batch size or seed: CheckpointError."""
-        self._source.check_position(saved)
+        return self._passes_through(self._form, name)
 
     def close(self) -> None:
         """End the thread."""
@@ -325,10 +267,49 @@ class Streamed:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _stacked(self, first: int, count: int) -> Batch:
+    def _stack(self, first: int, count: int) -> Batch:
         buffers = jax.tree.map(lambda leaf: np.empty((count, *leaf.shape), leaf.dtype), self._form)
         for step, batch in enumerate(self._source.batches(first, count)):
-            copy_into(buffers, step, batch, self._form, first + step)
+            check_alike(batch, self._form, first + step)
+            check_fits_device(batch)
+            for array, buffer in zip(jax.tree.leaves(batch), jax.tree.leaves(buffers), strict=True):
+                buffer[step] = array
             if self.look is not None:
                 self.look(batch, first + step)
         return jax.device_put(buffers, self._placement)
+
+
+def passes_through(transform: Transform, batch: Batch, name: str) -> bool:
+    """Does the transform hand on the array `name` of a batch as it is?"""
+    same = []
+
+    def watched(batch: Any, key: Array) -> Any:
+        made = transform(batch, key)
+        same.append(isinstance(made, Mapping) and made.get(name) is batch[name])
+        return made
+
+    jax.eval_shape(watched, batch, jax.eval_shape(lambda: jax.random.key(0)))
+    return same[0]
+
+
+def spread_batch(batch: Batch, sharding: NamedSharding | None) -> Batch:
+    """Inside a call: let each replica work on its share of the batch."""
+    return batch if sharding is None else jax.lax.with_sharding_constraint(batch, sharding)  # type: ignore[no-untyped-call]
+
+
+def placement_like(sharding: NamedSharding | None, axes: tuple[Any, ...]) -> NamedSharding | None:
+    """The placement over the devices of `sharding` that splits `axes`; () copies to every device."""
+    if sharding is None:
+        return None
+    return NamedSharding(sharding.mesh, PartitionSpec(*axes))  # type: ignore[no-untyped-call]
+
+
+def check_split(sharding: NamedSharding, batch_size: int) -> None:
+    """Refuse a batch that the devices cannot share evenly."""
+    try:
+        sharding.shard_shape((batch_size,))
+    except ValueError:
+        raise DataError(
+            f"a batch of {batch_size} cannot be split evenly over {sharding.num_devices} devices: "
+            f"take a multiple of {sharding.num_devices}"
+        ) from None

@@ -8,6 +8,7 @@ files or time.
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -76,13 +77,10 @@ class Program:
     def __init__(
         self, update: Update, feed: Feed, updates_per_call: int, key: Array, *, loop: Loop | None = None
     ):
-        self.update = update
-        self.feed = feed
+        self.update, self.feed, self.key = update, feed, key
         self.updates_per_call = min(updates_per_call, feed.longest_call)
-        self.key = key
         self.loop: Loop = loop or ("while" if platform() == "cpu" else "scan")
-        self.lower_seconds = 0.0
-        self.compile_seconds = 0.0
+        self.lower_seconds = self.compile_seconds = 0.0
         self._compiled: dict[int, Any] = {}
 
     @property
@@ -120,9 +118,11 @@ class Program:
     def lower(self, state: State, count: int | None = None) -> Any:
         """The traced call before it is compiled; its `as_text()` is what the compiler gets."""
         count = self.updates_per_call if count is None else count
-        looped = jax.jit(
-            self._looped(self._capacity(count)), donate_argnums=0, out_shardings=(_spread(state), None)
-        )
+        # A state that is spread over several devices must come back to where its leaves lie.
+        places = jax.tree.map(lambda leaf: getattr(leaf, "sharding", None), state)
+        several = any(place is not None and place.num_devices > 1 for place in jax.tree.leaves(places))
+        out = (places if several else None, None)
+        looped = jax.jit(self._looped(self._capacity(count)), donate_argnums=0, out_shardings=out)
         return looped.lower(state, self.feed.like(count), *self._scalars(0, count))
 
     def __call__(
@@ -147,19 +147,14 @@ class Program:
     def _scalars(self, first: int, count: int) -> tuple[Any, ...]:
         return self.key, np.uint32(first), np.int32(count)
 
-    def _one(
-        self, state: State, step: Array, arguments: Any, key: Array, first: Array
-    ) -> tuple[State, Metrics]:
-        """The update number first + step, and a check that it returned what the loop needs."""
-        batch = self.feed.batch(arguments, step)
-        new, metrics = self.update(state, batch, stream(key, "update", first + step))
-        _check_state(state, new)
-        _check_metrics(metrics)
-        return new, metrics
-
     def _looped(self, capacity: int) -> Callable[..., tuple[State, Metrics]]:
         # Inlined and cached: traced once for the shapes of its metrics, and the loop takes it from there.
-        one = jax.jit(self._one, inline=True)
+        @partial(jax.jit, inline=True)
+        def one(state: State, step: Array, arguments: Any, key: Array, first: Array) -> tuple[State, Metrics]:
+            batch = self.feed.batch(arguments, step)
+            new, metrics = self.update(state, batch, stream(key, "update", first + step))
+            _check_result(state, new, metrics)
+            return new, metrics
 
         def while_loop(state: State, arguments: Any, key: Array, first: Array, count: Array) -> Any:
             shapes = jax.eval_shape(one, state, jnp.uint32(0), arguments, key, first)[1]
@@ -186,14 +181,8 @@ def copy_state(state: State) -> State:
     )
 
 
-def _spread(state: State) -> Any:
-    """Where the leaves of a state lie, if it is spread over several devices: there they must come back to."""
-    places = jax.tree.map(lambda leaf: getattr(leaf, "sharding", None), state)
-    several = any(place is not None and place.num_devices > 1 for place in jax.tree.leaves(places))
-    return places if several else None
-
-
-def _check_state(old: State, new: State) -> None:
+def _check_result(old: State, new: State, metrics: Any) -> None:
+    """Refuse another kind of state than the update took, and metrics that are no flat dict of arrays."""
     before, after = (
         {path_name(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)} for tree in (old, new)
     )
@@ -206,8 +195,5 @@ def _check_state(old: State, new: State) -> None:
             raise HotloopError(
                 f"an update must keep the shape and type of the state: {name} was {was}, became {became}"
             )
-
-
-def _check_metrics(metrics: Any) -> None:
     if not isinstance(metrics, Mapping) or any(not hasattr(value, "shape") for value in metrics.values()):
         raise HotloopError("an update must return (state, metrics), metrics a flat dict of arrays by name")

@@ -39,11 +39,9 @@ class StaticScale:
     scale: float = 1.0
 
     def init(self) -> ScaleState:
-        """The state before the first update."""
         return _start(self.scale)
 
     def judge(self, state: ScaleState, gradients: Any) -> tuple[Array, ScaleState]:
-        """Every update is used."""
         return jnp.bool_(True), state
 
 
@@ -57,7 +55,6 @@ class AutoScale:
     most: float = 2.0**24
 
     def init(self) -> ScaleState:
-        """The state before the first update."""
         return _start(self.initial)
 
     def judge(self, state: ScaleState, gradients: Any) -> tuple[Array, ScaleState]:

@@ -1,10 +1,9 @@
-"""What a device can do at most, measured: matrix products per second by type, bytes copied per second.
+"""What a device can do at most, and what the compiler made of a program and how it ran. It knows no model.
 
-Measured once for each device and kept in the cache folder; families compare themselves with it. Each figure
-is the median of several timed calls of a compiled loop whose every turn depends on the one before, on
-random numbers (a GPU is faster on zeros). It knows no model.
-
-What the compiler made of a program and how it ran: cost, memory, the optimised program, a profiler trace.
+`ceilings` are matrix products per second by type and bytes copied per second, measured once for each device and kept in
+the cache folder. A report is a folder with one sub-folder a program (training, evaluation): cost, memory, the optimised
+program, a profiler trace. It is asked for by `--report DIR`, by HOTLOOP_REPORT, or by the POPLAR_ENGINE_OPTIONS that
+older guides tell people to set.
 """
 
 import contextlib
@@ -13,7 +12,6 @@ import math
 import os
 import re
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,6 +36,16 @@ from hotloop.options.files import load_json, parse_json
 
 SECONDS_EACH = 0.2  # of timed calls for one figure, once it has compiled
 MOST_CALLS, FEWEST_CALLS = 7, 3
+_POPLAR = "POPLAR_ENGINE_OPTIONS"
+_INDEX = "index.json"
+_FILES = {
+    "summary.txt": "compile time, cost and memory, for people",
+    "summary.json": "the same for programs: bytes, seconds and floating-point operations of one call",
+    "program.hlo.txt": "the optimised program as HLO text, for any editor",
+    "device_memory.json": "what each device's allocator counted up to the end of the trace; null where it counts none",
+    "trace": "profiler trace: open its perfetto_trace.json.gz at https://ui.perfetto.dev, or use TensorBoard "
+    "(pip install tensorboard 'hotloop[report]'; tensorboard --logdir {folder}/trace)",
+}
 
 
 @dataclass(frozen=True)
@@ -80,7 +88,9 @@ def ceilings(device: jax.Device, calibrate: bool = False) -> Ceilings:
         return kept
     found = measure_ceilings(device, ON_CPU if device.platform == "cpu" else ON_ACCELERATOR)
     if path is not None:
-        _write_ceilings(path, found)
+        with contextlib.suppress(OSError):  # measured again next time
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(asdict(found), indent=1))
     return found
 
 
@@ -98,7 +108,8 @@ def describe_device(device: jax.Device) -> str:
 
 
 def measure_ceilings(device: jax.Device, sizes: Sizes) -> Ceilings:
-    """Measure a device now; what it took of the device's memory is given back."""
+    """Measured now: each figure is the median of several timed calls of a compiled loop whose every turn depends on the
+    one before, on random numbers, as a GPU is faster on zeros."""
     with jax.default_device(device):
         uses = float32_uses()
         products = {
@@ -192,33 +203,10 @@ def _read_ceilings(path: Path) -> Ceilings | None:
         return None
 
 
-def _write_ceilings(path: Path, found: Ceilings) -> None:
-    with contextlib.suppress(OSError):  # measured again next time
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(found), indent=1))
-
-
-_POPLAR = "POPLAR_ENGINE_OPTIONS"
-_INDEX = "index.json"
-_FILES = {
-    "summary.txt": "compile time, cost and memory, for people",
-    "summary.json": "the same for programs: bytes, seconds and floating-point operations of one call",
-    "program.hlo.txt": "the optimised program as HLO text, for any editor",
-    "device_memory.json": "what each device's allocator counted up to the end of the trace; null where it counts none",
-    "trace": "profiler trace: open its perfetto_trace.json.gz at https://ui.perfetto.dev, or use TensorBoard "
-    "(pip install tensorboard 'hotloop[report]'; tensorboard --logdir {folder}/trace)",
-}
-_SIZES = ("argument", "output", "alias", "temp", "generated_code")
-
-
-def _complain(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr)
-
-
 def find_report_folder(
     option: str | Path | None,
     run: Path,
-    warn: Callable[[str], None] = _complain,
+    warn: Callable[[str], None],
     programs: Sequence[str] = ("training", "evaluation"),
 ) -> Path | None:
     """The report's folder by option, HOTLOOP_REPORT, else POPLAR_ENGINE_OPTIONS; None if none asks.
@@ -260,18 +248,15 @@ def check_report_folder(path: str | Path, programs: Sequence[str] = ("training",
             path.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=path):
                 pass
-        foreign = [name for name in programs if _is_foreign(path / name)]
+        used = [path / name for name in programs if (path / name).exists() and any((path / name).iterdir())]
+        foreign = [folder for folder in used if not (folder / _INDEX).exists()]
     except OSError as error:
         raise OptionError(
             f"report={path}: cannot write there ({error.strerror}); choose another one"
         ) from None
     if foreign:
-        raise OptionError(f"report={path}: {path / foreign[0]} holds other files; choose another folder")
+        raise OptionError(f"report={path}: {foreign[0]} holds other files; choose another folder")
     return path
-
-
-def _is_foreign(folder: Path) -> bool:
-    return folder.exists() and any(folder.iterdir()) and not (folder / _INDEX).exists()
 
 
 def _program_folder(folder: str | Path, name: str) -> Path:
@@ -295,14 +280,14 @@ def write_program_report(
         "device_memory": device_memory(),
     }
     write_json(target / "summary.json", facts)
-    (target / "summary.txt").write_text(readable(facts))
-    if text := _asked(compiled.as_text):
+    (target / "summary.txt").write_text(format_summary(facts))
+    if text := _ask(compiled.as_text):
         (target / "program.hlo.txt").write_text(text)
     _write_index(target)
     return facts
 
 
-def _asked(question: Callable[[], Any]) -> Any:
+def _ask(question: Callable[[], Any]) -> Any:
     """The answer, or None where the backend has none to give."""
     try:
         return question()
@@ -312,7 +297,7 @@ def _asked(question: Callable[[], Any]) -> Any:
 
 def program_cost(compiled: Any) -> dict[str, float] | None:
     """XLA's own count of operations and bytes for one call; None where the backend has none."""
-    found = _asked(compiled.cost_analysis)
+    found = _ask(compiled.cost_analysis)
     if isinstance(found, list | tuple):  # one entry a computation in some versions
         found = found[0] if found else None
     return {str(key): float(value) for key, value in sorted(found.items())} if found else None
@@ -320,31 +305,26 @@ def program_cost(compiled: Any) -> dict[str, float] | None:
 
 def program_memory(compiled: Any) -> dict[str, int] | None:
     """Bytes of arguments, outputs, temporaries and code, and the peak; None where the backend has none."""
-    stats = _asked(compiled.memory_analysis)
+    stats = _ask(compiled.memory_analysis)
     if stats is None:
         return None
-    sizes = {name: int(getattr(stats, f"{name}_size_in_bytes", 0)) for name in _SIZES}
+    names = ("argument", "output", "alias", "temp", "generated_code")
+    sizes = {name: int(getattr(stats, f"{name}_size_in_bytes", 0)) for name in names}
     held = sizes["argument"] + sizes["output"] - sizes["alias"] + sizes["temp"] + sizes["generated_code"]
     return {**sizes, "total": held, "peak": int(getattr(stats, "peak_memory_in_bytes", 0)) or held}
 
 
 def device_memory() -> dict[str, Mapping[str, Any] | None]:
     """What each device's allocator says (bytes in use, peak, limit); None where it keeps no count."""
-    import jax
-
-    return {str(device): to_jsonable(_asked(device.memory_stats)) for device in jax.local_devices()}
+    return {str(device): to_jsonable(_ask(device.memory_stats)) for device in jax.local_devices()}
 
 
-def readable(facts: Mapping[str, Any]) -> str:
-    """The summary as lines of text."""
+def format_summary(facts: Mapping[str, Any]) -> str:
     lines = [f"program: {facts['program']}", f"compile time: {facts['compile_seconds']:.3f} s"]
-    costs, sizes = facts["cost"], facts["memory"]
-    lines += [
-        f"{key}: {costs[key]:.6g}"
-        for key in ("flops", "transcendentals", "bytes accessed")
-        if key in (costs or {})
-    ]
-    lines += [f"{key} memory: {size / 2**20:.3f} MiB" for key, size in (sizes or {}).items()]
+    costs, sizes = facts["cost"] or {}, facts["memory"] or {}
+    counted = ("flops", "transcendentals", "bytes accessed")
+    lines += [f"{key}: {costs[key]:.6g}" for key in counted if key in costs]
+    lines += [f"{key} memory: {size / 2**20:.3f} MiB" for key, size in sizes.items()]
     for device, stats in facts["device_memory"].items():
         if stats and "peak_bytes_in_use" in stats:
             lines.append(f"peak memory of {device}: {stats['peak_bytes_in_use'] / 2**20:.3f} MiB")
@@ -356,8 +336,6 @@ def readable(facts: Mapping[str, Any]) -> str:
 @contextmanager
 def trace_program(folder: str | Path, name: str) -> Iterator[Path]:
     """Profile what runs inside into `folder/name/trace`, for TensorBoard and Perfetto; opens no browser."""
-    import jax
-
     target = _program_folder(folder, name)
     with jax.profiler.trace(str(target / "trace"), create_perfetto_trace=True):
         yield target / "trace"

@@ -87,6 +87,9 @@ SCHEDULES = {
             "power": NON_NEGATIVE,
         }
     ),
+    "exponential": Keys(
+        {"initial_learning_rate": NON_NEGATIVE, "decay_rate": NON_NEGATIVE, "decay_epochs": POSITIVE}
+    ),
     "one_cycle": Keys(
         {"initial_learning_rate": NON_NEGATIVE, "total_epochs": POSITIVE, "peak_epoch": NON_NEGATIVE}
     ),

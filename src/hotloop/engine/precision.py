@@ -15,24 +15,9 @@ import numpy as np
 from jax import Array, lax
 
 from hotloop.engine.device import platform
-from hotloop.engine.loss_scale import AutoScale, ScaleState, StaticScale
 from hotloop.engine.optim_keys import VELOCITY
 from hotloop.engine.rounding import stochastic_round
 from hotloop.errors import OptionError
-
-__all__ = [
-    "AutoScale",
-    "Policy",
-    "ScaleState",
-    "StaticScale",
-    "apply_update",
-    "cast",
-    "kept_squares",
-    "optimise",
-    "parse",
-    "partials_note",
-    "start_state",
-]
 
 Tree = TypeVar("Tree")
 Params = TypeVar("Params")
@@ -118,19 +103,12 @@ def kept_squares(update: np.dtype[Any]) -> np.dtype[Any]:
 
 def cast(tree: Tree, dtype: np.dtype[Any]) -> Tree:
     """The tree with its floating leaves in `dtype`; counters, keys and the like stay as they are."""
-    result: Tree = jax.tree.map(lambda leaf: leaf.astype(dtype) if _floating(leaf) else leaf, tree)
+    result: Tree = jax.tree.map(lambda leaf: leaf.astype(dtype) if _is_floating(leaf) else leaf, tree)
     return result
 
 
-def _floating(leaf: Any) -> bool:
+def _is_floating(leaf: Any) -> bool:
     return jnp.issubdtype(leaf.dtype, jnp.floating)
-
-
-def apply_update(policy: Policy, params: Params, updates: Params, key: Array) -> Params:
-    """Parameters plus an optax update: added in float32, rounded to the parameters' own types."""
-    total = jax.tree.map(jnp.add, cast(params, FLOAT32), cast(updates, FLOAT32))
-    result: Params = _round_like(policy, total, params, key)
-    return result
 
 
 def start_state(policy: Policy, optimiser: Any, params: Any) -> Any:
@@ -144,16 +122,12 @@ def start_state(policy: Policy, optimiser: Any, params: Any) -> Any:
     forms = jax.eval_shape(optimiser.init, cast(params, policy.update))
 
     def narrow(path: Any, leaf: Array, form: Any) -> Array:
-        if not leaf.ndim or not _floating(leaf):
+        if not leaf.ndim or not _is_floating(leaf):
             return leaf
-        return leaf.astype(form.dtype if _is_momentum(path) else kept_squares(form.dtype))
+        in_momentum = VELOCITY in (getattr(part, "key", None) for part in path)
+        return leaf.astype(form.dtype if in_momentum else kept_squares(form.dtype))
 
     return jax.tree.map_with_path(narrow, state, forms)
-
-
-def _is_momentum(path: Any) -> bool:
-    """Whether a leaf of an optimiser's state lies in the link of a chain that is called so."""
-    return VELOCITY in (getattr(part, "key", None) for part in path)
 
 
 def optimise(

@@ -37,11 +37,21 @@ def learning_rate(
     """
     check_schedule(name, params, warmup)
     schedule = SCHEDULES[name](params, global_batch_size, updates_per_epoch)
+    rising = delay = 0
     if warmup is not None:
-        schedule = _warmed(schedule, warmup, updates_per_epoch)
-    if staircase:
-        schedule = _staircase(schedule, updates_per_epoch)
-    return lambda update: schedule(jnp.asarray(update, jnp.uint32))
+        rising = _updates(warmup, "warmup_epochs", updates_per_epoch, argument="learning_rate: warmup")
+        delay = rising if warmup["warmup_mode"] == "shift" else 0
+
+    def rate(update: Array | int) -> Array:
+        t = jnp.asarray(update, jnp.uint32)
+        if staircase:  # the rate of an epoch's first update holds for the whole epoch
+            t = t // jnp.uint32(updates_per_epoch) * jnp.uint32(updates_per_epoch)
+        if warmup is None:
+            return schedule(t)
+        # `shift` starts the schedule after the warm-up, `mask` lets it run from the first update.
+        return schedule(t - jnp.minimum(t, jnp.uint32(delay))) * _ramp(t, rising)
+
+    return rate
 
 
 def _updates(params: Params, key: str, per_epoch: int, *, argument: str = "learning_rate: params") -> int:
@@ -103,6 +113,13 @@ def _polynomial(params: Params, batch: int, per_epoch: int) -> Schedule:
     return rate
 
 
+def _exponential(params: Params, batch: int, per_epoch: int) -> Schedule:
+    """Multiplied by `decay_rate` after every `decay_epochs`, all at once."""
+    peak, factor = _peak(params, batch), jnp.float32(params["decay_rate"])
+    period = _decay_updates(params, "decay_epochs", per_epoch)
+    return lambda t: peak * factor ** (t // jnp.uint32(period)).astype(jnp.float32)
+
+
 def _one_cycle(params: Params, batch: int, per_epoch: int) -> Schedule:
     """Up in a straight line to the peak, then down to 0, which only the update after the last would have."""
     top = _updates(params, "peak_epoch", per_epoch)
@@ -120,6 +137,7 @@ SCHEDULES: dict[str, Callable[[Params, int, int], Schedule]] = {
     "cosine": _cosine,
     "stepped": _stepped,
     "polynomial": _polynomial,
+    "exponential": _exponential,
     "one_cycle": _one_cycle,
 }
 
@@ -133,15 +151,3 @@ def _remaining(t: Array, total: int) -> Array:
 def _ramp(t: Array, updates: int) -> Array:
     """(t + 1) / (updates + 1), from there on 1."""
     return (jnp.minimum(t, jnp.uint32(updates)) + 1).astype(jnp.float32) / float(updates + 1)
-
-
-def _warmed(schedule: Schedule, warmup: Params, per_epoch: int) -> Schedule:
-    """`shift` starts the schedule after the warm-up, `mask` lets it run from the first update."""
-    updates = _updates(warmup, "warmup_epochs", per_epoch, argument="learning_rate: warmup")
-    delay = updates if warmup["warmup_mode"] == "shift" else 0
-    return lambda t: schedule(t - jnp.minimum(t, jnp.uint32(delay))) * _ramp(t, updates)
-
-
-def _staircase(schedule: Schedule, per_epoch: int) -> Schedule:
-    """The rate of an epoch's first update holds for the whole epoch."""
-    return lambda t: schedule(t // jnp.uint32(per_epoch) * jnp.uint32(per_epoch))

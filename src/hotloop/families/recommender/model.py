@@ -19,6 +19,7 @@ from jax import Array
 from hotloop.engine import optim, precision
 from hotloop.engine.device import platform
 from hotloop.engine.keys import sample_keys, stream
+from hotloop.engine.schedules import learning_rate
 from hotloop.families.recommender import autoencoder, sparse_joint
 from hotloop.families.recommender.batches import SparseBatch
 from hotloop.families.recommender.config import LAYERS, TrainOptions, UpdateOptions, pick_options
@@ -99,9 +100,11 @@ def init(job: Job, key: Array) -> State:
 def update(job: Job) -> Callable[[State, Batch, Array], tuple[State, dict[str, Array]]]:
     """One batch: one step, or 1 + aug_steps of them under alternate re-feeding."""
     transformation, refeeding = optimiser(job.net), job.net.refeeding
+    steps = {"boundaries": [drop - 1 for drop in job.drops], "values": job.rates}
+    rate_at = learning_rate("stepped", steps, global_batch_size=1, updates_per_epoch=1)
 
     def make_update(state: State, batch: Batch, key: Array) -> tuple[State, dict[str, Array]]:
-        x, rate = batch["ratings"], learning_rate(job, state["update"])
+        x, rate = batch["ratings"], rate_at(state["update"])
 
         def step(state: State, gradients: Any, number: int) -> tuple[State, Array]:
             """The state after one step of the optimiser with gradients of the scaled loss, and their norm."""
@@ -167,11 +170,6 @@ def _rated(job: Job, params: Any, x: Array, key: Array) -> tuple[Array, Array]:
 def _refed(job: Job, params: Any, target: Array, key: Array) -> tuple[Array, Array]:
     y = apply_network(job, params, target, key)
     return autoencoder.dense_error(y, target), y
-
-
-def learning_rate(job: Job, update: Array) -> Array:
-    rates = jnp.asarray(job.rates, jnp.float32)
-    return rates[sum((update >= drop).astype(jnp.int32) for drop in job.drops)] if job.drops else rates[0]
 
 
 def apply_network(job: Job, params: Any, x: Array, key: Array | None = None) -> Array:

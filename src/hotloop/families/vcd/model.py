@@ -18,6 +18,7 @@ from jax import Array, lax
 from hotloop.engine import optim, precision
 from hotloop.engine.device import platform
 from hotloop.engine.keys import sample_keys, stream
+from hotloop.engine.schedules import learning_rate
 from hotloop.families.vcd import fused, networks, objective
 from hotloop.families.vcd.config import VcdModel
 from hotloop.families.vcd.objective import Draw, encoder_pull
@@ -81,6 +82,8 @@ class Chain(NamedTuple):
 def update(job: Job) -> Callable[[State, Batch, Array], tuple[State, dict[str, Array]]]:
     model, policy = job.model, job.policy
     rates, period = model.rates(), model.decay_period(job.images)
+    decay = {"initial_learning_rate": 1, "decay_rate": model.rate_decay, "decay_epochs": period}
+    factor_at = learning_rate("exponential", decay, global_batch_size=1, updates_per_epoch=1)
     samples = model.method != "kl"
 
     def one(state: State, batch: Batch, key: Array) -> tuple[State, dict[str, Array]]:
@@ -100,7 +103,7 @@ def update(job: Job) -> Callable[[State, Batch, Array], tuple[State, dict[str, A
         decoder_gradient = jax.grad(_decoder_loss)(params["decoder"], images, chain.end.position)
         gradients = {**back(pull)[0], "decoder": decoder_gradient}
         count = state["update"]
-        factor = jnp.float32(model.rate_decay) ** (count // period).astype(jnp.float32)
+        factor = factor_at(count)
         params, slots = precision.optimise(
             policy, job.optimiser, gradients, state["slots"], state["params"], stream(key, "rounding", 0),
             rate={name: rate * factor for name, rate in rates.items()},
