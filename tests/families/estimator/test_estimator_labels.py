@@ -13,7 +13,7 @@ from small import X, Y, apply, init, small, weights
 from hotloop import Arrays, Mode, ModelSpec
 from hotloop.engine.feed import Resident, Streamed
 from hotloop.errors import HotloopError
-from hotloop.families.estimator.labels import Classes, find_classes
+from hotloop.families.estimator.build import Classes, find_classes
 
 WRONG = np.where(np.arange(200) == 5, 7, Y).astype(np.int32)
 RANGE = "is out of range: the model has classes 0 to 1"

@@ -2,27 +2,63 @@
 
 A flax.nnx module becomes the same pair of functions as a plain model: its parameters are the weights, everything else
 that it keeps (moving averages) is its state, and its random streams are set anew from the key of each update.
+
+Labels that are no class of the model are named, too. A model that says how many classes it has, or has no loss of its
+own, takes no other label. One with a loss of its own may mean something by a label that is no class (-1 for "leave it
+out", a count): its loss is asked.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from inspect import signature
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
-from hotloop.errors import HotloopError, MissingExtra
+from hotloop.errors import DataError, HotloopError, MissingExtra
 from hotloop.families.estimator.checks import describe
 from hotloop.families.estimator.config import Mode, ModelSpec, check_model_spec
-from hotloop.families.estimator.labels import Classes, find_classes
 from hotloop.layers.losses import cross_entropy
 
 Init = Callable[[Array], tuple[Any, Any]]
 """`init(key)` -> weights, state of the model."""
 Apply = Callable[[Any, Any, Any, bool, Any], tuple[Any, Any]]
 """`apply(weights, state, features, train, keys)` -> outputs, state."""
+
+
+NO_CLASS = "the model has"
+"""What is wrong with a label that is no class, where nothing else can be meant by it: `... classes 0 to 9`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Classes:
+    """Labels from 0 to `count` - 1."""
+
+    count: int
+    objection: Callable[[int], str] = lambda value: NO_CLASS
+    """Why another value cannot be taken, as NO_CLASS; nothing where it can."""
+
+    def check(self, labels: Any, where: str = "") -> None:
+        """Refuse labels that the model has no class for; `where` says whose they are."""
+        if not is_integer_array(labels):
+            return
+        values = np.asarray(labels)
+        outside = (values < 0) | (values >= self.count)
+        for value in np.unique(values[outside]).tolist():
+            if reason := self.objection(value):
+                sample = int(np.argwhere(values == value)[0][0])
+                raise DataError(
+                    f"labels: {value} at sample {sample}{where} is out of range: {reason} classes 0 to {self.count - 1}"
+                )
+
+
+def is_integer_array(labels: Any) -> bool:
+    """One array of whole numbers, or its form."""
+    return hasattr(labels, "dtype") and hasattr(labels, "shape") and np.dtype(labels.dtype).kind in "iu"
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,8 +71,9 @@ class BuiltModel:
     classes: Classes | None = None
 
     def loss(self, outputs: Any, labels: Any) -> Array:
-        """A value a sample, in float32."""
-        return jnp.asarray((self.spec.loss or _cross_entropy)(outputs, labels)).astype(jnp.float32)
+        """A value a sample, in float32; without a loss of its own, labels of classes may be a column."""
+        loss = self.spec.loss or (lambda logits, labels: cross_entropy(logits, labels.reshape(-1)))
+        return jnp.asarray(loss(outputs, labels)).astype(jnp.float32)
 
     def measure(self, outputs: Any, labels: Any) -> dict[str, Array]:
         """Loss and metrics, a value a sample each."""
@@ -44,13 +81,7 @@ class BuiltModel:
         return {"loss": self.loss(outputs, labels), **metrics}
 
     def predict(self, outputs: Any) -> Any:
-        """A row a sample."""
         return self.spec.predictions(outputs) if self.spec.predictions else outputs
-
-
-def _cross_entropy(outputs: Array, labels: Array) -> Array:
-    """The loss of a model that names none; labels may be a column."""
-    return cross_entropy(outputs, labels.reshape(-1))
 
 
 def build_model(spec: Any, mode: Mode, batch: Any) -> BuiltModel:
@@ -105,6 +136,7 @@ def _from_module(module: Any) -> tuple[Init, Apply]:
         raise HotloopError(f"model_fn: module must be a flax.nnx module, not {type(example).__name__}")
     split: Any = nnx.split
     graph, _, streams, _ = split(example, nnx.Param, nnx.RngState, ...)
+    leaves, tree = jax.tree.flatten(streams)
 
     def init(key: Array) -> Any:
         found = module if isinstance(module, nnx.Module) else module(nnx.Rngs(key))
@@ -113,25 +145,19 @@ def _from_module(module: Any) -> tuple[Init, Apply]:
 
     def apply(weights: Any, state: Any, features: Any, train: bool, keys: Any) -> Any:
         key = jax.random.key(0) if keys is None else keys[0]
-        merged = nnx.merge(graph, nnx.State(weights), _reseed(streams, key), nnx.State(state))
+        fresh = [
+            jax.random.fold_in(key, n)
+            if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+            else jnp.zeros_like(leaf)  # a stream's count of draws
+            for n, leaf in enumerate(leaves)
+        ]
+        merged = nnx.merge(graph, nnx.State(weights), jax.tree.unflatten(tree, fresh), nnx.State(state))
         merged.train() if train else merged.eval()
         outputs = merged(features)
         rest = nnx.to_pure_dict(split(merged, nnx.Param, nnx.RngState, ...)[3])
         return outputs, jax.tree.map(lambda new, old: new.astype(old.dtype), rest, state)
 
     return init, apply
-
-
-def _reseed(streams: Any, key: Array) -> Any:
-    """Each random stream of a module with a key from `key`, its count at the start."""
-    leaves, tree = jax.tree.flatten(streams)
-    fresh = [
-        jax.random.fold_in(key, n)
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        else jnp.zeros_like(leaf)
-        for n, leaf in enumerate(leaves)
-    ]
-    return jax.tree.unflatten(tree, fresh)
 
 
 def _check(model: BuiltModel, mode: Mode, batch: Any) -> Any:
@@ -159,25 +185,14 @@ def _check(model: BuiltModel, mode: Mode, batch: Any) -> Any:
                 raise HotloopError(
                     f"ModelSpec: predictions gives {_form(leaf)} for {samples} samples: it needs a row for each"
                 )
-    else:
-        _check_labels(model, labels)
-        _check_measures(model, outputs, labels, samples)
-    return outputs
-
-
-def _check_labels(model: BuiltModel, labels: Any) -> None:
-    if model.spec.loss is not None:
-        return
-    if labels is None:
+        return outputs
+    if model.spec.loss is None and labels is None:
         raise HotloopError("input_fn gives no labels, and the model has no loss of its own that needs none")
-    if hasattr(labels, "dtype") and jnp.issubdtype(labels.dtype, jnp.inexact):
+    if model.spec.loss is None and hasattr(labels, "dtype") and jnp.issubdtype(labels.dtype, jnp.inexact):
         raise HotloopError(
             f"labels are {_form(labels)}: the softmax cross-entropy needs whole numbers, the classes; convert them, or "
             "give the ModelSpec a loss of its own"
         )
-
-
-def _check_measures(model: BuiltModel, outputs: Any, labels: Any, samples: int) -> None:
     for name, fn in {"loss": model.loss, **model.spec.metrics}.items():
         value = _trace(name, fn, outputs, labels)
         if getattr(value, "shape", None) != (samples,):
@@ -185,6 +200,7 @@ def _check_measures(model: BuiltModel, outputs: Any, labels: Any, samples: int) 
                 f"ModelSpec: {name} gives {_form(value)} for {samples} samples: it needs one value for each of them, "
                 "not their mean"
             )
+    return outputs
 
 
 def _trace(name: str, fn: Any, *forms: Any) -> Any:
@@ -200,3 +216,42 @@ def _trace(name: str, fn: Any, *forms: Any) -> Any:
 
 def _form(leaf: Any) -> str:
     return f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "dtype") else f"a {type(leaf).__name__}"
+
+
+def find_classes(loss: Callable[[Any, Any], Any], outputs: Any, labels: Any) -> Classes | None:
+    """The classes of a model with a loss of its own, where outputs [..., K] and labels [...] look like logits of K."""
+    if not is_integer_array(labels) or not hasattr(outputs, "shape"):
+        return None
+    if outputs.shape[:-1] != labels.shape or outputs.shape[-1] < 2 or not labels.size:
+        return None
+    return Classes(outputs.shape[-1], _objection(loss, outputs, labels))
+
+
+def _objection(loss: Callable[[Any, Any], Any], outputs: Any, labels: Any) -> Callable[[int], str]:
+    """Ask the loss what it makes of a label: nothing finite, or the same as of a class, is an objection."""
+    drawn = np.random.default_rng(0).normal(size=outputs.shape)
+    last, kind = outputs.shape[-1] - 1, jax.dtypes.canonicalize_dtype(labels.dtype)
+
+    @jax.jit
+    def with_first(label: Array) -> Array:
+        """The loss of a sample one of whose labels is `label`; all others are 0, so that some are always left."""
+        given = jnp.zeros(labels.shape, kind).at[(0,) * labels.ndim].set(label)
+        return jnp.asarray(loss(jnp.asarray(drawn, outputs.dtype), given))[0]
+
+    def value_of(label: int) -> float:
+        return float(with_first(np.asarray(label, kind)))
+
+    @cache
+    def objection(value: int) -> str:
+        if not np.iinfo(kind).min <= value <= np.iinfo(kind).max:
+            return NO_CLASS
+        found = value_of(value)
+        if not np.isfinite(found):
+            return f"its loss is then {found}, and the model's outputs have"
+        # An index below 0 counts from the end, one that is clipped stops there: silently another class.
+        for taken in {value % (last + 1), min(max(value, 0), last)}:
+            if found == value_of(taken) != value_of((taken + 1) % (last + 1)):
+                return f"the loss takes it for {taken}, and the model's outputs have"
+        return ""
+
+    return objection

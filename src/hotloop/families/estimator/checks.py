@@ -1,11 +1,11 @@
 """Checks of what users give, each with one line for what cannot work, before any work is done. No jax."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from numbers import Real
 from os import PathLike
 from typing import Any
 
-from hotloop.errors import DataError, HotloopError, OptionError
+from hotloop.errors import HotloopError, OptionError
 from hotloop.options import folder_name
 
 HOOK_METHODS = ("begin", "after_call", "on_checkpoint", "end")
@@ -29,13 +29,11 @@ def is_number(value: Any) -> bool:
 def check_value(
     name: str, value: Any, wanted: str, fits: bool, error: type[HotloopError] = OptionError
 ) -> None:
-    """Unless it fits, refuse a value by its name and itself."""
     if not fits:
         raise error(f"{name}={value!r} must be {wanted}")
 
 
 def check_kind(name: str, value: Any, wanted: str, fits: bool) -> None:
-    """Unless it fits, refuse an object by its name and type."""
     if not fits:
         raise OptionError(f"{name} must be {wanted}, not {_kind(value)}")
 
@@ -46,24 +44,16 @@ def check_steps(steps: Any, max_steps: Any = None) -> tuple[int | None, int | No
         raise OptionError(
             f"steps={steps} and max_steps={max_steps}: the first is how many more, the second how many in all; give one"
         )
-    return _check_count("steps", steps), _check_count("max_steps", max_steps)
+    for name, value in (("steps", steps), ("max_steps", max_steps)):
+        check_whole(name, value)
+        if value is not None and value < 1:
+            raise OptionError(f"{name}={value}: must be at least 1")
+    return steps and int(steps), max_steps and int(max_steps)
 
 
-def _check_count(name: str, value: Any) -> int | None:
-    if value is None:
-        return None
-    if not is_whole(value):
+def check_whole(name: str, value: Any) -> None:
+    if value is not None and not is_whole(value):
         raise OptionError(f"{name}={value!r}: must be a whole number")
-    if value < 1:
-        raise OptionError(f"{name}={value}: must be at least 1")
-    return int(value)
-
-
-def check_checkpoint(number: Any) -> int | None:
-    """The same as Python's number; None is the newest."""
-    if number is not None and not is_whole(number):
-        raise OptionError(f"checkpoint={number!r}: must be a whole number")
-    return None if number is None else int(number)
 
 
 def check_name(name: Any) -> None:
@@ -73,7 +63,6 @@ def check_name(name: Any) -> None:
 
 
 def check_hooks(hooks: Any) -> tuple[Any, ...]:
-    """The same as a tuple."""
     if not isinstance(hooks, Iterable):
         raise OptionError(f"hooks={_kind(hooks)}: must be a list of hooks, as hooks=[hook]")
     found = tuple(hooks)
@@ -83,15 +72,6 @@ def check_hooks(hooks: Any) -> tuple[Any, ...]:
                 f"hooks: {_kind(hook)} is no Hook: derive a class from Hook and give an object of it"
             )
     return found
-
-
-def check_repeatable(input_fn: Any) -> None:
-    """Refuse what a second evaluation would find used up."""
-    if isinstance(input_fn, Iterator):
-        raise DataError(
-            "EvalSpec: input_fn is an iterator, which can be gone through once: give arrays, a list of batches, or a "
-            "function that makes the iterator anew for each evaluation"
-        )
 
 
 def describe(value: Any) -> str:

@@ -6,8 +6,8 @@ sample where something is measured, so that any split of the data adds up to the
 """
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +16,6 @@ from hotloop.engine.optim_keys import check_optimiser, check_schedule
 from hotloop.errors import DataError, HotloopError, OptionError
 from hotloop.families.estimator.checks import (
     check_name,
-    check_repeatable,
     check_value,
     describe,
     is_number,
@@ -111,7 +110,6 @@ class RunConfig:
 
     @property
     def best(self) -> tuple[str, Literal["min", "max"]] | None:
-        """The metric of keep_best, and which value of it is best."""
         if self.keep_best is None:
             return None
         way, _, name = self.keep_best.partition(":")
@@ -129,17 +127,12 @@ class RunConfig:
             )
 
     def check_batch_size(self, size: int) -> None:
-        """Refuse a batch that does not fall into equal parts."""
         parts = self.replicas * self.accumulation
         if size % parts:
             raise DataError(
                 f"a batch of {size} does not fall into {self.replicas} replicas x {self.accumulation} parts: "
                 f"take a multiple of {parts}"
             )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Every field by name, as a record keeps it."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
 class Mode(StrEnum):
@@ -227,12 +220,15 @@ class EvalSpec:
     throttle_seconds: float = 0
 
     def check(self) -> None:
-        """Refuse what a training could not evaluate with, again and again."""
         seconds = self.throttle_seconds
         fits = is_number(seconds) and seconds >= 0
         check_value("EvalSpec: throttle_seconds", seconds, "a number from 0", fits)
         check_name(self.name)
-        check_repeatable(self.input_fn)
+        if isinstance(self.input_fn, Iterator):
+            raise DataError(
+                "EvalSpec: input_fn is an iterator, which can be gone through once: give arrays, a list of batches, or "
+                "a function that makes the iterator anew for each evaluation"
+            )
 
 
 def call_with_known(what: str, function: Any, /, **known: Any) -> Any:
@@ -252,11 +248,22 @@ def call_with_known(what: str, function: Any, /, **known: Any) -> Any:
     return function(**(known if takes_any else {name: known[name] for name in names}))
 
 
+def _is_metrics(value: Any) -> bool:
+    named = isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
+    return named and all(map(callable, value.values()))
+
+
 def check_model_spec(spec: Any, mode: Mode) -> ModelSpec:
-    """The spec that a model_fn returned, if it can serve the mode."""
     if not isinstance(spec, ModelSpec):
         raise HotloopError(f"model_fn must return a ModelSpec, not {describe(spec)}")
-    _check_fields(spec)
+    for wanted, fits, names in (
+        ("a function", _or_none(callable), ("init", "apply", "loss", "predictions")),
+        ("a dict of functions by name", _is_metrics, ("metrics",)),
+        ("a whole number from 1", _or_none(lambda value: is_whole(value) and value > 0), ("classes",)),
+    ):
+        for name in names:
+            if not fits(value := getattr(spec, name)):
+                raise HotloopError(f"ModelSpec: {name} must be {wanted}, not {describe(value)}")
     plain = spec.init is not None and spec.apply is not None
     if plain == (spec.module is not None):
         raise HotloopError("model_fn: a ModelSpec needs init and apply, or a module in their place")
@@ -295,19 +302,3 @@ def split_schedule(rate: Mapping[str, Any]) -> dict[str, Any]:
     """A schedule's name and parameters, as a learning_rate has them in one mapping."""
     params = {key: value for key, value in rate.items() if key not in ("name", "updates_per_epoch")}
     return {"name": str(rate.get("name")), "params": params}
-
-
-def _check_fields(spec: ModelSpec) -> None:
-    def is_metrics(value: Any) -> bool:
-        return isinstance(value, Mapping) and all(
-            isinstance(name, str) and callable(metric) for name, metric in value.items()
-        )
-
-    for wanted, fits, names in (
-        ("a function", _or_none(callable), ("init", "apply", "loss", "predictions")),
-        ("a dict of functions by name", is_metrics, ("metrics",)),
-        ("a whole number from 1", _or_none(lambda value: is_whole(value) and value > 0), ("classes",)),
-    ):
-        for name in names:
-            if not fits(value := getattr(spec, name)):
-                raise HotloopError(f"ModelSpec: {name} must be {wanted}, not {describe(value)}")

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,19 +23,17 @@ from hotloop.engine.records import append_line
 from hotloop.engine.sinks import console_line
 from hotloop.errors import HotloopError, OptionError
 from hotloop.families.estimator.checks import (
-    check_checkpoint,
     check_hooks,
     check_kind,
     check_name,
     check_steps,
     check_value,
+    check_whole,
     is_path,
 )
 from hotloop.families.estimator.config import EvalSpec, Mode, RunConfig, TrainSpec
 from hotloop.families.estimator.hooks import Hook
-from hotloop.families.estimator.model import State
 from hotloop.families.estimator.programs import Programs
-from hotloop.families.estimator.sources import Source
 from hotloop.families.estimator.training import CheckpointEvaluation, TrainCall, is_closed
 from hotloop.options import to_jsonable
 
@@ -84,7 +83,19 @@ class Estimator:
         progress: Show | None = None,
         quiet: bool = False,
     ):
-        _check_parts(model_fn, config, params, model_dir, warm_start_from, say, progress, quiet)
+        fits = config is None or isinstance(config, RunConfig)
+        check_kind("Estimator: model_fn", model_fn, "a function", callable(model_fn))
+        check_kind("Estimator: config", config, "a RunConfig", fits)
+        check_kind("Estimator: params", params, "a dict", params is None or isinstance(params, Mapping))
+        for name, path in (("model_dir", model_dir), ("warm_start_from", warm_start_from)):
+            check_value(f"Estimator: {name}", path, "a path", path is None or is_path(path))
+        for name, function in (("say", say), ("progress", progress)):
+            check_value(f"Estimator: {name}", function, "a function", function is None or callable(function))
+        check_value("Estimator: quiet", quiet, "True or False", isinstance(quiet, bool))
+        if quiet and (say or progress):
+            raise OptionError(
+                "Estimator: quiet=True leaves nothing for say or progress to show: give one or the other"
+            )
         self.config = config or RunConfig()
         self.params = dict(params or {})
         chosen = model_dir or self.config.model_dir
@@ -118,35 +129,25 @@ class Estimator:
         return self
 
     def _train(
-        self,
-        input_fn: Any,
-        steps: int | None,
-        max_steps: int | None,
-        hooks: Sequence[Hook],
-        evaluation: CheckpointEvaluation | None,
+        self, input_fn: Any, steps: Any, max_steps: Any, hooks: Any, evaluation: CheckpointEvaluation | None
     ) -> None:
-        """`train`, with an evaluation of the state before each checkpoint."""
         hooks = check_hooks(hooks)
-        if max_steps is not None and self._has(max_steps):
-            return
+        if max_steps is not None:
+            done = self.latest_checkpoint() or 0
+            # At the target, a stop or a kill may have left something to do after the last update.
+            if done > max_steps or (done == max_steps and is_closed(self.model_dir)):
+                self._say(
+                    f"nothing to train: {self.model_dir} holds {done:,} updates, {max_steps:,} were asked for"
+                )
+                return
         model_fn = self.programs.model_fn
         about = {
-            **self.config.as_dict(),
+            **asdict(self.config),
             "params": {name: _describe_param(value) for name, value in self.params.items()},
             "model_fn": getattr(model_fn, "__qualname__", type(model_fn).__name__),
         }
         call = TrainCall(self, self.programs, about, self._warm_start_from, hooks, evaluation)
         self.last_run = call.run(input_fn, steps, max_steps)
-
-    def _has(self, updates: int) -> bool:
-        done = self.latest_checkpoint() or 0
-        if done == updates and not is_closed(self.model_dir):
-            return False  # a stop or a kill left something to do after the last update
-        if done >= updates:
-            self._say(
-                f"nothing to train: {self.model_dir} holds {done:,} updates, {updates:,} were asked for"
-            )
-        return done >= updates
 
     def evaluate(
         self, input_fn: Any, steps: int | None = None, name: str | None = None, checkpoint: int | None = None
@@ -165,19 +166,17 @@ class Estimator:
     ) -> dict[str, Any]:
         """`evaluate`, for a caller who has words of its own for the result."""
         steps, _ = check_steps(steps)
-        checkpoint = check_checkpoint(checkpoint)
+        check_whole("checkpoint", checkpoint)
         check_name(name)
         source, job = self.programs.read_served(input_fn, Mode.EVALUATE)
         at, state = self.programs.restore(job, checkpoint)
         return self._note({**self.programs.measure(source, job, steps)(state), "global_step": at}, name)
 
     def _note(self, result: dict[str, Any], name: str | None) -> dict[str, Any]:
-        """Keep a result of an evaluation as a line of its file."""
-        append_line(self.eval_dir(name) / "results.jsonl", result)
+        append_line(self.model_dir / (f"eval_{name}" if name else "eval") / "results.jsonl", result)
         return result
 
     def _announce(self, result: dict[str, Any], name: str | None) -> None:
-        """A line for people about a result of an evaluation."""
         about = {"event": f"evaluation {name}" if name else "evaluation", "update": result["global_step"]}
         figures = {figure: value for figure, value in result.items() if figure != "global_step"}
         self._say(console_line(about | figures))
@@ -188,11 +187,23 @@ class Estimator:
         That is a numpy array or number, or a dict of them where `predictions` gives a dict; without `predictions` it
         is the model's output.
         """
-        checkpoint = check_checkpoint(checkpoint)
+        check_whole("checkpoint", checkpoint)
         source, job = self.programs.read_served(input_fn, Mode.PREDICT)
         at, state = self.programs.restore(job, checkpoint)
         self._say(f"predictions of update {at:,} of {self.model_dir}")
-        return _predict_rows(self.programs.predict(job), state, source, self._progress)
+        predict, size = self.programs.predict(job), source.batch_size
+
+        def rows() -> Iterator[Any]:
+            with self._progress("predicting", source.samples) as bar:
+                for number, batch in enumerate(source.batches()):
+                    count = common_length(batch["features"])
+                    with nullcontext() if number else compiling():
+                        outputs = predict(state, pad_batch(batch["features"], size))
+                    outputs = jax.tree.map(np.asarray, outputs)
+                    yield from (jax.tree.map(lambda leaf: leaf[row], outputs) for row in range(count))  # noqa: B023
+                    bar.advance(count)
+
+        return rows()
 
     def export(self, path: str | Path) -> NoReturn:
         """Not yet: it comes with serving."""
@@ -203,13 +214,9 @@ class Estimator:
         with self.programs.checkpoints() as checkpoints:
             return max(checkpoints.steps(), default=None)
 
-    def eval_dir(self, name: str | None = None) -> Path:
-        """Where results of evaluations go."""
-        return self.model_dir / (f"eval_{name}" if name else "eval")
-
     def weights(self, input_fn: Any, checkpoint: int | None = None) -> dict[str, Any]:
         """The weights of the newest checkpoint by name; the input only tells the shapes of the model."""
-        checkpoint = check_checkpoint(checkpoint)
+        check_whole("checkpoint", checkpoint)
         _, job = self.programs.read_served(input_fn, Mode.PREDICT)
         _, state = self.programs.restore(job, checkpoint)
         return {
@@ -260,55 +267,9 @@ def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: E
     return result
 
 
-def _check_parts(
-    model_fn: Any,
-    config: Any,
-    params: Any,
-    model_dir: Any,
-    warm_start_from: Any,
-    say: Any,
-    progress: Any,
-    quiet: Any,
-) -> None:
-    """What an Estimator is made of."""
-    for name, value, wanted, fits in (
-        ("model_fn", model_fn, "a function", callable(model_fn)),
-        ("config", config, "a RunConfig", config is None or isinstance(config, RunConfig)),
-        ("params", params, "a dict", params is None or isinstance(params, Mapping)),
-    ):
-        check_kind(f"Estimator: {name}", value, wanted, fits)
-    for name, value, wanted, fits in (
-        ("model_dir", model_dir, "a path", model_dir is None or is_path(model_dir)),
-        ("warm_start_from", warm_start_from, "a path", warm_start_from is None or is_path(warm_start_from)),
-        ("say", say, "a function", say is None or callable(say)),
-        ("progress", progress, "a function", progress is None or callable(progress)),
-        ("quiet", quiet, "True or False", isinstance(quiet, bool)),
-    ):
-        check_value(f"Estimator: {name}", value, wanted, fits)
-    if quiet and (say or progress):
-        raise OptionError(
-            "Estimator: quiet=True leaves nothing for say or progress to show: give one or the other"
-        )
-
-
 def _describe_param(param: Any) -> Any:
     """A param as the records keep it: what has no JSON form, by its name or kind."""
     try:
         return to_jsonable(param)
     except TypeError:
         return getattr(param, "__qualname__", f"a {type(param).__name__}")
-
-
-def _predict_rows(
-    fn: Callable[[State, Any], Any], state: State, source: Source, progress: Show
-) -> Iterator[Any]:
-    """Batch after batch on the device, row after row to the caller; a smaller last batch is filled up."""
-    with progress("predicting", source.samples) as bar:
-        for number, batch in enumerate(source.batches()):
-            features = batch["features"]
-            with nullcontext() if number else compiling():
-                outputs = fn(state, pad_batch(features, source.batch_size))
-            rows = jax.tree.map(np.asarray, outputs)
-            count = common_length(features)
-            yield from (jax.tree.map(lambda leaf: leaf[row], rows) for row in range(count))  # noqa: B023
-            bar.advance(count)

@@ -82,7 +82,6 @@ class CallCollector:
             self.flush()
 
     def flush(self) -> None:
-        """Hand over what is there, if anything."""
         if not self._pieces:
             return
         pieces, self._pieces = self._pieces, []
@@ -118,8 +117,7 @@ class SummaryRecorder:
             self._records.event("summary", update=self._done, epoch=epoch, **self._window.means())
             self._window.clear()
 
-    def saved(self) -> dict[str, Any]:
-        """As a checkpoint keeps it."""
+    def as_saved(self) -> dict[str, Any]:
         return self._window.as_saved()
 
 
@@ -137,8 +135,7 @@ class HookedCheckpoints(Checkpoints):
     def save(
         self, step: int, state: Any, *, position: Mapping[str, Any], metrics: Mapping[str, Any] | None = None
     ) -> None:
-        """Save, then say so."""
-        more = {SUMMARIES: self.summaries.saved()} if self.summaries else {}
+        more = {SUMMARIES: self.summaries.as_saved()} if self.summaries else {}
         super().save(step, state, position={**position, **more}, metrics=metrics)
         self.wait()
         for hook in self.hooks:

@@ -25,7 +25,7 @@ from hotloop.families.estimator import model
 from hotloop.families.estimator.build import build_model
 from hotloop.families.estimator.config import Mode, RunConfig, call_with_known
 from hotloop.families.estimator.inputs import read_input
-from hotloop.families.estimator.model import INFERENCE_PARTS, Job, State
+from hotloop.families.estimator.model import Job, State
 from hotloop.families.estimator.sources import FromArrays, Source
 
 FAMILY = "estimator"
@@ -107,17 +107,10 @@ class Programs:
                 raise CheckpointError(
                     f"no checkpoint in {checkpoints.folder}: train first, or give the model_dir of a trained model"
                 )
-            found = checkpoints.restore(like, at, in_part=True)
+            found = checkpoints.restore(like, None if at is None else int(at), in_part=True)
         for line in found.skipped:
             self.say(f"warning: {line}")
         return found.step, found.state
-
-    def warm_start(self, state: State, folder: Path) -> State:
-        """A fresh state with the weights of another model_dir."""
-        with self.checkpoints(folder) as checkpoints:
-            found = checkpoints.restore({name: state[name] for name in INFERENCE_PARTS}, in_part=True)
-        self.say(f"weights of update {found.step:,} of {folder}")
-        return {**state, **found.state}
 
     def measure(self, source: Source, job: Job, steps: int | None) -> Measure:
         """A function of a state: means over the samples of the source, or of its first `steps` batches."""
@@ -140,7 +133,7 @@ class Programs:
         return over_batches
 
     def evaluation(self, source: FromArrays, job: Job, steps: int | None) -> Evaluation:
-        """The evaluation of arrays, compiled already if such arrays were evaluated before."""
+        """Compiled already if such arrays were evaluated before."""
         samples = source.samples if steps is None else min(source.samples, steps * source.batch_size)
         data = jax.tree.map(lambda leaf: leaf[:samples], source.data)
         key = ("evaluation", job, source.signature, samples)

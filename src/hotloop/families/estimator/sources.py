@@ -25,8 +25,8 @@ from hotloop.engine.device import REPLICA
 from hotloop.engine.feed import Feed, Resident, Streamed, passes_through
 from hotloop.engine.order import Order
 from hotloop.errors import DataError
+from hotloop.families.estimator.build import Classes
 from hotloop.families.estimator.config import RunConfig
-from hotloop.families.estimator.labels import Classes
 
 NamedBatch = dict[str, Any]
 RESIDENT_BYTES = 2 * 2**30
@@ -131,7 +131,6 @@ class FromBatches:
         return 0 if self.begun.trained else first
 
     def check_labels(self, classes: Classes | None) -> "FromBatches":
-        """Of each batch as it comes."""
         return replace(self, classes=classes)
 
     def batches(self) -> Iterator[NamedBatch]:
@@ -197,7 +196,6 @@ class FromFeed:
         return 0
 
     def check_labels(self, classes: Classes | None) -> "FromFeed":
-        """Those on the device at once, others as they come."""
         if classes is not None and (labels := self._labels_on_device()) is not None:
             classes.check(labels)
         return replace(self, classes=classes)

@@ -6,8 +6,8 @@ of the same run: its records go on where the last ones ended. How a training run
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -138,7 +138,6 @@ class CheckpointEvaluation(Hook):
         self._since = -math.inf
         self._found: dict[str, Any] = {}
         self.last: dict[str, Any] = {}
-        """The result that was noted last."""
 
     def __call__(self, state: State) -> Mapping[str, Any]:
         """The figures of a state that is about to be saved; none when the last ones are too young."""
@@ -149,7 +148,6 @@ class CheckpointEvaluation(Hook):
         return self._found
 
     def on_checkpoint(self, run: RunHandle, step: int) -> None:
-        """Now the number of updates is known."""
         if self._found:
             self.last = self._note({**self._found, "global_step": step})
             self._found = {}
@@ -172,7 +170,13 @@ class TrainCall:
         source = programs.read_input(input_fn, Mode.TRAIN)
         config.check_batch_size(source.batch_size)
         job = programs.job(Mode.TRAIN, source)
-        self._check_best(job, source)
+        if (
+            self.evaluation is None
+            and config.best
+            and config.best[0] not in ("loss", *job.model.spec.metrics)
+        ):
+            # A model_fn may measure more where it evaluates than where it trains.
+            config.check_best(programs.job(Mode.EVALUATE, source).model.spec.metrics)
         source = source.check_labels(job.model.classes)
         find_target(source, 0, steps, max_steps)  # refuses what has no end, while nothing is written
         state = self._first_state(job)
@@ -195,13 +199,6 @@ class TrainCall:
                         check_batch(job.model.classes, feed, error.update - 1)
                     raise
 
-    def _check_best(self, job: Job, source: Source) -> None:
-        """A model_fn may measure more where it evaluates than where it trains."""
-        best = self.programs.config.best
-        if self.evaluation is None and best and best[0] not in ("loss", *job.model.spec.metrics):
-            evaluated = self.programs.job(Mode.EVALUATE, source)
-            self.programs.config.check_best(evaluated.model.spec.metrics)
-
     def _first_state(self, job: Job) -> State:
         """What a new model begins with; weights that do not fit the model are refused while nothing is written."""
         programs = self.programs
@@ -214,10 +211,14 @@ class TrainCall:
             if programs.folder.is_dir() and there.begun():
                 there.check_fits(state)
                 return state
-        return programs.warm_start(state, self.warm_start_from) if self.warm_start_from else state
+        if self.warm_start_from is None:
+            return state
+        with programs.checkpoints(self.warm_start_from) as others:
+            found = others.restore({name: state[name] for name in INFERENCE_PARTS}, in_part=True)
+        programs.say(f"weights of update {found.step:,} of {self.warm_start_from}")
+        return {**state, **found.state}
 
-    @contextmanager
-    def _open(self) -> Iterator[TrainingRun]:
+    def _open(self) -> AbstractContextManager[TrainingRun]:
         """Hold the model_dir and its records; another process is refused meanwhile."""
         folder, config = self.programs.folder, self.programs.config
         there = folder / "config.json"
@@ -226,33 +227,28 @@ class TrainCall:
         keep: Keep = KeepLast(config.keep_last)
         if config.best:
             keep |= KeepBest(*config.best)
-        with open_training(
+        sinks: list[Sink] = [ConsoleSink(self.programs.say)]
+        if config.summary_steps:
+            try:
+                sinks.append(TensorBoardSink(folder / "tensorboard"))
+            except MissingExtra as error:
+                self.programs.say(f"summaries go to events.jsonl alone: {error}")
+        return open_training(
             folder,
             settings,
             command=FAMILY,
             resume=there.exists() or (folder / "events.jsonl").exists(),
             may_differ={*settings, *earlier},
-            sinks=[ConsoleSink(self.programs.say), *self._boards()],
+            sinks=sinks,
             progress=self.programs.progress,
             checkpoints=lambda run: HookedCheckpoints(run.checkpoints, keep, family=FAMILY),
             report=config.report,
             programs=("training",),
-        ) as training:
-            yield training
-
-    def _boards(self) -> list[Sink]:
-        if not self.programs.config.summary_steps:
-            return []
-        try:
-            return [TensorBoardSink(self.programs.folder / "tensorboard")]
-        except MissingExtra as error:
-            self.programs.say(f"summaries go to events.jsonl alone: {error}")
-            return []
+        )
 
     def _train(
         self, training: TrainingRun, program: Program, plan: Plan, state: State, resumed: Restored | None
     ) -> dict[str, Any]:
-        """Train through the plan, with the hooks."""
         config, hooks = self.programs.config, self.hooks
         run = RunHandle(self.estimator, resumed.step if resumed else 0, plan.total_updates)
         collector = CallCollector(run, hooks, plan)

@@ -5,7 +5,7 @@ augmented alike however it is split.
 """
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import Any, Literal
 
 import jax
@@ -64,13 +64,15 @@ def count_training_images(config: CifarConfig) -> int:
 @cache
 def find_transform(augmentation: str) -> Callable[[NamedBatch, Array], NamedBatch] | None:
     """What an augmentation does to a batch, always the same function; None where it does nothing."""
-    return partial(_augment, *REACH[augmentation]) if augmentation in REACH else None
+    if augmentation not in REACH:
+        return None
+    reach, fill = REACH[augmentation]
 
+    def transform(batch: NamedBatch, key: Array) -> NamedBatch:
+        moves = draw_moves(sample_keys(key, 0, len(batch["features"])), reach)
+        return {**batch, "features": shift_and_mirror(batch["features"], *moves, reach, fill)}
 
-def _augment(reach: int, fill: Fill, batch: NamedBatch, key: Array) -> NamedBatch:
-    images = batch["features"]
-    keys = sample_keys(key, 0, len(images))
-    return {**batch, "features": shift_and_mirror(images, *draw_moves(keys, reach), reach, fill)}
+    return transform
 
 
 def draw_moves(keys: Array, reach: int) -> tuple[Array, Array, Array]:

@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.typing import DTypeLike
 
 from hotloop.engine.schedules import learning_rate
 from hotloop.families.estimator.cifar.config import RECIPES, Recipe
@@ -73,33 +72,24 @@ def init(key: Array) -> Weights:
 
 def apply(weights: Weights, images: Array, *, train: bool = False, keys: Array | None = None) -> Array:
     """Logits [N, 10] in float32 (or wider) of images [N, 32, 32, 3]; dropout in training, from a key for each image."""
-    drops = iter(_dropouts(keys) if train else [])
+    drawn: list[Array] = []
+    if train:
+        if keys is None:
+            raise ValueError("training needs a key for each image")
+        drawn = random_bytes(keys, [size for size, _ in DROPOUTS])
 
-    def drop(x: Array) -> Array:
-        drawn = next(drops, None)
-        return x if drawn is None else apply_dropout(x, *drawn)
+    def drop(x: Array, place: int) -> Array:
+        return apply_dropout(x, drawn[place], DROPOUTS[place][1]) if train else x
 
-    x = scale_pixels(images, weights["conv1"]["kernel"].dtype)
+    dtype = weights["conv1"]["kernel"].dtype
+    x = (jnp.asarray(images, jnp.promote_types(dtype, jnp.float32)) * (1 / 255)).astype(dtype)
     x = jax.nn.relu(_conv(weights["conv1"], x, "SAME"))
-    x = drop(_pooled(weights["conv2"], x))
+    x = drop(_pooled(weights["conv2"], x), 0)
     x = jax.nn.relu(_conv(weights["conv3"], x, "SAME"))
-    x = drop(_pooled(weights["conv4"], x))
+    x = drop(_pooled(weights["conv4"], x), 1)
     x = x.reshape(len(x), -1)
-    x = drop(jax.nn.relu(_dense(weights["dense1"], x).astype(x.dtype)))
+    x = drop(jax.nn.relu(_dense(weights["dense1"], x).astype(x.dtype)), 2)
     return _dense(weights["dense2"], x)
-
-
-def scale_pixels(images: Array, dtype: DTypeLike) -> Array:
-    """Pixels between 0 and 255 as numbers between 0 and 1."""
-    wide = jnp.promote_types(dtype, jnp.float32)
-    return (jnp.asarray(images, wide) * (1 / 255)).astype(dtype)
-
-
-def _dropouts(keys: Array | None) -> list[tuple[Array, float]]:
-    if keys is None:
-        raise ValueError("training needs a key for each image")
-    drawn = random_bytes(keys, [size for size, _ in DROPOUTS])
-    return [(each, rate) for each, (_, rate) in zip(drawn, DROPOUTS, strict=True)]
 
 
 def _conv(layer: dict[str, Array], x: Array, padding: Padding) -> Array:
