@@ -151,14 +151,12 @@ def prepare(job: Job) -> LayerBenchmark:
     """Parameters, data and the compiled loop, all in their places."""
     feed = PoolFromHost(job) if job.config.use_generated_data else PoolOnDevice(job)
     key = stream(jax.random.key(job.config.seed), "init", 0)
-    state = jax.device_put(model.init(job, key), job.sharding())
-    if not job.config.train:
-        state = model.begin_inference(job, state["params"], feed.at(0)["x"])
+    state = model.begin(job, key, feed.at(0)["x"])
     return _compile(job, feed, min(job.config.batches_per_step, feed.longest_call), state)
 
 
 def _compile(job: Job, feed: PoolOnDevice, count: int, state: model.State) -> LayerBenchmark:
-    step = model.update(job) if job.config.train else model.infer(job)
+    step = model.train_on_pool(job) if job.config.train else model.infer_on_pool(job)
     # Every call has the same length. Built in, as it is elsewhere, it makes the loop on a CPU the one that was always
     # timed, and its number of turns stands in the program's text.
     program = Program(step, feed, count, jax.random.key(job.config.seed), loop="scan")

@@ -1,7 +1,7 @@
 """Where a loop's batches come from: a pool that lies on the device, or the same batches sent from the host.
 
-Batch number t is pool[t mod n] either way, so both give the same results. Both are feeds of `engine.loop`; inference is
-handed the whole pool and picks its batch itself, which makes the choice wait for the pass before.
+Batch number t is pool[t mod n] either way, so both give the same results. Both are feeds of `engine.loop` that hand
+over the whole pool: the steps of `model` pick their batch themselves.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 
 from hotloop.families.kernels.kernel import Batch, HostBatch
-from hotloop.families.kernels.model import Job, pick
+from hotloop.families.kernels.model import Job
 
 POOL_BATCHES, POOL_BYTES = 4, 2**28
 """Different batches, fewer where they are large: no iteration sees the input of the one before."""
@@ -43,8 +43,8 @@ class PoolOnDevice:
     longest_call = 2**31 - 1
 
     def __init__(self, job: Job):
-        self._kernel, self._train, self._host = job.kernel, job.config.train, make_pool(job)
-        self._shardings = {name: job.sharding(1 + self._kernel.row_axes[name]) for name in self._host}
+        self._host, axes = make_pool(job), job.kernel.row_axes
+        self._shardings = {name: job.sharding(1 + axes[name]) for name in self._host}
         self.batches: int = len(self._host["x"])
         self.pool = self._send(np.arange(self.batches))
 
@@ -53,14 +53,13 @@ class PoolOnDevice:
         return {name: leaf[number % self.batches] for name, leaf in self._host.items()}
 
     def arguments(self, first: int, count: int, following: int = 0) -> Any:
-        return {"pool": self.pool, "first": np.uint32(first)}
+        return self.pool
 
     def like(self, count: int) -> Any:
-        return self.arguments(0, count)
+        return self.pool
 
-    def batch(self, arguments: Any, step: Array) -> Batch:
-        pool: Batch = arguments["pool"]
-        return self._kernel.rows_first(pick(pool, arguments["first"] + step)) if self._train else pool
+    def batch(self, arguments: Any, step: Array) -> Any:
+        return arguments
 
     def prepare(self, first: int) -> None:
         """Called when the call before iteration `first` is on its way."""
@@ -92,6 +91,3 @@ class PoolFromHost(PoolOnDevice):
 
     def prepare(self, first: int) -> None:
         self.pool = self._send(first + np.arange(self.longest_call))
-
-    def arguments(self, first: int, count: int, following: int = 0) -> Any:
-        return {"pool": self.pool, "first": np.uint32(0)}
