@@ -3,14 +3,17 @@
 import ast
 import doctest
 import inspect
+import re
 import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import hotloop
+from hotloop.engine.records import read_events
 
 NAMES = [name for name in dir(hotloop) if not name.startswith("_")]
 WITHOUT_JAX = ("EvalSpec", "Mode", "ModelSpec", "Plan", "RunConfig", "TrainSpec")
@@ -66,3 +69,14 @@ def test_a_whole_program_needs_three_imports_and_eighty_lines() -> None:
     lines = (Path(__file__).parents[1] / "examples" / "digits.py").read_text().splitlines()
     imports = [line for line in lines if line.startswith(("from hotloop", "import hotloop"))]
     assert len(imports) <= 3 and len(lines) <= 80
+
+
+def test_the_program_in_the_readme_learns_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (Path(__file__).parents[1] / "README.md").read_text()
+    (program,) = re.findall("```python\n(.*?)```", text, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(program, names)  # noqa: S102
+    assert abs(float(names["state"]["a"]) - 3) < 0.01 and abs(float(names["state"]["b"]) - 1) < 0.01
+    calls = [event for event in read_events(tmp_path / "results" / "line") if event["event"] == "validation"]
+    assert [event["update"] for event in calls] == [128, 256, 384, 512, 640]
