@@ -30,7 +30,7 @@ def test_both_have_all_parameters_in_the_same_places() -> None:
 
     for name, side in (("cifar_resnet8", 32), ("resnet50", 224)):
         ours = network.build(name, (side, side, 3), 10)
-        found = [ours.parameters(node) for node in ours.nodes if ours.parameters(node)]
+        found = [node.parameters for node in ours.nodes if node.parameters]
         theirs = list(cnn_torch.layers(cnn_torch.MODELS[name](10)))
         assert len(found) == len(theirs)
         for values, layer in zip(found, theirs, strict=True):

@@ -70,14 +70,12 @@ def run_describe(config: DescribeConfig, context: Context) -> Mapping[str, Any]:
 
 
 def run_build(config: BuildConfig, context: Context) -> Mapping[str, Any]:
-    """Images to records; no device is needed."""
     from hotloop.families.cnn.data_commands import run_build
 
     return run_build(config, context)
 
 
 def run_verify(config: VerifyConfig, context: Context) -> Mapping[str, Any]:
-    """Count and check a set; no device is needed."""
     from hotloop.families.cnn.data_commands import run_verify
 
     return run_verify(config, context)
@@ -125,7 +123,7 @@ COMMAND = Command(
             "data-benchmark",
             "Images a second of the input pipeline alone.",
             BenchmarkConfig,
-            on_device(f"{FAMILY}.data_benchmark"),
+            on_device(f"{FAMILY}.data_commands", "run_benchmark"),
         ),
     ),
 )

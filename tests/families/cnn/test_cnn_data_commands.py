@@ -10,10 +10,9 @@ import pytest
 
 from hotloop.data.image_stores import RecordSet
 from hotloop.errors import DataError, OptionError
-from hotloop.families.cnn import data_benchmark
+from hotloop.families.cnn import data_commands
 from hotloop.families.cnn.command_options import BenchmarkConfig, BuildConfig, VerifyConfig
-from hotloop.families.cnn.data_benchmark import run as run_benchmark
-from hotloop.families.cnn.data_commands import run_build, run_verify
+from hotloop.families.cnn.data_commands import run_benchmark, run_build, run_verify
 from listener import Listener
 from pictures import image_folder
 
@@ -181,7 +180,7 @@ def test_photographs_are_timed_as_training_takes_them_without_normalising_on_the
         normalised.append(dataset)
         return images
 
-    monkeypatch.setattr(data_benchmark, "preprocess", evaluated)
+    monkeypatch.setattr(data_commands, "preprocess", evaluated)
     config = BenchmarkConfig(
         "imagenet", photos, 3, batches_per_epoch=1, pipeline_num_parallel=1, synthetic_data=synthetic
     )
@@ -193,7 +192,7 @@ def test_photographs_are_timed_as_training_takes_them_without_normalising_on_the
 
 def test_the_benchmark_drops_at_most_two_epochs_and_counts_images(monkeypatch):
     clock = iter(range(100))
-    monkeypatch.setattr(data_benchmark.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(data_commands.time, "perf_counter", lambda: next(clock))
     config = BenchmarkConfig("mnist", None, 8, num_epochs=5, batches_per_epoch=4, synthetic_data="host")
     result = run_benchmark(config, Listener())
     assert result["epochs"] == [32.0] * 5  # four batches of eight, and a second passes between two looks
@@ -216,7 +215,7 @@ def test_the_benchmark_times_small_sets_on_host_and_device(monkeypatch, on_devic
 
     split = LabelledImages(np.zeros((20, 32, 32, 3), np.uint8), np.zeros(20, np.int32))
     small = Dataset(name="cifar10", source="here", classes=10, train=split, test=split)
-    monkeypatch.setattr(data_benchmark, "load", lambda *_, **__: small)
+    monkeypatch.setattr(data_commands, "load", lambda *_, **__: small)
     config = BenchmarkConfig("cifar10", None, 8, accelerator_side_preprocess=on_device)
     result = run_benchmark(config, Listener())
     assert result["images_per_second"] > 0

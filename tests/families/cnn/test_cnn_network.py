@@ -43,8 +43,13 @@ def applied(network, *, train):
     return jax.jit(lambda *arguments: network.apply(*arguments, train=train), compiler_options=QUICK)
 
 
+def splits(network):
+    """Whether a stage may begin at each layer."""
+    return {node.name: network.may_split(i) for i, node in enumerate(network.nodes)}
+
+
 def parameters(network):
-    return sum(layer.parameters for layer in network.layers)
+    return sum(node.weights for node in network.nodes)
 
 
 @pytest.mark.parametrize(
@@ -73,20 +78,20 @@ def test_trainable_parameters(model, shape, classes, wanted):
 def test_the_torch_variant_has_no_projection_where_shapes_match(model, wanted):
     network = build(model, IMAGENET, 1000, variant="torch")
     assert parameters(network) == wanted
-    assert "conv2_block1_0_conv" not in [layer.name for layer in network.layers]
+    assert "conv2_block1_0_conv" not in [layer.name for layer in network.nodes]
 
 
 def test_the_parameters_that_init_makes_are_those_that_the_layers_count(resnet8):
     network, params, statistics = resnet8
     made = {name: sum(leaf.size for leaf in leaves.values()) for name, leaves in params.items()}
-    assert made == {layer.name: layer.parameters for layer in network.layers if layer.parameters}
+    assert made == {node.name: node.weights for node in network.nodes if node.weights}
     assert {leaf.dtype for leaf in jax.tree.leaves((params, statistics))} == {jnp.dtype("float32")}
-    norms = [layer.name for layer in network.layers if layer.kind == "batch norm"]
+    norms = [node.name for node in network.nodes if node.layer.kind == "batch norm"]
     assert sorted(statistics) == sorted(norms)
 
 
 def test_names_and_order_of_a_bottleneck_block():
-    names = [layer.name for layer in build("resnet50", IMAGENET, 1000).layers]
+    names = [layer.name for layer in build("resnet50", IMAGENET, 1000).nodes]
     parts = [
         "0_conv",
         "0_bn",
@@ -108,7 +113,7 @@ def test_names_and_order_of_a_bottleneck_block():
 
 
 def test_names_and_order_of_a_cifar_block():
-    names = [layer.name for layer in build("cifar_resnet20", CIFAR, 10).layers]
+    names = [layer.name for layer in build("cifar_resnet20", CIFAR, 10).nodes]
     start = names.index("conv3_block1_shortcut")
     parts = [
         "shortcut",
@@ -126,7 +131,7 @@ def test_names_and_order_of_a_cifar_block():
 
 
 def test_shapes_go_down_as_they_should():
-    shapes = {layer.name: layer.shape for layer in build("resnet50", IMAGENET, 1000).layers}
+    shapes = {layer.name: layer.shape for layer in build("resnet50", IMAGENET, 1000).nodes}
     assert shapes["conv1_conv"] == (112, 112, 64)
     assert shapes["pool1_pool"] == (56, 56, 64)
     # The stride is in the 3x3 convolution, not in the 1x1 before it.
@@ -146,7 +151,7 @@ def test_shapes_go_down_as_they_should():
     ],
 )
 def test_other_images_go_into_every_topology(model, shape, layer, wanted):
-    assert {info.name: info.shape for info in build(model, shape, 10).layers}[layer] == wanted
+    assert {info.name: info.shape for info in build(model, shape, 10).nodes}[layer] == wanted
 
 
 def test_scales_start_from_zero_only_in_bottlenecks_without_projection():
@@ -172,7 +177,7 @@ def test_block_kernels_are_truncated_normals_of_variance_one_over_fan_in(resnet2
 
 def test_stems_for_imagenet_and_dense_layers_start_from_glorot_uniform_values(resnet20):
     network = build("resnet50", IMAGENET, 10)
-    start = network.parameters(network.nodes[0])["kernel"]
+    start = network.nodes[0].parameters["kernel"]
     assert (start.kind, start.scale) == ("uniform", pytest.approx((6 / (49 * (3 + 64))) ** 0.5))
     kernel, limit = np.asarray(resnet20["fc_layer"]["kernel"]), (6 / (64 + 10)) ** 0.5
     assert np.abs(kernel).max() == pytest.approx(limit, rel=2e-2) and np.abs(kernel).max() <= limit
@@ -248,11 +253,11 @@ def test_a_network_cut_at_layers_gives_the_same_logits(resnet8, trained):
 
 
 def test_stages_may_begin_where_one_value_crosses():
-    may = {layer.name: layer.may_split for layer in build("resnet50", IMAGENET, 1000).layers}
+    may = splits(build("resnet50", IMAGENET, 1000))
     assert not may["conv1_conv"]
     assert may["conv2_block1_out"] and may["conv4_block2_out"] and may["conv3_block2_1_conv"]
     assert not may["conv2_block1_1_conv"] and not may["conv3_block2_2_conv"] and not may["conv3_block2_add"]
-    cifar = {layer.name: layer.may_split for layer in build("cifar_resnet56", IMAGENET, 1000).layers}
+    cifar = splits(build("cifar_resnet56", IMAGENET, 1000))
     assert cifar["conv2_block4_post_addition_relu"] and not cifar["conv2_block4_layer2_conv"]
 
 
@@ -269,7 +274,7 @@ def test_group_norm_by_groups_and_by_channels():
         16,
         16,
     ]
-    names = [layer.name for layer in by_groups.layers]
+    names = [layer.name for layer in by_groups.nodes]
     assert (
         "conv1_gn" in names and "conv4_block1_layer2_gn" in names and not any("bn" in name for name in names)
     )
@@ -420,8 +425,8 @@ def test_the_table_lists_every_layer_and_where_a_stage_may_begin():
     assert lines[0].startswith(
         "cifar_resnet8 (keras), images 32x32x3, 10 classes: 75,290 parameters, 0.024 GFLOP"
     )
-    assert [line.split()[0] for line in lines[3:]] == [layer.name for layer in network.layers]
-    assert [line.endswith("  yes") for line in lines[3:]] == [layer.may_split for layer in network.layers]
+    assert [line.split()[0] for line in lines[3:]] == [layer.name for layer in network.nodes]
+    assert [line.endswith("  yes") for line in lines[3:]] == list(splits(network).values())
     (row,) = [line for line in lines if line.startswith("conv3_block1_layer1_conv_ds")]
     assert row.split() == ["conv3_block1_layer1_conv_ds", "conv", "16x16x32", "4,608", "2.359"]
 

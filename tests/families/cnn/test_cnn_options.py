@@ -185,7 +185,7 @@ def test_options_wait_for_no_array_library():
 def test_the_models_here_are_those_that_can_be_built():
     for name in (*MODELS, "cifar_resnet110", "cifar_resnet1202"):
         assert check_model(name) is None
-        assert build_network(name, (32, 32, 3), 10).layers
+        assert build_network(name, (32, 32, 3), 10).nodes
     for name in ("cifar_resnet2", "cifar_resnet9", "cifar_resnet08", "resnet51", ""):
         assert "must be one of resnet18" in check_model(name)
 

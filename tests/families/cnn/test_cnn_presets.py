@@ -84,7 +84,7 @@ def test_the_new_name_means_the_same_without_a_strangers_folder(old):
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_configuration_can_run(name):
     made = job_of("--config", name, devices=16)
-    assert made.plan.total_updates > 0 and made.network.layers
+    assert made.plan.total_updates > 0 and made.network.nodes
 
 
 def test_a_global_batch_that_did_not_divide_warns_as_it_did():

@@ -141,7 +141,7 @@ def test_a_single_value_has_the_variance_zero_and_no_division_by_zero():
 def test_counts_are_the_samples_of_an_update_times_the_positions_of_a_layer():
     network = build("toy_model_bn", (32, 32, 3), 10)
     _, statistics = jax.eval_shape(network.init, jax.random.key(0))
-    shapes = {info.name: info.shape for info in network.layers}
+    shapes = {info.name: info.shape for info in network.nodes}
     batch = Batch(micro=8, replicas=2, accumulation=3)
     for rule, samples in (("spread", 48), ("seed", 16)):
         found = count_values(network, batch, rule)

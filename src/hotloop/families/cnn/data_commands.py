@@ -1,16 +1,26 @@
-"""`hotloop cnn build-records` and `verify`: image sets made, counted and checked.
+"""`hotloop cnn build-records`, `verify`, `data-benchmark`: image sets made, counted, checked; the input pipeline timed.
 
-Words and tables around `hotloop.data`; timing the input pipeline is in `data_benchmark`.
+Small sets are timed as they are used: gathered and augmented in a compiled loop on the device, or, without
+--accelerator-side-preprocess, batch by batch in numpy. ImageNet is timed from the records to the batches that are
+sent to the device, which always normalises photographs itself.
 """
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from statistics import mean
 from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
 
 from hotloop.data import build_records, load
 from hotloop.data.build_records import Build
 from hotloop.data.catalogue import known_set
-from hotloop.data.dataset import IMAGE_SETS
+from hotloop.data.dataset import IMAGE_SETS, LabelledImages
 from hotloop.data.image_stores import (
     ImageStore,
     Part,
@@ -21,19 +31,26 @@ from hotloop.data.image_stores import (
     part_folder,
 )
 from hotloop.data.local_files import check_named_folders, find_set
-from hotloop.data.shards import PartManifest, read_manifest, shard_fault
+from hotloop.data.shards import read_manifest, shard_fault
 from hotloop.engine.device import usable_cores
+from hotloop.engine.feed import Resident
+from hotloop.engine.keys import sample_keys
+from hotloop.engine.order import Order
 from hotloop.engine.progress import Console
 from hotloop.errors import DataError
-from hotloop.families.cnn.command_options import BuildConfig, VerifyConfig
+from hotloop.families.cnn.command_options import BenchmarkConfig, BuildConfig, VerifyConfig
+from hotloop.families.cnn.images import augment, crop_and_flip, draw_crops_on_host, is_cifar, preprocess
 from hotloop.families.cnn.options import DATASET_SIZES
-from hotloop.families.cnn.sources import open_store
+from hotloop.families.cnn.sources import PhotoBatches, evaluation_batches, open_store
+from hotloop.families.cnn.workers import HostBatch, PhotoReader, Workers
 from hotloop.rehearsal import begin_work
 
 IMAGENET = DATASET_SIZES["imagenet"]._asdict()
-MOST_TOLD = 1000
-"""Faults that are told one by one."""
+MOST_TOLD = 1000  # faults that are told one by one
+WARM_UP = 2  # epochs that do not count, where there are more
 _PARTS: tuple[Part, ...] = ("train", "validation")
+Epoch = Callable[[int], int]
+"""Goes through epoch number n and returns how many images that was."""
 
 
 def run_build(config: BuildConfig, console: Console) -> Mapping[str, Any]:
@@ -52,41 +69,38 @@ def run_build(config: BuildConfig, console: Console) -> Mapping[str, Any]:
         console.say(f"{config.out}: {kept:,} finished shards are whole and are kept")
     with console.progress("images", sum(part.images for part in parts)) as bar:
         manifests = build_records.run_build(build, parts, bar.advance)
-    result = {part.part: _summary(manifests[part.part]) for part in parts}
-    console.table(
-        ["part", "shards", "images", "repaired", "skipped"],
-        [
-            [part, *(f"{each[key]:,}" for key in ("shards", "images", "repaired", "skipped"))]
-            for part, each in result.items()
-        ],
-    )
-    for text in [
-        text for part in parts for shard in manifests[part.part].shards.values() for text in shard.skipped
-    ]:
-        console.warn(f"skipped {text}")
-    return {"folder": str(config.out), "parts": result}
-
-
-def _summary(manifest: PartManifest) -> dict[str, int]:
-    made = manifest.shards.values()
-    return {
-        "shards": len(made),
-        "images": sum(shard.records for shard in made),
-        "repaired": sum(shard.repaired for shard in made),
-        "skipped": sum(len(shard.skipped) for shard in made),
+    shards = {part.part: manifests[part.part].shards.values() for part in parts}
+    result = {
+        part: {
+            "shards": len(made),
+            "images": sum(shard.records for shard in made),
+            "repaired": sum(shard.repaired for shard in made),
+            "skipped": sum(len(shard.skipped) for shard in made),
+        }
+        for part, made in shards.items()
     }
+    columns = ("shards", "images", "repaired", "skipped")
+    rows = [[part, *(f"{each[key]:,}" for key in columns)] for part, each in result.items()]
+    console.table(["part", *columns], rows)
+    for made in shards.values():
+        for text in (text for shard in made for text in shard.skipped):
+            console.warn(f"skipped {text}")
+    return {"folder": str(config.out), "parts": result}
 
 
 def run_verify(config: VerifyConfig, console: Console) -> Mapping[str, Any]:
     """Count the images of each part and look for broken ones; DataError when there are any."""
     if config.dataset != "imagenet":
         return _verify_small(config, console)
-    assert config.dataset_path is not None  # the config has seen to it
-    result = {}
-    parts = _parts_of(config.dataset_path)
-    begin_work(f"reading {config.dataset_path}")
-    for part in parts:
-        result[part] = _verify_part(config, config.dataset_path, part, console)
+    folder = config.dataset_path
+    assert folder is not None  # the config has seen to it
+    if is_record_folder(folder):
+        names = {*(path.name.partition("-")[0] for path in folder.iterdir()), *read_manifest(folder)}
+        parts = [part for part in _PARTS if part in names]
+    else:  # where there are none, opening the first one says what is expected
+        parts = [part for part in _PARTS if part_folder(folder, part)] or ["train"]
+    begin_work(f"reading {folder}")
+    result = {part: _verify_part(config, folder, part, console) for part in parts}
     console.table(
         ["part", "images", "expected", "broken"],
         [
@@ -100,16 +114,8 @@ def run_verify(config: VerifyConfig, console: Console) -> Mapping[str, Any]:
     if len(broken) > MOST_TOLD:
         console.warn(f"and {len(broken) - MOST_TOLD:,} more")
     if broken:
-        raise DataError(f"{config.dataset_path}: {len(broken):,} broken, first {broken[0]}")
-    return {"dataset": config.dataset, "folder": str(config.dataset_path), "parts": result}
-
-
-def _parts_of(folder: Path) -> list[Part]:
-    """The parts that are or were there; where there are none, opening the first one says what is expected."""
-    if is_record_folder(folder):
-        names = {*(path.name.partition("-")[0] for path in folder.iterdir()), *read_manifest(folder)}
-        return [part for part in _PARTS if part in names]
-    return [part for part in _PARTS if part_folder(folder, part)] or ["train"]
+        raise DataError(f"{folder}: {len(broken):,} broken, first {broken[0]}")
+    return {"dataset": config.dataset, "folder": str(folder), "parts": result}
 
 
 def _verify_part(config: VerifyConfig, folder: Path, part: Part, console: Console) -> dict[str, Any]:
@@ -119,7 +125,12 @@ def _verify_part(config: VerifyConfig, folder: Path, part: Part, console: Consol
             lost = f"{folder}: no {part} shard is there, and manifest.json names some"
             return {"images": 0, "source": str(folder), "broken": [lost]}
         store: ImageStore = RecordSet(folder, part, check=config.checksums, faults=broken)
-        broken += _against_manifest(folder, part) if config.checksums else []
+        # Shards that are not as their builder wrote them; a set without manifest passes.
+        if config.checksums and (manifest := read_manifest(folder).get(part)):
+            unfinished = [path for path in list_shards(folder, part, []) if path.name not in manifest.shards]
+            broken += [f"{path}: not in manifest.json: the build is unfinished" for path in unfinished]
+            faults = {name: shard_fault(folder / name, shard) for name, shard in manifest.shards.items()}
+            broken += [f"{folder / name}: {fault}" for name, fault in faults.items() if fault]
     else:
         store = open_store(folder, part)
     if config.checksums or config.decode:
@@ -132,17 +143,6 @@ def _verify_part(config: VerifyConfig, folder: Path, part: Part, console: Consol
     return {"images": len(store), "source": store.source, "broken": broken}
 
 
-def _against_manifest(folder: Path, part: Part) -> list[str]:
-    """Shards that are not as their builder wrote them; a set without manifest passes."""
-    manifest = read_manifest(folder).get(part)
-    if manifest is None:
-        return []
-    unfinished = [path for path in list_shards(folder, part, []) if path.name not in manifest.shards]
-    wrong = [f"{path}: not in manifest.json: the build is unfinished" for path in unfinished]
-    reasons = {name: shard_fault(folder / name, shard) for name, shard in manifest.shards.items()}
-    return wrong + [f"{folder / name}: {reason}" for name, reason in reasons.items() if reason]
-
-
 def _verify_small(config: VerifyConfig, console: Console) -> Mapping[str, Any]:
     check_named_folders(config.dataset_path)
     if find_set(known_set(config.dataset), config.dataset_path) is None:
@@ -153,12 +153,146 @@ def _verify_small(config: VerifyConfig, console: Console) -> Mapping[str, Any]:
     dataset = load(config.dataset, config.dataset_path, say=console.say)
     counts = {"train": len(dataset.train), "test": len(dataset.test)}
     expected = dict(zip(counts, IMAGE_SETS[config.dataset], strict=True))
-    console.table(
-        ["part", "images", "expected"],
-        [[part, f"{counts[part]:,}", f"{expected[part]:,}"] for part in counts],
-    )
+    rows = [[part, f"{counts[part]:,}", f"{expected[part]:,}"] for part in counts]
+    console.table(["part", "images", "expected"], rows)
     for part, count in counts.items():
         if count != expected[part]:
             console.warn(f"{config.dataset} {part}: {count:,} images, the whole set has {expected[part]:,}")
     parts = {part: {"images": count, "expected": expected[part]} for part, count in counts.items()}
     return {"dataset": config.dataset, "source": dataset.source, "parts": parts}
+
+
+def run_benchmark(config: BenchmarkConfig, console: Console) -> Mapping[str, Any]:
+    """Time each epoch, drop those that warm up, and say images a second."""
+    rates = []
+    with _pipeline(config, console) as (epoch, bound), console.progress("epochs", config.num_epochs) as bar:
+        begin_work("reading images")
+        for number in range(config.num_epochs):
+            started = time.perf_counter()
+            images = epoch(number)
+            rates.append(images / (time.perf_counter() - started))
+            bar.advance()
+    kept = rates[min(WARM_UP, config.num_epochs - 1) :]
+    console.say(f"{config.dataset} {config.split}, {bound}: throughput: {mean(kept):.1f} samples/sec")
+    return {
+        "dataset": config.dataset,
+        "pipeline": bound,
+        "images_per_second": mean(kept),
+        "epochs": rates,
+        "warm_up_epochs": len(rates) - len(kept),
+    }
+
+
+@contextmanager
+def _pipeline(config: BenchmarkConfig, console: Console) -> Iterator[tuple[Epoch, str]]:
+    if config.synthetic_data:
+        if config.synthetic_data == "device":
+            console.warn("--synthetic-data device: nothing would be left to time; taken as host")
+        yield _batchwise(config, lambda number: _synthetic_batches(config)), "synthetic on the host"
+        return
+    if config.dataset == "imagenet":
+        with _photograph_pipeline(config, console) as pipeline:
+            yield pipeline
+        return
+    dataset = load(config.dataset, config.dataset_path, say=console.say)
+    split = dataset.train if config.split == "train" else dataset.test
+    if len(split) < config.micro_batch_size:
+        raise DataError(
+            f"{config.dataset}: {len(split)} {config.split} images do not fill --micro-batch-size "
+            f"{config.micro_batch_size}"
+        )
+    if config.accelerator_side_preprocess:
+        yield _on_device(config, split), "on the device"
+    else:
+        yield _batchwise(config, lambda number: _on_host(config, split, number)), "on the host"
+
+
+def _batchwise(config: BenchmarkConfig, batches: Callable[[int], Iterator[HostBatch]]) -> Epoch:
+    """Batches of small sets still have to be normalised by the host and get the compute type."""
+    is_finished = config.accelerator_side_preprocess or config.dataset == "imagenet"
+
+    def epoch(number: int) -> int:
+        images = 0
+        for count, batch in enumerate(batches(number), 1):
+            images += len(batch["label"])
+            if not is_finished:
+                preprocess(config.dataset, batch["image"]).astype(_type(config))
+            if count == config.batches_per_epoch:
+                break
+        return images
+
+    return epoch
+
+
+def _type(config: BenchmarkConfig) -> Any:
+    return np.float32 if config.precision == "32.32" else np.float16
+
+
+def _synthetic_batches(config: BenchmarkConfig) -> Iterator[HostBatch]:
+    """One synthetic image and label over and over: grey levels around 127 with a spread of 60, cut at two spreads."""
+    noise = np.random.default_rng(config.seed).standard_normal(DATASET_SIZES[config.dataset].shape)
+    image = np.clip(127 + 60 * np.clip(noise, -2, 2), 0, 255).astype(np.uint8)
+    size = config.micro_batch_size
+    for _ in range(config.batches_per_epoch or max(1, 4096 // size)):
+        yield {"image": np.repeat(image[None], size, 0), "label": np.zeros(size, np.int32)}
+
+
+@contextmanager
+def _photograph_pipeline(config: BenchmarkConfig, console: Console) -> Iterator[tuple[Epoch, str]]:
+    assert config.dataset_path is not None  # the config has seen to it
+    training = config.split == "train"
+    store = open_store(config.dataset_path, "train" if training else "validation")
+    reader = PhotoReader(
+        store, training, config.seed, eight_bit=config.eight_bit_transfer, skip_corrupt=config.skip_corrupt
+    )
+    size, workers = config.micro_batch_size, min(config.pipeline_num_parallel, usable_cores())
+    order = Order(len(store), size, config.seed, "drop") if training else None
+    with Workers(reader, workers, config.workers, console.warn) as decoding:
+
+        def batches(number: int) -> Iterator[HostBatch]:
+            if order is None:
+                return evaluation_batches(decoding, size)
+            count = order.period // size
+            return PhotoBatches(decoding, order).batches(number * count, config.batches_per_epoch or count)
+
+        yield _batchwise(config, batches), f"{workers} {decoding.kind}, {store.source}"
+
+
+def _on_host(config: BenchmarkConfig, split: LabelledImages, number: int) -> Iterator[HostBatch]:
+    order = Order(len(split), config.micro_batch_size, config.seed, "drop")
+    first = number * (order.period // order.batch_size)
+    generator = np.random.default_rng((config.seed, number))
+    for step in range(order.period // order.batch_size):
+        rows = order.indices(order.start(first + step), np.zeros(1, np.uint32))[0]
+        images: NDArray[Any] = split.images[rows]
+        if config.split == "train" and is_cifar(config.dataset):
+            images = crop_and_flip(images, draw_crops_on_host(generator, len(rows)))
+        yield {"image": images, "label": split.labels[rows]}
+
+
+def _on_device(config: BenchmarkConfig, split: LabelledImages) -> Epoch:
+    """One compiled call an epoch; each batch's sum goes into the carry, so that none can be left out."""
+    size = config.micro_batch_size
+
+    def transform(batch: Any, key: Any) -> Any:
+        if config.split == "train":
+            return augment(config.dataset, batch, sample_keys(key, 0, size)).astype(_type(config))
+        return preprocess(config.dataset, batch).astype(_type(config))
+
+    feed = Resident(split.images, size, seed=config.seed, remainder="drop", transform=transform)
+    count = min(config.batches_per_epoch or len(split), len(split) // size)
+
+    @jax.jit
+    def call(arguments: Any) -> Any:
+        def body(step: Any, total: Any) -> Any:
+            return total + jnp.sum(feed.batch(arguments, step.astype(jnp.uint32)), dtype=jnp.float32)
+
+        return jax.lax.fori_loop(0, count, body, jnp.float32(0))
+
+    compiled = call.lower(feed.arguments(0, count)).compile()
+
+    def epoch(number: int) -> int:
+        compiled(feed.arguments(number * count, count)).block_until_ready()
+        return count * size
+
+    return epoch

@@ -1,7 +1,6 @@
 """What would run (`--plan`), and what a network is made of (`hotloop cnn describe`), without running it."""
 
 from collections.abc import Set
-from dataclasses import asdict
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from hotloop.data.local_files import check_named_folders, find_set
 from hotloop.families.cnn import model
 from hotloop.families.cnn.command_options import DescribeConfig
 from hotloop.families.cnn.job import Job, resolve
-from hotloop.families.cnn.network import DEPTHS, LayerInfo, Network, build
+from hotloop.families.cnn.network import DEPTHS, Network, build
 from hotloop.families.cnn.options import DATASET_SIZES, DatasetSize, TrainConfig
 from hotloop.families.cnn.sources import ResidentImages, folder_of, open_store
 
@@ -28,7 +27,7 @@ def describe_plan(config: TrainConfig, given: Set[str], configured: Set[str]) ->
     state = jax.eval_shape(lambda: model.init(job, jax.random.key(0)))
     parameters = sum(leaf.size for leaf in jax.tree.leaves(state["params"]))
     held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-    sizes = sum(prod(layer.shape) for layer in job.network.layers)
+    sizes = sum(prod(node.shape) for node in job.network.nodes)
     activations = job.batch.micro * sizes * job.policy.compute.itemsize
     lines = [
         f"{config.model_name} on {config.dataset}, {parameters:,} parameters, "
@@ -71,34 +70,37 @@ def describe_model(config: DescribeConfig) -> tuple[str, dict[str, Any]]:
     network = build(config.model, size.shape, size.classes)
     facts = {
         "model": config.model,
-        "parameters": sum(layer.parameters for layer in network.layers),
+        "parameters": sum(node.weights for node in network.nodes),
         "flops": network.flops,
-        "layers": [{**asdict(layer), "shape": list(layer.shape)} for layer in network.layers],
+        "layers": [
+            {
+                "name": node.name,
+                "kind": node.layer.kind,
+                "shape": list(node.shape),
+                "parameters": node.weights,
+                "flops": node.flops,
+                "may_split": network.may_split(i),
+            }
+            for i, node in enumerate(network.nodes)
+        ],
     }
     return layer_table(network), facts
 
 
 def layer_table(network: Network) -> str:
     """The layers in order, one a line, under a line that sums them up."""
-    parameters = sum(layer.parameters for layer in network.layers)
     summary = (
         f"{network.model} ({network.variant}), images {_size(network.shape)}, {network.classes:,} classes: "
-        f"{parameters:,} parameters, {network.flops / 1e9:.3f} GFLOP an image forward"
+        f"{sum(node.weights for node in network.nodes):,} parameters, {network.flops / 1e9:.3f} GFLOP an image forward"
     )
-    rows = [_HEADINGS, *(_row(layer) for layer in network.layers)]
+    rows = [_HEADINGS]
+    for i, node in enumerate(network.nodes):
+        weights, flops = f"{node.weights:,}", f"{node.flops / 1e6:,.3f}"
+        figures = (weights if node.weights else "", flops if node.flops else "")
+        split = "yes" if network.may_split(i) else ""
+        rows.append((node.name, node.layer.kind, _size(node.shape), *figures, split))
     widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADINGS))]
     return "\n".join([summary, "", *(_line(row, widths) for row in rows)])
-
-
-def _row(layer: LayerInfo) -> tuple[str, ...]:
-    return (
-        layer.name,
-        layer.kind,
-        _size(layer.shape),
-        f"{layer.parameters:,}" if layer.parameters else "",
-        f"{layer.flops / 1e6:,.3f}" if layer.flops else "",
-        "yes" if layer.may_split else "",
-    )
 
 
 def _size(shape: tuple[int, ...]) -> str:

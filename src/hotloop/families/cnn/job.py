@@ -133,7 +133,7 @@ def resolve(
     check_optimiser(config.optimizer, config.optimizer_params, global_batch_size=asked.global_)
     if config.pipeline_splits:
         network = build(config.model_name, size.shape, size.classes, read_norm(config.norm_layer))
-        _check_splits(config, [layer.name for layer in network.layers])
+        _check_splits(config, [node.name for node in network.nodes])
     if config.top_k > size.classes:
         raise OptionError(f"--top-k {config.top_k}: {config.dataset} has only {size.classes} classes")
     _check_devices(config, devices, explicit)

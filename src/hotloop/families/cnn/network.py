@@ -96,26 +96,23 @@ class NormChoice:
 BATCH_NORM = NormChoice()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class NamedLayer:
-    """A layer at its place in a network: `inputs` are the names of what it reads, `shape` is its output's."""
+    """A layer at its place in a network: `inputs` are the names of what it reads, `shape` is its output's.
+
+    Parameters are given as what they start from, `flops` count two for each multiply-add of one image's forward pass.
+    """
 
     name: str
     layer: NetworkLayer
     inputs: tuple[str, ...]
     shape: Shape
-
-
-@dataclass(frozen=True)
-class LayerInfo:
-    """What a table says about a layer; a stage may begin at it if one value alone goes over the boundary."""
-
-    name: str
-    kind: str
-    shape: Shape
-    parameters: int
+    parameters: dict[str, Spec]
     flops: int
-    may_split: bool
+
+    @property
+    def weights(self) -> int:
+        return sum(prod(value.shape) for value in self.parameters.values())
 
 
 @dataclass(frozen=True)
@@ -139,35 +136,12 @@ class Network:
             _build_toy(builder, self.classes, has_norms=self.model == "toy_model_bn")
         return tuple(builder.nodes)
 
-    @cached_property
-    def layers(self) -> tuple[LayerInfo, ...]:
-        """The layers in order, in figures."""
-        return tuple(self._info(i, node) for i, node in enumerate(self.nodes))
-
-    def _info(self, i: int, node: NamedLayer) -> LayerInfo:
-        parameters = sum(prod(value.shape) for value in self.parameters(node).values())
-        flops = node.layer.flops(self._shapes[node.inputs[0]])
-        split = i > 0 and len(self.crossing(i)) == 1
-        return LayerInfo(node.name, node.layer.kind, node.shape, parameters, flops, split)
-
     @property
     def flops(self) -> int:
-        """Operations of one image's forward pass: two for each multiply-add of convolutions and products.
-
-        Training takes three times as many, since each product has two gradients of the same cost.
-        """
-        return sum(layer.flops for layer in self.layers)
-
-    def parameters(self, node: NamedLayer) -> dict[str, Spec]:
-        """A layer's parameters, as what they start from."""
-        return node.layer.parameters(self._shapes[node.inputs[0]])
-
-    @cached_property
-    def _shapes(self) -> dict[str, Shape]:
-        return {INPUT: self.shape} | {node.name: node.shape for node in self.nodes}
+        """Of one image's forward pass; training takes three times as many, since each product has two gradients."""
+        return sum(node.flops for node in self.nodes)
 
     def position(self, layer: str) -> int:
-        """The place of a layer in the order."""
         names = [node.name for node in self.nodes]
         if layer not in names:
             raise OptionError(f"{self.model} has no layer {layer!r}; its layers are {', '.join(names)}")
@@ -180,9 +154,13 @@ class Network:
         last = (made[-1],) if position == len(self.nodes) else ()
         return tuple(name for name in made if name in read) or last
 
+    def may_split(self, position: int) -> bool:
+        """Whether a stage may begin at a layer: one value alone goes over the boundary."""
+        return position > 0 and len(self.crossing(position)) == 1
+
     def init(self, key: Array) -> tuple[Params, Statistics]:
         """Fresh float32 parameters, and statistics of mean 0 and variance 1 for each batch norm."""
-        values = {node.name: leaves for node in self.nodes if (leaves := self.parameters(node))}
+        values = {node.name: leaves for node in self.nodes if (leaves := node.parameters)}
         statistics = {
             node.name: {"mean": jnp.zeros(node.shape[-1]), "variance": jnp.ones(node.shape[-1])}
             for node in self.nodes
@@ -244,7 +222,7 @@ def build(
     if classes < 1:
         raise OptionError(f"--model-name: {model} needs at least one class, not {classes}")
     network = Network(model, (shape[0], shape[1], shape[2]), classes, norm, variant)
-    network.layers  # noqa: B018 (refuses what does not fit before anything is compiled)
+    network.nodes  # noqa: B018 (refuses what does not fit before anything is compiled)
     return network
 
 
@@ -303,13 +281,14 @@ class NetworkBuilder:
         self.shapes[INPUT] = self.images
 
     def add(self, name: str, layer: NetworkLayer, *inputs: str) -> str:
-        shape = layer.shape(*(self.shapes[x] for x in inputs))
+        first = self.shapes[inputs[0]]
+        shape = layer.shape(first)
         if min(shape) < 1:
             size = "x".join(map(str, self.images))
             raise OptionError(
                 f"--model-name: images of {size} are too small: {name} would have shape {shape}"
             )
-        self.nodes.append(NamedLayer(name, layer, inputs, shape))
+        self.nodes.append(NamedLayer(name, layer, inputs, shape, layer.parameters(first), layer.flops(first)))
         self.shapes[name] = shape
         return name
 

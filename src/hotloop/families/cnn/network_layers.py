@@ -5,7 +5,7 @@ A layer computes in the type of its parameters. It knows neither its name nor it
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import jax
 import numpy as np
@@ -21,47 +21,39 @@ Shape = tuple[int, ...]  # of one image's value: rows, columns, channels; or fea
 Leaves = dict[str, Array]
 
 
-class NetworkLayer(Protocol):
-    """What every layer offers; `shapes` are its inputs' shapes, `xs` its inputs [N, ...]."""
+class NetworkLayer:
+    """What every layer offers; this one has neither parameters nor products, and keeps its input's shape.
 
-    @property
-    def kind(self) -> str:
-        """One word for tables."""
+    `shape` is that of the first input [rows, columns, channels] or [features], `xs` are the inputs [N, ...].
+    """
 
-    def shape(self, *shapes: Shape) -> Shape:
-        """The output's shape."""
+    kind: ClassVar[str]
+    """One word for tables."""
 
-    def parameters(self, shape: Shape) -> dict[str, Spec]:
-        """The parameters, as what they start from."""
-
-    def flops(self, shape: Shape) -> int:
-        """Two for each multiply-add of products and convolutions, for one image."""
-
-    def __call__(self, leaves: Leaves, *xs: Array) -> Any:
-        """The output."""
-
-
-class WeightlessLayer:
-    """A layer with neither parameters nor products, that keeps its input's shape."""
-
-    def shape(self, *shapes: Shape) -> Shape:
-        return shapes[0]
+    def shape(self, shape: Shape) -> Shape:
+        """The output's."""
+        return shape
 
     def parameters(self, shape: Shape) -> dict[str, Spec]:
+        """As what they start from."""
         return {}
 
     def flops(self, shape: Shape) -> int:
+        """Two for each multiply-add of products and convolutions, for one image."""
         return 0
 
+    def __call__(self, leaves: Leaves, *xs: Array) -> Any:
+        raise NotImplementedError
 
-class Relu(WeightlessLayer):
+
+class Relu(NetworkLayer):
     kind = "relu"
 
     def __call__(self, leaves: Leaves, *xs: Array) -> Array:
         return jax.nn.relu(xs[0])
 
 
-class Add(WeightlessLayer):
+class Add(NetworkLayer):
     """The sum of two inputs of one shape."""
 
     kind = "add"
@@ -71,13 +63,13 @@ class Add(WeightlessLayer):
 
 
 @dataclass(frozen=True)
-class PadShortcut(WeightlessLayer):
+class PadShortcut(NetworkLayer):
     """The shortcut without parameters: every second row and column, and as many zero channels as there are."""
 
     kind: ClassVar[str] = "shortcut"
 
-    def shape(self, *shapes: Shape) -> Shape:
-        rows, columns, channels = shapes[0]
+    def shape(self, shape: Shape) -> Shape:
+        rows, columns, channels = shape
         return -(-rows // 2), -(-columns // 2), 2 * channels
 
     def __call__(self, leaves: Leaves, *xs: Array) -> Array:
@@ -87,7 +79,7 @@ class PadShortcut(WeightlessLayer):
 
 
 @dataclass(frozen=True)
-class MaxPool(WeightlessLayer):
+class MaxPool(NetworkLayer):
     """The largest value of each window; padding never wins, and only whole windows count."""
 
     size: int
@@ -95,21 +87,21 @@ class MaxPool(WeightlessLayer):
     padding: int = 0
     kind: ClassVar[str] = "max pool"
 
-    def shape(self, *shapes: Shape) -> Shape:
-        rows, columns = ((size + 2 * self.padding - self.size) // self.stride + 1 for size in shapes[0][:2])
-        return rows, columns, shapes[0][2]
+    def shape(self, shape: Shape) -> Shape:
+        rows, columns = ((size + 2 * self.padding - self.size) // self.stride + 1 for size in shape[:2])
+        return rows, columns, shape[2]
 
     def __call__(self, leaves: Leaves, *xs: Array) -> Array:
         return max_pool(xs[0], self.size, self.stride, self.padding)
 
 
-class MeanPool(WeightlessLayer):
+class MeanPool(NetworkLayer):
     """The mean of each channel over the image, summed in float32 and rounded once to the type of the input."""
 
     kind = "mean pool"
 
-    def shape(self, *shapes: Shape) -> Shape:
-        return shapes[0][2:]
+    def shape(self, shape: Shape) -> Shape:
+        return shape[2:]
 
     def __call__(self, leaves: Leaves, *xs: Array) -> Array:
         (x,) = xs
@@ -119,18 +111,18 @@ class MeanPool(WeightlessLayer):
         return x.mean((1, 2), dtype=wide(x.dtype)).astype(x.dtype)
 
 
-class Flatten(WeightlessLayer):
+class Flatten(NetworkLayer):
     kind = "flatten"
 
-    def shape(self, *shapes: Shape) -> Shape:
-        return (prod(shapes[0]),)
+    def shape(self, shape: Shape) -> Shape:
+        return (prod(shape),)
 
     def __call__(self, leaves: Leaves, *xs: Array) -> Array:
         return xs[0].reshape(len(xs[0]), -1)
 
 
 @dataclass(frozen=True)
-class Conv:
+class Conv(NetworkLayer):
     """A square convolution, padded by a number of pixels on each side or by a rule; bias and ReLU go together."""
 
     filters: int
@@ -141,10 +133,10 @@ class Conv:
     biased_relu: bool = False
     kind: ClassVar[str] = "conv"
 
-    def shape(self, *shapes: Shape) -> Shape:
+    def shape(self, shape: Shape) -> Shape:
         rows, columns = (
             (size + low + high - self.size) // self.stride + 1
-            for size, (low, high) in zip(shapes[0], self._pads(shapes[0]), strict=False)
+            for size, (low, high) in zip(shape, self._pads(shape), strict=False)
         )
         return rows, columns, self.filters
 
@@ -173,7 +165,7 @@ class Conv:
 
 
 @dataclass(frozen=True)
-class BatchNorm(WeightlessLayer):
+class BatchNorm(NetworkLayer):
     """Batch normalisation; called, it uses the batch and hands its statistics back too."""
 
     gamma: float
@@ -198,7 +190,7 @@ class BatchNorm(WeightlessLayer):
 
 
 @dataclass(frozen=True)
-class GroupNorm(WeightlessLayer):
+class GroupNorm(NetworkLayer):
     """Normalises each image by its groups of channels."""
 
     groups: int
@@ -218,13 +210,13 @@ def _scale_and_offset(shape: Shape, gamma: float) -> dict[str, Spec]:
 
 
 @dataclass(frozen=True)
-class Logits:
+class Logits(NetworkLayer):
     """The last, fully connected layer, kernel [features, classes]; its output stays in float32."""
 
     classes: int
     kind: ClassVar[str] = "dense"
 
-    def shape(self, *shapes: Shape) -> Shape:
+    def shape(self, shape: Shape) -> Shape:
         return (self.classes,)
 
     def parameters(self, shape: Shape) -> dict[str, Spec]:

@@ -6,10 +6,11 @@ device computes, in the engine's order; the random crop of an image depends on t
 number alone, so that a run that is resumed, or that makes its calls in other sizes, sees the same pixels.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -40,26 +41,27 @@ from hotloop.families.cnn.job import Job
 from hotloop.families.cnn.options import DATASET_SIZES, DatasetSize, TrainConfig
 from hotloop.families.cnn.workers import MISSING, HostBatch, PhotoReader, WantedImages, Workers
 
-Evaluate = Callable[[Any], Sums]
 SYNTHETIC_MEAN, SYNTHETIC_DEVIATION = 127, 60  # of pixels
 SYNTHETIC_IMAGES = 256  # that differ, at most: they are for measuring speed, and take memory
 NO_PHOTOGRAPHS = "there is no ImageNet here (name its folder by --dataset-path): "
 
 
-class ImageSource(Protocol):
-    """Images to train and to validate with."""
+class ImageSource(ABC):
+    """Images to train and to validate with; `repeated` as a `Job` has it."""
 
     size: DatasetSize
-    notice: str
-    repeated: bool
+    notice: str = ""
+    repeated: bool = False
 
+    @abstractmethod
     def feed(self, job: Job) -> Feed: ...
 
-    def evaluation(self, fn: PerSample, batch_size: int) -> Evaluate:
+    @abstractmethod
+    def evaluation(self, fn: PerSample, batch_size: int) -> Callable[[Any], Sums]:
         """state -> sums of `fn` over every validation image."""
 
-    def close(self) -> None:
-        """Let go of files and workers."""
+    def close(self) -> None:  # noqa: B027 - most have nothing open
+        pass
 
 
 def open_source(config: TrainConfig, console: Console, seed: int) -> ImageSource:
@@ -90,10 +92,8 @@ def _columns(split: LabelledImages) -> dict[str, NDArray[Any]]:
     return {"image": split.images, "label": split.labels}
 
 
-class ResidentImages:
+class ResidentImages(ImageSource):
     """A set that lives on the device."""
-
-    repeated = False
 
     def __init__(self, data: Dataset):
         self._data, self.notice = data, data.notice
@@ -109,22 +109,16 @@ class ResidentImages:
             sharding=_sharding(job),
         )
 
-    def evaluation(self, fn: PerSample, batch_size: int) -> Evaluate:
+    def evaluation(self, fn: PerSample, batch_size: int) -> Callable[[Any], Sums]:
         return Evaluation(fn, _columns(self._data.test), batch_size)
 
-    def close(self) -> None:
-        """Nothing is open."""
 
-
-class StreamedPhotographs:
+class StreamedPhotographs(ImageSource):
     """ImageNet: records or folders, decoded by workers."""
-
-    repeated = False
-    notice = ""
 
     def __init__(self, config: TrainConfig, console: Console, seed: int):
         self._workers: list[Workers] = []
-        self._count = count_workers(config.pipeline_num_parallel)
+        self._count = min(config.pipeline_num_parallel, usable_cores())
         self._seed, self._eight_bit, self._warn = seed, config.eight_bit_transfer, console.warn
         self._skip_corrupt, self._progress = config.skip_corrupt, console.progress
         pillow()  # the workers need it: without it there should be no run
@@ -155,15 +149,10 @@ class StreamedPhotographs:
         return self._workers[-1]
 
     def feed(self, job: Job) -> Feed:
-        return PhotoFeed(
-            self._open(self._train, True),
-            job.batch.global_,
-            seed=self._seed,
-            shuffle=job.shuffled,
-            sharding=_sharding(job),
-        )
+        workers, size, sharding = self._open(self._train, True), job.batch.global_, _sharding(job)
+        return PhotoFeed(workers, size, seed=self._seed, shuffle=job.shuffled, sharding=sharding)
 
-    def evaluation(self, fn: PerSample, batch_size: int) -> Evaluate:
+    def evaluation(self, fn: PerSample, batch_size: int) -> Callable[[Any], Sums]:
         workers = self._open(self._validation, False)
 
         def run(state: Any) -> Sums:
@@ -182,7 +171,7 @@ class StreamedPhotographs:
             )
 
 
-class SyntheticImages:
+class SyntheticImages(ImageSource):
     """Random images and labels of a set's shape: on the device one micro-batch for all, or sent by the host.
 
     Which image comes at which place of a global batch does not depend on how the batch is split.
@@ -215,15 +204,10 @@ class SyntheticImages:
         def fetch(indices: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
             return {name: values[indices % len(values)] for name, values in kept.items()}
 
-        return Streamed(
-            fetch,
-            batch.global_,
-            seed=self._seed,
-            samples=self.size.train,
-            sharding=_sharding(job),
-        )
+        samples, sharding = self.size.train, _sharding(job)
+        return Streamed(fetch, batch.global_, seed=self._seed, samples=samples, sharding=sharding)
 
-    def evaluation(self, fn: PerSample, batch_size: int) -> Evaluate:
+    def evaluation(self, fn: PerSample, batch_size: int) -> Callable[[Any], Sums]:
         """As many samples as the set would have."""
         batch_size = min(batch_size, self.size.validation)
 
@@ -233,9 +217,6 @@ class SyntheticImages:
         return Evaluation(
             fn, self._draw(SYNTHETIC_IMAGES), batch_size, samples=self.size.validation, gather=gather
         )
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 @dataclass(eq=False)
@@ -261,11 +242,10 @@ class RepeatedBatch:
         return arguments
 
     def position(self, update: int) -> dict[str, Any]:
-        """Nothing moves."""
         return {"made_up": True}
 
     def check_position(self, saved: Mapping[str, Any]) -> None:
-        """Any place will do."""
+        pass  # nothing moves
 
 
 def open_store(folder: Path, part: Part) -> ImageStore:
@@ -279,11 +259,6 @@ def open_store(folder: Path, part: Part) -> ImageStore:
     raise DataError(
         f"{folder}: neither TFRecord shards (train-00000-of-01024) nor image folders (train/CLASS/*.jpg)"
     )
-
-
-def count_workers(asked: int) -> int:
-    """Workers to use: no more than asked for, and one for each processor."""
-    return min(asked, usable_cores())
 
 
 class PhotoBatches(ShuffledBatches):
@@ -301,12 +276,13 @@ class PhotoBatches(ShuffledBatches):
 
     def batches(self, first: int, count: int) -> Iterator[HostBatch]:
         """The batches of updates first .. first + count - 1."""
-        return self._workers.batches(self._wanted(first + step) for step in range(count))
-
-    def _wanted(self, update: int) -> WantedImages:
         order = self._order
-        places = update * order.batch_size + np.arange(order.batch_size)
-        return order.indices(order.start(update), np.zeros(1, np.uint32))[0], places // order.period
+
+        def wanted(update: int) -> WantedImages:
+            places = update * order.batch_size + np.arange(order.batch_size)
+            return order.indices(order.start(update), np.zeros(1, np.uint32))[0], places // order.period
+
+        return self._workers.batches(map(wanted, range(first, first + count)))
 
 
 class PhotoFeed(Streamed):
@@ -327,7 +303,6 @@ class PhotoFeed(Streamed):
         self._workers = workers
 
     def close(self) -> None:
-        """End the thread and the workers."""
         super().close()
         self._workers.close()
 

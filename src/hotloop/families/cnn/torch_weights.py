@@ -170,7 +170,7 @@ def _check_names(path: str | Path, network: Network, found: Shapes, wanted: dict
 def _check_shapes(path: str | Path, network: Network, found: Shapes, wanted: dict[str, Leaf]) -> None:
     nodes = {node.name: node for node in network.nodes}
     for name, (layer, leaf) in wanted.items():
-        values = network.parameters(nodes[layer])
+        values = nodes[layer].parameters
         ours = values[leaf].shape if leaf in values else nodes[layer].shape[-1:]
         theirs = tuple(ours[_ORDER[len(ours)].index(axis)] for axis in range(len(ours)))
         if found[name] != theirs:
