@@ -6,6 +6,7 @@ both give the same bits on a CPU. Padding is black in either place. How ImageNet
 `photographs`.
 """
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,8 +17,9 @@ from jax import Array
 from hotloop.errors import OptionError
 
 PADDING = 4
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+MEAN, STD = np.array((0.485, 0.456, 0.406)), np.array((0.229, 0.224, 0.225))
 """Of ImageNet's training images, for pixels between 0 and 1."""
+_PADS = ((0, 0), (PADDING, PADDING), (PADDING, PADDING), (0, 0))
 _LARGEST = 2**15  # values of an image whose squares add up in 32 bits
 
 CropDraws = tuple[Any, Any, Any]
@@ -35,10 +37,11 @@ def preprocess(dataset: str, images: Any) -> Any:
     """Images [B, H, W, C] for the network as they are: the part of the preprocessing that leaves nothing to chance."""
     if is_cifar(dataset):
         return standardise(images)
-    if dataset == "imagenet":
-        return normalise_colours(images)
+    if dataset == "imagenet":  # bytes, or floats of that range, minus the mean colour, over its deviations
+        factor, offset = (1 / (255 * STD)).astype(np.float32), (-MEAN / STD).astype(np.float32)
+        return images.astype(np.float32) * factor + offset
     if "mnist" in dataset:
-        return scale_to_unit(images)
+        return images.astype(np.float32) * np.float32(1 / 255)
     raise OptionError(f"--dataset {dataset}: there is no preprocessing for it")
 
 
@@ -65,9 +68,14 @@ def draw_crops_on_host(generator: np.random.Generator, count: int) -> CropDraws:
 def crop_and_flip(images: Any, drawn: CropDraws) -> Any:
     """Images padded with four black pixels a side, cropped to their old size, and mirrored where drawn."""
     if isinstance(images, np.ndarray):
-        return _crop_on_host(images, drawn)
+        on_host, out = np.pad(images, _PADS), np.empty_like(images)
+        height, width = images.shape[1:3]
+        for sample, (y, x, is_mirrored) in enumerate(zip(*drawn, strict=True)):
+            crop = on_host[sample, y : y + height, x : x + width]
+            out[sample] = crop[:, ::-1] if is_mirrored else crop
+        return out
     row, column, mirrored = drawn
-    padded = jnp.pad(images, _pads())
+    padded = jnp.pad(images, _PADS)
 
     def cut(image: Array, y: Array, x: Array) -> Array:
         return jax.lax.dynamic_slice(image, (y, x, 0), images.shape[1:])
@@ -75,19 +83,6 @@ def crop_and_flip(images: Any, drawn: CropDraws) -> Any:
     # A slice for each sample: on a CPU twice as fast as picking pixels, and six times as a product with one-hot rows.
     crops = jax.vmap(cut)(padded, row, column)
     return jnp.where(mirrored[:, None, None, None], crops[:, :, ::-1], crops)
-
-
-def _crop_on_host(images: np.ndarray, drawn: CropDraws) -> np.ndarray:
-    padded, out = np.pad(images, _pads()), np.empty_like(images)
-    height, width = images.shape[1:3]
-    for sample, (y, x, mirrored) in enumerate(zip(*drawn, strict=True)):
-        crop = padded[sample, y : y + height, x : x + width]
-        out[sample] = crop[:, ::-1] if mirrored else crop
-    return out
-
-
-def _pads() -> tuple[tuple[int, int], ...]:
-    return ((0, 0), (PADDING, PADDING), (PADDING, PADDING), (0, 0))
 
 
 def standardise(images: Any) -> Any:
@@ -102,27 +97,12 @@ def standardise(images: Any) -> Any:
         raise OptionError(f"images of {count} values cannot be standardised: at most {_LARGEST}")
     whole = images.astype(np.int32)
     # Times 1/n, not over n: a compiler makes that of a division by a constant, and the bits should agree.
-    axes, share = (1, 2, 3), np.float32(1 / count)
-    centre = (_sum(xp, whole, axes) + np.int32(count // 2)) // np.int32(count)
+    share = np.float32(1 / count)
+    add_up = partial(xp.sum, axis=(1, 2, 3), dtype=np.int32, keepdims=True)
+    centre = (add_up(whole) + np.int32(count // 2)) // np.int32(count)
     around = whole - centre
-    total = _sum(xp, around, axes).astype(np.float32)
-    squares = _sum(xp, around * around, axes).astype(np.float32)
+    total = add_up(around).astype(np.float32)
+    squares = add_up(around * around).astype(np.float32)
     variance = (squares - total * total * share) * share
     deviation = xp.maximum(xp.sqrt(variance), np.float32(1 / np.sqrt(count)))
     return (around.astype(np.float32) - total * share) * (np.float32(1) / deviation)
-
-
-def _sum(xp: Any, values: Any, axes: tuple[int, ...]) -> Any:
-    return xp.sum(values, axis=axes, dtype=np.int32, keepdims=True)
-
-
-def scale_to_unit(images: Any) -> Any:
-    """Bytes to numbers between 0 and 1."""
-    return images.astype(np.float32) * np.float32(1 / 255)
-
-
-def normalise_colours(images: Any) -> Any:
-    """Photographs in bytes, or in floats of that range, minus ImageNet's mean colour, over its deviations."""
-    mean, std = np.array(MEAN), np.array(STD)
-    factor, offset = (1 / (255 * std)).astype(np.float32), (-mean / std).astype(np.float32)
-    return images.astype(np.float32) * factor + offset

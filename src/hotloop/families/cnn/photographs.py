@@ -55,29 +55,22 @@ def random_crop(
     when all fail, the whole image is taken.
     """
     corners = boxes * np.array([width, height, width, height], np.float32)
+    least, most = (share * width * height for share in AREAS)
     for _ in range(ATTEMPTS):
-        crop = _attempt(generator, width, height)
-        if crop is not None and _covers(crop, corners if len(boxes) else None, width * height):
-            return crop
+        aspect = generator.uniform(*ASPECTS)
+        highest = min(round(sqrt(most / aspect)), height, int((width + 0.5) / aspect))
+        lowest = min(round(sqrt(least / aspect)), highest)
+        tall = int(generator.integers(lowest, highest + 1))
+        wide = round(tall * aspect)
+        if 0 < wide <= width and tall > 0 and least <= wide * tall <= most:
+            left, top = generator.integers(0, [width - wide + 1, height - tall + 1])
+            crop = Rectangle(int(left), int(top), wide, tall)
+            if _covers(crop, corners) if len(boxes) else wide * tall >= COVERED * width * height:
+                return crop
     return Rectangle(0, 0, width, height)
 
 
-def _attempt(generator: np.random.Generator, width: int, height: int) -> Rectangle | None:
-    aspect = generator.uniform(*ASPECTS)
-    least, most = (share * width * height for share in AREAS)
-    highest = min(round(sqrt(most / aspect)), height, int((width + 0.5) / aspect))
-    lowest = min(round(sqrt(least / aspect)), highest)
-    tall = int(generator.integers(lowest, highest + 1))
-    wide = round(tall * aspect)
-    if not (0 < wide <= width and tall > 0 and least <= wide * tall <= most):
-        return None
-    left, top = generator.integers(0, [width - wide + 1, height - tall + 1])
-    return Rectangle(int(left), int(top), wide, tall)
-
-
-def _covers(crop: Rectangle, corners: NDArray[np.float32] | None, image: int) -> bool:
-    if corners is None:
-        return crop.width * crop.height >= COVERED * image
+def _covers(crop: Rectangle, corners: NDArray[np.float32]) -> bool:
     left, top, right, bottom = corners.T
     wide = np.minimum(right, crop.left + crop.width) - np.maximum(left, crop.left)
     tall = np.minimum(bottom, crop.top + crop.height) - np.maximum(top, crop.top)
@@ -106,11 +99,6 @@ Resample = Callable[["Image.Image", SamplingGrid, int, bool], NDArray[Any]]
 """`resample_bytes` or `resample_floats`: image, grid, size, whether to mirror -> [size, size, 3]."""
 
 
-def generator_for(seed: int, epoch: int, number: int) -> np.random.Generator:
-    """The random numbers of one image in one epoch."""
-    return np.random.default_rng((seed, epoch, number))
-
-
 def training_image(
     image: EncodedImage,
     generator: np.random.Generator,
@@ -127,10 +115,14 @@ def training_image(
     opening = open_image(image.encoded)
     crop = random_crop(generator, *opening.size, image.boxes)
     mirrored = bool(generator.integers(2))
-    factor = _reduce(opening, _reduction(crop, size)) if reduced else 1
+    factor = _reduce(opening, min(crop.width, crop.height) // size) if reduced else 1
     pixels = load_rgb(opening)
     if factor > 1:
-        return resample(pixels, _reduce_grid(grid_of_crop(crop, size), factor), size, mirrored)
+        # The same places in an image whose pixels are the means of factor x factor old ones.
+        grid, middle_of_first = grid_of_crop(crop, size), (factor - 1) / 2
+        left, top = ((start - middle_of_first) / factor for start in (grid.left, grid.top))
+        reduced_grid = SamplingGrid(left, top, grid.step_x / factor, grid.step_y / factor)
+        return resample(pixels, reduced_grid, size, mirrored)
     cut = pixels.crop((crop.left, crop.top, crop.left + crop.width, crop.top + crop.height))
     return resample(cut, grid_of_crop(Rectangle(0, 0, crop.width, crop.height), size), size, mirrored)
 
@@ -189,27 +181,9 @@ def _neighbours(
     return np.clip(lower, 0, length - 1), np.clip(lower + 1, 0, length - 1), weight
 
 
-def _reduction(crop: Rectangle, size: int) -> int:
-    """The largest of the decoder's factors that leaves the crop at least `size` pixels a side."""
-    room = min(crop.width, crop.height) // size
-    return next(factor for factor in (8, 4, 2, 1) if factor <= max(room, 1))
-
-
-def _reduce(image: "Image.Image", factor: int) -> int:
-    """Ask the decoder for a smaller image; returns the factor it agrees to, 1 for anything but a JPEG."""
-    if factor == 1:
-        return 1
-    width = image.width
-    image.draft("RGB", (width // factor, image.height // factor))
+def _reduce(image: "Image.Image", room: int) -> int:
+    """Ask the decoder for an image that is up to `room` times smaller; the factor it agrees to, 1 for all but JPEG."""
+    factor, width = next((factor for factor in (8, 4, 2) if factor <= room), 1), image.width
+    if factor > 1:
+        image.draft("RGB", (width // factor, image.height // factor))
     return round(width / image.width)
-
-
-def _reduce_grid(grid: SamplingGrid, factor: int) -> SamplingGrid:
-    """The same places in an image whose pixels are the means of factor x factor old ones."""
-    middle_of_first = (factor - 1) / 2
-    return SamplingGrid(
-        (grid.left - middle_of_first) / factor,
-        (grid.top - middle_of_first) / factor,
-        grid.step_x / factor,
-        grid.step_y / factor,
-    )

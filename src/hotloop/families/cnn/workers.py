@@ -28,7 +28,6 @@ from hotloop.errors import DataError
 from hotloop.families.cnn.photographs import (
     SIZE,
     evaluation_image,
-    generator_for,
     resample_bytes,
     resample_floats,
     training_image,
@@ -40,6 +39,8 @@ WorkerKind = Literal["auto", "threads", "processes"]
 WantedImages = tuple[NDArray[Any], NDArray[Any]]
 """Numbers of the images of a batch, and the epoch that each is taken for."""
 HostBatch = dict[str, NDArray[Any]]
+Filled = tuple[NDArray[np.int32], list[str]]
+"""Labels of the images that were put in place, and what was said of those that were skipped."""
 
 _IN_A_ROW = 100  # so many broken images one after the other are no accident
 _PART = 8  # images that a worker is given at once
@@ -63,21 +64,18 @@ class PhotoReader:
         """Of the pixels: bytes, or floats of the same range that are not truncated."""
         return np.dtype(np.uint8 if self.eight_bit else np.float32)
 
-    def fill(self, images: NDArray[Any], numbers: Iterable[int], epochs: Iterable[int]) -> "FilledPart":
+    def fill(self, images: NDArray[Any], numbers: Iterable[int], epochs: Iterable[int]) -> Filled:
         """Put image `numbers[i]`, as epoch `epochs[i]` sees it, into images[i]."""
         labels: list[int] = []
         skipped: list[str] = []
         for place, (number, epoch) in enumerate(zip(numbers, epochs, strict=True)):
             images[place], label = self._whole_image(int(number), int(epoch), skipped)
             labels.append(label)
-        return FilledPart(np.array(labels, np.int32), tuple(skipped))
+        return np.array(labels, np.int32), skipped
 
     def image(self, number: int, epoch: int = 0) -> tuple[NDArray[Any], int]:
         """Pixels and label of one image; DataError when it is broken."""
-        return self._image(number, generator_for(self.seed, epoch, number))
-
-    def _image(self, number: int, generator: np.random.Generator) -> tuple[NDArray[Any], int]:
-        encoded = self.store.read(number)
+        encoded, generator = self.store.read(number), np.random.default_rng((self.seed, epoch, number))
         resample = resample_bytes if self.eight_bit else resample_floats
         try:
             if self.training:
@@ -100,14 +98,6 @@ class PhotoReader:
         if not self.training:
             return 0, MISSING
         raise DataError(f"{skipped[-1]}; {_IN_A_ROW} broken images in a row: the set is unusable")
-
-
-@dataclass(frozen=True, eq=False)
-class FilledPart:
-    """Labels of the images that were put in place, and what was said of those that were skipped."""
-
-    labels: NDArray[np.int32]
-    skipped: tuple[str, ...]
 
 
 class Workers:
@@ -171,22 +161,19 @@ class Workers:
         """Take the oldest part; yields its batch when that was the last of it."""
         part = begun[0]
         try:
-            filled = part.future.result()
+            labels, skipped = part.future.result()
         except BrokenProcessPool:
             raise DataError("a decoding process was killed: is there memory for so many workers?") from None
         begun.popleft()
         part.batch["image"][part.place] = self._parts[part.slot, : len(part.numbers)]
-        part.batch["label"][part.place] = filled.labels
+        part.batch["label"][part.place] = labels
         self._free.append(part.slot)
-        self._note(filled.skipped)
-        if part.place.stop == len(part.batch["label"]):
-            yield part.batch
-
-    def _note(self, skipped: tuple[str, ...]) -> None:
         for text in skipped:
             if text not in self._named:
                 self._named.add(text)
                 self._on_skip(text)
+        if part.place.stop == len(part.batch["label"]):
+            yield part.batch
 
     @property
     def skipped(self) -> int:
@@ -211,7 +198,7 @@ class _Part:
     numbers: NDArray[Any]
     epochs: NDArray[Any]
     slot: int = -1
-    future: Future[FilledPart] = field(default_factory=Future)
+    future: Future[Filled] = field(default_factory=Future)
 
 
 _own = threading.local()
@@ -231,6 +218,6 @@ def _view(memory: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[
     return np.frombuffer(memory, dtype).reshape(shape)
 
 
-def _fill(slot: int, numbers: NDArray[Any], epochs: NDArray[Any]) -> FilledPart:
-    filled: FilledPart = _own.reader.fill(_own.parts[slot], numbers, epochs)
+def _fill(slot: int, numbers: NDArray[Any], epochs: NDArray[Any]) -> Filled:
+    filled: Filled = _own.reader.fill(_own.parts[slot], numbers, epochs)
     return filled
