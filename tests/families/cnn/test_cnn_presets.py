@@ -3,7 +3,6 @@
 import pytest
 from cnn_words import base_rate, job_of, typed
 
-from hotloop.families.cnn.job import count_stages, devices_per_replica
 from hotloop.families.cnn.network import NormChoice
 from hotloop.families.cnn.presets import PRESETS
 from hotloop.options import values_of
@@ -69,7 +68,7 @@ def test_batches_updates_and_rates_are_those_of_the_table(name):
         model,
         {"micro": micro, "replicas": replicas, "accumulation": accumulation, "global": global_size},
     )
-    assert (count_stages(asked), devices_per_replica(asked), asked.num_epochs) == (cuts, spread, epochs)
+    assert (asked.stages, asked.devices_per_replica, asked.num_epochs) == (cuts, spread, epochs)
     assert made.plan.updates_per_epoch == updates
     assert made.size.train - updates * global_size == left
     assert f"{base_rate(made):.{len(rate.partition('.')[2])}f}" == rate  # as it is printed there

@@ -49,8 +49,7 @@ IMAGENET = DATASET_SIZES["imagenet"]._asdict()
 MOST_TOLD = 1000  # faults that are told one by one
 WARM_UP = 2  # epochs that do not count, where there are more
 _PARTS: tuple[Part, ...] = ("train", "validation")
-Epoch = Callable[[int], int]
-"""Goes through epoch number n and returns how many images that was."""
+Epoch = Callable[[int], int]  # goes through epoch number n and returns how many images that was
 
 
 def run_build(config: BuildConfig, console: Console) -> Mapping[str, Any]:

@@ -36,16 +36,11 @@ class Job:
 
     config: TrainConfig
     size: DatasetSize
-    asked: Batch
-    """The batch of the configuration, which rates go by."""
-    batch: Batch
-    """The same samples on the devices that there are."""
-    plan: Plan | None
-    """None without a training phase."""
-    validation: EvaluationBatches | None
-    """None without a validation phase."""
-    repeated: bool = False
-    """Whether every micro-batch of an update is the same one."""
+    asked: Batch  # the batch of the configuration, which rates go by
+    batch: Batch  # the same samples on the devices that there are
+    plan: Plan | None  # None without a training phase
+    validation: EvaluationBatches | None  # None without a validation phase
+    repeated: bool = False  # whether every micro-batch of an update is the same one
     variant: Variant = "keras"
     warnings: tuple[str, ...] = field(default=(), compare=False)
     notices: tuple[str, ...] = field(default=(), compare=False)
@@ -83,31 +78,30 @@ class Job:
 
     @cached_property
     def rate(self) -> Callable[[Array | int], Array]:
-        """The learning rate of an update."""
+        """update -> learning rate."""
         assert self.plan is not None
+        config = self.config
         return schedules.learning_rate(
-            self.config.lr_schedule,
-            self.config.lr_schedule_params,
+            config.lr_schedule,
+            config.lr_schedule_params,
             global_batch_size=self.asked.global_,
             updates_per_epoch=int(self.plan.updates_per_epoch),
-            warmup=self.config.lr_warmup_params,
-            staircase=self.config.lr_staircase,
+            warmup=config.lr_warmup_params,
+            staircase=config.lr_staircase,
         )
 
     @property
     def scale(self) -> StaticScale | AutoScale:
-        """The loss scaling."""
         return AutoScale() if self.config.auto_loss_scaling else StaticScale(self.config.loss_scaling or 1.0)
 
     @cached_property
     def mesh(self) -> Mesh | None:
-        """The devices of several replicas; None for one."""
+        """None for one replica."""
         replicas = self.batch.replicas
         return replica_mesh(replicas, platform()) if replicas > 1 else None
 
     @property
     def key(self) -> Array:
-        """The run's key."""
         return seed_key(self.config.seed or 0)
 
     @property
@@ -184,15 +178,6 @@ def read_norm(params: Params) -> NormChoice:
     return NormChoice("batch", momentum=float(params.get("momentum", MOMENTUM[params["name"]])))
 
 
-def count_stages(config: TrainConfig) -> int:
-    return len(config.pipeline_splits) + 1
-
-
-def devices_per_replica(config: TrainConfig) -> int:
-    """Devices over which the stages of one replica were meant to spread."""
-    return count_stages(config) if config.device_mapping is None else max(config.device_mapping) + 1
-
-
 def requested_batch(config: TrainConfig, explicit: Set[str] = frozenset()) -> Batch:
     """The batch as the options have it; of accumulation and global size the one on the command line counts.
 
@@ -239,7 +224,7 @@ def _check_devices(config: TrainConfig, devices: int, explicit: Set[str]) -> Non
         )
     if not config.strict_devices:
         return
-    per_replica = devices_per_replica(config)
+    per_replica = config.devices_per_replica
     if config.num_replicas * per_replica > devices:
         raise DeviceError(
             f"--strict-devices: {_wish(config)} need {config.num_replicas * per_replica} devices and {there}; "
@@ -253,15 +238,15 @@ def _check_devices(config: TrainConfig, devices: int, explicit: Set[str]) -> Non
 
 
 def _wish(config: TrainConfig) -> str:
-    per_replica = devices_per_replica(config)
-    spread = f" x {per_replica} devices for {count_stages(config)} stages" if per_replica > 1 else ""
+    per_replica = config.devices_per_replica
+    spread = f" x {per_replica} devices for {config.stages} stages" if per_replica > 1 else ""
     return f"{config.num_replicas} replicas{spread}"
 
 
 def _placement_notice(config: TrainConfig, asked: Batch, placed: Batch, devices: int) -> str:
     changes = []
-    if devices_per_replica(config) > 1:
-        changes.append(f"{count_stages(config)} stages merge into one")
+    if config.devices_per_replica > 1:
+        changes.append(f"{config.stages} stages merge into one")
     if (group := config.dbn_replica_group_size) > 1:
         changes.append(f"{group} replicas that share statistics become a micro-batch of {placed.micro}")
     if placed.replicas < asked.replicas // group:
@@ -291,9 +276,9 @@ def _warnings(config: TrainConfig) -> list[str]:
 def validation_size(config: TrainConfig) -> int:
     """Samples of one validation batch over all replicas, as the old program counted them."""
     piped = config.pipeline_validation_model and bool(config.pipeline_splits)
-    replicas = config.num_replicas if piped else config.num_replicas * devices_per_replica(config)
+    replicas = config.num_replicas if piped else config.num_replicas * config.devices_per_replica
     return (
         (config.validation_micro_batch_size or config.micro_batch_size)
         * (config.validation_num_replicas or replicas)
-        * (2 * count_stages(config) if piped else 1)
+        * (2 * config.stages if piped else 1)
     )

@@ -27,8 +27,7 @@ class NetworkLayer:
     `shape` is that of the first input [rows, columns, channels] or [features], `xs` are the inputs [N, ...].
     """
 
-    kind: ClassVar[str]
-    """One word for tables."""
+    kind: ClassVar[str]  # one word for tables
 
     def shape(self, shape: Shape) -> Shape:
         """The output's."""

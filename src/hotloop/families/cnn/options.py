@@ -360,6 +360,15 @@ class TrainConfig(PlanOptions):
         validate(self)
         check_options(self)
 
+    @property
+    def stages(self) -> int:
+        return len(self.pipeline_splits) + 1
+
+    @property
+    def devices_per_replica(self) -> int:
+        """Devices over which the stages of one replica were meant to spread."""
+        return self.stages if self.device_mapping is None else max(self.device_mapping) + 1
+
 
 @dataclass(frozen=True)
 class ValidateConfig(TrainConfig):
@@ -394,7 +403,7 @@ def check_options(config: TrainConfig) -> None:
 
 
 def _check_stages(config: TrainConfig) -> None:
-    mapping, stages = config.device_mapping, len(config.pipeline_splits) + 1
+    mapping, stages = config.device_mapping, config.stages
     if config.recomputation and stages == 1:
         raise OptionError("--recomputation: goes stage by stage, so it needs --pipeline-splits")
     if mapping is not None:
@@ -421,7 +430,7 @@ def _check_shared_statistics(config: TrainConfig) -> None:
     group = config.dbn_replica_group_size
     if group == 1:
         return
-    if max(config.device_mapping or (len(config.pipeline_splits),)) > 0:
+    if config.devices_per_replica > 1:
         raise OptionError(
             f"--dbn-replica-group-size {group}: needs one device per replica; leave out --pipeline-splits or map "
             "every stage to device 0 with --device-mapping"

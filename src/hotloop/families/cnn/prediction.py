@@ -23,10 +23,9 @@ from hotloop.families.cnn.photographs import grid_of_middle, resample_bytes
 if TYPE_CHECKING:
     from PIL import Image
 
+# So many times as wide, as high, or as long in form, or so many times less: the network sees something else then.
 FAR = 2
-"""So many times as wide, as high, or as long in form, or so many times less: the network sees something else then."""
-GREY = 16
-"""Differences of an image's channels below which it is grey; JPEG leaves a few."""
+GREY = 16  # differences of an image's channels below which it is grey; JPEG leaves a few
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
@@ -46,31 +45,26 @@ def run(config: PredictConfig, console: Console) -> Mapping[str, Any]:
         pixels.append(_to_pixels(image, shape, dataset))
     with checkpoints.open() as opened:
         step, weights = saved.restore_weights(opened, config.step, known)
+
+    def predict(weights: Any, pixels: jax.Array) -> jax.Array:
+        seen = images.preprocess(dataset, pixels)
+        return jax.nn.softmax(inference_logits(known.network, known.policy, weights, seen))
+
     with console.progress("predicting"):
         with compiling():  # the call comes back before it has run
-            made = _shares(known, weights, np.stack(pixels))
+            made = jax.jit(predict)(weights, jnp.asarray(np.stack(pixels)))
         shares = np.asarray(made)
     found: dict[str, list[dict[str, Any]]] = {}
     for path, row in zip(config.image, shares, strict=True):
         order = np.argsort(-row, kind="stable")[: config.top]
+        names = {int(k): CIFAR10[k] if dataset == "cifar10" else f"class {k}" for k in order}
         found[str(path)] = [
-            {"class": int(k), "name": name_of(known.dataset, int(k)), "probability": float(row[k])}
-            for k in order
+            {"class": k, "name": name, "probability": float(row[k])} for k, name in names.items()
         ]
         console.say(f"{path}:")
         for each in found[str(path)]:
             console.say(f"  {100 * each['probability']:6.2f} %  {each['name']}")
     return {"checkpoint": str(checkpoints.folder), "step": step, "predictions": found}
-
-
-def _shares(known: saved.SavedNetwork, weights: Any, pixels: NDArray[np.uint8]) -> jax.Array:
-    @jax.jit
-    def shares(weights: Any, pixels: jax.Array) -> jax.Array:
-        seen = images.preprocess(known.dataset, pixels)
-        return jax.nn.softmax(inference_logits(known.network, known.policy, weights, seen))
-
-    result: jax.Array = shares(weights, jnp.asarray(pixels))
-    return result
 
 
 def read_image(path: str | Path, shape: tuple[int, int, int], dataset: str) -> NDArray[np.uint8]:
@@ -111,8 +105,3 @@ def unlike_training(image: "Image.Image", shape: tuple[int, int, int], dataset: 
     if is_far:
         found.append(f"of {image.width} x {image.height} pixels, and they had {width} x {height}")
     return found
-
-
-def name_of(dataset: str, label: int) -> str:
-    """A class for people."""
-    return CIFAR10[label] if dataset == "cifar10" else f"class {label}"

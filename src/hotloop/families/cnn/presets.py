@@ -7,7 +7,7 @@ the rest are the defaults then.
 """
 
 from collections.abc import Iterator, Mapping
-from functools import cache
+from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -27,24 +27,23 @@ NOT_TAKEN = frozenset({
 """What a run had for itself: which phases ran, and where it wrote."""
 
 
-@cache
-def _contents() -> Mapping[str, Mapping[str, Any]]:
-    text = files("hotloop.families.cnn").joinpath(CONFIGS_FILE).read_text(encoding="utf-8")
-    contents: Mapping[str, Mapping[str, Any]] = parse_document(text, CONFIGS_FILE)
-    return contents
-
-
 class NamedConfigs(Mapping[str, Mapping[str, Any]]):
     """Every named configuration; what one takes over from another is in its values already."""
 
+    @cached_property
+    def _contents(self) -> Mapping[str, Mapping[str, Any]]:
+        text = files("hotloop.families.cnn").joinpath(CONFIGS_FILE).read_text(encoding="utf-8")
+        contents: Mapping[str, Mapping[str, Any]] = parse_document(text, CONFIGS_FILE)
+        return contents
+
     def __getitem__(self, name: str) -> Mapping[str, Any]:
-        return _contents()[name]
+        return self._contents[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_contents())
+        return iter(self._contents)
 
     def __len__(self) -> int:
-        return len(_contents())
+        return len(self._contents)
 
 
 PRESETS = NamedConfigs()
@@ -57,7 +56,6 @@ def find_run(path: Path) -> Path | None:
 
 
 def read_run_options(run: Path) -> dict[str, Any]:
-    """Every option of a run."""
     from hotloop.engine.run import read_config  # a bad option has to answer at once
 
     return read_config(run, FAMILY, {"model_name": str, "dataset": str})

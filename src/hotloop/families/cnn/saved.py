@@ -23,8 +23,7 @@ from hotloop.families.cnn.options import TrainConfig
 from hotloop.families.cnn.presets import FAMILY, NETWORK_FILE, find_run, read_run_options
 from hotloop.options.files import load_json
 
-CLEANED = "clean_dir"
-"""The record that a run's checkpoints were about to be removed."""
+CLEANED = "clean_dir"  # the record that a run's checkpoints were about to be removed
 
 
 @dataclass(frozen=True)

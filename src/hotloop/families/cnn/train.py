@@ -52,10 +52,8 @@ MAY_DIFFER = (
 )  # fmt: skip
 """Options that change nothing about the weights, so that a resumed run may have others."""
 FORWARD_AND_BACKWARD = 3  # each product of the forward pass has two gradients of the same cost
-STARTS = "training"
-"""The record that a process's clock starts."""
-TOOK = "time_to_train"
-"""The record that the run is trained and validated, and how long that took."""
+STARTS = "training"  # the record that a process's clock starts
+TOOK = "time_to_train"  # the record that the run is trained and validated, and how long that took
 
 
 def run(

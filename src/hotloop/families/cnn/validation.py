@@ -29,8 +29,7 @@ from hotloop.families.cnn.saved import (
 )
 from hotloop.families.cnn.sources import ImageSource
 
-TARGET_WIDTH = 0.02
-"""How fast the sweep's figure falls below the target."""
+TARGET_WIDTH = 0.02  # how fast the sweep's figure falls below the target
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,7 @@ from hotloop.families.cnn.photographs import (
     training_image,
 )
 
-MISSING = -1
-"""The label of an image that could not be read and was not replaced."""
+MISSING = -1  # the label of an image that could not be read and was not replaced
 WorkerKind = Literal["auto", "threads", "processes"]
 WantedImages = tuple[NDArray[Any], NDArray[Any]]
 """Numbers of the images of a batch, and the epoch that each is taken for."""
@@ -201,8 +200,7 @@ class _Part:
     future: Future[Filled] = field(default_factory=Future)
 
 
-_own = threading.local()
-"""In a worker: what it reads, and the memory that it writes into."""
+_own = threading.local()  # in a worker: what it reads, and the memory that it writes into
 
 
 def _adopt(reader: PhotoReader, parts: NDArray[Any]) -> None:
