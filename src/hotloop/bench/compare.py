@@ -51,7 +51,7 @@ class CompareRules:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class MetricComparison:
     """One variant's metric on both sides; a side that has none is missing."""
 
     variant: str
@@ -79,7 +79,7 @@ def _fits(name: str, globs: Iterable[str]) -> bool:
     return any(fnmatchcase(name, glob) for glob in globs)
 
 
-def compare_samples(a: Samples, b: Samples, rules: CompareRules) -> list[Comparison]:
+def compare_samples(a: Samples, b: Samples, rules: CompareRules) -> list[MetricComparison]:
     """A row for every variant and metric of either side, in A's order and then B's."""
     return [_row(a.get(key), b.get(key), rules) for key in dict.fromkeys([*a, *b]) if rules.wants(key[1])]
 
@@ -89,7 +89,7 @@ def rename_partners(found: Samples, partners: Mapping[str, str]) -> Samples:
     return {(partners.get(variant, variant), metric): sample for (variant, metric), sample in found.items()}
 
 
-def _row(a: MetricSample | None, b: MetricSample | None, rules: CompareRules) -> Comparison:
+def _row(a: MetricSample | None, b: MetricSample | None, rules: CompareRules) -> MetricComparison:
     known = a or b
     assert known is not None
     better = rules.better(known)
@@ -97,10 +97,10 @@ def _row(a: MetricSample | None, b: MetricSample | None, rules: CompareRules) ->
     a_middle, b_middle = (median(side.values) if side else None for side in (a, b))
     repeats = (len(a.values) if a else 0, len(b.values) if b else 0)
     name = f"{a.variant} → {b.variant}" if a and b and a.variant != b.variant else known.variant
-    return Comparison(name, known.metric, known.unit, better, a_middle, b_middle, repeats, found)
+    return MetricComparison(name, known.metric, known.unit, better, a_middle, b_middle, repeats, found)
 
 
-def comparison_cells(row: Comparison) -> tuple[str, ...]:
+def comparison_cells(row: MetricComparison) -> tuple[str, ...]:
     unit = f" {row.unit}" if row.unit else ""
     sides = ("–" if side is None else f"{side:.5g}{unit}" for side in (row.a, row.b))
     found = row.verdict
@@ -110,7 +110,7 @@ def comparison_cells(row: Comparison) -> tuple[str, ...]:
     return (row.variant, row.metric, row.better, *sides, ratio, interval, counts, row.word, row.reason)
 
 
-def format_markdown(rows: Sequence[Comparison]) -> str:
+def format_markdown(rows: Sequence[MetricComparison]) -> str:
     def line(texts: Iterable[str]) -> str:
         return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
 

@@ -4,7 +4,7 @@ It takes plain results, as `--json` prints them, and measures nothing itself.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from hotloop.bench.page import Page, format_cell
@@ -65,10 +65,16 @@ def _add_kernels(page: Page, kernels: Mapping[str, Result]) -> None:
         "inside a compiled loop whose every iteration depends on the one before."
     )
     page.table(KERNEL_COLUMNS, [_kernel_row(name, result) for name, result in kernels.items()])
+    strips = []
+    for name, result in kernels.items():  # every timed step, relative to the kernel's median
+        middle, seconds = result["seconds_per_step"], result["seconds"]
+        low, high = (seconds[key] / middle for key in ("p10", "p90"))
+        strips.append(Strip(name, low, 1.0, high, [each / middle for each in seconds["all"]]))
+    spread = Strips("Spread of the timed steps", Axis("time / median"), strips, at=1.0)
     page.charts(
         [
             (roofline_chart(kernels), "Lines: this device's own measured matrix product and memory copy."),
-            (_spread_chart(kernels), "One dot a timed call; boxes are p10 to p90."),
+            (spread, "One dot a timed call; boxes are p10 to p90."),
         ]
     )
 
@@ -89,16 +95,6 @@ def _kernel_row(name: str, result: Result) -> list[str | float | None]:
     ]
 
 
-def _spread_chart(kernels: Mapping[str, Result]) -> Strips:
-    """Every timed step of every kernel, relative to that kernel's median."""
-    rows = []
-    for name, result in kernels.items():
-        middle, seconds = result["seconds_per_step"], result["seconds"]
-        low, high = (seconds[key] / middle for key in ("p10", "p90"))
-        rows.append(Strip(name, low, 1.0, high, [each / middle for each in seconds["all"]]))
-    return Strips("Spread of the timed steps", Axis("time / median"), rows, at=1.0)
-
-
 def _add_hmc(page: Page, hmc: Result, histogram: Result) -> None:
     page.heading("Hamiltonian Monte Carlo")
     moments = ", ".join(
@@ -108,19 +104,14 @@ def _add_hmc(page: Page, hmc: Result, histogram: Result) -> None:
         f"{hmc['items_per_second']:,.0f} HMC steps per second in one chain on the density exp(-x - x²): {moments}. "
         "The exact values are 0.7837, -0.5 and 0.5."
     )
-    chart = _samples_chart(histogram["counts"], histogram["edges"])
-    page.charts([(chart, f"{sum(histogram['counts']):,} chains, 20 steps each.")])
-
-
-def _samples_chart(counts: Sequence[float], edges: Sequence[float]) -> Chart:
-    """A histogram of HMC samples against the density they must have, N(-1/2, 1/2)."""
+    counts, edges = histogram["counts"], histogram["edges"]
+    heights = [count / sum(counts) / (edges[1] - edges[0]) for count in counts]
     chart = Chart("HMC samples and the exact density", Axis("x"), Axis("density", low=0))
-    width, total = edges[1] - edges[0], sum(counts)
-    heights = [count / total / width for count in counts]
     chart.steps([*zip(edges, heights, strict=False), (edges[-1], 0.0)], "samples")
     grid = [edges[0] + (edges[-1] - edges[0]) * i / 160 for i in range(161)]
+    # The density that the samples must have, N(-1/2, 1/2).
     chart.line([(x, math.exp(-((x + 0.5) ** 2)) / math.sqrt(math.pi)) for x in grid], "exact")
-    return chart
+    page.charts([(chart, f"{sum(counts):,} chains, 20 steps each.")])
 
 
 def _add_vae(page: Page, vae: Result) -> None:

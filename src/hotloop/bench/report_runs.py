@@ -26,7 +26,6 @@ SUMMARY = (
     *("variant", "metric", "median", "unit", "95 % interval", "spread %", "repeats"),
     *("since before", "device"),
 )
-FAILURES = ("variant", "repeat", "status", "reason", "log")
 
 
 @dataclass(frozen=True)
@@ -74,14 +73,6 @@ def turns_rows(records: Sequence[Record]) -> list[Sequence[Cell]]:
             compared = compare_samples(collect_samples(a), beside, CompareRules())
             rows += [comparison_cells(row) for row in compared]
     return rows
-
-
-def failure_rows(records: Sequence[Record]) -> list[list[Cell]]:
-    return [
-        [run["variant"], run.get("repeat"), run["status"], run.get("reason") or "", run["folder"]]
-        for run in records
-        if run["status"] != "passed"
-    ]
 
 
 def history_charts(found: Sequence[HistoryPoint]) -> list[tuple[Chart, str]]:

@@ -159,17 +159,6 @@ def _add_case(suite: ElementTree.Element, record: Mapping[str, Any], log: Path) 
         classname=_xml_text(record["benchmark"]),
         time=f"{record['seconds'] or 0:.3f}",
     )
-    _add_properties(case, record)
-    reason = _xml_text(record["reason"] or "")
-    if record["status"] == "skipped":
-        ElementTree.SubElement(case, "skipped", message=reason)
-    elif record["status"] != "passed":
-        failure = ElementTree.SubElement(case, "failure", type=record["status"], message=reason)
-        stderr = (record.get("log") or {}).get("stderr")
-        failure.text = _xml_text("\n".join(last_lines(log / stderr, STDERR_LINES)) if stderr else "")
-
-
-def _add_properties(case: ElementTree.Element, record: Mapping[str, Any]) -> None:
     said = {f"param.{name}": text for name, text in record["params"].items()}
     said |= {f"metric.{name}": one["value"] for name, one in record["metrics"].items()}
     said |= {f"problem.{name}": text for name, text in record["problems"].items()}
@@ -178,6 +167,13 @@ def _add_properties(case: ElementTree.Element, record: Mapping[str, Any]) -> Non
     for name, value in said.items():
         if value is not None:
             ElementTree.SubElement(properties, "property", name=_xml_text(name), value=_xml_text(str(value)))
+    reason = _xml_text(record["reason"] or "")
+    if record["status"] == "skipped":
+        ElementTree.SubElement(case, "skipped", message=reason)
+    elif record["status"] != "passed":
+        failure = ElementTree.SubElement(case, "failure", type=record["status"], message=reason)
+        stderr = (record.get("log") or {}).get("stderr")
+        failure.text = _xml_text("\n".join(last_lines(log / stderr, STDERR_LINES)) if stderr else "")
 
 
 def _xml_text(text: str) -> str:

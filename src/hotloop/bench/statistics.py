@@ -88,7 +88,10 @@ def ratio_interval(
 ) -> Interval:
     """B's median over A's, from runs that have nothing to do with each other."""
     a, b = finite(a_values), finite(b_values)
-    middle = median_ratio(a, b)
+    # A median of A below zero counts by its size, so that a ratio above 1 always means more.
+    size, other = float(np.median(a)), float(np.median(b))
+    none = math.nan if a.any() or b.any() else 1.0
+    middle = 1 + (other - size) / abs(size) if size else none
     if not math.isfinite(middle):
         return Interval(-math.inf, middle, math.inf)
     scale = RatioScale(a, b)
@@ -96,14 +99,6 @@ def ratio_interval(
     cut = rank_sum_outside(a.size, b.size, level)
     ends = cut_ends((b[:, None] - a).ravel(), cut) if cut else welch_interval(a, b, level)
     return scale.interval(*ends, middle)
-
-
-def median_ratio(a: Array, b: Array) -> float:
-    """B's median as a multiple of A's; one below zero counts by its size, so that above 1 always means more."""
-    middle, other = float(np.median(a)), float(np.median(b))
-    if middle == 0:
-        return math.nan if a.any() or b.any() else 1.0
-    return 1 + (other - middle) / abs(middle)
 
 
 class RatioScale:

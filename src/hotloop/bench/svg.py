@@ -94,7 +94,7 @@ def _path(spots: Sequence[Point]) -> str:
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in spots)
 
 
-class Mark(NamedTuple):
+class ChartMark(NamedTuple):
     """What is drawn at points; `kind` is line, dots, range or steps."""
 
     kind: str
@@ -114,14 +114,14 @@ class Chart:
     title: str
     x: Axis
     y: Axis
-    _marks: list[Mark] = field(default_factory=list)
+    _marks: list[ChartMark] = field(default_factory=list)
     _notes: list[tuple[Point, str]] = field(default_factory=list)
 
     def _add(self, kind: str, points: Sequence[Point], label: str, colour: int | None) -> None:
         if colour is None:
             colour = len({mark.colour for mark in self._marks})
         shown = tuple((float(x), float(y)) for x, y in points if self._can_show((x, y)))
-        self._marks.append(Mark(kind, label, shown, colour % COLOURS))
+        self._marks.append(ChartMark(kind, label, shown, colour % COLOURS))
 
     def _can_show(self, point: Point) -> bool:
         return self.x.can_show(point[0]) and self.y.can_show(point[1])
@@ -204,7 +204,7 @@ def line_chart(title: str, x: Axis, y: Axis, series: Mapping[str, Sequence[Point
     return chart
 
 
-def _draw(mark: Mark, spots: Sequence[Point], base: float) -> list[str]:
+def _draw(mark: ChartMark, spots: Sequence[Point], base: float) -> list[str]:
     if mark.kind == "line":
         return [f'<polyline class="line c{mark.colour}" points="{_path(spots)}"/>']
     if mark.kind == "range":
