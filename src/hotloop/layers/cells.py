@@ -3,8 +3,6 @@
 `z` is a step's input product with its bias. Products are summed and gates are computed in float32 (float64 for
 float64 inputs); `h` is rounded to the type of the inputs after each step, because the next product reads it,
 while the LSTM's `c`, which only ever adds up, stays wide. The loop over time is in recurrence.py.
-
-The GRU whose reset gate acts after the candidate's product: one product a step instead of two in a row.
 """
 
 import jax.numpy as jnp
@@ -36,10 +34,6 @@ def _slope(gate: Array) -> Array:
     return gate * (1 - gate)
 
 
-def _rnn_zero(z: Array) -> State:
-    return (_zero(z, 1),)
-
-
 def _rnn_step(z: Array, kernels: Kernels, state: State) -> tuple[State, Array]:
     (kernel,) = kernels
     sums = _plus(z, state[0], kernel)
@@ -58,10 +52,6 @@ def _rnn_back(
     return dz, (kernels[0](dz),)
 
 
-def _whole(recurrent: Array) -> tuple[Array, ...]:
-    return (recurrent,)
-
-
 def _whole_gradient(factors: Factors, states: State, dz: Array) -> Array:
     gradient: Array = kernel_gradient(states[0], dz)
     return gradient
@@ -71,10 +61,6 @@ def _gru_kernels(recurrent: Array) -> tuple[Array, ...]:
     """Gates and candidate apart; on the CPU cut once and written out (20 us against 25 for T5 H128)."""
     cut = jnp.split(recurrent, [2 * recurrent.shape[0]], 1)
     return tuple(materialise_on_cpu(cut))
-
-
-def _gru_zero(z: Array) -> State:
-    return (_zero(z, 3),)
 
 
 def _gru_step(z: Array, kernels: Kernels, state: State) -> tuple[State, Array]:
@@ -117,10 +103,6 @@ def _gru_gradient(factors: Factors, states: State, dz: Array) -> Array:
     return jnp.concatenate([of_gates, of_candidate], 1)
 
 
-def _lstm_zero(z: Array) -> State:
-    return _zero(z, 4), _zero(z, 4).astype(wide(z.dtype))
-
-
 def _lstm_step(z: Array, kernels: Kernels, state: State) -> tuple[State, Array]:
     h, c = state
     (kernel,) = kernels
@@ -149,13 +131,9 @@ def _lstm_back(
     return dz, (kernels[0](dz), dc * f)
 
 
-RNN = Cell(_whole, _rnn_zero, _rnn_step, _rnn_factors, _rnn_back, _whole_gradient)
-GRU = Cell(_gru_kernels, _gru_zero, _gru_step, _gru_factors, _gru_back, _gru_gradient)
-LSTM = Cell(_whole, _lstm_zero, _lstm_step, _lstm_factors, _lstm_back, _whole_gradient)
-
-
-def _reset_after_zero(z: Array) -> State:
-    return (jnp.zeros((z.shape[0], z.shape[1] // 3), z.dtype),)
+# The GRU whose reset gate acts after the candidate's product, as in cuDNN, torch and Keras: one product a step instead
+# of two in a row. Its recurrent weights are the kernel and the bias of its product that the candidate's reset
+# gate acts on; those of the two gates are in `z`.
 
 
 def _reset_after_step(z: Array, kernels: Kernels, state: State) -> tuple[State, Array]:
@@ -197,11 +175,25 @@ def _reset_after_gradient(factors: Factors, states: State, dz: Array) -> tuple[A
     return kernel_gradient(states[0], d_products), d_of_candidate.sum((0, 1))
 
 
+def _one(recurrent: Array) -> tuple[Array, ...]:
+    return (recurrent,)
+
+
+RNN = Cell(_one, lambda z: (_zero(z, 1),), _rnn_step, _rnn_factors, _rnn_back, _whole_gradient)
+GRU = Cell(_gru_kernels, lambda z: (_zero(z, 3),), _gru_step, _gru_factors, _gru_back, _gru_gradient)
 GRU_RESET_AFTER = Cell(
     tuple,
-    _reset_after_zero,
+    lambda z: (_zero(z, 3),),
     _reset_after_step,
     _reset_after_factors,
     _reset_after_back,
     _reset_after_gradient,
+)
+LSTM = Cell(
+    _one,
+    lambda z: (_zero(z, 4), _zero(z, 4).astype(wide(z.dtype))),
+    _lstm_step,
+    _lstm_factors,
+    _lstm_back,
+    _whole_gradient,
 )

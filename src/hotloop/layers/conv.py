@@ -9,7 +9,7 @@ grouped_conv.py.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -49,21 +49,13 @@ def conv2d_padded(x: Array, kernel: Array, stride: int, pads: Pads) -> Array:
     return y
 
 
-def _remember(x: Array, kernel: Array, stride: int, pads: Pads) -> tuple[Array, tuple[Array, Array]]:
-    return conv2d_padded(x, kernel, stride, pads), (x, kernel)
-
-
 def _backward(stride: int, pads: Pads, saved: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
     settings = {"stride": stride, "pads": pads}
     dkernel, dy = in_turn(kernel_gradient(*saved, dy, **settings), dy)
     return input_gradient(*saved, dy, **settings), dkernel
 
 
-conv2d_padded.defvjp(_remember, _backward)
-
-
-def _as_it_comes(first: Array, then: Array) -> tuple[Array, Array]:
-    return first, then
+conv2d_padded.defvjp(lambda x, kernel, *how: (conv2d_padded(x, kernel, *how), (x, kernel)), _backward)
 
 
 def _first_first(first: Array, then: Array) -> tuple[Array, Array]:
@@ -78,22 +70,12 @@ def _first_first(first: Array, then: Array) -> tuple[Array, Array]:
 
 def input_gradient_of(convolve: Convolve) -> Convolve:
     """`(x, kernel, dy) -> dx` for `convolve(x, kernel)`, as JAX derives it."""
-
-    def dx(x: Array, kernel: Array, dy: Array, **settings: Any) -> Array:
-        gradient: Array = jax.vjp(lambda x: convolve(x, kernel, **settings), x)[1](dy)[0]
-        return gradient
-
-    return dx
+    return lambda x, kernel, dy, **settings: jax.vjp(lambda x: convolve(x, kernel, **settings), x)[1](dy)[0]
 
 
 def kernel_gradient_of(convolve: Convolve) -> Convolve:
-    """`(x, kernel, dy) -> dkernel` for `convolve(x, kernel)`, as JAX derives it."""
-
-    def dkernel(x: Array, kernel: Array, dy: Array, **settings: Any) -> Array:
-        gradient: Array = jax.vjp(lambda kernel: convolve(x, kernel, **settings), kernel)[1](dy)[0]
-        return gradient
-
-    return dkernel
+    """`(x, kernel, dy) -> dkernel`, likewise."""
+    return lambda x, kernel, dy, **settings: jax.vjp(partial(convolve, x, **settings), kernel)[1](dy)[0]
 
 
 def _plain(x: Array, kernel: Array, *, stride: int, pads: Pads) -> Array:
@@ -200,7 +182,7 @@ kernel_gradient = Operation("convolution, kernel gradient", kernel_gradient_of(_
 forward.register("canonical", "cpu", _canonical_forward)
 input_gradient.register("canonical", "cpu", _canonical_dx)
 kernel_gradient.register("canonical", "cpu", _product_dw)
-in_turn = Operation("convolution, order of the gradients", _as_it_comes)
+in_turn = Operation("convolution, order of the gradients", lambda first, then: (first, then))
 in_turn.register("ordered", "cuda", _first_first)
 forward.register("folded", "cuda", _folded)
 kernel_gradient.register("folded", "cuda", kernel_gradient_of(_folded))

@@ -1,10 +1,7 @@
-"""The matrix product `x @ kernel` that dense and recurrent layers share, with its two gradients.
+"""The fully connected layer, and its parts: the product `x @ kernel`, which recurrent layers share, and a bias.
 
-Each of the three products is an `Operation`, so that a faster library can take one over for a platform. Sums are made
-in float32 (float64 for float64 inputs) and rounded once. No biases, no activations.
-
-Adding a bias to rows, with a gradient that a CPU sums fast.
-The fully connected layer: parameters and product. It knows nothing of losses, activations or updates.
+Each product is an `Operation`, so that a faster library can take one over for a platform. Sums are made in float32
+(float64 for float64 inputs) and rounded once.
 """
 
 from collections.abc import Callable
@@ -18,6 +15,7 @@ from jaxtyping import Float
 
 from hotloop.layers.paths import Operation, materialise
 
+Params = dict[str, Array]
 TransposedProduct = Callable[[Array], Array]
 FEW_ROWS = (
     8  # up to here a sum of outer products beats a matrix product: 21 us against 34 for 5 rows, 128 by 512
@@ -36,17 +34,13 @@ def product(x: Float[Array, "*rows I"], kernel: Float[Array, "I O"]) -> Float[Ar
     return y
 
 
-def _remember_product(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
-    return matmul(x, kernel), (x, kernel)
-
-
 def _product_gradients(saved: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
     x, kernel = saved
     dy = dy.astype(x.dtype)
     return input_gradient(dy, kernel).astype(x.dtype), kernel_gradient(x, dy).astype(kernel.dtype)
 
 
-product.defvjp(_remember_product, _product_gradients)
+product.defvjp(lambda x, kernel: (product(x, kernel), (x, kernel)), _product_gradients)
 
 
 def prepare_transposed(kernel: Float[Array, "I O"], rows: int, platform: str) -> TransposedProduct:
@@ -95,33 +89,24 @@ kernel_gradient.register("outer", "cpu", _outer_kernel_gradient)
 
 @jax.custom_vjp
 def with_bias(x: Float[Array, "*rows O"], bias: Float[Array, " O"]) -> Float[Array, "*rows O"]:
-    """`x + bias`."""
+    """`x + bias`, with a gradient that a CPU sums fast."""
     return x + bias
-
-
-def _remember_bias(x: Array, bias: Array) -> tuple[Array, Array]:
-    return x + bias, bias
 
 
 def _bias_gradients(bias: Array, dy: Array) -> tuple[Array, Array]:
     return dy, column_sums(dy.reshape(-1, dy.shape[-1])).astype(bias.dtype)
 
 
-with_bias.defvjp(_remember_bias, _bias_gradients)
-
-
-def _sum_rows(x: Array) -> Array:
-    return x.sum(0)
+with_bias.defvjp(lambda x, bias: (x + bias, bias), _bias_gradients)
 
 
 def _ones_product(x: Array) -> Array:
+    """XLA's CPU reduction over the first axis takes 6 ms for [64, 17736], the product with a vector of ones 0.2."""
     return jnp.matmul(jnp.ones(len(x), x.dtype), x, precision="highest")
 
 
-column_sums = Operation("column sums", _sum_rows)
+column_sums = Operation("column sums", lambda x: x.sum(0))
 column_sums.register("ones", "cpu", _ones_product)
-
-Params = dict[str, Array]
 
 
 def init_dense(key: Array, inputs: int, outputs: int, dtype: DTypeLike = jnp.float32) -> Params:

@@ -1,11 +1,13 @@
-"""Grouped convolution with few channels a group, as sums of shifted elementwise products.
+"""Grouped 2-D convolution, NHWC, SAME padding, with CPU paths forward and backward.
 
-The input is cut into planes, one for each place within a group, so that the groups lie side by side in memory and
-every product runs over whole vectors. What XLA:CPU turns into fast loops was found by trial (docs/layers.md):
-padding must be written out first, each output plane must be its own sum, and the kernel's gradient must go row by
-row. Which convolutions come here is decided in grouped_conv.py.
+XLA:CPU has no fast kernel for `feature_group_count`: forward tens, backward hundreds of times slower than need be. Few
+channels a group go as sums of shifted elementwise products (taps); more go as dense convolutions over bundles of groups
+(conv.py), whose kernels are zero between groups. Other platforms keep the built-in forms.
 
-Grouped 2-D convolution, NHWC, SAME padding, with CPU paths forward and backward.
+For the taps the input is cut into planes, one for each place within a group, so that the groups lie side by side in
+memory and every product runs over whole vectors. What XLA:CPU turns into fast loops was found by trial
+(docs/layers.md): padding must be written out first, each output plane must be its own sum, and the kernel's gradient
+must go row by row.
 """
 
 from functools import partial
@@ -19,6 +21,7 @@ from jaxtyping import Float
 
 from hotloop.layers.conv import (
     LAYOUT,
+    Convolve,
     Pads,
     conv2d_padded,
     input_gradient_of,
@@ -134,12 +137,6 @@ def _grouped(x: Array, kernel: Array, groups: int, stride: int, pads: Pads) -> A
     return y
 
 
-def _remember(
-    x: Array, kernel: Array, groups: int, stride: int, pads: Pads
-) -> tuple[Array, tuple[Array, Array]]:
-    return _grouped(x, kernel, groups, stride, pads), (x, kernel)
-
-
 def _backward(
     groups: int, stride: int, pads: Pads, saved: tuple[Array, Array], dy: Array
 ) -> tuple[Array, Array]:
@@ -147,7 +144,7 @@ def _backward(
     return input_gradient(*saved, dy, **settings), kernel_gradient(*saved, dy, **settings)
 
 
-_grouped.defvjp(_remember, _backward)
+_grouped.defvjp(lambda x, kernel, *how: (_grouped(x, kernel, *how), (x, kernel)), _backward)
 
 
 def _plain(x: Array, kernel: Array, *, groups: int, stride: int, pads: Pads) -> Array:
@@ -191,26 +188,18 @@ def _suits_taps(kernel: Array, groups: int) -> bool:
     return few_terms and inputs <= FEW_INPUTS and outputs <= FEW_OUTPUTS
 
 
-def _cpu_forward(x: Array, kernel: Array, **settings: Any) -> Array:
-    path = taps_forward if _suits_taps(kernel, settings["groups"]) else _bundled
-    return path(x, kernel, **settings)
+def _taps_or(bundled: Convolve, taps: Convolve) -> Convolve:
+    def choose(x: Array, kernel: Array, *dy: Array, **settings: Any) -> Array:
+        path = taps if _suits_taps(kernel, settings["groups"]) else bundled
+        return path(x, kernel, *dy, **settings)
 
-
-def _cpu_dx(x: Array, kernel: Array, dy: Array, **settings: Any) -> Array:
-    suits = _suits_taps(kernel, settings["groups"])
-    path = taps_input_gradient if suits else input_gradient_of(_bundled)
-    return path(x, kernel, dy, **settings)
-
-
-def _cpu_dw(x: Array, kernel: Array, dy: Array, **settings: Any) -> Array:
-    suits = _suits_taps(kernel, settings["groups"])
-    path = taps_kernel_gradient if suits else kernel_gradient_of(_bundled)
-    return path(x, kernel, dy, **settings)
+    return choose
 
 
 forward = Operation("grouped convolution", _plain)
 input_gradient = Operation("grouped convolution, input gradient", input_gradient_of(_plain))
 kernel_gradient = Operation("grouped convolution, kernel gradient", kernel_gradient_of(_plain))
-forward.register("taps or bundles", "cpu", _cpu_forward)
-input_gradient.register("taps or bundles", "cpu", _cpu_dx)
-kernel_gradient.register("taps or bundles", "cpu", _cpu_dw)
+EITHER = "taps or bundles"
+forward.register(EITHER, "cpu", _taps_or(_bundled, taps_forward))
+input_gradient.register(EITHER, "cpu", _taps_or(input_gradient_of(_bundled), taps_input_gradient))
+kernel_gradient.register(EITHER, "cpu", _taps_or(kernel_gradient_of(_bundled), taps_kernel_gradient))

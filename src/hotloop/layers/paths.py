@@ -3,9 +3,6 @@
 An `Operation` has a default, which serves every platform, and may have one better path for a named platform. The
 choice is made at lowering (`lax.platform_dependent`), so that one traced program is right on whatever device it is
 compiled for. A later path (another library's kernels, say) is registered from its own file and no caller changes.
-This file knows no layer.
-
-A way to tell XLA that an array is to be written out, not worked out again inside each of its readers.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,12 +33,9 @@ class Operation:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The names of all registered paths, the default first."""
         return tuple(self._paths)
 
     def __call__(self, *arrays: Any, **settings: Any) -> Any:
-        """Run the path that the platform, or `forced`, asks for."""
-
         def bound(path: str) -> Implementation:
             implementation = self._paths[path]
             return lambda *operands: implementation(*operands, **settings)
@@ -63,7 +57,7 @@ def force_path(path: str) -> Iterator[None]:
 
 
 def materialise(arrays: Any) -> Any:
-    """The same arrays, behind a barrier that no fusion crosses."""
+    """The same arrays, written out: behind a barrier that no fusion crosses, so that no reader works them out again."""
     return lax.optimization_barrier(arrays)  # type: ignore[no-untyped-call]
 
 

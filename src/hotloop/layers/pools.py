@@ -31,15 +31,11 @@ def _of_windows(x: Array, size: int, stride: int, padding: int) -> Array:
     return pooled
 
 
-def _remember(x: Array, size: int, stride: int, padding: int) -> tuple[Array, Array]:
-    return max_pool(x, size, stride, padding), x
-
-
 def _backward(size: int, stride: int, padding: int, x: Array, dy: Array) -> tuple[Array]:
     return (gradient(x, dy, size=size, stride=stride, padding=padding),)
 
 
-max_pool.defvjp(_remember, _backward)
+max_pool.defvjp(lambda x, *how: (max_pool(x, *how), x), _backward)
 
 
 def _of_slices(x: Array, size: int, stride: int, padding: int) -> Array:
@@ -54,12 +50,8 @@ def _of_slices(x: Array, size: int, stride: int, padding: int) -> Array:
     return pooled
 
 
-def _gradient_of(pool: Callable[[Array, int, int, int], Array]) -> Callable[..., Array]:
-    def dx(x: Array, dy: Array, *, size: int, stride: int, padding: int) -> Array:
-        gradient: Array = jax.vjp(lambda x: pool(x, size, stride, padding), x)[1](dy)[0]
-        return gradient
-
-    return dx
+def _gradient_of(pool: Callable[..., Array]) -> Callable[..., Array]:
+    return lambda x, dy, **how: jax.vjp(lambda x: pool(x, **how), x)[1](dy)[0]
 
 
 def _side_by_side(x: Array, dy: Array, size: int) -> Array:

@@ -1,8 +1,8 @@
-"""How many steps of a recurrence are written out in one turn of its loop.
+"""A recurrence over time with a backward pass of its own: the loop that the fused recurrent layers share.
 
-The measurements behind the rule are in docs/layers.md. It knows sizes and platforms, no cell.
-
-A recurrence over time with a backward pass of its own: the loop that the fused recurrent layers share.
+Autodiff through `lax.scan` adds up the weight gradients and repeats the activations inside the backward loop. Here
+everything that does not depend on the step after (activations and their slopes) is worked out for all steps at once
+before that loop, and the weight gradients are one large product over all steps after it. A `Cell` brings the formulas.
 """
 
 from collections.abc import Callable
@@ -20,13 +20,11 @@ from hotloop.layers.paths import Operation
 SHORT = 8
 
 
-def unroll_for(timesteps: int, batch: int, hidden: int, platform: str) -> int:
-    """Steps a turn: a short sequence is written out whole; longer ones in pieces only where a step is small."""
+def unroll_for(timesteps: int, platform: str) -> int:
+    """Steps of a recurrence that are written out in one turn of its loop (measured: docs/layers.md)."""
     if timesteps <= SHORT:
         return timesteps
-    if platform == "cpu":
-        return 1
-    return 5
+    return 1 if platform == "cpu" else 5
 
 
 State = tuple[Array, ...]
@@ -99,7 +97,7 @@ def _forward_loop(z_TBG: Array, recurrent: Any, state: State | None, *, cell: Ce
         state, sums = cell.step(z, kernels, state)
         return state, (state, sums.astype(z.dtype))
 
-    unroll = unroll_for(z_TBG.shape[0], z_TBG.shape[1], kernels[0].shape[0], platform)
+    unroll = unroll_for(z_TBG.shape[0], platform)
     if state is None and unroll == z_TBG.shape[0]:
         states, last, sums = _written_out(z_TBG, kernels, cell)
     else:
@@ -122,7 +120,7 @@ def _written_out(z_TBG: Array, kernels: tuple[Array, ...], cell: Cell) -> Any:
 def _backward_loop(
     d_outputs: Array | None, recurrent: Any, factors: Factors, d_last: State, *, cell: Cell, platform: str
 ) -> Any:
-    timesteps, batch, hidden = factors[0].shape
+    timesteps, batch, _ = factors[0].shape
     kernels = [kernel for kernel in cell.kernels(recurrent) if kernel.ndim == 2]
     back = partial(cell.back, tuple(prepare_transposed(kernel, batch, platform) for kernel in kernels))
 
@@ -133,7 +131,7 @@ def _backward_loop(
         dz, d_state = back(factors, d_state)
         return d_state, dz.astype(kernels[0].dtype)
 
-    unroll = unroll_for(timesteps, batch, hidden, platform)
+    unroll = unroll_for(timesteps, platform)
     d_state, dz = lax.scan(step, d_last, (d_outputs, factors), reverse=True, unroll=unroll)
     return dz, d_state
 

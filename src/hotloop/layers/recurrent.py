@@ -5,70 +5,48 @@ candidate) or 4 (LSTM: input, forget, candidate, output). As TensorFlow's cells 
 gate's sum, and the GRU applies the reset gate before the candidate's product and starts its two gate biases at 1.
 `gru_reset_after` has a second bias, {"recurrent_bias": [3*H]}, as torch and Keras have.
 `rnn`, `gru` and `lstm` make the input product for all steps at once and loop over the rest; the `_stepwise`
-functions run one cell a step. The state starts at zero. Losses and read-outs are the caller's.
+functions, kept for comparison, run one cell a step on [x, h] and are differentiated by JAX: same parameters, same
+results. The state starts at zero.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
+from jax.nn import sigmoid
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
 from hotloop.layers.cells import GRU, GRU_RESET_AFTER, LSTM, RNN
 from hotloop.layers.dense import product, wide
-from hotloop.layers.recurrence import recur
-from hotloop.layers.stepwise import (
-    FORGET_BIAS,
-    Hidden,
-    Outputs,
-    Params,
-    gru_stepwise,
-    lstm_stepwise,
-    rnn_stepwise,
-)
+from hotloop.layers.recurrence import Cell, recur
 
-__all__ = [
-    "gru",
-    "gru_reset_after",
-    "gru_stepwise",
-    "init_gru",
-    "init_gru_reset_after",
-    "init_lstm",
-    "init_rnn",
-    "lstm",
-    "lstm_stack",
-    "lstm_stepwise",
-    "rnn",
-    "rnn_stepwise",
-]
+Params = dict[str, Array]
+Outputs = Float[Array, "T B H"]
+Hidden = Float[Array, "B H"]
+FORGET_BIAS = 1.0
 
 
 def rnn(params: Params, x_TBI: Float[Array, "T B I"], state: Hidden | None = None) -> tuple[Outputs, Hidden]:
     """h = tanh(x W + h U + b). Gives every h, and the last."""
-    before = None if state is None else (state,)
-    outputs, (h,) = recur(RNN, _input_sums(params, x_TBI), params["recurrent"], before)
-    return outputs, h
+    return _recur_hidden(RNN, _input_sums(params, x_TBI), params["recurrent"], state)
 
 
 def gru(params: Params, x_TBI: Float[Array, "T B I"], state: Hidden | None = None) -> tuple[Outputs, Hidden]:
     """r, u = sigmoid(x W + h U + b), c = tanh(x W + (r h) U + b), h = u h + (1 - u) c. Every h, and the last."""
-    before = None if state is None else (state,)
-    outputs, (h,) = recur(GRU, _input_sums(params, x_TBI), params["recurrent"], before)
-    return outputs, h
+    return _recur_hidden(GRU, _input_sums(params, x_TBI), params["recurrent"], state)
 
 
 def gru_reset_after(
     params: Params, x_TBI: Float[Array, "T B I"], state: Hidden | None = None
 ) -> tuple[Outputs, Hidden]:
     """As `gru` with c = tanh(x W + b + r (h U + b')): the form of cuDNN, one product a step. Every h, and the last."""
-    before = None if state is None else (state,)
     of_gates, of_candidate = jnp.split(params["recurrent_bias"], [2 * params["recurrent"].shape[0]])
     biases = jnp.concatenate([of_gates, jnp.zeros_like(of_candidate)])
     sums = (product(x_TBI, params["input"]) + params["bias"] + biases).astype(x_TBI.dtype)
-    outputs, (h,) = recur(GRU_RESET_AFTER, sums, (params["recurrent"], of_candidate), before)
-    return outputs, h
+    return _recur_hidden(GRU_RESET_AFTER, sums, (params["recurrent"], of_candidate), state)
 
 
 def lstm(
@@ -118,6 +96,71 @@ def _init(key: Array, inputs: int, hidden: int, gates: int, dtype: DTypeLike) ->
     return {"input": kernels[:inputs], "recurrent": kernels[inputs:], "bias": jnp.zeros(shape[1], dtype)}
 
 
+def _recur_hidden(cell: Cell, sums: Array, recurrent: Any, state: Hidden | None) -> tuple[Outputs, Hidden]:
+    """A recurrence whose state is `h` alone."""
+    outputs, (h,) = recur(cell, sums, recurrent, None if state is None else (state,))
+    return outputs, h
+
+
 def _input_sums(params: Params, x_TBI: Array) -> Array:
     """What is known of the gate sums before the loop, in the inputs' type: half the traffic for 16 bits."""
     return (product(x_TBI, params["input"]) + params["bias"]).astype(x_TBI.dtype)
+
+
+def rnn_stepwise(
+    params: Params, x_TBI: Float[Array, "T B I"], state: Hidden | None = None
+) -> tuple[Outputs, Hidden]:
+    """As `rnn`, one cell a step on [x, h]."""
+    kernel = jnp.concatenate([params["input"], params["recurrent"]])
+
+    def step(h: Array, x: Array) -> tuple[Array, Array]:
+        h = jnp.tanh(_sums(kernel, params["bias"], x, h)).astype(x.dtype)
+        return h, h
+
+    h, outputs = lax.scan(step, zero_state(params, x_TBI) if state is None else state, x_TBI)
+    return outputs, h
+
+
+def gru_stepwise(
+    params: Params, x_TBI: Float[Array, "T B I"], state: Hidden | None = None
+) -> tuple[Outputs, Hidden]:
+    """As `gru`, one cell a step on [x, h] and [x, reset h]."""
+    kernel = jnp.concatenate([params["input"], params["recurrent"]])
+    bias, gates = params["bias"], 2 * params["recurrent"].shape[0]
+
+    def step(h: Array, x: Array) -> tuple[Array, Array]:
+        reset, update = jnp.split(sigmoid(_sums(kernel[:, :gates], bias[:gates], x, h)), 2, 1)
+        candidate = jnp.tanh(_sums(kernel[:, gates:], bias[gates:], x, (reset * h).astype(x.dtype)))
+        h = (update * h + (1 - update) * candidate).astype(x.dtype)
+        return h, h
+
+    h, outputs = lax.scan(step, zero_state(params, x_TBI) if state is None else state, x_TBI)
+    return outputs, h
+
+
+def lstm_stepwise(
+    params: Params, x_TBI: Float[Array, "T B I"], state: tuple[Hidden, Hidden] | None = None
+) -> tuple[Outputs, tuple[Hidden, Hidden]]:
+    """As `lstm`, one cell a step on [x, h]."""
+    kernel = jnp.concatenate([params["input"], params["recurrent"]])
+
+    def step(state: tuple[Array, Array], x: Array) -> tuple[tuple[Array, Array], Array]:
+        h, c = state
+        i, f, g, o = jnp.split(_sums(kernel, params["bias"], x, h), 4, 1)
+        c = sigmoid(f + FORGET_BIAS) * c + sigmoid(i) * jnp.tanh(g)
+        h = (sigmoid(o) * jnp.tanh(c)).astype(x.dtype)
+        return (h, c), h
+
+    h, c = (zero_state(params, x_TBI),) * 2 if state is None else state
+    (h, c), outputs = lax.scan(step, (h, c.astype(wide(c.dtype))), x_TBI)
+    return outputs, (h, c.astype(h.dtype))
+
+
+def zero_state(params: Params, x_TBI: Array) -> Array:
+    """Zeros [B, H] in the type of the inputs."""
+    return jnp.zeros((x_TBI.shape[1], params["recurrent"].shape[0]), x_TBI.dtype)
+
+
+def _sums(kernel: Array, bias: Array, x: Array, h: Array) -> Array:
+    sums: jax.Array = jnp.matmul(jnp.concatenate([x, h], 1), kernel, preferred_element_type=wide(x.dtype))
+    return sums + bias
