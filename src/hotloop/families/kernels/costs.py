@@ -27,11 +27,6 @@ class Cost:
     weight_bytes: float
     serial_steps: int
 
-    @property
-    def intensity(self) -> float:
-        """Operations a compulsory byte."""
-        return self.flops / self.bytes if self.bytes else float("inf")
-
 
 def dense(config: Dense, width: int) -> Cost:
     """Forward 2 B N^2 and the bias; training adds weight gradient and update, but no input gradient."""

@@ -131,7 +131,6 @@ class HmcLoop:
 
 
 def prepare(config: Hmc, target: Target, platform: str) -> HmcLoop:
-    """The compiled call at its starting state."""
     start = time.perf_counter()
     block = jnp.int32(0)
     with compiling(recorded=True), matmul_precision("float32", False, platform):
@@ -145,7 +144,6 @@ def prepare(config: Hmc, target: Target, platform: str) -> HmcLoop:
 
 
 def gradient(target: Target, data: Any) -> hmc.ValueAndGradient:
-    """Value and gradient of the target with its data."""
     return hmc.gradient_of(lambda x: target.log_density(data, x))
 
 

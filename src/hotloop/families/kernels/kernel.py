@@ -33,8 +33,6 @@ class Kernel:
     """(key, dtype) -> parameters."""
     x_shape: Callable[[int], tuple[int, ...]]
     """rows -> shape of a batch's input."""
-    labels: Callable[[Any], Any] | None
-    """input -> labels, on the host."""
     row_axes: Mapping[str, int]
     """Which axis of `x`, `labels` and the output `y` counts rows."""
     apply: Callable[[Any, Array], Array]
@@ -48,6 +46,8 @@ class Kernel:
     """What one replica's iteration counts in items/sec."""
     cost: Callable[[int], Cost]
     """bytes of a number -> cost of one replica's iteration."""
+    labels: Callable[[Any], Any] | None = None
+    """input -> labels, on the host, where there are any."""
     note: str = ""
     """One line to say before the run, where the shape has a surprise in it."""
 

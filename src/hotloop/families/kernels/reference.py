@@ -117,7 +117,6 @@ def lstm(params: Params, x_TBI: Array) -> Array:
 
 
 def mean_square(y: Array, target: Array) -> Array:
-    """Mean of squared differences."""
     return ((y - target) ** 2).mean()
 
 

@@ -33,7 +33,6 @@ class Target:
 
 
 def build(config: Hmc) -> Target:
-    """The target that a config names."""
     return {"toy": toy, "vcd": vcd}[config.target](config)
 
 

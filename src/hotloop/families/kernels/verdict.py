@@ -52,7 +52,6 @@ class MeanWithError:
 
 
 def mean_of_blocks(blocks: Any) -> MeanWithError:
-    """The mean of block means."""
     values = np.asarray(blocks, np.float64)
     error = float(values.std(ddof=1) / np.sqrt(values.size)) if values.size >= FEWEST_BLOCKS else float("nan")
     return MeanWithError(float(values.mean()), error)
@@ -89,30 +88,22 @@ def report_statistics(config: Hmc, blocks: Blocks, console: Console) -> dict[str
 
 def judge(config: Hmc, found: Mapping[str, MeanWithError], console: Console) -> str:
     """Say each figure beside its exact value, then the verdict: a key of REASONS, or `disagrees`."""
-    turn = targets.toy_turn(config.leapfrog_step_size, config.leapfrog_steps)
+    trajectory = config.leapfrog_step_size, config.leapfrog_steps
+    turn = targets.toy_turn(*trajectory)
     if math.isnan(turn) or abs(turn) < NO_TURN:
         for name, each in found.items():
             console.say(f"{name} {each.value:.5f}")
         verdict = "unstable" if math.isnan(turn) else "periodic"
     else:
-        verdict = compare(config, found, console)
+        exact = {"acceptance": targets.toy_acceptance(*trajectory), "mean": -0.5, "variance": 0.5}
+        away = {name: each.distance(exact[name]) for name, each in found.items()}
+        for name, each in found.items():
+            console.say(f"{name} {each}, exactly {exact[name]:.5f}: {away[name]:+.1f} standard errors")
+        verdict = "agrees" if all(abs(errors) <= 4 for errors in away.values()) else "disagrees"
+        if any(math.isnan(each.error) for each in found.values()):
+            verdict = "unknown"
     if verdict in REASONS:
         console.say(REASONS[verdict])
     else:
         console.warn("acceptance or moments are more than four standard errors from the exact values")
     return verdict
-
-
-def compare(config: Hmc, found: Mapping[str, MeanWithError], console: Console) -> str:
-    """Each figure against its exact value."""
-    acceptance = targets.toy_acceptance(config.leapfrog_step_size, config.leapfrog_steps)
-    exact = {"acceptance": acceptance, "mean": -0.5, "variance": 0.5}
-    for name, each in found.items():
-        console.say(
-            f"{name} {each}, exactly {exact[name]:.5f}: {each.distance(exact[name]):+.1f} standard errors"
-        )
-    if any(math.isnan(each.error) for each in found.values()):
-        return "unknown"
-    return (
-        "agrees" if all(abs(each.distance(exact[name])) <= 4 for name, each in found.items()) else "disagrees"
-    )

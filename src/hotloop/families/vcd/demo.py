@@ -1,4 +1,4 @@
-"""A glimpse of the family for `hotloop demo`: a short training on drawn digits, curves and a picture.
+"""The family in `hotloop demo`: a short training on drawn digits, curves and a picture.
 
 The encoder and decoder first learn by the usual bound, which is cheap, then by the contrastive divergence, so
 that a few seconds on a CPU are enough to see digits.

@@ -1,13 +1,12 @@
 """`hotloop vcd evaluate`: the log-likelihood of a run's images by three proposals, as a table and a JSON file.
 
-`likelihoods` does it for weights in memory, at the end of a training; `run` for a checkpoint. What is
-computed, and how, is in `likelihood`, `proposals` and `estimator`.
+`estimate_likelihoods` does it for weights in memory, at the end of a training; `run` for a checkpoint. What is
+computed, and how, is in `likelihood` and `likelihood_estimator`.
 """
 
 import math
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,16 +19,9 @@ from hotloop.errors import DataError
 from hotloop.families.vcd import images as image_sets
 from hotloop.families.vcd import saved
 from hotloop.families.vcd.config import LikelihoodOptions, VcdEvaluate
-from hotloop.families.vcd.images import Images
-from hotloop.families.vcd.likelihood import (
-    BLOCK,
-    HEADLINE,
-    Ensemble,
-    LikelihoodEstimate,
-    Proposal,
-    make_proposals,
-)
-from hotloop.families.vcd.likelihood_estimator import Advance, LikelihoodEstimator
+from hotloop.families.vcd.images import Bits
+from hotloop.families.vcd.likelihood import BLOCK, HEADLINE, LikelihoodEstimate, make_proposals
+from hotloop.families.vcd.likelihood_estimator import LikelihoodEstimator
 from hotloop.families.vcd.model import Job, State
 from hotloop.options import to_jsonable
 
@@ -44,7 +36,9 @@ def run(config: VcdEvaluate, context: Console) -> Mapping[str, Any]:
     found = saved.load_run(config.run, config.step)
     with context.progress("loading images"):
         sets = image_sets.load_images(config.data or found.config.data, context.say, context.progress)
-    chosen = _chosen(sets.held_out() if found.config.validation else sets, config)
+    rows: Bits = getattr(sets.held_out() if found.config.validation else sets, config.split)
+    if not len(rows):
+        raise DataError(f"--split {config.split}: {sets.name} has no such images here; choose test or train")
     context.say(f"{config.run} after {found.step:,} updates: {config.split} images of {sets.source}")
     result = {
         "run": str(config.run),
@@ -53,51 +47,48 @@ def run(config: VcdEvaluate, context: Console) -> Mapping[str, Any]:
         "data": sets.name,
         "source": sets.source,
         "notice": sets.notice,
-        **estimate_likelihoods(found.job, found.state, chosen, config, config.seed, context),
+        **estimate_likelihoods(found.job, found.state, rows[: config.images], config, config.seed, context),
     }
-    path = _path(config, found, sets.name)
+    # A quick look, or one at other data, never replaces the evaluation proper.
+    other = "" if config.data in (None, found.config.data) else f"-{sets.name}"
+    part = f"-first-{config.images}" if config.images else ""
+    path = config.run / "evaluations" / f"{config.split}-{found.step}{other}{part}.json"
     path.parent.mkdir(exist_ok=True)
     write_json(path, result)
     context.say(f"written: {path}")
     return {**to_jsonable(result), "path": str(path)}
 
 
-def _chosen(sets: Images, config: VcdEvaluate) -> NDArray[np.uint8]:
-    rows: NDArray[np.uint8] = getattr(sets, config.split)
-    if not len(rows):
-        raise DataError(f"--split {config.split}: {sets.name} has no such images here; choose test or train")
-    return rows[: config.images]
-
-
-def _path(config: VcdEvaluate, found: saved.TrainedRun, data: str) -> Path:
-    """A quick look, or one at other data, never replaces the evaluation proper."""
-    other = "" if config.data in (None, found.config.data) else f"-{data}"
-    part = f"-first-{config.images}" if config.images else ""
-    return config.run / "evaluations" / f"{config.split}-{found.step}{other}{part}.json"
-
-
 def estimate_likelihoods(
-    job: Job, state: State, images: NDArray[np.uint8], config: LikelihoodOptions, seed: int, context: Console
+    job: Job, state: State, images: Bits, config: LikelihoodOptions, seed: int, context: Console
 ) -> dict[str, Any]:
     """The estimates for images [N, 784] of zeros and ones, said as a table and returned."""
     started = time.perf_counter()
+    samples, leapfrogs = config.iwae_samples, job.model.leapfrog_steps
     estimator = LikelihoodEstimator(
-        state["params"],
-        images,
-        seed_key(seed),
-        batch_size=config.test_batch_size,
-        samples=config.iwae_samples,
+        state["params"], images, seed_key(seed), batch_size=config.test_batch_size, samples=samples
     )
+    marks: list[float] = []
     with context.progress("ELBO", estimator.units(ELBO_SAMPLES)) as bar:
-        elbo, pace = _elbo(estimator, bar.advance)
-    context.say(_announcement(estimator, job.model.leapfrog_steps, config, pace))
-    iterations = config.burn_in + config.kept
-    with context.progress("HMC", iterations) as bar:
+
+        def mark(count: int) -> None:
+            marks.append(time.perf_counter())
+            bar.advance(count)
+
+        weighed = estimator.weigh("elbo", estimator.encoder, ELBO_SAMPLES, mark)
+        elbo = np.asarray(weighed.elbo, np.float64)
+    pace = (marks[-1] - marks[0]) / estimator.units(ELBO_SAMPLES)  # the first mark comes when all is compiled
+    context.say(_announcement(estimator, leapfrogs, config, pace))
+    with context.progress("HMC", config.burn_in + config.kept) as bar:
         ensemble = estimator.sample(
-            float(state["step_size"]), job.model.leapfrog_steps, config.burn_in, config.kept, bar.advance
+            float(state["step_size"]), leapfrogs, config.burn_in, config.kept, bar.advance
         )
     chosen = make_proposals(estimator.encoder, ensemble.mean, ensemble.squares, config.kept)
-    figures = _figures(estimator, chosen, config.iwae_samples, context)
+    with context.progress("importance sampling", len(chosen) * estimator.units(samples)) as bar:
+        figures = {
+            name: summarise(estimator.weigh(name, proposal, samples, bar.advance), samples)
+            for name, proposal in chosen.items()
+        }
     result = {
         "log_likelihood": figures[HEADLINE]["log_likelihood"],
         "standard_error": figures[HEADLINE]["standard_error"],
@@ -106,65 +97,34 @@ def estimate_likelihoods(
         "elbo": float(np.mean(elbo)),
         "elbo_standard_error": _error(elbo),
         "images": len(images),
-        "iwae_samples": config.iwae_samples,
+        "iwae_samples": samples,
         "burn_in": config.burn_in,
         "kept": config.kept,
         "seed": seed,
-        **_sampler(state, ensemble),
+        "trained_step_size": float(state["step_size"]),
+        "step_size": float(ensemble.step_size),
+        "acceptance": float(ensemble.acceptance),
         "seconds": time.perf_counter() - started,
     }
     _show(result, context)
     return result
 
 
-def _sampler(state: State, ensemble: Ensemble) -> dict[str, float]:
-    return {
-        "trained_step_size": float(state["step_size"]),
-        "step_size": float(ensemble.step_size),
-        "acceptance": float(ensemble.acceptance),
-    }
-
-
-def _elbo(estimator: LikelihoodEstimator, advance: Advance) -> tuple[NDArray[np.float64], float]:
-    """The ELBO of each image, and the seconds that a unit of weighing takes once it is compiled."""
-    marks: list[float] = []
-
-    def mark(count: int) -> None:
-        marks.append(time.perf_counter())
-        advance(count)
-
-    weighed = estimator.weigh("elbo", estimator.encoder, ELBO_SAMPLES, mark)
-    elbo = np.asarray(weighed.elbo, np.float64)
-    return elbo, (marks[-1] - marks[0]) / estimator.units(ELBO_SAMPLES)
-
-
 def _announcement(
     estimator: LikelihoodEstimator, leapfrogs: int, config: LikelihoodOptions, pace: float
 ) -> str:
-    """What is to come and how long it will take, by the pace of the products that were timed."""
+    """What is to come and how long it will take, by the seconds of a unit of the products that were timed."""
     iterations, samples = config.burn_in + config.kept, config.iwae_samples
     weighing, sampling = 3 * samples * estimator.flops, 2 * iterations * leapfrogs * estimator.flops
     seconds = 3 * estimator.units(samples) * pace * (1 + sampling / weighing)
+    if seconds < 90:
+        duration = f"{max(1, round(seconds))} s"
+    else:
+        duration = f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
     return (
         f"estimate: 3 proposals x {samples:,} samples x {estimator.count:,} images after {iterations:,} HMC "
-        f"iterations, {weighing + sampling:.1e} FLOP, about {_duration(seconds)} once compiled"
+        f"iterations, {weighing + sampling:.1e} FLOP, about {duration} once compiled"
     )
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def _figures(
-    estimator: LikelihoodEstimator, chosen: Mapping[str, Proposal], samples: int, context: Console
-) -> dict[str, dict[str, float]]:
-    with context.progress("importance sampling", len(chosen) * estimator.units(samples)) as bar:
-        return {
-            name: summarise(estimator.weigh(name, proposal, samples, bar.advance), samples)
-            for name, proposal in chosen.items()
-        }
 
 
 def summarise(weighed: LikelihoodEstimate, samples: int) -> dict[str, float]:
@@ -191,20 +151,22 @@ def _error(values: NDArray[np.float64]) -> float:
     return float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 
-COLUMNS = (
-    "proposal",
-    "log-likelihood",
-    "s.e. (images)",
-    "s.e. (Monte Carlo)",
-    "ESS mean",
-    "median",
-    "min",
-    f"images with ESS < {FEW}",
-)
-
-
 def _show(result: Mapping[str, Any], context: Console) -> None:
-    context.table(COLUMNS, [_row(name, *figures.values()) for name, figures in result["proposals"].items()])
+    columns = [
+        "proposal",
+        "log-likelihood",
+        "s.e. (images)",
+        "s.e. (Monte Carlo)",
+        "ESS mean",
+        "median",
+        "min",
+    ]
+    rows = []
+    for name, figures in result["proposals"].items():
+        value, error, monte_carlo, *shares = figures.values()
+        numbers = (f"{number:.3f}" for number in (value, error, monte_carlo))
+        rows.append((name, *numbers, *(f"{100 * share:.3g} %" for share in shares)))
+    context.table([*columns, f"images with ESS < {FEW}"], rows)
     context.say(f"ELBO {result['elbo']:.3f}, s.e. (images) {result['elbo_standard_error']:.3f}")
     context.say(
         f"log-likelihood {result['log_likelihood']:.2f} +- {result['standard_error']:.2f} nats "
@@ -215,8 +177,3 @@ def _show(result: Mapping[str, Any], context: Console) -> None:
             f"{100 * few:.3g} % of the images have fewer than {FEW} effective samples: their likelihood is "
             "understated; raise --iwae-samples, --burn-in or --kept"
         )
-
-
-def _row(name: str, value: float, error: float, monte_carlo: float, *shares: float) -> tuple[str, ...]:
-    numbers = (f"{number:.3f}" for number in (value, error, monte_carlo))
-    return name, *numbers, *(f"{100 * share:.3g} %" for share in shares)

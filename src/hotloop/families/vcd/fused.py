@@ -181,13 +181,11 @@ class FusedSampler:
         return _fill(line, (self.rows,))
 
     def enter(self, state: hmc.State) -> hmc.State:
-        """A state in the kernel's shape."""
         return hmc.State(
             self.wide(state.position), self.wide_line(state.log_density), self.wide(state.gradient)
         )
 
     def leave(self, state: hmc.State) -> hmc.State:
-        """A state in its own shape again."""
         inside = slice(self.chains), slice(self.latent)
         position, values, gradient = transpose(state)
         return hmc.State(position[inside], values[inside[:1]], gradient[inside])

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from hotloop.data import binarise_dataset, load_binarised
 from hotloop.data import load as load_grey
-from hotloop.data.dataset import BinaryImages
 from hotloop.data.fetch import Progress, no_progress
 from hotloop.data.load import to_stderr
 from hotloop.data.stand_ins import stand_in_images
@@ -53,16 +52,15 @@ def load_images(
     if name == "digits":
         drawn = binarise_dataset(stand_in_images("digits", "asked for"))
         say(f"data: {len(drawn.train):,} + {len(drawn.test):,} digits drawn here, as asked: not handwriting")
-        return replace(_rows(drawn, "digits"), notice="")
-    if name == "fashion_mnist":
-        return _rows(_thresholded(load_grey("fashion_mnist", None, say, progress)), name)
-    if name in ("mnist", "binarised_mnist"):
-        return _rows(load_binarised(None, say, progress), name)
-    try:
-        folder = expand_path(name)
-    except ValueError as error:
-        raise DataError(f"--data {name}: {error}") from None
-    return _from_folder(folder, say, progress)
+        return replace(_rows(drawn, name, drawn.train, drawn.validation, drawn.test), notice="")
+    folder = None if name in NAMES else _find_folder(name)
+    if name == "fashion_mnist" or (folder and "fashion" in folder.name.lower()):
+        grey = load_grey("fashion_mnist", folder, say, progress)
+        # The validation images are only those that a run holds out.
+        train, test = ((split.images > 127).astype(np.uint8) for split in (grey.train, grey.test))
+        return _rows(grey, "fashion_mnist", train, train[:0], test)
+    bits = load_binarised(folder, say, progress)
+    return _rows(bits, "binarised_mnist" if folder else name, bits.train, bits.validation, bits.test)
 
 
 def make_lasting(name: str) -> str:
@@ -70,32 +68,18 @@ def make_lasting(name: str) -> str:
     return name if name in NAMES else str(expand_path(name).absolute())
 
 
-def _from_folder(folder: Path, say: Callable[[str], None], progress: Progress) -> Images:
+def _find_folder(name: str) -> Path:
+    try:
+        folder = expand_path(name)
+    except ValueError as error:
+        raise DataError(f"--data {name}: {error}") from None
     if not folder.exists():
         raise DataError(f"--data {folder}: neither a set ({', '.join(NAMES)}) nor a folder that exists")
     if not folder.is_dir():
         raise DataError(f"--data {folder}: must be the folder that holds the files, not one of them")
-    if "fashion" in folder.name.lower():
-        return _rows(_thresholded(load_grey("fashion_mnist", folder, say, progress)), "fashion_mnist")
-    return _rows(load_binarised(folder, say, progress), "binarised_mnist")
+    return folder
 
 
-def _thresholded(grey: Any) -> BinaryImages:
-    """1 where a pixel is above one half; the validation images are only those that a run holds out."""
-    bits = [(split.images > 127).astype(np.uint8) for split in (grey.train, grey.test)]
-    return BinaryImages(
-        name=grey.name,
-        source=grey.source,
-        stand_in=grey.stand_in,
-        notice=grey.notice,
-        train=bits[0],
-        validation=bits[0][:0],
-        test=bits[1],
-    )
-
-
-def _rows(images: BinaryImages, name: str) -> Images:
-    train, validation, test = (
-        split.reshape(len(split), PIXELS) for split in (images.train, images.validation, images.test)
-    )
-    return Images(name, images.source, train, validation, test, images.notice)
+def _rows(loaded: Any, name: str, *splits: Bits) -> Images:
+    train, validation, test = (split.reshape(len(split), PIXELS) for split in splits)
+    return Images(name, loaded.source, train, validation, test, loaded.notice)

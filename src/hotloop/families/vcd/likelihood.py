@@ -60,7 +60,6 @@ class Sums(NamedTuple):
 
 
 def empty_sums(shape: tuple[int, ...], dtype: Any = jnp.float32) -> Sums:
-    """Sums over nothing."""
     zero = jnp.zeros(shape, dtype)
     return Sums(zero - jnp.inf, zero, zero, zero)
 
@@ -96,7 +95,6 @@ class LikelihoodEstimate(NamedTuple):
 
 
 def estimate(sums: Sums, samples: Array | int) -> LikelihoodEstimate:
-    """The estimates from the sums over so many samples."""
     effective = jnp.where(sums.total == 0, 0.0, jnp.square(sums.total) / sums.squares)
     return LikelihoodEstimate(
         sums.largest + jnp.log(sums.total) - jnp.log(jnp.asarray(samples, sums.total.dtype)),
@@ -165,7 +163,6 @@ class Ensemble(NamedTuple):
 
 
 def begin_chains(target: Target, data: Array, start: Array, step_size: Array) -> Ensemble:
-    """Chains at `start`, nothing kept."""
     chains = lax.map(lambda group: hmc.init(group[1], target(group[0])), (data, start))
     nothing = jnp.zeros_like(start)
     return Ensemble(chains, step_size, nothing, nothing, jnp.zeros((), step_size.dtype))

@@ -89,7 +89,8 @@ def update(job: Job) -> Callable[[State, Batch, Array], tuple[State, dict[str, A
     def one(state: State, batch: Batch, key: Array) -> tuple[State, dict[str, Array]]:
         images = batch["image"].reshape(len(batch["image"]), -1).astype(jnp.float32)
         params = policy.to_compute(state["params"])
-        (mean, spread), back = jax.vjp(lambda nets: networks.encode(nets, images), _encoder(params))
+        encoder = {name: params[name] for name in ("mean", "spread")}
+        (mean, spread), back = jax.vjp(lambda nets: networks.encode(nets, images), encoder)
         noise = draw_noise(model, key, images.shape[0])
         z0 = mean + spread * noise.start
         gradient_at = networks.value_and_gradient(params["decoder"], images)
@@ -199,10 +200,6 @@ def iterate(
     unroll = 1 if platform() == "cpu" else model.hmc_steps
     (end, size), accepted = lax.scan(step, (start, step_size), (momenta, uniforms), unroll=unroll)
     return Chain(end, size, accepted.mean())
-
-
-def _encoder(params: Any) -> dict[str, Any]:
-    return {"mean": params["mean"], "spread": params["spread"]}
 
 
 def _decoder_loss(decoder: Any, images: Array, z: Array) -> Array:

@@ -88,7 +88,6 @@ def log_normal(z: Array, mean: Array, spread: Array) -> Array:
 
 
 def log_joint(decoder: Network, images: Array, z: Array) -> Array:
-    """log p(x, z) of each row."""
     return log_likelihood(forward(decoder, z)[-1], images) + log_prior(z)
 
 

@@ -88,16 +88,12 @@ def _trains(value: Any) -> None:
         raise ValueError("must be true; `hotloop vcd evaluate RUN` evaluates a run without training it")
 
 
-def _anything(value: Any) -> None:
-    """Nothing depends on it."""
+def _anything(value: Any) -> None: ...
 
 
 FLAG = _typed(Kind(bool))
-COUNT, SOME, NUMBER = (
-    _typed(Kind(int), non_negative),
-    _typed(Kind(int), positive),
-    _typed(Kind(float), positive),
-)
+COUNT, SOME = _typed(Kind(int), non_negative), _typed(Kind(int), positive)
+NUMBER = _typed(Kind(float), positive)
 VCD = _typed(Kind(str, choices=("vcd",)))
 
 DATA: dict[str, Reader] = {
@@ -171,7 +167,10 @@ def _leaves(branch: Mapping[str, Any], path: str, where: str) -> Iterator[tuple[
         here = f"{where}, line {key.line}" if isinstance(key, Key) else where
         full = f"{path}{key}"
         if full in KEYS:
-            yield full, _leaf(full, value, here)
+            try:
+                yield full, KEYS[full](value)
+            except ValueError as error:
+                raise OptionError(f"{here}: {full} {show_value(value)}: {error}") from None
         elif names := _below(f"{full}."):
             if not isinstance(value, Mapping):
                 raise OptionError(f"{here}: {full} {show_value(value)}: must hold keys ({', '.join(names)})")
@@ -180,46 +179,46 @@ def _leaves(branch: Mapping[str, Any], path: str, where: str) -> Iterator[tuple[
             raise OptionError(f"{here}: {full}: unknown key{did_you_mean(key, _below(path))}")
 
 
-def _leaf(path: str, value: Any, here: str) -> Any:
-    try:
-        return KEYS[path](value)
-    except ValueError as error:
-        raise OptionError(f"{here}: {path} {show_value(value)}: {error}") from None
-
-
 def _below(path: str) -> list[str]:
-    """The names that may follow a path."""
     return sorted({key.removeprefix(path).split(".")[0] for key in KEYS if key.startswith(path)})
 
 
 def is_old(document: Any) -> bool:
-    """Whether a file has the old program's shape."""
     return isinstance(document, Mapping) and "model" in document and "experiment" in document
 
 
 def translate(document: Mapping[str, Any], where: str) -> tuple[Values, list[str]]:
-    """Values by the names of `Train`'s fields, and what the user should know; `where` names the file."""
+    """Values by the names of `VcdTrain`'s fields, and what the user should know; `where` names the file."""
     found = read_old(document, where)
-    args, experiment = _under(found, MODEL), _under(found, EXPERIMENT)
-    args |= _same_data(args, experiment, where)
-    values = {name: args[key] for key, name in OPTIONS.items() if key in args}
-    values |= _method(args) | _calls(args) | _decay(args) | _data(args, experiment)
-    return values, _notices(args, values, where)
-
-
-def _under(found: Values, path: str) -> Values:
-    return {key.removeprefix(f"{path}."): value for key, value in found.items() if key.startswith(f"{path}.")}
-
-
-def _same_data(args: Values, experiment: Values, where: str) -> Values:
-    """What the experiment says of the data, which must not differ from what the model says."""
+    args, experiment = (
+        {key.removeprefix(path): value for key, value in found.items() if key.startswith(path)}
+        for path in (f"{MODEL}.", f"{EXPERIMENT}.")
+    )
     for key in DATA:
-        if key in args and key in experiment and args[key] != experiment[key]:
+        if key in experiment and args.setdefault(key, experiment[key]) != experiment[key]:
             raise OptionError(
                 f"{where}: {MODEL}.{key} {show_value(args[key])}: {EXPERIMENT}.{key} is {show_value(experiment[key])}; "
                 "must be the same"
             )
-    return {key: experiment[key] for key in DATA if key in experiment}
+    values = {name: args[key] for key, name in OPTIONS.items() if key in args} | _method(args)
+    # The old program looped on the device or not at all; here it always does, for as long as is useful.
+    if args.get("training.use_infeed") and "training.n_infeed_batches" in args:
+        values["updates_per_call"] = args["training.n_infeed_batches"]
+    # A file that leaves the decay open gets as many decays as 800 epochs have at one in 30.
+    if "training.lr_kwargs.epoch_timescale" not in args and "training.n_epoch" in args:
+        values["decay_epochs"] = Fraction(30 * args["training.n_epoch"], 800)
+    if "data.loading.set" in args:
+        values["data"] = args["data.loading.set"]
+    if "testing" in experiment:
+        values["testing"] = experiment["testing"]
+    if "data.n_validation" in args or "validation" in experiment:
+        values["validation"] = args.get("data.n_validation", 0) > 0 or experiment.get("validation", False)
+    notices = []
+    if values.get("method") == "kl":
+        notices.append(f"{where}: no HMC iterations, so the method is kl (the usual ELBO)")
+    if idle := [f"{key} ({instead})" for key, instead in _idle(args, values)]:
+        notices.append(f"{where}: without effect here: {', '.join(idle)}")
+    return values, notices
 
 
 def _method(args: Values) -> Values:
@@ -242,38 +241,6 @@ def _iterations(args: Values) -> tuple[int, int]:
     return args.get("training.mcmc.n_burn_in_steps", 8), args.get("training.mcmc.n_hmc_steps", 0)
 
 
-def _calls(args: Values) -> Values:
-    """The old program looped on the device or not at all; here it always does, for as long as is useful."""
-    if args.get("training.use_infeed") and "training.n_infeed_batches" in args:
-        return {"updates_per_call": args["training.n_infeed_batches"]}
-    return {}
-
-
-def _decay(args: Values) -> Values:
-    """A file that leaves the decay open gets as many decays as 800 epochs have at one in 30."""
-    if "training.lr_kwargs.epoch_timescale" in args or "training.n_epoch" not in args:
-        return {}
-    return {"decay_epochs": Fraction(30 * args["training.n_epoch"], 800)}
-
-
-def _data(args: Values, experiment: Values) -> Values:
-    values = {"data": args["data.loading.set"]} if "data.loading.set" in args else {}
-    if "testing" in experiment:
-        values["testing"] = experiment["testing"]
-    if "data.n_validation" in args or "validation" in experiment:
-        values["validation"] = args.get("data.n_validation", 0) > 0 or experiment.get("validation", False)
-    return values
-
-
-def _notices(args: Values, values: Values, where: str) -> list[str]:
-    notices = []
-    if values.get("method") == "kl":
-        notices.append(f"{where}: no HMC iterations, so the method is kl (the usual ELBO)")
-    if idle := [f"{key} ({instead})" for key, instead in _idle(args, values)]:
-        notices.append(f"{where}: without effect here: {', '.join(idle)}")
-    return notices
-
-
 def _idle(args: Values, values: Values) -> Iterator[tuple[str, str]]:
     """The keys that an old run with these values depended on, and what happens here instead."""
     epochs = values.get("epochs", VcdTrain.epochs)
@@ -291,10 +258,6 @@ def _idle(args: Values, values: Values) -> Iterator[tuple[str, str]]:
             yield key, "evaluated once, at the end"
     if min(_iterations(args)) > 0:
         yield "training.mcmc.n_hmc_steps", "the step size adapts in every iteration"
-    yield from _idle_in_evaluation(args, values)
-
-
-def _idle_in_evaluation(args: Values, values: Values) -> Iterator[tuple[str, str]]:
     if "testing.iwae_samples_test_micro_batch_size" in args:
         yield "testing.iwae_samples_test_micro_batch_size", "no result depends on it"
     if "testing.mcmc.hmc_step_size_init" in args and not args.get("testing.mcmc.use_train_step_size_init"):

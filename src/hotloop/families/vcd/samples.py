@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from numpy.typing import NDArray
 
 from hotloop.engine import png
 from hotloop.engine.keys import seed_key, stream
@@ -20,6 +19,7 @@ from hotloop.engine.progress import Console, compiling
 from hotloop.errors import DataError
 from hotloop.families.vcd import images, model, networks, saved
 from hotloop.families.vcd.config import VcdSamples
+from hotloop.families.vcd.images import Bits
 from hotloop.families.vcd.model import Job
 from hotloop.mcmc import hmc
 
@@ -79,25 +79,18 @@ def run(config: VcdSamples, context: Console) -> dict[str, Any]:
     png.write(path, enlarge(arrange_grid(make_pictures(drawn.prior), config.columns), config.scale))
     context.say(f"{path}: {len(drawn.prior)} images from the prior, after update {run.step:,}")
     result = {"run": str(config.run), "step": run.step, "seed": config.seed, "prior": str(path)}
-    if len(originals):
-        result |= _reconstructions(config, originals, drawn, hmc_steps, context)
-    return result
-
-
-def _reconstructions(
-    config: VcdSamples, originals: NDArray[np.uint8], drawn: Drawn, hmc_steps: int, context: Console
-) -> dict[str, Any]:
+    if not len(originals):
+        return result
     path = config.folder / "reconstructions.png"
-    pixels = arrange_triples(
-        [make_pictures(part) for part in (originals, drawn.before, drawn.after)], config.triples
-    )
-    png.write(path, enlarge(pixels, config.scale))
+    parts = [make_pictures(part) for part in (originals, drawn.before, drawn.after)]
+    png.write(path, enlarge(arrange_triples(parts, config.triples), config.scale))
     z0, zt = (float(np.mean(values)) for values in (drawn.log_joint_z0, drawn.log_joint_zt))
     context.say(
         f"{path}: {len(originals)} test images, each as it is, from the encoder's sample, and after {hmc_steps} "
         f"HMC iterations from there (log p(x, z) {z0:.1f}, then {zt:.1f} nats)"
     )
     return {
+        **result,
         "reconstructions": str(path),
         "images": len(originals),
         "hmc_steps": hmc_steps,
@@ -107,7 +100,7 @@ def _reconstructions(
     }
 
 
-def _originals(config: VcdSamples, trained_on: str, context: Console) -> NDArray[np.uint8]:
+def _originals(config: VcdSamples, trained_on: str, context: Console) -> Bits:
     """Test images chosen by the seed, in their order; none where the run's own data are not here any more."""
     try:
         with context.progress("loading images"):
@@ -124,14 +117,12 @@ def _originals(config: VcdSamples, trained_on: str, context: Console) -> NDArray
     return loaded.test[np.sort(chosen)]
 
 
-def make_pictures(probabilities: Any) -> NDArray[np.uint8]:
+def make_pictures(probabilities: Any) -> Bits:
     """Rows of 784 numbers from 0 to 1 as pictures [N, 28, 28] of bytes."""
     return np.rint(np.asarray(probabilities, np.float32) * 255).astype(np.uint8).reshape(-1, SIDE, SIDE)
 
 
-def arrange_grid(
-    cells: NDArray[np.uint8], columns: int, line: int = THIN, shade: int = GREY
-) -> NDArray[np.uint8]:
+def arrange_grid(cells: Bits, columns: int, line: int = THIN, shade: int = GREY) -> Bits:
     """Pictures [N, height, width] side by side, `columns` in a line, with lines between and around them."""
     count, height, width = cells.shape
     rows = -(-count // columns)
@@ -144,12 +135,11 @@ def arrange_grid(
     return canvas
 
 
-def arrange_triples(parts: Sequence[NDArray[np.uint8]], columns: int) -> NDArray[np.uint8]:
+def arrange_triples(parts: Sequence[Bits], columns: int) -> Bits:
     """Each image's pictures, one of each part, in a frame of its own; the frames stand apart on white."""
     frames = [arrange_grid(np.stack(pictures), len(parts)) for pictures in zip(*parts, strict=True)]
     return arrange_grid(np.stack(frames), columns, WIDE, WHITE)
 
 
-def enlarge(pixels: NDArray[np.uint8], scale: int) -> NDArray[np.uint8]:
-    """Every pixel `scale` times in both directions."""
+def enlarge(pixels: Bits, scale: int) -> Bits:
     return pixels.repeat(scale, axis=0).repeat(scale, axis=1)
