@@ -9,7 +9,7 @@ import pytest
 from test_cnn_command import called
 
 from hotloop.engine.checkpoint import Checkpoints, KeepAll
-from hotloop.families.cnn import images, prediction, saved
+from hotloop.families.cnn import images, prediction, validation
 from hotloop.families.cnn.network import build
 from pictures import encoded, picture
 
@@ -19,11 +19,13 @@ def checkpoint(tmp_path_factory):
     """Two steps of a toy network for CIFAR-10, and the second's weights."""
     pytest.importorskip("PIL")
     folder, generator = tmp_path_factory.mktemp("toy"), np.random.default_rng(0)
-    about = saved.SavedNetwork(build("toy_model_bn", (32, 32, 3), 10), "cifar10", "32.32", "bfloat16", 5.0)
+    about = validation.SavedNetwork(
+        build("toy_model_bn", (32, 32, 3), 10), "cifar10", "32.32", "bfloat16", 5.0
+    )
     about.write(folder)
     params, statistics = jax.eval_shape(about.network.init, jax.random.key(0))
     forms = {"params": params, "statistics": statistics}
-    with Checkpoints(folder, KeepAll(), family=saved.FAMILY) as checkpoints:
+    with Checkpoints(folder, KeepAll(), family=validation.FAMILY) as checkpoints:
         for step in (5, 10):
             state = jax.tree.map(lambda form: np.float32(generator.uniform(0.1, 1, form.shape)), forms)
             checkpoints.save(step, {**state, "optimiser": np.zeros(3, np.float32)}, position={})
@@ -115,8 +117,8 @@ def test_an_older_step_is_not_used_in_silence_where_the_newest_is_damaged(checkp
     folder = tmp_path / "copy"
     shutil.copytree(checkpoint[0], folder)
     (folder / "00000010" / "state" / "_METADATA").write_text("")
-    with saved.checkpoints_at(folder).open() as checkpoints:
-        assert saved.restore_weights(checkpoints, None, checkpoint[1])[0] == 5
+    with validation.checkpoints_at(folder).open() as checkpoints:
+        assert validation.restore_weights(checkpoints, None, checkpoint[1])[0] == 5
     assert "warning: skipped step 10: " in capsys.readouterr().err
 
 
@@ -129,10 +131,10 @@ def test_imported_weights_are_a_checkpoint_that_is_not_written_over(tmp_path, mo
     monkeypatch.setattr("hotloop.families.cnn.torch_weights.load", lambda path, chosen: weights)
     status, result, _ = called("import", tmp_path / "r18.safetensors", tmp_path / "out")
     assert status == 0 and (result["model"], result["classes"]) == ("resnet18", 3)
-    known = saved.read_saved_network(tmp_path / "out")
+    known = validation.read_saved_network(tmp_path / "out")
     assert known.network == network
-    with saved.checkpoints_at(tmp_path / "out").open() as checkpoints:
-        step, state = saved.restore_weights(checkpoints, None, known)
+    with validation.checkpoints_at(tmp_path / "out").open() as checkpoints:
+        step, state = validation.restore_weights(checkpoints, None, known)
     assert step == 0
     for mine, theirs in zip(jax.tree.leaves(state["params"]), jax.tree.leaves(weights[0]), strict=True):
         np.testing.assert_array_equal(mine, theirs)

@@ -12,14 +12,13 @@ from hotloop.data.dataset import Dataset, LabelledImages
 from hotloop.engine.batch import plan_evaluation
 from hotloop.engine.run import Run, read_events
 from hotloop.errors import CheckpointError, DataError
-from hotloop.families.cnn import model, saved
+from hotloop.families.cnn import model, validation
 from hotloop.families.cnn.job import Job
 from hotloop.families.cnn.network import INPUT, Network, NetworkBuilder, NormChoice, build
 from hotloop.families.cnn.network_layers import Flatten, Logits
 from hotloop.families.cnn.options import DatasetSize
 from hotloop.families.cnn.sources import ResidentImages, StreamedPhotographs, SyntheticImages
 from hotloop.families.cnn.validation import (
-    ValidatedStep,
     choose_best,
     sweep_figures,
     validate_steps,
@@ -154,14 +153,14 @@ def test_more_classes_of_photographs_than_the_network_has_are_refused(tmp_path):
 def found(*accuracies):
     """Checkpoints at epochs 1, 2, ... of 10 updates with these accuracies."""
     return [
-        ValidatedStep(10 * epoch, float(epoch), {"validation_accuracy": accuracy})
+        {"step": 10 * epoch, "epoch": float(epoch), "validation_accuracy": accuracy}
         for epoch, accuracy in enumerate(accuracies, 1)
     ]
 
 
 def test_the_best_has_the_highest_accuracy_and_of_equals_the_first():
-    assert choose_best(found(0.2, 0.5, 0.5, 0.1)).epoch == 2
-    assert choose_best(found(0.0)).epoch == 1
+    assert choose_best(found(0.2, 0.5, 0.5, 0.1))["epoch"] == 2
+    assert choose_best(found(0.0))["epoch"] == 1
 
 
 def test_a_sweep_maximises_the_last_accuracy_reached_early():
@@ -171,10 +170,8 @@ def test_a_sweep_maximises_the_last_accuracy_reached_early():
     told = sweep_figures(found(0.1, 0.2), 0.759)
     assert told["epoch_to_target"] is None and 0 < told["optimization_metric"] < 1e-9
     assert sweep_figures(found(0.1, 0.8), 0.759)["optimization_metric"] == 0.5
-    assert (
-        sweep_figures([ValidatedStep(0, 0.0, {"validation_accuracy": 0.8})], 0.7)["optimization_metric"]
-        is None
-    )
+    at_once = {"step": 0, "epoch": 0.0, "validation_accuracy": 0.8}
+    assert sweep_figures([at_once], 0.7)["optimization_metric"] is None
 
 
 def test_checkpoints_are_validated_in_the_order_of_epochs_and_told_as_they_come(tmp_path):
@@ -184,7 +181,7 @@ def test_checkpoints_are_validated_in_the_order_of_epochs_and_told_as_they_come(
                 [18, 6, 12], lambda step: step, lambda state: {"validation_accuracy": state / 20}, 6, record
             )
         )
-    assert [(row.step, row.epoch, row.accuracy) for row in rows] == [(6, 1, 0.3), (12, 2, 0.6), (18, 3, 0.9)]
+    assert [tuple(row.values()) for row in rows] == [(6, 1, 0.3), (12, 2, 0.6), (18, 3, 0.9)]
     told = [event for event in read_events(tmp_path) if event["event"] == "validation"]
     assert [(event["update"], event["epoch"]) for event in told] == [(6, 1.0), (12, 2.0), (18, 3.0)]
 
@@ -198,28 +195,30 @@ def test_checkpoints_are_validated_in_the_order_of_epochs_and_told_as_they_come(
     ],
 )
 def test_what_a_folder_of_checkpoints_belongs_to_is_read_back(network, tmp_path):
-    about = saved.SavedNetwork(network, "cifar100", "16.32", "float16", 781.0)
+    about = validation.SavedNetwork(network, "cifar100", "16.32", "float16", 781.0)
     about.write(tmp_path / "run" / "checkpoints")
     folder = tmp_path / "run" / "checkpoints"
     for path in (tmp_path / "run", folder):
-        assert saved.checkpoints_at(path).folder == folder
-    assert saved.read_saved_network(folder) == about
+        assert validation.checkpoints_at(path).folder == folder
+    assert validation.read_saved_network(folder) == about
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"network": 3}', "an unknown model"])
 def test_a_damaged_description_is_one_line_that_names_it(text, tmp_path):
-    saved.SavedNetwork(build("toy_model", (28, 28, 1), 10), "mnist", "16.16", "bfloat16", 6.0).write(tmp_path)
+    validation.SavedNetwork(build("toy_model", (28, 28, 1), 10), "mnist", "16.16", "bfloat16", 6.0).write(
+        tmp_path
+    )
     file = tmp_path / "network.json"
     file.write_text(file.read_text().replace("toy_model", "boy_model") if "unknown" in text else text)
     with pytest.raises(CheckpointError, match=r"network\.json: cannot be read"):
-        saved.read_saved_network(tmp_path)
+        validation.read_saved_network(tmp_path)
     with pytest.raises(CheckpointError, match=r"no network\.json there"):
-        saved.read_saved_network(tmp_path / "elsewhere")
+        validation.read_saved_network(tmp_path / "elsewhere")
 
 
 def test_networks_are_the_same_but_for_their_momentum(tmp_path):
     here = build("toy_model_bn", (28, 28, 1), 10)
-    saved.check_same(build("toy_model_bn", (28, 28, 1), 10, NormChoice(momentum=0.1)), here, tmp_path)
+    validation.check_same(build("toy_model_bn", (28, 28, 1), 10, NormChoice(momentum=0.1)), here, tmp_path)
     for there, word in (
         (build("toy_model", (28, 28, 1), 10), "a toy_model for"),
         (build("toy_model_bn", (32, 32, 3), 10), "32 x 32 x 3"),
@@ -227,4 +226,4 @@ def test_networks_are_the_same_but_for_their_momentum(tmp_path):
         (build("toy_model_bn", (28, 28, 1), 10, NormChoice("group", groups=2)), r"group norm \(2 groups\)"),
     ):
         with pytest.raises(CheckpointError, match=word):
-            saved.check_same(there, here, tmp_path)
+            validation.check_same(there, here, tmp_path)

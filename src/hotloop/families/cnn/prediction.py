@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from hotloop.data.jpeg import ImageError, load_rgb, open_image
 from hotloop.engine.progress import Console, compiling
 from hotloop.errors import DataError, OptionError
-from hotloop.families.cnn import images, saved
+from hotloop.families.cnn import images, validation
 from hotloop.families.cnn.command_options import PredictConfig
 from hotloop.families.cnn.network import inference_logits
 from hotloop.families.cnn.photographs import grid_of_middle, resample_bytes
@@ -31,9 +31,9 @@ CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 
 def run(config: PredictConfig, console: Console) -> Mapping[str, Any]:
     """A line for each class of each image."""
-    checkpoints = saved.checkpoints_at(config.run)
-    saved.check_any(checkpoints)
-    known = saved.read_saved_network(checkpoints.folder)
+    checkpoints = validation.checkpoints_at(config.run)
+    validation.check_any(checkpoints)
+    known = validation.read_saved_network(checkpoints.folder)
     if config.top > known.network.classes:
         raise OptionError(f"--top {config.top}: there are only {known.network.classes} classes")
     shape, dataset = known.network.shape, known.dataset
@@ -44,7 +44,7 @@ def run(config: PredictConfig, console: Console) -> Mapping[str, Any]:
             console.warn(f"{path}: unlike the images of the training: {'; '.join(differences)}")
         pixels.append(_to_pixels(image, shape, dataset))
     with checkpoints.open() as opened:
-        step, weights = saved.restore_weights(opened, config.step, known)
+        step, weights = validation.restore_weights(opened, config.step, known)
 
     def predict(weights: Any, pixels: jax.Array) -> jax.Array:
         seen = images.preprocess(dataset, pixels)

@@ -22,7 +22,7 @@ from hotloop.families.cnn.command_options import ImportConfig
 from hotloop.families.cnn.network import BASIC, DEPTHS, Network, Params, Statistics, build
 from hotloop.families.cnn.network_layers import BatchNorm
 from hotloop.families.cnn.presets import FAMILY
-from hotloop.families.cnn.saved import SavedNetwork
+from hotloop.families.cnn.validation import SavedNetwork
 
 Leaf = tuple[str, str]  # layer and leaf
 Shapes = dict[str, tuple[int, ...]]

@@ -31,17 +31,17 @@ from hotloop.families.cnn import model
 from hotloop.families.cnn.job import Job, resolve
 from hotloop.families.cnn.options import DATASET_SIZES, TrainConfig
 from hotloop.families.cnn.presets import FAMILY, NETWORK_FILE, RUN_CONFIG
-from hotloop.families.cnn.saved import (
+from hotloop.families.cnn.sources import ImageSource, open_source
+from hotloop.families.cnn.validation import (
     CLEANED,
     SavedNetwork,
     check_same,
     check_shared_folder,
-    own_checkpoints,
+    others_to_validate,
     read_saved_network,
+    validate,
     was_cleaned,
 )
-from hotloop.families.cnn.sources import ImageSource, open_source
-from hotloop.families.cnn.validation import others_to_validate, validate
 from hotloop.options import to_jsonable, values_of
 
 MAY_DIFFER = (
@@ -70,7 +70,7 @@ def run(
         check_place(folder, config.resume, config.report)
         if config.checkpoint_output_dir is not None:
             check_makeable(config.checkpoint_output_dir, "--checkpoint-output-dir")
-    own = own_checkpoints(config, folder)
+    own = RunCheckpoints(config.checkpoint_output_dir or folder / "checkpoints", folder, FAMILY)
     config, was_drawn = with_seed(config, folder)
     if config.resume and not config.compile_only and _is_done(config, own):
         console.say(
@@ -182,7 +182,6 @@ def train_run(
     own: RunCheckpoints,
     others: RunCheckpoints | None,
 ) -> dict[str, Any]:
-    """One run in a folder of its own."""
     config, plan = job.config, job.plan
     assert plan is not None
     check_shared_folder(own, job.network, plan)
@@ -327,13 +326,11 @@ class TrainingClock:
 
     @classmethod
     def start(cls, record: Run) -> "TrainingClock":
-        """Start, and put it on record."""
         before = seconds_of_processes(read_events(record.path))
         record.event(STARTS, process=len(before) + 1, seconds_before=sum(before))
         return cls(time.perf_counter(), sum(before), len(before) + 1)
 
     def stop(self, record: Run, update: int, epoch: float) -> dict[str, Any]:
-        """Put the time to train on record."""
         seconds = self.before + time.perf_counter() - self.began
         record.event(TOOK, update=update, epoch=epoch, seconds=seconds, processes=self.processes)
         return {"time_to_train_seconds": seconds, "time_to_train_processes": self.processes}

@@ -1,52 +1,185 @@
-"""Validation of checkpoints, one after the other in the order of epochs, and which of them is the best.
+"""Checkpoints of a run read back and validated, one after the other in the order of epochs; which of them is the best.
 
-`validate` is that phase of a run. Counts are exact: every image once, whatever the batch. It reads checkpoints, and
-deletes and trains nothing.
+A checkpoint holds what a resumed run needs, the optimiser included; whoever only looks at images needs the weights,
+the moving statistics and which network they belong to, which `network.json` beside the checkpoints tells. `validate` is
+the phase after training: every image counts once, whatever the batch. It deletes and trains nothing.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from math import exp
+from pathlib import Path
 from typing import Any
 
 import jax
 
+from hotloop.engine.checkpoint import Checkpoints
 from hotloop.engine.evaluate import Sums
 from hotloop.engine.keys import stream
+from hotloop.engine.plan import Plan
+from hotloop.engine.precision import Policy, parse
 from hotloop.engine.progress import Console
+from hotloop.engine.records import write_json
 from hotloop.engine.sinks import Recorder
 from hotloop.engine.training import RunCheckpoints
 from hotloop.errors import CheckpointError, OptionError
 from hotloop.families.cnn import model
 from hotloop.families.cnn.job import Job
+from hotloop.families.cnn.network import Network, NormChoice, build
 from hotloop.families.cnn.options import TrainConfig
-from hotloop.families.cnn.saved import (
-    SavedNetwork,
-    check_any,
-    checkpoints_at,
-    read_saved_network,
-    restore_weights,
-)
+from hotloop.families.cnn.presets import FAMILY, NETWORK_FILE, find_run, read_run_options
 from hotloop.families.cnn.sources import ImageSource
+from hotloop.options.files import load_json
 
+CLEANED = "clean_dir"  # the record that a run's checkpoints were about to be removed
 TARGET_WIDTH = 0.02  # how fast the sweep's figure falls below the target
 
 
 @dataclass(frozen=True)
-class ValidatedStep:
-    """One checkpoint's figures."""
+class SavedNetwork:
+    """Which network, on which images, computed in which type: what must be known without the options."""
 
-    step: int
-    epoch: float
-    figures: dict[str, Any]
+    network: Network
+    dataset: str
+    precision: str
+    half: str
+    updates_per_epoch: float
+
+    @classmethod
+    def of(cls, job: Job) -> "SavedNetwork":
+        per_epoch = float(job.plan.updates_per_epoch) if job.plan else 1.0
+        config = job.config
+        return cls(job.network, config.dataset, config.precision, config.half, per_epoch)
 
     @property
-    def accuracy(self) -> float:
-        """Share of right answers."""
-        return float(self.figures["validation_accuracy"])
+    def policy(self) -> Policy:
+        return parse(self.precision, self.half)
 
-    def as_dict(self) -> dict[str, Any]:
-        return {"step": self.step, "epoch": self.epoch, **self.figures}
+    def write(self, folder: Path) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"cannot make {folder}: {error.strerror}; choose another folder") from None
+        write_json(folder / NETWORK_FILE, asdict(self))
+
+
+def read_saved_network(folder: str | Path) -> SavedNetwork:
+    """What the checkpoints in a folder belong to."""
+    folder = Path(folder)
+    path = folder / NETWORK_FILE
+    try:
+        found = load_json(path)
+        network = found["network"]
+        counts = [*network["shape"], network["classes"]]
+        if len(counts) != 4 or not all(type(count) is int and count > 0 for count in counts):
+            raise ValueError(f"an image of {network['shape']} and {network['classes']} classes")
+        return SavedNetwork(
+            build(
+                network["model"],
+                tuple(network["shape"]),
+                network["classes"],
+                NormChoice(**network["norm"]),
+                network["variant"],
+            ),
+            str(found["dataset"]),
+            str(found["precision"]),
+            str(found["half"]),
+            float(found["updates_per_epoch"]),
+        )
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{folder}: no {NETWORK_FILE} there, which the folder of a run's checkpoints has"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({error})") from None
+
+
+def check_same(there: Network, here: Network, folder: Path) -> None:
+    """The checkpoints must be of the network that the options name; its momentum matters to a training
+    alone, and its variant is the checkpoints' own."""
+
+    def by(network: Network) -> Network:
+        return replace(network, norm=replace(network.norm, momentum=0.0), variant="keras")
+
+    if by(there) != by(here):
+        raise CheckpointError(
+            f"{folder}: holds a {_in_words(there)}, and the options ask for a {_in_words(here)}; give the options "
+            "that it was trained with"
+        )
+
+
+def _in_words(network: Network) -> str:
+    shape, norm = " x ".join(map(str, network.shape)), network.norm
+    size = norm.groups or norm.channels_per_group
+    groups = f" ({size} {'groups' if norm.groups else 'channels a group'})" if size else ""
+    return f"{network.model} for {shape} images and {network.classes} classes with {norm.kind} norm{groups}"
+
+
+def restore_weights(found: Checkpoints, step: int | None, known: SavedNetwork) -> tuple[int, Any]:
+    """Number and {params, statistics} of a step (None: the newest)."""
+
+    def fresh() -> Mapping[str, Any]:
+        params, moving = known.network.init(jax.random.key(0))
+        return {"params": known.policy.to_update(params), "statistics": moving}
+
+    restored = found.restore(jax.eval_shape(fresh), step, in_part=True).warn()
+    return restored.step, restored.state
+
+
+def checkpoints_at(path: str | Path) -> RunCheckpoints:
+    """What lies at a path: a run's folder, or one of checkpoints; CheckpointError where there is neither."""
+    path = Path(path)
+    run = find_run(path)
+    if run is not None:
+        given = read_run_options(run).get("checkpoint_output_dir")
+        return RunCheckpoints(Path(given or run / "checkpoints"), run, FAMILY)
+    if not path.is_dir():
+        raise CheckpointError(f"{path}: no such folder; give a run's folder or its folder of checkpoints")
+    inner = path / "checkpoints"
+    is_outer = inner.is_dir() and not (path / NETWORK_FILE).exists()
+    return RunCheckpoints(inner if is_outer else path, None, FAMILY)
+
+
+def was_cleaned(checkpoints: RunCheckpoints) -> bool:
+    return any(each["event"] == CLEANED for each in checkpoints.records())
+
+
+def check_any(checkpoints: RunCheckpoints) -> None:
+    """CheckpointError where there is no whole checkpoint: it says what became of them."""
+    with checkpoints.open() as opened:
+        if not opened.steps():
+            where = checkpoints.run or checkpoints.folder
+            raise CheckpointError(f"{where}: {_why_none(checkpoints, opened.begun())}")
+
+
+def _why_none(checkpoints: RunCheckpoints, begun: bool) -> str:
+    if begun:
+        return "every checkpoint there is damaged"
+    if was_cleaned(checkpoints):
+        return (
+            "its checkpoints were removed after the validation, as --clean-dir asked for; train again without "
+            "it, and the best and the last stay"
+        )
+    if checkpoints.run is not None:
+        return f"has no checkpoint in {checkpoints.folder}: none was saved, or they were moved away"
+    if (checkpoints.folder / NETWORK_FILE).exists():
+        return "holds no checkpoint; give a run's folder or its folder of checkpoints"
+    return f"no {NETWORK_FILE} there; give a run's folder or its folder of checkpoints"
+
+
+def check_shared_folder(checkpoints: RunCheckpoints, network: Network, plan: Plan) -> None:
+    """CheckpointError where a run would replace another's step, or save beside those of another network."""
+    others = checkpoints.other_steps()
+    if not others:
+        return
+    check_same(read_saved_network(checkpoints.folder).network, network, checkpoints.folder)
+    newest = max(checkpoints.steps(), default=0)
+    still_to_come = [step for step in plan.updates("checkpoint") if step > newest]
+    if taken := [step for step in others if step in still_to_come]:
+        raise CheckpointError(
+            f"{checkpoints.folder}: holds step {taken[0]} of another run, which this one would replace; choose another "
+            "--checkpoint-output-dir, or move that step away"
+        )
 
 
 def validation_figures(sums: Sums, top: int) -> dict[str, Any]:
@@ -67,29 +200,29 @@ def validate_steps(
     evaluate: Callable[[Any], dict[str, Any]],
     updates_per_epoch: float,
     record: Recorder,
-) -> Iterator[ValidatedStep]:
+) -> Iterator[dict[str, Any]]:
     """The figures of each step in the order of epochs, recorded as they come."""
     for step in sorted(steps):
         epoch = step / updates_per_epoch
         figures = evaluate(restore(step))
         record.event("validation", update=step, epoch=epoch, **figures)
-        yield ValidatedStep(step, epoch, figures)
+        yield {"step": step, "epoch": epoch, **figures}
 
 
-def choose_best(found: list[ValidatedStep]) -> ValidatedStep:
+def choose_best(found: list[dict[str, Any]]) -> dict[str, Any]:
     """The highest accuracy; of equals the earliest."""
-    return max(found, key=lambda each: (each.accuracy, -each.step))
+    return max(found, key=lambda each: (each["validation_accuracy"], -each["step"]))
 
 
-def sweep_figures(found: list[ValidatedStep], target: float) -> dict[str, Any]:
+def sweep_figures(found: list[dict[str, Any]], target: float) -> dict[str, Any]:
     """When the target was first reached, and the figure that a sweep maximises: both by the last checkpoint's rule."""
-    reached = [each.epoch for each in found if each.accuracy >= target]
+    reached = [each["epoch"] for each in found if each["validation_accuracy"] >= target]
     last = found[-1]
-    short = min(last.accuracy - target, 0.0) / TARGET_WIDTH
+    short = min(last["validation_accuracy"] - target, 0.0) / TARGET_WIDTH
     return {
         "target_accuracy": target,
         "epoch_to_target": reached[0] if reached else None,
-        "optimization_metric": exp(-0.5 * short**2) / last.epoch if last.epoch else None,
+        "optimization_metric": exp(-0.5 * short**2) / last["epoch"] if last["epoch"] else None,
     }
 
 
@@ -124,64 +257,47 @@ def validate(
     `others` are checkpoints to validate in place of the run's own; `last` is the state that the training ended with
     (None: there was no training).
     """
-    checkpoints = others or own
+    config, checkpoints, in_hand = job.config, others or own, None
     steps = others.steps() if others else own.steps() if last is not None else []
-    if not steps:
-        lacking = f"{others.folder} holds no checkpoint" if others else "there is no checkpoint to validate"
-        console.warn(f"{lacking}; {'random' if last is None else 'the last'} weights are validated")
     if others:
         with others.open() as opened:
             for line in opened.damaged():
                 console.warn(line)
-    known = read_saved_network(checkpoints.folder) if steps else SavedNetwork.of(job)
-    job = replace(job, variant=known.network.variant)
+    if steps:
+        known = read_saved_network(checkpoints.folder)
+        job = replace(job, variant=known.network.variant)
+    else:
+        known = SavedNetwork.of(job)
+        lacking = f"{others.folder} holds no checkpoint" if others else "there is no checkpoint to validate"
+        console.warn(f"{lacking}; {'random' if last is None else 'the last'} weights are validated")
+        # By way of the host: they may lie on several devices, where the images do not.
+        state = jax.device_get(model.init(job, stream(job.key, "init", 0)) if last is None else last)
+        in_hand = {name: state[name] for name in ("params", "statistics")}
     assert job.validation is not None
     evaluation = source.evaluation(model.evaluate(job), job.validation.batch)
 
-    def evaluate(weights: Any) -> dict[str, Any]:
-        return validation_figures(evaluation(weights), job.config.top_k)
-
-    if not steps:
-        return {"validation": [_validate_state(job, console, record, last, evaluate)], "best": None}
-
     def restore(step: int) -> Any:
+        if in_hand is not None:
+            return in_hand
         with checkpoints.open() as opened:
             return restore_weights(opened, step, known)[1]
 
-    found: list[ValidatedStep] = []
-    with console.progress("validation", len(steps)) as bar:
-        for each in validate_steps(steps, restore, evaluate, known.updates_per_epoch, record):
+    def evaluate(weights: Any) -> dict[str, Any]:
+        return validation_figures(evaluation(weights), config.top_k)
+
+    found: list[dict[str, Any]] = []
+    wanted = steps or [int(state["update"])]
+    with console.progress("validation", len(wanted)) as bar:
+        for each in validate_steps(wanted, restore, evaluate, known.updates_per_epoch, record):
             found.append(each)
             bar.advance(1)
-    return _announce_best(job.config, console, record, found)
-
-
-def _validate_state(
-    job: Job,
-    console: Console,
-    record: Recorder,
-    last: model.State | None,
-    evaluate: Callable[[Any], dict[str, Any]],
-) -> dict[str, Any]:
-    """The figures of the weights in hand: the training's last, or random ones."""
-    # By way of the host: they may lie on several devices, where the images do not.
-    state = jax.device_get(model.init(job, stream(job.key, "init", 0)) if last is None else last)
-    weights, step = {name: state[name] for name in ("params", "statistics")}, int(state["update"])
-    per_epoch = float(job.plan.updates_per_epoch) if job.plan else 1.0
-    with console.progress("validation"):
-        (found,) = validate_steps([step], lambda _: weights, evaluate, per_epoch, record)
-    return found.as_dict()
-
-
-def _announce_best(
-    config: TrainConfig, console: Console, record: Recorder, found: list[ValidatedStep]
-) -> dict[str, Any]:
+    if not steps:
+        return {"validation": found, "best": None}
     best = choose_best(found)
     # No colon: the last "accuracy: X %" of a log is that of the last checkpoint, as old patterns mean it.
-    console.say(
-        f"best of {len(found)}: step {best.step}, epoch {best.epoch:g}, accuracy {100 * best.accuracy:.2f} %"
-    )
-    result: dict[str, Any] = {"validation": [each.as_dict() for each in found], "best": best.as_dict()}
+    accuracy = f"accuracy {100 * best['validation_accuracy']:.2f} %"
+    console.say(f"best of {len(found)}: step {best['step']}, epoch {best['epoch']:g}, {accuracy}")
+    result: dict[str, Any] = {"validation": found, "best": best}
     if config.sweep:
         figures = sweep_figures(found, config.target_accuracy)
         record.event("sweep", **figures)
