@@ -325,9 +325,9 @@ def test_the_newest_step_stays_though_it_is_not_the_best(tmp_path):
 
 
 def test_a_leaf_that_comes_back_with_other_bits_is_named(steps, monkeypatch):
-    from hotloop.engine import checkpoint_arrays
+    from hotloop.engine import checkpoint_folder
 
-    read = checkpoint_arrays._read_filled
+    read = checkpoint_folder._read_filled
 
     def wrong(folder, names):
         arrays = read(folder, names)
@@ -335,7 +335,7 @@ def test_a_leaf_that_comes_back_with_other_bits_is_named(steps, monkeypatch):
             arrays["params/dense/w"] = np.nextafter(arrays["params/dense/w"], 9, dtype=np.float32)
         return arrays
 
-    monkeypatch.setattr(checkpoint_arrays, "_read_filled", wrong)
+    monkeypatch.setattr(checkpoint_folder, "_read_filled", wrong)
     back = Checkpoints(steps).restore(small_state())
     assert back.step == 1
     assert "leaf params/dense/w of" in back.skipped[0]

@@ -2,16 +2,18 @@
 
 `save` copies the state to the host and returns; a thread then lets orbax write it into a temporary folder,
 adds the manifest, and renames the folder into place, so that a step is either whole or not there. `restore`
-takes the newest step whose every byte is as written. A `Keep` rule is a pure choice over the steps and their metrics.
-It knows nothing of models, loops or run folders.
+takes the newest step whose every byte is as written. A state is any pytree of arrays, random keys and plain numbers;
+on disk it is a flat mapping from a readable path (`optimiser/0/mu/dense/w`) to a host array with the same bits. A
+`Keep` rule is a pure choice over the steps and their metrics. It knows nothing of models, loops or run folders.
 """
 
 import atexit
 import math
+import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,31 +21,28 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
-from hotloop.engine.checkpoint_arrays import (
-    Forms,
-    HostArrays,
-    check_leaves,
-    explain_mismatch,
-    find_leaves,
-    named_leaves,
-    one_line,
-    read_arrays,
-    restore_leaf,
-    snapshot,
-    write_step,
-)
 from hotloop.engine.checkpoint_folder import (
     DamagedStep,
+    Forms,
+    HostArray,
+    HostArrays,
     Manifest,
     OwnSteps,
+    StoredLeaf,
     check_contents,
+    describe_leaf,
     hash_config,
     hold_lock,
+    one_line,
+    read_leaves,
     read_whole,
     remove_leftovers,
     remove_step,
     temporary_folder,
+    write_step,
 )
 from hotloop.engine.interrupt import hold_stops
 from hotloop.engine.records import from_exact, to_exact
@@ -55,6 +54,9 @@ __all__ = ["Checkpoints", "Keep", "KeepAll", "KeepBest", "KeepLast", "Restored"]
 Metrics = Mapping[int, Mapping[str, Any]]
 STOPPED = "stopped"
 """In a step's position: it was saved only because the run was asked to stop, and goes when the run is past it."""
+_VELOCITY, _MEAN_SQUARE = re.compile(r"/velocity/trace/"), re.compile(r"/rmsprop(_outside)?/nu/")
+_OF_OPTAX = re.compile(r"^(optimi[sz]er)/(?:inner/)?[a-z_]+/(mu|nu|trace|count)(?=/|$)")
+_COUNTS = ("update", "optimizer/updates", "slots/rmsprop_outside/updates")
 
 
 def _check_count(n: int) -> None:
@@ -296,8 +298,9 @@ class Checkpoints:
         self._check_fits(folder, manifest, like, in_part)
         # orbax reads in an event loop, which answers an exception from elsewhere with a traceback.
         with hold_stops():
-            arrays = read_arrays(folder, manifest, like)
-        leaves = [restore_leaf(arrays[name], leaf) for name, leaf in named_leaves(like).items()]
+            arrays = read_leaves(folder, manifest)
+        names = find_leaves(manifest.leaves, like, manifest.format)
+        leaves = [restore_leaf(arrays.get(names[name]), leaf) for name, leaf in named_leaves(like).items()]
         state = jax.tree.unflatten(jax.tree.structure(like), leaves)
         return Restored(manifest.step, state, from_exact(manifest.position), manifest.metrics, skipped)
 
@@ -321,7 +324,7 @@ class Checkpoints:
             held |= {name: leaf for name, leaf in manifest.leaves.items() if name not in known}
         if reason := explain_mismatch(held, like):
             with hold_stops():
-                check_leaves(folder, manifest)  # or the manifest is what is wrong
+                read_leaves(folder, manifest)  # or the manifest is what is wrong
             other = " (it was saved with another config)" if manifest.config != self._blank.config else ""
             raise CheckpointError(
                 f"{folder} does not fit this model{other}: {reason}; use the config it was saved with"
@@ -371,3 +374,112 @@ def _remove(folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():
             return
+
+
+def named_leaves(state: Any) -> dict[str, Any]:
+    """Every leaf by its path, such as `params/dense/w`; refuses two leaves whose paths read the same."""
+    leaves: dict[str, Any] = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
+        name = jax.tree_util.keystr(path, simple=True, separator="/") or "state"
+        if name in leaves:
+            raise CheckpointError(f"two leaves of the state are both called {name}: rename one of their keys")
+        leaves[name] = leaf
+    return leaves
+
+
+def _is_key(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def leaf_form(leaf: Any) -> tuple[str, tuple[int, ...]]:
+    """Type and shape of a leaf; a plain number is `python int`, `python float` or `python bool`."""
+    if type(leaf) in (bool, int, float):
+        return f"python {type(leaf).__name__}", ()
+    return str(getattr(leaf, "dtype", type(leaf).__name__)), tuple(getattr(leaf, "shape", ()))
+
+
+def snapshot(state: Any) -> tuple[HostArrays, Forms]:
+    """Host copies of every leaf, by path, and their forms; the state may be donated right afterwards."""
+    leaves = named_leaves(state)
+    forms = {name: leaf_form(leaf) for name, leaf in leaves.items()}
+    stored = {name: jax.random.key_data(leaf) if _is_key(leaf) else leaf for name, leaf in leaves.items()}
+    for leaf in stored.values():
+        # All transfers at once; on CPU there is none, and asking for one keeps the buffer from donation.
+        if isinstance(leaf, jax.Array) and next(iter(leaf.devices())).platform != "cpu":
+            leaf.copy_to_host_async()
+    return {name: _host_copy(name, leaf) for name, leaf in stored.items()}, forms
+
+
+def _host_copy(name: str, leaf: Any) -> HostArray:
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        raise CheckpointError(
+            f"leaf {name} lies partly on another process: gather the state before saving it"
+        )
+    # A copy: on CPU np.asarray would be a view, which makes the donation of the buffer fail in silence.
+    array = np.array(leaf, order="C")
+    if array.dtype.kind in "OSUMm":
+        raise CheckpointError(
+            f"leaf {name} is a {type(leaf).__name__}: a checkpoint holds arrays and numbers"
+        )
+    return array
+
+
+def restore_leaf(stored: HostArray | None, like: Any) -> Any:
+    """The stored array (None: it has no elements) as the same kind of thing as `like`, with its sharding."""
+    if stored is None:
+        form = jax.eval_shape(jax.random.key_data, like) if _is_key(like) else like
+        stored = np.zeros(form.shape, form.dtype)
+    if type(like) in (bool, int, float):
+        return type(like)(stored.item())
+    if isinstance(like, np.ndarray | np.generic):
+        return stored
+    # A copy: jax on CPU takes aligned host memory as it is, and such a buffer cannot be donated.
+    array = jnp.array(stored, copy=True)
+    if _is_key(like):
+        kinds = ("threefry2x32", "rbg", "unsafe_rbg")
+        kind = next(kind for kind in kinds if jax.random.key(0, impl=kind).dtype == like.dtype)
+        array = jax.random.wrap_key_data(array, impl=kind)
+    return jax.device_put(array, like.sharding) if getattr(like, "committed", True) else array
+
+
+def find_leaves(stored: Mapping[str, StoredLeaf], like: Any, format: int) -> dict[str, str]:
+    """The name in a checkpoint of each leaf of `like`: its own, or the one that format 1 had for it."""
+    if format > 1:
+        return {name: name for name in named_leaves(like)}
+    return {
+        name: next((old for old in (name, *_format_1_names(name)) if old in stored), name)
+        for name in named_leaves(like)
+    }
+
+
+def _format_1_names(name: str) -> Iterator[str]:
+    """How a leaf of an optimiser's state may be called in a checkpoint of format 1."""
+    yield _VELOCITY.sub("/velocity/", name)
+    yield _MEAN_SQUARE.sub("/mean_square/", name)
+    for link in range(3):  # plain chains of optax, whose links had numbers
+        yield _OF_OPTAX.sub(rf"\1/{link}/\2", name)
+    if name in _COUNTS:
+        yield from ("slots/updates", "optimizer/1/count", "optimizer/2/count")
+
+
+def explain_mismatch(leaves: Mapping[str, StoredLeaf], like: Any) -> str | None:
+    """Why a checkpoint with these leaves cannot become a state like `like`; None if it can."""
+    wanted = {name: leaf_form(leaf) for name, leaf in named_leaves(like).items()}
+    reasons = [
+        f"leaf {name} is {describe_leaf(*wanted[name])} here but not in the checkpoint"
+        for name in wanted
+        if name not in leaves
+    ]
+    reasons += [
+        f"leaf {name} ({leaf}) of the checkpoint is not in this state"
+        for name, leaf in leaves.items()
+        if name not in wanted
+    ]
+    reasons += [
+        f"leaf {name} is {leaves[name]} in the checkpoint but {describe_leaf(*wanted[name])} here"
+        for name in wanted
+        if name in leaves and (leaves[name].dtype, leaves[name].shape) != wanted[name]
+    ]
+    if not reasons:
+        return None
+    return reasons[0] + (f" (and {len(reasons) - 1} more leaves differ)" if len(reasons) > 1 else "")

@@ -14,8 +14,7 @@ import jax
 import numpy as np
 
 from hotloop.data.content import read_npz
-from hotloop.engine.checkpoint import Checkpoints, Keep, Metrics
-from hotloop.engine.checkpoint_arrays import named_leaves, snapshot
+from hotloop.engine.checkpoint import Checkpoints, Keep, Metrics, named_leaves, snapshot
 from hotloop.engine.plan import Plan
 from hotloop.engine.records import current_records, read_events
 from hotloop.engine.run import Run

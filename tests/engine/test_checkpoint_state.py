@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hotloop.engine.checkpoint_arrays import (
+from hotloop.engine.checkpoint import (
     StoredLeaf,
     explain_mismatch,
     named_leaves,
