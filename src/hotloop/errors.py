@@ -7,8 +7,7 @@ with status 2. Anything else that escapes is a defect of hotloop.
 from collections.abc import Iterable
 from errno import EACCES, EDQUOT, EFBIG, EIO, ENAMETOOLONG, ENOSPC, EPERM, EROFS
 
-LONGEST = 1200
-"""Characters of a message; a value in it may be of any length."""
+LONGEST = 1200  # characters of a message; a value in it may be of any length
 DISK_ERRORS = frozenset((EACCES, EDQUOT, EFBIG, EIO, ENAMETOOLONG, ENOSPC, EPERM, EROFS))
 """What the user's disk and its permissions can do to any command at any moment: no defect."""
 CUTOFF, MARGIN = 0.6, 0.15  # how like a name must be to be offered, and how close to the best one

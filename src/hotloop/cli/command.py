@@ -63,8 +63,7 @@ class Context:
     device: str = "auto"
     only_accelerator: bool = False
     argv: tuple[str, ...] = ()
-    given: frozenset[str] = frozenset()
-    """Names of the options that stand on the command line itself."""
+    given: frozenset[str] = frozenset()  # names of the options that stand on the command line itself
     options: frozenset[str] = frozenset()
     """Names of all options of the command, which a warning may speak of as arguments."""
     configured: frozenset[str] = frozenset()

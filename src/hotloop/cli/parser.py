@@ -145,8 +145,7 @@ class Resolved:
     notices: Sequence[str] = ()
     replacements: Sequence[str] = ()
     """A line for each option of the command line that has another value than the run that is used."""
-    configured: frozenset[str] = frozenset()
-    """The options that a preset or file has a value for."""
+    configured: frozenset[str] = frozenset()  # the options that a preset or file has a value for
 
 
 @dataclass(frozen=True)

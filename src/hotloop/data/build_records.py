@@ -7,7 +7,7 @@ kept: a build that was stopped and begun again ends in the same bytes. It must n
 import csv
 import hashlib
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,8 +39,7 @@ from hotloop.errors import DataError
 from hotloop.options.files import whole_file
 
 SEED = 12345
-IMAGES_PER_SHARD = {"train": 1252, "validation": 391}
-"""So that ImageNet gets its usual 1,024 and 128 shards."""
+IMAGES_PER_SHARD = {"train": 1252, "validation": 391}  # so that ImageNet gets its usual 1,024 and 128 shards
 _PARTS: tuple[Part, ...] = ("train", "validation")
 Advance = Callable[[int], None]
 
@@ -133,24 +132,18 @@ def _plan_part(
         chosen = tuple(items[number * len(items) // total : (number + 1) * len(items) // total])
         own = {stem: boxes[stem] for item in chosen if (stem := Path(item.path).stem) in boxes}
         tasks.append(ShardTask(build.out / shard_name(part, number, total), chosen, own))
-    fresh = PartManifest(_checksum(tasks), len(items), total, {})
-    return PartPlan(part, tuple(tasks), _keep_finished(build, part, fresh, made))
-
-
-def _keep_finished(build: Build, part: str, fresh: PartManifest, made: PartManifest | None) -> PartManifest:
-    """The manifest to go on with: the shards of an earlier build of the same plan that are still whole."""
-    if made is None:
-        return fresh
-    if made.plan != fresh.plan:
+    plan = _checksum(tasks)
+    if made is not None and made.plan != plan:
         raise DataError(
             f"{build.out}: holds {part} shards of other images or options; take another folder or remove them"
         )
+    # The shards of an earlier build of the same plan that are still whole need not be made again.
     whole = {
         name: shard
-        for name, shard in made.shards.items()
+        for name, shard in (made.shards if made else {}).items()
         if (build.skip_corrupt or not shard.skipped) and not shard_fault(build.out / name, shard)
     }
-    return replace(fresh, shards=whole)
+    return PartPlan(part, tuple(tasks), PartManifest(plan, len(items), total, whole))
 
 
 def _checksum(tasks: Iterable[ShardTask]) -> str:
@@ -187,7 +180,12 @@ def read_boxes(path: str | Path) -> Boxes:
     """Lines of `file,xmin,ymin,xmax,ymax`, several for an image with several objects; a header may come first."""
     path = Path(path)
     rows: dict[str, list[list[float]]] = {}
-    for number, cells in enumerate(_rows(path), 1):
+    reader = csv.reader(_lines(path))
+    try:
+        lines = list(reader)
+    except csv.Error as error:
+        raise DataError(f"{path}: line {reader.line_num}: no CSV ({error})") from None
+    for number, cells in enumerate(lines, 1):
         if not cells:
             continue
         try:
@@ -203,14 +201,6 @@ def read_boxes(path: str | Path) -> Boxes:
             )
         rows.setdefault(Path(name).stem, []).append(sides)
     return {name: np.array(sides, np.float32) for name, sides in rows.items()}
-
-
-def _rows(path: Path) -> Iterator[list[str]]:
-    reader = csv.reader(_lines(path))
-    try:
-        yield from reader
-    except csv.Error as error:
-        raise DataError(f"{path}: line {reader.line_num}: no CSV ({error})") from None
 
 
 def _lines(path: Path) -> list[str]:

@@ -29,10 +29,8 @@ class KnownFile:
     size: int
     checksum: str
     download: Download
-    member: str = ""
-    """Path inside the downloaded archive; empty when the download is the file itself."""
-    needed: bool = True
-    """Whether the set can be loaded at all without this file."""
+    member: str = ""  # path inside the downloaded archive; empty when the download is the file itself
+    needed: bool = True  # whether the set can be loaded at all without this file
 
     @property
     def stored_as(self) -> str:
@@ -49,8 +47,7 @@ class KnownSet:
     licence: str
     folders: tuple[str, ...]
     files: tuple[KnownFile, ...] = ()
-    expected: str = ""
-    """For a set that cannot be fetched: the files a user has to bring."""
+    expected: str = ""  # for a set that cannot be fetched: the files a user has to bring
 
     @property
     def downloads(self) -> tuple[Download, ...]:

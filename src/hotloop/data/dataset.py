@@ -37,11 +37,9 @@ class Loaded:
     """Where data came from."""
 
     name: str
-    source: str
-    """"files at PATH", or "procedural stand-in"."""
+    source: str  # "files at PATH", or "procedural stand-in"
     stand_in: bool = False
-    notice: str = ""
-    """What must be said first and last in a run on a stand-in; else empty."""
+    notice: str = ""  # what must be said first and last in a run on a stand-in; else empty
 
 
 @dataclass(frozen=True, eq=False)

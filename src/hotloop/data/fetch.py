@@ -40,10 +40,8 @@ from hotloop.options.files import whole_file
 from hotloop.rehearsal import begin_work
 
 OFFLINE = "HOTLOOP_OFFLINE"
-CONNECT_SECONDS = 3.0
-"""How long a host may take to answer before it counts as out of reach."""
-READ_SECONDS = 30.0
-"""How long a server may stay silent in the middle of a download."""
+CONNECT_SECONDS = 3.0  # how long a host may take to answer before it counts as out of reach
+READ_SECONDS = 30.0  # how long a server may stay silent in the middle of a download
 _ATTEMPTS = 3
 _CHUNK = 1 << 18
 
@@ -158,8 +156,7 @@ def _download_with_bar(item: Download, folder: Path, answering: set[str], bar: B
         bar.advance(max(0, have - shown))
         shown = max(shown, have)
 
-    mirrors = [mirror for mirror in item.mirrors if mirror in answering]
-    download(item, folder / item.name, mirrors, report)
+    download(item, folder / item.name, [mirror for mirror in item.mirrors if mirror in answering], report)
 
 
 @contextlib.contextmanager

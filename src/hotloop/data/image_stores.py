@@ -47,10 +47,8 @@ class EncodedImage:
     """An image that is not decoded yet."""
 
     encoded: bytes
-    label: int
-    """From 0."""
-    where: str
-    """The file, and the byte where it is one of many: for messages."""
+    label: int  # from 0
+    where: str  # the file, and the byte where it is one of many: for messages
     boxes: NDArray[np.float32] = field(default_factory=no_boxes)
     """[objects, 4]: xmin, ymin, xmax, ymax as shares of width and height."""
 

@@ -22,10 +22,8 @@ if TYPE_CHECKING:
 Pixels = NDArray[np.uint8]
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 """All that is tried: pillow knows some forty more, and hands PostScript to another program."""
-MOST_PIXELS = 1 << 26
-"""The largest of ImageNet has 61 million. A few hundred bytes may claim billions."""
-LONGEST_SIDE = 65_535
-"""As a JPEG's; what cuts and stretches images takes whole rows."""
+MOST_PIXELS = 1 << 26  # the largest of ImageNet has 61 million. A few hundred bytes may claim billions.
+LONGEST_SIDE = 65_535  # as a JPEG's; what cuts and stretches images takes whole rows
 _TOO_LARGE = f"too large: at most {LONGEST_SIDE:,} pixels a side and {MOST_PIXELS:,} in all are read"
 
 
@@ -40,8 +38,7 @@ class CheckedImage:
     width: int
     height: int
     encoded: bytes
-    repaired: bool
-    """Whether it was something else (PNG, CMYK, ...) and has been encoded anew."""
+    repaired: bool  # whether it was something else (PNG, CMYK, ...) and has been encoded anew
 
 
 def pillow() -> Any:

@@ -24,8 +24,7 @@ class LocalSet:
 
     known: KnownSet
     folder: Path
-    files: Mapping[str, Path]
-    """Where each file is that is there, by its name in the set."""
+    files: Mapping[str, Path]  # where each file is that is there, by its name in the set
 
     @property
     def loadable(self) -> bool:

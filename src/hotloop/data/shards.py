@@ -35,16 +35,14 @@ class Shard:
     sha256: str
     records: int
     repaired: int = 0
-    skipped: tuple[str, ...] = ()
-    """Images left out because they do not decode."""
+    skipped: tuple[str, ...] = ()  # images left out because they do not decode
 
 
 @dataclass(frozen=True)
 class PartManifest:
     """What a part (train, validation) was made from, and its finished shards by name."""
 
-    plan: str
-    """Checksum of everything that decides the content: images, labels, order, options."""
+    plan: str  # checksum of everything that decides the content: images, labels, order, options
     images: int
     total: int
     shards: Mapping[str, Shard]
@@ -110,8 +108,7 @@ def _is(kind: type[Value], value: Any) -> Value:
 @dataclass(frozen=True, eq=False)
 class Item:
     path: str
-    label: int
-    """From 1."""
+    label: int  # from 1
     synset: str
     text: str
 

@@ -22,19 +22,14 @@ OBJECT_COUNTS = (20_000, 4_000)
 """Images to train and to test with; fewer objects than CIFAR has, since drawing them takes time at every start."""
 DIGIT_SIDE = 28
 DIGIT_CLASSES = 10
-_FIELD = 64
-"""Pixels a side of a distance field: fine enough, under a soft pen, that the nearest one will do."""
-_REACH = 1.5
-"""Half the side of the box that a field covers; further out there is only paper."""
-_SOFTNESS = np.float32(0.08)
-"""How far the ink fades at the edge of a stroke."""
-_VERSIONS = 40
-"""Crooked versions of each digit."""
+_FIELD = 64  # pixels a side of a distance field: fine enough, under a soft pen, that the nearest one will do
+_REACH = 1.5  # half the side of the box that a field covers; further out there is only paper
+_SOFTNESS = np.float32(0.08)  # how far the ink fades at the edge of a stroke
+_VERSIONS = 40  # crooked versions of each digit
 _DIGIT_BLOCK = 4096
 Points = NDArray[np.float32]
 OBJECT_SIDE = 32
-_OBJECT_BLOCK = 128
-"""Images drawn together: their planes stay in the cache."""
+_OBJECT_BLOCK = 128  # images drawn together: their planes stay in the cache
 Plane = NDArray[np.float32]
 Shape = Callable[[Plane, Plane], Plane]
 

@@ -25,8 +25,7 @@ from hotloop.rehearsal import begin_work
 HEADER, FOOTER = 12, 4
 _MASK_DELTA = 0xA282EAD8
 _THREADS = 16  # the disk works, not the processor
-Index = NDArray[np.int64]
-"""[records, 2]: where the data of each record begins, and its length."""
+Index = NDArray[np.int64]  # [records, 2]: where the data of each record begins, and its length
 
 
 @cache

@@ -22,11 +22,9 @@ if TYPE_CHECKING:
 ReportProblem = Callable[[int, str], None]
 """Takes a line and what is wrong there; it may raise, or collect the problems of a whole document."""
 UNWRITABLE = re.compile("[\\0\\ud800-\\udfff]")  # the zero character and halves of surrogate pairs
-LONGEST = 1 << 18
-"""Characters; the parser needs some 10 microseconds for each."""
+LONGEST = 1 << 18  # characters; the parser needs some 10 microseconds for each
 DEEPEST = 40
-MOST = 100_000
-"""Values, each counted wherever an alias puts it."""
+MOST = 100_000  # values, each counted wherever an alias puts it
 
 
 class DocumentTooLarge(ValueError):

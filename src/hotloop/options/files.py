@@ -13,8 +13,7 @@ from typing import Any
 
 LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes, on every file system that people have
 DEEPEST = 100
-LARGEST = 1 << 26
-"""Bytes of a file that is read: ours are far smaller, and a device never ends."""
+LARGEST = 1 << 26  # bytes of a file that is read: ours are far smaller, and a device never ends
 Pairs = Callable[[list[tuple[str, Any]]], Any]
 
 
