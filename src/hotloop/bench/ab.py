@@ -15,7 +15,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from hotloop.bench.benchmark import Selected, VariantRun
 from hotloop.bench.launch import RunnerOptions
@@ -79,7 +78,7 @@ def run_in_turns(
                 for pair in pairs
             }
             selected = [pair[side] for pair in pairs]
-            runners.append(Runner(selected, own, PrefixedConsole(console, name), results, turns))
+            runners.append(Runner(selected, own, console, results, turns, side=name))
         try:
             _run_pairs(pairs, runners, random.Random(seed), failed)
         finally:
@@ -107,20 +106,6 @@ def _run_pairs(
             if name in failed:
                 number += repeats - repeat
                 break
-
-
-class PrefixedConsole:
-    def __init__(self, console: BenchConsole, side: str):
-        self.console, self.side = console, side
-
-    def say(self, text: str) -> None:
-        self.console.say(f"{self.side} {text}")
-
-    def warn(self, text: str) -> None:
-        self.console.warn(f"{self.side}: {text}")
-
-    def table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        self.console.table(columns, rows)
 
 
 @contextmanager

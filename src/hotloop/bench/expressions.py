@@ -44,20 +44,22 @@ FUNCTIONS: dict[str, tuple[Callable[..., float], range]] = {
     "round": (_round, range(1, 3)),
 }
 """Each function and how many arguments it takes."""
-Operations = Mapping[str, Callable[[float, float], float]]
-SUMS: Operations = {"+": operator.add, "-": operator.sub}
-PRODUCTS: Operations = {
-    "*": operator.mul,
-    "/": operator.truediv,
-    "//": operator.floordiv,
-    "%": operator.mod,
+BINARY: dict[str, tuple[int, Callable[[float, float], float]]] = {
+    "+": (1, operator.add),
+    "-": (1, operator.sub),
+    "*": (2, operator.mul),
+    "/": (2, operator.truediv),
+    "//": (2, operator.floordiv),
+    "%": (2, operator.mod),
+    "**": (4, math.pow),
 }
+"""How tightly each operator binds; a sign before a value binds with 3, as in Python: -2**-2 is -0.25."""
 
 
 def evaluate_expression(text: str, names: Mapping[str, float]) -> float:
     """The finite value of the expression; `{name}` is the same as `name` and may hold any characters."""
     try:
-        value = _Parser(_tokens(text), names).whole()
+        value = _Parser(text, names).whole()
     except ZeroDivisionError:
         raise ExpressionError(f"'{text}' divides by zero") from None
     except OverflowError:
@@ -73,7 +75,7 @@ def evaluate_expression(text: str, names: Mapping[str, float]) -> float:
 
 def check_expression(text: str, names: Mapping[str, object]) -> None:
     """Whether the text is an expression of these names; a wrong value (1/0) is found when it is evaluated."""
-    _Parser(_tokens(text), dict.fromkeys(names, 1.0), dry=True).whole()
+    _Parser(text, dict.fromkeys(names, 1.0), dry=True).whole()
 
 
 def _tokens(text: str) -> list[Token]:
@@ -92,13 +94,13 @@ def _tokens(text: str) -> list[Token]:
 
 
 class _Parser:
-    """Recursive descent; with `dry` the grammar and the names are checked and nothing is computed."""
+    """Climbs by how tightly operators bind; `dry`: the grammar and the names are checked and nothing is computed."""
 
-    def __init__(self, tokens: list[Token], names: Mapping[str, float], dry: bool = False):
-        self.tokens, self.names, self.dry, self.place, self.depth = tokens, names, dry, 0, 0
+    def __init__(self, text: str, names: Mapping[str, float], dry: bool = False):
+        self.tokens, self.names, self.dry, self.place = _tokens(text), names, dry, 0
 
     def whole(self) -> float:
-        value = self.sum()
+        value = self.value()
         if self.now.kind != "end":
             raise ExpressionError(f"unexpected '{self.now.text}'")
         return value
@@ -111,62 +113,48 @@ class _Parser:
         self.place += 1
         return self.tokens[self.place - 1]
 
-    def took(self, signs: Mapping[str, object] | str) -> str | None:
-        wanted = (signs,) if isinstance(signs, str) else signs
-        return self.take().text if self.now.kind == "sign" and self.now.text in wanted else None
+    def took(self, *signs: str) -> str | None:
+        return self.take().text if self.now.kind == "sign" and self.now.text in signs else None
 
-    def sum(self) -> float:
-        return self.chain(self.product, SUMS)
-
-    def product(self) -> float:
-        return self.chain(self.signed, PRODUCTS)
-
-    def chain(self, part: Callable[[], float], signs: Operations) -> float:
-        value = part()
-        while sign := self.took(signs):
-            value = self.compute(signs[sign], value, part())
+    def value(self, least: int = 1, depth: int = 1) -> float:
+        """The value up to the first operator that binds less tightly than `least`."""
+        if depth > DEEPEST:
+            raise ExpressionError(f"the expression is nested more than {DEEPEST} deep")
+        sign = self.took("+", "-")
+        value = self.value(3, depth + 1) if sign else self.atom(depth)
+        value = -value if sign == "-" else value
+        while (binding := BINARY.get(self.now.text, (0,))[0]) >= least and (sign := self.took(*BINARY)):
+            # A power's right side begins with the next power, the right side of others ends before their equals.
+            right = self.value(binding, depth + 1) if sign == "**" else self.value(binding + 1, depth)
+            value = self.compute(BINARY[sign][1], value, right)
         return value
 
-    def signed(self) -> float:
-        self.depth += 1
-        if self.depth > DEEPEST:
-            raise ExpressionError(f"the expression is nested more than {DEEPEST} deep")
-        sign = self.took(SUMS)
-        value = self.signed() if sign else self.power()
-        self.depth -= 1
-        return -value if sign == "-" else value
-
-    def power(self) -> float:
-        """Binds tighter than the sign before it and looser than the one after, as in Python: -2**-2 is -0.25."""
-        base = self.atom()
-        return self.compute(math.pow, base, self.signed()) if self.took("**") else base
-
-    def atom(self) -> float:
+    def atom(self, depth: int) -> float:
         token = self.take()
         if token.kind == "number":
             return float(token.text)
         if token.kind == "name" and self.now == Token("sign", "("):
-            return self.call(token.text)
+            return self.call(token.text, depth)
         if token.kind in ("name", "braced"):
             if token.text not in self.names:
                 known = ", ".join(sorted(self.names)) or "nothing"
                 raise ExpressionError(f"there is no '{token.text}'; known: {known}")
             return float(self.names[token.text])
         if token == Token("sign", "("):
-            value = self.sum()
+            value = self.value(depth=depth + 1)
             self.close()
             return value
         raise ExpressionError(
             f"unexpected {token.text!r}" if token.kind != "end" else "the expression breaks off"
         )
 
-    def call(self, name: str) -> float:
+    def call(self, name: str, depth: int) -> float:
         if name not in FUNCTIONS:
             raise ExpressionError(f"there is no function '{name}'; known: {', '.join(FUNCTIONS)}")
         self.take()
-        arguments = [self.sum()]
+        arguments = [self.value(depth=depth + 1)]
         while self.took(","):
-            arguments.append(self.sum())
+            arguments.append(self.value(depth=depth + 1))
         self.close()
         function, counts = FUNCTIONS[name]
         if len(arguments) not in counts:

@@ -100,7 +100,8 @@ def make_folder(log: Path) -> None:
 class Runner:
     """One run of the runner: the variants, how to run them, and the results so far.
 
-    `turns` is, by variant, what records say of a session in which two programs run in turns.
+    In a session in which two programs run in turns it is a `side`, and `turns` is what its records say of that, by
+    variant.
     """
 
     def __init__(
@@ -110,9 +111,10 @@ class Runner:
         console: BenchConsole,
         results: Results,
         turns: Mapping[str, Mapping[str, str]] = {},
+        side: str = "",
     ):
         self.selected, self.options, self.console, self.results = selected, options, console, results
-        self.turns = turns
+        self.turns, self.side = turns, side
         self.log = options.log_dir.resolve()
         self.specs = {one.benchmark.file: hash_file(one.benchmark.file) for one in selected}
         files = {one.benchmark.name: one.benchmark.file for one in selected}
@@ -139,16 +141,22 @@ class Runner:
         self.commit = where["commit"]
         self.provenance = add_provenance(self.log, where)
 
+    def say(self, text: str) -> None:
+        self.console.say(f"{self.side} {text}" if self.side else text)
+
+    def warn(self, text: str) -> None:
+        self.console.warn(f"{self.side}: {text}" if self.side else text)
+
     def run(self) -> None:
         options = self.options
         if options.resume and (count := kill_marked(str(self.log), within=True)):
             # Programs of a runner that was killed would disturb every measurement from now on.
-            self.console.warn(f"{count} processes of an earlier run were still there and have been ended")
+            self.warn(f"{count} processes of an earlier run were still there and have been ended")
         for one in self.selected:
             if one.skip and one.variant.name not in self.known:
                 record = {**self._blank(one, 1), "status": "skipped", "reason": one.skip}
                 self.results.append({**record, "command": one.variant.cmd})
-                self.console.say(f"{one.variant.name}  SKIPPED  {one.skip}")
+                self.say(f"{one.variant.name}  SKIPPED  {one.skip}")
         runs = list(plan_runs(self.selected, options.repeats, options.warm_up, options.interleave))
         behind = {run.selected.variant.name for run in runs if run.repeat > 0 and run.key not in self.done}
         left = [run for run in runs if run.key not in self.done and run.selected.variant.name in behind]
@@ -158,7 +166,7 @@ class Runner:
             self.failed |= record["status"] != "passed"
             if self.failed and options.fail_fast:
                 rest = count_of(len(left) - number, "run")
-                self.console.warn(f"stopped at the first failure, with {rest} to go (--resume)")
+                self.warn(f"stopped at the first failure, with {rest} to go (--resume)")
                 return
 
     def _blank(self, one: Selected, repeat: int) -> Record:
@@ -211,18 +219,18 @@ class Runner:
         notices = [f"{one.benchmark.name}: {notice}" for notice in launch.notices]
         for notice in notices:
             if notice not in self.warned:
-                self.console.warn(notice)
+                self.warn(notice)
         self.warned.update(notices)
         return launch
 
     def _make_ready(self, benchmark: Benchmark) -> RunnerOptions:
         """What happens once before a benchmark's first run: packages and commands, or a word that they wait."""
         for notice in benchmark.notices:
-            self.console.warn(f"{benchmark.file}:{benchmark.line}: {benchmark.name}: {notice}")
+            self.warn(f"{benchmark.file}:{benchmark.line}: {benchmark.name}: {notice}")
         wanted = {"requirements_file": benchmark.requirements_file, "pre_run_commands": benchmark.pre_run}
         if not self.options.install:
             for name in (name for name, value in wanted.items() if value):
-                self.console.warn(f"{benchmark.name}: {name} is left alone; --install sees to it")
+                self.warn(f"{benchmark.name}: {name} is left alone; --install sees to it")
             return self.options
         options = replace(self.options, python=prepare_python(benchmark, self.log))
         run_pre_commands(benchmark, self.log, options)
@@ -234,22 +242,20 @@ class Runner:
         name = record["variant"] + (repeat if record["repeat"] > 0 else " warm-up")
         seconds = f"{record['seconds']:.2f} s" if record["seconds"] is not None else "not started"
         said = record["reason"] or result_files.describe_metrics([record])
-        self.console.say(f"{count} {name}  {record['status'].upper()}  {seconds}  {said}".rstrip())
+        self.say(f"{count} {name}  {record['status'].upper()}  {seconds}  {said}".rstrip())
         if left_out := record.get("left_out_bytes"):
-            self.console.warn(
-                f"{name}: {left_out} bytes of output were left out, and their numbers with them"
-            )
+            self.warn(f"{name}: {left_out} bytes of output were left out, and their numbers with them")
         if record["status"] != "passed" and record["log"]:
             for line in last_lines(self.log / record["log"]["stderr"], SHOWN_LINES):
-                self.console.say(f"    | {line}")
+                self.say(f"    | {line}")
 
     def finish(self) -> None:
         """The files and the table over all records, whatever happened before."""
         records = self.write_tables()
         if records:
-            self.console.say("")
+            self.say("")
             self.console.table(result_files.COLUMNS, result_files.table_rows(records))
-        self.console.say(f"\nresults and logs: {self.options.log_dir}")
+        self.say(f"\nresults and logs: {self.options.log_dir}")
 
     def write_tables(self) -> list[Record]:
         records = result_files.drop_replaced_skips(self.results.records)

@@ -34,6 +34,14 @@ class Axis:
     def can_show(self, value: float) -> bool:
         return math.isfinite(value) and (value > 0 or not self.log)
 
+    def ends(self, values: Sequence[float]) -> Ends:
+        """What the axis reaches from and to, with some room around the values."""
+        low, high = min(values) if self.low is None else self.low, max(values)
+        if self.log:
+            return low / 1.5, high * 1.5
+        room = 0.06 * (high - low) or 0.01 * abs(high) or 1.0
+        return (low - room if self.low is None else low), high + room
+
     def place(self, value: float, ends: Ends, start: float, stop: float) -> float:
         """Where a value lies between two places of the drawing, which stand for the ends."""
         low, high, value = (math.log10(each) if self.log else each for each in (*ends, value))
@@ -159,16 +167,9 @@ class Chart:
         ]
         return [*(["series"] if named else []), self.x.label, self.y.label], rows
 
-    def _ends(self, axis: Axis, index: int) -> Ends:
-        values = [point[index] for mark in self._marks for point in mark.points] or [1.0, 10.0]
-        low, high = min(values) if axis.low is None else axis.low, max(values)
-        if axis.log:
-            return low / 1.5, high * 1.5
-        room = 0.06 * (high - low) or abs(high) or 1.0
-        return (low - room if axis.low is None else low), high + room
-
     def render(self) -> str:
-        x_ends, y_ends = self._ends(self.x, 0), self._ends(self.y, 1)
+        points = [point for mark in self._marks for point in mark.points] or [(1.0, 1.0), (10.0, 10.0)]
+        x_ends, y_ends = self.x.ends([x for x, _ in points]), self.y.ends([y for _, y in points])
         base = HEIGHT - BOTTOM
 
         def spot(point: Point) -> Point:
@@ -281,7 +282,9 @@ class Strips:
 
     def render(self) -> str:
         base = STRIP_TOP + STRIP_HEIGHT * len(self.rows)
-        ends = self._ends()
+        numbers = [each for row in self.rows for each in (row.low, row.value, row.high, *row.values)]
+        at = [] if self.at is None else [self.at]
+        ends = self.axis.ends([*filter(math.isfinite, numbers), *at] or [1.0])
         parts = [
             f'<svg class="chart" viewBox="0 0 {WIDTH} {base + BOTTOM}" role="img">',
             f"<title>{escape(self.title)}</title>",
@@ -297,16 +300,6 @@ class Strips:
             parts += self._draw(row, STRIP_TOP + STRIP_HEIGHT * place + 36, ends)
         parts.append(_text("label", WIDTH / 2, base + BOTTOM - 8, self.axis.label, "middle"))
         return "\n".join([*parts, "</svg>"])
-
-    def _ends(self) -> Ends:
-        numbers = [each for row in self.rows for each in (row.low, row.value, row.high, *row.values)]
-        values = [each for each in numbers if math.isfinite(each)] or [1.0]
-        values += [] if self.at is None else [self.at]
-        low, high = min(values), max(values)
-        if self.axis.log:
-            return low / 1.3, high * 1.3
-        room = 0.06 * (high - low) or 0.01 * abs(high) or 1.0
-        return low - room, high + room
 
     def _x(self, value: float, ends: Ends) -> float:
         return self.axis.place(value, ends, STRIP_LEFT, WIDTH - RIGHT)
