@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 from cnn.cnn_words import job_of
-from recommender_small import Small, ratings
+from recommender.recommender_small import Small, ratings
 
 from family_protocol import check_family
 from hotloop import Mode, ModelSpec, RunConfig

@@ -46,16 +46,16 @@ def run(config: BaselineOptions, console: Console) -> Mapping[str, Any]:
     data = rating_sets.load_sets(choose_options(config, found), console)
     if found is not None and not has_same_ratings(data.train, found.load_training()):
         raise DataError(f"--run {config.run}: was trained on other ratings than those of {data.name}")
-    comparison = Comparison(config, data, console)
+    table = BaselineTable(config, data, console)
     with console.progress("baselines"):
-        rows = comparison.rows()
+        rows = table.rows()
         if found is not None:
-            measure = comparison.measure(autoencoder_scorer(found.job))
+            measure = table.measure(autoencoder_scorer(found.job))
             rows[f"autoencoder (step {found.step:,})"] = measure(found.state)
-    show_figures(rows, config.k, config.relevant, comparison.chosen, console)
+    show_figures(rows, config.k, config.relevant, table.chosen, console)
     if data.notice:
         console.warn(data.notice)
-    return {"data": comparison.chosen.name, "models": to_jsonable(rows)}
+    return {"data": table.chosen.name, "models": to_jsonable(rows)}
 
 
 def choose_options(config: BaselineOptions, found: SavedRun | None) -> TrainOptions:
@@ -68,7 +68,7 @@ def choose_options(config: BaselineOptions, found: SavedRun | None) -> TrainOpti
     return replace(named, no_validation=named.no_validation or found.config.no_validation)
 
 
-class Comparison:
+class BaselineTable:
     """One part of the ratings, and every method on it."""
 
     def __init__(self, config: BaselineOptions, data: RatingSets, console: Console):

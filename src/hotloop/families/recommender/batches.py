@@ -18,6 +18,7 @@ from hotloop.data.rating_matrix import RatingMatrix
 from hotloop.engine.device import platform
 
 CHUNK, FOLD_CHUNK = 4096, 1024
+"""Ratings at a time on a CPU: of a batch that is made dense, and of sums over sparse ratings."""
 
 
 class DeviceRows(NamedTuple):

@@ -306,6 +306,8 @@ def warn_of_no_effect(config: UpdateOptions, warn: Callable[[str], None]) -> Non
 
 
 PRESETS: dict[str, dict[str, Any]] = {
+    # Rate and decay were chosen by the validation part of seed 0. Over four seeds of the random split the test RMSE is
+    # 0.918 to 0.928, that of biases 0.930 to 0.937 (docs/results.md).
     "ml-100k": {
         "data": "ml-100k",
         "size": 128,

@@ -170,7 +170,7 @@ def describe(setup: Setup) -> str:
     held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     ratings = sum(part.nbytes for part in batches.make_rows(train) if part is not None)
     assert setup.config.batch_size is not None
-    dense = 24 * setup.config.batch_size * job.items
+    dense = 6 * 4 * setup.config.batch_size * job.items  # about six dense batches at a time, in float32
     rates = ", ".join(f"{rate:g}" for rate in job.rates)
     drops = ", ".join(map(str, job.drops)) or "never"
     return (

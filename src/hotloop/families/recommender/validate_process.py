@@ -41,6 +41,7 @@ from hotloop.families.recommender.validations import FOLDER, STDERR_FILE, Figure
 OUTSTANDING = 4
 """Weights that may wait for their figures while the training goes on."""
 _PATIENCE_SECONDS = 10
+"""For a process that is about to end by itself; then it is killed."""
 
 
 def check_shareable(where: str) -> None:

@@ -16,7 +16,7 @@ from hotloop.families.recommender.commands_config import BaselineOptions
 from hotloop.families.recommender.config import TrainOptions
 
 ROOT = Path(
-    os.environ.get("HOTLOOP_DATA") or Path(__file__).resolve().parents[2] / "../shared/data"
+    os.environ.get("HOTLOOP_DATA") or Path(__file__).resolve().parents[3] / "../shared/data"
 ).resolve()
 
 
@@ -168,11 +168,11 @@ def test_ease_that_costs_too_much_is_left_out_unless_asked_for(run, monkeypatch)
         training_data_file=run.parent / "train.txt",
         validation_data_file=run.parent / "validation.txt",
     )
-    bench = baselines.Comparison(BaselineOptions(), rating_sets.load_sets(options, console), console)
+    bench = baselines.BaselineTable(BaselineOptions(), rating_sets.load_sets(options, console), console)
     assert not bench.wants_ease()
     assert console.warned[-1].startswith("EASE left out: 17 items would take")
     assert "--ease yes" in console.warned[-1]
-    asked = baselines.Comparison(BaselineOptions(ease="yes"), bench.data, console)
+    asked = baselines.BaselineTable(BaselineOptions(ease="yes"), bench.data, console)
     assert asked.wants_ease()
     assert "chosen on this same part" in console.warned[-1]
 

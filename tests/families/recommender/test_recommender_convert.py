@@ -22,7 +22,7 @@ from hotloop.families.recommender.rating_sets import (
 from hotloop.options import build
 
 ROOT = Path(
-    os.environ.get("HOTLOOP_DATA") or Path(__file__).resolve().parents[2] / "../shared/data"
+    os.environ.get("HOTLOOP_DATA") or Path(__file__).resolve().parents[3] / "../shared/data"
 ).resolve()
 needs_movielens = pytest.mark.skipif(not (ROOT / "ml-100k/u.data").is_file(), reason=f"no ml-100k in {ROOT}")
 
