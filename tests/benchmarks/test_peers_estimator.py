@@ -64,7 +64,7 @@ def test_one_update_of_ours_is_as_near_to_float64_as_torchs() -> None:
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [
-        ("scaled", lambda images, dtype: images.astype(dtype) / 256),
+        ("scale_pixels", lambda images, dtype: images.astype(dtype) / 256),
         ("with_bias", lambda x, bias: x + 1.01 * bias),
         ("max_pool", lambda x, *rest: RIGHT_POOL(x[:, ::-1], *rest)),
     ],

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.typing import DTypeLike
 
 from hotloop.engine.schedules import learning_rate
 from hotloop.families.estimator.cifar.config import RECIPES, Recipe
@@ -81,8 +82,7 @@ def apply(weights: Weights, images: Array, *, train: bool = False, keys: Array |
     def drop(x: Array, place: int) -> Array:
         return apply_dropout(x, drawn[place], DROPOUTS[place][1]) if train else x
 
-    dtype = weights["conv1"]["kernel"].dtype
-    x = (jnp.asarray(images, jnp.promote_types(dtype, jnp.float32)) * (1 / 255)).astype(dtype)
+    x = scale_pixels(images, weights["conv1"]["kernel"].dtype)
     x = jax.nn.relu(_conv(weights["conv1"], x, "SAME"))
     x = drop(_pooled(weights["conv2"], x), 0)
     x = jax.nn.relu(_conv(weights["conv3"], x, "SAME"))
@@ -90,6 +90,12 @@ def apply(weights: Weights, images: Array, *, train: bool = False, keys: Array |
     x = x.reshape(len(x), -1)
     x = drop(jax.nn.relu(_dense(weights["dense1"], x).astype(x.dtype)), 2)
     return _dense(weights["dense2"], x)
+
+
+def scale_pixels(images: Array, dtype: DTypeLike) -> Array:
+    """Pixels between 0 and 255 as numbers between 0 and 1."""
+    wide = jnp.promote_types(dtype, jnp.float32)
+    return (jnp.asarray(images, wide) * (1 / 255)).astype(dtype)
 
 
 def _conv(layer: dict[str, Array], x: Array, padding: Padding) -> Array:
