@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from hotloop.data.dataset import binarise
 from hotloop.data.stand_ins import draw_digits
-from hotloop.engine import png
 from hotloop.engine.feed import Resident
 from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.loop import Program, copy_state
@@ -44,7 +43,7 @@ def demo_run() -> dict[str, Any]:
         "log_joint_zt": metrics["log_joint_zt"].tolist(),
         "updates_per_second": metrics["updates_per_second"],
         "batch_size": MODEL.micro_batch_size,
-        "picture": base64.b64encode(png.encode(_picture(job, state, bits))).decode(),
+        "picture": base64.b64encode(samples.encode_png(_picture(job, state, bits))).decode(),
     }
 
 

@@ -4,24 +4,28 @@ A reconstruction is three pictures: the image, what the decoder makes of the enc
 of that sample after HMC. All are probabilities, not draws. It trains and measures nothing.
 """
 
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
+from zlib import compress, crc32
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from numpy.typing import NDArray
 
-from hotloop.engine import png
 from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.progress import Console, compiling
-from hotloop.errors import DataError
+from hotloop.errors import DataError, RunError
 from hotloop.families.vcd import images, model, networks, saved
 from hotloop.families.vcd.config import VcdSamples
 from hotloop.families.vcd.images import Bits
 from hotloop.families.vcd.model import Job
 from hotloop.mcmc import hmc
+from hotloop.options.files import whole_file
 
 SIDE = 28
 THIN, GREY = 1, 96
@@ -76,14 +80,14 @@ def run(config: VcdSamples, context: Console) -> dict[str, Any]:
             made = call(run.state, originals, seed_key(config.seed))
         drawn = jax.device_get(made)
     path = config.folder / "prior.png"
-    png.write(path, enlarge(arrange_grid(make_pictures(drawn.prior), config.columns), config.scale))
+    write_png(path, enlarge(arrange_grid(make_pictures(drawn.prior), config.columns), config.scale))
     context.say(f"{path}: {len(drawn.prior)} images from the prior, after update {run.step:,}")
     result = {"run": str(config.run), "step": run.step, "seed": config.seed, "prior": str(path)}
     if not len(originals):
         return result
     path = config.folder / "reconstructions.png"
     parts = [make_pictures(part) for part in (originals, drawn.before, drawn.after)]
-    png.write(path, enlarge(arrange_triples(parts, config.triples), config.scale))
+    write_png(path, enlarge(arrange_triples(parts, config.triples), config.scale))
     z0, zt = (float(np.mean(values)) for values in (drawn.log_joint_z0, drawn.log_joint_zt))
     context.say(
         f"{path}: {len(originals)} test images, each as it is, from the encoder's sample, and after {hmc_steps} "
@@ -143,3 +147,32 @@ def arrange_triples(parts: Sequence[Bits], columns: int) -> Bits:
 
 def enlarge(pixels: Bits, scale: int) -> Bits:
     return pixels.repeat(scale, axis=0).repeat(scale, axis=1)
+
+
+def encode_png(pixels: NDArray[np.uint8]) -> bytes:
+    """The PNG file of a greyscale picture [height, width] of bytes, 0 black to 255 white; needs no image package."""
+    if pixels.ndim != 2 or pixels.dtype != np.uint8 or not pixels.size:
+        raise ValueError(f"a picture is [height, width] bytes, not {pixels.dtype} {pixels.shape}")
+    height, width = pixels.shape
+    depth, grey = 8, 0
+    # Every line begins with the number of its filter; 0 is none.
+    lines = np.pad(pixels, ((0, 0), (1, 0))).tobytes()
+    content = b"\x89PNG\r\n\x1a\n"
+    for kind, body in (
+        (b"IHDR", struct.pack(">IIBBBBB", width, height, depth, grey, 0, 0, 0)),
+        (b"IDAT", compress(lines, 9)),
+        (b"IEND", b""),
+    ):
+        content += struct.pack(">I", len(body)) + kind + body + struct.pack(">I", crc32(kind + body))
+    return content
+
+
+def write_png(path: Path, pixels: NDArray[np.uint8]) -> None:
+    """Write the picture whole or not at all, making the folder if need be."""
+    content = encode_png(pixels)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(path) as part:
+            part.write_bytes(content)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written ({error.strerror}); choose another folder") from error
