@@ -87,11 +87,11 @@ def test_a_second_bias_is_read_and_written_too():
 def test_the_gru_with_the_reset_gate_after_has_two_biases():
     import jax
 
-    from hotloop.families.kernels.catalogue import gru_kernel
+    from hotloop.families.kernels.catalogue import build
     from hotloop.families.kernels.config import Gru
 
     for after in (False, True):
-        kernel = gru_kernel(Gru(fused=True, reset_after=after))
+        kernel = build(Gru(fused=True, reset_after=after))
         params = kernel.init(jax.random.key(0), "float32")
         held = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
         assert kernel.cost(4).weight_bytes == held

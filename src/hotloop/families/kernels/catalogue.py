@@ -103,56 +103,28 @@ def grouped_conv_kernel(config: GroupedConv) -> Kernel:
     )
 
 
-def rnn_kernel(config: Rnn) -> Kernel:
-    """One tanh RNN, always the fast path."""
-    return _sequence_kernel(
-        config, "RNN", config.hidden_size, {}, 1, recurrent.init_rnn, recurrent.rnn, reference.rnn
-    )
-
-
-def gru_kernel(config: Gru) -> Kernel:
-    """One GRU: fused, with the reset gate before or after the candidate's product, or a cell a step."""
-    if config.reset_after:
-        init, layer, oracle = (
-            recurrent.init_gru_reset_after,
-            recurrent.gru_reset_after,
-            reference.gru_reset_after,
-        )
-        variant = {"variant": "fused, reset after"}
-        return _sequence_kernel(config, "GRU", config.input_size, variant, 3, init, layer, oracle, biases=2)
-    layer = recurrent.gru if config.fused else recurrent.gru_stepwise
-    variant = _variant(config.fused)
-    return _sequence_kernel(
-        config, "GRU", config.input_size, variant, 3, recurrent.init_gru, layer, reference.gru
-    )
-
-
-def lstm_kernel(config: Lstm) -> Kernel:
-    """One LSTM, fused or a cell a step."""
-    layer = recurrent.lstm if config.fused else recurrent.lstm_stepwise
-    variant = _variant(config.fused)
-    return _sequence_kernel(
-        config, "LSTM", config.hidden_size, variant, 4, recurrent.init_lstm, layer, reference.lstm
-    )
-
-
-def _variant(fused: bool) -> dict[str, str]:
-    return {"variant": "fused" if fused else "stepwise"}
-
-
-def _sequence_kernel(
-    config: Rnn | Gru | Lstm,
-    title: str,
-    inputs: int,
-    variant: dict[str, str],
-    gates: int,
-    init: Callable[[Array, int, int, DTypeLike], Any],
-    layer: Callable[[Any, Array], Any],
-    oracle: Callable[[Any, Array], Array],
-    biases: int = 1,
-) -> Kernel:
-    """`layer` gives the outputs of all steps first, `oracle` gives nothing else."""
+def sequence_kernel(config: Rnn | Gru | Lstm) -> Kernel:
+    """One tanh RNN, always fused; one GRU or LSTM, fused or a cell a step."""
     time, rows, hidden = config.timesteps, config.batch_size, config.hidden_size
+    inputs, biases, variant = hidden, 1, {}
+    if isinstance(config, Gru | Lstm):
+        variant = {"variant": "fused" if config.fused else "stepwise"}
+    # A layer gives the outputs of all steps first, its reference nothing else.
+    init: Callable[[Array, int, int, DTypeLike], Any]
+    layer: Callable[[Any, Array], Any]
+    if isinstance(config, Gru):
+        title, gates, inputs = "GRU", 3, config.input_size
+        init, oracle = recurrent.init_gru, reference.gru
+        layer = recurrent.gru if config.fused else recurrent.gru_stepwise
+        if config.reset_after:
+            variant, biases = {"variant": "fused, reset after"}, 2
+            init, oracle = recurrent.init_gru_reset_after, reference.gru_reset_after
+            layer = recurrent.gru_reset_after
+    elif isinstance(config, Lstm):
+        title, gates, init, oracle = "LSTM", 4, recurrent.init_lstm, reference.lstm
+        layer = recurrent.lstm if config.fused else recurrent.lstm_stepwise
+    else:
+        title, gates, init, layer, oracle = "RNN", 1, recurrent.init_rnn, recurrent.rnn, reference.rnn
     return Kernel(
         title=f"{title} layer",
         sizes={"timesteps": time, "input size": inputs, "hidden size": hidden, **variant},
@@ -208,9 +180,9 @@ def lstm_multi_kernel(config: LstmMulti) -> Kernel:
 BUILDERS: dict[type[LayerOptions], Callable[[Any], Kernel]] = {
     Dense: dense_kernel,
     GroupedConv: grouped_conv_kernel,
-    Rnn: rnn_kernel,
-    Gru: gru_kernel,
-    Lstm: lstm_kernel,
+    Rnn: sequence_kernel,
+    Gru: sequence_kernel,
+    Lstm: sequence_kernel,
     LstmMulti: lstm_multi_kernel,
 }
 
