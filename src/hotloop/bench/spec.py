@@ -116,6 +116,7 @@ def read_entry(name: str, line: int, fields: Fields, file: Path) -> Benchmark:
     rows = read_parameters(fields.value("parameters"), fields.report)
     output = read_output(fields)
     metrics = read_metrics(fields, output)
+    derived = read_derived(fields, metrics, rows[0], output)
     if ("cmd" in fields) == ("notebook" in fields):
         fields.report(line, "an entry needs a cmd (the command to run), or else a notebook, and not both")
     location = fields.text("location", "")
@@ -125,7 +126,7 @@ def read_entry(name: str, line: int, fields: Fields, file: Path) -> Benchmark:
         line,
         " ".join(fields.text("cmd", "").split("\n")).strip(),
         metrics=metrics,
-        derived=read_derived(fields, metrics, rows[0], output),
+        derived=derived,
         output=output,
         description=fields.text("description", "").strip(),
         env=fields.mapping_of_texts("env"),
