@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from hotloop.errors import OptionError
-from hotloop.families.cnn.options import check_model, parse_synthetic
+from hotloop.families.cnn.options import DatasetName, check_model, parse_synthetic
 from hotloop.options import argument, non_negative, option, positive, validate
 
-DatasetName = Literal["imagenet", "cifar10", "cifar100", "mnist"]
 _WORKERS = "Processes that work at the same time; none: one for each processor."
 
 

@@ -123,7 +123,14 @@ def resolve(
     `explicit` holds the names of options from the command line itself, `configured` of those that a configuration has.
     """
     devices = len(jax.devices(platform())) if devices is None else devices
-    asked = requested_batch(config, explicit)
+    replaced = _replaced_option(config, explicit)
+    sizes = {name: None if name == replaced else getattr(config, name) for name in BATCH_OPTIONS}
+    asked = Batch.of(
+        config.micro_batch_size,
+        config.num_replicas,
+        accumulation=sizes["gradient_accumulation_count"],
+        global_size=sizes["global_batch_size"],
+    )
     check_optimiser(config.optimizer, config.optimizer_params, global_batch_size=asked.global_)
     if config.pipeline_splits:
         network = build(config.model_name, size.shape, size.classes, read_norm(config.norm_layer))
@@ -134,7 +141,7 @@ def resolve(
     batch = place_batch(config, asked, devices)
     plan = config.make_plan(size.train, batch) if config.training else None
     notices = [_placement_notice(config, asked, batch, devices)]
-    if replaced := _replaced_option(config, explicit):
+    if replaced:
         spelled = f"--{replaced.replace('_', '-')} {getattr(config, replaced)}"
         notices.append(f"{spelled} of the configuration is replaced")
     named = explicit | configured | config.without_effect.keys()
@@ -178,24 +185,11 @@ def read_norm(params: Params) -> NormChoice:
     return NormChoice("batch", momentum=float(params.get("momentum", MOMENTUM[params["name"]])))
 
 
-def requested_batch(config: TrainConfig, explicit: Set[str] = frozenset()) -> Batch:
-    """The batch as the options have it; of accumulation and global size the one on the command line counts.
-
-    Without that, both are one too many: a PlanError.
-    """
-    values = {name: getattr(config, name) for name in BATCH_OPTIONS}
-    if replaced := _replaced_option(config, explicit):
-        values[replaced] = None
-    return Batch.of(
-        config.micro_batch_size,
-        config.num_replicas,
-        accumulation=values["gradient_accumulation_count"],
-        global_size=values["global_batch_size"],
-    )
-
-
 def _replaced_option(config: TrainConfig, explicit: Set[str]) -> str | None:
-    """Which of accumulation and global size a configuration has and the command line replaces by the other."""
+    """Which of accumulation and global size a configuration has and the command line replaces by the other.
+
+    Without the command line, both are one too many: a PlanError.
+    """
     given = [name for name in BATCH_OPTIONS if getattr(config, name) is not None]
     kept = [name for name in given if name in explicit]
     if len(given) == 2 and len(kept) == 1:

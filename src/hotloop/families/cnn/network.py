@@ -304,74 +304,47 @@ class NetworkBuilder:
         return self.add(f"{name}_relu", Relu(), y)
 
 
-@dataclass(frozen=True)
-class ResidualBlock:
-    """One block's place and form."""
-
-    name: str
-    width: int
-    stride: int
-    projected: bool
-    padding: Padding | int
-
-
 def _build_resnet(builder: NetworkBuilder, model: str, classes: int, variant: Variant) -> None:
+    """A basic block has two 3x3 convolutions; a bottleneck has 1x1, 3x3 and 1x1 to four times the width.
+
+    A bottleneck without a projection starts as the identity.
+    """
+    basic = model in BASIC
+    padding: Padding | int = "SAME" if variant == "keras" else 1
     x = builder.conv_norm_relu("conv1", Conv(64, 7, 2, 3, "glorot"), INPUT)
     x = builder.add("pool1_pool", MaxPool(3, 2, 1), x)
-    basic = model in BASIC
-    add_block = _add_basic_block if basic else _add_bottleneck
     for stack, (depth, width) in enumerate(zip(DEPTHS[model], WIDTHS, strict=True), start=2):
         for i in range(1, depth + 1):
-            stride = 2 if i == 1 and stack > 2 else 1
+            name, stride = f"conv{stack}_block{i}", 2 if i == 1 and stack > 2 else 1
             projected = i == 1 and not (variant == "torch" and basic and stack == 2)
-            padding: Padding | int = "SAME" if variant == "keras" else 1
-            block = ResidualBlock(f"conv{stack}_block{i}", width, stride, projected, padding)
-            x = add_block(builder, block, x)
+            shortcut = x
+            if projected:
+                y = builder.add(f"{name}_0_conv", Conv(width if basic else 4 * width, 1, stride), x)
+                shortcut = builder.norm(f"{name}_0_bn", y)
+            if basic:
+                y = builder.conv_norm_relu(f"{name}_1", Conv(width, 3, stride, padding), x)
+                y = builder.norm(f"{name}_2_bn", builder.add(f"{name}_2_conv", Conv(width, 3, 1, padding), y))
+            else:
+                y = builder.conv_norm_relu(f"{name}_1", Conv(width, 1), x)
+                y = builder.conv_norm_relu(f"{name}_2", Conv(width, 3, stride, padding), y)
+                y = builder.add(f"{name}_3_conv", Conv(4 * width, 1), y)
+                y = builder.norm(f"{name}_3_bn", y, gamma=1.0 if projected else 0.0)
+            x = builder.add(f"{name}_out", Relu(), builder.add(f"{name}_add", Add(), shortcut, y))
     builder.add("predictions", Logits(classes), builder.add("avg_pool", MeanPool(), x))
-
-
-def _add_bottleneck(builder: NetworkBuilder, block: ResidualBlock, x: str) -> str:
-    """1x1, 3x3 with the stride, 1x1 to four times the width; without a projection it starts as the identity."""
-    name, width = block.name, block.width
-    shortcut = _add_shortcut(builder, block, 4 * width, x)
-    y = builder.conv_norm_relu(f"{name}_1", Conv(width, 1), x)
-    y = builder.conv_norm_relu(f"{name}_2", Conv(width, 3, block.stride, block.padding), y)
-    y = builder.add(f"{name}_3_conv", Conv(4 * width, 1), y)
-    y = builder.norm(f"{name}_3_bn", y, gamma=1.0 if block.projected else 0.0)
-    return builder.add(f"{name}_out", Relu(), builder.add(f"{name}_add", Add(), shortcut, y))
-
-
-def _add_basic_block(builder: NetworkBuilder, block: ResidualBlock, x: str) -> str:
-    """3x3 with the stride, 3x3."""
-    name, width = block.name, block.width
-    shortcut = _add_shortcut(builder, block, width, x)
-    y = builder.conv_norm_relu(f"{name}_1", Conv(width, 3, block.stride, block.padding), x)
-    y = builder.norm(f"{name}_2_bn", builder.add(f"{name}_2_conv", Conv(width, 3, 1, block.padding), y))
-    return builder.add(f"{name}_out", Relu(), builder.add(f"{name}_add", Add(), shortcut, y))
-
-
-def _add_shortcut(builder: NetworkBuilder, block: ResidualBlock, filters: int, x: str) -> str:
-    if not block.projected:
-        return x
-    y = builder.add(f"{block.name}_0_conv", Conv(filters, 1, block.stride), x)
-    return builder.norm(f"{block.name}_0_bn", y)
 
 
 def _build_cifar_resnet(builder: NetworkBuilder, layers: int, classes: int) -> None:
     x = builder.conv_norm_relu("conv1", Conv(16, 3), INPUT)
     for stack, filters in enumerate((16, 32, 64), start=2):
         for i in range(1, (layers - 2) // 6 + 1):
-            stride = 2 if i == 1 and stack > 2 else 1
-            x = _add_cifar_block(builder, f"conv{stack}_block{i}", filters, stride, x)
+            name, halved = f"conv{stack}_block{i}", i == 1 and stack > 2
+            shortcut = builder.add(f"{name}_shortcut", PadShortcut(), x) if halved else x
+            conv, conv_name = Conv(filters, 3, 2 if halved else 1), "conv_ds" if halved else "conv"
+            y = builder.conv_norm_relu(f"{name}_layer1", conv, x, conv_name)
+            y = builder.norm(f"{name}_layer2_bn", builder.add(f"{name}_layer2_conv", Conv(filters, 3), y))
+            y = builder.add(f"{name}_add", Add(), shortcut, y)
+            x = builder.add(f"{name}_post_addition_relu", Relu(), y)
     builder.add("fc_layer", Logits(classes), builder.add("avg_pool", MeanPool(), x))
-
-
-def _add_cifar_block(builder: NetworkBuilder, name: str, filters: int, stride: int, x: str) -> str:
-    shortcut = x if stride == 1 else builder.add(f"{name}_shortcut", PadShortcut(), x)
-    conv_name = "conv_ds" if stride == 2 else "conv"
-    y = builder.conv_norm_relu(f"{name}_layer1", Conv(filters, 3, stride), x, conv_name)
-    y = builder.norm(f"{name}_layer2_bn", builder.add(f"{name}_layer2_conv", Conv(filters, 3), y))
-    return builder.add(f"{name}_post_addition_relu", Relu(), builder.add(f"{name}_add", Add(), shortcut, y))
 
 
 def _build_toy(builder: NetworkBuilder, classes: int, has_norms: bool) -> None:

@@ -40,6 +40,7 @@ NORMS = {
 """--norm-layer's names -> the keys that each may have."""
 ADAPTIVE_KEYS = ("eeta", "epsilon", "weight_decay")
 DECAY_KEYS = ("epochs_to_total_decay", "end_learning_rate_ratio", "power", "boundaries", "values")
+DatasetName = Literal["imagenet", "cifar10", "cifar100", "mnist"]
 SYNTHETIC = {"host": "host", "device": "device", "cpu": "host", "ipu": "device"}
 """Every word for where synthetic data are made -> the one used here."""
 MODELS = (
@@ -154,9 +155,7 @@ class TrainConfig(PlanOptions):
         "accumulating for the missing replicas.",
         group=BATCH_GROUP,
     )
-    dataset: Literal["imagenet", "cifar10", "cifar100", "mnist"] = option(
-        "cifar10", "The images.", group=DATA
-    )
+    dataset: DatasetName = option("cifar10", "The images.", group=DATA)
     dataset_path: Path = option(Path(), "Folder with the data set's files.", group=DATA)
     synthetic_data: Literal["host", "device"] | None = option(
         None,
