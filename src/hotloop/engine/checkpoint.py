@@ -284,15 +284,21 @@ class Checkpoints:
         skipped: list[str] = []
         for number in sorted(folders, reverse=True):
             try:
-                found = self._read(folders[number], number, like, skipped, in_part)
-                _check_position(found, folders[number], check)
-                return found
+                return self._read(folders[number], number, like, skipped, in_part, check)
             except DamagedStep as error:
                 skipped.append(f"skipped step {number}: {error}")
         reasons = "; ".join(skipped) or "nothing there is named like a step"
         raise CheckpointError(f"no complete checkpoint in {self.folder}: {reasons}")
 
-    def _read(self, folder: Path, number: int, like: Any, skipped: list[str], in_part: bool) -> Restored:
+    def _read(
+        self,
+        folder: Path,
+        number: int,
+        like: Any,
+        skipped: list[str],
+        in_part: bool,
+        check: Callable[[Mapping[str, Any]], object] | None,
+    ) -> Restored:
         manifest = read_whole(folder, number)
         check_contents(folder, manifest)
         self._check_fits(folder, manifest, like, in_part)
@@ -302,7 +308,13 @@ class Checkpoints:
         names = find_leaves(manifest.leaves, like, manifest.format)
         leaves = [restore_leaf(arrays.get(names[name]), leaf) for name, leaf in named_leaves(like).items()]
         state = jax.tree.unflatten(jax.tree.structure(like), leaves)
-        return Restored(manifest.step, state, from_exact(manifest.position), manifest.metrics, skipped)
+        position = from_exact(manifest.position)
+        try:
+            if check is not None:
+                check(position)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise DamagedStep(f"{folder} does not say where to go on: its position is none") from None
+        return Restored(manifest.step, state, position, manifest.metrics, skipped)
 
     def check_fits(self, like: Any) -> None:
         """CheckpointError where the newest complete step is not of a state like `like`; no array is read."""
@@ -351,17 +363,6 @@ class Checkpoints:
             ) from error
 
 
-def _check_position(
-    found: Restored, folder: Path, check: Callable[[Mapping[str, Any]], object] | None
-) -> None:
-    if check is None:
-        return
-    try:
-        check(found.position)
-    except (AttributeError, KeyError, TypeError, ValueError):
-        raise DamagedStep(f"{folder} does not say where to go on: its position is none") from None
-
-
 def _metrics_to_keep_by(complete: Mapping[int, Manifest]) -> dict[int, Mapping[str, Any]]:
     """The metrics of all steps but those that only a stop has left."""
     return {step: found.metrics for step, found in complete.items() if STOPPED not in found.position}
@@ -407,21 +408,19 @@ def snapshot(state: Any) -> tuple[HostArrays, Forms]:
         # All transfers at once; on CPU there is none, and asking for one keeps the buffer from donation.
         if isinstance(leaf, jax.Array) and next(iter(leaf.devices())).platform != "cpu":
             leaf.copy_to_host_async()
-    return {name: _host_copy(name, leaf) for name, leaf in stored.items()}, forms
-
-
-def _host_copy(name: str, leaf: Any) -> HostArray:
-    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
-        raise CheckpointError(
-            f"leaf {name} lies partly on another process: gather the state before saving it"
-        )
-    # A copy: on CPU np.asarray would be a view, which makes the donation of the buffer fail in silence.
-    array = np.array(leaf, order="C")
-    if array.dtype.kind in "OSUMm":
-        raise CheckpointError(
-            f"leaf {name} is a {type(leaf).__name__}: a checkpoint holds arrays and numbers"
-        )
-    return array
+    arrays = {}
+    for name, leaf in stored.items():
+        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+            raise CheckpointError(
+                f"leaf {name} lies partly on another process: gather the state before saving it"
+            )
+        # A copy: on CPU np.asarray would be a view, which makes the donation of the buffer fail in silence.
+        arrays[name] = np.array(leaf, order="C")
+        if arrays[name].dtype.kind in "OSUMm":
+            raise CheckpointError(
+                f"leaf {name} is a {type(leaf).__name__}: a checkpoint holds arrays and numbers"
+            )
+    return arrays, forms
 
 
 def restore_leaf(stored: HostArray | None, like: Any) -> Any:

@@ -141,10 +141,6 @@ def read_manifest(folder: Path) -> Manifest:
         raise DamagedStep(f"{folder} {what}") from None
     except (OSError, ValueError) as error:
         raise DamagedStep(f"{path} cannot be read ({type(error).__name__}): it is damaged") from None
-    return _parse_manifest(path, body)
-
-
-def _parse_manifest(path: Path, body: Any) -> Manifest:
     if not isinstance(body, dict) or body.pop("program", None) != PROGRAM:
         raise DamagedStep(f"{path} was not written by {PROGRAM}, or is damaged")
     found = body.pop("checksum", None)

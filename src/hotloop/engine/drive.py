@@ -79,9 +79,8 @@ def drive(
     host = HostEvents(run, plan, checkpoints, program.feed, window, validate, on_log, guard)
     if resumed is not None:
         program.feed.check_position(resumed.position["feed"])
+    if resumed is not None or run.resumed:
         host.note_resume(resumed)
-    elif run.resumed:
-        host.note_start_over()
     with note_stops() as request:
         driver = _Driver(program, plan, host, request, on_call, progress, enough, due, report)
         return driver.run(copy_state(resumed.state if resumed else state), update)
@@ -152,7 +151,9 @@ class _Driver:
             try:
                 state = self._dispatch(state, done, count, profile=done > start or last)
             except InputEnded as end:
-                state = self._end_early(state, done, end)
+                if end.left:
+                    state = self._dispatch(state, done, end.left, profile=True)
+                self._close(state, done + end.left, ())
                 break
             done += count
             events = self._events(span) if count == span.count else ()
@@ -191,13 +192,6 @@ class _Driver:
         if self.to_profile and profile:
             return self._send_profiled(self.to_profile, state, done, count)
         return self._send(state, done, count)
-
-    def _end_early(self, state: State, done: int, end: InputEnded) -> State:
-        """Make the updates that are left of a feed that has ended, then close the log and save."""
-        if end.left:
-            state = self._dispatch(state, done, end.left, profile=True)
-        self._close(state, done + end.left, ())
-        return state
 
     def _close(self, state: State, done: int, handled: Collection[Kind]) -> None:
         """End before the plan does: what its last update would have been followed by, less what already has."""

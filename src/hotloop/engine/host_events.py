@@ -110,8 +110,13 @@ class HostEvents:
         """Record something that happened after `update` updates."""
         self.run.event(event, update=update, epoch=self.plan.epoch_at(update), **figures)
 
-    def note_resume(self, restored: Restored) -> None:
-        """Record where the run goes on, and which checkpoints could not be used."""
+    def note_resume(self, restored: Restored | None) -> None:
+        """Record where the run goes on (None: it starts over), and which checkpoints could not be used."""
+        if restored is None:  # readers drop what an earlier process got to, since it is now run again
+            self.record("resume", 0)
+            message = "the run has no checkpoint yet, so it starts over"
+            self.record("warning", 0, message=message, resumed=True)
+            return
         stopped = restored.position.get(STOPPED)
         if stopped is None:
             self._saved_at = restored.step
@@ -127,12 +132,6 @@ class HostEvents:
         ]
         if stopped is None and ("checkpoint", restored.step) not in found:
             self.record("checkpoint", restored.step, seconds=0.0)  # a kill came right before this record
-
-    def note_start_over(self) -> None:
-        """Record that an earlier process got nowhere, so that readers drop what is now run again."""
-        self.record("resume", 0)
-        message = "the run has no checkpoint yet, so it starts over"
-        self.record("warning", 0, message=message, resumed=True)
 
     def take_piece(self, first: int, metrics: CallMetrics, count: int, seconds: float) -> None:
         """Add a finished piece to the window, once the guard has seen it."""

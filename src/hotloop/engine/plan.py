@@ -378,8 +378,7 @@ def _format_count(number: int | Fraction) -> str:
 RUN_GROUP, EVENTS_GROUP, BATCH_GROUP = "Run", "Logs and checkpoints", "Batch"
 
 
-def _check_updates(value: Any) -> str | None:
-    """The reason why a number of updates an epoch cannot work."""
+def _check_updates(value: int) -> str | None:
     return None if value == -1 or value >= 1 else "must be at least 1, or -1 for as many as the samples fill"
 
 

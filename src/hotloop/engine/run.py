@@ -58,8 +58,6 @@ class Run:
     def __init__(self, path: Path, lock: int, sinks: Sequence[Sink]):
         self.path = path
         self.checkpoints = path / "checkpoints"
-        self.tensorboard = path / "tensorboard"
-        self.report = path / "report"
         self.resumed = False
         """Whether an earlier process worked on this run."""
         self.how_to_resume = ""

@@ -204,23 +204,20 @@ class GuardedSink:
         if self.sink.patience is None:
             work()
             return
-        answer: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-        self._started().put((work, answer))
-        try:
-            error = answer.get(timeout=self.sink.patience)
-        except queue.Empty:
-            raise TimeoutError(f"no answer in {self.sink.patience:g} seconds") from None
-        if error is not None:
-            raise error
-
-    def _started(self) -> "queue.SimpleQueue[_Work | None]":
         if self._jobs is None:
             self._jobs = queue.SimpleQueue()
             # A daemon: the interpreter waits for any other thread before it leaves, for a stuck one for ever.
             threading.Thread(
                 target=_work_through, args=(self._jobs,), name=f"hotloop-{self.name}", daemon=True
             ).start()
-        return self._jobs
+        answer: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self._jobs.put((work, answer))
+        try:
+            error = answer.get(timeout=self.sink.patience)
+        except queue.Empty:
+            raise TimeoutError(f"no answer in {self.sink.patience:g} seconds") from None
+        if error is not None:
+            raise error
 
 
 def _work_through(jobs: "queue.SimpleQueue[_Work | None]") -> None:
