@@ -9,7 +9,7 @@ it. A check of a list option sees each element; None (an option left out) is nev
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, TypeVar, get_type_hints
 
 from hotloop.errors import OptionError, did_you_mean
@@ -68,26 +68,21 @@ def option(
     parse: Callable[[str], Any] | None = None,
     check: Check | None = None,
     hidden: bool = False,
+    positional: bool = False,
 ) -> Any:
     """A field that is also `--its-name`. `parse` reads text in a way of its own (ValueError = reason)."""
-    texts = {"help": help, "aliases": aliases, "metavar": metavar, "group": group, "hidden": hidden}
+    texts = {"help": help, "aliases": aliases, "metavar": metavar, "group": group}
     rules = {"choices": choices or (), "parse": parse, "check": check}
-    return field(default=default, metadata={METADATA_KEY: texts | rules})
+    kinds = {"hidden": hidden, "positional": positional}
+    return field(default=default, metadata={METADATA_KEY: texts | rules | kinds})
 
 
-def argument(
-    help: str,
-    *,
-    default: Any = MISSING,
-    choices: tuple[Any, ...] | None = None,
-    metavar: str | None = None,
-    parse: Callable[[str], Any] | None = None,
-    check: Check | None = None,
-) -> Any:
-    """A field given by its place: needed where it has no default; a `tuple[T, ...]` takes the rest."""
-    texts = {"help": help, "metavar": metavar, "positional": True}
-    rules = {"choices": choices or (), "parse": parse, "check": check}
-    return field(default=default, metadata={METADATA_KEY: texts | rules})
+def argument(help: str, *, default: Any = MISSING, **rules: Any) -> Any:
+    """A field given by its place: needed where it has no default; a `tuple[T, ...]` takes the rest.
+
+    The rules are `choices`, `metavar`, `parse` and `check` of `option`.
+    """
+    return option(default, help, positional=True, **rules)
 
 
 def table_option(
@@ -138,17 +133,12 @@ class Option:
         try:
             own = self.parse is not None and isinstance(value, str) and not is_none(self.kind, value)
             result = self.parse(value) if self.parse and own else read_value(self.kind, value)
-            self._check(result)
+            for item in result if self.kind.many and result is not None else (result,):
+                if self.check and item is not None and (reason := self.check(item)):
+                    raise ValueError(reason)
         except ValueError as error:
             raise OptionError(f"{origin}{self.spelling} {show_value(value)}: {error}") from error
         return result
-
-    def _check(self, result: Any) -> None:
-        if self.check is None or result is None:
-            return
-        for item in result if self.kind.many else (result,):
-            if reason := self.check(item):
-                raise ValueError(reason)
 
 
 def show_value(value: Any) -> str:
@@ -173,18 +163,14 @@ def options_of(config: type[Any]) -> tuple[Option, ...]:
             found += said["table"]
             continue
         kind = kind_of(hints[each.name])
-        choices = said.pop("choices") or kind.choices
-        kind = Kind(kind.element, kind.many, kind.optional, tuple(choices))
+        kind = replace(kind, choices=tuple(said.pop("choices") or kind.choices))
         found.append(Option(name=each.name, kind=kind, default=each.default, **said))
     return tuple(found)
 
 
 def build(config: type[Config], values: Mapping[str, Any]) -> Config:
     """The config with these values (text or typed); every other field has its default."""
-    known = {each.name: each for each in options_of(config)}
-    if foreign := [name for name in values if name not in known]:
-        raise OptionError(f"{show_value(foreign[0])}: no such option{did_you_mean(foreign[0], known)}")
-    return construct(config, {name: known[name].accept(value) for name, value in values.items()})
+    return construct(config, _accept_all(options_of(config), values))
 
 
 def construct(config: type[Config], accepted: Mapping[str, Any]) -> Config:
@@ -207,7 +193,10 @@ def validate(config: Any) -> None:
         if hasattr(config, each.name):
             object.__setattr__(config, each.name, each.accept(getattr(config, each.name)))
     for name, table in _tables(type(config)):
-        object.__setattr__(config, name, _accept_table(table, getattr(config, name)))
+        defaults = {each.name: each.default for each in table}
+        accepted = _accept_all(table, getattr(config, name)).items()
+        kept = {key: value for key, value in accepted if value != defaults[key]}
+        object.__setattr__(config, name, Params(kept))
 
 
 def values_of(config: Any) -> dict[str, Any]:
@@ -225,9 +214,8 @@ def _tables(config: type[Any]) -> list[tuple[str, tuple[Option, ...]]]:
     return [(name, said["table"]) for name, said in declared if "table" in said]
 
 
-def _accept_table(table: tuple[Option, ...], values: Mapping[str, Any]) -> Params:
-    known = {each.name: each for each in table}
+def _accept_all(options: tuple[Option, ...], values: Mapping[str, Any]) -> dict[str, Any]:
+    known = {each.name: each for each in options}
     if foreign := [name for name in values if name not in known]:
         raise OptionError(f"{show_value(foreign[0])}: no such option{did_you_mean(foreign[0], known)}")
-    accepted = {name: known[name].accept(value) for name, value in values.items()}
-    return Params({name: value for name, value in accepted.items() if value != known[name].default})
+    return {name: known[name].accept(value) for name, value in values.items()}
