@@ -147,21 +147,6 @@ def peer_chart(rows: Sequence[PeerRow], title: str) -> Strips:
     return Strips(title, Axis("times as fast as the peer", log=True), strips, at=1.0)
 
 
-@dataclass(frozen=True)
-class PeerOptions:
-    """How a comparison is run; what is None is the program's own choice."""
-
-    device: str = "cpu"
-    rounds: int | None = None
-    seconds: float | None = None
-    load: float = 0.0
-    """Of the machine, before the first of them."""
-
-    def words(self) -> list[str]:
-        given = {"--device": self.device, "--rounds": self.rounds, "--seconds": self.seconds}
-        return [word for name, value in given.items() if value is not None for word in (name, f"{value}")]
-
-
 def check_programs(families: Sequence[str]) -> None:
     """One clear line, before anything runs, where a program or a package is not there."""
     if not FOLDER.is_dir():
@@ -199,12 +184,12 @@ def find_device() -> str:
     return "gpu" if done.stdout.split()[-1:] in (["gpu"], ["cuda"], ["rocm"]) else "cpu"
 
 
-def run_family(family: str, options: PeerOptions, stdout: int | None) -> tuple[dict[str, Any] | None, str]:
-    """Run one family's program: its document, and if something other than a floor went wrong, what."""
+def run_family(family: str, words: Sequence[str], stdout: int | None) -> tuple[dict[str, Any] | None, str]:
+    """Run one family's program with these options: its document, and if other than a floor went wrong, what."""
     with tempfile.TemporaryDirectory(prefix="hotloop-peers-") as folder:
         file = Path(folder) / f"{family}.json"
         save = [SAVE.get(family, "--json"), str(file)]
-        argv = [sys.executable, str(FOLDER / f"{family}.py"), *options.words(), *save]
+        argv = [sys.executable, str(FOLDER / f"{family}.py"), *words, *save]
         status = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=stdout, check=False).returncode
         try:
             document = parse_json(file.read_text("utf-8"))
@@ -243,12 +228,12 @@ def table_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def merge_documents(
-    documents: Mapping[str, Mapping[str, Any]], failed: Mapping[str, str], options: PeerOptions
+    documents: Mapping[str, Mapping[str, Any]], failed: Mapping[str, str], words: Sequence[str], load: float
 ) -> dict[str, Any]:
     merged: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "command": ["hotloop", "bench", "peers"]}
     for document in documents.values():
         merged |= {key: value for key, value in document.items() if key not in (*merged, "results")}
     loads = {family: one["load_before"] for family, one in documents.items() if "load_before" in one}
-    merged |= {"options": options.words(), "load_at_start": options.load, "load_before": loads}
+    merged |= {"options": list(words), "load_at_start": load, "load_before": loads}
     rows = [{"family": family, **row} for family, one in documents.items() for row in result_rows(one)]
     return merged | {"failed": dict(failed), "results": rows}

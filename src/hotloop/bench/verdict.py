@@ -30,9 +30,7 @@ NEEDS = re.compile(r"\b(?:[kmgt]?i?b|bytes|memory|energy|k?j|joules?|k?w|k?wh|wa
 ANSWERS = re.compile(r"\b(?:accuracy|acceptance|auc|elbo|f1|likelihood|ess|samples|top)\b", re.IGNORECASE)
 Word = Literal["FAST", "SLOW", "SAME", "AMBIGUOUS"]
 FEWEST = 3  # repeats of a side below which there is no verdict
-LEVEL = (
-    0.98  # of the ratio's interval: a program against itself is FAST or SLOW in at most 2 of 100 comparisons
-)
+LEVEL = 0.98  # of the ratio's interval: a program against itself is FAST or SLOW in at most 2 of 100
 OFF_LEVEL = 0.95  # of the interval of the machine's own pace; it is off where that does not hold 1
 GAIN = 2.0  # a program may slow down by this power of the pace: other work takes caches and memory, too
 THRESHOLD = 0.02

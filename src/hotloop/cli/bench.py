@@ -6,20 +6,16 @@
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from hotloop.cli import bench_compare, bench_run
 from hotloop.cli.bench_check import leave
 from hotloop.cli.command import Command, Context
 from hotloop.errors import OptionError
 from hotloop.options import argument, option, positive
-
-if TYPE_CHECKING:
-    from hotloop.bench.peers import PeerOptions
-
 
 REPORT_EPILOG = """RESULTS are log folders of `hotloop bench run` (several make a history), files that `hotloop kernel`,
 `hotloop devices` or `hotloop demo` print with --json (for the roofline), comparisons with peers, or a folder of
@@ -87,15 +83,16 @@ def run_peers(config: BenchPeers, context: Context) -> Mapping[str, Any]:
     file = config.output or Path(f"{stem}.json")
     while config.output is None and file.exists():
         file, number = Path(f"{stem}_{number}.json"), number + 1
-    options = peers.PeerOptions(device, config.rounds, config.seconds, load)
-    result = compare_families(config.family, options, file, context)
+    given = {"--device": device, "--rounds": config.rounds, "--seconds": config.seconds}
+    words = [word for name, value in given.items() if value is not None for word in (name, f"{value}")]
+    result = compare_families(config.family, words, load, file, context)
     if result["missed"] or result["failed"]:
         leave(result, context)
     return result
 
 
 def compare_families(
-    families: tuple[str, ...], options: "PeerOptions", file: Path, context: Context
+    families: tuple[str, ...], words: Sequence[str], load: float, file: Path, context: Context
 ) -> Mapping[str, Any]:
     """Run the families one after the other; the file is written after each."""
     from hotloop.bench import peers
@@ -105,13 +102,13 @@ def compare_families(
     for family in dict.fromkeys(families):
         context.say(f"== {family}")
         sys.stdout.flush()
-        document, wrong = peers.run_family(family, options, STANDARD_ERROR if context.json else None)
+        document, wrong = peers.run_family(family, words, STANDARD_ERROR if context.json else None)
         if document is not None:
             documents[family] = document
         if wrong:
             failed[family] = wrong
             context.warn(f"{family}: {wrong}")
-        merged = peers.merge_documents(documents, failed, options)
+        merged = peers.merge_documents(documents, failed, words, load)
         file.write_text(json.dumps(merged, indent=1) + "\n", "utf-8")
     rows = [row for family, document in documents.items() for row in peers.table_rows(document, family)]
     context.say("")
