@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from hotloop.engine import optim, precision, split
 from hotloop.engine.device import REPLICA
+from hotloop.engine.keys import stream
 from hotloop.engine.loss_scale import StaticScale, scale_loss, unscale
 from hotloop.families.kernels.catalogue import build
 from hotloop.families.kernels.config import LayerOptions
@@ -136,14 +137,20 @@ def begin(job: Job, key: Array, x: Any) -> State:
 
 
 def train_on_pool(job: Job) -> Step:
-    """(state, pool of batches, key) -> the state after one update, on the batch of its count."""
-    kernel, one = job.kernel, update(job)
+    """(state, pool of batches, key) -> the state after one update, on the batch of its count.
 
-    def step(state: State, pool: Batch, key: Array) -> tuple[State, dict[str, Array]]:
-        # XLA:CPU works an index out again for every element of a loop that the batch is fused into. A count of our own
-        # is one load; the loop's `first + step` made training a dense layer of one row 1.2 times as slow.
-        state, metrics = one(state, kernel.rows_first(pick(pool, state["count"])), key)
-        return {**state, "count": state["count"] + 1}, metrics
+    Batch and rounding follow a count in the state, not the loop's own number and key. XLA:CPU works an index out again
+    for every element of a loop that the batch is fused into: a count is one load, the loop's `first + step` made
+    training a dense layer of one row 1.2 times as slow. And a key from the count is one kernel less on a GPU.
+    """
+    kernel, one = job.kernel, update(job)
+    rounding = stream(jax.random.key(job.config.seed), "rounding", 0)
+
+    def step(state: State, pool: Batch, _: Array) -> tuple[State, dict[str, Array]]:
+        count = state["count"]
+        batch = kernel.rows_first(pick(pool, count))
+        state, metrics = one(state, batch, jax.random.fold_in(rounding, count))
+        return {**state, "count": count + 1}, metrics
 
     return step
 
