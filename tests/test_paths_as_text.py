@@ -18,7 +18,8 @@ from hotloop.engine import measure as reports
 from hotloop.engine import png, run
 from hotloop.engine import records as run_records
 from hotloop.engine.checkpoint import Checkpoints
-from hotloop.engine.run import Run, read_events
+from hotloop.engine.records import read_events
+from hotloop.engine.run import Run
 from hotloop.errors import HotloopError, OptionError
 from hotloop.families.cnn import prediction, torch_weights
 from hotloop.families.cnn import validation as cnn_saved

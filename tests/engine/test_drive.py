@@ -20,7 +20,8 @@ from hotloop.engine.feed import Resident, Streamed
 from hotloop.engine.host_events import LogWindow
 from hotloop.engine.loop import Program, copy_state
 from hotloop.engine.plan import Plan
-from hotloop.engine.run import Run, read_events
+from hotloop.engine.records import read_events
+from hotloop.engine.run import Run
 
 BATCH = 8
 

@@ -19,7 +19,8 @@ from hotloop.engine.drive import drive, newest
 from hotloop.engine.feed import Resident, Streamed
 from hotloop.engine.loop import Program, copy_state
 from hotloop.engine.plan import Plan
-from hotloop.engine.run import Run, read_events
+from hotloop.engine.records import read_events
+from hotloop.engine.run import Run
 from hotloop.errors import CheckpointError
 
 pytestmark = pytest.mark.usefixtures("signals_heard")

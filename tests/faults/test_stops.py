@@ -22,7 +22,8 @@ from hotloop.engine.feed import Resident
 from hotloop.engine.interrupt import StopRequest
 from hotloop.engine.loop import Program, copy_state
 from hotloop.engine.plan import Plan
-from hotloop.engine.run import Run, current_records, read_events
+from hotloop.engine.records import current_records, read_events
+from hotloop.engine.run import Run
 from undisturbed import assert_same_run, records
 
 PLAN = Plan.for_updates(30, log_every=4, validate_every=10, checkpoint_every=10)

@@ -22,7 +22,6 @@ from hotloop import rehearsal
 from hotloop.engine.interrupt import Interrupted, Stopped, hold_stops
 from hotloop.engine.records import (
     compose_record,
-    current_records,
     drop_torn_line,
     read_events,
     read_json,
@@ -33,8 +32,6 @@ from hotloop.engine.records import (
 from hotloop.engine.sinks import Sink, SinkGroup
 from hotloop.errors import RunError
 from hotloop.options import to_jsonable
-
-__all__ = ["Run", "current_records", "default_path", "read_events"]
 
 LOCK, RECORDS = ".lock", "events.jsonl"
 WRITTEN_WHOLE = ("environment.json", "config.json")

@@ -20,7 +20,7 @@ from hotloop.engine import drive
 from hotloop.engine.feed import Resident, Streamed
 from hotloop.engine.interrupt import Interrupted, StopRequest
 from hotloop.engine.loop import Program
-from hotloop.engine.run import read_events
+from hotloop.engine.records import read_events
 from hotloop.errors import RunError
 from undisturbed import assert_same_run
 
