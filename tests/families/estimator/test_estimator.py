@@ -177,9 +177,10 @@ def batches() -> Any:
 
 
 def test_an_iterable_ends_the_training_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    whole = small(tmp_path / "whole").train(batches)
+    one_program = {"iterations_per_call": 1}  # streamed calls of other lengths are compiled anew
+    whole = small(tmp_path / "whole", **one_program).train(batches)
     assert whole.latest_checkpoint() == 12
-    parts = small(tmp_path / "parts").train(batches, steps=7).train(batches)
+    parts = small(tmp_path / "parts", **one_program).train(batches, steps=7).train(batches)
     assert parts.latest_checkpoint() == 12
     assert same(weights(parts), weights(whole))
     assert parts.train(batches).latest_checkpoint() == 24  # the next pass

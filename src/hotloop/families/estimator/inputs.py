@@ -51,7 +51,7 @@ def read_input(input_fn: Any, run: RunConfig, **known: Any) -> Source:
     if isinstance(value, Arrays):
         return _from_arrays(value, run)
     if hasattr(value, "arguments") and hasattr(value, "longest_call"):
-        return FromFeed(value)
+        return FromFeed(value, value.batch_size, value.samples)
     if _is_arrays(value):
         batch = name_batch(value)
         return _from_arrays(Arrays(batch["features"], batch.get("labels")), run)

@@ -52,7 +52,19 @@ class FromArrays:
         batch: NamedBatch = jax.tree.map(
             lambda leaf: _struct((self.batch_size, *leaf.shape[1:]), leaf.dtype), self.data
         )
-        return batch if self.transform is None else _trace_transform(self.transform, batch)
+        if self.transform is None:
+            return batch
+        try:
+            found = jax.eval_shape(self.transform, batch, jax.eval_shape(lambda: jax.random.key(0)))
+        except Exception as error:  # whatever a user's function throws
+            reason = str(error).strip().split("\n")[0]
+            raise DataError(f"Arrays: transform failed: {type(error).__name__} {reason}") from error
+        if not isinstance(found, Mapping) or "features" not in found:
+            raise DataError(
+                f"Arrays: transform gives a {type(found).__name__}: it must give a batch "
+                "{'features': ..., 'labels': ...}"
+            )
+        return dict(found)
 
     @property
     def signature(self) -> Any:
@@ -146,18 +158,10 @@ class FromFeed:
     """A feed of the engine, used as it is."""
 
     ready: Any
+    batch_size: int
+    samples: int | None
     classes: Classes | None = None
     length: None = None
-
-    @property
-    def batch_size(self) -> int:
-        size: int = self.ready.batch_size
-        return size
-
-    @property
-    def samples(self) -> int | None:
-        known: int | None = self.ready.samples
-        return known
 
     @property
     def example(self) -> NamedBatch:
@@ -215,21 +219,6 @@ Source = FromArrays | FromBatches | FromFeed
 * `check_labels(classes)`: refuses labels that the model has no class for, and returns the source to go on with;
 * `batches()`: every sample once, in order; the last batch may be smaller.
 """
-
-
-def _trace_transform(transform: Any, batch: NamedBatch) -> NamedBatch:
-    """The form of what a transform makes of a batch."""
-    try:
-        found = jax.eval_shape(transform, batch, jax.eval_shape(lambda: jax.random.key(0)))
-    except Exception as error:  # whatever a user's function throws
-        reason = str(error).strip().split("\n")[0]
-        raise DataError(f"Arrays: transform failed: {type(error).__name__} {reason}") from error
-    if not isinstance(found, Mapping) or "features" not in found:
-        raise DataError(
-            f"Arrays: transform gives a {type(found).__name__}: it must give a batch "
-            "{'features': ..., 'labels': ...}"
-        )
-    return dict(found)
 
 
 def check_batch(classes: Classes | None, feed: Feed, update: int) -> None:
