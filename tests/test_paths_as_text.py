@@ -15,8 +15,8 @@ from hotloop.data import build_records, content, image_formats, image_stores, ra
 from hotloop.data import image_stores as folders
 from hotloop.data.example import write_example
 from hotloop.engine import measure as reports
-from hotloop.engine import png, run
 from hotloop.engine import records as run_records
+from hotloop.engine import run
 from hotloop.engine.checkpoint import Checkpoints
 from hotloop.engine.records import read_events
 from hotloop.engine.run import Run
@@ -26,6 +26,7 @@ from hotloop.families.cnn import validation as cnn_saved
 from hotloop.families.recommender import netflix
 from hotloop.families.recommender import saved_run as recommender_saved
 from hotloop.families.vcd import saved as vcd_saved
+from hotloop.families.vcd.samples import write_png
 from hotloop.options import options_of
 from pictures import encoded, image_folder
 
@@ -145,7 +146,7 @@ def test_an_error_about_a_path_is_the_same_for_text(name, tmp_path):
 def test_writers_take_text(tmp_path):
     run_records.write_json(str(tmp_path / "a.json"), {"a": 1})
     run_records.append_line(str(tmp_path / "a.jsonl"), {"a": 1})
-    png.write(str(tmp_path / "a.png"), np.zeros((2, 2), np.uint8))
+    write_png(str(tmp_path / "a.png"), np.zeros((2, 2), np.uint8))
     compare.save_baselines(str(tmp_path / "b.json"), compare.BaselineFile())
     result_files.write_junit(str(tmp_path / "junit.xml"), [])
     Page("title").write(str(tmp_path / "page.html"))

@@ -167,9 +167,9 @@ def encode_png(pixels: NDArray[np.uint8]) -> bytes:
     return content
 
 
-def write_png(path: Path, pixels: NDArray[np.uint8]) -> None:
+def write_png(path: str | Path, pixels: NDArray[np.uint8]) -> None:
     """Write the picture whole or not at all, making the folder if need be."""
-    content = encode_png(pixels)
+    path, content = Path(path), encode_png(pixels)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as part:
