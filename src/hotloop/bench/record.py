@@ -27,6 +27,10 @@ MOST_VALUES = 1000
 LAST_MOMENT = 253402300800.0  # the year 10000, in which calendars of Python end
 FULL = "the disk is full, free some of it"
 Record = dict[str, Any]
+NEEDED = ("benchmark", "variant", "status")
+WHOLE = (*NEEDED, "repeat", "params", "env", "log", "metrics", "problems", "spec")
+"""What a record of the runner has, and no None there."""
+WHOLE_OR_NONE = ("reason", "command", "exitcode", "start", "end", "seconds")
 
 
 class Results:
@@ -43,22 +47,17 @@ class Results:
         except OSError as error:
             os.close(self._file)
             raise RunError(f"{log}: another runner is at work here; wait for it, or take another") from error
+        *lines, last = self.path.read_bytes().split(b"\n")
         try:
-            self.records = self._load()
+            self.records = [self._parse(line, number) for number, line in enumerate(lines, 1)]
+            with suppress(ValueError):  # cut off, the last is no JSON; whole, it may be somebody else's file
+                parse_json(last)
+                self._parse(last, len(lines) + 1)
         except DataError:
             self.close()
             raise
-
-    def _load(self) -> list[Record]:
-        """The records so far; a last line that a killed runner left unfinished is cut off."""
-        *lines, last = self.path.read_bytes().split(b"\n")
-        found = [self._parse(line, number) for number, line in enumerate(lines, 1)]
-        if last:
-            with suppress(ValueError):  # cut off, it is no JSON; whole, it may be somebody else's file
-                parse_json(last)
-                self._parse(last, len(lines) + 1)
+        if last:  # a killed runner left it unfinished
             os.ftruncate(self._file, sum(len(line) + 1 for line in lines))
-        return found
 
     def _parse(self, line: bytes, number: int) -> Record:
         try:
@@ -117,9 +116,6 @@ def add_provenance(log: Path, provenance: Mapping[str, Any]) -> str:
     if name not in known:
         write_json(path, {**known, name: provenance})
     return name
-
-
-RECORDS, PROVENANCE = "results.jsonl", "provenance.json"
 
 
 def parse_record(line: str | bytes, whole: bool = False) -> Record:
@@ -208,7 +204,3 @@ SHAPES: Mapping[str, Callable[[Any], bool]] = {
     "paces": lambda value: isinstance(value, list) and all(map(is_number, value)),
     "turns": _maps_to(_is_text),
 }
-NEEDED = ("benchmark", "variant", "status")
-WHOLE = (*NEEDED, "repeat", "params", "env", "log", "metrics", "problems", "spec")
-"""What a record of the runner has, and no None there."""
-WHOLE_OR_NONE = ("reason", "command", "exitcode", "start", "end", "seconds")

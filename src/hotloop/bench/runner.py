@@ -23,12 +23,8 @@ from hotloop.errors import OptionError, RunError
 from hotloop.rehearsal import check_can_make
 
 SHOWN_LINES = 12
-NOTHING: dict[str, Any] = {
-    **dict.fromkeys(
-        ("status", "reason", "command", "hotloop_command", "exitcode", "start", "end", "seconds")
-    ),
-    **{name: {} for name in ("metrics", "problems", "monitor", "log")},
-}
+EMPTY = ("status", "reason", "command", "hotloop_command", "exitcode", "start", "end", "seconds")
+NOTHING: dict[str, Any] = {**dict.fromkeys(EMPTY), "metrics": {}, "problems": {}, "monitor": {}, "log": {}}
 """What a record has of a run that has not begun."""
 
 
