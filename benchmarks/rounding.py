@@ -13,20 +13,20 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from hotloop.engine import rounding
+from hotloop.engine import precision
 
 
 def threefry(x: Array, dtype: jnp.dtype, key: Array) -> Array:
     pattern = jax.lax.bitcast_convert_type(x, jnp.uint32)
     bits = jax.random.bits(key, x.shape, jnp.uint32)
-    magnitude = rounding.ROUND_MAGNITUDE[jnp.dtype(dtype)](pattern & ~rounding.SIGN, bits)
-    signed = magnitude | ((pattern & rounding.SIGN) >> 16)
+    magnitude = precision.ROUND_MAGNITUDE[jnp.dtype(dtype)](pattern & ~precision.SIGN, bits)
+    signed = magnitude | ((pattern & precision.SIGN) >> 16)
     return jax.lax.bitcast_convert_type(signed.astype(jnp.uint16), dtype)
 
 
 WAYS = {
     "cast": lambda x, dtype, key: (x * key[0].astype(jnp.float32)).astype(dtype),
-    "hash": lambda x, dtype, key: rounding.stochastic_round(x * key[0].astype(jnp.float32), dtype, key),
+    "hash": lambda x, dtype, key: precision.stochastic_round(x * key[0].astype(jnp.float32), dtype, key),
     "threefry": lambda x, dtype, key: threefry(x * key[0].astype(jnp.float32), dtype, key),
 }
 

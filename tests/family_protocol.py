@@ -12,9 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from hotloop.engine.batch_sources import common_length
 from hotloop.engine.evaluate import evaluate as evaluate_all
-from hotloop.engine.feed import Resident
+from hotloop.engine.feed import Resident, common_length
 from hotloop.engine.loop import Program, copy_state
 
 

@@ -13,9 +13,9 @@ from hotloop.version import VERSION
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from hotloop import layers as layers
+    from hotloop.engine.batch_sources import Streamed as Streamed
     from hotloop.engine.evaluate import Evaluation as Evaluation
     from hotloop.engine.feed import Resident as Resident
-    from hotloop.engine.feed import Streamed as Streamed
     from hotloop.engine.loop import Program as Program
     from hotloop.engine.plan import Plan as Plan
     from hotloop.engine.training import train as train
@@ -44,7 +44,7 @@ _HOMES = {
     "Program": "hotloop.engine.loop",
     "Resident": "hotloop.engine.feed",
     "RunConfig": "hotloop.families.estimator.config",
-    "Streamed": "hotloop.engine.feed",
+    "Streamed": "hotloop.engine.batch_sources",
     "TrainSpec": "hotloop.families.estimator.config",
     "hmc": "hotloop.mcmc.hmc",
     "layers": "hotloop.layers",

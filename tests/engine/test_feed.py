@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from hotloop.engine.batch_sources import ShuffledBatches
-from hotloop.engine.feed import Resident, Streamed
+from hotloop.engine.batch_sources import ShuffledBatches, Streamed
+from hotloop.engine.feed import Resident
 from hotloop.engine.order import Order
 from hotloop.errors import CheckpointError, DataError
 

@@ -12,7 +12,8 @@ import toy_family as toy
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from family_protocol import check_family, same_tree
-from hotloop.engine.feed import Resident, Streamed
+from hotloop.engine.batch_sources import Streamed
+from hotloop.engine.feed import Resident
 from hotloop.engine.keys import seed_key
 from hotloop.engine.loop import Program, copy_state
 from hotloop.errors import HotloopError

@@ -7,16 +7,18 @@ import optax
 import pytest
 from jax import lax
 
-from hotloop.engine.loss_scale import (
+from hotloop.engine.precision import (
     AutoScale,
+    Policy,
     ScaleState,
     StaticScale,
     all_finite,
     choose,
+    optimise,
+    parse,
     scale_loss,
     unscale,
 )
-from hotloop.engine.precision import Policy, optimise, parse
 from hotloop.errors import OptionError
 
 KEY = jax.random.key(3)

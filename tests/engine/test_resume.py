@@ -14,9 +14,10 @@ import pytest
 import toy_family as toy
 
 from family_protocol import same_tree
+from hotloop.engine.batch_sources import Streamed
 from hotloop.engine.checkpoint import Checkpoints
 from hotloop.engine.drive import drive, newest
-from hotloop.engine.feed import Resident, Streamed
+from hotloop.engine.feed import Resident
 from hotloop.engine.loop import Program, copy_state
 from hotloop.engine.plan import Plan
 from hotloop.engine.records import read_events

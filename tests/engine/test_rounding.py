@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
-from hotloop.engine.rounding import random_bits, stochastic_round
+from hotloop.engine.precision import random_bits, stochastic_round
 
 HALVES = {"bfloat16": np.dtype(ml_dtypes.bfloat16), "float16": np.dtype(np.float16)}
 PATTERNS = np.arange(2**16, dtype=np.uint16)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hotloop.engine.optim import learning_rate
 from hotloop.engine.optim_keys import check_loss_scaling
-from hotloop.engine.schedules import learning_rate
 from hotloop.errors import OptionError
 
 COSINE = {"initial_learning_rate": 0.0001220703125, "epochs_to_total_decay": 100}

@@ -1,7 +1,7 @@
-"""Batches on the host: from random access, in the shuffled order, or from iterables, in their own; prepared ahead.
+"""Batches that stream to the device: from random access, in the shuffled order, or from iterables, in their own.
 
-Also the checks that a data set and every batch of it are what they should be, with errors that name the array. It knows
-no devices.
+`Streamed` prepares the next call's batches on a thread while the device works; for the same data, batch size and seed
+they are those of a `Resident`.
 """
 
 import sys
@@ -13,7 +13,20 @@ from typing import Any, Generic, TypeVar
 
 import jax
 import numpy as np
+from jax import Array
+from jax.sharding import NamedSharding
 
+from hotloop.engine.feed import (
+    Batch,
+    SourceFeed,
+    Transform,
+    check_alike,
+    check_fits_device,
+    common_length,
+    describe_batch,
+    describe_forms,
+    placement_like,
+)
 from hotloop.engine.order import Order, Remainder, check_same
 from hotloop.errors import DataError
 
@@ -200,78 +213,6 @@ def find_iterator(iterator: Iterator[Any]) -> PushbackIterator:
     return _known.setdefault(id(iterator), PushbackIterator(iterator))
 
 
-def common_length(data: Any) -> int:
-    """The length of the first axis that all arrays of a data set share."""
-    lengths = {}
-    for path, leaf in jax.tree.leaves_with_path(data):
-        try:
-            lengths[path_name(path)] = len(leaf)
-        except TypeError:
-            raise DataError(
-                f"{path_name(path)} of a data set is a single value: its first axis should be the samples"
-            ) from None
-    if not lengths:
-        raise DataError("the data set holds no arrays")
-    if len(set(lengths.values())) > 1:
-        found = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise DataError(f"the arrays of a data set must have one length, but they have: {found}")
-    return next(iter(lengths.values()))
-
-
-def describe_batch(batch: Any, batch_size: int) -> Any:
-    """Shape and type of each array of a batch; DataError where its first axis is not the batch."""
-    described = jax.tree.map(_describe_leaf, batch)
-    for path, leaf in jax.tree.leaves_with_path(described):
-        if leaf.shape[:1] != (batch_size,):
-            raise DataError(
-                f"{path_name(path)} of a batch has shape {leaf.shape}: its first axis should be {batch_size}"
-            )
-    return described
-
-
-def check_fits_device(data: Any) -> None:
-    """Refuse integers of 64 bits that a device would silently cut to 32."""
-    for path, leaf in jax.tree.leaves_with_path(data):
-        if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "iu" or not leaf.size:
-            continue
-        there = jax.dtypes.canonicalize_dtype(leaf.dtype)
-        if there == leaf.dtype:
-            continue
-        kept = np.iinfo(there)
-        for value in (leaf.min(), leaf.max()):
-            if not kept.min <= value <= kept.max:
-                raise DataError(
-                    f"{path_name(path)}: {value} does not fit the device's {there}; give smaller numbers"
-                )
-
-
-def check_alike(batch: Any, wanted: Any, number: int, *, or_fewer: bool = False) -> None:
-    """Refuse a batch whose arrays are not of `wanted`'s shapes and types; with `or_fewer`, fewer samples will do."""
-    here, expected = str(jax.tree.structure(batch)), str(jax.tree.structure(wanted))
-    if here != expected:
-        raise DataError(f"batch {number} is made of {here}, the first one of {expected}")
-    for (path, leaf), array in zip(jax.tree.leaves_with_path(wanted), jax.tree.leaves(batch), strict=True):
-        got, length = _describe_leaf(array), leaf.shape[:1]
-        fits = (0,) < got.shape[:1] <= length if or_fewer else got.shape[:1] == length
-        if not fits or got.shape[1:] != leaf.shape[1:] or got.dtype != leaf.dtype:
-            raise DataError(
-                f"batch {number}: {path_name(path)} is {got.dtype}{list(got.shape)}, "
-                f"the first batch had {leaf.dtype}{list(leaf.shape)}"
-            )
-
-
-def _describe_leaf(leaf: Any) -> jax.ShapeDtypeStruct:
-    array = leaf if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else np.asarray(leaf)
-    if array.dtype.kind in "OSUMm":
-        raise DataError(f"a batch holds {array.dtype} values: only numbers can go to the device")
-    return jax.ShapeDtypeStruct(array.shape, array.dtype)  # type: ignore[no-untyped-call]
-
-
-def path_name(path: Any) -> str:
-    """A leaf's place in a pytree, for people: `image`, `params/0/w`."""
-    return jax.tree_util.keystr(path, simple=True, separator="/") or "data"
-
-
 class Prefetch(Generic[Made]):
     """Calls `make(first, count)` on one thread, one call ahead of who takes the results: never more than one piece is
     in the making and one in use."""
@@ -303,3 +244,113 @@ class Prefetch(Generic[Made]):
         """Drop what is prepared and end the thread."""
         self._next = None
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+class Streamed(SourceFeed):
+    """Batches from the host, stacked for a whole call and sent to the device by a thread that is one call
+    ahead.
+
+    `source` is a pytree of arrays or of anything that takes `source[indices]` (a memory map, an archive), a
+    function of indices that returns a batch (then say how many `samples` there are), a ready `ShuffledBatches` or
+    `IterableBatches` with an order of its own, or an iterator of batches, which is taken as it comes: resuming draws
+    and drops what came before. For the last two seed and remainder play no part in the order. No call gets more than
+    `buffer_bytes` of batches; two such buffers exist at a time.
+
+    >>> import jax, numpy as np
+    >>> from hotloop import Program, Streamed
+    >>> def read(indices):  # from files, say
+    ...     return {"x": indices.astype(np.float32)}
+    >>> def update(total, batch, key):
+    ...     return total + batch["x"].sum(), {"loss": batch["x"].mean()}
+    >>> with Streamed(read, batch_size=4, samples=12) as feed:
+    ...     total, _ = Program(update, feed, 3, jax.random.key(0))(jax.numpy.zeros(()), first=0, count=3)
+    >>> float(total)
+    66.0
+    """
+
+    any_count = False
+
+    def __init__(
+        self,
+        source: Any | Fetch | ShuffledBatches | IterableBatches | Iterator[Batch],
+        batch_size: int,
+        *,
+        seed: int = 0,
+        remainder: Remainder = "carry",
+        samples: int | None = None,
+        transform: Transform | None = None,
+        sharding: NamedSharding | None = None,
+        buffer_bytes: int = 256 * 2**20,
+    ):
+        if isinstance(source, ShuffledBatches | IterableBatches):
+            self._source: ShuffledBatches | IterableBatches = source
+        elif isinstance(source, Iterator):
+            self._source = IteratorBatches(source, batch_size)
+        else:
+            self._source = ShuffledBatches.of(source, batch_size, samples, seed, remainder)
+        super().__init__(self._source, batch_size, seed, transform, sharding)
+        self._form = describe_batch(self._source.example(), batch_size)
+        self._buffer_bytes = buffer_bytes
+        self._placement = placement_like(sharding, (None, *sharding.spec) if sharding else ())
+        self._ahead = Prefetch(self._stack)
+        self.sent = 0
+        """The number of the update after the last one whose batch was handed out."""
+        self.look: Callable[[Batch, int], None] | None = None
+        """Sees each batch, and the number of its update, before it is sent; it may refuse one."""
+
+    @property
+    def longest_call(self) -> int:
+        """As many updates as the buffer holds, and at least one."""
+        size: int = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self._form))
+        return max(1, self._buffer_bytes // max(1, size))
+
+    def arguments(self, first: int, count: int, following: int = 0) -> Any:
+        """The batches of a call, stacked on the device; those of the `following` updates are begun."""
+        batches = self._ahead.take(first, count, following)
+        self.sent = first + count
+        return {"batches": batches, "finish": self.finish_arguments(first)}
+
+    def like(self, count: int) -> Any:
+        """Nothing is read for it."""
+
+        def stacked(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+            return jax.ShapeDtypeStruct((count, *leaf.shape), dtype, sharding=self._placement)  # type: ignore[no-untyped-call]
+
+        return {"batches": jax.tree.map(stacked, self._form), "finish": self.finish_arguments(0)}
+
+    def batch(self, arguments: Any, step: Array) -> Batch:
+        batch = jax.tree.map(
+            lambda leaf: jax.lax.dynamic_index_in_dim(leaf, step, keepdims=False), arguments["batches"]
+        )
+        return self.finish(batch, arguments["finish"], step)
+
+    @property
+    def signature(self) -> Any:
+        """As that of `Resident`."""
+        return describe_forms(self._form), self.longest_call, self._transform, self._sharding
+
+    def keeps(self, name: str) -> bool:
+        """Does the update see the array `name` of a batch as it comes?"""
+        return self.sees_unchanged(self._form, name)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._ahead.close()
+
+    def __enter__(self) -> "Streamed":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _stack(self, first: int, count: int) -> Batch:
+        buffers = jax.tree.map(lambda leaf: np.empty((count, *leaf.shape), leaf.dtype), self._form)
+        for step, batch in enumerate(self._source.batches(first, count)):
+            check_alike(batch, self._form, first + step)
+            check_fits_device(batch)
+            for array, buffer in zip(jax.tree.leaves(batch), jax.tree.leaves(buffers), strict=True):
+                buffer[step] = array
+            if self.look is not None:
+                self.look(batch, first + step)
+        return jax.device_put(buffers, self._placement)

@@ -19,8 +19,15 @@ import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding
 
-from hotloop.engine.batch_sources import common_length
-from hotloop.engine.feed import Batch, Gather, check_split, gather_rows, placement_like, spread_batch
+from hotloop.engine.feed import (
+    Batch,
+    Gather,
+    check_split,
+    common_length,
+    gather_rows,
+    placement_like,
+    spread_batch,
+)
 from hotloop.engine.progress import compiling
 from hotloop.errors import DataError, HotloopError
 from hotloop.rehearsal import begin_work

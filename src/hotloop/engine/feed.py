@@ -1,10 +1,10 @@
-"""Where a compiled call gets its batches from: data that lives on the device, or data that streams to it.
+"""Where a compiled call gets its batches from: what every feed offers, and data that lives on the device.
 
-`Resident` gathers batches inside the loop; `Streamed` prepares the next call's on a thread while the device works. For
-the same data, batch size and seed both give the same batches. A batch is whatever pytree the data set is made of.
+Also the checks that a data set and every batch of it are what they should be, with errors that name the array. A batch
+is whatever pytree the data set is made of. What streams to the device is in batch_sources.py.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -14,17 +14,6 @@ import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
-from hotloop.engine.batch_sources import (
-    Fetch,
-    IterableBatches,
-    IteratorBatches,
-    Prefetch,
-    ShuffledBatches,
-    check_alike,
-    check_fits_device,
-    common_length,
-    describe_batch,
-)
 from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.order import Order, Remainder
 from hotloop.errors import DataError
@@ -60,12 +49,12 @@ class Feed(Protocol):
         """Raise CheckpointError when this feed would not go on where the saved one stopped."""
 
 
-class _SourceFeed:
+class SourceFeed:
     """Batches of a source that are spread over the replicas, then transformed by a key of the seed and the update."""
 
     def __init__(
         self,
-        source: Order | ShuffledBatches | IterableBatches,
+        source: Any,
         batch_size: int,
         seed: int,
         transform: Transform | None,
@@ -77,17 +66,17 @@ class _SourceFeed:
         if sharding is not None:
             check_split(sharding, batch_size)
 
-    def _finish_arguments(self, first: int) -> dict[str, Any]:
+    def finish_arguments(self, first: int) -> dict[str, Any]:
         return {"key": self._key, "first": np.uint32(first)}
 
-    def _finish(self, batch: Batch, arguments: Mapping[str, Any], step: Array) -> Batch:
+    def finish(self, batch: Batch, arguments: Mapping[str, Any], step: Array) -> Batch:
         batch = spread_batch(batch, self._sharding)
         if self._transform is None:
             return batch
         update = jnp.asarray(arguments["first"], jnp.uint32) + step
         return self._transform(batch, stream(arguments["key"], "transform", update))
 
-    def _passes_through(self, batch: Batch, name: str) -> bool:
+    def sees_unchanged(self, batch: Batch, name: str) -> bool:
         """Does the update see the array `name` of a batch as it comes?"""
         if not isinstance(batch, Mapping) or name not in batch:
             return False
@@ -99,7 +88,7 @@ def gather_rows(data: Any, indices: Array) -> Batch:
     return jax.tree.map(lambda leaf: leaf.at[indices].get(mode="promise_in_bounds"), data)
 
 
-class Resident(_SourceFeed):
+class Resident(SourceFeed):
     """A data set kept on the device, in its own types; batches are gathered inside the compiled loop.
 
     `data` is a pytree of arrays with a common first axis. For anything else (ragged rows, say) give the
@@ -144,139 +133,29 @@ class Resident(_SourceFeed):
 
     def arguments(self, first: int, count: int, following: int = 0) -> Any:
         """The data set itself and where in its stream the call begins."""
-        return {"data": self._data, "start": self.order.start(first), "finish": self._finish_arguments(first)}
+        return {"data": self._data, "start": self.order.start(first), "finish": self.finish_arguments(first)}
 
     def like(self, count: int) -> Any:
         return self.arguments(0, count)
 
     def batch(self, arguments: Any, step: Array) -> Batch:
         indices = self.order.indices(arguments["start"], step)
-        return self._finish(self._gather(arguments["data"], indices), arguments["finish"], step)
+        return self.finish(self._gather(arguments["data"], indices), arguments["finish"], step)
 
     @property
     def signature(self) -> Any:
         """What a compiled call depends on besides its arguments: feeds for which it is equal share a program."""
         order = replace(self.order, seed=0)
-        return _forms(self._data), order, self._gather, self._transform, self._sharding
+        return describe_forms(self._data), order, self._gather, self._transform, self._sharding
 
     def kept(self, name: str) -> Array | None:
         """The whole array of a name, where batches hold rows of it as they are; None elsewhere."""
-        as_it_is = self._gather is gather_rows and self._passes_through(self._data, name)
+        as_it_is = self._gather is gather_rows and self.sees_unchanged(self._data, name)
         return self._data[name] if as_it_is else None
 
 
-def _forms(data: Any) -> str:
+def describe_forms(data: Any) -> str:
     return str(jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), data))
-
-
-class Streamed(_SourceFeed):
-    """Batches from the host, stacked for a whole call and sent to the device by a thread that is one call
-    ahead.
-
-    `source` is a pytree of arrays or of anything that takes `source[indices]` (a memory map, an archive), a
-    function of indices that returns a batch (then say how many `samples` there are), a ready `ShuffledBatches` or
-    `IterableBatches` with an order of its own, or an iterator of batches, which is taken as it comes: resuming draws
-    and drops what came before. For the last two seed and remainder play no part in the order. No call gets more than
-    `buffer_bytes` of batches; two such buffers exist at a time.
-
-    >>> import jax, numpy as np
-    >>> from hotloop import Program, Streamed
-    >>> def read(indices):  # from files, say
-    ...     return {"x": indices.astype(np.float32)}
-    >>> def update(total, batch, key):
-    ...     return total + batch["x"].sum(), {"loss": batch["x"].mean()}
-    >>> with Streamed(read, batch_size=4, samples=12) as feed:
-    ...     total, _ = Program(update, feed, 3, jax.random.key(0))(jax.numpy.zeros(()), first=0, count=3)
-    >>> float(total)
-    66.0
-    """
-
-    any_count = False
-
-    def __init__(
-        self,
-        source: Any | Fetch | ShuffledBatches | IterableBatches | Iterator[Batch],
-        batch_size: int,
-        *,
-        seed: int = 0,
-        remainder: Remainder = "carry",
-        samples: int | None = None,
-        transform: Transform | None = None,
-        sharding: NamedSharding | None = None,
-        buffer_bytes: int = 256 * 2**20,
-    ):
-        if isinstance(source, ShuffledBatches | IterableBatches):
-            self._source: ShuffledBatches | IterableBatches = source
-        elif isinstance(source, Iterator):
-            self._source = IteratorBatches(source, batch_size)
-        else:
-            self._source = ShuffledBatches.of(source, batch_size, samples, seed, remainder)
-        super().__init__(self._source, batch_size, seed, transform, sharding)
-        self._form = describe_batch(self._source.example(), batch_size)
-        self._buffer_bytes = buffer_bytes
-        self._placement = placement_like(sharding, (None, *sharding.spec) if sharding else ())
-        self._ahead = Prefetch(self._stack)
-        self.sent = 0
-        """The number of the update after the last one whose batch was handed out."""
-        self.look: Callable[[Batch, int], None] | None = None
-        """Sees each batch, and the number of its update, before it is sent; it may refuse one."""
-
-    @property
-    def longest_call(self) -> int:
-        """As many updates as the buffer holds, and at least one."""
-        size: int = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self._form))
-        return max(1, self._buffer_bytes // max(1, size))
-
-    def arguments(self, first: int, count: int, following: int = 0) -> Any:
-        """The batches of a call, stacked on the device; those of the `following` updates are begun."""
-        batches = self._ahead.take(first, count, following)
-        self.sent = first + count
-        return {"batches": batches, "finish": self._finish_arguments(first)}
-
-    def like(self, count: int) -> Any:
-        """Nothing is read for it."""
-
-        def stacked(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
-            return jax.ShapeDtypeStruct((count, *leaf.shape), dtype, sharding=self._placement)  # type: ignore[no-untyped-call]
-
-        return {"batches": jax.tree.map(stacked, self._form), "finish": self._finish_arguments(0)}
-
-    def batch(self, arguments: Any, step: Array) -> Batch:
-        batch = jax.tree.map(
-            lambda leaf: jax.lax.dynamic_index_in_dim(leaf, step, keepdims=False), arguments["batches"]
-        )
-        return self._finish(batch, arguments["finish"], step)
-
-    @property
-    def signature(self) -> Any:
-        """As that of `Resident`."""
-        return _forms(self._form), self.longest_call, self._transform, self._sharding
-
-    def keeps(self, name: str) -> bool:
-        """Does the update see the array `name` of a batch as it comes?"""
-        return self._passes_through(self._form, name)
-
-    def close(self) -> None:
-        """End the thread."""
-        self._ahead.close()
-
-    def __enter__(self) -> "Streamed":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def _stack(self, first: int, count: int) -> Batch:
-        buffers = jax.tree.map(lambda leaf: np.empty((count, *leaf.shape), leaf.dtype), self._form)
-        for step, batch in enumerate(self._source.batches(first, count)):
-            check_alike(batch, self._form, first + step)
-            check_fits_device(batch)
-            for array, buffer in zip(jax.tree.leaves(batch), jax.tree.leaves(buffers), strict=True):
-                buffer[step] = array
-            if self.look is not None:
-                self.look(batch, first + step)
-        return jax.device_put(buffers, self._placement)
 
 
 def passes_through(transform: Transform, batch: Batch, name: str) -> bool:
@@ -313,3 +192,75 @@ def check_split(sharding: NamedSharding, batch_size: int) -> None:
             f"a batch of {batch_size} cannot be split evenly over {sharding.num_devices} devices: "
             f"take a multiple of {sharding.num_devices}"
         ) from None
+
+
+def common_length(data: Any) -> int:
+    """The length of the first axis that all arrays of a data set share."""
+    lengths = {}
+    for path, leaf in jax.tree.leaves_with_path(data):
+        try:
+            lengths[path_name(path)] = len(leaf)
+        except TypeError:
+            raise DataError(
+                f"{path_name(path)} of a data set is a single value: its first axis should be the samples"
+            ) from None
+    if not lengths:
+        raise DataError("the data set holds no arrays")
+    if len(set(lengths.values())) > 1:
+        found = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise DataError(f"the arrays of a data set must have one length, but they have: {found}")
+    return next(iter(lengths.values()))
+
+
+def describe_batch(batch: Any, batch_size: int) -> Any:
+    """Shape and type of each array of a batch; DataError where its first axis is not the batch."""
+    described = jax.tree.map(_describe_leaf, batch)
+    for path, leaf in jax.tree.leaves_with_path(described):
+        if leaf.shape[:1] != (batch_size,):
+            raise DataError(
+                f"{path_name(path)} of a batch has shape {leaf.shape}: its first axis should be {batch_size}"
+            )
+    return described
+
+
+def check_fits_device(data: Any) -> None:
+    """Refuse integers of 64 bits that a device would silently cut to 32."""
+    for path, leaf in jax.tree.leaves_with_path(data):
+        if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "iu" or not leaf.size:
+            continue
+        there = jax.dtypes.canonicalize_dtype(leaf.dtype)
+        if there == leaf.dtype:
+            continue
+        kept = np.iinfo(there)
+        for value in (leaf.min(), leaf.max()):
+            if not kept.min <= value <= kept.max:
+                raise DataError(
+                    f"{path_name(path)}: {value} does not fit the device's {there}; give smaller numbers"
+                )
+
+
+def check_alike(batch: Any, wanted: Any, number: int, *, or_fewer: bool = False) -> None:
+    """Refuse a batch whose arrays are not of `wanted`'s shapes and types; with `or_fewer`, fewer samples will do."""
+    here, expected = str(jax.tree.structure(batch)), str(jax.tree.structure(wanted))
+    if here != expected:
+        raise DataError(f"batch {number} is made of {here}, the first one of {expected}")
+    for (path, leaf), array in zip(jax.tree.leaves_with_path(wanted), jax.tree.leaves(batch), strict=True):
+        got, length = _describe_leaf(array), leaf.shape[:1]
+        fits = (0,) < got.shape[:1] <= length if or_fewer else got.shape[:1] == length
+        if not fits or got.shape[1:] != leaf.shape[1:] or got.dtype != leaf.dtype:
+            raise DataError(
+                f"batch {number}: {path_name(path)} is {got.dtype}{list(got.shape)}, "
+                f"the first batch had {leaf.dtype}{list(leaf.shape)}"
+            )
+
+
+def _describe_leaf(leaf: Any) -> jax.ShapeDtypeStruct:
+    array = leaf if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else np.asarray(leaf)
+    if array.dtype.kind in "OSUMm":
+        raise DataError(f"a batch holds {array.dtype} values: only numbers can go to the device")
+    return jax.ShapeDtypeStruct(array.shape, array.dtype)  # type: ignore[no-untyped-call]
+
+
+def path_name(path: Any) -> str:
+    """A leaf's place in a pytree, for people: `image`, `params/0/w`."""
+    return jax.tree_util.keystr(path, simple=True, separator="/") or "data"

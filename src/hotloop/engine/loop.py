@@ -16,9 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from hotloop.engine.batch_sources import path_name
 from hotloop.engine.device import platform
-from hotloop.engine.feed import Batch, Feed
+from hotloop.engine.feed import Batch, Feed, path_name
 from hotloop.engine.keys import stream
 from hotloop.engine.progress import compiling
 from hotloop.errors import HotloopError

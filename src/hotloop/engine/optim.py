@@ -1,28 +1,35 @@
-"""Optimisers by name: chains of optax transformations that are handed the rate of each update.
+"""Optimisers and learning rates by name, for every family.
 
-`make` puts together: L2 in the gradient, clipping, the optimiser's own direction, the rate, Keras' momentum, and decay
+`make` is a chain of optax transformations that is handed the rate of each update (one number, or a tree of them by
+parameter group): L2 in the gradient, clipping, the optimiser's own direction, the rate, Keras' momentum, and decay
 beside all that. With O the direction and r the rate, L2 is dW = -r O(g + l2 W), decay is dW = -r (O(g) + wd W): the
 same for an optimiser without memory, different for every other. The gradient that comes in is unscaled and averaged
-over the global batch; `precision.optimise` does the arithmetic in float32. Schedules are not known here: `rate` is an
-argument of every `update`, one number or a tree of them by parameter group (`at_rate` holds one for those who have no
-place for it).
+over the global batch; `precision.optimise` does the arithmetic in float32.
+
+`learning_rate` is a pure function of the update number, so that logging it or resuming a run cannot move it. Update
+numbers are integers (float32 would lose them from 2^24 on) and a decay is computed from the updates that remain, so
+that the last rates are as exact as the first. Rates but for `stepped` are given for one sample and grow with the global
+batch.
 
 An optimiser that optax has needs no more than its line in `optim_keys.OPTIMISERS`.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
-from jax import Array
+from jax import Array, lax
 
 from hotloop.engine.optim_keys import (
     NON_NEGATIVE,
     OPTIMISERS,
     VELOCITY,
     check_optimiser,
+    check_schedule,
     own_params,
     rmsprop_decay,
 )
@@ -35,6 +42,8 @@ Transformation: TypeAlias = optax.GradientTransformationExtraArgs
 Rate = float | Array | Mapping[str, Any]
 KERAS_EPSILON = 1e-7  # what Keras takes for an epsilon of 0
 ADAMW_DECAY = 1e-4  # of `optax.adamw`, where none is given
+Schedule = Callable[[Array], Array]  # of uint32 update numbers
+MOST_UPDATES = 2**32 - 2  # update numbers are uint32, and a ramp adds one
 NORMS_AND_BIASES = frozenset({"scale", "offset", "bias"})
 
 
@@ -72,10 +81,10 @@ def make(
         links.append(("l2", optax.add_decayed_weights(l2, _decayed(exclude))))
     if clip is not None:
         links.append(("clip", optax.clip(clip)))
-    links += DIRECTIONS.get(name, _from_optax)(name, params, global_batch_size, exclude)
+    links += _direction(name, params, global_batch_size, exclude)
     links.append(("rate", scale_by_rate()))
     # Keras keeps the rate inside the momentum: a change of the rate acts on new gradients only.
-    if name in KERAS and params["momentum"]:
+    if name in ("sgd", "lars", "rmsprop") and params["momentum"]:
         links.append((VELOCITY, optax.trace(params["momentum"], params.get("nesterov", False))))
     if weight_decay:
         links.append(("decay", decay_beside(weight_decay, exclude)))
@@ -106,76 +115,46 @@ class CountedState(NamedTuple):
     inner: Any
 
 
-Links = list[tuple[str, Any]]
+def _direction(name: str, params: Params, batch: int, exclude: Exclude) -> list[tuple[str, Any]]:
+    """The links of the chain that make a direction of the gradient."""
+    match name:
+        case "sgd":
+            return []
+        case "momentum":
+            return [(VELOCITY, optax.trace(params["momentum"], params.get("nesterov", False)))]
+        case "lars":
+            epsilon = params["epsilon"] or KERAS_EPSILON
+            return [(name, scale_by_lars(params["weight_decay"], params["eeta"], epsilon, exclude))]
+        case "rmsprop":
+            rho = rmsprop_decay(params["base_decay_exponent"], batch)
+            return [(name, optax.scale_by_rms(rho, params["epsilon"] or KERAS_EPSILON, eps_in_sqrt=True))]
+        case "rmsprop_outside":
+            decay, epsilon = params["decay"], params["epsilon"]
+            if params.get("first_square"):
+                return [(name, scale_by_first_square_rms(decay, epsilon))]
+            return [(name, optax.scale_by_rms(decay, epsilon, eps_in_sqrt=False))]
+        case "adamw":
+            adam = {key: value for key, value in params.items() if key != "weight_decay"}
+            decay = params.get("weight_decay", ADAMW_DECAY)
+            beside = optax.add_decayed_weights(decay, _decayed(exclude))
+            return [(name, optax.scale_by_adam(**adam)), ("adamw_decay", beside)]
+        case "muon":
+            # A rate of -1 leaves the direction as it is: optax takes the rate for one of descent.
+            return [(name, optax.contrib.muon(
+                -1.0, weight_decay_mask=_decayed(exclude), muon_weight_dimension_numbers=_matrix_axes, **params
+            ))]  # fmt: skip
+        case _:  # a function of optax by the names of its parameters
+            return [(name, getattr(optax, OPTIMISERS[name].optax)(**params))]
 
 
-def _from_optax(name: str, params: Params, batch: int, exclude: Exclude) -> Links:
-    """Parameters are given on by name."""
-    return [(name, getattr(optax, OPTIMISERS[name].optax)(**params))]
+def _matrix_axes(weights: Any) -> Any:
+    """What is a matrix to Muon: a convolution's kernel HWIO is [H W I, O]; others go by Adam."""
 
+    def axes(leaf: Any) -> Any:
+        *inputs, output = range(leaf.ndim)
+        return optax.contrib.MuonDimensionNumbers(tuple(inputs), (output,)) if leaf.ndim > 1 else None
 
-def _sgd(name: str, params: Params, batch: int, exclude: Exclude) -> Links:
-    return []
-
-
-def _momentum(name: str, params: Params, batch: int, exclude: Exclude) -> Links:
-    return [(VELOCITY, optax.trace(params["momentum"], params.get("nesterov", False)))]
-
-
-def _lars(name: str, params: Params, batch: int, exclude: Exclude) -> Links:
-    epsilon = params["epsilon"] or KERAS_EPSILON
-    return [(name, scale_by_lars(params["weight_decay"], params["eeta"], epsilon, exclude))]
-
-
-def _rmsprop(name: str, params: Params, batch: int, exclude: Exclude) -> Links:
-    rho = rmsprop_decay(params["base_decay_exponent"], batch)
-    return [(name, optax.scale_by_rms(rho, params["epsilon"] or KERAS_EPSILON, eps_in_sqrt=True))]
-
-
-def _rmsprop_outside(name: str, params: Params, batch: int, exclude: Exclude) -> Links:
-    decay, epsilon = params["decay"], params["epsilon"]
-    if params.get("first_square"):
-        return [(name, scale_by_first_square_rms(decay, epsilon))]
-    return [(name, optax.scale_by_rms(decay, epsilon, eps_in_sqrt=False))]
-
-
-def _adamw(name: str, params: Params, batch: int, exclude: Exclude) -> Links:
-    adam = dict(params)
-    decay = adam.pop("weight_decay", ADAMW_DECAY)
-    return [
-        (name, optax.scale_by_adam(**adam)),
-        ("adamw_decay", optax.add_decayed_weights(decay, _decayed(exclude))),
-    ]
-
-
-def _muon(name: str, params: Params, batch: int, exclude: Exclude) -> Links:
-    """Matrices by Muon, a convolution's kernel HWIO as the matrix [H W I, O]; everything else by Adam."""
-
-    def matrices(weights: Any) -> Any:
-        def axes(leaf: Any) -> Any:
-            *inputs, output = range(leaf.ndim)
-            return optax.contrib.MuonDimensionNumbers(tuple(inputs), (output,)) if leaf.ndim > 1 else None
-
-        return jax.tree.map(axes, weights)
-
-    # A rate of -1 leaves the direction as it is: optax takes the rate for one of descent.
-    muon = optax.contrib.muon(
-        -1.0, weight_decay_mask=_decayed(exclude), muon_weight_dimension_numbers=matrices, **params
-    )
-    return [(name, muon)]
-
-
-KERAS = ("sgd", "lars", "rmsprop")
-DIRECTIONS: dict[str, Callable[[str, Params, int, Exclude], Links]] = {
-    "sgd": _sgd,
-    "momentum": _momentum,
-    "lars": _lars,
-    "rmsprop": _rmsprop,
-    "rmsprop_outside": _rmsprop_outside,
-    "adamw": _adamw,
-    "muon": _muon,
-}
-"""Those that are more than a function of optax by the names of its parameters."""
+    return jax.tree.map(axes, weights)
 
 
 def scale_by_rate() -> Transformation:
@@ -270,3 +249,134 @@ def _names(path: Any) -> Path:
 def _norm(x: Array) -> Array:
     """The Euclidean norm in float32 or wider: squares of half numbers leave their range."""
     return jnp.sqrt(jnp.sum(jnp.square(x.astype(jnp.promote_types(x.dtype, jnp.float32)))))
+
+
+def learning_rate(
+    name: str,
+    params: Params,
+    *,
+    global_batch_size: int,
+    updates_per_epoch: int,
+    warmup: Params | None = None,
+    staircase: bool = False,
+) -> Callable[[Array | int], Array]:
+    """The rate (float32) at an update number, which may be traced, or an array of them.
+
+    Parameters name times in epochs; `int(epochs * updates_per_epoch)` updates, as Python truncates, are meant.
+    """
+    check_schedule(name, params, warmup)
+    schedule = SCHEDULES[name](params, global_batch_size, updates_per_epoch)
+    rising = delay = 0
+    if warmup is not None:
+        rising = _updates(warmup, "warmup_epochs", updates_per_epoch, argument="learning_rate: warmup")
+        delay = rising if warmup["warmup_mode"] == "shift" else 0
+
+    def rate(update: Array | int) -> Array:
+        t = jnp.asarray(update, jnp.uint32)
+        if staircase:  # the rate of an epoch's first update holds for the whole epoch
+            t = t // jnp.uint32(updates_per_epoch) * jnp.uint32(updates_per_epoch)
+        if warmup is None:
+            return schedule(t)
+        # `shift` starts the schedule after the warm-up, `mask` lets it run from the first update.
+        return schedule(t - jnp.minimum(t, jnp.uint32(delay))) * _ramp(t, rising)
+
+    return rate
+
+
+def _updates(params: Params, key: str, per_epoch: int, *, argument: str = "learning_rate: params") -> int:
+    """The epochs under `key` as a number of updates."""
+    updates = int(params[key] * per_epoch)
+    if updates > MOST_UPDATES:
+        raise OptionError(f"{argument}: {key} {params[key]}: more than {MOST_UPDATES} updates")
+    return updates
+
+
+def _decay_updates(params: Params, key: str, per_epoch: int) -> int:
+    """As `_updates`, at least 1: a decay has to take some time."""
+    if not (updates := _updates(params, key, per_epoch)):
+        raise OptionError(
+            f"learning_rate: params: {key} {params[key]}: less than one update of {per_epoch} an epoch"
+        )
+    return updates
+
+
+def _peak(params: Params, batch: int) -> float:
+    return float(params["initial_learning_rate"]) * batch
+
+
+def _const(params: Params, batch: int, per_epoch: int) -> Schedule:
+    rate = _peak(params, batch)
+    return lambda t: jnp.full(t.shape, rate, jnp.float32)
+
+
+def _cosine(params: Params, batch: int, per_epoch: int) -> Schedule:
+    """(1 + cos(pi t / T)) / 2, written as sin^2(pi / 2 (T - t) / T): nothing cancels towards the end."""
+    peak, total = _peak(params, batch), _decay_updates(params, "epochs_to_total_decay", per_epoch)
+
+    def rate(t: Array) -> Array:
+        return peak * lax.integer_pow(jnp.sin(math.pi / 2 * _remaining(t, total) / float(total)), 2)
+
+    return rate
+
+
+def _stepped(params: Params, batch: int, per_epoch: int) -> Schedule:
+    """Value k holds up to and with boundary k."""
+    values = np.asarray(params["values"], np.float32)
+    boundaries = np.asarray([int(epoch * per_epoch) for epoch in params["boundaries"]], np.uint64)
+    boundaries = np.minimum(boundaries, MOST_UPDATES).astype(np.uint32)
+    return lambda t: jnp.asarray(values)[(t[..., None] > boundaries).sum(-1)]
+
+
+def _polynomial(params: Params, batch: int, per_epoch: int) -> Schedule:
+    """(L - E) ((T - t) / T)^power + E; its T alone is not truncated to whole updates."""
+    peak, power = _peak(params, batch), params["power"]
+    end = peak * float(params["end_learning_rate_ratio"])
+    whole = _updates(params, "epochs_to_total_decay", per_epoch)
+    total = float(params["epochs_to_total_decay"] * per_epoch)
+
+    def rate(t: Array) -> Array:
+        left = jnp.where(t > jnp.uint32(whole), 0, _remaining(t, whole) + (total - whole)) / total
+        shape: Array = left**power
+        return (peak - end) * shape + end
+
+    return rate
+
+
+def _exponential(params: Params, batch: int, per_epoch: int) -> Schedule:
+    """Multiplied by `decay_rate` after every `decay_epochs`, all at once."""
+    peak, factor = _peak(params, batch), jnp.float32(params["decay_rate"])
+    period = _decay_updates(params, "decay_epochs", per_epoch)
+    return lambda t: peak * factor ** (t // jnp.uint32(period)).astype(jnp.float32)
+
+
+def _one_cycle(params: Params, batch: int, per_epoch: int) -> Schedule:
+    """Up in a straight line to the peak, then down to 0, which only the update after the last would have."""
+    top = _updates(params, "peak_epoch", per_epoch)
+    total = _decay_updates(params, "total_epochs", per_epoch)
+    peak, fall = _peak(params, batch), float(max(total - top, 1))
+
+    def rate(t: Array) -> Array:
+        return peak * _ramp(t, top) * jnp.minimum(_remaining(t, total) / fall, 1)
+
+    return rate
+
+
+SCHEDULES: dict[str, Callable[[Params, int, int], Schedule]] = {
+    "const": _const,
+    "cosine": _cosine,
+    "stepped": _stepped,
+    "polynomial": _polynomial,
+    "exponential": _exponential,
+    "one_cycle": _one_cycle,
+}
+
+
+def _remaining(t: Array, total: int) -> Array:
+    """Updates from t to `total`, 0 after it; subtracted before they are rounded to float32."""
+    left: Array = jnp.uint32(total) - jnp.minimum(t, jnp.uint32(total))
+    return left.astype(jnp.float32)
+
+
+def _ramp(t: Array, updates: int) -> Array:
+    """(t + 1) / (updates + 1), from there on 1."""
+    return (jnp.minimum(t, jnp.uint32(updates)) + 1).astype(jnp.float32) / float(updates + 1)

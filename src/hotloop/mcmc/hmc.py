@@ -7,7 +7,7 @@ momentum, trajectory and decision, and no arithmetic ever mixes two rows. This f
 model.
 
 >>> import jax, jax.numpy as jnp
->>> from hotloop import hmc
+>>> from hotloop.mcmc import hmc
 >>> standard_normal = hmc.gradient_of(lambda z: -0.5 * (z**2).sum(-1))
 >>> step = jax.jit(hmc.kernel(standard_normal, leapfrog_steps=5))
 >>> state = hmc.init(jnp.zeros((1_000, 2)), standard_normal)

@@ -8,7 +8,7 @@ import pytest
 from cnn_words import base_rate, job_of, typed
 
 from hotloop.engine import precision
-from hotloop.engine.loss_scale import AutoScale, StaticScale
+from hotloop.engine.precision import AutoScale, StaticScale
 from hotloop.errors import DeviceError, HotloopError, OptionError, PlanError
 from hotloop.families.cnn.job import resolve
 from hotloop.families.cnn.network import NormChoice

@@ -17,7 +17,8 @@ from small import X, Y, data, model_fn, same, small, traces, weights
 
 from hotloop import Arrays, EvalSpec, Hook, ModelSpec, TrainSpec, train_and_evaluate
 from hotloop.engine import drive
-from hotloop.engine.feed import Resident, Streamed
+from hotloop.engine.batch_sources import Streamed
+from hotloop.engine.feed import Resident
 from hotloop.engine.interrupt import Interrupted, StopRequest
 from hotloop.engine.loop import Program
 from hotloop.engine.records import read_events

@@ -11,7 +11,8 @@ import pytest
 from small import X, Y, apply, init, small, weights
 
 from hotloop import Arrays, Mode, ModelSpec
-from hotloop.engine.feed import Resident, Streamed
+from hotloop.engine.batch_sources import Streamed
+from hotloop.engine.feed import Resident
 from hotloop.errors import HotloopError
 from hotloop.families.estimator.build import Classes, find_classes
 

@@ -13,13 +13,13 @@ import jax
 from jax import Array
 from jax.sharding import Mesh
 
-from hotloop.engine import optim, precision, schedules
+from hotloop.engine import optim, precision
 from hotloop.engine.batch import Batch, EvaluationBatches, plan_evaluation
 from hotloop.engine.device import platform, replica_mesh
 from hotloop.engine.keys import seed_key
-from hotloop.engine.loss_scale import AutoScale, StaticScale
 from hotloop.engine.optim_keys import check_optimiser
 from hotloop.engine.plan import Plan
+from hotloop.engine.precision import AutoScale, StaticScale
 from hotloop.errors import DeviceError, OptionError
 from hotloop.families.cnn.network import Network, NormChoice, Variant, build
 from hotloop.families.cnn.options import WITHOUT_EFFECT, DatasetSize, TrainConfig
@@ -81,7 +81,7 @@ class Job:
         """update -> learning rate."""
         assert self.plan is not None
         config = self.config
-        return schedules.learning_rate(
+        return optim.learning_rate(
             config.lr_schedule,
             config.lr_schedule_params,
             global_batch_size=self.asked.global_,

@@ -24,7 +24,7 @@ from jax import Array, lax
 from hotloop.engine import precision
 from hotloop.engine.batch import Batch
 from hotloop.engine.keys import stream
-from hotloop.engine.loss_scale import ScaleState, choose, scale_loss, unscale
+from hotloop.engine.precision import ScaleState, choose, scale_loss, unscale
 from hotloop.engine.split import average_replicas, mean_of_parts, on_replicas
 from hotloop.families.cnn import images
 from hotloop.families.cnn.job import Job

@@ -12,7 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from hotloop.engine.batch_sources import PushbackIterator, common_length, describe_batch, find_iterator
+from hotloop.engine.batch_sources import PushbackIterator, find_iterator
+from hotloop.engine.feed import common_length, describe_batch
 from hotloop.errors import DataError
 from hotloop.families.estimator.checks import check_value, is_whole
 from hotloop.families.estimator.config import RunConfig, call_with_known

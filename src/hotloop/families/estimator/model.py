@@ -16,8 +16,8 @@ from jax.sharding import Mesh
 
 from hotloop.engine import optim, precision
 from hotloop.engine.keys import stream
-from hotloop.engine.loss_scale import AutoScale, StaticScale, choose, scale_loss, unscale
-from hotloop.engine.schedules import learning_rate
+from hotloop.engine.optim import learning_rate
+from hotloop.engine.precision import AutoScale, StaticScale, choose, scale_loss, unscale
 from hotloop.engine.split import average_replicas, mean_of_parts, on_replicas
 from hotloop.families.estimator.build import BuiltModel
 from hotloop.families.estimator.config import RunConfig, split_schedule

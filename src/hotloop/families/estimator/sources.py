@@ -14,15 +14,9 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from hotloop.engine.batch_sources import (
-    IterableBatches,
-    PushbackIterator,
-    ShuffledBatches,
-    check_alike,
-    common_length,
-)
+from hotloop.engine.batch_sources import IterableBatches, PushbackIterator, ShuffledBatches, Streamed
 from hotloop.engine.device import REPLICA
-from hotloop.engine.feed import Feed, Resident, Streamed, passes_through
+from hotloop.engine.feed import Feed, Resident, check_alike, common_length, passes_through
 from hotloop.engine.order import Order
 from hotloop.errors import DataError
 from hotloop.families.estimator.build import Classes

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from hotloop.engine import optim, precision, split
 from hotloop.engine.device import REPLICA
 from hotloop.engine.keys import stream
-from hotloop.engine.loss_scale import StaticScale, scale_loss, unscale
+from hotloop.engine.precision import StaticScale, scale_loss, unscale
 from hotloop.families.kernels.catalogue import build
 from hotloop.families.kernels.config import LayerOptions
 from hotloop.families.kernels.kernel import Batch, Kernel

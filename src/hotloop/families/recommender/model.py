@@ -19,7 +19,7 @@ from jax import Array
 from hotloop.engine import optim, precision
 from hotloop.engine.device import platform
 from hotloop.engine.keys import sample_keys, stream
-from hotloop.engine.schedules import learning_rate
+from hotloop.engine.optim import learning_rate
 from hotloop.families.recommender import autoencoder, sparse_joint
 from hotloop.families.recommender.batches import SparseBatch
 from hotloop.families.recommender.config import LAYERS, TrainOptions, UpdateOptions, pick_options

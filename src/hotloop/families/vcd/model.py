@@ -18,7 +18,7 @@ from jax import Array, lax
 from hotloop.engine import optim, precision
 from hotloop.engine.device import platform
 from hotloop.engine.keys import sample_keys, stream
-from hotloop.engine.schedules import learning_rate
+from hotloop.engine.optim import learning_rate
 from hotloop.families.vcd import fused, networks, objective
 from hotloop.families.vcd.config import VcdModel
 from hotloop.families.vcd.objective import Draw, encoder_pull

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from hotloop.engine.schedules import learning_rate
+from hotloop.engine.optim import learning_rate
 from hotloop.families.estimator.cifar.config import RECIPES, Recipe
 from hotloop.families.estimator.config import Mode, ModelSpec
 from hotloop.layers import initial
