@@ -89,7 +89,9 @@ def build_matrix(
     With a map, ratings of users or items that it does not have are left out. Of ratings of the same user and item
     the last one counts. Both are said once, with their number.
     """
-    values = _check_above_zero(values)
+    values = np.asarray(values, np.float32)
+    if len(values) and not (values.min() > 0 and values.max() < np.inf):
+        raise DataError("ratings must be above 0 and finite: zero and negative ratings are refused")
     rows, user_ids = number_ids(users) if user_ids is None else (_find(users, user_ids), user_ids)
     columns, item_ids = number_ids(items) if item_ids is None else (_find(items, item_ids), item_ids)
     codes, levels = _encode(values)
@@ -129,13 +131,6 @@ def group_by_rows(rows: NDArray[np.int32], count: int) -> Iterator[tuple[int, in
         end = int(ends[last - 1])
         yield first, last, slice(done, end) if grouped else np.flatnonzero((rows >= first) & (rows < last))
         first, done = last, end
-
-
-def _check_above_zero(values: NDArray[Any]) -> NDArray[np.float32]:
-    values = np.asarray(values, np.float32)
-    if len(values) and not (values.min() > 0 and values.max() < np.inf):
-        raise DataError("ratings must be above 0 and finite: zero and negative ratings are refused")
-    return values
 
 
 def _blocks(array: NDArray[Any], overlap: int = 0) -> Iterator[NDArray[Any]]:

@@ -75,7 +75,8 @@ class GrowingColumn:
         self._size = 0
 
     def append(self, piece: NDArray[Any]) -> None:
-        if self._data.dtype == np.int32 and not _fits(piece):
+        least, most = np.iinfo(np.int32).min, np.iinfo(np.int32).max
+        if self._data.dtype == np.int32 and len(piece) and (piece.min() < least or piece.max() > most):
             self._data = self._data.astype(np.int64)
         end = self._size + len(piece)
         if end > len(self._data):
@@ -92,11 +93,6 @@ class GrowingColumn:
         return data
 
 
-def _fits(piece: NDArray[Any]) -> bool:
-    bounds = np.iinfo(np.int32)
-    return not len(piece) or bool(piece.min() >= bounds.min and piece.max() <= bounds.max)
-
-
 def read_u_data(path: str | Path) -> Ratings:
     """The table in a file; DataError with the line and the reason for the first line that is not a rating."""
     path = Path(path)
@@ -107,15 +103,11 @@ def read_u_data(path: str | Path) -> Ratings:
         table = np.loadtxt(io.BytesIO(data), np.int64, comments=None, delimiter="\t", ndmin=2)
     except (ValueError, OverflowError):
         raise _bad_u_data_line(path, data) from None
-    if table.shape[1] != len(_COLUMNS) or not _within_ranges(table):
+    low, high = np.array(list(_COLUMNS.values())).T
+    if table.shape[1] != len(_COLUMNS) or not ((table >= low) & (table <= high)).all():
         raise _bad_u_data_line(path, data)
     users, items, values, times = table.T
     return Ratings(users.astype(np.int32), items.astype(np.int32), values.astype(np.float32), times.copy())
-
-
-def _within_ranges(table: NDArray[np.int64]) -> bool:
-    low, high = np.array(list(_COLUMNS.values())).T
-    return bool(((table >= low) & (table <= high)).all())
 
 
 def _bad_u_data_line(path: Path, data: bytes) -> DataError:
@@ -170,7 +162,7 @@ def import_arrow_csv() -> Any:
 
 def _read_form(path: Path) -> _Form:
     """What the first line that is not empty tells about the file."""
-    head = next(_chunks(path), b"").removeprefix(b"\xef\xbb\xbf")
+    head = next(content.read_chunks(path, _largest_content(path)), b"").removeprefix(b"\xef\xbb\xbf")
     if b"\0" in head:
         raise DataError(f"{path}: not a text file; expected lines of user, item and rating")
     lines = head.splitlines()
@@ -225,10 +217,6 @@ def _batches(path: Path, form: _Form) -> Iterator[Any]:
         )
 
 
-def _chunks(path: Path) -> Iterator[bytes]:
-    return content.read_chunks(path, _largest_content(path))
-
-
 def _largest_content(path: Path) -> int:
     """Bytes of content that a file of ratings may have; a plain file never has more than its size."""
     try:
@@ -247,7 +235,7 @@ def _bad_line(path: Path, form: _Form, error: ValueError) -> DataError:
 def read_lines(path: Path) -> Iterator[bytes]:
     """The lines without their ends; one that is too long for any rating comes in pieces."""
     rest = b""
-    for chunk in _chunks(path):
+    for chunk in content.read_chunks(path, _largest_content(path)):
         *whole, rest = (rest + chunk).splitlines(keepends=True)
         yield from (line.rstrip(b"\r\n") for line in whole)
         if len(rest) > _LONGEST_LINE:

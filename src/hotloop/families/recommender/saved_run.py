@@ -67,7 +67,11 @@ def load_run(folder: str | Path, step: int | None = None, *, best: bool = False)
     """The newest whole checkpoint, that of a step, or the one that validated best."""
     folder = Path(folder)
     setup = read_setup(folder)
-    ids = {"users": _pairs(setup.users), "items": _pairs(setup.job.items)}
+    counts = {"users": setup.users, "items": setup.job.items}
+    ids = {
+        name: jax.ShapeDtypeStruct((count, 2), jnp.uint32)  # type: ignore[no-untyped-call]
+        for name, count in counts.items()
+    }
     checkpoints = Checkpoints(folder / "checkpoints", BEST, family=FAMILY)
     if best and step is None and (step := checkpoints.best()) is not None:
         print_warnings(checkpoints.damaged())
@@ -84,10 +88,6 @@ def load_run(folder: str | Path, step: int | None = None, *, best: bool = False)
 
 def state_shapes(job: model.Job) -> Any:
     return jax.eval_shape(lambda key: model.init(job, key), jax.random.key(0))
-
-
-def _pairs(count: int) -> Any:
-    return jax.ShapeDtypeStruct((count, 2), jnp.uint32)  # type: ignore[no-untyped-call]
 
 
 def initial_state(job: model.Job, key: Any, train: RatingMatrix) -> model.State:
