@@ -18,15 +18,15 @@ SOURCE = ROOT / "src" / "hotloop"
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 FOLDERS = ("src", "tests", "benchmarks", "examples", "docs")
 
-OTHER_PACKAGES = {"jax", "lax", "jnp", "np", "numpy", "optax", "torch", "tf", "os", "pip"}
+OTHER_PACKAGES = {"jax", "lax", "jnp", "np", "numpy", "optax", "flax", "keras", "torch", "tf", "os", "pip"}
 """First words of dotted names that are other people's."""
 OTHER_NAMES = {
     # jax
     "NamedSharding", "P", "sqrt", "as_text", "cost_analysis", "memory_analysis",
-    # the old programs, TensorFlow's Estimator, torch's recurrent layers
-    "EstimatorSpec", "IPURunConfig", "SessionRunHook", "after_run", "before_run", "export_saved_model",
+    # the old programs, TensorFlow's Estimator, torch's and Keras's recurrent layers, the reader's own module
+    "Net", "EstimatorSpec", "IPURunConfig", "SessionRunHook", "after_run", "before_run", "export_saved_model",
     "iterations_per_loop", "minimize", "sparse_softmax_cross_entropy", "autoencoder_benchmark.py", "lstm_multi.py",
-    "bias_ih_l0", "bias_hh_l0", "pod16_conv", "train_small_batch_8", "benchmarks.yml",
+    "bias_ih_l0", "bias_hh_l0", "recurrent_kernel", "pod16_conv", "train_small_batch_8", "benchmarks.yml",
 }  # fmt: skip
 OTHER_OPTIONS = {
     "--np": "mpirun's",
@@ -58,7 +58,7 @@ IMPORT = re.compile(r"^\s*from (hotloop[\w.]*) import ([\w, ]+)$", re.MULTILINE)
 @cache
 def code():
     """Our Python files, parsed, by path from the root."""
-    paths = (path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py")))
+    paths = (path for folder in ("src", "benchmarks", "examples") for path in (ROOT / folder).rglob("*.py"))
     return {path.relative_to(ROOT): ast.parse(path.read_bytes()) for path in paths}
 
 
@@ -107,7 +107,6 @@ def modules():
 def words():
     """Every word in our code, its texts included: names of options, keys of records, presets."""
     paths = [*(ROOT / path for path in code()), *SOURCE.rglob("*.yml")]
-    paths.remove(Path(__file__).resolve())
     return {word for path in paths for word in re.findall(r"\w+", path.read_text())}
 
 
