@@ -98,7 +98,22 @@ def fetch(known: KnownSet, data_dir: str | Path | None = None, progress: Progres
     absent = [file for file in _find_missing(known, folder) if not (folder / file.download.name).exists()]
     mirrors = _find_mirrors(known, folder) if absent else set()
     with _lock_folder(folder):
-        _complete(known, folder, mirrors, progress)
+        wanted = _find_missing(known, folder)
+        for item in dict.fromkeys(file.download for file in wanted):
+            archive = folder / item.name
+            brought = archive.exists()  # by the user: it is used, and left there
+            if brought:
+                _, checksum = digest_file(archive, item.checksum)
+                if checksum != item.checksum:
+                    wrong = f"is there but wrong ({checksum}, expected {item.checksum}); move it away"
+                    raise DataError(f"{archive}: {wrong}")
+            else:
+                with progress(f"{known.name}: {item.name}", item.size) as bar:
+                    _download_with_bar(item, folder, mirrors, bar)
+            if members := [file for file in wanted if file.download == item and file.member]:
+                unpack(archive, members, folder)
+                if not brought:
+                    archive.unlink()
         return Fetched(folder, verify_set(known, look_in(known, folder)), new=True)
 
 
@@ -111,26 +126,6 @@ def _find_missing(known: KnownSet, folder: Path) -> list[KnownFile]:
                 f"{verdict.path}: is there but wrong ({verdict.reason}); move it away and fetch again"
             )
     return [file for file, verdict in zip(known.files, verdicts, strict=True) if verdict.status == "missing"]
-
-
-def _complete(known: KnownSet, folder: Path, mirrors: set[str], progress: Progress) -> None:
-    """Download what is missing and unpack it; an archive that the user put there is used, and left there."""
-    wanted = _find_missing(known, folder)
-    for item in dict.fromkeys(file.download for file in wanted):
-        archive = folder / item.name
-        brought = archive.exists()
-        if brought:
-            _, checksum = digest_file(archive, item.checksum)
-            if checksum != item.checksum:
-                wrong = f"is there but wrong ({checksum}, expected {item.checksum}); move it away"
-                raise DataError(f"{archive}: {wrong}")
-        else:
-            with progress(f"{known.name}: {item.name}", item.size) as bar:
-                _download_with_bar(item, folder, mirrors, bar)
-        if members := [file for file in wanted if file.download == item and file.member]:
-            unpack(archive, members, folder)
-            if not brought:
-                archive.unlink()
 
 
 def _find_mirrors(known: KnownSet, folder: Path) -> set[str]:
@@ -176,26 +171,24 @@ def _lock_folder(folder: Path) -> Iterator[None]:
 def probe_mirrors(urls: Iterable[str]) -> set[str]:
     """Those of the addresses whose host (or the proxy in front of it) answers; asked all at once."""
     answers: set[str] = set()
-    threads = [threading.Thread(target=_probe, args=(url, answers), daemon=True) for url in urls]
+
+    def probe(url: str) -> None:
+        parts = urllib.parse.urlsplit(url)
+        proxy = urllib.request.getproxies().get(parts.scheme)
+        if proxy and not urllib.request.proxy_bypass(parts.hostname or ""):
+            parts = urllib.parse.urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        with contextlib.suppress(OSError):
+            socket.create_connection((parts.hostname or "", port), CONNECT_SECONDS).close()
+            answers.add(url)
+
+    threads = [threading.Thread(target=probe, args=(url,), daemon=True) for url in urls]
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + CONNECT_SECONDS
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     return set(answers)
-
-
-def _probe(url: str, answers: set[str]) -> None:
-    parts = urllib.parse.urlsplit(url)
-    proxy = urllib.request.getproxies().get(parts.scheme)
-    if proxy and not urllib.request.proxy_bypass(parts.hostname or ""):
-        parts = urllib.parse.urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    try:
-        socket.create_connection((parts.hostname or "", port), CONNECT_SECONDS).close()
-    except OSError:
-        return
-    answers.add(url)
 
 
 def download(item: Download, target: Path, mirrors: Iterable[str], report: Callable[[int], None]) -> None:
@@ -264,12 +257,18 @@ def _receive(url: str, item: Download, part: Path, start: int, report: Callable[
 
 
 def unpack(archive: Path, files: Iterable[KnownFile], folder: Path) -> None:
-    """Write the files, each from its member of the archive, to the folder."""
     wanted = {file.member: file for file in files}
     members = _zip_members if archive.name.endswith(".zip") else _tar_members
     try:
         for name, source in members(archive, wanted):
-            _unpack_file(wanted.pop(name), source, folder)
+            file = wanted.pop(name)
+            path = folder / file.name
+            with write_errors(f"data folder {folder}"), whole_file(path) as part:
+                with part.open("wb") as target:
+                    _, checksum = digest(_copy(source, target, file.size), file.checksum)
+                if checksum != file.checksum:
+                    wrong = f"wrong content in the archive ({checksum}, expected {file.checksum})"
+                    raise DataError(f"{path}: {wrong}")
     except DataError:
         raise
     except Exception as error:  # encrypted, cut, of unknown methods: the readers raise many kinds
@@ -295,15 +294,6 @@ def _zip_members(archive: Path, wanted: Container[str]) -> Iterator[tuple[str, I
             if name in wanted:
                 with packed.open(name) as source:
                     yield name, source
-
-
-def _unpack_file(file: KnownFile, source: IO[bytes], folder: Path) -> None:
-    path = folder / file.name
-    with write_errors(f"data folder {folder}"), whole_file(path) as part:
-        with part.open("wb") as target:
-            _, checksum = digest(_copy(source, target, file.size), file.checksum)
-        if checksum != file.checksum:
-            raise DataError(f"{path}: wrong content in the archive ({checksum}, expected {file.checksum})")
 
 
 def _copy(source: IO[bytes], target: IO[bytes], size: int) -> Iterator[bytes]:

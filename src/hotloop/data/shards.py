@@ -4,7 +4,6 @@ manifest.json has size, checksum and count of each shard and grows with every fi
 stopped goes on where it was. A shard is built in a process of its own: what goes there and back is plain data.
 """
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from hotloop.data.content import read_errors, write_errors
 from hotloop.data.example import Values, write_example
 from hotloop.data.image_stores import Boxes, no_boxes
 from hotloop.data.jpeg import CheckedImage, ImageError, check_image
+from hotloop.data.local_files import digest_file
 from hotloop.data.tfrecord import encode_record
 from hotloop.errors import DataError
 from hotloop.options.files import load_json, whole_file
@@ -71,18 +71,13 @@ def write_manifest(folder: Path, parts: Mapping[str, PartManifest]) -> None:
         unfinished.write_text(json.dumps(body, indent=1) + "\n")
 
 
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def shard_fault(path: Path, shard: Shard) -> str:
     """Why the file is not the shard that was written, or an empty text."""
     try:
         size = path.stat().st_size
         if size != shard.bytes:
             return f"{size:,} bytes, {shard.bytes:,} were written"
-        same = sha256_of(path) == shard.sha256
+        same = digest_file(path, "sha256")[1] == f"sha256:{shard.sha256}"
         return "" if same else "does not match its sha256: it was altered or damaged"
     except FileNotFoundError:
         return "missing"
@@ -146,8 +141,8 @@ def build_shard(skip_corrupt: bool, task: ShardTask) -> Shard:
             repaired += image.repaired
         file.flush()
         os.fsync(file.fileno())
-        size, checksum = unfinished.stat().st_size, sha256_of(unfinished)
-    return Shard(size, checksum, records, repaired, tuple(skipped))
+        size, checksum = digest_file(unfinished, "sha256")
+    return Shard(size, checksum.removeprefix("sha256:"), records, repaired, tuple(skipped))
 
 
 def record_features(item: Item, image: CheckedImage, boxes: np.ndarray) -> dict[str, Values]:
