@@ -31,7 +31,7 @@ def test_the_clock_goes_on_where_earlier_processes_left_it(tmp_path):
         for event, elapsed in (("start", 0.0), ("training", 10.0), ("log", 3610.0)):
             print(json.dumps({"event": event, "update": 0, "epoch": 0.0, "elapsed": elapsed}), file=lines)
     with Run.create(tmp_path / "run", {}, command="", environment={}, resume=True) as record:
-        figures = TrainingClock.start(record).stop(record, 18, 3.0)
+        figures = TrainingClock(record).stop(18, 3.0)
     assert 3600 <= figures["time_to_train_seconds"] < 3630 and figures["time_to_train_processes"] == 2
     (event,) = [each for each in read_events(tmp_path / "run") if each["event"] == "time_to_train"]
     assert (event["processes"], event["update"]) == (2, 18)

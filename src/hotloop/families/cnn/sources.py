@@ -118,9 +118,8 @@ class StreamedPhotographs(ImageSource):
 
     def __init__(self, config: TrainConfig, console: Console, seed: int):
         self._workers: list[Workers] = []
+        self._config, self._console, self._seed = config, console, seed
         self._count = min(config.pipeline_num_parallel, usable_cores())
-        self._seed, self._eight_bit, self._warn = seed, config.eight_bit_transfer, console.warn
-        self._skip_corrupt, self._progress = config.skip_corrupt, console.progress
         pillow()  # the workers need it: without it there should be no run
         self._train = open_store(config.dataset_path, "train") if config.training else None
         self._validation = open_store(config.dataset_path, "validation") if config.validation else None
@@ -142,10 +141,9 @@ class StreamedPhotographs(ImageSource):
     def _open(self, store: Any, training: bool) -> Workers:
         if store is None:
             raise DataError("there are no images for this phase")
-        reader = PhotoReader(
-            store, training, self._seed, eight_bit=self._eight_bit, skip_corrupt=self._skip_corrupt
-        )
-        self._workers.append(Workers(reader, self._count, on_skip=self._warn))
+        eight_bit, skip_corrupt = self._config.eight_bit_transfer, self._config.skip_corrupt
+        reader = PhotoReader(store, training, self._seed, eight_bit=eight_bit, skip_corrupt=skip_corrupt)
+        self._workers.append(Workers(reader, self._count, on_skip=self._console.warn))
         return self._workers[-1]
 
     def feed(self, job: Job) -> Feed:
@@ -156,7 +154,7 @@ class StreamedPhotographs(ImageSource):
         workers = self._open(self._validation, False)
 
         def run(state: Any) -> Sums:
-            with self._progress("photographs", -(-self.size.validation // batch_size)) as bar:
+            with self._console.progress("photographs", -(-self.size.validation // batch_size)) as bar:
                 batches = advance_through(evaluation_batches(workers, batch_size), bar)
                 return evaluate_batches(fn, state, batches, batch_size)
 
@@ -166,7 +164,7 @@ class StreamedPhotographs(ImageSource):
         for workers in self._workers:
             workers.close()
         if skipped := sum(workers.skipped for workers in self._workers):
-            self._warn(
+            self._console.warn(
                 f"--skip-corrupt: {skipped} broken images (training replaced them, validation left them out)"
             )
 

@@ -8,7 +8,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -211,7 +211,7 @@ def train_run(
             record.event("compile", updates_per_call=program.updates_per_call, **compile_seconds(program))
         if config.compile_only:
             return result | compile_seconds(program)
-        clock = TrainingClock.start(record)
+        clock = TrainingClock(record)
         SavedNetwork.of(job).write(own.folder)
         state = training.train(
             program,
@@ -227,7 +227,7 @@ def train_run(
         if config.validation:
             training.checkpoints.wait()
             result |= validate(job, source, console, record, own, others, state)
-            took = clock.stop(record, plan.total_updates, float(config.num_epochs))
+            took = clock.stop(plan.total_updates, float(config.num_epochs))
             result |= took
             console.say(time_in_words(took))
             if config.clean_dir is not False and (made := training.checkpoints.steps()):
@@ -316,24 +316,22 @@ def peak_memory(device: jax.Device) -> int:
     return peak_bytes()
 
 
-@dataclass(frozen=True)
 class TrainingClock:
-    """A running clock: when it started here, and what earlier processes of the run had on theirs."""
+    """Runs from the start of training to the end of validation, over all processes that a run took.
 
-    began: float
-    before: float
-    processes: int
+    Those before count up to their last record, so that work which was lost and done again counts as well, and the
+    time between two processes does not.
+    """
 
-    @classmethod
-    def start(cls, record: Run) -> "TrainingClock":
-        before = seconds_of_processes(read_events(record.path))
-        record.event(STARTS, process=len(before) + 1, seconds_before=sum(before))
-        return cls(time.perf_counter(), sum(before), len(before) + 1)
+    def __init__(self, record: Run):
+        self._record, self._began = record, time.perf_counter()
+        self._before = seconds_of_processes(read_events(record.path))
+        record.event(STARTS, process=len(self._before) + 1, seconds_before=sum(self._before))
 
-    def stop(self, record: Run, update: int, epoch: float) -> dict[str, Any]:
-        seconds = self.before + time.perf_counter() - self.began
-        record.event(TOOK, update=update, epoch=epoch, seconds=seconds, processes=self.processes)
-        return {"time_to_train_seconds": seconds, "time_to_train_processes": self.processes}
+    def stop(self, update: int, epoch: float) -> dict[str, Any]:
+        seconds, processes = sum(self._before) + time.perf_counter() - self._began, len(self._before) + 1
+        self._record.event(TOOK, update=update, epoch=epoch, seconds=seconds, processes=processes)
+        return {"time_to_train_seconds": seconds, "time_to_train_processes": processes}
 
 
 def seconds_of_processes(events: Iterable[Mapping[str, Any]]) -> list[float]:

@@ -73,19 +73,10 @@ def read_saved_network(folder: str | Path) -> SavedNetwork:
         counts = [*network["shape"], network["classes"]]
         if len(counts) != 4 or not all(type(count) is int and count > 0 for count in counts):
             raise ValueError(f"an image of {network['shape']} and {network['classes']} classes")
-        return SavedNetwork(
-            build(
-                network["model"],
-                tuple(network["shape"]),
-                network["classes"],
-                NormChoice(**network["norm"]),
-                network["variant"],
-            ),
-            str(found["dataset"]),
-            str(found["precision"]),
-            str(found["half"]),
-            float(found["updates_per_epoch"]),
-        )
+        made = {"shape": tuple(network["shape"]), "norm": NormChoice(**network["norm"])}
+        dataset, precision, half = (str(found[name]) for name in ("dataset", "precision", "half"))
+        per_epoch = float(found["updates_per_epoch"])
+        return SavedNetwork(build(**network | made), dataset, precision, half, per_epoch)
     except FileNotFoundError:
         raise CheckpointError(
             f"{folder}: no {NETWORK_FILE} there, which the folder of a run's checkpoints has"

@@ -1,12 +1,9 @@
 """Photographs decoded by workers: threads, or processes that write into shared memory.
 
-`PhotoReader` is what a worker does: it fills a part of a batch, and is plain data, so that any process can do it. An
-image or record that is broken stops the run with its file and position, or, when asked for, in training its place is
-taken by the next image that is whole, and in validation it is marked as missing.
-
-Threads begin at once and share everything, but about a tenth of the work holds Python's lock: some ten of them would
-wait for each other, so that from eight workers on processes are the default. Batches are cut into small parts, as
-many in the making as keep every worker busy. It must not know which images come next. No jax: processes start sooner.
+`PhotoReader` is what a worker does. A broken image stops the run with its file and position, or, when asked for, in
+training the next whole one takes its place, and in validation it is marked as missing. Threads begin at once, but about
+a tenth of the work holds Python's lock: some ten of them would wait for each other, so that from eight workers on
+processes are the default. No jax: processes start sooner.
 """
 
 import signal
