@@ -6,8 +6,8 @@
     PYTHONPATH=OTHER/src python benchmarks/house.py --source OTHER   # another checkout, by the same rules
 
 A command is followed by a profile hook. Every function is read once, when it is first called; a file that is
-entered counts once, and going back to one that was open before is a return. Code that only runs while a module is
-imported does not count: nobody follows that.
+entered counts once, and going back to one that was open before is a return. A function inside another is read with
+it. Code that only runs while a module is imported does not count: nobody follows that.
 """
 
 import argparse
@@ -183,7 +183,7 @@ def follow(package: Path, words: list[str]) -> dict:
             or not code.co_filename.startswith(inside)
         ):
             return
-        if importing(frame):
+        if "<locals>" in code.co_qualname or importing(frame):
             return
         seen.add(code)
         files.append(code.co_filename)
