@@ -26,9 +26,8 @@ class Batch:
     warnings: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
-        whole("micro", self.micro)
-        whole("replicas", self.replicas)
-        whole("accumulation", self.accumulation)
+        for name in ("micro", "replicas", "accumulation"):
+            whole(name, getattr(self, name))
 
     @property
     def global_(self) -> int:
@@ -50,20 +49,14 @@ class Batch:
         return _nearest(cls(micro, replicas), whole("global_size", global_size))
 
     def describe(self) -> str:
-        """The product in words."""
         return (
             f"micro batch {self.micro} x replicas {self.replicas} x accumulation {self.accumulation}"
             f" = global batch {self.global_}"
         )
 
     def as_dict(self) -> dict[str, int]:
-        """The four sizes by name."""
-        return {
-            "micro": self.micro,
-            "replicas": self.replicas,
-            "accumulation": self.accumulation,
-            "global": self.global_,
-        }
+        sizes = {"micro": self.micro, "replicas": self.replicas, "accumulation": self.accumulation}
+        return {**sizes, "global": self.global_}
 
 
 def _nearest(unit: Batch, size: int) -> Batch:
@@ -111,9 +104,8 @@ class EvaluationBatches:
 
 def plan_evaluation(samples: int, global_size: int, processes: int = 1) -> EvaluationBatches:
     """Batches and padding for `samples` in batches of `global_size`, shared by so many processes."""
-    whole("samples", samples)
-    whole("global_size", global_size)
-    whole("processes", processes)
+    for name, value in (("samples", samples), ("global_size", global_size), ("processes", processes)):
+        whole(name, value)
     if global_size % processes:
         raise PlanError(
             f"global_size={global_size} of an evaluation: must be a multiple of the {processes} processes"

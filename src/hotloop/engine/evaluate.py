@@ -100,7 +100,7 @@ class Evaluation:
     def __call__(self, state: Any) -> Sums:
         """Every sum, and the number of samples."""
         self.compile(state)
-        return _added(self.compiled(state, self._data), self.samples)
+        return _add_batches(self.compiled(state, self._data), self.samples)
 
     def means(self, state: Any) -> dict[str, Any]:
         """The mean of each over all samples: figures for `validate`."""
@@ -142,7 +142,7 @@ def evaluate_batches(fn: PerSample, state: Any, batches: Iterable[Batch], batch_
     if not samples:
         raise DataError("there was no batch to evaluate")
     stacked = {name: np.stack([np.asarray(each[name]) for each in sums]) for name in sums[0]}
-    return _added(stacked, samples)
+    return _add_batches(stacked, samples)
 
 
 def masked_sums(values: Mapping[str, Array], real: Array) -> Mapping[str, Array]:
@@ -151,14 +151,14 @@ def masked_sums(values: Mapping[str, Array], real: Array) -> Mapping[str, Array]
         if jnp.shape(value)[:1] != real.shape:
             needed = f"it needs one value for each of {len(real)} samples"
             raise HotloopError(f"evaluation gives {name} of shape {jnp.shape(value)}: {needed}")
-    return {name: _masked_sum(jnp.asarray(value), real) for name, value in values.items()}
 
+    def masked_sum(value: Array) -> Array:
+        counted = value.dtype == jnp.bool_ or jnp.issubdtype(value.dtype, jnp.integer)
+        wide = jnp.int32 if counted else jnp.promote_types(value.dtype, jnp.float32)
+        kept = jnp.where(real.reshape(-1, *(1,) * (value.ndim - 1)), value, 0)
+        return jnp.sum(kept.astype(wide), axis=0)
 
-def _masked_sum(value: Array, real: Array) -> Array:
-    counted = value.dtype == jnp.bool_ or jnp.issubdtype(value.dtype, jnp.integer)
-    wide = jnp.int32 if counted else jnp.promote_types(value.dtype, jnp.float32)
-    kept = jnp.where(real.reshape(-1, *(1,) * (value.ndim - 1)), value, 0)
-    return jnp.sum(kept.astype(wide), axis=0)
+    return {name: masked_sum(jnp.asarray(value)) for name, value in values.items()}
 
 
 @partial(jax.jit, static_argnums=0)
@@ -178,7 +178,7 @@ def pad_batch(batch: Batch, length: int) -> Batch:
     return jax.tree.map(fill, batch)
 
 
-def _added(sums: Mapping[str, Any], samples: int) -> Sums:
+def _add_batches(sums: Mapping[str, Any], samples: int) -> Sums:
     """Batch sums [batches, ...] added up on the host, where there are 64 bits to do it in."""
     wide = {name: np.asarray(value) for name, value in sums.items()}
     totals = {

@@ -84,7 +84,7 @@ ON_ACCELERATOR = Sizes(
 def ceilings(device: jax.Device, calibrate: bool = False) -> Ceilings:
     """The limits of a device: kept from an earlier time, or measured now (`calibrate`: in any case)."""
     path = _ceilings_file(device)
-    if not calibrate and path is not None and (kept := _read_ceilings(path)) is not None:
+    if not calibrate and (kept := _read_ceilings(path)) is not None:
         return kept
     found = measure_ceilings(device, ON_CPU if device.platform == "cpu" else ON_ACCELERATOR)
     if path is not None:
@@ -96,10 +96,7 @@ def ceilings(device: jax.Device, calibrate: bool = False) -> Ceilings:
 
 def known_ceilings(device: jax.Device) -> Ceilings | None:
     """The limits of a device if they were measured before; on an accelerator, where it takes a moment, now."""
-    if device.platform != "cpu":
-        return ceilings(device)
-    path = _ceilings_file(device)
-    return None if path is None else _read_ceilings(path)
+    return _read_ceilings(_ceilings_file(device)) if device.platform == "cpu" else ceilings(device)
 
 
 def describe_device(device: jax.Device) -> str:
@@ -138,9 +135,8 @@ def matmul_tflops(dtype: str, rows: int, turns: int, precision: str | None = Non
     product = partial(jnp.matmul, precision=precision)
 
     # Two products a turn: a single one would need its result copied back over its own factor.
-    def loop(y: jax.Array, w: jax.Array) -> jax.Array:
-        result: jax.Array = jax.lax.fori_loop(0, turns, lambda _, y: product(product(y, w), w), y)
-        return result
+    def loop(y: jax.Array, w: jax.Array) -> Any:
+        return jax.lax.fori_loop(0, turns, lambda _, y: product(product(y, w), w), y)
 
     return turns * 2 * 2 * rows**3 / seconds_a_call(loop, x, w) / 1e12
 
@@ -150,9 +146,8 @@ def copy_gbps(size: int) -> float:
     turns = 2
     x = noise((size // 4,))
 
-    def loop(y: jax.Array, factor: jax.Array) -> jax.Array:
-        result: jax.Array = jax.lax.fori_loop(0, turns, lambda _, y: y * factor, y)
-        return result
+    def loop(y: jax.Array, factor: jax.Array) -> Any:
+        return jax.lax.fori_loop(0, turns, lambda _, y: y * factor, y)
 
     return turns * 2 * float(x.nbytes) / seconds_a_call(loop, x, jnp.float32(0.999)) / 1e9
 
@@ -167,9 +162,7 @@ def noise(shape: tuple[int, ...]) -> jax.Array:
     return (uniform * 3**0.5).reshape(shape)
 
 
-def seconds_a_call(
-    loop: Callable[[jax.Array, jax.Array], jax.Array], state: jax.Array, with_: jax.Array
-) -> float:
+def seconds_a_call(loop: Callable[..., Any], state: jax.Array, with_: jax.Array) -> float:
     """The median time of a compiled call that takes the last call's result in place and has run before."""
     call = jax.jit(loop, donate_argnums=0)
     state = call(state, with_).block_until_ready()
@@ -195,10 +188,10 @@ def _ceilings_file(device: jax.Device) -> Path | None:
     return None if root is None else root / "ceilings" / f"{name}.json"
 
 
-def _read_ceilings(path: Path) -> Ceilings | None:
+def _read_ceilings(path: Path | None) -> Ceilings | None:
     """What an earlier measurement wrote; None where there is nothing that can be used."""
     try:
-        return Ceilings(**load_json(path))
+        return Ceilings(**load_json(path)) if path else None
     except (OSError, ValueError, TypeError):
         return None
 

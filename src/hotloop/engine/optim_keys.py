@@ -1,7 +1,6 @@
 """Which keys each schedule, warm-up and optimiser takes, and which values can work; checked without jax.
 
-A config calls these checks before anything is compiled, `schedules` and `optim` call them again for whoever
-builds one by hand. What the values mean is known there, not here.
+A config calls these checks before anything is compiled, `optim` calls them again for whoever builds one by hand.
 """
 
 import math
@@ -16,35 +15,33 @@ VELOCITY = "velocity"
 """What the link of a chain is called that holds a momentum, in an optimiser's state and in checkpoints."""
 
 
-def _number(value: Any) -> str | None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return None if number and math.isfinite(value) else "must be a finite number"
+def number_that(holds: Callable[[float], bool], reason: str) -> Check:
+    def check(value: Any) -> str | None:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+            return "must be a finite number"
+        return None if holds(value) else reason
+
+    return check
 
 
-def _that(holds: Callable[[float], bool], reason: str) -> Check:
-    """A number for which `holds` is true."""
-    return lambda value: _number(value) or (None if holds(value) else reason)
+NUMBER = number_that(lambda value: True, "")
+NON_NEGATIVE = number_that(lambda value: value >= 0, "must be at least 0")
+POSITIVE = number_that(lambda value: value > 0, "must be greater than 0")
+MOMENTUM = number_that(lambda value: 0 <= value < 1, "must be at least 0 and below 1")
 
 
-NON_NEGATIVE = _that(lambda value: value >= 0, "must be at least 0")
-POSITIVE = _that(lambda value: value > 0, "must be greater than 0")
-MOMENTUM = _that(lambda value: 0 <= value < 1, "must be at least 0 and below 1")
-
-
-def _flag(value: Any) -> str | None:
+def check_flag(value: Any) -> str | None:
     return None if isinstance(value, bool) else "must be true or false"
 
 
-def _list_of(check: Check) -> Check:
-    def each(value: Any) -> str | None:
-        if not isinstance(value, list | tuple):
-            return "must be a list of numbers"
-        return next((f"each {reason}" for reason in map(check, value) if reason), None)
-
-    return each
+def check_list(value: Any) -> str | None:
+    """Of numbers from 0."""
+    if not isinstance(value, list | tuple):
+        return "must be a list of numbers"
+    return next((f"each {reason}" for reason in map(NON_NEGATIVE, value) if reason), None)
 
 
-def _mode(value: Any) -> str | None:
+def check_warmup_mode(value: Any) -> str | None:
     return None if value in ("shift", "mask") else "must be shift or mask"
 
 
@@ -65,27 +62,23 @@ class Keys:
         if missing or unknown:
             wrong = [f"{', '.join(missing)} missing"] if missing else []
             wrong += [f"{', '.join(unknown)} unknown"] if unknown else []
-            raise OptionError(f"{argument}: {' and '.join(wrong)}: {self._expected(owner, params)}")
+            optional = f" (and may take {', '.join(self.optional)})" if self.optional else ""
+            raise OptionError(
+                f"{argument}: {' and '.join(wrong)}: found {', '.join(params) or 'none'}; "
+                f"{owner} takes {', '.join(self.required) or 'none'}{optional}"
+            )
         for key, value in params.items():
             if reason := known[key](value):
                 raise OptionError(f"{argument}: {owner}'s {key} {value}: {reason}")
-
-    def _expected(self, owner: str, params: Mapping[str, Any]) -> str:
-        optional = f" (and may take {', '.join(self.optional)})" if self.optional else ""
-        return f"found {', '.join(params) or 'none'}; {owner} takes {', '.join(self.required)}{optional}"
 
 
 SCHEDULES = {
     "const": Keys({"initial_learning_rate": NON_NEGATIVE}),
     "cosine": Keys({"initial_learning_rate": NON_NEGATIVE, "epochs_to_total_decay": POSITIVE}),
-    "stepped": Keys({"boundaries": _list_of(NON_NEGATIVE), "values": _list_of(NON_NEGATIVE)}),
+    "stepped": Keys({"boundaries": check_list, "values": check_list}),
     "polynomial": Keys(
-        {
-            "initial_learning_rate": NON_NEGATIVE,
-            "epochs_to_total_decay": POSITIVE,
-            "end_learning_rate_ratio": NON_NEGATIVE,
-            "power": NON_NEGATIVE,
-        }
+        {"initial_learning_rate": NON_NEGATIVE, "epochs_to_total_decay": POSITIVE}
+        | {"end_learning_rate_ratio": NON_NEGATIVE, "power": NON_NEGATIVE}
     ),
     "exponential": Keys(
         {"initial_learning_rate": NON_NEGATIVE, "decay_rate": NON_NEGATIVE, "decay_epochs": POSITIVE}
@@ -94,24 +87,24 @@ SCHEDULES = {
         {"initial_learning_rate": NON_NEGATIVE, "total_epochs": POSITIVE, "peak_epoch": NON_NEGATIVE}
     ),
 }
-WARMUP = Keys({"warmup_mode": _mode, "warmup_epochs": NON_NEGATIVE})
-ADAM = {"b1": MOMENTUM, "b2": MOMENTUM, "eps": POSITIVE, "nesterov": _flag}
+WARMUP = Keys({"warmup_mode": check_warmup_mode, "warmup_epochs": NON_NEGATIVE})
+ADAM = {"b1": MOMENTUM, "b2": MOMENTUM, "eps": POSITIVE, "nesterov": check_flag}
 OPTIMISERS = {
-    "sgd": Keys({"momentum": MOMENTUM}, {"nesterov": _flag}),
-    "momentum": Keys({"momentum": MOMENTUM}, {"nesterov": _flag}),
+    "sgd": Keys({"momentum": MOMENTUM}, {"nesterov": check_flag}),
+    "momentum": Keys({"momentum": MOMENTUM}, {"nesterov": check_flag}),
     "lars": Keys(
         {"momentum": MOMENTUM, "weight_decay": NON_NEGATIVE, "eeta": POSITIVE, "epsilon": NON_NEGATIVE},
-        {"nesterov": _flag},
+        {"nesterov": check_flag},
     ),
-    "rmsprop": Keys({"momentum": MOMENTUM, "base_decay_exponent": _number, "epsilon": NON_NEGATIVE}),
-    "rmsprop_outside": Keys({"decay": MOMENTUM, "epsilon": POSITIVE}, {"first_square": _flag}),
+    "rmsprop": Keys({"momentum": MOMENTUM, "base_decay_exponent": NUMBER, "epsilon": NON_NEGATIVE}),
+    "rmsprop_outside": Keys({"decay": MOMENTUM, "epsilon": POSITIVE}, {"first_square": check_flag}),
     "adam": Keys({}, ADAM, optax="scale_by_adam"),
     "adamw": Keys({}, {"weight_decay": NON_NEGATIVE, **ADAM}),
     "muon": Keys(
         {},
         {
             "beta": MOMENTUM,
-            "nesterov": _flag,
+            "nesterov": check_flag,
             "weight_decay": NON_NEGATIVE,
             "eps": POSITIVE,
             "consistent_rms": POSITIVE,
@@ -133,23 +126,22 @@ def check_schedule(name: str, params: Mapping[str, Any], warmup: Mapping[str, An
     """An OptionError where the schedule, its params or the warm-up cannot work."""
     _known("learning_rate", name, SCHEDULES).check("learning_rate: params", name, params)
     if name == "stepped":
-        _check_steps(params["boundaries"], params["values"])
+        boundaries, values = params["boundaries"], params["values"]
+        if len(boundaries) != len(values) - 1:
+            raise OptionError(
+                f"learning_rate: params: {len(values)} values and {len(boundaries)} boundaries:"
+                " stepped takes one value more than boundaries"
+            )
+        if list(boundaries) != sorted(boundaries):
+            shown = ", ".join(map(str, boundaries))
+            raise OptionError(
+                f"learning_rate: params: stepped's boundaries {shown}: must be in ascending order"
+            )
     if name == "one_cycle" and params["peak_epoch"] >= params["total_epochs"]:
         peak, total = params["peak_epoch"], params["total_epochs"]
         raise OptionError(f"learning_rate: params: peak_epoch {peak}: must lie before total_epochs {total}")
     if warmup is not None:
         WARMUP.check("learning_rate: warmup", "a warm-up", warmup)
-
-
-def _check_steps(boundaries: list[float], values: list[float]) -> None:
-    if len(boundaries) != len(values) - 1:
-        raise OptionError(
-            f"learning_rate: params: {len(values)} values and {len(boundaries)} boundaries:"
-            " stepped takes one value more than boundaries"
-        )
-    if list(boundaries) != sorted(boundaries):
-        shown = ", ".join(map(str, boundaries))
-        raise OptionError(f"learning_rate: params: stepped's boundaries {shown}: must be in ascending order")
 
 
 def check_optimiser(name: str, params: Mapping[str, Any], *, global_batch_size: int | None = None) -> None:
