@@ -112,7 +112,7 @@ class _Listener(StopRequest):
             self._raised = True
             raise Stopped(f"stopped by {name_of(self.number)}", self.number)
 
-    def swallowed(self) -> None:
+    def raise_again(self) -> None:
         """`Stopped` came where Python drops exceptions (a finaliser, a callback of the collector): once more."""
         self._raised = False
         self._echoes += 1
@@ -204,19 +204,19 @@ def listen() -> None:
     _listener = _Listener("leave", _to_stderr)
     _listener.stays = True
     _listener.start()
-    os.register_at_fork(after_in_child=_let_go)
+    os.register_at_fork(after_in_child=_forget_in_child)
     listener, otherwise = _listener, sys.unraisablehook
 
     def hook(unraisable: Any) -> None:
         if issubclass(unraisable.exc_type, Stopped):
-            listener.swallowed()
+            listener.raise_again()
         else:
             otherwise(unraisable)
 
     sys.unraisablehook = hook
 
 
-def _let_go() -> None:
+def _forget_in_child() -> None:
     """In a forked child: its signals are not its parent's."""
     global _listener
     _listener = None
@@ -227,7 +227,7 @@ def _let_go() -> None:
 
 
 @contextmanager
-def _answering(answer: Answer, say: Callable[[str], None] = _to_stderr) -> Iterator[_Listener]:
+def _answer_with(answer: Answer, say: Callable[[str], None] = _to_stderr) -> Iterator[_Listener]:
     """The process's listener, who answers so for a while; a new one where there is none.
 
     Off the main thread, where Python allows no handlers, nothing is ever heard.
@@ -255,8 +255,8 @@ def _answering(answer: Answer, say: Callable[[str], None] = _to_stderr) -> Itera
 
 @contextmanager
 def note_stops(say: Callable[[str], None] = _to_stderr) -> Iterator[StopRequest]:
-    """Turn signals into a `Request` while the context lasts; one that nobody saw is raised at its end."""
-    with _answering("note", say) as listener:
+    """Turn signals into a `StopRequest` while the context lasts; one that nobody saw is raised at its end."""
+    with _answer_with("note", say) as listener:
         try:
             yield listener
         except BaseException:
@@ -268,7 +268,7 @@ def note_stops(say: Callable[[str], None] = _to_stderr) -> Iterator[StopRequest]
 @contextmanager
 def raise_stops() -> Iterator[None]:
     """Raise `Stopped` in the main thread at the first signal."""
-    with _answering("raise") as listener:
+    with _answer_with("raise") as listener:
         try:
             yield
         except Stopped:
@@ -285,7 +285,7 @@ def raise_stops() -> Iterator[None]:
 def leave_at_once() -> Iterator[None]:
     """End the process at the first signal, if it is a command's own: nothing is open yet, and imports are fragile."""
     if _listener is not None and _listener.stays:
-        with _answering("leave"):
+        with _answer_with("leave"):
             yield
     else:
         yield
@@ -297,7 +297,7 @@ def hold_stops() -> Iterator[None]:
     if _listener is None or _listener.answer != "raise":
         yield
         return
-    with _answering("note", lambda text: None):
+    with _answer_with("note", lambda text: None):
         yield
 
 
