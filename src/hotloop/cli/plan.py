@@ -1,6 +1,6 @@
 """`hotloop plan`: what a training run would do, worked out before anything is compiled.
 
-Thin: options in, `engine.plan` does the arithmetic, text or JSON out. `show` is what `--plan` of the train
+Thin: options in, `engine.plan` does the arithmetic, text or JSON out. `show_plan` is what `--plan` of the train
 commands prints too.
 """
 
