@@ -79,33 +79,27 @@ def run_in_turns(
             }
             selected = [pair[side] for pair in pairs]
             runners.append(Runner(selected, own, console, results, turns, side=name))
+        lots = random.Random(seed)
+        total, number = len(pairs) * (options.repeats + options.warm_up), 0
         try:
-            _run_pairs(pairs, runners, random.Random(seed), failed)
+            for pair in pairs:
+                name = pair[0].variant.name
+                for repeat in range(1 - options.warm_up, options.repeats + 1):
+                    number += 1
+                    # A coin for each pair, and not ABBA: it is the lot that makes the test of pairs exact.
+                    for side in (0, 1) if lots.random() < 0.5 else (1, 0):
+                        record = runners[side].perform(VariantRun(pair[side], repeat))
+                        runners[side].show(record, f"[{number}/{total}]")
+                        if record["status"] != "passed":
+                            failed[name] = f"{SIDES[side]} failed: {record['reason']}"
+                    if name in failed:
+                        number += options.repeats - repeat
+                        break
         finally:
             for runner in runners:
                 with suppress(OSError):  # what stopped the run is what must be told
                     runner.write_tables()
     return failed
-
-
-def _run_pairs(
-    pairs: Sequence[Pair], runners: Sequence[Runner], lots: random.Random, failed: dict[str, str]
-) -> None:
-    repeats, warm_up = runners[0].options.repeats, runners[0].options.warm_up
-    total, number = len(pairs) * (repeats + warm_up), 0
-    for pair in pairs:
-        name = pair[0].variant.name
-        for repeat in range(1 - warm_up, repeats + 1):
-            number += 1
-            # A coin for each pair, and not ABBA: it is the lot that makes the test of pairs exact.
-            for side in (0, 1) if lots.random() < 0.5 else (1, 0):
-                record = runners[side].perform(VariantRun(pair[side], repeat))
-                runners[side].show(record, f"[{number}/{total}]")
-                if record["status"] != "passed":
-                    failed[name] = f"{SIDES[side]} failed: {record['reason']}"
-            if name in failed:
-                number += repeats - repeat
-                break
 
 
 @contextmanager

@@ -35,6 +35,7 @@ SMI_FIELDS = {
     "temperature.gpu": "gpu_temperature_celsius",
     "clocks.sm": "gpu_clock_mhz",
 }
+SIGNALS = {one.value: one.name for one in signal.Signals}
 Reading = dict[str, float]
 
 
@@ -65,7 +66,10 @@ def measure(one: Selected, launch: Launch, folder: Path, options: RunnerOptions)
     if ended.timed_out:
         result = {"status": "timeout", "reason": f"still running after {timeout:g} seconds"}
     elif ended.exitcode:
-        result = {"status": "failed", "reason": ended.reason or _exit_words(ended.exitcode)}
+        why = f"ended with status {ended.exitcode}"
+        if ended.exitcode < 0:
+            why = f"killed by {SIGNALS.get(-ended.exitcode, f'signal {-ended.exitcode}')}"
+        result = {"status": "failed", "reason": ended.reason or why}
     else:  # a program that only compiles has no metrics
         result = {"status": "passed"} if options.compile_only else _read_metrics(one, launch, folder)
     times: dict[str, Any] = {"exitcode": ended.exitcode}
@@ -89,15 +93,6 @@ def _read_metrics(one: Selected, launch: Launch, folder: Path) -> Mapping[str, A
         return {"status": "passed", "metrics": metrics}
     reason = "; ".join(f"{name}: {why}" for name, why in found.problems.items())
     return {"status": "failed", "reason": reason, "metrics": metrics, "problems": found.problems}
-
-
-def _exit_words(exitcode: int) -> str:
-    if exitcode > 0:
-        return f"ended with status {exitcode}"
-    try:
-        return f"killed by {signal.Signals(-exitcode).name}"
-    except ValueError:
-        return f"killed by signal {-exitcode}"
 
 
 def _sign_of_life(name: str, seconds: float) -> None:

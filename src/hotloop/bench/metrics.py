@@ -60,7 +60,10 @@ def reduce_values(kind: str, values: Sequence[float]) -> float:
             raise ReductionError(f"value {place} of {len(values)} is {value}")
     try:
         if wanted := PERCENTILE.fullmatch(kind):
-            result = _percentile(values, float(wanted[1]))
+            ordered = sorted(values)
+            rank = (len(ordered) - 1) * float(wanted[1]) / 100  # between two neighbours, most often
+            low, high = ordered[math.floor(rank)], ordered[math.ceil(rank)]
+            result = low + (high - low) * (rank - math.floor(rank))
         elif kind in REDUCTIONS:
             result = REDUCTIONS[kind](values)
         else:
@@ -70,15 +73,6 @@ def reduce_values(kind: str, values: Sequence[float]) -> float:
     if not abs(result) < LARGEST:
         raise ReductionError(f"the {kind} of {len(values)} values is too large for a number")
     return float(result)
-
-
-def _percentile(values: Sequence[float], percent: float) -> float:
-    """The value below which `percent` of the values lie, interpolated between neighbours."""
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
 def drop_skipped(metric: Metric, values: Sequence[float], skip: int) -> Sequence[float]:

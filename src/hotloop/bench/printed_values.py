@@ -155,8 +155,14 @@ class SearchLimit:
         self.running: PatternMatches | None = None
 
     def _tick(self, number: int, frame: FrameType | None) -> None:
-        if self.running is not None:
-            self.running.count_tick()
+        if (pattern := self.running) is None:
+            return
+        pattern.all_seconds += TICK
+        pattern.line_seconds += TICK
+        if pattern.line_seconds > LINE_SECONDS:
+            raise TooSlow(f"more than {LINE_SECONDS:g} seconds for one line")
+        if pattern.all_seconds > ALL_SECONDS:
+            raise TooSlow(f"more than {ALL_SECONDS:g} seconds for all lines")
 
     @contextmanager
     def enforce(self) -> Iterator[None]:
@@ -195,15 +201,6 @@ class PatternMatches:
             )
         elif len(names) != 1 and self.pattern.groups > 1:
             self.problem = f"the regexp '{regexp}' has {self.pattern.groups} groups; keep one, or name one"
-
-    def count_tick(self) -> None:
-        """A tick fell into a search of this pattern; TooSlow where that is one too many."""
-        self.all_seconds += TICK
-        self.line_seconds += TICK
-        if self.line_seconds > LINE_SECONDS:
-            raise TooSlow(f"more than {LINE_SECONDS:g} seconds for one line")
-        if self.all_seconds > ALL_SECONDS:
-            raise TooSlow(f"more than {ALL_SECONDS:g} seconds for all lines")
 
     def read(self, line: str) -> None:
         """Take the matches of one line, until something is wrong."""

@@ -96,7 +96,13 @@ def _add_document(file: Path, found: Sources) -> bool:
             return False
         limits = document.get("ceilings", document)
         if isinstance(limits, Mapping) and {"matmul_tflops", "copy_gbps", "device"} <= limits.keys():
-            _check_ceilings(limits)
+            peaks = limits["matmul_tflops"]  # which a roofline must be able to draw
+            if not isinstance(limits["device"], str):
+                raise ValueError("device is no name")
+            if not isinstance(peaks, Mapping) or not peaks or not all(map(is_positive, peaks.values())):
+                raise ValueError("matmul_tflops has no numbers by name")
+            if not is_positive(limits["copy_gbps"]):
+                raise ValueError("copy_gbps is no number above 0")
             found.ceilings[limits["device"]] = limits
             return True
         if is_peer_document(document):
@@ -107,17 +113,6 @@ def _add_document(file: Path, found: Sources) -> bool:
         raise DataError(
             f"{file}: looks like results but is damaged ({error}); make it anew or leave it out"
         ) from error
-
-
-def _check_ceilings(limits: Result) -> None:
-    """ValueError where a roofline could not draw them."""
-    if not isinstance(limits["device"], str):
-        raise ValueError("device is no name")
-    peaks = limits["matmul_tflops"]
-    if not isinstance(peaks, Mapping) or not peaks or not all(map(is_positive, peaks.values())):
-        raise ValueError("matmul_tflops has no numbers by name")
-    if not is_positive(limits["copy_gbps"]):
-        raise ValueError("copy_gbps is no number above 0")
 
 
 def _add_kernels(document: Result, name: str, found: Sources) -> bool:
@@ -155,7 +150,16 @@ def _median_result(results: Sequence[Any]) -> Any:
 
 
 def build_report(found: Sources, title: str = "Benchmarks") -> Page:
-    page = Page(title, summarise_sources(found))
+    parts = sorted({device_name(record) for record in found.records})
+    if found.peers:
+        parts.insert(0, f"{count_of(len(found.peers), 'comparison')} with peers")
+    if found.kernels:
+        parts.insert(0, count_of(sum(map(len, found.kernels.values())), "kernel"))
+    if found.records:
+        variants = count_of(len({record["variant"] for record in found.runs}), "variant")
+        failed = sum(record["status"] != "passed" for record in found.runs)
+        parts.insert(0, f"{count_of(len(found.runs), 'run')} of {variants}, {failed} failed")
+    page = Page(title, " · ".join(parts))
     if found.records:
         add_runs(page, found.records)
     if found.kernels:
@@ -172,21 +176,6 @@ def build_report(found: Sources, title: str = "Benchmarks") -> Page:
         machines = dict.fromkeys(_machine_row(record) for record in found.records if record["machine"])
         page.table(MACHINES, list(machines))
     return page
-
-
-def summarise_sources(found: Sources) -> str:
-    ran = found.runs
-    variants = {record["variant"] for record in ran}
-    failed = sum(record["status"] != "passed" for record in ran)
-    parts = [
-        f"{count_of(len(ran), 'run')} of {count_of(len(variants), 'variant')}, {failed} failed"
-        if found.records
-        else "",
-        count_of(sum(map(len, found.kernels.values())), "kernel") if found.kernels else "",
-        f"{count_of(len(found.peers), 'comparison')} with peers" if found.peers else "",
-        *sorted({device_name(record) for record in found.records}),
-    ]
-    return " · ".join(part for part in parts if part)
 
 
 def add_runs(page: Page, records: Sequence[Record]) -> None:

@@ -176,7 +176,12 @@ class Chart:
             x = self.x.place(point[0], x_ends, LEFT, WIDTH - RIGHT)
             return x, self.y.place(point[1], y_ends, base, TOP)
 
-        legend = _legend([(mark.label, mark.colour) for mark in self._marks if mark.label])
+        legend = []  # a line each, above the chart's own frame: there they cover nothing
+        labels = dict.fromkeys((mark.label, mark.colour) for mark in self._marks if mark.label)
+        for row, (label, colour) in enumerate(reversed(labels), 1):
+            base_line = 14 - LINE * row
+            key = f'<rect class="key c{colour}" x="{LEFT + 12}" y="{base_line - 8}" width="10" height="10" rx="2"/>'
+            legend.append(key + _text("note", LEFT + 28, base_line + 1, label))
         above = len(legend) * LINE
         parts = [
             f'<svg class="chart" viewBox="0 {-above} {WIDTH} {HEIGHT + above}" role="img">',
@@ -231,16 +236,6 @@ def _draw_notes(notes: list[tuple[float, float, str]]) -> list[str]:
             y += step
         taken.append((start, start + width, y))
         parts.append(_text("note", x + (-7 if at_left else 7), y - 6, said, "end" if at_left else "start"))
-    return parts
-
-
-def _legend(entries: list[tuple[str, int]]) -> list[str]:
-    """A line each, above the chart's own frame: there they cover nothing."""
-    parts = []
-    for row, (label, colour) in enumerate(reversed(dict.fromkeys(entries)), 1):
-        y = 14 - LINE * row
-        key = f'<rect class="key c{colour}" x="{LEFT + 12}" y="{y - 8}" width="10" height="10" rx="2"/>'
-        parts.append(key + _text("note", LEFT + 28, y + 1, label))
     return parts
 
 

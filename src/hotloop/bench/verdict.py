@@ -54,8 +54,13 @@ def judge(a: MetricSample, b: MetricSample, better: Better, threshold: float = T
     if a.turns and a.turns == b.turns:
         return _judge_turns(a, b, better, threshold)
     found = judge_values(a.values, b.values, better, threshold)
-    machine = machine_ratio(a, b)
-    if machine is None or found.word == "AMBIGUOUS" or _stands(found, machine, better, threshold):
+    few = min(len(a.paces), len(b.paces)) < FEWEST
+    unlike = a.best_paces != b.best_paces or a.accelerated or b.accelerated
+    if few or unlike or not all(follows_processor(side.metric, side.unit) for side in (a, b)):
+        return found
+    machine = ratio_interval(a.paces, b.paces, OFF_LEVEL)  # its pace at B as a multiple of that at A
+    was_off = not machine.low <= 1 <= machine.high
+    if not was_off or found.word == "AMBIGUOUS" or _stands(found, machine, better, threshold):
         return found
     why = f"the machine itself was at {machine.value:.2f} of its pace, which may be why; measure in turns (--ab)"
     return replace(found, word="AMBIGUOUS", reason=why)
@@ -94,19 +99,6 @@ def _judge_turns(a: MetricSample, b: MetricSample, better: Better, threshold: fl
     a_starts, b_starts = [a.starts[place] for place, _ in both], [b.starts[place] for _, place in both]
     found = ratio_in_turns(a_values, b_values, a_starts, b_starts, LEVEL)
     return replace(_verdict_of(found, better, threshold), pairs=len(both))
-
-
-def machine_ratio(a: MetricSample, b: MetricSample) -> Interval | None:
-    """The machine's pace at B as a multiple of that at A, where it was demonstrably not the same; else None."""
-    few = min(len(a.paces), len(b.paces)) < FEWEST
-    if few or not (_has_pace(a) and _has_pace(b)) or a.best_paces != b.best_paces:
-        return None
-    found = ratio_interval(a.paces, b.paces, OFF_LEVEL)
-    return None if found.low <= 1 <= found.high else found
-
-
-def _has_pace(sample: MetricSample) -> bool:
-    return not sample.accelerated and follows_processor(sample.metric, sample.unit)
 
 
 def _stands(found: Verdict, machine: Interval, better: Better, threshold: float) -> bool:

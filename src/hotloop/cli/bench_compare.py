@@ -16,7 +16,6 @@ from hotloop.errors import DataError, OptionError, RunError
 from hotloop.options import argument, non_negative, option, positive
 
 if TYPE_CHECKING:
-    from hotloop.bench.benchmark import Selected
     from hotloop.bench.record import Record
 
 EPILOG = """A and B are log folders of `hotloop bench run` with --repeats 5 or more: 5 tell 5 % apart under 1 % of
@@ -222,7 +221,7 @@ def update_baseline(config: BenchCompare, context: Context) -> Mapping[str, Any]
 def run_ab(config: BenchCompare, context: Context) -> tuple[Path, Mapping[str, str]]:
     """Run both in turns; the folder of the results, and by variant why one failed."""
     from hotloop.bench.ab import match_pairs, python_path, run_in_turns, work_trees
-    from hotloop.bench.benchmark import count_of
+    from hotloop.bench.benchmark import count_of, select
     from hotloop.bench.compare import CompareRules
     from hotloop.bench.record import RECORDS
     from hotloop.bench.results import SIDES
@@ -239,14 +238,19 @@ def run_ab(config: BenchCompare, context: Context) -> tuple[Path, Mapping[str, s
             trees = stack.enter_context(work_trees(config.ab, config.spec))
             files = [str(file) for file in trees]
             variables = [{"PYTHONPATH": python_path(file)} for file in trees]
-        selected = [select_side(file, config.benchmark) for file in files]
+        selected = []
+        for text in files:  # FILE or FILE:NAME
+            file, colon, name = text.rpartition(":")
+            is_file = not colon or Path(text).exists()
+            names = config.benchmark if is_file else (name,)
+            selected.append(select(load_specs([Path(text if is_file else file)]), names))
         pairs = match_pairs(*(mark_skipped(side, options) for side in selected))
         entries = [one.benchmark for pair in pairs for one in pair]
         measured = {metric.name for entry in entries for metric in entry.metrics}
         known = sorted(measured | {metric.name for entry in entries for metric in entry.derived})
         if config.metric and not any(map(CompareRules(config.metric).wants, known)):
-            names = ", ".join(known) or "none"
-            raise OptionError(f"--metric {' '.join(config.metric)}: matches nothing; known: {names}")
+            metrics = ", ".join(known) or "none"
+            raise OptionError(f"--metric {' '.join(config.metric)}: matches nothing; known: {metrics}")
         for side, name in zip(SIDES, config.ab, strict=True):
             context.say(f"{side}: {name}")
         counts = f"{count_of(options.repeats, 'pair')} of {count_of(len(pairs), 'variant')}"
@@ -255,16 +259,6 @@ def run_ab(config: BenchCompare, context: Context) -> tuple[Path, Mapping[str, s
     for variant, reason in failed.items():
         context.warn(f"{variant}: {reason}")
     return options.log_dir, failed
-
-
-def select_side(text: str, names: Sequence[str]) -> "list[Selected]":
-    """The variants of FILE, or those that are named in FILE:NAME or by --benchmark."""
-    from hotloop.bench.benchmark import select
-
-    file, colon, name = text.rpartition(":")
-    if not colon or Path(text).exists():
-        return select(load_specs([Path(text)]), names)
-    return select(load_specs([Path(file)]), (name,))
 
 
 COMMAND = Command(

@@ -41,7 +41,12 @@ def run(config: CompatConfig, context: Context) -> Mapping[str, Any]:
     from hotloop.bench.compat import translate
 
     found = translate(config.command)
-    words = [*found.command[1:], *pass_on_options(context, found.command)]
+    # Options of compat itself are meant for the new command, unless it has them already.
+    words = found.command[1:]
+    if context.device != "auto" and "--device" not in words:
+        words += ["--device", context.device]
+    flags = {"--json": context.json, "--debug": context.debug, "--only-accelerator": context.only_accelerator}
+    words += [flag for flag, is_set in flags.items() if is_set and flag not in words]
     # Standard output belongs to the new command's JSON object, which the old command may have asked for.
     console = replace(context, json=context.json or "--json" in words)
     console.say(f"{found}")
@@ -55,17 +60,6 @@ def run(config: CompatConfig, context: Context) -> Mapping[str, Any]:
     from hotloop.cli.main import main
 
     raise SystemExit(main(words))
-
-
-def pass_on_options(context: Context, given: Sequence[str]) -> list[str]:
-    """Options of compat that are meant for the new command, unless it has them already."""
-    flags = [
-        f"--{name.replace('_', '-')}"
-        for name in ("json", "debug", "only_accelerator")
-        if getattr(context, name)
-    ]
-    device = ["--device", context.device] if context.device != "auto" and "--device" not in given else []
-    return [*device, *(flag for flag in flags if flag not in given)]
 
 
 def check(words: Sequence[str], console: Context) -> str:
