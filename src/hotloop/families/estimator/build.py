@@ -20,8 +20,7 @@ import numpy as np
 from jax import Array
 
 from hotloop.errors import DataError, HotloopError, MissingExtra
-from hotloop.families.estimator.checks import describe
-from hotloop.families.estimator.config import Mode, ModelSpec, check_model_spec
+from hotloop.families.estimator.config import Mode, ModelSpec, check_model_spec, describe
 from hotloop.layers.losses import cross_entropy
 
 Init = Callable[[Array], tuple[Any, Any]]

@@ -22,7 +22,11 @@ from hotloop.engine.progress import Show, compiling, hide, show
 from hotloop.engine.records import append_line
 from hotloop.engine.sinks import console_line
 from hotloop.errors import HotloopError, OptionError
-from hotloop.families.estimator.checks import (
+from hotloop.families.estimator.config import (
+    EvalSpec,
+    Mode,
+    RunConfig,
+    TrainSpec,
     check_hooks,
     check_kind,
     check_name,
@@ -31,7 +35,6 @@ from hotloop.families.estimator.checks import (
     check_whole,
     is_path,
 )
-from hotloop.families.estimator.config import EvalSpec, Mode, RunConfig, TrainSpec
 from hotloop.families.estimator.hooks import Hook
 from hotloop.families.estimator.programs import Programs
 from hotloop.families.estimator.training import CheckpointEvaluation, TrainCall, is_closed

@@ -24,9 +24,8 @@ from hotloop.errors import CheckpointError
 from hotloop.families.estimator import model
 from hotloop.families.estimator.build import build_model
 from hotloop.families.estimator.config import Mode, RunConfig, call_with_known
-from hotloop.families.estimator.inputs import read_input
+from hotloop.families.estimator.inputs import FromArrays, Source, read_input
 from hotloop.families.estimator.model import Job, State
-from hotloop.families.estimator.sources import FromArrays, Source
 
 FAMILY = "estimator"
 T = TypeVar("T")

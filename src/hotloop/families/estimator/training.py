@@ -36,9 +36,9 @@ from hotloop.families.estimator.hooks import (
     RunHandle,
     SummaryRecorder,
 )
+from hotloop.families.estimator.inputs import Source, check_batch
 from hotloop.families.estimator.model import INFERENCE_PARTS, Job, State
 from hotloop.families.estimator.programs import FAMILY, Programs
-from hotloop.families.estimator.sources import Source, check_batch
 from hotloop.options import to_jsonable
 
 WITHOUT_END = 10**6

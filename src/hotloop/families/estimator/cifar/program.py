@@ -28,8 +28,7 @@ from hotloop.families.estimator.cifar.model import PARAMETERS, model_fn
 from hotloop.families.estimator.config import EvalSpec, Mode, RunConfig, TrainSpec
 from hotloop.families.estimator.estimator import Estimator, train_and_evaluate
 from hotloop.families.estimator.hooks import CallFigures, Hook, RunHandle
-from hotloop.families.estimator.inputs import Arrays
-from hotloop.families.estimator.sources import FromArrays
+from hotloop.families.estimator.inputs import Arrays, FromArrays
 from hotloop.families.estimator.training import make_plan
 from hotloop.options import to_jsonable
 
