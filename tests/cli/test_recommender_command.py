@@ -23,7 +23,6 @@ from hotloop.engine.device import platform, setup
 from hotloop.engine.drive import Interrupted
 from hotloop.engine.records import current_records, read_events
 from hotloop.families.recommender import (
-    baseline_models,
     baselines,
     config,
     convert,
@@ -665,9 +664,9 @@ def test_the_preset_beats_user_and_item_biases(split, tmp_path, monkeypatch):
     monkeypatch.setenv("HOTLOOP_DATA", str(ROOT))
     preset = replace(read(f"--config ml-100k --split {split} --run-name real"), results_dir=tmp_path)
     data = rating_sets.load_sets(preset, Listener())
-    fit = baseline_models.choose_biases(data.train, data.validation, *data.scale)
+    fit = baselines.choose_biases(data.train, data.validation, *data.scale)
     result = train.run(preset, Listener(), "test")
-    assert result["test"]["rmse"] < baseline_models.biases_rmse(fit, data.test, *data.scale) - 0.001
+    assert result["test"]["rmse"] < baselines.biases_rmse(fit, data.test, *data.scale) - 0.001
 
 
 @pytest.mark.parametrize("best", [False, True])

@@ -11,7 +11,7 @@ import recommender_runs as runs
 from hotloop.data.catalogue import known_set
 from hotloop.data.local_files import find_set
 from hotloop.errors import DataError
-from hotloop.families.recommender import baseline_models, baselines, rating_sets, saved_run
+from hotloop.families.recommender import baselines, rating_sets, saved_run
 from hotloop.families.recommender.commands_config import BaselineOptions
 from hotloop.families.recommender.config import TrainOptions
 
@@ -28,9 +28,9 @@ def test_damped_means_are_those_of_loops_however_the_ratings_are_cut(monkeypatch
         sum(row[i] - mean - item[i] for i in np.flatnonzero(row)) / (3 + np.count_nonzero(row))
         for row in train
     ]
-    for length in (baseline_models.BLOCK, 10):  # 10: a user has more than that, another fewer
-        monkeypatch.setattr(baseline_models, "BLOCK", length)
-        found = baseline_models.fit_damped_means(runs.matrix(train), 4, 3)
+    for length in (baselines.BLOCK, 10):  # 10: a user has more than that, another fewer
+        monkeypatch.setattr(baselines, "BLOCK", length)
+        found = baselines.fit_damped_means(runs.matrix(train), 4, 3)
         assert found.mean == pytest.approx(mean, rel=1e-6)
         np.testing.assert_allclose(found.item, item, rtol=1e-5, atol=1e-7)
         np.testing.assert_allclose(found.user, user, rtol=1e-5, atol=1e-7)
@@ -48,63 +48,63 @@ def solve_ridge(train, item_damping, user_damping):
 
 
 def test_ridge_solves_the_normal_equations(monkeypatch):
-    monkeypatch.setattr(baseline_models, "CONVERGED", 1e-12)
-    monkeypatch.setattr(baseline_models, "MAX_TURNS", 200)
+    monkeypatch.setattr(baselines, "CONVERGED", 1e-12)
+    monkeypatch.setattr(baselines, "MAX_TURNS", 200)
     train = runs.draw()[0]
-    found = baseline_models.fit_ridge(runs.matrix(train), 2, 3)
+    found = baselines.fit_ridge(runs.matrix(train), 2, 3)
     np.testing.assert_allclose(np.r_[found.user, found.item], solve_ridge(train, 2.0, 3.0), atol=1e-9)
 
 
 def test_what_users_and_items_share_is_balanced_in_the_first_turns(monkeypatch):
     """No rating tells a shift of all users from one of all items; only the dampings do, and very slowly in turns."""
-    monkeypatch.setattr(baseline_models, "MAX_TURNS", 3)
+    monkeypatch.setattr(baselines, "MAX_TURNS", 3)
     train = np.random.default_rng(0).integers(1, 6, (runs.USERS, runs.ITEMS)).astype(np.float32)
     matrix = runs.matrix(train)
-    mean = baseline_models.fit_mean(matrix)
-    shifted = baseline_models.Biases(mean.mean, mean.user - 2, mean.item + 2)
-    found = baseline_models.fit_ridge(matrix, 0.5, 0.2, start=shifted)
+    mean = baselines.fit_mean(matrix)
+    shifted = baselines.Biases(mean.mean, mean.user - 2, mean.item + 2)
+    found = baselines.fit_ridge(matrix, 0.5, 0.2, start=shifted)
     np.testing.assert_allclose(np.r_[found.user, found.item], solve_ridge(train, 0.5, 0.2), atol=1e-4)
 
 
 def test_ridge_needs_few_turns():
     train = runs.matrix(runs.draw()[0])
-    close = baseline_models.fit_ridge(train, 2, 3)
-    again = baseline_models.fit_ridge(train, 2, 3, start=close)
+    close = baselines.fit_ridge(train, 2, 3)
+    again = baselines.fit_ridge(train, 2, 3, start=close)
     assert np.abs(again.user - close.user).max() < 1e-3
 
 
 def test_biases_are_chosen_on_the_validation_part():
     parts = [runs.matrix(part) for part in runs.draw(seed=3)]
     train, validation = parts[0], parts[1]
-    found = baseline_models.choose_biases(train, validation, 0.5, 5.0)
+    found = baselines.choose_biases(train, validation, 0.5, 5.0)
     errors = [
-        baseline_models.biases_rmse(fit(train, *dampings), validation, 0.5, 5.0)
-        for fit in (baseline_models.fit_damped_means, baseline_models.fit_ridge)
-        for dampings in product(baseline_models.ITEM_GRID, baseline_models.USER_GRID)
+        baselines.biases_rmse(fit(train, *dampings), validation, 0.5, 5.0)
+        for fit in (baselines.fit_damped_means, baselines.fit_ridge)
+        for dampings in product(baselines.ITEM_GRID, baselines.USER_GRID)
     ]
-    assert baseline_models.biases_rmse(found, validation, 0.5, 5.0) == pytest.approx(min(errors), abs=1e-4)
+    assert baselines.biases_rmse(found, validation, 0.5, 5.0) == pytest.approx(min(errors), abs=1e-4)
     assert max(errors) > min(errors) + 0.005
-    assert baseline_models.choose_biases(train, None, 0.5, 5.0).how == "damped means, 25 and 10"
+    assert baselines.choose_biases(train, None, 0.5, 5.0).how == "damped means, 25 and 10"
 
 
 def test_error_of_biases_is_that_of_their_predictions():
     train, _, test = runs.draw()
-    fit = baseline_models.fit_damped_means(runs.matrix(train), 2, 2)
+    fit = baselines.fit_damped_means(runs.matrix(train), 2, 2)
     scores = fit.mean + fit.user[:, None] + fit.item
     expected = runs.naive(scores, train, test, low=3.0, high=4.0)["rmse"]
-    assert baseline_models.biases_rmse(fit, runs.matrix(test), 3.0, 4.0) == pytest.approx(expected, rel=1e-9)
+    assert baselines.biases_rmse(fit, runs.matrix(test), 3.0, 4.0) == pytest.approx(expected, rel=1e-9)
 
 
 def test_products_of_ease_are_exact_counts(monkeypatch):
-    monkeypatch.setattr(baseline_models, "USERS_AT_ONCE", 5)  # the last batch is not whole
+    monkeypatch.setattr(baselines, "USERS_AT_ONCE", 5)  # the last batch is not whole
     train = runs.draw()[0]
     x = (train >= 3.5).astype(np.int64)
-    assert (np.asarray(baseline_models.count_pairs(runs.matrix(train), 3.5)) == x.T @ x).all()
+    assert (np.asarray(baselines.count_pairs(runs.matrix(train), 3.5)) == x.T @ x).all()
 
 
 def test_weights_of_ease_are_the_best_without_a_diagonal():
     x = (runs.draw()[0] >= 3).astype(np.float64)
-    weights = np.asarray(baseline_models.ease_weights(np.float32(x.T @ x), 2.0), np.float64)
+    weights = np.asarray(baselines.ease_weights(np.float32(x.T @ x), 2.0), np.float64)
     assert (np.diagonal(weights) == 0).all()
     gradient = x.T @ (x @ weights - x) + 2.0 * weights  # of half |X - XB|^2 + lambda |B|^2
     np.fill_diagonal(gradient, 0)  # what the constraint takes up
@@ -129,7 +129,7 @@ def naive_ease(parts, penalty):
 
 @pytest.mark.slow
 def test_table_has_every_model_on_the_ratings_of_the_run(run, monkeypatch):
-    monkeypatch.setattr(baseline_models, "LAMBDA_GRID", (0.1, 1.0, 30.0))
+    monkeypatch.setattr(baselines, "LAMBDA_GRID", (0.1, 1.0, 30.0))
     console = runs.Listener()
     result = baselines.run(BaselineOptions(run=run, k=(2, 3), relevant=3.5), console)
     ((columns, rows),) = console.tables
@@ -141,10 +141,10 @@ def test_table_has_every_model_on_the_ratings_of_the_run(run, monkeypatch):
     assert dashes == [rated, [False] * 6, ranked, ranked, [False] * 6]
     models = dict(zip(names, result["models"].values(), strict=True))
     train, validation, test = parts = runs.draw()
-    found = {penalty: naive_ease(parts, penalty) for penalty in baseline_models.LAMBDA_GRID}
+    found = {penalty: naive_ease(parts, penalty) for penalty in baselines.LAMBDA_GRID}
     best = max(found, key=lambda penalty: found[penalty][0]["ndcg@3"])
     assert rows[3][0] == f"EASE (lambda {best:g})"
-    fit = baseline_models.choose_biases(runs.matrix(train), runs.matrix(validation), 0.5, 5.0)
+    fit = baselines.choose_biases(runs.matrix(train), runs.matrix(validation), 0.5, 5.0)
     scores = {
         "overall mean": np.full(test.shape, fit.mean),
         "user + item bias": np.float32(fit.mean + fit.user[:, None] + fit.item),
@@ -194,10 +194,10 @@ def test_biases_on_movielens_are_as_good_as_they_are_known_to_be(monkeypatch):
     monkeypatch.setenv("HOTLOOP_DATA", str(ROOT))
     data = rating_sets.load_sets(TrainOptions(data="ml-100k"), runs.Listener())
     usual, best = (
-        baseline_models.choose_biases(data.train, None, 1, 5),
-        baseline_models.choose_biases(data.train, data.validation, 1, 5),
+        baselines.choose_biases(data.train, None, 1, 5),
+        baselines.choose_biases(data.train, data.validation, 1, 5),
     )
-    errors = [baseline_models.biases_rmse(fit, data.test, 1, 5) for fit in (usual, best)]
+    errors = [baselines.biases_rmse(fit, data.test, 1, 5) for fit in (usual, best)]
     # Biases on random splits of this set give 0.94 to 0.95; of 10,000 test ratings the standard error is 0.007.
     assert 0.935 < errors[0] < 0.955
     # Dampings chosen for this set, and a joint fit, gain about 0.01 (0.942, 0.944, 0.946 became 0.930, 0.934, 0.936).

@@ -43,7 +43,8 @@ def numbers(request, monkeypatch):
     if request.param == "float32":
         return np.float32, 1e-5
     request.getfixturevalue("float64")
-    monkeypatch.setattr(model, "learning_rate", lambda job, update: jnp.float64(job.rates[0]))
+    constant = lambda update: jnp.float64(JOB.rates[0])  # noqa: E731
+    monkeypatch.setattr(model, "learning_rate", lambda *_, **__: constant)
     return np.float64, 1e-9
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from hotloop.engine.keys import stream
 from hotloop.engine.loop import Program, copy_state
 from hotloop.engine.progress import Console
-from hotloop.families.recommender import baseline_models, model, rating_sets, train
+from hotloop.families.recommender import baselines, model, rating_sets, train
 from hotloop.families.recommender.config import TrainOptions
 from hotloop.families.recommender.measures import make_rating_error
 
@@ -38,10 +38,10 @@ def demo_run(console: Console, recipe: TrainOptions = RECIPE) -> dict[str, Any]:
         metrics.wait()
         seconds.append(time.perf_counter() - began)
         curve.append(measure(state)["rmse"])
-    best = baseline_models.choose_biases(data.train, data.validation, *data.scale)
+    best = baselines.choose_biases(data.train, data.validation, *data.scale)
     return {
         "rmse": curve,
-        "biases": baseline_models.biases_rmse(best, data.validation, *data.scale),
+        "biases": baselines.biases_rmse(best, data.validation, *data.scale),
         "users_per_second": updates * config.batch_size / min(seconds),
         "users": data.train.users,
         "items": data.train.n_items,

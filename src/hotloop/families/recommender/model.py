@@ -20,7 +20,7 @@ from hotloop.engine import optim, precision
 from hotloop.engine.device import platform
 from hotloop.engine.keys import sample_keys, stream
 from hotloop.engine.optim import learning_rate
-from hotloop.families.recommender import autoencoder, sparse_joint
+from hotloop.families.recommender import autoencoder
 from hotloop.families.recommender.batches import SparseBatch
 from hotloop.families.recommender.config import LAYERS, TrainOptions, UpdateOptions, pick_options
 from hotloop.families.recommender.measures import sum_errors
@@ -159,7 +159,7 @@ def _joint(job: Job, params: Any, x: Array, key: Array) -> tuple[Array, Array]:
 def _sparse_joint(job: Job, params: Any, x: SparseBatch, key: Array) -> tuple[Any, tuple[Array, Array]]:
     """The same with sparse ratings: its gradient, and what `_joint` returns."""
     keeps = [draw_dropout(job, stream(key, "dropout", n), len(x.users)) for n in (0, 1)]
-    return sparse_joint.joint_gradient(params, x, keeps, job.net.loss_scaling)
+    return autoencoder.joint_gradient(params, x, keeps, job.net.loss_scaling)
 
 
 def _rated(job: Job, params: Any, x: Array, key: Array) -> tuple[Array, Array]:

@@ -29,14 +29,7 @@ from hotloop.engine.run import Run, check_resumable
 from hotloop.engine.sinks import ConsoleSink
 from hotloop.engine.training import TrainingRun, check_place, open_training
 from hotloop.errors import DataError, OptionError
-from hotloop.families.recommender import (
-    batches,
-    model,
-    rating_sets,
-    saved_run,
-    sparse_joint,
-    validate_process,
-)
+from hotloop.families.recommender import autoencoder, batches, model, rating_sets, saved_run, validate_process
 from hotloop.families.recommender.commands_config import FAMILY
 from hotloop.families.recommender.config import FILES, TrainOptions, make_schedule, warn_of_no_effect
 from hotloop.families.recommender.measures import make_rating_error
@@ -201,7 +194,7 @@ def takes_sparse(job: model.Job, train: RatingMatrix) -> bool:
     """Whether an update on sparse ratings is the faster one: joint re-feeding in float32 on a CPU, few ratings."""
     net, full = job.net, train.ratings / (train.users * job.items)
     plain = net.refeeding == "joint" and not net.no_selu and job.policy.compute == jnp.float32
-    return platform() == "cpu" and plain and full < sparse_joint.SPARSE_SHARE
+    return platform() == "cpu" and plain and full < autoencoder.SPARSE_SHARE
 
 
 def train_run(setup: Setup, console: Console, command: str) -> dict[str, Any]:
