@@ -85,7 +85,16 @@ def run(config: LayerOptions, device: jax.Device, console: Console) -> dict[str,
     console.say(str(checked))
     compile_seconds = program.lower_seconds + program.compile_seconds
     console.say(f"compiled in {compile_seconds:.3f} s, warm-up {warm_up:.3f} s")
-    result, _ = timing.measure(benchmark.step, describe_work(job), config, device, console)
+    work = timing.TimedWork(
+        title=kernel.title,
+        unit="items/sec",
+        iterations=config.batches_per_step,
+        items=kernel.items * config.batches_per_step * config.replicas,
+        cost=kernel.cost(jnp.dtype(job.dtype).itemsize),
+        replicas=config.replicas,
+        dtype=job.dtype,
+    )
+    result, _ = timing.measure(benchmark.step, work, config, device, console)
     if isinstance(config, LstmMulti):
         result["latency_ms"] = ms = measure_latency(benchmark)
         console.say(
@@ -105,19 +114,6 @@ def run(config: LayerOptions, device: jax.Device, console: Console) -> dict[str,
         "mode": mode,
         **timing.circumstances(config, device),
     }
-
-
-def describe_work(job: Job) -> timing.TimedWork:
-    config, kernel = job.config, job.kernel
-    return timing.TimedWork(
-        title=kernel.title,
-        unit="items/sec",
-        iterations=config.batches_per_step,
-        items=kernel.items * config.batches_per_step * config.replicas,
-        cost=kernel.cost(jnp.dtype(job.dtype).itemsize),
-        replicas=config.replicas,
-        dtype=job.dtype,
-    )
 
 
 def announcement_lines(job: Job, device: jax.Device) -> list[str]:

@@ -86,9 +86,17 @@ def check(config: Hmc, target: Target, platform: str) -> dict[str, float]:
 
     with matmul_precision("float32", False, platform):
         position, change = jax.jit(trajectory)(target.start, momentum, target.data)
-    expected, expected_change, scale = textbook_trajectory(config, target, np.float64(momentum))
+    start, data, begun = jax.tree.map(np.float64, (target.start, target.data, momentum))
+    size, q, p = config.leapfrog_step_size, start, begun
+    for _ in range(config.leapfrog_steps):  # kick, drift, kick: two gradients a leapfrog
+        p = p + size / 2 * target.reference(data, q)[1]
+        q = q + size * p
+        p = p + size / 2 * target.reference(data, q)[1]
+    before, after = target.reference(data, start)[0], target.reference(data, q)[0]
+    expected_change = (p**2).sum(-1) / 2 - after - (begun**2).sum(-1) / 2 + before
+    scale = 1 + np.maximum(np.abs(before), np.abs(after))
     errors = {
-        "position": float(np.linalg.norm(position - expected) / np.linalg.norm(expected)),
+        "position": float(np.linalg.norm(position - q) / np.linalg.norm(q)),
         "energy": float(np.max(np.abs(change - expected_change) / scale)),
     }
     for name, error in errors.items():
@@ -98,19 +106,6 @@ def check(config: Hmc, target: Target, platform: str) -> dict[str, float]:
                 f"float64, the limit is {BOUNDS[name]:g}"
             )
     return errors
-
-
-def textbook_trajectory(config: Hmc, target: Target, momentum: Any) -> tuple[Any, Any, Any]:
-    """End point, energy change and energy scale of each chain by kick, drift, kick: two gradients a leapfrog."""
-    start, data = jax.tree.map(np.float64, (target.start, target.data))
-    size, q, p = config.leapfrog_step_size, start, momentum
-    for _ in range(config.leapfrog_steps):
-        p = p + size / 2 * target.reference(data, q)[1]
-        q = q + size * p
-        p = p + size / 2 * target.reference(data, q)[1]
-    before, after = target.reference(data, start)[0], target.reference(data, q)[0]
-    change = (p**2).sum(-1) / 2 - after - (momentum**2).sum(-1) / 2 + before
-    return q, change, 1 + np.maximum(np.abs(before), np.abs(after))
 
 
 @dataclass
@@ -147,19 +142,15 @@ def gradient(target: Target, data: Any) -> hmc.ValueAndGradient:
     return hmc.gradient_of(lambda x: target.log_density(data, x))
 
 
-def block_length(config: Hmc, size: int) -> int:
-    """Steps of a block: a twentieth of a call, long against the chain's memory, its noise bounded in bytes."""
-    fitting = NOISE_BYTES // (4 * config.number_of_chains * (size + 1))
-    wanted = max(SHORTEST_BLOCK, config.hmc_steps // BLOCKS_A_CALL)
-    return max(1, min(config.hmc_steps, fitting, wanted))
-
-
 def loop(config: Hmc, target: Target, platform: str) -> Callable[..., tuple[hmc.State, Array, Blocks]]:
     """(state, block number, data) -> (state, block number, block means): `hmc_steps` steps.
 
     Steps that do not fill a block run all the same but are left out of the means.
     """
-    length = block_length(config, target.start.shape[1])
+    # A block is a twentieth of a call: long against the chain's memory, and its noise is bounded in bytes.
+    fitting = NOISE_BYTES // (4 * config.number_of_chains * (target.start.shape[1] + 1))
+    wanted = max(SHORTEST_BLOCK, config.hmc_steps // BLOCKS_A_CALL)
+    length = max(1, min(config.hmc_steps, fitting, wanted))
     blocks, rest = divmod(config.hmc_steps, length)
     unroll = UNROLL.get((config.target, platform), 1)
 
