@@ -16,7 +16,7 @@ import toy_family as toy
 from family_protocol import same_tree
 from hotloop.engine.batch_sources import Streamed
 from hotloop.engine.checkpoint import Checkpoints
-from hotloop.engine.drive import drive, newest
+from hotloop.engine.drive import drive
 from hotloop.engine.feed import Resident
 from hotloop.engine.loop import Program, copy_state
 from hotloop.engine.plan import Plan
@@ -111,18 +111,6 @@ def test_damaged_steps_that_were_passed_over_are_told_in_the_records(run: Run, t
         drive(PROGRAM, PLAN, start(), run, checkpoints, resumed=checkpoints.restore(start()))
     warnings = [e["message"] for e in read_events(run.path) if e["event"] == "warning"]
     assert len(warnings) == 1 and "step 20" in warnings[0]
-
-
-def test_the_newest_checkpoint_may_be_none_but_not_only_damaged(run: Run, tmp_path: Path) -> None:
-    plain = toy.init(CONFIG, jax.random.key(0))  # with a plain number in it, as families write it
-    with Checkpoints(tmp_path / "steps") as checkpoints:
-        assert newest(checkpoints, plain) is None
-        drive(PROGRAM, cut_plan(10), plain, run, checkpoints)
-        found = newest(checkpoints, plain)
-        assert found is not None and found.step == 10
-        (tmp_path / "steps" / "00000010").rename(tmp_path / "steps" / "00000011")
-        with pytest.raises(CheckpointError, match="no complete checkpoint"):
-            newest(checkpoints, plain)
 
 
 def initial_digits() -> Any:

@@ -17,7 +17,7 @@ from hotloop.engine.plan import Plan
 from hotloop.engine.progress import Progress
 from hotloop.engine.records import read_events, read_json
 from hotloop.engine.training import RunCheckpoints, check_place, open_training, train
-from hotloop.errors import OptionError, RunError
+from hotloop.errors import CheckpointError, OptionError, RunError
 
 DATA = {"x": np.arange(12, dtype=np.float32)}
 START = {"w": np.zeros(3, np.float32), "step": np.int32(0)}
@@ -87,6 +87,17 @@ def test_a_run_that_is_resumed_goes_on_from_its_newest_checkpoint_and_so_does_it
     ]
     assert [sum(bar.moves) for bar in bars] == [5, 10]
     assert [each["update"] for each in read_events(tmp_path / "run") if each["event"] == "resume"] == [5]
+
+
+def test_a_run_whose_every_checkpoint_is_damaged_does_not_start_over(tmp_path: Path) -> None:
+    start = {**START, "step": 0}  # a plain number, as families write it
+    train(PROGRAM, PLAN, start, tmp_path / "run", sinks=[])
+    with opened(tmp_path / "run", resume=True, may_differ=("seed",)) as training:
+        assert training.newest(start).step == 10
+        for step in training.checkpoints.folder.iterdir():
+            (step / "manifest.json").write_text("")
+        with pytest.raises(CheckpointError, match="no complete checkpoint"):
+            training.newest(start)
 
 
 def test_a_new_run_does_not_go_on_from_what_lies_there(tmp_path: Path) -> None:

@@ -16,14 +16,15 @@ import pytest
 
 from hotloop.engine import drive as driving
 from hotloop.engine import drive as pieces
-from hotloop.engine.checkpoint import Checkpoints, KeepBest, KeepLast
-from hotloop.engine.drive import Interrupted, drive, newest
+from hotloop.engine.checkpoint import KeepBest, KeepLast
+from hotloop.engine.drive import Interrupted
 from hotloop.engine.feed import Resident
 from hotloop.engine.interrupt import StopRequest
 from hotloop.engine.loop import Program, copy_state
 from hotloop.engine.plan import Plan
 from hotloop.engine.records import current_records, read_events
 from hotloop.engine.run import Run
+from hotloop.engine.training import open_training
 from undisturbed import assert_same_run, records
 
 PLAN = Plan.for_updates(30, log_every=4, validate_every=10, checkpoint_every=10)
@@ -78,23 +79,18 @@ def dying(records: int) -> Any:
 
 def once(folder: Path, resume: bool) -> None:
     """A process: all that is left of the run, and an evaluation after it."""
-    with (
-        Run.create(folder, {}, command="test", resume=resume, environment={}) as run,
-        Checkpoints(run.checkpoints, KeepLast(2) | KeepBest("score")) as checkpoints,
-    ):
-        state = drive(
+    keep = KeepLast(2) | KeepBest("score")
+    with open_training(folder, {}, command="test", resume=resume, keep=keep, sinks=[]) as training:
+        state = training.train(
             PROGRAM,
             PLAN,
             START,
-            run,
-            checkpoints,
-            resumed=newest(checkpoints, START) if resume else None,
             validate=lambda state: {"score": float(state["w"][1])},
             latest=("rate",),
             guard="loss",
         )
-        run.event("evaluation", split="test", sum=float(state["w"].sum()))
-        run.event("evaluation", split="other", sum=float(state["w"].max()))
+        training.record.event("evaluation", split="test", sum=float(state["w"].sum()))
+        training.record.event("evaluation", split="other", sum=float(state["w"].max()))
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ from hotloop.engine.plan import KINDS, Event, Kind, Plan, Span, closest_divisor
 from hotloop.engine.progress import Progress
 from hotloop.engine.run import Run
 
-__all__ = ["Callbacks", "Diverged", "Interrupted", "drive", "newest"]
+__all__ = ["Callbacks", "Diverged", "Interrupted", "drive"]
 
 TARGET_SECONDS = 1.0
 FIRST_PIECE = 16
@@ -84,16 +84,6 @@ def drive(
     with note_stops() as request:
         driver = _Driver(program, plan, host, request, on_call, progress, enough, due, report)
         return driver.run(copy_state(resumed.state if resumed else state), update)
-
-
-def newest(checkpoints: Checkpoints, state: State) -> Restored | None:
-    """The newest whole checkpoint of a state like `state`, to resume from; None where none was ever begun.
-
-    A folder in which every checkpoint is damaged is an error: starting over would hide it.
-    """
-    if not checkpoints.begun():
-        return None
-    return checkpoints.restore(copy_state(state), check=check_position)
 
 
 def check_position(position: Mapping[str, Any]) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from hotloop.engine.checkpoint import Checkpoints, Keep, KeepAll, KeepLast, Restored
-from hotloop.engine.drive import Callbacks, drive, newest
-from hotloop.engine.loop import Program, State
+from hotloop.engine.drive import Callbacks, check_position, drive
+from hotloop.engine.loop import Program, State, copy_state
 from hotloop.engine.measure import find_report_folder
 from hotloop.engine.plan import Plan
 from hotloop.engine.progress import Show, print_to_stderr, show
@@ -46,8 +46,13 @@ class TrainingRun:
     progress: Show
 
     def newest(self, state: State) -> Restored | None:
-        """The newest whole checkpoint of a state like `state`, to go on from; None where none was ever begun."""
-        return newest(self.checkpoints, state)
+        """The newest whole checkpoint of a state like `state`, to go on from; None where none was ever begun.
+
+        A folder in which every checkpoint is damaged is an error: starting over would hide it.
+        """
+        if not self.checkpoints.begun():
+            return None
+        return self.checkpoints.restore(copy_state(state), check=check_position)
 
     def train(
         self,
@@ -67,7 +72,7 @@ class TrainingRun:
         checkpoints at all. `title` stands beside the bar; an `endless` plan ends with its data, which no bar can know.
         """
         if resumed is None and self.record.resumed:
-            resumed = newest(self.checkpoints, state)
+            resumed = self.newest(state)
         with self.progress(title, None if endless else plan.total_updates) as bar:
             bar.advance(resumed.step if resumed else 0)
             return drive(
