@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hotloop.cli.main import main
-from hotloop.engine.cache import Store
+from hotloop.engine.device import ProgramStore
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def programs(tmp_path, monkeypatch):
     folder = tmp_path / "programs"
     folder.mkdir()
     for name in "abc":
-        Store(folder, None).put(name, bytes(1000))
+        ProgramStore(folder, None).put(name, bytes(1000))
     return folder
 
 

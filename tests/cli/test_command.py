@@ -11,8 +11,8 @@ import pytest
 import hotloop
 from hotloop.cli.command import Context, format_table, print_error, spell_options, spell_options_in_errors
 from hotloop.cli.main import main
-from hotloop.engine.batch import Batch
 from hotloop.engine.interrupt import Stopped
+from hotloop.engine.plan import Batch
 from hotloop.engine.records import read_events
 from hotloop.engine.run import Run
 from hotloop.engine.sinks import ConsoleSink

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotloop.engine.batch import Batch, plan_evaluation
+from hotloop.engine.plan import Batch, plan_evaluation
 from hotloop.errors import PlanError
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotloop.engine import cache
-from hotloop.engine.cache import HEAD_BYTES, Store
+from hotloop.engine import device
+from hotloop.engine.device import HEAD_BYTES, ProgramStore
 from hotloop.errors import OptionError
 
 # Compiles one program and prints how many programs the process compiled rather than found.
@@ -55,30 +55,30 @@ def test_off_writes_nothing(tmp_path, monkeypatch):
     compiled_and_found("off")
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setenv("HOTLOOP_CACHE", "off")
-    assert cache.folder() is None
+    assert device.cache_folder() is None
 
 
 def test_the_folder_follows_the_environment(monkeypatch):
     monkeypatch.setenv("HOTLOOP_CACHE", "/somewhere")
-    assert str(cache.folder()) == "/somewhere"
+    assert str(device.cache_folder()) == "/somewhere"
     monkeypatch.delenv("HOTLOOP_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-    assert str(cache.folder()) == "/xdg/hotloop"
+    assert str(device.cache_folder()) == "/xdg/hotloop"
 
 
 def test_a_folder_that_cannot_be_made_is_a_warning_not_an_error(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("HOTLOOP_CACHE", str(tmp_path / "file"))
     said = []
-    cache.enable(said.append)
+    device.enable_cache(said.append)
     assert len(said) == 1
     assert "set HOTLOOP_CACHE to another folder" in said[0]
     with pytest.raises(OptionError, match="cannot write here"):
-        cache.set_limit(1000)
+        device.set_cache_limit(1000)
 
 
 def test_the_least_recently_used_entry_goes_first(tmp_path):
-    store = Store(tmp_path, 3 * (HEAD_BYTES + 100))
+    store = ProgramStore(tmp_path, 3 * (HEAD_BYTES + 100))
     for number, key in enumerate("abc"):
         store.put(key, bytes(100))
         os.utime(store._file(key), (number, number))
@@ -88,7 +88,7 @@ def test_the_least_recently_used_entry_goes_first(tmp_path):
 
 
 def test_an_entry_larger_than_the_limit_evicts_nothing(tmp_path):
-    store = Store(tmp_path, HEAD_BYTES + 100)
+    store = ProgramStore(tmp_path, HEAD_BYTES + 100)
     store.put("a", bytes(100))
     store.put("b", bytes(101))
     assert store.get("a") is not None
@@ -96,7 +96,7 @@ def test_an_entry_larger_than_the_limit_evicts_nothing(tmp_path):
 
 
 def test_a_folder_that_vanishes_costs_only_the_entry(tmp_path):
-    store = Store(tmp_path / "gone", None)
+    store = ProgramStore(tmp_path / "gone", None)
     store.put("a", b"x")
     assert store.get("a") is None
 
@@ -106,14 +106,14 @@ def test_nothing_half_written_is_left_when_the_disk_is_full(tmp_path, monkeypatc
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("pathlib.Path.replace", full)
-    Store(tmp_path, None).put("a", b"x")
+    ProgramStore(tmp_path, None).put("a", b"x")
     assert list(tmp_path.iterdir()) == []
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.binary(max_size=300), st.data())
 def test_any_damage_to_an_entry_is_found(tmp_path_factory, value, data):
-    store = Store(tmp_path_factory.mktemp("store"), None)
+    store = ProgramStore(tmp_path_factory.mktemp("store"), None)
     store.put("k", value)
     assert store.get("k") == value
     content = bytearray(store._file("k").read_bytes())
@@ -124,9 +124,9 @@ def test_any_damage_to_an_entry_is_found(tmp_path_factory, value, data):
 
 
 def test_a_program_for_another_machine_is_not_found(tmp_path, monkeypatch):
-    Store(tmp_path, None).put("k", b"x")
-    monkeypatch.setattr("hotloop.engine.cache.machine_digest", lambda: "other")
-    assert Store(tmp_path, None).get("k") is None
+    ProgramStore(tmp_path, None).put("k", b"x")
+    monkeypatch.setattr("hotloop.engine.device.machine_digest", lambda: "other")
+    assert ProgramStore(tmp_path, None).get("k") is None
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_program_for_another_machine_is_not_found(tmp_path, monkeypatch):
     ],
 )
 def test_sizes_as_people_write_them(text, size):
-    assert cache.parse_size(text) == size
+    assert device.parse_size(text) == size
 
 
 @pytest.mark.parametrize(
@@ -149,17 +149,17 @@ def test_sizes_as_people_write_them(text, size):
     [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (4 * 10**9, "4.0 GB"), (2 * 10**12, "2.0 TB")],
 )
 def test_sizes_as_people_read_them(size, text):
-    assert cache.show_size(size) == text
+    assert device.show_size(size) == text
 
 
 def test_the_environment_overrides_the_remembered_limit(tmp_path, monkeypatch):
     monkeypatch.setenv("HOTLOOP_CACHE", str(tmp_path))
     monkeypatch.delenv("HOTLOOP_CACHE_LIMIT", raising=False)
-    assert cache.limit() == cache.DEFAULT_LIMIT
-    cache.set_limit(10**6)
-    assert cache.limit() == 10**6
+    assert device.cache_limit() == device.DEFAULT_CACHE_LIMIT
+    device.set_cache_limit(10**6)
+    assert device.cache_limit() == 10**6
     monkeypatch.setenv("HOTLOOP_CACHE_LIMIT", "2MB")
-    assert cache.limit() == 2 * 10**6
+    assert device.cache_limit() == 2 * 10**6
     monkeypatch.setenv("HOTLOOP_CACHE_LIMIT", "much")
     with pytest.raises(OptionError, match="HOTLOOP_CACHE_LIMIT much: must be a size"):
-        cache.limit()
+        device.cache_limit()

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hotloop.engine.batch_sources import ShuffledBatches, Streamed
-from hotloop.engine.feed import Resident
-from hotloop.engine.order import Order
+from hotloop.engine.feed import Order, Resident
 from hotloop.errors import CheckpointError, DataError
 
 

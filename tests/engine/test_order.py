@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotloop.engine.order import LARGEST, permute, seed_words
+from hotloop.engine.feed import LARGEST, permute, seed_words
 from hotloop.errors import DataError
 
 SIZES = (1, 2, 7, 200, 50_000)

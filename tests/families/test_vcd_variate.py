@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import vcd_oracle as oracle
 
-from hotloop.engine.feed import Resident
+from hotloop.engine.feed import Order, Resident
 from hotloop.engine.loop import Program, copy_state
-from hotloop.engine.order import Order
 from hotloop.families.vcd import model, objective
 from hotloop.families.vcd.config import VcdModel
 

@@ -14,7 +14,7 @@ from hotloop.cli.main import COMMANDS, find_command
 from hotloop.cli.parser import resolve, scan
 from hotloop.cli.plan import PlanConfig, make_plan
 from hotloop.data.catalogue import known_set
-from hotloop.engine.cache import parse_size
+from hotloop.engine.device import parse_size
 from hotloop.options import Params, build, options_of
 from hotloop.options.document import parse_document
 from hotloop.options.files import expand_path, parse_json

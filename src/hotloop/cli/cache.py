@@ -5,37 +5,37 @@ from dataclasses import dataclass
 from typing import Any
 
 from hotloop.cli.command import Command, Context, NoOptions
-from hotloop.engine import cache
+from hotloop.engine import device
 from hotloop.options import argument
 
 
 @dataclass(frozen=True)
 class LimitConfig:
     size: int | None = argument(
-        "The most the programs may take: 500MB, 2GB, or none.", parse=cache.parse_size
+        "The most the programs may take: 500MB, 2GB, or none.", parse=device.parse_size
     )
 
 
 def show(config: NoOptions, context: Context) -> Mapping[str, Any]:
-    used, most, root = cache.usage(), cache.limit(), cache.folder()
+    used, most, root = device.cache_usage(), device.cache_limit(), device.cache_folder()
     if root is None:
         context.say("the cache is off (HOTLOOP_CACHE=off)")
     else:
         context.say(f"folder    {root}")
-        context.say(f"programs  {used.entries}, {cache.show_size(used.bytes)}")
-        context.say(f"limit     {'none' if most is None else cache.show_size(most)}")
+        context.say(f"programs  {used.entries}, {device.show_size(used.bytes)}")
+        context.say(f"limit     {'none' if most is None else device.show_size(most)}")
     return {"folder": root, "entries": used.entries, "bytes": used.bytes, "limit": most}
 
 
 def limit(config: LimitConfig, context: Context) -> Mapping[str, Any]:
-    cache.set_limit(config.size)
+    device.set_cache_limit(config.size)
     return show(NoOptions(), context)
 
 
 def clear(config: NoOptions, context: Context) -> Mapping[str, Any]:
-    freed = cache.clear()
-    context.say(f"deleted {freed.entries} programs, freed {cache.show_size(freed.bytes)}")
-    return {"folder": cache.folder(), "entries": freed.entries, "freed": freed.bytes}
+    freed = device.clear_cache()
+    context.say(f"deleted {freed.entries} programs, freed {device.show_size(freed.bytes)}")
+    return {"folder": device.cache_folder(), "entries": freed.entries, "freed": freed.bytes}
 
 
 COMMAND = Command(

@@ -18,16 +18,18 @@ from jax.sharding import NamedSharding
 
 from hotloop.engine.feed import (
     Batch,
+    Order,
+    Remainder,
     SourceFeed,
     Transform,
     check_alike,
     check_fits_device,
+    check_same,
     common_length,
     describe_batch,
     describe_forms,
     placement_like,
 )
-from hotloop.engine.order import Order, Remainder, check_same
 from hotloop.errors import DataError
 
 Made = TypeVar("Made")

@@ -27,8 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hotloop import rehearsal
-from hotloop.engine import cache
-from hotloop.engine.device import cpu_model, usable_cores
+from hotloop.engine.device import cache_folder, cpu_model, usable_cores
 from hotloop.engine.records import write_json
 from hotloop.errors import OptionError
 from hotloop.options import to_jsonable
@@ -183,7 +182,7 @@ def memory_of_device(device: jax.Device) -> int | None:
 
 
 def _ceilings_file(device: jax.Device) -> Path | None:
-    root = cache.folder()
+    root = cache_folder()
     name = re.sub(r"[^a-z0-9]+", "-", f"{device.platform} {describe_device(device)}".lower()).strip("-")
     return None if root is None else root / "ceilings" / f"{name}.json"
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotloop.data.image_stores import EncodedImage, no_boxes
+from hotloop.engine.feed import Order
 from hotloop.engine.keys import sample_keys
-from hotloop.engine.order import Order
 from hotloop.errors import DataError, OptionError
 from hotloop.families.cnn import images
 from hotloop.families.cnn.photographs import (

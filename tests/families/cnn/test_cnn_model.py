@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from cnn_words import job_of
 
-from hotloop.engine.batch import Batch
 from hotloop.engine.checkpoint import Checkpoints
 from hotloop.engine.feed import Resident
 from hotloop.engine.keys import seed_key
 from hotloop.engine.loop import Program, copy_state
+from hotloop.engine.plan import Batch
 from hotloop.families.cnn import images, model
 from hotloop.families.cnn.job import Job
 from hotloop.families.cnn.network import INPUT, Network, NetworkBuilder

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from hotloop.engine.batch import Batch
 from hotloop.engine.device import REPLICA, replica_mesh
+from hotloop.engine.plan import Batch
 from hotloop.families.cnn.model import (
     add_statistics,
     count_values,

@@ -9,7 +9,7 @@ import pytest
 from cnn_words import job_of, typed
 
 from hotloop.data.dataset import Dataset, LabelledImages
-from hotloop.engine.batch import plan_evaluation
+from hotloop.engine.plan import plan_evaluation
 from hotloop.engine.records import read_events
 from hotloop.engine.run import Run
 from hotloop.errors import CheckpointError, DataError

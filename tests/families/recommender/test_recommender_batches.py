@@ -7,8 +7,7 @@ import pytest
 from recommender_small import quick
 
 from hotloop.data.rating_matrix import build_matrix
-from hotloop.engine.feed import Resident
-from hotloop.engine.order import Order
+from hotloop.engine.feed import Order, Resident
 from hotloop.families.recommender import batches
 
 ITEMS = 30

@@ -33,9 +33,8 @@ from hotloop.data.image_stores import (
 from hotloop.data.local_files import check_named_folders, find_set
 from hotloop.data.shards import read_manifest, shard_fault
 from hotloop.engine.device import usable_cores
-from hotloop.engine.feed import Resident
+from hotloop.engine.feed import Order, Resident
 from hotloop.engine.keys import sample_keys
-from hotloop.engine.order import Order
 from hotloop.engine.progress import Console
 from hotloop.errors import DataError
 from hotloop.families.cnn.command_options import BenchmarkConfig, BuildConfig, VerifyConfig

@@ -14,11 +14,10 @@ from jax import Array
 from jax.sharding import Mesh
 
 from hotloop.engine import optim, precision
-from hotloop.engine.batch import Batch, EvaluationBatches, plan_evaluation
 from hotloop.engine.device import platform, replica_mesh
 from hotloop.engine.keys import seed_key
 from hotloop.engine.optim_keys import check_optimiser
-from hotloop.engine.plan import Plan
+from hotloop.engine.plan import Batch, EvaluationBatches, Plan, plan_evaluation
 from hotloop.engine.precision import AutoScale, StaticScale
 from hotloop.errors import DeviceError, OptionError
 from hotloop.families.cnn.network import Network, NormChoice, Variant, build

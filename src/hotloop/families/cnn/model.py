@@ -22,8 +22,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from hotloop.engine import precision
-from hotloop.engine.batch import Batch
 from hotloop.engine.keys import stream
+from hotloop.engine.plan import Batch
 from hotloop.engine.precision import ScaleState, choose, scale_loss, unscale
 from hotloop.engine.split import average_replicas, mean_of_parts, on_replicas
 from hotloop.families.cnn import images

@@ -32,8 +32,7 @@ from hotloop.data.load import load
 from hotloop.engine.batch_sources import ShuffledBatches, Streamed
 from hotloop.engine.device import REPLICA, usable_cores
 from hotloop.engine.evaluate import Evaluation, PerSample, Sums, evaluate_batches
-from hotloop.engine.feed import Feed, Resident, gather_rows, placement_like
-from hotloop.engine.order import Order, Remainder
+from hotloop.engine.feed import Feed, Order, Remainder, Resident, gather_rows, placement_like
 from hotloop.engine.progress import Console, advance_through
 from hotloop.engine.split import SPLIT
 from hotloop.errors import DataError

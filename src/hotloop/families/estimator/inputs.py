@@ -23,8 +23,15 @@ from hotloop.engine.batch_sources import (
     find_iterator,
 )
 from hotloop.engine.device import REPLICA
-from hotloop.engine.feed import Feed, Resident, check_alike, common_length, describe_batch, passes_through
-from hotloop.engine.order import Order
+from hotloop.engine.feed import (
+    Feed,
+    Order,
+    Resident,
+    check_alike,
+    common_length,
+    describe_batch,
+    passes_through,
+)
 from hotloop.errors import DataError
 from hotloop.families.estimator.build import Classes
 from hotloop.families.estimator.config import RunConfig, call_with_known, check_value, is_whole

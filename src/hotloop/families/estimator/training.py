@@ -16,12 +16,11 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from hotloop.engine.batch import Batch
 from hotloop.engine.checkpoint import Keep, KeepBest, KeepLast, Restored
 from hotloop.engine.host_events import Diverged
 from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.loop import CallMetrics, Program
-from hotloop.engine.plan import Event, Kind, Mark, Plan
+from hotloop.engine.plan import Batch, Event, Kind, Mark, Plan
 from hotloop.engine.progress import compiling
 from hotloop.engine.records import read_events, read_json
 from hotloop.engine.sinks import ConsoleSink, Sink, TensorBoardSink
