@@ -100,16 +100,15 @@ def layer_table(network: Network) -> str:
         split = "yes" if network.may_split(i) else ""
         rows.append((node.name, node.layer.kind, _size(node.shape), *figures, split))
     widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADINGS))]
-    return "\n".join([summary, "", *(_line(row, widths) for row in rows)])
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if heading in ("parameters", "MFLOP") else cell.ljust(width)
+            for cell, width, heading in zip(row, widths, _HEADINGS, strict=True)
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join([summary, "", *lines])
 
 
 def _size(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape))
-
-
-def _line(row: tuple[str, ...], widths: list[int]) -> str:
-    cells = [
-        cell.rjust(width) if heading in ("parameters", "MFLOP") else cell.ljust(width)
-        for cell, width, heading in zip(row, widths, _HEADINGS, strict=True)
-    ]
-    return "  ".join(cells).rstrip()

@@ -22,7 +22,7 @@ from hotloop.engine.precision import AutoScale, StaticScale
 from hotloop.errors import DeviceError, OptionError
 from hotloop.families.cnn.network import Network, NormChoice, Variant, build
 from hotloop.families.cnn.options import WITHOUT_EFFECT, DatasetSize, TrainConfig
-from hotloop.options import Params, did_you_mean
+from hotloop.options import did_you_mean
 
 BATCH_OPTIONS = ("gradient_accumulation_count", "global_batch_size")
 MOMENTUM = {"batch_norm": 0.99, "custom_batch_norm": 0.97}
@@ -46,7 +46,11 @@ class Job:
 
     @property
     def norm(self) -> NormChoice:
-        return read_norm(self.config.norm_layer)
+        params = self.config.norm_layer
+        if params["name"] == "group_norm":
+            groups, size = params.get("num_groups"), params.get("channels_per_group")
+            return NormChoice("group", groups=groups, channels_per_group=size)
+        return NormChoice("batch", momentum=float(params.get("momentum", MOMENTUM[params["name"]])))
 
     @cached_property
     def network(self) -> Network:
@@ -131,9 +135,6 @@ def resolve(
         global_size=sizes["global_batch_size"],
     )
     check_optimiser(config.optimizer, config.optimizer_params, global_batch_size=asked.global_)
-    if config.pipeline_splits:
-        network = build(config.model_name, size.shape, size.classes, read_norm(config.norm_layer))
-        _check_splits(config, [node.name for node in network.nodes])
     if config.top_k > size.classes:
         raise OptionError(f"--top-k {config.top_k}: {config.dataset} has only {size.classes} classes")
     _check_devices(config, devices, explicit)
@@ -146,7 +147,7 @@ def resolve(
     named = explicit | configured | config.without_effect.keys()
     if ignored := [each.spelling for each in WITHOUT_EFFECT if each.name in named]:
         notices.append(f"without effect here: {', '.join(ignored)}")
-    return Job(
+    job = Job(
         config=config,
         size=size,
         asked=asked,
@@ -157,6 +158,9 @@ def resolve(
         warnings=(*_warnings(config), *(asked.warnings if plan else ()), *(plan.warnings if plan else ())),
         notices=tuple(filter(None, notices)),
     )
+    if config.pipeline_splits:
+        _check_splits(config, [node.name for node in job.network.nodes])
+    return job
 
 
 def _check_splits(config: TrainConfig, layers: list[str]) -> None:
@@ -173,15 +177,6 @@ def _check_splits(config: TrainConfig, layers: list[str]) -> None:
         )
     if layers[0] in splits:
         raise OptionError(f"--pipeline-splits {layers[0]}: the first layer opens the first stage anyway")
-
-
-def read_norm(params: Params) -> NormChoice:
-    """--norm-layer as the network takes it."""
-    if params["name"] == "group_norm":
-        return NormChoice(
-            "group", groups=params.get("num_groups"), channels_per_group=params.get("channels_per_group")
-        )
-    return NormChoice("batch", momentum=float(params.get("momentum", MOMENTUM[params["name"]])))
 
 
 def _replaced_option(config: TrainConfig, explicit: Set[str]) -> str | None:

@@ -4,11 +4,10 @@ An update goes over its micro-batches one after the other (accumulation) on each
 merges batch-norm statistics over all of them, and makes one step. Every sample draws from its place in the global
 batch, so that how a batch is split changes nothing but batch norm's groups. It knows neither files nor events.
 
-Statistics: every part (a micro-batch on a replica) hands in its means and biased variances, all of equally many values.
-With the `spread` rule the differences between the parts' means count, so that any split of a batch gives the
-undivided batch's statistics. The `seed` rule counts them between replicas but not between accumulated micro-batches, as
-the program before this one did. The variance that is kept is the unbiased one, N / (N - 1) with N the values
-merged, as in Keras' fused batch norm.
+Every part (a micro-batch on a replica) hands in its means and biased variances. By the `spread` rule the differences
+between the parts' means count, so that any split of a batch gives the undivided batch's statistics; the `seed` rule
+counts them between replicas but not between accumulated micro-batches, as the program before this one did. The variance
+that is kept is the unbiased one, as in Keras' fused batch norm.
 """
 
 from collections.abc import Callable, Mapping

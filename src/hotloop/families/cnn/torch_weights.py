@@ -88,8 +88,7 @@ def load(path: str | Path, network: Network) -> tuple[Params, Statistics]:
     statistics: Statistics = {}
     with _open_file(path) as file:
         wanted = dict(_tensor_names(network))
-        _check_names(path, network, _shapes(file), wanted)
-        _check_shapes(path, network, _shapes(file), wanted)
+        _check_fit(path, network, _shapes(file), wanted)
         for name, (layer, leaf) in wanted.items():
             kind = file.get_slice(name).get_dtype()
             if kind not in _READ:
@@ -153,7 +152,8 @@ def _module(layer: str) -> str:
     return f"layer{int(stack) - 1}.{int(block) - 1}.{inner}"
 
 
-def _check_names(path: str | Path, network: Network, found: Shapes, wanted: dict[str, Leaf]) -> None:
+def _check_fit(path: str | Path, network: Network, found: Shapes, wanted: dict[str, Leaf]) -> None:
+    """A DataError where a tensor is missing, unknown or of another shape."""
     missing, unknown = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
     if missing:
         raise DataError(
@@ -165,9 +165,6 @@ def _check_names(path: str | Path, network: Network, found: Shapes, wanted: dict
             f"{path}: {len(unknown)} tensors do not belong to {network.model}, {unknown[0][:200]!r} first: "
             "only torchvision's and timm's plain ResNets are read"
         )
-
-
-def _check_shapes(path: str | Path, network: Network, found: Shapes, wanted: dict[str, Leaf]) -> None:
     nodes = {node.name: node for node in network.nodes}
     for name, (layer, leaf) in wanted.items():
         values = nodes[layer].parameters
