@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hotloop.bench.benchmark import Benchmark, Variant, plan_runs, select
+from hotloop.bench.benchmark import Benchmark, Variant, select
 from hotloop.errors import OptionError
 
 
@@ -68,12 +68,3 @@ def test_what_cannot_run_keeps_its_reason_even_when_named():
 def test_what_matches_nothing_is_an_error_with_the_nearest_name(patterns, tags, said):
     with pytest.raises(OptionError, match=said):
         select(ALL, patterns, tags)
-
-
-def test_rounds_go_over_all_variants_or_variant_by_variant_with_the_warm_up_first():
-    chosen = select(ALL, ["rnn"])
-    together = [job.key for job in plan_runs(chosen, 2, 1, False)]
-    assert together == [("rnn_1", 0), ("rnn_1", 1), ("rnn_1", 2), ("rnn_2", 0), ("rnn_2", 1), ("rnn_2", 2)]
-    in_turn = [job.key for job in plan_runs(chosen, 2, 1, True)]
-    assert in_turn == [("rnn_1", 0), ("rnn_2", 0), ("rnn_1", 1), ("rnn_2", 1), ("rnn_1", 2), ("rnn_2", 2)]
-    assert len({job.folder for job in plan_runs(chosen, 3, 3, True)}) == 12

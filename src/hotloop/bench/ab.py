@@ -1,8 +1,5 @@
-"""Two programs in turns: pair after pair, the first of each drawn by lot, so that what the machine does meets both.
-
-Each side has a log folder of its own, as `hotloop bench run` leaves it; the records name the session and the variant
-on the other side, by which `verdict.py` knows the pairs. Two commits of a repository run in work trees in a temporary
-folder, gone when the comparison is over. What is compared is decided here, how it is judged is not.
+"""Two programs in turns, pair after pair, the first of each drawn by lot, so that what the machine does meets both; and
+two commits of a repository in work trees, gone afterwards. Records name the session and the variant on the other side.
 """
 
 import os
@@ -16,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from hotloop.bench.benchmark import Selected, VariantRun
+from hotloop.bench.benchmark import Selected
 from hotloop.bench.launch import RunnerOptions
 from hotloop.bench.record import Results
 from hotloop.bench.results import SIDES
@@ -88,7 +85,7 @@ def run_in_turns(
                     number += 1
                     # A coin for each pair, and not ABBA: it is the lot that makes the test of pairs exact.
                     for side in (0, 1) if lots.random() < 0.5 else (1, 0):
-                        record = runners[side].perform(VariantRun(pair[side], repeat))
+                        record = runners[side].perform(pair[side], repeat)
                         runners[side].show(record, f"[{number}/{total}]")
                         if record["status"] != "passed":
                             failed[name] = f"{SIDES[side]} failed: {record['reason']}"

@@ -1,11 +1,9 @@
 """What a benchmark file says, as frozen values: benchmarks, metrics, variants; which of them run, and in which order.
-
-Filling parameters in is plain replacement of known names, never `str.format`, whose fields can reach into objects. It
-knows neither YAML (`spec.py` reads that) nor processes (`runner.py` starts those).
+Parameters are filled in by plain replacement, never by `str.format`, whose fields can reach into objects.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -200,36 +198,3 @@ def select(
 def count_of(number: int, noun: str) -> str:
     """`1 run`, `2 runs`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-@dataclass(frozen=True)
-class VariantRun:
-    """One run of one variant; repeats count from 1, and those before are warm-up."""
-
-    selected: Selected
-    repeat: int
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """What tells this run from every other one of the same log folder."""
-        return self.selected.variant.name, self.repeat
-
-    @property
-    def folder(self) -> str:
-        """Of its logs, in the log folder of all."""
-        name = self.selected.variant.name
-        if self.repeat == 1:
-            return name
-        return f"{name}/repeat-{self.repeat}" if self.repeat > 1 else f"{name}/warm-up-{1 - self.repeat}"
-
-
-def plan_runs(
-    selected: Sequence[Selected], repeats: int, warm_up: int, interleave: bool
-) -> Iterator[VariantRun]:
-    """All runs in order: a variant's runs together, or round after round over all variants."""
-    rounds = range(1 - warm_up, repeats + 1)
-    running = [one for one in selected if one.skip is None]
-    if interleave:
-        yield from (VariantRun(one, repeat) for repeat in rounds for one in running)
-    else:
-        yield from (VariantRun(one, repeat) for one in running for repeat in rounds)

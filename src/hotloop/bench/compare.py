@@ -1,8 +1,5 @@
-"""Two sets of results side by side: for each variant and metric both medians, their ratio and a verdict.
-
-Instead of the older set there may be a file of baselines: the last accepted values of every variant by device, and
-thresholds by metric, in JSON that is made to be kept under version control and read by people. It reads samples and
-writes rows, plain text cells and Markdown; it prints nothing.
+"""Two sets of results, or a file of baselines (the last accepted values by device, kept under version control) and a
+set, side by side: for each variant and metric both medians, their ratio and a verdict.
 """
 
 import json

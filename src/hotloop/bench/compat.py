@@ -1,9 +1,5 @@
 """A command line of an older script, as a shell would take it, turned into the hotloop command that replaces it.
-
-Words before the script (variables, `poprun`, `python3 -u`, folders) are understood. SCRIPTS says what took each
-script's place and what became of its options; an option that the new command knows under the same name needs no entry,
-and what the new command accepts is its own matter: an option that is unknown here goes through as it is. It starts
-nothing.
+Options that the new command knows under the same name need no entry here; unknown ones go through as they are.
 """
 
 import json

@@ -1,7 +1,4 @@
-"""The page at the end of `hotloop demo`: what was measured on this machine, as tables and charts.
-
-It takes plain results, as `--json` prints them, and measures nothing itself.
-"""
+"""The page at the end of `hotloop demo`, of plain results as `--json` prints them."""
 
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
-"""Arithmetic in benchmark files: numbers, names, + - * / // % ** ( ) and a few functions, nothing else.
-
-A parser of its own over floats: no text can run code, build a huge integer or nest without end. Whatever is wrong
-with a text or its numbers is an ExpressionError.
+"""Arithmetic in benchmark files: numbers, names, + - * / // % ** ( ) and a few functions, nothing else. A parser of its
+own over floats: no text can run code, build a huge integer or nest without end.
 """
 
 import math

@@ -1,7 +1,6 @@
-"""From a variant's cmd to what is started: words, program, environment, and what has to be there before.
-
-There is no shell. A command of an older script becomes the hotloop command that replaces it, unless the script in
-that place is somebody's own. Nothing of the benchmark is started here but, with --install, what it wants run before it.
+"""From a variant's cmd to what is started, without a shell: words, program, environment, and what has to be there
+before. A command of an older script becomes the hotloop command that replaces it, unless that script is somebody's
+own.
 """
 
 import json

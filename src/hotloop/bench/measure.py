@@ -1,9 +1,5 @@
 """One run of one variant: the program is started and watched, its numbers are read, and what came of it is judged.
-
-Beside each run stands how fast the machine itself was, since shared and throttled machines change their pace by more
-than the differences that people look for; and with --monitor how busy its GPUs were, and what the program took of
-processor and memory. Whatever of that cannot be read is left out: watching must never make a run fail. It knows
-neither repeats nor other variants.
+Beside it stand the machine's own pace and, with --monitor, its load; watching must never make a run fail.
 """
 
 import os

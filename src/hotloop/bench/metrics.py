@@ -1,8 +1,5 @@
 """Metrics out of what a program printed: JSON lines where there are any, else the benchmark's regular expressions.
-
-Lines are read once, as they come, and only values are kept; a reduction makes one number of them, and refuses NaN and
-infinity: a mean over a diverged run is worse than no number at all. Whatever is wrong with one metric is that metric's
-problem: nothing a program prints raises an error here. It knows no processes.
+Whatever is wrong with one metric is that metric's problem: nothing a program prints raises an error here.
 """
 
 import math

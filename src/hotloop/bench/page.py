@@ -1,7 +1,5 @@
-"""One self-contained HTML page of results: headings, text, sortable tables, and charts with their numbers.
-
-Everything is inline: the page opens offline, in light and dark, on a phone; opened with #selfcheck it examines
-itself and writes what it found at its end. It knows nothing of what is measured.
+"""One self-contained HTML page of results that opens offline, in light and dark, on a phone: headings, text, sortable
+tables, and charts with their numbers. Opened with #selfcheck it examines itself and writes what it found at its end.
 """
 
 import re

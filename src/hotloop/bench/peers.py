@@ -1,8 +1,6 @@
-"""Comparisons with other programs: run family by family, each a process, and read from the documents that they leave.
-
-The programs lie in the source tree (`benchmarks/peers`); both sides take turns inside each of them. Documents of
-different families name things differently (`ours_us`, a `side` a row, nested timings); here they become rows of one
-shape, for the table of `hotloop bench peers` and for the report. It knows nothing of what is compared.
+"""Comparisons with other programs (`benchmarks/peers`): run family by family, each a process, and read from the
+documents that they leave, which name things differently (`ours_us`, a `side` a row, nested timings), as rows of one
+shape.
 """
 
 import os
@@ -17,12 +15,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from hotloop.bench.page import Page
 from hotloop.bench.record import is_number, is_positive
-from hotloop.bench.svg import Axis, Strip, Strips
+from hotloop.bench.results import group_by
+from hotloop.bench.svg import COLOURS, Axis, Strip, Strips
 from hotloop.errors import DataError, MissingExtra
 from hotloop.options.files import parse_json
 
-Cell = str | float | None
 REPORT_COLUMNS = (
     *("family", "case", "peer", "hotloop", "the peer", "unit"),
     *("times as fast", "lowest–highest", "floor", "device", "date"),
@@ -131,20 +130,35 @@ def _device(where: Any) -> str:
     return str(kinds[0]) if isinstance(kinds, list) and kinds else "unknown"
 
 
-def report_cells(row: PeerRow) -> tuple[Cell, ...]:
-    interval = f"{row.low:.3g}–{row.high:.3g}"
-    numbers = (row.ours, row.theirs, row.unit, row.ratio, interval, row.floor)
-    return (row.family, row.case, row.peer, *numbers, row.device, row.date)
-
-
-def peer_chart(rows: Sequence[PeerRow], title: str) -> Strips:
-    """The ratios of one family on one device; a line at 1, where both take the same time."""
-    peers = list(dict.fromkeys(row.peer for row in rows))
-    strips = [
-        Strip(f"{row.case} · {row.peer}", row.low, row.ratio, row.high, colour=peers.index(row.peer) % 6)
-        for row in rows
-    ]
-    return Strips(title, Axis("times as fast as the peer", log=True), strips, at=1.0)
+def add_peers(page: Page, rows: Sequence[PeerRow]) -> None:
+    """The section of a report: a chart for each family and device, and one table."""
+    page.heading("Beside other programs")
+    page.text(
+        "Times as fast as the peer at the same work on the same device, taken in turns: the median of the rounds' "
+        "ratios. Right of the line hotloop is faster. Boxes reach from the lowest to the highest round."
+    )
+    charts = []
+    for title, shown in group_by(rows, lambda row: f"{row.family} on {row.device}").items():
+        peers = list(dict.fromkeys(row.peer for row in shown))
+        strips = [
+            Strip(
+                f"{row.case} · {row.peer}",
+                row.low,
+                row.ratio,
+                row.high,
+                colour=peers.index(row.peer) % COLOURS,
+            )
+            for row in shown
+        ]
+        charts.append(
+            (Strips(title, Axis("times as fast as the peer", log=True), strips, at=1.0), f"{title}.")
+        )
+    page.charts(charts)
+    cells = []
+    for row in rows:
+        numbers = (row.ours, row.theirs, row.unit, row.ratio, f"{row.low:.3g}–{row.high:.3g}", row.floor)
+        cells.append((row.family, row.case, row.peer, *numbers, row.device, row.date))
+    page.table(REPORT_COLUMNS, cells)
 
 
 def check_programs(families: Sequence[str]) -> None:

@@ -1,8 +1,5 @@
-"""One program in a session of its own: started, watched, and ended with everything it started.
-
-A timeout ends the whole process group, first politely; so does Ctrl-C. Its output goes to two files that never grow
-past their bound: the head and the tail are kept. Memory stays small however much is printed: writing goes through in
-chunks, reading line by line with long lines cut. It knows neither benchmarks nor metrics.
+"""One program in a session of its own: started, watched, and ended with everything it started. Its output goes to two
+files that never grow past their bound, the head and the tail are kept; memory stays small however much is printed.
 """
 
 import os

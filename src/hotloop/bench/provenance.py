@@ -1,7 +1,5 @@
-"""Where results come from: source, packages, machine, device, environment. Nothing here imports what it describes.
-
-Every question to another program is bounded in time, and what cannot be found is None. Variables whose names sound
-like secrets are never kept.
+"""Where results come from: source, packages, machine, device, environment. Nothing here imports what it describes;
+what cannot be found is None, and variables whose names sound like secrets are never kept.
 """
 
 import os

@@ -1,7 +1,5 @@
-"""The record of a run, and the file that records are appended to: one JSON object a line, on disk before the next run.
-
-A runner that is killed loses the run in flight and nothing else. What a line must look like is told here, so that
-nothing behind it meets a value of another kind; `results.py` reads the records for those who compare and report.
+"""The record of a run, what a line of it must look like, and the file that records are appended to: on disk before the
+next run, so that a runner that is killed loses the run in flight and nothing else.
 """
 
 import errno

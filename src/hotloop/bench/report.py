@@ -1,51 +1,33 @@
-"""The report of `hotloop bench report`: everything in the named folders and files, on one page that opens anywhere.
-
-A folder is a log of `hotloop bench run`, or of two programs in turns, or holds JSON files; a file is a
-`results.jsonl`, or what `hotloop kernel`, `devices` and `demo` print with --json, or a comparison with peers. It sorts
-them, and puts together what its neighbours make of them (`report_runs`, `peers`, `roofline`); a part without results
-is left out. It measures nothing.
+"""The page of `hotloop bench report`: log folders, what `hotloop kernel`, `devices` and `demo` print with --json, and
+comparisons with peers are sorted, and shown by `report_runs`, `peers` and `roofline`; a part without results is left
+out.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from hotloop.bench import report_runs, roofline
 from hotloop.bench.benchmark import count_of
-from hotloop.bench.compare import COLUMNS
 from hotloop.bench.page import Page
-from hotloop.bench.peers import (
-    REPORT_COLUMNS,
-    PeerRow,
-    is_peer_document,
-    peer_chart,
-    read_peer_rows,
-    report_cells,
-)
+from hotloop.bench.peers import PeerRow, add_peers, is_peer_document, read_peer_rows
 from hotloop.bench.record import RECORDS, Record, is_number, is_positive
+from hotloop.bench.report_runs import add_machines, add_runs
 from hotloop.bench.results import (
     SIDES,
-    commit_name,
     device_name,
     ended_well,
-    group_by,
     group_sessions,
     read_printed_result,
     read_records,
 )
-from hotloop.bench.roofline import is_kernel
+from hotloop.bench.roofline import add_roofline, is_kernel
 from hotloop.errors import DataError
 from hotloop.options.files import load_json
 
 Result = Mapping[str, Any]
-SHOWN_PACKAGES = ("hotloop", "jax", "jaxlib", "numpy", "torch")
-MACHINES = ("device", "driver", "host", "commit", "python", "packages", "cpu")
-LOAD: Mapping[str, Callable[[Sequence[float]], float]] = {"mean": median, "max": max}
-"""What is shown of a load over the runs of a variant."""
 
 
 @dataclass
@@ -165,86 +147,9 @@ def build_report(found: Sources, title: str = "Benchmarks") -> Page:
     if found.kernels:
         page.heading("Roofline of the kernels")
     for name, kernels in found.kernels.items():
-        chart = roofline.roofline_chart(kernels, found.ceilings.get(name))
-        page.charts([(chart, f"{name}: lines are its own measured product and copy.")])
-        page.table(roofline.COLUMNS, roofline.roofline_rows(kernels))
+        add_roofline(page, name, kernels, found.ceilings.get(name))
     if found.peers:
         add_peers(page, found.peers)
     if found.records:
-        add_load(page, found.records)
-        page.heading("Machines")
-        machines = dict.fromkeys(_machine_row(record) for record in found.records if record["machine"])
-        page.table(MACHINES, list(machines))
+        add_machines(page, found.records)
     return page
-
-
-def add_runs(page: Page, records: Sequence[Record]) -> None:
-    found = report_runs.build_history(records)
-    page.heading("Summary")
-    page.text(
-        "The median over repeats of whole runs, with an interval that is honest about few of them, in the latest "
-        "folder of each device. Since before: against the folder before, where there is one."
-    )
-    page.table(report_runs.SUMMARY, report_runs.summary_rows(found))
-    if verdicts := report_runs.turns_rows(records):
-        page.heading("In turns")
-        page.text(
-            "Two programs that ran in turns, A and B; the ratio and its interval are those of the pairs."
-        )
-        page.table(COLUMNS, verdicts)
-    if failed := [run for run in records if run["status"] != "passed"]:
-        page.heading("Runs that did not pass")
-        rows = [
-            [run["variant"], run.get("repeat"), run["status"], run.get("reason") or "", run["folder"]]
-            for run in failed
-        ]
-        page.table(("variant", "repeat", "status", "reason", "log"), rows)
-    for heading, charts in (
-        ("History", report_runs.history_charts(found)),
-        ("Spread of repeats", report_runs.spread_charts(found)),
-        ("Throughput and latency", report_runs.trade_off_charts(found)),
-    ):
-        if charts:
-            page.heading(heading)
-            page.charts(charts)
-
-
-def add_peers(page: Page, rows: Sequence[PeerRow]) -> None:
-    page.heading("Beside other programs")
-    page.text(
-        "Times as fast as the peer at the same work on the same device, taken in turns: the median of the rounds' "
-        "ratios. Right of the line hotloop is faster. Boxes reach from the lowest to the highest round."
-    )
-    groups = group_by(rows, lambda row: f"{row.family} on {row.device}")
-    page.charts([(peer_chart(shown, title), f"{title}.") for title, shown in groups.items()])
-    page.table(REPORT_COLUMNS, [report_cells(row) for row in rows])
-
-
-def add_load(page: Page, records: Sequence[Record]) -> None:
-    """How busy the machine was during the latest runs of each variant, where that was watched."""
-    latest: dict[str, list[Record]] = {}
-    for session in group_sessions(records):
-        watched = [record for record in session if len(record.get("monitor") or {}) > 1]
-        latest |= group_by(watched, itemgetter("variant"))
-    names = dict.fromkeys(name for runs in latest.values() for run in runs for name in run["monitor"])
-    names.pop("samples", None)
-    shown = [(name, key) for name in names for key in LOAD]
-    rows: list[list[Any]] = []
-    for variant, runs in latest.items():
-        loads = [[run["monitor"].get(name, {}).get(key) for run in runs] for name, key in shown]
-        known = [[value for value in values if value is not None] for values in loads]
-        cells = [LOAD[key](values) if values else None for (_, key), values in zip(shown, known, strict=True)]
-        rows.append([variant, *cells])
-    if rows:
-        page.heading("While they ran")
-        page.table(["variant", *(f"{name.replace('_', ' ')}, {key}" for name, key in shown)], rows)
-
-
-def _machine_row(record: Record) -> tuple[str, ...]:
-    said = record["machine"]
-    packages = said.get("packages") or {}
-    versions = ", ".join(f"{name} {packages[name]}" for name in SHOWN_PACKAGES if name in packages)
-    processor = (said.get("cpu") or {}).get("name") or ""
-    driver = (said.get("device") or {}).get("driver") or ""
-    host, python = str(said.get("host") or ""), str(said.get("python") or "")
-    return device_name(record), driver, host, commit_name(record), python, versions, processor

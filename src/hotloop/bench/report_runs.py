@@ -1,26 +1,39 @@
-"""The parts of the report on benchmark runs: summary, history, spread of repeats, throughput against latency.
-
-Each takes records and gives tables and charts; `report.py` puts them on a page.
-"""
+"""The parts of the report on benchmark runs: summary, history, spread of repeats, throughput against latency."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import itemgetter
+from statistics import median as plain_median
+from typing import Any
 
 import numpy as np
 
-from hotloop.bench import results
-from hotloop.bench.compare import CompareRules, compare_samples, comparison_cells, rename_partners
+from hotloop.bench.compare import COLUMNS, CompareRules, compare_samples, comparison_cells, rename_partners
+from hotloop.bench.page import Page
 from hotloop.bench.record import Record
-from hotloop.bench.results import MetricSample, collect_samples, commit_name, device_name, start_time
+from hotloop.bench.results import (
+    MetricSample,
+    collect_samples,
+    commit_name,
+    device_name,
+    find_partners,
+    group_by,
+    group_sessions,
+    ran_in_turns,
+    start_time,
+)
 from hotloop.bench.statistics import median, median_interval, spread
 from hotloop.bench.svg import COLOURS, Axis, Chart, Strip, Strips
 from hotloop.bench.verdict import RATE, better_direction, judge
 
-Cell = str | float | None
 BATCH = ("batch_size", "batchsize", "micro_batch_size", "global_batch_size", "batch", "bs")
 ROWS = 24  # of one chart of strips
+SHOWN_PACKAGES = ("hotloop", "jax", "jaxlib", "numpy", "torch")
+MACHINES = ("device", "driver", "host", "commit", "python", "packages", "cpu")
+LOAD: Mapping[str, Callable[[Sequence[float]], float]] = {"mean": plain_median, "max": max}
+"""What is shown of a load over the runs of a variant."""
 ONE_RUN = ", or one reading of it where there was one run"
 SUMMARY = (
     *("variant", "metric", "median", "unit", "95 % interval", "spread %", "repeats"),
@@ -38,20 +51,22 @@ class HistoryPoint:
     samples: Mapping[tuple[str, str], MetricSample]
 
 
-def build_history(records: Sequence[Record]) -> list[HistoryPoint]:
+def add_runs(page: Page, records: Sequence[Record]) -> None:
+    """Summary, programs in turns, failures, history, spread of repeats, throughput against latency."""
+    sessions = group_sessions(records)
     found = []
-    for runs in results.group_sessions(records):
+    for runs in sessions:
         when = min(map(start_time, runs))
         name = commit_name(runs[0]) or when[5:16]
         found.append(HistoryPoint(name, when, device_name(runs[0]), collect_samples(runs)))
-    return found
-
-
-def summary_rows(found: Sequence[HistoryPoint]) -> list[list[Cell]]:
-    """The latest values of every variant's metrics on every device, and the verdict against the time before."""
+    page.heading("Summary")
+    page.text(
+        "The median over repeats of whole runs, with an interval that is honest about few of them, in the latest "
+        "folder of each device. Since before: against the folder before, where there is one."
+    )
     known = [(*key, point.device, sample) for point in found for key, sample in point.samples.items()]
-    rows: list[list[Cell]] = []
-    for (variant, metric, device), past in results.group_by(known, lambda one: one[:3]).items():
+    rows: list[list[Any]] = []
+    for (variant, metric, device), past in group_by(known, lambda one: one[:3]).items():
         last = past[-1][-1]
         sure = median_interval(last.values)
         interval = f"{sure.low:.4g} … {sure.high:.4g}" if math.isfinite(sure.low) else "–"
@@ -61,18 +76,34 @@ def summary_rows(found: Sequence[HistoryPoint]) -> list[list[Cell]]:
             change = f"{against.word} {against.ratio:.3f}"
         numbers = (sure.value, last.unit, interval, 100 * spread(last.values), len(last.values))
         rows.append([variant, metric, *numbers, change, device])
-    return rows
-
-
-def turns_rows(records: Sequence[Record]) -> list[Sequence[Cell]]:
-    """The verdicts between two programs that ran in turns, as `hotloop bench compare` gives them."""
-    rows: list[Sequence[Cell]] = []
-    for a, b in pairwise(results.group_sessions(records)):
-        if results.ran_in_turns(a, b):
-            beside = rename_partners(collect_samples(b), results.find_partners(b))
+    page.table(SUMMARY, rows)
+    verdicts: list[tuple[str, ...]] = []
+    for a, b in pairwise(sessions):
+        if ran_in_turns(a, b):
+            beside = rename_partners(collect_samples(b), find_partners(b))
             compared = compare_samples(collect_samples(a), beside, CompareRules())
-            rows += [comparison_cells(row) for row in compared]
-    return rows
+            verdicts += [comparison_cells(row) for row in compared]
+    if verdicts:
+        page.heading("In turns")
+        page.text(
+            "Two programs that ran in turns, A and B; the ratio and its interval are those of the pairs."
+        )
+        page.table(COLUMNS, verdicts)
+    if failed := [run for run in records if run["status"] != "passed"]:
+        page.heading("Runs that did not pass")
+        rows = [
+            [run["variant"], run.get("repeat"), run["status"], run.get("reason") or "", run["folder"]]
+            for run in failed
+        ]
+        page.table(("variant", "repeat", "status", "reason", "log"), rows)
+    for heading, charts in (
+        ("History", history_charts(found)),
+        ("Spread of repeats", spread_charts(found)),
+        ("Throughput and latency", trade_off_charts(found)),
+    ):
+        if charts:
+            page.heading(heading)
+            page.charts(charts)
 
 
 def history_charts(found: Sequence[HistoryPoint]) -> list[tuple[Chart, str]]:
@@ -82,7 +113,7 @@ def history_charts(found: Sequence[HistoryPoint]) -> list[tuple[Chart, str]]:
         past = [point for point in found if point.device == name]
         known = {key: sample for point in past for key, sample in point.samples.items()}
         often = [known[key] for key in known if sum(key in point.samples for point in past) > 1]
-        groups = results.group_by(often, lambda sample: (sample.benchmark, sample.metric))
+        groups = group_by(often, lambda sample: (sample.benchmark, sample.metric))
         for (benchmark, metric), shown in groups.items():
             for first in range(0, len(shown), COLOURS):
                 chart = _history(past, shown[first : first + COLOURS])
@@ -139,7 +170,7 @@ def trade_off_charts(found: Sequence[HistoryPoint]) -> list[tuple[Chart, str]]:
     charts = []
     for point in {point.device: point for point in found}.values():
         rates = [s for s in point.samples.values() if batch_size(s) and RATE.search(f"{s.metric} {s.unit}")]
-        groups = results.group_by(rates, lambda sample: (sample.benchmark, sample.metric))
+        groups = group_by(rates, lambda sample: (sample.benchmark, sample.metric))
         for (benchmark, metric), group in sorted(groups.items()):
             each = sorted(group, key=lambda sample: batch_size(sample) or 0)
             if len(each) > 1:
@@ -181,3 +212,35 @@ def _latency(sample: MetricSample, point: HistoryPoint) -> float | None:
             unit = other.unit.lower().removeprefix("latency").strip(" ()")
             return median(other.values) * scales.get(unit, 1.0)
     return None
+
+
+def add_machines(page: Page, records: Sequence[Record]) -> None:
+    """How busy they were during the latest runs of each variant, where that was watched, and what they are."""
+    latest: dict[str, list[Record]] = {}
+    for session in group_sessions(records):
+        watched = [record for record in session if len(record.get("monitor") or {}) > 1]
+        latest |= group_by(watched, itemgetter("variant"))
+    names = dict.fromkeys(name for runs in latest.values() for run in runs for name in run["monitor"])
+    names.pop("samples", None)
+    shown = [(name, key) for name in names for key in LOAD]
+    rows: list[list[Any]] = []
+    for variant, runs in latest.items():
+        loads = [[run["monitor"].get(name, {}).get(key) for run in runs] for name, key in shown]
+        known = [[value for value in values if value is not None] for values in loads]
+        cells = [LOAD[key](values) if values else None for (_, key), values in zip(shown, known, strict=True)]
+        rows.append([variant, *cells])
+    if rows:
+        page.heading("While they ran")
+        page.table(["variant", *(f"{name.replace('_', ' ')}, {key}" for name, key in shown)], rows)
+    page.heading("Machines")
+    machines: dict[tuple[str, ...], None] = {}
+    for record in records:
+        if said := record["machine"]:
+            packages = said.get("packages") or {}
+            versions = ", ".join(f"{name} {packages[name]}" for name in SHOWN_PACKAGES if name in packages)
+            processor = (said.get("cpu") or {}).get("name") or ""
+            driver = (said.get("device") or {}).get("driver") or ""
+            host, python = str(said.get("host") or ""), str(said.get("python") or "")
+            place = (device_name(record), driver, host, commit_name(record))
+            machines[*place, python, versions, processor] = None
+    page.table(MACHINES, list(machines))

@@ -1,7 +1,5 @@
-"""Results as files and as the table at the end of a run; it knows records alone.
-
-JSON by benchmark and CSV are of the older runner's shape. JUnit, which every CI system shows, has a suite for each
-benchmark and a test case for each run.
+"""Results as JSON by benchmark and CSV, both of the older runner's shape, as JUnit for CI systems, and as the table at
+the end of a run.
 """
 
 import csv

@@ -1,8 +1,5 @@
-"""Reads what `hotloop bench run` wrote: records of runs, and from them the samples of each variant's metrics.
-
-A sample holds one value a repeat, of runs whose program ended well: where one metric is missing, the others of that
-run count. The last line of a runner that was killed may be cut off and is then left out; anything else that is damaged
-is an error with its file and line. It computes nothing.
+"""Reads what `hotloop bench run` wrote: records of runs, and from them the samples of each variant's metrics. Damage
+is an error with its file and line, but for a last line that a killed runner cut off.
 """
 
 import json

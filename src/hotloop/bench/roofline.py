@@ -1,13 +1,12 @@
-"""The roofline chart: each kernel's speed against its arithmetic intensity, under the device's measured limits.
-
-Kernels are results as `hotloop kernel ... --json` prints them; ceilings are what `hotloop devices --json` prints or
-what the device's own kernels were judged by. It reads JSON and measures nothing.
+"""The roofline chart: each kernel's speed against its arithmetic intensity, under the device's measured limits, from
+what `hotloop kernel` and `hotloop devices` print with --json.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from statistics import median
 from typing import Any
 
+from hotloop.bench.page import Page
 from hotloop.bench.record import is_positive
 from hotloop.bench.svg import Axis, Chart, Point
 
@@ -66,8 +65,11 @@ def find_limits(kernels: Collection[Result], ceilings: Result | None) -> tuple[d
     return {name: median(found) for name, found in peaks.items()}, copy / 1e3
 
 
-def roofline_rows(kernels: Mapping[str, Result]) -> Sequence[Sequence[str | float | None]]:
-    return [
+def add_roofline(page: Page, device: str, kernels: Mapping[str, Result], ceilings: Result | None) -> None:
+    """A part of a report: the chart and the table of one device's kernels."""
+    chart = roofline_chart(kernels, ceilings)
+    page.charts([(chart, f"{device}: lines are its own measured product and copy.")])
+    rows = [
         (
             name,
             result.get("mode"),
@@ -81,3 +83,4 @@ def roofline_rows(kernels: Mapping[str, Result]) -> Sequence[Sequence[str | floa
         )
         for name, result in kernels.items()
     ]
+    page.table(COLUMNS, rows)

@@ -1,7 +1,5 @@
-"""Runs the chosen variants one after the other and writes down each result before the next begins.
-
-Nothing that one variant does (crash, hang, print nonsense) touches the others or the runner. What to run is decided
-in `benchmark.py`, how a cmd is started in `launch.py`, how a program is held in `process.py`.
+"""Runs the chosen variants one after the other and writes down each result before the next begins. Nothing that one
+variant does (crash, hang, print nonsense) touches the others or the runner.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hotloop.bench import result_files
-from hotloop.bench.benchmark import Benchmark, Selected, VariantRun, count_of, plan_runs
+from hotloop.bench.benchmark import Benchmark, Selected, count_of
 from hotloop.bench.launch import Launch, LaunchError, RunnerOptions, prepare, prepare_python, run_pre_commands
 from hotloop.bench.measure import measure
 from hotloop.bench.process import kill_marked, last_lines
@@ -153,11 +151,16 @@ class Runner:
                 record = {**self._blank(one, 1), "status": "skipped", "reason": one.skip}
                 self.results.append({**record, "command": one.variant.cmd})
                 self.say(f"{one.variant.name}  SKIPPED  {one.skip}")
-        runs = list(plan_runs(self.selected, options.repeats, options.warm_up, options.interleave))
-        behind = {run.selected.variant.name for run in runs if run.repeat > 0 and run.key not in self.done}
-        left = [run for run in runs if run.key not in self.done and run.selected.variant.name in behind]
-        for number, run in enumerate(left, 1):
-            record = self.perform(run)
+        rounds = range(1 - options.warm_up, options.repeats + 1)
+        running = [one for one in self.selected if one.skip is None]
+        runs = [(one, repeat) for one in running for repeat in rounds]
+        if options.interleave:
+            runs = [(one, repeat) for repeat in rounds for one in running]
+        undone = [(one, repeat) for one, repeat in runs if (one.variant.name, repeat) not in self.done]
+        behind = {one.variant.name for one, repeat in undone if repeat > 0}  # which need their warm-up, too
+        left = [(one, repeat) for one, repeat in undone if one.variant.name in behind]
+        for number, (one, repeat) in enumerate(left, 1):
+            record = self.perform(one, repeat)
             self.show(record, f"[{number}/{len(left)}]")
             self.failed |= record["status"] != "passed"
             if self.failed and options.fail_fast:
@@ -180,23 +183,26 @@ class Runner:
             "provenance": self.provenance,
         }
 
-    def perform(self, run: VariantRun) -> Record:
-        """One run, and its record, which is written unless it was a warm-up."""
-        folder, one = self.log / run.folder, run.selected
-        record = self._blank(one, run.repeat)
+    def perform(self, one: Selected, repeat: int) -> Record:
+        """One run, and its record, which is written unless it was a warm-up: those are repeats before 1."""
+        place = one.variant.name
+        if repeat != 1:
+            place += f"/repeat-{repeat}" if repeat > 1 else f"/warm-up-{1 - repeat}"
+        folder = self.log / place
+        record = self._blank(one, repeat)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             launch = self._prepare(one, folder)
             record |= {"command": launch.command, "hotloop_command": launch.hotloop_command}
             record |= measure(one, launch, folder, self.options)
-            record["log"] = {name: f"{run.folder}/{file}" for name, file in record["log"].items()}
+            record["log"] = {name: f"{place}/{file}" for name, file in record["log"].items()}
         except LaunchError as error:
             record |= {"command": one.variant.cmd, "status": "failed", "reason": str(error)}
         except OSError as error:
             record |= {"status": "failed", "reason": f"{folder}: cannot be used: {error.strerror}"}
-        if run.repeat > 0:
+        if repeat > 0:
             self.results.append(record)
-            self.done.add(run.key)
+            self.done.add((one.variant.name, repeat))
             if folder.is_dir():
                 write_json(folder / "variant_result.json", record)
         return record

@@ -1,8 +1,5 @@
-"""Benchmark files: YAML in, `Benchmark` values out, or every problem at once with file and line.
-
-Files of the older runner load unchanged; docs/benchmarks.md has the format. Explicit keys decide; names mean something
-only where a key is left out, as older files need it. Reading starts nothing and needs neither the programs nor their
-data to be there.
+"""Benchmark files: YAML in, `Benchmark` values out, or every problem at once with file and line. docs/benchmarks.md
+has the format; names mean something only where a key is left out, as older files need it.
 """
 
 import re

@@ -1,7 +1,5 @@
-"""The keys of an entry in a benchmark file, as typed values: texts, numbers, flags, lists, metrics and parameters.
-
-A value that does not fit is reported with its line and replaced by the default, so that reading goes on to the next
-problem. It knows the form of each key; `spec.py` knows what follows from them.
+"""The keys of an entry in a benchmark file as typed values. A value that does not fit is reported with its line and
+replaced by the default, so that reading goes on to the next problem.
 """
 
 import math

@@ -1,8 +1,5 @@
-"""Small charts as SVG text: lines, dots, ranges and areas on two axes, and rows of boxes and dots on one.
-
-Drawn here, without a plotting library, so that a page of results is one file that opens offline, follows the
-reader's light or dark theme (colours are CSS classes set by the page) and costs no import. It does not know
-what the numbers mean.
+"""Small charts as SVG text. Drawn here, without a plotting library, so that a page of results is one file that opens
+offline, follows the reader's light or dark theme (colours are CSS classes set by the page) and costs no import.
 """
 
 import math

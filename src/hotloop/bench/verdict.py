@@ -1,9 +1,5 @@
-"""The verdict between two samples: FAST, SLOW, SAME or AMBIGUOUS, from their values alone.
-
-How fast the machine itself was can only take a verdict away, and only where it was demonstrably off between the two
-sides: readings that are merely noisy change nothing. Which direction is better, and whether the machine's pace may
-change a metric, comes from its name and unit. docs/comparing.md says how often each word is right, and
-`benchmarks/verdicts.py` counts it.
+"""The verdict between two samples: FAST, SLOW, SAME or AMBIGUOUS. The machine's own pace can only take one away, and
+only where it was demonstrably off between the sides. docs/comparing.md says how often each word is right.
 """
 
 import math
