@@ -12,7 +12,7 @@ from pathlib import PurePath
 
 from hotloop.errors import OptionError
 from hotloop.options import did_you_mean
-from hotloop.options.values import FALSE, TRUE
+from hotloop.options.declare import FALSE, TRUE
 
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 PYTHON = re.compile(r"python(\d+(\.\d+)?)?(\.exe)?")

@@ -16,10 +16,9 @@ from typing import Any
 from hotloop.cli.command import Command, Common, print_json, spell_options_in_errors
 from hotloop.errors import CheckpointError, OptionError, join_with_or
 from hotloop.options import Option, construct, did_you_mean, options_of, to_jsonable, values_of
-from hotloop.options.declare import show_value
+from hotloop.options.declare import FALSE, TRUE, show_value, split_list
 from hotloop.options.document import LONGEST, Key, parse_document
 from hotloop.options.files import expand_path
-from hotloop.options.values import FALSE, TRUE, split_list
 
 SETTABLE = ("device", "only_accelerator")  # the common options that a preset or file may hold
 
@@ -99,7 +98,15 @@ def scan(argv: Sequence[str], options: Sequence[Option]) -> dict[str, Any]:
             given[found.option.name] = "false"
         else:
             given[found.option.name] = text if equals else _values(found.option, words, bool(positionals))
-    return given | _place(positionals, rest)
+    # Words without an option go to the positionals in order; one that takes many takes all that are left.
+    for option in positionals:
+        if rest and option.kind.many:
+            given[option.name], rest = rest, []
+        elif rest:
+            given[option.name] = rest.pop(0)
+    if rest:
+        raise OptionError(f"unexpected argument '{rest[0]}'; options begin with --")
+    return given
 
 
 def _values(option: Option, words: list[str], positionals: bool) -> Any:
@@ -117,22 +124,6 @@ def _values(option: Option, words: list[str], positionals: bool) -> Any:
     if not follows:
         raise OptionError(f"{option.spelling}: a value is needed: {option.help}")
     return words.pop(0)
-
-
-def _place(positionals: list[Option], words: list[str]) -> dict[str, Any]:
-    """Words without an option go to the positionals in order; one that takes many takes all that are left."""
-    placed: dict[str, Any] = {}
-    left = list(words)
-    for option in positionals:
-        if not left:
-            break
-        if option.kind.many:
-            placed[option.name], left = left, []
-        else:
-            placed[option.name] = left.pop(0)
-    if left:
-        raise OptionError(f"unexpected argument '{left[0]}'; options begin with --")
-    return placed
 
 
 @dataclass(frozen=True)

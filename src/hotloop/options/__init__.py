@@ -9,6 +9,7 @@ from hotloop.errors import did_you_mean
 from hotloop.options.declare import (
     Check,
     Option,
+    Params,
     argument,
     at_least,
     between,
@@ -22,10 +23,10 @@ from hotloop.options.declare import (
     options_of,
     positive,
     table_option,
+    to_jsonable,
     validate,
     values_of,
 )
-from hotloop.options.values import Params, to_jsonable
 
 __all__ = [
     "Check",

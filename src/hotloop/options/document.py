@@ -14,7 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from hotloop.errors import OptionError
-from hotloop.options.values import Unquoted
+from hotloop.options.declare import Unquoted
 
 if TYPE_CHECKING:
     from yaml.nodes import MappingNode, Node

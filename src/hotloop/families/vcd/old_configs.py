@@ -13,9 +13,8 @@ from typing import Any
 from hotloop.errors import OptionError
 from hotloop.families.vcd.config import VcdTrain
 from hotloop.options import Check, did_you_mean, non_negative, options_of, positive
-from hotloop.options.declare import show_value
+from hotloop.options.declare import Kind, read_value, show_value
 from hotloop.options.document import Key
-from hotloop.options.values import Kind, read_value
 
 MODEL, EXPERIMENT = "model[0].args", "experiment.args"
 HELD_OUT = 10_000
