@@ -1,5 +1,6 @@
 """What users may do between calls, and how the pieces of a call come together for them."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +10,9 @@ from numpy.typing import NDArray
 
 from hotloop.engine.checkpoint import Checkpoints
 from hotloop.engine.host_events import LogWindow
-from hotloop.engine.interrupt import Interrupted
 from hotloop.engine.loop import CallMetrics
-from hotloop.engine.plan import Plan
+from hotloop.engine.plan import Event, Kind, Plan
+from hotloop.families.estimator.config import RunConfig
 
 SUMMARIES = "summaries"
 """In a step's position: the sums of the summary that was open."""
@@ -56,87 +57,90 @@ class Hook:
         """After the last call, everything saved."""
 
 
-class CallCollector:
-    """Joins the pieces in which a call was dispatched, and hands the whole call to the hooks.
+class HookRunner:
+    """What happens between the calls of one training: hooks, summaries, events by the clock, and how fast it was.
 
-    As a context it hands over, at the end or at a stop, what is there of a call that was cut.
+    Its methods are callbacks of `engine.drive`. A call comes in pieces: the hooks are handed the whole of it, while a
+    summary takes pieces, so that what it holds can be saved where a call is cut.
     """
 
-    def __init__(self, run: RunHandle, hooks: Sequence[Hook], plan: Plan):
-        self._run, self._hooks, self._ends = run, hooks, frozenset(plan.ends)
-        self._first = run.step
-        self._pieces: list[CallFigures] = []
+    def __init__(
+        self, run: RunHandle, hooks: Sequence[Hook], config: RunConfig, plan: Plan, record: Any, saved: Any
+    ):
+        """`saved` is the summary that was open in the checkpoint from which the training goes on."""
+        self.run, self.hooks, self.config, self.plan, self.record = run, hooks, config, plan, record
+        self.ends = frozenset(plan.ends)
+        self.summary = LogWindow(saved=saved)
+        self.pieces: list[CallFigures] = []
+        self.first = self.done = self.logged = run.step
+        self.updates, self.seconds = 0, 0.0  # of the logs so far
+        self.log_since = self.saved_since = time.monotonic()
 
-    def take(self, first: int, metrics: CallMetrics) -> None:
-        if not self._pieces:
-            self._first = first
-        self._pieces.append({name: metrics[name] for name in metrics})
-        if first + len(next(iter(metrics.values()))) in self._ends:
-            self.flush()
-
-    def __enter__(self) -> "CallCollector":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        if kind is None or issubclass(kind, Interrupted):
-            self.flush()
-
-    def flush(self) -> None:
-        if not self._pieces:
-            return
-        pieces, self._pieces = self._pieces, []
-        whole = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
-        self._run.step = self._first + len(next(iter(whole.values())))
-        for hook in self._hooks:
-            hook.after_call(self._run, self._first, whole)
-
-
-class SummaryRecorder:
-    """A record of the mean of each metric since the last one, at most one a call.
-
-    It takes pieces, not calls, so that what it holds can be saved where a call is cut.
-    """
-
-    def __init__(self, records: Any, every: int, plan: Plan, saved: Mapping[str, Any] | None):
-        self._records, self._every, self._plan = records, every, plan
-        self._ends = frozenset(plan.ends)
-        self._window = LogWindow(saved=saved)
-        self._done = 0
-
-    def take(self, first: int, metrics: CallMetrics) -> None:
+    def on_call(self, first: int, metrics: CallMetrics) -> None:
         count = len(next(iter(metrics.values())))
-        self._window.add(metrics, count, 0.0)
-        self._done = first + count
-        if self._done in self._ends:
-            self.flush()
+        self.done = first + count
+        if self.config.summary_steps:
+            self.summary.add(metrics, count, 0.0)
+        if self.hooks:
+            self.first = self.first if self.pieces else first
+            self.pieces.append({name: metrics[name] for name in metrics})
+        if self.done in self.ends:
+            self.record_summary()
+            self.hand_over()
 
-    def flush(self) -> None:
-        """Record what is there, if it is enough."""
-        if self._window.updates >= self._every:
-            epoch = float(self._done / self._plan.updates_per_epoch)
-            self._records.event("summary", update=self._done, epoch=epoch, **self._window.means())
-            self._window.clear()
+    def record_summary(self) -> None:
+        """The mean of each metric since the last one, if enough updates have come."""
+        every = self.config.summary_steps
+        if every and self.summary.updates >= every:
+            epoch = float(self.done / self.plan.updates_per_epoch)
+            self.record.event("summary", update=self.done, epoch=epoch, **self.summary.means())
+            self.summary.clear()
 
-    def as_saved(self) -> dict[str, Any]:
-        return self._window.as_saved()
+    def hand_over(self) -> None:
+        """What is there of a call, to the hooks."""
+        if self.pieces:
+            pieces, self.pieces = self.pieces, []
+            whole = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+            self.run.step = self.first + len(next(iter(whole.values())))
+            for hook in self.hooks:
+                hook.after_call(self.run, self.first, whole)
+
+    def on_log(self, event: Event, figures: Mapping[str, Any]) -> None:
+        updates, self.logged = event.update - self.logged, event.update
+        if speed := figures.get("throughput"):
+            self.seconds += updates * self.plan.batch.global_ / speed
+            self.updates += updates
+
+    def speed(self) -> dict[str, Any]:
+        """Updates and seconds of all logs, and samples a second."""
+        speed = self.plan.batch.global_ * self.updates / self.seconds if self.seconds else None
+        return {"updates": self.updates, "training_seconds": self.seconds, "images_per_second": speed}
+
+    def due(self, update: int) -> list[Kind]:
+        """Events by the clock; where the plan evaluates, that comes before each checkpoint."""
+        now, due = time.monotonic(), list[Kind]()
+        every, save_every = self.config.log_seconds, self.config.checkpoint_seconds
+        if every is not None and now - self.log_since >= every:
+            self.log_since = now
+            due.append("log")
+        if save_every is not None and now - self.saved_since >= save_every:
+            self.saved_since = now
+            due += ["validate", "checkpoint"] if self.plan.has("validate") else ["checkpoint"]
+        return due
 
 
 class HookedCheckpoints(Checkpoints):
     """Checkpoints that tell the hooks, and are whole on disk before the next call: a kill costs that call alone."""
 
-    run: RunHandle
-    hooks: Sequence[Hook] = ()
-    summaries: SummaryRecorder | None = None
-    """What is open of them is saved besides."""
-
-    def __enter__(self) -> "HookedCheckpoints":
-        return self
+    runner: HookRunner
+    hooks: Sequence[Hook]
 
     def save(
         self, step: int, state: Any, *, position: Mapping[str, Any], metrics: Mapping[str, Any] | None = None
     ) -> None:
-        more = {SUMMARIES: self.summaries.as_saved()} if self.summaries else {}
-        super().save(step, state, position={**position, **more}, metrics=metrics)
+        if self.runner.config.summary_steps:
+            position = {**position, SUMMARIES: self.runner.summary.as_saved()}
+        super().save(step, state, position=position, metrics=metrics)
         self.wait()
         for hook in self.hooks:
-            hook.on_checkpoint(self.run, step)
+            hook.on_checkpoint(self.runner.run, step)

@@ -18,23 +18,17 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from hotloop.engine.checkpoint import Keep, KeepBest, KeepLast, Restored
 from hotloop.engine.host_events import Diverged
+from hotloop.engine.interrupt import Interrupted
 from hotloop.engine.keys import seed_key, stream
-from hotloop.engine.loop import CallMetrics, Program
-from hotloop.engine.plan import Batch, Event, Kind, Mark, Plan
+from hotloop.engine.loop import Program
+from hotloop.engine.plan import Batch, Kind, Mark, Plan
 from hotloop.engine.progress import compiling
 from hotloop.engine.records import read_events, read_json
 from hotloop.engine.sinks import ConsoleSink, Sink, TensorBoardSink
 from hotloop.engine.training import TrainingRun, open_training
 from hotloop.errors import CheckpointError, DataError, MissingExtra
 from hotloop.families.estimator.config import Mode, RunConfig
-from hotloop.families.estimator.hooks import (
-    SUMMARIES,
-    CallCollector,
-    Hook,
-    HookedCheckpoints,
-    RunHandle,
-    SummaryRecorder,
-)
+from hotloop.families.estimator.hooks import SUMMARIES, Hook, HookedCheckpoints, HookRunner, RunHandle
 from hotloop.families.estimator.inputs import Source, check_batch
 from hotloop.families.estimator.model import INFERENCE_PARTS, Job, State
 from hotloop.families.estimator.programs import FAMILY, Programs
@@ -77,48 +71,6 @@ def is_closed(folder: Path) -> bool:
     records = read_events(folder) if (folder / "events.jsonl").exists() else ()
     frames = [record for record in records if record["event"] in ("start", "end")]
     return not frames or frames[-1].get("status") == "finished"
-
-
-@dataclass
-class SpeedMeter:
-    """How fast a training was, by what its logs said."""
-
-    batch_size: int
-    step: int
-    """Where this process begins."""
-    seconds: float = 0.0
-    updates: int = 0
-
-    def __call__(self, event: Event, figures: Mapping[str, Any]) -> None:
-        updates, self.step = event.update - self.step, event.update
-        if speed := figures.get("throughput"):
-            self.seconds += updates * self.batch_size / speed
-            self.updates += updates
-
-    def figures(self) -> dict[str, Any]:
-        """Updates and seconds of all logs, and samples a second."""
-        speed = self.batch_size * self.updates / self.seconds if self.seconds else None
-        return {"updates": self.updates, "training_seconds": self.seconds, "images_per_second": speed}
-
-
-class EventTimer:
-    """Which events are due by the clock; asked after each call."""
-
-    def __init__(self, config: RunConfig, validates: bool):
-        self._every = {"log": config.log_seconds, "checkpoint": config.checkpoint_seconds}
-        self._since = dict.fromkeys(self._every, time.monotonic())
-        self._kinds: dict[str, list[Kind]] = {
-            "log": ["log"],
-            "checkpoint": ["validate", "checkpoint"] if validates else ["checkpoint"],
-        }
-
-    def __call__(self, update: int) -> list[Kind]:
-        now, due = time.monotonic(), list[Kind]()
-        for name, seconds in self._every.items():
-            if seconds is not None and now - self._since[name] >= seconds:
-                self._since[name] = now
-                due += self._kinds[name]
-        return due
 
 
 class CheckpointEvaluation(Hook):
@@ -248,68 +200,52 @@ class TrainCall:
     def _train(
         self, training: TrainingRun, program: Program, plan: Plan, state: State, resumed: Restored | None
     ) -> dict[str, Any]:
-        config, hooks = self.programs.config, self.hooks
         run = RunHandle(self.estimator, resumed.step if resumed else 0, plan.total_updates)
-        collector = CallCollector(run, hooks, plan)
-        summaries = None
-        if config.summary_steps:
-            saved = resumed.position.get(SUMMARIES) if resumed else None
-            summaries = SummaryRecorder(training.record, config.summary_steps, plan, saved)
+        saved = resumed.position.get(SUMMARIES) if resumed else None
+        runner = HookRunner(run, self.hooks, self.programs.config, plan, training.record, saved)
         checkpoints = training.checkpoints
         assert isinstance(checkpoints, HookedCheckpoints)
-        checkpoints.run, checkpoints.summaries = run, summaries
-        checkpoints.hooks = [*([self.evaluation] if self.evaluation else []), *hooks]
-
-        def take(first: int, metrics: CallMetrics) -> None:
-            if summaries:
-                summaries.take(first, metrics)
-            if hooks:
-                collector.take(first, metrics)
-
-        speed = SpeedMeter(program.feed.batch_size, run.step)
+        checkpoints.runner = runner
+        checkpoints.hooks = [*([self.evaluation] if self.evaluation else []), *self.hooks]
+        if resumed:
+            try:
+                program.feed.check_position(resumed.position["feed"])
+            except CheckpointError as error:  # other data: the place in them is the number of the update
+                training.record.event(
+                    "warning",
+                    update=resumed.step,
+                    epoch=float(resumed.step / plan.updates_per_epoch),
+                    message=f"goes on with another input: {error}".split(": resume")[0],
+                    resumed=True,
+                )
+                position = {**resumed.position, "feed": program.feed.position(resumed.step)}
+                resumed = replace(resumed, position=position)
         before = program.lower_seconds, program.compile_seconds
-        for hook in hooks:
+        for hook in self.hooks:
             hook.begin(run)
-        with collector:
+        try:
             training.train(
                 program,
                 plan,
                 state,
-                resumed=_fit_feed(resumed, program, plan, training),
+                resumed=resumed,
                 endless=plan.total_updates - run.step == WITHOUT_END,
                 validate=self.evaluation,
-                on_log=speed,
-                on_call=take,
+                on_log=runner.on_log,
+                on_call=runner.on_call,
                 guard="loss",
-                enough=(lambda: run.stopped) if hooks else None,
-                due=EventTimer(config, self.evaluation is not None),
+                enough=(lambda: run.stopped) if self.hooks else None,
+                due=runner.due,
                 how_to_resume=f"train again with model_dir={self.programs.folder}",
             )
-        if summaries:
-            summaries.flush()
-        for hook in hooks:
+        except Interrupted:
+            runner.hand_over()
+            raise
+        runner.hand_over()
+        runner.record_summary()
+        for hook in self.hooks:
             hook.end(run)
-        return speed.figures() | {
+        return runner.speed() | {
             "lower_seconds": program.lower_seconds - before[0],
             "compile_seconds": program.compile_seconds - before[1],
         }
-
-
-def _fit_feed(
-    resumed: Restored | None, program: Program, plan: Plan, training: TrainingRun
-) -> Restored | None:
-    """A model may go on with other data: that is said, and its place in them is the number of the update."""
-    if resumed is None:
-        return None
-    try:
-        program.feed.check_position(resumed.position["feed"])
-    except CheckpointError as error:
-        training.record.event(
-            "warning",
-            update=resumed.step,
-            epoch=float(resumed.step / plan.updates_per_epoch),
-            message=f"goes on with another input: {error}".split(": resume")[0],
-            resumed=True,
-        )
-        return replace(resumed, position={**resumed.position, "feed": program.feed.position(resumed.step)})
-    return resumed
