@@ -27,38 +27,37 @@ COMPILING = ("total_compiling_time", "compile_time", "compile_seconds")
 
 def write_results_json(path: Path, records: Sequence[Record]) -> None:
     """benchmark_results.json: for each benchmark the list of its runs."""
-    groups = group_by(records, itemgetter("benchmark"))
-    write_json(
-        path, {name: [old_record(one, path.parent) for one in group] for name, group in groups.items()}
-    )
-
-
-def old_record(record: Record, log: Path) -> dict[str, Any]:
-    """A record under the names that the older runner gave; what hotloop has no counterpart of is None."""
-    return {
-        "benchmark_path": record["spec"]["file"],
-        "benchmark_name": record["benchmark"],
-        "variant_name": record["variant"],
-        "params": record["params"],
-        "command": record["command"],
-        "results": {name: {one["reduction"]: one["value"]} for name, one in record["metrics"].items()},
-        "start_time": _clock(record["start"]),
-        "end_time": _clock(record["end"]),
-        "compilation_end_time": None,
-        "test_duration": record["seconds"],
-        "exitcode": record["exitcode"],
-        "log_paths": {name: str(log / file) for name, file in record["log"].items()},
-        "latest_checkpoint_path": None,
-        "sdk_path": None,
-        "sdk_version": None,
-        "repeat": record["repeat"],
-        "status": record["status"],
-        "reason": record["reason"],
-    }
-
-
-def _clock(seconds: float | None) -> str | None:
-    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat()
+    found: dict[str, list[dict[str, Any]]] = {}
+    for record in records:
+        start, end = (
+            None if record[name] is None else datetime.fromtimestamp(record[name], UTC).isoformat()
+            for name in ("start", "end")
+        )
+        found.setdefault(record["benchmark"], []).append(
+            {
+                "benchmark_path": record["spec"]["file"],
+                "benchmark_name": record["benchmark"],
+                "variant_name": record["variant"],
+                "params": record["params"],
+                "command": record["command"],
+                "results": {
+                    name: {one["reduction"]: one["value"]} for name, one in record["metrics"].items()
+                },
+                "start_time": start,
+                "end_time": end,
+                "test_duration": record["seconds"],
+                "exitcode": record["exitcode"],
+                "log_paths": {name: str(path.parent / file) for name, file in record["log"].items()},
+                "repeat": record["repeat"],
+                "status": record["status"],
+                "reason": record["reason"],
+                # What the older runner had, and hotloop has no counterpart of.
+                **dict.fromkeys(
+                    ("compilation_end_time", "latest_checkpoint_path", "sdk_path", "sdk_version")
+                ),
+            }
+        )
+    write_json(path, found)
 
 
 def write_csv(
@@ -75,49 +74,40 @@ def write_csv(
         writer = csv.writer(file, quoting=csv.QUOTE_ALL)
         writer.writerow(["benchmark name", "Variant name", *names])
         for record in records:
-            cells = (_cell(record, name, commit) for name in names)
+            values = {
+                "test_duration": record["seconds"],
+                "result": record["status"],
+                "cmd": record["command"],
+                "env": " ".join(f"{key}={text}" for key, text in record["env"].items()),
+                "git_commit_hash": commit,
+                "repeat": record["repeat"],
+                **record["params"],
+                **{name: metric["value"] for name, metric in record["metrics"].items()},
+            }
+            compiling = [values[name] for name in COMPILING if name in record["metrics"]]
+            values[LEADING[2]] = (*compiling, None)[0]
+            cells = ["" if values.get(name) is None else values[name] for name in names]
             writer.writerow([record["benchmark"], record["variant"], *cells])
 
 
-def _cell(record: Record, name: str, commit: str | None) -> Any:
-    metrics = record["metrics"]
-    if name == LEADING[2]:
-        return next((metrics[key]["value"] for key in COMPILING if key in metrics), "")
-    if name in metrics:
-        return metrics[name]["value"]
-    of_run = {
-        "test_duration": record["seconds"],
-        "result": record["status"],
-        "cmd": record["command"],
-        "env": " ".join(f"{key}={text}" for key, text in record["env"].items()),
-        "git_commit_hash": commit,
-        "repeat": record["repeat"],
-        **record["params"],
-    }
-    value = of_run.get(name)
-    return "" if value is None else value
-
-
-def table_rows(records: Sequence[Record]) -> list[tuple[Any, ...]]:
+def table_rows(records: Sequence[Record]) -> Sequence[tuple[str, ...]]:
     """A line for each variant: how often it ran and passed, the median time, the median of each metric."""
-    by_variant = group_by(drop_replaced_skips(records), itemgetter("variant"))
-    return [_row(name, some) for name, some in by_variant.items()]
+    rows = []
+    for name, runs in group_by(drop_replaced_skips(records), itemgetter("variant")).items():
+        worst = next((run["status"] for run in runs if run["status"] != "passed"), "passed")
+        passed = sum(run["status"] == "passed" for run in runs)
+        seconds = [run["seconds"] for run in runs if run["seconds"] is not None]
+        reasons = [run["reason"] for run in runs if run["reason"]]
+        said = describe_metrics([run for run in runs if ended_well(run)]) or (*reasons, "")[0]
+        shares = "-" if worst == "skipped" else f"{passed}/{len(runs)}"
+        rows.append((name, worst.upper(), shares, f"{median(seconds):.2f}" if seconds else "-", said[:120]))
+    return rows
 
 
 def drop_replaced_skips(records: Sequence[Record]) -> list[Record]:
     """The records without those of a skip that was made good later: what ran is the result."""
     ran = {record["variant"] for record in records if record["status"] != "skipped"}
     return [record for record in records if record["status"] != "skipped" or record["variant"] not in ran]
-
-
-def _row(name: str, records: Sequence[Record]) -> tuple[Any, ...]:
-    passed = [record for record in records if record["status"] == "passed"]
-    worst = next((record["status"] for record in records if record["status"] != "passed"), "passed")
-    ran = [record["seconds"] for record in records if record["seconds"] is not None]
-    runs = "-" if worst == "skipped" else f"{len(passed)}/{len(records)}"
-    reasons = [record["reason"] for record in records if record["reason"]]
-    said = describe_metrics([record for record in records if ended_well(record)]) or (*reasons, "")[0]
-    return name, worst.upper(), runs, f"{median(ran):.2f}" if ran else "-", said[:120]
 
 
 def describe_metrics(records: Sequence[Mapping[str, Any]]) -> str:

@@ -106,12 +106,8 @@ def list_variants(selected: Sequence["Selected"], context: Context) -> Mapping[s
     for one in selected:
         said = one.benchmark
         names = [*(metric.name for metric in said.metrics), *(metric.name for metric in said.derived)]
-        tags, devices, data = (
-            ",".join(said.tags) or "-",
-            said.devices or "-",
-            "yes" if said.needs_dataset else "-",
-        )
-        rows.append((one.variant.name, said.kind, ",".join(names), tags, devices, data, one.skip or ""))
+        needs = (",".join(said.tags) or "-", said.devices or "-", "yes" if said.needs_dataset else "-")
+        rows.append((one.variant.name, said.kind, ",".join(names), *needs, one.skip or ""))
     context.table(("variant", "kind", "metrics", "tags", "devices", "data", "skipped because"), rows)
     return {"variants": [variant_record(one) for one in selected]}
 
@@ -156,22 +152,20 @@ def validate_variants(
     """The same verdicts, with the places of commands that cannot be started, as mistakes: status 2."""
     from hotloop.bench.spec import SpecError
 
-    found = [command_record(one, options) for one in selected]
+    found, problems = [command_record(one, options) for one in selected], []
     for record in found:
         if record["skip"]:
             context.say(f"{record['variant']}  skipped: {record['skip']}")
+        place = f"{record['file']}:{record['line']}: {record['variant']}"
         for notice in record.get("notices", ()):
-            context.warn(f"{_place(record)}: {notice}")
-    *others, last = [f"{_place(record)}: {record['problem']}" for record in found if is_wrong(record)] or [""]
-    for line in others:
+            context.warn(f"{place}: {notice}")
+        if record["problem"] and not record["skip"]:
+            problems.append(f"{place}: {record['problem']}")
+    for line in problems[:-1]:
         print_error(line)
-    if last:
-        raise SpecError(last)
+    if problems:
+        raise SpecError(problems[-1])
     return conclude(found, context)
-
-
-def _place(record: Mapping[str, Any]) -> str:
-    return f"{record['file']}:{record['line']}: {record['variant']}"
 
 
 def command_record(one: "Selected", options: "RunnerOptions") -> dict[str, Any]:
@@ -188,14 +182,10 @@ def command_record(one: "Selected", options: "RunnerOptions") -> dict[str, Any]:
         return {**record, "problem": one.skip or str(error)}
 
 
-def is_wrong(record: Mapping[str, Any]) -> bool:
-    """Whether there is a problem that nobody asked for."""
-    return bool(record["problem"]) and not record["skip"]
-
-
 def conclude(found: Sequence[Mapping[str, Any]], context: Context) -> Mapping[str, Any]:
     """The last line, and status 1 where something is wrong."""
-    count, files = sum(map(is_wrong, found)), {str(record["file"]) for record in found}
+    count = sum(bool(record["problem"]) and not record["skip"] for record in found)
+    files = {str(record["file"]) for record in found}
     skipped = sum(bool(record["skip"]) for record in found)
     context.say(f"variants: {len(found)} (files: {len(files)}, skipped: {skipped}, cannot run: {count})")
     result = {"variants": found, "cannot_run": count}
