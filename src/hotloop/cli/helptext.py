@@ -82,18 +82,12 @@ def _options(parser: argparse.ArgumentParser, options: tuple[Option, ...]) -> No
             flags += [f"--no-{option.spelling[2:]}"] * (option.default is True)
             groups[title].add_argument(*flags, action="store_true", help=_help(option))
         else:
-            groups[title].add_argument(*flags, metavar=_metavar(option), help=_help(option))
+            metavar = METAVARS[option.kind.element] + (" ..." if option.kind.many else "")
+            if option.kind.choices:
+                metavar = "{" + ",".join(map(str, option.kind.choices)) + "}"
+            groups[title].add_argument(*flags, metavar=option.metavar or metavar, help=_help(option))
     common = groups["Common options"]
     common.add_argument("-h", "--help", action="store_true", help="Show this page.")
-
-
-def _metavar(option: Option) -> str:
-    if option.metavar:
-        return option.metavar
-    if option.kind.choices:
-        return "{" + ",".join(map(str, option.kind.choices)) + "}"
-    metavar = METAVARS[option.kind.element]
-    return f"{metavar} ..." if option.kind.many else metavar
 
 
 def _help(option: Option) -> str:

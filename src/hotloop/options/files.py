@@ -65,10 +65,22 @@ def parse_json(text: str | bytes, pairs: Pairs | None = None) -> Any:
     except RecursionError:
         raise ValueError(f"nested more than {DEEPEST} deep") from None
     if text.count("[") + text.count("{") > DEEPEST:
-        _check_depth(value)
+        level = [value]
+        for _ in range(DEEPEST):
+            inner = (each.values() if isinstance(each, dict) else each for each in level if _holds(each))
+            level = [each for values in inner for each in values]
+        if any(map(_holds, level)):
+            raise ValueError(f"nested more than {DEEPEST} deep")
     if "\\ud" in text.lower():
-        _check_characters(value)
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("half of a surrogate pair in a text") from None
     return value
+
+
+def _holds(value: Any) -> bool:
+    return isinstance(value, dict | list)
 
 
 def load_json(path: Path) -> Any:
@@ -82,23 +94,3 @@ def read_bounded(path: Path, most: int = LARGEST) -> bytes:
     if len(data) > most:
         raise ValueError(f"more than {most:,} bytes")
     return data
-
-
-def _check_depth(value: Any) -> None:
-    level = [value]
-    for _ in range(DEEPEST):
-        inner = (each.values() if isinstance(each, dict) else each for each in level if _holds(each))
-        level = [each for values in inner for each in values]
-    if any(map(_holds, level)):
-        raise ValueError(f"nested more than {DEEPEST} deep")
-
-
-def _holds(value: Any) -> bool:
-    return isinstance(value, dict | list)
-
-
-def _check_characters(value: Any) -> None:
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise ValueError("half of a surrogate pair in a text") from None
