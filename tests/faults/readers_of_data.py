@@ -16,13 +16,13 @@ import numpy as np
 from readers import Read, Reader, in_file
 
 from hotloop.data import build_records, content, image_formats, image_stores, ratings, tfrecord
+from hotloop.data.build_records import Shard, read_manifest, shard_fault
 from hotloop.data.catalogue import Download, KnownFile
 from hotloop.data.example import write_example
 from hotloop.data.fetch import no_progress, unpack
 from hotloop.data.image_stores import EncodedImage, ImageFolder
 from hotloop.data.jpeg import ImageError, check_image, decode
 from hotloop.data.load import load
-from hotloop.data.shards import Shard, read_manifest, shard_fault
 from hotloop.data.tfrecord import index_shards
 from hotloop.families.cnn import prediction, torch_weights
 from hotloop.families.cnn.photographs import resample_bytes, resample_floats, training_image

@@ -1,43 +1,45 @@
 """Class folders of images made into TFRecord shards by several processes, resumably.
 
-The order is drawn once with a fixed seed, every shard is a function of that order alone, and finished shards are
-kept: a build that was stopped and begun again ends in the same bytes. It must not know the command line.
+The order is drawn once with a fixed seed, every shard is a function of that order alone, and manifest.json (size,
+checksum and count of each shard) grows with every finished one: a build that was stopped and begun again ends in the
+same bytes. A shard is built in a process of its own: what goes there and back is plain data.
 """
 
 import csv
 import hashlib
+import json
+import os
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
 from hotloop.data.content import read_errors, write_errors
+from hotloop.data.example import Values, write_example
 from hotloop.data.image_stores import (
     LABELS_FILE,
     Boxes,
     Part,
     class_names,
     list_images,
+    no_boxes,
     part_folder,
     shard_name,
 )
-from hotloop.data.jpeg import pillow
+from hotloop.data.jpeg import CheckedImage, ImageError, check_image, pillow
+from hotloop.data.local_files import digest_file
 from hotloop.data.parallel import in_processes
-from hotloop.data.shards import (
-    Item,
-    PartManifest,
-    ShardTask,
-    build_shard,
-    read_manifest,
-    shard_fault,
-    write_manifest,
-)
+from hotloop.data.tfrecord import encode_record
 from hotloop.errors import DataError
-from hotloop.options.files import whole_file
+from hotloop.options.files import load_json, whole_file
 
+MANIFEST = "manifest.json"
+_FORMAT = 1
+Value = TypeVar("Value")
 SEED = 12345
 IMAGES_PER_SHARD = {"train": 1252, "validation": 391}  # so that ImageNet gets its usual 1,024 and 128 shards
 _PARTS: tuple[Part, ...] = ("train", "validation")
@@ -73,6 +75,44 @@ class PartPlan:
     @property
     def open_tasks(self) -> list[ShardTask]:
         return [task for task in self.tasks if task.path.name not in self.manifest.shards]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A finished shard as it was written."""
+
+    bytes: int
+    sha256: str
+    records: int
+    repaired: int = 0
+    skipped: tuple[str, ...] = ()  # images left out because they do not decode
+
+
+@dataclass(frozen=True)
+class PartManifest:
+    """What a part (train, validation) was made from, and its finished shards by name."""
+
+    plan: str  # checksum of everything that decides the content: images, labels, order, options
+    images: int
+    total: int
+    shards: Mapping[str, Shard]
+
+
+@dataclass(frozen=True, eq=False)
+class Item:
+    path: str
+    label: int  # from 1
+    synset: str
+    text: str
+
+
+@dataclass(frozen=True, eq=False)
+class ShardTask:
+    """Everything that the content of one shard depends on."""
+
+    path: Path
+    items: tuple[Item, ...]
+    boxes: Boxes
 
 
 def plan_build(build: Build) -> list[PartPlan]:
@@ -209,3 +249,104 @@ def _lines(path: Path) -> list[str]:
             return path.read_text().splitlines()
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: byte {error.start:,}: not UTF-8 text") from None
+
+
+def build_shard(skip_corrupt: bool, task: ShardTask) -> Shard:
+    """Write the shard and say what was written; an image that does not decode is named in a DataError, or left out."""
+    skipped: list[str] = []
+    records = repaired = 0
+    path = task.path
+    with write_errors(path), whole_file(path) as unfinished, unfinished.open("wb") as file:
+        for item in task.items:
+            with read_errors(item.path):
+                encoded = Path(item.path).read_bytes()
+            try:
+                image = check_image(encoded)
+            except ImageError as error:
+                if not skip_corrupt:
+                    raise DataError(
+                        f"{item.path}: {error}; skip_corrupt=True leaves such images out"
+                    ) from None
+                skipped.append(f"{item.path}: {error}")
+                continue
+            boxes = task.boxes.get(Path(item.path).stem, no_boxes())
+            file.write(encode_record(write_example(record_features(item, image, boxes))))
+            records += 1
+            repaired += image.repaired
+        file.flush()
+        os.fsync(file.fileno())
+        size, checksum = digest_file(unfinished, "sha256")
+    return Shard(size, checksum.removeprefix("sha256:"), records, repaired, tuple(skipped))
+
+
+def record_features(item: Item, image: CheckedImage, boxes: np.ndarray) -> dict[str, Values]:
+    sides = dict(zip(("xmin", "ymin", "xmax", "ymax"), boxes.T.astype(np.float32), strict=True))
+    numbers = {
+        "image/height": image.height,
+        "image/width": image.width,
+        "image/channels": 3,
+        "image/class/label": item.label,
+    }
+    return {
+        **{name: np.array([number], np.int64) for name, number in numbers.items()},
+        "image/colorspace": [b"RGB"],
+        "image/class/synset": [item.synset.encode()],
+        "image/class/text": [item.text.encode()],
+        **{f"image/object/bbox/{side}": values for side, values in sides.items()},
+        "image/object/bbox/label": np.full(len(boxes), item.label, np.int64),
+        "image/format": [b"JPEG"],
+        "image/filename": [os.fsencode(Path(item.path).name)],
+        "image/encoded": [image.encoded],
+    }
+
+
+def read_manifest(folder: str | Path) -> dict[str, PartManifest]:
+    """The parts by name; empty where there is no manifest; DataError where it cannot be understood."""
+    path = Path(folder) / MANIFEST
+    try:
+        body = load_json(path)
+        if body["program"] != "hotloop" or body["format"] != _FORMAT:
+            raise DataError(f"{path}: not a manifest that this version reads; move it away to build anew")
+        return {name: _read_part(part) for name, part in body["parts"].items()}
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise DataError(f"{path}: damaged; move it away to build anew") from None
+
+
+def write_manifest(folder: Path, parts: Mapping[str, PartManifest]) -> None:
+    body = {"program": "hotloop", "format": _FORMAT, "parts": {n: asdict(part) for n, part in parts.items()}}
+    path = folder / MANIFEST
+    with write_errors(path), whole_file(path) as unfinished:
+        unfinished.write_text(json.dumps(body, indent=1) + "\n")
+
+
+def shard_fault(path: Path, shard: Shard) -> str:
+    """Why the file is not the shard that was written, or an empty text."""
+    try:
+        size = path.stat().st_size
+        if size != shard.bytes:
+            return f"{size:,} bytes, {shard.bytes:,} were written"
+        same = digest_file(path, "sha256")[1] == f"sha256:{shard.sha256}"
+        return "" if same else "does not match its sha256: it was altered or damaged"
+    except FileNotFoundError:
+        return "missing"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+
+
+def _read_part(body: dict[str, Any]) -> PartManifest:
+    shards = {}
+    for name, shard in body["shards"].items():
+        numbers = {key: _is(int, shard[key]) for key in ("bytes", "records", "repaired")}
+        skipped = tuple(_is(str, image) for image in _is(list, shard["skipped"]))
+        shards[name] = Shard(sha256=_is(str, shard["sha256"]), skipped=skipped, **numbers)
+    return PartManifest(_is(str, body["plan"]), _is(int, body["images"]), _is(int, body["total"]), shards)
+
+
+def _is(kind: type[Value], value: Any) -> Value:
+    if type(value) is not kind:
+        raise TypeError(f"{value!r} is no {kind.__name__}")
+    return value

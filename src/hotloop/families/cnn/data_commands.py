@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.data import build_records, load
-from hotloop.data.build_records import Build
+from hotloop.data.build_records import Build, read_manifest, shard_fault
 from hotloop.data.catalogue import known_set
 from hotloop.data.dataset import IMAGE_SETS, LabelledImages
 from hotloop.data.image_stores import (
@@ -31,7 +31,6 @@ from hotloop.data.image_stores import (
     part_folder,
 )
 from hotloop.data.local_files import check_named_folders, find_set
-from hotloop.data.shards import read_manifest, shard_fault
 from hotloop.engine.device import usable_cores
 from hotloop.engine.feed import Order, Resident
 from hotloop.engine.keys import sample_keys
