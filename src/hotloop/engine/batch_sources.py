@@ -62,18 +62,13 @@ class IterableBatches:
         self._first = first
         self._kept: deque[Any] = deque()
         self._dropped = first if drop is None else drop
-        self._iterator = self._after(self._dropped)
-
-    def _after(self, batches: int) -> Iterator[Any]:
-        """A pass that stands behind so many batches of all passes."""
-        iterator, left = self._begin(), batches
+        self._iterator, left = begin(), self._dropped
         while left:
-            passed = sum(1 for _ in islice(iterator, left))
+            passed = sum(1 for _ in islice(self._iterator, left))
             if not passed:
-                raise _too_short(left) if left < batches else _empty()
+                raise _too_short(left) if left < self._dropped else _empty()
             left -= passed
-            iterator = self._begin() if left else iterator
-        return iterator
+            self._iterator = begin() if left else self._iterator
 
     def example(self) -> Any:
         """The first batch to come; it stays."""
@@ -292,19 +287,14 @@ class Streamed(SourceFeed):
             self._source = ShuffledBatches.of(source, batch_size, samples, seed, remainder)
         super().__init__(self._source, batch_size, seed, transform, sharding)
         self._form = describe_batch(self._source.example(), batch_size)
-        self._buffer_bytes = buffer_bytes
+        size: int = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self._form))
+        self.longest_call = max(1, buffer_bytes // max(1, size))
         self._placement = placement_like(sharding, (None, *sharding.spec) if sharding else ())
         self._ahead = Prefetch(self._stack)
         self.sent = 0
         """The number of the update after the last one whose batch was handed out."""
         self.look: Callable[[Batch, int], None] | None = None
         """Sees each batch, and the number of its update, before it is sent; it may refuse one."""
-
-    @property
-    def longest_call(self) -> int:
-        """As many updates as the buffer holds, and at least one."""
-        size: int = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self._form))
-        return max(1, self._buffer_bytes // max(1, size))
 
     def arguments(self, first: int, count: int, following: int = 0) -> Any:
         """The batches of a call, stacked on the device; those of the `following` updates are begun."""

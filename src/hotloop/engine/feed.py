@@ -188,10 +188,7 @@ class Feed(Protocol):
 
     batch_size: int
     any_count: bool  # do the arguments of a call have the same shapes for every number of updates?
-
-    @property
-    def longest_call(self) -> int:
-        """The most updates that one call may take."""
+    longest_call: int  # the most updates that one call may take
 
     def arguments(self, first: int, count: int, following: int = 0) -> Any:
         """What the call of updates first .. first + count - 1 is handed; `following` are likely to come next."""
@@ -283,13 +280,10 @@ class Resident(SourceFeed):
             common_length(data) if samples is None else samples, batch_size, seed, remainder, shuffled
         )
         super().__init__(self.order, batch_size, seed, transform, sharding)
+        self.longest_call = self.order.longest_call
         self._gather = gather
         check_fits_device(data)
         self._data = jax.device_put(data, placement_like(sharding, ()))
-
-    @property
-    def longest_call(self) -> int:
-        return self.order.longest_call
 
     def arguments(self, first: int, count: int, following: int = 0) -> Any:
         """The data set itself and where in its stream the call begins."""

@@ -265,7 +265,7 @@ def learning_rate(
     Parameters name times in epochs; `int(epochs * updates_per_epoch)` updates, as Python truncates, are meant.
     """
     check_schedule(name, params, warmup)
-    schedule = SCHEDULES[name](params, global_batch_size, updates_per_epoch)
+    schedule = _make_schedule(name, params, global_batch_size, updates_per_epoch)
     rising = delay = 0
     if warmup is not None:
         rising = _updates(warmup, "warmup_epochs", updates_per_epoch, argument="learning_rate: warmup")
@@ -283,92 +283,56 @@ def learning_rate(
     return rate
 
 
-def _updates(params: Params, key: str, per_epoch: int, *, argument: str = "learning_rate: params") -> int:
-    """The epochs under `key` as a number of updates."""
+def _make_schedule(name: str, params: Params, batch: int, per_epoch: int) -> Schedule:
+    peak = float(params.get("initial_learning_rate", 0)) * batch
+    match name:
+        case "const":
+            return lambda t: jnp.full(t.shape, peak, jnp.float32)
+        case "cosine":
+            # (1 + cos(pi t / T)) / 2, written as sin^2(pi / 2 (T - t) / T): nothing cancels towards the end.
+            total = _updates(params, "epochs_to_total_decay", per_epoch, least=1)
+            return lambda t: (
+                peak * lax.integer_pow(jnp.sin(math.pi / 2 * _remaining(t, total) / float(total)), 2)
+            )
+        case "stepped":  # value k holds up to and with boundary k
+            values = np.asarray(params["values"], np.float32)
+            boundaries = np.asarray([int(epoch * per_epoch) for epoch in params["boundaries"]], np.uint64)
+            boundaries = np.minimum(boundaries, MOST_UPDATES).astype(np.uint32)
+            return lambda t: jnp.asarray(values)[(t[..., None] > boundaries).sum(-1)]
+        case "polynomial":  # (L - E) ((T - t) / T)^power + E; its T alone is not truncated to whole updates
+            end = peak * float(params["end_learning_rate_ratio"])
+            whole = _updates(params, "epochs_to_total_decay", per_epoch)
+            length = float(params["epochs_to_total_decay"] * per_epoch)
+
+            def polynomial(t: Array) -> Array:
+                left = jnp.where(t > jnp.uint32(whole), 0, _remaining(t, whole) + (length - whole)) / length
+                shape: Array = left ** params["power"]
+                return (peak - end) * shape + end
+
+            return polynomial
+        case "exponential":  # all at once after every decay_epochs
+            factor, period = (
+                jnp.float32(params["decay_rate"]),
+                _updates(params, "decay_epochs", per_epoch, least=1),
+            )
+            return lambda t: peak * factor ** (t // jnp.uint32(period)).astype(jnp.float32)
+        case _:  # one_cycle: straight up to the peak, then down to 0, which only the update after the last would have
+            top = _updates(params, "peak_epoch", per_epoch)
+            total = _updates(params, "total_epochs", per_epoch, least=1)
+            fall = float(max(total - top, 1))
+            return lambda t: peak * _ramp(t, top) * jnp.minimum(_remaining(t, total) / fall, 1)
+
+
+def _updates(
+    params: Params, key: str, per_epoch: int, *, least: int = 0, argument: str = "learning_rate: params"
+) -> int:
+    """The epochs under `key` as a number of updates; a decay has to take at least 1."""
     updates = int(params[key] * per_epoch)
     if updates > MOST_UPDATES:
         raise OptionError(f"{argument}: {key} {params[key]}: more than {MOST_UPDATES} updates")
+    if updates < least:
+        raise OptionError(f"{argument}: {key} {params[key]}: less than one update of {per_epoch} an epoch")
     return updates
-
-
-def _decay_updates(params: Params, key: str, per_epoch: int) -> int:
-    """As `_updates`, at least 1: a decay has to take some time."""
-    if not (updates := _updates(params, key, per_epoch)):
-        raise OptionError(
-            f"learning_rate: params: {key} {params[key]}: less than one update of {per_epoch} an epoch"
-        )
-    return updates
-
-
-def _peak(params: Params, batch: int) -> float:
-    return float(params["initial_learning_rate"]) * batch
-
-
-def _const(params: Params, batch: int, per_epoch: int) -> Schedule:
-    rate = _peak(params, batch)
-    return lambda t: jnp.full(t.shape, rate, jnp.float32)
-
-
-def _cosine(params: Params, batch: int, per_epoch: int) -> Schedule:
-    """(1 + cos(pi t / T)) / 2, written as sin^2(pi / 2 (T - t) / T): nothing cancels towards the end."""
-    peak, total = _peak(params, batch), _decay_updates(params, "epochs_to_total_decay", per_epoch)
-
-    def rate(t: Array) -> Array:
-        return peak * lax.integer_pow(jnp.sin(math.pi / 2 * _remaining(t, total) / float(total)), 2)
-
-    return rate
-
-
-def _stepped(params: Params, batch: int, per_epoch: int) -> Schedule:
-    """Value k holds up to and with boundary k."""
-    values = np.asarray(params["values"], np.float32)
-    boundaries = np.asarray([int(epoch * per_epoch) for epoch in params["boundaries"]], np.uint64)
-    boundaries = np.minimum(boundaries, MOST_UPDATES).astype(np.uint32)
-    return lambda t: jnp.asarray(values)[(t[..., None] > boundaries).sum(-1)]
-
-
-def _polynomial(params: Params, batch: int, per_epoch: int) -> Schedule:
-    """(L - E) ((T - t) / T)^power + E; its T alone is not truncated to whole updates."""
-    peak, power = _peak(params, batch), params["power"]
-    end = peak * float(params["end_learning_rate_ratio"])
-    whole = _updates(params, "epochs_to_total_decay", per_epoch)
-    total = float(params["epochs_to_total_decay"] * per_epoch)
-
-    def rate(t: Array) -> Array:
-        left = jnp.where(t > jnp.uint32(whole), 0, _remaining(t, whole) + (total - whole)) / total
-        shape: Array = left**power
-        return (peak - end) * shape + end
-
-    return rate
-
-
-def _exponential(params: Params, batch: int, per_epoch: int) -> Schedule:
-    """Multiplied by `decay_rate` after every `decay_epochs`, all at once."""
-    peak, factor = _peak(params, batch), jnp.float32(params["decay_rate"])
-    period = _decay_updates(params, "decay_epochs", per_epoch)
-    return lambda t: peak * factor ** (t // jnp.uint32(period)).astype(jnp.float32)
-
-
-def _one_cycle(params: Params, batch: int, per_epoch: int) -> Schedule:
-    """Up in a straight line to the peak, then down to 0, which only the update after the last would have."""
-    top = _updates(params, "peak_epoch", per_epoch)
-    total = _decay_updates(params, "total_epochs", per_epoch)
-    peak, fall = _peak(params, batch), float(max(total - top, 1))
-
-    def rate(t: Array) -> Array:
-        return peak * _ramp(t, top) * jnp.minimum(_remaining(t, total) / fall, 1)
-
-    return rate
-
-
-SCHEDULES: dict[str, Callable[[Params, int, int], Schedule]] = {
-    "const": _const,
-    "cosine": _cosine,
-    "stepped": _stepped,
-    "polynomial": _polynomial,
-    "exponential": _exponential,
-    "one_cycle": _one_cycle,
-}
 
 
 def _remaining(t: Array, total: int) -> Array:

@@ -52,7 +52,22 @@ class Batch:
             )
         if global_size is None:
             return cls(micro, replicas, 1 if accumulation is None else accumulation)
-        return _nearest(cls(micro, replicas), whole("global_size", global_size))
+        unit = cls(micro, replicas).global_
+        quotient = Fraction(whole("global_size", global_size), unit)
+        count = round(quotient)  # the nearest; a half goes to the even count
+        asked = f"global_size={global_size}: micro batch {micro} x replicas {replicas} = {unit}"
+        if count == 0:
+            raise PlanError(
+                f"{asked} is at least twice as much, so that the accumulation count "
+                f"would be 0; ask for at least {unit}, or lower the micro batch or the replicas"
+            )
+        if count == quotient:
+            return cls(micro, replicas, count)
+        warning = (
+            f"{asked} goes into it {float(quotient):.4g} times, not a whole number; "
+            f"gradient accumulation count is {count} and global batch size {unit * count} instead"
+        )
+        return cls(micro, replicas, count, (warning,))
 
     def describe(self) -> str:
         return (
@@ -63,25 +78,6 @@ class Batch:
     def as_dict(self) -> dict[str, int]:
         sizes = {"micro": self.micro, "replicas": self.replicas, "accumulation": self.accumulation}
         return {**sizes, "global": self.global_}
-
-
-def _nearest(unit: Batch, size: int) -> Batch:
-    """Accumulate `unit` so that the global size comes nearest to `size`; a half goes to the even count."""
-    quotient = Fraction(size, unit.global_)
-    count = round(quotient)
-    asked = f"global_size={size}: micro batch {unit.micro} x replicas {unit.replicas} = {unit.global_}"
-    if count == 0:
-        raise PlanError(
-            f"{asked} is at least twice as much, so that the accumulation count "
-            f"would be 0; ask for at least {unit.global_}, or lower the micro batch or the replicas"
-        )
-    if count == quotient:
-        return Batch(unit.micro, unit.replicas, count)
-    warning = (
-        f"{asked} goes into it {float(quotient):.4g} times, not a whole number; "
-        f"gradient accumulation count is {count} and global batch size {unit.global_ * count} instead"
-    )
-    return Batch(unit.micro, unit.replicas, count, (warning,))
 
 
 @dataclass(frozen=True)

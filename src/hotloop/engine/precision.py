@@ -143,21 +143,14 @@ def optimise(
     wide, wide_state = cast(params, FLOAT32), cast(state, FLOAT32)
     updates, new_state = optimiser.update(cast(gradients, FLOAT32), wide_state, wide, **extra)
     total = jax.tree.map(jnp.add, wide, updates)
-    rounded: tuple[Params, Any] = _round_like(policy, (total, new_state), (params, state), key)
-    return rounded
-
-
-def _round_like(policy: Policy, tree: Tree, like: Any, key: Array) -> Tree:
-    """Each floating leaf in the type of its counterpart; leaves are numbered so that no two share bits."""
-    leaves, structure = jax.tree.flatten(tree)
-    kinds = [leaf.dtype for leaf in jax.tree.leaves(like)]
-    if policy.stochastic_rounding:
-        rounded = [
-            stochastic_round(x, kind, key, n) for n, (x, kind) in enumerate(zip(leaves, kinds, strict=True))
-        ]
-    else:
-        rounded = [leaf.astype(kind) for leaf, kind in zip(leaves, kinds, strict=True)]
-    result: Tree = jax.tree.unflatten(structure, rounded)
+    leaves, structure = jax.tree.flatten((total, new_state))
+    rounded = []
+    for number, (leaf, kept) in enumerate(zip(leaves, jax.tree.leaves((params, state)), strict=True)):
+        if policy.stochastic_rounding:  # leaves are numbered so that no two share bits
+            rounded.append(stochastic_round(leaf, kept.dtype, key, number))
+        else:
+            rounded.append(leaf.astype(kept.dtype))
+    result: tuple[Params, Any] = jax.tree.unflatten(structure, rounded)
     return result
 
 
@@ -181,9 +174,7 @@ def partials_note(policy: Policy) -> str | None:
     wide = [
         name for name, total in sums.items() if total.ravel()[0] == np.asarray(exact[name], policy.compute)
     ]
-    if not wide:
-        return None
-    return f"half partials: {platform()} adds {' and '.join(wide)} in float32 all the same"
+    return f"half partials: {platform()} adds {' and '.join(wide)} in float32 all the same" if wide else None
 
 
 def stochastic_round(x: Array, dtype: DTypeLike, key: Array, leaf: int = 0) -> Array:

@@ -59,13 +59,9 @@ def _matmul(x: Array, kernel: Array) -> Array:
     return jnp.matmul(x, kernel, preferred_element_type=wide(x.dtype))
 
 
-def _input_gradient(dy: Array, kernel: Array) -> Array:
-    return jnp.matmul(dy, kernel.T, preferred_element_type=wide(dy.dtype))
-
-
 def _kernel_gradient(x: Array, dy: Array) -> Array:
     x, dy = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
-    return jnp.matmul(x.T, dy, preferred_element_type=wide(x.dtype))
+    return _matmul(x.T, dy)
 
 
 def _outer_kernel_gradient(x: Array, dy: Array) -> Array:
@@ -82,7 +78,7 @@ def _outer_kernel_gradient(x: Array, dy: Array) -> Array:
 
 
 matmul = Operation("product", _matmul)
-input_gradient = Operation("product input gradient", _input_gradient)
+input_gradient = Operation("product input gradient", lambda dy, kernel: _matmul(dy, kernel.T))
 kernel_gradient = Operation("product kernel gradient", _kernel_gradient)
 kernel_gradient.register("outer", "cpu", _outer_kernel_gradient)
 
