@@ -59,24 +59,6 @@ class Build:
     workers: int = 1
 
 
-@dataclass(frozen=True, eq=False)
-class PartPlan:
-    """The shards of one part, all that is in them, and those that an earlier build has finished."""
-
-    part: Part
-    tasks: tuple[ShardTask, ...]
-    manifest: PartManifest
-
-    @property
-    def images(self) -> int:
-        """Images that are still to be looked at."""
-        return sum(len(task.items) for task in self.open_tasks)
-
-    @property
-    def open_tasks(self) -> list[ShardTask]:
-        return [task for task in self.tasks if task.path.name not in self.manifest.shards]
-
-
 @dataclass(frozen=True)
 class Shard:
     """A finished shard as it was written."""
@@ -113,6 +95,24 @@ class ShardTask:
     path: Path
     items: tuple[Item, ...]
     boxes: Boxes
+
+
+@dataclass(frozen=True, eq=False)
+class PartPlan:
+    """The shards of one part, all that is in them, and those that an earlier build has finished."""
+
+    part: Part
+    tasks: tuple[ShardTask, ...]
+    manifest: PartManifest
+
+    @property
+    def images(self) -> int:
+        """Images that are still to be looked at."""
+        return sum(len(task.items) for task in self.open_tasks)
+
+    @property
+    def open_tasks(self) -> list[ShardTask]:
+        return [task for task in self.tasks if task.path.name not in self.manifest.shards]
 
 
 def plan_build(build: Build) -> list[PartPlan]:
