@@ -40,7 +40,7 @@ def test_the_names_are_those_that_are_promised() -> None:
 
 def test_type_checkers_see_the_objects_that_programs_get() -> None:
     tree = ast.parse(Path(hotloop.__file__).read_text())
-    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    block = next(node for node in tree.body if isinstance(node, ast.If))
     seen = {}
     for line in block.body:
         assert isinstance(line, ast.ImportFrom) and line.module

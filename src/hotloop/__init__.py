@@ -54,13 +54,15 @@ _HOMES = {
 """The module of each public name, or the module that it is."""
 
 
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
+if not TYPE_CHECKING:  # or a checker would take any name for one of ours
 
-    home = import_module(_HOMES[name])
-    return home if home.__name__.endswith(f".{name}") else getattr(home, name)
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        home = import_module(_HOMES[name])
+        return home if home.__name__.endswith(f".{name}") else getattr(home, name)
 
 
 def __dir__() -> list[str]:

@@ -113,23 +113,17 @@ class Programs:
 
     def measure(self, source: Source, job: Job, steps: int | None) -> Measure:
         """A function of a state: means over the samples of the source, or of its first `steps` batches."""
-        if isinstance(source, FromArrays):
-            evaluation = self.evaluation(source, job, steps)
+        evaluation = self.evaluation(source, job, steps) if isinstance(source, FromArrays) else None
+        known = [count for count in (steps, source.length) if count is not None and evaluation is None]
 
-            def over_arrays(state: State) -> dict[str, Any]:
-                with self.progress("evaluating", None):  # one compiled call: it comes back once
+        def measure(state: State) -> dict[str, Any]:
+            with self.progress("evaluating", min(known, default=None)) as bar:
+                if evaluation is not None:  # one compiled call: it comes back once
                     return evaluation.means(state)
-
-            return over_arrays
-        fn, size = self._evaluate(job), source.batch_size
-        total = min((count for count in (steps, source.length) if count is not None), default=None)
-
-        def over_batches(state: State) -> dict[str, Any]:
-            with self.progress("evaluating", total) as bar:
                 batches = advance_through(islice(source.batches(), steps), bar)
-                return means_of(evaluate_batches(fn, state, batches, size))
+                return means_of(evaluate_batches(self._evaluate(job), state, batches, source.batch_size))
 
-        return over_batches
+        return measure
 
     def evaluation(self, source: FromArrays, job: Job, steps: int | None) -> Evaluation:
         """Compiled already if such arrays were evaluated before."""
