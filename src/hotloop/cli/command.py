@@ -1,11 +1,8 @@
 """What a command is, and what it is handed: its options by a config dataclass, and a `Context` to speak with.
 
 A command module declares one `COMMAND`; options, help, config files, presets and errors come by themselves. It must not
-import jax at its top, since `--help` has to answer at once.
-
-Text for people goes to standard output, or to standard error under `--json`, whose last line on standard output is the
-result. The rooms below know no command line: their messages name arguments (`replicas=8`), and here those that are
-options of the command, by the same name or another, are spelled as such (`--replicas 8`).
+import jax at its top, since `--help` has to answer at once. The rooms below know no command line: their messages name
+arguments (`replicas=8`), which are spelled as options here (`--replicas 8`).
 """
 
 import json

@@ -1,10 +1,8 @@
-"""From the words of a command line to a config: the words are cut into options and their texts, presets and config
-files add theirs (command line, then preset or file, then default), and the options check all of them.
+"""From the words of a command line to a config: command line, then preset or file, then default.
 
-Hyphens or underscores, unambiguous prefixes, aliases, `--opt=value`, bare flags, `--flag False`, `--no-flag`, several
-values after one option, negative numbers as values: the old programs' command lines were typed so, and argparse has no
-public way to take all of these together (a boolean with a value swallows the next positional, `-1e-5` is taken for an
-option). So the words are cut here, and argparse only lays out the help. Keys in files are option names, spelled so too.
+Prefixes, aliases, `--opt=value`, `--flag False`, `--no-flag`, several values after one option, negative numbers: old
+programs' lines were typed so, and argparse has no public way to take all of these together (a boolean with a value
+swallows the next positional, `-1e-5` is taken for an option). So the words are cut here; argparse lays out the help.
 """
 
 import json

@@ -1,8 +1,7 @@
 """Class folders of images made into TFRecord shards by several processes, resumably.
 
-The order is drawn once with a fixed seed, every shard is a function of that order alone, and manifest.json (size,
-checksum and count of each shard) grows with every finished one: a build that was stopped and begun again ends in the
-same bytes. A shard is built in a process of its own: what goes there and back is plain data.
+Every shard is a function of an order that is drawn with a fixed seed, and manifest.json grows with every finished one:
+a build that was stopped and begun again ends in the same bytes. What goes to the processes and back is plain data.
 """
 
 import csv

@@ -1,7 +1,6 @@
 """The content of files that anybody may have written: bytes, gzipped or plain, and the arrays of .npz files.
 
-Every reader and every checksum goes through here, and says how much it wants at most: ten megabytes may unpack to ten
-gigabytes. Errors name the file and the byte. What the bytes mean is the readers' to know.
+Whoever reads says how much it wants at most: ten megabytes may unpack to ten gigabytes. Errors name file and byte.
 """
 
 import gzip

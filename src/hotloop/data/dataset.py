@@ -1,7 +1,6 @@
 """Data sets as arrays in splits: what a loader hands on, and how it is made of a set's files.
 
-The arrays are as the files have them, whole bytes and all; scaling and augmenting belong to the model. It knows which
-file of which set holds what; the formats are in `image_formats`, and files are found by `local_files`.
+The arrays are as the files have them, whole bytes and all; scaling and augmenting belong to the model.
 """
 
 from dataclasses import dataclass

@@ -1,10 +1,8 @@
 """tf.train.Example: a map from names to lists of bytes, int64 or float32, read and written without TensorFlow.
 
 Example { Features features = 1 }, Features { map<string, Feature> feature = 1 }, Feature { oneof BytesList = 1,
-FloatList = 2, Int64List = 3 }, each list a repeated field 1. Lists may be packed or not, unknown fields are passed
-over, a name that comes twice counts the last time. It knows no particular names. By hand: protobuf's Python classes
-would copy every image's bytes, and come with TensorFlow alone. Strict: nothing is read beyond the end of what was
-handed over.
+FloatList = 2, Int64List = 3 }, each list a repeated field 1, packed or not; of a name twice the last counts.
+By hand: protobuf's Python classes would copy every image's bytes, and come with TensorFlow alone.
 """
 
 from collections.abc import Collection, Iterator, Mapping

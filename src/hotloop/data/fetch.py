@@ -1,9 +1,7 @@
 """Brings a known set onto this machine: what is missing is downloaded, checked and unpacked.
 
-It knows folders and checksums, not formats. A file that is there and wrong is the user's: it is named in an
-error, never replaced. An archive that the user brought is used as if it had been downloaded. Names and places come from
-the catalogue and never from an archive, and a file gets its name only once its content is right. A host that does not
-answer within a few seconds is left alone, so that a machine without a network finds out fast.
+A file that is there and wrong is the user's: it is named in an error, never replaced. Names and places come from the
+catalogue and never from an archive, and a file gets its name only once its content is right.
 """
 
 import contextlib

@@ -1,6 +1,5 @@
 """The file formats of the known image sets: idx (MNIST), CIFAR's binary version, .amat (binarised MNIST).
 
-Only the formats; which file of which set holds what, and how many images there should be, is for `dataset`.
 Any number of whole records is read, so that a part of a set is as good as the full set. No pickle.
 """
 

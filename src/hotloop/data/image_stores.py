@@ -1,8 +1,6 @@
 """Stores of labelled, encoded images: TFRecord shards, as ImageNet is commonly stored, and folders of image files.
 
-Both answer alike (`ImageStore`), so that the streaming, the checks and the benchmark know only that. With several
-instances each takes its share; the shares are disjoint and together complete. A store does not decode images:
-`check_images` does, when it is asked to.
+Both answer alike (`ImageStore`). With several instances each takes its share; the shares are disjoint and complete.
 """
 
 import os

@@ -1,8 +1,7 @@
-"""Encoded images to pixels and back, by pillow (extra `images`).
+"""Encoded images to pixels and back, by pillow (extra `images`); nothing else in the package opens images.
 
-What an image is, its content says, not its name. Orientation tags are passed over, as ImageNet's users do. Nothing
-else in the package opens images: the bytes may be anybody's, so that few formats are tried and the size is looked at
-first. It must not know where an image came from: whoever asks adds the name to `ImageError`.
+What an image is, its content says, not its name; the bytes may be anybody's, so that few formats are tried and the size
+is looked at first. Orientation tags are passed over, as ImageNet's users do. The caller adds the name to `ImageError`.
 """
 
 import io

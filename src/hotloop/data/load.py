@@ -1,7 +1,6 @@
 """Loads a set by name: from files, else fetched, else a procedural stand-in that says that it is one.
 
-A folder that the user gave is never answered with a stand-in: what is missing there is an error. This is the
-door of the data room; the readers behind it know one format each.
+A folder that the user gave is never answered with a stand-in: what is missing there is an error.
 """
 
 import sys

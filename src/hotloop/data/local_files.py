@@ -1,7 +1,6 @@
 """The files of known sets on this machine: where they lie, and whether they are the published ones.
 
-A set is looked for in the folder given, then in HOTLOOP_DATA, then in the user's own data folder, by the names of its
-files alone; `check_file` and `verify_set` then compare size and checksum of the content. It knows no formats.
+A set is looked for in the folder given, then in HOTLOOP_DATA, then in the user's own data folder, by its files' names.
 """
 
 import hashlib

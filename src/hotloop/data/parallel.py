@@ -1,7 +1,6 @@
 """The same function over many tasks in several processes, results as they come.
 
-Processes are spawned, not forked: the parent may have threads (jax's, a progress bar's). An exception of a task ends
-all of them and is raised here. It must not know what is done.
+Processes are spawned, not forked: the parent may have threads (jax's, a progress bar's).
 """
 
 import signal

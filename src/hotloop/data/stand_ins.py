@@ -1,11 +1,8 @@
 """The procedural sets that run where real data cannot be had, each with the line that says so.
 
-Digits stand in for MNIST: a few pen strokes each. A distance field is drawn for many crooked versions of every digit,
-and each image is one of them seen through its own affine map, pen width, ink and noise.
-Objects stand in for CIFAR: one of ten shapes with one of ten textures, turned, stretched and moved, over a background
-of its own. A shape has a colour that it prefers but need not have, as a frog has: single pixels tell a little, edges
-tell much.
-Both are learnable, but not trivial; the same seed gives the same images, none of them copied from anywhere.
+Digits stand in for MNIST: each image is a crooked version of a few pen strokes, seen through its own affine map, pen
+width, ink and noise. Objects stand in for CIFAR: one of ten shapes with one of ten textures, over a background; a shape
+has a colour that it prefers but need not have: single pixels tell a little, edges tell much.
 """
 
 from collections.abc import Callable

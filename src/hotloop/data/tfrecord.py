@@ -1,8 +1,7 @@
 """TFRecord files: length, masked CRC of the length, data, masked CRC of the data, over and over.
 
-Reading is by an index of where each record lies, so that records are fetched in any order; the index of a set of shards
-is kept in a hidden file beside them. Errors name the file and the byte. It must not know what is in a record. By hand,
-since TensorFlow's reader reads in order alone and takes seconds to import.
+Reading is by an index of where each record lies, so that records are fetched in any order. By hand, since TensorFlow's
+reader reads in order alone and takes seconds to import.
 """
 
 import os

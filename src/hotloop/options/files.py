@@ -1,7 +1,6 @@
-"""Files and paths at the edge of the program: names that people typed, JSON that anybody may have written, and files
-that get their names only when they are whole.
+"""Names that people typed, JSON that anybody may have written, and files that get their names only when they are whole.
 
-It knows nothing of what a document means. Whatever is wrong with a path or a text is a ValueError.
+Whatever is wrong with a path or a text is a ValueError.
 """
 
 import json
