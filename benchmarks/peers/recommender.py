@@ -29,7 +29,7 @@ from hotloop.data.rating_matrix import RatingMatrix
 from hotloop.engine.device import setup
 from hotloop.engine.keys import seed_key
 from hotloop.engine.loop import Program, copy_state
-from hotloop.families.recommender import autoencoder, batches, model, train
+from hotloop.families.recommender import batches, model, train
 from hotloop.families.recommender.config import TrainOptions
 from hotloop.families.recommender.measures import make_rating_error
 from hotloop.families.recommender.rating_sets import RatingSets
@@ -142,8 +142,8 @@ def check(matrix: RatingMatrix, layers: tuple[int, ...], device: str) -> float:
 
     def ours(params):
         x = batches.densify(rows, jnp.asarray(users), matrix.n_items, capacity)
-        y = autoencoder.forward(params, x)
-        return autoencoder.masked_error(y, x) + autoencoder.dense_error(autoencoder.forward(params, y), y)
+        y = model.forward(params, x)
+        return model.masked_error(y, x) + model.dense_error(model.forward(params, y), y)
 
     with jax.default_matmul_precision("highest"):
         gradient = np.asarray(jax.jit(jax.grad(ours))(params)["encoder"][0]["w"])

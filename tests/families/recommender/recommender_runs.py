@@ -109,8 +109,7 @@ def make_run(folder, steps=(3,), seed=0, **options):
 def state_of(job, train, seed):
     """Weights and biases so large that predictions differ and some leave the scale; nothing is compiled for it."""
     rng = np.random.default_rng(seed)
-    like = jax.eval_shape(lambda key: saved_run.initial_state(job, key, train), jax.random.key(0))
-    state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like)
+    state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), saved_run.state_shapes(job))
     params = jax.tree.map(
         lambda leaf: np.float32(0.3 * rng.normal(size=leaf.shape) + 0.5 * (leaf.ndim == 1)), state["params"]
     )

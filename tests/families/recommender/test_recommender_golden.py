@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from recommender_small import Small, float64, quick, with_params  # noqa: F401
 
-from hotloop.families.recommender import autoencoder, model
+from hotloop.families.recommender import model
 from hotloop.families.recommender.config import UpdateOptions
 
 X = np.array([[5.0, 0, 3, 0, 1], [0, 4, 0, 0, 2]])
@@ -63,10 +63,10 @@ def params(dtype):
 
 def parts(weights, x):
     """L_mask, L_ref with the gradient through everything, and L_ref with the first output detached."""
-    y = autoencoder.forward(weights, x)
-    again, fixed = autoencoder.forward(weights, y), jax.lax.stop_gradient(y)
-    detached = autoencoder.dense_error(autoencoder.forward(weights, fixed), fixed)
-    return jnp.stack([autoencoder.masked_error(y, x), autoencoder.dense_error(again, y), detached])
+    y = model.forward(weights, x)
+    again, fixed = model.forward(weights, y), jax.lax.stop_gradient(y)
+    detached = model.dense_error(model.forward(weights, fixed), fixed)
+    return jnp.stack([model.masked_error(y, x), model.dense_error(again, y), detached])
 
 
 def by_numpy(weights, x):

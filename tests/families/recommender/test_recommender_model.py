@@ -10,7 +10,7 @@ import pytest
 from recommender_small import Small, float64, quick, ratings, with_params  # noqa: F401
 
 from family_protocol import same_tree
-from hotloop.families.recommender import autoencoder, model
+from hotloop.families.recommender import model
 from hotloop.families.recommender.config import UpdateOptions
 
 KEY = jax.random.key(7)
@@ -28,7 +28,7 @@ def job(net=PLAIN):
 
 def random_params(dtype=np.float32, widths=(6,)):
     """Weights and biases of every layer, none of them zero."""
-    shapes = jax.eval_shape(lambda: autoencoder.init(jax.random.key(0), ITEMS, widths, True))
+    shapes = jax.eval_shape(lambda: model.init_network(jax.random.key(0), ITEMS, widths, True))
     generator = np.random.default_rng(3)
     return jax.tree.map(lambda leaf: (0.4 * generator.standard_normal(leaf.shape)).astype(dtype), shapes)
 
@@ -40,9 +40,7 @@ def masked_step():
 
 @pytest.fixture(scope="module")
 def masked_gradient():
-    return quick(
-        jax.value_and_grad(lambda params, x: autoencoder.masked_error(autoencoder.forward(params, x), x))
-    )
+    return quick(jax.value_and_grad(lambda params, x: model.masked_error(model.forward(params, x), x)))
 
 
 def size_of(tree):
@@ -115,7 +113,7 @@ def test_selu_stands_after_every_layer_the_last_included():
     params = random_params()
     deep = jax.tree.map(np.copy, params)
     deep["decoder"][-1]["b"][:] = -1e3
-    y = quick(autoencoder.forward)(deep, ratings(4, ITEMS))
+    y = quick(model.forward)(deep, ratings(4, ITEMS))
     np.testing.assert_allclose(y, LOWEST, rtol=1e-6)
 
 
@@ -216,7 +214,7 @@ def test_predictions_have_no_dropout_and_are_the_same_twice():
     state, x = with_params(plain, random_params()), ratings(4, ITEMS)
     one, two = (np.asarray(quick(partial(model.predict, own))(state, x)) for own in (dropped, plain))
     assert one.tobytes() == two.tobytes()
-    assert one.tobytes() == np.asarray(quick(autoencoder.forward)(state["params"], x)).tobytes()
+    assert one.tobytes() == np.asarray(quick(model.forward)(state["params"], x)).tobytes()
 
 
 @pytest.mark.parametrize(
@@ -247,9 +245,7 @@ def test_a_fixed_point_has_no_refeeding_error_and_no_gradient_of_it(float64):  #
     }
     x = ratings(4, 6).astype(np.float64)
     loss = quick(jax.value_and_grad(lambda params: model._joint(linear, params, x, KEY)[0]))
-    mask = quick(
-        jax.value_and_grad(lambda p: autoencoder.masked_error(autoencoder.forward(p, x, linear=True), x))
-    )
+    mask = quick(jax.value_and_grad(lambda p: model.masked_error(model.forward(p, x, linear=True), x)))
     value, gradient = loss(params)
     assert float(value) == pytest.approx(0, abs=1e-25) and float(mask(params)[0]) == pytest.approx(
         0, abs=1e-25
@@ -289,12 +285,12 @@ def test_alternate_refeeding_goes_on_with_new_weights_and_outputs_towards_fixed_
     @quick
     def reference(now, target):
         def loss(weights):
-            return autoencoder.dense_error(autoencoder.forward(weights, target), target)
+            return model.dense_error(model.forward(weights, target), target)
 
-        return jax.value_and_grad(loss)(now), autoencoder.forward(now, target)
+        return jax.value_and_grad(loss)(now), model.forward(now, target)
 
     now, momenta = first["params"], first["optimiser"]["velocity"].trace
-    target = quick(autoencoder.forward)(params, x)
+    target = quick(model.forward)(params, x)
     for _ in range(2):
         (loss, gradient), target = reference(now, target)
         momenta = jax.tree.map(lambda v, g: 0.9 * np.asarray(v) + np.asarray(g), momenta, gradient)
@@ -323,7 +319,7 @@ def test_predictions_at_unrated_places_matter_to_neither_error_nor_gradient():
     x, generator = ratings(4, ITEMS), np.random.default_rng(1)
     y = generator.standard_normal(x.shape).astype(np.float32)
     changed = np.where(x > 0, y, 1e3 * generator.standard_normal(x.shape)).astype(np.float32)
-    masked = quick(jax.value_and_grad(autoencoder.masked_error))
+    masked = quick(jax.value_and_grad(model.masked_error))
     (one, slope), (two, other) = masked(y, x), masked(changed, x)
     assert float(one) == float(two)
     np.testing.assert_array_equal(slope, other)
@@ -342,7 +338,7 @@ def test_the_error_is_a_mean_over_ratings():
     x, y = ratings(4, ITEMS), np.random.default_rng(1).standard_normal((4, ITEMS)).astype(np.float32)
     squares = np.float64([(y[u, i] - x[u, i]) ** 2 for u in range(4) for i in range(ITEMS) if x[u, i]])
     assert len(squares) != x.size
-    assert float(quick(autoencoder.masked_error)(y, x)) == pytest.approx(squares.mean(), rel=1e-6)
+    assert float(quick(model.masked_error)(y, x)) == pytest.approx(squares.mean(), rel=1e-6)
 
 
 def test_the_order_of_users_and_users_without_ratings_change_nothing(masked_step):

@@ -12,7 +12,7 @@ from recommender_small import Small, quick, ratings, with_params
 
 from hotloop.engine.feed import Resident
 from hotloop.engine.loop import Program
-from hotloop.families.recommender import autoencoder, model
+from hotloop.families.recommender import model
 from hotloop.families.recommender.config import TrainOptions, UpdateOptions, make_schedule
 
 KEY = jax.random.key(3)
@@ -37,7 +37,7 @@ def job(**options):
 
 def params(scale=0.8):
     generator = np.random.default_rng(1)
-    shapes = jax.eval_shape(lambda: autoencoder.init(KEY, ITEMS, (6,), True))
+    shapes = jax.eval_shape(lambda: model.init_network(KEY, ITEMS, (6,), True))
     return jax.tree.map(lambda leaf: np.float32(scale * generator.standard_normal(leaf.shape)), shapes)
 
 
@@ -68,7 +68,7 @@ def by_numpy(weights, gradient, clip, decay, momentum, count=3):
 
 @pytest.fixture(scope="module")
 def gradient():
-    return quick(jax.grad(lambda weights: autoencoder.masked_error(autoencoder.forward(weights, X), X)))
+    return quick(jax.grad(lambda weights: model.masked_error(model.forward(weights, X), X)))
 
 
 # The order of things.

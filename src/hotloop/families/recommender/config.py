@@ -231,12 +231,6 @@ class TrainOptions(TrialOptions):
         return self.training_data_file is None and self.data == "random"
 
     @property
-    def splits_file(self) -> bool:
-        """Whether the training file is all there is, so that the other parts come from it, too."""
-        alone = not (self.validation_data_file or self.test_data_file or self.no_validation)
-        return self.training_data_file is not None and alone
-
-    @property
     def has_sizes(self) -> bool:
         """Whether the options or the file's name say the size and the batch: they need not follow the ratings."""
         return None not in (self.size, self.batch_size) or self._by_name() is not None

@@ -172,9 +172,9 @@ def load_sets(config: TrainOptions, console: Console) -> RatingSets:
         if (path := config.training_data_file) is not None:
             console.say("Loading training data")
             train = read_rating_text(path)
-            if config.splits_file:
-                return _split(config, path.name, train, console)
             others = (config.validation_data_file, config.test_data_file)
+            if others == (None, None) and not config.no_validation:
+                return _split(config, path.name, train, console)
             validation, test = (None if other is None else read_rating_text(other) for other in others)
             files = tuple("" if other is None else other.name for other in others)
             return replace(_join(path.name, train, validation, test, console), files=files)

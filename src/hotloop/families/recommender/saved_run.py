@@ -90,12 +90,6 @@ def state_shapes(job: model.Job) -> Any:
     return jax.eval_shape(lambda key: model.init(job, key), jax.random.key(0))
 
 
-def initial_state(job: model.Job, key: Any, train: RatingMatrix) -> model.State:
-    """The first state, with the ids that a checkpoint must hold."""
-    ids = {"users": split_ids(train.user_ids), "items": split_ids(train.item_ids)}
-    return {**model.init(job, key), "ids": ids}
-
-
 def split_ids(ids: NDArray[np.int64]) -> NDArray[np.uint32]:
     """64-bit ids as pairs of 32 bits, which every device takes."""
     return np.ascontiguousarray(ids).view(np.uint32).reshape(len(ids), 2)

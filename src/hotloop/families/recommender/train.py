@@ -29,11 +29,12 @@ from hotloop.engine.run import Run, check_resumable
 from hotloop.engine.sinks import ConsoleSink
 from hotloop.engine.training import TrainingRun, check_place, open_training
 from hotloop.errors import DataError, OptionError
-from hotloop.families.recommender import autoencoder, batches, model, rating_sets, saved_run, validate_process
-from hotloop.families.recommender.commands_config import FAMILY
+from hotloop.families.recommender import batches, model, rating_sets, saved_run, validate_process
+from hotloop.families.recommender.commands_config import EXTRA, FAMILY
 from hotloop.families.recommender.config import FILES, TrainOptions, make_schedule, warn_of_no_effect
 from hotloop.families.recommender.measures import make_rating_error
 from hotloop.families.recommender.rating_sets import RatingSets
+from hotloop.families.recommender.saved_run import split_ids
 from hotloop.families.recommender.validations import (
     Figures,
     Validations,
@@ -70,16 +71,6 @@ class Setup:
     @property
     def key(self) -> Array:
         return seed_key(self.config.seed)
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """What config.json holds: the options, and what the data said."""
-        low, high = self.data.scale
-        extra = {"users": self.data.train.users, "items": self.job.items, "drops": self.job.drops}
-        options = asdict(self.config)
-        # By paths that mean the same from everywhere, for whoever evaluates the run later.
-        files = {name: path.absolute() for name in FILES if (path := options[name])}
-        return dict(to_jsonable({**options, **files, **extra, "low": low, "high": high}))
 
     @property
     def is_validated(self) -> bool:
@@ -194,17 +185,21 @@ def takes_sparse(job: model.Job, train: RatingMatrix) -> bool:
     """Whether an update on sparse ratings is the faster one: joint re-feeding in float32 on a CPU, few ratings."""
     net, full = job.net, train.ratings / (train.users * job.items)
     plain = net.refeeding == "joint" and not net.no_selu and job.policy.compute == jnp.float32
-    return platform() == "cpu" and plain and full < autoencoder.SPARSE_SHARE
+    return platform() == "cpu" and plain and full < model.SPARSE_SHARE
 
 
 def train_run(setup: Setup, console: Console, command: str) -> dict[str, Any]:
-    config, data = setup.config, setup.data
+    config, data, key = setup.config, setup.data, setup.key
     if setup.is_validated and config.multiprocessing:
         validate_process.check_shareable(platform())
     folder, validations = run_folder(config), Validations(config.patience)
+    # By paths that mean the same from everywhere, for whoever evaluates the run later.
+    files = {name: path.absolute() for name in FILES if (path := getattr(config, name))}
+    extra = (data.train.users, setup.job.items, setup.job.drops, *data.scale)
+    settings = to_jsonable({**asdict(config), **files, **dict(zip(EXTRA, extra, strict=True))})
     with open_training(
         folder,
-        setup.settings,
+        settings,
         command=command,
         family=FAMILY,
         resume=config.resume,
@@ -218,47 +213,40 @@ def train_run(setup: Setup, console: Console, command: str) -> dict[str, Any]:
     ) as training:
         if not (folder / "ratings.npz").exists():
             saved_run.write_matrix(folder, data.train)
-        state = saved_run.initial_state(setup.job, stream(setup.key, "init", 0), data.train)
+        ids = {"users": split_ids(data.train.user_ids), "items": split_ids(data.train.item_ids)}
+        state = {**model.init(setup.job, stream(key, "init", 0)), "ids": ids}
         if config.build_init:
             training.checkpoints.save(0, state, position={})
             training.checkpoints.wait()
             return {"run": str(folder), "updates": 0}
-        state = make_updates(setup, state, validations, training, console)
-        return evaluate_best(setup, state, training, console)
-
-
-def make_updates(
-    setup: Setup, state: model.State, validations: Validations, training: TrainingRun, console: Console
-) -> model.State:
-    """The state after the last update, every validation answered and the best checkpoint marked as such."""
-    config, path = setup.config, training.record.path
-    resumed = training.newest(state) if config.resume else None
-    done = resumed.step if resumed else 0
-    if config.resume:
-        validations.remember(path, done)
-    left_over = find_left_over(path, done, validations.figures)
-    program = Program(model.update(setup.job), make_feed(setup), setup.plan.updates_per_call, setup.key)
-    try:
-        with open_validation(setup, validations, training.record, left_over, console) as validate:
-            return training.train(
-                program,
-                setup.plan,
-                state,
-                resumed=resumed,
-                title=FAMILY,
-                how_to_resume=f"the same command with --resume --run-name {path.name}",
-                validate=validate,
-                latest=("learning_rate",),
-                guard="loss",
-                enough=validations.enough,
-            )
-    except Diverged as error:
-        best = training.checkpoints.best()
-        where = "" if best is None else f", the best is step {best}"
-        quarter = f"--base-learning-rate {config.base_learning_rate - 2:g} is a quarter of this rate"
-        raise Diverged(f"{error}{where}; {quarter}") from None
-    finally:
-        validations.mark_best(training.checkpoints, state)
+        resumed = training.newest(state) if config.resume else None
+        done = resumed.step if resumed else 0
+        if config.resume:
+            validations.remember(folder, done)
+        left_over = find_left_over(folder, done, validations.figures)
+        program = Program(model.update(setup.job), make_feed(setup), setup.plan.updates_per_call, key)
+        try:
+            with open_validation(setup, validations, training.record, left_over, console) as validate:
+                last = training.train(
+                    program,
+                    setup.plan,
+                    state,
+                    resumed=resumed,
+                    title=FAMILY,
+                    how_to_resume=f"the same command with --resume --run-name {folder.name}",
+                    validate=validate,
+                    latest=("learning_rate",),
+                    guard="loss",
+                    enough=validations.enough,
+                )
+        except Diverged as error:
+            best = training.checkpoints.best()
+            where = "" if best is None else f", the best is step {best}"
+            quarter = f"--base-learning-rate {config.base_learning_rate - 2:g} is a quarter of this rate"
+            raise Diverged(f"{error}{where}; {quarter}") from None
+        finally:
+            validations.mark_best(training.checkpoints, state)
+        return evaluate_best(setup, last, training, console)
 
 
 @contextmanager
