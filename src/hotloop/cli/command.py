@@ -147,7 +147,6 @@ class Command:
 
     @property
     def options(self) -> tuple[Option, ...]:
-        """Its options, those of every command included."""
         return (*options_of(self.config), *options_of(Common))
 
     @property
@@ -230,7 +229,6 @@ def has_colours(stream: TextIO) -> bool:
 
 
 def colour(text: str, code: str) -> str:
-    """The text in colour where standard error shows it."""
     return f"\033[{code}m{text}\033[0m" if has_colours(sys.stderr) else text
 
 

@@ -32,7 +32,6 @@ class SetConfig:
 
 
 def list_sets(config: ListConfig, context: Context) -> Mapping[str, Any]:
-    """Every known set: what it is, where it was found, whether its files are the published ones."""
     from hotloop.data.catalogue import SETS
     from hotloop.data.local_files import check_named_folders, find_set, verify_set
 

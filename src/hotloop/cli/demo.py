@@ -101,7 +101,6 @@ LINES: dict[str, Callable[[Any], str]] = {
 
 
 def measure(device: Any, context: Context) -> dict[str, Any]:
-    """All figures of the demo by part, each told as it comes."""
     from hotloop.families.cnn import demo as cnn
     from hotloop.families.estimator.cifar import program as estimator
     from hotloop.families.kernels import hmc

@@ -14,7 +14,6 @@ class DevicesConfig:
 
 
 def run(config: DevicesConfig, context: Context) -> Mapping[str, Any]:
-    """Show every device of the chosen platform and the limits of the first one."""
     chosen = context.open_device()
     import jax
 

@@ -130,7 +130,6 @@ def _run_command(command: Command, path: str, rest: list[str], flags: Sequence[s
 
 
 def find_command(words: list[str]) -> tuple[Command, str, list[str]]:
-    """The command that the first words name, its full name, and the words that are left for it."""
     name = words[0]
     if name.startswith("-"):
         raise OptionError(f"{name}: a command comes first; commands: {', '.join(COMMANDS)}")
@@ -150,7 +149,6 @@ def find_command(words: list[str]) -> tuple[Command, str, list[str]]:
 
 
 def execute(command: Command, path: str, words: list[str]) -> int:
-    """Resolve the options, then run the command or print what it would run with."""
     from hotloop.cli.parser import print_config, resolve, scan
 
     given = scan(words, command.options)

@@ -108,7 +108,6 @@ def scan(argv: Sequence[str], options: Sequence[Option]) -> dict[str, Any]:
 
 
 def _values(option: Option, words: list[str], positionals: bool) -> Any:
-    """The values after an option, taken off the words."""
     follows = bool(words) and not is_option(words[0])
     if option.kind.element is bool and not option.kind.many:
         # Beside positionals, only a word that can be nothing else is the flag's value.
@@ -202,7 +201,6 @@ def _layer(command: Command, name: str | None, path: Path | None) -> ConfigLayer
 def _named_run_layer(
     command: Command, given: Mapping[str, Any], *, is_configured: bool
 ) -> ConfigLayer | None:
-    """The options of the run that a command line names; None where it names none."""
     run = given.get("run", None if is_configured else given.get(command.run_option))
     if command.run_values is None or run is None:
         return None
@@ -266,7 +264,6 @@ def _named(source: str, origin: str, values: Mapping[str, Any], command: Command
 
 
 def read_file(path: Path, option: str = "--config-path") -> Mapping[str, Any]:
-    """The mapping that a YAML or JSON file holds."""
     try:
         with path.open(encoding="utf-8") as file:
             text = file.read(LONGEST + 1)  # more would be refused, and a device never ends
@@ -283,7 +280,6 @@ def read_file(path: Path, option: str = "--config-path") -> Mapping[str, Any]:
 
 
 def _section(document: Mapping[str, Any], name: str | None, path: Path, names: Names) -> Mapping[str, Any]:
-    """The named part of a file, or the whole file where no name is given."""
     sections = [key for key, value in document.items() if isinstance(value, Mapping)]
     if name is None:
         if sections and len(sections) == len(document) and not any(_is_key(names, key) for key in sections):

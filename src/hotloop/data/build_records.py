@@ -47,8 +47,6 @@ Advance = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Build:
-    """What to build from, and how."""
-
     source: Path
     out: Path
     shards: Mapping[str, int | None]
@@ -60,8 +58,6 @@ class Build:
 
 @dataclass(frozen=True)
 class Shard:
-    """A finished shard as it was written."""
-
     bytes: int
     sha256: str
     records: int
@@ -89,8 +85,6 @@ class Item:
 
 @dataclass(frozen=True, eq=False)
 class ShardTask:
-    """Everything that the content of one shard depends on."""
-
     path: Path
     items: tuple[Item, ...]
     boxes: Boxes
@@ -106,7 +100,6 @@ class PartPlan:
 
     @property
     def images(self) -> int:
-        """Images that are still to be looked at."""
         return sum(len(task.items) for task in self.open_tasks)
 
     @property
@@ -186,7 +179,6 @@ def _plan_part(
 
 
 def _checksum(tasks: Iterable[ShardTask]) -> str:
-    """Of every image's name, size and fields, in order."""
     state = hashlib.sha256()
     for task in tasks:
         state.update(f"{task.path.name}\n".encode())

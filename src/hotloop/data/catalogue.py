@@ -51,7 +51,6 @@ class KnownSet:
 
     @property
     def downloads(self) -> tuple[Download, ...]:
-        """Every download once, in the order of the files."""
         return tuple(dict.fromkeys(file.download for file in self.files))
 
     @property

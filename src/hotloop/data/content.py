@@ -102,7 +102,6 @@ def read_chunks(path: str | Path, most: int | None = None) -> Iterator[bytes]:
 
 
 def read_content(path: str | Path, most: int = LARGEST) -> bytes:
-    """The whole content; DataError as `read_chunks`."""
     return b"".join(read_chunks(path, most))
 
 

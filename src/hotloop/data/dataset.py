@@ -33,8 +33,6 @@ _THRESHOLDS = ((np.arange(256, dtype=np.uint32) * 65536 + 254) // 255).astype(np
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Loaded:
-    """Where data came from."""
-
     name: str
     source: str  # "files at PATH", or "procedural stand-in"
     stand_in: bool = False

@@ -50,7 +50,6 @@ def read_fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, i
 
 
 def read_varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """An unsigned number of up to 64 bits, and where the next byte is."""
     value, shift, began = 0, 0, at
     while at < end and shift < 70:
         byte = data[at]
@@ -108,7 +107,6 @@ def _runs(data: bytes, start: int, end: int, what: str, unpacked: int = RUN) -> 
 
 
 def _read_entry(data: bytes, start: int, end: int) -> tuple[bytes, tuple[int, int]]:
-    """The name of a feature, and where its value lies."""
     name, value = b"", (end, end)
     for number, kind, at, stop in read_fields(data, start, end):
         if number in (1, 2):

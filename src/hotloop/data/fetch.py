@@ -116,7 +116,6 @@ def fetch(known: KnownSet, data_dir: str | Path | None = None, progress: Progres
 
 
 def _find_missing(known: KnownSet, folder: Path) -> list[KnownFile]:
-    """The files that are not in the folder; DataError for one that is there and wrong."""
     verdicts = verify_set(known, look_in(known, folder))
     for verdict in verdicts:
         if verdict.status == "BAD":

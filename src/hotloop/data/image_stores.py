@@ -36,14 +36,11 @@ _PIECE = 256  # images that a process checks before it reports
 
 
 def no_boxes() -> NDArray[np.float32]:
-    """For an image without annotated objects."""
     return np.empty((0, 4), np.float32)
 
 
 @dataclass(frozen=True, eq=False)
 class EncodedImage:
-    """An image that is not decoded yet."""
-
     encoded: bytes
     label: int  # from 0
     where: str  # the file, and the byte where it is one of many: for messages
@@ -59,8 +56,7 @@ class ImageStore(Protocol):
         """Labels are below this."""
 
     @property
-    def source(self) -> str:
-        """Where the images come from, for people."""
+    def source(self) -> str: ...
 
     def __len__(self) -> int: ...
 
@@ -183,7 +179,6 @@ def part_folder(root: str | Path, part: Part) -> Path | None:
 
 
 def is_image_folder(root: str | Path) -> bool:
-    """Whether the folder holds train/ or val/ with class folders."""
     folders = (part_folder(root, "train"), part_folder(root, "validation"))
     return any(entry.is_dir() for folder in folders if folder for entry in folder.iterdir())
 

@@ -75,7 +75,6 @@ def load_rgb(image: "Image.Image") -> "Image.Image":
 
 
 def decode(encoded: bytes) -> Pixels:
-    """The pixels [height, width, 3]."""
     return np.asarray(load_rgb(open_image(encoded)))
 
 

@@ -96,7 +96,6 @@ def _announce(stand_in: Set, say: Say) -> Set:
 
 
 def _check_fits(name: str, names: tuple[str, ...]) -> KnownSet:
-    """The set of that name; DataError unless it is one of `names`."""
     known = known_set(name)
     if known.name in names:
         return known

@@ -19,8 +19,6 @@ VARIABLE = "HOTLOOP_DATA"
 
 @dataclass(frozen=True)
 class LocalSet:
-    """A folder with files of a set."""
-
     known: KnownSet
     folder: Path
     files: Mapping[str, Path]  # where each file is that is there, by its name in the set

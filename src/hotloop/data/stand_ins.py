@@ -32,7 +32,6 @@ Shape = Callable[[Plane, Plane], Plane]
 
 
 def stand_in_images(name: str, why: str, seed: int = 0) -> Dataset:
-    """Digits for MNIST and Fashion-MNIST, objects for CIFAR."""
     if name.startswith("cifar"):
         what, train, test = "objects", *OBJECT_COUNTS
         images, shapes, textures = draw_objects(train + test, seed)
@@ -55,7 +54,6 @@ def stand_in_images(name: str, why: str, seed: int = 0) -> Dataset:
 
 
 def stand_in_ratings(name: str, why: str, seed: int = 0) -> RatingSet:
-    """Ratings of users with hidden tastes for MovieLens."""
     ratings = draw_taste_ratings(seed=seed)
     users = len(np.unique(ratings.users))
     notice = _notice(name, f"{len(ratings):,} procedural ratings of {users:,} users", why)

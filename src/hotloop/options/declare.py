@@ -158,7 +158,6 @@ def read_value(kind: Kind, value: Any) -> Any:
 
 
 def means_none(kind: Kind, value: Any) -> bool:
-    """Whether the value means None, and the field may hold that."""
     return kind.optional and (value is None or str(value).lower() in ("none", "null", "~"))
 
 
@@ -379,7 +378,6 @@ class Option:
 
 
 def show_value(value: Any) -> str:
-    """A value as it would be typed, on one line."""
     if isinstance(value, list | tuple):
         text = " ".join(map(show_value, value))
     else:
@@ -437,7 +435,6 @@ def validate(config: Any) -> None:
 
 
 def values_of(config: Any) -> dict[str, Any]:
-    """Every option's value by its name, those of tables included."""
     tabled = {key: value for name, _ in _tables(type(config)) for key, value in getattr(config, name).items()}
     return {
         each.name: tabled.get(each.name, getattr(config, each.name, each.default))
@@ -446,7 +443,6 @@ def values_of(config: Any) -> dict[str, Any]:
 
 
 def _tables(config: type[Any]) -> list[tuple[str, tuple[Option, ...]]]:
-    """Name and options of each field that is a table."""
     declared = ((each.name, each.metadata.get(METADATA_KEY, {})) for each in fields(config))
     return [(name, said["table"]) for name, said in declared if "table" in said]
 

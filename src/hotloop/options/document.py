@@ -60,8 +60,6 @@ class LocatedList:
 
 
 class LocatedPair(NamedTuple):
-    """A key's line and its value."""
-
     line: int
     value: "LocatedValue"
 
@@ -94,7 +92,6 @@ class Key(str):
 
     @classmethod
     def at(cls, text: str, line: int) -> "Key":
-        """The key with the (first) line it stands on."""
         key = cls(text)
         key.line = line
         return key
