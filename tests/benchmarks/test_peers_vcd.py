@@ -47,7 +47,7 @@ def test_an_update_by_torch_and_ours_are_equally_near_to_float64() -> None:
     [
         (optim, "make", lambda name, params: RIGHT_OPTIMISER(name, {**params, "epsilon": 1.01})),
         (hmc, "adaptation", lambda size, *_: size),
-        (vcd.objective, "read_variate", lambda state, index, like: 0 * like),
+        (vcd, "read_variate", lambda state, index, like: 0 * like),
     ],
     ids=["epsilon", "adaptation", "variate"],
 )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hotloop.families.vcd import networks
-from hotloop.families.vcd.objective import Draw, encoder_pull
+from hotloop.families.vcd.model import Draw, encoder_pull
 from hotloop.mcmc import hmc
 
 LOG_TWO_PI = math.log(2 * math.pi)

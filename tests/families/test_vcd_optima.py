@@ -12,7 +12,7 @@ import vcd_oracle as oracle
 from hotloop.engine.optim import scale_by_first_square_rms
 from hotloop.families.vcd import model, networks
 from hotloop.families.vcd.config import VcdModel
-from hotloop.families.vcd.objective import Draw, encoder_pull
+from hotloop.families.vcd.model import Draw, encoder_pull
 from hotloop.mcmc import hmc
 
 QUICK = {"xla_backend_optimization_level": 0}

@@ -11,10 +11,10 @@ import vcd_oracle as oracle
 
 from hotloop.engine.feed import Order, Resident
 from hotloop.engine.loop import Program, copy_state
-from hotloop.families.vcd import model, objective
+from hotloop.families.vcd import model
 from hotloop.families.vcd.config import VcdModel
 
-MOVED = jax.jit(objective.move_variate, static_argnums=3)
+MOVED = jax.jit(model.move_variate, static_argnums=3)
 
 
 @pytest.fixture
@@ -40,25 +40,25 @@ def test_shared_and_own_are_the_textbook_vector(float64, kind, images, rows):
     """Batches in the order of a feed, 15 shared updates and 25 local ones, some images twice in a batch."""
     generator, state, control = (
         np.random.default_rng(0),
-        objective.init_variate(kind, images),
+        model.init_variate(kind, images),
         np.zeros(images),
     )
     for number, index in enumerate(batches(images, rows, 40)):
         f = generator.normal(-100, 30, rows)
         like = np.zeros(rows)
-        np.testing.assert_allclose(objective.read_variate(state, index, like), control[index], rtol=1e-11)
+        np.testing.assert_allclose(model.read_variate(state, index, like), control[index], rtol=1e-11)
         state = MOVED(state, index, f, 0.9, number < 15)
         control = oracle.moved(control, index, f, kind, 0.9, number < 15)
         np.testing.assert_allclose(vector(state, images), control, rtol=1e-11)
-    np.testing.assert_allclose(objective.mean_variate(state), control.mean(), rtol=1e-11)
+    np.testing.assert_allclose(model.mean_variate(state), control.mean(), rtol=1e-11)
     assert (np.ptp(control) > 1) == (kind == "local")
 
 
 def test_without_a_variate_nothing_is_kept_and_nothing_taken_off():
-    state = objective.init_variate("none", 10)
+    state = model.init_variate("none", 10)
     assert state == {} and MOVED(state, np.arange(3), jnp.ones(3), 0.9, True) == {}
-    np.testing.assert_array_equal(objective.read_variate(state, np.arange(3), jnp.ones(3)), np.zeros(3))
-    assert float(objective.mean_variate(state)) == 0
+    np.testing.assert_array_equal(model.read_variate(state, np.arange(3), jnp.ones(3)), np.zeros(3))
+    assert float(model.mean_variate(state)) == 0
 
 
 @pytest.mark.parametrize("images", [7, 9])

@@ -72,7 +72,7 @@ def check_sampler(config: VcdTrain) -> None:
     """The kernel that was asked for must fit the networks and the device."""
     if config.sampler != "fused":
         return
-    if not fused.fits(make_job(config, 1).model):
+    if not fused.fits(config):
         raise OptionError(
             f"--sampler fused: made for two hidden layers of at most {fused.WIDEST} and 64 latents; use --sampler plain"
         )
@@ -124,7 +124,7 @@ def describe(config: VcdTrain, samples: int, platform: str) -> str:
 
 def train_run(config: VcdTrain, data: Images, console: Console, command: str) -> dict[str, Any]:
     folder = run_folder(config)
-    job, plan = make_job(config, len(data.train)), make_plan(config, len(data.train))
+    plan, job = make_plan(config, len(data.train)), make_job(config, len(data.train))
     key = seed_key(config.seed)
     feed = Resident(
         data.train, config.micro_batch_size, seed=config.seed, samples=len(data.train), gather=gather_numbered
@@ -164,7 +164,7 @@ def train_run(config: VcdTrain, data: Images, console: Console, command: str) ->
             on_log=log_pace(config.micro_batch_size),
             latest=LATEST,
             guard="loss",
-            how_to_resume=how_to_resume(config, folder),
+            how_to_resume=f"the same command with --resume --run-name {folder.name} --seed {config.seed}",
         )
         say("Finished training.")
         result = {
@@ -235,7 +235,3 @@ def run_folder(config: VcdTrain) -> Path:
     if not taken:
         raise RunError(f"nothing to resume: {first} does not exist; start it without --resume")
     return taken[-1]
-
-
-def how_to_resume(config: VcdTrain, folder: Path) -> str:
-    return f"the same command with --resume --run-name {folder.name} --seed {config.seed}"
