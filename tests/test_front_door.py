@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import hotloop
-from hotloop.engine.records import read_events
+from hotloop.engine.run import read_events
 
 NAMES = [name for name in dir(hotloop) if not name.startswith("_")]
 WITHOUT_JAX = ("EvalSpec", "Mode", "ModelSpec", "Plan", "RunConfig", "TrainSpec")

@@ -15,11 +15,10 @@ from hotloop.data import build_records, content, image_formats, image_stores, ra
 from hotloop.data import image_stores as folders
 from hotloop.data.example import write_example
 from hotloop.engine import measure as reports
-from hotloop.engine import records as run_records
 from hotloop.engine import run
+from hotloop.engine import run as run_records
 from hotloop.engine.checkpoint import Checkpoints
-from hotloop.engine.records import read_events
-from hotloop.engine.run import Run
+from hotloop.engine.run import Run, read_events
 from hotloop.errors import HotloopError, OptionError
 from hotloop.families.cnn import prediction, torch_weights
 from hotloop.families.cnn import validation as cnn_saved

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from hotloop.engine.checkpoint_folder import OwnSteps
-from hotloop.engine.records import current_records, read_events
+from hotloop.engine.run import current_records, read_events
 
 OF_THE_CLOCK = ("second", "time", "elapsed", "throughput", "flops", "mfu", "memory", "process")
 """What is in the name of a figure that no two runs have in common."""

@@ -10,7 +10,7 @@ from hotloop.bench.benchmark import select
 from hotloop.bench.launch import RunnerOptions
 from hotloop.bench.runner import run
 from hotloop.bench.spec import load_benchmarks
-from hotloop.engine.records import read_events
+from hotloop.engine.run import read_events
 
 FIXTURES = Path(__file__).parent / "fixtures"
 SMALL_VCD = (

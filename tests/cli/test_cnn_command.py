@@ -27,7 +27,7 @@ from hotloop.engine import progress
 from hotloop.engine.checkpoint import Checkpoints, KeepAll
 from hotloop.engine.device import setup
 from hotloop.engine.drive import Interrupted
-from hotloop.engine.records import current_records, read_events
+from hotloop.engine.run import current_records, read_events
 from hotloop.families.cnn import train
 from hotloop.options import options_of
 from listener import Listener

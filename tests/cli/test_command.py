@@ -13,8 +13,7 @@ from hotloop.cli.command import Context, format_table, print_error, spell_option
 from hotloop.cli.main import main
 from hotloop.engine.interrupt import Stopped
 from hotloop.engine.plan import Batch
-from hotloop.engine.records import read_events
-from hotloop.engine.run import Run
+from hotloop.engine.run import Run, read_events
 from hotloop.engine.sinks import ConsoleSink
 from hotloop.errors import HotloopError, PlanError
 

@@ -14,7 +14,7 @@ from hotloop.cli.main import main
 from hotloop.data.catalogue import known_set
 from hotloop.data.local_files import find_set
 from hotloop.engine import progress
-from hotloop.engine.records import read_events
+from hotloop.engine.run import read_events
 from hotloop.families.estimator.cifar import dataset, program
 from hotloop.families.estimator.cifar.config import CifarConfig
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hotloop.engine.records import read_events
+from hotloop.engine.run import read_events
 
 pytestmark = pytest.mark.usefixtures("signals_heard")
 

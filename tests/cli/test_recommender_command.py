@@ -21,7 +21,7 @@ from hotloop.data.local_files import find_set
 from hotloop.engine import drive, progress
 from hotloop.engine.device import platform, setup
 from hotloop.engine.drive import Interrupted
-from hotloop.engine.records import current_records, read_events
+from hotloop.engine.run import current_records, read_events
 from hotloop.families.recommender import (
     baselines,
     config,

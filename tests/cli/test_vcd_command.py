@@ -19,8 +19,7 @@ from hotloop.cli.parser import resolve, scan
 from hotloop.data.catalogue import known_set
 from hotloop.data.local_files import find_set
 from hotloop.engine import progress
-from hotloop.engine.records import read_events, write_json
-from hotloop.engine.run import Run, take_folder
+from hotloop.engine.run import Run, read_events, take_folder, write_json
 from hotloop.engine.sinks import Announcer
 from hotloop.errors import RunError
 from hotloop.families.vcd import evaluation, images, model, saved, train

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hotloop.engine.checkpoint import Checkpoints
-from hotloop.engine.records import current_records, read_events
+from hotloop.engine.run import current_records, read_events
 
 PROGRAM = Path(__file__).parents[2] / "examples" / "digits.py"
 SMALL = ("--samples=600", "--batch-size=30", "--hidden=8", "--epochs=20")

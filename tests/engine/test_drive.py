@@ -16,13 +16,11 @@ from family_protocol import same_tree
 from hotloop.engine import drive as driving
 from hotloop.engine.batch_sources import Streamed
 from hotloop.engine.checkpoint import Checkpoints, KeepBest
-from hotloop.engine.drive import Diverged, drive
+from hotloop.engine.drive import Diverged, LogWindow, drive
 from hotloop.engine.feed import Resident
-from hotloop.engine.host_events import LogWindow
 from hotloop.engine.loop import Program, copy_state
 from hotloop.engine.plan import Plan
-from hotloop.engine.records import read_events
-from hotloop.engine.run import Run
+from hotloop.engine.run import Run, read_events
 
 BATCH = 8
 

@@ -23,8 +23,7 @@ from hotloop.engine.feed import Resident
 from hotloop.engine.interrupt import Stopped, hold_stops, leave_at_once, note_stops, raise_stops
 from hotloop.engine.loop import Program
 from hotloop.engine.plan import Plan
-from hotloop.engine.records import read_events
-from hotloop.engine.run import Run
+from hotloop.engine.run import Run, read_events
 
 pytestmark = pytest.mark.usefixtures("signals_heard")
 

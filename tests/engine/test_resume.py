@@ -20,8 +20,7 @@ from hotloop.engine.drive import drive
 from hotloop.engine.feed import Resident
 from hotloop.engine.loop import Program, copy_state
 from hotloop.engine.plan import Plan
-from hotloop.engine.records import read_events
-from hotloop.engine.run import Run
+from hotloop.engine.run import Run, read_events
 from hotloop.errors import CheckpointError
 
 pytestmark = pytest.mark.usefixtures("signals_heard")

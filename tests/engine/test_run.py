@@ -19,9 +19,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.engine import records
-from hotloop.engine.records import current_records, read_events
-from hotloop.engine.run import Run, check_makeable, default_path, take_folder
+from hotloop.engine import run as records
+from hotloop.engine.run import Run, check_makeable, current_records, default_path, read_events, take_folder
 from hotloop.errors import RunError
 from hotloop.options import to_jsonable
 from hotloop.options.files import whole_file

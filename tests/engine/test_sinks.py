@@ -9,8 +9,7 @@ import types
 import pytest
 
 from hotloop.data.tfrecord import index_records, read_record
-from hotloop.engine.records import FRAME
-from hotloop.engine.sinks import SHOWN, Announcer, ConsoleSink, TensorBoardSink, WandbSink
+from hotloop.engine.sinks import FRAME, SHOWN, Announcer, ConsoleSink, TensorBoardSink, WandbSink
 from hotloop.errors import MissingExtra
 
 

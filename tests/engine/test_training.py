@@ -15,7 +15,7 @@ from hotloop.engine.feed import Resident
 from hotloop.engine.loop import Program
 from hotloop.engine.plan import Plan
 from hotloop.engine.progress import Progress
-from hotloop.engine.records import read_events, read_json
+from hotloop.engine.run import read_events, read_json
 from hotloop.engine.training import RunCheckpoints, check_place, open_training, train
 from hotloop.errors import CheckpointError, OptionError, RunError
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from family_protocol import same_tree
-from hotloop.engine.host_events import HostEvents
+from hotloop.engine.drive import HostEvents
 from hotloop.engine.interrupt import Interrupted
-from hotloop.engine.records import current_records, read_events
+from hotloop.engine.run import current_records, read_events
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "characters.py"
 spec = importlib.util.spec_from_file_location("characters_example", EXAMPLE)

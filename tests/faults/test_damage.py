@@ -19,7 +19,7 @@ from hotloop.cli.main import main
 from hotloop.engine import checkpoint_folder as manifests
 from hotloop.engine.checkpoint import Checkpoints, KeepAll
 from hotloop.engine.drive import check_position
-from hotloop.engine.records import read_events
+from hotloop.engine.run import read_events
 from hotloop.errors import CheckpointError
 from hotloop.families.estimator.cifar import dataset
 

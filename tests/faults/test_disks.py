@@ -14,7 +14,7 @@ import pytest
 from short_runs import FAMILIES, IMAGES, resumed, words, write_digits
 
 from hotloop.cli.main import main
-from hotloop.engine.records import read_events
+from hotloop.engine.run import read_events
 from hotloop.families.estimator.cifar import dataset
 
 ROOM = {

@@ -22,8 +22,7 @@ from hotloop.engine.feed import Resident
 from hotloop.engine.interrupt import StopRequest
 from hotloop.engine.loop import Program, copy_state
 from hotloop.engine.plan import Plan
-from hotloop.engine.records import current_records, read_events
-from hotloop.engine.run import Run
+from hotloop.engine.run import Run, current_records, read_events
 from hotloop.engine.training import open_training
 from undisturbed import assert_same_run, records
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from hotloop.bench.benchmark import Benchmark, Derived, Metric, Variant
 from hotloop.bench.metrics import MetricValues
-from hotloop.engine.records import write_json
+from hotloop.engine.run import write_json
 from hotloop.errors import DataError, RunError
 from hotloop.options import to_jsonable
 from hotloop.options.files import load_json, parse_json

@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 from hotloop.bench.process import last_lines
 from hotloop.bench.record import Record
 from hotloop.bench.results import ended_well, group_by
-from hotloop.engine.records import write_json
+from hotloop.engine.run import write_json
 
 LEADING = ("throughput", "latency", "total_compiling_time")
 ADDITIONAL = ("test_duration", "loss", "result", "cmd", "env", "git_commit_hash")

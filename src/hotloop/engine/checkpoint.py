@@ -45,7 +45,7 @@ from hotloop.engine.checkpoint_folder import (
     write_step,
 )
 from hotloop.engine.interrupt import hold_stops
-from hotloop.engine.records import from_exact, to_exact
+from hotloop.engine.run import from_exact, to_exact
 from hotloop.errors import CheckpointError, OptionError
 from hotloop.options import to_jsonable
 

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from hotloop.engine.records import from_exact
+from hotloop.engine.run import from_exact
 from hotloop.errors import CheckpointError
 from hotloop.options.files import load_json
 

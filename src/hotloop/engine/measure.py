@@ -28,7 +28,7 @@ import numpy as np
 
 from hotloop import rehearsal
 from hotloop.engine.device import cache_folder, cpu_model, usable_cores
-from hotloop.engine.records import write_json
+from hotloop.engine.run import write_json
 from hotloop.errors import OptionError
 from hotloop.options import to_jsonable
 from hotloop.options.files import load_json, parse_json

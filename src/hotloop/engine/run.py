@@ -1,4 +1,4 @@
-"""A run's folder: its config, its environment, and events.jsonl, the single source of truth.
+"""A run's folder: its config, its environment, and events.jsonl, the single source of truth; and all of it read back.
 
 One process at a time holds the folder. Records are whole lines of strict JSON, written before any sink sees them; a
 kill can tear only the last one, and a resume removes it. A folder holds a run from its first record on: one that a
@@ -6,12 +6,14 @@ kill left before that holds nothing to lose, and the next run takes it over. It 
 """
 
 import fcntl
+import glob
 import json
 import os
 import re
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -20,18 +22,10 @@ from weakref import WeakSet
 
 from hotloop import rehearsal
 from hotloop.engine.interrupt import Interrupted, Stopped, hold_stops
-from hotloop.engine.records import (
-    compose_record,
-    drop_torn_line,
-    read_events,
-    read_json,
-    remove_parts,
-    write_all,
-    write_json,
-)
-from hotloop.engine.sinks import Sink, SinkGroup
+from hotloop.engine.sinks import Sink, SinkGroup, compose_record, write_all
 from hotloop.errors import RunError
 from hotloop.options import to_jsonable
+from hotloop.options.files import load_json, parse_json, whole_file
 
 LOCK, RECORDS = ".lock", "events.jsonl"
 WRITTEN_WHOLE = ("environment.json", "config.json")
@@ -41,6 +35,15 @@ _WEIGHTS_EVENTS = ("validation", "evaluation")
 """Records of weights that may be older than the training's, or another run's."""
 OPEN: WeakSet["Run"] = WeakSet()
 """The runs that this process holds."""
+DISTURBANCE_EVENTS = ("resume", "stop")
+"""Records of a run that was stopped or killed, and of no other."""
+PROCESS_EVENTS: Mapping[str, tuple[str, ...]] = {
+    "start": (),
+    "compile": ("updates_per_call",),
+    "profile": (),
+    "warning": ("message",),
+}
+"""Records that every process makes of itself, and the figures that tell two of them apart: the first one stays."""
 
 
 def default_path(family: str, root: str | Path = "results") -> Path:
@@ -355,3 +358,140 @@ def find_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str
     """Each key whose value changed, with `key: old -> new`."""
     keys = sorted(key for key in {*old, *new} if old.get(key) != new.get(key) or (key in old) != (key in new))
     return {key: f"{key}: {old.get(key, 'absent')} -> {new.get(key, 'absent')}" for key in keys}
+
+
+def to_exact(value: Any) -> Any:
+    """As `to_jsonable`, but NaN and infinity are kept, as `{"float": "nan"}`; `from_exact` brings them back."""
+    return to_jsonable(value, lambda number: {"float": str(number)})
+
+
+def from_exact(value: Any) -> Any:
+    """What `to_exact` was given, with lists for tuples and arrays."""
+    if isinstance(value, list):
+        return [from_exact(item) for item in value]
+    if isinstance(value, dict):
+        return (
+            float(value["float"]) if set(value) == {"float"} else {k: from_exact(v) for k, v in value.items()}
+        )
+    return value
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Replace the file in one step: a reader sees the old text or the new one, never a part."""
+    path = Path(path)
+    text = json.dumps(to_jsonable(value), indent=2, allow_nan=False) + "\n"
+    with whole_file(path) as part, part.open("wb", buffering=0) as file:
+        write_all(file.fileno(), text.encode())
+        os.fsync(file.fileno())
+
+
+def remove_parts(path: Path) -> None:
+    """Remove what killed processes left of this file; no living one may be writing it."""
+    for part in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+        with suppress(OSError):
+            part.unlink()
+
+
+def read_json(path: str | Path) -> dict[str, Any]:
+    """The object in a JSON file of a run; one line says which file cannot be read and why."""
+    path = Path(path)
+    try:
+        found = load_json(path)
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise RunError(f"{path} cannot be read: it holds no JSON object")
+    return found
+
+
+def read_events(path: str | Path) -> Iterator[dict[str, Any]]:
+    """Every record of a run (its folder or its events.jsonl), oldest first.
+
+    A last line that a kill tore is left out; a broken line anywhere else is an error that names it.
+    """
+    path = Path(path)
+    path = path / "events.jsonl" if path.is_dir() else path
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror}") from None
+    for number, line in enumerate(lines[:-1], start=1):
+        try:
+            record = parse_json(line)
+        except ValueError:
+            raise RunError(f"{path} line {number} is not a JSON record: the file was altered") from None
+        if wrong := _odd_frame(record):
+            raise RunError(
+                f"{path} line {number} is not the record of an event ({wrong}): the file was altered"
+            )
+        yield record
+
+
+def _odd_frame(record: Any) -> str:
+    """What a record lacks of the parts that all of them have; an empty text where nothing."""
+    if not isinstance(record, dict):
+        return "no object"
+    if not isinstance(record.get("event"), str):
+        return "no 'event'"
+    update = record.get("update")
+    if type(update) is not int or abs(update) >= 2**63:
+        return "no 'update'"
+    for key in ("epoch", "time", "elapsed"):
+        value = record.get(key, 0)
+        if not isinstance(value, float) and not (type(value) is int and abs(value) < 2**63):
+            return f"{key!r} is no number"
+    return ""
+
+
+def drop_torn_line(path: Path) -> int:
+    """Cut off what follows the last line end, a line that a kill tore; returns the bytes dropped."""
+    if not path.exists():
+        return 0
+    data = path.read_bytes()
+    torn = len(data) - (data.rfind(b"\n") + 1)
+    if torn:
+        os.truncate(path, len(data) - torn)
+    return torn
+
+
+def append_line(path: str | Path, value: Any) -> None:
+    """Add one JSON object as a line, in one write, so that several processes may add to one file."""
+    path = Path(path)
+    line = json.dumps(to_jsonable(value), allow_nan=False).encode() + b"\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab", buffering=0) as stream:
+        stream.write(line)
+
+
+def current_records(events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The records of a run as if nothing had disturbed it, whatever stopped or killed its processes on the way.
+
+    What came after a resumed update was run again, so it goes. What a later process did once more (a validation at
+    the end, say) takes the place of what it repeats. Of the ends only the last one stays.
+    """
+    kept: dict[Hashable, dict[str, Any]] = {}
+    seen: Counter[Hashable] = Counter()
+    for record in events:
+        event = record["event"]
+        if event == "start":
+            seen.clear()
+            kept = {key: old for key, old in kept.items() if old["event"] != "end"}
+        if event == "resume":
+            kept = {key: old for key, old in kept.items() if old["update"] <= record["update"]}
+        if event in DISTURBANCE_EVENTS or (event == "warning" and record.get("resumed")):
+            continue
+        identity = _identity(record)
+        key = (identity, seen[identity])
+        seen[identity] += 1
+        if event not in PROCESS_EVENTS or key not in kept:
+            kept[key] = dict(record)
+    return list(kept.values())
+
+
+def _identity(record: Mapping[str, Any]) -> Hashable:
+    """What two records have in common that are of the same thing: a validation of the same update, say."""
+    event = record["event"]
+    if event in PROCESS_EVENTS:
+        return (event, *(repr(record.get(name)) for name in PROCESS_EVENTS[event]))
+    words = sorted((name, value) for name, value in record.items() if isinstance(value, str))
+    return (event, record["update"], *words)

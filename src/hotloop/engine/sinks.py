@@ -1,4 +1,4 @@
-"""Who is shown a run's records besides its events.jsonl: the console, TensorBoard, Weights & Biases.
+"""A record of a run, and who is shown it besides its events.jsonl: the console, TensorBoard, Weights & Biases.
 
 A sink is handed each record after it is written and adds nothing of its own, so all of them agree. One that fails is
 named and left out, one that hangs is left behind in a thread of its own: a full disk, a network that is gone or a
@@ -21,10 +21,11 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 
-from hotloop.engine.records import FRAME, compose_record, write_all
 from hotloop.errors import MissingExtra
+from hotloop.options import to_jsonable
 
 Record = Mapping[str, Any]
+FRAME = ("event", "update", "epoch", "time", "elapsed", "nonfinite")
 SHOWN = ("start", "resume", "compile", "log", "validation", "warning", "profile", "sweep", "end")
 """Events with a line of their own; the others are for events.jsonl, or are told by the family in its own words."""
 LAST = ("learning_rate", "seconds_per_10000_updates", "throughput", "memory_gib", "mfu")
@@ -45,6 +46,35 @@ PLACE, FIGURE, SHARE = 29, 10, 6
 """Least widths in a log: of `update 999,999, epoch 999.99:`, of a figure from 0.001 on, of `100.00`."""
 _CURVES = ("log", "summary", "validation")
 _Work = tuple[Callable[[], None], "queue.SimpleQueue[BaseException | None]"]
+
+
+def compose_record(
+    event: str, update: int, epoch: float, elapsed: float, figures: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A record as JSON holds it; NaN and infinity become null and are named in `nonfinite`, as `some` in a list."""
+    if taken := set(figures) & set(FRAME):
+        raise ValueError(f"figures cannot be called {sorted(taken)}: every record has these already")
+    frame = {"event": event, "update": update, "epoch": epoch, "time": time.time(), "elapsed": elapsed}
+    values = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in figures.items()}
+    odd = {
+        name: str(value) if isinstance(value, float) else "some"
+        for name, value in values.items()
+        if _any_nonfinite(value)
+    }
+    record: dict[str, Any] = to_jsonable({**frame, **figures, **({"nonfinite": odd} if odd else {})})
+    return record
+
+
+def _any_nonfinite(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_any_nonfinite, value))
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all of it. A full disk and a size limit may take a part: the next write then says which of them it is."""
+    while data:
+        data = data[os.write(descriptor, data) :]
 
 
 class Sink(Protocol):

@@ -18,8 +18,7 @@ from hotloop.engine.loop import Program, State, copy_state
 from hotloop.engine.measure import find_report_folder
 from hotloop.engine.plan import Plan
 from hotloop.engine.progress import Show, print_to_stderr, show
-from hotloop.engine.records import read_events
-from hotloop.engine.run import Run, check_free
+from hotloop.engine.run import Run, check_free, read_events
 from hotloop.engine.sinks import ConsoleSink, Sink
 
 PROGRAMS = ("training", "evaluation")

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import pytest
 from cnn_words import job_of
 
-from hotloop.engine.records import read_events
-from hotloop.engine.run import Run
+from hotloop.engine.run import Run, read_events
 from hotloop.families.cnn import train
 from hotloop.families.cnn.train import TrainingClock, seconds_of_processes, time_in_words
 

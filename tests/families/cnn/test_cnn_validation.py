@@ -10,8 +10,7 @@ from cnn_words import job_of, typed
 
 from hotloop.data.dataset import Dataset, LabelledImages
 from hotloop.engine.plan import plan_evaluation
-from hotloop.engine.records import read_events
-from hotloop.engine.run import Run
+from hotloop.engine.run import Run, read_events
 from hotloop.errors import CheckpointError, DataError
 from hotloop.families.cnn import model, validation
 from hotloop.families.cnn.job import Job

@@ -21,7 +21,7 @@ from hotloop.engine.batch_sources import Streamed
 from hotloop.engine.feed import Resident
 from hotloop.engine.interrupt import Interrupted, StopRequest
 from hotloop.engine.loop import Program
-from hotloop.engine.records import read_events
+from hotloop.engine.run import read_events
 from hotloop.errors import RunError
 from undisturbed import assert_same_run
 

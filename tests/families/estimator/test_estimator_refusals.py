@@ -18,7 +18,7 @@ from small import X, Y, apply, data, model_fn, right, small
 
 from hotloop import Arrays, Estimator, EvalSpec, Hook, ModelSpec, RunConfig, TrainSpec, train_and_evaluate
 from hotloop.engine.feed import Resident
-from hotloop.engine.records import read_events, read_json
+from hotloop.engine.run import read_events, read_json
 from hotloop.errors import CheckpointError, DataError, HotloopError, OptionError
 
 Act = Callable[[Any, Path], Any]

@@ -9,7 +9,7 @@ import numpy as np
 
 from hotloop.data.rating_matrix import build_matrix
 from hotloop.engine.checkpoint import Checkpoints, KeepAll
-from hotloop.engine.records import write_json
+from hotloop.engine.run import write_json
 from hotloop.families.recommender import config, model, saved_run
 from hotloop.families.recommender.commands_config import FAMILY
 from hotloop.families.recommender.config import TrainOptions, make_schedule

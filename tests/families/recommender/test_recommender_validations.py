@@ -21,10 +21,8 @@ import pytest
 from hotloop.data.rating_matrix import build_matrix
 from hotloop.engine.checkpoint import Checkpoints, KeepLast
 from hotloop.engine.device import setup
-from hotloop.engine.drive import Interrupted
-from hotloop.engine.host_events import Diverged
-from hotloop.engine.records import current_records, read_events
-from hotloop.engine.run import Run
+from hotloop.engine.drive import Diverged, Interrupted
+from hotloop.engine.run import Run, current_records, read_events
 from hotloop.errors import OptionError, RunError
 from hotloop.families.recommender import model, saved_run, train, validate_process, validations
 from hotloop.families.recommender.commands_config import FAMILY

@@ -12,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from hotloop.engine.records import read_json
+from hotloop.engine.run import read_json
 from hotloop.errors import CheckpointError
 from hotloop.options.document import parse_document
 

@@ -22,8 +22,15 @@ from hotloop.engine.loop import Program
 from hotloop.engine.plan import Event
 from hotloop.engine.precision import partials_note
 from hotloop.engine.progress import Console
-from hotloop.engine.records import current_records, read_events, read_json
-from hotloop.engine.run import Run, check_makeable, check_options, has_finished
+from hotloop.engine.run import (
+    Run,
+    check_makeable,
+    check_options,
+    current_records,
+    has_finished,
+    read_events,
+    read_json,
+)
 from hotloop.engine.sinks import Announcer, ConsoleSink, Sink, WandbSink
 from hotloop.engine.training import RunCheckpoints, TrainingRun, check_place, open_training
 from hotloop.errors import OptionError, RunError

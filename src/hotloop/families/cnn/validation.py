@@ -19,7 +19,7 @@ from hotloop.engine.keys import stream
 from hotloop.engine.plan import Plan
 from hotloop.engine.precision import Policy, parse
 from hotloop.engine.progress import Console
-from hotloop.engine.records import write_json
+from hotloop.engine.run import write_json
 from hotloop.engine.sinks import Recorder
 from hotloop.engine.training import RunCheckpoints
 from hotloop.errors import CheckpointError, OptionError

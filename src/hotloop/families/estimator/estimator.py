@@ -19,7 +19,7 @@ import numpy as np
 from hotloop.engine.evaluate import pad_batch
 from hotloop.engine.feed import common_length, path_name
 from hotloop.engine.progress import Show, compiling, hide, show
-from hotloop.engine.records import append_line
+from hotloop.engine.run import append_line
 from hotloop.engine.sinks import console_line
 from hotloop.errors import HotloopError, OptionError
 from hotloop.families.estimator.config import (

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.engine.checkpoint import Checkpoints
-from hotloop.engine.host_events import LogWindow
+from hotloop.engine.drive import LogWindow
 from hotloop.engine.loop import CallMetrics
 from hotloop.engine.plan import Event, Kind, Plan
 from hotloop.families.estimator.config import RunConfig

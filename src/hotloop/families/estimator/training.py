@@ -17,13 +17,13 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from hotloop.engine.checkpoint import Keep, KeepBest, KeepLast, Restored
-from hotloop.engine.host_events import Diverged
+from hotloop.engine.drive import Diverged
 from hotloop.engine.interrupt import Interrupted
 from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.loop import Program
 from hotloop.engine.plan import Batch, Kind, Mark, Plan
 from hotloop.engine.progress import compiling
-from hotloop.engine.records import read_events, read_json
+from hotloop.engine.run import read_events, read_json
 from hotloop.engine.sinks import ConsoleSink, Sink, TensorBoardSink
 from hotloop.engine.training import TrainingRun, open_training
 from hotloop.errors import CheckpointError, DataError, MissingExtra

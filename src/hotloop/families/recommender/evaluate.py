@@ -12,7 +12,7 @@ import numpy as np
 
 from hotloop.data.rating_matrix import RatingMatrix
 from hotloop.engine.progress import Console
-from hotloop.engine.records import write_json
+from hotloop.engine.run import write_json
 from hotloop.errors import DataError
 from hotloop.families.recommender import model, rating_sets, saved_run
 from hotloop.families.recommender.commands_config import EvaluateOptions, TruthOptions

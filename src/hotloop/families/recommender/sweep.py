@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from hotloop import rehearsal
 from hotloop.engine.interrupt import Stopped
 from hotloop.engine.progress import Console
-from hotloop.engine.records import write_json
+from hotloop.engine.run import write_json
 from hotloop.errors import DataError, RunError
 from hotloop.families.recommender.config import FILES, OLD, TrainOptions, warn_of_no_effect
 from hotloop.families.recommender.local_trials import LocalEngine, find_devices

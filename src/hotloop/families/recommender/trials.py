@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hotloop.engine.progress import Progress
-from hotloop.engine.records import read_events, read_json
+from hotloop.engine.run import read_events, read_json
 from hotloop.errors import RunError
 
 WARNING = "warning:"

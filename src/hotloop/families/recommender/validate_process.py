@@ -29,7 +29,7 @@ import numpy as np
 
 from hotloop.data.rating_matrix import RatingMatrix
 from hotloop.engine.device import platform, setup
-from hotloop.engine.host_events import Diverged
+from hotloop.engine.drive import Diverged
 from hotloop.engine.plan import Plan
 from hotloop.engine.run import Run
 from hotloop.errors import HotloopError, OptionError, RunError

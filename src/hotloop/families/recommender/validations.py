@@ -16,8 +16,7 @@ import numpy as np
 from hotloop.data.content import read_npz
 from hotloop.engine.checkpoint import Checkpoints, Keep, Metrics, named_leaves, snapshot
 from hotloop.engine.plan import Plan
-from hotloop.engine.records import current_records, read_events
-from hotloop.engine.run import Run
+from hotloop.engine.run import Run, current_records, read_events
 from hotloop.families.recommender.model import Job
 from hotloop.families.recommender.saved_run import BEST, state_shapes
 from hotloop.options.files import whole_file

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hotloop.engine.keys import seed_key
 from hotloop.engine.progress import Console
-from hotloop.engine.records import write_json
+from hotloop.engine.run import write_json
 from hotloop.errors import DataError
 from hotloop.families.vcd import images as image_sets
 from hotloop.families.vcd import saved

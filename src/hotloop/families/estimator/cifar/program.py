@@ -19,8 +19,7 @@ from hotloop.engine import measure as reports
 from hotloop.engine.device import platform, replica_mesh
 from hotloop.engine.plan import Plan
 from hotloop.engine.progress import Console
-from hotloop.engine.records import read_events, read_json
-from hotloop.engine.run import check_makeable, default_path
+from hotloop.engine.run import check_makeable, default_path, read_events, read_json
 from hotloop.errors import CheckpointError
 from hotloop.families.estimator.cifar.config import CifarConfig
 from hotloop.families.estimator.cifar.dataset import count_training_images, find_transform, load_images
