@@ -1,6 +1,7 @@
 """What benchmarks/peers/cnn.py does before and after it times: equal programs pass, a wrong term does not."""
 
 import json
+import sys
 from pathlib import Path
 from unittest import mock
 
@@ -17,6 +18,7 @@ torch = pytest.importorskip("torch")
 @pytest.fixture(autouse=True)
 def peers_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks" / "peers"))
+    monkeypatch.delitem(sys.modules, "cnn", raising=False)  # a folder of tests has this name, too
 
 
 def small(train: bool = True):
