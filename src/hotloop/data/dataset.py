@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hotloop.data.catalogue import SETS, KnownSet
+from hotloop.data.catalogue import SETS
 from hotloop.data.image_formats import read_cifar, read_idx
 from hotloop.data.local_files import LocalSet, check_file
 from hotloop.data.ratings import Ratings
@@ -83,7 +83,14 @@ def read_images(found: LocalSet) -> Dataset:
         train, test = (LabelledImages(*read_cifar(files, labels)) for files in (train_files, test_files))
         classes = labels[-1]
     else:
-        _refuse_other_set(known, found)
+        smallest = min(known.files, key=lambda file: file.size).name
+        same_name = [
+            (file, other) for other in SETS.values() for file in other.files if file.name == smallest
+        ]
+        for file, other in same_name:  # MNIST and Fashion-MNIST share their file names
+            path = found.files[smallest]
+            if other is not known and check_file(file, path).status == "OK":
+                raise DataError(f"{path}: this file belongs to {other.name}, not to {known.name}")
         train, test = (_read_idx_split(found, part) for part in ("train", "t10k"))
         classes = _IDX_CLASSES
     return Dataset(
@@ -106,17 +113,6 @@ def _read_idx_split(found: LocalSet, part: str) -> LabelledImages:
         at, label = int(bad[0]) + 8, int(labels[bad[0]])
         raise DataError(f"{label_file}: byte {at:,}: label {label}, expected 0 to {_IDX_CLASSES - 1}")
     return LabelledImages(images[..., None], labels.astype(np.int32))
-
-
-def _refuse_other_set(known: KnownSet, found: LocalSet) -> None:
-    """DataError when the files are those of another set that has the same file names."""
-    smallest = min(known.files, key=lambda file: file.size)
-    for other in SETS.values():
-        for file in other.files:
-            if other is not known and file.name == smallest.name:
-                path = found.files[file.name]
-                if check_file(file, path).status == "OK":
-                    raise DataError(f"{path}: this file belongs to {other.name}, not to {known.name}")
 
 
 def binarise(images: NDArray[np.uint8], seed: int = 0) -> NDArray[np.uint8]:

@@ -82,7 +82,14 @@ def read_example(data: bytes, wanted: Collection[str] | None = None) -> dict[str
     found: dict[str, Values] = {}
     for start, end in _runs(data, 0, len(data), "Features"):
         for at, stop in _runs(data, start, end, "a feature"):
-            name, value = _read_entry(data, at, stop)
+            name, value = b"", (stop, stop)
+            for number, kind, first, last in read_fields(data, at, stop):
+                if number in (1, 2):
+                    _expect_run(kind, first, "a feature's name or value")
+                if number == 1:
+                    name = data[first:last]
+                elif number == 2:
+                    value = (first, last)
             if names is None or name in names:
                 found[_text(name, at)] = _read_values(data, *value)
     return found
@@ -104,18 +111,6 @@ def _runs(data: bytes, start: int, end: int, what: str, unpacked: int = RUN) -> 
             if kind != unpacked:
                 _expect_run(kind, at, what)
             yield at, stop
-
-
-def _read_entry(data: bytes, start: int, end: int) -> tuple[bytes, tuple[int, int]]:
-    name, value = b"", (end, end)
-    for number, kind, at, stop in read_fields(data, start, end):
-        if number in (1, 2):
-            _expect_run(kind, at, "a feature's name or value")
-        if number == 1:
-            name = data[at:stop]
-        elif number == 2:
-            value = (at, stop)
-    return name, value
 
 
 def _read_values(data: bytes, start: int, end: int) -> Values:

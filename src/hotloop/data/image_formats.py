@@ -92,8 +92,13 @@ def read_amat(path: str | Path) -> NDArray[np.uint8]:
     """Images [N, 28, 28, 1] of zeros and ones, from text with one image a line."""
     path = Path(path)
     data = read_content(path)
-    pixels = _amat_table(data)
-    if pixels is None:  # other spacing is read line by line, which is slower
+    pixels = separators = np.empty((0, _AMAT_PIXELS), np.uint8)
+    if len(data) % (2 * _AMAT_PIXELS) == 0:
+        table = np.frombuffer(data, np.uint8).reshape(-1, _AMAT_PIXELS, 2)
+        pixels, separators = table[:, :, 0] - np.uint8(ord("0")), table[:, :, 1]
+    as_published = (separators[:, :-1] == ord(" ")).all() and (separators[:, -1] == ord("\n")).all()
+    if not len(pixels) or not as_published or (pixels > 1).any():
+        # Other spacing than the published files' is read line by line, which is slower.
         rows = [np.empty((0, _AMAT_PIXELS), np.uint8)]
         for number, line in enumerate(io.BytesIO(data), 1):
             values = line.split()
@@ -108,14 +113,3 @@ def read_amat(path: str | Path) -> NDArray[np.uint8]:
     if not len(pixels):
         raise DataError(f"{path}: line 1: no image in this file")
     return pixels.reshape(-1, AMAT_SIDE, AMAT_SIDE, 1)
-
-
-def _amat_table(data: bytes) -> NDArray[np.uint8] | None:
-    """The pixels if every line is laid out as published, else None."""
-    if len(data) % (2 * _AMAT_PIXELS):
-        return None
-    table = np.frombuffer(data, np.uint8).reshape(-1, _AMAT_PIXELS, 2)
-    pixels = table[:, :, 0] - np.uint8(ord("0"))
-    separators = table[:, :, 1]
-    regular = (separators[:, :-1] == ord(" ")).all() and (separators[:, -1] == ord("\n")).all()
-    return pixels if regular and (pixels <= 1).all() else None

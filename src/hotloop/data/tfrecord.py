@@ -67,35 +67,28 @@ def index_records(path: str | Path) -> Index:
 def index_until_fault(path: str | Path) -> tuple[Index, str]:
     """Where the records lie that come before the first fault of a file, and what that is: empty where there is none."""
     found: list[tuple[int, int]] = []
+    fault = ""
     try:
         with read_errors(path), Path(path).open("rb", buffering=0) as file:
-            _follow_lengths(file.fileno(), found)
+            at, size = 0, os.fstat(file.fileno()).st_size
+            while at < size and not fault:
+                header = os.pread(file.fileno(), HEADER, at)
+                if len(header) < HEADER:
+                    fault = "the file ends in the header of a record"
+                    break
+                length, crc = struct.unpack("<QI", header)
+                after = at + HEADER + length + FOOTER
+                if masked_crc(header[:8]) != crc:
+                    fault = "no record here (its length does not match its checksum)"
+                elif after > size:
+                    fault = f"the file ends in a record of {length:,} bytes"
+                else:
+                    found.append((at + HEADER, length))
+                    at = after
     except DataError as error:
-        return _as_index([]), str(error)
-    except ValueError as error:
-        return _as_index(found), f"{path}: {error}"
-    return _as_index(found), ""
-
-
-def _follow_lengths(file: int, found: list[tuple[int, int]]) -> None:
-    """Add start and length of each record's data to `found`, to the end of the file; ValueError where one is broken."""
-    at, size = 0, os.fstat(file).st_size
-    while at < size:
-        header = os.pread(file, HEADER, at)
-        if len(header) < HEADER:
-            raise ValueError(f"byte {at:,}: the file ends in the header of a record")
-        length, crc = struct.unpack("<QI", header)
-        if masked_crc(header[:8]) != crc:
-            raise ValueError(f"byte {at:,}: no record here (its length does not match its checksum)")
-        after = at + HEADER + length + FOOTER
-        if after > size:
-            raise ValueError(f"byte {at:,}: the file ends in a record of {length:,} bytes")
-        found.append((at + HEADER, length))
-        at = after
-
-
-def _as_index(found: list[tuple[int, int]]) -> Index:
-    return np.array(found, np.int64).reshape(-1, 2)
+        return np.empty((0, 2), np.int64), str(error)
+    index = np.array(found, np.int64).reshape(-1, 2)
+    return index, f"{path}: byte {at:,}: {fault}" if fault else ""
 
 
 def read_record(path: str | Path, start: int, length: int, *, check: bool = False) -> bytes:
