@@ -19,7 +19,7 @@ from hotloop.engine.keys import seed_key
 from hotloop.engine.loop import Program, copy_state
 from hotloop.families.cnn import images, model
 from hotloop.families.cnn.job import Job, resolve
-from hotloop.families.cnn.network_layers import BatchNorm
+from hotloop.families.cnn.network import BatchNorm
 from hotloop.families.cnn.options import DATASET_SIZES, DatasetSize, TrainConfig
 from hotloop.families.cnn.sources import SyntheticImages
 from hotloop.options import Params

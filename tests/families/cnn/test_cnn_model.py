@@ -21,8 +21,7 @@ from hotloop.engine.loop import Program, copy_state
 from hotloop.engine.plan import Batch
 from hotloop.families.cnn import images, model
 from hotloop.families.cnn.job import Job
-from hotloop.families.cnn.network import INPUT, Network, NetworkBuilder
-from hotloop.families.cnn.network_layers import Flatten, Logits
+from hotloop.families.cnn.network import INPUT, Flatten, Logits, Network, NetworkBuilder
 from hotloop.families.cnn.options import DatasetSize
 from hotloop.families.cnn.sources import SyntheticImages
 from hotloop.options import Params

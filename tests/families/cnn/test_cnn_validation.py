@@ -14,8 +14,7 @@ from hotloop.engine.run import Run, read_events
 from hotloop.errors import CheckpointError, DataError
 from hotloop.families.cnn import model, validation
 from hotloop.families.cnn.job import Job
-from hotloop.families.cnn.network import INPUT, Network, NetworkBuilder, NormChoice, build
-from hotloop.families.cnn.network_layers import Flatten, Logits
+from hotloop.families.cnn.network import INPUT, Flatten, Logits, Network, NetworkBuilder, NormChoice, build
 from hotloop.families.cnn.options import DatasetSize
 from hotloop.families.cnn.sources import ResidentImages, StreamedPhotographs, SyntheticImages
 from hotloop.families.cnn.validation import (

@@ -25,6 +25,8 @@ from hotloop.families.cnn.options import WITHOUT_EFFECT, DatasetSize, TrainConfi
 from hotloop.options import did_you_mean
 
 BATCH_OPTIONS = ("gradient_accumulation_count", "global_batch_size")
+NO_STAGES = "--pipeline-validation-model: there are no --pipeline-splits, so it is off"
+ONE_PROCESS = "--ckpt-all-instances: this is the only process, so it is off"
 MOMENTUM = {"batch_norm": 0.99, "custom_batch_norm": 0.97}
 """Momentum of running statistics where --norm-layer has none: each the old program's."""
 
@@ -126,7 +128,10 @@ def resolve(
     `explicit` holds the names of options from the command line itself, `configured` of those that a configuration has.
     """
     devices = len(jax.devices(platform())) if devices is None else devices
-    replaced = _replaced_option(config, explicit)
+    # Of accumulation and global size the one on the command line counts; without it both are one too many.
+    given = [name for name in BATCH_OPTIONS if getattr(config, name) is not None]
+    kept = [name for name in given if name in explicit]
+    replaced = next(name for name in given if name not in kept) if (len(given), len(kept)) == (2, 1) else None
     sizes = {name: None if name == replaced else getattr(config, name) for name in BATCH_OPTIONS}
     asked = Batch.of(
         config.micro_batch_size,
@@ -137,10 +142,22 @@ def resolve(
     check_optimiser(config.optimizer, config.optimizer_params, global_batch_size=asked.global_)
     if config.top_k > size.classes:
         raise OptionError(f"--top-k {config.top_k}: {config.dataset} has only {size.classes} classes")
-    _check_devices(config, devices, explicit)
-    batch = place_batch(config, asked, devices)
+    batch, placement = _place_batch(config, asked, devices, explicit)
     plan = config.make_plan(size.train, batch) if config.training else None
-    notices = [_placement_notice(config, asked, batch, devices)]
+    # As the old program counted the samples of one validation batch over all replicas.
+    piped = config.pipeline_validation_model and bool(config.pipeline_splits)
+    replicas = config.num_replicas if piped else config.num_replicas * config.devices_per_replica
+    at_once = (config.validation_micro_batch_size or config.micro_batch_size) * (
+        2 * config.stages if piped else 1
+    )
+    validation_batch = at_once * (config.validation_num_replicas or replicas)
+    warnings = [
+        *(["--deterministic: turns --shuffle off"] if config.deterministic and config.shuffle else []),
+        *([NO_STAGES] if config.pipeline_validation_model and not config.pipeline_splits else []),
+        *([ONE_PROCESS] if config.ckpt_all_instances else []),
+        *((*asked.warnings, *plan.warnings) if plan else ()),
+    ]
+    notices = [placement]
     if replaced:
         spelled = f"--{replaced.replace('_', '-')} {getattr(config, replaced)}"
         notices.append(f"{spelled} of the configuration is replaced")
@@ -153,9 +170,9 @@ def resolve(
         asked=asked,
         batch=batch,
         plan=plan,
-        validation=plan_evaluation(size.validation, validation_size(config)) if config.validation else None,
+        validation=plan_evaluation(size.validation, validation_batch) if config.validation else None,
         repeated=repeated,
-        warnings=(*_warnings(config), *(asked.warnings if plan else ()), *(plan.warnings if plan else ())),
+        warnings=tuple(warnings),
         notices=tuple(filter(None, notices)),
     )
     if config.pipeline_splits:
@@ -179,29 +196,8 @@ def _check_splits(config: TrainConfig, layers: list[str]) -> None:
         raise OptionError(f"--pipeline-splits {layers[0]}: the first layer opens the first stage anyway")
 
 
-def _replaced_option(config: TrainConfig, explicit: Set[str]) -> str | None:
-    """Which of accumulation and global size a configuration has and the command line replaces by the other.
-
-    Without the command line, both are one too many: a PlanError.
-    """
-    given = [name for name in BATCH_OPTIONS if getattr(config, name) is not None]
-    kept = [name for name in given if name in explicit]
-    if len(given) == 2 and len(kept) == 1:
-        return next(name for name in given if name not in kept)
-    return None
-
-
-def place_batch(config: TrainConfig, batch: Batch, devices: int) -> Batch:
-    """The same global batch on at most `devices` replicas, each of which holds all stages."""
-    group = config.dbn_replica_group_size
-    units = batch.replicas // group * batch.accumulation
-    # Replicas that share statistics are one replica with a larger micro-batch, sample for sample.
-    most = min(devices, batch.replicas // group)
-    replicas = next(count for count in range(most, 0, -1) if units % count == 0)
-    return Batch(batch.micro * group, replicas, units // replicas)
-
-
-def _check_devices(config: TrainConfig, devices: int, explicit: Set[str]) -> None:
+def _place_batch(config: TrainConfig, asked: Batch, devices: int, explicit: Set[str]) -> tuple[Batch, str]:
+    """The same global batch on at most `devices` replicas, each of which holds all stages; and what that changes."""
     there = "there is 1 device" if devices == 1 else f"there are {devices} devices"
     # Who says that devices need not suffice gets accumulation for the replicas of a command line, too.
     must_suffice = "num_replicas" in explicit and "strict_devices" not in explicit
@@ -210,63 +206,37 @@ def _check_devices(config: TrainConfig, devices: int, explicit: Set[str]) -> Non
             f"--num-replicas {config.num_replicas}: {there}; ask for at most {devices}, or with "
             "--strict-devices False for accumulation in their place"
         )
-    if not config.strict_devices:
-        return
-    per_replica = config.devices_per_replica
-    if config.num_replicas * per_replica > devices:
+    per_replica, group = config.devices_per_replica, config.dbn_replica_group_size
+    spread = f" x {per_replica} devices for {config.stages} stages" if per_replica > 1 else ""
+    wish, needed = f"{config.num_replicas} replicas{spread}", config.num_replicas * per_replica
+    if config.strict_devices and needed > devices:
         raise DeviceError(
-            f"--strict-devices: {_wish(config)} need {config.num_replicas * per_replica} devices and {there}; "
-            "leave it out to run on these"
+            f"--strict-devices: {wish} need {needed} devices and {there}; leave it out to run on these"
         )
-    if per_replica > 1:
+    if config.strict_devices and per_replica > 1:
         raise DeviceError(
-            f"--strict-devices: {_wish(config)}: stages run merged on one device; leave out --strict-devices "
+            f"--strict-devices: {wish}: stages run merged on one device; leave out --strict-devices "
             "or --pipeline-splits"
         )
-
-
-def _wish(config: TrainConfig) -> str:
-    per_replica = config.devices_per_replica
-    spread = f" x {per_replica} devices for {config.stages} stages" if per_replica > 1 else ""
-    return f"{config.num_replicas} replicas{spread}"
-
-
-def _placement_notice(config: TrainConfig, asked: Batch, placed: Batch, devices: int) -> str:
+    # Replicas that share statistics are one replica with a larger micro-batch, sample for sample.
+    grouped = asked.replicas // group
+    units = grouped * asked.accumulation
+    replicas = next(count for count in range(min(devices, grouped), 0, -1) if units % count == 0)
+    placed = Batch(asked.micro * group, replicas, units // replicas)
     changes = []
-    if config.devices_per_replica > 1:
+    if per_replica > 1:
         changes.append(f"{config.stages} stages merge into one")
-    if (group := config.dbn_replica_group_size) > 1:
+    if group > 1:
         changes.append(f"{group} replicas that share statistics become a micro-batch of {placed.micro}")
-    if placed.replicas < asked.replicas // group:
+    if replicas < grouped:
         changes.append(
-            f"{asked.replicas // group} replicas become {placed.replicas} with accumulation {placed.accumulation} "
+            f"{grouped} replicas become {replicas} with accumulation {placed.accumulation} "
             f"instead of {asked.accumulation}"
         )
         if config.statistics_rule == "seed":
             changes.append("--statistics-rule seed then leaves out what lies between their means")
     if not changes:
-        return ""
-    on = f"{devices} device{'s' if devices > 1 else ''}"
-    return f"{_wish(config)} on {on}: {'; '.join(changes)}; the global batch {asked.global_} and the learning rate stay"
-
-
-def _warnings(config: TrainConfig) -> list[str]:
-    found = []
-    if config.deterministic and config.shuffle:
-        found.append("--deterministic: turns --shuffle off")
-    if config.pipeline_validation_model and not config.pipeline_splits:
-        found.append("--pipeline-validation-model: there are no --pipeline-splits, so it is off")
-    if config.ckpt_all_instances:
-        found.append("--ckpt-all-instances: this is the only process, so it is off")
-    return found
-
-
-def validation_size(config: TrainConfig) -> int:
-    """Samples of one validation batch over all replicas, as the old program counted them."""
-    piped = config.pipeline_validation_model and bool(config.pipeline_splits)
-    replicas = config.num_replicas if piped else config.num_replicas * config.devices_per_replica
-    return (
-        (config.validation_micro_batch_size or config.micro_batch_size)
-        * (config.validation_num_replicas or replicas)
-        * (2 * config.stages if piped else 1)
-    )
+        return placed, ""
+    on = f"{wish} on {devices} device{'s' if devices > 1 else ''}"
+    kept = f"the global batch {asked.global_} and the learning rate stay"
+    return placed, f"{on}: {'; '.join(changes)}; {kept}"

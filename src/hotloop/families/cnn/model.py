@@ -27,8 +27,7 @@ from hotloop.engine.precision import ScaleState, choose, scale_loss, unscale
 from hotloop.engine.split import average_replicas, mean_of_parts, on_replicas
 from hotloop.families.cnn import images
 from hotloop.families.cnn.job import Job
-from hotloop.families.cnn.network import Network, Statistics, inference_logits
-from hotloop.families.cnn.network_layers import BatchNorm
+from hotloop.families.cnn.network import BatchNorm, Network, Statistics, inference_logits
 from hotloop.layers import losses
 
 State = Any

@@ -14,34 +14,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
+import jax
 import jax.numpy as jnp
-from jax import Array
+import numpy as np
+from jax import Array, lax
 
 from hotloop.engine.precision import Policy
 from hotloop.errors import OptionError
-from hotloop.families.cnn.network_layers import (
-    Add,
-    BatchNorm,
-    Conv,
-    Flatten,
-    GroupNorm,
-    Logits,
-    MaxPool,
-    MeanPool,
-    NetworkLayer,
-    PadShortcut,
-    Relu,
-    Shape,
-)
 from hotloop.families.cnn.options import MODELS, cifar_layers
-from hotloop.layers.conv import Padding
+from hotloop.layers import conv, initial, norm
+from hotloop.layers.dense import product, wide, with_bias
 from hotloop.layers.initial import Spec, draw
 from hotloop.layers.norm import EPSILON
+from hotloop.layers.paths import materialise_on_cpu
+from hotloop.layers.pools import max_pool
 
-Params = dict[str, dict[str, Array]]
-Statistics = dict[str, dict[str, Array]]
+Shape = tuple[int, ...]  # of one image's value: rows, columns, channels; or features
+Leaves = dict[str, Array]
+Params = dict[str, Leaves]
+Statistics = dict[str, Leaves]
 INPUT = "images"
 Variant = Literal["keras", "torch"]
 DEPTHS = {
@@ -54,6 +47,217 @@ DEPTHS = {
 BASIC = ("resnet18", "resnet34")
 WIDTHS = (64, 128, 256, 512)
 TORCH_EPSILON = 1e-5
+
+
+class NetworkLayer:
+    """What every layer offers; this one has neither parameters nor products, and keeps its input's shape.
+
+    `shape` is that of the first input [rows, columns, channels] or [features], `xs` are the inputs [N, ...].
+    """
+
+    kind: ClassVar[str]  # one word for tables
+
+    def shape(self, shape: Shape) -> Shape:
+        """The output's."""
+        return shape
+
+    def parameters(self, shape: Shape) -> dict[str, Spec]:
+        """As what they start from."""
+        return {}
+
+    def flops(self, shape: Shape) -> int:
+        """Two for each multiply-add of products and convolutions, for one image."""
+        return 0
+
+    def __call__(self, leaves: Leaves, *xs: Array) -> Any:
+        raise NotImplementedError
+
+
+class Relu(NetworkLayer):
+    kind = "relu"
+
+    def __call__(self, leaves: Leaves, *xs: Array) -> Array:
+        return jax.nn.relu(xs[0])
+
+
+class Add(NetworkLayer):
+    """The sum of two inputs of one shape."""
+
+    kind = "add"
+
+    def __call__(self, leaves: Leaves, *xs: Array) -> Array:
+        return xs[0] + xs[1]
+
+
+@dataclass(frozen=True)
+class PadShortcut(NetworkLayer):
+    """The shortcut without parameters: every second row and column, and as many zero channels as there are."""
+
+    kind: ClassVar[str] = "shortcut"
+
+    def shape(self, shape: Shape) -> Shape:
+        rows, columns, channels = shape
+        return -(-rows // 2), -(-columns // 2), 2 * channels
+
+    def __call__(self, leaves: Leaves, *xs: Array) -> Array:
+        thinned = xs[0][:, ::2, ::2]
+        zero = np.zeros((), thinned.dtype)
+        return lax.pad(thinned, zero, [(0, 0, 0), (0, 0, 0), (0, 0, 0), (0, thinned.shape[-1], 0)])
+
+
+@dataclass(frozen=True)
+class MaxPool(NetworkLayer):
+    """The largest value of each window; padding never wins, and only whole windows count."""
+
+    size: int
+    stride: int
+    padding: int = 0
+    kind: ClassVar[str] = "max pool"
+
+    def shape(self, shape: Shape) -> Shape:
+        rows, columns = ((size + 2 * self.padding - self.size) // self.stride + 1 for size in shape[:2])
+        return rows, columns, shape[2]
+
+    def __call__(self, leaves: Leaves, *xs: Array) -> Array:
+        return max_pool(xs[0], self.size, self.stride, self.padding)
+
+
+class MeanPool(NetworkLayer):
+    """The mean of each channel over the image, summed in float32 and rounded once to the type of the input."""
+
+    kind = "mean pool"
+
+    def shape(self, shape: Shape) -> Shape:
+        return shape[2:]
+
+    def __call__(self, leaves: Leaves, *xs: Array) -> Array:
+        (x,) = xs
+        if x.dtype != wide(x.dtype):
+            # Fused with the sum and ReLU before it, jaxlib 0.11.2 makes NaN of bfloat16 on a CPU with AMX.
+            x = materialise_on_cpu(x)
+        return x.mean((1, 2), dtype=wide(x.dtype)).astype(x.dtype)
+
+
+class Flatten(NetworkLayer):
+    kind = "flatten"
+
+    def shape(self, shape: Shape) -> Shape:
+        return (prod(shape),)
+
+    def __call__(self, leaves: Leaves, *xs: Array) -> Array:
+        return xs[0].reshape(len(xs[0]), -1)
+
+
+@dataclass(frozen=True)
+class Conv(NetworkLayer):
+    """A square convolution, padded by a number of pixels on each side or by a rule; bias and ReLU go together."""
+
+    filters: int
+    size: int
+    stride: int = 1
+    padding: conv.Padding | int = "SAME"
+    start: Literal["truncated", "glorot"] = "truncated"
+    biased_relu: bool = False
+    kind: ClassVar[str] = "conv"
+
+    def shape(self, shape: Shape) -> Shape:
+        rows, columns = (
+            (size + low + high - self.size) // self.stride + 1
+            for size, (low, high) in zip(shape, self._pads(shape), strict=False)
+        )
+        return rows, columns, self.filters
+
+    def parameters(self, shape: Shape) -> dict[str, Spec]:
+        """Kernel [kh, kw, C, O], and a bias if there is one."""
+        kernel = (self.size, self.size, shape[2], self.filters)
+        start = (
+            initial.truncated_normal(kernel) if self.start == "truncated" else initial.glorot_uniform(kernel)
+        )
+        return {"kernel": start} | ({"bias": initial.constant((self.filters,))} if self.biased_relu else {})
+
+    def flops(self, shape: Shape) -> int:
+        """Every output pixel is a product of the window with the kernel."""
+        return 2 * prod(self.shape(shape)) * self.size**2 * shape[2]
+
+    def __call__(self, leaves: Leaves, *xs: Array) -> Array:
+        y = conv.conv2d_padded(xs[0], leaves["kernel"], self.stride, self._pads(xs[0].shape[1:3]))
+        return jax.nn.relu(with_bias(y, leaves["bias"])) if self.biased_relu else y
+
+    def _pads(self, shape: Shape) -> conv.Pads:
+        if isinstance(self.padding, int):
+            return (self.padding, self.padding), (self.padding, self.padding)
+        window, strides = (self.size, self.size), (self.stride, self.stride)
+        rows, columns = lax.padtype_to_pads(shape[:2], window, strides, self.padding)
+        return rows, columns
+
+
+@dataclass(frozen=True)
+class BatchNorm(NetworkLayer):
+    """Batch normalisation; called, it uses the batch and hands its statistics back too."""
+
+    gamma: float
+    epsilon: float
+    kind: ClassVar[str] = "batch norm"
+
+    def parameters(self, shape: Shape) -> dict[str, Spec]:
+        return _scale_and_offset(shape, self.gamma)
+
+    def __call__(self, leaves: Leaves, *xs: Array) -> tuple[Array, Leaves]:
+        """Normalise by the batch; also its float32 mean and biased variance."""
+        y, mean, variance = norm.batch_norm(xs[0], leaves["scale"], leaves["offset"], self.epsilon)
+        return y, {"mean": mean, "variance": variance}
+
+    def normalise_by(self, statistics: Leaves, leaves: Leaves, x: Array) -> Array:
+        mean, variance = statistics["mean"], statistics["variance"]
+        return norm.normalise(x, leaves["scale"], leaves["offset"], mean, variance, self.epsilon)
+
+    def add_bias(self, leaves: Leaves, x: Array) -> Array:
+        """What is left of a norm whose slope is in the kernel before it: added in the images' own type."""
+        return x + leaves["bias"].astype(x.dtype)
+
+
+@dataclass(frozen=True)
+class GroupNorm(NetworkLayer):
+    """Normalises each image by its groups of channels."""
+
+    groups: int
+    gamma: float
+    epsilon: float
+    kind: ClassVar[str] = "group norm"
+
+    def parameters(self, shape: Shape) -> dict[str, Spec]:
+        return _scale_and_offset(shape, self.gamma)
+
+    def __call__(self, leaves: Leaves, *xs: Array) -> Array:
+        return norm.group_norm(xs[0], leaves["scale"], leaves["offset"], self.groups, self.epsilon)
+
+
+def _scale_and_offset(shape: Shape, gamma: float) -> dict[str, Spec]:
+    return {"scale": initial.constant(shape[-1:], gamma), "offset": initial.constant(shape[-1:])}
+
+
+@dataclass(frozen=True)
+class Logits(NetworkLayer):
+    """The last, fully connected layer, kernel [features, classes]; its output stays in float32."""
+
+    classes: int
+    kind: ClassVar[str] = "dense"
+
+    def shape(self, shape: Shape) -> Shape:
+        return (self.classes,)
+
+    def parameters(self, shape: Shape) -> dict[str, Spec]:
+        return {
+            "kernel": initial.glorot_uniform((shape[0], self.classes)),
+            "bias": initial.constant((self.classes,)),
+        }
+
+    def flops(self, shape: Shape) -> int:
+        return 2 * shape[0] * self.classes
+
+    def __call__(self, leaves: Leaves, *xs: Array) -> Array:
+        sums = product(xs[0], leaves["kernel"])
+        return with_bias(sums, leaves["bias"].astype(sums.dtype))
 
 
 @dataclass(frozen=True)
@@ -130,8 +334,8 @@ class Network:
         builder = NetworkBuilder(self.shape, self.norm, EPSILON if self.variant == "keras" else TORCH_EPSILON)
         if self.model in DEPTHS:
             _build_resnet(builder, self.model, self.classes, self.variant)
-        elif layers := cifar_layers(self.model):
-            _build_cifar_resnet(builder, layers, self.classes)
+        elif self.model.startswith("cifar"):
+            _build_cifar_resnet(builder, int(self.model.removeprefix("cifar_resnet")), self.classes)
         else:
             _build_toy(builder, self.classes, has_norms=self.model == "toy_model_bn")
         return tuple(builder.nodes)
@@ -241,9 +445,11 @@ def fold_norms(network: Network, params: Params, statistics: Statistics) -> tupl
     """
     foldable = _foldable_norms(network)
     folded, left = dict(params), {name: each for name, each in statistics.items() if name not in foldable}
-    for name, (norm, before) in foldable.items():
+    for name, (folding, before) in foldable.items():
         own, seen = params[name], statistics[name]
-        slope = own["scale"] / jnp.sqrt(seen["variance"] + norm.epsilon)  # float32, as statistics always are
+        slope = own["scale"] / jnp.sqrt(
+            seen["variance"] + folding.epsilon
+        )  # float32, as statistics always are
         folded[before] = {"kernel": params[before]["kernel"] * slope}
         folded[name] = {"bias": own["offset"] - seen["mean"] * slope}
     return folded, left
@@ -310,7 +516,7 @@ def _build_resnet(builder: NetworkBuilder, model: str, classes: int, variant: Va
     A bottleneck without a projection starts as the identity.
     """
     basic = model in BASIC
-    padding: Padding | int = "SAME" if variant == "keras" else 1
+    padding: conv.Padding | int = "SAME" if variant == "keras" else 1
     x = builder.conv_norm_relu("conv1", Conv(64, 7, 2, 3, "glorot"), INPUT)
     x = builder.add("pool1_pool", MaxPool(3, 2, 1), x)
     for stack, (depth, width) in enumerate(zip(DEPTHS[model], WIDTHS, strict=True), start=2):

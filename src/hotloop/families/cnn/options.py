@@ -26,7 +26,6 @@ from hotloop.options import (
     positive,
     table_option,
     validate,
-    values_of,
 )
 
 MODEL, OPTIMISER, RATE, NUMBERS = "Model", "Optimiser", "Learning rate", "Numbers"
@@ -386,9 +385,10 @@ def check_options(config: TrainConfig) -> None:
     _check_stages(config)
     _check_shared_statistics(config)
     if not config.accelerator_side_preprocess:
-        for name in ("eight_bit_transfer", "fused_preprocessing"):
-            if values_of(config)[name]:
-                raise OptionError(f"--{name.replace('_', '-')}: needs --accelerator-side-preprocess")
+        if config.eight_bit_transfer:
+            raise OptionError("--eight-bit-transfer: needs --accelerator-side-preprocess")
+        if config.without_effect.get("fused_preprocessing"):
+            raise OptionError("--fused-preprocessing: needs --accelerator-side-preprocess")
     check_norm(config.norm_layer)
     if config.auto_loss_scaling:
         _check_automatic_scaling(config)
@@ -427,9 +427,7 @@ def _check_stages(config: TrainConfig) -> None:
 
 def _check_shared_statistics(config: TrainConfig) -> None:
     group = config.dbn_replica_group_size
-    if group == 1:
-        return
-    if config.devices_per_replica > 1:
+    if config.devices_per_replica > 1 and group > 1:
         raise OptionError(
             f"--dbn-replica-group-size {group}: needs one device per replica; leave out --pipeline-splits or map "
             "every stage to device 0 with --device-mapping"

@@ -19,8 +19,7 @@ from hotloop.engine.checkpoint import Checkpoints, KeepAll
 from hotloop.engine.progress import Console
 from hotloop.errors import CheckpointError, DataError, MissingExtra, OptionError
 from hotloop.families.cnn.command_options import ImportConfig
-from hotloop.families.cnn.network import BASIC, DEPTHS, Network, Params, Statistics, build
-from hotloop.families.cnn.network_layers import BatchNorm
+from hotloop.families.cnn.network import BASIC, DEPTHS, BatchNorm, Network, Params, Statistics, build
 from hotloop.families.cnn.presets import FAMILY
 from hotloop.families.cnn.validation import SavedNetwork
 
