@@ -6,7 +6,6 @@ drawn at random: at the values that training starts from, half of a ResNet-50 ha
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import cnn_torch
@@ -19,7 +18,7 @@ from hotloop.engine.keys import seed_key
 from hotloop.engine.loop import Program, copy_state
 from hotloop.families.cnn import images, model
 from hotloop.families.cnn.job import Job, resolve
-from hotloop.families.cnn.network import BatchNorm
+from hotloop.families.cnn.network import BatchNorm, inference_logits
 from hotloop.families.cnn.options import DATASET_SIZES, DatasetSize, TrainConfig
 from hotloop.families.cnn.sources import SyntheticImages
 from hotloop.options import Params
@@ -152,7 +151,7 @@ def _our_update(case: Case, state: model.State) -> dict[str, list[np.ndarray]]:
     """One update of the program: descent directions (gradient and L2) and moved statistics; and the logits before."""
     job = case.job
     feed = case.source.feed(job)
-    seen = model.augment_images(job, feed.data["image"], None)
+    seen = job.policy.to_compute(images.preprocess(job.config.dataset, feed.data["image"]))
     logits, _ = jax.jit(lambda p, x: job.network.apply(p, {}, x, train=True))(state["params"], seen)
     new, _ = Program(model.update(job), feed, case.per_call, seed_key(0))(copy_state(state), 0, 1)
     descent = jax.tree.map(lambda v: -v / job.rate(0), new["optimiser"]["velocity"].trace)
@@ -183,8 +182,13 @@ def _sorted(leaves: Iterable[tuple[str, np.ndarray]]) -> dict[str, list[np.ndarr
 
 
 def _our_logits(case: Case, state: model.State) -> dict[str, list[np.ndarray]]:
-    pixels = case.source.feed(case.job).data["image"]
-    return {"logits": [np.asarray(jax.jit(partial(model.logits_of, case.job))(state, pixels))]}
+    job, pixels = case.job, case.source.feed(case.job).data["image"]
+
+    def logits(state: model.State, pixels: jax.Array) -> jax.Array:
+        seen = images.preprocess(job.config.dataset, pixels)
+        return inference_logits(job.network, job.policy, state, seen)
+
+    return {"logits": [np.asarray(jax.jit(logits)(state, pixels))]}
 
 
 def _their_logits(trainer: cnn_torch.Trainer) -> dict[str, list[np.ndarray]]:

@@ -10,7 +10,6 @@ from cnn_words import job_of, typed
 
 from hotloop.data.dataset import Dataset, LabelledImages
 from hotloop.engine.plan import plan_evaluation
-from hotloop.engine.run import Run, read_events
 from hotloop.errors import CheckpointError, DataError
 from hotloop.families.cnn import model, validation
 from hotloop.families.cnn.job import Job
@@ -20,7 +19,6 @@ from hotloop.families.cnn.sources import ResidentImages, StreamedPhotographs, Sy
 from hotloop.families.cnn.validation import (
     choose_best,
     sweep_figures,
-    validate_steps,
     validation_figures,
 )
 from listener import Listener
@@ -171,18 +169,6 @@ def test_a_sweep_maximises_the_last_accuracy_reached_early():
     assert sweep_figures(found(0.1, 0.8), 0.759)["optimization_metric"] == 0.5
     at_once = {"step": 0, "epoch": 0.0, "validation_accuracy": 0.8}
     assert sweep_figures([at_once], 0.7)["optimization_metric"] is None
-
-
-def test_checkpoints_are_validated_in_the_order_of_epochs_and_told_as_they_come(tmp_path):
-    with Run.create(tmp_path, {}, command="test", environment={}) as record:
-        rows = list(
-            validate_steps(
-                [18, 6, 12], lambda step: step, lambda state: {"validation_accuracy": state / 20}, 6, record
-            )
-        )
-    assert [tuple(row.values()) for row in rows] == [(6, 1, 0.3), (12, 2, 0.6), (18, 3, 0.9)]
-    told = [event for event in read_events(tmp_path) if event["event"] == "validation"]
-    assert [(event["update"], event["epoch"]) for event in told] == [(6, 1.0), (12, 2.0), (18, 3.0)]
 
 
 @pytest.mark.parametrize(

@@ -87,13 +87,31 @@ def _average_parts(
     scale: ScaleState,
     key: Array,
 ) -> tuple[Any, Statistics, dict[str, Array]]:
-    """Gradients of the scaled loss, statistics and figures of the whole batch."""
+    """Gradients of the scaled mean loss, statistics and figures of the whole batch."""
+    config, network = job.config, job.network
 
     def part(
         running: RunningStatistics, taken: ImageBatch, keys: Array
     ) -> tuple[tuple[Any, dict[str, Array]], RunningStatistics]:
-        gradients, seen, figures = _gradient(job, params, scale, taken, keys)
-        return (gradients, figures), add_statistics(running, seen, job.config.statistics_rule)
+        pixels, labels = taken["image"], taken["label"]
+        # Synthetic images that are repeated are not cropped, and photographs were on the host.
+        seen = job.policy.to_compute(
+            images.preprocess(config.dataset, pixels)
+            if job.repeated
+            else images.augment(config.dataset, pixels, keys)
+        )
+
+        def loss(params: Any) -> tuple[Array, Any]:
+            if config.recomputation:
+                logits, found = _apply_by_stages(job, params, seen)
+            else:
+                logits, found = network.apply(params, {}, seen, train=True)
+            mean = losses.cross_entropy(logits, labels, config.label_smoothing).mean()
+            right = losses.correct(logits, labels, 1).mean(dtype=jnp.float32)
+            return scale_loss(scale, mean), (found, {"loss": mean, "training_accuracy": right})
+
+        gradients, (found, figures) = jax.grad(loss, has_aux=True)(params)
+        return (gradients, figures), add_statistics(running, found, config.statistics_rule)
 
     count, nothing = job.batch.accumulation, start_statistics(moving)
     means, running = mean_of_parts(part, nothing, batch, key, count, axis, repeated=job.repeated)
@@ -101,36 +119,9 @@ def _average_parts(
     return gradients, finish_statistics(running, axis), figures
 
 
-def _gradient(
-    job: Job, params: Any, scale: ScaleState, batch: ImageBatch, keys: Array
-) -> tuple[Any, Statistics, dict[str, Array]]:
-    """Gradient of one micro-batch's scaled mean loss, its batch-norm statistics and its figures."""
-    seen = augment_images(job, batch["image"], keys)
-
-    def loss(params: Any) -> tuple[Array, Any]:
-        logits, batch_statistics = _apply_in_training(job, params, seen)
-        each = losses.cross_entropy(logits, batch["label"], job.config.label_smoothing).mean()
-        right = losses.correct(logits, batch["label"], 1).mean(dtype=jnp.float32)
-        return scale_loss(scale, each), (batch_statistics, {"loss": each, "training_accuracy": right})
-
-    gradients, (batch_statistics, figures) = jax.grad(loss, has_aux=True)(params)
-    return gradients, batch_statistics, figures
-
-
-def augment_images(job: Job, pixels: Array, keys: Array) -> Array:
-    """Training images in the type of the computation; synthetic images and photographs are cropped elsewhere."""
-    dataset = job.config.dataset
-    seen: Array = (
-        images.preprocess(dataset, pixels) if job.repeated else images.augment(dataset, pixels, keys)
-    )
-    return job.policy.to_compute(seen)
-
-
-def _apply_in_training(job: Job, params: Any, seen: Array) -> tuple[Array, Statistics]:
-    """Logits and statistics; with recomputation, stage by stage."""
+def _apply_by_stages(job: Job, params: Any, seen: Array) -> tuple[Array, Statistics]:
+    """Logits and statistics in training; what a stage computes within itself is computed again when it is needed."""
     network = job.network
-    if not job.config.recomputation:
-        return network.apply(params, {}, seen, train=True)
     ends = [0, *(network.position(name) for name in job.config.pipeline_splits), len(network.nodes)]
     values, found = {network.crossing(0)[0]: seen}, Statistics()
     for start, stop in pairwise(ends):
@@ -141,16 +132,12 @@ def _apply_in_training(job: Job, params: Any, seen: Array) -> tuple[Array, Stati
     return logits, found
 
 
-def logits_of(job: Job, state: State, pixels: Array) -> Array:
-    """Logits without augmentation, by the moving statistics."""
-    return inference_logits(job.network, job.policy, state, images.preprocess(job.config.dataset, pixels))
-
-
 def evaluate(job: Job) -> Callable[[State, ImageBatch], dict[str, Array]]:
     """For each sample: whether it is right, whether its label is among the --top-k likeliest, and its loss."""
 
     def values(state: State, batch: ImageBatch) -> dict[str, Array]:
-        logits, labels = logits_of(job, state, batch["image"]), batch["label"]
+        seen, labels = images.preprocess(job.config.dataset, batch["image"]), batch["label"]
+        logits = inference_logits(job.network, job.policy, state, seen)
         return {
             "correct": losses.correct(logits, labels, 1),
             "correct_top": losses.correct(logits, labels, job.config.top_k),

@@ -494,7 +494,8 @@ class NetworkBuilder:
             raise OptionError(
                 f"--model-name: images of {size} are too small: {name} would have shape {shape}"
             )
-        self.nodes.append(NamedLayer(name, layer, inputs, shape, layer.parameters(first), layer.flops(first)))
+        flops, parameters = layer.flops(first), layer.parameters(first)
+        self.nodes.append(NamedLayer(name, layer, inputs, shape, parameters, flops))
         self.shapes[name] = shape
         return name
 

@@ -195,7 +195,9 @@ class SyntheticImages(ImageSource):
         if self.repeated:
             for_all = {name: np.tile(values, (batch.replicas, *[1] * (values.ndim - 1)))
                        for name, values in self._draw(batch.micro).items()}  # fmt: skip
-            return RepeatedBatch(for_all, batch.global_, _sharding(job))
+            sharding = _sharding(job)
+            on_device = jax.device_put(for_all, placement_like(sharding, (REPLICA,)))
+            return RepeatedBatch(on_device, batch.global_, sharding)
         kept = self._draw(SYNTHETIC_IMAGES)
 
         def fetch(indices: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
@@ -225,9 +227,6 @@ class RepeatedBatch:
     sharding: NamedSharding | None = None
     any_count = True
     longest_call = 2**30
-
-    def __post_init__(self) -> None:
-        self.data = jax.device_put(self.data, placement_like(self.sharding, (REPLICA,)))
 
     def arguments(self, first: int, count: int, following: int = 0) -> Any:
         return self.data

@@ -73,19 +73,20 @@ def run(
     """Train, validate, or both; `given` are the options of the command line, `configured` those of a configuration."""
     folder = run_folder(config)
     _check_phases(config, folder)
+    config, was_drawn = with_seed(config, folder)
     if config.training:
         check_place(folder, config.resume, config.report)
         if config.checkpoint_output_dir is not None:
             check_makeable(config.checkpoint_output_dir, "--checkpoint-output-dir")
     own = RunCheckpoints(config.checkpoint_output_dir or folder / "checkpoints", folder, FAMILY)
-    config, was_drawn = with_seed(config, folder)
     if config.resume and not config.compile_only and _is_done(config, own):
         console.say(
             f"{folder} is finished, its checkpoints are in {own.folder}: there is nothing to go on with; "
             f"`hotloop cnn validate {folder}` validates them again"
         )
         return {"run": str(folder), "finished": True}
-    others = others_to_validate(config, own) if config.validation else None
+    asked = config.checkpoint_input_dir if config.validation else None
+    others = others_to_validate(config, asked, own) if asked is not None else None
     # What cannot work is refused before data are read.
     expected = resolve(config, DATASET_SIZES[config.dataset], None, given, configured)
     if others is not None and others.steps():
@@ -93,7 +94,17 @@ def run(
     source = open_source(config, console, config.seed or 0)
     try:
         job = resolve(config, source.size, None, given, configured, repeated=source.repeated)
-        announce(job, source, was_drawn, console)
+        if config.expect:
+            console.say(f"to expect: {config.expect}")
+        for line in (*job.warnings, *job.notices):
+            console.warn(line)
+        if was_drawn:
+            console.say(f"seed: {config.seed}")
+        if source.notice:
+            console.warn(source.notice)
+        if config.half_partials:
+            wide = "half partials: the network's sums are float32 all the same"
+            console.say(partials_note(job.policy) or wide)
         if config.training:
             result = train_run(job, source, console, command, folder, own, others)
         else:  # told, and nothing is written
@@ -163,21 +174,6 @@ def _is_done(config: TrainConfig, own: RunCheckpoints) -> bool:
     if is_done:
         check_options(own.run, to_jsonable(values_of(config)), MAY_DIFFER)
     return is_done
-
-
-def announce(job: Job, source: ImageSource, was_drawn: bool, console: Console) -> None:
-    """Everything that must be said before the first update."""
-    config = job.config
-    if config.expect:
-        console.say(f"to expect: {config.expect}")
-    for line in (*job.warnings, *job.notices):
-        console.warn(line)
-    if was_drawn:
-        console.say(f"seed: {config.seed}")
-    if source.notice:
-        console.warn(source.notice)
-    if config.half_partials:
-        console.say(partials_note(job.policy) or "half partials: the network's sums are float32 all the same")
 
 
 def train_run(
@@ -291,12 +287,10 @@ class Throughput:
 
     def on_log(self, event: Event, figures: Mapping[str, Any]) -> dict[str, Any]:
         """The share of the measured peak (MFU), and the memory in use at most."""
-        speed = figures["throughput"]
-        self._seen.append(speed)
-        found: dict[str, Any] = {"memory_gib": peak_memory(self._device) / 2**30}
-        if self._peak:
-            found["mfu"] = self._mfu(speed)
-        return found
+        self._seen.append(figures["throughput"])
+        mfu = self._mfu(figures["throughput"])
+        found = {} if mfu is None else {"mfu": mfu}
+        return {"memory_gib": peak_memory(self._device) / 2**30, **found}
 
     def _mfu(self, speed: float | None) -> float | None:
         return speed * self._flops / (1e12 * self._peak) if speed and self._peak else None

@@ -5,7 +5,7 @@ the moving statistics and which network they belong to, which `network.json` bes
 the phase after training: every image counts once, whatever the batch. It deletes and trains nothing.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from math import exp
 from pathlib import Path
@@ -185,21 +185,6 @@ def validation_figures(sums: Sums, top: int) -> dict[str, Any]:
     }
 
 
-def validate_steps(
-    steps: list[int],
-    restore: Callable[[int], Any],
-    evaluate: Callable[[Any], dict[str, Any]],
-    updates_per_epoch: float,
-    record: Recorder,
-) -> Iterator[dict[str, Any]]:
-    """The figures of each step in the order of epochs, recorded as they come."""
-    for step in sorted(steps):
-        epoch = step / updates_per_epoch
-        figures = evaluate(restore(step))
-        record.event("validation", update=step, epoch=epoch, **figures)
-        yield {"step": step, "epoch": epoch, **figures}
-
-
 def choose_best(found: list[dict[str, Any]]) -> dict[str, Any]:
     """The highest accuracy; of equals the earliest."""
     return max(found, key=lambda each: (each["validation_accuracy"], -each["step"]))
@@ -217,11 +202,10 @@ def sweep_figures(found: list[dict[str, Any]], target: float) -> dict[str, Any]:
     }
 
 
-def others_to_validate(config: TrainConfig, own: RunCheckpoints) -> RunCheckpoints | None:
+def others_to_validate(config: TrainConfig, asked: Path, own: RunCheckpoints) -> RunCheckpoints | None:
     """The checkpoints that --checkpoint-input-dir names, unless they are the run's own; CheckpointError where it has
     none and nobody said that random weights will do."""
-    asked = config.checkpoint_input_dir
-    if asked is None or (config.training and asked.resolve() == own.folder.resolve()):
+    if config.training and asked.resolve() == own.folder.resolve():
         return None
     try:
         found = checkpoints_at(asked)
@@ -248,7 +232,8 @@ def validate(
     `others` are checkpoints to validate in place of the run's own; `last` is the state that the training ended with
     (None: there was no training).
     """
-    config, checkpoints, in_hand = job.config, others or own, None
+    config, checkpoints = job.config, others or own
+    in_hand: Any = None
     steps = others.steps() if others else own.steps() if last is not None else []
     if others:
         with others.open() as opened:
@@ -267,20 +252,20 @@ def validate(
     assert job.validation is not None
     evaluation = source.evaluation(model.evaluate(job), job.validation.batch)
 
-    def restore(step: int) -> Any:
-        if in_hand is not None:
-            return in_hand
-        with checkpoints.open() as opened:
-            return restore_weights(opened, step, known)[1]
-
-    def evaluate(weights: Any) -> dict[str, Any]:
-        return validation_figures(evaluation(weights), config.top_k)
-
     found: list[dict[str, Any]] = []
-    wanted = steps or [int(state["update"])]
+    wanted = sorted(steps) or [int(state["update"])]
     with console.progress("validation", len(wanted)) as bar:
-        for each in validate_steps(wanted, restore, evaluate, known.updates_per_epoch, record):
-            found.append(each)
+        for step in wanted:
+            weights = in_hand
+            if weights is None:
+                with checkpoints.open() as opened:
+                    _, weights = restore_weights(opened, step, known)
+            epoch, figures = (
+                step / known.updates_per_epoch,
+                validation_figures(evaluation(weights), config.top_k),
+            )
+            record.event("validation", update=step, epoch=epoch, **figures)
+            found.append({"step": step, "epoch": epoch, **figures})
             bar.advance(1)
     if not steps:
         return {"validation": found, "best": None}
