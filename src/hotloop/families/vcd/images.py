@@ -6,7 +6,7 @@ and splits, no model.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,18 +49,24 @@ def load_images(
     name: str, say: Callable[[str], None] = to_stderr, progress: Progress = no_progress
 ) -> Images:
     """The set of that name, or of a folder that holds the files of binarised MNIST, MNIST or Fashion-MNIST."""
-    if name == "digits":
-        drawn = binarise_dataset(stand_in_images("digits", "asked for"))
-        say(f"data: {len(drawn.train):,} + {len(drawn.test):,} digits drawn here, as asked: not handwriting")
-        return replace(_rows(drawn, name, drawn.train, drawn.validation, drawn.test), notice="")
     folder = None if name in NAMES else _find_folder(name)
-    if name == "fashion_mnist" or (folder and "fashion" in folder.name.lower()):
-        grey = load_grey("fashion_mnist", folder, say, progress)
-        # The validation images are only those that a run holds out.
-        train, test = ((split.images > 127).astype(np.uint8) for split in (grey.train, grey.test))
-        return _rows(grey, "fashion_mnist", train, train[:0], test)
-    bits = load_binarised(folder, say, progress)
-    return _rows(bits, "binarised_mnist" if folder else name, bits.train, bits.validation, bits.test)
+    if name == "digits":
+        loaded: Any = binarise_dataset(stand_in_images("digits", "asked for"))
+        say(
+            f"data: {len(loaded.train):,} + {len(loaded.test):,} digits drawn here, as asked: not handwriting"
+        )
+    elif name == "fashion_mnist" or (folder and "fashion" in folder.name.lower()):
+        name, loaded = "fashion_mnist", load_grey("fashion_mnist", folder, say, progress)
+    else:
+        name, loaded = "binarised_mnist" if folder else name, load_binarised(folder, say, progress)
+    if name == "fashion_mnist":  # its validation images are only those that a run holds out
+        train, test = ((split.images > 127).astype(np.uint8) for split in (loaded.train, loaded.test))
+        splits = train, train[:0], test
+    else:
+        splits = loaded.train, loaded.validation, loaded.test
+    train, validation, test = (split.reshape(len(split), PIXELS) for split in splits)
+    notice = "" if name == "digits" else loaded.notice
+    return Images(name, loaded.source, train, validation, test, notice)
 
 
 def make_lasting(name: str) -> str:
@@ -78,8 +84,3 @@ def _find_folder(name: str) -> Path:
     if not folder.is_dir():
         raise DataError(f"--data {folder}: must be the folder that holds the files, not one of them")
     return folder
-
-
-def _rows(loaded: Any, name: str, *splits: Bits) -> Images:
-    train, validation, test = (split.reshape(len(split), PIXELS) for split in splits)
-    return Images(name, loaded.source, train, validation, test, loaded.notice)

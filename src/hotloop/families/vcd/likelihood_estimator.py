@@ -23,21 +23,8 @@ from hotloop.engine.device import platform
 from hotloop.engine.drive import FreePieces
 from hotloop.engine.keys import stream
 from hotloop.engine.progress import compiling
-from hotloop.families.vcd import networks
-from hotloop.families.vcd.likelihood import (
-    BLOCK,
-    Ensemble,
-    LikelihoodEstimate,
-    Proposal,
-    Sums,
-    add_chunk,
-    begin_chains,
-    blocks_of,
-    chunks_of,
-    empty_sums,
-    estimate,
-    iterate_chains,
-)
+from hotloop.families.vcd import likelihood, networks
+from hotloop.families.vcd.likelihood import Ensemble, LikelihoodEstimate, Proposal, Sums
 from hotloop.families.vcd.model import State
 from hotloop.families.vcd.networks import PIXELS, Network
 
@@ -65,8 +52,8 @@ class LikelihoodEstimator:
         self.count = len(images)
         self._key = key
         self._decoder: Network = networks.widen(params["decoder"])
-        self._batches = jax.device_put(split_rows(images, min(batch_size, rows // BLOCK)))
-        self._blocks = blocks_of(samples, rows // self._batches.shape[1])
+        self._batches = jax.device_put(split_rows(images, min(batch_size, rows // likelihood.BLOCK)))
+        self._blocks = likelihood.blocks_of(samples, rows // self._batches.shape[1])
         # The batch size never cuts HMC: rounding would follow it, and a chain's decisions follow rounding.
         self._groups = jax.device_put(split_rows(images, CHAINS.get(platform(), rows)))
         encoded = _encode(networks.widen(params), self._groups)
@@ -74,16 +61,16 @@ class LikelihoodEstimator:
 
     def units(self, samples: int) -> int:
         """Pieces of work that `weigh` reports."""
-        return len(self._batches) * int(chunks_of(samples, self._blocks))
+        return len(self._batches) * int(likelihood.chunks_of(samples, self._blocks))
 
     def weigh(self, name: str, proposal: Proposal, samples: int, advance: Advance) -> LikelihoodEstimate:
         """The estimates of all images by a proposal; `name` says which random numbers."""
         cut = Proposal(*(split_rows(part, self._batches.shape[1]) for part in proposal))
         key = stream(self._key, name, 0)
         step = partial(_weigh, self._blocks, self._decoder, self._batches, cut, key, samples)
-        start = empty_sums(self._batches.shape[:2])
+        start = likelihood.empty_sums(self._batches.shape[:2])
         sums = run_in_pieces(step, start, self.units(samples), advance)
-        return LikelihoodEstimate(*(self._flat(part) for part in estimate(sums, samples)))
+        return LikelihoodEstimate(*(self._flat(part) for part in likelihood.estimate(sums, samples)))
 
     def sample(self, step_size: float, leapfrogs: int, burn_in: int, kept: int, advance: Advance) -> Ensemble:
         """HMC from the encoder's means; the moments are [N, z] in the result."""
@@ -152,14 +139,14 @@ def _weigh(
     sums: Sums,
 ) -> Sums:
     """Units `first` .. `stop` - 1, each one chunk of samples for one batch of images."""
-    chunks, size = chunks_of(samples, blocks), batches.shape[1]
+    chunks, size = likelihood.chunks_of(samples, blocks), batches.shape[1]
 
     def unit(number: Array, sums: Sums) -> Sums:
         batch, chunk = number // chunks, number % chunks
         images, proposal, old = jax.tree.map(lambda leaf: leaf[batch], (batches, proposals, sums))
         joint = partial(_log_joint, decoder, images.astype(jnp.float32))
         numbers = batch * size + jnp.arange(size)
-        new = add_chunk(old, joint, proposal, key, numbers, samples, chunk, blocks)
+        new = likelihood.add_chunk(old, joint, proposal, key, numbers, samples, chunk, blocks)
         return Sums(*(all_.at[batch].set(one) for all_, one in zip(sums, new, strict=True)))
 
     with jax.default_matmul_precision("highest"):
@@ -180,7 +167,7 @@ def _target(decoder: Network) -> Any:
 @jax.jit
 def _begin(decoder: Network, groups: Array, start: Array, step_size: Array) -> Ensemble:
     with jax.default_matmul_precision("highest"):
-        return begin_chains(_target(decoder), groups, start, step_size)
+        return likelihood.begin_chains(_target(decoder), groups, start, step_size)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -197,6 +184,6 @@ def _iterate(
 ) -> Ensemble:
     """HMC iterations `first` .. `stop` - 1 of all chains."""
     with jax.default_matmul_precision("highest"):
-        step = partial(iterate_chains, _target(decoder), leapfrogs, count, key, groups, burn_in)
+        step = partial(likelihood.iterate_chains, _target(decoder), leapfrogs, count, key, groups, burn_in)
         iterated: Ensemble = lax.fori_loop(first, stop, step, ensemble)
     return iterated

@@ -124,8 +124,8 @@ def describe(config: VcdTrain, samples: int, platform: str) -> str:
 
 def train_run(config: VcdTrain, data: Images, console: Console, command: str) -> dict[str, Any]:
     folder = run_folder(config)
-    plan, job = make_plan(config, len(data.train)), make_job(config, len(data.train))
-    key = seed_key(config.seed)
+    plan, on_log = make_plan(config, len(data.train)), log_pace(config.micro_batch_size)
+    job, key = make_job(config, len(data.train)), seed_key(config.seed)
     feed = Resident(
         data.train, config.micro_batch_size, seed=config.seed, samples=len(data.train), gather=gather_numbered
     )
@@ -161,7 +161,7 @@ def train_run(config: VcdTrain, data: Images, console: Console, command: str) ->
             plan,
             model.init(job, stream(key, "init", 0)),
             title=f"vcd ({config.method})",
-            on_log=log_pace(config.micro_batch_size),
+            on_log=on_log,
             latest=LATEST,
             guard="loss",
             how_to_resume=f"the same command with --resume --run-name {folder.name} --seed {config.seed}",
