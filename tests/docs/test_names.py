@@ -47,6 +47,7 @@ SPAN = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\((?!https?:)([^)\s#]*)(?:#([^)\s]*))?\)")
 FILE = re.compile(r"[\w*./-]*[\w*]\.(?:py|yml|toml|md|svg|png)")
 DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+(?=\(|$)")
+SOURCE_FILE = re.compile(r"(?<![\w/.*])[\w*/]+\.py\b")
 DATA_FILE = re.compile(r"[\w.*-]+\.(?:bin|csv|data|gz|html|json|jsonl|npz|txt|xml)")
 CALL = re.compile(r"(?<![\w.])([A-Za-z_]\w*)\(")
 CAMEL_CASE = re.compile(r"[A-Z]\w*[a-z]\w*")
@@ -161,6 +162,10 @@ def unknown_in(text):
     """What a page names and nobody has."""
     for span in SPAN.findall(FENCE.sub("", text)):
         yield from unknown_in_span(span)
+    for fence in FENCE.finditer(text):
+        yield from (
+            name for name in SOURCE_FILE.findall(fence[0]) if name not in OTHER_NAMES and not is_file(name)
+        )
     yield from (each for each in OPTION.findall(text) if each not in options() and each not in OTHER_OPTIONS)
     for module, names in IMPORT.findall(text):
         wanted = {f"{module}.{name.split(' as ')[0].strip()}" for name in names.split(",")}
@@ -201,6 +206,7 @@ def test_every_link_leads_somewhere(page):
         "`no_such_name`",
         "`hotloop cnn train --no-such-option`",
         "```\nhotloop cnn train --no-such-option\n```",
+        "```\nengine/no_such_file.py | a diagram\n```",
         "```python\nfrom hotloop.engine.loop import NoSuchName\n```",
     ],
 )
