@@ -7,12 +7,15 @@ come from and what a model does with them it does not know.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hotloop.data.content import read_npz
 from hotloop.errors import DataError
+from hotloop.options.files import whole_file
 
 BLOCK = 1 << 22
 _LEVELS = 256
@@ -52,23 +55,36 @@ class RatingMatrix:
         codes = self.codes[which]
         return codes if self.levels is None else self.levels[codes]
 
-    def check(self) -> None:
-        """DataError where the arrays, read from a file, do not belong together."""
-        codes = np.float32 if self.levels is None else np.uint8
+    def write(self, path: Path) -> None:
+        """All but the ids, whole or not at all."""
+        arrays = {"starts": self.starts, "items": self.items, "codes": self.codes}
+        if self.levels is not None:
+            arrays["levels"] = self.levels
+        with whole_file(path) as part, part.open("wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]  # numbers alone: nothing is pickled
+
+    @classmethod
+    def read(cls, path: Path, user_ids: NDArray[np.int64], item_ids: NDArray[np.int64]) -> "RatingMatrix":
+        """What `write` wrote; DataError or KeyError where it cannot be read or does not fit these ids."""
+        arrays = read_npz(path)
+        levels = arrays.get("levels")
+        matrix = cls(arrays["starts"], arrays["items"], arrays["codes"], levels, user_ids, item_ids)
+        codes = np.float32 if matrix.levels is None else np.uint8
         sound = (
-            self.starts.dtype == np.int64
-            and self.starts.shape == (self.users + 1,)
-            and self.items.dtype in (np.uint16, np.uint32)
-            and self.codes.dtype == codes
-            and self.items.shape == self.codes.shape == (self.starts[-1],)
-            and self.starts[0] == 0
-            and bool((np.diff(self.starts) >= 0).all())
-            and self.items.max(initial=0) < max(self.n_items, 1)
-            and (self.levels is None or self.levels.dtype == np.float32)
-            and (self.levels is None or self.codes.max(initial=0) < max(len(self.levels), 1))
+            matrix.starts.dtype == np.int64
+            and matrix.starts.shape == (matrix.users + 1,)
+            and matrix.items.dtype in (np.uint16, np.uint32)
+            and matrix.codes.dtype == codes
+            and matrix.items.shape == matrix.codes.shape == (matrix.starts[-1],)
+            and matrix.starts[0] == 0
+            and bool((np.diff(matrix.starts) >= 0).all())
+            and matrix.items.max(initial=0) < max(matrix.n_items, 1)
+            and (matrix.levels is None or matrix.levels.dtype == np.float32)
+            and (matrix.levels is None or matrix.codes.max(initial=0) < max(len(matrix.levels), 1))
         )
         if not sound:
             raise DataError("rows, columns and ratings do not belong together")
+        return matrix
 
     def row(self, user: int) -> tuple[NDArray[Any], NDArray[np.float32]]:
         own = slice(self.starts[user], self.starts[user + 1])

@@ -99,7 +99,7 @@ def make_run(folder, steps=(3,), seed=0, **options):
     run = folder / "run"
     run.mkdir()
     write_json(run / "config.json", settings)
-    saved_run.write_matrix(run, train)
+    train.write(run / "ratings.npz")
     with Checkpoints(run / "checkpoints", KeepAll(), family=FAMILY, config=settings) as kept:
         for place, step in enumerate(steps):
             kept.save(step, state_of(job, train, step), position={}, metrics={"validation_rmse": 1.0 + place})
@@ -113,7 +113,8 @@ def state_of(job, train, seed):
     params = jax.tree.map(
         lambda leaf: np.float32(0.3 * rng.normal(size=leaf.shape) + 0.5 * (leaf.ndim == 1)), state["params"]
     )
-    ids = {"users": saved_run.split_ids(train.user_ids), "items": saved_run.split_ids(train.item_ids)}
+    halves = [each.view(np.uint32).reshape(-1, 2) for each in (train.user_ids, train.item_ids)]
+    ids = dict(zip(("users", "items"), halves, strict=True))
     return {**state, "params": params, "ids": ids}
 
 

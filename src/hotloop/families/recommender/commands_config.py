@@ -3,12 +3,12 @@
 Values that the command line leaves out are those of the run, where it has them. It imports neither jax nor numpy.
 """
 
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from hotloop.errors import OptionError
-from hotloop.families.recommender.config import DATA, RUN, DataOptions, TrainOptions, pick_options
+from hotloop.families.recommender.config import DATA, RUN, DataOptions, TrainOptions
 from hotloop.options import argument, between, finite, non_negative, option, positive, validate
 
 FAMILY = "recommender"
@@ -150,11 +150,12 @@ class BaselineOptions(RankingOptions, DataOptions):
     def training(self) -> TrainOptions:
         """The data as options of a training, whose checks they must pass."""
         only_test = self.test_data_file is not None and self.validation_data_file is None
-        return TrainOptions(**asdict(pick_options(DataOptions, self)), no_validation=only_test)
+        data = {each.name: getattr(self, each.name) for each in fields(DataOptions)}
+        return TrainOptions(**data, no_validation=only_test)
 
     @property
     def names_data(self) -> bool:
-        return pick_options(DataOptions, self) != DataOptions()
+        return any(getattr(self, each.name) != each.default for each in fields(DataOptions))
 
 
 def read_run_options(run: Path) -> dict[str, Any]:

@@ -5,10 +5,10 @@ validations on calls: all integers and fractions, no jax.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from hotloop.errors import OptionError
 from hotloop.options import between, finite, folder_name, non_negative, option, options_of, positive, validate
@@ -26,7 +26,6 @@ RANDOM_SIZES = (128, 64)
 FILES = ("training_data_file", "validation_data_file", "test_data_file")
 CALL_UPDATES = 250
 """Updates of a call, as the old program had it."""
-Part = TypeVar("Part", "UpdateOptions", "DataOptions")
 
 
 @dataclass(frozen=True)
@@ -285,11 +284,6 @@ def make_schedule(config: TrainOptions, users: int) -> Schedule:
     drops = tuple((int(Fraction(str(at)) * calls) + 1) * length for at in config.learning_rate_schedule)
     every = max(1, int(per_epoch / length / Fraction(str(config.valid_per_epoch))))
     return Schedule(calls, length, drops, every * length)
-
-
-def pick_options(kind: type[Part], config: Any) -> Part:
-    """The part of a config that one of its base classes declares."""
-    return kind(**{each.name: getattr(config, each.name) for each in fields(kind)})
 
 
 def warn_of_no_effect(config: UpdateOptions, warn: Callable[[str], None]) -> None:

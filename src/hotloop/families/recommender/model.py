@@ -16,7 +16,7 @@ both passes; the middle layers are differentiated as usual.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -31,7 +31,7 @@ from hotloop.engine.device import platform
 from hotloop.engine.keys import sample_keys, stream
 from hotloop.engine.optim import learning_rate
 from hotloop.families.recommender.batches import Entries, SparseBatch
-from hotloop.families.recommender.config import LAYERS, TrainOptions, UpdateOptions, pick_options
+from hotloop.families.recommender.config import LAYERS, TrainOptions, UpdateOptions
 from hotloop.families.recommender.measures import sum_errors
 from hotloop.layers.dense import column_sums, product, with_bias
 from hotloop.layers.initial import constant, draw, glorot_uniform
@@ -91,7 +91,8 @@ class Job:
 def make_job(config: TrainOptions, items: int, drops: tuple[int, ...], low: float, high: float) -> Job:
     """The job of a run on so many items with ratings from `low` to `high`."""
     bounds = (low, high) if config.clip else (-math.inf, math.inf)
-    return Job(pick_options(UpdateOptions, config), items, drops, *bounds)
+    net = UpdateOptions(**{each.name: getattr(config, each.name) for each in fields(UpdateOptions)})
+    return Job(net, items, drops, *bounds)
 
 
 def optimiser(net: UpdateOptions) -> optim.Transformation:

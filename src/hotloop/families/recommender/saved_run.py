@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from hotloop.data.content import read_npz
 from hotloop.data.rating_matrix import RatingMatrix
 from hotloop.engine.checkpoint import Checkpoints, KeepBest, print_warnings
 from hotloop.errors import DataError, RunError
@@ -21,7 +20,6 @@ from hotloop.families.recommender import model
 from hotloop.families.recommender.commands_config import EXTRA, FAMILY, read_run_options
 from hotloop.families.recommender.config import TrainOptions
 from hotloop.options import build
-from hotloop.options.files import whole_file
 
 BEST = KeepBest("validation_rmse", "min", 1)
 
@@ -77,9 +75,7 @@ def load_run(folder: str | Path, step: int | None = None, *, best: bool = False)
         print_warnings(checkpoints.damaged())
     found = checkpoints.restore({**state_shapes(setup.job), "ids": ids}, step).warn()
     user_ids, item_ids = (
-        np.ascontiguousarray(found.state["ids"][name])
-        .view(np.int64)
-        .reshape(-1)  # what `split_ids` was given
+        np.ascontiguousarray(found.state["ids"][name]).view(np.int64).reshape(-1)
         for name in ("users", "items")
     )
     return SavedRun(**vars(setup), state=found.state, step=found.step, folder=folder,
@@ -90,28 +86,10 @@ def state_shapes(job: model.Job) -> Any:
     return jax.eval_shape(lambda key: model.init(job, key), jax.random.key(0))
 
 
-def split_ids(ids: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """64-bit ids as pairs of 32 bits, which every device takes."""
-    return np.ascontiguousarray(ids).view(np.uint32).reshape(len(ids), 2)
-
-
-def write_matrix(folder: Path, matrix: RatingMatrix) -> None:
-    """`ratings.npz` in a folder, whole or not at all; the ids are elsewhere."""
-    arrays = {"starts": matrix.starts, "items": matrix.items, "codes": matrix.codes}
-    if matrix.levels is not None:
-        arrays["levels"] = matrix.levels
-    with whole_file(folder / "ratings.npz") as part, part.open("wb") as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]  # numbers alone: nothing is pickled
-
-
 def read_matrix(folder: Path, user_ids: NDArray[np.int64], item_ids: NDArray[np.int64]) -> RatingMatrix:
-    """What `write_matrix` wrote; RunError where it cannot be read or does not fit these ids."""
+    """The training ratings of a run, or those that wait to be validated with."""
     path = folder / "ratings.npz"
     try:
-        arrays = read_npz(path)
-        levels = arrays.get("levels")
-        matrix = RatingMatrix(arrays["starts"], arrays["items"], arrays["codes"], levels, user_ids, item_ids)
-        matrix.check()
+        return RatingMatrix.read(path, user_ids, item_ids)
     except (DataError, KeyError) as error:
         raise RunError(f"{path}: the run's training ratings cannot be read ({error})") from None
-    return matrix

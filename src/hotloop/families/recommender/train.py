@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from hotloop.data.rating_matrix import RatingMatrix
@@ -34,13 +35,11 @@ from hotloop.families.recommender.commands_config import EXTRA, FAMILY
 from hotloop.families.recommender.config import FILES, TrainOptions, make_schedule, warn_of_no_effect
 from hotloop.families.recommender.measures import make_rating_error
 from hotloop.families.recommender.rating_sets import RatingSets
-from hotloop.families.recommender.saved_run import split_ids
 from hotloop.families.recommender.validations import (
     Figures,
     Validations,
     clear_folder,
     find_left_over,
-    name_figures,
     read_weights,
     weights_path,
 )
@@ -92,10 +91,11 @@ class Setup:
 
 def run(config: TrainOptions, console: Console, command: str) -> Mapping[str, Any]:
     """Train, or what --testing-on-checkpoint and --build-init ask for instead."""
+    folder = run_folder(config)
     warn_of_no_effect(config, console.warn)
     if config.testing_on_checkpoint is not None:
         return test_checkpoint(config, config.testing_on_checkpoint, console)
-    check_place(run_folder(config), config.resume, config.report)
+    check_place(folder, config.resume, config.report)
     return train_run(prepare(config, console), console, command)
 
 
@@ -189,7 +189,7 @@ def takes_sparse(job: model.Job, train: RatingMatrix) -> bool:
 
 
 def train_run(setup: Setup, console: Console, command: str) -> dict[str, Any]:
-    config, data, key = setup.config, setup.data, setup.key
+    config, data = setup.config, setup.data
     if setup.is_validated and config.multiprocessing:
         validate_process.check_shareable(platform())
     folder, validations = run_folder(config), Validations(config.patience)
@@ -212,9 +212,16 @@ def train_run(setup: Setup, console: Console, command: str) -> dict[str, Any]:
         notice=data.notice,
     ) as training:
         if not (folder / "ratings.npz").exists():
-            saved_run.write_matrix(folder, data.train)
-        ids = {"users": split_ids(data.train.user_ids), "items": split_ids(data.train.item_ids)}
-        state = {**model.init(setup.job, stream(key, "init", 0)), "ids": ids}
+            data.train.write(folder / "ratings.npz")
+        # 64-bit ids as pairs of 32 bits, which every device takes.
+        users, items = (
+            np.ascontiguousarray(ids).view(np.uint32).reshape(-1, 2)
+            for ids in (data.train.user_ids, data.train.item_ids)
+        )
+        state = {
+            **model.init(setup.job, stream(setup.key, "init", 0)),
+            "ids": {"users": users, "items": items},
+        }
         if config.build_init:
             training.checkpoints.save(0, state, position={})
             training.checkpoints.wait()
@@ -224,7 +231,7 @@ def train_run(setup: Setup, console: Console, command: str) -> dict[str, Any]:
         if config.resume:
             validations.remember(folder, done)
         left_over = find_left_over(folder, done, validations.figures)
-        program = Program(model.update(setup.job), make_feed(setup), setup.plan.updates_per_call, key)
+        program = Program(model.update(setup.job), make_feed(setup), setup.plan.updates_per_call, setup.key)
         try:
             with open_validation(setup, validations, training.record, left_over, console) as validate:
                 last = training.train(
@@ -274,7 +281,8 @@ def open_validation(
 
         def measure(params: Any) -> Figures:
             with console.progress("validating"):
-                return name_figures(setup.validation_error({"params": params}))
+                figures = setup.validation_error({"params": params})
+            return {f"validation_{name}": value for name, value in figures.items()}
 
         def validate(state: model.State) -> Figures:
             figures = validations.figures[int(state["update"])] = measure(state["params"])

@@ -35,7 +35,7 @@ from hotloop.engine.run import Run
 from hotloop.errors import HotloopError, OptionError, RunError
 from hotloop.families.recommender import model, validations
 from hotloop.families.recommender.measures import make_rating_error
-from hotloop.families.recommender.saved_run import read_matrix, read_setup, write_matrix
+from hotloop.families.recommender.saved_run import read_matrix, read_setup
 from hotloop.families.recommender.validations import FOLDER, STDERR_FILE, Figures, Validations, weights_path
 
 OUTSTANDING = 4
@@ -79,7 +79,7 @@ class ProcessValidation:
         self._changed = threading.Condition()
         self._closing = False
         (run.path / FOLDER).mkdir(exist_ok=True)
-        write_matrix(run.path / FOLDER, truth)
+        truth.write(run.path / FOLDER / "ratings.npz")
         words = [sys.executable, "-m", __name__, str(run.path.absolute()), platform()]
         variables = process_environment(platform(), len(jax.devices(platform())), os.environ)
         with (run.path / FOLDER / STDERR_FILE).open("wb") as errors:
@@ -133,7 +133,8 @@ class ProcessValidation:
         try:
             for line in self.process.stdout:
                 answer = json.loads(line)
-                step, figures = answer["step"], validations.name_figures(answer["figures"])
+                step = answer["step"]
+                figures = {f"validation_{name}": value for name, value in answer["figures"].items()}
                 self._validations.record(self._run, self._plan, step, figures)
                 with self._changed:
                     self._validations.waiting = tuple(n for n in self._validations.waiting if n != step)

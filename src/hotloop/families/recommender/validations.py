@@ -83,10 +83,6 @@ class Validations(Keep):
         checkpoints.wait()
 
 
-def name_figures(figures: Mapping[str, Any]) -> Figures:
-    return {f"validation_{name}": value for name, value in figures.items()}
-
-
 def weights_path(run: Path, step: int) -> Path:
     return run / FOLDER / f"{step:08d}.npz"
 
