@@ -1,6 +1,7 @@
 """Preprocessing on host and device, the geometry of photographs, and the stream of them."""
 
 import shutil
+from contextlib import contextmanager
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotloop.data.image_stores import EncodedImage, no_boxes
+from hotloop.engine.batch_sources import Streamed
 from hotloop.engine.feed import Order
 from hotloop.engine.keys import sample_keys
 from hotloop.errors import DataError, OptionError
@@ -26,7 +28,7 @@ from hotloop.families.cnn.photographs import (
     resample_floats,
     training_image,
 )
-from hotloop.families.cnn.sources import PhotoFeed, evaluation_batches, open_store
+from hotloop.families.cnn.sources import PhotoBatches, evaluation_batches, open_store
 from hotloop.families.cnn.workers import PhotoReader, Workers
 from pictures import encoded, image_folder, picture
 
@@ -263,10 +265,17 @@ def reading(folder, part="train", **options):
     return PhotoReader(open_store(folder, part), part == "train", seed=3, size=16, **options)
 
 
+@contextmanager
+def photo_feed(workers, size, seed=0, remainder="carry", shuffled=True):
+    order = Order(len(workers.reader.store), size, seed, remainder, shuffled)
+    with workers, Streamed(PhotoBatches(workers, order), size, seed=seed) as feed:
+        yield feed
+
+
 def fetched(folder, calls, **options):
     """The images and labels that a feed gives in calls of so many updates."""
     first, parts = 0, []
-    with PhotoFeed(Workers(reading(folder), **options), 5, seed=3) as feed:
+    with photo_feed(Workers(reading(folder), **options), 5, seed=3) as feed:
         for count in calls:
             parts.append(jax.tree.map(np.asarray, feed.arguments(first, count)["batches"]))
             first += count
@@ -299,7 +308,7 @@ def test_a_feed_follows_the_engines_order_and_draws_anew_each_epoch(photos):
 
 
 def test_a_feed_without_shuffling_goes_in_turn(photos):
-    with PhotoFeed(Workers(reading(photos), 1), 10, shuffle=False, remainder="drop") as feed:
+    with photo_feed(Workers(reading(photos), 1), 10, remainder="drop", shuffled=False) as feed:
         labels = np.asarray(feed.arguments(0, 3)["batches"]["label"])
     assert labels.tolist() == [[0] * 10, [0] + [1] * 9, [0] * 10]
 
@@ -328,7 +337,7 @@ def damaged(photos, tmp_path):
 
 
 def test_a_corrupt_image_stops_the_feed_by_name(damaged):
-    with PhotoFeed(Workers(reading(damaged), 2), 5) as feed, pytest.raises(DataError) as caught:
+    with photo_feed(Workers(reading(damaged), 2), 5) as feed, pytest.raises(DataError) as caught:
         feed.arguments(0, 5)
     assert "train/a/a_4.JPEG: corrupt image (" in str(caught.value)
 

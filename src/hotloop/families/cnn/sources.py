@@ -32,7 +32,7 @@ from hotloop.data.load import load
 from hotloop.engine.batch_sources import ShuffledBatches, Streamed
 from hotloop.engine.device import REPLICA, usable_cores
 from hotloop.engine.evaluate import Evaluation, PerSample, Sums, evaluate_batches
-from hotloop.engine.feed import Feed, Order, Remainder, Resident, gather_rows, placement_like
+from hotloop.engine.feed import Feed, Order, Resident, gather_rows, placement_like
 from hotloop.engine.progress import Console, advance_through
 from hotloop.engine.split import SPLIT
 from hotloop.errors import DataError
@@ -117,6 +117,7 @@ class StreamedPhotographs(ImageSource):
 
     def __init__(self, config: TrainConfig, console: Console, seed: int):
         self._workers: list[Workers] = []
+        self._feed: Streamed | None = None
         self._config, self._console, self._seed = config, console, seed
         self._count = min(config.pipeline_num_parallel, usable_cores())
         pillow()  # the workers need it: without it there should be no run
@@ -146,8 +147,11 @@ class StreamedPhotographs(ImageSource):
         return self._workers[-1]
 
     def feed(self, job: Job) -> Feed:
-        workers, size, sharding = self._open(self._train, True), job.batch.global_, _sharding(job)
-        return PhotoFeed(workers, size, seed=self._seed, shuffle=job.shuffled, sharding=sharding)
+        size, workers = job.batch.global_, self._open(self._train, True)
+        order = Order(len(workers.reader.store), size, self._seed, shuffled=job.shuffled)
+        batches = PhotoBatches(workers, order)
+        self._feed = Streamed(batches, size, seed=self._seed, sharding=_sharding(job))
+        return self._feed
 
     def evaluation(self, fn: PerSample, batch_size: int) -> Callable[[Any], Sums]:
         workers = self._open(self._validation, False)
@@ -160,6 +164,8 @@ class StreamedPhotographs(ImageSource):
         return run
 
     def close(self) -> None:
+        if self._feed is not None:
+            self._feed.close()
         for workers in self._workers:
             workers.close()
         if skipped := sum(workers.skipped for workers in self._workers):
@@ -279,28 +285,6 @@ class PhotoBatches(ShuffledBatches):
             return order.indices(order.start(update), np.zeros(1, np.uint32))[0], places // order.period
 
         return self._workers.batches(map(wanted, range(first, first + count)))
-
-
-class PhotoFeed(Streamed):
-    """`engine.feed.Streamed` over photographs; closing it ends the workers too."""
-
-    def __init__(
-        self,
-        workers: Workers,
-        batch_size: int,
-        *,
-        seed: int = 0,
-        shuffle: bool = True,
-        remainder: Remainder = "carry",
-        sharding: NamedSharding | None = None,
-    ):
-        order = Order(len(workers.reader.store), batch_size, seed, remainder, shuffle)
-        super().__init__(PhotoBatches(workers, order), batch_size, seed=seed, sharding=sharding)
-        self._workers = workers
-
-    def close(self) -> None:
-        super().close()
-        self._workers.close()
 
 
 def evaluation_batches(workers: Workers, batch_size: int) -> Iterator[HostBatch]:

@@ -138,24 +138,24 @@ def was_cleaned(checkpoints: RunCheckpoints) -> bool:
 def check_any(checkpoints: RunCheckpoints) -> None:
     """CheckpointError where there is no whole checkpoint: it says what became of them."""
     with checkpoints.open() as opened:
-        if not opened.steps():
-            where = checkpoints.run or checkpoints.folder
-            raise CheckpointError(f"{where}: {_why_none(checkpoints, opened.begun())}")
-
-
-def _why_none(checkpoints: RunCheckpoints, begun: bool) -> str:
-    if begun:
-        return "every checkpoint there is damaged"
-    if was_cleaned(checkpoints):
-        return (
+        if opened.steps():
+            return
+        is_begun = opened.begun()
+    folder, give = checkpoints.folder, "give a run's folder or its folder of checkpoints"
+    if is_begun:
+        why = "every checkpoint there is damaged"
+    elif was_cleaned(checkpoints):
+        why = (
             "its checkpoints were removed after the validation, as --clean-dir asked for; train again without "
             "it, and the best and the last stay"
         )
-    if checkpoints.run is not None:
-        return f"has no checkpoint in {checkpoints.folder}: none was saved, or they were moved away"
-    if (checkpoints.folder / NETWORK_FILE).exists():
-        return "holds no checkpoint; give a run's folder or its folder of checkpoints"
-    return f"no {NETWORK_FILE} there; give a run's folder or its folder of checkpoints"
+    elif checkpoints.run is not None:
+        why = f"has no checkpoint in {folder}: none was saved, or they were moved away"
+    elif (folder / NETWORK_FILE).exists():
+        why = f"holds no checkpoint; {give}"
+    else:
+        why = f"no {NETWORK_FILE} there; {give}"
+    raise CheckpointError(f"{checkpoints.run or folder}: {why}")
 
 
 def check_shared_folder(checkpoints: RunCheckpoints, network: Network, plan: Plan) -> None:
@@ -247,7 +247,7 @@ def validate(
         lacking = f"{others.folder} holds no checkpoint" if others else "there is no checkpoint to validate"
         console.warn(f"{lacking}; {'random' if last is None else 'the last'} weights are validated")
         # By way of the host: they may lie on several devices, where the images do not.
-        state = jax.device_get(model.init(job, stream(job.key, "init", 0)) if last is None else last)
+        state = jax.device_get(last if last is not None else model.init(job, stream(job.key, "init", 0)))
         in_hand = {name: state[name] for name in ("params", "statistics")}
     assert job.validation is not None
     evaluation = source.evaluation(model.evaluate(job), job.validation.batch)
