@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from hotloop.data.dataset import Dataset
 from hotloop.data.stand_ins import draw_objects
 from hotloop.engine import measure as reports
 from hotloop.engine.device import platform, replica_mesh
@@ -33,7 +32,6 @@ from hotloop.options import to_jsonable
 
 TARGET = 0.75
 """Accuracy whose time is told."""
-TEST_BATCH = 500
 OPTIONS_OF_A_TEST = ("recipe", "learning_rate", "precision", "seed", "generated_data", "dataset_path")
 """Options that a test needs as they were in training."""
 DEMO_TRAIN, DEMO_TEST = 2_000, 500
@@ -59,13 +57,16 @@ def run(config: CifarConfig, console: Console, given: Set[str] = frozenset()) ->
         say=console.say,
         progress=console.progress,
     )
+    new_images = Arrays(data.test.images, data.test.labels, batch_size=500, shuffle=False)
     result = {"model_dir": str(estimator.model_dir), "recipe": config.recipe, "data": data.source}
     if not config.test_only:
-        result |= train(estimator, config, data, updates, console)
+        transform = find_transform(config.chosen.augmentation)
+        images = Arrays(data.train.images, data.train.labels, transform=transform)
+        result |= train(estimator, config, images, new_images, updates, console)
     if not config.train_only:
-        result |= test(estimator, data, console)
+        result |= test(estimator, new_images, console)
         if report is not None:
-            report_evaluation(estimator, data, report)
+            report_evaluation(estimator, new_images, report)
     if data.notice:
         console.warn(data.notice)
     return result
@@ -134,18 +135,21 @@ def _options_of_a_test(config: CifarConfig) -> dict[str, Any]:
 
 
 def train(
-    estimator: Estimator, config: CifarConfig, data: Dataset, updates: int, console: Console
+    estimator: Estimator,
+    config: CifarConfig,
+    images: Arrays,
+    new_images: Arrays,
+    updates: int,
+    console: Console,
 ) -> dict[str, Any]:
     """Make the updates that are missing."""
-    recipe = config.chosen
-    if recipe.expect:
-        console.say(f"to expect: {recipe.expect}")
-    images = Arrays(data.train.images, data.train.labels, transform=find_transform(recipe.augmentation))
+    if config.chosen.expect:
+        console.say(f"to expect: {config.chosen.expect}")
     began = time.perf_counter()
     if config.evaluate_every is None:
         estimator.train(images, max_steps=updates)
     else:
-        train_and_evaluate(estimator, TrainSpec(images, updates), EvalSpec(make_test_input(data)))
+        train_and_evaluate(estimator, TrainSpec(images, updates), EvalSpec(new_images))
     seconds = time.perf_counter() - began
     took = estimator.last_run
     if took:
@@ -176,14 +180,10 @@ def seconds_to(target: float, events: Iterable[Mapping[str, Any]], batch_size: i
     return None
 
 
-def make_test_input(data: Dataset) -> Arrays:
-    return Arrays(data.test.images, data.test.labels, batch_size=TEST_BATCH, shuffle=False)
-
-
-def test(estimator: Estimator, data: Dataset, console: Console) -> dict[str, Any]:
+def test(estimator: Estimator, images: Arrays, console: Console) -> dict[str, Any]:
     """Every test image, by the newest checkpoint."""
     began = time.perf_counter()
-    found = estimator.measure(make_test_input(data))
+    found = estimator.measure(images)
     seconds = time.perf_counter() - began
     console.say(f"test: {found['samples']:,} examples evaluated in {seconds:.2f} s")
     console.say(f"test loss: {found['loss']:g}")
@@ -197,10 +197,10 @@ def test(estimator: Estimator, data: Dataset, console: Console) -> dict[str, Any
     }
 
 
-def report_evaluation(estimator: Estimator, data: Dataset, folder: Path) -> None:
+def report_evaluation(estimator: Estimator, images: Arrays, folder: Path) -> None:
     """What the compiler made of the test, and a profile of it."""
     programs = estimator.programs
-    source, job = programs.read_served(make_test_input(data), Mode.EVALUATE)
+    source, job = programs.read_served(images, Mode.EVALUATE)
     assert isinstance(source, FromArrays)
     _, state = programs.restore(job, None)
     evaluation = programs.evaluation(source, job, None)
