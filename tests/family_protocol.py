@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from hotloop.engine.evaluate import evaluate as evaluate_all
+from hotloop.engine.evaluate import Evaluation
 from hotloop.engine.feed import Resident, common_length
 from hotloop.engine.loop import Program, copy_state
 
@@ -75,9 +75,9 @@ def _check_metrics(program: Program, state: Any) -> None:
 
 
 def _check_sums(evaluate: Any, state: Any, data: Any, batch_size: int) -> None:
-    whole = evaluate_all(evaluate, state, data, common_length(data))
+    whole = Evaluation(evaluate, data, common_length(data)(state))
     assert whole["samples"] == common_length(data)
-    parts = evaluate_all(evaluate, state, data, batch_size)
+    parts = Evaluation(evaluate, data, batch_size)(state)
     for name, value in whole.items():
         if isinstance(value, int):
             assert parts[name] == value, f"{name} is counted, so any batch size gives the same"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from hotloop.engine.evaluate import Evaluation, evaluate, evaluate_batches
+from hotloop.engine.evaluate import Evaluation, evaluate_batches
 from hotloop.errors import DataError, HotloopError
 
 rng = np.random.default_rng(0)
@@ -18,6 +18,10 @@ DATA = {
     "ratings": rng.integers(0, 100, 103).astype(np.uint8),
 }
 WEIGHTS = rng.normal(size=(5, 3)).astype(np.float32)
+
+
+def evaluate(fn, state, data, batch_size):
+    return Evaluation(fn, data, batch_size)(state)
 
 
 def values(weights: Any, batch: Any) -> dict[str, jax.Array]:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -32,7 +32,6 @@ from hotloop.engine.feed import (
 )
 from hotloop.errors import DataError
 
-Made = TypeVar("Made")
 Fetch = Callable[[np.ndarray[Any, np.dtype[np.uint32]]], Any]
 
 
@@ -210,42 +209,8 @@ def find_iterator(iterator: Iterator[Any]) -> PushbackIterator:
     return _known.setdefault(id(iterator), PushbackIterator(iterator))
 
 
-class Prefetch(Generic[Made]):
-    """Calls `make(first, count)` on one thread, one call ahead of who takes the results: never more than one piece is
-    in the making and one in use."""
-
-    def __init__(self, make: Callable[[int, int], Made]):
-        self._make = make
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hotloop-feed")
-        self._next: tuple[tuple[int, int], Future[Made]] | None = None
-
-    def take(self, first: int, count: int, following: int) -> Made:
-        """What `make(first, count)` gives, and start on the `following` updates after it (0 for none).
-
-        An exception of `make` is raised here, as it was raised there.
-        """
-        prepared, self._next = self._next, None
-        if prepared is not None and prepared[0] == (first, count):
-            future = prepared[1]
-        else:
-            if prepared is not None:
-                prepared[1].cancel()
-            future = self._pool.submit(self._make, first, count)
-        made = future.result()
-        if following:
-            after = (first + count, following)
-            self._next = (after, self._pool.submit(self._make, *after))
-        return made
-
-    def close(self) -> None:
-        """Drop what is prepared and end the thread."""
-        self._next = None
-        self._pool.shutdown(wait=True, cancel_futures=True)
-
-
 class Streamed(SourceFeed):
-    """Batches from the host, stacked for a whole call and sent to the device by a thread that is one call
-    ahead.
+    """Batches from the host, stacked for a whole call and sent to the device by a thread that is one call ahead.
 
     `source` is a pytree of arrays or of anything that takes `source[indices]` (a memory map, an archive), a
     function of indices that returns a batch (then say how many `samples` there are), a ready `ShuffledBatches` or
@@ -290,16 +255,29 @@ class Streamed(SourceFeed):
         size: int = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self._form))
         self.longest_call = max(1, buffer_bytes // max(1, size))
         self._placement = placement_like(sharding, (None, *sharding.spec) if sharding else ())
-        self._ahead = Prefetch(self._stack)
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hotloop-feed")
+        self._next: tuple[tuple[int, int], Future[Batch]] | None = None
         self.sent = 0
         """The number of the update after the last one whose batch was handed out."""
         self.look: Callable[[Batch, int], None] | None = None
         """Sees each batch, and the number of its update, before it is sent; it may refuse one."""
 
     def arguments(self, first: int, count: int, following: int = 0) -> Any:
-        """The batches of a call, stacked on the device; those of the `following` updates are begun."""
-        batches = self._ahead.take(first, count, following)
+        """The batches of a call, stacked on the device; those of the `following` updates are begun on the thread.
+
+        Never more than one piece is in the making and one in use. What goes wrong there is raised here.
+        """
+        prepared, self._next = self._next, None
+        if prepared is not None and prepared[0] == (first, count):
+            future = prepared[1]
+        else:
+            if prepared is not None:
+                prepared[1].cancel()
+            future = self._pool.submit(self._stack, first, count)
+        batches = future.result()
         self.sent = first + count
+        if following:
+            self._next = ((self.sent, following), self._pool.submit(self._stack, self.sent, following))
         return {"batches": batches, "finish": self.finish_arguments(first)}
 
     def like(self, count: int) -> Any:
@@ -327,8 +305,9 @@ class Streamed(SourceFeed):
         return self.sees_unchanged(self._form, name)
 
     def close(self) -> None:
-        """End the thread."""
-        self._ahead.close()
+        """Drop what is prepared and end the thread."""
+        self._next = None
+        self._pool.shutdown(wait=True, cancel_futures=True)
 
     def __enter__(self) -> "Streamed":
         return self

@@ -312,12 +312,7 @@ def entry_head(value: bytes) -> bytes:
 
 def machine_digest() -> str:
     """A short name for this machine's instruction set: a program for another CPU must not be loaded here."""
-    try:
-        info = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        info = ""
-    flags = re.search(r"^(?:flags|Features)\s*:.*$", info, re.MULTILINE)
-    text = machine() + (flags[0] if flags else "")
+    text = machine() + (_search(r"(?m)^((?:flags|Features)\s*:.*)$", "/proc/cpuinfo") or "")
     return blake2b(text.encode(), digest_size=4).hexdigest()
 
 

@@ -122,11 +122,6 @@ def means_of(sums: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value / samples for name, value in sums.items() if name != "samples"} | {"samples": samples}
 
 
-def evaluate(fn: PerSample, state: Any, data: Any, batch_size: int) -> Sums:
-    """Sums over a data set, once; to evaluate state after state keep an `Evaluation`."""
-    return Evaluation(fn, data, batch_size)(state)
-
-
 def evaluate_batches(fn: PerSample, state: Any, batches: Iterable[Batch], batch_size: int) -> Sums:
     """Sums over batches from the host, each of `batch_size` samples or fewer; `fn` is compiled once."""
     sums: list[Mapping[str, Any]] = []
