@@ -34,6 +34,7 @@ from hotloop.engine.checkpoint_folder import (
     StoredLeaf,
     check_contents,
     describe_leaf,
+    from_exact,
     hash_config,
     hold_lock,
     one_line,
@@ -42,10 +43,10 @@ from hotloop.engine.checkpoint_folder import (
     remove_leftovers,
     remove_step,
     temporary_folder,
+    to_exact,
     write_step,
 )
 from hotloop.engine.interrupt import hold_stops
-from hotloop.engine.run import from_exact, to_exact
 from hotloop.errors import CheckpointError, OptionError
 from hotloop.options import to_jsonable
 
@@ -355,7 +356,7 @@ class Checkpoints:
             ours = {step: m for step, m in self._ours.complete().items() if m.family == self._blank.family}
             # The newest is what a resume needs, whatever the rule says.
             for step in set(ours) - self.keep.choose(_metrics_to_keep_by(ours)) - {note.step, max(ours)}:
-                self.remove(step)
+                remove_step(self._ours.find()[step])
         except Exception as error:
             _remove(temporary)
             raise CheckpointError(

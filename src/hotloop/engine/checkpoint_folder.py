@@ -27,8 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from hotloop.engine.run import from_exact
 from hotloop.errors import CheckpointError
+from hotloop.options import to_jsonable
 from hotloop.options.files import load_json
 
 MANIFEST, ARRAYS = "manifest.json", "state"
@@ -221,6 +221,22 @@ def is_ours_alone(folder: Path) -> bool:
         return set(list_files(folder)) <= set(read_manifest(folder).files) and not folder.is_symlink()
     except CheckpointError:
         return False
+
+
+def to_exact(value: Any) -> Any:
+    """As `to_jsonable`, but NaN and infinity are kept, as `{"float": "nan"}`; `from_exact` brings them back."""
+    return to_jsonable(value, lambda number: {"float": str(number)})
+
+
+def from_exact(value: Any) -> Any:
+    """What `to_exact` was given, with lists for tuples and arrays."""
+    if isinstance(value, list):
+        return [from_exact(item) for item in value]
+    if isinstance(value, dict):
+        return (
+            float(value["float"]) if set(value) == {"float"} else {k: from_exact(v) for k, v in value.items()}
+        )
+    return value
 
 
 def find_steps(folder: Path, mark: str = "") -> dict[int, Path]:

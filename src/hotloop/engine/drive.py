@@ -12,6 +12,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypedDict
@@ -26,7 +27,7 @@ from hotloop.engine.feed import Feed
 from hotloop.engine.interrupt import Interrupted, StopRequest, note_stops
 from hotloop.engine.loop import CallMetrics, Program, State, copy_state
 from hotloop.engine.measure import trace_program, write_program_report
-from hotloop.engine.plan import KINDS, Event, Kind, Plan, Span, closest_divisor
+from hotloop.engine.plan import KINDS, Event, Kind, Plan, closest_divisor
 from hotloop.engine.progress import Progress
 from hotloop.engine.run import Run, current_records, read_events
 from hotloop.errors import HotloopError
@@ -53,7 +54,7 @@ class Callbacks(TypedDict, total=False):
 
     validate: Callable[[State], Figures] | None
     on_log: Callable[[Event, Figures], Figures | None] | None
-    on_call: Callable[[int, CallMetrics], None] | None
+    on_call: Callable[[int, Figures], None] | None
     latest: Collection[str]
     guard: str | None
     enough: Callable[[], bool] | None
@@ -70,7 +71,7 @@ def drive(
     resumed: Restored | None = None,
     validate: Callable[[State], Figures] | None = None,
     on_log: Callable[[Event, Figures], Figures | None] | None = None,
-    on_call: Callable[[int, CallMetrics], None] | None = None,
+    on_call: Callable[[int, Figures], None] | None = None,
     latest: Collection[str] = (),
     guard: str | None = None,
     enough: Callable[[], bool] | None = None,
@@ -211,7 +212,7 @@ class HostEvents:
         if stopped is None and ("checkpoint", restored.step) not in found:
             self.record("checkpoint", restored.step, seconds=0.0)  # a kill came right before this record
 
-    def take_piece(self, first: int, metrics: CallMetrics, count: int, seconds: float) -> None:
+    def take_piece(self, first: int, metrics: Figures, count: int, seconds: float) -> None:
         """Add a finished piece to the window, once the guard has seen it."""
         if self.guard is not None:
             bad = np.flatnonzero(~np.isfinite(metrics[self.guard]))
@@ -227,20 +228,17 @@ class HostEvents:
         """Do what the plan asks for here; a log needs no state."""
         match event.kind:
             case "log":
-                self._log(event)
+                logged: dict[str, Any] = self.window.figures(self.feed.batch_size)
+                logged |= (self.on_log(event, logged) if self.on_log else None) or {}
+                self.record("log", event.update, **logged)
+                self._fresh |= logged
+                self.window.clear()
             case "validate" if self.validate:
                 if figures := dict(self.validate(state)):
                     self._fresh |= figures
                     self.record("validation", event.update, **figures)
             case "checkpoint":
                 self._save(state, event.update)
-
-    def _log(self, event: Event) -> None:
-        figures: dict[str, Any] = self.window.figures(self.feed.batch_size)
-        figures |= (self.on_log(event, figures) if self.on_log else None) or {}
-        self.record("log", event.update, **figures)
-        self._fresh |= figures
-        self.window.clear()
 
     def _save(self, state: State, update: int) -> None:
         if self.checkpoints is not None:
@@ -366,7 +364,7 @@ class _Driver:
         plan: Plan,
         host: HostEvents,
         request: StopRequest,
-        on_call: Callable[[int, CallMetrics], None] | None,
+        on_call: Callable[[int, Figures], None] | None,
         progress: Progress | None,
         enough: Callable[[], bool] | None,
         due: Callable[[int], Collection[Kind]] | None,
@@ -400,7 +398,11 @@ class _Driver:
                 self._close(state, done + end.left, ())
                 break
             done += count
-            events = self._events(span) if count == span.count else ()
+            events = span.events if count == span.count else ()
+            if self.due and count == span.count:  # beside what is planned, what goes by the clock
+                kinds = {event.kind for event in events} | set(self.due(done))
+                epoch = self.plan.epoch_at(done)
+                events = tuple(Event(kind, done, epoch, span.call) for kind in KINDS if kind in kinds)
             self.logs += [event for event in events if event.kind == "log"]
             others = [event for event in events if event.kind != "log"]
             self._collect(leave=0 if self.request.made or others else 1)
@@ -431,11 +433,33 @@ class _Driver:
     def _dispatch(self, state: State, done: int, count: int, *, profile: bool) -> State:
         """Compile and send a piece; the second one of a run, or the only one, is profiled where that was asked for."""
         self._stop_if_asked(state, done)
-        self._compile(state, done, count)
-        self._stop_if_asked(state, done)
-        if self.to_profile and profile:
-            return self._send_profiled(self.to_profile, state, done, count)
-        return self._send(state, done, count)
+        if not self.program.is_compiled(count):
+            self._collect(leave=0)  # or the piece in flight would be timed together with the compiler
+            before = self.program.lower_seconds, self.program.compile_seconds
+            self.program.compile(state, count)
+            lowering = self.program.lower_seconds - before[0]
+            compiling = self.program.compile_seconds - before[1]
+            longest = self.program.updates_per_call if self.program.any_count else count
+            seconds = {"lower_seconds": lowering, "compile_seconds": compiling}
+            self.host.record("compile", done, updates_per_call=longest, **seconds)
+            if self.report is not None:
+                write_program_report(self.report, self.program.compiled, lowering + compiling, "training")
+            self._stop_if_asked(state, done)
+        profiled = self.to_profile if profile else None
+        if profiled:
+            self._collect(leave=0)
+        with trace_program(profiled, "training") if profiled else nullcontext() as trace:
+            began = time.perf_counter()
+            ahead = next(self.plan.spans(done + count), None)
+            following = self.pieces.next(ahead.count) if ahead else 0
+            state, metrics = self.program(state, done, count, following)
+            self.flight.append(_Piece(done, count, metrics, began))
+            if profiled:
+                self._collect(leave=0)
+        if profiled:
+            self.to_profile = None
+            self.host.record("profile", done + count, updates=count, folder=str(trace))
+        return state
 
     def _close(self, state: State, done: int, handled: Collection[Kind]) -> None:
         """End before the plan does: what its last update would have been followed by, less what already has."""
@@ -449,59 +473,20 @@ class _Driver:
             self.host.handle(left[0], state)
         self.host.save_once(state, done)
 
-    def _events(self, span: Span) -> tuple[Event, ...]:
-        """What follows a call: what is planned, and what is due by the clock."""
-        if self.due is None:
-            return span.events
-        update = span.first + span.count
-        kinds = {event.kind for event in span.events} | set(self.due(update))
-        return tuple(
-            Event(kind, update, self.plan.epoch_at(update), span.call) for kind in KINDS if kind in kinds
-        )
-
-    def _compile(self, state: State, done: int, count: int) -> None:
-        if self.program.is_compiled(count):
-            return
-        self._collect(leave=0)  # or the piece in flight would be timed together with the compiler
-        lowering, compiling = self.program.lower_seconds, self.program.compile_seconds
-        self.program.compile(state, count)
-        lowering, compiling = self.program.lower_seconds - lowering, self.program.compile_seconds - compiling
-        longest = self.program.updates_per_call if self.program.any_count else count
-        seconds = {"lower_seconds": lowering, "compile_seconds": compiling}
-        self.host.record("compile", done, updates_per_call=longest, **seconds)
-        if self.report is not None:
-            write_program_report(self.report, self.program.compiled, lowering + compiling, "training")
-
-    def _send(self, state: State, done: int, count: int) -> State:
-        began = time.perf_counter()
-        ahead = next(self.plan.spans(done + count), None)
-        following = self.pieces.next(ahead.count) if ahead else 0
-        state, metrics = self.program(state, done, count, following)
-        self.flight.append(_Piece(done, count, metrics, began))
-        return state
-
-    def _send_profiled(self, folder: str | Path, state: State, done: int, count: int) -> State:
-        self._collect(leave=0)
-        with trace_program(folder, "training") as trace:
-            state = self._send(state, done, count)
-            self._collect(leave=0)
-        self.to_profile = None
-        self.host.record("profile", done + count, updates=count, folder=str(trace))
-        return state
-
     def _collect(self, leave: int) -> None:
         """Wait until no more than `leave` pieces are in flight, and take in what the others bring."""
         while len(self.flight) > leave:
             piece = self.flight.popleft()
             piece.metrics.wait()
             now = time.perf_counter()
+            metrics = piece.metrics.fetch()
             # A piece that was sent while the one before it ran began when that one ended.
             seconds = now - max(piece.began, self.free_since)
             self.free_since = now
             self.pieces.learn(piece.count, seconds)
-            self.host.take_piece(piece.first, piece.metrics, piece.count, seconds)
+            self.host.take_piece(piece.first, metrics, piece.count, seconds)
             if self.on_call:
-                self.on_call(piece.first, piece.metrics)
+                self.on_call(piece.first, metrics)
             if self.progress:
                 self.progress.advance(piece.count)
             self._log(piece.first + piece.count)

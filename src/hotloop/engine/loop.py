@@ -52,6 +52,10 @@ class CallMetrics(Mapping[str, "np.ndarray[Any, Any]"]):
         for buffer in self._buffers.values():
             buffer.block_until_ready()
 
+    def fetch(self) -> dict[str, "np.ndarray[Any, Any]"]:
+        """Every update's metrics, on the host."""
+        return {name: np.asarray(buffer)[: self._count] for name, buffer in self._buffers.items()}
+
 
 class Program:
     """Compiled calls of up to `updates_per_call` updates.
@@ -79,13 +83,10 @@ class Program:
         self.update, self.feed, self.key = update, feed, key
         self.updates_per_call = min(updates_per_call, feed.longest_call)
         self.loop: Loop = loop or ("while" if platform() == "cpu" else "scan")
+        self.any_count = self.loop == "while" and feed.any_count
+        """Whether one compilation serves calls of every length."""
         self.lower_seconds = self.compile_seconds = 0.0
         self._compiled: dict[int, Any] = {}
-
-    @property
-    def any_count(self) -> bool:
-        """Does one compilation serve calls of every length?"""
-        return self.loop == "while" and self.feed.any_count
 
     @property
     def compiled(self) -> Any:

@@ -360,22 +360,6 @@ def find_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str
     return {key: f"{key}: {old.get(key, 'absent')} -> {new.get(key, 'absent')}" for key in keys}
 
 
-def to_exact(value: Any) -> Any:
-    """As `to_jsonable`, but NaN and infinity are kept, as `{"float": "nan"}`; `from_exact` brings them back."""
-    return to_jsonable(value, lambda number: {"float": str(number)})
-
-
-def from_exact(value: Any) -> Any:
-    """What `to_exact` was given, with lists for tuples and arrays."""
-    if isinstance(value, list):
-        return [from_exact(item) for item in value]
-    if isinstance(value, dict):
-        return (
-            float(value["float"]) if set(value) == {"float"} else {k: from_exact(v) for k, v in value.items()}
-        )
-    return value
-
-
 def write_json(path: str | Path, value: Any) -> None:
     """Replace the file in one step: a reader sees the old text or the new one, never a part."""
     path = Path(path)

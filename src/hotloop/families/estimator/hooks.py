@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from hotloop.engine.checkpoint import Checkpoints
 from hotloop.engine.drive import LogWindow
-from hotloop.engine.loop import CallMetrics
 from hotloop.engine.plan import Event, Kind, Plan
 from hotloop.families.estimator.config import RunConfig
 
@@ -76,7 +75,7 @@ class HookRunner:
         self.updates, self.seconds = 0, 0.0  # of the logs so far
         self.log_since = self.saved_since = time.monotonic()
 
-    def on_call(self, first: int, metrics: CallMetrics) -> None:
+    def on_call(self, first: int, metrics: CallFigures) -> None:
         count = len(next(iter(metrics.values())))
         self.done = first + count
         if self.config.summary_steps:
