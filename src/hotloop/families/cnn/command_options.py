@@ -14,8 +14,13 @@ from hotloop.options import argument, non_negative, option, positive, validate
 _WORKERS = "Processes that work at the same time; none: one for each processor."
 
 
+class _Checked:
+    def __post_init__(self) -> None:
+        validate(self)
+
+
 @dataclass(frozen=True)
-class DescribeConfig:
+class DescribeConfig(_Checked):
     """Which network to show."""
 
     model: str = argument("A model: resnet50, cifar_resnet20, toy_model, ...", check=check_model)
@@ -23,12 +28,9 @@ class DescribeConfig:
         None, "Images it is for; left out, imagenet for resnets, else cifar10."
     )
 
-    def __post_init__(self) -> None:
-        validate(self)
-
 
 @dataclass(frozen=True)
-class PredictConfig:
+class PredictConfig(_Checked):
     """Which images, by which weights."""
 
     run: Path = argument("Folder of a run, or of its checkpoints.", metavar="RUN")
@@ -38,23 +40,17 @@ class PredictConfig:
     )
     top: int = option(5, "So many classes for each image.", check=positive)
 
-    def __post_init__(self) -> None:
-        validate(self)
-
 
 @dataclass(frozen=True)
-class ImportConfig:
+class ImportConfig(_Checked):
     """Which weights to take over."""
 
     weights: Path = argument("A .safetensors file of a torchvision or timm ResNet.")
     out: Path = argument("Folder for the checkpoint.")
 
-    def __post_init__(self) -> None:
-        validate(self)
-
 
 @dataclass(frozen=True)
-class BuildConfig:
+class BuildConfig(_Checked):
     """Class folders of images, and how to make records of them."""
 
     source: Path = argument("Folder with train/CLASS/*.JPEG and val/CLASS/*.JPEG (one of the two will do).")
@@ -77,13 +73,13 @@ class BuildConfig:
     workers: int | None = option(None, _WORKERS, check=positive)
 
     def __post_init__(self) -> None:
-        validate(self)
+        super().__post_init__()
         if self.source.absolute() == self.out.absolute():
             raise OptionError(f"OUT {self.out}: is the folder of the images; take another one")
 
 
 @dataclass(frozen=True)
-class VerifyConfig:
+class VerifyConfig(_Checked):
     """Which set to count and check."""
 
     dataset: DatasetName = option("cifar10", "The data set.")
@@ -95,12 +91,12 @@ class VerifyConfig:
     workers: int | None = option(None, _WORKERS, check=positive)
 
     def __post_init__(self) -> None:
-        validate(self)
+        super().__post_init__()
         _needs_path(self.dataset, self.dataset_path, synthetic=False)
 
 
 @dataclass(frozen=True)
-class BenchmarkConfig:
+class BenchmarkConfig(_Checked):
     """Which input pipeline to time."""
 
     dataset: DatasetName = option("cifar10", "The data set.")
@@ -139,7 +135,7 @@ class BenchmarkConfig:
     seed: int = option(0, "Seed of order, crops and flips.", check=non_negative)
 
     def __post_init__(self) -> None:
-        validate(self)
+        super().__post_init__()
         if self.eight_bit_transfer and not self.accelerator_side_preprocess:
             raise OptionError(
                 "--eight-bit-transfer: needs --accelerator-side-preprocess, as in training; add it"

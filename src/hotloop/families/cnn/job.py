@@ -83,7 +83,6 @@ class Job:
 
     @cached_property
     def rate(self) -> Callable[[Array | int], Array]:
-        """update -> learning rate."""
         assert self.plan is not None
         config = self.config
         return optim.learning_rate(

@@ -218,8 +218,6 @@ class BatchNorm(NetworkLayer):
 
 @dataclass(frozen=True)
 class GroupNorm(NetworkLayer):
-    """Normalises each image by its groups of channels."""
-
     groups: int
     gamma: float
     epsilon: float
@@ -342,7 +340,6 @@ class Network:
 
     @property
     def flops(self) -> int:
-        """Of one image's forward pass; training takes three times as many, since each product has two gradients."""
         return sum(node.flops for node in self.nodes)
 
     def position(self, layer: str) -> int:

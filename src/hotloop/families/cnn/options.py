@@ -83,7 +83,6 @@ def check_model(name: Any) -> str | None:
 
 
 def parse_synthetic(text: str) -> str:
-    """host or device, whichever word said so."""
     if text.lower() not in SYNTHETIC:
         raise ValueError("must be host (or cpu) or device (or ipu)")
     return SYNTHETIC[text.lower()]

@@ -64,7 +64,6 @@ class ImageSource(ABC):
 
 
 def open_source(config: TrainConfig, console: Console, seed: int) -> ImageSource:
-    """The images that the options ask for."""
     if config.synthetic_data is not None:
         return SyntheticImages(
             DATASET_SIZES[config.dataset], seed, on_device=config.synthetic_data == "device"

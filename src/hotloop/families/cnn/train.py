@@ -170,10 +170,10 @@ def _is_done(config: TrainConfig, own: RunCheckpoints) -> bool:
         cleaned = "its checkpoints were removed, as --clean-dir asked for"
         why = cleaned if was_cleaned(own) else "has no checkpoints"
         raise RunError(f"--resume: {own.run} is finished and {why}; to train again give another --run-name")
-    is_done = has_finished(own.run) and any(each["event"] == TOOK for each in own.records())
-    if is_done:
-        check_options(own.run, to_jsonable(values_of(config)), MAY_DIFFER)
-    return is_done
+    if not has_finished(own.run) or all(each["event"] != TOOK for each in own.records()):
+        return False
+    check_options(own.run, to_jsonable(values_of(config)), MAY_DIFFER)
+    return True
 
 
 def train_run(
@@ -275,8 +275,6 @@ def _sinks(config: TrainConfig, console: Console, folder: Path) -> list[Sink]:
 
 
 class Throughput:
-    """Gathers the throughput of every log."""
-
     def __init__(self, job: Job):
         self._device = jax.devices(platform())[0]
         limits = measure.known_ceilings(self._device)

@@ -64,7 +64,6 @@ class SavedNetwork:
 
 
 def read_saved_network(folder: str | Path) -> SavedNetwork:
-    """What the checkpoints in a folder belong to."""
     folder = Path(folder)
     path = folder / NETWORK_FILE
     try:

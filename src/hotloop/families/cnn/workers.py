@@ -121,7 +121,7 @@ class Workers:
         else:
             context = get_context("spawn")  # a fork would copy jax's threads in whatever state they are
             memory = context.RawArray("B", int(np.prod(shape)) * reader.dtype.itemsize)
-            self._parts = _view(memory, shape, reader.dtype)
+            self._parts = np.frombuffer(memory, reader.dtype).reshape(shape)
             self._pool = ProcessPoolExecutor(workers, context, _adopt_shared, (reader, memory, shape))
 
     def batches(self, wanted: Iterable[WantedImages]) -> Iterator[HostBatch]:
@@ -206,11 +206,7 @@ def _adopt(reader: PhotoReader, parts: NDArray[Any]) -> None:
 
 def _adopt_shared(reader: PhotoReader, memory: Any, shape: tuple[int, ...]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to hear
-    _adopt(reader, _view(memory, shape, reader.dtype))
-
-
-def _view(memory: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    return np.frombuffer(memory, dtype).reshape(shape)
+    _adopt(reader, np.frombuffer(memory, reader.dtype).reshape(shape))
 
 
 def _fill(slot: int, numbers: NDArray[Any], epochs: NDArray[Any]) -> Filled:
