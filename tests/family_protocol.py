@@ -75,7 +75,7 @@ def _check_metrics(program: Program, state: Any) -> None:
 
 
 def _check_sums(evaluate: Any, state: Any, data: Any, batch_size: int) -> None:
-    whole = Evaluation(evaluate, data, common_length(data)(state))
+    whole = Evaluation(evaluate, data, common_length(data))(state)
     assert whole["samples"] == common_length(data)
     parts = Evaluation(evaluate, data, batch_size)(state)
     for name, value in whole.items():
