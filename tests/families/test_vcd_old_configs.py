@@ -9,7 +9,7 @@ import pytest
 
 from hotloop.errors import OptionError
 from hotloop.families.vcd.config import PRESETS, VcdTrain
-from hotloop.families.vcd.old_configs import KEYS, is_old, translate
+from hotloop.families.vcd.old_configs import KEYS, translate
 from hotloop.options import build
 from hotloop.options.document import parse_document
 
@@ -144,7 +144,6 @@ def test_an_old_file_is_the_preset_of_its_name(name, through_text):
     document = old(changes, changes.pop("experiment", {}))
     if through_text:
         document = parse_document(json.dumps(document, indent=4), "old.json")
-    assert is_old(document)
     values, _ = translate(document, "old.json")
     assert build(VcdTrain, values) == build(VcdTrain, PRESETS[name])
 
@@ -180,8 +179,8 @@ def test_the_files_made_here_hold_every_key_that_is_known_or_optional_ones_alone
 @pytest.mark.parametrize(
     "document", [{}, {"model": []}, {"experiment": {}}, {"epochs": 3}, [], None, "model"]
 )
-def test_other_files_are_not_old_ones(document):
-    assert not is_old(document)
+def test_other_files_are_handed_back_as_they_are(document):
+    assert translate(document, "other.json") == (document, [])
 
 
 # Single keys.

@@ -4,15 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from hotloop.cli.command import Command, Context, on_device
+from hotloop.families.vcd import config as options
 from hotloop.families.vcd import old_configs
-from hotloop.families.vcd.config import (
-    PRESETS,
-    VcdEvaluate,
-    VcdSamples,
-    VcdTrain,
-    evaluation_defaults,
-    samples_defaults,
-)
 
 FAMILY = "hotloop.families.vcd"
 EPILOG = """Examples:
@@ -24,7 +17,7 @@ EPILOG = """Examples:
 docs/vcd.md tells what is computed and where it follows the paper's authors."""
 
 
-def run_train(config: VcdTrain, context: Context) -> Mapping[str, Any]:
+def run_train(config: options.VcdTrain, context: Context) -> Mapping[str, Any]:
     """Train, or with --plan say what would be done."""
     device = context.open_device()
     from hotloop.families.vcd import train
@@ -39,11 +32,6 @@ def run_train(config: VcdTrain, context: Context) -> Mapping[str, Any]:
     return train.run(config, context, " ".join(["hotloop", *context.argv]))
 
 
-def translate_old(document: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], list[str]]:
-    """A file of the old program in our words; any other file as it is."""
-    return old_configs.translate(document, where) if old_configs.is_old(document) else (document, [])
-
-
 COMMAND = Command(
     "vcd",
     "Train, evaluate and sample a VAE with the Variational Contrastive Divergence.",
@@ -51,26 +39,26 @@ COMMAND = Command(
         Command(
             "train",
             "Train, then estimate the test log-likelihood.",
-            VcdTrain,
+            options.VcdTrain,
             run_train,
-            presets=PRESETS,
+            presets=options.PRESETS,
             epilog=EPILOG,
             config_option="config_file",
-            translate=translate_old,
+            translate=old_configs.translate,
         ),
         Command(
             "evaluate",
             "The log-likelihood of a run by three proposals.",
-            VcdEvaluate,
+            options.VcdEvaluate,
             on_device(f"{FAMILY}.evaluation"),
-            run_values=evaluation_defaults,
+            run_values=options.evaluation_defaults,
         ),
         Command(
             "samples",
             "Pictures: prior samples, reconstructions before and after HMC.",
-            VcdSamples,
+            options.VcdSamples,
             on_device(f"{FAMILY}.samples"),
-            run_values=samples_defaults,
+            run_values=options.samples_defaults,
         ),
     ),
 )

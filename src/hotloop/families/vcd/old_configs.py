@@ -182,12 +182,13 @@ def _below(path: str) -> list[str]:
     return sorted({key.removeprefix(path).split(".")[0] for key in KEYS if key.startswith(path)})
 
 
-def is_old(document: Any) -> bool:
-    return isinstance(document, Mapping) and "model" in document and "experiment" in document
+def translate(document: Any, where: str) -> tuple[Any, list[str]]:
+    """Values by the names of `VcdTrain`'s fields, and what the user should know; `where` names the file.
 
-
-def translate(document: Mapping[str, Any], where: str) -> tuple[Values, list[str]]:
-    """Values by the names of `VcdTrain`'s fields, and what the user should know; `where` names the file."""
+    A document that has not the old program's shape is handed back as it is.
+    """
+    if not (isinstance(document, Mapping) and "model" in document and "experiment" in document):
+        return document, []
     found = read_old(document, where)
     args, experiment = (
         {key.removeprefix(path): value for key, value in found.items() if key.startswith(path)}
