@@ -281,6 +281,7 @@ def make_schedule(config: TrainOptions, users: int) -> Schedule:
     per_epoch = Fraction(users, config.batch_size)
     length = config.device_iterations or min(CALL_UPDATES, max(1, int(per_epoch)))
     calls = max(1, int(config.epochs * per_epoch / length))
+    # By their texts: 0.7 is seven tenths here, not the float next to it, which would drop a call too early.
     drops = tuple((int(Fraction(str(at)) * calls) + 1) * length for at in config.learning_rate_schedule)
     every = max(1, int(per_epoch / length / Fraction(str(config.valid_per_epoch))))
     return Schedule(calls, length, drops, every * length)

@@ -171,7 +171,7 @@ class ChildProcesses:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=environment,
-                process_group=0,
+                process_group=0,  # Ctrl-C is for us, who then stop it and whatever it started
             )
             self._running.add(child)
             return child

@@ -124,6 +124,7 @@ def update(job: Job) -> Callable[[State, Batch, Array], tuple[State, dict[str, A
 
         def step(state: State, gradients: Any, number: int) -> tuple[State, Array]:
             """The state after one step of the optimiser with gradients of the scaled loss, and their norm."""
+            # Unscaled in float32: in float16 small ones would be lost again.
             scale = job.net.loss_scaling
             wide = jax.tree.map(
                 lambda g: g.astype(jnp.promote_types(g.dtype, jnp.float32)) / scale, gradients

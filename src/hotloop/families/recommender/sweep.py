@@ -125,7 +125,7 @@ def trial_command(
     for each in options_of(TrainOptions):
         value = getattr(chosen, each.name)
         wanted = value != each.default or each.name == "base_learning_rate"
-        if wanted and each.group != OLD:
+        if wanted and each.group != OLD:  # one warning of the sweep is enough
             words.append(f"{each.spelling}={_word(value)}")
     return (*TRAIN, "--json", *words)
 
@@ -135,7 +135,7 @@ def _word(value: Any) -> str:
         return ",".join(map(_word, value))
     if isinstance(value, Path):
         return str(value.absolute())
-    return repr(value) if isinstance(value, float) else str(value)
+    return repr(value) if isinstance(value, float) else str(value)  # every digit of a float
 
 
 def _engine(config: SweepOptions, console: SweepConsole) -> Engine:
