@@ -82,16 +82,12 @@ class Keep:
 
 @dataclass(frozen=True)
 class KeepAll(Keep):
-    """Every step stays."""
-
     def choose(self, metrics: Metrics) -> set[int]:
         return set(metrics)
 
 
 @dataclass(frozen=True)
 class KeepLast(Keep):
-    """The `n` newest steps stay."""
-
     n: int = 3
 
     def __post_init__(self) -> None:
@@ -128,8 +124,6 @@ class KeepBest(Keep):
 
 @dataclass(frozen=True)
 class Either(Keep):
-    """What either of two rules keeps."""
-
     first: Keep
     second: Keep
 
@@ -137,7 +131,6 @@ class Either(Keep):
         return self.first.choose(metrics) | self.second.choose(metrics)
 
     def best(self, metrics: Metrics) -> int | None:
-        """The first rule's best, else the second's."""
         first = self.first.best(metrics)
         return self.second.best(metrics) if first is None else first
 
@@ -209,7 +202,6 @@ class Checkpoints:
             pending.result()
 
     def close(self) -> None:
-        """Finish the last save and end the thread."""
         try:
             self.wait()
         finally:

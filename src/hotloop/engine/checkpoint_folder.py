@@ -50,8 +50,6 @@ class DamagedStep(CheckpointError):
 
 @dataclass(frozen=True)
 class StoredFile:
-    """Size and checksum of one file."""
-
     size: int
     checksum: str
 
@@ -113,7 +111,6 @@ def list_files(folder: Path) -> dict[str, Path]:
 
 
 def list_stored(folder: Path) -> dict[str, StoredFile]:
-    """Size and checksum of every file that is in the folder now."""
     return {
         name: StoredFile(path.stat().st_size, checksum_file(path))
         for name, path in list_files(folder).items()
@@ -195,7 +192,6 @@ def check_sizes(folder: Path, manifest: Manifest) -> None:
 
 
 def check_contents(folder: Path, manifest: Manifest) -> None:
-    """Every file holds the bytes that were written."""
     check_sizes(folder, manifest)
     found = list_files(folder)
     for name, stored in manifest.files.items():
@@ -341,7 +337,6 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Force a file or folder to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -361,7 +356,6 @@ def hold_lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
 
 
 def checksum_array(array: HostArray) -> str:
-    """Checksum of an array's bytes, whatever its type."""
     return f"{zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data):08x}"
 
 

@@ -186,7 +186,6 @@ class HostEvents:
     _saved_at: int | None = None
 
     def record(self, event: str, update: int, **figures: Any) -> None:
-        """Record something that happened after `update` updates."""
         self.run.event(event, update=update, epoch=self.plan.epoch_at(update), **figures)
 
     def note_resume(self, restored: Restored | None) -> None:
@@ -258,12 +257,10 @@ class HostEvents:
         return time.perf_counter() - started
 
     def save_once(self, state: State, update: int) -> None:
-        """Save, unless the last event did."""
         if self._saved_at != update:
             self._save(state, update)
 
     def wait(self) -> None:
-        """Return when everything is on disk."""
         if self.checkpoints is not None:
             self.checkpoints.wait()
 
@@ -310,7 +307,6 @@ class FreePieces:
         return min(self._size, remaining)
 
     def learn(self, count: int, seconds: float) -> None:
-        """Choose the next size by a piece that has run."""
         self._size = _fit_size(count, seconds, self._longest)
 
 
@@ -384,7 +380,6 @@ class _Driver:
         self.free_since = 0.0
 
     def run(self, state: State, start: int) -> State:
-        """Every call of the plan after `start` updates, and the events that follow each."""
         done = start
         over = start in self.plan.ends and self._follow(state, start, self.host.left)
         while not over and (span := next(self.plan.spans(done), None)):

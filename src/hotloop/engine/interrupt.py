@@ -38,7 +38,6 @@ class Stopped(KeyboardInterrupt):
 
     @classmethod
     def because_of(cls, error: KeyboardInterrupt, message: str) -> "Stopped":
-        """The same stop with another message."""
         return cls(message, getattr(error, "number", signal.SIGINT))
 
 
@@ -62,8 +61,6 @@ class StopRequest:
 
 
 class _Listener(StopRequest):
-    """The one reader of this process's signals."""
-
     def __init__(self, answer: Answer, say: Callable[[str], None]):
         super().__init__()
         self.answer, self.say = answer, say

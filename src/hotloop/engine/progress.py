@@ -55,8 +55,6 @@ class _Plain(Progress):
 
 
 class _Bar(Progress):
-    """One line of what is shown."""
-
     def __init__(self, shown: "RichProgress", description: str, total: float | None):
         self._shown = shown
         self._task: TaskID = shown.add_task(description, total=total, compiling_since=None)
@@ -108,7 +106,6 @@ def show(
 
 @contextmanager
 def hide(description: str, total: float | None = None) -> Iterator[Progress]:
-    """No bar, wherever standard error leads."""
     with attach_bar(Progress()) as silent:
         yield silent
 
@@ -154,7 +151,6 @@ def print_to_stderr(text: str) -> None:
 
 @contextmanager
 def _display() -> "Iterator[RichProgress]":
-    """What is shown already, or a new one."""
     if _shown:
         yield _shown[0]
         return

@@ -123,7 +123,6 @@ class Run:
         return run
 
     def add_sink(self, sink: Sink) -> None:
-        """Feed one more sink from now on."""
         self._sinks.add(sink)
 
     def reach(self, update: int, epoch: float) -> None:
@@ -281,7 +280,6 @@ def is_only_begun(path: Path) -> bool:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a living process holds the folder."""
     try:
         lock = os.open(path / LOCK, os.O_RDONLY)
     except OSError:

@@ -203,7 +203,6 @@ class WandbSink:
             return self._wandb.init(**self._about, mode="offline")
 
     def close(self) -> None:
-        """Send or keep what is left."""
         if self._run is not None:
             self._run.finish()
 
@@ -315,7 +314,6 @@ class Announcer:
     def event(
         self, event: str, *, update: int | None = None, epoch: float | None = None, **figures: Any
     ) -> dict[str, Any]:
-        """As a run's `event`."""
         elapsed = time.monotonic() - self._began
         record = compose_record(event, update or 0, epoch or 0.0, elapsed, figures)
         self._sinks.write(record)

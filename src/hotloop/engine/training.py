@@ -211,7 +211,6 @@ class RunCheckpoints:
         return [*read_events(self.run)] if self.run and (self.run / "events.jsonl").exists() else []
 
     def steps(self) -> list[int]:
-        """The run's own whole steps, oldest first."""
         with self.open() as checkpoints:
             return checkpoints.steps()
 
