@@ -1,8 +1,7 @@
 """`hotloop cnn build-records`, `verify`, `data-benchmark`: image sets made, counted, checked; the input pipeline timed.
 
-Small sets are timed as they are used: gathered and augmented in a compiled loop on the device, or, without
---accelerator-side-preprocess, batch by batch in numpy. ImageNet is timed from the records to the batches that are
-sent to the device, which always normalises photographs itself.
+Small sets are timed as they are used, on the device or, without --accelerator-side-preprocess, in numpy; ImageNet from
+the records to the batches that are sent to the device, which always normalises photographs itself.
 """
 
 import time

@@ -5,7 +5,7 @@ from typing import Any
 
 from hotloop.data.dataset import Dataset, LabelledImages
 from hotloop.data.stand_ins import draw_digits
-from hotloop.engine.keys import stream
+from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.loop import Program, copy_state
 from hotloop.families.cnn import model
 from hotloop.families.cnn.job import resolve
@@ -35,8 +35,9 @@ def demo_run(calls: int = CALLS) -> dict[str, Any]:
     test = LabelledImages(images[TRAIN:], labels[TRAIN:])
     source = ResidentImages(Dataset(name="digits", source="drawn", train=train, test=test, classes=10))
     job = resolve(RECIPE, source.size, 1)
-    program = Program(model.update(job), source.feed(job), PER_CALL, job.key)
-    state = copy_state(model.init(job, stream(job.key, "init", 0)))
+    key = seed_key(0)
+    program = Program(model.update(job), source.feed(job), PER_CALL, key)
+    state = copy_state(model.init(job, stream(key, "init", 0)))
     program.compile(state, PER_CALL)
     evaluation = source.evaluation(model.evaluate(job), TEST)
     training, validation, seconds = [], [], []

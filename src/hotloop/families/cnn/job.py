@@ -15,7 +15,6 @@ from jax.sharding import Mesh
 
 from hotloop.engine import optim, precision
 from hotloop.engine.device import platform, replica_mesh
-from hotloop.engine.keys import seed_key
 from hotloop.engine.optim_keys import check_optimiser
 from hotloop.engine.plan import Batch, EvaluationBatches, Plan, plan_evaluation
 from hotloop.engine.precision import AutoScale, StaticScale
@@ -103,10 +102,6 @@ class Job:
         """None for one replica."""
         replicas = self.batch.replicas
         return replica_mesh(replicas, platform()) if replicas > 1 else None
-
-    @property
-    def key(self) -> Array:
-        return seed_key(self.config.seed or 0)
 
     @property
     def shuffled(self) -> bool:

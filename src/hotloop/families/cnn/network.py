@@ -1,12 +1,9 @@
 """The named networks: their layers, their initial parameters and how they turn images into logits.
 
-A network is a flat list of named layers, so that it can be run in part, from one named layer to another. It knows
-neither losses nor updates; moving statistics are given to it and the batch's are handed back.
-
-ResNet-18 to -152 are for ImageNet-like images (He et al., 2015; the stride in the 3x3 convolution, "v1.5"), in two
-variants: Keras' (a projection in the first block of every stack, SAME padding) and torch's (a projection only where
-shapes differ, one pixel of padding on each side); layer names are Keras'. The cifar_resnets have 6n + 2 layers (section
-4.2 there) and shortcuts without parameters. The toy is the smallest network that has everything.
+A network is a flat list of named layers, so that it can be run in part. ResNet-18 to -152 (He et al., 2015; the stride
+in the 3x3 convolution, "v1.5") come in two variants: Keras' (a projection in the first block of every stack, SAME
+padding) and torch's (a projection only where shapes differ, one pixel of padding on each side); layer names are Keras'.
+The cifar_resnets have 6n + 2 layers (section 4.2 there) and shortcuts without parameters.
 """
 
 from collections import Counter

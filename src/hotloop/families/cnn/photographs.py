@@ -1,9 +1,7 @@
 """One of ImageNet's photographs from its encoded bytes to size x size pixels, on the host: cut, resampled, mirrored.
 
-A random part for training, the middle for evaluation. Bilinear, corners not aligned: output pixel i is read at i *
-(old size / new size), and four neighbours are weighed without averaging over what is skipped. Bytes are the floats
-truncated. Random numbers come from (seed, epoch, number of the image) alone. It must not know where the bytes came
-from, nor normalise them. No jax.
+Bilinear, corners not aligned: output pixel i is read at i * (old size / new size), and four neighbours are weighed
+without averaging over what is skipped. Bytes are the floats truncated. No jax: spawned workers import it.
 """
 
 from collections.abc import Callable

@@ -1,9 +1,6 @@
 """Option values that nobody typed: those of the named configurations, and those of a run that is used again. No jax.
 
-`configs.yml` is read when the first name is asked for, so that a command without `--config` does not wait for it.
-Values stay as they are written there; the options read them, as they read a file of the user's. A run's config.json
-has all its options. A folder of checkpoints elsewhere has its network.json alone, which tells what the network is;
-the rest are the defaults then.
+A folder of checkpoints without its run has its network.json alone: the rest are the defaults then.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,7 +25,7 @@ NOT_TAKEN = frozenset({
 
 
 class NamedConfigs(Mapping[str, Mapping[str, Any]]):
-    """Every named configuration; what one takes over from another is in its values already."""
+    """Every named configuration, read when the first is asked for: a command without --config does not wait for it."""
 
     @cached_property
     def _contents(self) -> Mapping[str, Mapping[str, Any]]:

@@ -1,8 +1,6 @@
 """Where a run's images come from: small sets kept on the device, photographs streamed, or synthetic ones.
 
-An `ImageSource` says what the data are and makes the training feed and the evaluation. Files are opened here, before
-anything is compiled. It knows neither networks nor updates. ImageNet's photographs are decoded by workers while the
-device computes, in the engine's order; the random crop of an image depends on the seed, the epoch and the image's
+Files are opened before anything is compiled. The random crop of a photograph depends on the seed, the epoch and its
 number alone, so that a run that is resumed, or that makes its calls in other sizes, sees the same pixels.
 """
 

@@ -17,7 +17,7 @@ import jax
 from hotloop.engine import measure
 from hotloop.engine.checkpoint_folder import find_steps
 from hotloop.engine.device import peak_bytes, platform
-from hotloop.engine.keys import stream
+from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.loop import Program
 from hotloop.engine.plan import Event
 from hotloop.engine.precision import partials_note
@@ -203,9 +203,10 @@ def train_run(
     ) as training:
         record = training.record
         result: dict[str, Any] = {"run": str(folder), "seed": config.seed}
-        program = Program(model.update(job), source.feed(job), plan.updates_per_call, job.key)
+        key = seed_key(config.seed or 0)
+        program = Program(model.update(job), source.feed(job), plan.updates_per_call, key)
         with console.progress("initial weights"):
-            state = model.init(job, stream(job.key, "init", 0))
+            state = model.init(job, stream(key, "init", 0))
         with console.progress("measuring the device"):
             throughput = Throughput(job)
         if config.compile_only or config.mlperf_logging:

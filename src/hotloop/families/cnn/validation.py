@@ -1,8 +1,7 @@
 """Checkpoints of a run read back and validated, one after the other in the order of epochs; which of them is the best.
 
-A checkpoint holds what a resumed run needs, the optimiser included; whoever only looks at images needs the weights,
-the moving statistics and which network they belong to, which `network.json` beside the checkpoints tells. `validate` is
-the phase after training: every image counts once, whatever the batch. It deletes and trains nothing.
+Whoever only looks at images needs the weights, the moving statistics and which network they belong to, which
+`network.json` beside the checkpoints tells. It deletes and trains nothing.
 """
 
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ import jax
 
 from hotloop.engine.checkpoint import Checkpoints
 from hotloop.engine.evaluate import Sums
-from hotloop.engine.keys import stream
+from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.plan import Plan
 from hotloop.engine.precision import Policy, parse
 from hotloop.engine.progress import Console
@@ -246,7 +245,9 @@ def validate(
         lacking = f"{others.folder} holds no checkpoint" if others else "there is no checkpoint to validate"
         console.warn(f"{lacking}; {'random' if last is None else 'the last'} weights are validated")
         # By way of the host: they may lie on several devices, where the images do not.
-        state = jax.device_get(last if last is not None else model.init(job, stream(job.key, "init", 0)))
+        state = jax.device_get(
+            last if last is not None else model.init(job, stream(seed_key(config.seed or 0), "init", 0))
+        )
         in_hand = {name: state[name] for name in ("params", "statistics")}
     assert job.validation is not None
     evaluation = source.evaluation(model.evaluate(job), job.validation.batch)
