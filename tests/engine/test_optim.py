@@ -96,11 +96,16 @@ def by_hand(name: str, path: tuple[str, str], *, decay=0.0, l2=0.0, nesterov=Fal
 VARIANTS = [{}, {"l2": 0.3}, {"decay": 0.2}, {"l2": 0.3, "decay": 0.2}, {"nesterov": True, "decay": 0.2}]
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=str)
-@pytest.mark.parametrize("name", BY_HAND)
+CASES = [
+    (name, variant)
+    for name in BY_HAND
+    for variant in VARIANTS
+    if "nesterov" not in variant or name in ("sgd", "momentum", "lars")
+]
+
+
+@pytest.mark.parametrize(("name", "variant"), CASES, ids=str)
 def test_every_optimiser_follows_its_equations_with_and_without_decay(name, variant):
-    if "nesterov" in variant and name not in ("sgd", "momentum", "lars"):
-        variant = {"decay": 0.2}
     params = {**RULES[name], **{key: True for key in variant if key == "nesterov"}}
     regular = {"weight_decay": variant.get("decay", 0), "l2": variant.get("l2", 0)}
     result = trained(make(name, params, global_batch_size=BATCH, **regular))
@@ -270,7 +275,7 @@ def test_with_float16_weights_small_gradients_move_them_as_in_float32(name):
     np.testing.assert_allclose(moved["16.16"], moved["32.32"], rtol=0.02)
 
 
-def test_the_direct_rmsprop_begins_with_the_first_square():
+def test_rmsprop_outside_may_begin_with_the_first_square():
     g = {"w": np.array([5.0, -0.2])}
     subject = make("rmsprop_outside", {"decay": 0.9, "epsilon": 1.0, "first_square": True})
     result = trained(subject, {"w": np.zeros(2)}, [g], (0.5,))
