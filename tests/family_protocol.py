@@ -12,9 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from hotloop.engine.evaluate import Evaluation
 from hotloop.engine.feed import Resident, common_length
-from hotloop.engine.loop import Program, copy_state
+from hotloop.engine.loop import Evaluation, Program, copy_state
 
 
 def check_family(

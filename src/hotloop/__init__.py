@@ -14,8 +14,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from hotloop import layers as layers
     from hotloop.engine.batch_sources import Streamed as Streamed
-    from hotloop.engine.evaluate import Evaluation as Evaluation
     from hotloop.engine.feed import Resident as Resident
+    from hotloop.engine.loop import Evaluation as Evaluation
     from hotloop.engine.loop import Program as Program
     from hotloop.engine.plan import Plan as Plan
     from hotloop.engine.training import train as train
@@ -36,7 +36,7 @@ _HOMES = {
     "Arrays": "hotloop.families.estimator.inputs",
     "Estimator": "hotloop.families.estimator.estimator",
     "EvalSpec": "hotloop.families.estimator.config",
-    "Evaluation": "hotloop.engine.evaluate",
+    "Evaluation": "hotloop.engine.loop",
     "Hook": "hotloop.families.estimator.hooks",
     "Mode": "hotloop.families.estimator.config",
     "ModelSpec": "hotloop.families.estimator.config",

@@ -15,9 +15,8 @@ import pytest
 
 from hotloop.engine import progress
 from hotloop.engine.drive import drive
-from hotloop.engine.evaluate import Evaluation
 from hotloop.engine.feed import Resident
-from hotloop.engine.loop import Program
+from hotloop.engine.loop import Evaluation, Program
 from hotloop.engine.plan import Plan
 from hotloop.engine.progress import attach_bar, compiling, hide, show
 from hotloop.engine.run import Run

@@ -29,8 +29,8 @@ from hotloop.data.jpeg import pillow
 from hotloop.data.load import load
 from hotloop.engine.batch_sources import ShuffledBatches, Streamed
 from hotloop.engine.device import REPLICA, usable_cores
-from hotloop.engine.evaluate import Evaluation, PerSample, Sums, evaluate_batches
 from hotloop.engine.feed import Feed, Order, Resident, gather_rows, placement_like
+from hotloop.engine.loop import Evaluation, PerSample, Sums, evaluate_batches
 from hotloop.engine.progress import Console, advance_through
 from hotloop.engine.split import SPLIT
 from hotloop.errors import DataError

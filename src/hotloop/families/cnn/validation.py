@@ -13,8 +13,8 @@ from typing import Any
 import jax
 
 from hotloop.engine.checkpoint import Checkpoints
-from hotloop.engine.evaluate import Sums
 from hotloop.engine.keys import seed_key, stream
+from hotloop.engine.loop import Sums
 from hotloop.engine.plan import Plan
 from hotloop.engine.precision import Policy, parse
 from hotloop.engine.progress import Console

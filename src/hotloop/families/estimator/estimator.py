@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from hotloop.engine.evaluate import pad_batch
 from hotloop.engine.feed import common_length, path_name
+from hotloop.engine.loop import pad_batch
 from hotloop.engine.progress import Show, compiling, hide, show
 from hotloop.engine.run import append_line
 from hotloop.engine.sinks import console_line

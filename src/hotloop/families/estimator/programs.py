@@ -15,10 +15,9 @@ import jax
 
 from hotloop.engine.checkpoint import Checkpoints
 from hotloop.engine.device import replica_mesh
-from hotloop.engine.evaluate import Evaluation, evaluate_batches, means_of
 from hotloop.engine.feed import Feed, gather_rows
 from hotloop.engine.keys import seed_key
-from hotloop.engine.loop import Program
+from hotloop.engine.loop import Evaluation, Program, evaluate_batches, means_of
 from hotloop.engine.progress import Show, advance_through
 from hotloop.errors import CheckpointError
 from hotloop.families.estimator import model

@@ -17,7 +17,7 @@ import numpy as np
 from jax import Array, lax
 
 from hotloop.data.rating_matrix import RatingMatrix
-from hotloop.engine.evaluate import Evaluation, PerSample
+from hotloop.engine.loop import Evaluation, PerSample
 from hotloop.errors import DataError
 from hotloop.families.recommender.batches import DeviceRows, densify, make_rows, max_ratings
 from hotloop.families.recommender.commands_config import PredictionOptions, RankingOptions

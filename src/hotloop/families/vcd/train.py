@@ -16,10 +16,9 @@ from jax import Array
 from numpy.typing import NDArray
 
 from hotloop.engine.device import platform
-from hotloop.engine.evaluate import Evaluation
 from hotloop.engine.feed import Resident
 from hotloop.engine.keys import seed_key, stream
-from hotloop.engine.loop import Program
+from hotloop.engine.loop import Evaluation, Program
 from hotloop.engine.plan import Batch, Event, Plan
 from hotloop.engine.progress import Console
 from hotloop.engine.run import Run, has_finished, is_held, is_only_begun

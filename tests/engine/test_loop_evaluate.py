@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from hotloop.engine.evaluate import Evaluation, evaluate_batches
+from hotloop.engine.loop import Evaluation, evaluate_batches
 from hotloop.errors import DataError, HotloopError
 
 rng = np.random.default_rng(0)
