@@ -1,13 +1,18 @@
 """Options of `hotloop cnn train`: the old program's names and defaults, and an error for all that cannot work."""
 
+import json
 import subprocess
 import sys
+from dataclasses import fields
 from fractions import Fraction
+from typing import get_args
 
+import numpy as np
 import pytest
 from cnn_words import base_rate, job_of, typed
 
 from hotloop.engine import precision
+from hotloop.engine.optim_keys import OPTIMISERS, SCHEDULES
 from hotloop.engine.precision import AutoScale, StaticScale
 from hotloop.errors import DeviceError, HotloopError, OptionError, PlanError
 from hotloop.families.cnn.job import resolve
@@ -199,7 +204,10 @@ def test_the_models_here_are_those_that_can_be_built():
         ("--optimiser sgd", "unknown option --optimiser; did you mean --optimizer"),
         ("--config resnet50_16ipu", "--config resnet50_16ipu: 'train' has no such preset; did you mean"),
         ("--model resnet51", "--model-name resnet51: must be one of resnet18, resnet34, resnet50"),
-        ("--optimizer ftrl", "--optimizer ftrl: must be one of sgd, lars, rmsprop, adam, adamw, muon"),
+        (
+            "--optimizer ftrl",
+            "--optimizer ftrl: must be one of sgd, lars, rmsprop, momentum, rmsprop_outside, adam",
+        ),
         ("--lr-schedule linear", "--lr-schedule linear: must be one of const, cosine, stepped, polynomial"),
         ("--dataset svhn", "--dataset svhn: must be one of imagenet, cifar10, cifar100, mnist"),
         ("--synthetic-data gpu", "--synthetic-data gpu: must be host (or cpu) or device (or ipu)"),
@@ -605,6 +613,19 @@ def test_options_without_effect_are_checked_and_written_back_like_others():
 )
 def test_the_norm_keeps_the_momentum_it_is_given(text, expected):
     assert job_of("--norm-layer", text).norm == expected
+
+
+def test_every_optimiser_and_schedule_of_the_engine_can_be_asked_for_by_its_name():
+    choices = {each.name: get_args(each.type) for each in fields(TrainConfig)}
+    assert {*choices["optimizer"]} == {*OPTIMISERS}
+    assert {*choices["lr_schedule"]} == {*SCHEDULES}
+
+
+def test_an_exponential_rate_falls_after_every_so_many_epochs():
+    rate = {"initial_learning_rate": 0.25, "decay_rate": 0.5, "decay_epochs": 2}
+    words = ("--weight-updates-per-epoch", "10", "--num-epochs", "5", "--micro-batch-size", "4")
+    job = job_of(*words, "--lr-schedule", "exponential", "--lr-schedule-params", json.dumps(rate))
+    assert job.rate(np.array([0, 19, 20, 40])).tolist() == [1, 1, 0.5, 0.25]
 
 
 def test_numbers_reach_the_job():

@@ -215,15 +215,17 @@ class TrainConfig(PlanOptions):
     label_smoothing: float | None = option(
         None, "Share of each label spread over all classes.", check=between(0, 1), group=MODEL
     )
-    optimizer: Literal["sgd", "lars", "rmsprop", "adam", "adamw", "muon"] = option(
-        "sgd",
-        "The update rule; muon is for matrices and kernels, everything else goes by adam.",
-        group=OPTIMISER,
+    optimizer: Literal["sgd", "lars", "rmsprop", "momentum", "rmsprop_outside", "adam", "adamw", "muon"] = (
+        option(
+            "sgd",
+            "The update rule; muon is for matrices and kernels, everything else goes by adam.",
+            group=OPTIMISER,
+        )
     )
     optimizer_params: Params = option(
         Params(momentum=0),
-        "sgd: momentum, nesterov; lars: momentum, weight_decay, eeta, epsilon; rmsprop: momentum, "
-        "base_decay_exponent, epsilon; adam, adamw: b1, b2, eps (adamw: weight_decay); muon: beta, weight_decay.",
+        "sgd, momentum: momentum, nesterov; lars: momentum, weight_decay, eeta, epsilon; rmsprop: momentum, "
+        "base_decay_exponent, epsilon; rmsprop_outside: decay, epsilon; adam, adamw: b1, b2, eps (adamw: weight_decay); muon: beta, weight_decay.",
         group=OPTIMISER,
     )
     weight_decay: float = option(
@@ -240,14 +242,14 @@ class TrainConfig(PlanOptions):
         "Leave scales, offsets and biases out of both decays; most recent recipes do.",
         group=OPTIMISER,
     )
-    lr_schedule: Literal["const", "cosine", "stepped", "polynomial", "one_cycle"] = option(
+    lr_schedule: Literal["const", "cosine", "stepped", "polynomial", "exponential", "one_cycle"] = option(
         "const", "Shape of the rate over the run.", group=RATE
     )
     lr_schedule_params: Params = option(
         Params(initial_learning_rate=0.0001),
         "initial_learning_rate is for one sample and grows with the global batch; cosine and polynomial: "
-        "epochs_to_total_decay; polynomial: end_learning_rate_ratio, power; one_cycle: total_epochs, peak_epoch; "
-        "stepped: boundaries (epochs) and one more values, taken as they are.",
+        "epochs_to_total_decay; polynomial: end_learning_rate_ratio, power; exponential: decay_rate, decay_epochs; "
+        "one_cycle: total_epochs, peak_epoch; stepped: boundaries (epochs) and one more values, taken as they are.",
         group=RATE,
     )
     lr_warmup_params: Params | None = option(
