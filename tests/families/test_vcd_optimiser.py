@@ -106,6 +106,31 @@ def test_with_another_optimiser_each_group_still_has_its_rate(optimizer):
     assert int(new["update"]) == 1
 
 
+@pytest.mark.parametrize(("optimizer", "share"), [("lars", True), ("sgd", False), ("momentum", False)])
+def test_rules_without_a_mean_of_squares_have_the_rate_of_each_group(optimizer, share):
+    """The first step of LARS is the rate times a layer's norm; that of the others grows with the rate."""
+
+    def moved(rate):
+        options = VcdModel(method="kl", hidden=(8,), z_dim=2, learning_rate=rate, optimizer=optimizer)
+        job = model.Job(options, 100)
+        batch = {"image": np.ones((4, 784), np.uint8), "index": np.arange(4)}
+        state = model.init(job, jax.random.key(1))
+        quick = {"xla_backend_optimization_level": 0}
+        new, _ = jax.jit(model.update(job), compiler_options=quick)(state, batch, jax.random.key(0))
+        norms = jax.tree.map(
+            lambda w, old: float(jnp.linalg.norm(w - old) / jnp.linalg.norm(old)),
+            new["params"],
+            state["params"],
+        )
+        return {group: norms[group][0]["w"] for group in ("mean", "spread", "decoder")}
+
+    first = moved(1e-2)
+    if share:
+        assert first == pytest.approx({"mean": 1e-2, "spread": 5e-3, "decoder": 1e-2}, rel=1e-3)
+    else:
+        assert moved(2e-2) == pytest.approx({name: 2 * size for name, size in first.items()}, rel=1e-3)
+
+
 def test_the_spread_has_exactly_half_the_rate():
     table = {"decoder_rate": None, "encoder_mean_rate": None, "encoder_spread_rate": None}
     for options in (

@@ -102,6 +102,18 @@ def test_other_optimisers_step_by_the_rate_and_have_their_decay_where_it_belongs
             np.testing.assert_allclose(np.asarray(shrunk) - plain, beside, atol=2e-6)
 
 
+def test_lars_moves_a_layer_by_a_share_of_its_norm_and_rmsprop_by_the_rate():
+    plain = {"weight_decay": 0.0, "gradient_clipping": False}
+    layer_by_layer, _ = steps(job(optimizer="LARS", **plain), params(), count=1)
+    for start, leaf in zip(jax.tree.leaves(params()), layer_by_layer, strict=True):
+        if leaf.ndim > 1:
+            assert np.linalg.norm(leaf - start) / np.linalg.norm(start) == pytest.approx(RATE, rel=1e-4)
+    by_squares, _ = steps(job(optimizer="RMSprop", **plain), params(), count=1)
+    for start, leaf in zip(jax.tree.leaves(params()), by_squares, strict=True):
+        # The mean of squares starts with a tenth of the first.
+        assert np.abs(leaf - start).max() == pytest.approx(RATE * 10**0.5, rel=1e-3)
+
+
 def test_the_scale_of_the_loss_makes_no_difference_in_float32():
     plain, said = steps(job(loss_scaling=1.0, gradient_clipping=False), params())
     scaled, figures = steps(job(loss_scaling=1000.0, gradient_clipping=False), params())

@@ -225,7 +225,8 @@ class TrainConfig(PlanOptions):
     optimizer_params: Params = option(
         Params(momentum=0),
         "sgd, momentum: momentum, nesterov; lars: momentum, weight_decay, eeta, epsilon; rmsprop: momentum, "
-        "base_decay_exponent, epsilon; rmsprop_outside: decay, epsilon; adam, adamw: b1, b2, eps (adamw: weight_decay); muon: beta, weight_decay.",
+        "base_decay_exponent, epsilon; rmsprop_outside: decay, epsilon; "
+        "adam, adamw: b1, b2, eps (adamw: weight_decay); muon: beta, weight_decay.",
         group=OPTIMISER,
     )
     weight_decay: float = option(

@@ -63,7 +63,7 @@ class UpdateOptions:
         aliases=("--micro-batch-size",),
         group=TRAINING,
     )
-    optimizer: Literal["Momentum", "SGD", "Adam", "AdamW", "Muon"] = option(
+    optimizer: Literal["Momentum", "SGD", "LARS", "RMSprop", "Adam", "AdamW", "Muon"] = option(
         "Momentum",
         "Momentum 0.9, none, or another rule; AdamW and Muon have the decay beside them.",
         group=TRAINING,

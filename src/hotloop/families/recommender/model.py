@@ -45,6 +45,9 @@ Batch = Mapping[str, Any]
 OPTIMISERS: dict[str, tuple[str, dict[str, Any]]] = {
     "Momentum": ("momentum", {"momentum": 0.9}),
     "SGD": ("sgd", {"momentum": 0}),
+    # With a trust coefficient of 1 the rate is the share of its own norm by which a layer moves.
+    "LARS": ("lars", {"momentum": 0.9, "weight_decay": 0, "eeta": 1, "epsilon": 0}),
+    "RMSprop": ("rmsprop_outside", {"decay": 0.9, "epsilon": 1e-7}),
     "Adam": ("adam", {}),
     "AdamW": ("adam", {}),
     "Muon": ("muon", {}),

@@ -94,9 +94,10 @@ class VcdModel:
         aliases=("--epoch-timescale",),
         group=RATES,
     )
-    optimizer: Literal["rmsprop", "adam", "adamw", "muon"] = option(
+    optimizer: Literal["rmsprop", "sgd", "momentum", "lars", "adam", "adamw", "muon"] = option(
         "rmsprop",
-        "How gradients become steps; rmsprop is the authors', its epsilon 1 outside the root.",
+        "How gradients become steps; rmsprop is the authors', its epsilon 1 outside the root; momentum is "
+        "0.9; with lars the rate is the share of its norm by which a layer moves.",
         group=RATES,
     )
     precision: Literal["32.32", "16.32", "16.16"] = option(

@@ -41,6 +41,10 @@ Batch = Mapping[str, Array]
 AUTHORS = {"decay": 0.9, "epsilon": 1.0, "first_square": True}
 OPTIMISERS: dict[str, tuple[str, dict[str, Any]]] = {
     "rmsprop": ("rmsprop_outside", AUTHORS),
+    "sgd": ("sgd", {"momentum": 0}),
+    "momentum": ("momentum", {"momentum": 0.9}),
+    # With a trust coefficient of 1 the rate is the share of its own norm by which a layer moves.
+    "lars": ("lars", {"momentum": 0.9, "weight_decay": 0, "eeta": 1, "epsilon": 0}),
     "adam": ("adam", {}),
     "adamw": ("adamw", {}),
     "muon": ("muon", {}),
