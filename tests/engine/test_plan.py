@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -373,3 +374,9 @@ def test_a_plan_beyond_all_measure_is_refused_at_once(make, message):
 
 def test_a_plan_of_many_updates_and_few_events_is_made():
     assert Plan.for_epochs(10**6, 10**6, Batch(), logs_per_epoch="1/1000").calls == 1_000_000 // 1000
+
+
+@pytest.mark.parametrize(("per_epoch", "shown"), [(Fraction(6), "6"), (6, "6"), (Fraction(13, 2), "6.5")])
+def test_whole_updates_an_epoch_are_a_whole_number_in_json(per_epoch, shown):
+    plan = replace(Plan.for_updates(12), updates_per_epoch=per_epoch)
+    assert json.dumps(plan.as_dict()["updates_per_epoch"]) == shown

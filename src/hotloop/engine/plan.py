@@ -313,7 +313,7 @@ class Plan:
             "samples": self.samples,
             "batch": self.batch.as_dict(),
             "epochs": float(self.epochs),
-            "updates_per_epoch": per_epoch if isinstance(per_epoch, int) else float(per_epoch),
+            "updates_per_epoch": int(per_epoch) if per_epoch.denominator == 1 else float(per_epoch),
             "total_updates": self.total_updates,
             "updates_per_call": self.updates_per_call,
             "calls": self.calls,
