@@ -142,7 +142,7 @@ REFUSED: dict[str, Act] = {
     "input_fn gives no labels": given(lambda: X),
     "input_fn asks for batch: it can be given mode, params, config": given(lambda batch: X),
     "a batch of 16 does not fall into 1 replicas x 3 parts": given(data, accumulation=3),
-    f"only {jax.device_count()} {jax.default_backend()} device": given(data, replicas=jax.device_count() + 4),
+    f"only {jax.device_count()} {jax.default_backend()} device": given(data, replicas=16),
     "labels are float32[16]: the softmax cross-entropy needs whole numbers": given(FLOATS),
     "labels are float32[16]: the softmax cross-entropy needs": given(
         Resident({"features": X, "labels": FLOATS[1]}, 16, seed=1)
