@@ -1,7 +1,5 @@
 """Options of `hotloop recommender train`: the old program's names and defaults, what follows a file's name, errors."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +7,7 @@ import pytest
 from hotloop.cli.main import find_command
 from hotloop.cli.parser import scan
 from hotloop.errors import OptionError
-from hotloop.families.recommender.config import PRESETS, TrainOptions, UpdateOptions, make_schedule
+from hotloop.families.recommender.config import PRESETS, TrainOptions, make_schedule
 from hotloop.options import build, options_of
 
 
@@ -279,16 +277,3 @@ def test_presets_resolve():
         config = build(TrainOptions, values).resolve()
         assert config.size and config.batch_size and config.epochs
     assert build(TrainOptions, PRESETS["ml-100k"]).resolve().data == "ml-100k"
-
-
-def test_options_are_described_and_no_two_share_a_spelling():
-    options = options_of(TrainOptions)
-    spellings = [spelling for option in options for spelling in (option.spelling, *option.aliases)]
-    assert len(spellings) == len(set(spellings))
-    assert all(option.help.endswith(".") and option.group for option in options)
-    assert {option.name for option in options_of(UpdateOptions)} < {option.name for option in options}
-
-
-def test_options_need_no_jax():
-    code = "import sys, hotloop.families.recommender.config; sys.exit('jax' in sys.modules or 'numpy' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
