@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hotloop.bench.compare import judge
 from hotloop.bench.measure import READINGS
-from hotloop.bench.results import MetricSample
-from hotloop.bench.verdict import judge
+from hotloop.bench.record import MetricSample
 
 RUN_SECONDS = 3.0
 FACTOR, RAMP_SECONDS, WAVE_SECONDS, STEP_SECONDS = math.log(2), 180.0, 240.0, 40.0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hotloop import data
-from hotloop.bench import compare, report, result_files, results
+from hotloop.bench import compare, record, report, result_files
 from hotloop.bench.page import Page
 from hotloop.cli.main import COMMANDS
 from hotloop.data import build_records, content, image_formats, image_stores, ratings, tfrecord
@@ -102,7 +102,7 @@ READERS = {
     "config_of": (lambda path: run.read_config(path, "cnn", {"seed": int}), "run"),
     "Checkpoints": (lambda path: Checkpoints(path).steps(), "run"),
     "report.check_writable": (reports.check_report_folder, "report"),
-    "results.read": (lambda path: results.read_records([path]), "."),
+    "results.read": (lambda path: record.read_records([path]), "."),
     "gather": (lambda path: report.gather_sources([path]), "devices.json"),
     "prediction.read": (lambda path: prediction.read_image(path, (8, 8, 3), "cifar10"), "a.png"),
     "netflix.find_files": (netflix.find_files, "."),

@@ -9,9 +9,8 @@ from bench_logs import log_folder, record, repeats
 from hotloop.bench import result_files
 from hotloop.bench.benchmark import LONGEST_NAME, folder_name, name_variants, select
 from hotloop.bench.launch import RunnerOptions
-from hotloop.bench.record import Results
+from hotloop.bench.record import Results, collect_samples, read_records
 from hotloop.bench.report import gather_sources
-from hotloop.bench.results import collect_samples, read_records
 from hotloop.bench.runner import run
 from hotloop.bench.spec import SpecError, load_benchmarks
 from hotloop.errors import DataError, OptionError, RunError

@@ -3,8 +3,7 @@ import json
 import pytest
 
 from bench_logs import log_folder, record, repeats
-from hotloop.bench.compare import load_baselines
-from hotloop.bench.verdict import better_direction
+from hotloop.bench.compare import better_direction, load_baselines
 from hotloop.cli.bench_compare import COMMAND
 from hotloop.cli.main import execute
 from hotloop.errors import DataError

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.bench import printed_values
+from hotloop.bench import metrics
 from hotloop.bench.benchmark import Benchmark, Derived, Metric, Variant
 from hotloop.bench.metrics import extract
 
@@ -90,13 +90,13 @@ def test_too_few_values_are_a_problem() -> None:
 
 
 def test_more_values_than_fit_are_a_problem(monkeypatch) -> None:
-    monkeypatch.setattr(printed_values, "MOST_VALUES", 3)
+    monkeypatch.setattr(metrics, "MOST_VALUES", 3)
     found = extract(benchmark(Metric("throughput", THROUGHPUT)), lines(1, 2, 3, 4, 5), [])
     assert "more than 3" in found.problems["throughput"] and len(found.values["throughput"]) == 4
 
 
 def test_only_the_front_of_a_long_line_is_searched() -> None:
-    line = "x" * printed_values.LONGEST_SEARCHED + "y=3"
+    line = "x" * metrics.LONGEST_SEARCHED + "y=3"
     assert "y" in extract(benchmark(Metric("y", r"y=(\d)")), [line], []).problems
 
 
@@ -139,11 +139,11 @@ def test_events_are_preferred_over_the_regexp_and_only_logs_count_for_a_plain_na
 BACKTRACKING = """
 import sys
 from pathlib import Path
-from hotloop.bench import printed_values
+from hotloop.bench import metrics
 from hotloop.bench.metrics import extract
 from hotloop.bench.benchmark import Benchmark, Metric
-printed_values.TICK = 0.01
-printed_values.LINE_SECONDS, printed_values.ALL_SECONDS = map(float, sys.argv[1:3])
+metrics.TICK = 0.01
+metrics.LINE_SECONDS, metrics.ALL_SECONDS = map(float, sys.argv[1:3])
 metrics = Metric("slow", sys.argv[3]), Metric("rate", r"rate (\\S+)")
 lines = ["a" * int(sys.argv[4]) + "b", "rate 7"] * int(sys.argv[5])
 found = extract(Benchmark("x", Path("f.yml"), 1, "c", metrics=metrics), lines, [])

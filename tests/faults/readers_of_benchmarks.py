@@ -10,12 +10,10 @@ from hotloop.bench import peers
 from hotloop.bench.benchmark import Benchmark, Metric
 from hotloop.bench.compare import CompareRules, compare_samples, load_baselines
 from hotloop.bench.expressions import ExpressionError, check_expression, evaluate_expression
-from hotloop.bench.metrics import extract
+from hotloop.bench.metrics import JsonLines, extract
 from hotloop.bench.peers import is_peer_document
-from hotloop.bench.printed_values import JsonLines
-from hotloop.bench.record import Results
+from hotloop.bench.record import Results, collect_samples, read_records
 from hotloop.bench.report import build_report, gather_sources
-from hotloop.bench.results import collect_samples, read_records
 from hotloop.bench.spec import load_benchmarks
 from hotloop.options.files import parse_json
 

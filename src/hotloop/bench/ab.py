@@ -15,8 +15,7 @@ from tempfile import TemporaryDirectory
 
 from hotloop.bench.benchmark import Selected
 from hotloop.bench.launch import RunnerOptions
-from hotloop.bench.record import Results
-from hotloop.bench.results import SIDES
+from hotloop.bench.record import SIDES, Results
 from hotloop.bench.runner import BenchConsole, Runner, explain_write_errors, make_folder
 from hotloop.errors import OptionError, RunError
 

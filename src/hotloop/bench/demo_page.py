@@ -4,9 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from hotloop.bench.page import Page, format_cell
+from hotloop.bench.page import Axis, Chart, Page, Strip, Strips, format_cell, line_chart
 from hotloop.bench.roofline import roofline_chart
-from hotloop.bench.svg import Axis, Chart, Strip, Strips, line_chart
 
 Result = Mapping[str, Any]
 KERNEL_COLUMNS = (

@@ -1,17 +1,237 @@
 """Metrics out of what a program printed: JSON lines where there are any, else the benchmark's regular expressions.
 Whatever is wrong with one metric is that metric's problem: nothing a program prints raises an error here.
+
+Of JSON lines, an event is an object with an `event`, as in a run's events.jsonl; the result is the last object on
+standard output without one, as `--json` prints it. Where the result names its run's folder, the events can be had from
+there. A key may be a path: `cost.flops` is inside an object, `validation.loss` is the `loss` of events called
+validation; and `loss|validation.loss` is both, in the order of the events.
 """
 
+import json
 import math
 import re
+import signal
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
 
 from hotloop.bench.benchmark import Benchmark, Metric, Variant
 from hotloop.bench.expressions import ExpressionError, evaluate_expression
-from hotloop.bench.printed_values import JsonLines, PatternMatches, SearchLimit
+from hotloop.options.files import parse_json
+
+LONGEST_JSON = 1 << 20
+LONGEST_SEARCHED = 8192  # characters of a line; a pattern may need time with the square of this
+LARGEST_RECORD = 256 << 20
+RUN_KEYS = ("run", "model_dir")
+MOST_VALUES = 1_000_000
+TICK = 0.1  # seconds between looks at how long a search has taken
+LINE_SECONDS, ALL_SECONDS = (
+    3.0,
+    120.0,
+)  # for the searches of one pattern: in one line, and in all lines of a run
+LAZY_END = re.compile(r"[*+?}]\?\)$")
+_MISSING = object()
+
+
+@dataclass
+class Series:
+    """The values of one key in order; `is_summary` for a single number out of the result."""
+
+    values: list[float] = field(default_factory=list)
+    problem: str = ""
+    is_summary: bool = False
+
+    def add(self, key: str, value: Any) -> None:
+        """One more value; null stands for NaN, as JSON cannot say that."""
+        try:
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+                raise ValueError
+            self.values.append(float("nan") if value is None else float(value))
+        except (ValueError, OverflowError):
+            self.problem = f"'{key}' in a JSON line is {json.dumps(value)[:80]}, which is no number"
+        if len(self.values) > MOST_VALUES:
+            self.problem = f"more than {MOST_VALUES} values; print fewer"
+
+
+class JsonLines:
+    def __init__(self, keys: Iterable[str]):
+        self._events: dict[str, Series] = {key: Series() for key in keys}
+        self._result: Mapping[str, Any] = {}
+
+    def read(self, line: str, is_stdout: bool) -> None:
+        """Take one line if it is a JSON object; any other line is left alone."""
+        record = _parse_line(line)
+        if record is not None and "event" in record:
+            _take_values(record, self._events)
+        elif record is not None and is_stdout:
+            self._result = record
+
+    def read_run(self, folder: Path, keys: Iterable[str]) -> None:
+        """Take keys that no line had from the events of the run that the result names, relative to `folder`."""
+        recorded = {key: Series() for key in keys if not self._events[key].values}
+        runs = [self._result[key] for key in RUN_KEYS if isinstance(self._result.get(key), str)]
+        with suppress(OSError, ValueError):  # there is no such run
+            for run in runs[:1] if recorded else ():
+                path = folder / run / "events.jsonl"
+                if path.stat().st_size > LARGEST_RECORD:
+                    continue
+                with path.open(encoding="utf-8", errors="replace") as file:
+                    for line in file:
+                        record = _parse_line(line) or {}
+                        if record.get("event") == "start":  # an earlier process of the run is none of ours
+                            recorded = {key: Series() for key in recorded}
+                        elif "event" in record:
+                            _take_values(record, recorded)
+        self._events |= {key: series for key, series in recorded.items() if series.values or series.problem}
+
+    def series(self, key: str) -> Series | None:
+        """The key's values: from events, else from the result, else None."""
+        series = self._events[key]
+        if series.values or series.problem:
+            return series
+        value = _look_up(self._result, key)
+        if value is _MISSING:
+            return None
+        many = isinstance(value, list)
+        found = Series(is_summary=not many)
+        for item in value if many else [value]:
+            found.add(key, item)
+        return found
+
+
+def _parse_line(line: str) -> Mapping[str, Any] | None:
+    text = line.strip() if line[:1] in "{ \t" else ""
+    if not (text.startswith("{") and text.endswith("}")) or len(text) > LONGEST_JSON:
+        return None
+    try:
+        record = parse_json(text)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _look_up(record: Mapping[str, Any], key: str) -> Any:
+    """The value under a name or a path of names with dots."""
+    if key in record:
+        return record[key]
+    value: Any = record
+    for part in key.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return _MISSING
+        value = value[part]
+    return value
+
+
+def _take_values(event: Mapping[str, Any], wanted: Mapping[str, Series]) -> None:
+    for key, series in wanted.items():
+        if not series.problem and (value := _event_value(event, key)) is not _MISSING:
+            series.add(key, value)
+
+
+def _event_value(event: Mapping[str, Any], key: str) -> Any:
+    """A plain key is looked up in logs, one that begins with an event's name in events of that name; | is or."""
+    key, _, others = key.partition("|")
+    name, _, rest = key.partition(".")
+    value = _MISSING
+    if rest and event["event"] == name:
+        value = _look_up(event, rest)
+    elif event["event"] == "log":
+        value = _look_up(event, key)
+    return _event_value(event, others) if value is _MISSING and others else value
+
+
+class TooSlow(Exception):
+    """A search was given up."""
+
+
+class SearchLimit:
+    """Ends the search that is on, if any, when its time is over."""
+
+    def __init__(self) -> None:
+        self.running: PatternMatches | None = None
+
+    def _tick(self, number: int, frame: FrameType | None) -> None:
+        if (pattern := self.running) is None:
+            return
+        pattern.all_seconds += TICK
+        pattern.line_seconds += TICK
+        if pattern.line_seconds > LINE_SECONDS:
+            raise TooSlow(f"more than {LINE_SECONDS:g} seconds for one line")
+        if pattern.all_seconds > ALL_SECONDS:
+            raise TooSlow(f"more than {ALL_SECONDS:g} seconds for all lines")
+
+    @contextmanager
+    def enforce(self) -> Iterator[None]:
+        """Hold searches to their limits while the block runs."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGVTALRM, self._tick)
+        signal.setitimer(signal.ITIMER_VIRTUAL, TICK, TICK)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            signal.signal(signal.SIGVTALRM, before)
+
+
+class PatternMatches:
+    """The numbers that one metric's regular expression finds, line by line."""
+
+    def __init__(self, regexp: str, limit: SearchLimit):
+        self.regexp, self.limit = regexp, limit
+        self.values: list[float] = []
+        self.problem = ""
+        self.all_seconds = self.line_seconds = 0.0
+        try:
+            self.pattern = re.compile(regexp)
+        except re.error as error:
+            self.problem = f"the regexp '{regexp}' is none: {error}"
+            return
+        names = tuple(self.pattern.groupindex)
+        self.group = names[0] if len(names) == 1 else min(self.pattern.groups, 1)
+        if LAZY_END.search(regexp):
+            self.problem = (
+                f"the regexp '{regexp}' ends in a lazy group, which matches as little as it may: "
+                "an empty text or a part of the number; take out its last '?'"
+            )
+        elif len(names) != 1 and self.pattern.groups > 1:
+            self.problem = f"the regexp '{regexp}' has {self.pattern.groups} groups; keep one, or name one"
+
+    def read(self, line: str) -> None:
+        """Take the matches of one line, until something is wrong."""
+        if self.problem:
+            return
+        try:
+            # Set for every line, so it is a plain attribute: a context would cost more than most searches.
+            self.line_seconds, self.limit.running = 0.0, self
+            self._read(line[:LONGEST_SEARCHED])
+            self.limit.running = None
+        except TooSlow as error:
+            self.limit.running = None
+            self.problem = (
+                f"the regexp '{self.regexp}' was given up, it needed {error}: it tries too many ways to match, so "
+                "leave out repeats inside of repeats"
+            )
+
+    def _read(self, line: str) -> None:
+        for match in self.pattern.finditer(line):
+            text = match[self.group]
+            try:
+                self.values.append(float(text))
+            except (TypeError, ValueError):
+                what = f"'{text[:80]}'" if text else "an empty text"
+                self.problem = f"the regexp '{self.regexp}' matched {what}, which is no number"
+            if len(self.values) > MOST_VALUES:
+                self.problem = f"more than {MOST_VALUES} values; print fewer"
+            if self.problem:
+                return
+
 
 IN_ORDER = ("first", "value", "final")  # reductions that ask for a place in the order of printing
 PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d{1,3})?|100)")

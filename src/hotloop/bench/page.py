@@ -1,18 +1,325 @@
 """One self-contained HTML page of results that opens offline, in light and dark, on a phone: headings, text, sortable
-tables, and charts with their numbers. Opened with #selfcheck it examines itself and writes what it found at its end.
+tables, and charts with their numbers. Charts are drawn here as SVG, whose colours are the page's CSS classes: a
+plotting library would cost an import and a page that needs files beside it.
 """
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from hotloop.bench.record import is_number
 from hotloop.errors import RunError
 from hotloop.options.files import whole_file
+
+WIDTH, HEIGHT = 640, 380
+LEFT, RIGHT, TOP, BOTTOM = 88, 16, 16, 56
+STRIP_LEFT, STRIP_TOP, STRIP_HEIGHT = 16, 8, 52
+COLOURS = 6
+LINE = 22  # height of a line of text
+LONGEST_NAME = 56  # characters of a strip's name that fit; the tooltip and the table have all of it
+Point = tuple[float, float]
+Ends = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis: its label, whether it is logarithmic, names for 1, 2, ...; the range is the data's unless given."""
+
+    label: str
+    log: bool = False
+    low: float | None = None
+    names: tuple[str, ...] = ()
+
+    def can_show(self, value: float) -> bool:
+        return math.isfinite(value) and (value > 0 or not self.log)
+
+    def ends(self, values: Sequence[float]) -> Ends:
+        """What the axis reaches from and to, with some room around the values."""
+        low, high = min(values) if self.low is None else self.low, max(values)
+        if self.log:
+            return low / 1.5, high * 1.5
+        room = 0.06 * (high - low) or 0.01 * abs(high) or 1.0
+        return (low - room if self.low is None else low), high + room
+
+    def place(self, value: float, ends: Ends, start: float, stop: float) -> float:
+        """Where a value lies between two places of the drawing, which stand for the ends."""
+        low, high, value = (math.log10(each) if self.log else each for each in (*ends, value))
+        return start + (value - low) / (high - low) * (stop - start)
+
+    def label_ticks(self, ends: Ends) -> list[tuple[float, str]]:
+        """Where the ticks are and what they say; of many names every second, third, ... one."""
+        if not self.names:
+            return [(value, format_number(value)) for value in choose_ticks(*ends, self.log)]
+        every = math.ceil(len(self.names) / 6)
+        return [(place, name) for place, name in enumerate(self.names, 1) if (place - 1) % every == 0]
+
+
+def choose_ticks(low: float, high: float, log: bool, most: int = 6) -> list[float]:
+    """Round numbers between two ends: powers of ten (of few, 2 and 5 times them too), or even steps of 1, 2 or 5."""
+    if log:
+        first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
+        if last - first < 1:
+            between = [m * 10.0**e for e in range(first - 1, last + 1) for m in (1, 2, 5)]
+            return [value for value in between if low <= value <= high]
+        every = max(1, math.ceil((last - first + 1) / most))
+        return [10.0**e for e in range(first, last + 1, every)]
+    step = 10 ** math.floor(math.log10((high - low) / most))
+    step = next(step * m for m in (1, 2, 5, 10) if (high - low) / (step * m) <= most)
+    return [step * i for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+
+
+def format_number(value: float) -> str:
+    """A number for people: three significant digits, k / M / G for large ones."""
+    for limit, unit, suffix in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
+        if abs(value) >= limit:
+            return f"{value / unit:.3g}{suffix}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _text(css: str, x: float, y: float, said: str, anchor: str = "start", more: str = "") -> str:
+    return f'<text class="{css}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more}>{escape(said)}</text>'
+
+
+def _tick(x: float, y: float, name: str) -> str:
+    """A tick's text under its place, moved inwards where it would be cut off (on a phone letters are larger)."""
+    half = 6 * len(name)
+    anchor = "end" if x + half > WIDTH else "start" if x < half else "middle"
+    return _text("tick", x, y, name, anchor)
+
+
+def _line(css: str, start: Point, end: Point) -> str:
+    (x1, y1), (x2, y2) = start, end
+    return f'<line class="{css}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+
+
+def _dot(colour: int, spot: Point, title: str = "") -> str:
+    told = f"<title>{escape(title)}</title>" if title else ""
+    return f'<circle class="dot c{colour}" cx="{spot[0]:.1f}" cy="{spot[1]:.1f}" r="4">{told}</circle>'
+
+
+def _path(spots: Sequence[Point]) -> str:
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in spots)
+
+
+class ChartMark(NamedTuple):
+    """What is drawn at points; `kind` is line, dots, range or steps."""
+
+    kind: str
+    label: str
+    points: tuple[Point, ...]
+    colour: int
+
+
+@dataclass
+class Chart:
+    """A chart under construction: add marks, then `render()`.
+
+    Points whose coordinates are not finite (or not positive on a logarithmic axis) are left out. A mark without a
+    colour gets the next one.
+    """
+
+    title: str
+    x: Axis
+    y: Axis
+    _marks: list[ChartMark] = field(default_factory=list)
+    _notes: list[tuple[Point, str]] = field(default_factory=list)
+
+    def _add(self, kind: str, points: Sequence[Point], label: str, colour: int | None) -> None:
+        if colour is None:
+            colour = len({mark.colour for mark in self._marks})
+        shown = tuple((float(x), float(y)) for x, y in points if self._can_show((x, y)))
+        self._marks.append(ChartMark(kind, label, shown, colour % COLOURS))
+
+    def _can_show(self, point: Point) -> bool:
+        return self.x.can_show(point[0]) and self.y.can_show(point[1])
+
+    def line(self, points: Sequence[Point], label: str = "", colour: int | None = None) -> None:
+        self._add("line", points, label, colour)
+
+    def dots(self, points: Sequence[Point], label: str = "", colour: int | None = None) -> None:
+        self._add("dots", points, label, colour)
+
+    def steps(self, points: Sequence[Point], label: str = "", colour: int | None = None) -> None:
+        """A filled histogram: each point is the left edge of a bin and its height; the last closes it."""
+        self._add("steps", points, label, colour)
+
+    def range(self, x: float, low: float, high: float, colour: int = 0) -> None:
+        """An upright line between two values."""
+        if all(map(math.isfinite, (low, high))):
+            self._add("range", [(x, low), (x, high)], "", colour)
+
+    def note(self, point: Point, said: str) -> None:
+        if self._can_show(point):
+            self._notes.append((point, said))
+
+    def table(self) -> tuple[list[str], list[list[str | float]]]:
+        """Every point in words and numbers, for readers who do not see the chart."""
+        series: dict[tuple[Point, ...], str] = {}
+        for mark in self._marks:
+            if mark.kind != "range":  # a line and its dots are told once
+                series[mark.points] = mark.label or series.get(mark.points, "")
+        shown = [(label, point) for points, label in series.items() for point in points]
+        named = any(label for label, _ in shown)
+        names = self.x.names
+        rows: list[list[str | float]] = [
+            [*([label] if named else []), names[round(x) - 1] if names else x, y] for label, (x, y) in shown
+        ]
+        return [*(["series"] if named else []), self.x.label, self.y.label], rows
+
+    def render(self) -> str:
+        points = [point for mark in self._marks for point in mark.points] or [(1.0, 1.0), (10.0, 10.0)]
+        x_ends, y_ends = self.x.ends([x for x, _ in points]), self.y.ends([y for _, y in points])
+        base = HEIGHT - BOTTOM
+
+        def spot(point: Point) -> Point:
+            x = self.x.place(point[0], x_ends, LEFT, WIDTH - RIGHT)
+            return x, self.y.place(point[1], y_ends, base, TOP)
+
+        legend = []  # a line each, above the chart's own frame: there they cover nothing
+        labels = dict.fromkeys((mark.label, mark.colour) for mark in self._marks if mark.label)
+        for row, (label, colour) in enumerate(reversed(labels), 1):
+            base_line = 14 - LINE * row
+            key = f'<rect class="key c{colour}" x="{LEFT + 12}" y="{base_line - 8}" width="10" height="10" rx="2"/>'
+            legend.append(key + _text("note", LEFT + 28, base_line + 1, label))
+        above = len(legend) * LINE
+        parts = [
+            f'<svg class="chart" viewBox="0 {-above} {WIDTH} {HEIGHT + above}" role="img">',
+            f"<title>{escape(self.title)}</title>",
+            *legend,
+            _line("axis", (LEFT, base), (WIDTH - RIGHT, base)),
+        ]
+        parts += [_tick(spot((x, y_ends[0]))[0], base + 20, name) for x, name in self.x.label_ticks(x_ends)]
+        for value in choose_ticks(*y_ends, self.y.log):
+            y = spot((x_ends[0], value))[1]
+            parts.append(_line("grid", (LEFT, y), (WIDTH - RIGHT, y)))
+            parts.append(_text("tick", LEFT - 8, y + 4, format_number(value), "end"))
+        turn = f' transform="translate(16 {(TOP + base) / 2}) rotate(-90)"'
+        parts.append(_text("label", (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, self.x.label, "middle"))
+        parts.append(_text("label", 0, 0, self.y.label, "middle", turn))
+        for mark in self._marks:
+            parts += _draw(mark, [spot(point) for point in mark.points], base)
+        parts += _draw_notes([(*spot(point), said) for point, said in self._notes])
+        return "\n".join([*parts, "</svg>"])
+
+
+def line_chart(title: str, x: Axis, y: Axis, series: Mapping[str, Sequence[Point]]) -> Chart:
+    chart = Chart(title, x, y)
+    for label, points in series.items():
+        chart.line(points, label)
+    return chart
+
+
+def _draw(mark: ChartMark, spots: Sequence[Point], base: float) -> list[str]:
+    if mark.kind == "line":
+        return [f'<polyline class="line c{mark.colour}" points="{_path(spots)}"/>']
+    if mark.kind == "range":
+        whisker = f'<polyline class="whisker c{mark.colour}" points="{_path(spots)}"/>'
+        return [whisker] if len(spots) == 2 else []
+    if mark.kind == "steps":
+        tops = [corner for (x, y), (end, _) in pairwise(spots) for corner in ((x, y), (end, y))]
+        corners = [(spots[0][0], base), *tops, (spots[-1][0], base)] if spots else []
+        return [f'<polygon class="area c{mark.colour}" points="{_path(corners)}"/>']
+    titles = [f"{mark.label} {format_number(x)}, {format_number(y)}" for x, y in mark.points]
+    return [_dot(mark.colour, spot, title) for spot, title in zip(spots, titles, strict=True)]
+
+
+def _draw_notes(notes: list[tuple[float, float, str]]) -> list[str]:
+    """Notes beside their points; one that would cover another moves down, or up where the axis is near."""
+    parts: list[str] = []
+    taken: list[tuple[float, float, float]] = []  # left and right end, height
+    for x, y, said in sorted(notes, key=lambda note: note[1]):
+        at_left, width = x > WIDTH * 0.7, 9.0 * len(said)
+        start = x - 7 - width if at_left else x + 7
+        step = -4 if y > HEIGHT - BOTTOM - 2 * LINE else 4
+        while any(start < b and a < start + width and abs(y - h) < LINE - 5 for a, b, h in taken):
+            y += step
+        taken.append((start, start + width, y))
+        parts.append(_text("note", x + (-7 if at_left else 7), y - 6, said, "end" if at_left else "start"))
+    return parts
+
+
+@dataclass(frozen=True)
+class Strip:
+    """One row of `Strips`: the middle with its low and high ends, and single values where there are any."""
+
+    name: str
+    low: float
+    value: float
+    high: float
+    values: Sequence[float] = ()
+    colour: int = 0
+
+
+@dataclass(frozen=True)
+class Strips:
+    """Many named things on one axis, a row each: dots for single values, a box from low to high, its middle marked.
+
+    The names stand above their rows, where they have the whole width; `at` is a value that gets a line from top to
+    bottom.
+    """
+
+    title: str
+    axis: Axis
+    rows: Sequence[Strip]
+    at: float | None = None
+
+    def table(self) -> tuple[list[str], list[list[str | float]]]:
+        """Every row in words and numbers, for readers who do not see the chart."""
+        rows: list[list[str | float]] = [
+            [row.name, row.low, row.value, row.high, " ".join(map(format_number, row.values))]
+            for row in self.rows
+        ]
+        names = ["name", "low", self.axis.label, "high", "values"]
+        if any(row.values for row in self.rows):
+            return names, rows
+        return names[:-1], [row[:-1] for row in rows]
+
+    def render(self) -> str:
+        base = STRIP_TOP + STRIP_HEIGHT * len(self.rows)
+        numbers = [each for row in self.rows for each in (row.low, row.value, row.high, *row.values)]
+        at = [] if self.at is None else [self.at]
+        ends = self.axis.ends([*filter(math.isfinite, numbers), *at] or [1.0])
+        parts = [
+            f'<svg class="chart" viewBox="0 0 {WIDTH} {base + BOTTOM}" role="img">',
+            f"<title>{escape(self.title)}</title>",
+            _line("axis", (STRIP_LEFT, base), (WIDTH - RIGHT, base)),
+        ]
+        for value, name in self.axis.label_ticks(ends):
+            x = self._x(value, ends)
+            parts += [_line("grid", (x, STRIP_TOP), (x, base)), _tick(x, base + 20, name)]
+        if self.at is not None:
+            x = self._x(self.at, ends)
+            parts.append(_line("axis", (x, STRIP_TOP), (x, base)))
+        for place, row in enumerate(self.rows):
+            parts += self._draw(row, STRIP_TOP + STRIP_HEIGHT * place + 36, ends)
+        parts.append(_text("label", WIDTH / 2, base + BOTTOM - 8, self.axis.label, "middle"))
+        return "\n".join([*parts, "</svg>"])
+
+    def _x(self, value: float, ends: Ends) -> float:
+        return self.axis.place(value, ends, STRIP_LEFT, WIDTH - RIGHT)
+
+    def _draw(self, row: Strip, y: float, ends: Ends) -> list[str]:
+        name = row.name if len(row.name) <= LONGEST_NAME else f"{row.name[: LONGEST_NAME - 1]}…"
+        parts = [_text("note", STRIP_LEFT + 2, y - 14, name)]
+        if math.isfinite(row.low) and math.isfinite(row.high):
+            left, right = self._x(row.low, ends), self._x(row.high, ends)
+            low, value, high = map(format_number, (row.low, row.value, row.high))
+            parts.append(
+                f'<rect class="box c{row.colour}" x="{left:.1f}" y="{y - 7}" width="{max(right - left, 1):.1f}" '
+                f'height="14" rx="2"><title>{escape(row.name)}: {value} ({low} … {high})</title></rect>'
+            )
+        parts += [_dot(row.colour, (self._x(each, ends), y)) for each in row.values if math.isfinite(each)]
+        if math.isfinite(row.value):
+            x = self._x(row.value, ends)
+            parts.append(_line(f"middle c{row.colour}", (x, y - 10), (x, y + 10)))
+        return parts
+
 
 Cell = str | float | int | None
 CLASS = ' class="words"'

@@ -15,10 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hotloop.bench.page import Page
-from hotloop.bench.record import is_number, is_positive
-from hotloop.bench.results import group_by
-from hotloop.bench.svg import COLOURS, Axis, Strip, Strips
+from hotloop.bench.page import COLOURS, Axis, Page, Strip, Strips
+from hotloop.bench.record import group_by, is_number, is_positive
 from hotloop.errors import DataError, MissingExtra
 from hotloop.options.files import parse_json
 

@@ -1,5 +1,5 @@
-"""The record of a run, what a line of it must look like, and the file that records are appended to: on disk before the
-next run, so that a runner that is killed loses the run in flight and nothing else.
+"""The record of a run: the file that records are appended to, on disk before the next run begins; what they must look
+like; and, read again, the samples of each variant's metrics.
 """
 
 import errno
@@ -8,17 +8,20 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from statistics import harmonic_mean
+from typing import Any, TypeVar
 
 from hotloop.bench.benchmark import Benchmark, Derived, Metric, Variant
 from hotloop.bench.metrics import MetricValues
 from hotloop.engine.run import write_json
 from hotloop.errors import DataError, RunError
 from hotloop.options import to_jsonable
-from hotloop.options.files import load_json, parse_json
+from hotloop.options.files import load_json, parse_json, read_bounded
 
 RECORDS, PROVENANCE = "results.jsonl", "provenance.json"
 MOST_VALUES = 1000
@@ -202,3 +205,216 @@ SHAPES: Mapping[str, Callable[[Any], bool]] = {
     "paces": lambda value: isinstance(value, list) and all(map(is_number, value)),
     "turns": _maps_to(_is_text),
 }
+
+SIDES = ("A", "B")  # the log folders of two programs that ran in turns
+PARTS = ("device", "cpu", "hotloop", "environment")  # of a provenance, those that hold more than a text
+TAIL = 4_000_000  # bytes at the end of a program's output in which its JSON result is looked for
+T = TypeVar("T")
+K = TypeVar("K")
+LARGEST_FILE = 1 << 28  # bytes of records: those of a hundred thousand runs are fewer
+
+
+@dataclass(frozen=True)
+class MetricSample:
+    """One metric of one variant: a value for each repeat that has it, and the readings inside the last one."""
+
+    benchmark: str
+    variant: str
+    metric: str
+    unit: str
+    params: Mapping[str, str]
+    values: tuple[float, ...]
+    inside: tuple[float, ...] = ()
+    paces: tuple[float, ...] = ()
+    """How fast the machine itself was beside each of those repeats, where the record tells."""
+    best_paces: bool = False
+    """Whether they are of an older record, which has the best of a few turns: no other work shows in that."""
+    accelerated: bool = False
+    """Whether it was measured where programs compute on an accelerator."""
+    turns: str = ""
+    """What the other program's records name, too, if both ran in turns; then each value has its round and start."""
+    rounds: tuple[int, ...] = ()
+    starts: tuple[float, ...] = ()
+
+
+def read_records(paths: Sequence[str | Path]) -> list[Record]:
+    """The records of log folders or `results.jsonl` files; each has its `folder` and its `machine` added."""
+    found: list[Record] = []
+    for path in map(Path, paths):
+        file = path / RECORDS if path.is_dir() else path
+        machines = _machines(file.parent / PROVENANCE)
+        kept: dict[tuple[str, Any], Record] = {}
+        for record in read_lines(file):
+            machine = machines.get(str(record.get("provenance")), {})
+            key = (record["variant"], record.get("repeat"))
+            kept.pop(key, None)  # a run that was repeated after a resume counts once, where it was repeated
+            kept[key] = record | {"folder": str(file.parent), "machine": machine}
+        found += kept.values()
+    return found
+
+
+def read_lines(file: str | Path) -> list[Record]:
+    file = Path(file)
+    try:
+        lines = read_bounded(file, LARGEST_FILE).decode(errors="replace").replace("\r\n", "\n").split("\n")
+    except OSError as error:
+        raise DataError(
+            f"{file}: cannot be read ({error.strerror}); name a log folder of `hotloop bench run`"
+        ) from error
+    except ValueError as error:
+        raise DataError(f"{file}: {error}; name a log folder of `hotloop bench run`") from error
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            if line or number < len(lines):
+                found.append(parse_record(line))
+        except ValueError as error:
+            if number == len(lines) and isinstance(error, json.JSONDecodeError):
+                break
+            raise DataError(
+                f"{file}:{number}: {error}; the file is damaged or not a results.jsonl of `hotloop bench run`"
+            ) from error
+    if any(lines) and not found:
+        raise DataError(f"{file}: holds no record of a run; name a log folder of `hotloop bench run`")
+    return found
+
+
+def _machines(file: Path) -> Mapping[str, Mapping[str, Any]]:
+    try:
+        found = load_json(file)
+    except (OSError, ValueError):
+        return {}  # records are worth showing without it
+    machines = found if isinstance(found, dict) else {}
+    return {
+        name: said
+        for name, said in machines.items()
+        if isinstance(said, dict) and all(isinstance(said.get(part) or {}, dict) for part in PARTS)
+    }
+
+
+def collect_samples(records: Iterable[Record]) -> dict[tuple[str, str], MetricSample]:
+    measured = [
+        (record, metric, said)
+        for record in records
+        if ended_well(record)
+        for metric, said in (record.get("metrics") or {}).items()
+        if is_number(said.get("value")) and math.isfinite(said["value"])
+    ]
+    groups = group_by(measured, lambda one: (one[0]["variant"], one[1]))
+    return {
+        key: _sample(key[1], [record for record, _, _ in group], [said for _, _, said in group])
+        for key, group in groups.items()
+    }
+
+
+def _sample(metric: str, runs: Sequence[Record], found: Sequence[Mapping[str, Any]]) -> MetricSample:
+    paces: list[float] = []
+    for run in runs:
+        readings = [each for each in run.get("paces") or [run.get("pace") or 0] if 0 < each < math.inf]
+        # Over all readings beside a run, as if they were one. Not their median: the turns that a busy machine makes
+        # wait are few, and as long as its other work.
+        paces += [float(harmonic_mean(readings))] if readings else []
+    return MetricSample(
+        runs[0]["benchmark"],
+        runs[0]["variant"],
+        metric,
+        found[-1].get("unit") or "",
+        runs[0].get("params") or {},
+        tuple(float(said["value"]) for said in found),
+        inside=tuple(each for each in found[-1].get("values") or () if isinstance(each, int | float)),
+        paces=tuple(paces),
+        best_paces="paces" not in runs[0],
+        accelerated=on_accelerator(runs[0]),
+        turns=(runs[0].get("turns") or {}).get("id", ""),
+        rounds=tuple(run.get("repeat") or 0 for run in runs),
+        starts=tuple(run.get("start") or 0.0 for run in runs),
+    )
+
+
+def group_sessions(records: Iterable[Record]) -> list[list[Record]]:
+    """The records of each folder and device together, by the time at which they began."""
+
+    def begin(record: Record) -> tuple[str, str]:
+        """A session in which two programs ran in turns began with its first run on either side."""
+        return (record.get("turns") or {}).get("id") or start_time(record), record["folder"]
+
+    apart = group_by(records, lambda record: (record["folder"], device_name(record)))
+    return sorted(apart.values(), key=lambda runs: min(map(begin, runs)))
+
+
+def group_by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """The items by their keys, both in order of appearance."""
+    groups: dict[K, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def ended_well(record: Record) -> bool:
+    """Whether a run's numbers count: it passed, or nothing but some other metric was wrong."""
+    if record["status"] == "failed":
+        return record.get("exitcode") == 0 and bool(record.get("problems"))
+    return bool(record["status"] == "passed")
+
+
+def on_accelerator(record: Record) -> bool:
+    """Whether a record's machine computes on something other than its processor."""
+    machine = record.get("machine") or {}
+    kind = (machine.get("device") or {}).get("kind") or "cpu"
+    # A device that provenance cannot see, such as a TPU, is one that programs were sent to by name.
+    asked = (machine.get("environment") or {}).get("JAX_PLATFORMS") or kind
+    return str(asked).split(",")[0] != "cpu"
+
+
+def device_name(record: Record) -> str:
+    """The name of the device a record was measured on, "unknown" where its provenance does not say."""
+    machine = record.get("machine") or {}
+    said = machine.get("device") or {}
+    name = said.get("name") or "unknown"
+    if said.get("kind") != "cpu":
+        return str(name)
+    cores = (machine.get("cpu") or {}).get("usable_cores")  # a CPU of other cores is another device
+    return f"{name}, {cores} cores" if cores else str(name)
+
+
+def commit_name(record: Record) -> str:
+    """The commit a record was measured at, short, with a + where the tree had changes; "" if unknown."""
+    machine = record.get("machine") or {}
+    source = machine if machine.get("commit") else machine.get("hotloop") or {}
+    said = str(source.get("commit") or "")
+    return f"{said[:7]}{'+' if said and source.get('dirty') else ''}"
+
+
+def start_time(record: Record) -> str:
+    """When a run began, as text that sorts: "2026-01-31 12:00:00" in UTC; "" if unknown."""
+    said = record.get("start")
+    return f"{datetime.fromtimestamp(said, UTC):%Y-%m-%d %H:%M:%S}" if isinstance(said, int | float) else ""
+
+
+def find_partners(records: Iterable[Record]) -> dict[str, str]:
+    """By variant, the one on the other side that it ran in turns with."""
+    found = {record["variant"]: record.get("turns") or {} for record in records}
+    return {variant: said["with"] for variant, said in found.items() if "with" in said}
+
+
+def ran_in_turns(old: Iterable[Record], new: Iterable[Record]) -> bool:
+    """Whether the two sides come from one session in which they took turns."""
+    sessions = [{(record.get("turns") or {}).get("id") for record in side} for side in (old, new)]
+    return sessions[0] == sessions[1] != {None}
+
+
+def read_printed_result(record: Record) -> Mapping[str, Any] | None:
+    """The JSON object on the last line of a run's standard output, if that is what it printed."""
+    path = (record.get("log") or {}).get("stdout")
+    if not path:
+        return None
+    folder = Path(record.get("folder", "."))
+    try:
+        with (folder / path).open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - TAIL))
+            lines = file.read().decode("utf-8", "replace").strip().splitlines()
+        found = parse_json(lines[-1]) if lines else None
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -13,8 +13,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from hotloop.bench.process import last_lines
-from hotloop.bench.record import Record
-from hotloop.bench.results import ended_well, group_by
+from hotloop.bench.record import Record, ended_well, group_by
 from hotloop.engine.run import write_json
 
 LEADING = ("throughput", "latency", "total_compiling_time")

@@ -6,9 +6,8 @@ from collections.abc import Collection, Mapping
 from statistics import median
 from typing import Any
 
-from hotloop.bench.page import Page
+from hotloop.bench.page import Axis, Chart, Page, Point
 from hotloop.bench.record import is_positive
-from hotloop.bench.svg import Axis, Chart, Point
 
 Result = Mapping[str, Any]
 NOTES = 12  # names that still find room beside their dots

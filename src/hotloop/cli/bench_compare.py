@@ -142,7 +142,7 @@ def check_options(config: BenchCompare, context: Context) -> None:
 def load_sides(config: BenchCompare, context: Context) -> tuple[Any, Any, Any]:
     """A's samples, B's samples and the rules."""
     from hotloop.bench.compare import CompareRules, load_baselines, rename_partners
-    from hotloop.bench.results import collect_samples, find_partners, ran_in_turns, read_records
+    from hotloop.bench.record import collect_samples, find_partners, ran_in_turns, read_records
 
     new = read_records(config.results[-1:])
     after = collect_samples(new)
@@ -171,7 +171,7 @@ def load_sides(config: BenchCompare, context: Context) -> tuple[Any, Any, Any]:
 
 
 def one_device(records: "Sequence[Record]", path: Path) -> str:
-    from hotloop.bench.results import device_name
+    from hotloop.bench.record import device_name
 
     names = sorted({device_name(record) for record in records})
     if len(names) != 1:
@@ -181,7 +181,7 @@ def one_device(records: "Sequence[Record]", path: Path) -> str:
 
 def warn_of_differences(old: "Sequence[Record]", new: "Sequence[Record]", context: Context) -> None:
     """Say what else differs between the two sides, since it may be the reason."""
-    from hotloop.bench.results import device_name
+    from hotloop.bench.record import device_name
 
     machines = [{device_name(record) for record in side} for side in (old, new)]
     if machines[0] != machines[1]:
@@ -197,9 +197,8 @@ def warn_of_differences(old: "Sequence[Record]", new: "Sequence[Record]", contex
 
 def update_baseline(config: BenchCompare, context: Context) -> Mapping[str, Any]:
     """Take the results as the new baseline of their device."""
-    from hotloop.bench.compare import BaselineFile, CompareRules, load_baselines, save_baselines
-    from hotloop.bench.results import collect_samples, read_records
-    from hotloop.bench.verdict import FEWEST
+    from hotloop.bench.compare import FEWEST, BaselineFile, CompareRules, load_baselines, save_baselines
+    from hotloop.bench.record import collect_samples, read_records
 
     assert config.baseline is not None
     records = read_records(config.results)
@@ -223,8 +222,7 @@ def run_ab(config: BenchCompare, context: Context) -> tuple[Path, Mapping[str, s
     from hotloop.bench.ab import match_pairs, python_path, run_in_turns, work_trees
     from hotloop.bench.benchmark import count_of, select
     from hotloop.bench.compare import CompareRules
-    from hotloop.bench.record import RECORDS
-    from hotloop.bench.results import SIDES
+    from hotloop.bench.record import RECORDS, SIDES
     from hotloop.bench.runner import check_folder
     from hotloop.engine.interrupt import raise_stops
 

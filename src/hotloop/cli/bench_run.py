@@ -152,9 +152,8 @@ def run_all(
     selected: Sequence["Selected"], options: "RunnerOptions", context: Context, quiet: bool
 ) -> Mapping[str, Any]:
     """Status 1 if any failed."""
-    from hotloop.bench.record import RECORDS, Record
+    from hotloop.bench.record import RECORDS, Record, read_lines
     from hotloop.bench.result_files import drop_replaced_skips
-    from hotloop.bench.results import read_lines
     from hotloop.bench.runner import run
 
     try:

@@ -8,8 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from hotloop.bench.page import write_text
-from hotloop.bench.svg import Axis, Chart
+from hotloop.bench.page import Axis, Chart, write_text
 
 LINES = {"loss": "final loss", "rmse": "final RMSE", "validation_rmse": "validation RMSE"}
 

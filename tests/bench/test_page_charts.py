@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotloop.bench.svg import Axis, Chart, Strip, Strips, choose_ticks, format_number
+from hotloop.bench.page import Axis, Chart, Strip, Strips, choose_ticks, format_number
 
 VALUES = st.lists(st.floats(1e-3, 1e6), min_size=2, max_size=8)
 

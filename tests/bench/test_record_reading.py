@@ -3,12 +3,13 @@ import json
 import pytest
 
 from bench_logs import log_folder, record, repeats
-from hotloop.bench import compare, results
-from hotloop.bench.results import (
+from hotloop.bench import compare
+from hotloop.bench.record import (
     collect_samples,
     commit_name,
     device_name,
     on_accelerator,
+    read_lines,
     read_printed_result,
     read_records,
 )
@@ -116,7 +117,7 @@ def test_the_pace_beside_a_run_is_that_of_all_its_readings_as_if_they_were_one(t
     assert (found.paces, found.best_paces) == ((4.0,), True)
 
 
-@pytest.mark.parametrize("read", [results.read_lines, compare.load_baselines])
+@pytest.mark.parametrize("read", [read_lines, compare.load_baselines])
 def test_a_file_that_never_ends_is_one_line(read):
     with pytest.raises(DataError, match=r"/dev/zero.*more than [\d,]+ bytes"):
         read("/dev/zero")

@@ -3,8 +3,8 @@ from dataclasses import replace
 
 import pytest
 
-from hotloop.bench.results import MetricSample
-from hotloop.bench.verdict import better_direction, follows_processor, judge, judge_values
+from hotloop.bench.compare import better_direction, follows_processor, judge, judge_values
+from hotloop.bench.record import MetricSample
 
 STEADY = (1.0, 1.01, 0.99, 1.005, 0.995)
 BEFORE = MetricSample("b", "v", "throughput", "samples/s", {}, tuple(100 * x for x in STEADY), paces=STEADY)
