@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from hotloop.errors import OptionError
 from hotloop.options import (
+    Options,
     Params,
     argument,
     at_least,
@@ -26,7 +27,6 @@ from hotloop.options import (
     options_of,
     positive,
     to_jsonable,
-    validate,
 )
 from hotloop.options.document import parse_document
 
@@ -149,10 +149,20 @@ def test_text_that_is_no_mapping_is_refused_for_params(text):
         build(Every, {"params": text})
 
 
-def test_checks_also_hold_for_a_config_made_in_python():
-    validate(Every())
+@dataclass(frozen=True)
+class Made(Options, Every):
+    def check(self) -> None:
+        if self.folder is not None and not self.folder.is_absolute():
+            raise OptionError(f"--folder {self.folder}: must be absolute")
+
+
+def test_a_config_made_in_python_takes_its_values_in_as_the_command_line_would():
+    made = Made(folder="/a", several=[2, 3], params={"a": [1]})
+    assert made == Made(folder=Path("/a"), several=(2, 3), params=Params(a=(1,)))
     with pytest.raises(OptionError, match="--count 0: must be at least 1"):
-        validate(replace(Every(), count=0))
+        replace(Made(), count=0)
+    with pytest.raises(OptionError, match="--folder a: must be absolute"):
+        Made(folder="a")
 
 
 def test_fields_without_a_declaration_are_no_options():

@@ -25,6 +25,7 @@ from hotloop.bench.benchmark import (
 from hotloop.bench.metrics import REDUCTIONS, is_reduction
 from hotloop.errors import OptionError, one_line
 from hotloop.options import did_you_mean
+from hotloop.options.declare import expand_path
 from hotloop.options.document import (
     LONGEST,
     LocatedList,
@@ -36,7 +37,6 @@ from hotloop.options.document import (
     ReportProblem,
     read_located,
 )
-from hotloop.options.files import expand_path
 
 FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 METRIC_KEYS = ("regexp", "skip", "reduction_type", "field", "unit", "sorted_skip")

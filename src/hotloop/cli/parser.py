@@ -14,9 +14,8 @@ from typing import Any
 from hotloop.cli.command import Command, Common, print_json, spell_options_in_errors
 from hotloop.errors import CheckpointError, OptionError, join_with_or
 from hotloop.options import Option, construct, did_you_mean, options_of, to_jsonable, values_of
-from hotloop.options.declare import FALSE, TRUE, show_value, split_list
+from hotloop.options.declare import FALSE, TRUE, expand_path, show_value
 from hotloop.options.document import LONGEST, Key, parse_document
-from hotloop.options.files import expand_path
 
 SETTABLE = ("device", "only_accelerator")  # the common options that a preset or file may hold
 
@@ -116,7 +115,7 @@ def _values(option: Option, words: list[str], positionals: bool) -> Any:
     if option.kind.many:
         values = []
         while words and not is_option(words[0]):
-            values += split_list(words.pop(0))
+            values += [part.strip() for part in words.pop(0).split(",") if part.strip()]
         return values
     if not follows:
         raise OptionError(f"{option.spelling}: a value is needed: {option.help}")

@@ -5,6 +5,7 @@ A value may be text or already of its type. One that does not fit is an OptionEr
 """
 
 import math
+import os
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +15,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from hotloop.errors import OptionError, did_you_mean
-from hotloop.options.files import expand_path
 
 Check = Callable[[Any], str | None]
 """Takes a value (each element of a list), None never; answers None, or the reason why it cannot work."""
@@ -25,6 +25,7 @@ TRUE = frozenset({"true", "t", "1", "yes", "y", "on"})
 FALSE = frozenset({"false", "f", "0", "no", "n", "off"})
 HUGE_EXPONENT = re.compile(r"[eE][-+]?[\d_]{4}")  # 1e99999 as an exact fraction would fill the memory
 LARGEST = 2**63 - 1
+LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes, on every file system that people have
 MOST_DIGITS = 1000  # Python's own limit is 4,300, and a setting of its environment
 INTEGER = re.compile(r"[-+]?[0-9]+")
 NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
@@ -115,6 +116,9 @@ class Kind:
     optional: bool = False
     choices: tuple[Any, ...] = ()
 
+    def is_none(self, value: Any) -> bool:
+        return self.optional and (value is None or str(value).lower() in ("none", "null", "~"))
+
 
 def kind_of(annotation: Any) -> Kind:
     origin, arguments = get_origin(annotation), get_args(annotation)
@@ -126,25 +130,25 @@ def kind_of(annotation: Any) -> Kind:
         return Kind(type(arguments[0]), choices=arguments)
     elif origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
         return replace(kind_of(arguments[0]), many=True)
-    elif annotation in READERS:
+    elif annotation in READABLE:
         return Kind(annotation)
     raise TypeError(f"an option cannot be a {annotation}")
 
 
 def read_value(kind: Kind, value: Any) -> Any:
     """The value as the field's type, or a ValueError that says why it is none."""
-    if means_none(kind, value):
+    if kind.is_none(value):
         return None
     if value is None:
         raise ValueError("a value is needed")
     if kind.many and isinstance(value, str):
-        value = split_list(value)
+        value = [part.strip() for part in value.split(",") if part.strip()]
     items = value if isinstance(value, list | tuple) else [value]
     if not kind.many and len(items) != 1:
         raise ValueError("takes one value")
     results = []
     for item in items:
-        result = READERS[kind.element](item)
+        result = _read_one(kind.element, item)
         if kind.choices and result not in kind.choices:
             same = [choice for choice in kind.choices if str(choice).lower() == str(result).lower()]
             if len(same) != 1:
@@ -157,104 +161,84 @@ def read_value(kind: Kind, value: Any) -> Any:
     return tuple(results) if kind.many else results[0]
 
 
-def means_none(kind: Kind, value: Any) -> bool:
-    return kind.optional and (value is None or str(value).lower() in ("none", "null", "~"))
-
-
-def split_list(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _boolean(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    word = str(value).lower()
-    if word not in TRUE | FALSE:
-        raise ValueError("must be true or false (also yes/no, on/off, 1/0)")
-    return word in TRUE
-
-
-def _integer(value: Any) -> int:
-    reason = "must be a whole number"
-    if isinstance(value, bool) or not isinstance(value, int | str):
+def _read_one(element: type, value: Any) -> Any:
+    types_read, reason = READABLE[element]
+    if not isinstance(value, types_read) or (isinstance(value, bool) and element is not bool):
         raise ValueError(reason)
-    try:
-        number = int(value)
-    except ValueError:
-        raise ValueError(reason) from None
-    if abs(number) > LARGEST:
-        raise ValueError(f"is too large: whole numbers go up to {LARGEST}")
-    return number
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError("must be a number")
-    try:
-        return float(value)
-    except ValueError:
-        raise ValueError("must be a number") from None
-    except OverflowError:
-        raise ValueError("is too large") from None
-
-
-def _fraction(value: Any) -> Fraction:
-    reason = "must be a number or a fraction such as 1/2"
-    if isinstance(value, bool) or not isinstance(value, int | float | Fraction | str):
-        raise ValueError(reason)
-    try:
-        # A float is read as it is written: 0.1 means 1/10, not the nearest binary fraction.
-        numerator, *denominator = str(value).split("/")
-        if len(denominator) > 1 or HUGE_EXPONENT.search(str(value)):
+    text = str(value)
+    if element is bool:
+        if text.lower() not in TRUE | FALSE:
             raise ValueError(reason)
-        number = Fraction(numerator.strip()) / Fraction(denominator[0].strip() if denominator else 1)
-        float(number)
+        return text.lower() in TRUE
+    if element is str:
+        if "\0" in text:
+            raise ValueError("has a zero character")
+        return text
+    if element is Path:
+        if not text:
+            raise ValueError(reason)
+        return expand_path(value)
+    if element is Params:
+        if isinstance(value, str):
+            from hotloop.options.document import parse_document  # which few command lines need
+
+            try:
+                value = parse_document(value, "text")
+            except OptionError as error:
+                raise ValueError(f"{reason} ({error})") from None
+        if not isinstance(value, Mapping):
+            raise ValueError(reason)
+        return Params(value)
+    try:
+        if element is Fraction:
+            # A float is read as it is written: 0.1 means 1/10, not the nearest binary fraction.
+            numerator, slash, denominator = text.partition("/")
+            if "/" in denominator or HUGE_EXPONENT.search(text):
+                raise ValueError
+            number = Fraction(numerator.strip()) / Fraction(denominator.strip() if slash else 1)
+            float(number)
+        else:
+            number = element(value)
     except ZeroDivisionError:
         raise ValueError("divides by zero") from None
     except OverflowError:
         raise ValueError("is too large") from None
     except ValueError:
         raise ValueError(reason) from None
+    if element is int and abs(number) > LARGEST:
+        raise ValueError(f"is too large: whole numbers go up to {LARGEST}")
     return number
 
 
-def _text(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, str | int | float | Path):
-        raise ValueError("must be text")
-    if "\0" in str(value):
-        raise ValueError("has a zero character")
-    return str(value)
-
-
-def _path(value: Any) -> Path:
-    if not isinstance(value, str | Path) or not str(value):
-        raise ValueError("must be a path")
-    return expand_path(value)
-
-
-def _params(value: Any) -> Params:
-    reason = """must be a mapping such as '{"momentum": 0.9}'"""
-    if isinstance(value, str):
-        try:
-            from hotloop.options.document import parse_document  # which few command lines need
-
-            value = parse_document(value, "text")
-        except OptionError as error:
-            raise ValueError(f"{reason} ({error})") from None
-    if not isinstance(value, Mapping):
-        raise ValueError(reason)
-    return Params(value)
-
-
-READERS: dict[type, Callable[[Any], Any]] = {
-    bool: _boolean,
-    int: _integer,
-    float: _number,
-    Fraction: _fraction,
-    str: _text,
-    Path: _path,
-    Params: _params,
+READABLE: dict[type, tuple[Any, str]] = {
+    bool: (object, "must be true or false (also yes/no, on/off, 1/0)"),
+    int: (int | str, "must be a whole number"),
+    float: (int | float | str, "must be a number"),
+    Fraction: (int | float | Fraction | str, "must be a number or a fraction such as 1/2"),
+    str: (str | int | float | Path, "must be text"),
+    Path: (str | Path, "must be a path"),
+    Params: (str | Mapping, """must be a mapping such as '{"momentum": 0.9}'"""),
 }
+"""Of each type of an option: what it is read from, and the reason why anything else is refused."""
+
+
+def expand_path(path: str | Path) -> Path:
+    """The path with `~` and `~user` written out; a ValueError where no file can be called so.
+
+    Such a path would fail wherever it is used first, far from the option that named it.
+    """
+    if "\0" in str(path):
+        raise ValueError("has a zero character, which no file name can have")
+    try:
+        found = Path(path).expanduser()
+        encoded = os.fsencode(found)
+    except RuntimeError:
+        raise ValueError("there is no such user; write the folder out") from None
+    except UnicodeEncodeError:
+        raise ValueError("has half of a surrogate pair, which no file name can have") from None
+    if len(encoded) > LONGEST_PATH or any(len(name) > LONGEST_NAME for name in encoded.split(b"/")):
+        raise ValueError(f"is too long: names have at most {LONGEST_NAME} bytes, paths {LONGEST_PATH}")
+    return found
 
 
 def at_least(least: float) -> Check:
@@ -367,7 +351,7 @@ class Option:
     def accept(self, value: Any, origin: str = "") -> Any:
         """The value as the field holds it, or an OptionError in one line that begins with `origin`."""
         try:
-            own = self.parse is not None and isinstance(value, str) and not means_none(self.kind, value)
+            own = self.parse is not None and isinstance(value, str) and not self.kind.is_none(value)
             result = self.parse(value) if self.parse and own else read_value(self.kind, value)
             for item in result if self.kind.many and result is not None else (result,):
                 if self.check and item is not None and (reason := self.check(item)):
@@ -389,23 +373,33 @@ def show_value(value: Any) -> str:
 def options_of(config: type[Any]) -> tuple[Option, ...]:
     """The declared options of a config dataclass, in order; fields without a declaration are not options."""
     hints = get_type_hints(config)
-    found = []
+    found: list[Option] = []
     for each in fields(config):
-        if METADATA_KEY not in each.metadata:
-            continue
-        said = dict(each.metadata[METADATA_KEY])
+        said = dict(each.metadata.get(METADATA_KEY, {}))
         if "table" in said:
             found += said["table"]
-            continue
-        kind = kind_of(hints[each.name])
-        kind = replace(kind, choices=tuple(said.pop("choices") or kind.choices))
-        found.append(Option(name=each.name, kind=kind, default=each.default, **said))
+        elif said:
+            kind = kind_of(hints[each.name])
+            kind = replace(kind, choices=tuple(said.pop("choices") or kind.choices))
+            found.append(Option(name=each.name, kind=kind, default=each.default, **said))
     return tuple(found)
+
+
+def _tables(config: type[Any]) -> list[tuple[str, tuple[Option, ...]]]:
+    declared = ((each.name, each.metadata.get(METADATA_KEY, {})) for each in fields(config))
+    return [(name, said["table"]) for name, said in declared if "table" in said]
 
 
 def build(config: type[Config], values: Mapping[str, Any]) -> Config:
     """The config with these values (text or typed); every other field has its default."""
     return construct(config, _accept_all(options_of(config), values))
+
+
+def _accept_all(options: tuple[Option, ...], values: Mapping[str, Any]) -> dict[str, Any]:
+    known = {each.name: each for each in options}
+    if foreign := [name for name in values if name not in known]:
+        raise OptionError(f"{show_value(foreign[0])}: no such option{did_you_mean(foreign[0], known)}")
+    return {name: known[name].accept(value) for name, value in values.items()}
 
 
 def construct(config: type[Config], accepted: Mapping[str, Any]) -> Config:
@@ -419,19 +413,25 @@ def construct(config: type[Config], accepted: Mapping[str, Any]) -> Config:
     return config(**values)
 
 
-def validate(config: Any) -> None:
-    """Take in a config made in Python as the command line would, checks and types; for use in `__post_init__`.
+class Options:
+    """The base of config dataclasses that programs make too: each takes its values in as the command line would.
 
     A path may be text there, a list may stand for a tuple and a dict for Params.
     """
-    for each in options_of(type(config)):
-        if hasattr(config, each.name):
-            object.__setattr__(config, each.name, each.accept(getattr(config, each.name)))
-    for name, table in _tables(type(config)):
-        defaults = {each.name: each.default for each in table}
-        accepted = _accept_all(table, getattr(config, name)).items()
-        kept = {key: value for key, value in accepted if value != defaults[key]}
-        object.__setattr__(config, name, Params(kept))
+
+    def __post_init__(self) -> None:
+        for each in options_of(type(self)):
+            if hasattr(self, each.name):
+                object.__setattr__(self, each.name, each.accept(getattr(self, each.name)))
+        for name, table in _tables(type(self)):
+            defaults = {each.name: each.default for each in table}
+            accepted = _accept_all(table, getattr(self, name)).items()
+            kept = {key: value for key, value in accepted if value != defaults[key]}
+            object.__setattr__(self, name, Params(kept))
+        self.check()
+
+    def check(self) -> None:
+        """Refuse, by an OptionError, values that do not go together; each is of its type by now."""
 
 
 def values_of(config: Any) -> dict[str, Any]:
@@ -440,15 +440,3 @@ def values_of(config: Any) -> dict[str, Any]:
         each.name: tabled.get(each.name, getattr(config, each.name, each.default))
         for each in options_of(type(config))
     }
-
-
-def _tables(config: type[Any]) -> list[tuple[str, tuple[Option, ...]]]:
-    declared = ((each.name, each.metadata.get(METADATA_KEY, {})) for each in fields(config))
-    return [(name, said["table"]) for name, said in declared if "table" in said]
-
-
-def _accept_all(options: tuple[Option, ...], values: Mapping[str, Any]) -> dict[str, Any]:
-    known = {each.name: each for each in options}
-    if foreign := [name for name in values if name not in known]:
-        raise OptionError(f"{show_value(foreign[0])}: no such option{did_you_mean(foreign[0], known)}")
-    return {name: known[name].accept(value) for name, value in values.items()}

@@ -10,31 +10,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes, on every file system that people have
 DEEPEST = 100
 LARGEST = 1 << 26  # bytes of a file that is read: ours are far smaller, and a device never ends
 Pairs = Callable[[list[tuple[str, Any]]], Any]
-
-
-def expand_path(path: str | Path) -> Path:
-    """The path with `~` and `~user` written out; a ValueError where no file can be called so.
-
-    Such a path would fail wherever it is used first, far from the option that named it.
-    """
-    text = str(path)
-    if "\0" in text:
-        raise ValueError("has a zero character, which no file name can have")
-    try:
-        found = Path(path).expanduser()
-    except RuntimeError:
-        raise ValueError("there is no such user; write the folder out") from None
-    try:
-        encoded = os.fsencode(found)
-    except UnicodeEncodeError:
-        raise ValueError("has half of a surrogate pair, which no file name can have") from None
-    if len(encoded) > LONGEST_PATH or any(len(name) > LONGEST_NAME for name in encoded.split(b"/")):
-        raise ValueError(f"is too long: names have at most {LONGEST_NAME} bytes, paths {LONGEST_PATH}")
-    return found
 
 
 @contextmanager

@@ -9,18 +9,13 @@ from typing import Literal
 
 from hotloop.errors import OptionError
 from hotloop.families.cnn.options import DatasetName, check_model, parse_synthetic
-from hotloop.options import argument, non_negative, option, positive, validate
+from hotloop.options import Options, argument, non_negative, option, positive
 
 _WORKERS = "Processes that work at the same time; none: one for each processor."
 
 
-class _Checked:
-    def __post_init__(self) -> None:
-        validate(self)
-
-
 @dataclass(frozen=True)
-class DescribeConfig(_Checked):
+class DescribeConfig(Options):
     """Which network to show."""
 
     model: str = argument("A model: resnet50, cifar_resnet20, toy_model, ...", check=check_model)
@@ -30,7 +25,7 @@ class DescribeConfig(_Checked):
 
 
 @dataclass(frozen=True)
-class PredictConfig(_Checked):
+class PredictConfig(Options):
     """Which images, by which weights."""
 
     run: Path = argument("Folder of a run, or of its checkpoints.", metavar="RUN")
@@ -42,7 +37,7 @@ class PredictConfig(_Checked):
 
 
 @dataclass(frozen=True)
-class ImportConfig(_Checked):
+class ImportConfig(Options):
     """Which weights to take over."""
 
     weights: Path = argument("A .safetensors file of a torchvision or timm ResNet.")
@@ -50,7 +45,7 @@ class ImportConfig(_Checked):
 
 
 @dataclass(frozen=True)
-class BuildConfig(_Checked):
+class BuildConfig(Options):
     """Class folders of images, and how to make records of them."""
 
     source: Path = argument("Folder with train/CLASS/*.JPEG and val/CLASS/*.JPEG (one of the two will do).")
@@ -72,14 +67,13 @@ class BuildConfig(_Checked):
     skip_corrupt: bool = option(False, "Leave out images that do not decode, and count them.")
     workers: int | None = option(None, _WORKERS, check=positive)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         if self.source.absolute() == self.out.absolute():
             raise OptionError(f"OUT {self.out}: is the folder of the images; take another one")
 
 
 @dataclass(frozen=True)
-class VerifyConfig(_Checked):
+class VerifyConfig(Options):
     """Which set to count and check."""
 
     dataset: DatasetName = option("cifar10", "The data set.")
@@ -90,13 +84,12 @@ class VerifyConfig(_Checked):
     decode: bool = option(False, "Decode every image as well.")
     workers: int | None = option(None, _WORKERS, check=positive)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         _needs_path(self.dataset, self.dataset_path, synthetic=False)
 
 
 @dataclass(frozen=True)
-class BenchmarkConfig(_Checked):
+class BenchmarkConfig(Options):
     """Which input pipeline to time."""
 
     dataset: DatasetName = option("cifar10", "The data set.")
@@ -134,8 +127,7 @@ class BenchmarkConfig(_Checked):
     skip_corrupt: bool = option(False, "ImageNet: let another image take the place of one that is broken.")
     seed: int = option(0, "Seed of order, crops and flips.", check=non_negative)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         if self.eight_bit_transfer and not self.accelerator_side_preprocess:
             raise OptionError(
                 "--eight-bit-transfer: needs --accelerator-side-preprocess, as in training; add it"

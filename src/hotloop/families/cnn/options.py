@@ -15,6 +15,7 @@ from hotloop.engine.optim_keys import check_loss_scaling, check_optimiser, check
 from hotloop.engine.plan import BATCH_GROUP, EVENTS_GROUP, RUN_GROUP, PlanOptions
 from hotloop.errors import OptionError
 from hotloop.options import (
+    Options,
     Params,
     argument,
     between,
@@ -25,7 +26,6 @@ from hotloop.options import (
     option_table,
     positive,
     table_option,
-    validate,
 )
 
 MODEL, OPTIMISER, RATE, NUMBERS = "Model", "Optimiser", "Learning rate", "Numbers"
@@ -140,7 +140,7 @@ WITHOUT_EFFECT = (
 
 
 @dataclass(frozen=True)
-class TrainConfig(PlanOptions):
+class TrainConfig(Options, PlanOptions):
     """What was asked for; hashable. `without_effect` has the values of its table that are not the defaults."""
 
     training: bool = option(True, "Train.", group=RUN_GROUP)
@@ -356,8 +356,7 @@ class TrainConfig(PlanOptions):
     )
     without_effect: Params = option_table(*WITHOUT_EFFECT)
 
-    def __post_init__(self) -> None:
-        validate(self)
+    def check(self) -> None:
         check_options(self)
 
     @property

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Literal
 
 from hotloop.errors import OptionError
-from hotloop.options import Params, at_least, non_negative, option, positive, validate
+from hotloop.options import Options, Params, at_least, non_negative, option, positive
 
 TIMING, DATA, OLD = "Timing", "Data and devices", "From the old programs"
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 
 
 @dataclass(frozen=True)
-class TimingOptions:
+class TimingOptions(Options):
     steps: int = option(5, "Timed calls of the compiled loop.", check=positive, group=TIMING)
     repeat: int = option(
         1, "Do the whole timing this many times and report the spread.", check=positive, group=TIMING
@@ -34,9 +34,6 @@ class TimingOptions:
     save_graph: bool = option(
         False, "Write the program's text, before and after optimisation, to results.", group=TIMING
     )
-
-    def __post_init__(self) -> None:
-        validate(self)
 
 
 @dataclass(frozen=True)
@@ -75,8 +72,7 @@ class LayerOptions(TimingOptions):
     )
     report_hw_cycle_count: bool = option(False, "IPU cycle counter: explained, no effect.", group=OLD)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         if self.shards > 1:
             raise OptionError(
                 f"--shards {self.shards}: a single layer is not split over devices; --replicas makes copies"
@@ -112,8 +108,8 @@ class GroupedConv(LayerOptions):
     block_repeats: int = option(10, "Convolutions in the chain.", check=positive)
     group_dim: int = option(1, "Output filters in a group; 1 is a depthwise convolution.", check=positive)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         if self.filter_out % self.group_dim:
             raise OptionError(f"--group-dim {self.group_dim}: must divide --filter-out {self.filter_out}")
         if self.filter_in % self.groups:
@@ -158,8 +154,8 @@ class Gru(LayerOptions):
         False, "Reset gate after the candidate's product, as cuDNN has it: one product a step. Needs --fused."
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         if self.reset_after and not self.fused:
             raise OptionError("--reset-after: only the fast layer has it; add --fused")
 
@@ -204,7 +200,7 @@ class Hmc(TimingOptions):
 
 
 @dataclass(frozen=True)
-class AllKernels:
+class AllKernels(Options):
     """Every kernel with its defaults; what is given here replaces them all."""
 
     steps: int | None = option(None, "Timed calls, instead of each kernel's default.", check=positive)
@@ -215,9 +211,6 @@ class AllKernels:
     dtype: Dtype = option("auto", "Number type of the layers.")
     repeat: int = option(1, "Do every timing this many times.", check=positive)
     seed: int = option(0, "Seed of parameters and data.", check=non_negative)
-
-    def __post_init__(self) -> None:
-        validate(self)
 
 
 _PLANNER = (

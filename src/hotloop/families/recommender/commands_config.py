@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from hotloop.errors import OptionError
 from hotloop.families.recommender.config import DATA, RUN, DataOptions, TrainOptions
-from hotloop.options import argument, between, finite, non_negative, option, positive, validate
+from hotloop.options import Options, argument, between, finite, non_negative, option, positive
 
 FAMILY = "recommender"
 EXTRA = {"users": int, "items": int, "drops": list, "low": float, "high": float}
@@ -44,7 +44,7 @@ class RankingOptions(PredictionOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointOptions:
+class CheckpointOptions(Options):
     """Which weights of which run."""
 
     run: Path = argument("Folder of a run, as `hotloop recommender train` named it.", metavar="RUN")
@@ -54,9 +54,6 @@ class CheckpointOptions:
     best: bool = option(
         True, "Without --step: the checkpoint that validated best; --no-best takes the newest.", group=RUN
     )
-
-    def __post_init__(self) -> None:
-        validate(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +67,7 @@ class TruthOptions(CheckpointOptions):
         None, "Ratings of a file instead: user TAB item TAB rating.", metavar="FILE", group=DATA
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         if self.split and self.data_file:
             raise OptionError(
                 f"--split {self.split} with --data-file {self.data_file}: choose one of the two"
@@ -93,8 +89,8 @@ class PredictOptions(TruthOptions, PredictionOptions):
     )
     ratings_file: Path | None = option(None, RATINGS_HELP, metavar="FILE", group=DATA)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         if self.ratings_file and not self.data_file:
             raise OptionError(
                 f"--ratings-file {self.ratings_file}: name the ratings to predict with --data-file"
@@ -114,14 +110,13 @@ class RecommendOptions(CheckpointOptions, PredictionOptions):
         group=OUTPUT,
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         if bool(self.users) == self.all:
             raise OptionError("recommend: give --users ID ... or --all" + (", not both" if self.all else ""))
 
 
 @dataclass(frozen=True, kw_only=True)
-class BaselineOptions(RankingOptions, DataOptions):
+class BaselineOptions(Options, RankingOptions, DataOptions):
     """All of `hotloop recommender baselines`."""
 
     run: Path | None = option(
@@ -141,8 +136,7 @@ class BaselineOptions(RankingOptions, DataOptions):
         group=MEASURES,
     )  # fmt: skip
 
-    def __post_init__(self) -> None:
-        validate(self)
+    def check(self) -> None:
         if self.step is not None and self.run is None:
             raise OptionError(f"--step {self.step}: needs --run")
         self.training()
@@ -179,7 +173,7 @@ def baseline_defaults(run: Path) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class ConvertOptions:
+class ConvertOptions(Options):
     source: Path = argument(
         "A folder of the Netflix Prize (mv_*.txt or combined_data_*.txt), or MovieLens: u.data, ratings.dat, "
         "ratings.csv or the folder of one."
@@ -196,8 +190,7 @@ class ConvertOptions:
     seed: int = option(0, "Seed of what is left to chance.", check=non_negative)
     overwrite: bool = option(False, "Replace the files of an earlier conversion.")
 
-    def __post_init__(self) -> None:
-        validate(self)
+    def check(self) -> None:
         good = len(self.fractions) == 3 and abs(sum(self.fractions) - 1) < 1e-9 and self.fractions[0] > 0
         if not good:
             said = " ".join(f"{each:g}" for each in self.fractions)

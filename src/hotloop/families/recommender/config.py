@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hotloop.errors import OptionError
-from hotloop.options import between, finite, folder_name, non_negative, option, options_of, positive, validate
+from hotloop.options import Options, between, finite, folder_name, non_negative, option, options_of, positive
 
 MODEL, TRAINING, NUMBERS = "Model", "Training", "Numbers"
 DATA, RUN, OLD = "Data", "Run and records", "From the old program"
@@ -140,7 +140,7 @@ class DataOptions:
 
 
 @dataclass(frozen=True)
-class TrialOptions(DataOptions, UpdateOptions):
+class TrialOptions(Options, DataOptions, UpdateOptions):
     """What a training alone and each trial of a sweep have in common."""
 
     epochs: int | None = option(
@@ -196,8 +196,7 @@ class TrainOptions(TrialOptions):
     validation_batches_per_step: int = option(250, "No effect, as before.", check=positive, group=OLD)
     select_ipus: str = option("AUTO", "No effect: see --device.", aliases=("--select-ipu",), group=OLD)
 
-    def __post_init__(self) -> None:
-        validate(self)
+    def check(self) -> None:
         if self.base_learning_rate > 0:
             raise OptionError(
                 f"--base-learning-rate {self.base_learning_rate:g}: the rate would be "

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 from hotloop.errors import OptionError
 from hotloop.families.recommender import config
 from hotloop.families.recommender.config import OLD, RUN, TrainOptions, TrialOptions, UpdateOptions
-from hotloop.options import folder_name, option, positive, validate
+from hotloop.options import folder_name, option, positive
 
 SWEEP = "Sweep"
 USUAL_RATES = tuple(f"{12.5 + 0.5 * n:g}" for n in range(16))
@@ -103,8 +103,7 @@ class SweepOptions(TrialOptions):
         False, "No effect: a trial whose loss is not finite always stops.", group=OLD
     )
 
-    def __post_init__(self) -> None:
-        validate(self)
+    def check(self) -> None:
         if self.ray_address is not None and self.engine != "ray":
             raise OptionError(f"--ray-address {self.ray_address}: only with --engine ray")
         given = ",".join(self.base_learning_rates)

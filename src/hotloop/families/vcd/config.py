@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hotloop.errors import OptionError
-from hotloop.options import argument, between, folder_name, non_negative, option, positive, validate
+from hotloop.options import Options, argument, between, folder_name, non_negative, option, positive
 
 FAMILY = "vcd"
 METHOD, NETWORK, SAMPLER, RATES = "Method", "Networks", "Sampler (HMC)", "Learning rates"
@@ -148,7 +148,7 @@ class VcdModel:
 
 
 @dataclass(frozen=True)
-class LikelihoodOptions:
+class LikelihoodOptions(Options):
     iwae_samples: int = option(
         20_000, "Importance samples for each image and proposal.", check=positive, group=EVALUATION
     )
@@ -222,8 +222,7 @@ class VcdTrain(LikelihoodOptions, VcdModel):
         None, "Write the compiler's report and a profile to this folder.", metavar="DIR", group=RECORDS
     )
 
-    def __post_init__(self) -> None:
-        validate(self)
+    def check(self) -> None:
         self.rates()
         if self.resume and self.repeats > 1:
             raise OptionError(
@@ -267,12 +266,9 @@ class VcdEvaluate(LikelihoodOptions):
     data: str | None = option(None, "Another data set or folder than the run's.", group=RUN)
     seed: int = option(0, "Seed of all draws of the evaluation.", check=non_negative, group=RUN)
 
-    def __post_init__(self) -> None:
-        validate(self)
-
 
 @dataclass(frozen=True)
-class VcdSamples:
+class VcdSamples(Options):
     run: Path = argument("Folder of a run, as `hotloop vcd train` named it.")
     rows: int = option(10, "Lines of a grid.", check=positive)
     columns: int = option(
@@ -290,9 +286,6 @@ class VcdSamples:
     output: Path | None = option(
         None, "Folder for the pictures; none: `samples` in the run's.", metavar="DIR"
     )
-
-    def __post_init__(self) -> None:
-        validate(self)
 
     @property
     def folder(self) -> Path:

@@ -19,7 +19,7 @@ from hotloop.data.fetch import Progress, no_progress
 from hotloop.data.load import to_stderr
 from hotloop.data.stand_ins import stand_in_images
 from hotloop.errors import DataError
-from hotloop.options.files import expand_path
+from hotloop.options.declare import expand_path
 
 Bits = NDArray[np.uint8]
 NAMES = ("binarised_mnist", "mnist", "fashion_mnist", "digits")

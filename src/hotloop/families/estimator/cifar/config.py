@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hotloop.errors import OptionError
-from hotloop.options import non_negative, option, positive, validate
+from hotloop.options import Options, non_negative, option, positive
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ _training, _testing, _data, _devices, _records = (
 
 
 @dataclass(frozen=True)
-class CifarConfig:
+class CifarConfig(Options):
     """All of `hotloop estimator`."""
 
     recipe: Literal["reference", "keras", "fast"] = _training(
@@ -147,8 +147,7 @@ class CifarConfig:
     )
     plan: bool = _records(False, "Say what would run, and stop.")
 
-    def __post_init__(self) -> None:
-        validate(self)
+    def check(self) -> None:
         if self.test_only and self.train_only:
             raise OptionError("--test-only --train-only: together they leave nothing to do; keep one of them")
         if self.test_only and self.model_dir is None:
