@@ -1,12 +1,13 @@
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hotloop.bench import metrics
-from hotloop.bench.benchmark import Metric
-from hotloop.bench.metrics import ReductionError, drop_skipped, reduce_values
+from hotloop.bench.benchmark import Benchmark, Metric
+from hotloop.bench.metrics import ReductionError, extract, reduce_values
 
 VALUES = [4.0, 1.0, 3.0, 2.0, 10.0]
 
@@ -65,12 +66,15 @@ def test_unknown_reductions_are_known_as_such(kind: str) -> None:
         reduce_values(kind, [1.0])
 
 
-def test_more_values_than_are_skipped_must_be_there() -> None:
-    for metric in (Metric("x", "x"), Metric("x", "x", sorted_skip=True)):
-        assert list(drop_skipped(metric, [2.0, 1.0], 1)) == ([2.0] if metric.sorted_skip else [1.0])
-        for skip in (2, 3):
-            with pytest.raises(ReductionError, match=f"2 values were found and the first {skip} are skipped"):
-                drop_skipped(metric, [1.0, 2.0], skip)
+@pytest.mark.parametrize("sorted_skip", [False, True])
+@pytest.mark.parametrize("skip", [1, 2, 3])
+def test_more_values_than_are_skipped_must_be_there(skip: int, sorted_skip: bool) -> None:
+    metric = Metric("x", r"x=(\d)", skip, sorted_skip=sorted_skip)
+    found = extract(Benchmark("b", Path("b.yml"), 1, "x", metrics=(metric,)), ["x=2", "x=1"], [])
+    if skip == 1:
+        assert found.results == {"x": 2.0 if sorted_skip else 1.0}
+    else:
+        assert found.problems == {"x": f"2 values were found and the first {skip} are skipped"}
 
 
 @given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=30), st.integers(0, 100))

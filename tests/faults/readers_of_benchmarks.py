@@ -10,7 +10,7 @@ from hotloop.bench import peers
 from hotloop.bench.benchmark import Benchmark, Metric
 from hotloop.bench.compare import CompareRules, compare_samples, load_baselines
 from hotloop.bench.expressions import ExpressionError, check_expression, evaluate_expression
-from hotloop.bench.metrics import JsonLines, extract
+from hotloop.bench.metrics import extract
 from hotloop.bench.peers import is_peer_document
 from hotloop.bench.record import Results, collect_samples, read_records
 from hotloop.bench.report import build_report, gather_sources
@@ -57,11 +57,6 @@ def of_benchmarks() -> list[Reader]:
         Results(file.parent).close()
 
     def output(text: str) -> None:
-        keys = JsonLines([metric.key for metric in metrics])
-        for line in text.split("\n"):
-            keys.read(line, True)
-        for metric in metrics:
-            keys.series(metric.key)
         extract(Benchmark("b", Path("b.yml"), 1, "x", metrics=tuple(metrics)), text.split("\n"), [])
 
     def expression(text: str) -> None:

@@ -27,216 +27,15 @@ from hotloop.options.files import parse_json
 LONGEST_JSON = 1 << 20
 LONGEST_SEARCHED = 8192  # characters of a line; a pattern may need time with the square of this
 LARGEST_RECORD = 256 << 20
-RUN_KEYS = ("run", "model_dir")
 MOST_VALUES = 1_000_000
 TICK = 0.1  # seconds between looks at how long a search has taken
-LINE_SECONDS, ALL_SECONDS = (
-    3.0,
-    120.0,
-)  # for the searches of one pattern: in one line, and in all lines of a run
+LINE_SECONDS, ALL_SECONDS = 3.0, 120.0  # for one pattern's searches: in one line, and in all lines of a run
 LAZY_END = re.compile(r"[*+?}]\?\)$")
-_MISSING = object()
-
-
-@dataclass
-class Series:
-    """The values of one key in order; `is_summary` for a single number out of the result."""
-
-    values: list[float] = field(default_factory=list)
-    problem: str = ""
-    is_summary: bool = False
-
-    def add(self, key: str, value: Any) -> None:
-        """One more value; null stands for NaN, as JSON cannot say that."""
-        try:
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-                raise ValueError
-            self.values.append(float("nan") if value is None else float(value))
-        except (ValueError, OverflowError):
-            self.problem = f"'{key}' in a JSON line is {json.dumps(value)[:80]}, which is no number"
-        if len(self.values) > MOST_VALUES:
-            self.problem = f"more than {MOST_VALUES} values; print fewer"
-
-
-class JsonLines:
-    def __init__(self, keys: Iterable[str]):
-        self._events: dict[str, Series] = {key: Series() for key in keys}
-        self._result: Mapping[str, Any] = {}
-
-    def read(self, line: str, is_stdout: bool) -> None:
-        """Take one line if it is a JSON object; any other line is left alone."""
-        record = _parse_line(line)
-        if record is not None and "event" in record:
-            _take_values(record, self._events)
-        elif record is not None and is_stdout:
-            self._result = record
-
-    def read_run(self, folder: Path, keys: Iterable[str]) -> None:
-        """Take keys that no line had from the events of the run that the result names, relative to `folder`."""
-        recorded = {key: Series() for key in keys if not self._events[key].values}
-        runs = [self._result[key] for key in RUN_KEYS if isinstance(self._result.get(key), str)]
-        with suppress(OSError, ValueError):  # there is no such run
-            for run in runs[:1] if recorded else ():
-                path = folder / run / "events.jsonl"
-                if path.stat().st_size > LARGEST_RECORD:
-                    continue
-                with path.open(encoding="utf-8", errors="replace") as file:
-                    for line in file:
-                        record = _parse_line(line) or {}
-                        if record.get("event") == "start":  # an earlier process of the run is none of ours
-                            recorded = {key: Series() for key in recorded}
-                        elif "event" in record:
-                            _take_values(record, recorded)
-        self._events |= {key: series for key, series in recorded.items() if series.values or series.problem}
-
-    def series(self, key: str) -> Series | None:
-        """The key's values: from events, else from the result, else None."""
-        series = self._events[key]
-        if series.values or series.problem:
-            return series
-        value = _look_up(self._result, key)
-        if value is _MISSING:
-            return None
-        many = isinstance(value, list)
-        found = Series(is_summary=not many)
-        for item in value if many else [value]:
-            found.add(key, item)
-        return found
-
-
-def _parse_line(line: str) -> Mapping[str, Any] | None:
-    text = line.strip() if line[:1] in "{ \t" else ""
-    if not (text.startswith("{") and text.endswith("}")) or len(text) > LONGEST_JSON:
-        return None
-    try:
-        record = parse_json(text)
-    except ValueError:
-        return None
-    return record if isinstance(record, dict) else None
-
-
-def _look_up(record: Mapping[str, Any], key: str) -> Any:
-    """The value under a name or a path of names with dots."""
-    if key in record:
-        return record[key]
-    value: Any = record
-    for part in key.split("."):
-        if not isinstance(value, Mapping) or part not in value:
-            return _MISSING
-        value = value[part]
-    return value
-
-
-def _take_values(event: Mapping[str, Any], wanted: Mapping[str, Series]) -> None:
-    for key, series in wanted.items():
-        if not series.problem and (value := _event_value(event, key)) is not _MISSING:
-            series.add(key, value)
-
-
-def _event_value(event: Mapping[str, Any], key: str) -> Any:
-    """A plain key is looked up in logs, one that begins with an event's name in events of that name; | is or."""
-    key, _, others = key.partition("|")
-    name, _, rest = key.partition(".")
-    value = _MISSING
-    if rest and event["event"] == name:
-        value = _look_up(event, rest)
-    elif event["event"] == "log":
-        value = _look_up(event, key)
-    return _event_value(event, others) if value is _MISSING and others else value
-
-
-class TooSlow(Exception):
-    """A search was given up."""
-
-
-class SearchLimit:
-    """Ends the search that is on, if any, when its time is over."""
-
-    def __init__(self) -> None:
-        self.running: PatternMatches | None = None
-
-    def _tick(self, number: int, frame: FrameType | None) -> None:
-        if (pattern := self.running) is None:
-            return
-        pattern.all_seconds += TICK
-        pattern.line_seconds += TICK
-        if pattern.line_seconds > LINE_SECONDS:
-            raise TooSlow(f"more than {LINE_SECONDS:g} seconds for one line")
-        if pattern.all_seconds > ALL_SECONDS:
-            raise TooSlow(f"more than {ALL_SECONDS:g} seconds for all lines")
-
-    @contextmanager
-    def enforce(self) -> Iterator[None]:
-        """Hold searches to their limits while the block runs."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = signal.signal(signal.SIGVTALRM, self._tick)
-        signal.setitimer(signal.ITIMER_VIRTUAL, TICK, TICK)
-        try:
-            yield
-        finally:
-            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-            signal.signal(signal.SIGVTALRM, before)
-
-
-class PatternMatches:
-    """The numbers that one metric's regular expression finds, line by line."""
-
-    def __init__(self, regexp: str, limit: SearchLimit):
-        self.regexp, self.limit = regexp, limit
-        self.values: list[float] = []
-        self.problem = ""
-        self.all_seconds = self.line_seconds = 0.0
-        try:
-            self.pattern = re.compile(regexp)
-        except re.error as error:
-            self.problem = f"the regexp '{regexp}' is none: {error}"
-            return
-        names = tuple(self.pattern.groupindex)
-        self.group = names[0] if len(names) == 1 else min(self.pattern.groups, 1)
-        if LAZY_END.search(regexp):
-            self.problem = (
-                f"the regexp '{regexp}' ends in a lazy group, which matches as little as it may: "
-                "an empty text or a part of the number; take out its last '?'"
-            )
-        elif len(names) != 1 and self.pattern.groups > 1:
-            self.problem = f"the regexp '{regexp}' has {self.pattern.groups} groups; keep one, or name one"
-
-    def read(self, line: str) -> None:
-        """Take the matches of one line, until something is wrong."""
-        if self.problem:
-            return
-        try:
-            # Set for every line, so it is a plain attribute: a context would cost more than most searches.
-            self.line_seconds, self.limit.running = 0.0, self
-            self._read(line[:LONGEST_SEARCHED])
-            self.limit.running = None
-        except TooSlow as error:
-            self.limit.running = None
-            self.problem = (
-                f"the regexp '{self.regexp}' was given up, it needed {error}: it tries too many ways to match, so "
-                "leave out repeats inside of repeats"
-            )
-
-    def _read(self, line: str) -> None:
-        for match in self.pattern.finditer(line):
-            text = match[self.group]
-            try:
-                self.values.append(float(text))
-            except (TypeError, ValueError):
-                what = f"'{text[:80]}'" if text else "an empty text"
-                self.problem = f"the regexp '{self.regexp}' matched {what}, which is no number"
-            if len(self.values) > MOST_VALUES:
-                self.problem = f"more than {MOST_VALUES} values; print fewer"
-            if self.problem:
-                return
-
-
 IN_ORDER = ("first", "value", "final")  # reductions that ask for a place in the order of printing
 PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d{1,3})?|100)")
 LARGEST = 1e150  # so that squares, for a spread, are still numbers
 MPI, COPIES = re.compile(r"\bmpirun\b"), re.compile(r"\s--?np?[ =](\d{1,6})\b")
+_MISSING = object()
 
 
 class ReductionError(ValueError):
@@ -292,19 +91,6 @@ def reduce_values(kind: str, values: Sequence[float]) -> float:
     return float(result)
 
 
-def drop_skipped(metric: Metric, values: Sequence[float], skip: int) -> Sequence[float]:
-    """The values that count: without the first `skip`, or by the older rule without the `skip` worst."""
-    if 0 < skip >= len(values):
-        raise ReductionError(f"{len(values)} values were found and the first {skip} are skipped")
-    if not metric.sorted_skip:
-        return values[skip:]
-    return (
-        values
-        if metric.reduction in IN_ORDER
-        else sorted(values, reverse=metric.name == "latency")[skip:]  # of a latency the highest are the worst
-    )
-
-
 @dataclass
 class MetricValues:
     """What a run gave: all values of a metric in order, its one result, or why it has none."""
@@ -321,11 +107,10 @@ def extract(
     variant: Variant | None = None,
 ) -> MetricValues:
     """Every metric of the benchmark, and what is derived from them and the variant's parameters."""
-    limit = SearchLimit()
     patterns = {metric.name: metric.regexp for metric in benchmark.metrics if metric.regexp is not None}
-    matches = {name: PatternMatches(regexp, limit) for name, regexp in patterns.items()}
+    matches = {name: PatternMatches(regexp) for name, regexp in patterns.items()}
     json_lines = JsonLines([metric.key for metric in benchmark.metrics])
-    with limit.enforce():
+    with limit_searches(list(matches.values())):
         for is_stdout, lines in ((True, stdout_lines), (False, stderr_lines)):
             for line in lines:
                 json_lines.read(line, is_stdout)
@@ -344,11 +129,9 @@ def extract(
     for name, text in (variant.params if variant else {}).items():
         with suppress(ValueError):
             parameters[name] = float(text)
-    for one in (
-        variant.derived if variant and variant.derived else benchmark.derived
-    ):  # may use those before it
+    for one in variant.derived if variant and variant.derived else benchmark.derived:
         try:
-            value = evaluate_expression(one.expr, {**parameters, **found.results})
+            value = evaluate_expression(one.expr, {**parameters, **found.results})  # of those before it, too
         except ExpressionError as error:
             missing = [name for name in found.problems if re.search(rf"\b{re.escape(name)}\b", one.expr)]
             found.problems[one.name] = f"needs {missing[0]}, which is missing" if missing else str(error)
@@ -357,17 +140,8 @@ def extract(
     return found
 
 
-def use_record_fields(benchmark: Benchmark, figures: Mapping[str, str]) -> Benchmark:
-    """The benchmark with metrics out of a program's records where it no longer prints what their patterns look for."""
-    metrics = [
-        replace(metric, field=metric.field or figures.get(metric.regexp or ""))
-        for metric in benchmark.metrics
-    ]
-    return replace(benchmark, metrics=tuple(metrics))
-
-
 def _collect_metric(
-    metric: Metric, json_lines: JsonLines, matches: PatternMatches | None, scale: int, found: MetricValues
+    metric: Metric, json_lines: "JsonLines", matches: "PatternMatches | None", scale: int, found: MetricValues
 ) -> None:
     series, skip = json_lines.series(metric.key), metric.skip
     if series is not None and not (series.problem and matches is not None and matches.values):
@@ -379,12 +153,211 @@ def _collect_metric(
         values, problem = matches.values, matches.problem
         if not values and not problem:
             problem = f"nothing matched the regexp '{metric.regexp}', and no JSON line has a '{metric.key}'"
-    found.values[metric.name] = [scale * value for value in values]
+    values = found.values[metric.name] = [scale * value for value in values]
+    if not problem and 0 < skip >= len(values):
+        problem = f"{len(values)} values were found and the first {skip} are skipped"
     if not problem:
+        if not metric.sorted_skip:
+            values = values[skip:]
+        elif metric.reduction not in IN_ORDER:  # by the older rule the worst go, of a latency the highest
+            values = sorted(values, reverse=metric.name == "latency")[skip:]
         try:
-            kept = drop_skipped(metric, found.values[metric.name], skip)
-            found.results[metric.name] = reduce_values(metric.reduction, kept)
+            found.results[metric.name] = reduce_values(metric.reduction, values)
             return
         except ReductionError as error:
             problem = str(error)
     found.problems[metric.name] = problem
+
+
+def use_record_fields(benchmark: Benchmark, figures: Mapping[str, str]) -> Benchmark:
+    """The benchmark with metrics out of a program's records where it no longer prints what their patterns look for."""
+    named = [(metric, metric.field or figures.get(metric.regexp or "")) for metric in benchmark.metrics]
+    return replace(benchmark, metrics=tuple(replace(metric, field=name) for metric, name in named))
+
+
+@dataclass
+class Series:
+    """The values of one key in order; `is_summary` for a single number out of the result."""
+
+    values: list[float] = field(default_factory=list)
+    problem: str = ""
+    is_summary: bool = False
+
+    def add(self, key: str, value: Any) -> None:
+        """One more value; null stands for NaN, as JSON cannot say that."""
+        try:
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+                raise ValueError
+            self.values.append(float("nan") if value is None else float(value))
+        except (ValueError, OverflowError):
+            self.problem = f"'{key}' in a JSON line is {json.dumps(value)[:80]}, which is no number"
+        if len(self.values) > MOST_VALUES:
+            self.problem = f"more than {MOST_VALUES} values; print fewer"
+
+
+class JsonLines:
+    def __init__(self, keys: Iterable[str]):
+        self._events: dict[str, Series] = {key: Series() for key in keys}
+        self._result: Mapping[str, Any] = {}
+
+    def read(self, line: str, is_stdout: bool) -> None:
+        """Take one line if it is a JSON object; any other line is left alone."""
+        record = _parse_line(line)
+        if record is not None and "event" in record:
+            _take_values(record, self._events)
+        elif record is not None and is_stdout:
+            self._result = record
+
+    def read_run(self, folder: Path, keys: Iterable[str]) -> None:
+        """Take keys that no line had from the events of the run that the result names, relative to `folder`."""
+        recorded = {key: Series() for key in keys if not self._events[key].values}
+        runs = [name for name in map(self._result.get, ("run", "model_dir")) if isinstance(name, str)]
+        with suppress(OSError, ValueError):  # there is no such run
+            for run in runs[:1] if recorded else ():
+                path = folder / run / "events.jsonl"
+                if path.stat().st_size > LARGEST_RECORD:
+                    continue
+                with path.open(encoding="utf-8", errors="replace") as file:
+                    for line in file:
+                        record = _parse_line(line) or {}
+                        if record.get("event") == "start":  # an earlier process of the run is none of ours
+                            recorded = {key: Series() for key in recorded}
+                        elif "event" in record:
+                            _take_values(record, recorded)
+        self._events |= {key: series for key, series in recorded.items() if series.values or series.problem}
+
+    def series(self, key: str) -> Series | None:
+        """The key's values: from events, else from the result, else None."""
+        series = self._events[key]
+        if series.values or series.problem:
+            return series
+        value = _look_up(self._result, key)
+        if value is _MISSING:
+            return None
+        many = isinstance(value, list)
+        found = Series(is_summary=not many)
+        for item in value if many else [value]:
+            found.add(key, item)
+        return found
+
+
+def _parse_line(line: str) -> Mapping[str, Any] | None:
+    text = line.strip() if line[:1] in "{ \t" else ""
+    if not (text.startswith("{") and text.endswith("}")) or len(text) > LONGEST_JSON:
+        return None
+    try:
+        record = parse_json(text)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _look_up(record: Mapping[str, Any], key: str) -> Any:
+    """The value under a name or a path of names with dots."""
+    if key in record:
+        return record[key]
+    value: Any = record
+    for part in key.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return _MISSING
+        value = value[part]
+    return value
+
+
+def _take_values(event: Mapping[str, Any], wanted: Mapping[str, Series]) -> None:
+    """A plain key is looked up in logs, one that begins with an event's name in events of that name; | is or."""
+    for key, series in wanted.items():
+        for choice in () if series.problem else key.split("|"):
+            name, _, rest = choice.partition(".")
+            value = _MISSING
+            if rest and event["event"] == name:
+                value = _look_up(event, rest)
+            elif event["event"] == "log":
+                value = _look_up(event, choice)
+            if value is not _MISSING:
+                series.add(key, value)
+                break
+
+
+class TooSlow(Exception):
+    """A search was given up."""
+
+
+class PatternMatches:
+    """The numbers that one metric's regular expression finds, line by line."""
+
+    def __init__(self, regexp: str):
+        self.regexp, self.is_searching = regexp, False
+        self.values: list[float] = []
+        self.problem = ""
+        self.all_seconds = self.line_seconds = 0.0
+        try:
+            self.pattern = re.compile(regexp)
+        except re.error as error:
+            self.problem = f"the regexp '{regexp}' is none: {error}"
+            return
+        names = tuple(self.pattern.groupindex)
+        self.group = names[0] if len(names) == 1 else min(self.pattern.groups, 1)
+        if LAZY_END.search(regexp):
+            self.problem = (
+                f"the regexp '{regexp}' ends in a lazy group, which matches as little as it may: "
+                "an empty text or a part of the number; take out its last '?'"
+            )
+        elif len(names) != 1 and self.pattern.groups > 1:
+            self.problem = f"the regexp '{regexp}' has {self.pattern.groups} groups; keep one, or name one"
+
+    def read(self, line: str) -> None:
+        """Take the matches of one line, until something is wrong."""
+        if self.problem:
+            return
+        try:
+            # Set for every line, so it is a plain attribute: a context would cost more than most searches.
+            self.line_seconds, self.is_searching = 0.0, True
+            for match in self.pattern.finditer(line[:LONGEST_SEARCHED]):
+                text = match[self.group]
+                try:
+                    self.values.append(float(text))
+                except (TypeError, ValueError):
+                    what = f"'{text[:80]}'" if text else "an empty text"
+                    self.problem = f"the regexp '{self.regexp}' matched {what}, which is no number"
+                if len(self.values) > MOST_VALUES:
+                    self.problem = f"more than {MOST_VALUES} values; print fewer"
+                if self.problem:
+                    break
+            self.is_searching = False
+        except TooSlow as error:
+            self.is_searching = False
+            self.problem = (
+                f"the regexp '{self.regexp}' was given up, it needed {error}: it tries too many ways to match, so "
+                "leave out repeats inside of repeats"
+            )
+
+
+@contextmanager
+def limit_searches(patterns: Sequence[PatternMatches]) -> Iterator[None]:
+    """While the block runs, give up a search that backtracks without end.
+
+    Python's matcher looks for signals while it works, so a timer of the process's own computing time can end it, and a
+    busy machine brings no pattern nearer to its limit. Only the main thread can have it: elsewhere there is no limit.
+    """
+
+    def tick(number: int, frame: FrameType | None) -> None:
+        for pattern in patterns:
+            if pattern.is_searching:
+                pattern.all_seconds += TICK
+                pattern.line_seconds += TICK
+                if pattern.line_seconds > LINE_SECONDS:
+                    raise TooSlow(f"more than {LINE_SECONDS:g} seconds for one line")
+                if pattern.all_seconds > ALL_SECONDS:
+                    raise TooSlow(f"more than {ALL_SECONDS:g} seconds for all lines")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGVTALRM, tick)
+    signal.setitimer(signal.ITIMER_VIRTUAL, TICK, TICK)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)

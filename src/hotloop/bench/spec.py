@@ -4,7 +4,7 @@ has the format; names mean something only where a key is left out, as older file
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -38,19 +38,91 @@ from hotloop.options.document import (
     read_located,
 )
 
+KEYS = (
+    *("cmd", "notebook", "description", "data", "derived", "output", "parameters", "env", "location"),
+    *("timeout", "requirements_file", "pre_run_commands", "generated", "synthetic", "allow_wandb"),
+    *("kind", "needs_dataset", "devices", "tags"),
+)
+IGNORED = (
+    *("requirements_path", "required_apt_packages", "required_apt_packages_path"),
+    *("reference_directory", "repository", "benchmark_path"),
+)
+"""Keys of older files that had an effect only elsewhere, or none."""
 FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-METRIC_KEYS = ("regexp", "skip", "reduction_type", "field", "unit", "sorted_skip")
-DERIVED_KEYS = ("expr", "reduction_type", "unit")
 TIME_UNITS = ("s", "ms", "us", "sec", "secs", "seconds", "minutes", "hours")
 UNITS = (*TIME_UNITS, "%", "percent", "nats", "TFLOPs", "GB")
+KINDS: dict[str, Kind] = {"throughput": "throughput", "convergence": "convergence"}
+LAYERS = ("grouped", "group", "depthwise", "pointwise", "separable", "dilated", "transposed")
+SERVING_CLIENT = "send_request.py"
 MOST_VARIANTS = 10_000
 Output = tuple[tuple[str, str], ...]
 ParameterRow = dict[str, str]
 T = TypeVar("T")
 
 
+class SpecError(OptionError):
+    """What is wrong in benchmark files: one `FILE:LINE: problem` a line."""
+
+    def __init__(self, text: str):
+        Exception.__init__(self, "\n".join(map(one_line, text.split("\n"))))
+
+
+def load_benchmarks(files: Sequence[str | Path]) -> dict[str, Benchmark]:
+    """The benchmarks of all files by name, in the order of the files; a SpecError if anything is wrong."""
+    problems: dict[str, None] = {}  # each once: an anchor's mistake is met wherever it is used
+    benchmarks: dict[str, Benchmark] = {}
+    owners: dict[str, Benchmark] = {}
+    for file in {Path(file).resolve(): Path(file) for file in files}.values():
+
+        def report(line: int, text: str, file: Path = file) -> None:
+            problems[one_line(f"{file}:{line}: {text}" if line else f"{file}: {text}")] = None
+
+        count, document, found = len(problems), _read_document(file, report), {}
+        if not isinstance(document, LocatedMapping):
+            if len(problems) == count:
+                report(1, "there are no benchmarks here; a file maps names to entries, each with a cmd")
+            continue
+        for name, (line, value) in document.pairs.items():
+            if "options" in name:  # defaults for the others, which name them with `<<`
+                continue
+            if isinstance(value, LocatedMapping):
+                found[name] = read_entry(name, line, Fields(value, "", report), file)
+            else:
+                report(line, f"'{name}' must be a mapping with a cmd")
+        for name, benchmark in found.items():
+            other = benchmarks.setdefault(name, benchmark)
+            if other is not benchmark:
+                place = f"{other.file}:{other.line}"
+                report(benchmark.line, f"the name '{name}' is taken by {place}; rename one of the two")
+                continue
+            for variant in benchmark.variants:  # they name folders and results, so no two may be called alike
+                other = owners.setdefault(variant.name, benchmark)
+                if other is not benchmark:
+                    same = f"'{variant.name}' is also a variant of {other.name} ({other.file}:{other.line})"
+                    report(benchmark.line, f"{same}; rename one benchmark")
+    if problems:
+        raise SpecError("\n".join(problems))
+    return benchmarks
+
+
+def _read_document(file: Path, report: ReportProblem) -> LocatedValue | None:
+    try:
+        with file.open(encoding="utf-8") as stream:
+            return read_located(stream.read(LONGEST + 1), report)  # which refuses more than LONGEST
+    except UnicodeDecodeError:
+        report(0, "is not UTF-8 text; a benchmark file is YAML")
+    except OSError as error:
+        report(0, f"cannot be read: {error.strerror}; give a benchmark file such as benchmarks.yml")
+    except NotYaml as error:
+        report(error.line or 1, f"no YAML: {error}; check indentation and quotes")
+    return None
+
+
 class Fields:
-    """The keys of one mapping; `place` is how the file's author would call it, such as `data.loss`."""
+    """The keys of one mapping as typed values; `place` is how the file's author would call it, such as `data.loss`.
+
+    A value that does not fit is reported with its line and replaced by the default, so that reading goes on.
+    """
 
     def __init__(self, pairs: LocatedMapping, place: str, report: ReportProblem):
         self.pairs, self.place, self.report = pairs.pairs, place, report
@@ -59,26 +131,29 @@ class Fields:
         pair = self.pairs.get(key)
         return pair is not None and not (isinstance(pair.value, LocatedText) and pair.value.is_null)
 
-    def line(self, key: str) -> int:
-        return self.pairs[key].line
+    def wrong(self, key: str, why: str, default: T) -> T:
+        self.report(self.pairs[key].line, f"{self.place + '.' if self.place else ''}{key} {why}")
+        return default
 
-    def refuse_unknown(self, known: Iterable[str]) -> None:
-        """Report each key that means nothing here, with the nearest that does."""
-        names, where = list(known), f" in {self.place}" if self.place else ""
+    def refuse_unknown(self, known: Sequence[str]) -> None:
+        where = f" in {self.place}" if self.place else ""
         for key, pair in self.pairs.items():
-            if key not in names:
-                self.report(pair.line, f"unknown key '{key}'{where}{did_you_mean(key, names)}")
+            if key not in known:
+                self.report(pair.line, f"unknown key '{key}'{where}{did_you_mean(key, known)}")
+
+    def value(self, key: str) -> LocatedValue | None:
+        return self.pairs[key].value if key in self else None
 
     def text(self, key: str, default: T) -> str | T:
-        if key not in self:
-            return default
-        value = self.pairs[key].value
-        return value.text if isinstance(value, LocatedText) else self.wrong(key, "must be a text", default)
+        value = self.value(key)
+        if value is None or isinstance(value, LocatedText):
+            return value.text if value else default
+        return self.wrong(key, "must be a text", default)
 
-    def flag(self, key: str, default: T) -> bool | T:
+    def flag(self, key: str, default: bool = False) -> bool:
         word = self.text(key, "").lower()
         if not word or word in FLAGS:
-            return FLAGS[word] if word else default
+            return FLAGS.get(word, default)
         return self.wrong(key, f"must be true or false, not '{word}'", default)
 
     def whole(self, key: str, default: T, least: int) -> int | T:
@@ -89,14 +164,14 @@ class Fields:
             return int(text)
         return self.wrong(key, f"must be a whole number from {least}, not '{text}'", default)
 
-    def seconds(self, key: str, default: T) -> float | T:
+    def seconds(self, key: str) -> float | None:
         text = self.text(key, "")
         try:
             if not text or 0 < float(text) < float("inf"):
-                return float(text) if text else default
+                return float(text) if text else None
         except ValueError:
             pass
-        return self.wrong(key, f"must be a number of seconds above 0, not '{text}'", default)
+        return self.wrong(key, f"must be a number of seconds above 0, not '{text}'", None)
 
     def texts(self, key: str) -> tuple[str, ...]:
         """A list of scalars; a single one is a list of one."""
@@ -105,96 +180,128 @@ class Fields:
         texts = tuple(item.text for item in items if isinstance(item, LocatedText))
         return texts if len(texts) == len(items) else self.wrong(key, "must be a list of texts", ())
 
-    def value(self, key: str) -> LocatedValue | None:
-        return self.pairs[key].value if key in self else None
-
-    def parts(self, key: str) -> dict[str, "Fields"]:
-        """The mappings in a mapping: `data` and `derived`; an empty place is an empty mapping."""
-        parts = {}
-        for name, pair in self.mapping(key).items():
-            value = pair.value
-            if isinstance(value, LocatedText) and value.is_null:
-                value = LocatedMapping({}, value.line)
-            if isinstance(value, LocatedMapping):
-                parts[name] = Fields(value, f"{key}.{name}", self.report)
-            else:
-                self.report(pair.line, f"{key}.{name} must be a mapping")
-        return parts
-
     def mapping(self, key: str) -> dict[str, LocatedPair]:
         value = self.value(key)
         if value is None or isinstance(value, LocatedMapping):
             return dict(value.pairs) if value else {}
         return self.wrong(key, "must be a mapping", {})
 
-    def mapping_of_texts(self, key: str) -> dict[str, str]:
-        texts = {}
+    def parts(self, key: str) -> dict[str, "Fields"]:
+        """The mappings in a mapping: `data` and `derived`; an empty place is an empty mapping."""
+        parts = {}
         for name, (line, value) in self.mapping(key).items():
-            if isinstance(value, LocatedText):
-                texts[name] = value.text
+            if isinstance(value, LocatedText) and value.is_null:
+                value = LocatedMapping({}, value.line)
+            if isinstance(value, LocatedMapping):
+                parts[name] = Fields(value, f"{key}.{name}", self.report)
             else:
-                self.report(line, f"{key}.{name} must be a text")
-        return texts
-
-    def wrong(self, key: str, why: str, default: T) -> T:
-        self.report(self.line(key), f"{self.place + '.' if self.place else ''}{key} {why}")
-        return default
+                self.report(line, f"{key}.{name} must be a mapping")
+        return parts
 
 
-def read_metrics(fields: Fields, output: Output) -> tuple[Metric, ...]:
-    """The metrics of `data`; `output` has their units."""
-    return tuple(_metric(name, part, output) for name, part in fields.parts("data").items())
-
-
-def _metric(name: str, part: Fields, output: Output) -> Metric:
-    part.refuse_unknown(METRIC_KEYS)
-    regexp = part.text("regexp", None)
-    try:
-        re.compile(regexp or "")
-    except (re.error, RecursionError, OverflowError) as error:
-        part.wrong("regexp", f"'{regexp}' is no regular expression: {error}", None)
-    return Metric(
+def read_entry(name: str, line: int, fields: Fields, file: Path) -> Benchmark:
+    """The benchmark that an entry describes; what is wrong with it is reported."""
+    fields.refuse_unknown((*KEYS, *IGNORED))
+    rows = read_parameters(fields.value("parameters"), fields.report)
+    output = _read_output(fields)
+    metrics = _read_metrics(fields, output)
+    derived = _read_derived(fields, [*rows[0], *(metric.name for metric in metrics)], output)
+    if ("cmd" in fields) == ("notebook" in fields):
+        fields.report(line, "an entry needs a cmd (the command to run), or else a notebook, and not both")
+    home, location = file.resolve().parent, fields.text("location", "")
+    env = {}
+    for variable, (place, value) in fields.mapping("env").items():
+        if isinstance(value, LocatedText):
+            env[variable] = value.text
+        else:
+            fields.report(place, f"env.{variable} must be a text")
+    # A name that ends in _conv means convergence, but a grouped_conv is a layer.
+    *before, last = name.lower().split("_")
+    kind: Kind = "convergence" if last == "conv" and before and before[-1] not in LAYERS else "throughput"
+    if (word := fields.text("kind", kind)) not in KINDS:
+        fields.wrong("kind", f"must be throughput or convergence, not '{word}'", None)
+    said = Benchmark(
         name,
-        regexp,
-        part.whole("skip", 0, least=0),
-        _reduction(part),
-        part.text("field", None),
-        part.text("unit", find_unit(name, output)),
-        part.flag("sorted_skip", False),
+        file,
+        line,
+        " ".join(fields.text("cmd", "").split("\n")).strip(),
+        metrics=metrics,
+        derived=derived,
+        output=output,
+        description=fields.text("description", "").strip(),
+        env=env,
+        folder=home / location,
+        timeout=fields.seconds("timeout"),
+        requirements_file=_requirements(home, fields),
+        pre_run=fields.texts("pre_run_commands"),
+        devices=fields.whole("devices", None, least=1),
+        tags=tuple(tag.strip() for text in fields.texts("tags") for tag in text.split(",") if tag.strip()),
+        allow_wandb=fields.flag("allow_wandb"),
+        kind=KINDS.get(word, kind),
+        skip=_skip(fields),
     )
+    variants = [
+        Variant(
+            variant,
+            row,
+            fill(said.cmd, row),
+            {key: fill(text, row) for key, text in env.items()},
+            home / fill(location, row),
+            tuple(replace(one, expr=fill_known(one.expr, row)) for one in derived),
+        )
+        for variant, row in name_variants(name, rows).items()
+    ]
+    notices = _notices(said, rows[0], location, fields)
+    # Left out: what DATASETS_DIR is named for, unless the entry or its name says that data are made up.
+    words = set(re.split(r"[_\W]+", name.lower())) & {"gen", "synth", "generated", "synthetic"}
+    made_up = fields.flag("generated") or fields.flag("synthetic") or bool(words)
+    named = any("DATASETS_DIR" in text for text in (said.cmd, *env.values(), *said.pre_run))
+    needs_dataset = fields.flag("needs_dataset", named and not made_up)
+    return replace(said, needs_dataset=needs_dataset, variants=tuple(variants), notices=tuple(notices))
 
 
-def _reduction(part: Fields) -> str:
-    kind = part.text("reduction_type", "mean")
-    if is_reduction(kind):
-        return kind
-    known = [*REDUCTIONS, "p50", "p99"]
-    hint = did_you_mean(kind, known) or f"; known: {', '.join(known)}"
-    return part.wrong("reduction_type", f"'{kind}' is not known{hint}", "mean")
-
-
-def read_derived(
-    fields: Fields, measured: Sequence[Metric], row: Mapping[str, str], output: Output
-) -> tuple[Derived, ...]:
-    """The metrics of `derived`; each may use metrics, parameters and those before it."""
-    names: dict[str, object] = dict.fromkeys([*row, *(metric.name for metric in measured)])
-    found = []
-    for name, part in fields.parts("derived").items():
-        part.refuse_unknown(DERIVED_KEYS)
-        expr = part.text("expr", "")
+def _requirements(home: Path, fields: Fields) -> Path | None:
+    """The requirements file where it is: in the folder of the run, else beside the benchmark file."""
+    names = {}
+    for key in ("requirements_file", "location"):
+        names[key] = fields.text(key, "")
         try:
-            expressions.check_expression(expr, names)
-        except expressions.ExpressionError as error:
-            line = part.line("expr") if "expr" in part else fields.line("derived")
-            fields.report(line, f"derived.{name}: {error}")
-        if name in names:
-            part.report(fields.line("derived"), f"derived.{name} has the name of a metric or parameter")
-        names[name] = None
-        found.append(Derived(name, expr, _reduction(part), part.text("unit", find_unit(name, output))))
-    return tuple(found)
+            expand_path(names[key])
+        except ValueError as error:  # there can be no file or folder of that name
+            names[key] = fields.wrong(key, f"'{names[key]}' {error}", "")
+    name = names["requirements_file"]
+    here = home / names["location"] / name
+    return None if not name else here if here.exists() else home / name
 
 
-def read_output(fields: Fields) -> Output:
+def _skip(fields: Fields) -> str | None:
+    value = fields.value("notebook")
+    if value is not None:
+        notebook = Fields(value, "notebook", fields.report) if isinstance(value, LocatedMapping) else None
+        if notebook:
+            notebook.refuse_unknown(("file", "working_directory", "timeout"))
+        name = notebook.text("file", "?") if notebook else fields.text("notebook", "?")
+        return f"a notebook ({name}), and hotloop runs commands alone: save it as a script and give its cmd"
+    if SERVING_CLIENT in fields.text("cmd", ""):
+        return f"a client of a model server ({SERVING_CLIENT}), and hotloop does not serve models yet"
+    return None
+
+
+def _notices(said: Benchmark, row: ParameterRow, location: str, fields: Fields) -> list[str]:
+    """What the author may not expect: keys without effect, braces that stay, parameters and labels of nothing."""
+    notices = [f"{key} has no effect here" for key in IGNORED if key in fields]
+    templates = [said.cmd, location, *said.env.values()]
+    stay = dict.fromkeys(name for text in templates for name in unknown_names(text, row))
+    notices += [f"{{{name}}} is no parameter and stays as it is" for name in stay]
+    uses = " ".join([*templates, *(one.expr for one in said.derived)])
+    unused = [name for name in row if not re.search(rf"\b{re.escape(name)}\b", uses)]
+    notices += [f"the parameter {name} fills nothing in" for name in unused]
+    known = {metric.name for metric in said.metrics} | {one.name for one in said.derived}
+    notices += [f"output names {name}, which is no metric" for _, name in said.output if name not in known]
+    return notices
+
+
+def _read_output(fields: Fields) -> Output:
     value = fields.value("output")
     if value is None:
         return ()
@@ -211,19 +318,62 @@ def read_output(fields: Fields) -> Output:
         if len(texts) == 2:
             pairs.append((texts[0], texts[1]))
         else:
-            fields.report(
-                item.line, "output must be a list of [label, metric], such as [samples/sec, throughput]"
-            )
+            example = "such as [samples/sec, throughput]"
+            fields.report(item.line, f"output must be a list of [label, metric], {example}")
     return tuple(pairs)
 
 
-def find_unit(name: str, output: Output) -> str:
-    """The unit that a metric's label tells: `samples/sec`, the ms of `latency(ms)`; none from `loss`."""
-    for label, metric in output:
-        if metric == name:
-            inner = re.search(r"\(([^()]+)\)\s*$", label)
-            return inner[1] if inner else label if "/" in label or label in UNITS else ""
-    return ""
+def _read_metrics(fields: Fields, output: Output) -> tuple[Metric, ...]:
+    """The metrics of `data`; `output` has their units."""
+    found = []
+    for name, part in fields.parts("data").items():
+        part.refuse_unknown(("regexp", "skip", "reduction_type", "field", "unit", "sorted_skip"))
+        regexp = part.text("regexp", None)
+        try:
+            re.compile(regexp or "")
+        except (re.error, RecursionError, OverflowError) as error:
+            part.wrong("regexp", f"'{regexp}' is no regular expression: {error}", None)
+        skip, field, in_order = (
+            part.whole("skip", 0, least=0),
+            part.text("field", None),
+            part.flag("sorted_skip"),
+        )
+        found.append(Metric(name, regexp, skip, _reduction(part), field, _unit(name, part, output), in_order))
+    return tuple(found)
+
+
+def _read_derived(fields: Fields, known: Iterable[str], output: Output) -> tuple[Derived, ...]:
+    """The metrics of `derived`; each may use metrics, parameters (both are known) and those before it."""
+    names: dict[str, object] = dict.fromkeys(known)
+    found = []
+    for name, part in fields.parts("derived").items():
+        part.refuse_unknown(("expr", "reduction_type", "unit"))
+        expr, line = part.text("expr", ""), fields.pairs["derived"].line
+        try:
+            expressions.check_expression(expr, names)
+        except expressions.ExpressionError as error:
+            fields.report(part.pairs["expr"].line if "expr" in part else line, f"derived.{name}: {error}")
+        if name in names:
+            part.report(line, f"derived.{name} has the name of a metric or parameter")
+        names[name] = None
+        found.append(Derived(name, expr, _reduction(part), _unit(name, part, output)))
+    return tuple(found)
+
+
+def _reduction(part: Fields) -> str:
+    kind = part.text("reduction_type", "mean")
+    if is_reduction(kind):
+        return kind
+    known = [*REDUCTIONS, "p50", "p99"]
+    hint = did_you_mean(kind, known) or f"; known: {', '.join(known)}"
+    return part.wrong("reduction_type", f"'{kind}' is not known{hint}", "mean")
+
+
+def _unit(name: str, part: Fields, output: Output) -> str:
+    """A metric's unit, or what its label tells of it: `samples/sec`, the ms of `latency(ms)`; none from `loss`."""
+    label = next((label for label, metric in output if metric == name), "")
+    inner = re.search(r"\(([^()]+)\)\s*$", label)
+    return part.text("unit", inner[1] if inner else label if "/" in label or label in UNITS else "")
 
 
 def read_parameters(value: LocatedValue | None, report: ReportProblem) -> list[ParameterRow]:
@@ -239,16 +389,25 @@ def read_parameters(value: LocatedValue | None, report: ReportProblem) -> list[P
     if isinstance(value, LocatedText) or not value.items:
         report(value.line, "parameters must be a mapping of names to values, or a list of rows")
         return [{}]
-    if not isinstance(value.items[0], LocatedMapping):
-        return _table(value, report) or [{}]
     rows: list[ParameterRow] = []
-    for item in value.items:
-        pairs = item.pairs if isinstance(item, LocatedMapping) else {}
-        row = {name: pair.value.text for name, pair in pairs.items() if isinstance(pair.value, LocatedText)}
-        if not row or len(row) != len(pairs) or (rows and set(row) != set(rows[0])):
-            report(item.line, "each row of parameters must be a mapping of the same names to single values")
-        rows.append(row)
-    return rows
+    if isinstance(value.items[0], LocatedMapping):
+        for item in value.items:
+            pairs = item.pairs if isinstance(item, LocatedMapping) else {}
+            row = {key: pair.value.text for key, pair in pairs.items() if isinstance(pair.value, LocatedText)}
+            if not row or len(row) != len(pairs) or (rows and set(row) != set(rows[0])):
+                said = "each row of parameters must be a mapping of the same names to single values"
+                report(item.line, said)
+            rows.append(row)
+        return rows
+    names, *cells = map(_cells, value.items)
+    if not all(names) or len(set(names)) != len(names) or not cells:
+        said = "parameters need a first row of different names, and rows of values after it"
+        report(value.items[0].line, said)
+        return [{}]
+    for item, texts in zip(value.items[1:], cells, strict=True):
+        if len(texts) != len(names):
+            report(item.line, f"this row of parameters has {len(texts)} values for {len(names)} names")
+    return [dict(zip(names, texts, strict=False)) for texts in cells]
 
 
 def _combine(value: LocatedMapping, report: ReportProblem) -> list[ParameterRow]:
@@ -262,26 +421,10 @@ def _combine(value: LocatedMapping, report: ReportProblem) -> list[ParameterRow]
             report(line, f"parameters.{name} must be values such as '1, 32' or [1, 32], none of them empty")
             return [{}]
     if math.prod(len(options) for options in choices.values()) > MOST_VARIANTS:
-        report(
-            value.line, f"parameters have more than {MOST_VARIANTS} combinations; list the rows that matter"
-        )
+        many = f"parameters have more than {MOST_VARIANTS} combinations; list the rows that matter"
+        report(value.line, many)
         return [{}]
     return [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
-
-
-def _table(value: LocatedList, report: ReportProblem) -> list[ParameterRow]:
-    """Names in the first row, values in the others."""
-    cells = [_cells(item) for item in value.items]
-    names = cells[0]
-    if not all(names) or len(set(names)) != len(names) or len(cells) < 2:
-        report(
-            value.items[0].line, "parameters need a first row of different names, and rows of values after it"
-        )
-        return []
-    for item, row in zip(value.items, cells, strict=True):
-        if len(row) != len(names):
-            report(item.line, f"this row of parameters has {len(row)} values for {len(names)} names")
-    return [dict(zip(names, row, strict=False)) for row in cells[1:]]
 
 
 def _cells(value: LocatedValue) -> list[str]:
@@ -293,199 +436,3 @@ def _cells(value: LocatedValue) -> list[str]:
     text = value.text.strip()
     bare = text[1:-1] if text[:1] + text[-1:] in ("[]", "{}") else text
     return [part.strip() for part in bare.split(",")]
-
-
-KEYS = (
-    *("cmd", "notebook", "description", "data", "derived", "output", "parameters", "env", "location"),
-    *("timeout", "requirements_file", "pre_run_commands", "generated", "synthetic", "allow_wandb"),
-    *("kind", "needs_dataset", "devices", "tags"),
-)
-IGNORED = (
-    *("requirements_path", "required_apt_packages", "required_apt_packages_path"),
-    *("reference_directory", "repository", "benchmark_path"),
-)
-"""Keys of older files that had an effect only elsewhere, or none."""
-KINDS: dict[str, Kind] = {"throughput": "throughput", "convergence": "convergence"}
-NOTEBOOK_KEYS = ("file", "working_directory", "timeout")
-LAYERS = ("grouped", "group", "depthwise", "pointwise", "separable", "dilated", "transposed")
-SERVING_CLIENT = "send_request.py"
-
-
-class SpecError(OptionError):
-    """What is wrong in benchmark files: one `FILE:LINE: problem` a line."""
-
-    def __init__(self, text: str):
-        Exception.__init__(self, "\n".join(map(one_line, text.split("\n"))))
-
-
-class Problems:
-    """The problems of one file, each kept once: an anchor's mistake is met wherever it is used."""
-
-    def __init__(self, file: Path):
-        self.file = file
-        self.lines: dict[str, None] = {}
-
-    def __call__(self, line: int, text: str) -> None:
-        """Add one; line 0 stands for the whole file."""
-        self.lines[one_line(f"{self.file}:{line}: {text}" if line else f"{self.file}: {text}")] = None
-
-
-def load_benchmarks(files: Sequence[str | Path]) -> dict[str, Benchmark]:
-    """The benchmarks of all files by name, in the order of the files; a SpecError if anything is wrong."""
-    reports = [Problems(file) for file in {Path(file).resolve(): Path(file) for file in files}.values()]
-    benchmarks: dict[str, Benchmark] = {}
-    owners: dict[str, Benchmark] = {}
-    for report in reports:
-        for name, benchmark in _entries(report.file, report).items():
-            other = benchmarks.setdefault(name, benchmark)
-            if other is not benchmark:
-                place = f"{other.file}:{other.line}"
-                report(benchmark.line, f"the name '{name}' is taken by {place}; rename one of the two")
-                continue
-            for (
-                variant
-            ) in benchmark.variants:  # which name folders and results, so no two may be called alike
-                other = owners.setdefault(variant.name, benchmark)
-                if other is not benchmark:
-                    where = f"{other.name} ({other.file}:{other.line})"
-                    report(
-                        benchmark.line, f"'{variant.name}' is also a variant of {where}; rename one benchmark"
-                    )
-    if lines := [line for report in reports for line in report.lines]:
-        raise SpecError("\n".join(lines))
-    return benchmarks
-
-
-def _entries(file: Path, report: Problems) -> dict[str, Benchmark]:
-    document = None
-    try:
-        with file.open(encoding="utf-8") as stream:
-            document = read_located(stream.read(LONGEST + 1), report)  # which refuses more than LONGEST
-    except UnicodeDecodeError:
-        report(0, "is not UTF-8 text; a benchmark file is YAML")
-    except OSError as error:
-        report(0, f"cannot be read: {error.strerror}; give a benchmark file such as benchmarks.yml")
-    except NotYaml as error:
-        report(error.line or 1, f"no YAML: {error}; check indentation and quotes")
-    if not isinstance(document, LocatedMapping):
-        if not report.lines:
-            report(1, "there are no benchmarks here; a file maps names to entries, each with a cmd")
-        return {}
-    found = {}
-    for name, (line, value) in document.pairs.items():
-        if "options" in name:  # defaults for the others, which name them with `<<`
-            continue
-        if isinstance(value, LocatedMapping):
-            found[name] = read_entry(name, line, Fields(value, "", report), file)
-        else:
-            report(line, f"'{name}' must be a mapping with a cmd")
-    return found
-
-
-def read_entry(name: str, line: int, fields: Fields, file: Path) -> Benchmark:
-    """The benchmark that an entry describes; what is wrong with it is reported."""
-    fields.refuse_unknown((*KEYS, *IGNORED))
-    rows = read_parameters(fields.value("parameters"), fields.report)
-    output = read_output(fields)
-    metrics = read_metrics(fields, output)
-    derived = read_derived(fields, metrics, rows[0], output)
-    if ("cmd" in fields) == ("notebook" in fields):
-        fields.report(line, "an entry needs a cmd (the command to run), or else a notebook, and not both")
-    location = fields.text("location", "")
-    said = Benchmark(
-        name,
-        file,
-        line,
-        " ".join(fields.text("cmd", "").split("\n")).strip(),
-        metrics=metrics,
-        derived=derived,
-        output=output,
-        description=fields.text("description", "").strip(),
-        env=fields.mapping_of_texts("env"),
-        folder=file.resolve().parent / location,
-        timeout=fields.seconds("timeout", None),
-        requirements_file=_requirements(file, fields),
-        pre_run=fields.texts("pre_run_commands"),
-        devices=fields.whole("devices", None, least=1),
-        tags=tuple(tag.strip() for text in fields.texts("tags") for tag in text.split(",") if tag.strip()),
-        allow_wandb=fields.flag("allow_wandb", False),
-        kind=_kind(name, fields),
-        skip=_skip(fields),
-    )
-    variants = [
-        Variant(
-            variant,
-            row,
-            fill(said.cmd, row),
-            {key: fill(text, row) for key, text in said.env.items()},
-            file.resolve().parent / fill(location, row),
-            tuple(replace(one, expr=fill_known(one.expr, row)) for one in said.derived),
-        )
-        for variant, row in name_variants(name, rows).items()
-    ]
-    notices = _notices(said, rows[0], location, fields)
-    needs_dataset = _needs_dataset(said, fields)
-    return replace(said, needs_dataset=needs_dataset, variants=tuple(variants), notices=tuple(notices))
-
-
-def _requirements(file: Path, fields: Fields) -> Path | None:
-    """The requirements file where it is: in the folder of the run, else beside the benchmark file."""
-    names = {}
-    for key in ("requirements_file", "location"):
-        names[key] = fields.text(key, "")
-        try:
-            expand_path(names[key])
-        except ValueError as error:  # there can be no file or folder of that name
-            names[key] = fields.wrong(key, f"'{names[key]}' {error}", "")
-    home, name = file.resolve().parent, names["requirements_file"]
-    here = home / names["location"] / name
-    return None if not name else here if here.exists() else home / name
-
-
-def _kind(name: str, fields: Fields) -> Kind:
-    """A name that ends in _conv means convergence, but a grouped_conv is a layer."""
-    *before, last = name.lower().split("_")
-    default: Kind = "convergence" if last == "conv" and before and before[-1] not in LAYERS else "throughput"
-    word = fields.text("kind", default)
-    if word in KINDS:
-        return KINDS[word]
-    return fields.wrong("kind", f"must be throughput or convergence, not '{word}'", default)
-
-
-def _needs_dataset(said: Benchmark, fields: Fields) -> bool:
-    """Left out: what DATASETS_DIR is named for, unless the entry or its name says that data are made up."""
-    made_up = fields.flag("generated", False) or fields.flag("synthetic", False)
-    words = set(re.split(r"[_\W]+", said.name.lower()))
-    made_up = made_up or bool(words & {"gen", "synth", "generated", "synthetic"})
-    named = any("DATASETS_DIR" in text for text in (said.cmd, *said.env.values(), *said.pre_run))
-    return fields.flag("needs_dataset", named and not made_up)
-
-
-def _skip(fields: Fields) -> str | None:
-    value = fields.value("notebook")
-    if value is not None:
-        notebook = Fields(value, "notebook", fields.report) if isinstance(value, LocatedMapping) else None
-        if notebook:
-            notebook.refuse_unknown(NOTEBOOK_KEYS)
-        name = notebook.text("file", "?") if notebook else fields.text("notebook", "?")
-        return f"a notebook ({name}), and hotloop runs commands alone: save it as a script and give its cmd"
-    if SERVING_CLIENT in fields.text("cmd", ""):
-        return f"a client of a model server ({SERVING_CLIENT}), and hotloop does not serve models yet"
-    return None
-
-
-def _notices(said: Benchmark, row: ParameterRow, location: str, fields: Fields) -> list[str]:
-    """What the author may not expect: keys without effect, braces that stay, parameters and labels of nothing."""
-    notices = [f"{key} has no effect here" for key in IGNORED if key in fields]
-    templates = [said.cmd, location, *said.env.values()]
-    stay = dict.fromkeys(name for text in templates for name in unknown_names(text, row))
-    notices += [f"{{{name}}} is no parameter and stays as it is" for name in stay]
-    uses = " ".join([*templates, *(one.expr for one in said.derived)])
-    notices += [
-        f"the parameter {name} fills nothing in"
-        for name in row
-        if not re.search(rf"\b{re.escape(name)}\b", uses)
-    ]
-    known = {metric.name for metric in said.metrics} | {one.name for one in said.derived}
-    notices += [f"output names {name}, which is no metric" for _, name in said.output if name not in known]
-    return notices
