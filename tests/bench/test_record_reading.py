@@ -8,7 +8,6 @@ from hotloop.bench.record import (
     collect_samples,
     commit_name,
     device_name,
-    on_accelerator,
     read_lines,
     read_printed_result,
     read_records,
@@ -104,7 +103,9 @@ def test_a_processor_of_other_cores_is_another_device():
 )
 def test_a_record_knows_whether_its_programs_computed_on_an_accelerator(kind, platforms, elsewhere):
     environment = {"JAX_PLATFORMS": platforms} if platforms else {}
-    assert on_accelerator({"machine": {"device": {"kind": kind}, "environment": environment}}) == elsewhere
+    machine = {"device": {"kind": kind}, "environment": environment}
+    found = collect_samples([record("a", 1) | {"machine": machine}])
+    assert found["a", "throughput"].accelerated == elsewhere
 
 
 def test_the_pace_beside_a_run_is_that_of_all_its_readings_as_if_they_were_one(tmp_path):

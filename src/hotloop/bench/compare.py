@@ -19,6 +19,8 @@ from hotloop.bench.statistics import Interval, finite, median, ratio_in_turns, r
 from hotloop.errors import DataError
 from hotloop.options.files import load_json
 
+Samples = Mapping[tuple[str, str], MetricSample]
+COLUMNS = ("variant", "metric", "better", "A", "B", "B/A", "interval", "n", "verdict", "because")
 Better = Literal["higher", "lower"]
 TIME = r"(?:[mnuµ]?s|m?secs?|(?:micro|milli|nano)?seconds?|mins?|minutes?|h|hrs?|hours?|days?)"
 RATE = re.compile(
@@ -53,13 +55,24 @@ class Verdict:
 
 
 def judge(a: MetricSample, b: MetricSample, better: Better, threshold: float = THRESHOLD) -> Verdict:
-    """The verdict on B against A: from pairs where they ran in turns, else from all runs and the machine's pace."""
+    """The verdict on B against A: from pairs where they ran in turns, else from all runs and the machine's pace.
+
+    FAST and SLOW: the interval of the medians' ratio does not hold 1, and the ratio is beyond the threshold; SAME: the
+    whole interval is within it. A below zero counts by its size, so that more is above 1: from -100 to -95 is 1.05.
+    """
     if a.turns and a.turns == b.turns:
         return _judge_turns(a, b, better, threshold)
-    found = judge_values(a.values, b.values, better, threshold)
-    few = min(len(a.paces), len(b.paces)) < FEWEST
+    old, new = finite(a.values), finite(b.values)
+    fewest = min(old.size, new.size)
+    ratio = ratio_interval(old, new, LEVEL) if fewest else Interval(-math.inf, math.nan, math.inf)
+    if fewest < FEWEST:
+        few = f"{old.size} and {new.size} repeats; {FEWEST} of each are the fewest for a verdict"
+        return Verdict("AMBIGUOUS", ratio.value, -math.inf, math.inf, few)
+    found = _verdict_of(ratio, better, threshold)
+    # A processor that is slower for a while changes times and rates: not what is learnt, nor what it needs.
+    kinds = [_kind(side.metric, side.unit, RATE, TIMES, ERRORS, NEEDS, ANSWERS) for side in (a, b)]
     unlike = a.best_paces != b.best_paces or a.accelerated or b.accelerated
-    if few or unlike or not all(follows_processor(side.metric, side.unit) for side in (a, b)):
+    if unlike or min(len(a.paces), len(b.paces)) < FEWEST or not {None, RATE, TIMES}.issuperset(kinds):
         return found
     machine = ratio_interval(a.paces, b.paces, OFF_LEVEL)  # its pace at B as a multiple of that at A
     was_off = not machine.low <= 1 <= machine.high
@@ -67,27 +80,6 @@ def judge(a: MetricSample, b: MetricSample, better: Better, threshold: float = T
         return found
     why = f"the machine itself was at {machine.value:.2f} of its pace, which may be why; measure in turns (--ab)"
     return replace(found, word="AMBIGUOUS", reason=why)
-
-
-def judge_values(
-    a_values: Sequence[float],
-    b_values: Sequence[float],
-    better: Better = "higher",
-    threshold: float = THRESHOLD,
-) -> Verdict:
-    """B against A by the ratio of medians.
-
-    FAST and SLOW: the interval does not hold 1, and the ratio is beyond the threshold; SAME: the whole interval is
-    within it. A below zero counts by its size, so that a ratio above 1 means more in any case: from -100 to -95 is
-    1.05.
-    """
-    a, b = finite(a_values), finite(b_values)
-    fewest = min(a.size, b.size)
-    found = ratio_interval(a, b, LEVEL) if fewest else Interval(-math.inf, math.nan, math.inf)
-    if fewest < FEWEST:
-        few = f"{a.size} and {b.size} repeats; {FEWEST} of each are the fewest for a verdict"
-        return Verdict("AMBIGUOUS", found.value, -math.inf, math.inf, few)
-    return _verdict_of(found, better, threshold)
 
 
 def _judge_turns(a: MetricSample, b: MetricSample, better: Better, threshold: float) -> Verdict:
@@ -141,19 +133,10 @@ def better_direction(metric: str, unit: str = "") -> Better:
     return "higher" if _kind(metric, unit, RATE, TIMES, ERRORS, NEEDS) in (None, RATE) else "lower"
 
 
-def follows_processor(metric: str, unit: str = "") -> bool:
-    """Whether a processor that is slower for a while may change the metric: not what is learnt, nor what it needs."""
-    return _kind(metric, unit, RATE, TIMES, ERRORS, NEEDS, ANSWERS) in (None, RATE, TIMES)
-
-
 def _kind(metric: str, unit: str, *kinds: re.Pattern[str]) -> re.Pattern[str] | None:
     """The first of the kinds that the unit has a word of, or else the name."""
     texts = (unit, metric.replace("_", " "))
     return next((kind for text in texts for kind in kinds if kind.search(text)), None)
-
-
-Samples = Mapping[tuple[str, str], MetricSample]
-COLUMNS = ("variant", "metric", "better", "A", "B", "B/A", "interval", "n", "verdict", "because")
 
 
 @dataclass(frozen=True)
@@ -193,17 +176,9 @@ class MetricComparison:
     b: float | None
     repeats: tuple[int, int]
     verdict: Verdict | None
-
-    @property
-    def word(self) -> str:
-        """FAST, SLOW, SAME, AMBIGUOUS, or MISSING where one side has no value."""
-        return self.verdict.word if self.verdict else "MISSING"
-
-    @property
-    def reason(self) -> str:
-        if self.verdict:
-            return self.verdict.reason
-        return f"only in {'A' if self.a is not None else 'B'}"
+    word: str
+    """FAST, SLOW, SAME, AMBIGUOUS, or MISSING where one side has no value."""
+    reason: str
 
 
 def _fits(name: str, globs: Iterable[str]) -> bool:
@@ -212,23 +187,22 @@ def _fits(name: str, globs: Iterable[str]) -> bool:
 
 def compare_samples(a: Samples, b: Samples, rules: CompareRules) -> list[MetricComparison]:
     """A row for every variant and metric of either side, in A's order and then B's."""
-    return [_row(a.get(key), b.get(key), rules) for key in dict.fromkeys([*a, *b]) if rules.wants(key[1])]
-
-
-def rename_partners(found: Samples, partners: Mapping[str, str]) -> Samples:
-    """B's samples under the names of the variants of A that they ran in turns with."""
-    return {(partners.get(variant, variant), metric): sample for (variant, metric), sample in found.items()}
-
-
-def _row(a: MetricSample | None, b: MetricSample | None, rules: CompareRules) -> MetricComparison:
-    known = a or b
-    assert known is not None
-    better = rules.better(known)
-    found = judge(a, b, better, rules.limit(known.metric)) if a and b else None
-    a_middle, b_middle = (median(side.values) if side else None for side in (a, b))
-    repeats = (len(a.values) if a else 0, len(b.values) if b else 0)
-    name = f"{a.variant} → {b.variant}" if a and b and a.variant != b.variant else known.variant
-    return MetricComparison(name, known.metric, known.unit, better, a_middle, b_middle, repeats, found)
+    rows = []
+    for key in dict.fromkeys([*a, *b]):
+        old, new, known = a.get(key), b.get(key), a.get(key) or b[key]
+        if not rules.wants(known.metric):
+            continue
+        better, name, verdict = rules.better(known), known.variant, None
+        word, reason = "MISSING", f"only in {'A' if old else 'B'}"
+        if old and new:
+            name = name if old.variant == new.variant else f"{old.variant} → {new.variant}"
+            verdict = judge(old, new, better, rules.limit(known.metric))
+            word, reason = verdict.word, verdict.reason
+        a_middle, b_middle = (median(side.values) if side else None for side in (old, new))
+        repeats = (len(old.values) if old else 0, len(new.values) if new else 0)
+        sides = (a_middle, b_middle, repeats, verdict, word, reason)
+        rows.append(MetricComparison(name, known.metric, known.unit, better, *sides))
+    return rows
 
 
 def comparison_cells(row: MetricComparison) -> tuple[str, ...]:

@@ -14,15 +14,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from hotloop.bench.benchmark import Selected
+from hotloop.bench.benchmark import Derived, Metric, Selected
 from hotloop.bench.launch import Launch, RunnerOptions
 from hotloop.bench.metrics import extract, use_record_fields
 from hotloop.bench.process import read_output_lines, run_program
 from hotloop.bench.provenance import run_query
-from hotloop.bench.record import metric_records
 
 READINGS = 8  # of the pace, before a run and after it; a single one is too noisy to tell anything
 PACE_TURNS, PACE_WORK = 3, 20_000
+MOST_VALUES = 1000  # kept of each metric
 MONITOR_PERIOD = 1.0  # seconds
 SMI_FIELDS = {
     "utilization.gpu": "gpu_utilisation_percent",
@@ -84,7 +84,18 @@ def _read_metrics(one: Selected, launch: Launch, folder: Path) -> Mapping[str, A
     benchmark = use_record_fields(one.benchmark, launch.figures)
     stdout, stderr = (read_output_lines(folder / name) for name in ("stdout", "stderr"))
     found = extract(benchmark, stdout, stderr, ran)
-    metrics = metric_records(one.benchmark, one.variant, found)
+    labels = {name: label for label, name in reversed(benchmark.output)}  # the first of two counts
+    said: list[Metric | Derived] = [*benchmark.metrics, *(one.variant.derived or benchmark.derived)]
+    metrics = {
+        metric.name: {
+            "value": found.results[metric.name],
+            "reduction": metric.reduction,
+            "unit": metric.unit or labels.get(metric.name, ""),
+            "values": found.values[metric.name][:MOST_VALUES],
+        }
+        for metric in said
+        if metric.name in found.results
+    }
     if not found.problems:
         return {"status": "passed", "metrics": metrics}
     reason = "; ".join(f"{name}: {why}" for name, why in found.problems.items())

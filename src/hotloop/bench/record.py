@@ -16,15 +16,12 @@ from pathlib import Path
 from statistics import harmonic_mean
 from typing import Any, TypeVar
 
-from hotloop.bench.benchmark import Benchmark, Derived, Metric, Variant
-from hotloop.bench.metrics import MetricValues
 from hotloop.engine.run import write_json
 from hotloop.errors import DataError, RunError
 from hotloop.options import to_jsonable
 from hotloop.options.files import load_json, parse_json, read_bounded
 
 RECORDS, PROVENANCE = "results.jsonl", "provenance.json"
-MOST_VALUES = 1000
 LAST_MOMENT = 253402300800.0  # the year 10000, in which calendars of Python end
 FULL = "the disk is full, free some of it"
 Record = dict[str, Any]
@@ -85,21 +82,6 @@ class Results:
         os.close(self._file)
 
 
-def metric_records(benchmark: Benchmark, variant: Variant, found: MetricValues) -> dict[str, dict[str, Any]]:
-    labels = {name: label for label, name in reversed(benchmark.output)}  # the first of two counts
-    said: list[Metric | Derived] = [*benchmark.metrics, *(variant.derived or benchmark.derived)]
-    return {
-        one.name: {
-            "value": found.results[one.name],
-            "reduction": one.reduction,
-            "unit": one.unit or labels.get(one.name, ""),
-            "values": found.values.get(one.name, [])[:MOST_VALUES],
-        }
-        for one in said
-        if one.name in found.results
-    }
-
-
 def hash_file(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
@@ -108,15 +90,18 @@ def add_provenance(log: Path, provenance: Mapping[str, Any]) -> str:
     """Keep where results come from, once for all records that share it; the id by which they name it."""
     text = json.dumps(to_jsonable(provenance), sort_keys=True)
     name = hashlib.sha256(text.encode()).hexdigest()[:12]
-    path = log / PROVENANCE
-    try:
-        known = load_json(path)
-    except (OSError, ValueError):
-        known = {}
-    known = known if isinstance(known, dict) else {}
+    known = _load_provenance(log)
     if name not in known:
-        write_json(path, {**known, name: provenance})
+        write_json(log / PROVENANCE, {**known, name: provenance})
     return name
+
+
+def _load_provenance(log: Path) -> dict[str, Any]:
+    try:
+        known = load_json(log / PROVENANCE)
+    except (OSError, ValueError):
+        return {}  # records are worth showing without it
+    return known if isinstance(known, dict) else {}
 
 
 def parse_record(line: str | bytes, whole: bool = False) -> Record:
@@ -166,10 +151,6 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def _is_whole_number(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def _maps_to(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, dict) and all(map(fits, value.values()))
 
@@ -184,26 +165,17 @@ def _is_metric(value: Any) -> bool:
 
 
 SHAPES: Mapping[str, Callable[[Any], bool]] = {
-    "benchmark": _is_text,
-    "variant": _is_text,
-    "status": _is_text,
-    "reason": _is_text,
-    "command": _is_text,
-    "repeat": _is_whole_number,
-    "exitcode": _is_whole_number,
+    **dict.fromkeys(("benchmark", "variant", "status", "reason", "command"), _is_text),
+    **dict.fromkeys(
+        ("repeat", "exitcode"), lambda value: isinstance(value, int) and not isinstance(value, bool)
+    ),
+    **dict.fromkeys(("env", "log", "turns"), _maps_to(_is_text)),
+    **dict.fromkeys(("problems", "monitor", "spec"), _maps_to(lambda value: True)),
+    **dict.fromkeys(("start", "end"), lambda value: is_number(value) and 0 <= value < LAST_MOMENT),
+    **dict.fromkeys(("seconds", "pace"), is_number),
     "params": _maps_to(lambda value: _is_text(value) or is_number(value)),
-    "env": _maps_to(_is_text),
-    "log": _maps_to(_is_text),
     "metrics": _maps_to(_is_metric),
-    "problems": _maps_to(lambda value: True),
-    "monitor": _maps_to(lambda value: True),
-    "spec": _maps_to(lambda value: True),
-    "start": lambda value: is_number(value) and 0 <= value < LAST_MOMENT,
-    "end": lambda value: is_number(value) and 0 <= value < LAST_MOMENT,
-    "seconds": is_number,
-    "pace": is_number,
     "paces": lambda value: isinstance(value, list) and all(map(is_number, value)),
-    "turns": _maps_to(_is_text),
 }
 
 SIDES = ("A", "B")  # the log folders of two programs that ran in turns
@@ -242,7 +214,11 @@ def read_records(paths: Sequence[str | Path]) -> list[Record]:
     found: list[Record] = []
     for path in map(Path, paths):
         file = path / RECORDS if path.is_dir() else path
-        machines = _machines(file.parent / PROVENANCE)
+        machines = {
+            name: said
+            for name, said in _load_provenance(file.parent).items()
+            if isinstance(said, dict) and all(isinstance(said.get(part) or {}, dict) for part in PARTS)
+        }
         kept: dict[tuple[str, Any], Record] = {}
         for record in read_lines(file):
             machine = machines.get(str(record.get("provenance")), {})
@@ -279,56 +255,51 @@ def read_lines(file: str | Path) -> list[Record]:
     return found
 
 
-def _machines(file: Path) -> Mapping[str, Mapping[str, Any]]:
-    try:
-        found = load_json(file)
-    except (OSError, ValueError):
-        return {}  # records are worth showing without it
-    machines = found if isinstance(found, dict) else {}
-    return {
-        name: said
-        for name, said in machines.items()
-        if isinstance(said, dict) and all(isinstance(said.get(part) or {}, dict) for part in PARTS)
-    }
-
-
 def collect_samples(records: Iterable[Record]) -> dict[tuple[str, str], MetricSample]:
-    measured = [
-        (record, metric, said)
-        for record in records
-        if ended_well(record)
-        for metric, said in (record.get("metrics") or {}).items()
-        if is_number(said.get("value")) and math.isfinite(said["value"])
-    ]
-    groups = group_by(measured, lambda one: (one[0]["variant"], one[1]))
+    """By variant and metric, of the runs whose numbers count."""
+    groups: dict[tuple[str, str], list[tuple[Record, Mapping[str, Any]]]] = {}
+    for record in filter(ended_well, records):
+        for metric, said in (record.get("metrics") or {}).items():
+            if is_number(said.get("value")) and math.isfinite(said["value"]):
+                groups.setdefault((record["variant"], metric), []).append((record, said))
+    samples = {}
+    for (variant, metric), group in groups.items():
+        paces: list[float] = []
+        for run, _ in group:
+            readings = [each for each in run.get("paces") or [run.get("pace") or 0] if 0 < each < math.inf]
+            # Over all readings beside a run, as if they were one. Not their median: the turns that a busy machine
+            # makes wait are few, and as long as its other work.
+            paces += [float(harmonic_mean(readings))] if readings else []
+        first, last = group[0][0], group[-1][1]
+        machine = first.get("machine") or {}
+        kind = (machine.get("device") or {}).get("kind") or "cpu"
+        # A device that provenance cannot see, such as a TPU, is one that programs were sent to by name.
+        asked = (machine.get("environment") or {}).get("JAX_PLATFORMS") or kind
+        samples[variant, metric] = MetricSample(
+            first["benchmark"],
+            variant,
+            metric,
+            last.get("unit") or "",
+            first.get("params") or {},
+            tuple(float(said["value"]) for _, said in group),
+            inside=tuple(each for each in last.get("values") or () if isinstance(each, int | float)),
+            paces=tuple(paces),
+            best_paces="paces" not in first,
+            accelerated=str(asked).split(",")[0] != "cpu",
+            turns=(first.get("turns") or {}).get("id", ""),
+            rounds=tuple(run.get("repeat") or 0 for run, _ in group),
+            starts=tuple(run.get("start") or 0.0 for run, _ in group),
+        )
+    return samples
+
+
+def samples_of_partners(records: Sequence[Record]) -> dict[tuple[str, str], MetricSample]:
+    """B's samples under the names of the variants of A that they ran in turns with."""
+    turns = {record["variant"]: record.get("turns") or {} for record in records}
     return {
-        key: _sample(key[1], [record for record, _, _ in group], [said for _, _, said in group])
-        for key, group in groups.items()
+        (turns[variant].get("with", variant), metric): sample
+        for (variant, metric), sample in collect_samples(records).items()
     }
-
-
-def _sample(metric: str, runs: Sequence[Record], found: Sequence[Mapping[str, Any]]) -> MetricSample:
-    paces: list[float] = []
-    for run in runs:
-        readings = [each for each in run.get("paces") or [run.get("pace") or 0] if 0 < each < math.inf]
-        # Over all readings beside a run, as if they were one. Not their median: the turns that a busy machine makes
-        # wait are few, and as long as its other work.
-        paces += [float(harmonic_mean(readings))] if readings else []
-    return MetricSample(
-        runs[0]["benchmark"],
-        runs[0]["variant"],
-        metric,
-        found[-1].get("unit") or "",
-        runs[0].get("params") or {},
-        tuple(float(said["value"]) for said in found),
-        inside=tuple(each for each in found[-1].get("values") or () if isinstance(each, int | float)),
-        paces=tuple(paces),
-        best_paces="paces" not in runs[0],
-        accelerated=on_accelerator(runs[0]),
-        turns=(runs[0].get("turns") or {}).get("id", ""),
-        rounds=tuple(run.get("repeat") or 0 for run in runs),
-        starts=tuple(run.get("start") or 0.0 for run in runs),
-    )
 
 
 def group_sessions(records: Iterable[Record]) -> list[list[Record]]:
@@ -357,15 +328,6 @@ def ended_well(record: Record) -> bool:
     return bool(record["status"] == "passed")
 
 
-def on_accelerator(record: Record) -> bool:
-    """Whether a record's machine computes on something other than its processor."""
-    machine = record.get("machine") or {}
-    kind = (machine.get("device") or {}).get("kind") or "cpu"
-    # A device that provenance cannot see, such as a TPU, is one that programs were sent to by name.
-    asked = (machine.get("environment") or {}).get("JAX_PLATFORMS") or kind
-    return str(asked).split(",")[0] != "cpu"
-
-
 def device_name(record: Record) -> str:
     """The name of the device a record was measured on, "unknown" where its provenance does not say."""
     machine = record.get("machine") or {}
@@ -389,12 +351,6 @@ def start_time(record: Record) -> str:
     """When a run began, as text that sorts: "2026-01-31 12:00:00" in UTC; "" if unknown."""
     said = record.get("start")
     return f"{datetime.fromtimestamp(said, UTC):%Y-%m-%d %H:%M:%S}" if isinstance(said, int | float) else ""
-
-
-def find_partners(records: Iterable[Record]) -> dict[str, str]:
-    """By variant, the one on the other side that it ran in turns with."""
-    found = {record["variant"]: record.get("turns") or {} for record in records}
-    return {variant: said["with"] for variant, said in found.items() if "with" in said}
 
 
 def ran_in_turns(old: Iterable[Record], new: Iterable[Record]) -> bool:

@@ -23,7 +23,6 @@ from hotloop.bench.compare import (
     compare_samples,
     comparison_cells,
     judge,
-    rename_partners,
 )
 from hotloop.bench.page import COLOURS, Axis, Chart, Page, Strip, Strips
 from hotloop.bench.peers import PeerRow, add_peers, is_peer_document, read_peer_rows
@@ -36,7 +35,6 @@ from hotloop.bench.record import (
     commit_name,
     device_name,
     ended_well,
-    find_partners,
     group_by,
     group_sessions,
     is_number,
@@ -44,6 +42,7 @@ from hotloop.bench.record import (
     ran_in_turns,
     read_printed_result,
     read_records,
+    samples_of_partners,
     start_time,
 )
 from hotloop.bench.roofline import add_roofline, is_kernel
@@ -103,8 +102,7 @@ def add_runs(page: Page, records: Sequence[Record]) -> None:
     verdicts: list[tuple[str, ...]] = []
     for a, b in pairwise(sessions):
         if ran_in_turns(a, b):
-            beside = rename_partners(collect_samples(b), find_partners(b))
-            compared = compare_samples(collect_samples(a), beside, CompareRules())
+            compared = compare_samples(collect_samples(a), samples_of_partners(b), CompareRules())
             verdicts += [comparison_cells(row) for row in compared]
     if verdicts:
         page.heading("In turns")

@@ -110,8 +110,7 @@ def show_comparison(config: BenchCompare, context: Context, ran: Mapping[str, An
     hint = "; more repeats narrow the intervals" if "AMBIGUOUS" in counts else ""
     context.say("\n" + ", ".join(f"{count} {word}" for word, count in counts.items()) + hint)
     failed = [row for row in rows if row.word.lower() in config.fail_on]
-    plain = [{**asdict(row), "word": row.word, "reason": row.reason} for row in rows]
-    result = {"rows": plain, "counts": counts, "failed": len(failed), **ran}
+    result = {"rows": [asdict(row) for row in rows], "counts": counts, "failed": len(failed), **ran}
     if failed or broken:
         leave(result, context)
     return result
@@ -141,8 +140,8 @@ def check_options(config: BenchCompare, context: Context) -> None:
 
 def load_sides(config: BenchCompare, context: Context) -> tuple[Any, Any, Any]:
     """A's samples, B's samples and the rules."""
-    from hotloop.bench.compare import CompareRules, load_baselines, rename_partners
-    from hotloop.bench.record import collect_samples, find_partners, ran_in_turns, read_records
+    from hotloop.bench.compare import CompareRules, load_baselines
+    from hotloop.bench.record import collect_samples, ran_in_turns, read_records, samples_of_partners
 
     new = read_records(config.results[-1:])
     after = collect_samples(new)
@@ -151,7 +150,7 @@ def load_sides(config: BenchCompare, context: Context) -> tuple[Any, Any, Any]:
         old = read_records(config.results[:1])
         before = collect_samples(old)
         if ran_in_turns(old, new):
-            after = dict(rename_partners(after, find_partners(new)))
+            after = samples_of_partners(new)
         else:
             warn_of_differences(old, new, context)
     else:
