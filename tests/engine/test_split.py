@@ -5,10 +5,13 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from hotloop.engine.device import replica_mesh
-from hotloop.engine.split import average_replicas, mean_of_parts, on_replicas
+from hotloop.engine.keys import sample_keys
+from hotloop.engine.precision import AutoScale, StaticScale, parse, start_state
+from hotloop.engine.split import Trained, average_replicas, mean_of_parts, on_replicas, update_weights
 
 BATCH = {"x": np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)}
 KEY = jax.random.key(7)
@@ -69,3 +72,69 @@ def test_sixteen_bit_gradients_are_averaged_in_float32(devices, count):
     found = jax.jit(on_replicas(halves, mesh))({"x": parts}, KEY)
     assert found.dtype == jnp.float32
     np.testing.assert_array_equal(found, [64.75])
+
+
+WEIGHTS = {"w": np.float32([0.3, -0.2, 0.1])}
+WIDE, UNSCALED = parse("32.32"), StaticScale()
+
+
+def square(weights, seen, samples, keys):
+    """A squared error of some samples whose targets are drawn; the carry is the mean of what was seen."""
+    drawn = jax.vmap(jax.random.uniform)(keys)
+    x = samples["x"].astype(weights["w"].dtype)
+    error = jnp.square((x @ weights["w"]).astype(jnp.float32) - drawn).mean()
+    return error, (seen + samples["x"].mean(0), {"error": error})
+
+
+def step(devices=1, count=1, policy=WIDE, scale=UNSCALED, factor=None):
+    """One update with a momentum, from weights as the policy keeps them."""
+    if devices > jax.device_count():
+        pytest.skip(f"{devices} devices")
+    optimiser, kept = optax.sgd(0.1, momentum=0.9), np.zeros(3, np.float32)
+    params = policy.to_update(jax.tree.map(jnp.asarray, WEIGHTS))
+    state = scale.init()._replace(**({} if factor is None else {"scale": jnp.float32(factor)}))
+    old = Trained(params, start_state(policy, optimiser, params), kept, state)
+    settings = {"policy": policy, "optimiser": optimiser, "scale": scale, "accumulation": count}
+    settings |= {"mesh": replica_mesh(devices) if devices > 1 else None}
+    update = jax.jit(lambda old: update_weights(square, old, BATCH, KEY, jax.random.key(1), **settings))
+    return old, *update(old)
+
+
+def test_an_update_is_the_optimisers_step_by_the_gradient_of_the_mean_loss():
+    def mean(weights):
+        return square(weights, 0, BATCH, sample_keys(KEY, 0, 16))[0]
+
+    old, new, figures = step()
+    loss, gradients = jax.jit(jax.value_and_grad(mean))(WEIGHTS)
+    steps, _ = optax.sgd(0.1, momentum=0.9).update(gradients, old.optimiser, WEIGHTS)
+    np.testing.assert_array_equal(new.params["w"], optax.apply_updates(WEIGHTS, steps)["w"])
+    np.testing.assert_array_equal(figures["error"], loss)
+    np.testing.assert_allclose(new.kept, BATCH["x"].mean(0, np.float64), rtol=2e-6)
+
+
+@pytest.mark.parametrize(("devices", "count"), [(1, 4), (2, 1), (2, 2), (4, 4)])
+def test_an_update_is_the_same_for_every_split_and_what_is_kept_goes_through_the_parts(devices, count):
+    (_, whole, figures), (_, new, others) = step(), step(devices, count)
+    np.testing.assert_allclose(new.params["w"], whole.params["w"], rtol=1e-6)
+    np.testing.assert_allclose(others["error"], figures["error"], rtol=1e-6)
+    np.testing.assert_allclose(new.kept, count * whole.kept, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["16.32", "16.16"])
+def test_a_loss_scale_that_is_a_power_of_two_changes_no_bit_of_an_update(mode):
+    policy = parse(mode, "float16")
+    _, plain, _ = step(count=2, policy=policy)
+    for scale in (StaticScale(64.0), AutoScale(initial=64.0)):
+        _, new, _ = step(count=2, policy=policy, scale=scale)
+        jax.tree.map(np.testing.assert_array_equal, (new.params, new.optimiser), plain[:2])
+        assert float(new.scale.scale) == 64
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_an_update_that_overflows_leaves_everything_but_the_scale_as_it_was(devices):
+    policy = parse("16.16", "float16")
+    old, new, _ = step(devices, 2, policy, AutoScale(most=2.0**120), factor=2.0**100)
+    jax.tree.map(np.testing.assert_array_equal, new[:3], old[:3])
+    assert (float(new.scale.scale), int(new.scale.skipped)) == (2.0**99, 1)
+    _, spoilt, _ = step(devices, 2, policy, StaticScale(2.0**100))
+    assert not np.isfinite(spoilt.params["w"]).all()

@@ -1,12 +1,12 @@
-"""A global batch over replicas and parts: every replica works on its share, part after part.
+"""One weight update by a global batch: every replica works on its share of it, part after part.
 
 Means are over the whole batch, however it is split, and random keys belong to samples by their place in it. It knows
-neither models nor losses: a family hands in a function of some samples.
+no models: a family hands in its loss as a function of some samples.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,66 @@ from hotloop.engine.keys import sample_keys
 EVERYWHERE, SPLIT = PartitionSpec(), PartitionSpec(REPLICA)  # type: ignore[no-untyped-call]
 Means = Any
 Carry = TypeVar("Carry")
+Loss = Callable[[Any, Any, Any, Array], tuple[Array, tuple[Any, dict[str, Array]]]]
+"""`loss(params, carry, samples, keys)` -> mean loss, (carry for the next samples, mean figures)."""
+
+
+class Trained(NamedTuple):
+    """What a weight update changes; `kept` is what a model has beside its weights, such as moving averages."""
+
+    params: Any
+    optimiser: Any
+    kept: Any
+    scale: precision.ScaleState
+
+
+def update_weights(
+    loss: Loss,
+    old: Trained,
+    batch: Any,
+    sample_key: Array,
+    rounding_key: Array,
+    *,
+    policy: precision.Policy,
+    optimiser: Any,
+    scale: precision.StaticScale | precision.AutoScale,
+    mesh: Mesh | None,
+    accumulation: int,
+    repeated: bool = False,
+    begin: Callable[[Any], Any] = lambda kept: kept,
+    finish: Callable[[Any, Any, str | None], Any] = lambda kept, carry, axis: average_replicas(carry, axis),
+    **extra: Any,
+) -> tuple[Trained, dict[str, Array]]:
+    """One step by the gradient of the mean loss, and the figures' means; left out where a loss scale overflowed.
+
+    `begin(kept)` is the carry of each replica's first part, `finish(kept, carry, axis)` what is kept after its last;
+    `extra` goes to the optimiser.
+    """
+
+    def average(axis: str | None, batch: Any, params: Any, kept: Any, factor: Any, key: Array) -> Any:
+        def part(carry: Any, samples: Any, keys: Array) -> Any:
+            def scaled(params: Any) -> Any:
+                mean, found = loss(params, carry, samples, keys)
+                return precision.scale_loss(factor, mean), found
+
+            gradients, (carry_on, figures) = jax.grad(scaled, has_aux=True)(params)
+            return (gradients, figures), carry_on
+
+        means, carry = mean_of_parts(part, begin(kept), batch, key, accumulation, axis, repeated=repeated)
+        return average_replicas(means, axis), finish(kept, carry, axis)
+
+    (gradients, figures), kept = on_replicas(average, mesh)(
+        batch, policy.to_compute(old.params), old.kept, old.scale, sample_key
+    )
+    gradients = precision.unscale(old.scale, gradients)
+    params, slots = precision.optimise(
+        policy, optimiser, gradients, old.optimiser, old.params, rounding_key, **extra
+    )
+    usable, factor = scale.judge(old.scale, gradients)
+    new = Trained(params, slots, kept, factor)
+    if isinstance(scale, precision.AutoScale):
+        new = precision.choose(usable, new, old._replace(scale=factor))
+    return new, figures
 
 
 def on_replicas(fn: Callable[..., Any], mesh: Mesh | None) -> Callable[..., Any]:

@@ -23,8 +23,7 @@ from jax import Array, lax
 from hotloop.engine import precision
 from hotloop.engine.keys import stream
 from hotloop.engine.plan import Batch
-from hotloop.engine.precision import ScaleState, choose, scale_loss, unscale
-from hotloop.engine.split import average_replicas, mean_of_parts, on_replicas
+from hotloop.engine.split import Trained, update_weights
 from hotloop.families.cnn import images
 from hotloop.families.cnn.job import Job
 from hotloop.families.cnn.network import BatchNorm, Network, Statistics, inference_logits
@@ -50,73 +49,53 @@ def init(job: Job, key: Array) -> State:
 
 def update(job: Job) -> Callable[[State, ImageBatch, Array], tuple[State, Any]]:
     """One global batch, one step; each of several replicas works on its share of the batch."""
-
-    def one(state: State, batch: ImageBatch, key: Array) -> tuple[State, dict[str, Array]]:
-        gradients, merged, figures = on_replicas(partial(_average_parts, job), job.mesh)(
-            batch,
-            job.policy.to_compute(state["params"]),
-            state["statistics"],
-            state["scale"],
-            stream(key, "augment", 0),
-        )
-        gradients = unscale(state["scale"], gradients)
-        rate = job.rate(state["update"])
-        params, slots = precision.optimise(
-            job.policy, job.optimiser, gradients, state["optimiser"], state["params"],
-            stream(key, "rounding", 0), rate=rate,
-        )  # fmt: skip
-        counts = count_values(job.network, job.batch, job.config.statistics_rule)
-        moved = move_statistics(state["statistics"], merged, job.norm.momentum, counts)
-        new = {"params": params, "optimiser": slots, "statistics": moved}
-        usable, scale = job.scale.judge(state["scale"], gradients)
-        if job.config.auto_loss_scaling:
-            new = choose(usable, new, {name: state[name] for name in new})
-            figures["loss_scaling_factor"] = scale.scale
-        figures["learning_rate"] = rate
-        return {**new, "scale": scale, "update": state["update"] + 1}, figures
-
-    return one
-
-
-def _average_parts(
-    job: Job,
-    axis: str | None,
-    batch: ImageBatch,
-    params: Any,
-    moving: Statistics,
-    scale: ScaleState,
-    key: Array,
-) -> tuple[Any, Statistics, dict[str, Array]]:
-    """Gradients of the scaled mean loss, statistics and figures of the whole batch."""
     config, network = job.config, job.network
+    rule, counts = config.statistics_rule, count_values(network, job.batch, config.statistics_rule)
 
-    def part(
-        running: RunningStatistics, taken: ImageBatch, keys: Array
-    ) -> tuple[tuple[Any, dict[str, Array]], RunningStatistics]:
-        pixels, labels = taken["image"], taken["label"]
+    def loss(params: Any, running: RunningStatistics, samples: ImageBatch, keys: Array) -> tuple[Array, Any]:
+        pixels, labels = samples["image"], samples["label"]
         # Synthetic images that are repeated are not cropped, and photographs were on the host.
         seen = job.policy.to_compute(
             images.preprocess(config.dataset, pixels)
             if job.repeated
             else images.augment(config.dataset, pixels, keys)
         )
+        if config.recomputation:
+            logits, found = _apply_by_stages(job, params, seen)
+        else:
+            logits, found = network.apply(params, {}, seen, train=True)
+        mean = losses.cross_entropy(logits, labels, config.label_smoothing).mean()
+        right = losses.correct(logits, labels, 1).mean(dtype=jnp.float32)
+        return mean, (add_statistics(running, found, rule), {"loss": mean, "training_accuracy": right})
 
-        def loss(params: Any) -> tuple[Array, Any]:
-            if config.recomputation:
-                logits, found = _apply_by_stages(job, params, seen)
-            else:
-                logits, found = network.apply(params, {}, seen, train=True)
-            mean = losses.cross_entropy(logits, labels, config.label_smoothing).mean()
-            right = losses.correct(logits, labels, 1).mean(dtype=jnp.float32)
-            return scale_loss(scale, mean), (found, {"loss": mean, "training_accuracy": right})
+    def finish(moving: Statistics, running: RunningStatistics, axis: str | None) -> Statistics:
+        return move_statistics(moving, finish_statistics(running, axis), job.norm.momentum, counts)
 
-        gradients, (found, figures) = jax.grad(loss, has_aux=True)(params)
-        return (gradients, figures), add_statistics(running, found, config.statistics_rule)
+    def one(state: State, batch: ImageBatch, key: Array) -> tuple[State, dict[str, Array]]:
+        rate = job.rate(state["update"])
+        new, figures = update_weights(
+            loss,
+            Trained(state["params"], state["optimiser"], state["statistics"], state["scale"]),
+            batch,
+            stream(key, "augment", 0),
+            stream(key, "rounding", 0),
+            policy=job.policy,
+            optimiser=job.optimiser,
+            scale=job.scale,
+            mesh=job.mesh,
+            accumulation=job.batch.accumulation,
+            repeated=job.repeated,
+            begin=start_statistics,
+            finish=finish,
+            rate=rate,
+        )
+        if config.auto_loss_scaling:
+            figures["loss_scaling_factor"] = new.scale.scale
+        figures["learning_rate"] = rate
+        names = ("params", "optimiser", "statistics", "scale")
+        return {**dict(zip(names, new, strict=True)), "update": state["update"] + 1}, figures
 
-    count, nothing = job.batch.accumulation, start_statistics(moving)
-    means, running = mean_of_parts(part, nothing, batch, key, count, axis, repeated=job.repeated)
-    gradients, figures = average_replicas(means, axis)
-    return gradients, finish_statistics(running, axis), figures
+    return one
 
 
 def _apply_by_stages(job: Job, params: Any, seen: Array) -> tuple[Array, Statistics]:

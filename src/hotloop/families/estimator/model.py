@@ -6,10 +6,9 @@ that batch, so that a plain model draws the same numbers for every split. It kno
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh
@@ -17,8 +16,8 @@ from jax.sharding import Mesh
 from hotloop.engine import optim, precision
 from hotloop.engine.keys import stream
 from hotloop.engine.optim import learning_rate
-from hotloop.engine.precision import AutoScale, StaticScale, choose, scale_loss, unscale
-from hotloop.engine.split import average_replicas, mean_of_parts, on_replicas
+from hotloop.engine.precision import AutoScale, StaticScale
+from hotloop.engine.split import Trained, update_weights
 from hotloop.families.estimator.build import BuiltModel
 from hotloop.families.estimator.config import RunConfig, split_schedule
 
@@ -76,26 +75,29 @@ def init_served(job: Job, key: Array) -> State:
 
 
 def update(job: Job) -> Callable[[State, NamedBatch, Array], tuple[State, dict[str, Array]]]:
-    """One weight update."""
+    """One weight update; the model's own state goes from one part of the batch to the next."""
+
+    def loss(weights: Any, state: Any, samples: NamedBatch, keys: Array) -> tuple[Array, Any]:
+        features = job.policy.to_compute(samples["features"])
+        outputs, kept = job.model.apply(weights, state, features, True, keys)
+        each = job.model.measure(outputs, samples.get("labels"))
+        figures = {name: value.mean(dtype=jnp.float32) for name, value in each.items()}
+        return figures["loss"], (_widen(kept), figures)
 
     def one(state: State, batch: NamedBatch, key: Array) -> tuple[State, dict[str, Array]]:
-        gradients, kept, figures = on_replicas(partial(_average, job), job.mesh)(
+        new, figures = update_weights(
+            loss,
+            Trained(state["weights"], state["optimizer"], state["model"], state["scale"]),
             batch,
-            job.policy.to_compute(state["weights"]),
-            state["model"],
-            state["scale"],
             stream(key, "model", 0),
-        )
-        gradients = unscale(state["scale"], gradients)
-        weights, slots = precision.optimise(
-            job.policy, job.optimizer, gradients, state["optimizer"], state["weights"],
             stream(key, "rounding", 0),
-        )  # fmt: skip
-        new = {"weights": weights, "model": kept, "optimizer": slots}
-        usable, scale = job.scale.judge(state["scale"], gradients)
-        if isinstance(job.scale, AutoScale):
-            new = choose(usable, new, {name: state[name] for name in new})
-        return {**new, "scale": scale}, figures
+            policy=job.policy,
+            optimiser=job.optimizer,
+            scale=job.scale,
+            mesh=job.mesh,
+            accumulation=job.config.accumulation,
+        )
+        return dict(zip(("weights", "optimizer", "model", "scale"), new, strict=True)), figures
 
     return one
 
@@ -112,28 +114,6 @@ def evaluate(job: Job) -> Callable[[State, NamedBatch], dict[str, Array]]:
 def predict(job: Job) -> Callable[[State, Any], Any]:
     """A row for each sample, of features alone."""
     return lambda state, features: job.model.predict(_apply(job, state, features))
-
-
-def _average(
-    job: Job, axis: str | None, batch: NamedBatch, weights: Any, state: Any, scale: Any, key: Array
-) -> tuple[Any, Any, dict[str, Array]]:
-    """Gradients, model state and figures of the whole batch; the state goes from one part to the next."""
-
-    def part(state: Any, share: NamedBatch, keys: Array) -> tuple[tuple[Any, dict[str, Array]], Any]:
-        features = job.policy.to_compute(share["features"])
-
-        def loss(weights: Any) -> tuple[Array, Any]:
-            outputs, kept = job.model.apply(weights, state, features, True, keys)
-            each = job.model.measure(outputs, share.get("labels"))
-            figures = {name: value.mean(dtype=jnp.float32) for name, value in each.items()}
-            return scale_loss(scale, figures["loss"]), (_widen(kept), figures)
-
-        gradients, (kept, figures) = jax.grad(loss, has_aux=True)(weights)
-        return (gradients, figures), kept
-
-    means, kept = mean_of_parts(part, state, batch, key, job.config.accumulation, axis)
-    (gradients, figures), kept = average_replicas((means, kept), axis)
-    return gradients, kept, figures
 
 
 def _apply(job: Job, state: State, features: Any) -> Any:
