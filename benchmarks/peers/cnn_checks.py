@@ -18,9 +18,9 @@ from hotloop.engine.keys import seed_key
 from hotloop.engine.loop import Program, copy_state
 from hotloop.families.cnn import images, model
 from hotloop.families.cnn.job import Job, resolve
-from hotloop.families.cnn.network import BatchNorm, inference_logits
+from hotloop.families.cnn.network import BATCH_NORM, inference_logits
 from hotloop.families.cnn.options import DATASET_SIZES, DatasetSize, TrainConfig
-from hotloop.families.cnn.sources import SyntheticImages
+from hotloop.families.cnn.sources import ImageSource, synthetic_images
 from hotloop.options import Params
 
 SMOOTHING, MOMENTUM, L2, RATE = 0.1, 0.9, 5e-5, 1e-5  # RATE: of one sample
@@ -73,9 +73,9 @@ class Case:
         return resolve(config, self.samples, 1, repeated=True)
 
     @property
-    def source(self) -> SyntheticImages:
+    def source(self) -> ImageSource:
         """One batch for all."""
-        return SyntheticImages(self.samples, 0, on_device=True)
+        return synthetic_images(self.samples, 0, on_device=True)
 
     @property
     def exact(self) -> "Case":
@@ -115,7 +115,7 @@ def peer(case: Case, state: model.State, device: str) -> cnn_torch.Trainer:
 def _by_layer(case: Case, params: Any, statistics: Any) -> list[dict[str, np.ndarray]]:
     """Every layer's leaves in the order of the layers."""
     trees = [
-        params[node.name] | (statistics[node.name] if isinstance(node.layer, BatchNorm) else {})
+        params[node.name] | (statistics[node.name] if node.kind == BATCH_NORM else {})
         for node in case.job.network.nodes
         if node.name in params
     ]

@@ -1,5 +1,6 @@
 """Batch norms folded into convolutions: the same function, no less exact in sixteen bits."""
 
+from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from hotloop.engine import precision
-from hotloop.families.cnn.network import NormChoice, _foldable_norms, build, fold_norms, inference_logits
+from hotloop.families.cnn.network import NormChoice, build, fold_norms, inference_logits
 
 SHAPE = (32, 32, 3)
 QUICK = {"xla_backend_optimization_level": 0}
@@ -76,10 +77,13 @@ def test_every_norm_of_a_resnet_is_folded_and_no_other():
 
 
 def test_a_convolution_that_something_else_reads_keeps_its_kernel():
-    conv, norm = build("cifar_resnet8", SHAPE, 10).nodes[:2]
-    assert set(_foldable_norms(SimpleNamespace(nodes=(conv, norm)))) == {norm.name}
-    other = SimpleNamespace(name="other", layer=None, inputs=(conv.name,))
-    assert _foldable_norms(SimpleNamespace(nodes=(conv, norm, other))) == {}
+    network = build("cifar_resnet8", SHAPE, 10)
+    conv, norm = network.nodes[:2]
+    params, statistics = network.init(jax.random.key(0))
+    own = {norm.name: statistics[norm.name]}
+    for others, left in ((), {}), ((replace(norm, name="other", kind="relu"),), own):
+        cut = SimpleNamespace(nodes=(conv, norm, *others), epsilon=network.epsilon)
+        assert fold_norms(cut, params, own)[1] == left
 
 
 def test_bfloat16_is_no_further_from_the_exact_logits_than_without_folding():

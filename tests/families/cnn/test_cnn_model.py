@@ -21,9 +21,9 @@ from hotloop.engine.loop import Program, copy_state
 from hotloop.engine.plan import Batch
 from hotloop.families.cnn import images, model
 from hotloop.families.cnn.job import Job
-from hotloop.families.cnn.network import INPUT, Flatten, Logits, Network, NetworkBuilder
+from hotloop.families.cnn.network import INPUT, Network, NetworkBuilder
 from hotloop.families.cnn.options import DatasetSize
-from hotloop.families.cnn.sources import SyntheticImages
+from hotloop.families.cnn.sources import synthetic_images
 from hotloop.options import Params
 
 KEY, RATE, BATCH = seed_key(7), 0.08, 8
@@ -38,11 +38,12 @@ QUICK = {"xla_backend_optimization_level": 0}
 class Flat(Network):
     """A norm of the image, and a dense layer: every kind of parameter, and statistics that can be seen by hand."""
 
+    epsilon = 1e-5
+
     @cached_property
     def nodes(self):
-        builder = NetworkBuilder(self.shape, self.norm, 1e-5)
-        x = builder.add("flatten", Flatten(), builder.norm("bn_0", INPUT))
-        builder.add("dense", Logits(self.classes), x)
+        builder = NetworkBuilder(self.shape, self.norm, self.epsilon)
+        builder.logits("dense", builder.flatten("flatten", builder.norm("bn_0", INPUT)), self.classes)
         return tuple(builder.nodes)
 
 
@@ -345,7 +346,7 @@ def test_every_replica_and_part_gets_its_share_of_the_same_made_up_batch(on_devi
         if split[1] > len(jax.devices()):
             pytest.skip(f"{split[1]} devices")
         job = small(*FLOAT32, split=split)
-        source = SyntheticImages(DatasetSize(1000, 8, (4, 4, 3), 10), seed=3, on_device=on_device)
+        source = synthetic_images(DatasetSize(1000, 8, (4, 4, 3), 10), seed=3, on_device=on_device)
         feed = source.feed(job)
         batch = jax.device_get(feed.batch(feed.arguments(0, 1), jnp.int32(0)))
         parts = [values.reshape(split[1], -1, *values.shape[1:]) for values in batch.values()]
@@ -374,7 +375,7 @@ def test_made_up_images_are_the_same_for_every_split_of_a_global_batch(on_device
         if split[1] > len(jax.devices()):
             pytest.skip(f"{split[1]} devices")
         job = small(*FLOAT32, *words, split=split, repeated=on_device)
-        source = SyntheticImages(DatasetSize(1000, 8, (4, 4, 3), 10), seed=3, on_device=on_device)
+        source = synthetic_images(DatasetSize(1000, 8, (4, 4, 3), 10), seed=3, on_device=on_device)
         program = Program(model.update(job), source.feed(job), 1, KEY)
         state, metrics = program(copy_state(begun(job)), 0, 1)
         found.append(jax.device_get((state["params"], metrics["loss"])))

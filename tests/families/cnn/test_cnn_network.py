@@ -12,6 +12,7 @@ from hotloop.errors import OptionError
 from hotloop.families.cnn.description import layer_table
 from hotloop.families.cnn.network import NormChoice, build
 from hotloop.families.cnn.options import MODELS
+from hotloop.layers import norm
 from hotloop.layers.paths import force_path
 from hotloop.layers.pools import max_pool
 
@@ -86,7 +87,7 @@ def test_the_parameters_that_init_makes_are_those_that_the_layers_count(resnet8)
     made = {name: sum(leaf.size for leaf in leaves.values()) for name, leaves in params.items()}
     assert made == {node.name: node.weights for node in network.nodes if node.weights}
     assert {leaf.dtype for leaf in jax.tree.leaves((params, statistics))} == {jnp.dtype("float32")}
-    norms = [node.name for node in network.nodes if node.layer.kind == "batch norm"]
+    norms = [node.name for node in network.nodes if node.kind == "batch norm"]
     assert sorted(statistics) == sorted(norms)
 
 
@@ -156,7 +157,7 @@ def test_other_images_go_into_every_topology(model, shape, layer, wanted):
 
 def test_scales_start_from_zero_only_in_bottlenecks_without_projection():
     def zeros(model):
-        values = {node.name: node.layer.parameters((1, 1, 4)) for node in build(model, IMAGENET, 10).nodes}
+        values = {node.name: node.parameters for node in build(model, IMAGENET, 10).nodes}
         return [name for name, leaves in values.items() if "scale" in leaves and leaves["scale"].scale == 0]
 
     blocks = [
@@ -261,19 +262,16 @@ def test_stages_may_begin_where_one_value_crosses():
     assert cifar["conv2_block4_post_addition_relu"] and not cifar["conv2_block4_layer2_conv"]
 
 
-def test_group_norm_by_groups_and_by_channels():
+def test_group_norm_by_groups_and_by_channels(monkeypatch):
     by_groups = build("cifar_resnet8", CIFAR, 10, NormChoice("group", groups=4))
     by_channels = build("cifar_resnet8", CIFAR, 10, NormChoice("group", channels_per_group=4))
-    assert [node.layer.groups for node in by_groups.nodes if node.layer.kind == "group norm"] == [4] * 7
-    assert [node.layer.groups for node in by_channels.nodes if node.layer.kind == "group norm"] == [
-        4,
-        4,
-        4,
-        8,
-        8,
-        16,
-        16,
-    ]
+    taken = []
+    with monkeypatch.context() as patched:
+        patched.setattr(norm, "group_norm", lambda x, scale, offset, groups, _: taken.append(groups) or x)
+        for network in (by_groups, by_channels):
+            forms = jax.eval_shape(network.init, jax.random.key(0))
+            jax.eval_shape(partial(network.apply, train=True), *forms, jnp.zeros((1, *CIFAR)))
+    assert taken == [*[4] * 7, 4, 4, 4, 8, 8, 16, 16]
     names = [layer.name for layer in by_groups.nodes]
     assert (
         "conv1_gn" in names and "conv4_block1_layer2_gn" in names and not any("bn" in name for name in names)
@@ -434,7 +432,7 @@ def test_the_table_lists_every_layer_and_where_a_stage_may_begin():
 def test_option_a_shortcut_takes_every_second_pixel_and_appends_zero_channels():
     node = {node.name: node for node in build("cifar_resnet8", (5, 4, 1), 2).nodes}["conv3_block1_shortcut"]
     x = GENERATOR.normal(size=(2, 5, 4, 16)).astype(np.float32)
-    y = node.layer({}, jnp.asarray(x))
+    y = node.apply({}, jnp.asarray(x))
     assert y.shape == (2, *node.shape)
     np.testing.assert_array_equal(y[..., :16], x[:, ::2, ::2])
     assert not y[..., 16:].any()

@@ -13,9 +13,9 @@ from hotloop.engine.plan import plan_evaluation
 from hotloop.errors import CheckpointError, DataError
 from hotloop.families.cnn import model, validation
 from hotloop.families.cnn.job import Job
-from hotloop.families.cnn.network import INPUT, Flatten, Logits, Network, NetworkBuilder, NormChoice, build
+from hotloop.families.cnn.network import INPUT, Network, NetworkBuilder, NormChoice, build
 from hotloop.families.cnn.options import DatasetSize
-from hotloop.families.cnn.sources import ResidentImages, StreamedPhotographs, SyntheticImages
+from hotloop.families.cnn.sources import open_source, resident_images, synthetic_images
 from hotloop.families.cnn.validation import (
     choose_best,
     sweep_figures,
@@ -29,11 +29,12 @@ IMAGES, CLASSES, TOP = 125, 10, 3
 class Flat(Network):
     """A norm by its moving statistics, and a dense layer."""
 
+    epsilon = 0.0
+
     @cached_property
     def nodes(self):
-        builder = NetworkBuilder(self.shape, self.norm, 0.0)
-        x = builder.add("flatten", Flatten(), builder.norm("bn", INPUT))
-        builder.add("dense", Logits(self.classes), x)
+        builder = NetworkBuilder(self.shape, self.norm, self.epsilon)
+        builder.logits("dense", builder.flatten("flatten", builder.norm("bn", INPUT)), self.classes)
         return tuple(builder.nodes)
 
 
@@ -65,7 +66,7 @@ def digits():
     loss = np.log(np.exp(logits).sum(1)) - logits[np.arange(IMAGES), labels]
     split = LabelledImages(images, labels)
     data = Dataset(name="mnist", source="drawn here", classes=CLASSES, train=split, test=split)
-    return ResidentImages(data), state, ranks, loss
+    return resident_images(data), state, ranks, loss
 
 
 @pytest.mark.parametrize("batch", [1, 64, 43, 46, 125, 1000])
@@ -88,7 +89,7 @@ def test_the_old_batches_are_padded_and_lose_nothing():
 
 
 def test_made_up_images_count_as_many_as_the_set_has():
-    source = SyntheticImages(DatasetSize(60, 25, (3, 3, 1), CLASSES), seed=1, on_device=True)
+    source = synthetic_images(DatasetSize(60, 25, (3, 3, 1), CLASSES), seed=1, on_device=True)
 
     def fn(state, batch):
         return {"one": batch["label"] >= 0, "outside": (batch["label"] < 0) | (batch["label"] >= CLASSES)}
@@ -99,7 +100,7 @@ def test_made_up_images_count_as_many_as_the_set_has():
 
 @pytest.mark.parametrize("on_device", [False, True])
 def test_made_up_images_are_validated_alike_in_any_batch(on_device):
-    source = SyntheticImages(DatasetSize(60, 600, (3, 3, 1), CLASSES), seed=1, on_device=on_device)
+    source = synthetic_images(DatasetSize(60, 600, (3, 3, 1), CLASSES), seed=1, on_device=on_device)
 
     def fn(state, batch):
         return {"label": batch["label"], "bright": batch["image"].mean((1, 2, 3))}
@@ -118,18 +119,15 @@ def test_photographs_are_counted_once_in_any_batch_and_decoded_again_for_every_c
     parts = {"train": {"a": 1, "b": 1}, "validation": {"a": 3, "b": 2}}
     image_folder(tmp_path, parts)
     words = ("--dataset", "imagenet", "--dataset-path", str(tmp_path), "--training", "False")
-    source = StreamedPhotographs(typed(*words).config, Listener(), seed=0)
-    assert source.size.validation == 5
 
     def fn(state, batch):
         return {"second": batch["label"] == 1, "bright": state * batch["image"].mean((1, 2, 3))}
 
-    try:
+    with open_source(typed(*words).config, Listener(), seed=0) as source:
+        assert source.size.validation == 5
         whole = source.evaluation(fn, 5)(1.0)
         parted = source.evaluation(fn, 2)
         one, again = parted(1.0), parted(2.0)
-    finally:
-        source.close()
     assert (one["second"], one["samples"]) == (whole["second"], whole["samples"]) == (2, 5)
     assert one["bright"] == pytest.approx(whole["bright"], rel=1e-6)
     assert again["bright"] == pytest.approx(2 * whole["bright"], rel=1e-6)
@@ -141,10 +139,9 @@ def test_more_classes_of_photographs_than_the_network_has_are_refused(tmp_path):
         folder.mkdir(parents=True)
         (folder / "one.jpg").touch()
     words = ("--dataset", "imagenet", "--dataset-path", str(tmp_path), "--validation", "False")
-    with pytest.raises(
-        DataError, match=f"--dataset-path {tmp_path}: 1,001 classes, but the network has 1,000"
-    ):
-        StreamedPhotographs(typed(*words).config, Listener(), seed=0)
+    refusal = f"--dataset-path {tmp_path}: 1,001 classes, but the network has 1,000"
+    with pytest.raises(DataError, match=refusal), open_source(typed(*words).config, Listener(), seed=0):
+        pass
 
 
 def found(*accuracies):

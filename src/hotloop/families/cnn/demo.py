@@ -10,7 +10,7 @@ from hotloop.engine.loop import Program, copy_state
 from hotloop.families.cnn import model
 from hotloop.families.cnn.job import resolve
 from hotloop.families.cnn.options import TrainConfig
-from hotloop.families.cnn.sources import ResidentImages
+from hotloop.families.cnn.sources import resident_images
 from hotloop.families.cnn.validation import validation_figures
 from hotloop.options import Params
 
@@ -33,7 +33,7 @@ def demo_run(calls: int = CALLS) -> dict[str, Any]:
     images, labels = draw_digits(TRAIN + TEST, 0)
     train = LabelledImages(images[:TRAIN], labels[:TRAIN])
     test = LabelledImages(images[TRAIN:], labels[TRAIN:])
-    source = ResidentImages(Dataset(name="digits", source="drawn", train=train, test=test, classes=10))
+    source = resident_images(Dataset(name="digits", source="drawn", train=train, test=test, classes=10))
     job = resolve(RECIPE, source.size, 1)
     key = seed_key(0)
     program = Program(model.update(job), source.feed(job), PER_CALL, key)

@@ -15,7 +15,7 @@ from hotloop.families.cnn.command_options import DescribeConfig
 from hotloop.families.cnn.job import Job, resolve
 from hotloop.families.cnn.network import DEPTHS, Network, build
 from hotloop.families.cnn.options import DATASET_SIZES, DatasetSize, TrainConfig
-from hotloop.families.cnn.sources import ResidentImages, folder_of, open_store
+from hotloop.families.cnn.sources import folder_of, open_store, resident_images
 
 _HEADINGS = ("layer", "kind", "output", "parameters", "MFLOP", "stage may begin")
 
@@ -57,7 +57,7 @@ def _dataset_size(config: TrainConfig) -> DatasetSize:
         known, folder = known_set(config.dataset), folder_of(config)
         check_named_folders(folder)
         found = find_set(known, folder)
-        return ResidentImages(read_images(found)).size if found and found.loadable else whole
+        return resident_images(read_images(found)).size if found and found.loadable else whole
     if config.dataset_path == Path():
         return whole
     train, validation = (len(open_store(config.dataset_path, part)) for part in ("train", "validation"))
@@ -75,7 +75,7 @@ def describe_model(config: DescribeConfig) -> tuple[str, dict[str, Any]]:
         "layers": [
             {
                 "name": node.name,
-                "kind": node.layer.kind,
+                "kind": node.kind,
                 "shape": list(node.shape),
                 "parameters": node.weights,
                 "flops": node.flops,
@@ -98,7 +98,7 @@ def layer_table(network: Network) -> str:
         weights, flops = f"{node.weights:,}", f"{node.flops / 1e6:,.3f}"
         figures = (weights if node.weights else "", flops if node.flops else "")
         split = "yes" if network.may_split(i) else ""
-        rows.append((node.name, node.layer.kind, _size(node.shape), *figures, split))
+        rows.append((node.name, node.kind, _size(node.shape), *figures, split))
     widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADINGS))]
     lines = []
     for row in rows:

@@ -11,13 +11,14 @@ from functools import cached_property
 
 import jax
 from jax import Array
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from hotloop.engine import optim, precision
 from hotloop.engine.device import platform, replica_mesh
 from hotloop.engine.optim_keys import check_optimiser
 from hotloop.engine.plan import Batch, EvaluationBatches, Plan, plan_evaluation
 from hotloop.engine.precision import AutoScale, StaticScale
+from hotloop.engine.split import SPLIT
 from hotloop.errors import DeviceError, OptionError
 from hotloop.families.cnn.network import Network, NormChoice, Variant, build
 from hotloop.families.cnn.options import WITHOUT_EFFECT, DatasetSize, TrainConfig
@@ -102,6 +103,11 @@ class Job:
         """None for one replica."""
         replicas = self.batch.replicas
         return replica_mesh(replicas, platform()) if replicas > 1 else None
+
+    @property
+    def sharding(self) -> NamedSharding | None:
+        """Of a batch over the replicas."""
+        return NamedSharding(self.mesh, SPLIT) if self.mesh is not None else None
 
     @property
     def shuffled(self) -> bool:

@@ -26,7 +26,7 @@ from hotloop.engine.plan import Batch
 from hotloop.engine.split import Trained, update_weights
 from hotloop.families.cnn import images
 from hotloop.families.cnn.job import Job
-from hotloop.families.cnn.network import BatchNorm, Network, Statistics, inference_logits
+from hotloop.families.cnn.network import BATCH_NORM, Network, Statistics, inference_logits
 from hotloop.layers import losses
 
 State = Any
@@ -178,11 +178,7 @@ def _mean_over(axis: str, leaves: dict[str, Array]) -> dict[str, Array]:
 def count_values(network: Network, batch: Batch, rule: MergeRule = "spread") -> dict[str, int]:
     """How many values of a channel each batch norm merges in one weight update: samples times positions."""
     samples = batch.global_ if rule == "spread" else batch.micro * batch.replicas
-    return {
-        node.name: samples * prod(node.shape[:-1])
-        for node in network.nodes
-        if isinstance(node.layer, BatchNorm)
-    }
+    return {node.name: samples * prod(node.shape[:-1]) for node in network.nodes if node.kind == BATCH_NORM}
 
 
 def move_statistics(

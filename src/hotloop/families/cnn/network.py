@@ -7,11 +7,11 @@ The cifar_resnets have 6n + 2 layers (section 4.2 there) and shortcuts without p
 """
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +21,9 @@ from jax import Array, lax
 from hotloop.engine.precision import Policy
 from hotloop.errors import OptionError
 from hotloop.families.cnn.options import MODELS, cifar_layers
-from hotloop.layers import conv, initial, norm
+from hotloop.layers import conv, norm
 from hotloop.layers.dense import product, wide, with_bias
-from hotloop.layers.initial import Spec, draw
-from hotloop.layers.norm import EPSILON
+from hotloop.layers.initial import Spec, draw, glorot_uniform, truncated_normal
 from hotloop.layers.paths import materialise_on_cpu
 from hotloop.layers.pools import max_pool
 
@@ -33,6 +32,7 @@ Leaves = dict[str, Array]
 Params = dict[str, Leaves]
 Statistics = dict[str, Leaves]
 INPUT = "images"
+BATCH_NORM = "batch norm"
 Variant = Literal["keras", "torch"]
 DEPTHS = {
     "resnet18": (2, 2, 2, 2),
@@ -42,217 +42,6 @@ DEPTHS = {
     "resnet152": (3, 8, 36, 3),
 }
 BASIC = ("resnet18", "resnet34")
-WIDTHS = (64, 128, 256, 512)
-TORCH_EPSILON = 1e-5
-
-
-class NetworkLayer:
-    """What every layer offers; this one has neither parameters nor products, and keeps its input's shape.
-
-    `shape` is that of the first input [rows, columns, channels] or [features], `xs` are the inputs [N, ...].
-    """
-
-    kind: ClassVar[str]  # one word for tables
-
-    def shape(self, shape: Shape) -> Shape:
-        """The output's."""
-        return shape
-
-    def parameters(self, shape: Shape) -> dict[str, Spec]:
-        """As what they start from."""
-        return {}
-
-    def flops(self, shape: Shape) -> int:
-        """Two for each multiply-add of products and convolutions, for one image."""
-        return 0
-
-    def __call__(self, leaves: Leaves, *xs: Array) -> Any:
-        raise NotImplementedError
-
-
-class Relu(NetworkLayer):
-    kind = "relu"
-
-    def __call__(self, leaves: Leaves, *xs: Array) -> Array:
-        return jax.nn.relu(xs[0])
-
-
-class Add(NetworkLayer):
-    """The sum of two inputs of one shape."""
-
-    kind = "add"
-
-    def __call__(self, leaves: Leaves, *xs: Array) -> Array:
-        return xs[0] + xs[1]
-
-
-@dataclass(frozen=True)
-class PadShortcut(NetworkLayer):
-    """The shortcut without parameters: every second row and column, and as many zero channels as there are."""
-
-    kind: ClassVar[str] = "shortcut"
-
-    def shape(self, shape: Shape) -> Shape:
-        rows, columns, channels = shape
-        return -(-rows // 2), -(-columns // 2), 2 * channels
-
-    def __call__(self, leaves: Leaves, *xs: Array) -> Array:
-        thinned = xs[0][:, ::2, ::2]
-        zero = np.zeros((), thinned.dtype)
-        return lax.pad(thinned, zero, [(0, 0, 0), (0, 0, 0), (0, 0, 0), (0, thinned.shape[-1], 0)])
-
-
-@dataclass(frozen=True)
-class MaxPool(NetworkLayer):
-    """The largest value of each window; padding never wins, and only whole windows count."""
-
-    size: int
-    stride: int
-    padding: int = 0
-    kind: ClassVar[str] = "max pool"
-
-    def shape(self, shape: Shape) -> Shape:
-        rows, columns = ((size + 2 * self.padding - self.size) // self.stride + 1 for size in shape[:2])
-        return rows, columns, shape[2]
-
-    def __call__(self, leaves: Leaves, *xs: Array) -> Array:
-        return max_pool(xs[0], self.size, self.stride, self.padding)
-
-
-class MeanPool(NetworkLayer):
-    """The mean of each channel over the image, summed in float32 and rounded once to the type of the input."""
-
-    kind = "mean pool"
-
-    def shape(self, shape: Shape) -> Shape:
-        return shape[2:]
-
-    def __call__(self, leaves: Leaves, *xs: Array) -> Array:
-        (x,) = xs
-        if x.dtype != wide(x.dtype):
-            # Fused with the sum and ReLU before it, jaxlib 0.11.2 makes NaN of bfloat16 on a CPU with AMX.
-            x = materialise_on_cpu(x)
-        return x.mean((1, 2), dtype=wide(x.dtype)).astype(x.dtype)
-
-
-class Flatten(NetworkLayer):
-    kind = "flatten"
-
-    def shape(self, shape: Shape) -> Shape:
-        return (prod(shape),)
-
-    def __call__(self, leaves: Leaves, *xs: Array) -> Array:
-        return xs[0].reshape(len(xs[0]), -1)
-
-
-@dataclass(frozen=True)
-class Conv(NetworkLayer):
-    """A square convolution, padded by a number of pixels on each side or by a rule; bias and ReLU go together."""
-
-    filters: int
-    size: int
-    stride: int = 1
-    padding: conv.Padding | int = "SAME"
-    start: Literal["truncated", "glorot"] = "truncated"
-    biased_relu: bool = False
-    kind: ClassVar[str] = "conv"
-
-    def shape(self, shape: Shape) -> Shape:
-        rows, columns = (
-            (size + low + high - self.size) // self.stride + 1
-            for size, (low, high) in zip(shape, self._pads(shape), strict=False)
-        )
-        return rows, columns, self.filters
-
-    def parameters(self, shape: Shape) -> dict[str, Spec]:
-        """Kernel [kh, kw, C, O], and a bias if there is one."""
-        kernel = (self.size, self.size, shape[2], self.filters)
-        start = (
-            initial.truncated_normal(kernel) if self.start == "truncated" else initial.glorot_uniform(kernel)
-        )
-        return {"kernel": start} | ({"bias": initial.constant((self.filters,))} if self.biased_relu else {})
-
-    def flops(self, shape: Shape) -> int:
-        """Every output pixel is a product of the window with the kernel."""
-        return 2 * prod(self.shape(shape)) * self.size**2 * shape[2]
-
-    def __call__(self, leaves: Leaves, *xs: Array) -> Array:
-        y = conv.conv2d_padded(xs[0], leaves["kernel"], self.stride, self._pads(xs[0].shape[1:3]))
-        return jax.nn.relu(with_bias(y, leaves["bias"])) if self.biased_relu else y
-
-    def _pads(self, shape: Shape) -> conv.Pads:
-        if isinstance(self.padding, int):
-            return (self.padding, self.padding), (self.padding, self.padding)
-        window, strides = (self.size, self.size), (self.stride, self.stride)
-        rows, columns = lax.padtype_to_pads(shape[:2], window, strides, self.padding)
-        return rows, columns
-
-
-@dataclass(frozen=True)
-class BatchNorm(NetworkLayer):
-    """Batch normalisation; called, it uses the batch and hands its statistics back too."""
-
-    gamma: float
-    epsilon: float
-    kind: ClassVar[str] = "batch norm"
-
-    def parameters(self, shape: Shape) -> dict[str, Spec]:
-        return _scale_and_offset(shape, self.gamma)
-
-    def __call__(self, leaves: Leaves, *xs: Array) -> tuple[Array, Leaves]:
-        """Normalise by the batch; also its float32 mean and biased variance."""
-        y, mean, variance = norm.batch_norm(xs[0], leaves["scale"], leaves["offset"], self.epsilon)
-        return y, {"mean": mean, "variance": variance}
-
-    def normalise_by(self, statistics: Leaves, leaves: Leaves, x: Array) -> Array:
-        mean, variance = statistics["mean"], statistics["variance"]
-        return norm.normalise(x, leaves["scale"], leaves["offset"], mean, variance, self.epsilon)
-
-    def add_bias(self, leaves: Leaves, x: Array) -> Array:
-        """What is left of a norm whose slope is in the kernel before it: added in the images' own type."""
-        return x + leaves["bias"].astype(x.dtype)
-
-
-@dataclass(frozen=True)
-class GroupNorm(NetworkLayer):
-    groups: int
-    gamma: float
-    epsilon: float
-    kind: ClassVar[str] = "group norm"
-
-    def parameters(self, shape: Shape) -> dict[str, Spec]:
-        return _scale_and_offset(shape, self.gamma)
-
-    def __call__(self, leaves: Leaves, *xs: Array) -> Array:
-        return norm.group_norm(xs[0], leaves["scale"], leaves["offset"], self.groups, self.epsilon)
-
-
-def _scale_and_offset(shape: Shape, gamma: float) -> dict[str, Spec]:
-    return {"scale": initial.constant(shape[-1:], gamma), "offset": initial.constant(shape[-1:])}
-
-
-@dataclass(frozen=True)
-class Logits(NetworkLayer):
-    """The last, fully connected layer, kernel [features, classes]; its output stays in float32."""
-
-    classes: int
-    kind: ClassVar[str] = "dense"
-
-    def shape(self, shape: Shape) -> Shape:
-        return (self.classes,)
-
-    def parameters(self, shape: Shape) -> dict[str, Spec]:
-        return {
-            "kernel": initial.glorot_uniform((shape[0], self.classes)),
-            "bias": initial.constant((self.classes,)),
-        }
-
-    def flops(self, shape: Shape) -> int:
-        return 2 * shape[0] * self.classes
-
-    def __call__(self, leaves: Leaves, *xs: Array) -> Array:
-        sums = product(xs[0], leaves["kernel"])
-        return with_bias(sums, leaves["bias"].astype(sums.dtype))
 
 
 @dataclass(frozen=True)
@@ -276,36 +65,20 @@ class NormChoice:
         if any(size is not None and size < 1 for size in sizes):
             raise OptionError("--norm-layer: num_groups and channels_per_group must be at least 1")
 
-    def count_groups(self, channels: int) -> int:
-        """How many groups `channels` fall into."""
-        size = self.channels_per_group or channels / (self.groups or 1)
-        if channels % size or size != int(size):
-            wanted = (
-                f"num_groups {self.groups}"
-                if self.groups
-                else f"channels_per_group {self.channels_per_group}"
-            )
-            raise OptionError(
-                f"--norm-layer: {wanted} does not divide a layer of {channels} channels: "
-                "take a divisor of every layer's channels"
-            )
-        return channels // int(size)
-
-
-BATCH_NORM = NormChoice()
-
 
 @dataclass(frozen=True, eq=False)
 class NamedLayer:
     """A layer at its place in a network: `inputs` are the names of what it reads, `shape` is its output's.
 
-    Parameters are given as what they start from, `flops` count two for each multiply-add of one image's forward pass.
+    `apply` takes its leaves and inputs [N, ...]; a batch norm has none, `Network.run` knows what it goes by. Parameters
+    are given as what they start from, `flops` count two for each multiply-add of one image's forward pass.
     """
 
     name: str
-    layer: NetworkLayer
+    kind: str  # one or two words for tables
     inputs: tuple[str, ...]
     shape: Shape
+    apply: Callable[..., Array] | None
     parameters: dict[str, Spec]
     flops: int
 
@@ -321,12 +94,12 @@ class Network:
     model: str
     shape: tuple[int, int, int]
     classes: int
-    norm: NormChoice = BATCH_NORM
+    norm: NormChoice = NormChoice()
     variant: Variant = "keras"
 
     @cached_property
     def nodes(self) -> tuple[NamedLayer, ...]:
-        builder = NetworkBuilder(self.shape, self.norm, EPSILON if self.variant == "keras" else TORCH_EPSILON)
+        builder = NetworkBuilder(self.shape, self.norm, self.epsilon)
         if self.model in DEPTHS:
             _build_resnet(builder, self.model, self.classes, self.variant)
         elif self.model.startswith("cifar"):
@@ -334,6 +107,11 @@ class Network:
         else:
             _build_toy(builder, self.classes, has_norms=self.model == "toy_model_bn")
         return tuple(builder.nodes)
+
+    @property
+    def epsilon(self) -> float:
+        """What every norm adds to the variance."""
+        return norm.EPSILON if self.variant == "keras" else 1e-5
 
     @property
     def flops(self) -> int:
@@ -358,21 +136,18 @@ class Network:
 
     def init(self, key: Array) -> tuple[Params, Statistics]:
         """Fresh float32 parameters, and statistics of mean 0 and variance 1 for each batch norm."""
-        values = {node.name: leaves for node in self.nodes if (leaves := node.parameters)}
+        values = {node.name: node.parameters for node in self.nodes if node.parameters}
         statistics = {
             node.name: {"mean": jnp.zeros(node.shape[-1]), "variance": jnp.ones(node.shape[-1])}
             for node in self.nodes
-            if isinstance(node.layer, BatchNorm)
+            if node.kind == BATCH_NORM
         }
         return draw(key, values), statistics
 
     def apply(
         self, params: Params, statistics: Statistics, images_NHWC: Array, *, train: bool
     ) -> tuple[Array, Statistics]:
-        """Float32 logits [N, classes] and, in training, the statistics of the batch at each batch norm.
-
-        Without training, a norm for which there are no statistics is one that was folded away (`fold_norms`).
-        """
+        """Float32 logits [N, classes] and, in training, the statistics of the batch at each batch norm."""
         values = {INPUT: images_NHWC}
         values, batch = self.run(params, statistics, values, 0, len(self.nodes), train=train)
         return values[self.nodes[-1].name], batch
@@ -387,26 +162,33 @@ class Network:
         *,
         train: bool,
     ) -> tuple[dict[str, Array], Statistics]:
-        """The layers `start` to `stop`, from the values that cross `start` to those that cross `stop`."""
-        known, batch = dict(values), {}
+        """The layers `start` to `stop`, from the values that cross `start` to those that cross `stop`.
+
+        A batch norm goes by the batch in training, whose float32 mean and biased variance come back too, and by its
+        statistics otherwise. Where there are none, it was folded away (`fold_norms`): its bias is left.
+        """
+        known, batch, wanted = dict(values), Statistics(), self.crossing(stop)
         for node in self.nodes[start:stop]:
             name, leaves, xs = node.name, params.get(node.name, {}), [known[x] for x in node.inputs]
-            if not isinstance(node.layer, BatchNorm):
-                known[name] = node.layer(leaves, *xs)
+            if node.apply is not None:
+                known[name] = node.apply(leaves, *xs)
             elif train:
-                known[name], batch[name] = node.layer(leaves, *xs)
+                known[name], mean, variance = norm.batch_norm(
+                    xs[0], leaves["scale"], leaves["offset"], self.epsilon
+                )
+                batch[name] = {"mean": mean, "variance": variance}
             elif name in statistics:
-                known[name] = node.layer.normalise_by(statistics[name], leaves, *xs)
+                known[name] = norm.normalise(xs[0], **leaves, **statistics[name], epsilon=self.epsilon)
             else:
-                known[name] = node.layer.add_bias(leaves, *xs)
-        return {name: known[name] for name in self.crossing(stop)}, batch
+                known[name] = xs[0] + leaves["bias"].astype(xs[0].dtype)
+        return {name: known[name] for name in wanted}, batch
 
 
 def build(
     model: str,
     shape: tuple[int, int, int],
     classes: int,
-    norm: NormChoice = BATCH_NORM,
+    norm: NormChoice = NormChoice(),  # noqa: B008 - frozen
     variant: Variant = "keras",
 ) -> Network:
     """The network of that name for images of `shape` (rows, columns, channels)."""
@@ -434,75 +216,152 @@ def inference_logits(network: Network, policy: Policy, state: Any, images: Array
 def fold_norms(network: Network, params: Params, statistics: Statistics) -> tuple[Params, Statistics]:
     """Parameters with biases for norms, and the statistics of the norms that stay as they are.
 
-    A norm's slope goes into the kernel of the convolution before it, the rest is a bias: a convolution, its bias and
-    the ReLU are then one kernel on an NVIDIA GPU. Kernels are scaled in float32, before they are rounded.
+    The slope of a norm that alone reads a plain convolution goes into its kernel, the rest is a bias: a convolution,
+    its bias and the ReLU are then one kernel on an NVIDIA GPU. Kernels are scaled in float32, before they are rounded.
     """
-    foldable = _foldable_norms(network)
-    folded, left = dict(params), {name: each for name, each in statistics.items() if name not in foldable}
-    for name, (folding, before) in foldable.items():
-        own, seen = params[name], statistics[name]
-        slope = own["scale"] / jnp.sqrt(
-            seen["variance"] + folding.epsilon
-        )  # float32, as statistics always are
-        folded[before] = {"kernel": params[before]["kernel"] * slope}
-        folded[name] = {"bias": own["offset"] - seen["mean"] * slope}
+    plain = {node.name for node in network.nodes if node.kind == "conv" and "bias" not in node.parameters}
+    readers = Counter(name for node in network.nodes for name in node.inputs)
+    folded, left = dict(params), dict(statistics)
+    for node in network.nodes:
+        name, before = node.name, node.inputs[0]
+        if node.kind == BATCH_NORM and before in plain and readers[before] == 1:
+            own, seen = params[name], left.pop(name)
+            slope = own["scale"] / jnp.sqrt(seen["variance"] + network.epsilon)  # float32, as statistics are
+            folded[before] = {"kernel": params[before]["kernel"] * slope}
+            folded[name] = {"bias": own["offset"] - seen["mean"] * slope}
     return folded, left
 
 
-def _foldable_norms(network: Network) -> dict[str, tuple[BatchNorm, str]]:
-    """Norm -> itself and the plain convolution that it alone reads."""
-    layers = {node.name: node.layer for node in network.nodes}
-    readers = Counter(name for node in network.nodes for name in node.inputs)
-    found = {}
-    for node in network.nodes:
-        before = node.inputs[0]
-        source = layers.get(before)
-        if (
-            isinstance(node.layer, BatchNorm)
-            and isinstance(source, Conv)
-            and not source.biased_relu
-            and readers[before] == 1
-        ):
-            found[node.name] = (node.layer, before)
-    return found
-
-
-@dataclass
 class NetworkBuilder:
     """Collects the layers; every method returns the name of the value it adds."""
 
-    images: Shape
-    normalisation: NormChoice
-    epsilon: float
-    nodes: list[NamedLayer] = field(default_factory=list)
-    shapes: dict[str, Shape] = field(default_factory=dict)
+    def __init__(self, images: Shape, normalisation: NormChoice, epsilon: float):
+        self.normalisation, self.epsilon = normalisation, epsilon
+        self.nodes: list[NamedLayer] = []
+        self.shapes = {INPUT: images}
 
-    def __post_init__(self) -> None:
-        self.shapes[INPUT] = self.images
-
-    def add(self, name: str, layer: NetworkLayer, *inputs: str) -> str:
-        first = self.shapes[inputs[0]]
-        shape = layer.shape(first)
+    def add(
+        self,
+        kind: str,
+        name: str,
+        inputs: tuple[str, ...],
+        shape: Shape,
+        apply: Callable[..., Array] | None,
+        parameters: dict[str, Spec] | None = None,
+        flops: int = 0,
+    ) -> str:
         if min(shape) < 1:
-            size = "x".join(map(str, self.images))
+            size = "x".join(map(str, self.shapes[INPUT]))
             raise OptionError(
                 f"--model-name: images of {size} are too small: {name} would have shape {shape}"
             )
-        flops, parameters = layer.flops(first), layer.parameters(first)
-        self.nodes.append(NamedLayer(name, layer, inputs, shape, parameters, flops))
+        self.nodes.append(NamedLayer(name, kind, inputs, shape, apply, parameters or {}, flops))
         self.shapes[name] = shape
         return name
 
+    def conv(
+        self,
+        name: str,
+        x: str,
+        filters: int,
+        size: int,
+        stride: int = 1,
+        padding: conv.Padding | int = "SAME",
+        *,
+        start: Callable[[Shape], Spec] = truncated_normal,
+        biased_relu: bool = False,
+    ) -> str:
+        """A square convolution, padded by a number of pixels on each side or by a rule; bias and ReLU go together."""
+        *sides, channels = self.shapes[x]
+        if isinstance(padding, int):
+            rows = columns = (padding, padding)
+        else:
+            rows, columns = lax.padtype_to_pads(sides, (size, size), (stride, stride), padding)
+        padded = (side + sum(pads) for side, pads in zip(sides, (rows, columns), strict=True))
+        shape = (*((side - size) // stride + 1 for side in padded), filters)
+        parameters = {"kernel": start((size, size, channels, filters))}
+        if biased_relu:
+            parameters["bias"] = Spec((filters,), "constant", 0.0)
+
+        def apply(leaves: Leaves, x: Array) -> Array:
+            y = conv.conv2d_padded(x, leaves["kernel"], stride, (rows, columns))
+            return jax.nn.relu(with_bias(y, leaves["bias"])) if biased_relu else y
+
+        return self.add("conv", name, (x,), shape, apply, parameters, 2 * prod(shape) * size**2 * channels)
+
     def norm(self, name: str, x: str, gamma: float = 1.0) -> str:
         """The chosen normalisation, its scale starting from `gamma`; `conv1_bn` is `conv1_gn` with groups."""
-        if self.normalisation.kind == "batch":
-            return self.add(name, BatchNorm(gamma, self.epsilon), x)
-        groups = self.normalisation.count_groups(self.shapes[x][-1])
-        return self.add(name.replace("bn", "gn"), GroupNorm(groups, gamma, self.epsilon), x)
+        shape, choice, epsilon = self.shapes[x], self.normalisation, self.epsilon
+        channels = shape[-1]
+        constants = {"scale": gamma, "offset": 0.0}
+        parameters = {leaf: Spec((channels,), "constant", value) for leaf, value in constants.items()}
+        if choice.kind == "batch":
+            return self.add(BATCH_NORM, name, (x,), shape, None, parameters)
+        size = choice.channels_per_group or channels / (choice.groups or 1)
+        if channels % size or size != int(size):
+            key, value = ("num_groups", choice.groups) if choice.groups else ("channels_per_group", size)
+            raise OptionError(
+                f"--norm-layer: {key} {value} does not divide a layer of {channels} channels: "
+                "take a divisor of every layer's channels"
+            )
+        groups = channels // int(size)
 
-    def conv_norm_relu(self, name: str, conv: Conv, x: str, conv_name: str = "conv") -> str:
-        y = self.norm(f"{name}_bn", self.add(f"{name}_{conv_name}", conv, x))
-        return self.add(f"{name}_relu", Relu(), y)
+        def apply(leaves: Leaves, x: Array) -> Array:
+            return norm.group_norm(x, leaves["scale"], leaves["offset"], groups, epsilon)
+
+        return self.add("group norm", name.replace("bn", "gn"), (x,), shape, apply, parameters)
+
+    def relu(self, name: str, x: str) -> str:
+        return self.add("relu", name, (x,), self.shapes[x], lambda leaves, x: jax.nn.relu(x))
+
+    def norm_relu(self, name: str, x: str) -> str:
+        return self.relu(f"{name}_relu", self.norm(f"{name}_bn", x))
+
+    def sum(self, name: str, x: str, y: str) -> str:
+        return self.add("add", name, (x, y), self.shapes[x], lambda leaves, x, y: x + y)
+
+    def max_pool(self, name: str, x: str, size: int, stride: int, padding: int = 0) -> str:
+        """The largest value of each window; padding never wins, and only whole windows count."""
+        *sides, channels = self.shapes[x]
+        shape = (*((side + 2 * padding - size) // stride + 1 for side in sides), channels)
+        return self.add("max pool", name, (x,), shape, lambda leaves, x: max_pool(x, size, stride, padding))
+
+    def pad_shortcut(self, name: str, x: str) -> str:
+        """The shortcut without parameters: every second row and column, and as many zero channels as there are."""
+        rows, columns, channels = self.shapes[x]
+
+        def apply(leaves: Leaves, x: Array) -> Array:
+            zero = np.zeros((), x.dtype)
+            return lax.pad(x[:, ::2, ::2], zero, [(0, 0, 0), (0, 0, 0), (0, 0, 0), (0, channels, 0)])
+
+        return self.add("shortcut", name, (x,), (-(-rows // 2), -(-columns // 2), 2 * channels), apply)
+
+    def mean_pool(self, name: str, x: str) -> str:
+        """The mean of each channel over the image, summed in float32 and rounded once to the type of the input."""
+
+        def apply(leaves: Leaves, x: Array) -> Array:
+            if x.dtype != wide(x.dtype):
+                # Fused with the sum and ReLU before it, jaxlib 0.11.2 makes NaN of bfloat16 on a CPU with AMX.
+                x = materialise_on_cpu(x)
+            return x.mean((1, 2), dtype=wide(x.dtype)).astype(x.dtype)
+
+        return self.add("mean pool", name, (x,), self.shapes[x][2:], apply)
+
+    def flatten(self, name: str, x: str) -> str:
+        shape = (prod(self.shapes[x]),)
+        return self.add("flatten", name, (x,), shape, lambda leaves, x: x.reshape(len(x), -1))
+
+    def logits(self, name: str, x: str, classes: int) -> str:
+        """The last, fully connected layer, kernel [features, classes]; its output stays in float32."""
+        (features,) = self.shapes[x]
+        kernel, bias = glorot_uniform((features, classes)), Spec((classes,), "constant", 0.0)
+
+        def apply(leaves: Leaves, x: Array) -> Array:
+            sums = product(x, leaves["kernel"])
+            return with_bias(sums, leaves["bias"].astype(sums.dtype))
+
+        parameters = {"kernel": kernel, "bias": bias}
+        return self.add("dense", name, (x,), (classes,), apply, parameters, 2 * features * classes)
 
 
 def _build_resnet(builder: NetworkBuilder, model: str, classes: int, variant: Variant) -> None:
@@ -512,46 +371,51 @@ def _build_resnet(builder: NetworkBuilder, model: str, classes: int, variant: Va
     """
     basic = model in BASIC
     padding: conv.Padding | int = "SAME" if variant == "keras" else 1
-    x = builder.conv_norm_relu("conv1", Conv(64, 7, 2, 3, "glorot"), INPUT)
-    x = builder.add("pool1_pool", MaxPool(3, 2, 1), x)
-    for stack, (depth, width) in enumerate(zip(DEPTHS[model], WIDTHS, strict=True), start=2):
+    x = builder.norm_relu("conv1", builder.conv("conv1_conv", INPUT, 64, 7, 2, 3, start=glorot_uniform))
+    x = builder.max_pool("pool1_pool", x, 3, 2, 1)
+    for stack, (depth, width) in enumerate(zip(DEPTHS[model], (64, 128, 256, 512), strict=True), start=2):
         for i in range(1, depth + 1):
             name, stride = f"conv{stack}_block{i}", 2 if i == 1 and stack > 2 else 1
             projected = i == 1 and not (variant == "torch" and basic and stack == 2)
             shortcut = x
             if projected:
-                y = builder.add(f"{name}_0_conv", Conv(width if basic else 4 * width, 1, stride), x)
+                y = builder.conv(f"{name}_0_conv", x, width if basic else 4 * width, 1, stride)
                 shortcut = builder.norm(f"{name}_0_bn", y)
             if basic:
-                y = builder.conv_norm_relu(f"{name}_1", Conv(width, 3, stride, padding), x)
-                y = builder.norm(f"{name}_2_bn", builder.add(f"{name}_2_conv", Conv(width, 3, 1, padding), y))
+                y = builder.conv(f"{name}_1_conv", x, width, 3, stride, padding)
+                y = builder.conv(f"{name}_2_conv", builder.norm_relu(f"{name}_1", y), width, 3, 1, padding)
+                y = builder.norm(f"{name}_2_bn", y)
             else:
-                y = builder.conv_norm_relu(f"{name}_1", Conv(width, 1), x)
-                y = builder.conv_norm_relu(f"{name}_2", Conv(width, 3, stride, padding), y)
-                y = builder.add(f"{name}_3_conv", Conv(4 * width, 1), y)
+                y = builder.norm_relu(f"{name}_1", builder.conv(f"{name}_1_conv", x, width, 1))
+                y = builder.conv(f"{name}_2_conv", y, width, 3, stride, padding)
+                y = builder.norm_relu(f"{name}_2", y)
+                y = builder.conv(f"{name}_3_conv", y, 4 * width, 1)
                 y = builder.norm(f"{name}_3_bn", y, gamma=1.0 if projected else 0.0)
-            x = builder.add(f"{name}_out", Relu(), builder.add(f"{name}_add", Add(), shortcut, y))
-    builder.add("predictions", Logits(classes), builder.add("avg_pool", MeanPool(), x))
+            x = builder.relu(f"{name}_out", builder.sum(f"{name}_add", shortcut, y))
+    builder.logits("predictions", builder.mean_pool("avg_pool", x), classes)
 
 
 def _build_cifar_resnet(builder: NetworkBuilder, layers: int, classes: int) -> None:
-    x = builder.conv_norm_relu("conv1", Conv(16, 3), INPUT)
+    x = builder.norm_relu("conv1", builder.conv("conv1_conv", INPUT, 16, 3))
     for stack, filters in enumerate((16, 32, 64), start=2):
         for i in range(1, (layers - 2) // 6 + 1):
             name, halved = f"conv{stack}_block{i}", i == 1 and stack > 2
-            shortcut = builder.add(f"{name}_shortcut", PadShortcut(), x) if halved else x
-            conv, conv_name = Conv(filters, 3, 2 if halved else 1), "conv_ds" if halved else "conv"
-            y = builder.conv_norm_relu(f"{name}_layer1", conv, x, conv_name)
-            y = builder.norm(f"{name}_layer2_bn", builder.add(f"{name}_layer2_conv", Conv(filters, 3), y))
-            y = builder.add(f"{name}_add", Add(), shortcut, y)
-            x = builder.add(f"{name}_post_addition_relu", Relu(), y)
-    builder.add("fc_layer", Logits(classes), builder.add("avg_pool", MeanPool(), x))
+            shortcut = builder.pad_shortcut(f"{name}_shortcut", x) if halved else x
+            stride, conv_name = (2, "conv_ds") if halved else (1, "conv")
+            y = builder.norm_relu(
+                f"{name}_layer1", builder.conv(f"{name}_layer1_{conv_name}", x, filters, 3, stride)
+            )
+            y = builder.norm(f"{name}_layer2_bn", builder.conv(f"{name}_layer2_conv", y, filters, 3))
+            x = builder.relu(f"{name}_post_addition_relu", builder.sum(f"{name}_add", shortcut, y))
+    builder.logits("fc_layer", builder.mean_pool("avg_pool", x), classes)
 
 
 def _build_toy(builder: NetworkBuilder, classes: int, has_norms: bool) -> None:
     x = INPUT
     for number, (filters, size) in enumerate(((4, 3), (8, 1))):
-        conv = Conv(filters, size, 1, "VALID", "glorot", biased_relu=True)
-        x = builder.add(f"pool_{number}", MaxPool(5, 5), builder.add(f"conv2d_{number}", conv, x))
+        x = builder.conv(
+            f"conv2d_{number}", x, filters, size, 1, "VALID", start=glorot_uniform, biased_relu=True
+        )
+        x = builder.max_pool(f"pool_{number}", x, 5, 5)
         x = builder.norm(f"bn_{number}", x) if has_norms else x
-    builder.add("dense", Logits(classes), builder.add("flatten", Flatten(), x))
+    builder.logits("dense", builder.flatten("flatten", x), classes)

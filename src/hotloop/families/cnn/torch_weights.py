@@ -19,7 +19,7 @@ from hotloop.engine.checkpoint import Checkpoints, KeepAll
 from hotloop.engine.progress import Console
 from hotloop.errors import CheckpointError, DataError, MissingExtra, OptionError
 from hotloop.families.cnn.command_options import ImportConfig
-from hotloop.families.cnn.network import BASIC, DEPTHS, BatchNorm, Network, Params, Statistics, build
+from hotloop.families.cnn.network import BASIC, BATCH_NORM, DEPTHS, Network, Params, Statistics, build
 from hotloop.families.cnn.presets import FAMILY
 from hotloop.families.cnn.validation import SavedNetwork
 
@@ -131,12 +131,12 @@ def _tensor_names(network: Network) -> Iterator[tuple[str, Leaf]]:
     """torch's name of every leaf, and ours."""
     for node in network.nodes:
         layer = node.name
-        if isinstance(node.layer, BatchNorm):
+        if node.kind == BATCH_NORM:
             for theirs, ours in (_OF_NORM | _OF_STATISTICS).items():
                 yield f"{_module(layer)}.{theirs}", (layer, ours)
-        elif node.layer.kind == "conv":
+        elif node.kind == "conv":
             yield f"{_module(layer)}.weight", (layer, "kernel")
-        elif node.layer.kind == "dense":
+        elif node.kind == "dense":
             yield "fc.weight", (layer, "kernel")
             yield "fc.bias", (layer, "bias")
 

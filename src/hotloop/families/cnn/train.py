@@ -91,8 +91,7 @@ def run(
     expected = resolve(config, DATASET_SIZES[config.dataset], None, given, configured)
     if others is not None and others.steps():
         check_same(read_saved_network(others.folder).network, expected.network, others.folder)
-    source = open_source(config, console, config.seed or 0)
-    try:
+    with open_source(config, console, config.seed or 0) as source:
         job = resolve(config, source.size, None, given, configured, repeated=source.repeated)
         if config.expect:
             console.say(f"to expect: {config.expect}")
@@ -111,8 +110,6 @@ def run(
             with Announcer(_sinks(config, console, Path(tempfile.gettempdir()))) as record:
                 found = validate(job, source, console, record, own, others, None)
             result = {"seed": config.seed, **found}
-    finally:
-        source.close()
     if source.notice and not config.compile_only:
         console.warn(source.notice)
     return result
