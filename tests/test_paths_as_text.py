@@ -13,7 +13,7 @@ from hotloop.bench.page import Page
 from hotloop.cli.main import COMMANDS
 from hotloop.data import build_records, content, image_formats, image_stores, ratings, tfrecord
 from hotloop.data import image_stores as folders
-from hotloop.data.example import write_example
+from hotloop.data.tfrecord import write_example
 from hotloop.engine import measure as reports
 from hotloop.engine import run
 from hotloop.engine import run as run_records
@@ -28,6 +28,7 @@ from hotloop.families.vcd import saved as vcd_saved
 from hotloop.families.vcd.samples import write_png
 from hotloop.options import options_of
 from pictures import encoded, image_folder
+from records import index_records, write_records
 
 
 def idx_file(array):
@@ -42,8 +43,8 @@ def write_mnist(folder):
 
 def write_record_set(folder):
     features = {"image/encoded": [encoded(8, 8)], "image/class/label": np.array([1])}
-    tfrecord.write_records(str(folder / "train-00000-of-00001"), [write_example(features)])
-    assert tfrecord.index_records(str(folder / "train-00000-of-00001")).shape == (1, 2)
+    write_records(str(folder / "train-00000-of-00001"), [write_example(features)])
+    assert index_records(str(folder / "train-00000-of-00001")).shape == (1, 2)
 
 
 @pytest.fixture(scope="module")

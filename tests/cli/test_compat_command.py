@@ -14,7 +14,7 @@ from hotloop.cli import compat as module
 from hotloop.cli.command import Common
 from hotloop.cli.main import find_command, main
 from hotloop.cli.parser import resolve, scan
-from hotloop.data.random_ratings import draw_random_sets
+from hotloop.data.stand_ins import draw_random_sets
 from hotloop.families.recommender import rating_sets
 from hotloop.options import options_of, values_of
 

@@ -9,12 +9,12 @@ import pytest
 
 from hotloop.data import build_records
 from hotloop.data.build_records import Build
-from hotloop.data.example import read_example, write_example
 from hotloop.data.image_stores import ImageFolder, RecordSet, check_images, shard_name
 from hotloop.data.jpeg import decode
-from hotloop.data.tfrecord import index_records, read_record, write_records
+from hotloop.data.tfrecord import read_example, read_record, write_example
 from hotloop.errors import DataError
 from pictures import encoded, image_folder, picture
+from records import index_records, write_records
 
 SHARDS = {"train": 3, "validation": 2}
 PARTS = {"train": {"n02": 4, "n01": 3, "n10": 3}, "val": {"n10": 2, "n01": 2, "n02": 1}}

@@ -13,10 +13,11 @@ from hotloop.data import content, image_formats, ratings
 from hotloop.data.catalogue import Download, KnownFile
 from hotloop.data.fetch import unpack
 from hotloop.data.local_files import check_file
-from hotloop.data.tfrecord import index_shards, write_records
+from hotloop.data.tfrecord import index_shards
 from hotloop.engine.device import peak_bytes
 from hotloop.errors import DataError
 from hotloop.families.cnn import torch_weights
+from records import write_records
 
 DOWNLOAD = Download("toy.zip", (), 1, "sha256:0")
 FILE = KnownFile(

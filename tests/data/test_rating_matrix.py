@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from hotloop.data import rating_matrix
-from hotloop.data.random_ratings import draw_random_ratings, draw_random_sets
 from hotloop.data.rating_matrix import build_matrix, group_by_rows, number_ids
+from hotloop.data.stand_ins import draw_random_ratings, draw_random_sets
 from hotloop.errors import DataError
 
 

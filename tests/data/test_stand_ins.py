@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotloop.data.dataset import binarise
-from hotloop.data.random_ratings import draw_taste_ratings
-from hotloop.data.stand_ins import SHAPES, TEXTURES, draw_digits, draw_objects
+from hotloop.data.stand_ins import SHAPES, TEXTURES, draw_digits, draw_objects, draw_taste_ratings
 
 TRAIN, TEST = 3000, 500
 

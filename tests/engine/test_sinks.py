@@ -8,9 +8,10 @@ import types
 
 import pytest
 
-from hotloop.data.tfrecord import index_records, read_record
+from hotloop.data.tfrecord import read_record
 from hotloop.engine.sinks import FRAME, SHOWN, Announcer, ConsoleSink, TensorBoardSink, WandbSink
 from hotloop.errors import MissingExtra
+from records import index_records
 
 
 def record(event="log", update=781, epoch=1.0, **figures):

@@ -18,16 +18,16 @@ from readers import Read, Reader, in_file
 from hotloop.data import build_records, content, image_formats, image_stores, ratings, tfrecord
 from hotloop.data.build_records import Shard, read_manifest, shard_fault
 from hotloop.data.catalogue import Download, KnownFile
-from hotloop.data.example import write_example
 from hotloop.data.fetch import no_progress, unpack
 from hotloop.data.image_stores import EncodedImage, ImageFolder
 from hotloop.data.jpeg import ImageError, check_image, decode
 from hotloop.data.load import load
-from hotloop.data.tfrecord import index_shards
+from hotloop.data.tfrecord import index_shards, write_example
 from hotloop.families.cnn import prediction, torch_weights
 from hotloop.families.cnn.photographs import resample_bytes, resample_floats, training_image
 from hotloop.families.recommender import netflix
 from pictures import encoded
+from records import write_records
 
 
 def idx_bytes(array: np.ndarray) -> bytes:
@@ -119,11 +119,11 @@ def of_data() -> list[Reader]:
                 trained(found.read(number))
 
     def one_example(folder: Path, data: bytes) -> None:
-        tfrecord.write_records(folder / shard, [data])
+        write_records(folder / shard, [data])
         trained(image_stores.RecordSet(folder, "train").read(0))
 
     def kept_index(folder: Path, data: bytes) -> None:
-        tfrecord.write_records(folder / shard, [b"hello"])
+        write_records(folder / shard, [b"hello"])
         (folder / ".train.index.npz").write_bytes(data)
         _, index = index_shards([folder / shard], folder / ".train.index.npz")
         assert tfrecord.read_record(folder / shard, *index[0].tolist()) == b"hello"

@@ -9,40 +9,38 @@ import hashlib
 import json
 import os
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hotloop.data.content import read_errors, write_errors
-from hotloop.data.example import Values, write_example
+from hotloop.data.content import file_errors
 from hotloop.data.image_stores import (
+    BOX_SIDES,
     LABELS_FILE,
-    Boxes,
     Part,
     class_names,
+    in_processes,
     list_images,
     no_boxes,
     part_folder,
     shard_name,
 )
-from hotloop.data.jpeg import CheckedImage, ImageError, check_image, pillow
+from hotloop.data.jpeg import ImageError, check_image, pillow
 from hotloop.data.local_files import digest_file
-from hotloop.data.parallel import in_processes
-from hotloop.data.tfrecord import encode_record
+from hotloop.data.tfrecord import Values, encode_record, write_example
 from hotloop.errors import DataError
 from hotloop.options.files import load_json, whole_file
 
 MANIFEST = "manifest.json"
 _FORMAT = 1
-Value = TypeVar("Value")
 SEED = 12345
 IMAGES_PER_SHARD = {"train": 1252, "validation": 391}  # so that ImageNet gets its usual 1,024 and 128 shards
 _PARTS: tuple[Part, ...] = ("train", "validation")
-Advance = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -81,115 +79,101 @@ class Item:
     label: int  # from 1
     synset: str
     text: str
+    boxes: NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
 class ShardTask:
     path: Path
     items: tuple[Item, ...]
-    boxes: Boxes
 
 
 @dataclass(frozen=True, eq=False)
 class PartPlan:
-    """The shards of one part, all that is in them, and those that an earlier build has finished."""
+    """The shards of one part that are still to be made, and the manifest with those that an earlier build has made."""
 
     part: Part
     tasks: tuple[ShardTask, ...]
     manifest: PartManifest
 
-    @property
-    def images(self) -> int:
-        return sum(len(task.items) for task in self.open_tasks)
-
-    @property
-    def open_tasks(self) -> list[ShardTask]:
-        return [task for task in self.tasks if task.path.name not in self.manifest.shards]
-
 
 def plan_build(build: Build) -> list[PartPlan]:
     """What is to be made; everything that can be wrong before an image is opened is an error here."""
     pillow()
-    parts: list[Part] = [part for part in _PARTS if part_folder(build.source, part)]
     names = class_names(build.source)
     texts = read_texts(build.texts, names) if build.texts else {}
     boxes = read_boxes(build.boxes) if build.boxes else {}
-    try:
+    with file_errors(build.out, "cannot be made a folder"):
         build.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"{build.out}: cannot be made a folder ({error.strerror})") from None
-    made = read_manifest(build.out)
-    return [_plan_part(build, part, names, texts, boxes, made.get(part)) for part in parts]
+    manifests, none = read_manifest(build.out), no_boxes()
+    plans = []
+    for part in (part for part in _PARTS if part_folder(build.source, part)):
+        items = [
+            Item(str(path), label + 1, names[label], texts.get(names[label], ""), boxes.get(path.stem, none))
+            for path, label in list_images(build.source, part, names)
+        ]
+        random.Random(SEED).shuffle(items)
+        total = build.shards[part] or -(-len(items) // IMAGES_PER_SHARD[part])
+        if total > len(items):
+            raise DataError(
+                f"{build.source}: {len(items)} {part} images do not fill {total} shards; ask for fewer"
+            )
+        tasks, state = [], hashlib.sha256()
+        for number in range(total):
+            chosen = tuple(items[number * len(items) // total : (number + 1) * len(items) // total])
+            tasks.append(task := ShardTask(build.out / shard_name(part, number, total), chosen))
+            state.update(f"{task.path.name}\n".encode())
+            for item in chosen:
+                path = Path(item.path)
+                what = f"{path.name} {path.stat().st_size} {item.label} {item.synset} {item.text}\n"
+                state.update(what.encode(errors="replace") + item.boxes.tobytes())
+        plan, made = state.hexdigest(), manifests.get(part)
+        if made is not None and made.plan != plan:
+            raise DataError(
+                f"{build.out}: holds {part} shards of other images or options; take another folder or remove them"
+            )
+        # The shards of an earlier build of the same plan that are still whole need not be made again.
+        whole = {
+            name: shard
+            for name, shard in (made.shards if made else {}).items()
+            if (build.skip_corrupt or not shard.skipped) and not shard_fault(build.out / name, shard)
+        }
+        still_open = tuple(task for task in tasks if task.path.name not in whole)
+        plans.append(PartPlan(part, still_open, PartManifest(plan, len(items), total, whole)))
+    return plans
 
 
-def run_build(build: Build, parts: Sequence[PartPlan], advance: Advance) -> dict[str, PartManifest]:
+def run_build(
+    build: Build, parts: Sequence[PartPlan], advance: Callable[[int], None]
+) -> dict[str, PartManifest]:
     """Make the open shards; the manifest is written after each. `advance` hears of every shard's images."""
     manifests = read_manifest(build.out)
     manifests |= {each.part: each.manifest for each in parts}
-    labels = build.out / LABELS_FILE
-    with write_errors(labels), whole_file(labels) as unfinished:
-        unfinished.write_text("".join(f"{name}\n" for name in class_names(build.source)))
-    write_manifest(build.out, manifests)
-    tasks = {task: each.part for each in parts for task in each.open_tasks}
+
+    def write_manifest() -> None:
+        body = {
+            "program": "hotloop",
+            "format": _FORMAT,
+            "parts": {name: asdict(part) for name, part in manifests.items()},
+        }
+        _write_text(build.out / MANIFEST, json.dumps(body, indent=1) + "\n")
+
+    _write_text(build.out / LABELS_FILE, "".join(f"{name}\n" for name in class_names(build.source)))
+    write_manifest()
+    tasks = {task: each.part for each in parts for task in each.tasks}
     with closing(in_processes(build_shard, build.skip_corrupt, list(tasks), build.workers)) as built:
         for task, shard in built:
             part = tasks[task]
             shards = dict(sorted({**manifests[part].shards, task.path.name: shard}.items()))
             manifests[part] = replace(manifests[part], shards=shards)
-            write_manifest(build.out, manifests)
+            write_manifest()
             advance(len(task.items))
     return manifests
 
 
-def _plan_part(
-    build: Build,
-    part: Part,
-    names: Sequence[str],
-    texts: Mapping[str, str],
-    boxes: Boxes,
-    made: PartManifest | None,
-) -> PartPlan:
-    items = [
-        Item(str(path), label + 1, names[label], texts.get(names[label], ""))
-        for path, label in list_images(build.source, part, names)
-    ]
-    random.Random(SEED).shuffle(items)
-    total = build.shards[part] or -(-len(items) // IMAGES_PER_SHARD[part])
-    if total > len(items):
-        raise DataError(
-            f"{build.source}: {len(items)} {part} images do not fill {total} shards; ask for fewer"
-        )
-    tasks = []
-    for number in range(total):
-        chosen = tuple(items[number * len(items) // total : (number + 1) * len(items) // total])
-        own = {stem: boxes[stem] for item in chosen if (stem := Path(item.path).stem) in boxes}
-        tasks.append(ShardTask(build.out / shard_name(part, number, total), chosen, own))
-    plan = _checksum(tasks)
-    if made is not None and made.plan != plan:
-        raise DataError(
-            f"{build.out}: holds {part} shards of other images or options; take another folder or remove them"
-        )
-    # The shards of an earlier build of the same plan that are still whole need not be made again.
-    whole = {
-        name: shard
-        for name, shard in (made.shards if made else {}).items()
-        if (build.skip_corrupt or not shard.skipped) and not shard_fault(build.out / name, shard)
-    }
-    return PartPlan(part, tuple(tasks), PartManifest(plan, len(items), total, whole))
-
-
-def _checksum(tasks: Iterable[ShardTask]) -> str:
-    state = hashlib.sha256()
-    for task in tasks:
-        state.update(f"{task.path.name}\n".encode())
-        for item in task.items:
-            path = Path(item.path)
-            size = path.stat().st_size
-            state.update(
-                f"{path.name} {size} {item.label} {item.synset} {item.text}\n".encode(errors="replace")
-            )
-            state.update(task.boxes[path.stem].tobytes() if path.stem in task.boxes else b"")
-    return state.hexdigest()
+def _write_text(path: Path, text: str) -> None:
+    with file_errors(path, "cannot be written"), whole_file(path) as unfinished:
+        unfinished.write_text(text)
 
 
 def read_texts(path: str | Path, synsets: Collection[str]) -> dict[str, str]:
@@ -207,8 +191,11 @@ def read_texts(path: str | Path, synsets: Collection[str]) -> dict[str, str]:
     return texts
 
 
-def read_boxes(path: str | Path) -> Boxes:
-    """Lines of `file,xmin,ymin,xmax,ymax`, several for an image with several objects; a header may come first."""
+def read_boxes(path: str | Path) -> dict[str, NDArray[np.float32]]:
+    """File name without folder and suffix -> [objects, 4]: xmin, ymin, xmax, ymax as shares.
+
+    Lines are `file,xmin,ymin,xmax,ymax`, several for an image with several objects; a header may come first.
+    """
     path = Path(path)
     rows: dict[str, list[list[float]]] = {}
     reader = csv.reader(_lines(path))
@@ -236,7 +223,7 @@ def read_boxes(path: str | Path) -> Boxes:
 
 def _lines(path: Path) -> list[str]:
     try:
-        with read_errors(path):
+        with file_errors(path):
             return path.read_text().splitlines()
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: byte {error.start:,}: not UTF-8 text") from None
@@ -247,9 +234,13 @@ def build_shard(skip_corrupt: bool, task: ShardTask) -> Shard:
     skipped: list[str] = []
     records = repaired = 0
     path = task.path
-    with write_errors(path), whole_file(path) as unfinished, unfinished.open("wb") as file:
+    with (
+        file_errors(path, "cannot be written"),
+        whole_file(path) as unfinished,
+        unfinished.open("wb") as file,
+    ):
         for item in task.items:
-            with read_errors(item.path):
+            with file_errors(item.path):
                 encoded = Path(item.path).read_bytes()
             try:
                 image = check_image(encoded)
@@ -260,8 +251,21 @@ def build_shard(skip_corrupt: bool, task: ShardTask) -> Shard:
                     ) from None
                 skipped.append(f"{item.path}: {error}")
                 continue
-            boxes = task.boxes.get(Path(item.path).stem, no_boxes())
-            file.write(encode_record(write_example(record_features(item, image, boxes))))
+            features: dict[str, Values] = {
+                "image/height": np.array([image.height]),
+                "image/width": np.array([image.width]),
+                "image/channels": np.array([3]),
+                "image/colorspace": [b"RGB"],
+                "image/class/label": np.array([item.label]),
+                "image/class/synset": [item.synset.encode()],
+                "image/class/text": [item.text.encode()],
+                **dict(zip(BOX_SIDES, item.boxes.T, strict=True)),
+                "image/object/bbox/label": np.full(len(item.boxes), item.label),
+                "image/format": [b"JPEG"],
+                "image/filename": [os.fsencode(Path(item.path).name)],
+                "image/encoded": [image.encoded],
+            }
+            file.write(encode_record(write_example(features)))
             records += 1
             repaired += image.repaired
         file.flush()
@@ -270,48 +274,37 @@ def build_shard(skip_corrupt: bool, task: ShardTask) -> Shard:
     return Shard(size, checksum.removeprefix("sha256:"), records, repaired, tuple(skipped))
 
 
-def record_features(item: Item, image: CheckedImage, boxes: np.ndarray) -> dict[str, Values]:
-    sides = dict(zip(("xmin", "ymin", "xmax", "ymax"), boxes.T.astype(np.float32), strict=True))
-    numbers = {
-        "image/height": image.height,
-        "image/width": image.width,
-        "image/channels": 3,
-        "image/class/label": item.label,
-    }
-    return {
-        **{name: np.array([number], np.int64) for name, number in numbers.items()},
-        "image/colorspace": [b"RGB"],
-        "image/class/synset": [item.synset.encode()],
-        "image/class/text": [item.text.encode()],
-        **{f"image/object/bbox/{side}": values for side, values in sides.items()},
-        "image/object/bbox/label": np.full(len(boxes), item.label, np.int64),
-        "image/format": [b"JPEG"],
-        "image/filename": [os.fsencode(Path(item.path).name)],
-        "image/encoded": [image.encoded],
-    }
-
-
 def read_manifest(folder: str | Path) -> dict[str, PartManifest]:
     """The parts by name; empty where there is no manifest; DataError where it cannot be understood."""
     path = Path(folder) / MANIFEST
+    parts = {}
     try:
         body = load_json(path)
         if body["program"] != "hotloop" or body["format"] != _FORMAT:
             raise DataError(f"{path}: not a manifest that this version reads; move it away to build anew")
-        return {name: _read_part(part) for name, part in body["parts"].items()}
+        for name, part in body["parts"].items():
+            shards = {}
+            for file, shard in part["shards"].items():
+                found = _pick(shard, bytes=int, sha256=str, records=int, repaired=int, skipped=list)
+                if not all(type(image) is str for image in found["skipped"]):
+                    raise TypeError("an image without a name")
+                shards[file] = Shard(**{**found, "skipped": tuple(found["skipped"])})
+            parts[name] = PartManifest(**_pick(part, plan=str, images=int, total=int), shards=shards)
     except FileNotFoundError:
         return {}
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise DataError(f"{path}: damaged; move it away to build anew") from None
+    return parts
 
 
-def write_manifest(folder: Path, parts: Mapping[str, PartManifest]) -> None:
-    body = {"program": "hotloop", "format": _FORMAT, "parts": {n: asdict(part) for n, part in parts.items()}}
-    path = folder / MANIFEST
-    with write_errors(path), whole_file(path) as unfinished:
-        unfinished.write_text(json.dumps(body, indent=1) + "\n")
+def _pick(body: Any, **kinds: type) -> dict[str, Any]:
+    """These entries of a JSON object; KeyError or TypeError where one is missing or of another kind."""
+    for name, kind in kinds.items():
+        if type(body[name]) is not kind:
+            raise TypeError(f"{name} is no {kind.__name__}")
+    return {name: body[name] for name in kinds}
 
 
 def shard_fault(path: Path, shard: Shard) -> str:
@@ -326,18 +319,3 @@ def shard_fault(path: Path, shard: Shard) -> str:
         return "missing"
     except OSError as error:
         return f"cannot be read ({error.strerror})"
-
-
-def _read_part(body: dict[str, Any]) -> PartManifest:
-    shards = {}
-    for name, shard in body["shards"].items():
-        numbers = {key: _is(int, shard[key]) for key in ("bytes", "records", "repaired")}
-        skipped = tuple(_is(str, image) for image in _is(list, shard["skipped"]))
-        shards[name] = Shard(sha256=_is(str, shard["sha256"]), skipped=skipped, **numbers)
-    return PartManifest(_is(str, body["plan"]), _is(int, body["images"]), _is(int, body["total"]), shards)
-
-
-def _is(kind: type[Value], value: Any) -> Value:
-    if type(value) is not kind:
-        raise TypeError(f"{value!r} is no {kind.__name__}")
-    return value

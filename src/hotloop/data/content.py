@@ -8,7 +8,7 @@ import math
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,29 +17,21 @@ from numpy.typing import NDArray
 
 from hotloop.errors import DataError
 
-LARGEST = 1 << 28
-"""Bytes of content, more than any file of a known set has: CIFAR-100's 154 million are the most."""
+LARGEST = (
+    1 << 28
+)  # bytes of content, more than any file of a known set has: CIFAR-100's 154 million are the most
 _CHUNK = 1 << 20
 _GZIP_MAGIC = b"\x1f\x8b"
 _NPY_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 @contextmanager
-def read_errors(path: str | Path) -> Iterator[None]:
-    """An OSError in the block is a DataError that says that the file or folder cannot be read."""
+def file_errors(path: str | Path, fault: str = "cannot be read") -> Iterator[None]:
+    """An OSError in the block is a DataError that says what cannot be done with the file or folder."""
     try:
         yield
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
-
-
-@contextmanager
-def write_errors(path: str | Path) -> Iterator[None]:
-    """An OSError in the block is a DataError that says that the file or folder cannot be written."""
-    try:
-        yield
-    except OSError as error:
-        raise DataError(f"{path}: cannot be written ({error.strerror or error})") from None
+        raise DataError(f"{path}: {fault} ({error.strerror or error})") from None
 
 
 class Content:
@@ -66,26 +58,13 @@ class Content:
             )
         return found
 
-    def take(self, size: int) -> bytes:
-        """So many bytes, or all that are left, in pieces: what is not there is not allocated either."""
-        end, pieces = self.position + size, []
-        while piece := self.read(min(_CHUNK, end - self.position)):
-            pieces.append(piece)
-        return b"".join(pieces)
-
     def close(self) -> None:
         self._stream.close()
         self.closed = True
 
-    def __enter__(self) -> "Content":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        with read_errors(self.path):
+        with file_errors(self.path):
             try:
                 yield
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -96,7 +75,7 @@ class Content:
 
 def read_chunks(path: str | Path, most: int | None = None) -> Iterator[bytes]:
     """The content, a piece at a time; DataError where it cannot be read to its end or has more than `most` bytes."""
-    with Content(path, most) as content:
+    with closing(Content(path, most)) as content:
         while chunk := content.read(_CHUNK):
             yield chunk
 
@@ -112,25 +91,22 @@ def read_npz(path: str | Path) -> dict[str, NDArray[Any]]:
     compressed, so that together they are no larger than the file; pickles are refused.
     """
     path = Path(path)
+    arrays = {}
     try:
-        with read_errors(path), zipfile.ZipFile(path) as archive:
-            members = archive.infolist()
-            if sum(member.file_size for member in members) > path.stat().st_size:
+        with file_errors(path), zipfile.ZipFile(path) as archive:
+            if sum(member.file_size for member in archive.infolist()) > path.stat().st_size:
                 raise ValueError("its members are larger than the file")
-            return {member.filename.removesuffix(".npy"): _read_array(archive, member) for member in members}
+            for member in archive.infolist():
+                with archive.open(member) as file:
+                    shape, by_column, dtype = _NPY_HEADERS[np.lib.format.read_magic(file)](file)
+                    if dtype.hasobject:
+                        raise ValueError(f"{member.filename} holds objects")
+                    if math.prod(shape) * dtype.itemsize != member.file_size - file.tell():
+                        raise ValueError(f"{member.filename} has not the bytes of its shape")
+                    data = np.frombuffer(file.read(), dtype).reshape(shape, order="F" if by_column else "C")
+                arrays[member.filename.removesuffix(".npy")] = data
     except DataError:
         raise
     except Exception as error:  # zipfile and the header's parser raise whatever broken bytes lead them to
         raise DataError(f"{path}: damaged ({' '.join(str(error).split()) or type(error).__name__})") from None
-
-
-def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
-    with archive.open(member) as file:
-        shape, by_column, dtype = _NPY_HEADERS[np.lib.format.read_magic(file)](file)
-        if dtype.hasobject:
-            raise ValueError(f"{member.filename} holds objects")
-        size = math.prod(shape) * dtype.itemsize
-        if size != member.file_size - file.tell():
-            raise ValueError(f"{member.filename} has not the bytes of its shape")
-        data = np.frombuffer(file.read(), dtype)
-    return data.reshape(shape, order="F" if by_column else "C")
+    return arrays

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from hotloop.data.catalogue import Download, KnownFile, KnownSet
-from hotloop.data.content import write_errors
+from hotloop.data.content import file_errors
 from hotloop.data.local_files import (
     FileVerdict,
     data_home,
@@ -154,7 +154,7 @@ def _download_with_bar(item: Download, folder: Path, answering: set[str], bar: B
 @contextlib.contextmanager
 def _lock_folder(folder: Path) -> Iterator[None]:
     """Create the folder and keep every other process that fetches into it waiting."""
-    with write_errors(f"data folder {folder}"):
+    with file_errors(f"data folder {folder}", "cannot be written"):
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -260,7 +260,7 @@ def unpack(archive: Path, files: Iterable[KnownFile], folder: Path) -> None:
         for name, source in members(archive, wanted):
             file = wanted.pop(name)
             path = folder / file.name
-            with write_errors(f"data folder {folder}"), whole_file(path) as part:
+            with file_errors(f"data folder {folder}", "cannot be written"), whole_file(path) as part:
                 with part.open("wb") as target:
                     _, checksum = digest(_copy(source, target, file.size), file.checksum)
                 if checksum != file.checksum:

@@ -6,6 +6,7 @@ Any number of whole records is read, so that a part of a set is as good as the f
 import io
 import math
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from hotloop.data.content import LARGEST, Content, read_content
 from hotloop.errors import DataError
 
+_CHUNK = 1 << 20
 _UNSIGNED_BYTES = 0x08  # idx has types for signed and wider numbers, too; no set uses them
 CIFAR_SIDE, CIFAR_CHANNELS = 32, 3
 _CIFAR_PIXELS = CIFAR_SIDE * CIFAR_SIDE * CIFAR_CHANNELS
@@ -24,7 +26,7 @@ _AMAT_PIXELS = AMAT_SIDE * AMAT_SIDE
 def read_idx(path: str | Path, dimensions: int) -> NDArray[np.uint8]:
     """The array of an idx file (magic number, dimensions, bytes); read-only, since it is the file's own bytes."""
     path = Path(path)
-    with Content(path) as file:
+    with closing(Content(path)) as file:
         header = 4 + 4 * dimensions
         head = file.read(header)
         if len(head) < header:
@@ -40,7 +42,12 @@ def read_idx(path: str | Path, dimensions: int) -> NDArray[np.uint8]:
         needed = math.prod(shape)
         if needed > LARGEST:
             raise DataError(f"{path}: byte 4: {by} values, at most {LARGEST:,} are read")
-        data = file.take(needed)
+        pieces = []
+        while piece := file.read(
+            min(_CHUNK, header + needed - file.position)
+        ):  # what is not there is not allocated
+            pieces.append(piece)
+        data = b"".join(pieces)
         if len(data) < needed:
             raise DataError(
                 f"{path}: byte {file.position:,}: the file ends here, but {by} values need {header + needed:,} bytes"

@@ -1,38 +1,41 @@
 """Stores of labelled, encoded images: TFRecord shards, as ImageNet is commonly stored, and folders of image files.
 
-Both answer alike (`ImageStore`). With several instances each takes its share; the shares are disjoint and complete.
+Both answer alike. With several instances each takes its share; the shares are disjoint and complete.
 """
 
 import os
 import re
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import pairwise
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hotloop.data.content import read_errors
-from hotloop.data.example import Values, WireError, read_example
+from hotloop.data.content import file_errors
 from hotloop.data.jpeg import ImageError, decode
-from hotloop.data.parallel import in_processes
-from hotloop.data.tfrecord import index_shards, read_record
+from hotloop.data.tfrecord import WireError, index_shards, read_example, read_record
 from hotloop.errors import DataError
 
+Shared = TypeVar("Shared")
+Task = TypeVar("Task")
+Result = TypeVar("Result")
 Part = Literal["train", "validation"]
-Boxes = dict[str, NDArray[np.float32]]
-"""File name without folder and suffix -> [objects, 4]: xmin, ymin, xmax, ymax as shares."""
 LABELS_FILE = "labels.txt"
 IMAGENET_CLASSES = 1000
 PART_FOLDERS = {"train": ("train",), "validation": ("val", "validation")}
 SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp")
 _SHARD = re.compile(r"(?P<part>train|validation)-(?P<number>\d{5})-of-(?P<total>\d{5})")
-_BOX = tuple(f"image/object/bbox/{side}" for side in ("xmin", "ymin", "xmax", "ymax"))
-_WANTED = ("image/encoded", "image/class/label", *_BOX)
+BOX_SIDES = tuple(f"image/object/bbox/{side}" for side in ("xmin", "ymin", "xmax", "ymax"))
 _PIECE = 256  # images that a process checks before it reports
+_shared: Any = None
 
 
 def no_boxes() -> NDArray[np.float32]:
@@ -44,24 +47,7 @@ class EncodedImage:
     encoded: bytes
     label: int  # from 0
     where: str  # the file, and the byte where it is one of many: for messages
-    boxes: NDArray[np.float32] = field(default_factory=no_boxes)
-    """[objects, 4]: xmin, ymin, xmax, ymax as shares of width and height."""
-
-
-class ImageStore(Protocol):
-    """Labelled images fetched by number, in any order and from several threads."""
-
-    @property
-    def classes(self) -> int:
-        """Labels are below this."""
-
-    @property
-    def source(self) -> str: ...
-
-    def __len__(self) -> int: ...
-
-    def read(self, number: int) -> EncodedImage:
-        """Image `number`; DataError names file and byte."""
+    boxes: NDArray[np.float32] = field(default_factory=no_boxes)  # [objects, 4], shares of width and height
 
 
 def shard_name(part: str, number: int, total: int) -> str:
@@ -74,7 +60,7 @@ def list_shards(folder: str | Path, part: Part, faults: list[str] | None = None)
     Missing ones are one more of the `faults` for whoever hands in a list of them.
     """
     folder = Path(folder)
-    with read_errors(folder):
+    with file_errors(folder):
         found = [match for path in folder.iterdir() if (match := _SHARD.fullmatch(path.name))]
     ours = {(int(each["number"]), int(each["total"])) for each in found if each["part"] == part}
     totals = {total for _, total in ours}
@@ -135,42 +121,34 @@ class RecordSet:
         return len(self._index)
 
     def read(self, number: int) -> EncodedImage:
-        """Image `number` in the order of the shards."""
+        """Image `number` in the order of the shards; DataError names file and byte."""
         path = self.files[self._shard_of[number]]
         start, length = self._index[number].tolist()
         data = read_record(path, start, length, check=self._check)
         where = f"{path}: byte {start:,}"
         try:
-            features = read_example(data, _WANTED)
+            features = read_example(data, ("image/encoded", "image/class/label", *BOX_SIDES))
         except WireError as error:
             raise DataError(f"{path}: byte {start + error.at:,}: no image record ({error.reason})") from None
-        encoded = features.get("image/encoded")
+        encoded, label = features.get("image/encoded"), features.get("image/class/label")
         if not isinstance(encoded, list) or len(encoded) != 1:
             raise DataError(f"{where}: the record has no image/encoded")
-        return EncodedImage(encoded[0], self._label(features, where), where, _read_box_sides(features, where))
-
-    def _label(self, features: dict[str, Values], where: str) -> int:
-        stored = features.get("image/class/label")
-        if not isinstance(stored, np.ndarray) or stored.dtype != np.int64 or len(stored) != 1:
+        if not isinstance(label, np.ndarray) or label.dtype != np.int64 or len(label) != 1:
             raise DataError(f"{where}: the record has no image/class/label")
-        if not 1 <= stored[0] <= self.classes:
-            raise DataError(f"{where}: label {stored[0]}, expected 1 to {self.classes}")
-        return int(stored[0]) - 1
-
-
-def _read_box_sides(features: dict[str, Values], where: str) -> NDArray[np.float32]:
-    sides = [features.get(name) for name in _BOX]
-    if any(isinstance(side, list) and side for side in sides):
-        raise DataError(f"{where}: bounding boxes that are no numbers")
-    lists = [np.asarray([] if side is None else side, np.float32) for side in sides]
-    if len({len(side) for side in lists}) > 1:
-        raise DataError(
-            f"{where}: bounding boxes with {' and '.join(str(len(side)) for side in lists)} sides"
-        )
-    boxes = np.stack(lists, axis=1)
-    if not np.isfinite(boxes).all():
-        raise DataError(f"{where}: bounding boxes with sides that are no finite numbers")
-    return boxes
+        if not 1 <= label[0] <= self.classes:
+            raise DataError(f"{where}: label {label[0]}, expected 1 to {self.classes}")
+        stored = [features.get(name, []) for name in BOX_SIDES]
+        if any(isinstance(side, list) and side for side in stored):
+            raise DataError(f"{where}: bounding boxes that are no numbers")
+        sides = [np.asarray(side, np.float32) for side in stored]
+        if len({len(side) for side in sides}) > 1:
+            raise DataError(
+                f"{where}: bounding boxes with {' and '.join(str(len(side)) for side in sides)} sides"
+            )
+        boxes = np.stack(sides, axis=1)
+        if not np.isfinite(boxes).all():
+            raise DataError(f"{where}: bounding boxes with sides that are no finite numbers")
+        return EncodedImage(encoded[0], int(label[0]) - 1, where, boxes)
 
 
 def part_folder(root: str | Path, part: Part) -> Path | None:
@@ -243,8 +221,12 @@ class ImageFolder:
         """Image `number` in the sorted order of classes and names."""
         start = self._ends[number - 1] if number else 0
         path = os.fsdecode(self._paths[start : self._ends[number]])
-        with read_errors(path), open(path, "rb") as file:  # noqa: PTH123 - a Path for each of a million images costs more
+        with file_errors(path), open(path, "rb") as file:  # noqa: PTH123 - a Path for each of a million images costs more
             return EncodedImage(file.read(), int(self._labels[number]), path)
+
+
+ImageStore = RecordSet | ImageFolder
+"""Images are read by number, in any order and from several threads; labels are below `classes`."""
 
 
 def check_images(
@@ -277,3 +259,35 @@ def _find_faults(shared: tuple[ImageStore, bool], piece: tuple[int, int]) -> lis
         except ImageError as error:
             faults.append(f"{image.where}: corrupt image ({error})")
     return faults
+
+
+def in_processes(
+    fn: Callable[[Shared, Task], Result], shared: Shared, tasks: Sequence[Task], workers: int
+) -> Generator[tuple[Task, Result]]:
+    """(task, fn(shared, task)) in the order in which they end; `shared` goes to each process once.
+
+    One worker, or one task, is done in this process. Processes are spawned, not forked: the parent may have threads
+    (jax's, a progress bar's).
+    """
+    if workers == 1 or len(tasks) < 2:
+        yield from ((task, fn(shared, task)) for task in tasks)
+        return
+    with ProcessPoolExecutor(min(workers, len(tasks)), get_context("spawn"), _adopt, (shared,)) as pool:
+        futures = {pool.submit(_call, fn, task): task for task in tasks}
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        except BrokenProcessPool:
+            raise DataError("a worker process was killed: is there memory for so many workers?") from None
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _adopt(shared: Any) -> None:
+    global _shared
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to hear
+    _shared = shared
+
+
+def _call(fn: Callable[[Any, Any], Any], task: Any) -> Any:
+    return fn(_shared, task)

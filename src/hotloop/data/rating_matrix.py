@@ -27,15 +27,12 @@ class RatingMatrix:
     """Row k has the items `items[starts[k] : starts[k + 1]]`, ascending; arrays of the host."""
 
     starts: NDArray[np.int64]
-    items: NDArray[Any]
-    """Column numbers: uint16 where there are at most 65,536 items, else uint32."""
-    codes: NDArray[Any]
-    """uint8 places in `levels`; where that is None, the float32 ratings themselves."""
+    items: NDArray[Any]  # column numbers: uint16 where there are at most 65,536 items, else uint32
+    codes: NDArray[Any]  # uint8 places in `levels`; where that is None, the float32 ratings themselves
     levels: NDArray[np.float32] | None
     user_ids: NDArray[np.int64]
     item_ids: NDArray[np.int64]
-    skipped: int = 0
-    """Ratings left out because the given maps do not have their user or item."""
+    skipped: int = 0  # ratings left out because the given maps do not have their user or item
 
     @property
     def users(self) -> int:
@@ -69,18 +66,19 @@ class RatingMatrix:
         arrays = read_npz(path)
         levels = arrays.get("levels")
         matrix = cls(arrays["starts"], arrays["items"], arrays["codes"], levels, user_ids, item_ids)
-        codes = np.float32 if matrix.levels is None else np.uint8
         sound = (
             matrix.starts.dtype == np.int64
             and matrix.starts.shape == (matrix.users + 1,)
             and matrix.items.dtype in (np.uint16, np.uint32)
-            and matrix.codes.dtype == codes
+            and matrix.codes.dtype == (np.float32 if levels is None else np.uint8)
             and matrix.items.shape == matrix.codes.shape == (matrix.starts[-1],)
             and matrix.starts[0] == 0
             and bool((np.diff(matrix.starts) >= 0).all())
             and matrix.items.max(initial=0) < max(matrix.n_items, 1)
-            and (matrix.levels is None or matrix.levels.dtype == np.float32)
-            and (matrix.levels is None or matrix.codes.max(initial=0) < max(len(matrix.levels), 1))
+            and (
+                levels is None
+                or (levels.dtype == np.float32 and matrix.codes.max(initial=0) < max(len(levels), 1))
+            )
         )
         if not sound:
             raise DataError("rows, columns and ratings do not belong together")
@@ -108,30 +106,59 @@ def build_matrix(
     values = np.asarray(values, np.float32)
     if len(values) and not (values.min() > 0 and values.max() < np.inf):
         raise DataError("ratings must be above 0 and finite: zero and negative ratings are refused")
-    rows, user_ids = number_ids(users) if user_ids is None else (_find(users, user_ids), user_ids)
-    columns, item_ids = number_ids(items) if item_ids is None else (_find(items, item_ids), item_ids)
+    rows, user_ids = number_ids(users, user_ids)
+    columns, item_ids = number_ids(items, item_ids)
     codes, levels = _encode(values)
-    if skipped := int(np.count_nonzero(known := (rows < 0) | (columns < 0))):
+    if skipped := int(np.count_nonzero(unknown := (rows < 0) | (columns < 0))):
         warn(
             f"{skipped:,} of {len(rows):,} ratings are left out: their user or item is not in the training data"
         )
-        rows, columns, codes = rows[~known], columns[~known], codes[~known]
+        rows, columns, codes = rows[~unknown], columns[~unknown], codes[~unknown]
     columns = columns.astype(np.uint16 if len(item_ids) <= 1 << 16 else np.uint32)
-    starts, own_items, own_codes = _compress(rows, columns, codes, len(user_ids), len(item_ids))
-    if repeated := len(rows) - len(own_items):
+    # Sorted by row and column; of several ratings in a place the last is kept.
+    own_items, own_codes = np.empty_like(columns), np.empty_like(codes)
+    sizes = np.zeros(len(user_ids) + 1, np.int64)
+    done = 0
+    for first, last, places in group_by_rows(rows, len(user_ids)):
+        row, column = rows[places] - first, columns[places]
+        key = row.astype(np.int64) * len(item_ids) + column
+        order = np.argsort(key, kind="stable")
+        key = key[order]
+        kept = order[np.append(key[1:] != key[:-1], True)[: len(key)]]
+        new = slice(done, done + len(kept))
+        own_items[new], own_codes[new] = column[kept], codes[places][kept]
+        sizes[first + 1 : last + 1] = np.bincount(row[kept], minlength=last - first)
+        done += len(kept)
+    if repeated := len(rows) - done:
         warn(f"{repeated:,} ratings have the user and item of a later one: the last one counts")
-    return RatingMatrix(starts, own_items, own_codes, levels, user_ids, item_ids, skipped)
+    starts = np.cumsum(sizes)
+    return RatingMatrix(starts, own_items[:done], own_codes[:done], levels, user_ids, item_ids, skipped)
 
 
-def number_ids(ids: NDArray[Any]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Each id's number in the order of first appearance, and the ids by number."""
+def number_ids(
+    ids: NDArray[Any], names: NDArray[np.int64] | None = None
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Each id's number, and the ids by number: in the order of first appearance, or as in `names`, -1 for others."""
+    if names is not None:
+        return _find(ids, names), names
     if not len(ids):
         return np.empty(0, np.int32), np.empty(0, np.int64)
-    if ids.min() >= 0 and ids.max() < max(_SMALL_TABLE, 4 * len(ids)):
-        return _number(ids, int(ids.max()) + 1)
-    names = np.unique(ids).astype(np.int64)
-    numbers, order = _number(_find(ids, names), len(names))
-    return numbers, names[order]
+    if ids.min() < 0 or ids.max() >= max(_SMALL_TABLE, 4 * len(ids)):
+        names = np.unique(ids).astype(np.int64)
+        ids = _find(ids, names)
+    table = np.full(int(ids.max()) + 1, -1, np.int32)
+    numbers = np.empty(len(ids), np.int32)
+    appeared: list[NDArray[Any]] = []
+    count = 0
+    for part, out in zip(_blocks(ids), _blocks(numbers), strict=True):
+        new, first = np.unique(part[table[part] < 0], return_index=True)
+        new = new[np.argsort(first)]
+        table[new] = np.arange(count, count + len(new))
+        count += len(new)
+        appeared.append(new)
+        out[:] = table[part]
+    order = np.concatenate(appeared).astype(np.int64)
+    return numbers, order if names is None else names[order]
 
 
 def group_by_rows(rows: NDArray[np.int32], count: int) -> Iterator[tuple[int, int, Any]]:
@@ -151,22 +178,6 @@ def group_by_rows(rows: NDArray[np.int32], count: int) -> Iterator[tuple[int, in
 
 def _blocks(array: NDArray[Any], overlap: int = 0) -> Iterator[NDArray[Any]]:
     return (array[place : place + BLOCK + overlap] for place in range(0, len(array), BLOCK))
-
-
-def _number(ids: NDArray[Any], size: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """As `number`, for ids from 0 to size - 1."""
-    table = np.full(size, -1, np.int32)
-    numbers = np.empty(len(ids), np.int32)
-    names: list[NDArray[Any]] = []
-    count = 0
-    for part, out in zip(_blocks(ids), _blocks(numbers), strict=True):
-        new, first = np.unique(part[table[part] < 0], return_index=True)
-        new = new[np.argsort(first)]
-        table[new] = np.arange(count, count + len(new))
-        count += len(new)
-        names.append(new)
-        out[:] = table[part]
-    return numbers, np.concatenate(names).astype(np.int64)
 
 
 def _find(ids: NDArray[Any], names: NDArray[np.int64]) -> NDArray[np.int32]:
@@ -196,23 +207,3 @@ def _encode(values: NDArray[np.float32]) -> tuple[NDArray[Any], NDArray[np.float
     for part, out in zip(_blocks(values), _blocks(codes), strict=True):
         out[:] = np.searchsorted(levels, part)
     return codes, levels
-
-
-def _compress(
-    rows: NDArray[np.int32], columns: NDArray[Any], codes: NDArray[Any], users: int, n_items: int
-) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[Any]]:
-    """Starts, columns and codes, sorted by row and column; of several ratings in a place the last is kept."""
-    items, kept_codes = np.empty_like(columns), np.empty_like(codes)
-    starts = np.zeros(users + 1, np.int64)
-    done = 0
-    for first, last, places in group_by_rows(rows, users):
-        row, column = rows[places] - first, columns[places]
-        key = row.astype(np.int64) * n_items + column
-        order = np.argsort(key, kind="stable")
-        key = key[order]
-        kept = order[np.append(key[1:] != key[:-1], True)[: len(key)]]
-        new = slice(done, done + len(kept))
-        items[new], kept_codes[new] = column[kept], codes[places][kept]
-        starts[first + 1 : last + 1] = np.bincount(row[kept], minlength=last - first)
-        done += len(kept)
-    return np.cumsum(starts), items[:done], kept_codes[:done]

@@ -8,26 +8,26 @@ one, to name the first bad one. u.data is read without pyarrow, which not everyb
 
 import io
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hotloop.data import content
+from hotloop.data.content import Content, file_errors, read_chunks, read_content
 from hotloop.errors import DataError, MissingExtra
 from hotloop.options.files import whole_file
 
 SCALE = (1, 5)
-_LARGEST_U_DATA = 1 << 24
-"""Bytes; MovieLens-100K has 2 million."""
+_LARGEST_U_DATA = 1 << 24  # bytes; MovieLens-100K has 2 million
 _LARGEST_ID = int(np.iinfo(np.int32).max)
 _COLUMNS = {"user": (1, _LARGEST_ID), "item": (1, _LARGEST_ID), "rating": SCALE, "time": (0, 2**62)}
 """The columns of u.data in their order and the values each may have."""
-
 _NAMES = ("user", "item", "rating", "time")
 _KINDS = (np.int32, np.int32, np.float32, np.int64)
 _EXPECTED = "expected 3 or 4: user, item, rating and perhaps a time"
@@ -39,7 +39,6 @@ _BLOCK_BYTES = 1 << 22
 _UNPACKED, _UNPACKED_MORE = 25, 1 << 24
 """How many times its own size a gzipped file may unpack to, with so many bytes more: ratings reach 4 to 8."""
 _LEAST_GROWTH = 1 << 16
-
 Tables = AbstractContextManager[list[Callable[..., None]]]
 
 
@@ -64,60 +63,54 @@ class Ratings:
         return Ratings(self.users[which], self.items[which], self.values[which], times)
 
 
-class GrowingColumn:
-    """Numbers of one type, appended in place, so that there is never a list of pieces beside their sum.
+class GrowingRatings:
+    """Columns of ratings, appended in place, so that there is never a list of pieces beside their sum.
 
     An int32 column becomes int64 with the first number that needs it.
     """
 
-    def __init__(self, dtype: Any):
-        self._data: NDArray[Any] = np.empty(0, dtype)
+    def __init__(self, *kinds: Any):
+        self._columns: list[NDArray[Any]] = [np.empty(0, kind) for kind in kinds]
         self._size = 0
 
-    def append(self, piece: NDArray[Any]) -> None:
+    def append(self, pieces: Sequence[NDArray[Any]]) -> None:
+        end = self._size + len(pieces[0])
         least, most = np.iinfo(np.int32).min, np.iinfo(np.int32).max
-        if self._data.dtype == np.int32 and len(piece) and (piece.min() < least or piece.max() > most):
-            self._data = self._data.astype(np.int64)
-        end = self._size + len(piece)
-        if end > len(self._data):
-            # Large arrays are moved by the page table alone; an eighth more keeps small ones from moving often.
-            self._data.resize(end + max(_LEAST_GROWTH, end // 8), refcheck=False)
-        self._data[self._size : end] = piece
+        for place, (column, piece) in enumerate(zip(self._columns, pieces, strict=True)):
+            if column.dtype == np.int32 and len(piece) and (piece.min() < least or piece.max() > most):
+                self._columns[place] = column = column.astype(np.int64)
+            if end > len(column):
+                # Large arrays are moved by the page table alone; an eighth more keeps small ones from moving often.
+                column.resize(end + max(_LEAST_GROWTH, end // 8), refcheck=False)
+            column[self._size : end] = piece
         self._size = end
 
-    def finish(self) -> NDArray[Any]:
-        """All numbers, without spare room; the column is empty afterwards."""
-        data, self._data = self._data, np.empty(0, self._data.dtype)
-        data.resize(self._size, refcheck=False)
-        self._size = 0
-        return data
+    def finish(self) -> Ratings:
+        for column in self._columns:
+            column.resize(self._size, refcheck=False)
+        return Ratings(*self._columns)
 
 
 def read_u_data(path: str | Path) -> Ratings:
     """The table in a file; DataError with the line and the reason for the first line that is not a rating."""
     path = Path(path)
-    data = content.read_content(path, _LARGEST_U_DATA)
+    data = read_content(path, _LARGEST_U_DATA)
     if not data.strip():
         raise DataError(f"{path}: line 1: no rating in this file")
+    low, high = np.array(list(_COLUMNS.values())).T
     try:
         table = np.loadtxt(io.BytesIO(data), np.int64, comments=None, delimiter="\t", ndmin=2)
+        if table.shape[1] != len(_COLUMNS) or not ((table >= low) & (table <= high)).all():
+            raise ValueError("a line that is not a rating")
     except (ValueError, OverflowError):
-        raise _bad_u_data_line(path, data) from None
-    low, high = np.array(list(_COLUMNS.values())).T
-    if table.shape[1] != len(_COLUMNS) or not ((table >= low) & (table <= high)).all():
-        raise _bad_u_data_line(path, data)
+        raise _bad_line(path, enumerate(io.BytesIO(data), 1), _u_data_fault) from None
     users, items, values, times = table.T
     return Ratings(users.astype(np.int32), items.astype(np.int32), values.astype(np.float32), times.copy())
 
 
-def _bad_u_data_line(path: Path, data: bytes) -> DataError:
-    for number, line in enumerate(io.BytesIO(data), 1):
-        if line.strip() and (reason := _u_data_fault(line)):
-            return DataError(f"{path}: line {number}: {reason}")
-    return DataError(f"{path}: cannot be read as ratings")
-
-
 def _u_data_fault(line: bytes) -> str:
+    if not line.strip():
+        return ""
     fields = line.decode("ascii", "replace").rstrip("\r\n").split("\t")
     if len(fields) != len(_COLUMNS):
         return f"{len(fields)} fields, expected {len(_COLUMNS)} separated by tabs ({', '.join(_COLUMNS)})"
@@ -129,6 +122,16 @@ def _u_data_fault(line: bytes) -> str:
         if not low <= value <= high:
             return f"{name} {value} is not between {low} and {high}"
     return ""
+
+
+def _bad_line(
+    path: Path, lines: Iterable[tuple[int, bytes]], fault: Callable[[bytes], str], otherwise: str = ""
+) -> DataError:
+    """What to say of a file that the parser refuses: the first line that has a fault."""
+    for number, line in lines:
+        if line and (reason := fault(line)):
+            return DataError(f"{path}: line {number}: {reason}")
+    return DataError(f"{path}: cannot be read as ratings{otherwise}")
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,9 @@ def read_rating_text(path: str | Path) -> Ratings:
     try:
         ratings = _parse(path, form)
     except ValueError as error:
-        raise _bad_line(path, form, error) from None
+        lines = islice(enumerate(_read_lines(path), 1), form.header_lines, None)
+        otherwise = f" ({' '.join(str(error).split())})"
+        raise _bad_line(path, lines, partial(_line_fault, form), otherwise) from None
     if not len(ratings):
         raise DataError(f"{path}: no ratings in this file")
     return ratings
@@ -162,7 +167,7 @@ def import_arrow_csv() -> Any:
 
 def _read_form(path: Path) -> _Form:
     """What the first line that is not empty tells about the file."""
-    head = next(content.read_chunks(path, _largest_content(path)), b"").removeprefix(b"\xef\xbb\xbf")
+    head = next(read_chunks(path, _largest_content(path)), b"").removeprefix(b"\xef\xbb\xbf")
     if b"\0" in head:
         raise DataError(f"{path}: not a text file; expected lines of user, item and rating")
     lines = head.splitlines()
@@ -183,59 +188,44 @@ def _read_form(path: Path) -> _Form:
 
 def _parse(path: Path, form: _Form) -> Ratings:
     """The table; ValueError (pyarrow's own errors are) where a line is not a rating."""
-    table = [GrowingColumn(kind) for kind in _KINDS[: form.columns]]
-    for batch in _batches(path, form):
-        pieces = [batch.column(name) for name in _NAMES[: form.columns]]
-        if any(piece.null_count for piece in pieces):
-            raise ValueError("an empty field")
-        rating = pieces[2].to_numpy()
-        if not (rating.min(initial=1) > 0 and rating.max(initial=1) < np.inf):
-            raise ValueError("a rating that is not above 0 and finite")
-        for column, piece in zip(table, pieces, strict=True):
-            column.append(piece.to_numpy())
-    return Ratings(*(column.finish() for column in table))
-
-
-def _batches(path: Path, form: _Form) -> Iterator[Any]:
-    """Record batches with the columns of _NAMES; between the colons of `::` lies a column that must be empty."""
     csv = import_arrow_csv()
     import pyarrow as pa
 
     kinds = dict(zip(_NAMES, (pa.int64(), pa.int64(), pa.float32(), pa.int64()), strict=True))
-    names = list(_NAMES[: form.columns])
-    if form.separator == b"::":
-        names = [part for name in names for part in (name, f"after {name}")][:-1]
-    types = {name: kinds.get(name, pa.null()) for name in names}
-    with content.Content(path, _largest_content(path)) as unpacked:
+    own = list(_NAMES[: form.columns])
+    doubled = form.separator == b"::"  # between the colons lies a column that must be empty
+    names = [part for name in own for part in (name, f"after {name}")][:-1] if doubled else own
+    table = GrowingRatings(*_KINDS[: form.columns])
+    with closing(Content(path, _largest_content(path))) as unpacked:
         # pyarrow reads a plain file fastest by itself.
         stream = pa.PythonFile(unpacked, "r") if unpacked.packed else pa.input_stream(str(path))
-        yield from csv.open_csv(
+        types = {name: kinds.get(name, pa.null()) for name in names}
+        for batch in csv.open_csv(
             stream,
             csv.ReadOptions(column_names=names, skip_rows=form.header_lines, block_size=_BLOCK_BYTES),
             csv.ParseOptions(delimiter=form.separator[:1].decode(), quote_char=False, double_quote=False),
-            csv.ConvertOptions(column_types=types, null_values=[""] if form.separator == b"::" else []),
-        )
+            csv.ConvertOptions(column_types=types, null_values=[""] if doubled else []),
+        ):
+            pieces = [batch.column(name) for name in own]
+            if any(piece.null_count for piece in pieces):
+                raise ValueError("an empty field")
+            rating = pieces[2].to_numpy()
+            if not (rating.min(initial=1) > 0 and rating.max(initial=1) < np.inf):
+                raise ValueError("a rating that is not above 0 and finite")
+            table.append([piece.to_numpy() for piece in pieces])
+    return table.finish()
 
 
 def _largest_content(path: Path) -> int:
     """Bytes of content that a file of ratings may have; a plain file never has more than its size."""
-    try:
+    with file_errors(path):
         return _UNPACKED * path.stat().st_size + _UNPACKED_MORE
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
 
 
-def _bad_line(path: Path, form: _Form, error: ValueError) -> DataError:
-    for number, line in enumerate(read_lines(path), 1):
-        if number > form.header_lines and line and (reason := _line_fault(line, form)):
-            return DataError(f"{path}: line {number}: {reason}")
-    return DataError(f"{path}: cannot be read as ratings ({' '.join(str(error).split())})")
-
-
-def read_lines(path: Path) -> Iterator[bytes]:
+def _read_lines(path: Path) -> Iterator[bytes]:
     """The lines without their ends; one that is too long for any rating comes in pieces."""
     rest = b""
-    for chunk in content.read_chunks(path, _largest_content(path)):
+    for chunk in read_chunks(path, _largest_content(path)):
         *whole, rest = (rest + chunk).splitlines(keepends=True)
         yield from (line.rstrip(b"\r\n") for line in whole)
         if len(rest) > _LONGEST_LINE:
@@ -245,7 +235,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
         yield rest.rstrip(b"\r\n")
 
 
-def _line_fault(line: bytes, form: _Form) -> str:
+def _line_fault(form: _Form, line: bytes) -> str:
     fields = line.removeprefix(b"\xef\xbb\xbf").split(form.separator)
     if len(fields) != form.columns:
         return f"{len(fields)} columns where the first line has {form.columns}: {_quote(line)}"
@@ -277,11 +267,8 @@ def write_tables(paths: Sequence[Path], name: str) -> Iterator[list[Callable[...
 
     plain = csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
 
-    def append_to(file: Any) -> Callable[..., None]:
-        def append(*columns: Any) -> None:
-            csv.write_csv(pa.table({str(place): column for place, column in enumerate(columns)}), file, plain)
-
-        return append
+    def append(file: Any, *columns: Any) -> None:
+        csv.write_csv(pa.table({str(place): column for place, column in enumerate(columns)}), file, plain)
 
     try:
         for path in paths:
@@ -289,6 +276,6 @@ def write_tables(paths: Sequence[Path], name: str) -> Iterator[list[Callable[...
         with ExitStack() as names:
             parts = [names.enter_context(whole_file(path)) for path in paths]
             with ExitStack() as files:  # all of them are closed before the first one gets its name
-                yield [append_to(files.enter_context(part.open("wb"))) for part in parts]
+                yield [partial(append, files.enter_context(part.open("wb"))) for part in parts]
     except OSError as error:
         raise DataError(f"{name}: cannot be written ({error.strerror or error})") from error

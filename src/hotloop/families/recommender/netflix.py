@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hotloop.data.ratings import GrowingColumn, Ratings, import_arrow_csv
+from hotloop.data.ratings import GrowingRatings, Ratings, import_arrow_csv
 from hotloop.engine.progress import Console
 from hotloop.errors import DataError
 
@@ -64,14 +64,13 @@ def is_netflix_file(path: str | Path) -> bool:
 
 def read(files: list[Path], console: Console) -> Ratings:
     """All ratings of the files; `times` are days. DataError with the first bad line."""
-    table = [GrowingColumn(kind) for kind in (np.int32, np.int32, np.float32, np.int32)]
+    table = GrowingRatings(np.int32, np.int32, np.float32, np.int32)
     with console.progress("reading ratings", sum(path.stat().st_size for path in files)) as bar:
         for path in files:
             for pieces, size in _read_sections(path):
-                for column, piece in zip(table, pieces, strict=True):
-                    column.append(piece)
+                table.append(pieces)
                 bar.advance(size)
-    ratings = Ratings(*(column.finish() for column in table))
+    ratings = table.finish()
     if not len(ratings):
         raise DataError(f"{files[0].parent}: no ratings in {len(files)} files")
     return ratings

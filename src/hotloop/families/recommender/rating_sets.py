@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.data import load_ratings
-from hotloop.data.random_ratings import draw_random_sets, draw_taste_ratings
 from hotloop.data.rating_matrix import BLOCK, RatingMatrix, build_matrix, group_by_rows, number_ids
 from hotloop.data.ratings import Ratings, read_rating_text
+from hotloop.data.stand_ins import draw_random_sets, draw_taste_ratings
 from hotloop.engine.progress import Console
 from hotloop.errors import DataError, OptionError
 from hotloop.families.recommender.config import TrainOptions
