@@ -562,7 +562,7 @@ def test_what_a_late_write_leaves_of_a_failed_step_is_removed_too(tmp_path, monk
             remove(folder)
 
     monkeypatch.setattr(shutil, "rmtree", once_too_early)
-    monkeypatch.setattr("hotloop.engine.checkpoint.write_step", broken_write)
+    monkeypatch.setattr("hotloop.engine.checkpoint_folder.write_step", broken_write)
     with pytest.raises(CheckpointError, match="cannot write step 1"), Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, small_state(1), position={})
     assert len(calls) == 2 and not [each for each in tmp_path.iterdir() if "tmp" in each.name]

@@ -1,138 +1,54 @@
-"""Checkpoints of a run: atomic, written behind its back, checked before they are believed; and which of them stay.
+"""Checkpoints of a run: atomic, written behind its back, checked before they are believed.
 
-`save` copies the state to the host and returns; a thread then lets orbax write it into a temporary folder,
-adds the manifest, and renames the folder into place, so that a step is either whole or not there. `restore`
-takes the newest step whose every byte is as written. A state is any pytree of arrays, random keys and plain numbers;
-on disk it is a flat mapping from a readable path (`optimiser/0/mu/dense/w`) to a host array with the same bits. A
-`Keep` rule is a pure choice over the steps and their metrics. It knows nothing of models, loops or run folders.
+`save` copies the state to the host and returns; a thread then writes it into a temporary folder that is renamed into
+place, so that a step is either whole or not there. A state is any pytree of arrays, random keys and plain numbers; on
+disk it is a flat mapping from a readable path (`optimiser/0/mu/dense/w`) to a host array with the same bits.
 """
 
 import atexit
-import math
+import hashlib
+import json
 import re
-import shutil
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from hotloop.engine.checkpoint_folder import (
+    STOPPED,
     DamagedStep,
-    Forms,
-    HostArray,
     HostArrays,
+    Keep,
+    KeepAll,
+    KeepBest,
+    KeepLast,
     Manifest,
+    Metrics,
     OwnSteps,
     StoredLeaf,
-    check_contents,
-    describe_leaf,
+    check_files,
     from_exact,
-    hash_config,
-    hold_lock,
-    one_line,
+    metrics_to_keep_by,
     read_leaves,
     read_whole,
-    remove_leftovers,
     remove_step,
-    temporary_folder,
-    to_exact,
-    write_step,
 )
 from hotloop.engine.interrupt import hold_stops
-from hotloop.errors import CheckpointError, OptionError
+from hotloop.errors import CheckpointError
 from hotloop.options import to_jsonable
 
-__all__ = ["Checkpoints", "Keep", "KeepAll", "KeepBest", "KeepLast", "Restored"]
+__all__ = ["STOPPED", "Checkpoints", "Keep", "KeepAll", "KeepBest", "KeepLast", "Metrics", "Restored"]
 
-Metrics = Mapping[int, Mapping[str, Any]]
-STOPPED = "stopped"
-"""In a step's position: it was saved only because the run was asked to stop, and goes when the run is past it."""
 _VELOCITY, _MEAN_SQUARE = re.compile(r"/velocity/trace/"), re.compile(r"/rmsprop(_outside)?/nu/")
 _OF_OPTAX = re.compile(r"^(optimi[sz]er)/(?:inner/)?[a-z_]+/(mu|nu|trace|count)(?=/|$)")
 _COUNTS = ("update", "optimizer/updates", "slots/rmsprop_outside/updates")
-
-
-def _check_count(n: int) -> None:
-    if n < 1:
-        raise OptionError(f"cannot keep {n} checkpoints: keep at least 1")
-
-
-class Keep:
-    """A rule that chooses steps; `a | b` keeps what either keeps."""
-
-    def choose(self, metrics: Metrics) -> set[int]:
-        """The steps to keep, given the metrics of every complete step."""
-        raise NotImplementedError
-
-    def best(self, metrics: Metrics) -> int | None:
-        """The best step by this rule's metric; None if it has none or no step reports it."""
-        return None
-
-    def __or__(self, other: "Keep") -> "Keep":
-        return Either(self, other)
-
-
-@dataclass(frozen=True)
-class KeepAll(Keep):
-    def choose(self, metrics: Metrics) -> set[int]:
-        return set(metrics)
-
-
-@dataclass(frozen=True)
-class KeepLast(Keep):
-    n: int = 3
-
-    def __post_init__(self) -> None:
-        _check_count(self.n)
-
-    def choose(self, metrics: Metrics) -> set[int]:
-        return set(sorted(metrics)[-self.n :])
-
-
-@dataclass(frozen=True)
-class KeepBest(Keep):
-    """The `n` steps with the best value of a metric stay; those without it, or with NaN, do not count."""
-
-    metric: str
-    mode: Literal["max", "min"] = "max"
-    n: int = 1
-
-    def __post_init__(self) -> None:
-        _check_count(self.n)
-
-    def choose(self, metrics: Metrics) -> set[int]:
-        """The `n` best steps; of equals the newest."""
-        return set(self.ranked(metrics)[: self.n])
-
-    def best(self, metrics: Metrics) -> int | None:
-        return next(iter(self.ranked(metrics)), None)
-
-    def ranked(self, metrics: Metrics) -> list[int]:
-        sign = 1 if self.mode == "max" else -1
-        values = {step: m.get(self.metric) for step, m in metrics.items()}
-        finite = {s: v for s, v in values.items() if isinstance(v, int | float) and not math.isnan(v)}
-        return sorted(finite, key=lambda step: (sign * finite[step], step), reverse=True)
-
-
-@dataclass(frozen=True)
-class Either(Keep):
-    first: Keep
-    second: Keep
-
-    def choose(self, metrics: Metrics) -> set[int]:
-        return self.first.choose(metrics) | self.second.choose(metrics)
-
-    def best(self, metrics: Metrics) -> int | None:
-        first = self.first.best(metrics)
-        return self.second.best(metrics) if first is None else first
 
 
 @dataclass(frozen=True)
@@ -156,7 +72,7 @@ def print_warnings(lines: Sequence[str]) -> None:
         print(f"warning: {line}", file=sys.stderr)
 
 
-class Checkpoints:
+class Checkpoints(AbstractContextManager["Checkpoints"]):
     """The checkpoints in one folder; `family` and `config` are recorded, other families' steps are refused.
 
     In a `shared` folder runs with other configs save as well: their steps are none of ours, and never replaced.
@@ -177,7 +93,6 @@ class Checkpoints:
         self._ours = OwnSteps(self.folder, family, self._blank.config, shared)
         self._writer = futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: futures.Future[None] | None = None
-        self._cleaned = False
         atexit.register(self._complain)
 
     def save(
@@ -189,10 +104,12 @@ class Checkpoints:
         """
         self.wait()
         arrays, forms = snapshot(state)
+        # JSON has no NaN and no infinity: `from_exact` brings them back.
+        exact = to_jsonable(position, lambda number: {"float": str(number)})
         note = replace(
-            self._blank, step=step, position=to_exact(position), metrics=to_jsonable(metrics or {})
+            self._blank, step=step, leaves=forms, position=exact, metrics=to_jsonable(metrics or {})
         )
-        self._pending = self._writer.submit(self._write, note, arrays, forms)
+        self._pending = self._writer.submit(self._ours.write, note, arrays, self.keep)
 
     def wait(self) -> None:
         """Return when the last save is durable; raise if it failed."""
@@ -214,9 +131,6 @@ class Checkpoints:
             self.wait()
         except CheckpointError as error:
             print(f"warning: {error} (close the checkpoints before the program ends)", file=sys.stderr)
-
-    def __enter__(self) -> "Checkpoints":
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
@@ -248,7 +162,7 @@ class Checkpoints:
 
     def best(self) -> int | None:
         """The complete step with the best metric, as `KeepBest` ranks it."""
-        return self.keep.best(_metrics_to_keep_by(self._ours.complete()))
+        return self.keep.best(metrics_to_keep_by(self._ours.complete()))
 
     def restore(
         self,
@@ -262,7 +176,6 @@ class Checkpoints:
 
         With `in_part` a step may hold more than `like` has: weights can be read without their optimiser. `check` is
         handed a step's position; one that it cannot make sense of is that of a damaged step.
-
         Damaged steps are skipped with a line each. A whole step that does not fit `like` is an error: the
         model differs from the saved one, and an older step would hide it.
         """
@@ -276,38 +189,31 @@ class Checkpoints:
             folders = {step: folders[step]}
         skipped: list[str] = []
         for number in sorted(folders, reverse=True):
+            folder = folders[number]
             try:
-                return self._read(folders[number], number, like, skipped, in_part, check)
+                manifest = read_whole(folder, number)
+                check_files(folder, manifest, contents=True)
+                self._check_fits(folder, manifest, like, in_part)
+                # orbax reads in an event loop, which answers an exception from elsewhere with a traceback.
+                with hold_stops():
+                    arrays = read_leaves(folder, manifest)
+                position = from_exact(manifest.position)
+                try:
+                    if check is not None:
+                        check(position)
+                except (AttributeError, KeyError, TypeError, ValueError):
+                    raise DamagedStep(f"{folder} does not say where to go on: its position is none") from None
             except DamagedStep as error:
                 skipped.append(f"skipped step {number}: {error}")
+                continue
+            names = find_leaves(manifest.leaves, like, manifest.format)
+            leaves = [
+                restore_leaf(arrays.get(names[name]), leaf) for name, leaf in named_leaves(like).items()
+            ]
+            state = jax.tree.unflatten(jax.tree.structure(like), leaves)
+            return Restored(manifest.step, state, position, manifest.metrics, skipped)
         reasons = "; ".join(skipped) or "nothing there is named like a step"
         raise CheckpointError(f"no complete checkpoint in {self.folder}: {reasons}")
-
-    def _read(
-        self,
-        folder: Path,
-        number: int,
-        like: Any,
-        skipped: list[str],
-        in_part: bool,
-        check: Callable[[Mapping[str, Any]], object] | None,
-    ) -> Restored:
-        manifest = read_whole(folder, number)
-        check_contents(folder, manifest)
-        self._check_fits(folder, manifest, like, in_part)
-        # orbax reads in an event loop, which answers an exception from elsewhere with a traceback.
-        with hold_stops():
-            arrays = read_leaves(folder, manifest)
-        names = find_leaves(manifest.leaves, like, manifest.format)
-        leaves = [restore_leaf(arrays.get(names[name]), leaf) for name, leaf in named_leaves(like).items()]
-        state = jax.tree.unflatten(jax.tree.structure(like), leaves)
-        position = from_exact(manifest.position)
-        try:
-            if check is not None:
-                check(position)
-        except (AttributeError, KeyError, TypeError, ValueError):
-            raise DamagedStep(f"{folder} does not say where to go on: its position is none") from None
-        return Restored(manifest.step, state, position, manifest.metrics, skipped)
 
     def check_fits(self, like: Any) -> None:
         """CheckpointError where the newest complete step is not of a state like `like`; no array is read."""
@@ -335,39 +241,11 @@ class Checkpoints:
                 f"{folder} does not fit this model{other}: {reason}; use the config it was saved with"
             )
 
-    def _write(self, note: Manifest, arrays: HostArrays, forms: Forms) -> None:
-        temporary = temporary_folder(self.folder, note.step)
-        try:
-            if not self._cleaned:
-                remove_leftovers(self.folder)
-                self._cleaned = True
-            temporary.mkdir(parents=True)
-            with hold_lock(temporary):
-                write_step(temporary, note, arrays, forms)
-                self._ours.put_in_place(temporary, note.step)
-            ours = {step: m for step, m in self._ours.complete().items() if m.family == self._blank.family}
-            # The newest is what a resume needs, whatever the rule says.
-            for step in set(ours) - self.keep.choose(_metrics_to_keep_by(ours)) - {note.step, max(ours)}:
-                remove_step(self._ours.find()[step])
-        except Exception as error:
-            _remove(temporary)
-            raise CheckpointError(
-                f"cannot write step {note.step} in {self.folder}: {one_line(error)}; earlier steps are whole"
-            ) from error
 
-
-def _metrics_to_keep_by(complete: Mapping[int, Manifest]) -> dict[int, Mapping[str, Any]]:
-    """The metrics of all steps but those that only a stop has left."""
-    return {step: found.metrics for step, found in complete.items() if STOPPED not in found.position}
-
-
-def _remove(folder: Path) -> None:
-    """Remove what a failed write left; other writes may still be ending in it, so more than once if need be."""
-    for wait in (0.0, 0.02, 0.1, 0.3, 1.0):
-        time.sleep(wait)
-        shutil.rmtree(folder, ignore_errors=True)
-        if not folder.exists():
-            return
+def hash_config(config: Mapping[str, Any]) -> str:
+    """A short name for a resolved config: equal configs, whatever their order, have equal hashes."""
+    text = json.dumps(config, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def named_leaves(state: Any) -> dict[str, Any]:
@@ -385,14 +263,14 @@ def _is_key(leaf: Any) -> bool:
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def leaf_form(leaf: Any) -> tuple[str, tuple[int, ...]]:
+def leaf_form(leaf: Any) -> StoredLeaf:
     """Type and shape of a leaf; a plain number is `python int`, `python float` or `python bool`."""
     if type(leaf) in (bool, int, float):
-        return f"python {type(leaf).__name__}", ()
-    return str(getattr(leaf, "dtype", type(leaf).__name__)), tuple(getattr(leaf, "shape", ()))
+        return StoredLeaf(f"python {type(leaf).__name__}", (), "")
+    return StoredLeaf(str(getattr(leaf, "dtype", type(leaf).__name__)), tuple(getattr(leaf, "shape", ())), "")
 
 
-def snapshot(state: Any) -> tuple[HostArrays, Forms]:
+def snapshot(state: Any) -> tuple[HostArrays, dict[str, StoredLeaf]]:
     """Host copies of every leaf, by path, and their forms; the state may be donated right afterwards."""
     leaves = named_leaves(state)
     forms = {name: leaf_form(leaf) for name, leaf in leaves.items()}
@@ -416,7 +294,7 @@ def snapshot(state: Any) -> tuple[HostArrays, Forms]:
     return arrays, forms
 
 
-def restore_leaf(stored: HostArray | None, like: Any) -> Any:
+def restore_leaf(stored: "np.ndarray[Any, Any] | None", like: Any) -> Any:
     """The stored array (None: it has no elements) as the same kind of thing as `like`, with its sharding."""
     if stored is None:
         form = jax.eval_shape(jax.random.key_data, like) if _is_key(like) else like
@@ -436,29 +314,24 @@ def restore_leaf(stored: HostArray | None, like: Any) -> Any:
 
 def find_leaves(stored: Mapping[str, StoredLeaf], like: Any, format: int) -> dict[str, str]:
     """The name in a checkpoint of each leaf of `like`: its own, or the one that format 1 had for it."""
-    if format > 1:
-        return {name: name for name in named_leaves(like)}
-    return {
-        name: next((old for old in (name, *_format_1_names(name)) if old in stored), name)
-        for name in named_leaves(like)
-    }
-
-
-def _format_1_names(name: str) -> Iterator[str]:
-    """How a leaf of an optimiser's state may be called in a checkpoint of format 1."""
-    yield _VELOCITY.sub("/velocity/", name)
-    yield _MEAN_SQUARE.sub("/mean_square/", name)
-    for link in range(3):  # plain chains of optax, whose links had numbers
-        yield _OF_OPTAX.sub(rf"\1/{link}/\2", name)
-    if name in _COUNTS:
-        yield from ("slots/updates", "optimizer/1/count", "optimizer/2/count")
+    names = {}
+    for name in named_leaves(like):
+        known = [name]
+        if format == 1:
+            known += [_VELOCITY.sub("/velocity/", name), _MEAN_SQUARE.sub("/mean_square/", name)]
+            # Plain chains of optax, whose links had numbers.
+            known += [_OF_OPTAX.sub(rf"\1/{link}/\2", name) for link in range(3)]
+            if name in _COUNTS:
+                known += ["slots/updates", "optimizer/1/count", "optimizer/2/count"]
+        names[name] = next((old for old in known if old in stored), name)
+    return names
 
 
 def explain_mismatch(leaves: Mapping[str, StoredLeaf], like: Any) -> str | None:
     """Why a checkpoint with these leaves cannot become a state like `like`; None if it can."""
     wanted = {name: leaf_form(leaf) for name, leaf in named_leaves(like).items()}
     reasons = [
-        f"leaf {name} is {describe_leaf(*wanted[name])} here but not in the checkpoint"
+        f"leaf {name} is {wanted[name]} here but not in the checkpoint"
         for name in wanted
         if name not in leaves
     ]
@@ -468,9 +341,9 @@ def explain_mismatch(leaves: Mapping[str, StoredLeaf], like: Any) -> str | None:
         if name not in wanted
     ]
     reasons += [
-        f"leaf {name} is {leaves[name]} in the checkpoint but {describe_leaf(*wanted[name])} here"
+        f"leaf {name} is {leaves[name]} in the checkpoint but {wanted[name]} here"
         for name in wanted
-        if name in leaves and (leaves[name].dtype, leaves[name].shape) != wanted[name]
+        if name in leaves and replace(leaves[name], checksum="") != wanted[name]
     ]
     if not reasons:
         return None

@@ -1,16 +1,14 @@
-"""The folder that holds a run's steps: the manifest and the arrays of each, which are whole, how one gets in and goes.
+"""The folder that holds a run's steps: the manifest and arrays of each, which are whole, which stay, how one gets in.
 
 A manifest holds size and checksum of every file, type, shape and checksum of every leaf, the step, the data position,
-the metrics, and a checksum of itself; it is written last and checked first. A step is written in a temporary folder
-beside the others and put in place by one rename. What is deleted is first renamed to such a temporary name, so that a
-kill leaves nothing half there. Only what hotloop wrote is ever deleted. Everything that calls orbax is here. It knows
-nothing of states, threads or which steps to keep.
+the metrics, and a checksum of itself; it is written last and checked first. What is deleted is first renamed, so that a
+kill leaves nothing half there, and only what hotloop wrote is ever deleted. Everything that calls orbax is here.
 """
 
 import fcntl
-import hashlib
 import json
 import logging
+import math
 import os
 import re
 import secrets
@@ -18,17 +16,15 @@ import shutil
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from hotloop.errors import CheckpointError
-from hotloop.options import to_jsonable
+from hotloop.errors import CheckpointError, OptionError
 from hotloop.options.files import load_json
 
 MANIFEST, ARRAYS = "manifest.json", "state"
@@ -36,12 +32,82 @@ PROGRAM = "hotloop"
 FORMAT = 2
 READABLE = (1, FORMAT)
 """Format 1 had other names for the state of an optimiser: `checkpoint.find_leaves` knows them."""
+STOPPED = "stopped"
+"""In a step's position: it was saved only because the run was asked to stop, and goes when the run is past it."""
 _BLOCK = 1 << 22
 _TEMPORARY = ".hotloop-tmp-"
-HostArray = np.ndarray[Any, Any]
-HostArrays = dict[str, HostArray]
-Forms = dict[str, tuple[str, tuple[int, ...]]]
-"""Type and shape of each leaf as the program sees it."""
+HostArrays = dict[str, np.ndarray[Any, Any]]
+Metrics = Mapping[int, Mapping[str, Any]]
+
+
+class Keep:
+    """A rule that chooses steps; `a | b` keeps what either keeps."""
+
+    n = 1
+
+    def __post_init__(self) -> None:
+        if self.n < 1:
+            raise OptionError(f"cannot keep {self.n} checkpoints: keep at least 1")
+
+    def choose(self, metrics: Metrics) -> set[int]:
+        """The steps to keep, given the metrics of every complete step."""
+        raise NotImplementedError
+
+    def best(self, metrics: Metrics) -> int | None:
+        """The best step by this rule's metric; None if it has none or no step reports it."""
+        return None
+
+    def __or__(self, other: "Keep") -> "Keep":
+        return Either(self, other)
+
+
+@dataclass(frozen=True)
+class KeepAll(Keep):
+    def choose(self, metrics: Metrics) -> set[int]:
+        return set(metrics)
+
+
+@dataclass(frozen=True)
+class KeepLast(Keep):
+    n: int = 3
+
+    def choose(self, metrics: Metrics) -> set[int]:
+        return set(sorted(metrics)[-self.n :])
+
+
+@dataclass(frozen=True)
+class KeepBest(Keep):
+    """The `n` steps with the best value of a metric stay, of equals the newest; those without it, or with NaN, do not
+    count."""
+
+    metric: str
+    mode: Literal["max", "min"] = "max"
+    n: int = 1
+
+    def choose(self, metrics: Metrics) -> set[int]:
+        return set(self.ranked(metrics)[: self.n])
+
+    def best(self, metrics: Metrics) -> int | None:
+        return next(iter(self.ranked(metrics)), None)
+
+    def ranked(self, metrics: Metrics) -> list[int]:
+        sign = 1 if self.mode == "max" else -1
+        values = {step: m.get(self.metric) for step, m in metrics.items()}
+        finite = {s: v for s, v in values.items() if isinstance(v, int | float) and not math.isnan(v)}
+        return sorted(finite, key=lambda step: (sign * finite[step], step), reverse=True)
+
+
+@dataclass(frozen=True)
+class Either(Keep):
+    first: Keep
+    second: Keep
+
+    def choose(self, metrics: Metrics) -> set[int]:
+        return self.first.choose(metrics) | self.second.choose(metrics)
+
+    def best(self, metrics: Metrics) -> int | None:
+        first = self.first.best(metrics)
+        return self.second.best(metrics) if first is None else first
 
 
 class DamagedStep(CheckpointError):
@@ -63,12 +129,7 @@ class StoredLeaf:
     checksum: str
 
     def __str__(self) -> str:
-        return describe_leaf(self.dtype, self.shape)
-
-
-def describe_leaf(dtype: str, shape: tuple[int, ...]) -> str:
-    """`float32[3,4]`: a type and a shape for a message."""
-    return f"{dtype}[{','.join(map(str, shape))}]"
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
 
 
 @dataclass(frozen=True)
@@ -86,22 +147,7 @@ class Manifest:
     format: int = FORMAT
 
 
-def hash_config(config: Mapping[str, Any]) -> str:
-    """A short name for a resolved config: equal configs, whatever their order, have equal hashes."""
-    text = json.dumps(config, sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def checksum_file(path: Path) -> str:
-    """CRC-32 of a file: finds every flipped byte at 2.3 GB/s, where blake2b reached 0.6 on the same core."""
-    value = 0
-    with path.open("rb") as stream:
-        while block := stream.read(_BLOCK):
-            value = zlib.crc32(block, value)
-    return f"{value:08x}"
-
-
-def list_files(folder: Path) -> dict[str, Path]:
+def _list_files(folder: Path) -> dict[str, Path]:
     """Every file under a step folder except its manifest, by its relative name."""
     found = {
         path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if not path.is_dir()
@@ -110,11 +156,13 @@ def list_files(folder: Path) -> dict[str, Path]:
     return found
 
 
-def list_stored(folder: Path) -> dict[str, StoredFile]:
-    return {
-        name: StoredFile(path.stat().st_size, checksum_file(path))
-        for name, path in list_files(folder).items()
-    }
+def _checksum_file(path: Path) -> str:
+    """CRC-32 of a file: finds every flipped byte at 2.3 GB/s, where blake2b reached 0.6 on the same core."""
+    value = 0
+    with path.open("rb") as stream:
+        while block := stream.read(_BLOCK):
+            value = zlib.crc32(block, value)
+    return f"{value:08x}"
 
 
 def format_manifest(manifest: Manifest) -> str:
@@ -148,84 +196,51 @@ def read_manifest(folder: Path) -> Manifest:
             f"{path} has format {body.get('format')}, this hotloop reads {FORMAT}: use the version that wrote it"
         )
     try:
-        return _build_manifest(body)
+        leaves = {
+            name: StoredLeaf(**{**leaf, "shape": tuple(leaf["shape"])})
+            for name, leaf in body.pop("leaves").items()
+        }
+        files = {name: StoredFile(**file) for name, file in body.pop("files").items()}
+        made = Manifest(leaves=leaves, files=files, **body)
+        texts = [made.family, made.config, *(file.checksum for file in files.values())]
+        texts += [text for leaf in leaves.values() for text in (leaf.dtype, leaf.checksum)]
+        counts = [made.step, *(file.size for file in files.values())]
+        counts += [size for leaf in leaves.values() for size in leaf.shape]
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError
+        if not all(type(count) is int and count >= 0 for count in counts):
+            raise TypeError
+        if not isinstance(made.position, dict) or not isinstance(made.metrics, dict):
+            raise TypeError
+        from_exact(made.position)
     except (AttributeError, KeyError, TypeError, ValueError):
         raise DamagedStep(f"{path} has a right checksum, and does not say what a manifest says") from None
-
-
-def _build_manifest(body: dict[str, Any]) -> Manifest:
-    leaves = {name: _build_leaf(**found) for name, found in body.pop("leaves").items()}
-    files = {name: StoredFile(**found) for name, found in body.pop("files").items()}
-    made = Manifest(leaves=leaves, files=files, **body)
-    texts = [made.family, made.config, *(file.checksum for file in files.values())]
-    counts = [made.step, *(file.size for file in files.values())]
-    if not all(isinstance(text, str) for text in texts) or not all(map(_is_count, counts)):
-        raise TypeError
-    if not isinstance(made.position, dict) or not isinstance(made.metrics, dict):
-        raise TypeError
-    from_exact(made.position)
     return made
 
 
-def _build_leaf(dtype: str, shape: list[int], checksum: str) -> StoredLeaf:
-    if not isinstance(dtype, str) or not isinstance(checksum, str) or not all(map(_is_count, shape)):
-        raise TypeError
-    return StoredLeaf(dtype, tuple(shape), checksum)
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
-
-
-def check_sizes(folder: Path, manifest: Manifest) -> None:
-    """Every file is there in its full size (a quick look: contents are not read)."""
-    found = list_files(folder)
+def check_files(folder: Path, manifest: Manifest, *, contents: bool = False) -> None:
+    """Every file is there in its full size; with `contents` also as it was written, byte for byte."""
+    found = _list_files(folder)
     for name, stored in manifest.files.items():
         if name not in found:
             raise DamagedStep(f"{folder / name} is missing")
-        with _unreadable_is_damaged(found[name]):
+        try:
             size = found[name].stat().st_size
+            altered = contents and _checksum_file(found[name]) != stored.checksum
+        except OSError as error:
+            raise DamagedStep(f"{found[name]} cannot be read: {error.strerror}") from None
         if size != stored.size:
             raise DamagedStep(
                 f"{folder / name} has {size} bytes, {stored.size} were written: it is truncated or altered"
             )
-
-
-def check_contents(folder: Path, manifest: Manifest) -> None:
-    check_sizes(folder, manifest)
-    found = list_files(folder)
-    for name, stored in manifest.files.items():
-        with _unreadable_is_damaged(found[name]):
-            value = checksum_file(found[name])
-        if value != stored.checksum:
+        if altered:
             raise DamagedStep(
                 f"{folder / name} does not match its checksum: at least one byte changed on disk"
             )
 
 
-@contextmanager
-def _unreadable_is_damaged(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise DamagedStep(f"{path} cannot be read: {error.strerror}") from None
-
-
-def is_ours_alone(folder: Path) -> bool:
-    """Whether the folder is a step of ours that holds nothing else, so that it may be deleted."""
-    try:
-        return set(list_files(folder)) <= set(read_manifest(folder).files) and not folder.is_symlink()
-    except CheckpointError:
-        return False
-
-
-def to_exact(value: Any) -> Any:
-    """As `to_jsonable`, but NaN and infinity are kept, as `{"float": "nan"}`; `from_exact` brings them back."""
-    return to_jsonable(value, lambda number: {"float": str(number)})
-
-
 def from_exact(value: Any) -> Any:
-    """What `to_exact` was given, with lists for tuples and arrays."""
+    """A position as it was saved: NaN and infinity, which JSON has not, stand there as `{"float": "nan"}`."""
     if isinstance(value, list):
         return [from_exact(item) for item in value]
     if isinstance(value, dict):
@@ -244,11 +259,7 @@ def find_steps(folder: Path, mark: str = "") -> dict[int, Path]:
         return {}
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be read: {error.strerror}") from None
-    return {_step_number(path): path for path in sorted(found, key=lambda path: len(path.name))}
-
-
-def _step_number(folder: Path) -> int:
-    return int(folder.name.partition("-")[0])
+    return {int(path.name.partition("-")[0]): path for path in sorted(found, key=lambda path: len(path.name))}
 
 
 def read_whole(folder: Path, step: int) -> Manifest:
@@ -256,11 +267,16 @@ def read_whole(folder: Path, step: int) -> Manifest:
     manifest = read_manifest(folder)
     if manifest.step != step:
         raise DamagedStep(f"{folder} holds step {manifest.step}: it was renamed or copied")
-    check_sizes(folder, manifest)
+    check_files(folder, manifest)
     return manifest
 
 
-@dataclass(frozen=True)
+def metrics_to_keep_by(complete: Mapping[int, Manifest]) -> Metrics:
+    """The metrics of all steps but those that only a stop has left."""
+    return {step: found.metrics for step, found in complete.items() if STOPPED not in found.position}
+
+
+@dataclass
 class OwnSteps:
     """The steps in a folder that are ours: all of them, unless it is `shared`.
 
@@ -273,6 +289,7 @@ class OwnSteps:
     family: str = ""
     config: str = ""
     shared: bool = False
+    _cleaned: bool = False
 
     def complete(self) -> dict[int, Manifest]:
         """Our steps that are whole, by a quick look."""
@@ -287,13 +304,6 @@ class OwnSteps:
         found = find_steps(self.folder, self.config if self.shared else "")
         return {step: path for step, path in found.items() if not self._is_anothers(path)}
 
-    def put_in_place(self, written: Path, step: int) -> None:
-        """Make a written step visible, beside one of that number that another run may have."""
-        with hold_lock(self.folder, wait=True):
-            taken = find_steps(self.folder).get(step)
-            mark = f"-{self.config}" if taken and self._is_anothers(taken) else ""
-            put_in_place(written, self.folder / f"{step:08d}{mark}")
-
     def _is_anothers(self, folder: Path) -> bool:
         if not self.shared:
             return False
@@ -303,40 +313,71 @@ class OwnSteps:
             return False
         return (found.family, found.config) != (self.family, self.config)
 
+    def write(self, note: Manifest, arrays: HostArrays, keep: Keep) -> None:
+        """Write a step so that it is whole or not there, then delete those that the rule lets go."""
+        temporary = temporary_folder(self.folder, note.step)
+        try:
+            if not self._cleaned:
+                self._remove_leftovers()
+                self._cleaned = True
+            temporary.mkdir(parents=True)
+            with hold_lock(temporary):
+                write_step(temporary, note, arrays)
+                with hold_lock(self.folder, wait=True):
+                    taken = find_steps(self.folder).get(note.step)
+                    mark = f"-{self.config}" if taken and self._is_anothers(taken) else ""
+                    target = self.folder / f"{note.step:08d}{mark}"
+                    if target.exists():
+                        remove_step(target)
+                    if target.exists():  # a damaged or foreign one is set aside, never deleted
+                        target.rename(target.with_name(f"{target.name}.set-aside-{secrets.token_hex(4)}"))
+                    temporary.rename(target)
+                    _sync(self.folder)
+            ours = {step: m for step, m in self.complete().items() if m.family == self.family}
+            # The newest is what a resume needs, whatever the rule says.
+            for step in set(ours) - keep.choose(metrics_to_keep_by(ours)) - {note.step, max(ours)}:
+                remove_step(self.find()[step])
+        except Exception as error:
+            for wait in (0.0, 0.02, 0.1, 0.3, 1.0):  # other writes may still be ending in it
+                time.sleep(wait)
+                shutil.rmtree(temporary, ignore_errors=True)
+                if not temporary.exists():
+                    break
+            raise CheckpointError(
+                f"cannot write step {note.step} in {self.folder}: {one_line(error)}; earlier steps are whole"
+            ) from error
+
+    def _remove_leftovers(self) -> None:
+        """Delete what a killed process left half written; what a living one holds, or others put there, stays."""
+        for left in filter(Path.is_dir, self.folder.glob(f"{_TEMPORARY}*")):
+            names = {path.name.partition(".orbax")[0] for path in left.iterdir()}
+            with suppress(BlockingIOError), hold_lock(left):
+                if names <= {ARRAYS, MANIFEST}:
+                    shutil.rmtree(left)
+
 
 def temporary_folder(folder: Path, step: int) -> Path:
     """A name of its own for a step that is being written or deleted."""
     return folder / f"{_TEMPORARY}{step}-{secrets.token_hex(4)}"
 
 
-def put_in_place(written: Path, target: Path) -> None:
-    """Make a written step visible; a damaged or foreign one of that name is set aside, never deleted."""
-    if is_ours_alone(target):
-        remove_step(target)
-    elif target.exists():
-        target.rename(target.with_name(f"{target.name}.set-aside-{secrets.token_hex(4)}"))
-    written.rename(target)
-    sync(target.parent)
+def is_ours_alone(folder: Path) -> bool:
+    """Whether the folder is a step of ours that holds nothing else, so that it may be deleted."""
+    try:
+        return set(_list_files(folder)) <= set(read_manifest(folder).files) and not folder.is_symlink()
+    except CheckpointError:
+        return False
 
 
 def remove_step(folder: Path) -> None:
     """Delete a step, unless somebody put files of their own into it."""
     if is_ours_alone(folder):
-        doomed = temporary_folder(folder.parent, _step_number(folder))
+        doomed = temporary_folder(folder.parent, int(folder.name.partition("-")[0]))
         folder.rename(doomed)
         shutil.rmtree(doomed)
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Delete what a killed process left half written; what a living one holds, or others put there, stays."""
-    for left in filter(Path.is_dir, folder.glob(f"{_TEMPORARY}*")):
-        names = {path.name.partition(".orbax")[0] for path in left.iterdir()}
-        with suppress(BlockingIOError), hold_lock(left):
-            if names <= {ARRAYS, MANIFEST}:
-                shutil.rmtree(left)
-
-
-def sync(path: Path) -> None:
+def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -355,26 +396,32 @@ def hold_lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
         os.close(descriptor)
 
 
-def checksum_array(array: HostArray) -> str:
+def _checksum_array(array: np.ndarray[Any, Any]) -> str:
     return f"{zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data):08x}"
 
 
-def write_step(folder: Path, note: Manifest, arrays: HostArrays, forms: Forms) -> None:
+def write_step(folder: Path, note: Manifest, arrays: HostArrays) -> None:
     """Fill an empty folder with the arrays and then the manifest, all of it forced to disk."""
-    filled = {name: array for name, array in arrays.items() if array.size}
-    if filled:
+    if filled := {name: array for name, array in arrays.items() if array.size}:
         import orbax.checkpoint as orbax
 
         with _checkpointer() as checkpointer:
             checkpointer.save(folder / ARRAYS, args=orbax.args.PyTreeSave(filled))
-    for path in list_files(folder).values():
-        sync(path)
-    leaves = {name: StoredLeaf(*forms[name], checksum_array(array)) for name, array in arrays.items()}
-    manifest = replace(note, leaves=leaves, files=list_stored(folder), time=time.time())
+    written = _list_files(folder)
+    for path in written.values():
+        _sync(path)
+    manifest = replace(
+        note,
+        leaves={
+            name: replace(leaf, checksum=_checksum_array(arrays[name])) for name, leaf in note.leaves.items()
+        },
+        files={name: StoredFile(path.stat().st_size, _checksum_file(path)) for name, path in written.items()},
+        time=time.time(),
+    )
     (folder / MANIFEST).write_text(format_manifest(manifest))
-    sync(folder / MANIFEST)
+    _sync(folder / MANIFEST)
     for path in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
-        sync(path)
+        _sync(path)
 
 
 def read_leaves(folder: Path, manifest: Manifest) -> HostArrays:
@@ -389,7 +436,7 @@ def read_leaves(folder: Path, manifest: Manifest) -> HostArrays:
         # A random key or a plain number is stored as an array of another form.
         other = leaf.dtype.startswith(("key<", "python "))
         is_stored = other or (str(array.dtype), array.shape) == (leaf.dtype, leaf.shape)
-        if not is_stored or checksum_array(array) != leaf.checksum:
+        if not is_stored or _checksum_array(array) != leaf.checksum:
             raise DamagedStep(f"leaf {name} of {folder} does not match its checksum")
     return arrays
 
@@ -411,11 +458,17 @@ def _checkpointer() -> Iterator[Any]:
     """Orbax, without the pages of traceback that it logs beside raising an error."""
     import orbax.checkpoint as orbax  # one second, so not at the top; the first save pays it on its thread
 
+    before = sys.unraisablehook
+
+    def unless_too_late(raised: Any) -> None:
+        # tensorstore ends a write after orbax has given all of them up for the error of another
+        if str(raised.exc_value) != "Event loop is closed":
+            before(raised)
+
     logger = logging.getLogger("absl")
     logger.addFilter(_not_orbax)
     logging.getLogger("asyncio").addFilter(_not_given_up)  # for good: it speaks when the garbage is collected
-    before = sys.unraisablehook
-    sys.unraisablehook = partial(_unless_too_late, before)
+    sys.unraisablehook = unless_too_late
     try:
         # Uncompressed: zstd made fp32 weights 8 % smaller and writing two to three times slower.
         with orbax.Checkpointer(
@@ -425,12 +478,6 @@ def _checkpointer() -> Iterator[Any]:
         sys.unraisablehook = before  # after an error it stays: what was under way comes back at any time
     finally:
         logger.removeFilter(_not_orbax)
-
-
-def _unless_too_late(otherwise: Callable[[Any], object], raised: Any) -> None:
-    """Leave out that tensorstore ended a write after orbax had given all of them up for the error of another."""
-    if str(raised.exc_value) != "Event loop is closed":
-        otherwise(raised)
 
 
 def _not_orbax(record: logging.LogRecord) -> bool:
