@@ -65,7 +65,7 @@ def place(tmp_path_factory):
     (root / "mv_1.txt").write_text("1:\n5,3,2005-09-09\n")
     (root / "results.jsonl").write_text('{"benchmark": "b", "variant": "b", "status": "passed"}\n')
     (root / "devices.json").write_text('{"device": "x", "matmul_tflops": {"float32": 1}, "copy_gbps": 1}')
-    with Run.create(str(root / "run"), {"seed": 1}, command="test", environment={}):
+    with Run(str(root / "run"), {"seed": 1}, command="test", environment={}):
         pass
     return root
 

@@ -1,10 +1,8 @@
 """A rehearsal ends where work begins, and nobody notices it outside of one."""
 
-import os
-
 import pytest
 
-from hotloop.rehearsal import begin_work, check_can_make, is_on, rehearse
+from hotloop.rehearsal import begin_work, is_on, rehearse
 
 
 def test_work_begins_as_ever_outside_of_a_rehearsal():
@@ -37,14 +35,3 @@ def test_errors_of_the_command_come_out_and_the_rehearsal_is_over():
 
 def test_a_command_that_has_no_work_just_ends():
     assert rehearse(lambda: None) == ""
-
-
-def test_a_folder_that_could_not_be_made_is_known_before(tmp_path, monkeypatch):
-    check_can_make(tmp_path / "a" / "b")
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "file").touch()
-    with pytest.raises(OSError, match="Not a directory"):
-        check_can_make(tmp_path / "file" / "b")
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(OSError, match="Permission denied"):
-        check_can_make(tmp_path / "a")

@@ -4,11 +4,8 @@ So it is the command itself that checks, in its own order, and nothing is fetche
 begins work says so with `begin_work`; outside a rehearsal that does nothing. It knows no command.
 """
 
-import errno
-import os
 from collections.abc import Callable
 from contextvars import ContextVar
-from pathlib import Path
 
 _ON: ContextVar[bool] = ContextVar("rehearsal", default=False)
 
@@ -38,16 +35,3 @@ def rehearse(command: Callable[[], object]) -> str:
     finally:
         _ON.reset(before)
     return ""
-
-
-def check_can_make(folder: Path) -> None:
-    """The OSError that making this folder, or writing in it, would end with, as far as one can see."""
-    place = folder.absolute()
-    there = next(path for path in (place, *place.parents) if os.path.lexists(path))
-    if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
-        return
-    if not there.is_dir():
-        code = errno.ENOTDIR
-    else:
-        code = errno.EROFS if os.statvfs(there).f_flag & os.ST_RDONLY else errno.EACCES
-    raise OSError(code, os.strerror(code), str(there))

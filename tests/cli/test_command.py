@@ -41,7 +41,7 @@ def test_a_run_outlives_the_reader_of_its_console(tmp_path, monkeypatch):
     with os.fdopen(writer, "w") as pipe:
         monkeypatch.setattr(sys, "stdout", pipe)
         context = Context()
-        with Run.create(tmp_path, {}, command="x", environment={}, sinks=[ConsoleSink(context.say)]) as run:
+        with Run(tmp_path, {}, command="x", environment={}, sinks=[ConsoleSink(context.say)]) as run:
             run.event("log", update=1, epoch=0.5, loss=0.5)
             context.say("Finished training.")  # what a family says beside its records must not end it either
     start, warning, log, end = read_events(tmp_path)
@@ -54,7 +54,7 @@ def test_a_line_beside_the_records_does_not_end_a_run_whose_reader_has_gone(tmp_
     os.close(reader)
     with os.fdopen(writer, "w") as pipe:
         monkeypatch.setattr(sys, "stdout", pipe)
-        with Run.create(tmp_path, {}, command="x", environment={}):
+        with Run(tmp_path, {}, command="x", environment={}):
             Context().say("Starting training...")
             Context().say("Finished training.")
     assert [record["event"] for record in read_events(tmp_path)] == ["start", "warning", "end"]
@@ -64,7 +64,7 @@ def test_a_line_beside_the_records_does_not_end_a_run_whose_reader_has_gone(tmp_
 def test_a_run_lives_on_when_the_disk_of_its_output_is_full(tmp_path, monkeypatch):
     with Path("/dev/full").open("w") as full:
         monkeypatch.setattr(sys, "stdout", full)
-        with Run.create(tmp_path, {}, command="x", environment={}):
+        with Run(tmp_path, {}, command="x", environment={}):
             Context().say("Starting training...")
             Context().say("Finished training.")
     _, warning, end = read_events(tmp_path)

@@ -32,7 +32,7 @@ sys.exit(main())
 SLEEP = "print('ready', flush=True); time.sleep(60)"
 WITH_RECORDS = """
 from hotloop.engine.run import Run
-with Run.create({path!r}, {{}}, command="slow", environment={{}}) as run:
+with Run({path!r}, {{}}, command="slow", environment={{}}) as run:
     run.how_to_resume = "say it again"
     print('ready', flush=True)
     time.sleep(60)

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import shutil
 import signal
 import struct
 from dataclasses import asdict, replace
@@ -191,7 +192,7 @@ def test_the_name_of_a_run_killed_before_its_first_record_is_free(tmp_path):
     (tmp_path / "night").mkdir()
     (tmp_path / "night" / "config.json").write_text("{}")
     assert train.run_folder(config) == tmp_path / "night"
-    with Run.create(tmp_path / "night", {}, command="x", environment={}):
+    with Run(tmp_path / "night", {}, command="x", environment={}):
         assert train.run_folder(config) == tmp_path / "night_0"
     assert train.run_folder(config) == tmp_path / "night_0"
     lock = take_folder(tmp_path / "night_0", resume=False)  # another process is about to begin there
@@ -274,9 +275,17 @@ def test_every_record_has_the_epoch_of_its_update(whole):
     assert {("start", 0, 0.0), ("end", 40, 40 / per_epoch)} <= places
 
 
-def test_a_run_of_the_authors_optimiser_records_none_as_those_did_that_knew_no_other(whole):
+def test_a_run_from_before_there_was_an_option_resumes_with_its_default_alone(whole, tmp_path):
     options, _ = whole
-    assert "optimizer" not in json.loads((options.results_dir / "whole" / "config.json").read_text())
+    shutil.copytree(options.results_dir / "whole", tmp_path / "whole")
+    config = tmp_path / "whole" / "config.json"
+    settings = json.loads(config.read_text())
+    assert settings.pop("optimizer") == "rmsprop"
+    config.write_text(json.dumps(settings))
+    again = replace(options, results_dir=tmp_path, resume=True)
+    with pytest.raises(RunError, match="cannot resume with another config: optimizer: rmsprop -> adam; use"):
+        train.run(replace(again, optimizer="adam"), Listener(), "test")
+    assert train.run(again, Listener(), "test")["updates"] == 40
 
 
 def same(one, other):

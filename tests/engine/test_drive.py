@@ -42,7 +42,7 @@ def walking(plan: Plan, feed: Any = None, loop: Any = None) -> Program:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    with Run.create(tmp_path / "run", {}, command="test", environment={}) as run:
+    with Run(tmp_path / "run", {}, command="test", environment={}) as run:
         yield run
 
 

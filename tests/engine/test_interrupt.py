@@ -34,7 +34,7 @@ def count(state: Any, batch: Any, key: jax.Array) -> Any:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    with Run.create(tmp_path / "run", {}, command="test", environment={}) as run:
+    with Run(tmp_path / "run", {}, command="test", environment={}) as run:
         yield run
 
 
@@ -141,7 +141,7 @@ def test_the_record_of_an_interrupted_run_ends_with_its_status(tmp_path: Path) -
     plan = Plan.for_updates(1_000_000)
     with (
         pytest.raises(Interrupted),
-        Run.create(tmp_path / "run", {}, command="test", environment={}) as run,
+        Run(tmp_path / "run", {}, command="test", environment={}) as run,
         Checkpoints(run.checkpoints) as checkpoints,
     ):
         drive(counting(1_000_000), plan, np.int32(0), run, checkpoints, on_call=interrupt_at(0))

@@ -144,7 +144,7 @@ def test_training_and_evaluation_say_that_they_compile_before_anything_moves(tmp
         jax.random.key(0),
     )  # fmt: skip
     state = {"w": np.zeros(3, np.float32)}
-    with attach_bar(bar), Run.create(tmp_path, {}, command="", environment={}) as run:
+    with attach_bar(bar), Run(tmp_path, {}, command="", environment={}) as run:
         state = drive(program, Plan.for_updates(4, log_every=2), state, run, progress=bar)
     assert bar.told[:2] == ["begin compiling", ("end compiling", True)]
     assert bar.told[2:] and all(what[0] == "advance" for what in bar.told[2:])

@@ -32,7 +32,7 @@ CONFIG = toy.Config(hidden=6)
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    with Run.create(tmp_path / "run", {}, command="test", environment={}) as run:
+    with Run(tmp_path / "run", {}, command="test", environment={}) as run:
         yield run
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
@@ -20,9 +21,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotloop.engine import run as records
-from hotloop.engine.run import Run, check_makeable, current_records, default_path, read_events, take_folder
+from hotloop.engine.run import (
+    Run,
+    check_can_make,
+    check_makeable,
+    current_records,
+    default_path,
+    read_events,
+    take_folder,
+)
 from hotloop.errors import RunError
-from hotloop.options import to_jsonable
+from hotloop.options import option, to_jsonable
 from hotloop.options.files import whole_file
 
 CONFIG = {"size": 4, "rate": 0.1, "epochs": 2}
@@ -30,7 +39,7 @@ HERE = {"cores": 2, "jax": "0.10.2", "device_kinds": ["cpu"], "commit": "abc"}
 
 
 def new_run(path, config=CONFIG, environment=HERE, **options):
-    return Run.create(path, config, command="kernel dense", environment=environment, **options)
+    return Run(path, config, command="kernel dense", environment=environment, **options)
 
 
 def events_of(path):
@@ -72,7 +81,7 @@ def test_a_record_is_of_the_place_that_the_training_has_reached_unless_it_says_a
 
 
 def test_the_environment_is_that_of_the_device_module_when_none_is_given(tmp_path):
-    Run.create(tmp_path, CONFIG, command="x").close()
+    Run(tmp_path, CONFIG, command="x").close()
     assert "jax" in json.loads((tmp_path / "environment.json").read_text())
 
 
@@ -208,7 +217,7 @@ CHILD = """
     import sys
     from hotloop.engine.run import Run
     config = {"size": 4, "rate": 0.1, "epochs": 2}
-    run = Run.create(sys.argv[1], config, command="x", environment={"cores": 2})
+    run = Run(sys.argv[1], config, command="x", environment={"cores": 2})
     print("held", flush=True)
     update = 0
     while True:
@@ -558,7 +567,38 @@ def test_any_value_becomes_strict_json(value):
 def test_that_a_run_is_resumed_is_no_other_config(tmp_path):
     for resume in (False, True):
         config = {"resume": resume, "seed": 1}
-        Run.create(
-            tmp_path, config, command="x", resume=resume, may_differ=("resume",), environment={}
-        ).close()
+        Run(tmp_path, config, command="x", resume=resume, may_differ=("resume",), environment={}).close()
     assert [record["event"] for record in read_events(tmp_path)] == ["start", "end"] * 2
+
+
+def test_a_folder_that_could_not_be_made_is_known_before(tmp_path, monkeypatch):
+    check_can_make(tmp_path / "a" / "b")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="Not a directory"):
+        check_can_make(tmp_path / "file" / "b")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(OSError, match="Permission denied"):
+        check_can_make(tmp_path / "a")
+
+
+@dataclass(frozen=True)
+class LaterOptions:
+    size: int = option(4, "There from the start.")
+    shape: tuple[int, ...] = option((1, 2), "Came later.")
+
+
+def test_an_option_that_an_old_config_lacks_was_at_its_default(tmp_path):
+    new_run(tmp_path, {"size": 4, "gone": 1}).close()
+    for shape, gone, wrong in (
+        ((1, 3), {"gone": 1}, r"shape: \[1, 2\] -> \[1, 3\]; use"),
+        ((1, 2), {}, "gone: 1 -> absent; use"),
+    ):
+        config = {"size": 4, "shape": shape, **gone}
+        with pytest.raises(RunError, match=f"cannot resume with another config: {wrong}"):
+            new_run(tmp_path, config, resume=True, options=LaterOptions)
+    config = {"size": 4, "shape": (1, 2), "gone": 1}
+    with pytest.raises(RunError, match=r"shape: absent -> \[1, 2\]"):
+        new_run(tmp_path, config, resume=True)
+    new_run(tmp_path, config, resume=True, options=LaterOptions).close()
+    assert "warning" not in [record["event"] for record in read_events(tmp_path)]

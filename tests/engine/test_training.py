@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 
 from family_protocol import same_tree
+from hotloop.engine.checkpoint import RunCheckpoints
 from hotloop.engine.feed import Resident
 from hotloop.engine.loop import Program
 from hotloop.engine.plan import Plan
 from hotloop.engine.progress import Progress
 from hotloop.engine.run import read_events, read_json
-from hotloop.engine.training import RunCheckpoints, check_place, open_training, train
+from hotloop.engine.training import check_place, open_training, train
 from hotloop.errors import CheckpointError, OptionError, RunError
+from listener import Listener
 
 DATA = {"x": np.arange(12, dtype=np.float32)}
 START = {"w": np.zeros(3, np.float32), "step": np.int32(0)}
@@ -124,15 +126,15 @@ def test_a_plan_without_checkpoints_saves_none(tmp_path: Path) -> None:
 
 
 def test_a_notice_is_the_first_warning_on_record_and_repeated_at_a_good_end(tmp_path: Path) -> None:
-    said: list[str] = []
-    with opened(tmp_path / "good", notice="drawn, not real", warn=said.append) as training:
+    console = Listener()
+    with opened(tmp_path / "good", notice="drawn, not real", console=console) as training:
         training.train(PROGRAM, PLAN, START)
-        assert not said
-    assert said == ["drawn, not real"]
+        assert not console.warnings
+    assert console.warnings == ["drawn, not real"]
     assert kinds(tmp_path / "good")[:2] == ["start", "warning"]
-    with pytest.raises(ValueError, match="no"), opened(tmp_path / "bad", notice="drawn", warn=said.append):
+    with pytest.raises(ValueError, match="no"), opened(tmp_path / "bad", notice="drawn", console=console):
         raise ValueError("no")
-    assert said == ["drawn, not real"]
+    assert console.warnings == ["drawn, not real"]
     assert [each["status"] for each in read_events(tmp_path / "bad") if each["event"] == "end"] == ["failed"]
 
 

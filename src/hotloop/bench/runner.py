@@ -16,9 +16,8 @@ from hotloop.bench.process import kill_marked, last_lines
 from hotloop.bench.provenance import collect_provenance
 from hotloop.bench.record import RECORDS, Record, Results, add_provenance, hash_file
 from hotloop.engine.interrupt import raise_stops
-from hotloop.engine.run import write_json
+from hotloop.engine.run import check_can_make, write_json
 from hotloop.errors import OptionError, RunError
-from hotloop.rehearsal import check_can_make
 
 SHOWN_LINES = 12
 EMPTY = ("status", "reason", "command", "hotloop_command", "exitcode", "start", "end", "seconds")

@@ -41,10 +41,21 @@ from hotloop.engine.checkpoint_folder import (
     remove_step,
 )
 from hotloop.engine.interrupt import hold_stops
+from hotloop.engine.run import read_events
 from hotloop.errors import CheckpointError
 from hotloop.options import to_jsonable
 
-__all__ = ["STOPPED", "Checkpoints", "Keep", "KeepAll", "KeepBest", "KeepLast", "Metrics", "Restored"]
+__all__ = [
+    "STOPPED",
+    "Checkpoints",
+    "Keep",
+    "KeepAll",
+    "KeepBest",
+    "KeepLast",
+    "Metrics",
+    "Restored",
+    "RunCheckpoints",
+]
 
 _VELOCITY, _MEAN_SQUARE = re.compile(r"/velocity/trace/"), re.compile(r"/rmsprop(_outside)?/nu/")
 _OF_OPTAX = re.compile(r"^(optimi[sz]er)/(?:inner/)?[a-z_]+/(mu|nu|trace|count)(?=/|$)")
@@ -240,6 +251,42 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             raise CheckpointError(
                 f"{folder} does not fit this model{other}: {reason}; use the config it was saved with"
             )
+
+
+@dataclass(frozen=True)
+class RunCheckpoints:
+    """The checkpoints of one run in a folder where others may have theirs.
+
+    A run's first record, which no other run has, marks its steps. Those of others, and whatever else lies there, are
+    neither gone on from, nor validated, nor replaced, nor removed.
+    """
+
+    folder: Path
+    run: Path | None
+    """The run's own folder; None where nothing is known of it: then every step counts."""
+    family: str = ""
+
+    def open(self) -> Checkpoints:
+        """The run's own checkpoints; none as long as nothing is on record."""
+        if self.run is None:
+            return Checkpoints(self.folder, KeepAll(), family=self.family)
+        first = next(iter(self.records()), None)
+        return Checkpoints(
+            self.folder, KeepAll(), family=self.family, config={"first_record": first}, shared=True
+        )
+
+    def records(self) -> list[dict[str, Any]]:
+        return [*read_events(self.run)] if self.run and (self.run / "events.jsonl").exists() else []
+
+    def steps(self) -> list[int]:
+        with self.open() as checkpoints:
+            return checkpoints.steps()
+
+    def other_steps(self) -> list[int]:
+        """Whole steps in the folder that are not the run's."""
+        own = {*self.steps()}
+        with Checkpoints(self.folder, KeepAll(), family=self.family) as found:
+            return sorted({*found.steps()} - own)
 
 
 def hash_config(config: Mapping[str, Any]) -> str:

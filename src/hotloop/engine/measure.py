@@ -28,7 +28,7 @@ import numpy as np
 
 from hotloop import rehearsal
 from hotloop.engine.device import cache_folder, cpu_model, usable_cores
-from hotloop.engine.run import write_json
+from hotloop.engine.run import check_can_make, write_json
 from hotloop.errors import OptionError
 from hotloop.options import to_jsonable
 from hotloop.options.files import load_json, parse_json
@@ -235,7 +235,7 @@ def check_report_folder(path: str | Path, programs: Sequence[str] = ("training",
     path = Path(path)
     try:
         if rehearsal.is_on():
-            rehearsal.check_can_make(path)
+            check_can_make(path)
         else:
             path.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=path):

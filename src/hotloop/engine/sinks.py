@@ -1,31 +1,23 @@
-"""A record of a run, and who is shown it besides its events.jsonl: the console, TensorBoard, Weights & Biases.
+"""Who is shown a run's records: the console, TensorBoard, Weights & Biases.
 
-A sink is handed each record after it is written and adds nothing of its own, so all of them agree. One that fails is
-named and left out, one that hangs is left behind in a thread of its own: a full disk, a network that is gone or a
-library whose own thread has died must cost a run seconds, never its end. A record is one line on the console, the
-same in every family; figures that old benchmark files read with regular expressions keep their wording, and have no
-thousands separators. No sink knows the run folder, the loop, or what a metric means.
+A record is one line on the console, the same in every family; figures that old benchmark files read with regular
+expressions keep their wording, and have no thousands separators. No sink knows the loop, or what a metric means.
 """
 
 import math
 import os
-import queue
 import re
 import struct
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
-from functools import partial
+from contextlib import AbstractContextManager
 from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 
+from hotloop.engine.run import FRAME, Record, Sink, SinkGroup, compose_record, write_all
 from hotloop.errors import MissingExtra
-from hotloop.options import to_jsonable
 
-Record = Mapping[str, Any]
-FRAME = ("event", "update", "epoch", "time", "elapsed", "nonfinite")
 SHOWN = ("start", "resume", "compile", "log", "validation", "warning", "profile", "sweep", "end")
 """Events with a line of their own; the others are for events.jsonl, or are told by the family in its own words."""
 LAST = ("learning_rate", "seconds_per_10000_updates", "throughput", "memory_gib", "mfu")
@@ -45,56 +37,13 @@ training would be that of its validation."""
 PLACE, FIGURE, SHARE = 29, 10, 6
 """Least widths in a log: of `update 999,999, epoch 999.99:`, of a figure from 0.001 on, of `100.00`."""
 _CURVES = ("log", "summary", "validation")
-_Work = tuple[Callable[[], None], "queue.SimpleQueue[BaseException | None]"]
 
 
-def compose_record(
-    event: str, update: int, epoch: float, elapsed: float, figures: Mapping[str, Any]
-) -> dict[str, Any]:
-    """A record as JSON holds it; NaN and infinity become null and are named in `nonfinite`, as `some` in a list."""
-    if taken := set(figures) & set(FRAME):
-        raise ValueError(f"figures cannot be called {sorted(taken)}: every record has these already")
-    frame = {"event": event, "update": update, "epoch": epoch, "time": time.time(), "elapsed": elapsed}
-    values = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in figures.items()}
-    odd = {
-        name: str(value) if isinstance(value, float) else "some"
-        for name, value in values.items()
-        if _any_nonfinite(value)
-    }
-    record: dict[str, Any] = to_jsonable({**frame, **figures, **({"nonfinite": odd} if odd else {})})
-    return record
+class ConsoleSink(Sink):
+    """Prints records as lines with the function it is given: those that have one, and `also` where it is asked for.
 
-
-def _any_nonfinite(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return any(map(_any_nonfinite, value))
-    return isinstance(value, float) and not math.isfinite(value)
-
-
-def write_all(descriptor: int, data: bytes) -> None:
-    """Write all of it. A full disk and a size limit may take a part: the next write then says which of them it is."""
-    while data:
-        data = data[os.write(descriptor, data) :]
-
-
-class Sink(Protocol):
-    """What a run feeds."""
-
-    @property
-    def patience(self) -> float | None:
-        """Seconds after which a record counts as stuck; None: it may take any time, in the caller's own thread."""
-
-    def write(self, record: Record) -> None:
-        """Take one record."""
-
-    def close(self) -> None:
-        """Flush and let go."""
-
-
-class ConsoleSink:
-    """Prints records as lines with the function it is given: those that have one, and `also` where it is asked for."""
-
-    patience = None  # a person who stops the terminal for a while wants to read on afterwards
+    It has no end of patience: a person who stops the terminal for a while wants to read on afterwards.
+    """
 
     def __init__(self, say: Callable[[str], None], also: Collection[str] = ()):
         self._say, self._shown = say, (*SHOWN, *also)
@@ -102,9 +51,6 @@ class ConsoleSink:
     def write(self, record: Record) -> None:
         if record["event"] in self._shown:
             self._say(console_line(record))
-
-    def close(self) -> None:
-        """The function is the caller's."""
 
 
 def _numbers(record: Record) -> dict[str, float]:
@@ -114,7 +60,7 @@ def _numbers(record: Record) -> dict[str, float]:
     return {f"{record['event']}/{name}": value for name, value in values.items()}
 
 
-class TensorBoardSink:
+class TensorBoardSink(Sink):
     """Curves of log and validation figures, for `tensorboard --logdir FOLDER`.
 
     Written here and not by tensorboardX's SummaryWriter: its thread dies on a full disk, with a traceback, and
@@ -156,7 +102,7 @@ class TensorBoardSink:
             self._file.close()
 
 
-class WandbSink:
+class WandbSink(Sink):
     """Curves in a Weights & Biases project; where the service cannot be reached the run is kept offline.
 
     It is started by the first curve, when the run's folder is there.
@@ -192,107 +138,18 @@ class WandbSink:
         if record["event"] not in _CURVES:
             return
         if self._run is None:
-            self._run = self._start()
+            try:
+                self._run = self._wandb.init(**self._about)
+            except (
+                Exception
+            ):  # no key, no network, no service: the errors differ by version, the answer does not
+                self._run = self._wandb.init(**self._about, mode="offline")
         # Not as its own step: it drops what comes with an earlier one, as a validation after training does.
         self._run.log({**_numbers(record), "update": record["update"], "epoch": record["epoch"]})
-
-    def _start(self) -> Any:
-        try:
-            return self._wandb.init(**self._about)
-        except Exception:  # no key, no network, no service: the errors differ by version, the answer does not
-            return self._wandb.init(**self._about, mode="offline")
 
     def close(self) -> None:
         if self._run is not None:
             self._run.finish()
-
-
-class GuardedSink:
-    """Hands everything to a sink and waits for it as long as the sink's `patience`, then raises TimeoutError."""
-
-    def __init__(self, sink: Sink):
-        self.sink = sink
-        self.name = type(sink).__name__
-        self._jobs: queue.SimpleQueue[_Work | None] | None = None
-
-    def write(self, record: Record) -> None:
-        self._wait_for(partial(self.sink.write, record))
-
-    def close(self) -> None:
-        try:
-            self._wait_for(self.sink.close)
-        finally:
-            self.abandon()
-
-    def abandon(self) -> None:
-        """Wait for it no more; its thread ends once it answers, or with the process."""
-        if self._jobs is not None:
-            self._jobs.put(None)
-
-    def _wait_for(self, work: Callable[[], None]) -> None:
-        if self.sink.patience is None:
-            work()
-            return
-        if self._jobs is None:
-            self._jobs = queue.SimpleQueue()
-            # A daemon: the interpreter waits for any other thread before it leaves, for a stuck one for ever.
-            threading.Thread(
-                target=_work_through, args=(self._jobs,), name=f"hotloop-{self.name}", daemon=True
-            ).start()
-        answer: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-        self._jobs.put((work, answer))
-        try:
-            error = answer.get(timeout=self.sink.patience)
-        except queue.Empty:
-            raise TimeoutError(f"no answer in {self.sink.patience:g} seconds") from None
-        if error is not None:
-            raise error
-
-
-def _work_through(jobs: "queue.SimpleQueue[_Work | None]") -> None:
-    while (job := jobs.get()) is not None:
-        work, answer = job
-        try:
-            work()
-        except BaseException as error:
-            answer.put(error)
-        else:
-            answer.put(None)
-
-
-class SinkGroup:
-    """Sinks that all see each record; one that fails is left out, and `warn` told."""
-
-    def __init__(self, sinks: Sequence[Sink], warn: Callable[[str], object]):
-        self._sinks, self._warn = [*map(GuardedSink, sinks)], warn
-
-    def add(self, sink: Sink) -> None:
-        self._sinks.append(GuardedSink(sink))
-
-    def write(self, record: Record) -> None:
-        for sink in tuple(self._sinks):
-            if sink not in self._sinks:  # it failed at the warning about another one
-                continue
-            try:
-                sink.write(record)
-            except Exception as error:  # a sink that fails must not cost the run
-                if isinstance(error, TimeoutError):
-                    sink.abandon()
-                else:
-                    with suppress(Exception):  # for its files' sake; what more goes wrong is no news
-                        sink.close()
-                self._drop(sink, error)
-
-    def close(self) -> None:
-        for sink in tuple(self._sinks):
-            try:
-                sink.close()
-            except Exception as error:
-                self._drop(sink, error)
-
-    def _drop(self, sink: GuardedSink, error: Exception) -> None:
-        self._sinks.remove(sink)
-        self._warn(f"{sink.name} failed and is off: {error}")
 
 
 class Recorder(Protocol):
@@ -304,7 +161,7 @@ class Recorder(Protocol):
         """Take one record."""
 
 
-class Announcer:
+class Announcer(AbstractContextManager["Announcer"]):
     """Records of work that leaves no folder, such as validating a finished run: sinks see them, nothing is written."""
 
     def __init__(self, sinks: Sequence[Sink]):
@@ -318,9 +175,6 @@ class Announcer:
         record = compose_record(event, update or 0, epoch or 0.0, elapsed, figures)
         self._sinks.write(record)
         return record
-
-    def __enter__(self) -> "Announcer":
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self._sinks.close()

@@ -1,8 +1,7 @@
 """The one way to run a training: its folder, records and checkpoints, resuming, the bar, validation, stopping.
 
 `check_place` refuses what cannot work before data are read. `open_training` holds the run's folder while the family
-works in it, `TrainingRun.train` makes the updates; `train` is both in one call. What an update computes, and what
-else a run has to do, is the family's.
+works in it, `TrainingRun.train` makes the updates; `train` is both in one call.
 """
 
 import sys
@@ -12,21 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
-from hotloop.engine.checkpoint import Checkpoints, Keep, KeepAll, KeepLast, Restored
+from hotloop.engine.checkpoint import Checkpoints, Keep, KeepLast, Restored
 from hotloop.engine.drive import Callbacks, check_position, drive
 from hotloop.engine.loop import Program, State, copy_state
 from hotloop.engine.measure import find_report_folder
 from hotloop.engine.plan import Plan
-from hotloop.engine.progress import Show, print_to_stderr, show
-from hotloop.engine.run import Run, check_free, read_events
-from hotloop.engine.sinks import ConsoleSink, Sink
-
-PROGRAMS = ("training", "evaluation")
-"""Sub-folders of a report that a run may write."""
-
-
-def _warn_on_stderr(text: str) -> None:
-    print_to_stderr(f"warning: {text}")
+from hotloop.engine.progress import Console, Show, print_to_stderr, show
+from hotloop.engine.run import Run, Sink, check_free
+from hotloop.engine.sinks import ConsoleSink
 
 
 def check_place(folder: Path, resume: bool, report: str | Path | None = None) -> None:
@@ -79,7 +71,7 @@ class TrainingRun:
                 plan,
                 state,
                 self.record,
-                self.checkpoints if plan.has("checkpoint") else None,
+                self.checkpoints if any(mark.kind == "checkpoint" for mark in plan.marks) else None,
                 resumed=resumed,
                 progress=bar,
                 report=self.report,
@@ -97,41 +89,44 @@ def open_training(
     family: str = "",
     resume: bool = False,
     may_differ: Collection[str] = (),
+    options: type[Any] | None = None,
     keep: Keep = KeepLast(3),  # noqa: B008 - frozen
     checkpoints: Callable[[Run], Checkpoints] | None = None,
+    console: Console | None = None,
     sinks: Sequence[Sink] | None = None,
-    warn: Callable[[str], None] = _warn_on_stderr,
     progress: Show = show,
     report: str | Path | None = None,
-    programs: Sequence[str] = PROGRAMS,
+    programs: Sequence[str] = ("training", "evaluation"),
     notice: str = "",
 ) -> Iterator[TrainingRun]:
     """Hold a run's folder: a new one, or with `resume` that of an earlier run with the same settings.
 
-    `settings` become its config.json; those in `may_differ` may be others than before. `checkpoints` opens others
-    than those in the folder, which are kept by `keep`. `sinks` see every record (None: lines on standard error).
-    `report` is where the compiler's report was asked for, and `programs` are the sub-folders it will have. A `notice`,
-    about the data say, is a warning among the records, and `warn` repeats it at the end, where it is not missed.
+    `settings` become its config.json; those in `may_differ` may be others than before, and what an old one lacks of
+    the `options` was at its default. `checkpoints` opens others than those in the folder, which are kept by `keep`.
+    `sinks` see every record (None: the console alone); without a `console` lines go to standard error and `progress`
+    shows bars. `report` is where the compiler's report was asked for, and `programs` are the sub-folders it will have.
+    A `notice`, about the data say, is a warning among the records, and again at the end, where it is not missed.
     """
-    folder = Path(folder)
+    folder, say = Path(folder), console.say if console else print_to_stderr
+    warn = console.warn if console else lambda text: print_to_stderr(f"warning: {text}")
     report_folder = find_report_folder(report, folder, warn, programs)
-    with Run.create(
+    with Run(
         folder,
         settings,
         command=command,
         resume=resume,
         may_differ=may_differ,
-        sinks=[ConsoleSink(print_to_stderr)] if sinks is None else sinks,
+        options=options,
+        sinks=[ConsoleSink(say)] if sinks is None else sinks,
     ) as record:
+        own = record.checkpoints
         opened = (
-            checkpoints(record)
-            if checkpoints
-            else Checkpoints(record.checkpoints, keep, family=family, config=settings)
+            checkpoints(record) if checkpoints else Checkpoints(own, keep, family=family, config=settings)
         )
         with opened:
             if notice:
                 record.event("warning", message=notice)
-            yield TrainingRun(record, opened, report_folder, progress)
+            yield TrainingRun(record, opened, report_folder, console.progress if console else progress)
             if notice:
                 warn(notice)
 
@@ -183,38 +178,3 @@ def train(
         report=report,
     ) as training:
         return training.train(program, plan, state, how_to_resume=how_to_resume, **callbacks)
-
-
-@dataclass(frozen=True)
-class RunCheckpoints:
-    """The checkpoints of one run in a folder where others may have theirs.
-
-    A run's first record, which no other run has, marks its steps. Those of others, and whatever else lies there, are
-    neither gone on from, nor validated, nor replaced, nor removed.
-    """
-
-    folder: Path
-    run: Path | None
-    """The run's own folder; None where nothing is known of it: then every step counts."""
-    family: str = ""
-
-    def open(self) -> Checkpoints:
-        """The run's own checkpoints; none as long as nothing is on record."""
-        if self.run is None:
-            return Checkpoints(self.folder, KeepAll(), family=self.family)
-        first = next(iter(self.records()), None)
-        return Checkpoints(
-            self.folder, KeepAll(), family=self.family, config={"first_record": first}, shared=True
-        )
-
-    def records(self) -> list[dict[str, Any]]:
-        return [*read_events(self.run)] if self.run and (self.run / "events.jsonl").exists() else []
-
-    def steps(self) -> list[int]:
-        with self.open() as checkpoints:
-            return checkpoints.steps()
-
-    def other_steps(self) -> list[int]:
-        """Whole steps in the folder that are not the run's."""
-        with Checkpoints(self.folder, KeepAll(), family=self.family) as found:
-            return sorted({*found.steps()} - {*self.steps()})

@@ -24,12 +24,12 @@ def test_a_process_counts_from_its_clock_to_its_last_record():
 
 
 def test_the_clock_goes_on_where_earlier_processes_left_it(tmp_path):
-    with Run.create(tmp_path / "run", {}, command="", environment={}):
+    with Run(tmp_path / "run", {}, command="", environment={}):
         pass
     with (tmp_path / "run" / "events.jsonl").open("a") as lines:
         for event, elapsed in (("start", 0.0), ("training", 10.0), ("log", 3610.0)):
             print(json.dumps({"event": event, "update": 0, "epoch": 0.0, "elapsed": elapsed}), file=lines)
-    with Run.create(tmp_path / "run", {}, command="", environment={}, resume=True) as record:
+    with Run(tmp_path / "run", {}, command="", environment={}, resume=True) as record:
         figures = TrainingClock(record).stop(18, 3.0)
     assert 3600 <= figures["time_to_train_seconds"] < 3630 and figures["time_to_train_processes"] == 2
     (event,) = [each for each in read_events(tmp_path / "run") if each["event"] == "time_to_train"]

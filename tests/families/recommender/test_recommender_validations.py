@@ -228,7 +228,7 @@ def stage(tmp_path, monkeypatch):
     plan = SimpleNamespace(updates_per_epoch=10)
     script = tmp_path / "python"
     monkeypatch.setattr(validate_process, "sys", SimpleNamespace(executable=str(script)))
-    with Run.create(tmp_path / "run", {}, command="test", environment={}) as run:
+    with Run(tmp_path / "run", {}, command="test", environment={}) as run:
 
         def start(body):
             script.write_text(FAKE.format(python=sys.executable, body=body))

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 from hotloop.engine import measure
+from hotloop.engine.checkpoint import RunCheckpoints
 from hotloop.engine.checkpoint_folder import find_steps
 from hotloop.engine.device import peak_bytes, platform
 from hotloop.engine.keys import seed_key, stream
@@ -24,6 +25,7 @@ from hotloop.engine.precision import partials_note
 from hotloop.engine.progress import Console
 from hotloop.engine.run import (
     Run,
+    Sink,
     check_makeable,
     check_options,
     current_records,
@@ -31,8 +33,8 @@ from hotloop.engine.run import (
     read_events,
     read_json,
 )
-from hotloop.engine.sinks import Announcer, ConsoleSink, Sink, WandbSink
-from hotloop.engine.training import RunCheckpoints, TrainingRun, check_place, open_training
+from hotloop.engine.sinks import Announcer, ConsoleSink, WandbSink
+from hotloop.engine.training import TrainingRun, check_place, open_training
 from hotloop.errors import OptionError, RunError
 from hotloop.families.cnn import model
 from hotloop.families.cnn.job import Job, resolve
@@ -169,7 +171,7 @@ def _is_done(config: TrainConfig, own: RunCheckpoints) -> bool:
         raise RunError(f"--resume: {own.run} is finished and {why}; to train again give another --run-name")
     if not has_finished(own.run) or all(each["event"] != TOOK for each in own.records()):
         return False
-    check_options(own.run, to_jsonable(values_of(config)), MAY_DIFFER)
+    check_options(own.run, to_jsonable(values_of(config)), MAY_DIFFER, type(config))
     return True
 
 
@@ -192,10 +194,10 @@ def train_run(
         family=FAMILY,
         resume=config.resume,
         may_differ=MAY_DIFFER,
+        options=type(config),
         checkpoints=lambda _: own.open(),
+        console=console,
         sinks=_sinks(config, console, folder),
-        warn=console.warn,
-        progress=console.progress,
         report=config.report,
     ) as training:
         record = training.record

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from hotloop.engine.checkpoint import Checkpoints
+from hotloop.engine.checkpoint import Checkpoints, RunCheckpoints
 from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.loop import Sums
 from hotloop.engine.plan import Plan
@@ -20,7 +20,6 @@ from hotloop.engine.precision import Policy, parse
 from hotloop.engine.progress import Console
 from hotloop.engine.run import write_json
 from hotloop.engine.sinks import Recorder
-from hotloop.engine.training import RunCheckpoints
 from hotloop.errors import CheckpointError, OptionError
 from hotloop.families.cnn import model
 from hotloop.families.cnn.job import Job

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from hotloop import rehearsal
 from hotloop.engine.interrupt import Stopped
 from hotloop.engine.progress import Console
-from hotloop.engine.run import write_json
+from hotloop.engine.run import check_can_make, write_json
 from hotloop.errors import DataError, RunError
 from hotloop.families.recommender.config import FILES, OLD, TrainOptions, warn_of_no_effect
 from hotloop.families.recommender.local_trials import LocalEngine, find_devices
@@ -104,7 +104,7 @@ def make_folder(config: SweepOptions) -> Path:
     ).absolute()
     try:
         if rehearsal.is_on():
-            rehearsal.check_can_make(folder)
+            check_can_make(folder)
         else:
             folder.mkdir(parents=True, exist_ok=True)
         taken = folder.exists() and any(folder.iterdir())

@@ -27,7 +27,6 @@ from hotloop.engine.loop import Program
 from hotloop.engine.plan import Batch, Plan
 from hotloop.engine.progress import Console
 from hotloop.engine.run import Run, check_resumable
-from hotloop.engine.sinks import ConsoleSink
 from hotloop.engine.training import TrainingRun, check_place, open_training
 from hotloop.errors import DataError, OptionError
 from hotloop.families.recommender import batches, model, rating_sets, saved_run, validate_process
@@ -204,10 +203,9 @@ def train_run(setup: Setup, console: Console, command: str) -> dict[str, Any]:
         family=FAMILY,
         resume=config.resume,
         may_differ=MAY_DIFFER,
+        options=type(config),
         keep=validations | KeepLast(2),
-        sinks=[ConsoleSink(console.say)],
-        warn=console.warn,
-        progress=console.progress,
+        console=console,
         report=config.report,
         notice=data.notice,
     ) as training:

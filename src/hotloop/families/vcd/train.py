@@ -138,8 +138,6 @@ def train_run(config: VcdTrain, data: Images, console: Console, command: str) ->
     settings = to_jsonable(
         {**asdict(config), "data": images.make_lasting(config.data), "images": len(data.train)}
     )
-    if config.optimizer == "rmsprop":
-        del settings["optimizer"]  # so that runs from before there were others can be resumed
     sink = ConsoleSink(say, ("checkpoint",) if config.log_level in ("NOTSET", "DEBUG") else ())
     with open_training(
         folder,
@@ -148,9 +146,9 @@ def train_run(config: VcdTrain, data: Images, console: Console, command: str) ->
         family=FAMILY,
         resume=config.resume,
         may_differ=MAY_DIFFER,
+        options=VcdTrain,
+        console=console,
         sinks=[sink],
-        warn=console.warn,
-        progress=console.progress,
         report=config.report,
         notice=data.notice,
     ) as training:
