@@ -49,7 +49,7 @@ def test_numbers_read_well(value, text):
 @given(VALUES, st.booleans(), st.booleans())
 def test_marks_are_inside_the_drawing_and_more_is_further_right_and_further_up(values, x_log, y_log):
     chart = Chart("t", Axis("x", log=x_log), Axis("y", log=y_log))
-    chart.dots([(value, value) for value in values])
+    chart.add("dots", [(value, value) for value in values])
     root, width, height = drawn(chart)
     places = spots(root)
     assert all(width[0] <= x <= width[1] and height[0] <= y <= height[1] for x, y in places)
@@ -72,8 +72,8 @@ def test_strips_are_inside_the_drawing_and_more_is_further_right(values, log):
 
 def test_texts_are_escaped_and_shown():
     chart = Chart("a <title>", Axis("x & y", log=True), Axis("y"))
-    chart.line([(1, 1), (10, 2), (100, 3)], "<line>")
-    chart.steps([(1, 1), (2, 2), (3, 0)], "steps")
+    chart.add("line", [(1, 1), (10, 2), (100, 3)], "<line>")
+    chart.add("steps", [(1, 1), (2, 2), (3, 0)], "steps")
     chart.note((10, 2), "ten & two")
     texts = [element.text for element in drawn(chart)[0].iter() if element.text]
     assert {"a <title>", "x & y", "y", "<line>", "steps", "ten & two"} <= set(texts)
@@ -81,22 +81,21 @@ def test_texts_are_escaped_and_shown():
 
 def test_points_that_cannot_be_drawn_are_left_out():
     chart = Chart("t", Axis("x", log=True), Axis("y"))
-    chart.dots([(0, 1), (1, float("nan")), (1, 1), (2, 2)])
+    chart.add("dots", [(0, 1), (1, float("nan")), (1, 1), (2, 2)])
     assert len(spots(drawn(chart)[0])) == 2
 
 
 def test_the_numbers_of_a_chart_can_be_read_without_it():
     chart = Chart("t", Axis("commit", names=("abc", "def")), Axis("ms"))
-    chart.range(1, 2.0, 4.0)
-    chart.line([(1, 3.0), (2, 5.0)])
-    chart.dots([(1, 3.0), (2, 5.0)], "lstm")
+    chart.add("range", [(1, 2.0), (1, 4.0)])
+    chart.add("dotted line", [(1, 3.0), (2, 5.0)], "lstm")
     assert chart.table() == (["series", "commit", "ms"], [["lstm", "abc", 3.0], ["lstm", "def", 5.0]])
     assert "abc" in [element.text for element in drawn(chart)[0].iter("text")]
 
 
 def test_notes_at_one_place_do_not_cover_each_other():
     chart = Chart("t", Axis("x"), Axis("y"))
-    chart.dots([(0, 0), (1, 1)])
+    chart.add("dots", [(0, 0), (1, 1)])
     for name in ("one", "two", "three"):
         chart.note((0, 0), name)
     notes = [e for e in drawn(chart)[0].iter("text") if e.get("class") == "note"]
@@ -116,7 +115,7 @@ def test_a_strip_without_an_end_has_no_box_and_a_long_name_is_whole_in_the_table
 @pytest.mark.parametrize("names", [("a rather long name",) * 2, ("a", "b")])
 def test_the_texts_of_ticks_stay_inside_the_drawing(names):
     chart = Chart("t", Axis("x", names=names), Axis("y"))
-    chart.dots([(1, 1), (2, 2)])
+    chart.add("dots", [(1, 1), (2, 2)])
     root, (left, right), _ = drawn(chart)
     for tick in (element for element in root.iter("text") if element.text in names):
         x, length = float(tick.get("x")), 6 * len(tick.text)

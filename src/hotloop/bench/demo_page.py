@@ -38,8 +38,8 @@ def _add_hot_loop(page: Page, results: Result) -> None:
     )
     points = results["hot_loop"]
     x, y = Axis("weight updates per call", log=True), Axis("updates/s", low=0)
-    buys = line_chart("What the hot loop buys", x, y, {"": points})
-    buys.dots(points, colour=0)
+    buys = Chart("What the hot loop buys", x, y)
+    buys.add("dotted line", points)
     for point in (points[0], points[-1]):
         buys.note(point, f"{point[1]:,.0f}/s")
     losses = list(enumerate(results["losses"]))
@@ -103,10 +103,10 @@ def _add_hmc(page: Page, hmc: Result, histogram: Result) -> None:
     counts, edges = histogram["counts"], histogram["edges"]
     heights = [count / sum(counts) / (edges[1] - edges[0]) for count in counts]
     chart = Chart("HMC samples and the exact density", Axis("x"), Axis("density", low=0))
-    chart.steps([*zip(edges, heights, strict=False), (edges[-1], 0.0)], "samples")
+    chart.add("steps", [*zip(edges, heights, strict=False), (edges[-1], 0.0)], "samples")
     grid = [edges[0] + (edges[-1] - edges[0]) * i / 160 for i in range(161)]
     # The density that the samples must have, N(-1/2, 1/2).
-    chart.line([(x, math.exp(-((x + 0.5) ** 2)) / math.sqrt(math.pi)) for x in grid], "exact")
+    chart.add("line", [(x, math.exp(-((x + 0.5) ** 2)) / math.sqrt(math.pi)) for x in grid], "exact")
     page.charts([(chart, f"{sum(counts):,} chains, 20 steps each.")])
 
 

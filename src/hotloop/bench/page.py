@@ -11,7 +11,7 @@ from html import escape
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 from hotloop.bench.record import is_number
 from hotloop.errors import RunError
@@ -21,10 +21,16 @@ WIDTH, HEIGHT = 640, 380
 LEFT, RIGHT, TOP, BOTTOM = 88, 16, 16, 56
 STRIP_LEFT, STRIP_TOP, STRIP_HEIGHT = 16, 8, 52
 COLOURS = 6
+CLASS = ' class="words"'
+MOST_ROWS = 200  # of the table behind a chart; of more, every second, third, ... is shown
 LINE = 22  # height of a line of text
 LONGEST_NAME = 56  # characters of a strip's name that fit; the tooltip and the table have all of it
 Point = tuple[float, float]
 Ends = tuple[float, float]
+Cell = str | float | int | None
+MarkKind = Literal["line", "dots", "dotted line", "range", "steps"]
+"""Of these, a range is an upright line between two points, and steps are a filled histogram: each point is the left
+edge of a bin and its height, the last closes it."""
 
 
 @dataclass(frozen=True)
@@ -103,22 +109,16 @@ def _dot(colour: int, spot: Point, title: str = "") -> str:
     return f'<circle class="dot c{colour}" cx="{spot[0]:.1f}" cy="{spot[1]:.1f}" r="4">{told}</circle>'
 
 
-def _path(spots: Sequence[Point]) -> str:
-    return " ".join(f"{x:.1f},{y:.1f}" for x, y in spots)
-
-
 class ChartMark(NamedTuple):
-    """What is drawn at points; `kind` is line, dots, range or steps."""
-
-    kind: str
-    label: str
+    kind: MarkKind
     points: tuple[Point, ...]
+    label: str
     colour: int
 
 
 @dataclass
 class Chart:
-    """A chart under construction: add marks, then `render()`.
+    """A chart under construction: add marks and notes, then `render()`.
 
     Points whose coordinates are not finite (or not positive on a logarithmic axis) are left out. A mark without a
     colour gets the next one.
@@ -130,29 +130,16 @@ class Chart:
     _marks: list[ChartMark] = field(default_factory=list)
     _notes: list[tuple[Point, str]] = field(default_factory=list)
 
-    def _add(self, kind: str, points: Sequence[Point], label: str, colour: int | None) -> None:
+    def add(
+        self, kind: MarkKind, points: Sequence[Point], label: str = "", colour: int | None = None
+    ) -> None:
         if colour is None:
             colour = len({mark.colour for mark in self._marks})
         shown = tuple((float(x), float(y)) for x, y in points if self._can_show((x, y)))
-        self._marks.append(ChartMark(kind, label, shown, colour % COLOURS))
+        self._marks.append(ChartMark(kind, shown, label, colour % COLOURS))
 
     def _can_show(self, point: Point) -> bool:
         return self.x.can_show(point[0]) and self.y.can_show(point[1])
-
-    def line(self, points: Sequence[Point], label: str = "", colour: int | None = None) -> None:
-        self._add("line", points, label, colour)
-
-    def dots(self, points: Sequence[Point], label: str = "", colour: int | None = None) -> None:
-        self._add("dots", points, label, colour)
-
-    def steps(self, points: Sequence[Point], label: str = "", colour: int | None = None) -> None:
-        """A filled histogram: each point is the left edge of a bin and its height; the last closes it."""
-        self._add("steps", points, label, colour)
-
-    def range(self, x: float, low: float, high: float, colour: int = 0) -> None:
-        """An upright line between two values."""
-        if all(map(math.isfinite, (low, high))):
-            self._add("range", [(x, low), (x, high)], "", colour)
 
     def note(self, point: Point, said: str) -> None:
         if self._can_show(point):
@@ -160,11 +147,7 @@ class Chart:
 
     def table(self) -> tuple[list[str], list[list[str | float]]]:
         """Every point in words and numbers, for readers who do not see the chart."""
-        series: dict[tuple[Point, ...], str] = {}
-        for mark in self._marks:
-            if mark.kind != "range":  # a line and its dots are told once
-                series[mark.points] = mark.label or series.get(mark.points, "")
-        shown = [(label, point) for points, label in series.items() for point in points]
+        shown = [(mark.label, point) for mark in self._marks if mark.kind != "range" for point in mark.points]
         named = any(label for label, _ in shown)
         names = self.x.names
         rows: list[list[str | float]] = [
@@ -211,22 +194,24 @@ class Chart:
 def line_chart(title: str, x: Axis, y: Axis, series: Mapping[str, Sequence[Point]]) -> Chart:
     chart = Chart(title, x, y)
     for label, points in series.items():
-        chart.line(points, label)
+        chart.add("line", points, label)
     return chart
 
 
 def _draw(mark: ChartMark, spots: Sequence[Point], base: float) -> list[str]:
-    if mark.kind == "line":
-        return [f'<polyline class="line c{mark.colour}" points="{_path(spots)}"/>']
-    if mark.kind == "range":
-        whisker = f'<polyline class="whisker c{mark.colour}" points="{_path(spots)}"/>'
-        return [whisker] if len(spots) == 2 else []
+    shape, corners = "polyline", spots
     if mark.kind == "steps":
         tops = [corner for (x, y), (end, _) in pairwise(spots) for corner in ((x, y), (end, y))]
-        corners = [(spots[0][0], base), *tops, (spots[-1][0], base)] if spots else []
-        return [f'<polygon class="area c{mark.colour}" points="{_path(corners)}"/>']
-    titles = [f"{mark.label} {format_number(x)}, {format_number(y)}" for x, y in mark.points]
-    return [_dot(mark.colour, spot, title) for spot, title in zip(spots, titles, strict=True)]
+        shape, corners = "polygon", [(spots[0][0], base), *tops, (spots[-1][0], base)] if spots else []
+    css = {"range": "whisker", "steps": "area"}.get(mark.kind, "line")
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in corners)
+    drawn = [f'<{shape} class="{css} c{mark.colour}" points="{path}"/>']
+    if mark.kind == "dots" or (mark.kind == "range" and len(spots) < 2):
+        drawn = []
+    if mark.kind in ("dots", "dotted line"):
+        titles = [f"{mark.label} {format_number(x)}, {format_number(y)}" for x, y in mark.points]
+        drawn += [_dot(mark.colour, spot, title) for spot, title in zip(spots, titles, strict=True)]
+    return drawn
 
 
 def _draw_notes(notes: list[tuple[float, float, str]]) -> list[str]:
@@ -285,55 +270,36 @@ class Strips:
         numbers = [each for row in self.rows for each in (row.low, row.value, row.high, *row.values)]
         at = [] if self.at is None else [self.at]
         ends = self.axis.ends([*filter(math.isfinite, numbers), *at] or [1.0])
+
+        def place(value: float) -> float:
+            return self.axis.place(value, ends, STRIP_LEFT, WIDTH - RIGHT)
+
         parts = [
             f'<svg class="chart" viewBox="0 0 {WIDTH} {base + BOTTOM}" role="img">',
             f"<title>{escape(self.title)}</title>",
             _line("axis", (STRIP_LEFT, base), (WIDTH - RIGHT, base)),
         ]
-        for value, name in self.axis.label_ticks(ends):
-            x = self._x(value, ends)
-            parts += [_line("grid", (x, STRIP_TOP), (x, base)), _tick(x, base + 20, name)]
-        if self.at is not None:
-            x = self._x(self.at, ends)
-            parts.append(_line("axis", (x, STRIP_TOP), (x, base)))
-        for place, row in enumerate(self.rows):
-            parts += self._draw(row, STRIP_TOP + STRIP_HEIGHT * place + 36, ends)
+        for value, said in self.axis.label_ticks(ends):
+            x = place(value)
+            parts += [_line("grid", (x, STRIP_TOP), (x, base)), _tick(x, base + 20, said)]
+        parts += [_line("axis", (place(value), STRIP_TOP), (place(value), base)) for value in at]
+        for number, row in enumerate(self.rows):
+            y = STRIP_TOP + STRIP_HEIGHT * number + 36
+            name = row.name if len(row.name) <= LONGEST_NAME else f"{row.name[: LONGEST_NAME - 1]}…"
+            parts.append(_text("note", STRIP_LEFT + 2, y - 14, name))
+            if math.isfinite(row.low) and math.isfinite(row.high):
+                left, right = place(row.low), place(row.high)
+                low, middle, high = map(format_number, (row.low, row.value, row.high))
+                parts.append(
+                    f'<rect class="box c{row.colour}" x="{left:.1f}" y="{y - 7}" width="{max(right - left, 1):.1f}" '
+                    f'height="14" rx="2"><title>{escape(row.name)}: {middle} ({low} … {high})</title></rect>'
+                )
+            parts += [_dot(row.colour, (place(each), y)) for each in row.values if math.isfinite(each)]
+            if math.isfinite(row.value):
+                x = place(row.value)
+                parts.append(_line(f"middle c{row.colour}", (x, y - 10), (x, y + 10)))
         parts.append(_text("label", WIDTH / 2, base + BOTTOM - 8, self.axis.label, "middle"))
         return "\n".join([*parts, "</svg>"])
-
-    def _x(self, value: float, ends: Ends) -> float:
-        return self.axis.place(value, ends, STRIP_LEFT, WIDTH - RIGHT)
-
-    def _draw(self, row: Strip, y: float, ends: Ends) -> list[str]:
-        name = row.name if len(row.name) <= LONGEST_NAME else f"{row.name[: LONGEST_NAME - 1]}…"
-        parts = [_text("note", STRIP_LEFT + 2, y - 14, name)]
-        if math.isfinite(row.low) and math.isfinite(row.high):
-            left, right = self._x(row.low, ends), self._x(row.high, ends)
-            low, value, high = map(format_number, (row.low, row.value, row.high))
-            parts.append(
-                f'<rect class="box c{row.colour}" x="{left:.1f}" y="{y - 7}" width="{max(right - left, 1):.1f}" '
-                f'height="14" rx="2"><title>{escape(row.name)}: {value} ({low} … {high})</title></rect>'
-            )
-        parts += [_dot(row.colour, (self._x(each, ends), y)) for each in row.values if math.isfinite(each)]
-        if math.isfinite(row.value):
-            x = self._x(row.value, ends)
-            parts.append(_line(f"middle c{row.colour}", (x, y - 10), (x, y + 10)))
-        return parts
-
-
-Cell = str | float | int | None
-CLASS = ' class="words"'
-MOST_ROWS = 200  # of the table behind a chart; of more, every second, third, ... is shown
-
-
-class Figure(Protocol):
-    """A chart that can also be told as a table."""
-
-    def render(self) -> str:
-        """The chart as an `<svg>` element."""
-
-    def table(self) -> tuple[Sequence[str], Sequence[Sequence[Cell]]]:
-        """Its columns and rows."""
 
 
 def format_cell(value: Cell) -> str:
@@ -374,7 +340,7 @@ class Page:
         """A table that sorts by its column heads, by click or key."""
         self._parts.append(_table(columns, rows))
 
-    def charts(self, charts: Sequence[tuple[str | Figure, str]]) -> None:
+    def charts(self, charts: Sequence[tuple[str | Chart | Strips, str]]) -> None:
         """Charts (or HTML text) with captions, side by side where there is room; charts with their numbers below."""
         figures = []
         for chart, caption in charts:
@@ -413,18 +379,17 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
         f'<th scope="col"{CLASS if word else ""}>{escape(name)}</th>'
         for name, word in zip(columns, words, strict=True)
     )
-    body = "".join("<tr>" + "".join(_cell(v) for v in row) + "</tr>" for row in rows)
+    body = []
+    for row in rows:
+        body.append("<tr>")
+        for value in row:
+            raw = "" if value is None or value != value else f' data-value="{value}"'
+            body.append(f"<td{CLASS if isinstance(value, str) else raw}>{escape(format_cell(value))}</td>")
+        body.append("</tr>")
     return (
         '<div class="wrap" tabindex="0" role="region" aria-label="Table"><table>'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+        f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
     )
-
-
-def _cell(value: Cell) -> str:
-    if isinstance(value, str):
-        return f"<td{CLASS}>{escape(value)}</td>"
-    raw = "" if value is None or value != value else f' data-value="{value}"'
-    return f"<td{raw}>{escape(format_cell(value))}</td>"
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -155,9 +155,8 @@ def _history(past: Sequence[HistoryPoint], shown: Sequence[MetricSample]) -> Cha
             if found := point.samples.get((sample.variant, sample.metric)):
                 sure = median_interval(found.values)
                 points.append((float(place), sure.value))
-                chart.range(place, sure.low, sure.high, colour)
-        chart.line(points, colour=colour)
-        chart.dots(points, sample.variant, colour=colour)
+                chart.add("range", [(place, sure.low), (place, sure.high)], colour=colour)
+        chart.add("dotted line", points, sample.variant, colour)
     return chart
 
 
@@ -211,8 +210,7 @@ def _trade_off(each: Sequence[MetricSample], point: HistoryPoint) -> Chart:
         latency = _latency(sample, point) if measured else 1e3 * size / speed if speed else math.nan
         points.append((latency or math.nan, speed))
         chart.note(points[-1], f"{size:g}")
-    chart.line(points)
-    chart.dots(points, colour=0)
+    chart.add("dotted line", points)
     return chart
 
 

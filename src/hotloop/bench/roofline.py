@@ -42,11 +42,11 @@ def roofline_chart(kernels: Mapping[str, Result], ceilings: Result | None = None
     left, right = min(*places, highest / slope / 4), max(*places, highest / slope * 4)
     for name, peak in peaks.items():
         corners = sorted({left, peak / slope, right})
-        chart.line([(x, min(peak, slope * x)) for x in corners], name)
+        chart.add("line", [(x, min(peak, slope * x)) for x in corners], name)
     modes = {name: str(result.get("mode", "layers")) for name, result in kernels.items()}
     for place, mode in enumerate(dict.fromkeys(modes.values())):
         shown = [spot for name, spot in spots.items() if modes[name] == mode]
-        chart.dots(shown, mode, colour=len(peaks) + place)
+        chart.add("dots", shown, mode, colour=len(peaks) + place)
     for name in list(spots)[:NOTES]:
         chart.note(spots[name], name)
     return chart

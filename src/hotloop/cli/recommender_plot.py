@@ -32,8 +32,7 @@ def draw_plot(result: Mapping[str, Any]) -> Chart:
     for colour, (name, label) in enumerate(LINES.items()):
         points = [(trial["exponent"], trial[name]) for trial in finished if trial[name] is not None]
         if points:
-            chart.line(points, label, colour)
-            chart.dots(points, label, colour)
+            chart.add("dotted line", points, label, colour)
     return chart
 
 
