@@ -5,8 +5,7 @@ own over floats: no text can run code, build a huge integer or nest without end.
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
 
 LONGEST, DEEPEST = 1000, 40
 TOKEN = re.compile(
@@ -17,13 +16,6 @@ TOKEN = re.compile(
 
 class ExpressionError(ValueError):
     """A text that is no expression, or one without a finite value; the message says why."""
-
-
-class Token(NamedTuple):
-    """A piece of the text; `kind` is number, name, sign or end."""
-
-    kind: str
-    text: str
 
 
 def _round(value: float, digits: float = 0) -> float:
@@ -57,7 +49,7 @@ BINARY: dict[str, tuple[int, Callable[[float, float], float]]] = {
 def evaluate_expression(text: str, names: Mapping[str, float]) -> float:
     """The finite value of the expression; `{name}` is the same as `name` and may hold any characters."""
     try:
-        value = _Parser(text, names).whole()
+        value = _parse(text, names, lambda function, *arguments: function(*arguments))
     except ZeroDivisionError:
         raise ExpressionError(f"'{text}' divides by zero") from None
     except OverflowError:
@@ -71,97 +63,73 @@ def evaluate_expression(text: str, names: Mapping[str, float]) -> float:
     return value
 
 
-def check_expression(text: str, names: Mapping[str, object]) -> None:
+def check_expression(text: str, names: Iterable[str]) -> None:
     """Whether the text is an expression of these names; a wrong value (1/0) is found when it is evaluated."""
-    _Parser(text, dict.fromkeys(names, 1.0), dry=True).whole()
+    _parse(text, dict.fromkeys(names, 1.0), lambda function, *arguments: 1.0)
 
 
-def _tokens(text: str) -> list[Token]:
+def _parse(text: str, names: Mapping[str, float], compute: Callable[..., float]) -> float:
+    """Climbs by how tightly operators bind; `compute` takes a function and its arguments."""
     if len(text) > LONGEST:
         raise ExpressionError(f"the expression has {len(text)} characters; {LONGEST} are allowed")
-    tokens, place, end = [], 0, len(text.rstrip())
+    tokens, place, end = [], 0, len(text.rstrip())  # kind and text of each
     while place < end:
         found = TOKEN.match(text, place)
         if not found:
-            raise ExpressionError(
-                f"'{text}' has {text[place:].strip()[0]!r} where a number, name or sign belongs"
-            )
-        tokens.append(Token(str(found.lastgroup), found[str(found.lastgroup)].strip()))
+            wrong = text[place:].strip()[0]
+            raise ExpressionError(f"'{text}' has {wrong!r} where a number, name or sign belongs")
+        tokens.append((str(found.lastgroup), found[str(found.lastgroup)].strip()))
         place = found.end()
-    return [*tokens, Token("end", "the end")]
+    tokens = [("end", "the end"), *reversed(tokens)]  # so that the next is the last
 
+    def took(*signs: str) -> str | None:
+        return tokens.pop()[1] if tokens[-1][0] == "sign" and tokens[-1][1] in signs else None
 
-class _Parser:
-    """Climbs by how tightly operators bind; `dry`: the grammar and the names are checked and nothing is computed."""
+    def close() -> None:
+        if not took(")"):
+            raise ExpressionError(f"')' is missing before '{tokens[-1][1]}'")
 
-    def __init__(self, text: str, names: Mapping[str, float], dry: bool = False):
-        self.tokens, self.names, self.dry, self.place = _tokens(text), names, dry, 0
-
-    def whole(self) -> float:
-        value = self.value()
-        if self.now.kind != "end":
-            raise ExpressionError(f"unexpected '{self.now.text}'")
-        return value
-
-    @property
-    def now(self) -> Token:
-        return self.tokens[self.place]
-
-    def take(self) -> Token:
-        self.place += 1
-        return self.tokens[self.place - 1]
-
-    def took(self, *signs: str) -> str | None:
-        return self.take().text if self.now.kind == "sign" and self.now.text in signs else None
-
-    def value(self, least: int = 1, depth: int = 1) -> float:
+    def value(least: int = 1, depth: int = 1) -> float:
         """The value up to the first operator that binds less tightly than `least`."""
         if depth > DEEPEST:
             raise ExpressionError(f"the expression is nested more than {DEEPEST} deep")
-        sign = self.took("+", "-")
-        value = self.value(3, depth + 1) if sign else self.atom(depth)
-        value = -value if sign == "-" else value
-        while (binding := BINARY.get(self.now.text, (0,))[0]) >= least and (sign := self.took(*BINARY)):
+        sign = took("+", "-")
+        left = value(3, depth + 1) if sign else atom(depth)
+        left = -left if sign == "-" else left
+        while (binding := BINARY.get(tokens[-1][1], (0,))[0]) >= least and (sign := took(*BINARY)):
             # A power's right side begins with the next power, the right side of others ends before their equals.
-            right = self.value(binding, depth + 1) if sign == "**" else self.value(binding + 1, depth)
-            value = self.compute(BINARY[sign][1], value, right)
-        return value
+            right = value(binding, depth + 1) if sign == "**" else value(binding + 1, depth)
+            left = compute(BINARY[sign][1], left, right)
+        return left
 
-    def atom(self, depth: int) -> float:
-        token = self.take()
-        if token.kind == "number":
-            return float(token.text)
-        if token.kind == "name" and self.now == Token("sign", "("):
-            return self.call(token.text, depth)
-        if token.kind in ("name", "braced"):
-            if token.text not in self.names:
-                known = ", ".join(sorted(self.names)) or "nothing"
-                raise ExpressionError(f"there is no '{token.text}'; known: {known}")
-            return float(self.names[token.text])
-        if token == Token("sign", "("):
-            value = self.value(depth=depth + 1)
-            self.close()
-            return value
-        raise ExpressionError(
-            f"unexpected {token.text!r}" if token.kind != "end" else "the expression breaks off"
-        )
+    def atom(depth: int) -> float:
+        kind, said = tokens.pop()
+        if kind == "number":
+            return float(said)
+        if kind == "name" and took("("):
+            if said not in FUNCTIONS:
+                raise ExpressionError(f"there is no function '{said}'; known: {', '.join(FUNCTIONS)}")
+            arguments = [value(depth=depth + 1)]
+            while took(","):
+                arguments.append(value(depth=depth + 1))
+            close()
+            function, counts = FUNCTIONS[said]
+            if len(arguments) not in counts:
+                known = f"{counts[0]} to {counts[-1]}"
+                raise ExpressionError(f"{said} takes {known} values, not {len(arguments)}")
+            return compute(function, *arguments)
+        if kind in ("name", "braced"):
+            if said not in names:
+                known = ", ".join(sorted(names)) or "nothing"
+                raise ExpressionError(f"there is no '{said}'; known: {known}")
+            return float(names[said])
+        if (kind, said) == ("sign", "("):
+            inside = value(depth=depth + 1)
+            close()
+            return inside
+        raise ExpressionError(f"unexpected {said!r}" if kind != "end" else "the expression breaks off")
 
-    def call(self, name: str, depth: int) -> float:
-        if name not in FUNCTIONS:
-            raise ExpressionError(f"there is no function '{name}'; known: {', '.join(FUNCTIONS)}")
-        self.take()
-        arguments = [self.value(depth=depth + 1)]
-        while self.took(","):
-            arguments.append(self.value(depth=depth + 1))
-        self.close()
-        function, counts = FUNCTIONS[name]
-        if len(arguments) not in counts:
-            raise ExpressionError(f"{name} takes {counts[0]} to {counts[-1]} values, not {len(arguments)}")
-        return self.compute(function, *arguments)
-
-    def close(self) -> None:
-        if not self.took(")"):
-            raise ExpressionError(f"')' is missing before '{self.now.text}'")
-
-    def compute(self, function: Callable[..., float], *arguments: float) -> float:
-        return 1.0 if self.dry else function(*arguments)
+    result = value()
+    if tokens[-1][0] != "end":
+        raise ExpressionError(f"unexpected '{tokens[-1][1]}'")
+    return result

@@ -10,7 +10,6 @@ from itertools import product
 from pathlib import Path
 from typing import TypeVar
 
-from hotloop.bench import expressions
 from hotloop.bench.benchmark import (
     Benchmark,
     Derived,
@@ -22,6 +21,7 @@ from hotloop.bench.benchmark import (
     name_variants,
     unknown_names,
 )
+from hotloop.bench.expressions import ExpressionError, check_expression
 from hotloop.bench.metrics import REDUCTIONS, is_reduction
 from hotloop.errors import OptionError, one_line
 from hotloop.options import did_you_mean
@@ -344,18 +344,18 @@ def _read_metrics(fields: Fields, output: Output) -> tuple[Metric, ...]:
 
 def _read_derived(fields: Fields, known: Iterable[str], output: Output) -> tuple[Derived, ...]:
     """The metrics of `derived`; each may use metrics, parameters (both are known) and those before it."""
-    names: dict[str, object] = dict.fromkeys(known)
+    names = set(known)
     found = []
     for name, part in fields.parts("derived").items():
         part.refuse_unknown(("expr", "reduction_type", "unit"))
         expr, line = part.text("expr", ""), fields.pairs["derived"].line
         try:
-            expressions.check_expression(expr, names)
-        except expressions.ExpressionError as error:
+            check_expression(expr, names)
+        except ExpressionError as error:
             fields.report(part.pairs["expr"].line if "expr" in part else line, f"derived.{name}: {error}")
         if name in names:
             part.report(line, f"derived.{name} has the name of a metric or parameter")
-        names[name] = None
+        names.add(name)
         found.append(Derived(name, expr, _reduction(part), _unit(name, part, output)))
     return tuple(found)
 
