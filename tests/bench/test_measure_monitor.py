@@ -10,7 +10,7 @@ import pytest
 from fake_programs import RATE, code, run_spec
 
 from hotloop.bench import measure
-from hotloop.bench.measure import Monitor, ProcessUsage, combine_gpus, summarise
+from hotloop.bench.measure import Monitor, ProcessUsage, combine_gpus
 
 BUSY = """
 import subprocess, sys, time
@@ -85,8 +85,9 @@ def test_a_reader_that_fails_fails_nothing(tmp_path, monkeypatch):
 
 
 def test_mean_and_maximum_are_over_the_samples_that_have_the_reading():
-    found = summarise([{"a": 1.0, "b": 5.0}, {"a": 3.0}])
-    assert found == {"samples": 2, "a": {"mean": 2.0, "max": 3.0}, "b": {"mean": 5.0, "max": 5.0}}
+    monitor = Monitor()
+    monitor.samples += [{"a": 1.0, "b": 5.0}, {"a": 3.0}]
+    assert monitor.stop() == {"samples": 2, "a": {"mean": 2.0, "max": 3.0}, "b": {"mean": 5.0, "max": 5.0}}
 
 
 def test_gpus_together_add_memory_and_power_and_show_the_busiest():

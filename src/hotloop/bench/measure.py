@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
@@ -37,8 +37,8 @@ Reading = dict[str, float]
 
 def measure(one: Selected, launch: Launch, folder: Path, options: RunnerOptions) -> dict[str, Any]:
     """Run it: the parts of a record that only running can tell. The logs are in `folder`."""
-    both = [limit for limit in (options.timeout, one.benchmark.timeout) if limit is not None]
-    timeout = min(both, default=None)
+    limits = (options.timeout, one.benchmark.timeout)
+    timeout = min((limit for limit in limits if limit is not None), default=None)
     monitor = Monitor() if options.monitor else None
     before = read_paces()
     try:
@@ -133,28 +133,32 @@ class Monitor:
 
     def watch(self, pid: int) -> None:
         """Begin to watch the program that has just been started, with all it starts."""
-        self._thread = threading.Thread(target=self._run, args=(ProcessUsage(pid),), daemon=True)
-        self._thread.start()
+        host = ProcessUsage(pid)
 
-    def _run(self, host: "ProcessUsage") -> None:
-        while not self._done.wait(MONITOR_PERIOD):
-            with suppress(Exception):  # a driver that answers nonsense is no reason to fail
-                self.samples.append({**self._gpu(), **host.read()})
+        def sample() -> None:
+            while not self._done.wait(MONITOR_PERIOD):
+                with suppress(Exception):  # a driver that answers nonsense is no reason to fail
+                    self.samples.append({**self._gpu(), **host.read()})
+
+        self._thread = threading.Thread(target=sample, daemon=True)
+        self._thread.start()
 
     def stop(self) -> dict[str, Any]:
         """End it; mean and maximum of each reading, and how many samples there were."""
         self._done.set()
         if self._thread is not None:
             self._thread.join(timeout=10)
-        return summarise(self.samples)
+        columns = _values_by_name(self.samples).items()
+        found = {name: {"mean": sum(values) / len(values), "max": max(values)} for name, values in columns}
+        return {"samples": len(self.samples), **found}
 
 
-def summarise(samples: list[Reading]) -> dict[str, Any]:
-    names = dict.fromkeys(name for sample in samples for name in sample)
-    found: dict[str, Any] = {"samples": len(samples)}
-    for name in names:
-        values = [sample[name] for sample in samples if name in sample]
-        found[name] = {"mean": sum(values) / len(values), "max": max(values)}
+def _values_by_name(readings: Sequence[Reading]) -> dict[str, list[float]]:
+    """Those that a reading does not have are left out."""
+    found: dict[str, list[float]] = {}
+    for reading in readings:
+        for name, value in reading.items():
+            found.setdefault(name, []).append(value)
     return found
 
 
@@ -162,17 +166,15 @@ class ProcessUsage:
     """Processor and memory of a session's processes; `psutil` where it is installed, else /proc."""
 
     def __init__(self, pid: int):
-        self.pid = pid
+        self.pid, self._before = pid, (time.monotonic(), 0.0)
         try:
-            psutil = import_module("psutil")
-            self._read: Callable[[], tuple[float, float]] = lambda: _by_psutil(psutil, pid)
+            self._psutil: Any = import_module("psutil")
         except ImportError:
-            self._read = lambda: _by_proc(pid)
-        self._before = (time.monotonic(), 0.0)
+            self._psutil = None
 
     def read(self) -> Reading:
         """Percent of one core since the last reading, and resident memory now."""
-        seconds, memory = self._read()
+        seconds, memory = _by_psutil(self._psutil, self.pid) if self._psutil else _by_proc(self.pid)
         now, (then, before) = time.monotonic(), self._before
         self._before = (now, seconds)
         # A process that has ended takes its seconds along: then there is nothing to say.
@@ -213,26 +215,27 @@ def find_gpu_reader() -> Callable[[], Reading]:
         pynvml = import_module("pynvml")
         pynvml.nvmlInit()
         handles = [pynvml.nvmlDeviceGetHandleByIndex(at) for at in range(pynvml.nvmlDeviceGetCount())]
-        return lambda: combine_gpus([_nvml(pynvml, handle) for handle in handles])
     except Exception:  # no package, no library, no driver: pynvml has an error for each
         return (lambda: combine_gpus(query_smi())) if query_smi() else dict
-
-
-def _nvml(pynvml: Any, handle: Any) -> Reading:
-    readings: dict[str, Callable[[], float]] = {
-        "gpu_utilisation_percent": lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu,
-        "gpu_memory_mib": lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).used / 2**20,
-        "gpu_power_watt": lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1000,
-        "gpu_temperature_celsius": lambda: pynvml.nvmlDeviceGetTemperature(
-            handle, pynvml.NVML_TEMPERATURE_GPU
+    ways: dict[str, Callable[[Any], float]] = {
+        "gpu_utilisation_percent": lambda gpu: pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
+        "gpu_memory_mib": lambda gpu: pynvml.nvmlDeviceGetMemoryInfo(gpu).used / 2**20,
+        "gpu_power_watt": lambda gpu: pynvml.nvmlDeviceGetPowerUsage(gpu) / 1000,
+        "gpu_temperature_celsius": lambda gpu: pynvml.nvmlDeviceGetTemperature(
+            gpu, pynvml.NVML_TEMPERATURE_GPU
         ),
-        "gpu_clock_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
+        "gpu_clock_mhz": lambda gpu: pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM),
     }
-    found: Reading = {}
-    for name, read in readings.items():
-        with suppress(pynvml.NVMLError):
-            found[name] = float(read())
-    return found
+
+    def read() -> Reading:
+        gpus: list[Reading] = [{} for _ in handles]
+        for gpu, found in zip(handles, gpus, strict=True):
+            for name, way in ways.items():
+                with suppress(pynvml.NVMLError):
+                    found[name] = float(way(gpu))
+        return combine_gpus(gpus)
+
+    return read
 
 
 def query_smi() -> list[Reading]:
@@ -247,10 +250,9 @@ def query_smi() -> list[Reading]:
     return found
 
 
-def combine_gpus(gpus: list[Reading]) -> Reading:
+def combine_gpus(gpus: Sequence[Reading]) -> Reading:
     """All GPUs as one: memory and power add up, of the rest the highest, since a program may use one of many."""
-    found: Reading = {}
-    for name in dict.fromkeys(name for gpu in gpus for name in gpu):
-        values = [gpu[name] for gpu in gpus if name in gpu]
-        found[name] = sum(values) if name.endswith(("_mib", "_watt")) else max(values)
-    return found
+    return {
+        name: sum(values) if name.endswith(("_mib", "_watt")) else max(values)
+        for name, values in _values_by_name(gpus).items()
+    }

@@ -159,9 +159,8 @@ def run_program(
     """Run a program to its end or its timeout; `tick` hears every `period` seconds how long it has run."""
     start, clock = time.time(), time.monotonic()
     with ExitStack() as stack:
-        logs = [
-            stack.enter_context(closing(Capture(path, keep_bytes))) for path in (stdout_path, stderr_path)
-        ]
+        paths = (stdout_path, stderr_path)
+        logs = [stack.enter_context(closing(Capture(path, keep_bytes))) for path in paths]
         try:
             process = subprocess.Popen(
                 argv,
@@ -174,16 +173,13 @@ def run_program(
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:
-            missing = isinstance(error, FileNotFoundError)
             why = error.strerror if isinstance(error, OSError) else str(error)
-            reason = (
-                f"there is no program '{argv[0]}'" if missing else f"'{argv[0]}' cannot be started: {why}"
-            )
+            status, reason = 126, f"'{argv[0]}' cannot be started: {why}"  # the status is a shell's
+            if isinstance(error, FileNotFoundError):
+                status, reason = 127, f"there is no program '{argv[0]}'"
             if not cwd.is_dir():
                 reason = f"there is no folder {cwd} to run in"
-            return ProcessResult(
-                127 if missing else 126, False, start, start, 0.0, reason
-            )  # as a shell would
+            return ProcessResult(status, False, start, start, 0.0, reason)
         stack.enter_context(before_leaving(lambda: _signal_group(process.pid, signal.SIGKILL)))
         pump = stack.enter_context(closing(Pump(process, logs)))
         ended, exited = False, clock
@@ -231,22 +227,20 @@ class Pump:
                 tick(now - start)
                 next_tick = now + period
             until = next_tick if deadline is None else min(next_tick, deadline)
-            self._take_output(min(until - now, LONGEST_WAIT if self._pidfd is not None else POLL))
+            wait = min(until - now, LONGEST_WAIT if self._pidfd is not None else POLL)
+            for key, _ in self._selector.select(max(0.0, wait)):
+                if not isinstance(key.data, Capture):
+                    self._selector.unregister(key.fileobj)
+                    self.exited = True
+                elif chunk := os.read(key.fd, CHUNK):
+                    key.data.write(chunk)
+                else:
+                    self._selector.unregister(key.fileobj)
+                    self.open -= 1
+            if self._pidfd is None:
+                self.exited = self.process.poll() is not None
             now = time.monotonic()
         return True
-
-    def _take_output(self, wait: float) -> None:
-        for key, _ in self._selector.select(max(0.0, wait)):
-            if not isinstance(key.data, Capture):
-                self._selector.unregister(key.fileobj)
-                self.exited = True
-            elif chunk := os.read(key.fd, CHUNK):
-                key.data.write(chunk)
-            else:
-                self._selector.unregister(key.fileobj)
-                self.open -= 1
-        if self._pidfd is None:
-            self.exited = self.process.poll() is not None
 
     def finished(self) -> bool:
         """Whether the program has ended and nobody can print any more."""
