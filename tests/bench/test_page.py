@@ -17,8 +17,7 @@ class _Outline(HTMLParser):
 
 def _page():
     page = Page("Results", "measured <here>")
-    page.heading("Kernels")
-    page.text("a & b")
+    page.section("Kernels", "a & b")
     page.table(["name", "items/s", "share"], [["lstm", 12345.678, None], ["gru", float("nan"), 0.5]])
     page.charts([("<svg></svg>", "a caption")])
     page.code("hotloop demo")

@@ -302,6 +302,10 @@ class Strips:
         return "\n".join([*parts, "</svg>"])
 
 
+CaptionedChart = tuple[str | Chart | Strips, str]
+"""A chart or HTML text, and its caption."""
+
+
 def format_cell(value: Cell) -> str:
     """A table cell for people: four significant digits, thousands separated, a dash for nothing."""
     if value is None or value != value:
@@ -324,14 +328,15 @@ class Page:
     _parts: list[str] = field(default_factory=list)
     _headings: list[tuple[str, str]] = field(default_factory=list)
 
-    def heading(self, text: str) -> None:
-        """A section heading; from four on, the page begins with links to them."""
-        mark = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
-        self._headings.append((mark, text))
-        self._parts.append(f'<h2 id="{mark}">{escape(text)}</h2>')
-
-    def text(self, text: str) -> None:
-        self._parts.append(f"<p>{escape(text)}</p>")
+    def section(self, title: str, text: str = "", charts: Sequence[CaptionedChart] = ()) -> None:
+        """A heading, and what begins its section; from four on, the page begins with links to them."""
+        mark = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+        self._headings.append((mark, title))
+        self._parts.append(f'<h2 id="{mark}">{escape(title)}</h2>')
+        if text:
+            self._parts.append(f"<p>{escape(text)}</p>")
+        if charts:
+            self.charts(charts)
 
     def code(self, text: str) -> None:
         self._parts.append(f"<pre>{escape(text)}</pre>")
@@ -340,8 +345,8 @@ class Page:
         """A table that sorts by its column heads, by click or key."""
         self._parts.append(_table(columns, rows))
 
-    def charts(self, charts: Sequence[tuple[str | Chart | Strips, str]]) -> None:
-        """Charts (or HTML text) with captions, side by side where there is room; charts with their numbers below."""
+    def charts(self, charts: Sequence[CaptionedChart]) -> None:
+        """Side by side where there is room, charts with their numbers below."""
         figures = []
         for chart, caption in charts:
             drawing, numbers = chart, ""

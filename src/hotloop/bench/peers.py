@@ -130,10 +130,10 @@ def _device(where: Any) -> str:
 
 def add_peers(page: Page, rows: Sequence[PeerRow]) -> None:
     """The section of a report: a chart for each family and device, and one table."""
-    page.heading("Beside other programs")
-    page.text(
+    page.section(
+        "Beside other programs",
         "Times as fast as the peer at the same work on the same device, taken in turns: the median of the rounds' "
-        "ratios. Right of the line hotloop is faster. Boxes reach from the lowest to the highest round."
+        "ratios. Right of the line hotloop is faster. Boxes reach from the lowest to the highest round.",
     )
     charts = []
     for title, shown in group_by(rows, lambda row: f"{row.family} on {row.device}").items():

@@ -24,7 +24,7 @@ from hotloop.bench.compare import (
     comparison_cells,
     judge,
 )
-from hotloop.bench.page import COLOURS, Axis, Chart, Page, Strip, Strips
+from hotloop.bench.page import COLOURS, Axis, CaptionedChart, Chart, Page, Strip, Strips
 from hotloop.bench.peers import PeerRow, add_peers, is_peer_document, read_peer_rows
 from hotloop.bench.record import (
     RECORDS,
@@ -54,217 +54,13 @@ BATCH = ("batch_size", "batchsize", "micro_batch_size", "global_batch_size", "ba
 ROWS = 24  # of one chart of strips
 SHOWN_PACKAGES = ("hotloop", "jax", "jaxlib", "numpy", "torch")
 MACHINES = ("device", "driver", "host", "commit", "python", "packages", "cpu")
+MILLISECONDS = {"s": 1e3, "sec": 1e3, "seconds": 1e3, "us": 1e-3, "µs": 1e-3}
 LOAD: Mapping[str, Callable[[Sequence[float]], float]] = {"mean": plain_median, "max": max}
 """What is shown of a load over the runs of a variant."""
-ONE_RUN = ", or one reading of it where there was one run"
 SUMMARY = (
     *("variant", "metric", "median", "unit", "95 % interval", "spread %", "repeats"),
     *("since before", "device"),
 )
-
-
-@dataclass(frozen=True)
-class HistoryPoint:
-    """The records of one folder on one device: a point of every history."""
-
-    name: str
-    when: str
-    device: str
-    samples: Mapping[tuple[str, str], MetricSample]
-
-
-def add_runs(page: Page, records: Sequence[Record]) -> None:
-    """Summary, programs in turns, failures, history, spread of repeats, throughput against latency."""
-    sessions = group_sessions(records)
-    found = []
-    for runs in sessions:
-        when = min(map(start_time, runs))
-        name = commit_name(runs[0]) or when[5:16]
-        found.append(HistoryPoint(name, when, device_name(runs[0]), collect_samples(runs)))
-    page.heading("Summary")
-    page.text(
-        "The median over repeats of whole runs, with an interval that is honest about few of them, in the latest "
-        "folder of each device. Since before: against the folder before, where there is one."
-    )
-    known = [(*key, point.device, sample) for point in found for key, sample in point.samples.items()]
-    rows: list[list[Any]] = []
-    for (variant, metric, device), past in group_by(known, lambda one: one[:3]).items():
-        last = past[-1][-1]
-        sure = median_interval(last.values)
-        interval = f"{sure.low:.4g} … {sure.high:.4g}" if math.isfinite(sure.low) else "–"
-        change = "–"
-        if len(past) > 1:
-            against = judge(past[-2][-1], last, better_direction(metric, last.unit))
-            change = f"{against.word} {against.ratio:.3f}"
-        numbers = (sure.value, last.unit, interval, 100 * spread(last.values), len(last.values))
-        rows.append([variant, metric, *numbers, change, device])
-    page.table(SUMMARY, rows)
-    verdicts: list[tuple[str, ...]] = []
-    for a, b in pairwise(sessions):
-        if ran_in_turns(a, b):
-            compared = compare_samples(collect_samples(a), samples_of_partners(b), CompareRules())
-            verdicts += [comparison_cells(row) for row in compared]
-    if verdicts:
-        page.heading("In turns")
-        page.text(
-            "Two programs that ran in turns, A and B; the ratio and its interval are those of the pairs."
-        )
-        page.table(COLUMNS, verdicts)
-    if failed := [run for run in records if run["status"] != "passed"]:
-        page.heading("Runs that did not pass")
-        rows = [
-            [run["variant"], run.get("repeat"), run["status"], run.get("reason") or "", run["folder"]]
-            for run in failed
-        ]
-        page.table(("variant", "repeat", "status", "reason", "log"), rows)
-    for heading, charts in (
-        ("History", history_charts(found)),
-        ("Spread of repeats", spread_charts(found)),
-        ("Throughput and latency", trade_off_charts(found)),
-    ):
-        if charts:
-            page.heading(heading)
-            page.charts(charts)
-
-
-def history_charts(found: Sequence[HistoryPoint]) -> list[tuple[Chart, str]]:
-    """A chart for each benchmark's metric on each device that was measured more than once."""
-    charts = []
-    for name in dict.fromkeys(point.device for point in found):
-        past = [point for point in found if point.device == name]
-        known = {key: sample for point in past for key, sample in point.samples.items()}
-        often = [known[key] for key in known if sum(key in point.samples for point in past) > 1]
-        groups = group_by(often, lambda sample: (sample.benchmark, sample.metric))
-        for (benchmark, metric), shown in groups.items():
-            for first in range(0, len(shown), COLOURS):
-                chart = _history(past, shown[first : first + COLOURS])
-                charts.append((chart, f"{benchmark}: {metric} on {name}, oldest first."))
-    return charts
-
-
-def _history(past: Sequence[HistoryPoint], shown: Sequence[MetricSample]) -> Chart:
-    names = tuple(point.name for point in past)
-    if len(set(names)) < len(names):
-        names = tuple(point.when[5:16] for point in past)
-    one = shown[0]
-    x, y = Axis("commit or time", names=names), Axis(f"{one.metric}, {one.unit}" if one.unit else one.metric)
-    chart = Chart(f"{one.benchmark}: {one.metric} over time", x, y)
-    for colour, sample in enumerate(shown):
-        points = []
-        for place, point in enumerate(past, 1):
-            if found := point.samples.get((sample.variant, sample.metric)):
-                sure = median_interval(found.values)
-                points.append((float(place), sure.value))
-                chart.add("range", [(place, sure.low), (place, sure.high)], colour=colour)
-        chart.add("dotted line", points, sample.variant, colour)
-    return chart
-
-
-def spread_charts(found: Sequence[HistoryPoint]) -> list[tuple[Strips, str]]:
-    """Charts of how far single values lie from their variant's median, one for each metric and device."""
-    latest = {(key[1], point.device, key[0]): s for point in found for key, s in point.samples.items()}
-    charts = []
-    for metric, name in dict.fromkeys(key[:2] for key in latest):
-        shown = {key[2]: _relative(sample) for key, sample in latest.items() if key[:2] == (metric, name)}
-        names = [variant for variant, values in shown.items() if values]
-        for first in range(0, len(names), ROWS):
-            rows = []
-            for variant in names[first : first + ROWS]:
-                low, middle, high = map(float, np.quantile(shown[variant], [0.25, 0.5, 0.75]))
-                rows.append(Strip(variant, low, middle, high, shown[variant]))
-            chart = Strips(f"Spread of {metric}", Axis(f"{metric} / its median"), rows, at=1.0)
-            caption = f"{metric} on {name}: each dot is a run{ONE_RUN}; the box is the middle half."
-            charts.append((chart, caption))
-    return charts
-
-
-def _relative(sample: MetricSample) -> tuple[float, ...]:
-    """The values of a sample, or the readings inside its one run, as multiples of their median."""
-    values = sample.values if len(sample.values) > 1 else sample.inside
-    middle = median(values)
-    return tuple(value / middle for value in values) if len(values) > 1 and middle else ()
-
-
-def trade_off_charts(found: Sequence[HistoryPoint]) -> list[tuple[Chart, str]]:
-    """Throughput against latency of benchmarks whose variants differ in batch size; the last time of each device."""
-    charts = []
-    for point in {point.device: point for point in found}.values():
-        rates = [s for s in point.samples.values() if batch_size(s) and RATE.search(f"{s.metric} {s.unit}")]
-        groups = group_by(rates, lambda sample: (sample.benchmark, sample.metric))
-        for (benchmark, metric), group in sorted(groups.items()):
-            each = sorted(group, key=lambda sample: batch_size(sample) or 0)
-            if len(each) > 1:
-                caption = f"{benchmark} on {point.device}: {metric}, numbers are batch sizes."
-                charts.append((_trade_off(each, point), caption))
-    return charts
-
-
-def _trade_off(each: Sequence[MetricSample], point: HistoryPoint) -> Chart:
-    measured = all(_latency(sample, point) for sample in each)
-    label = "latency, ms" if measured else "batch size / throughput, ms"
-    rate = each[0].unit or each[0].metric
-    chart = Chart(f"{each[0].benchmark}: throughput and latency", Axis(label, log=True), Axis(rate, low=0))
-    points = []
-    for sample in each:
-        speed, size = median(sample.values), batch_size(sample) or 1
-        latency = _latency(sample, point) if measured else 1e3 * size / speed if speed else math.nan
-        points.append((latency or math.nan, speed))
-        chart.note(points[-1], f"{size:g}")
-    chart.add("dotted line", points)
-    return chart
-
-
-def batch_size(sample: MetricSample) -> float | None:
-    for name in BATCH:
-        try:
-            return float(sample.params[name])
-        except (KeyError, ValueError):
-            continue
-    return None
-
-
-def _latency(sample: MetricSample, point: HistoryPoint) -> float | None:
-    """A variant's latency in milliseconds if that was measured."""
-    scales = {"s": 1e3, "sec": 1e3, "seconds": 1e3, "us": 1e-3, "µs": 1e-3}
-    for (variant, metric), other in point.samples.items():
-        if variant == sample.variant and "latency" in metric.lower():
-            unit = other.unit.lower().removeprefix("latency").strip(" ()")
-            return median(other.values) * scales.get(unit, 1.0)
-    return None
-
-
-def add_machines(page: Page, records: Sequence[Record]) -> None:
-    """How busy they were during the latest runs of each variant, where that was watched, and what they are."""
-    latest: dict[str, list[Record]] = {}
-    for session in group_sessions(records):
-        watched = [record for record in session if len(record.get("monitor") or {}) > 1]
-        latest |= group_by(watched, itemgetter("variant"))
-    names = dict.fromkeys(name for runs in latest.values() for run in runs for name in run["monitor"])
-    names.pop("samples", None)
-    shown = [(name, key) for name in names for key in LOAD]
-    rows: list[list[Any]] = []
-    for variant, runs in latest.items():
-        loads = [[run["monitor"].get(name, {}).get(key) for run in runs] for name, key in shown]
-        known = [[value for value in values if value is not None] for values in loads]
-        cells = [LOAD[key](values) if values else None for (_, key), values in zip(shown, known, strict=True)]
-        rows.append([variant, *cells])
-    if rows:
-        page.heading("While they ran")
-        page.table(["variant", *(f"{name.replace('_', ' ')}, {key}" for name, key in shown)], rows)
-    page.heading("Machines")
-    machines: dict[tuple[str, ...], None] = {}
-    for record in records:
-        if said := record["machine"]:
-            packages = said.get("packages") or {}
-            versions = ", ".join(f"{name} {packages[name]}" for name in SHOWN_PACKAGES if name in packages)
-            processor = (said.get("cpu") or {}).get("name") or ""
-            driver = (said.get("device") or {}).get("driver") or ""
-            host, python = str(said.get("host") or ""), str(said.get("python") or "")
-            place = (device_name(record), driver, host, commit_name(record))
-            machines[*place, python, versions, processor] = None
-    page.table(MACHINES, list(machines))
-
-
 Result = Mapping[str, Any]
 
 
@@ -301,7 +97,16 @@ def gather_sources(paths: Sequence[str | Path]) -> Sources:
             raise DataError(
                 f"{path}: holds no results that a report can show; name log folders or --json results"
             )
-    _add_printed_kernels(found)
+    # Kernels among the benchmarks: their runs printed results that can stand on a roofline. Of several repeats each
+    # number is the median, and of several folders the latest counts, as in the summary.
+    for session in group_sessions(found.records):
+        printed: dict[str, list[Result]] = {}
+        for record in session:
+            if ended_well(record) and (result := read_printed_result(record)) is not None:
+                printed.setdefault(record["variant"], []).append(result)
+        for variant, results in printed.items():
+            with suppress(AttributeError, TypeError):  # a program may print whatever it likes
+                _add_kernels(_median_result(results), variant, found)
     return found
 
 
@@ -346,21 +151,6 @@ def _add_kernels(document: Result, name: str, found: Sources) -> bool:
     return bool(kernels)
 
 
-def _add_printed_kernels(found: Sources) -> None:
-    """Kernels among the benchmarks: their runs printed results that can stand on a roofline.
-
-    Of several repeats each number is the median, and of several folders the latest counts, as in the summary.
-    """
-    for session in group_sessions(found.records):
-        printed: dict[str, list[Result]] = {}
-        for record in session:
-            if ended_well(record) and (result := read_printed_result(record)) is not None:
-                printed.setdefault(record["variant"], []).append(result)
-        for variant, results in printed.items():
-            with suppress(AttributeError, TypeError):  # a program may print whatever it likes
-                _add_kernels(_median_result(results), variant, found)
-
-
 def _median_result(results: Sequence[Any]) -> Any:
     """One result for several of the same shape: the median of each number, anything else as the last has it."""
     last = results[-1]
@@ -370,20 +160,20 @@ def _median_result(results: Sequence[Any]) -> Any:
 
 
 def build_report(found: Sources, title: str = "Benchmarks") -> Page:
-    parts = sorted({device_name(record) for record in found.records})
-    if found.peers:
-        parts.insert(0, f"{count_of(len(found.peers), 'comparison')} with peers")
-    if found.kernels:
-        parts.insert(0, count_of(sum(map(len, found.kernels.values())), "kernel"))
+    parts = []
     if found.records:
         variants = count_of(len({record["variant"] for record in found.runs}), "variant")
         failed = sum(record["status"] != "passed" for record in found.runs)
-        parts.insert(0, f"{count_of(len(found.runs), 'run')} of {variants}, {failed} failed")
-    page = Page(title, " · ".join(parts))
+        parts.append(f"{count_of(len(found.runs), 'run')} of {variants}, {failed} failed")
+    if found.kernels:
+        parts.append(count_of(sum(map(len, found.kernels.values())), "kernel"))
+    if found.peers:
+        parts.append(f"{count_of(len(found.peers), 'comparison')} with peers")
+    page = Page(title, " · ".join([*parts, *sorted({device_name(record) for record in found.records})]))
     if found.records:
         add_runs(page, found.records)
     if found.kernels:
-        page.heading("Roofline of the kernels")
+        page.section("Roofline of the kernels")
     for name, kernels in found.kernels.items():
         add_roofline(page, name, kernels, found.ceilings.get(name))
     if found.peers:
@@ -391,3 +181,186 @@ def build_report(found: Sources, title: str = "Benchmarks") -> Page:
     if found.records:
         add_machines(page, found.records)
     return page
+
+
+@dataclass(frozen=True)
+class HistoryPoint:
+    """The records of one folder on one device: a point of every history."""
+
+    name: str
+    when: str
+    device: str
+    samples: Mapping[tuple[str, str], MetricSample]
+
+
+def add_runs(page: Page, records: Sequence[Record]) -> None:
+    """Summary, programs in turns, failures, history, spread of repeats, throughput against latency."""
+    sessions = group_sessions(records)
+    found = []
+    for runs in sessions:
+        when = min(map(start_time, runs))
+        name = commit_name(runs[0]) or when[5:16]
+        found.append(HistoryPoint(name, when, device_name(runs[0]), collect_samples(runs)))
+    page.section(
+        "Summary",
+        "The median over repeats of whole runs, with an interval that is honest about few of them, in the latest "
+        "folder of each device. Since before: against the folder before, where there is one.",
+    )
+    known = [(*key, point.device, sample) for point in found for key, sample in point.samples.items()]
+    rows: list[list[Any]] = []
+    for (variant, metric, device), past in group_by(known, lambda one: one[:3]).items():
+        last = past[-1][-1]
+        sure = median_interval(last.values)
+        interval = f"{sure.low:.4g} … {sure.high:.4g}" if math.isfinite(sure.low) else "–"
+        change = "–"
+        if len(past) > 1:
+            against = judge(past[-2][-1], last, better_direction(metric, last.unit))
+            change = f"{against.word} {against.ratio:.3f}"
+        numbers = (sure.value, last.unit, interval, 100 * spread(last.values), len(last.values))
+        rows.append([variant, metric, *numbers, change, device])
+    page.table(SUMMARY, rows)
+    verdicts: list[tuple[str, ...]] = []
+    for a, b in pairwise(sessions):
+        if ran_in_turns(a, b):
+            compared = compare_samples(collect_samples(a), samples_of_partners(b), CompareRules())
+            verdicts += [comparison_cells(row) for row in compared]
+    if verdicts:
+        said = "Two programs that ran in turns, A and B; the ratio and its interval are those of the pairs."
+        page.section("In turns", said)
+        page.table(COLUMNS, verdicts)
+    if failed := [run for run in records if run["status"] != "passed"]:
+        page.section("Runs that did not pass")
+        rows = [
+            [run["variant"], run.get("repeat"), run["status"], run.get("reason") or "", run["folder"]]
+            for run in failed
+        ]
+        page.table(("variant", "repeat", "status", "reason", "log"), rows)
+    if histories := history_charts(found):
+        page.section("History", charts=histories)
+    if spreads := spread_charts(found):
+        page.section("Spread of repeats", charts=spreads)
+    if trade_offs := trade_off_charts(found):
+        page.section("Throughput and latency", charts=trade_offs)
+
+
+def history_charts(found: Sequence[HistoryPoint]) -> list[CaptionedChart]:
+    """A chart for each benchmark's metric on each device that was measured more than once."""
+    charts: list[CaptionedChart] = []
+    for device, past in group_by(found, lambda point: point.device).items():
+        names = tuple(point.name for point in past)
+        if len(set(names)) < len(names):
+            names = tuple(point.when[5:16] for point in past)
+        known = {key: sample for point in past for key, sample in point.samples.items()}
+        often = [known[key] for key in known if sum(key in point.samples for point in past) > 1]
+        groups = group_by(often, lambda sample: (sample.benchmark, sample.metric))
+        for (benchmark, metric), group in groups.items():
+            for first in range(0, len(group), COLOURS):
+                shown = group[first : first + COLOURS]
+                unit = f", {shown[0].unit}" if shown[0].unit else ""
+                x, y = Axis("commit or time", names=names), Axis(metric + unit)
+                chart = Chart(f"{benchmark}: {metric} over time", x, y)
+                for colour, sample in enumerate(shown):
+                    points = []
+                    for place, point in enumerate(past, 1):
+                        if one := point.samples.get((sample.variant, metric)):
+                            sure = median_interval(one.values)
+                            points.append((float(place), sure.value))
+                            chart.add("range", [(place, sure.low), (place, sure.high)], colour=colour)
+                    chart.add("dotted line", points, sample.variant, colour)
+                charts.append((chart, f"{benchmark}: {metric} on {device}, oldest first."))
+    return charts
+
+
+def spread_charts(found: Sequence[HistoryPoint]) -> list[CaptionedChart]:
+    """Charts of how far single values lie from their variant's median, one for each metric and device.
+
+    Of a variant that ran once they are the readings inside its run.
+    """
+    strips: dict[tuple[str, str], dict[str, Strip]] = {}
+    for point in found:
+        for (variant, metric), sample in point.samples.items():
+            rows = strips.setdefault((metric, point.device), {})
+            values = sample.values if len(sample.values) > 1 else sample.inside
+            middle = median(values)
+            if len(values) > 1 and middle:
+                relative = tuple(value / middle for value in values)
+                low, half, high = map(float, np.quantile(relative, [0.25, 0.5, 0.75]))
+                rows[variant] = Strip(variant, low, half, high, relative)
+            else:
+                rows.pop(variant, None)  # the latest counts, also where it has nothing to show
+    charts: list[CaptionedChart] = []
+    for (metric, device), rows in strips.items():
+        for first in range(0, len(rows), ROWS):
+            shown = list(rows.values())[first : first + ROWS]
+            chart = Strips(f"Spread of {metric}", Axis(f"{metric} / its median"), shown, at=1.0)
+            dots = "each dot is a run, or one reading of it where there was one run"
+            charts.append((chart, f"{metric} on {device}: {dots}; the box is the middle half."))
+    return charts
+
+
+def trade_off_charts(found: Sequence[HistoryPoint]) -> list[CaptionedChart]:
+    """Throughput against latency of benchmarks whose variants differ in batch size; the last time of each device."""
+    charts: list[CaptionedChart] = []
+    for point in {point.device: point for point in found}.values():
+        latencies: dict[str, float] = {}  # in milliseconds, of variants for which that was measured
+        for (variant, metric), sample in point.samples.items():
+            if "latency" in metric.lower():
+                unit = sample.unit.lower().removeprefix("latency").strip(" ()")
+                latencies.setdefault(variant, median(sample.values) * MILLISECONDS.get(unit, 1.0))
+        rates = [(batch_size(s), s) for s in point.samples.values() if RATE.search(f"{s.metric} {s.unit}")]
+        sized = sorted(((size, sample) for size, sample in rates if size), key=itemgetter(0))
+        groups = group_by(sized, lambda one: (one[1].benchmark, one[1].metric))
+        for (benchmark, metric), group in sorted(groups.items()):
+            if len(group) < 2:
+                continue
+            measured = all(latencies.get(sample.variant) for _, sample in group)
+            x = Axis("latency, ms" if measured else "batch size / throughput, ms", log=True)
+            y = Axis(group[0][1].unit or metric, low=0)
+            chart, points = Chart(f"{benchmark}: throughput and latency", x, y), []
+            for size, sample in group:
+                speed = median(sample.values)
+                latency = latencies[sample.variant] if measured else 1e3 * size / speed if speed else math.nan
+                points.append((latency or math.nan, speed))
+                chart.note(points[-1], f"{size:g}")
+            chart.add("dotted line", points)
+            charts.append((chart, f"{benchmark} on {point.device}: {metric}, numbers are batch sizes."))
+    return charts
+
+
+def batch_size(sample: MetricSample) -> float | None:
+    for name in BATCH:
+        with suppress(KeyError, ValueError):
+            return float(sample.params[name])
+    return None
+
+
+def add_machines(page: Page, records: Sequence[Record]) -> None:
+    """How busy they were during the latest runs of each variant, where that was watched, and what they are."""
+    latest: dict[str, list[Record]] = {}
+    for session in group_sessions(records):
+        watched = [record for record in session if len(record.get("monitor") or {}) > 1]
+        latest |= group_by(watched, itemgetter("variant"))
+    names = dict.fromkeys(name for runs in latest.values() for run in runs for name in run["monitor"])
+    names.pop("samples", None)
+    shown = [(name, key) for name in names for key in LOAD]
+    rows: list[list[Any]] = []
+    for variant, runs in latest.items():
+        loads = [[run["monitor"].get(name, {}).get(key) for run in runs] for name, key in shown]
+        known = [[value for value in values if value is not None] for values in loads]
+        cells = [LOAD[key](values) if values else None for (_, key), values in zip(shown, known, strict=True)]
+        rows.append([variant, *cells])
+    if rows:
+        page.section("While they ran")
+        page.table(["variant", *(f"{name.replace('_', ' ')}, {key}" for name, key in shown)], rows)
+    page.section("Machines")
+    machines: dict[tuple[str, ...], None] = {}
+    for record in records:
+        if said := record["machine"]:
+            packages = said.get("packages") or {}
+            versions = ", ".join(f"{name} {packages[name]}" for name in SHOWN_PACKAGES if name in packages)
+            processor = (said.get("cpu") or {}).get("name") or ""
+            driver = (said.get("device") or {}).get("driver") or ""
+            host, python = str(said.get("host") or ""), str(said.get("python") or "")
+            place = (device_name(record), driver, host, commit_name(record))
+            machines[*place, python, versions, processor] = None
+    page.table(MACHINES, list(machines))

@@ -1,21 +1,23 @@
 """How sure a number is: the interval of a median from few repeats, and of the ratio of two programs' values.
 
 Every value is one whole run of a program. The ratio of runs that have nothing to do with each other has the interval
-of Mann and Whitney's rank test: it asks nothing of the noise but that it is the same on both sides, few runs that went
-wrong do not move it, and for a program against itself it misses 1 no more often than its level says.
+of Mann and Whitney's rank test: it asks nothing of the noise but that it is the same on both sides, and for a program
+against itself it misses 1 no more often than its level says.
 
 Two programs that ran in turns, pair after pair, in an order drawn by lot: under one program against itself the lot
-alone decides which run of a pair is called B, whatever the machine did meanwhile. So where the machine drifted, the
-differences within pairs are taken, freed of the drift that the pairs' means show; where it did not, all runs of A
-against all of B say more. Which of the two it is comes from the order of the pairs' means, which knows neither A from
-B nor how far apart they are. Too few runs for either test have Student's t instead. It knows no benchmark.
+alone decides which run of a pair is called B, whatever the machine did meanwhile. So where the machine drifted (which
+the order of the pairs' means tells, and that knows neither A from B nor how far apart they are), the differences
+within pairs are taken, freed of the drift; where it did not, all runs of A against all of B say more. Too few runs for
+either test have Student's t instead.
 """
 
 import math
 import statistics
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -205,7 +207,7 @@ def rank_sum_outside(a: int, b: int, level: float) -> int:
             counts[place] -= counts[place - a - step]
         for place in range(step, a * b + 1):
             counts[place] += counts[place - step]
-    return _exact_outside(counts, math.comb(a + b, b), level)
+    return _exact_outside(counts, level)
 
 
 @lru_cache
@@ -218,17 +220,12 @@ def signed_rank_outside(pairs: int, level: float) -> int:
     for rank in range(1, pairs + 1):
         for place in range(total, rank - 1, -1):
             counts[place] += counts[place - rank]
-    return _exact_outside(counts, 2**pairs, level)
+    return _exact_outside(counts, level)
 
 
-def _exact_outside(counts: Sequence[int], total: int, level: float) -> int:
+def _exact_outside(counts: Sequence[int], level: float) -> int:
     """The longest run of counts from 0 on that is at most half of what the level leaves."""
-    allowed, reached = (1 - level) / 2 * total, 0
-    for place, count in enumerate(counts):
-        reached += count
-        if reached > allowed * (1 + 1e-9):
-            return place
-    return len(counts)
+    return bisect_right(list(accumulate(counts)), (1 - level) / 2 * sum(counts) * (1 + 1e-9))
 
 
 def _normal_outside(mean: float, variance: float, level: float) -> int:
