@@ -11,7 +11,7 @@ from hotloop import data
 from hotloop.bench import compare, record, report, result_files
 from hotloop.bench.page import Page
 from hotloop.cli.main import COMMANDS
-from hotloop.data import build_records, content, image_formats, image_stores, ratings, tfrecord
+from hotloop.data import build_records, content, dataset, image_stores, ratings, tfrecord
 from hotloop.data import image_stores as folders
 from hotloop.data.tfrecord import write_example
 from hotloop.engine import measure as reports
@@ -84,9 +84,9 @@ READERS = {
     "data.load_binarised": (lambda path: data.load_binarised(path, say=lambda _: None), "."),
     "data.load_ratings": (lambda path: data.load_ratings(data_dir=path, say=lambda _: None), "."),
     "content.read": (content.read_content, "a.bin"),
-    "read_idx": (lambda path: image_formats.read_idx(path, 1), "t10k-labels-idx1-ubyte"),
-    "read_amat": (image_formats.read_amat, "a.amat"),
-    "read_cifar": (lambda path: image_formats.read_cifar([path], (10,)), "a.bin"),
+    "read_idx": (lambda path: dataset.read_idx(path, 1), "t10k-labels-idx1-ubyte"),
+    "read_amat": (dataset.read_amat, "a.amat"),
+    "read_cifar": (lambda path: dataset.read_cifar([path], (10,)), "a.bin"),
     "read_u_data": (ratings.read_u_data, "u.data"),
     "read_rating_text": (ratings.read_rating_text, "r.csv"),
     "read_npz": (content.read_npz, "a.npz"),
@@ -125,7 +125,7 @@ REFUSING = {
     "recommender.saved_run.load_run": recommender_saved.load_run,
     "cnn.saved.about": cnn_saved.read_saved_network,
     "foreign.recognise": torch_weights.recognise,
-    "read_idx": lambda path: image_formats.read_idx(path, 3),
+    "read_idx": lambda path: dataset.read_idx(path, 3),
     "read_npz": content.read_npz,
     "shards": lambda path: image_stores.list_shards(path, "train"),
     "class_names": folders.class_names,

@@ -159,7 +159,7 @@ def test_a_build_goes_on_with_what_is_missing_or_damaged(source, built, tmp_path
     made = []
     plain = build_records.build_shard
     monkeypatch.setattr(
-        build_records, "build_shard", lambda skip, task: made.append(task.path.name) or plain(skip, task)
+        build_records, "build_shard", lambda skip, task: made.append(task[0].name) or plain(skip, task)
     )
     build(source, tmp_path / "out")
     assert made == ["train-00001-of-00003", "validation-00000-of-00002"]

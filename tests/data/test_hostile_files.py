@@ -9,7 +9,7 @@ import zlib
 import numpy as np
 import pytest
 
-from hotloop.data import content, image_formats, ratings
+from hotloop.data import content, dataset, ratings
 from hotloop.data.catalogue import Download, KnownFile
 from hotloop.data.fetch import unpack
 from hotloop.data.local_files import check_file
@@ -61,18 +61,18 @@ def test_a_gzip_bomb_is_read_as_far_as_its_header_says_and_no_further(zeros, tmp
     header = struct.pack(">I", 0x0803) + struct.pack(">III", 5, 28, 28)
     path = tmp_path / "bomb"
     path.write_bytes(gzip.compress(header) + zeros)
-    assert "byte 3,936: the file goes on after 5 x 28 x 28 values" in refuse(image_formats.read_idx, path, 3)
+    assert "byte 3,936: the file goes on after 5 x 28 x 28 values" in refuse(dataset.read_idx, path, 3)
     assert unpacked == 3937
 
 
 @pytest.mark.parametrize(
     ("read", "more"),
-    [(image_formats.read_amat, ()), (image_formats.read_cifar, ((10,),)), (ratings.read_u_data, ())],
+    [(dataset.read_amat, ()), (dataset.read_cifar, ((10,),)), (ratings.read_u_data, ())],
 )
 def test_a_gzip_bomb_is_not_unpacked_to_its_end(read, more, zeros, tmp_path):
     path = tmp_path / "bomb"
     path.write_bytes(zeros)
-    given = [path] if read is image_formats.read_cifar else path
+    given = [path] if read is dataset.read_cifar else path
     before = peak_bytes()
     with pytest.raises(DataError, match=r"bomb: unpacks to more than [0-9,]+ bytes, too many"):
         read(given, *more)
@@ -99,7 +99,7 @@ def test_gzipped_ratings_that_unpack_to_far_too_much_are_refused(line, tmp_path)
 def test_an_amat_file_of_empty_lines_allocates_nothing(tmp_path):
     path = tmp_path / "lines.amat"
     path.write_bytes(b"\n" * 3_000_001)
-    assert "line 1: 0 values, expected 784" in refuse(image_formats.read_amat, path)
+    assert "line 1: 0 values, expected 784" in refuse(dataset.read_amat, path)
 
 
 def test_the_files_wanted_come_out_of_a_zip_with_doubled_and_climbing_names(tmp_path):

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from readers import Read, Reader, in_file
 
-from hotloop.data import build_records, content, image_formats, image_stores, ratings, tfrecord
+from hotloop.data import build_records, content, dataset, image_stores, ratings, tfrecord
 from hotloop.data.build_records import Shard, read_manifest, shard_fault
 from hotloop.data.catalogue import Download, KnownFile
 from hotloop.data.fetch import no_progress, unpack
@@ -106,7 +106,7 @@ def of_data() -> list[Reader]:
         return load("mnist", folder, say=lambda _: None)
 
     def cifar_of(*labels: int) -> Callable[[Path], object]:
-        return lambda file: image_formats.read_cifar([file], labels)
+        return lambda file: dataset.read_cifar([file], labels)
 
     def unpacked(name: str) -> Read:
         return in_file(name, lambda file: unpack(file, [member], file.parent))
@@ -177,8 +177,8 @@ def of_data() -> list[Reader]:
     )
     return [
         Reader("MNIST", [images, gzip.compress(images)], mnist),
-        Reader("idx", [labels, gzip.compress(labels)], in_file("x", lambda file: image_formats.read_idx(file, 1))),
-        Reader("amat", [bits, gzip.compress(bits)], in_file("x", image_formats.read_amat)),
+        Reader("idx", [labels, gzip.compress(labels)], in_file("x", lambda file: dataset.read_idx(file, 1))),
+        Reader("amat", [bits, gzip.compress(bits)], in_file("x", dataset.read_amat)),
         Reader("CIFAR-10", [bytes(3073) * 2, gzip.compress(bytes(3073))], in_file("x", cifar_of(10))),
         Reader("CIFAR-100", [bytes(3074) * 2], in_file("x", cifar_of(20, 100))),
         Reader("u.data", [text[0], gzip.compress(text[0])], in_file("u.data", ratings.read_u_data)),

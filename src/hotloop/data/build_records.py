@@ -1,8 +1,5 @@
-"""Class folders of images made into TFRecord shards by several processes, resumably.
-
-Every shard is a function of an order that is drawn with a fixed seed, and manifest.json grows with every finished one:
-a build that was stopped and begun again ends in the same bytes. What goes to the processes and back is plain data.
-"""
+"""Class folders of images made into TFRecord shards by several processes; a build that was stopped and begun again ends
+in the same bytes, since a shard is a function of an order drawn with a fixed seed."""
 
 import csv
 import hashlib
@@ -82,10 +79,7 @@ class Item:
     boxes: NDArray[np.float32]
 
 
-@dataclass(frozen=True, eq=False)
-class ShardTask:
-    path: Path
-    items: tuple[Item, ...]
+ShardTask = tuple[Path, tuple[Item, ...]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,8 +115,9 @@ def plan_build(build: Build) -> list[PartPlan]:
         tasks, state = [], hashlib.sha256()
         for number in range(total):
             chosen = tuple(items[number * len(items) // total : (number + 1) * len(items) // total])
-            tasks.append(task := ShardTask(build.out / shard_name(part, number, total), chosen))
-            state.update(f"{task.path.name}\n".encode())
+            name = shard_name(part, number, total)
+            tasks.append((build.out / name, chosen))
+            state.update(f"{name}\n".encode())
             for item in chosen:
                 path = Path(item.path)
                 what = f"{path.name} {path.stat().st_size} {item.label} {item.synset} {item.text}\n"
@@ -138,7 +133,7 @@ def plan_build(build: Build) -> list[PartPlan]:
             for name, shard in (made.shards if made else {}).items()
             if (build.skip_corrupt or not shard.skipped) and not shard_fault(build.out / name, shard)
         }
-        still_open = tuple(task for task in tasks if task.path.name not in whole)
+        still_open = tuple(task for task in tasks if task[0].name not in whole)
         plans.append(PartPlan(part, still_open, PartManifest(plan, len(items), total, whole)))
     return plans
 
@@ -160,14 +155,15 @@ def run_build(
 
     _write_text(build.out / LABELS_FILE, "".join(f"{name}\n" for name in class_names(build.source)))
     write_manifest()
-    tasks = {task: each.part for each in parts for task in each.tasks}
-    with closing(in_processes(build_shard, build.skip_corrupt, list(tasks), build.workers)) as built:
-        for task, shard in built:
-            part = tasks[task]
-            shards = dict(sorted({**manifests[part].shards, task.path.name: shard}.items()))
-            manifests[part] = replace(manifests[part], shards=shards)
+    tasks = [task for each in parts for task in each.tasks]
+    part_of = {path: each.part for each in parts for path, _ in each.tasks}
+    with closing(in_processes(build_shard, build.skip_corrupt, tasks, build.workers)) as built:
+        for (path, items), shard in built:
+            manifest = manifests[part_of[path]]
+            shards = dict(sorted({**manifest.shards, path.name: shard}.items()))
+            manifests[part_of[path]] = replace(manifest, shards=shards)
             write_manifest()
-            advance(len(task.items))
+            advance(len(items))
     return manifests
 
 
@@ -192,10 +188,8 @@ def read_texts(path: str | Path, synsets: Collection[str]) -> dict[str, str]:
 
 
 def read_boxes(path: str | Path) -> dict[str, NDArray[np.float32]]:
-    """File name without folder and suffix -> [objects, 4]: xmin, ymin, xmax, ymax as shares.
-
-    Lines are `file,xmin,ymin,xmax,ymax`, several for an image with several objects; a header may come first.
-    """
+    """File name without folder and suffix -> [objects, 4], of lines `file,xmin,ymin,xmax,ymax` with shares of 0 to 1,
+    several for an image with several objects; a header may come first."""
     path = Path(path)
     rows: dict[str, list[list[float]]] = {}
     reader = csv.reader(_lines(path))
@@ -233,13 +227,13 @@ def build_shard(skip_corrupt: bool, task: ShardTask) -> Shard:
     """Write the shard and say what was written; an image that does not decode is named in a DataError, or left out."""
     skipped: list[str] = []
     records = repaired = 0
-    path = task.path
+    path, items = task
     with (
         file_errors(path, "cannot be written"),
         whole_file(path) as unfinished,
         unfinished.open("wb") as file,
     ):
-        for item in task.items:
+        for item in items:
             with file_errors(item.path):
                 encoded = Path(item.path).read_bytes()
             try:

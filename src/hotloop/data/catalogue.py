@@ -1,8 +1,5 @@
-"""The public data sets that hotloop knows: files, sizes, checksums, mirrors, licences.
-
-Checksums are of the unpacked content, so that a file is the same file whether it lies there plain, gzipped
-by its publisher or gzipped again by someone else. Only facts: nothing here touches the disk or the network.
-"""
+"""The public data sets that hotloop knows: files, sizes, mirrors, licences, and checksums of the unpacked content, so
+that a file is the same file whether it lies there plain, gzipped by its publisher or gzipped again."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -62,9 +59,7 @@ def _files(
     mirrors: tuple[str, ...], downloads: str, content: str, *, inside: str = "", parts: tuple[str, ...] = ()
 ) -> tuple[KnownFile, ...]:
     """The files of a set from two tables of name, size and checksum: what is downloaded, and what each file must be.
-
-    `inside` is the folder in an archive that they come from; a set can be loaded without those of `parts`.
-    """
+    `inside` is the folder in an archive that they come from; a set can be loaded without those of `parts`."""
     packed = {name: Download(name, mirrors, size, checksum) for name, size, checksum in _rows(downloads)}
     return tuple(
         KnownFile(
@@ -233,10 +228,7 @@ _SETS = (
         "validation-00127-of-00128 (TFRecord)",
     ),
 )
-
-
 SETS: Mapping[str, KnownSet] = MappingProxyType({known.name: known for known in _SETS})
-"""Every known set by name."""
 
 
 def known_set(name: str) -> KnownSet:

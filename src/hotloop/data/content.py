@@ -1,7 +1,5 @@
-"""The content of files that anybody may have written: bytes, gzipped or plain, and the arrays of .npz files.
-
-Whoever reads says how much it wants at most: ten megabytes may unpack to ten gigabytes. Errors name file and byte.
-"""
+"""The content of files that anybody may have written, gzipped or plain, and the arrays of .npz files. Whoever reads
+says how much it wants at most: ten megabytes may unpack to ten gigabytes. Errors name file and byte."""
 
 import gzip
 import math
@@ -85,10 +83,10 @@ def read_content(path: str | Path, most: int = LARGEST) -> bytes:
 
 
 def read_npz(path: str | Path) -> dict[str, NDArray[Any]]:
-    """The arrays of a file of `np.savez` by name; DataError where it cannot be read or holds anything else.
+    """The arrays of a file of `np.savez` by name; DataError where it cannot be read or holds anything else, or pickles.
 
     Not `np.load`, which allocates what a header claims before it looks for the bytes. Members must be stored, not
-    compressed, so that together they are no larger than the file; pickles are refused.
+    compressed, so that together they are no larger than the file.
     """
     path = Path(path)
     arrays = {}

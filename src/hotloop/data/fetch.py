@@ -1,8 +1,5 @@
-"""Brings a known set onto this machine: what is missing is downloaded, checked and unpacked.
-
-A file that is there and wrong is the user's: it is named in an error, never replaced. Names and places come from the
-catalogue and never from an archive, and a file gets its name only once its content is right.
-"""
+"""Brings a known set onto this machine. A file that is there and wrong is the user's: it is named in an error, never
+replaced; names and places come from the catalogue and never from an archive."""
 
 import contextlib
 import fcntl
@@ -65,6 +62,10 @@ class _NoBar:
         pass
 
 
+def no_progress(_description: str, _total: float | None) -> contextlib.AbstractContextManager[Bar]:
+    return contextlib.nullcontext(_NoBar())
+
+
 @dataclass(frozen=True)
 class Fetched:
     """Where a complete set lies, the verdict on its files, and whether anything had to be downloaded."""
@@ -72,10 +73,6 @@ class Fetched:
     folder: Path
     files: tuple[FileVerdict, ...]
     new: bool
-
-
-def no_progress(_description: str, _total: float | None) -> contextlib.AbstractContextManager[Bar]:
-    return contextlib.nullcontext(_NoBar())
 
 
 def fetch(known: KnownSet, data_dir: str | Path | None = None, progress: Progress = no_progress) -> Fetched:
@@ -93,8 +90,17 @@ def fetch(known: KnownSet, data_dir: str | Path | None = None, progress: Progres
             return Fetched(found.folder, verdicts, new=False)
     begin_work(f"fetching {known.name}")
     folder = data_home(data_dir) / known.folders[0]
-    absent = [file for file in _find_missing(known, folder) if not (folder / file.download.name).exists()]
-    mirrors = _find_mirrors(known, folder) if absent else set()
+    answering: set[str] = set()
+    if any(not (folder / file.download.name).exists() for file in _find_missing(known, folder)):
+        offline = os.environ.get(OFFLINE, "") not in ("", "0")
+        mirrors = {mirror for item in known.downloads for mirror in item.mirrors}
+        answering = set() if offline else probe_mirrors(mirrors)
+        if not answering:
+            names = ", ".join(item.name for item in known.downloads)
+            sources = ", ".join(dict.fromkeys(item.mirrors[0] for item in known.downloads))
+            by_hand = f"put {names} into {folder} by hand, from {sources}, and fetch again"
+            why = f"{OFFLINE} is set" if offline else "no network"
+            raise FetchError(why, f"{known.name} cannot be fetched; {by_hand}")
     with _lock_folder(folder):
         wanted = _find_missing(known, folder)
         for item in dict.fromkeys(file.download for file in wanted):
@@ -103,11 +109,12 @@ def fetch(known: KnownSet, data_dir: str | Path | None = None, progress: Progres
             if brought:
                 _, checksum = digest_file(archive, item.checksum)
                 if checksum != item.checksum:
-                    wrong = f"is there but wrong ({checksum}, expected {item.checksum}); move it away"
-                    raise DataError(f"{archive}: {wrong}")
+                    raise DataError(
+                        f"{archive}: is there but wrong ({checksum}, expected {item.checksum}); move it away"
+                    )
             else:
                 with progress(f"{known.name}: {item.name}", item.size) as bar:
-                    _download_with_bar(item, folder, mirrors, bar)
+                    _download_with_bar(item, folder, answering, bar)
             if members := [file for file in wanted if file.download == item and file.member]:
                 unpack(archive, members, folder)
                 if not brought:
@@ -123,20 +130,6 @@ def _find_missing(known: KnownSet, folder: Path) -> list[KnownFile]:
                 f"{verdict.path}: is there but wrong ({verdict.reason}); move it away and fetch again"
             )
     return [file for file, verdict in zip(known.files, verdicts, strict=True) if verdict.status == "missing"]
-
-
-def _find_mirrors(known: KnownSet, folder: Path) -> set[str]:
-    """The mirrors within reach; FetchError that says what to put where when there are none."""
-    mirrors = {mirror for item in known.downloads for mirror in item.mirrors}
-    offline = os.environ.get(OFFLINE, "") not in ("", "0")
-    answering = set() if offline else probe_mirrors(mirrors)
-    if not answering:
-        names = ", ".join(item.name for item in known.downloads)
-        sources = ", ".join(dict.fromkeys(item.mirrors[0] for item in known.downloads))
-        by_hand = f"put {names} into {folder} by hand, from {sources}, and fetch again"
-        why = f"{OFFLINE} is set" if offline else "no network"
-        raise FetchError(why, f"{known.name} cannot be fetched; {by_hand}")
-    return answering
 
 
 def _download_with_bar(item: Download, folder: Path, answering: set[str], bar: Bar) -> None:
@@ -191,8 +184,7 @@ def probe_mirrors(urls: Iterable[str]) -> set[str]:
 def download(item: Download, target: Path, mirrors: Iterable[str], report: Callable[[int], None]) -> None:
     """Fetch `item` to `target` from the first mirror that gives the right bytes; FetchError when none does.
 
-    `report` is called with the number of bytes there so far. An unfinished file stays beside the target
-    (hidden, `.part`) and is continued next time; a wrong one is deleted.
+    `report` hears the number of bytes so far. An unfinished file stays (hidden, `.part`) and is continued next time.
     """
     part = target.with_name(f".{target.name}.part")
     reasons = []
@@ -210,8 +202,22 @@ def _from_mirror(url: str, item: Download, part: Path, report: Callable[[int], N
     reason = ""
     for _ in range(_ATTEMPTS):
         start = part.stat().st_size if part.exists() else 0
+        have = start if start <= item.size else 0
+        headers = {"User-Agent": "hotloop", **({"Range": f"bytes={have}-"} if have else {})}
+        request = urllib.request.Request(url, headers=headers)
         try:
-            _receive(url, item, part, start if start <= item.size else 0, report)
+            if have < item.size:
+                with urllib.request.urlopen(request, timeout=READ_SECONDS) as response:
+                    resumed = response.status == http.client.PARTIAL_CONTENT
+                    have = have if resumed else 0  # written anew where the server cannot continue
+                    with part.open("ab" if resumed else "wb") as file:
+                        # One byte more than the file has is enough to know that it is another file.
+                        while have <= item.size and (chunk := response.read(_CHUNK)):
+                            file.write(chunk)
+                            have += len(chunk)
+                            report(have)
+            if have < item.size:
+                raise ConnectionError(f"the connection ended after {have:,} of {item.size:,} bytes")
         except urllib.error.HTTPError as error:
             error.close()
             return f"the server answers {error.code} {error.reason}"
@@ -231,26 +237,6 @@ def _from_mirror(url: str, item: Download, part: Path, report: Callable[[int], N
             if start == 0:
                 return reason
     return reason
-
-
-def _receive(url: str, item: Download, part: Path, start: int, report: Callable[[int], None]) -> None:
-    """Append what is missing to `part`, or write it anew where the server cannot continue."""
-    if start == item.size:
-        return
-    headers = {"User-Agent": "hotloop", **({"Range": f"bytes={start}-"} if start else {})}
-    with urllib.request.urlopen(
-        urllib.request.Request(url, headers=headers), timeout=READ_SECONDS
-    ) as response:
-        resumed = response.status == http.client.PARTIAL_CONTENT
-        have = start if resumed else 0
-        with part.open("ab" if resumed else "wb") as file:
-            # One byte more than the file has is enough to know that it is another file.
-            while have <= item.size and (chunk := response.read(_CHUNK)):
-                file.write(chunk)
-                have += len(chunk)
-                report(have)
-    if have < item.size:
-        raise ConnectionError(f"the connection ended after {have:,} of {item.size:,} bytes")
 
 
 def unpack(archive: Path, files: Iterable[KnownFile], folder: Path) -> None:

@@ -1,7 +1,5 @@
-"""Stores of labelled, encoded images: TFRecord shards, as ImageNet is commonly stored, and folders of image files.
-
-Both answer alike. With several instances each takes its share; the shares are disjoint and complete.
-"""
+"""Stores of labelled, encoded images: TFRecord shards, as ImageNet is commonly stored, and folders of image files. With
+several instances each takes its share; the shares are disjoint and complete."""
 
 import os
 import re
@@ -24,7 +22,6 @@ from hotloop.data.jpeg import ImageError, decode
 from hotloop.data.tfrecord import WireError, index_shards, read_example, read_record
 from hotloop.errors import DataError
 
-Shared = TypeVar("Shared")
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 Part = Literal["train", "validation"]
@@ -55,10 +52,8 @@ def shard_name(part: str, number: int, total: int) -> str:
 
 
 def list_shards(folder: str | Path, part: Part, faults: list[str] | None = None) -> list[Path]:
-    """The shards of a part in order; DataError when there are none, some are missing, or two sets are mixed.
-
-    Missing ones are one more of the `faults` for whoever hands in a list of them.
-    """
+    """The shards of a part in order; DataError when there are none, two sets are mixed, or some are missing, which is
+    one more of the `faults` for whoever hands in a list of them."""
     folder = Path(folder)
     with file_errors(folder):
         found = [match for path in folder.iterdir() if (match := _SHARD.fullmatch(path.name))]
@@ -86,10 +81,8 @@ def is_record_folder(folder: str | Path) -> bool:
 
 
 class RecordSet:
-    """The images of one part of a record set, or of one instance's share of its shards.
-
-    Stored labels begin at 1, those handed on at 0.
-    """
+    """One part of a record set, or one instance's share of its shards. Stored labels begin at 1, those handed on at
+    0."""
 
     def __init__(
         self,
@@ -197,11 +190,8 @@ def _list_class_folders(folder: Path) -> tuple[str, ...]:
 
 
 class ImageFolder:
-    """The images of one part of an image folder, or of one instance's share of them.
-
-    Files are train/CLASS/*.jpg and val/CLASS/*.jpg (or validation/CLASS); classes are the sorted names of the training
-    folders. What a file is, its content says; its suffix only decides whether it is looked at.
-    """
+    """The images train/CLASS/*.jpg or val/CLASS/*.jpg (or validation/CLASS), or one instance's share of them; classes
+    are the sorted names of the training folders. A file's suffix only decides whether it is looked at."""
 
     def __init__(self, root: str | Path, part: Part, *, instance: int = 0, instances: int = 1):
         names = class_names(root)
@@ -233,9 +223,7 @@ def check_images(
     store: ImageStore, *, decoding: bool, workers: int, advance: Callable[[int], None]
 ) -> list[str]:
     """What is wrong with the images of a store, in their order, by several processes; each text names file and place.
-
-    `advance` hears how many have been looked at.
-    """
+    `advance` hears how many have been looked at."""
     ends = [*range(0, len(store), _PIECE), len(store)]
     pieces = list(pairwise(ends))
     found = {}
@@ -262,12 +250,11 @@ def _find_faults(shared: tuple[ImageStore, bool], piece: tuple[int, int]) -> lis
 
 
 def in_processes(
-    fn: Callable[[Shared, Task], Result], shared: Shared, tasks: Sequence[Task], workers: int
+    fn: Callable[[Any, Task], Result], shared: Any, tasks: Sequence[Task], workers: int
 ) -> Generator[tuple[Task, Result]]:
     """(task, fn(shared, task)) in the order in which they end; `shared` goes to each process once.
 
-    One worker, or one task, is done in this process. Processes are spawned, not forked: the parent may have threads
-    (jax's, a progress bar's).
+    Processes are spawned, not forked: the parent may have threads. One worker, or one task, is done in this process.
     """
     if workers == 1 or len(tasks) < 2:
         yield from ((task, fn(shared, task)) for task in tasks)

@@ -1,8 +1,5 @@
-"""Encoded images to pixels and back, by pillow (extra `images`); nothing else in the package opens images.
-
-What an image is, its content says, not its name; the bytes may be anybody's, so that few formats are tried and the size
-is looked at first. Orientation tags are passed over, as ImageNet's users do. The caller adds the name to `ImageError`.
-"""
+"""Encoded images to pixels and back, by pillow (extra `images`). The bytes may be anybody's, so that few formats are
+tried and the size is looked at first. Orientation tags are passed over, as ImageNet's users do."""
 
 import io
 import warnings
@@ -19,8 +16,12 @@ if TYPE_CHECKING:
     from PIL import Image
 
 Pixels = NDArray[np.uint8]
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
-"""All that is tried: pillow knows some forty more, and hands PostScript to another program."""
+FORMATS = (
+    "JPEG",
+    "PNG",
+    "WEBP",
+    "BMP",
+)  # pillow knows some forty more, and hands PostScript to another program
 MOST_PIXELS = 1 << 26  # the largest of ImageNet has 61 million. A few hundred bytes may claim billions.
 LONGEST_SIDE = 65_535  # as a JPEG's; what cuts and stretches images takes whole rows
 _TOO_LARGE = f"too large: at most {LONGEST_SIDE:,} pixels a side and {MOST_PIXELS:,} in all are read"
@@ -83,16 +84,14 @@ def check_image(encoded: bytes) -> CheckedImage:
     image = open_image(encoded)
     plain = image.format == "JPEG" and image.mode in ("RGB", "L")
     rgb = load_rgb(image)
-    return CheckedImage(*rgb.size, encoded if plain else _encode_jpeg(rgb), repaired=not plain)
-
-
-def _encode_jpeg(image: "Image.Image") -> bytes:
-    out = io.BytesIO()
-    try:
-        image.save(out, "JPEG", quality=100, subsampling=0)  # as little is lost as a JPEG can lose
-    except OSError as error:  # longer than a JPEG can be
-        raise ImageError(f"{image.width:,} x {image.height:,} pixels do not fit a JPEG ({error})") from None
-    return out.getvalue()
+    if not plain:
+        out = io.BytesIO()
+        try:
+            rgb.save(out, "JPEG", quality=100, subsampling=0)  # as little is lost as a JPEG can lose
+        except OSError as error:  # longer than a JPEG can be
+            raise ImageError(f"{rgb.width:,} x {rgb.height:,} pixels do not fit a JPEG ({error})") from None
+        encoded = out.getvalue()
+    return CheckedImage(*rgb.size, encoded, repaired=not plain)
 
 
 @cache

@@ -1,7 +1,5 @@
-"""Loads a set by name: from files, else fetched, else a procedural stand-in that says that it is one.
-
-A folder that the user gave is never answered with a stand-in: what is missing there is an error.
-"""
+"""Loads a set by name: from files, else fetched, else a procedural stand-in that says that it is one; but a folder that
+the user gave is never answered with a stand-in."""
 
 import sys
 from collections.abc import Callable
@@ -16,10 +14,10 @@ from hotloop.data.dataset import (
     Loaded,
     RatingSet,
     binarise_dataset,
+    read_amat,
     read_images,
 )
 from hotloop.data.fetch import FetchError, Progress, fetch, no_progress
-from hotloop.data.image_formats import read_amat
 from hotloop.data.local_files import LocalSet, check_named_folders, find_set, look_in
 from hotloop.data.ratings import read_u_data
 from hotloop.data.stand_ins import stand_in_images, stand_in_ratings
@@ -27,7 +25,7 @@ from hotloop.errors import DataError
 
 Say = Callable[[str], None]
 Set = TypeVar("Set", bound=Loaded)
-_RATINGS, _BINARISED = "movielens-100k", "binarised_mnist"
+_BINARISED = "binarised_mnist"
 
 
 def to_stderr(text: str) -> None:
@@ -39,7 +37,11 @@ def load(
     name: str, data_dir: str | Path | None = None, say: Say = to_stderr, progress: Progress = no_progress
 ) -> Dataset:
     """Labelled images: mnist, fashion_mnist, cifar10 or cifar100."""
-    known = _check_fits(name, tuple(IMAGE_SETS))
+    known = known_set(name)
+    if known.name not in IMAGE_SETS:
+        if known.expected:
+            raise DataError(f"{known.name}: not fetched ({known.licence}) and not read by this command yet")
+        raise DataError(f"{known.name}: does not fit here; use one of {', '.join(IMAGE_SETS)}")
     try:
         found = _locate((known,), data_dir, progress)
     except FetchError as error:
@@ -53,12 +55,10 @@ def load(
 
 
 def load_ratings(
-    name: str = _RATINGS,
-    data_dir: str | Path | None = None,
-    say: Say = to_stderr,
-    progress: Progress = no_progress,
+    data_dir: str | Path | None = None, say: Say = to_stderr, progress: Progress = no_progress
 ) -> RatingSet:
-    known = _check_fits(name, (_RATINGS,))
+    """MovieLens-100K."""
+    known = known_set("movielens-100k")
     try:
         found = _locate((known,), data_dir, progress)
     except FetchError as error:
@@ -95,20 +95,9 @@ def _announce(stand_in: Set, say: Say) -> Set:
     return stand_in
 
 
-def _check_fits(name: str, names: tuple[str, ...]) -> KnownSet:
-    known = known_set(name)
-    if known.name in names:
-        return known
-    if known.expected:
-        raise DataError(f"{known.name}: not fetched ({known.licence}) and not read by this command yet")
-    raise DataError(f"{known.name}: does not fit here; use one of {', '.join(names)}")
-
-
 def _locate(choices: tuple[KnownSet, ...], data_dir: str | Path | None, progress: Progress) -> LocalSet:
-    """The first of the sets that is here, else the first that can be fetched.
-
-    FetchError where neither is so, but a plain DataError when the user named the folder.
-    """
+    """The first of the sets that is here, else the first that can be fetched; FetchError where neither is so, but a
+    plain DataError when the user named the folder."""
     data_dir = None if data_dir is None else Path(data_dir)
     check_named_folders(data_dir)
     for known in choices:

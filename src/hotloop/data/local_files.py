@@ -1,7 +1,5 @@
-"""The files of known sets on this machine: where they lie, and whether they are the published ones.
-
-A set is looked for in the folder given, then in HOTLOOP_DATA, then in the user's own data folder, by its files' names.
-"""
+"""The files of known sets on this machine, and whether they are the published ones. A set is looked for by its files'
+names: in the folder given, then in HOTLOOP_DATA, then in the user's own data folder."""
 
 import hashlib
 import os
@@ -31,8 +29,7 @@ class LocalSet:
 
 def user_folder() -> Path:
     """The user's own data folder, by the XDG rules."""
-    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-    return Path(base) / "hotloop"
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "hotloop"
 
 
 def data_home(data_dir: Path | None) -> Path:
@@ -96,11 +93,8 @@ def look_in(known: KnownSet, folder: Path) -> LocalSet | None:
     names = list_folder(folder)
     if not names:
         return None
-    stored = {
-        file.name: next((n for n in (file.name, f"{file.name}.gz") if n in names), None)
-        for file in known.files
-    }
-    files = {name: folder / as_stored for name, as_stored in stored.items() if as_stored}
+    stored = ((file.name, name) for file in known.files for name in (f"{file.name}.gz", file.name))
+    files = {name: folder / as_stored for name, as_stored in stored if as_stored in names}
     return LocalSet(known, folder, files) if files or not known.files else None
 
 

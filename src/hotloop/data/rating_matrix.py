@@ -1,9 +1,5 @@
-"""Ratings as a sparse matrix, users by items, in compressed rows (CSR): small enough for any device.
-
-Ids of any kind become row and column numbers here. Whatever is as long as the ratings is made in narrow types and a
-block at a time, so that a hundred million ratings fit in 4 GiB with the text's own table beside them. Where ratings
-come from and what a model does with them it does not know.
-"""
+"""Ratings as a sparse matrix, users by items, in compressed rows (CSR), made in narrow types and a block at a time: a
+hundred million ratings fit in 4 GiB with the text's own table beside them."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -100,8 +96,7 @@ def build_matrix(
 ) -> RatingMatrix:
     """The matrix of these ratings; rows and columns in the order of first appearance, or as the maps give them.
 
-    With a map, ratings of users or items that it does not have are left out. Of ratings of the same user and item
-    the last one counts. Both are said once, with their number.
+    Ratings of users or items that a map does not have are left out; of those of the same user and item the last counts.
     """
     values = np.asarray(values, np.float32)
     if len(values) and not (values.min() > 0 and values.max() < np.inf):

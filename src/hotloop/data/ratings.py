@@ -1,10 +1,5 @@
-"""Tables of ratings, and the text files that hold them: MovieLens-100K's u.data, any file of ratings, and our own.
-
-A file of ratings has user, item, rating and perhaps a time on each line, separated by a TAB, `::` or a comma, all
-lines alike; a first line of column names is skipped. Ids stay as the file has them; renumbering is for the matrix,
-splitting for the model that needs it. The parser is pyarrow's; only when it refuses a file are the lines read one by
-one, to name the first bad one. u.data is read without pyarrow, which not everybody has.
-"""
+"""Tables of ratings, and the text files that hold them: MovieLens-100K's u.data, any file of ratings, and our own. Ids
+stay as the file has them; renumbering is for the matrix."""
 
 import io
 import re
@@ -44,10 +39,7 @@ Tables = AbstractContextManager[list[Callable[..., None]]]
 
 @dataclass(frozen=True, eq=False)
 class Ratings:
-    """A table of ratings with the source's own ids; entry n of each column belongs together.
-
-    Ids are int32 where all of them fit, else int64: a hundred million ratings take 1.2 GB and not 2.
-    """
+    """A table with the source's own ids: int32 where all of them fit, else int64."""
 
     users: NDArray[Any]
     items: NDArray[Any]
@@ -64,10 +56,8 @@ class Ratings:
 
 
 class GrowingRatings:
-    """Columns of ratings, appended in place, so that there is never a list of pieces beside their sum.
-
-    An int32 column becomes int64 with the first number that needs it.
-    """
+    """Columns of ratings, appended in place, so that there is never a list of pieces beside their sum. An int32 column
+    becomes int64 with the first number that needs it."""
 
     def __init__(self, *kinds: Any):
         self._columns: list[NDArray[Any]] = [np.empty(0, kind) for kind in kinds]
@@ -92,7 +82,7 @@ class GrowingRatings:
 
 
 def read_u_data(path: str | Path) -> Ratings:
-    """The table in a file; DataError with the line and the reason for the first line that is not a rating."""
+    """The table in a file, read without pyarrow, which not everybody has; DataError names the first bad line."""
     path = Path(path)
     data = read_content(path, _LARGEST_U_DATA)
     if not data.strip():
@@ -134,23 +124,36 @@ def _bad_line(
     return DataError(f"{path}: cannot be read as ratings{otherwise}")
 
 
-@dataclass(frozen=True)
-class _Form:
-    separator: bytes
-    columns: int
-    header_lines: int
-
-
 def read_rating_text(path: str | Path) -> Ratings:
-    """The ratings of a file (or of a gzipped one); DataError with the first bad line and what is wrong with it."""
+    """The ratings of a file (or of a gzipped one); DataError with the first bad line and what is wrong with it.
+
+    Lines are user, item, rating and perhaps a time, separated by a TAB, `::` or a comma; column names may come first.
+    """
     path = Path(path)
-    form = _read_form(path)
+    head = next(read_chunks(path, _largest_content(path)), b"").removeprefix(b"\xef\xbb\xbf")
+    if b"\0" in head:
+        raise DataError(f"{path}: not a text file; expected lines of user, item and rating")
+    lines = head.splitlines()
+    first = next((place for place, line in enumerate(lines) if line), None)
+    if first is None:
+        raise DataError(f"{path}: no ratings in this file")
+    separator = next((each for each in (b"::", b"\t", b",") if each in lines[first]), None)
+    if separator is None:
+        raise DataError(
+            f"{path}: line {first + 1}: no TAB, '::' or comma in {_quote(lines[first])}; {_EXPECTED}"
+        )
+    fields = lines[first].split(separator)
+    if len(fields) not in (3, 4):
+        raise DataError(f"{path}: line {first + 1}: {len(fields)} columns, {_EXPECTED}")
+    titles = zip(_HEADER, fields, strict=False)
+    titled = all(re.fullmatch(title, field.strip(), re.IGNORECASE) for title, field in titles)
+    header = first + 1 if titled else 0
     try:
-        ratings = _parse(path, form)
-    except ValueError as error:
-        lines = islice(enumerate(_read_lines(path), 1), form.header_lines, None)
-        otherwise = f" ({' '.join(str(error).split())})"
-        raise _bad_line(path, lines, partial(_line_fault, form), otherwise) from None
+        ratings = _parse(path, separator, len(fields), header)
+    except ValueError as error:  # only now are the lines read one by one, to name the first bad one
+        numbered = islice(enumerate(_read_lines(path), 1), header, None)
+        fault = partial(_line_fault, separator, len(fields))
+        raise _bad_line(path, numbered, fault, f" ({' '.join(str(error).split())})") from None
     if not len(ratings):
         raise DataError(f"{path}: no ratings in this file")
     return ratings
@@ -165,45 +168,24 @@ def import_arrow_csv() -> Any:
     return csv
 
 
-def _read_form(path: Path) -> _Form:
-    """What the first line that is not empty tells about the file."""
-    head = next(read_chunks(path, _largest_content(path)), b"").removeprefix(b"\xef\xbb\xbf")
-    if b"\0" in head:
-        raise DataError(f"{path}: not a text file; expected lines of user, item and rating")
-    lines = head.splitlines()
-    first = next((place for place, line in enumerate(lines) if line), None)
-    if first is None:
-        raise DataError(f"{path}: no ratings in this file")
-    line = lines[first]
-    separator = next((each for each in (b"::", b"\t", b",") if each in line), None)
-    if separator is None:
-        raise DataError(f"{path}: line {first + 1}: no TAB, '::' or comma in {_quote(line)}; {_EXPECTED}")
-    fields = line.split(separator)
-    if len(fields) not in (3, 4):
-        raise DataError(f"{path}: line {first + 1}: {len(fields)} columns, {_EXPECTED}")
-    names = zip(_HEADER, fields, strict=False)
-    header = all(re.fullmatch(name, field.strip(), re.IGNORECASE) for name, field in names)
-    return _Form(separator, len(fields), first + 1 if header else 0)
-
-
-def _parse(path: Path, form: _Form) -> Ratings:
-    """The table; ValueError (pyarrow's own errors are) where a line is not a rating."""
+def _parse(path: Path, separator: bytes, columns: int, header: int) -> Ratings:
+    """The table after `header` lines; ValueError (pyarrow's own errors are) where a line is not a rating."""
     csv = import_arrow_csv()
     import pyarrow as pa
 
     kinds = dict(zip(_NAMES, (pa.int64(), pa.int64(), pa.float32(), pa.int64()), strict=True))
-    own = list(_NAMES[: form.columns])
-    doubled = form.separator == b"::"  # between the colons lies a column that must be empty
+    own = list(_NAMES[:columns])
+    doubled = separator == b"::"  # between the colons lies a column that must be empty
     names = [part for name in own for part in (name, f"after {name}")][:-1] if doubled else own
-    table = GrowingRatings(*_KINDS[: form.columns])
+    table = GrowingRatings(*_KINDS[:columns])
     with closing(Content(path, _largest_content(path))) as unpacked:
         # pyarrow reads a plain file fastest by itself.
         stream = pa.PythonFile(unpacked, "r") if unpacked.packed else pa.input_stream(str(path))
         types = {name: kinds.get(name, pa.null()) for name in names}
         for batch in csv.open_csv(
             stream,
-            csv.ReadOptions(column_names=names, skip_rows=form.header_lines, block_size=_BLOCK_BYTES),
-            csv.ParseOptions(delimiter=form.separator[:1].decode(), quote_char=False, double_quote=False),
+            csv.ReadOptions(column_names=names, skip_rows=header, block_size=_BLOCK_BYTES),
+            csv.ParseOptions(delimiter=separator[:1].decode(), quote_char=False, double_quote=False),
             csv.ConvertOptions(column_types=types, null_values=[""] if doubled else []),
         ):
             pieces = [batch.column(name) for name in own]
@@ -235,10 +217,10 @@ def _read_lines(path: Path) -> Iterator[bytes]:
         yield rest.rstrip(b"\r\n")
 
 
-def _line_fault(form: _Form, line: bytes) -> str:
-    fields = line.removeprefix(b"\xef\xbb\xbf").split(form.separator)
-    if len(fields) != form.columns:
-        return f"{len(fields)} columns where the first line has {form.columns}: {_quote(line)}"
+def _line_fault(separator: bytes, columns: int, line: bytes) -> str:
+    fields = line.removeprefix(b"\xef\xbb\xbf").split(separator)
+    if len(fields) != columns:
+        return f"{len(fields)} columns where the first line has {columns}: {_quote(line)}"
     for name, field in zip(_NAMES, fields, strict=False):
         pattern, kind = (_NUMBER, "a number") if name == "rating" else (_WHOLE, "a whole number")
         if not pattern.fullmatch(field.strip()):
@@ -257,11 +239,8 @@ def _quote(text: bytes) -> str:
 
 @contextmanager
 def write_tables(paths: Sequence[Path], name: str) -> Iterator[list[Callable[..., None]]]:
-    """For each path a function that appends equally long columns as text, separated by TABs.
-
-    Numbers have the fewest digits that read back as the same float32. The files get their names when the block ends
-    well and all of them are whole; DataError, which begins with `name`, where they cannot be written.
-    """
+    """For each path a function that appends equally long columns as text, separated by TABs; numbers read back as the
+    same float32. The files get their names when all of them are whole; a DataError begins with `name`."""
     csv = import_arrow_csv()
     import pyarrow as pa
 

@@ -1,12 +1,8 @@
 """Sets that are drawn: those that stand in where real data cannot be had, each with the line that says so, and ratings
-without any sense. The same seed gives the same set.
-
-Digits stand in for MNIST: each image is a crooked version of a few pen strokes, seen through its own affine map, pen
-width, ink and noise. Objects stand in for CIFAR: one of ten shapes with one of ten textures, over a background; a shape
-has a colour that it prefers but need not have: single pixels tell a little, edges tell much.
-"""
+without any sense. The same seed gives the same set."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +17,7 @@ DIGIT_SIDE = 28
 DIGIT_CLASSES = 10
 _FIELD = 64  # pixels a side of a distance field: fine enough, under a soft pen, that the nearest one will do
 _REACH = 1.5  # half the side of the box that a field covers; further out there is only paper
-_SOFTNESS = np.float32(0.08)  # how far the ink fades at the edge of a stroke
+_SOFTNESS = 0.08  # how far the ink fades at the edge of a stroke
 _VERSIONS = 40  # crooked versions of each digit
 _DIGIT_BLOCK = 4096
 OBJECT_SIDE = 32
@@ -29,7 +25,7 @@ _OBJECT_BLOCK = 128  # images drawn together: their planes stay in the cache
 _TASTES = 4
 _FIRST_SECOND = 874_724_710  # some moment in 1997, when MovieLens-100K begins
 Points = NDArray[np.float32]
-Plane = NDArray[np.float32]
+Plane = NDArray[np.floating[Any]]  # float32
 Shape = Callable[[Plane, Plane], Plane]
 
 
@@ -76,27 +72,27 @@ def _line(*points: tuple[float, float]) -> Points:
     return np.array(points, np.float32)
 
 
+def _join(*strokes: Points) -> Points:
+    return np.concatenate(strokes)
+
+
 # Strokes in a box from (-1, -1) at the top left to (1, 1) at the bottom right.
 _GLYPHS: tuple[tuple[Points, ...], ...] = (
     (_arc(0, 0, 0.55, 0.9, 0, 1, 17),),
     (_line((-0.35, -0.55), (0.1, -0.9), (0.1, 0.9)),),
-    (np.concatenate([_arc(0, -0.4, 0.55, 0.5, 0.45, -0.1), _line((-0.55, 0.9), (0.6, 0.9))]),),
-    (np.concatenate([_arc(-0.05, -0.45, 0.5, 0.45, 0.4, -0.25), _arc(-0.05, 0.43, 0.58, 0.47, 0.25, -0.4)]),),
+    (_join(_arc(0, -0.4, 0.55, 0.5, 0.45, -0.1), _line((-0.55, 0.9), (0.6, 0.9))),),
+    (_join(_arc(-0.05, -0.45, 0.5, 0.45, 0.4, -0.25), _arc(-0.05, 0.43, 0.58, 0.47, 0.25, -0.4)),),
     (_line((0.15, -0.9), (-0.6, 0.3), (0.65, 0.3)), _line((0.3, -0.3), (0.3, 0.9))),
-    (
-        np.concatenate(
-            [_line((0.5, -0.9), (-0.4, -0.9), (-0.45, -0.1)), _arc(-0.05, 0.35, 0.58, 0.55, 0.3, -0.4)]
-        ),
-    ),
-    (np.concatenate([_arc(0.35, 0.1, 0.85, 1.0, 0.27, 0.5, 5), _arc(0, 0.4, 0.5, 0.5, 0.5, 1.5, 13)]),),
+    (_join(_line((0.5, -0.9), (-0.4, -0.9), (-0.45, -0.1)), _arc(-0.05, 0.35, 0.58, 0.55, 0.3, -0.4)),),
+    (_join(_arc(0.35, 0.1, 0.85, 1.0, 0.27, 0.5, 5), _arc(0, 0.4, 0.5, 0.5, 0.5, 1.5, 13)),),
     (_line((-0.55, -0.85), (0.55, -0.85), (-0.1, 0.9)),),
     (_arc(0, -0.45, 0.42, 0.42, -0.25, 0.75, 13), _arc(0, 0.43, 0.52, 0.46, 0.25, 1.25, 13)),
-    (np.concatenate([_arc(0, -0.4, 0.5, 0.48, 0.0, 1.0, 13), _line((0.45, 0.2), (0.2, 0.9))]),),
+    (_join(_arc(0, -0.4, 0.5, 0.48, 0.0, 1.0, 13), _line((0.45, 0.2), (0.2, 0.9))),),
 )
 
 
 def draw_digits(count: int, seed: int = 0) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
-    """`count` images [N, 28, 28, 1] and their labels."""
+    """`count` images [N, 28, 28, 1] and their labels: crooked versions of a few pen strokes."""
     rng = np.random.default_rng(seed)
     fields = _draw_fields(rng)
     labels = rng.integers(0, DIGIT_CLASSES, count, dtype=np.int32)
@@ -119,8 +115,8 @@ def draw_digits(count: int, seed: int = 0) -> tuple[NDArray[np.uint8], NDArray[n
         cells = np.clip(np.rint(places), 0, _FIELD - 1).astype(np.int32)
         distance = fields.ravel()[version[:, None] * _FIELD**2 + cells[:, :, 1] * _FIELD + cells[:, :, 0]]
         width, strength = rng.uniform([0.07, 0.7], [0.19, 1.0], (block, 2)).astype(np.float32).T[:, :, None]
-        ink = np.clip((width - distance) / _SOFTNESS + np.float32(0.5), 0, 1) * strength
-        ink += rng.standard_normal(ink.shape, np.float32) * np.float32(0.08) * (ink > 0)
+        ink = np.clip((width - distance) / _SOFTNESS + 0.5, 0, 1) * strength
+        ink += rng.standard_normal(ink.shape, np.float32) * 0.08 * (ink > 0)
         grey = np.rint(255 * np.clip(ink, 0, 1)).reshape(-1, DIGIT_SIDE, DIGIT_SIDE, 1)
         images[start : start + _DIGIT_BLOCK] = grey.astype(np.uint8)
     return images, labels
@@ -151,26 +147,22 @@ def _radius(u: Plane, v: Plane) -> Plane:
 
 
 def _box(u: Plane, v: Plane, wide: float, high: float) -> Plane:
-    edge: Plane = np.maximum(np.abs(u) - np.float32(wide), np.abs(v) - np.float32(high))
+    edge: Plane = np.maximum(np.abs(u) - wide, np.abs(v) - high)
     return edge
 
 
 # Negative inside the shape, positive outside, about a distance near the edge.
 _SHAPES: dict[str, Shape] = {
-    "disc": lambda u, v: _radius(u, v) - np.float32(0.75),
+    "disc": lambda u, v: _radius(u, v) - 0.75,
     "square": lambda u, v: _box(u, v, 0.68, 0.68),
-    "triangle": lambda u, v: np.maximum(
-        -v - np.float32(0.5), np.float32(0.87) * np.abs(u) + 0.5 * v - np.float32(0.5)
-    ),
-    "ring": lambda u, v: np.abs(_radius(u, v) - np.float32(0.62)) - np.float32(0.2),
+    "triangle": lambda u, v: np.maximum(-v - 0.5, 0.87 * np.abs(u) + 0.5 * v - 0.5),
+    "ring": lambda u, v: np.abs(_radius(u, v) - 0.62) - 0.2,
     "cross": lambda u, v: np.minimum(_box(u, v, 0.24, 0.85), _box(u, v, 0.85, 0.24)),
-    "star": lambda u, v: _radius(u, v) - np.float32(0.3) * np.cos(5 * np.arctan2(v, u)) - np.float32(0.55),
+    "star": lambda u, v: _radius(u, v) - 0.3 * np.cos(5 * np.arctan2(v, u)) - 0.55,
     "bar": lambda u, v: _box(u, v, 0.95, 0.3),
-    "pair": lambda u, v: _radius(np.abs(u) - np.float32(0.5), v) - np.float32(0.36),
-    "crescent": lambda u, v: np.maximum(
-        _radius(u, v) - np.float32(0.8), np.float32(0.62) - _radius(u - np.float32(0.38), v)
-    ),
-    "frame": lambda u, v: np.abs(_box(u, v, 0.58, 0.58)) - np.float32(0.16),
+    "pair": lambda u, v: _radius(np.abs(u) - 0.5, v) - 0.36,
+    "crescent": lambda u, v: np.maximum(_radius(u, v) - 0.8, 0.62 - _radius(u - 0.38, v)),
+    "frame": lambda u, v: np.abs(_box(u, v, 0.58, 0.58)) - 0.16,
 }
 # Between -1 and 1.
 _TEXTURES: dict[str, Shape] = {
@@ -179,7 +171,7 @@ _TEXTURES: dict[str, Shape] = {
     "striped": lambda u, _: np.sin(9 * u),
     "finely striped": lambda u, _: np.sin(17 * u),
     "checked": lambda u, v: np.sign(np.sin(7 * u) * np.sin(7 * v)),
-    "dotted": lambda u, v: np.sign(np.cos(10 * u) + np.cos(10 * v) - np.float32(0.8)),
+    "dotted": lambda u, v: np.sign(np.cos(10 * u) + np.cos(10 * v) - 0.8),
     "ringed": lambda u, v: np.sin(14 * _radius(u, v)),
     "rayed": lambda u, v: np.sin(6 * np.arctan2(v, u)),
     "wavy": lambda u, v: np.sin(9 * u + 2 * np.sin(6 * v)),
@@ -190,7 +182,10 @@ SHAPES, TEXTURES = tuple(_SHAPES), tuple(_TEXTURES)
 
 
 def draw_objects(count: int, seed: int = 0) -> tuple[NDArray[np.uint8], NDArray[np.int32], NDArray[np.int32]]:
-    """`count` images [N, 32, 32, 3], the number of each one's shape and that of its texture."""
+    """`count` images [N, 32, 32, 3], the number of each one's shape and that of its texture.
+
+    A shape has a colour that it prefers but need not have: single pixels tell a little, edges tell much.
+    """
     rng = np.random.default_rng(seed)
     shapes = rng.integers(0, len(SHAPES), count, dtype=np.int32)
     textures = rng.integers(0, len(TEXTURES), count, dtype=np.int32)
@@ -206,7 +201,7 @@ def draw_objects(count: int, seed: int = 0) -> tuple[NDArray[np.uint8], NDArray[
         wide, high = np.exp(rng.normal(0.1, 0.2, (2, block, 1, 1))).astype(np.float32)
         cos, sin = np.cos(turn), np.sin(turn)
         u, v = wide * (cos * x + sin * y), high * (cos * y - sin * x)
-        inside = np.clip(np.float32(0.5) - _each(_SHAPES, shape, u, v) * np.float32(8), 0, 1)
+        inside = np.clip(0.5 - _each(_SHAPES, shape, u, v) * 8, 0, 1)
         preferred = _COLOURS[:, shape] + rng.normal(0, 0.25, (3, block))
         front = _colour(_each(_TEXTURES, texture, u, v), preferred, rng)
         # The background is a wave of any direction and length, from a slow shade to stripes.
@@ -231,17 +226,14 @@ def _each(kinds: dict[str, Shape], chosen: NDArray[np.int32], u: Plane, v: Plane
 
 def _colour(plane: Plane, middle: NDArray[np.float64], rng: np.random.Generator) -> Plane:
     """Planes [3, N, side, side]: the plane, with some grain, swings about each image's middle colour."""
-    grain = rng.standard_normal(plane.shape, np.float32) * np.float32(0.3)
+    grain = rng.standard_normal(plane.shape, np.float32) * 0.3
     swing = rng.uniform(-0.25, 0.25, (3, len(plane), 1, 1)).astype(np.float32)
     return middle[:, :, None, None].astype(np.float32) + swing * (plane + grain)
 
 
 def draw_random_ratings(users: int, items: int, events: int, seed: int, stream: int = 0) -> Ratings:
-    """`events` ratings of users and items numbered from 0; another `stream` of a seed is independent of it.
-
-    They are for timing, and to see that nothing is learnt: user, item and rating (1 to 5) are each uniform, with
-    replacement. The best prediction is 3 for everything, an RMSE of the square root of 2.
-    """
+    """Uniform ratings (1 to 5) of users and items numbered from 0, to time and to see that nothing is learnt: the best
+    prediction is 3 for everything, an RMSE of the square root of 2. Another `stream` of a seed is independent of it."""
     rng = np.random.default_rng([seed, stream])
     return Ratings(
         rng.integers(0, users, events, dtype=np.int32),
@@ -257,10 +249,8 @@ def draw_random_sets(
     validation_events: int = 1_000_000,
     seed: int = 0,
 ) -> tuple[Ratings, Ratings]:
-    """Training ratings, and validation ratings of those users and items that have a training rating.
-
-    In the shape of the Netflix Prize, if nothing else is asked for.
-    """
+    """Training ratings, and validation ratings of those users and items that have a training rating; the Netflix
+    Prize's shape if nothing else is asked for."""
     train = draw_random_ratings(users, items, events, seed)
     drawn = draw_random_ratings(users, items, validation_events, seed, stream=1)
     known = np.isin(drawn.users, train.users) & np.isin(drawn.items, train.items)
@@ -270,8 +260,7 @@ def draw_random_sets(
 def draw_taste_ratings(users: int = 943, items: int = 1682, count: int = 100_000, seed: int = 0) -> Ratings:
     """About `count` ratings in the order of time, each user and item at most once together; ids begin at 1.
 
-    A rating is a mean, what the user and the item add to it, the match of their tastes and some noise, rounded to 1 to
-    5. A few items are rated by many and most by few; users rate more of what they like.
+    A few items are rated by many and most by few; users rate more of what they like.
     """
     rng = np.random.default_rng(seed)
     match = rng.normal(size=(users, _TASTES)) @ rng.normal(size=(_TASTES, items)) / np.sqrt(_TASTES)

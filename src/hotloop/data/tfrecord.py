@@ -1,10 +1,8 @@
 """TFRecord files (length, masked CRC of it, data, masked CRC of that, over and over) of tf.train.Examples.
 
-Records are read by an index of where each lies, so that they are fetched in any order. By hand: TensorFlow's reader
-reads in order alone and takes seconds to import, and protobuf's Python classes would copy every image's bytes.
-
-Example { Features features = 1 }, Features { map<string, Feature> feature = 1 }, Feature { oneof BytesList = 1,
-FloatList = 2, Int64List = 3 }, each list a repeated field 1, packed or not; of a name twice the last counts.
+By hand: TensorFlow's reader reads in order alone and takes seconds to import, and protobuf's Python classes would copy
+every image's bytes. Example { Features features = 1 }, Features { map<string, Feature> feature = 1 }, Feature { oneof
+BytesList = 1, FloatList = 2, Int64List = 3 }, each list a repeated field 1, packed or not.
 """
 
 import os
@@ -51,10 +49,8 @@ def encode_record(data: bytes) -> bytes:
 
 
 def index_until_fault(path: str | Path) -> tuple[Index, str]:
-    """Where the records lie that come before the first fault of a file, and what that is: empty where there is none.
-
-    Every length is checked by its CRC, the data is not read.
-    """
+    """Where the records lie that come before the first fault of a file, and what that is, if there is one; every length
+    is checked by its CRC, the data is not read."""
     found: list[tuple[int, int]] = []
     fault = ""
     try:
@@ -101,10 +97,9 @@ def index_shards(
 ) -> tuple[NDArray[np.int64], Index]:
     """Records of each shard, and where the records of all shards lie, one shard after the other.
 
-    Following the lengths through 150 GB touches every record, so that the index is kept in the file `kept`, and used as
-    long as each shard has the size and the time of change that it had; a folder that cannot be written to goes without.
-    A broken shard is a DataError; for whoever hands in a list of `faults` it is one more of them, and the records
-    before its fault count.
+    Following the lengths through 150 GB touches every record, so that the index is `kept` in a file, and used as long
+    as each shard has the size and the time of change that it had. A broken shard is a DataError, or one more of the
+    `faults`: then the records before its fault count.
     """
     stamps = np.array([[stat.st_size, stat.st_mtime_ns] for stat in map(os.stat, paths)], np.int64)
     names = np.array([path.name for path in paths])
@@ -192,10 +187,8 @@ def _read_values(data: bytes, start: int, end: int) -> Values:
 def _read_runs(
     data: bytes, start: int, end: int, what: str, numbers: Collection[int] = (1,), unpacked: int = RUN
 ) -> Iterator[tuple[int, int, int]]:
-    """Number, start and end of each field in data[start:end] that has one of the `numbers`.
-
-    It must be a run, which comes without its length, or of the wire type that `unpacked` numbers have.
-    """
+    """Number, start and end of each field in data[start:end] that has one of the `numbers`. It must be a run, which
+    comes without its length, or of the wire type that `unpacked` numbers have."""
     at = start
     while at < end:
         began = at

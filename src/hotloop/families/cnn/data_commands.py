@@ -63,7 +63,7 @@ def run_build(config: BuildConfig, console: Console) -> Mapping[str, Any]:
     parts = build_records.plan_build(build)
     if kept := sum(len(part.manifest.shards) for part in parts):
         console.say(f"{config.out}: {kept:,} finished shards are whole and are kept")
-    with console.progress("images", sum(len(task.items) for part in parts for task in part.tasks)) as bar:
+    with console.progress("images", sum(len(items) for part in parts for _, items in part.tasks)) as bar:
         manifests = build_records.run_build(build, parts, bar.advance)
     shards = {part.part: manifests[part.part].shards.values() for part in parts}
     result = {

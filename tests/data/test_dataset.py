@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.data.image_formats import read_amat, read_cifar, read_idx
+from hotloop.data.dataset import read_amat, read_cifar, read_idx
 from hotloop.data.ratings import read_u_data
 from hotloop.errors import DataError
 
