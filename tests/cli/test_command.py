@@ -4,18 +4,20 @@ import io
 import os
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 import hotloop
-from hotloop.cli.command import Context, format_table, print_error, spell_options, spell_options_in_errors
-from hotloop.cli.main import main
+from hotloop.cli.command import Command, Context, print_error, spell_options
+from hotloop.cli.main import execute, main
 from hotloop.engine.interrupt import Stopped
 from hotloop.engine.plan import Batch
 from hotloop.engine.run import Run, read_events
 from hotloop.engine.sinks import ConsoleSink
 from hotloop.errors import HotloopError, PlanError
+from hotloop.options import option
 
 
 class Terminal(io.StringIO):
@@ -116,15 +118,19 @@ def test_a_bar_on_a_terminal_leaves_standard_output_alone(monkeypatch, total):
     assert "a result" not in terminal.getvalue()
 
 
-def test_tables_align_numbers_right_and_text_left():
-    assert format_table(("id", "name"), [(1, "a"), (10, "bcd")]) == ["id  name", " 1  a", "10  bcd"]
+def test_tables_align_numbers_right_and_text_left(capsys):
+    def printed(columns, rows):
+        Context().table(columns, rows)
+        return capsys.readouterr().out.splitlines()
+
+    assert printed(("id", "name"), [(1, "a"), (10, "bcd")]) == ["id  name", " 1  a", "10  bcd"]
     rows = [("train", "79,941", "3.75 %", 0.5), ("valid", "-", "12.70 %", 1e-7)]
-    assert format_table(("part", "ratings", "share", "x"), rows) == [
+    assert printed(("part", "ratings", "share", "x"), rows) == [
         "part   ratings    share      x",
         "train   79,941   3.75 %    0.5",
         "valid        -  12.70 %  1e-07",
     ]
-    assert format_table(("id", "name"), []) == ["id  name"]
+    assert printed(("id", "name"), []) == ["id  name"]
 
 
 OPTIONS = {"num_replicas", "micro_batch_size", "resume", "logs_per_epoch", "data"}
@@ -146,16 +152,25 @@ def test_arguments_that_are_options_are_spelled_as_options(text, told):
     assert spell_options(text, OPTIONS) == told
 
 
+@dataclass(frozen=True)
+class Places:
+    micro_batch_size: int = option(8, "Images.")
+    model_dir: Path = option(Path("results"), "A folder.")
+
+
 def test_an_error_keeps_its_kind_and_place():
-    wanted = pytest.raises(PlanError, match=r"^--micro-batch-size 0: must be at least 1$")
-    with wanted as caught, spell_options_in_errors(OPTIONS):
-        Batch(0)
+    command = Command("wrong", "", Places, lambda config, context: Batch(0))
+    with pytest.raises(PlanError, match=r"^--micro-batch-size 0: must be at least 1$") as caught:
+        execute(command, "wrong", [])
     assert caught.traceback[-1].name == "whole"
 
 
 def test_a_stop_says_how_to_go_on_in_options():
-    with pytest.raises(Stopped) as caught, spell_options_in_errors({"model_dir"}):
+    def stop(config, context):
         raise Stopped("interrupted; to resume: train again with model_dir=results/a", 15)
+
+    with pytest.raises(Stopped) as caught:
+        execute(Command("stop", "", Places, stop), "stop", [])
     assert str(caught.value) == "interrupted; to resume: train again with --model-dir results/a"
     assert caught.value.exit_status == 143
 

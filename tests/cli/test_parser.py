@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from trainer_options import PLACED, TrainerConfig, config, given
 
-from hotloop.cli.parser import Names
+from hotloop.cli.parser import spellings_of
 from hotloop.errors import OptionError
 from hotloop.options import Params, options_of
 
@@ -135,7 +135,7 @@ def test_a_line_that_cannot_be_understood_is_refused_with_the_reason(line):
 
 def test_two_options_of_one_name_are_a_defect_of_the_program():
     with pytest.raises(TypeError, match="two options are called --seed"):
-        Names([*options_of(TrainerConfig), options_of(TrainerConfig)[0]])
+        spellings_of([*options_of(TrainerConfig), options_of(TrainerConfig)[0]])
 
 
 @settings(max_examples=40, deadline=None)

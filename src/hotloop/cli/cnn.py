@@ -1,11 +1,10 @@
 """`hotloop cnn ...`: train, validate, predict, describe, import, and the data commands. jax waits."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from hotloop.cli.command import Command, Context, on_device
+from hotloop.cli.command import Command, Context
 from hotloop.errors import OptionError
 from hotloop.families.cnn.command_options import (
     BenchmarkConfig,
@@ -19,6 +18,7 @@ from hotloop.families.cnn.options import TrainConfig, ValidateConfig
 from hotloop.families.cnn.presets import PRESETS, values_of_run
 
 FAMILY = "hotloop.families.cnn"
+DETERMINISTIC = {"deterministic": "--xla_gpu_deterministic_ops=true"}
 EPILOG = """Examples:
   hotloop cnn train --config cifar_resnet20            a recipe, then the validation of its checkpoints
   hotloop cnn train --model cifar_resnet8 --micro-batch-size 8 --gradient-accumulation 8 --num-epochs 6
@@ -30,11 +30,6 @@ docs/cnn.md tells what is computed, and what each configuration is for."""
 
 def run_train(config: TrainConfig, context: Context) -> Mapping[str, Any]:
     """Train and validate, or with --plan say what would be done."""
-    if config.deterministic:
-        os.environ["XLA_FLAGS"] = (
-            f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true".strip()
-        )
-    context.open_device()
     from hotloop.families.cnn import train
 
     if config.plan:
@@ -57,6 +52,7 @@ def run_validate(config: ValidateConfig, context: Context) -> Mapping[str, Any]:
             "RUN is needed: the folder of a run or of its checkpoints (--checkpoint-input-dir names one, too), "
             "or --random-weights"
         )
+    context.open_device()
     return run_train(replace(config, training=False), context)
 
 
@@ -69,18 +65,6 @@ def run_describe(config: DescribeConfig, context: Context) -> Mapping[str, Any]:
     return facts
 
 
-def run_build(config: BuildConfig, context: Context) -> Mapping[str, Any]:
-    from hotloop.families.cnn.data_commands import run_build
-
-    return run_build(config, context)
-
-
-def run_verify(config: VerifyConfig, context: Context) -> Mapping[str, Any]:
-    from hotloop.families.cnn.data_commands import run_verify
-
-    return run_verify(config, context)
-
-
 COMMAND = Command(
     "cnn",
     "Train, validate and use ResNets on ImageNet, CIFAR and MNIST.",
@@ -90,6 +74,8 @@ COMMAND = Command(
             "Train, then validate every checkpoint.",
             TrainConfig,
             run_train,
+            on_device=True,
+            xla_flags=DETERMINISTIC,
             presets=PRESETS,
             epilog=EPILOG,
         ),
@@ -98,6 +84,7 @@ COMMAND = Command(
             "Validate the checkpoints of a run with the run's own options.",
             ValidateConfig,
             run_validate,
+            xla_flags=DETERMINISTIC,
             presets=PRESETS,
             run_values=values_of_run,
             run_option="checkpoint_input_dir",
@@ -106,7 +93,8 @@ COMMAND = Command(
             "predict",
             "Classes of image files by a checkpoint.",
             PredictConfig,
-            on_device(f"{FAMILY}.prediction"),
+            f"{FAMILY}.prediction:run",
+            on_device=True,
         ),
         Command(
             "describe", "Layers, shapes, parameters, FLOPs and split points.", DescribeConfig, run_describe
@@ -115,15 +103,22 @@ COMMAND = Command(
             "import",
             "Take over the weights of a torchvision or timm ResNet.",
             ImportConfig,
-            on_device(f"{FAMILY}.torch_weights"),
+            f"{FAMILY}.torch_weights:run",
+            on_device=True,
         ),
-        Command("build-records", "TFRecord shards from folders of images.", BuildConfig, run_build),
-        Command("verify", "Count and check a data set.", VerifyConfig, run_verify),
+        Command(
+            "build-records",
+            "TFRecord shards from folders of images.",
+            BuildConfig,
+            f"{FAMILY}.data_commands:run_build",
+        ),
+        Command("verify", "Count and check a data set.", VerifyConfig, f"{FAMILY}.data_commands:run_verify"),
         Command(
             "data-benchmark",
             "Images a second of the input pipeline alone.",
             BenchmarkConfig,
-            on_device(f"{FAMILY}.data_commands", "run_benchmark"),
+            f"{FAMILY}.data_commands:run_benchmark",
+            on_device=True,
         ),
     ),
 )

@@ -9,16 +9,14 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from hotloop.engine.interrupt import leave_at_once
-from hotloop.engine.progress import Progress, show
-from hotloop.errors import HotloopError
+from hotloop.engine.progress import Console
 from hotloop.options import Option, option, options_of, to_jsonable
 
 if TYPE_CHECKING:
@@ -52,7 +50,7 @@ NUMBER = re.compile(r"-?[\d,]+(\.\d+)?(e[-+]\d+)?( %)?|-|nan|-?inf")
 
 
 @dataclass(frozen=True)
-class Context:
+class Context(Console):
     """Handed to every command: how it was called, and how it may speak."""
 
     json: bool = False
@@ -75,19 +73,22 @@ class Context:
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Rows under their column names; columns of numbers are aligned to the right."""
-        for line in format_table(columns, rows):
-            self.say(line)
+        cells = [[str(cell) for cell in row] for row in rows]
+        widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+        numeric = [bool(rows) and all(NUMBER.fullmatch(row[i]) for row in cells) for i in range(len(columns))]
+        for row in (columns, *cells):
+            fitted = [
+                cell.rjust(width) if right else cell.ljust(width)
+                for cell, width, right in zip(row, widths, numeric, strict=True)
+            ]
+            self.say("  ".join(fitted).rstrip())
 
     def open_device(self) -> "jax.Device":
-        """The device that the options ask for, ready for work; the first thing a computing command does."""
+        """The device that the options ask for, ready for work, for a command that is not `on_device`."""
         with leave_at_once():
             from hotloop.engine.device import setup
 
             return setup(self.device, only_accelerator=self.only_accelerator, warn=self.warn)
-
-    def progress(self, description: str, total: float | None = None) -> AbstractContextManager[Progress]:
-        """A bar while the block runs (`total` None: a moving one), silent where there is no terminal."""
-        return show(description, total, self.say)
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,8 @@ class Command:
     name: str
     summary: str
     config: type[Any] = NoOptions
-    run: Callable[[Any, Context], Mapping[str, Any] | None] | None = None
+    run: Callable[[Any, Context], Mapping[str, Any] | None] | str | None = None
+    """What it does; `module:function` is imported when it runs."""
     children: tuple["Command", ...] = ()
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     epilog: str = ""
@@ -142,29 +144,20 @@ class Command:
     """(the folder that its argument `run` names) -> that run's option values, below the command line's."""
     run_option: str = ""
     """An option that may name a run as well, where `run` is left out and no configuration is named."""
+    on_device: bool = False
+    """Whether the device that the options ask for is opened before it runs."""
+    xla_flags: Mapping[str, str] = field(default_factory=dict)
+    """Options that XLA hears of by a flag, which must be there before the device is opened."""
     verbatim: bool = False
     """From the first word that is no option on, everything is an argument, even what looks like an option."""
 
-    @property
+    @cached_property
     def options(self) -> tuple[Option, ...]:
         return (*options_of(self.config), *options_of(Common))
 
     @property
     def option_names(self) -> frozenset[str]:
         return frozenset(option.name for option in self.options if not option.positional)
-
-
-def on_device(module: str, function: str = "run") -> Callable[[Any, Context], Mapping[str, Any]]:
-    """What a computing command runs: the device is opened, then the module's function; it is imported only now."""
-
-    def run(config: Any, context: Context) -> Mapping[str, Any]:
-        context.open_device()
-        with leave_at_once():
-            command = import_module(module)
-        result: Mapping[str, Any] = getattr(command, function)(config, context)
-        return result
-
-    return run
 
 
 def spell_options(text: str, options: Collection[str]) -> str:
@@ -182,16 +175,6 @@ def spell_options(text: str, options: Collection[str]) -> str:
     return _ARGUMENT.sub(spelled, text)
 
 
-@contextmanager
-def spell_options_in_errors(options: Collection[str]) -> Iterator[None]:
-    """Spell the arguments in the message of an error, or of a stop, that the block raises."""
-    try:
-        yield
-    except (HotloopError, KeyboardInterrupt) as error:
-        error.args = (spell_options(str(error), options), *error.args[1:])
-        raise
-
-
 def _print(text: str, stream: TextIO) -> None:
     try:
         print(text, file=stream, flush=True)
@@ -206,21 +189,6 @@ def _print(text: str, stream: TextIO) -> None:
         why = "nobody reads" if gone else f"{error.strerror}: nothing keeps"
         for run in tuple(OPEN):
             run.event("warning", message=f"{why} what this run prints any more; its records go on")
-
-
-def format_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
-    cells = [[str(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
-    numeric = [bool(rows) and all(NUMBER.fullmatch(row[i]) for row in cells) for i in range(len(columns))]
-
-    def line(row: Sequence[str]) -> str:
-        fitted = [
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(row, widths, numeric, strict=True)
-        ]
-        return "  ".join(fitted).rstrip()
-
-    return [line(columns), *map(line, cells)]
 
 
 def has_colours(stream: TextIO) -> bool:

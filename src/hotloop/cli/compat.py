@@ -58,8 +58,10 @@ def run(config: CompatConfig, context: Context) -> Mapping[str, Any]:
         told = {"command": found.command, "environment": found.environment, "notices": found.notices}
         return {**told, "checked_until": reached or None}
     from hotloop.cli.main import main
+    from hotloop.engine.interrupt import leave_at_once
 
-    raise SystemExit(main(words))
+    with leave_at_once():  # while the new command starts, as if it had been typed
+        raise SystemExit(main(words))
 
 
 def check(words: Sequence[str], console: Context) -> str:

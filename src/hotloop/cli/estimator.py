@@ -18,7 +18,6 @@ docs/estimator.md tells how to write such a program with your own model."""
 
 def run(config: CifarConfig, context: Context) -> Mapping[str, Any]:
     """Train and test, or with --plan say what would be done."""
-    context.open_device()
     if config.plan:
         from hotloop.cli.plan import show_plan
         from hotloop.families.estimator.cifar.program import plan_run
@@ -36,6 +35,7 @@ COMMAND = Command(
     "Train and test a small CNN on CIFAR-10 with the Estimator.",
     CifarConfig,
     run,
+    on_device=True,
     presets=PRESETS,
     epilog=EPILOG,
     config_option="recipe",

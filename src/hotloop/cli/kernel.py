@@ -11,20 +11,14 @@ EPILOG = """Each run checks its numbers against float64 first and refuses to tim
 says what is computed, how the timing is kept honest and what became of the old programs' options."""
 
 
-def run_layer(config: configs.LayerOptions, context: Context) -> Mapping[str, Any]:
-    """Check and time one layer."""
+def run_kernel(config: configs.LayerOptions | configs.Hmc, context: Context) -> Mapping[str, Any]:
+    """Check and time one layer, or HMC."""
     device = context.open_device()
-    from hotloop.families.kernels.bench import run
+    from hotloop.families.kernels import bench, hmc
 
-    return run(config, device, context)
-
-
-def run_hmc(config: configs.Hmc, context: Context) -> Mapping[str, Any]:
-    """Check and time HMC."""
-    device = context.open_device()
-    from hotloop.families.kernels.hmc import run
-
-    return run(config, device, context)
+    if isinstance(config, configs.Hmc):
+        return hmc.run(config, device, context)
+    return bench.run(config, device, context)
 
 
 LAYERS: dict[str, tuple[type[configs.LayerOptions], str]] = {
@@ -46,10 +40,10 @@ def run_all(config: configs.AllKernels, context: Context) -> Mapping[str, Any]:
     for name, (layer, _) in LAYERS.items():
         length = {"batches_per_step": config.batches_per_step} if config.batches_per_step else {}
         chosen = build(layer, {**same, **length, "train": config.train, "dtype": config.dtype})
-        results[name] = run_layer(chosen, context)
+        results[name] = run_kernel(chosen, context)
         context.say("")
     length = {"hmc_steps": config.batches_per_step} if config.batches_per_step else {}
-    results["hmc"] = run_hmc(build(configs.Hmc, {**same, **length}), context)
+    results["hmc"] = run_kernel(build(configs.Hmc, {**same, **length}), context)
     context.say("")
     context.table(COLUMNS, [row(name, result) for name, result in results.items()])
     return {"results": results}
@@ -69,7 +63,7 @@ def row(name: str, result: Mapping[str, Any]) -> tuple[Any, ...]:
 def _layer(name: str) -> Command:
     config, summary = LAYERS[name]
     aliases = (name.replace("-", "_"),) if "-" in name else ()
-    return Command(name, summary, config, run_layer, epilog=EPILOG, aliases=aliases)
+    return Command(name, summary, config, run_kernel, epilog=EPILOG, aliases=aliases)
 
 
 COMMAND = Command(
@@ -77,7 +71,7 @@ COMMAND = Command(
     "Time single layers and samplers: dense, convolutions, recurrent, HMC.",
     children=(
         *(_layer(name) for name in LAYERS),
-        Command("hmc", "Hamiltonian Monte Carlo steps.", configs.Hmc, run_hmc, epilog=EPILOG),
+        Command("hmc", "Hamiltonian Monte Carlo steps.", configs.Hmc, run_kernel, epilog=EPILOG),
         Command(
             "all",
             "Every kernel with its defaults, and one table.",

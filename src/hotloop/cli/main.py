@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from hotloop.cli.command import Command, Context, print_error, print_json, spell_options_in_errors
+from hotloop.cli.command import Command, Context, print_error, print_json, spell_options
 from hotloop.engine.interrupt import Stopped, raise_stops
 from hotloop.errors import DISK_ERRORS, HotloopError, OptionError
 from hotloop.options import did_you_mean, options_of
@@ -45,49 +45,47 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_program(command: Command, argv: Sequence[str] | None = None) -> int:
     """`main` for a program of one command of its own: the options of its config, help, one line for an error."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    return _exit_status(lambda words: _run_command(command, command.name, words), words)
+
+    def act(words: list[str]) -> int:
+        with raise_stops():
+            return execute(command, command.name, words)
+
+    return _exit_status(act, list(sys.argv[1:] if argv is None else argv))
 
 
 def _exit_status(act: Callable[[list[str]], int], words: list[str]) -> int:
     try:
-        with raise_stops():
-            status = act(list(words))
-            sys.stdout.flush()
-            return status
+        status = act(list(words))
+        sys.stdout.flush()
+        return status
     except BrokenPipeError:
         # Whoever read our output has gone; the interpreter's own flush at exit must not complain either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
-    except KeyboardInterrupt as error:
-        stop = Stopped.because_of(error, str(error) or "interrupted")
-        return _report_failure(words, str(stop), stop.exit_status)
-    except HotloopError as error:
-        return _report_failure(words, str(error), USAGE_ERROR)
-    except Exception as error:
-        if isinstance(error, OSError) and error.errno in DISK_ERRORS:
-            return _report_failure(
-                words, f"{error.filename or 'a file or standard output'}: {error.strerror}", USAGE_ERROR
-            )
-        said = (str(error).strip().splitlines() or [""])[0][:300]
-        text = f"unexpected {type(error).__name__}: {said}; run again with --debug for the traceback"
-        return _report_failure(words, text, DEFECT)
+    except (KeyboardInterrupt, Exception) as error:
+        text, status = str(error), USAGE_ERROR
+        if isinstance(error, KeyboardInterrupt):
+            stop = Stopped.because_of(error, text or "interrupted")
+            text, status = str(stop), stop.exit_status
+        elif isinstance(error, OSError) and error.errno in DISK_ERRORS:
+            text = f"{error.filename or 'a file or standard output'}: {error.strerror}"
+        elif not isinstance(error, HotloopError):
+            said = (text.strip().splitlines() or [""])[0][:300]
+            text = f"unexpected {type(error).__name__}: {said}; run again with --debug for the traceback"
+            status = DEFECT
+        if _has_flag(words, "--debug"):
+            import traceback
+
+            traceback.print_exc()
+        print_error(text)
+        if _has_flag(words, "--json"):
+            print_json({"error": text})
+        return status
 
 
-def _report_failure(words: list[str], text: str, status: int) -> int:
-    if _has_flag(words, "--debug"):
-        import traceback
-
-        traceback.print_exc()
-    print_error(text)
-    if _has_flag(words, "--json"):
-        print_json({"error": text})
-    return status
-
-
-def _has_flag(words: list[str], flag: str) -> bool:
-    """Whether a flag stands on the command line, which may not even have been understood."""
-    return flag in (words[: words.index("--")] if "--" in words else words)
+def _has_flag(words: list[str], *flags: str) -> bool:
+    """Whether one of the flags stands on the command line, which may not even have been understood."""
+    return not set(flags).isdisjoint(words[: words.index("--")] if "--" in words else words)
 
 
 def dispatch(words: list[str]) -> int:
@@ -107,26 +105,7 @@ def dispatch(words: list[str]) -> int:
         else:
             print(f"hotloop {VERSION}")
         return 0
-    command, path, rest = find_command(words)
-    return _run_command(command, path, rest, flags)
-
-
-def _run_command(command: Command, path: str, rest: list[str], flags: Sequence[str] = ()) -> int:
-    if command.verbatim:
-        with_value = {option.spelling for option in command.options if option.kind.element is not bool}
-        first = 0
-        while first < len(rest) and rest[first].startswith("-") and rest[first] != "--":
-            first += 2 if rest[first] in with_value else 1
-        rest = rest if rest[first:][:1] == ["--"] else [*rest[:first], "--", *rest[first:]]
-    if _has_flag(rest, "-h") or _has_flag(rest, "--help") or (command.run is None and not rest):
-        from hotloop.cli.helptext import command_help
-
-        print(command_help(command, path), end="")
-        return 0
-    if command.run is None:
-        names = ", ".join(child.name for child in command.children)
-        raise OptionError(f"{path} needs a command before {rest[0]}: {names}")
-    return execute(command, path, [*flags, *rest])
+    return execute(*find_command(words), flags)
 
 
 def find_command(words: list[str]) -> tuple[Command, str, list[str]]:
@@ -148,22 +127,37 @@ def find_command(words: list[str]) -> tuple[Command, str, list[str]]:
     return command, path, rest
 
 
-def execute(command: Command, path: str, words: list[str]) -> int:
+def execute(command: Command, path: str, words: list[str], flags: Sequence[str] = ()) -> int:
+    """Run one command with these words, or show its help; `flags` stood before its name."""
+    if command.verbatim:
+        with_value = {option.spelling for option in command.options if option.kind.element is not bool}
+        first = 0
+        while first < len(words) and words[first].startswith("-") and words[first] != "--":
+            first += 2 if words[first] in with_value else 1
+        words = words if words[first:][:1] == ["--"] else [*words[:first], "--", *words[first:]]
+    if _has_flag(words, "-h", "--help") or (command.run is None and not words):
+        from hotloop.cli.helptext import command_help
+
+        print(command_help(command, path), end="")
+        return 0
+    if command.run is None:
+        known = ", ".join(child.name for child in command.children)
+        raise OptionError(f"{path} needs a command before {words[0]}: {known}")
     from hotloop.cli.parser import print_config, resolve, scan
 
-    given = scan(words, command.options)
+    names = command.option_names
+    given = scan([*flags, *words], command.options)
     resolved = resolve(command, given)
-    common = resolved.common
+    config, common = resolved.config, resolved.common
     if common.print_config:
         print_config(resolved, path)
         return 0
-    names = command.option_names
     context = Context(
         json=common.json,
         debug=common.debug,
         device=common.device,
         only_accelerator=common.only_accelerator,
-        argv=(*path.split()[1:], *words),
+        argv=(*path.split()[1:], *flags, *words),
         given=frozenset(given),
         options=names,
         configured=resolved.configured,
@@ -172,9 +166,24 @@ def execute(command: Command, path: str, words: list[str]) -> int:
         context.warn(notice)
     for line in resolved.replacements:
         context.say(line)
-    assert command.run is not None
-    with spell_options_in_errors(names):
-        result: Mapping[str, Any] | None = command.run(resolved.config, context)
+    for name, flag in command.xla_flags.items():
+        if getattr(config, name):
+            os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+    try:
+        if command.on_device:
+            from hotloop.engine.device import setup
+
+            setup(common.device, only_accelerator=common.only_accelerator, warn=context.warn)
+        run = command.run
+        if isinstance(run, str):
+            module, _, function = run.partition(":")
+            run = getattr(import_module(module), function)
+        # Until now there was nothing to tidy up.
+        with raise_stops():
+            result: Mapping[str, Any] | None = run(config, context)
+    except (HotloopError, KeyboardInterrupt) as error:
+        error.args = (spell_options(str(error), names), *error.args[1:])
+        raise
     if common.json:
         print_json(result or {})
     return 0

@@ -7,75 +7,59 @@ swallows the next positional, `-1e-5` is taken for an option). So the words are 
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hotloop.cli.command import Command, Common, print_json, spell_options_in_errors
-from hotloop.errors import CheckpointError, OptionError, join_with_or
+from hotloop.cli.command import Command, Common, print_json, spell_options
+from hotloop.errors import CheckpointError, HotloopError, OptionError, join_with_or
 from hotloop.options import Option, construct, did_you_mean, options_of, to_jsonable, values_of
 from hotloop.options.declare import FALSE, TRUE, expand_path, show_value
 from hotloop.options.document import LONGEST, Key, parse_document
 
 SETTABLE = ("device", "only_accelerator")  # the common options that a preset or file may hold
+Spellings = dict[str, tuple[Option, bool]]
+"""Every way to write an option; True where it turns a flag off."""
 
 
-@dataclass(frozen=True)
-class Spelling:
-    """One way to write an option; `negated` where it turns a flag off."""
-
-    option: Option
-    negated: bool = False
-
-
-class Names:
-    """Every spelling of the options that may be used, and the way from what was typed to the option."""
-
-    def __init__(self, options: Iterable[Option]):
-        self.known: dict[str, Spelling] = {}
-        for option in options:
-            for word in (f"--{with_hyphens(option.name)}", *option.aliases):
-                if word in self.known:
-                    raise TypeError(f"two options are called {word}")
-                self.known[word] = Spelling(option)
-        flags = {word: each.option for word, each in self.known.items() if each.option.kind.element is bool}
-        for word, option in flags.items():
-            if word.startswith("--"):
-                self.known.setdefault(f"--no-{word[2:]}", Spelling(option, negated=True))
-
-    def find(self, typed: str) -> Spelling:
-        """What a word such as `--batch_s` means, or an OptionError that names the nearest ones."""
-        word = with_hyphens(typed)
-        if word in self.known:
-            return self.known[word]
-        offered = {
-            name: each for name, each in self.known.items() if not each.negated or word.startswith("--no-")
-        }
-        starts = [name for name in offered if word.startswith("--") and name.startswith(word)]
-        if len({offered[name] for name in starts}) == 1:
-            return offered[starts[0]]
-        if starts:
-            raise OptionError(f"{typed} could be {join_with_or(starts)}; write more of it")
-        visible = [name for name, each in offered.items() if not each.option.hidden]
-        raise OptionError(f"unknown option {typed}{did_you_mean(word, visible)}")
+def spellings_of(options: Iterable[Option]) -> Spellings:
+    known: Spellings = {}
+    for option in options:
+        for word in (f"--{option.name.replace('_', '-')}", *option.aliases):
+            if word in known:
+                raise TypeError(f"two options are called {word}")
+            known[word] = option, False
+    for word, (option, _) in list(known.items()):
+        if option.kind.element is bool and word.startswith("--"):
+            known.setdefault(f"--no-{word[2:]}", (option, True))
+    return known
 
 
-def with_hyphens(name: str) -> str:
-    return name.replace("_", "-")
+def find_option(typed: str, known: Spellings) -> tuple[Option, bool]:
+    """What a word such as `--batch_s` means, or an OptionError that names the nearest ones."""
+    word = typed.replace("_", "-")
+    if word in known:
+        return known[word]
+    offered = {name: each for name, each in known.items() if not each[1] or word.startswith("--no-")}
+    starts = [name for name in offered if word.startswith("--") and name.startswith(word)]
+    if len({offered[name] for name in starts}) == 1:
+        return offered[starts[0]]
+    if starts:
+        raise OptionError(f"{typed} could be {join_with_or(starts)}; write more of it")
+    visible = [name for name, (option, _) in offered.items() if not option.hidden]
+    raise OptionError(f"unknown option {typed}{did_you_mean(word, visible)}")
 
 
 def is_option(word: str) -> bool:
     """Whether a word opens an option: a hyphen that is not a negative number's."""
-    if not word.startswith("-") or len(word) == 1:
-        return False
     if word.startswith("--"):
         return True
-    return word[1].isalpha() and word[1:].lower() not in ("inf", "infinity", "nan")
+    return word.startswith("-") and word[1:2].isalpha() and word[1:].lower() not in ("inf", "infinity", "nan")
 
 
 def scan(argv: Sequence[str], options: Sequence[Option]) -> dict[str, Any]:
     """The texts given for each option, by field name; a list where several are taken."""
-    names = Names(option for option in options if not option.positional)
+    known = spellings_of(option for option in options if not option.positional)
     positionals = [option for option in options if option.positional]
     words, rest = list(argv), []
     given: dict[str, Any] = {}
@@ -88,13 +72,26 @@ def scan(argv: Sequence[str], options: Sequence[Option]) -> dict[str, Any]:
             rest.append(word)
             continue
         spelling, equals, text = word.partition("=")
-        found = names.find(spelling)
-        if found.negated and equals:
+        option, negated = find_option(spelling, known)
+        if negated and equals:
             raise OptionError(f"{word}: {spelling} takes no value")
-        if found.negated:
-            given[found.option.name] = "false"
+        follows = bool(words) and not is_option(words[0])
+        if negated:
+            given[option.name] = "false"
+        elif equals:
+            given[option.name] = text
+        elif option.kind.many:
+            given[option.name] = []
+            while words and not is_option(words[0]):
+                given[option.name] += [part.strip() for part in words.pop(0).split(",") if part.strip()]
+        elif option.kind.element is bool:
+            # Beside positionals, only a word that can be nothing else is the flag's value.
+            is_value = follows and (not positionals or words[0].lower() in TRUE | FALSE)
+            given[option.name] = words.pop(0) if is_value else "true"
+        elif follows:
+            given[option.name] = words.pop(0)
         else:
-            given[found.option.name] = text if equals else _values(found.option, words, bool(positionals))
+            raise OptionError(f"{option.spelling}: a value is needed: {option.help}")
     # Words without an option go to the positionals in order; one that takes many takes all that are left.
     for option in positionals:
         if rest and option.kind.many:
@@ -104,22 +101,6 @@ def scan(argv: Sequence[str], options: Sequence[Option]) -> dict[str, Any]:
     if rest:
         raise OptionError(f"unexpected argument '{rest[0]}'; options begin with --")
     return given
-
-
-def _values(option: Option, words: list[str], positionals: bool) -> Any:
-    follows = bool(words) and not is_option(words[0])
-    if option.kind.element is bool and not option.kind.many:
-        # Beside positionals, only a word that can be nothing else is the flag's value.
-        is_value = follows and (not positionals or words[0].lower() in TRUE | FALSE)
-        return words.pop(0) if is_value else "true"
-    if option.kind.many:
-        values = []
-        while words and not is_option(words[0]):
-            values += [part.strip() for part in words.pop(0).split(",") if part.strip()]
-        return values
-    if not follows:
-        raise OptionError(f"{option.spelling}: a value is needed: {option.help}")
-    return words.pop(0)
 
 
 @dataclass(frozen=True)
@@ -139,67 +120,86 @@ class Resolved:
 class ConfigLayer:
     """Raw values from a preset or file: by field name, with the words that begin an error about each."""
 
-    source: str
-    values: Mapping[str, tuple[Any, str]]
+    source: str = ""
+    values: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
     notices: Sequence[str] = ()
 
 
 def resolve(command: Command, given: Mapping[str, Any]) -> Resolved:
     """The configs from the texts of a command line, the preset or file it names, and the defaults."""
     common_options = {option.name: option for option in options_of(Common)}
-    name = common_options["config"].accept(given.get("config"))
-    path = common_options["config_path"].accept(given.get("config_path"))
+    early = {key: common_options[key].accept(given[key]) for key in ("config", "config_path") if key in given}
+    name, path = early.get("config"), early.get("config_path")
     old = given.get(command.config_option)
     if old is not None and (name or path):
         word = f"--{command.config_option.replace('_', '-')}"
         raise OptionError(f"{word} {old}: names a configuration, and so does --config; keep one")
-    of_run = _named_run_layer(command, given, is_configured=bool(name or path))
+    of_run = _run_layer(command, given, is_configured=bool(name or path))
     layer = of_run or (_old_layer(command, old) if old else _layer(command, name, path))
     sources: dict[str, str] = {}
     accepted: dict[str, Any] = {}
     replacements: list[str] = []
     for option in command.options:
-        sources[option.name] = "default"
+        source = "default"
         if option.name in layer.values:
             raw, origin = layer.values[option.name]
-            accepted[option.name], sources[option.name] = option.accept(raw, origin), layer.source
+            accepted[option.name], source = option.accept(raw, origin), layer.source
         if option.name in given:
             value = option.accept(given[option.name])
             if of_run and accepted.get(option.name, value) != value:
                 both = (value, accepted[option.name])
                 new, had = (show_value("none" if each is None else to_jsonable(each)) for each in both)
                 replacements.append(f"option {option.spelling}: {new} (the run had {had})")
-            accepted[option.name], sources[option.name] = value, "command line"
-    sources = {
-        name: source for name, source in sources.items() if name in SETTABLE or name not in common_options
-    }
+            accepted[option.name], source = value, "command line"
+        if option.name in SETTABLE or option.name not in common_options:
+            sources[option.name] = source
     common = construct(Common, {key: accepted.pop(key) for key in common_options if key in accepted})
-    with spell_options_in_errors(command.option_names):
+    try:
         config = construct(command.config, accepted)
+    except HotloopError as error:
+        error.args = (spell_options(str(error), command.option_names),)
+        raise
     configured = frozenset(() if of_run else layer.values)
     return Resolved(config, common, sources, layer.notices, replacements, configured)
 
 
 def _layer(command: Command, name: str | None, path: Path | None) -> ConfigLayer:
-    if path is not None:
-        return _named(
-            f"file {path}", str(path), _section(read_file(path), name, path, _names(command)), command
-        )
+    """The preset of this name, the file, or the part of the file that has the name; nothing where neither is named."""
+    if path is None:
+        if name is None:
+            return ConfigLayer()
+        if name not in command.presets:
+            known = f"; there are {', '.join(command.presets)}"
+            known = did_you_mean(name, command.presets) or known
+            known = known if command.presets else "; give a file with --config-path"
+            raise OptionError(f"--config {name}: '{command.name}' has no such preset{known}")
+        return _named(f"preset {name}", command.presets[name], command)
+    document = read_file(path)
+    sections = [key for key, value in document.items() if isinstance(value, Mapping)]
     if name is None:
-        return ConfigLayer("", {})
-    if name not in command.presets:
-        known = did_you_mean(name, command.presets) or (
-            f"; there are {', '.join(command.presets)}"
-            if command.presets
-            else "; give a file with --config-path"
+        keys = _settable_spellings(command)
+        if sections and len(sections) == len(document) and not any(_is_key(key, keys) for key in sections):
+            named = f": {', '.join(sections)}" if len(sections) <= 12 else ""
+            raise OptionError(f"{path} holds named configurations; choose one with --config{named}")
+    elif name not in document:
+        raise OptionError(f"--config {name}: {path} has no such configuration{did_you_mean(name, sections)}")
+    elif name not in sections:
+        raise OptionError(
+            f"--config {name}: in {path} this is a value, not a configuration; leave --config out"
         )
-        raise OptionError(f"--config {name}: '{command.name}' has no such preset{known}")
-    return _named(f"preset {name}", f"preset {name}", command.presets[name], command)
+    return _named(f"file {path}", document if name is None else document[name], command)
 
 
-def _named_run_layer(
-    command: Command, given: Mapping[str, Any], *, is_configured: bool
-) -> ConfigLayer | None:
+def _is_key(key: str, known: Spellings) -> bool:
+    try:
+        find_option(f"--{key}", known)
+    except OptionError:
+        return False
+    return True
+
+
+def _run_layer(command: Command, given: Mapping[str, Any], *, is_configured: bool) -> ConfigLayer | None:
+    """The values of the run that the command line names, if it names one."""
     run = given.get("run", None if is_configured else given.get(command.run_option))
     if command.run_values is None or run is None:
         return None
@@ -226,40 +226,42 @@ def _old_layer(command: Command, name: str) -> ConfigLayer:
         path = expand_path(name)
     except ValueError as error:
         raise OptionError(f"{option} {show_value(name)}: {error}") from None
+    if path.exists():
+        found = read_file(path, option)
+        values, notices = command.translate(found, str(path)) if command.translate else (found, ())
+        return _named(f"file {path}", values, command, notices)
     preset = path.name.removesuffix(".json").removesuffix("_config")
-    if not path.exists() and preset in command.presets:
+    if preset in command.presets:
         notice = f"{name} is not there: the preset {preset} is what it held"
-        return replace(_layer(command, preset, None), notices=[notice])
-    if not path.exists():
-        raise OptionError(f"{option} {name}: no such file or preset{did_you_mean(name, command.presets)}")
-    found = read_file(path, option)
-    values, notices = command.translate(found, str(path)) if command.translate else (found, ())
-    return replace(_named(f"file {path}", str(path), values, command), notices=notices)
+        return _named(f"preset {preset}", command.presets[preset], command, [notice])
+    raise OptionError(f"{option} {name}: no such file or preset{did_you_mean(name, command.presets)}")
 
 
-def _names(command: Command) -> Names:
+def _settable_spellings(command: Command) -> Spellings:
     common = [option for option in options_of(Common) if option.name in SETTABLE]
-    return Names([*options_of(command.config), *common])
+    return spellings_of([*options_of(command.config), *common])
 
 
-def _named(source: str, origin: str, values: Mapping[str, Any], command: Command) -> ConfigLayer:
+def _named(
+    source: str, values: Mapping[str, Any], command: Command, notices: Sequence[str] = ()
+) -> ConfigLayer:
     """The values under their field names; two spellings of one option are one too many."""
-    names = _names(command)
+    known = _settable_spellings(command)
+    origin = source.removeprefix("file ")
     found: dict[str, tuple[Any, str]] = {}
     for key, value in values.items():
         here = f"{origin}, line {key.line}" if isinstance(key, Key) else origin
         try:
-            spelling = names.find(f"--{key}")
+            option, negated = find_option(f"--{key}", known)
         except OptionError as error:
             said = str(error).replace("unknown option --", "unknown key ").replace("--", "")
             raise OptionError(f"{here}: {said}") from None
-        option = spelling.option
-        if spelling.negated:
+        if negated:
             raise OptionError(f"{here}: unknown key {key}; write '{option.name}: false'")
         if option.name in found:
             raise OptionError(f"{here}: '{key}' sets {option.spelling} a second time; keep one")
         found[option.name] = (value, f"{here}: ")
-    return ConfigLayer(source, found)
+    return ConfigLayer(source, found, notices)
 
 
 def read_file(path: Path, option: str = "--config-path") -> Mapping[str, Any]:
@@ -271,36 +273,9 @@ def read_file(path: Path, option: str = "--config-path") -> Mapping[str, Any]:
     except UnicodeDecodeError as error:
         raise OptionError(f"{option} {path}: not a text file (UTF-8)") from error
     document = parse_document(text, str(path))
-    if document is None:
-        return {}
-    if not isinstance(document, Mapping):
+    if document is not None and not isinstance(document, Mapping):
         raise OptionError(f"{path}: must hold keys and values, such as 'batch_size: 32'")
-    return document
-
-
-def _section(document: Mapping[str, Any], name: str | None, path: Path, names: Names) -> Mapping[str, Any]:
-    sections = [key for key, value in document.items() if isinstance(value, Mapping)]
-    if name is None:
-        if sections and len(sections) == len(document) and not any(_is_key(names, key) for key in sections):
-            named = f": {', '.join(sections)}" if len(sections) <= 12 else ""
-            raise OptionError(f"{path} holds named configurations; choose one with --config{named}")
-        return document
-    if name not in document:
-        raise OptionError(f"--config {name}: {path} has no such configuration{did_you_mean(name, sections)}")
-    section = document[name]
-    if not isinstance(section, Mapping):
-        raise OptionError(
-            f"--config {name}: in {path} this is a value, not a configuration; leave --config out"
-        )
-    return section
-
-
-def _is_key(names: Names, key: str) -> bool:
-    try:
-        names.find(f"--{key}")
-    except OptionError:
-        return False
-    return True
+    return document or {}
 
 
 def print_config(resolved: Resolved, path: str) -> None:

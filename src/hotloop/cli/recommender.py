@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from hotloop import rehearsal
-from hotloop.cli.command import Command, Context, on_device
+from hotloop.cli.command import Command, Context
 from hotloop.families.recommender import commands_config
 from hotloop.families.recommender.commands_config import (
     BaselineOptions,
@@ -29,7 +29,6 @@ docs/recommender.md tells what is computed and what became of the old programs' 
 
 def run_train(config: TrainOptions, context: Context) -> Mapping[str, Any]:
     """Train, or with --plan say what would be done."""
-    context.open_device()
     from hotloop.families.recommender import train
 
     if config.plan:
@@ -39,12 +38,6 @@ def run_train(config: TrainOptions, context: Context) -> Mapping[str, Any]:
         context.say(train.describe(setup))
         return show_plan(setup.plan, context)
     return train.run(config, context, " ".join(["hotloop", *context.argv]))
-
-
-def run_convert(config: ConvertOptions, context: Context) -> Mapping[str, Any]:
-    from hotloop.families.recommender.convert import run
-
-    return run(config, context)
 
 
 def run_sweep(config: SweepOptions, context: Context) -> Mapping[str, Any]:
@@ -72,6 +65,7 @@ def plan_sweep(config: SweepOptions, context: Context) -> Mapping[str, Any]:
 
 def plan_trial(config: SweepOptions, context: Context) -> Mapping[str, Any]:
     """The first trial's plan, and with it all that a trial would refuse."""
+    context.open_device()
     return run_train(replace(config.training(config.exponents[0]), plan=True), context)
 
 
@@ -84,6 +78,7 @@ COMMAND = Command(
             "Train, validate, then test the best weights.",
             TrainOptions,
             run_train,
+            on_device=True,
             presets=PRESETS,
             epilog=EPILOG,
         ),
@@ -91,28 +86,32 @@ COMMAND = Command(
             "evaluate",
             "RMSE, MAE, NDCG and Recall of a run.",
             EvaluateOptions,
-            on_device(f"{FAMILY}.evaluate"),
+            f"{FAMILY}.evaluate:run",
+            on_device=True,
             run_values=commands_config.evaluation_defaults,
         ),
         Command(
             "predict",
             "Predictions for a file or split, with the original ids.",
             PredictOptions,
-            on_device(f"{FAMILY}.predict", "run_predict"),
+            f"{FAMILY}.predict:run_predict",
+            on_device=True,
             run_values=commands_config.evaluation_defaults,
         ),
         Command(
             "recommend",
             "The best items that users have not rated.",
             RecommendOptions,
-            on_device(f"{FAMILY}.predict", "run_recommend"),
+            f"{FAMILY}.predict:run_recommend",
+            on_device=True,
             run_values=commands_config.evaluation_defaults,
         ),
         Command(
             "baselines",
             "Mean, biases, popularity and EASE on the same split, in one table.",
             BaselineOptions,
-            on_device(f"{FAMILY}.baselines"),
+            f"{FAMILY}.baselines:run",
+            on_device=True,
             run_values=commands_config.baseline_defaults,
         ),
         Command(
@@ -123,7 +122,10 @@ COMMAND = Command(
             presets=SWEEPS,
         ),
         Command(
-            "convert", "Raw Netflix or MovieLens ratings to text files, split.", ConvertOptions, run_convert
+            "convert",
+            "Raw Netflix or MovieLens ratings to text files, split.",
+            ConvertOptions,
+            f"{FAMILY}.convert:run",
         ),
     ),
 )

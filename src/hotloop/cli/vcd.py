@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from hotloop.cli.command import Command, Context, on_device
+from hotloop.cli.command import Command, Context
 from hotloop.families.vcd import config as options
 from hotloop.families.vcd import old_configs
 
@@ -19,15 +19,15 @@ docs/vcd.md tells what is computed and where it follows the paper's authors."""
 
 def run_train(config: options.VcdTrain, context: Context) -> Mapping[str, Any]:
     """Train, or with --plan say what would be done."""
-    device = context.open_device()
     from hotloop.families.vcd import train
 
     if config.plan:
         from hotloop.cli.plan import show_plan
+        from hotloop.engine.device import platform
 
         train.check_sampler(config)
         data = train.load_data(config, context)
-        context.say(train.describe(config, len(data.train), device.platform))
+        context.say(train.describe(config, len(data.train), platform()))
         return show_plan(train.make_plan(config, len(data.train)), context)
     return train.run(config, context, " ".join(["hotloop", *context.argv]))
 
@@ -41,6 +41,7 @@ COMMAND = Command(
             "Train, then estimate the test log-likelihood.",
             options.VcdTrain,
             run_train,
+            on_device=True,
             presets=options.PRESETS,
             epilog=EPILOG,
             config_option="config_file",
@@ -50,14 +51,16 @@ COMMAND = Command(
             "evaluate",
             "The log-likelihood of a run by three proposals.",
             options.VcdEvaluate,
-            on_device(f"{FAMILY}.evaluation"),
+            f"{FAMILY}.evaluation:run",
+            on_device=True,
             run_values=options.evaluation_defaults,
         ),
         Command(
             "samples",
             "Pictures: prior samples, reconstructions before and after HMC.",
             options.VcdSamples,
-            on_device(f"{FAMILY}.samples"),
+            f"{FAMILY}.samples:run",
+            on_device=True,
             run_values=options.samples_defaults,
         ),
     ),

@@ -199,4 +199,5 @@ class Console(Protocol):
         """Rows under their column names."""
 
     def progress(self, description: str, total: float | None = None) -> AbstractContextManager[Any]:
-        """A bar with `advance` while the block runs."""
+        """A bar while the block runs (`total` None: a moving one), silent where there is no terminal."""
+        return show(description, total, self.say)

@@ -1,8 +1,9 @@
 """A command line of `hotloop cnn train` up to its job, for the tests: no data, and as many devices as one likes."""
 
-from hotloop.cli.command import Command, Common, spell_options_in_errors
+from hotloop.cli.command import Command, Common, spell_options
 from hotloop.cli.parser import Resolved, scan
 from hotloop.cli.parser import resolve as read
+from hotloop.errors import HotloopError
 from hotloop.families.cnn.job import Job, resolve
 from hotloop.families.cnn.options import DATASET_SIZES, TrainConfig
 from hotloop.families.cnn.presets import PRESETS
@@ -24,8 +25,11 @@ def job_of(*words: str, devices: int = 1) -> Job:
     """What it means on so many devices."""
     found = typed(*words)
     config, explicit = found.config, frozenset(given(*words))
-    with spell_options_in_errors(COMMAND.option_names):
+    try:
         return resolve(config, DATASET_SIZES[config.dataset], devices, explicit, found.configured)
+    except HotloopError as error:
+        error.args = (spell_options(str(error), COMMAND.option_names),)
+        raise
 
 
 def base_rate(job: Job) -> float:
