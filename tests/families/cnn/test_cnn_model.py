@@ -5,24 +5,23 @@ made of the same pieces is told by their own tests, and one of them is updated h
 """
 
 from copy import copy
-from dataclasses import fields
+from dataclasses import replace
 from functools import cache, cached_property
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cnn_words import job_of
+from cnn_words import typed
 
 from hotloop.engine.checkpoint import Checkpoints
 from hotloop.engine.feed import Resident
 from hotloop.engine.keys import seed_key
 from hotloop.engine.loop import Program, copy_state
-from hotloop.engine.plan import Batch
 from hotloop.families.cnn import images, model
-from hotloop.families.cnn.job import Job
-from hotloop.families.cnn.network import INPUT, Network, NetworkBuilder
-from hotloop.families.cnn.options import DatasetSize
+from hotloop.families.cnn.job import resolve
+from hotloop.families.cnn.network import INPUT, Network, NetworkBuilder, NormChoice
+from hotloop.families.cnn.options import DATASET_SIZES, DatasetSize
 from hotloop.families.cnn.sources import synthetic_images
 from hotloop.options import Params
 
@@ -47,28 +46,22 @@ class Flat(Network):
         return tuple(builder.nodes)
 
 
-class Small(Job):
-    """A job whose network that is."""
-
-    @cached_property
-    def network(self):
-        return Flat("flat", self.size.shape, self.size.classes, self.norm)
-
-
-def named(*words, split=(BATCH, 1, 1), kind=Job, size=None, repeated=False, **changes):
+def named(*words, split=(BATCH, 1, 1), repeated=False, pipeline_splits=(), **changes):
     """A job by its command line, whose batch is split as (micro, replicas, accumulation); changes are not checked."""
-    found = job_of(*words, "--micro-batch-size", str(BATCH))
-    config, batch = copy(found.config), Batch(*split)
-    for name, value in changes.items():
+    config = copy(typed(*words).config)
+    micro, replicas, accumulation = split
+    sizes = {"micro_batch_size": micro, "num_replicas": replicas, "gradient_accumulation_count": accumulation}
+    for name, value in (sizes | changes).items():
         object.__setattr__(config, name, value)
-    changed = {"config": config, "batch": batch, "asked": batch, "size": size or found.size}
-    known = {each.name: getattr(found, each.name) for each in fields(Job)}
-    return kind(**known | changed | {"repeated": repeated})
+    job = resolve(config, DATASET_SIZES[config.dataset], replicas, repeated=repeated)
+    object.__setattr__(config, "pipeline_splits", pipeline_splits)
+    return job
 
 
 def small(*words, **changes):
     """The same with the small network, for images of 4 x 4 with three channels."""
-    return named(*words, kind=Small, size=DatasetSize(24, 8, (4, 4, 3), 10), **changes)
+    job, size = named(*words, **changes), DatasetSize(24, 8, (4, 4, 3), 10)
+    return replace(job, size=size, network=Flat("flat", size.shape, size.classes, job.network.norm))
 
 
 def begun(job):
@@ -136,7 +129,7 @@ def all_moved(one, other, least):
 class Line:
     """One weight: logits (0, w x) of an image's only pixel, so that dloss/dw = (p(w x) - label) x by hand."""
 
-    nodes = ()
+    nodes, norm = (), NormChoice()
 
     def init(self, key):
         return {"line": {"kernel": jnp.zeros(())}}, {}
@@ -146,14 +139,12 @@ class Line:
         return jnp.concatenate([jnp.zeros_like(logit), logit], 1).astype(jnp.float32), {}
 
 
-class OneWeight(Job):
-    """A job whose network is that line."""
-
-    network = Line()
+LINEAR = Line()
 
 
 def one_weight(*words, **changes):
-    return named(*words, kind=OneWeight, size=DatasetSize(24, 8, (1, 1, 1), 2), **changes)
+    """A job whose network is that line."""
+    return replace(named(*words, **changes), size=DatasetSize(24, 8, (1, 1, 1), 2), network=LINEAR)
 
 
 LINE = {

@@ -612,7 +612,7 @@ def test_options_without_effect_are_checked_and_written_back_like_others():
     ],
 )
 def test_the_norm_keeps_the_momentum_it_is_given(text, expected):
-    assert job_of("--norm-layer", text).norm == expected
+    assert job_of("--norm-layer", text).network.norm == expected
 
 
 def test_every_optimiser_and_schedule_of_the_engine_can_be_asked_for_by_its_name():

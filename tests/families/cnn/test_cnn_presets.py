@@ -117,7 +117,9 @@ def test_lars_saves_every_fourth_epoch_from_the_second():
 
 
 def test_norms_of_the_configurations():
-    norms = {name: job_of("--config", name).norm for name in ("resnet8_bn", "resnet50_8k_gn_pipeline")}
+    norms = {
+        name: job_of("--config", name).network.norm for name in ("resnet8_bn", "resnet50_8k_gn_pipeline")
+    }
     assert norms == {
         "resnet8_bn": NormChoice("batch", 0.99),
         "resnet50_8k_gn_pipeline": NormChoice("group", groups=32),

@@ -12,17 +12,21 @@ from jax.sharding import PartitionSpec as P
 from hotloop.engine.device import REPLICA, replica_mesh
 from hotloop.engine.plan import Batch
 from hotloop.families.cnn.model import (
+    RunningStatistics,
     add_statistics,
     count_values,
     finish_statistics,
     move_statistics,
-    start_statistics,
 )
 from hotloop.families.cnn.network import NormChoice, build
 
 TOTAL, CHANNELS = 24, 3
 DIVISORS = [n for n in range(1, TOTAL + 1) if TOTAL % n == 0]
 ADD = jax.jit(add_statistics)
+
+
+def start_statistics(like):
+    return RunningStatistics(jnp.int32(0), jax.tree.map(jnp.zeros_like, like))
 
 
 def drawn(seed: int, offset: float = 0.0, values: int = TOTAL) -> np.ndarray:

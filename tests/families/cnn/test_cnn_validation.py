@@ -1,6 +1,6 @@
 """Validation: every image once whatever the batch, checkpoints in the order of epochs, and which is the best."""
 
-from dataclasses import fields
+from dataclasses import replace
 from functools import cached_property
 
 import jax
@@ -12,7 +12,6 @@ from hotloop.data.dataset import Dataset, LabelledImages
 from hotloop.engine.plan import plan_evaluation
 from hotloop.errors import CheckpointError, DataError
 from hotloop.families.cnn import model, validation
-from hotloop.families.cnn.job import Job
 from hotloop.families.cnn.network import INPUT, Network, NetworkBuilder, NormChoice, build
 from hotloop.families.cnn.options import DatasetSize
 from hotloop.families.cnn.sources import open_source, resident_images, synthetic_images
@@ -36,12 +35,6 @@ class Flat(Network):
         builder = NetworkBuilder(self.shape, self.norm, self.epsilon)
         builder.logits("dense", builder.flatten("flatten", builder.norm("bn", INPUT)), self.classes)
         return tuple(builder.nodes)
-
-
-class Tiny(Job):
-    """A job whose network that is."""
-
-    network = Flat("flat", (3, 3, 1), CLASSES)
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +65,8 @@ def digits():
 @pytest.mark.parametrize("batch", [1, 64, 43, 46, 125, 1000])
 def test_every_image_counts_once_whatever_the_batch(digits, batch):
     source, state, ranks, loss = digits
-    found = job_of("--dataset", "mnist", "--precision", "32.32", "--top-k", str(TOP))
-    job = Tiny(**{each.name: getattr(found, each.name) for each in fields(Job)})
+    job = job_of("--dataset", "mnist", "--precision", "32.32", "--top-k", str(TOP))
+    job = replace(job, network=Flat("flat", (3, 3, 1), CLASSES))
     found = validation_figures(source.evaluation(model.evaluate(job), batch)(state), TOP)
     assert found["samples"] == IMAGES
     assert found["validation_accuracy"] == (ranks == 0).sum() / IMAGES

@@ -35,7 +35,7 @@ def describe_plan(config: TrainConfig, given: Set[str], configured: Set[str]) ->
         # State, gradients and new state; every activation and its gradient.
         f"memory on the device: about {(3 * held + 2 * activations) / 2**20:,.0f} MiB a replica",
     ]
-    if job.plan is not None:
+    if job.plan is not None and job.rate is not None:
         total = job.plan.total_updates
         at = sorted({0, total // 4, total // 2, total - 1})
         rates = ", ".join(f"{float(job.rate(n)):.6g} at {n}" for n in at)

@@ -15,18 +15,15 @@ from jax.sharding import Mesh, NamedSharding
 
 from hotloop.engine import optim, precision
 from hotloop.engine.device import platform, replica_mesh
-from hotloop.engine.optim_keys import check_optimiser
 from hotloop.engine.plan import Batch, EvaluationBatches, Plan, plan_evaluation
 from hotloop.engine.precision import AutoScale, StaticScale
 from hotloop.engine.split import SPLIT
 from hotloop.errors import DeviceError, OptionError
-from hotloop.families.cnn.network import Network, NormChoice, Variant, build
+from hotloop.families.cnn.network import Network, NormChoice, build
 from hotloop.families.cnn.options import WITHOUT_EFFECT, DatasetSize, TrainConfig
 from hotloop.options import did_you_mean
 
 BATCH_OPTIONS = ("gradient_accumulation_count", "global_batch_size")
-NO_STAGES = "--pipeline-validation-model: there are no --pipeline-splits, so it is off"
-ONE_PROCESS = "--ckpt-all-instances: this is the only process, so it is off"
 MOMENTUM = {"batch_norm": 0.99, "custom_batch_norm": 0.97}
 """Momentum of running statistics where --norm-layer has none: each the old program's."""
 
@@ -37,66 +34,18 @@ class Job:
 
     config: TrainConfig
     size: DatasetSize
-    asked: Batch  # the batch of the configuration, which rates go by
+    asked: Batch  # the batch of the configuration
     batch: Batch  # the same samples on the devices that there are
     plan: Plan | None  # None without a training phase
     validation: EvaluationBatches | None  # None without a validation phase
+    network: Network
+    policy: precision.Policy
+    scale: StaticScale | AutoScale
+    optimiser: optim.Transformation = field(compare=False)  # it and the rate follow from what is above
+    rate: Callable[[Array | int], Array] | None = field(compare=False)  # None without a training phase
     repeated: bool = False  # whether every micro-batch of an update is the same one
-    variant: Variant = "keras"
     warnings: tuple[str, ...] = field(default=(), compare=False)
     notices: tuple[str, ...] = field(default=(), compare=False)
-
-    @property
-    def norm(self) -> NormChoice:
-        params = self.config.norm_layer
-        if params["name"] == "group_norm":
-            groups, size = params.get("num_groups"), params.get("channels_per_group")
-            return NormChoice("group", groups=groups, channels_per_group=size)
-        return NormChoice("batch", momentum=float(params.get("momentum", MOMENTUM[params["name"]])))
-
-    @cached_property
-    def network(self) -> Network:
-        return build(self.config.model_name, self.size.shape, self.size.classes, self.norm, self.variant)
-
-    @cached_property
-    def policy(self) -> precision.Policy:
-        """The types to compute and to keep weights in."""
-        return precision.parse(
-            self.config.precision,
-            self.config.half,
-            stochastic_rounding=self.config.stochastic_rounding != "OFF",
-            half_partials=self.config.half_partials,
-        )
-
-    @cached_property
-    def optimiser(self) -> optim.Transformation:
-        config = self.config
-        exclude = optim.exclude_norms_and_biases if config.exclude_norms_and_biases else optim.exclude_nothing
-        return optim.make(
-            config.optimizer,
-            config.optimizer_params,
-            weight_decay=config.weight_decay,
-            l2=config.l2_regularization,
-            global_batch_size=self.asked.global_,
-            exclude=exclude,
-        )
-
-    @cached_property
-    def rate(self) -> Callable[[Array | int], Array]:
-        assert self.plan is not None
-        config = self.config
-        return optim.learning_rate(
-            config.lr_schedule,
-            config.lr_schedule_params,
-            global_batch_size=self.asked.global_,
-            updates_per_epoch=int(self.plan.updates_per_epoch),
-            warmup=config.lr_warmup_params,
-            staircase=config.lr_staircase,
-        )
-
-    @property
-    def scale(self) -> StaticScale | AutoScale:
-        return AutoScale() if self.config.auto_loss_scaling else StaticScale(self.config.loss_scaling or 1.0)
 
     @cached_property
     def mesh(self) -> Mesh | None:
@@ -127,22 +76,9 @@ def resolve(
 
     `explicit` holds the names of options from the command line itself, `configured` of those that a configuration has.
     """
-    devices = len(jax.devices(platform())) if devices is None else devices
-    # Of accumulation and global size the one on the command line counts; without it both are one too many.
-    given = [name for name in BATCH_OPTIONS if getattr(config, name) is not None]
-    kept = [name for name in given if name in explicit]
-    replaced = next(name for name in given if name not in kept) if (len(given), len(kept)) == (2, 1) else None
-    sizes = {name: None if name == replaced else getattr(config, name) for name in BATCH_OPTIONS}
-    asked = Batch.of(
-        config.micro_batch_size,
-        config.num_replicas,
-        accumulation=sizes["gradient_accumulation_count"],
-        global_size=sizes["global_batch_size"],
-    )
-    check_optimiser(config.optimizer, config.optimizer_params, global_batch_size=asked.global_)
+    asked, batch, notices = _place_batch(config, devices, explicit)
     if config.top_k > size.classes:
         raise OptionError(f"--top-k {config.top_k}: {config.dataset} has only {size.classes} classes")
-    batch, placement = _place_batch(config, asked, devices, explicit)
     plan = config.make_plan(size.train, batch) if config.training else None
     # As the old program counted the samples of one validation batch over all replicas.
     piped = config.pipeline_validation_model and bool(config.pipeline_splits)
@@ -151,33 +87,66 @@ def resolve(
         2 * config.stages if piped else 1
     )
     validation_batch = at_once * (config.validation_num_replicas or replicas)
-    warnings = [
-        *(["--deterministic: turns --shuffle off"] if config.deterministic and config.shuffle else []),
-        *([NO_STAGES] if config.pipeline_validation_model and not config.pipeline_splits else []),
-        *([ONE_PROCESS] if config.ckpt_all_instances else []),
-        *((*asked.warnings, *plan.warnings) if plan else ()),
-    ]
-    notices = [placement]
-    if replaced:
-        spelled = f"--{replaced.replace('_', '-')} {getattr(config, replaced)}"
-        notices.append(f"{spelled} of the configuration is replaced")
+    validation = plan_evaluation(size.validation, validation_batch) if config.validation else None
+    warnings = []
+    if config.deterministic and config.shuffle:
+        warnings.append("--deterministic: turns --shuffle off")
+    if config.pipeline_validation_model and not config.pipeline_splits:
+        warnings.append("--pipeline-validation-model: there are no --pipeline-splits, so it is off")
+    if config.ckpt_all_instances:
+        warnings.append("--ckpt-all-instances: this is the only process, so it is off")
     named = explicit | configured | config.without_effect.keys()
     if ignored := [each.spelling for each in WITHOUT_EFFECT if each.name in named]:
         notices.append(f"without effect here: {', '.join(ignored)}")
-    job = Job(
+
+    layer = config.norm_layer
+    if layer["name"] == "group_norm":
+        groups, channels = layer.get("num_groups"), layer.get("channels_per_group")
+        norm = NormChoice("group", groups=groups, channels_per_group=channels)
+    else:
+        norm = NormChoice("batch", float(layer.get("momentum", MOMENTUM[layer["name"]])))
+    network = build(config.model_name, size.shape, size.classes, norm)
+    if config.pipeline_splits:
+        _check_splits(config, [node.name for node in network.nodes])
+    return Job(
         config=config,
         size=size,
         asked=asked,
         batch=batch,
         plan=plan,
-        validation=plan_evaluation(size.validation, validation_batch) if config.validation else None,
+        validation=validation,
+        network=network,
+        policy=precision.parse(
+            config.precision,
+            config.half,
+            stochastic_rounding=config.stochastic_rounding != "OFF",
+            half_partials=config.half_partials,
+        ),
+        scale=AutoScale() if config.auto_loss_scaling else StaticScale(config.loss_scaling or 1.0),
+        optimiser=optim.make(
+            config.optimizer,
+            config.optimizer_params,
+            weight_decay=config.weight_decay,
+            l2=config.l2_regularization,
+            global_batch_size=batch.global_,
+            exclude=optim.exclude_norms_and_biases
+            if config.exclude_norms_and_biases
+            else optim.exclude_nothing,
+        ),
+        rate=optim.learning_rate(
+            config.lr_schedule,
+            config.lr_schedule_params,
+            global_batch_size=batch.global_,
+            updates_per_epoch=int(plan.updates_per_epoch),
+            warmup=config.lr_warmup_params,
+            staircase=config.lr_staircase,
+        )
+        if plan
+        else None,
         repeated=repeated,
-        warnings=tuple(warnings),
-        notices=tuple(filter(None, notices)),
+        warnings=(*warnings, *asked.warnings, *plan.warnings) if plan else tuple(warnings),
+        notices=tuple(notices),
     )
-    if config.pipeline_splits:
-        _check_splits(config, [node.name for node in job.network.nodes])
-    return job
 
 
 def _check_splits(config: TrainConfig, layers: list[str]) -> None:
@@ -196,8 +165,22 @@ def _check_splits(config: TrainConfig, layers: list[str]) -> None:
         raise OptionError(f"--pipeline-splits {layers[0]}: the first layer opens the first stage anyway")
 
 
-def _place_batch(config: TrainConfig, asked: Batch, devices: int, explicit: Set[str]) -> tuple[Batch, str]:
-    """The same global batch on at most `devices` replicas, each of which holds all stages; and what that changes."""
+def _place_batch(
+    config: TrainConfig, devices: int | None, explicit: Set[str]
+) -> tuple[Batch, Batch, list[str]]:
+    """The batch that is asked for; the same samples on at most `devices` replicas, each of which holds all stages; and
+    what that changes."""
+    devices = len(jax.devices(platform())) if devices is None else devices
+    # Of accumulation and global size the one on the command line counts; without it both are one too many.
+    given = [name for name in BATCH_OPTIONS if getattr(config, name) is not None]
+    kept = [name for name in given if name in explicit]
+    replaced = next(name for name in given if name not in kept) if (len(given), len(kept)) == (2, 1) else None
+    accumulation, global_size = (
+        None if name == replaced else getattr(config, name) for name in BATCH_OPTIONS
+    )
+    asked = Batch.of(
+        config.micro_batch_size, config.num_replicas, accumulation=accumulation, global_size=global_size
+    )
     there = "there is 1 device" if devices == 1 else f"there are {devices} devices"
     # Who says that devices need not suffice gets accumulation for the replicas of a command line, too.
     must_suffice = "num_replicas" in explicit and "strict_devices" not in explicit
@@ -235,8 +218,12 @@ def _place_batch(config: TrainConfig, asked: Batch, devices: int, explicit: Set[
         )
         if config.statistics_rule == "seed":
             changes.append("--statistics-rule seed then leaves out what lies between their means")
-    if not changes:
-        return placed, ""
-    on = f"{wish} on {devices} device{'s' if devices > 1 else ''}"
-    kept = f"the global batch {asked.global_} and the learning rate stay"
-    return placed, f"{on}: {'; '.join(changes)}; {kept}"
+    notices = []
+    if changes:
+        on = f"{wish} on {devices} device{'s' if devices > 1 else ''}"
+        stays = f"the global batch {asked.global_} and the learning rate stay"
+        notices.append(f"{on}: {'; '.join(changes)}; {stays}")
+    if replaced:
+        spelled = f"--{replaced.replace('_', '-')} {getattr(config, replaced)}"
+        notices.append(f"{spelled} of the configuration is replaced")
+    return asked, placed, notices

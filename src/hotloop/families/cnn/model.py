@@ -69,9 +69,13 @@ def update(job: Job) -> Callable[[State, ImageBatch, Array], tuple[State, Any]]:
         return mean, (add_statistics(running, found, rule), {"loss": mean, "training_accuracy": right})
 
     def finish(moving: Statistics, running: RunningStatistics, axis: str | None) -> Statistics:
-        return move_statistics(moving, finish_statistics(running, axis), job.norm.momentum, counts)
+        return move_statistics(moving, finish_statistics(running, axis), job.network.norm.momentum, counts)
+
+    def begin(moving: Statistics) -> RunningStatistics:
+        return RunningStatistics(jnp.int32(0), jax.tree.map(jnp.zeros_like, moving))
 
     def one(state: State, batch: ImageBatch, key: Array) -> tuple[State, dict[str, Array]]:
+        assert job.rate is not None
         rate = job.rate(state["update"])
         new, figures = update_weights(
             loss,
@@ -85,7 +89,7 @@ def update(job: Job) -> Callable[[State, ImageBatch, Array], tuple[State, Any]]:
             mesh=job.mesh,
             accumulation=job.batch.accumulation,
             repeated=job.repeated,
-            begin=start_statistics,
+            begin=begin,
             finish=finish,
             rate=rate,
         )
@@ -127,15 +131,10 @@ def evaluate(job: Job) -> Callable[[State, ImageBatch], dict[str, Array]]:
 
 
 class RunningStatistics(NamedTuple):
-    """The parts seen so far, and their statistics merged."""
+    """The parts seen so far, and their statistics merged: none, and zeros, to start from."""
 
     parts: Array
     merged: Statistics
-
-
-def start_statistics(like: Statistics) -> RunningStatistics:
-    """Nothing seen; for the layers of `like`."""
-    return RunningStatistics(jnp.int32(0), jax.tree.map(jnp.zeros_like, like))
 
 
 def add_statistics(

@@ -238,7 +238,7 @@ def validate(
                 console.warn(line)
     if steps:
         known = read_saved_network(checkpoints.folder)
-        job = replace(job, variant=known.network.variant)
+        job = replace(job, network=known.network)
     else:
         known = SavedNetwork.of(job)
         lacking = f"{others.folder} holds no checkpoint" if others else "there is no checkpoint to validate"
