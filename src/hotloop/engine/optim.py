@@ -1,17 +1,15 @@
-"""Optimisers and learning rates by name, for every family.
+"""Optimisers and learning rates by name, for every family; an optimiser that optax has needs no more than its line in
+`optim_keys.OPTIMISERS`.
 
-`make` is a chain of optax transformations that is handed the rate of each update (one number, or a tree of them by
-parameter group): L2 in the gradient, clipping, the optimiser's own direction, the rate, Keras' momentum, and decay
-beside all that. With O the direction and r the rate, L2 is dW = -r O(g + l2 W), decay is dW = -r (O(g) + wd W): the
-same for an optimiser without memory, different for every other. The gradient that comes in is unscaled and averaged
-over the global batch; `precision.optimise` does the arithmetic in float32.
+With O an optimiser's direction and r the rate of an update (one number, or a tree of them by parameter group), L2 is
+dW = -r O(g + l2 W), decay is dW = -r (O(g) + wd W): the same for an optimiser without memory, different for every
+other. The gradient that comes in is unscaled and averaged over the global batch; `precision.optimise` does the
+arithmetic in float32.
 
-`learning_rate` is a pure function of the update number, so that logging it or resuming a run cannot move it. Update
+A learning rate is a pure function of the update number, so that logging it or resuming a run cannot move it. Update
 numbers are integers (float32 would lose them from 2^24 on) and a decay is computed from the updates that remain, so
 that the last rates are as exact as the first. Rates but for `stepped` are given for one sample and grow with the global
 batch.
-
-An optimiser that optax has needs no more than its line in `optim_keys.OPTIMISERS`.
 """
 
 import math
@@ -39,10 +37,8 @@ Path = tuple[str, ...]
 Exclude = Callable[[Path], bool]
 Params = Mapping[str, Any]
 Transformation: TypeAlias = optax.GradientTransformationExtraArgs
-Rate = float | Array | Mapping[str, Any]
 KERAS_EPSILON = 1e-7  # what Keras takes for an epsilon of 0
 ADAMW_DECAY = 1e-4  # of `optax.adamw`, where none is given
-Schedule = Callable[[Array], Array]  # of uint32 update numbers
 MOST_UPDATES = 2**32 - 2  # update numbers are uint32, and a ramp adds one
 NORMS_AND_BIASES = frozenset({"scale", "offset", "bias"})
 
@@ -76,18 +72,57 @@ def make(
     for argument, value in (("weight_decay", weight_decay), ("l2", l2)):
         if reason := NON_NEGATIVE(value):
             raise OptionError(f"{argument}={value}: {reason}")
+
+    def decayed(weights: Any) -> Any:
+        return jax.tree.map_with_path(lambda path, _: not exclude(_names(path)), weights)
+
     links: list[tuple[str, Any]] = []
     if l2:
-        links.append(("l2", optax.add_decayed_weights(l2, _decayed(exclude))))
+        links.append(("l2", optax.add_decayed_weights(l2, decayed)))
     if clip is not None:
         links.append(("clip", optax.clip(clip)))
-    links += _direction(name, params, global_batch_size, exclude)
-    links.append(("rate", scale_by_rate()))
+    velocity = (VELOCITY, optax.trace(params.get("momentum", 0), params.get("nesterov", False)))
+    descent = ("rate", _stateless(lambda g, w, rate: jax.tree.map(lambda r, g: -r * g, rate, g)))
+    match name:
+        case "sgd":
+            links.append(descent)
+        case "momentum":
+            links += [velocity, descent]
+        case "lars":
+            epsilon = params["epsilon"] or KERAS_EPSILON
+            links.append((name, step_by_lars(params["weight_decay"], params["eeta"], epsilon, exclude)))
+        case "rmsprop":
+            rho = rmsprop_decay(params["base_decay_exponent"], global_batch_size)
+            links.append((name, step_by_rms(rho, params["epsilon"] or KERAS_EPSILON)))
+        case "rmsprop_outside" if params.get("first_square"):
+            links += [(name, scale_by_first_square_rms(params["decay"], params["epsilon"])), descent]
+        case "rmsprop_outside":
+            links += [
+                (name, optax.scale_by_rms(params["decay"], params["epsilon"], eps_in_sqrt=False)),
+                descent,
+            ]
+        case "adamw":
+            adam = {key: value for key, value in params.items() if key != "weight_decay"}
+            beside = optax.add_decayed_weights(params.get("weight_decay", ADAMW_DECAY), decayed)
+            links += [(name, optax.scale_by_adam(**adam)), ("adamw_decay", beside), descent]
+        case "muon":
+            # A rate of -1 leaves the direction as it is: optax takes the rate for one of descent.
+            muon = optax.contrib.muon(
+                -1.0, weight_decay_mask=decayed, muon_weight_dimension_numbers=_matrix_axes, **params
+            )
+            links += [(name, muon), descent]
+        case _:  # a function of optax by the names of its parameters
+            links += [(name, getattr(optax, OPTIMISERS[name].optax)(**params)), descent]
     # Keras keeps the rate inside the momentum: a change of the rate acts on new gradients only.
     if name in ("sgd", "lars", "rmsprop") and params["momentum"]:
-        links.append((VELOCITY, optax.trace(params["momentum"], params.get("nesterov", False))))
-    if weight_decay:
-        links.append(("decay", decay_beside(weight_decay, exclude)))
+        links.append(velocity)
+    if weight_decay:  # shrinks weights beside the rule
+
+        def shrink(step: Array, r: Any, weight: Array, decayed: bool) -> Array:
+            return step - r * (weight_decay * weight) if decayed else step
+
+        beside = _stateless(lambda steps, w, rate: jax.tree.map(shrink, steps, rate, w, decayed(w)))
+        links.append(("decay", beside))
     return optax.named_chain(*links)
 
 
@@ -115,38 +150,6 @@ class CountedState(NamedTuple):
     inner: Any
 
 
-def _direction(name: str, params: Params, batch: int, exclude: Exclude) -> list[tuple[str, Any]]:
-    """The links of the chain that make a direction of the gradient."""
-    match name:
-        case "sgd":
-            return []
-        case "momentum":
-            return [(VELOCITY, optax.trace(params["momentum"], params.get("nesterov", False)))]
-        case "lars":
-            epsilon = params["epsilon"] or KERAS_EPSILON
-            return [(name, scale_by_lars(params["weight_decay"], params["eeta"], epsilon, exclude))]
-        case "rmsprop":
-            rho = rmsprop_decay(params["base_decay_exponent"], batch)
-            return [(name, optax.scale_by_rms(rho, params["epsilon"] or KERAS_EPSILON, eps_in_sqrt=True))]
-        case "rmsprop_outside":
-            decay, epsilon = params["decay"], params["epsilon"]
-            if params.get("first_square"):
-                return [(name, scale_by_first_square_rms(decay, epsilon))]
-            return [(name, optax.scale_by_rms(decay, epsilon, eps_in_sqrt=False))]
-        case "adamw":
-            adam = {key: value for key, value in params.items() if key != "weight_decay"}
-            decay = params.get("weight_decay", ADAMW_DECAY)
-            beside = optax.add_decayed_weights(decay, _decayed(exclude))
-            return [(name, optax.scale_by_adam(**adam)), ("adamw_decay", beside)]
-        case "muon":
-            # A rate of -1 leaves the direction as it is: optax takes the rate for one of descent.
-            return [(name, optax.contrib.muon(
-                -1.0, weight_decay_mask=_decayed(exclude), muon_weight_dimension_numbers=_matrix_axes, **params
-            ))]  # fmt: skip
-        case _:  # a function of optax by the names of its parameters
-            return [(name, getattr(optax, OPTIMISERS[name].optax)(**params))]
-
-
 def _matrix_axes(weights: Any) -> Any:
     """What is a matrix to Muon: a convolution's kernel HWIO is [H W I, O]; others go by Adam."""
 
@@ -157,48 +160,55 @@ def _matrix_axes(weights: Any) -> Any:
     return jax.tree.map(axes, weights)
 
 
-def scale_by_rate() -> Transformation:
-    """Steps against the direction, by the rate of the update; a tree of rates holds for the parameters under each."""
+def _stateless(step: Callable[[Any, Any, Any], Any]) -> Transformation:
+    """A link of a chain that keeps nothing: `step(updates, weights, rates)`, with a rate for every leaf."""
 
-    def update(updates: Any, state: Any, params: Any = None, *, rate: Rate, **extra: Any) -> tuple[Any, Any]:
-        return _by_group(lambda r, update: -r * update, rate, updates), state
-
-    return Transformation(optax.init_empty_state, update)
-
-
-def decay_beside(weight_decay: float, exclude: Exclude) -> Transformation:
-    """Shrink weights beside the rule: the step is -rate * weight_decay * W more."""
-
-    def update(updates: Any, state: Any, params: Any, *, rate: Rate, **extra: Any) -> tuple[Any, Any]:
-        def step(r: Any, update: Array, weight: Array, decayed: bool) -> Array:
-            return update - r * (weight_decay * weight) if decayed else update
-
-        return _by_group(step, rate, updates, params, _decayed(exclude)(params)), state
+    def update(updates: Any, state: Any, params: Any = None, *, rate: Any, **extra: Any) -> tuple[Any, Any]:
+        return step(updates, params, jax.tree.broadcast(rate, updates)), state
 
     return Transformation(optax.init_empty_state, update)
 
 
-def scale_by_lars(weight_decay: float, eeta: float, epsilon: float, exclude: Exclude) -> Transformation:
+def step_by_lars(weight_decay: float, eeta: float, epsilon: float, exclude: Exclude) -> Transformation:
     """Layer-wise adaptive rates (You, Gitman and Ginsburg, 2017): each leaf moves in proportion to its own norm.
 
-    The gradient becomes ratio * (g + wd W) with ratio = eeta |W| / (|g| + wd |W| + epsilon), which is not the form
-    of `optax.lars`. Scales, offsets and biases keep their gradient and are not decayed.
+    The step is -rate ratio (g + wd W) with ratio = eeta |W| / (|g| + wd |W| + epsilon), which is not the form
+    of `optax.lars`. Scales, offsets and biases take the plain rate and are not decayed.
     """
 
-    def leaf(path: Any, g: Array, w: Array) -> Array:
+    def norm(x: Array) -> Array:
+        """In float32 or wider: squares of half numbers leave their range."""
+        return jnp.sqrt(jnp.sum(jnp.square(x.astype(jnp.promote_types(x.dtype, jnp.float32)))))
+
+    def leaf(path: Any, g: Array, w: Array, rate: Array) -> Array:
         names = _names(path)
         if names[-1] in NORMS_AND_BIASES:
-            return g
+            return -rate * g
         decay = 0.0 if exclude(names) else weight_decay
-        w_norm, g_norm = _norm(w), _norm(g)
+        w_norm, g_norm = norm(w), norm(g)
         ratio = eeta * w_norm / (g_norm + decay * w_norm + epsilon)
         # A leaf that is all zero could never leave zero, and one without a gradient has nothing to measure by.
-        return jnp.where((w_norm > 0) & (g_norm > 0), ratio, 1) * (g + decay * w)
+        return -(rate * jnp.where((w_norm > 0) & (g_norm > 0), ratio, 1) * (g + decay * w))
 
-    def update(updates: Any, state: Any, params: Any, **extra: Any) -> tuple[Any, Any]:
-        return jax.tree.map_with_path(leaf, updates, params), state
+    return _stateless(lambda g, w, rates: jax.tree.map_with_path(leaf, g, w, rates))
 
-    return Transformation(optax.init_empty_state, update)
+
+def step_by_rms(rho: float, epsilon: float) -> Transformation:
+    """Keras' RMSprop: -rate g / sqrt(v + epsilon) with v <- rho v + (1 - rho) g^2.
+
+    In this order, unlike `optax.scale_by_rms`: rounded otherwise, a run parts from the same run of earlier versions.
+    """
+
+    def init(params: Any) -> optax.ScaleByRmsState:
+        return optax.ScaleByRmsState(jax.tree.map(jnp.zeros_like, params))
+
+    def update(updates: Any, state: Any, params: Any = None, *, rate: Any, **extra: Any) -> tuple[Any, Any]:
+        nu = jax.tree.map(lambda v, g: rho * v + (1 - rho) * jnp.square(g), state.nu, updates)
+        rates = jax.tree.broadcast(rate, updates)
+        steps = jax.tree.map(lambda r, g, v: -(r * g / jnp.sqrt(v + epsilon)), rates, updates, nu)
+        return steps, optax.ScaleByRmsState(nu)
+
+    return Transformation(init, update)
 
 
 class FirstSquareState(NamedTuple):
@@ -231,24 +241,9 @@ def scale_by_first_square_rms(decay: float, epsilon: float) -> Transformation:
     return Transformation(init, update)
 
 
-def _by_group(fn: Callable[..., Any], rate: Rate, *trees: Any) -> Any:
-    """`fn(rate, leaf, ...)` for every leaf, where `rate` is one number or a tree of them over the groups."""
-    return jax.tree.map(lambda r, *parts: jax.tree.map(lambda *leaves: fn(r, *leaves), *parts), rate, *trees)
-
-
-def _decayed(exclude: Exclude) -> Callable[[Any], Any]:
-    """Of a tree of weights, which leaves are decayed."""
-    return lambda weights: jax.tree.map_with_path(lambda path, _: not exclude(_names(path)), weights)
-
-
 def _names(path: Any) -> Path:
     """A path as text, for dicts, attributes and positions alike."""
     return tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
-
-
-def _norm(x: Array) -> Array:
-    """The Euclidean norm in float32 or wider: squares of half numbers leave their range."""
-    return jnp.sqrt(jnp.sum(jnp.square(x.astype(jnp.promote_types(x.dtype, jnp.float32)))))
 
 
 def learning_rate(
@@ -283,7 +278,7 @@ def learning_rate(
     return rate
 
 
-def _make_schedule(name: str, params: Params, batch: int, per_epoch: int) -> Schedule:
+def _make_schedule(name: str, params: Params, batch: int, per_epoch: int) -> Callable[[Array], Array]:
     peak = float(params.get("initial_learning_rate", 0)) * batch
     match name:
         case "const":
