@@ -29,10 +29,9 @@ from hotloop.data.rating_matrix import RatingMatrix
 from hotloop.engine.device import setup
 from hotloop.engine.keys import seed_key
 from hotloop.engine.loop import Program, copy_state
-from hotloop.families.recommender import batches, model, train
-from hotloop.families.recommender.config import TrainOptions
+from hotloop.families.recommender import batches, model
+from hotloop.families.recommender.config import TrainOptions, make_schedule
 from hotloop.families.recommender.measures import make_rating_error
-from hotloop.families.recommender.rating_sets import RatingSets
 
 SHAPES = {
     "3m": (311_315, 17_736, 13_675_402),
@@ -143,7 +142,7 @@ def check(matrix: RatingMatrix, layers: tuple[int, ...], device: str) -> float:
     def ours(params):
         x = batches.densify(rows, jnp.asarray(users), matrix.n_items, capacity)
         y = model.forward(params, x)
-        return model.masked_error(y, x) + model.dense_error(model.forward(params, y), y)
+        return model.masked_error(y, x) + jnp.square(model.forward(params, y) - y).mean()
 
     with jax.default_matmul_precision("highest"):
         gradient = np.asarray(jax.jit(jax.grad(ours))(params)["encoder"][0]["w"])
@@ -158,15 +157,18 @@ def main() -> int:
     matrix = made_up(options.shape)
     print(f"{options.shape}: {matrix.users:,} users, {matrix.n_items:,} items, {matrix.ratings:,} ratings")
     config = TrainOptions(size=options.size, batch_size=options.batch_size, precision=options.precision)
-    setup_ = train.make_setup(config.resolve(), RatingSets(options.shape, matrix, matrix, None))
-    job = setup_.job
+    config = config.resolve()
+    drops = make_schedule(config, matrix.users).drops
+    job = model.make_job(config, matrix.n_items, drops, 1, 5)
     error = check(matrix, job.layers, device)
     print(f"one gradient, torch against ours in float32: relative difference {error:.1e}")
     if error > (1e-4 if device == "cpu" else 2e-3):
         raise SystemExit("they do not compute the same: not timed")
     torch.set_float32_matmul_precision("high")
     per_call = 10 if device == "cpu" else 250
-    program = Program(model.update(job), train.make_feed(setup_), per_call, seed_key(0))
+    sparse = model.takes_sparse(job, matrix)
+    feed = batches.make_feed(matrix, options.batch_size, 0, job.policy.compute, sparse=sparse)
+    program = Program(model.update(job), feed, per_call, seed_key(0))
     held = {"state": copy_state(model.init(job, seed_key(2))), "done": 0}
     program.compile(held["state"])
 
@@ -176,7 +178,7 @@ def main() -> int:
             held["done"] += per_call
         metrics.wait()
 
-    peer = Torch(matrix, job.layers, job.net.code_dropout, job.rates[0], device)
+    peer = Torch(matrix, job.layers, job.dropout, job.rates[0], device)
     theirs = partial(peer.advance, options.batch_size)
     ours(per_call)
     theirs(3)

@@ -31,7 +31,7 @@ from hotloop.families.recommender import (
     rating_sets,
     saved_run,
     train,
-    validate_process,
+    validation,
 )
 from hotloop.families.recommender.commands_config import ConvertOptions, EvaluateOptions, SplitName
 from hotloop.families.recommender.config import BY_NAME, PRESETS, TrainOptions
@@ -163,12 +163,12 @@ def whole(options):
         ("--base-learning-rate -12.5 --learning-rate-decay 1,0.5 --learning-rate-schedule 0.25",
          {"base_learning_rate": -12.5, "learning_rate_decay": (1.0, 0.5), "learning_rate_schedule": (0.25,)}),
         ("--precision 16.32 --no-prng --no-selu --no-dropout --no-dense-refeeding --gradient-clipping --optimizer SGD",
-         {"precision": "16.32", "no_prng": True, "no_selu": True, "refeeding": "none", "code_dropout": 0.0,
+         {"precision": "16.32", "no_prng": True, "no_selu": True, "no_dense_refeeding": True, "no_dropout": True,
           "gradient_clipping": True, "optimizer": "SGD"}),
         ("--multiprocessing --valid-per-epoch 0.5 --steps-per-log 4 --device-iterations 100 --logdir x --no-validation",
          {"multiprocessing": True, "valid_per_epoch": 0.5, "steps_per_log": 4, "device_iterations": 100,
           "results_dir": Path("x"), "no_validation": True}),
-        ("--untied --refeed alternate --aug-steps 3", {"is_tied": False, "refeeding": "alternate", "aug_steps": 3}),
+        ("--untied --refeed alternate --aug-steps 3", {"untied": True, "refeed": "alternate", "aug_steps": 3}),
         ("--config ml-100k --epochs 3", {**PRESETS["ml-100k"], "epochs": 3}),
     ],
 )  # fmt: skip
@@ -291,7 +291,7 @@ def forbidden(*_, **__):
 
 
 def test_the_first_weights_are_saved_and_nothing_is_trained(folder, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(validate_process, "ProcessValidation", forbidden)
+    monkeypatch.setattr(validation, "ProcessValidation", forbidden)
     line = words(
         folder, "--build-init", "--multiprocessing", "--logdir", str(tmp_path), "--run-name", "first"
     )
@@ -304,7 +304,7 @@ def test_the_first_weights_are_saved_and_nothing_is_trained(folder, tmp_path, ca
 
 
 def test_testing_on_a_checkpoint_gives_its_validation_error(folder, whole, capsys, monkeypatch):
-    monkeypatch.setattr(validate_process, "ProcessValidation", forbidden)
+    monkeypatch.setattr(validation, "ProcessValidation", forbidden)
     before = sorted(Path(whole["run"]).rglob("*"))
     line = ["recommender", "train", "--testing-on-checkpoint", whole["run"], "--multiprocessing",
             "--validation-data-file", str(folder / "3m_valid.txt"), "--validation-batch-size", "7",
@@ -341,7 +341,7 @@ def test_what_uses_a_run_takes_its_options_and_says_what_the_command_line_replac
         data = rating_sets.load_sets(
             baselines.choose_options(config, saved_run.load_run(Path(whole["run"]))), Listener()
         )
-        assert data.describe("test") == "test ratings of 3m_test.txt"
+        assert evaluate.choose_part(data, "", "test", "").name == "test ratings of 3m_test.txt"
     else:
         assert getattr(config, "split", None) is None  # a run's --split is another thing
 
@@ -374,7 +374,7 @@ def test_a_run_is_evaluated_from_everywhere_and_using_it_creates_nothing(
 
 
 def test_without_validation_there_is_none_and_no_other_process(folder, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(validate_process, "ProcessValidation", forbidden)
+    monkeypatch.setattr(validation, "ProcessValidation", forbidden)
     line = words(folder, "--no-validation", "--multiprocessing", "--logdir", str(tmp_path))
     assert main([*line, "--run-name", "blind", "--json"]) == 0
     out, said = capsys.readouterr()

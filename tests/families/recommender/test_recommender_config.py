@@ -8,6 +8,7 @@ from hotloop.cli.main import find_command
 from hotloop.cli.parser import scan
 from hotloop.errors import OptionError
 from hotloop.families.recommender.config import PRESETS, TrainOptions, make_schedule
+from hotloop.families.recommender.model import Job
 from hotloop.options import build, options_of
 
 
@@ -63,7 +64,6 @@ def test_every_old_option_is_there_with_its_default(name, default):
 
 def test_what_the_old_program_left_open_is_filled_in_for_random_data():
     config = read("").resolve()
-    assert config.is_random
     assert (config.size, config.batch_size, config.validation_batch_size, config.epochs) == (128, 64, 128, 2)
     assert make_schedule(config, 480_000).updates_per_call == 250
 
@@ -79,7 +79,8 @@ def test_an_old_command_line_is_read():
     )
     assert (config.size, config.batch_size, config.validation_batch_size) == (256, 16, 99)
     assert config.no_selu and config.no_dense_refeeding and config.no_prng and config.gradient_clipping
-    assert config.code_dropout == 0 and config.refeeding == "none"
+    job = Job(config, 1)
+    assert job.dropout == 0 and job.refeeding == "none"
     assert (config.precision, config.weight_decay, config.loss_scaling) == ("16.32", 0, 1)
     assert (config.optimizer, config.base_learning_rate, config.epochs) == ("SGD", -14, 3)
     assert config.learning_rate_decay == (1, 0.5, 0.2, 0.1)
@@ -97,14 +98,14 @@ def test_both_spellings_of_the_batch(spelling):
 
 
 def test_untied_weights_by_either_name():
-    assert read("").is_tied
-    assert not read("--untied").is_tied and not read("--no-tied").is_tied
+    assert Job(read(""), 1).is_tied
+    assert not Job(read("--untied"), 1).is_tied and not Job(read("--no-tied"), 1).is_tied
 
 
 @pytest.mark.parametrize("mode", ["joint", "alternate", "none"])
 def test_each_refeeding_can_be_chosen(mode):
-    assert read(f"--refeed {mode} --aug-steps 2").refeeding == mode
-    assert read(f"--refeed {mode} --no-dense-refeeding").refeeding == "none"
+    assert Job(read(f"--refeed {mode} --aug-steps 2"), 1).refeeding == mode
+    assert Job(read(f"--refeed {mode} --no-dense-refeeding"), 1).refeeding == "none"
 
 
 # What follows the file's name.
@@ -123,7 +124,7 @@ def test_size_and_batch_follow_the_name_of_the_file(name, size, batch):
     config = from_file(name)
     assert (config.size, config.batch_size, config.validation_batch_size) == (size, batch, batch)
     assert config.epochs == 160
-    assert config.code_dropout == (0.65 if size == 128 else 0.8)
+    assert Job(config, 1).dropout == (0.65 if size == 128 else 0.8)
 
 
 def test_what_is_given_wins_over_the_name():

@@ -28,7 +28,8 @@ def job(net=PLAIN):
 
 def random_params(dtype=np.float32, widths=(6,)):
     """Weights and biases of every layer, none of them zero."""
-    shapes = jax.eval_shape(lambda: model.init_network(jax.random.key(0), ITEMS, widths, True))
+    own = Small(PLAIN, ITEMS, widths=widths)
+    shapes = jax.eval_shape(lambda: model.init(own, jax.random.key(0))["params"])
     generator = np.random.default_rng(3)
     return jax.tree.map(lambda leaf: (0.4 * generator.standard_normal(leaf.shape)).astype(dtype), shapes)
 
@@ -130,8 +131,8 @@ def test_gradients_are_those_of_finite_differences(float64):  # noqa: F811
     dropped = Small(replace(PLAIN, no_dropout=False), ITEMS, widths=(6, 5))
     x = ratings(4, ITEMS).astype(np.float64)
     params = random_params(np.float64, (6, 5))
-    loss = quick(lambda params: model._joint(dropped, params, x, KEY)[0])
-    gradient = quick(jax.grad(lambda params: model._joint(dropped, params, x, KEY)[0]))(params)
+    loss = quick(lambda params: model.joint(dropped, params, x, KEY)[0])
+    gradient = quick(jax.grad(lambda params: model.joint(dropped, params, x, KEY)[0]))(params)
     leaves, tree = jax.tree.flatten(params)
     generator = np.random.default_rng(0)
     for n, leaf in enumerate(leaves):
@@ -148,8 +149,8 @@ def test_a_tied_gradient_is_the_encoders_plus_the_decoders_transposed(float64): 
     mirrored = [layer["w"].T for layer in reversed(tied["encoder"])]
     own = [{"w": w, **layer} for w, layer in zip(mirrored, tied["decoder"], strict=True)]
     untied = {"encoder": tied["encoder"], "decoder": tuple(own)}
-    value, one = quick(jax.value_and_grad(lambda p: model._joint(job(), p, x, KEY)[0]))(tied)
-    same, two = quick(jax.value_and_grad(lambda p: model._joint(job(), p, x, KEY)[0]))(untied)
+    value, one = quick(jax.value_and_grad(lambda p: model.joint(job(), p, x, KEY)[0]))(tied)
+    same, two = quick(jax.value_and_grad(lambda p: model.joint(job(), p, x, KEY)[0]))(untied)
     assert float(value) == pytest.approx(float(same), rel=1e-14)
     pairs = zip(one["encoder"], two["encoder"], reversed(two["decoder"]), strict=True)
     for layer, down, up in pairs:
@@ -229,7 +230,7 @@ def test_predictions_have_no_dropout_and_are_the_same_twice():
     ],
 )
 def test_the_rate_of_dropout_follows_the_size(options, rate):
-    assert UpdateOptions(**options).code_dropout == rate
+    assert model.Job(UpdateOptions(**options), ITEMS).dropout == rate
 
 
 # Re-feeding.
@@ -244,7 +245,7 @@ def test_a_fixed_point_has_no_refeeding_error_and_no_gradient_of_it(float64):  #
         "decoder": tuple({"b": np.zeros(6)} for _ in turns),
     }
     x = ratings(4, 6).astype(np.float64)
-    loss = quick(jax.value_and_grad(lambda params: model._joint(linear, params, x, KEY)[0]))
+    loss = quick(jax.value_and_grad(lambda params: model.joint(linear, params, x, KEY)[0]))
     mask = quick(jax.value_and_grad(lambda p: model.masked_error(model.forward(p, x, linear=True), x)))
     value, gradient = loss(params)
     assert float(value) == pytest.approx(0, abs=1e-25) and float(mask(params)[0]) == pytest.approx(
@@ -273,7 +274,7 @@ def test_every_way_to_leave_refeeding_out_is_the_same_program():
     masked = program(refeed="none")
     assert masked == program(no_dense_refeeding=True) == program(refeed="alternate", aug_steps=0)
     assert masked != program()
-    assert UpdateOptions(refeed="alternate", no_dense_refeeding=True).refeeding == "none"
+    assert job(replace(PLAIN, refeed="alternate", no_dense_refeeding=True)).refeeding == "none"
 
 
 def test_alternate_refeeding_goes_on_with_new_weights_and_outputs_towards_fixed_targets(masked_step):
@@ -285,7 +286,7 @@ def test_alternate_refeeding_goes_on_with_new_weights_and_outputs_towards_fixed_
     @quick
     def reference(now, target):
         def loss(weights):
-            return model.dense_error(model.forward(weights, target), target)
+            return jnp.square(model.forward(weights, target) - target).mean()
 
         return jax.value_and_grad(loss)(now), model.forward(now, target)
 

@@ -37,7 +37,7 @@ def job(**options):
 
 def params(scale=0.8):
     generator = np.random.default_rng(1)
-    shapes = jax.eval_shape(lambda: model.init_network(KEY, ITEMS, (6,), True))
+    shapes = jax.eval_shape(lambda: model.init(job(), KEY)["params"])
     return jax.tree.map(lambda leaf: np.float32(scale * generator.standard_normal(leaf.shape)), shapes)
 
 

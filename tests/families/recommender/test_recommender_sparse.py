@@ -11,9 +11,8 @@ from test_recommender_batches import matrix
 
 from hotloop.engine.keys import seed_key
 from hotloop.engine.loop import Program, copy_state
-from hotloop.families.recommender import batches, model, train
+from hotloop.families.recommender import batches, model
 from hotloop.families.recommender.config import TrainOptions
-from hotloop.families.recommender.rating_sets import RatingSets
 
 ITEMS = 40
 SIZES = [3, 0, 40, 1, 7, 12]
@@ -45,11 +44,11 @@ def test_the_gradient_is_that_of_the_dense_loss(monkeypatch, untied, dropout, ch
         rows = batches.send_rows(RATINGS)
         wanted = quick(
             jax.value_and_grad(
-                lambda p, x: (lambda all, mask: (50 * all, mask))(*model._joint(job, p, x, KEY)), has_aux=True
+                lambda p, x: (lambda all, mask: (50 * all, mask))(*model.joint(job, p, x, KEY)), has_aux=True
             )
         )
         made = quick(
-            lambda p, users: model._sparse_joint(job, p, batches.SparseBatch(rows, users, jnp.float64), KEY)
+            lambda p, users: model.sparse_joint(job, p, batches.SparseBatch(rows, users, jnp.float64), KEY)
         )
         for users in ([0, 1, 2, 3, 4, 5], [4, 2, 4, 1, 0, 2], [1, 1, 1, 1, 1, 1]):
             (scaled, masked), gradients = wanted(params, dense(users, np.float64))
@@ -60,18 +59,17 @@ def test_the_gradient_is_that_of_the_dense_loss(monkeypatch, untied, dropout, ch
                 np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-12 * np.abs(two).max())
 
 
-def trained(sparse, monkeypatch):
-    monkeypatch.setattr(train, "takes_sparse", lambda job, train: sparse)
+def trained(sparse):
     job = Small(CONFIG, ITEMS, widths=(7, 5, 6))
-    setup = replace(train.make_setup(CONFIG, RatingSets("drawn", RATINGS, None, None)), job=job)
-    program = Program(model.update(job), train.make_feed(setup), 5, seed_key(1))
+    feed = batches.make_feed(RATINGS, 6, CONFIG.seed, job.policy.compute, sparse=sparse)
+    program = Program(model.update(job), feed, 5, seed_key(1))
     state, metrics = program(copy_state(model.init(job, KEY)), 0, 5)
     return jax.tree.map(np.asarray, (state["params"], dict(metrics)))
 
 
 @pytest.mark.slow
-def test_training_is_the_same_either_way(monkeypatch):
-    one, two = (trained(sparse, monkeypatch) for sparse in (False, True))
+def test_training_is_the_same_either_way():
+    one, two = (trained(sparse) for sparse in (False, True))
     assert np.isfinite(one[1]["loss"]).all()
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
@@ -90,9 +88,8 @@ def test_training_is_the_same_either_way(monkeypatch):
     ],
 )
 def test_where_ratings_stay_sparse(monkeypatch, options, platform, full, sparse):
-    monkeypatch.setattr(train, "platform", lambda: platform)
-    monkeypatch.setattr(model, "platform", lambda: "cpu")
+    monkeypatch.setattr(model, "platform", lambda: platform)
     users, items = 100, 1000
     some = matrix([int(full * items)] * users, items)
     job = model.Job(replace(CONFIG, **options), items)
-    assert train.takes_sparse(job, some) == sparse
+    assert model.takes_sparse(job, some) == sparse

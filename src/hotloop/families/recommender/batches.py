@@ -1,8 +1,7 @@
 """Sparse ratings on the device, and batches of them made dense inside the compiled loop.
 
 A matrix stays compressed (two or four bytes an item, one a rating); a batch is scattered into zeros when its
-update comes. The batch's ratings are laid end to end and found again by their place, so that long and short rows
-cost what they hold. It knows no model.
+update comes. Its ratings are laid end to end and found again by their place: rows cost what they hold.
 """
 
 from collections.abc import Callable
@@ -16,9 +15,10 @@ from numpy.typing import NDArray
 
 from hotloop.data.rating_matrix import RatingMatrix
 from hotloop.engine.device import platform
+from hotloop.engine.feed import Resident
 
+# Ratings at a time on a CPU: of a batch that is made dense, and of sums over sparse ratings.
 CHUNK, FOLD_CHUNK = 4096, 1024
-"""Ratings at a time on a CPU: of a batch that is made dense, and of sums over sparse ratings."""
 
 
 class DeviceRows(NamedTuple):
@@ -46,6 +46,18 @@ def max_ratings(matrix: RatingMatrix, batch_size: int) -> int:
     return max(1, int(sizes[: batch_size - again].sum() + sizes[:again].sum()))
 
 
+def make_feed(train: RatingMatrix, batch_size: int, seed: int, dtype: Any, *, sparse: bool) -> Resident:
+    """Batches of users, made dense inside the loop, or left sparse for an update that takes them so."""
+    capacity = max_ratings(train, batch_size)
+
+    def gather(rows: DeviceRows, users: Array) -> dict[str, Any]:
+        if sparse:
+            return {"ratings": SparseBatch(rows, users)}
+        return {"ratings": densify(rows, users, train.n_items, capacity, dtype)}
+
+    return Resident(make_rows(train), batch_size, seed=seed, samples=train.users, gather=gather)
+
+
 class Entries(NamedTuple):
     """Some ratings of a batch; those that are not `inside` are there for the shape alone and have the value 0."""
 
@@ -65,16 +77,12 @@ class SparseBatch(NamedTuple):
     dtype: Any = jnp.float32
 
     @property
-    def total(self) -> Array:
-        total: Array = self._sizes().sum()
-        return total
-
-    def _sizes(self) -> Array:
+    def sizes(self) -> Array:
         sizes: Array = self.rows.starts[self.users + 1] - self.rows.starts[self.users]
         return sizes
 
     def entries(self, places: Array) -> Entries:
-        first, sizes = self.rows.starts[self.users], self._sizes()
+        first, sizes = self.rows.starts[self.users], self.sizes
         ends = jnp.cumsum(sizes)
         row = jnp.searchsorted(ends, places, side="right").astype(jnp.int32)
         inside = row < len(self.users)
@@ -92,7 +100,7 @@ class SparseBatch(NamedTuple):
 
     def fold(self, add: Callable[[Array, Entries], Array], start: Array, chunk: int = FOLD_CHUNK) -> Array:
         """`add` over all ratings, a chunk at a time, in as many turns as are needed: good on a CPU."""
-        turns = (self.total + chunk - 1) // chunk
+        turns = (self.sizes.sum() + chunk - 1) // chunk
         places = jnp.arange(chunk, dtype=jnp.int32)
         result: Array = lax.fori_loop(
             0, turns, lambda n, into: add(into, self.entries(places + n * chunk)), start

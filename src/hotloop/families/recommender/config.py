@@ -1,31 +1,27 @@
-"""The options of `hotloop recommender train`, with the old program's names and defaults, and its arithmetic.
-
-Sizes and batches by the name of the training file, else by its number of ratings; rates as powers of two, drops and
-validations on calls: all integers and fractions, no jax.
+"""The options of `hotloop recommender train`, with the old program's names and defaults, and its arithmetic: sizes
+and batches by the name of the training file, else by its number of ratings; drops and validations on calls. No jax.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from hotloop.errors import OptionError
 from hotloop.options import Options, between, finite, folder_name, non_negative, option, options_of, positive
 
 MODEL, TRAINING, NUMBERS = "Model", "Training", "Numbers"
 DATA, RUN, OLD = "Data", "Run and records", "From the old program"
+# By --size: units of the three encoder layers, which the decoder mirrors, and the dropout of the last.
 LAYERS = {128: (128, 256, 256), 256: (256, 256, 512), 512: (512, 512, 1024)}
-"""--size -> units of the three encoder layers; the decoder mirrors them."""
 DROPOUT = {128: 0.65, 256: 0.8, 512: 0.8}
+# Stem of the training file before the first underscore -> size, batch.
 BY_NAME = {"3m": (128, 64), "6m": (256, 64), "1y": (256, 32), "full": (512, 8)}
-"""Stem of the training file before the first underscore -> size, batch."""
+# Up to so many training ratings, what is usual for this name, which has 14, 29 or 41 million; beyond, for full.
 BY_RATINGS = ((20_000_000, "3m"), (35_000_000, "6m"), (70_000_000, "1y"))
-"""Up to so many training ratings, what is usual for this name, which has 14, 29 or 41 million; beyond, for full."""
-RANDOM_SIZES = (128, 64)
 FILES = ("training_data_file", "validation_data_file", "test_data_file")
-CALL_UPDATES = 250
-"""Updates of a call, as the old program had it."""
+CALL_UPDATES = 250  # as the old program had it
 
 
 @dataclass(frozen=True)
@@ -95,20 +91,6 @@ class UpdateOptions:
     half: Literal["bfloat16", "float16"] = option("float16", "The 16-bit type.", group=NUMBERS)
     no_prng: bool = option(False, "Round 16-bit weights to nearest instead of stochastically.", group=NUMBERS)
 
-    @property
-    def is_tied(self) -> bool:
-        return self.tied and not self.untied
-
-    @property
-    def refeeding(self) -> str:
-        return "none" if self.no_dense_refeeding else self.refeed
-
-    @property
-    def code_dropout(self) -> float:
-        if self.no_dropout:
-            return 0.0
-        return DROPOUT[self.size or RANDOM_SIZES[0]] if self.dropout is None else self.dropout
-
 
 @dataclass(frozen=True)
 class DataOptions:
@@ -141,7 +123,7 @@ class DataOptions:
 
 @dataclass(frozen=True)
 class TrialOptions(Options, DataOptions, UpdateOptions):
-    """What a training alone and each trial of a sweep have in common."""
+    """What a training alone and each trial of a sweep share."""
 
     epochs: int | None = option(
         None, "Passes over the users; left out, 160 (random data: 2).", check=positive, group=TRAINING
@@ -224,51 +206,38 @@ class TrainOptions(TrialOptions):
             )
 
     @property
-    def is_random(self) -> bool:
-        """Whether the data are the old program's random ones."""
-        return self.training_data_file is None and self.data == "random"
-
-    @property
-    def has_sizes(self) -> bool:
-        """Whether the options or the file's name say the size and the batch: they need not follow the ratings."""
-        return None not in (self.size, self.batch_size) or self._by_name() is not None
+    def named_sizes(self) -> tuple[Any, int] | None:
+        """Size and batch by the file's name, or of random data; None where the name says nothing."""
+        if self.training_data_file is None:
+            return BY_NAME["3m"]
+        return BY_NAME.get(self.training_data_file.name.split("_")[0])
 
     def resolve(self, users: int = 0, ratings: int = 0) -> "TrainOptions":
         """The same with size, batches and epochs filled in: options, else the file's name, else by so many ratings."""
         usual: tuple[Any, int] = BY_NAME[next((name for most, name in BY_RATINGS if ratings <= most), "full")]
-        size, batch = self._by_name() or (
-            usual[0],
-            min(usual[1], users or usual[1]),
-        )  # a batch: at most all users
+        # A batch has at most all users.
+        size, batch = self.named_sizes or (usual[0], min(usual[1], users or usual[1]))
         batch = self.batch_size or batch
+        is_random = self.training_data_file is None and self.data == "random"
         return replace(
             self,
             size=self.size or size,
             batch_size=batch,
-            validation_batch_size=self.validation_batch_size or (128 if self.is_random else batch),
-            epochs=self.epochs or (2 if self.is_random else 160),
+            validation_batch_size=self.validation_batch_size or (128 if is_random else batch),
+            epochs=self.epochs or (2 if is_random else 160),
         )
 
-    def _by_name(self) -> tuple[Any, int] | None:
-        if self.training_data_file is None:
-            return RANDOM_SIZES
-        return BY_NAME.get(self.training_data_file.name.split("_")[0])
 
-
-@dataclass(frozen=True)
-class Schedule:
+class Schedule(NamedTuple):
     """Calls, updates, drops and validations of a run, as the old program counted them."""
 
     calls: int
     updates_per_call: int
+    updates: int
     drops: tuple[int, ...]
     """Updates from which each next factor holds."""
     validate_every: int
     """Updates between validations."""
-
-    @property
-    def updates(self) -> int:
-        return self.calls * self.updates_per_call
 
 
 def make_schedule(config: TrainOptions, users: int) -> Schedule:
@@ -283,7 +252,7 @@ def make_schedule(config: TrainOptions, users: int) -> Schedule:
     # By their texts: 0.7 is seven tenths here, not the float next to it, which would drop a call too early.
     drops = tuple((int(Fraction(str(at)) * calls) + 1) * length for at in config.learning_rate_schedule)
     every = max(1, int(per_epoch / length / Fraction(str(config.valid_per_epoch))))
-    return Schedule(calls, length, drops, every * length)
+    return Schedule(calls, length, calls * length, drops, every * length)
 
 
 def warn_of_no_effect(config: UpdateOptions, warn: Callable[[str], None]) -> None:

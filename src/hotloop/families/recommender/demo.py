@@ -5,13 +5,12 @@ seconds on a CPU show it.
 """
 
 import time
-from dataclasses import replace
 from typing import Any
 
-from hotloop.engine.keys import stream
+from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.loop import Program, copy_state
 from hotloop.engine.progress import Console
-from hotloop.families.recommender import baselines, model, rating_sets, train
+from hotloop.families.recommender import baselines, batches, model, train
 from hotloop.families.recommender.config import TrainOptions
 from hotloop.families.recommender.measures import make_rating_error
 
@@ -22,13 +21,13 @@ RECIPE = TrainOptions(
 
 def demo_run(console: Console, recipe: TrainOptions = RECIPE) -> dict[str, Any]:
     """Validation RMSE after each epoch, that of the biases, and users a second."""
-    config = replace(recipe, batch_size=recipe.batch_size or 64).resolve()
-    data = rating_sets.load_sets(config, console)
+    setup = train.prepare(recipe, console)
+    config, data, job, key = setup.config, setup.data, setup.job, seed_key(setup.config.seed)
     assert data.validation is not None and config.batch_size is not None
-    setup = train.make_setup(config, data)
-    job, updates = setup.job, setup.plan.updates_per_call
-    program = Program(model.update(job), train.make_feed(setup), updates, setup.key)
-    state = copy_state(model.init(job, stream(setup.key, "init", 0)))
+    updates, sparse = setup.plan.updates_per_call, model.takes_sparse(job, data.train)
+    feed = batches.make_feed(data.train, config.batch_size, config.seed, job.policy.compute, sparse=sparse)
+    program = Program(model.update(job), feed, updates, key)
+    state = copy_state(model.init(job, stream(key, "init", 0)))
     program.compile(state, updates)
     measure = make_rating_error(model.evaluate(job), data.train, data.validation, data.train.users)
     curve, seconds = [measure(state)["rmse"]], []

@@ -113,7 +113,9 @@ def choose_part(data: RatingSets, option: str, name: str | None, advice: str) ->
     truth = data.test if name == "test" else data.validation
     if truth is None:
         raise DataError(f"{option} {name}: {data.name} has no such ratings; {advice}")
-    return EvaluationSet(data.train, truth, data.describe(name), name, data.notice)
+    file = data.files[("validation", "test").index(name)]
+    title = f"{name} ratings of {file}" if file else f"{name} part of {data.name}"
+    return EvaluationSet(data.train, truth, title, name, data.notice)
 
 
 def has_same_ratings(one: RatingMatrix, other: RatingMatrix) -> bool:

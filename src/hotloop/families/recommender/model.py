@@ -1,17 +1,12 @@
 """The deep autoencoder: its network, one weight update and its evaluation, as the engine wants them.
 
-The network has six fully connected layers with SELU after every one, the decoder's weights the encoder's transposed;
-dropout stands in one place, after the code. Parameters are {"encoder": ({"w", "b"}, ...), "decoder": ({"b"} or {"w",
-"b"}, ...)}, weights [in, out]. In ratings a zero is "no rating".
+Six fully connected layers with SELU after every one, the decoder's weights the encoder's transposed; dropout stands in
+one place, after the code. Parameters are {"encoder": ({"w", "b"}, ...), "decoder": ({"b"} or {"w", "b"}, ...)},
+weights [in, out]. In ratings a zero is "no rating".
 
 joint re-feeding: y = f(x), z = f(y) with another dropout mask, one loss L(y, x) + |z - y|^2, one step, the gradient
 through everything. alternate: a step on L(y, x), then steps on |f(y) - y|^2 with y detached, each with the weights of
 the step before.
-
-`joint_gradient` is that of joint re-feeding with sparse ratings, written out for a CPU. Of the eleven products with all
-items that an update makes by automatic differentiation, two have the ratings for an operand, which are a four-hundredth
-full, and four are parts of one weight gradient. Here the ratings stay sparse and the other parts are one product over
-both passes; the middle layers are differentiated as usual.
 """
 
 import math
@@ -26,22 +21,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from hotloop.data.rating_matrix import RatingMatrix
 from hotloop.engine import optim, precision
 from hotloop.engine.device import platform
 from hotloop.engine.keys import sample_keys, stream
-from hotloop.engine.optim import learning_rate
 from hotloop.families.recommender.batches import Entries, SparseBatch
-from hotloop.families.recommender.config import LAYERS, TrainOptions, UpdateOptions
+from hotloop.families.recommender.config import DROPOUT, LAYERS, TrainOptions, UpdateOptions
 from hotloop.families.recommender.measures import sum_errors
 from hotloop.layers.dense import column_sums, product, with_bias
 from hotloop.layers.initial import constant, draw, glorot_uniform
 
 Params = Any
-SELU_SCALE, SELU_ALPHA = 1.0507009873554805, 1.6732632423543772
-SPARSE_SHARE = 0.01
-"""The share of rated places up to which a sparse product beats the dense one."""
 State = Any
 Batch = Mapping[str, Any]
+SELU_SCALE, SELU_ALPHA = 1.0507009873554805, 1.6732632423543772
+SPARSE_SHARE = 0.01  # of rated places, up to which a sparse product beats the dense one
 OPTIMISERS: dict[str, tuple[str, dict[str, Any]]] = {
     "Momentum": ("momentum", {"momentum": 0.9}),
     "SGD": ("sgd", {"momentum": 0}),
@@ -54,10 +48,6 @@ OPTIMISERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 DECAY_BESIDE = ("AdamW", "Muon")
 """Their decay shrinks the weights themselves; that of the others is added to the gradient."""
-
-
-def resolve_precision(mode: str) -> str:
-    return mode if mode != "auto" else "32.32" if platform() == "cpu" else "16.16"
 
 
 @dataclass(frozen=True)
@@ -79,6 +69,19 @@ class Job:
         return LAYERS[self.net.size]
 
     @property
+    def is_tied(self) -> bool:
+        return self.net.tied and not self.net.untied
+
+    @property
+    def dropout(self) -> float:
+        usual = DROPOUT[self.net.size or 128] if self.net.dropout is None else self.net.dropout
+        return 0.0 if self.net.no_dropout else usual
+
+    @property
+    def refeeding(self) -> str:
+        return "none" if self.net.no_dense_refeeding else self.net.refeed
+
+    @property
     def policy(self) -> precision.Policy:
         mode = resolve_precision(self.net.precision)
         return precision.parse(mode, self.net.half, stochastic_rounding=not self.net.no_prng)
@@ -94,8 +97,20 @@ class Job:
 def make_job(config: TrainOptions, items: int, drops: tuple[int, ...], low: float, high: float) -> Job:
     """The job of a run on so many items with ratings from `low` to `high`."""
     bounds = (low, high) if config.clip else (-math.inf, math.inf)
-    net = UpdateOptions(**{each.name: getattr(config, each.name) for each in fields(UpdateOptions)})
-    return Job(net, items, drops, *bounds)
+    net = {each.name: getattr(config, each.name) for each in fields(UpdateOptions)}
+    net["precision"] = resolve_precision(config.precision)
+    return Job(UpdateOptions(**net), items, drops, *bounds)
+
+
+def resolve_precision(mode: str) -> str:
+    return mode if mode != "auto" else "32.32" if platform() == "cpu" else "16.16"
+
+
+def takes_sparse(job: Job, train: RatingMatrix) -> bool:
+    """Whether an update on sparse ratings is the faster one: joint re-feeding in float32 on a CPU, few ratings."""
+    few = train.ratings < SPARSE_SHARE * train.users * job.items
+    plain = job.refeeding == "joint" and not job.net.no_selu
+    return platform() == "cpu" and few and plain and job.policy.compute == jnp.float32
 
 
 def optimiser(net: UpdateOptions) -> optim.Transformation:
@@ -107,30 +122,48 @@ def optimiser(net: UpdateOptions) -> optim.Transformation:
 
 
 def init(job: Job, key: Array) -> State:
-    """Random weights, an optimiser that has seen nothing, no update yet."""
-    params = job.policy.to_update(init_network(key, job.items, job.layers, job.net.is_tied))
+    """Glorot uniform weights and biases of zero, an optimiser that has seen nothing, no update yet."""
+    layers, is_tied, policy = job.layers, job.is_tied, job.policy
+    down = list(pairwise((job.items, *layers)))
+    up = [(out, into) for into, out in reversed(down)]
+    own = [{} if is_tied else {"w": glorot_uniform(size)} for size in up]
+    network = {
+        "encoder": tuple({"w": glorot_uniform(size), "b": constant(size[1:])} for size in down),
+        "decoder": tuple({**w, "b": constant(size[1:])} for w, size in zip(own, up, strict=True)),
+    }
+    params = policy.to_update(draw(key, network))
     return {
         "params": params,
-        "optimiser": precision.start_state(job.policy, optimiser(job.net), params),
+        "optimiser": precision.start_state(policy, optimiser(job.net), params),
         "update": jnp.zeros((), jnp.int32),
     }
 
 
 def update(job: Job) -> Callable[[State, Batch, Array], tuple[State, dict[str, Array]]]:
     """One batch: one step, or 1 + aug_steps of them under alternate re-feeding."""
-    transformation, refeeding = optimiser(job.net), job.net.refeeding
+    net, refeeding = job.net, job.refeeding
     steps = {"boundaries": [drop - 1 for drop in job.drops], "values": job.rates}
-    rate_at = learning_rate("stepped", steps, global_batch_size=1, updates_per_epoch=1)
+    transformation = optimiser(net)
+    rate_at = optim.learning_rate("stepped", steps, global_batch_size=1, updates_per_epoch=1)
 
     def make_update(state: State, batch: Batch, key: Array) -> tuple[State, dict[str, Array]]:
         x, rate = batch["ratings"], rate_at(state["update"])
 
+        def differentiate(loss: Callable[[Any], tuple[Array, Any]]) -> tuple[Any, tuple[Array, Any]]:
+            """The gradient of the scaled loss, and what the loss returns."""
+
+            def scaled(params: Any) -> tuple[Array, Any]:
+                value, extra = loss(params)
+                return net.loss_scaling * value, (value, extra)
+
+            found: tuple[Any, Any] = jax.grad(scaled, has_aux=True)(job.policy.to_compute(state["params"]))
+            return found
+
         def step(state: State, gradients: Any, number: int) -> tuple[State, Array]:
             """The state after one step of the optimiser with gradients of the scaled loss, and their norm."""
             # Unscaled in float32: in float16 small ones would be lost again.
-            scale = job.net.loss_scaling
             wide = jax.tree.map(
-                lambda g: g.astype(jnp.promote_types(g.dtype, jnp.float32)) / scale, gradients
+                lambda g: g.astype(jnp.promote_types(g.dtype, jnp.float32)) / net.loss_scaling, gradients
             )
             norm = jnp.sqrt(sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(wide)))
             slots, params, rounding = state["optimiser"], state["params"], stream(key, "rounding", number)
@@ -140,17 +173,17 @@ def update(job: Job) -> Callable[[State, Batch, Array], tuple[State, dict[str, A
             return {**state, "params": params, "optimiser": slots}, norm
 
         if isinstance(x, SparseBatch):
-            gradients, (loss, masked) = _sparse_joint(job, state["params"], x, key)
+            gradients, (loss, masked) = sparse_joint(job, state["params"], x, key)
         elif refeeding == "joint":
-            gradients, (loss, masked) = _gradient(job, state, lambda params: _joint(job, params, x, key))
+            gradients, (loss, masked) = differentiate(lambda params: joint(job, params, x, key))
         else:
-            gradients, (masked, y) = _gradient(job, state, lambda params: _rated(job, params, x, key))
+            gradients, (masked, y) = differentiate(lambda params: rated(job, params, x, key))
             loss = masked
         state, norm = step(state, gradients, 0)
         figures = {"loss": loss, "rmse": jnp.sqrt(masked)}
-        for n in range(1, job.net.aug_steps + 1) if refeeding == "alternate" else ():
-            refeed = partial(_refed, job, target=y, key=stream(key, "dropout", n))
-            gradients, (figures["refeed_loss"], y) = _gradient(job, state, refeed)
+        for n in range(1, net.aug_steps + 1) if refeeding == "alternate" else ():
+            loss_of = partial(refed, job, target=y, key=stream(key, "dropout", n))
+            gradients, (figures["refeed_loss"], y) = differentiate(loss_of)
             state, norm = step(state, gradients, n)
         new = {**state, "update": state["update"] + 1}
         return new, {**figures, "learning_rate": rate, "gradient_norm": norm}
@@ -158,50 +191,35 @@ def update(job: Job) -> Callable[[State, Batch, Array], tuple[State, dict[str, A
     return make_update
 
 
-def _gradient(
-    job: Job, state: State, loss: Callable[[Any], tuple[Array, Any]]
-) -> tuple[Any, tuple[Array, Any]]:
-    """The gradient of the scaled loss, and what the loss returns."""
-
-    def scaled(params: Any) -> tuple[Array, Any]:
-        value, extra = loss(params)
-        return job.net.loss_scaling * value, (value, extra)
-
-    found: tuple[Any, Any] = jax.grad(scaled, has_aux=True)(job.policy.to_compute(state["params"]))
-    return found
+def joint(job: Job, params: Any, x: Array, key: Array) -> tuple[Array, Array]:
+    """The loss of both passes, and the masked error in it."""
+    masked, y = rated(job, params, x, key)
+    return masked + refed(job, params, y, stream(key, "dropout", 1))[0], masked
 
 
-def _joint(job: Job, params: Any, x: Array, key: Array) -> tuple[Array, Array]:
-    masked, y = _rated(job, params, x, key)
-    return masked + _refed(job, params, y, stream(key, "dropout", 1))[0], masked
-
-
-def _sparse_joint(job: Job, params: Any, x: SparseBatch, key: Array) -> tuple[Any, tuple[Array, Array]]:
-    """The same with sparse ratings: its gradient, and what `_joint` returns."""
-    keeps = [draw_dropout(job, stream(key, "dropout", n), len(x.users)) for n in (0, 1)]
-    return joint_gradient(params, x, keeps, job.net.loss_scaling)
-
-
-def _rated(job: Job, params: Any, x: Array, key: Array) -> tuple[Array, Array]:
+def rated(job: Job, params: Any, x: Array, key: Array) -> tuple[Array, Array]:
+    """The masked error, and the predictions."""
     y = apply_network(job, params, x, stream(key, "dropout", 0))
     return masked_error(y, x.astype(y.dtype)), y
 
 
-def _refed(job: Job, params: Any, target: Array, key: Array) -> tuple[Array, Array]:
+def refed(job: Job, params: Any, target: Array, key: Array) -> tuple[Array, Array]:
+    """The mean squared error over all places, and the predictions."""
     y = apply_network(job, params, target, key)
-    return dense_error(y, target), y
+    return jnp.square(y - target).mean(), y
 
 
 def apply_network(job: Job, params: Any, x: Array, key: Array | None = None) -> Array:
     """Predictions for dense ratings; with a key, the code is dropped out, each row by its own place."""
-    return forward(params, x, draw_dropout(job, key, len(x)), linear=job.net.no_selu)
+    keep = 1.0 if key is None else draw_dropout(job, key, len(x))
+    return forward(params, x, keep, linear=job.net.no_selu)
 
 
-def draw_dropout(job: Job, key: Array | None, rows: int) -> Array | float:
+def draw_dropout(job: Job, key: Array, rows: int) -> Array | float:
     """What the code is multiplied with."""
-    if key is None or not job.net.code_dropout:
+    if not job.dropout:
         return 1.0
-    share = 1 - job.net.code_dropout
+    share = 1 - job.dropout
     keys = sample_keys(key, 0, rows)
     chosen = jax.vmap(lambda k: jax.random.bernoulli(k, share, (job.layers[-1],)))(keys)
     return chosen / np.float32(share)
@@ -222,16 +240,6 @@ def evaluate(job: Job) -> Callable[[State, Batch], dict[str, Array]]:
     return values
 
 
-def init_network(key: Array, items: int, layers: tuple[int, ...], tied: bool) -> Params:
-    """Glorot uniform weights and biases of zero."""
-    down = list(pairwise((items, *layers)))
-    up = [(out, into) for into, out in reversed(down)]
-    encoder = tuple({"w": glorot_uniform(size), "b": constant(size[1:])} for size in down)
-    own = [{} if tied else {"w": glorot_uniform(size)} for size in up]
-    decoder = tuple({**weights, "b": constant(size[1:])} for weights, size in zip(own, up, strict=True))
-    return draw(key, {"encoder": encoder, "decoder": decoder})
-
-
 def forward(params: Params, x: Array, keep: Array | float = 1.0, *, linear: bool = False) -> Array:
     """Predictions [B, items] in float32; `keep` scales the code (dropout: 0 or 1 / (1 - p))."""
     activation = (lambda x: x) if linear else selu
@@ -241,12 +249,16 @@ def forward(params: Params, x: Array, keep: Array | float = 1.0, *, linear: bool
 def run_layers(
     encoder: Params, decoder: Params, x: Array, keep: Array | float, activation: Callable[[Array], Array]
 ) -> Array:
-    """Some layers down and as many up again."""
-    for layer in encoder:
-        x = activation(with_bias(_product(x, layer["w"]), layer["b"]))
+    """Some layers down and as many up again; operands in the weights' type, summed in float32 (or float64)."""
+
+    def layer(x: Array, w: Array, b: Array) -> Array:
+        return activation(with_bias(product(jnp.asarray(x, w.dtype), w), b))
+
+    for down in encoder:
+        x = layer(x, down["w"], down["b"])
     x = x * keep
-    for layer, weights in zip(decoder, reversed(encoder), strict=True):
-        x = activation(with_bias(_product(x, layer.get("w", weights["w"].T)), layer["b"]))
+    for up, mirrored in zip(decoder, reversed(encoder), strict=True):
+        x = layer(x, up.get("w", mirrored["w"].T), up["b"])
     return x
 
 
@@ -258,17 +270,6 @@ def selu(x: Array) -> Array:
     return SELU_SCALE * jnp.where(x > 0, x, SELU_ALPHA * (jnp.exp(jnp.where(x > 0, 0, x)) - 1))
 
 
-def selu_slope(y: Array) -> Array:
-    """The derivative of SELU where its value is y."""
-    return jnp.where(y > 0, SELU_SCALE, y + SELU_SCALE * SELU_ALPHA)
-
-
-def _product(x: Array, w: Array) -> Array:
-    """x w and its gradients with operands in the weights' type, summed in float32 (or float64)."""
-    result: Array = product(jnp.asarray(x, w.dtype), w)
-    return result
-
-
 def masked_error(predictions: Array, ratings: Array) -> Array:
     """The mean squared error over the places that hold a rating."""
     there = ratings > 0
@@ -276,96 +277,75 @@ def masked_error(predictions: Array, ratings: Array) -> Array:
     return jnp.square(errors).sum() / jnp.maximum(there.sum(), 1)
 
 
-def dense_error(predictions: Array, targets: Array) -> Array:
-    """The mean squared error over all places."""
-    return jnp.square(predictions - targets).mean()
+def sparse_joint(job: Job, params: Params, x: SparseBatch, key: Array) -> tuple[Params, tuple[Array, Array]]:
+    """The gradient of `joint` times the loss scale for sparse ratings and SELU, and what `joint` returns.
 
+    Written out for a CPU. Of the eleven products with all items that an update makes by automatic differentiation, two
+    have the ratings for an operand, which are a four-hundredth full, and four are parts of one weight gradient. Here
+    the ratings stay sparse and the other parts are one product over both passes; the middle layers are differentiated
+    as usual.
+    """
+    scale, users, rated_places = job.net.loss_scaling, len(x.users), jnp.maximum(x.sizes.sum(), 1)
+    first, last = params["encoder"][0], params["decoder"][-1]
+    into: Array = first["w"]
+    out_of = last.get("w", into.T)
+    inner = {"bias": first["b"], "encoder": params["encoder"][1:], "decoder": params["decoder"][:-1]}
 
-def joint_gradient(
-    params: Params, ratings: SparseBatch, keeps: Sequence[Array | float], scale: float
-) -> tuple[Params, tuple[Array, Array]]:
-    """What `jax.grad` of the joint loss times `scale` gives, for a SELU network; loss and masked error unscaled."""
-    into = params["encoder"][0]["w"]
-    tied = "w" not in params["decoder"][-1]
-    out_of = into.T if tied else params["decoder"][-1]["w"]
-    y, y_code, y_back = _through(params, _rated_product(ratings, into), out_of, keeps[0])
-    z, z_code, z_back = _through(params, product(y, into), out_of, keeps[1])
-    rated = jnp.maximum(ratings.total, 1)
-    masked, dense = _squared_error(ratings, y) / rated, jnp.square(z - y).mean()
+    def run(before: Array, number: int) -> tuple[Array, Array, Callable[[Array], Any]]:
+        """From the first layer's product: predictions, what the last layer was given, and the way back to `before`."""
+        keep = draw_dropout(job, stream(key, "dropout", number), users)
 
+        def middle(inner: Params, before: Array) -> Array:
+            hidden = selu(with_bias(before, inner["bias"]))
+            return run_layers(inner["encoder"], inner["decoder"], hidden, keep, selu)
+
+        code, back = jax.vjp(middle, inner, before)
+        return selu(product(code, out_of) + last["b"]), code, back
+
+    def add_product(total: Array, chunk: Entries) -> Array:
+        mine = chunk.row == jnp.arange(users, dtype=jnp.int32)[:, None]
+        return total + jnp.where(mine, chunk.value, 0) @ into[chunk.column]
+
+    y, y_code, y_back = run(x.fold(add_product, jnp.zeros((users, into.shape[1]), into.dtype)), 0)
+    z, z_code, z_back = run(product(y, into), 1)
+
+    def add_squares(total: Array, chunk: Entries) -> Array:
+        errors = y[chunk.row, chunk.column] - chunk.value
+        return total + jnp.where(chunk.inside, jnp.square(errors), 0).sum()
+
+    masked = x.fold(add_squares, jnp.zeros((), y.dtype)) / rated_places
     apart = (2 * scale / y.size) * (z - y)
     dz = apart * selu_slope(z)
     inner_z, dz_first = z_back(product(dz, out_of.T))
-    dy = _with_errors(ratings, product(dz_first, into.T) - apart, y, 2 * scale / rated)
-    dy = dy * selu_slope(y)
+
+    def add_errors(total: Array, chunk: Entries) -> Array:
+        errors = y[chunk.row, chunk.column] - chunk.value
+        errors = jnp.where(chunk.inside, (2 * scale / rated_places) * errors, 0)
+        return total.at[chunk.row, chunk.column].add(errors)
+
+    dy = x.fold(add_errors, product(dz_first, into.T) - apart) * selu_slope(y)
     inner_y, dy_first = y_back(product(dy, out_of.T))
-    last = {"b": column_sums(dz) + column_sums(dy)}
-    if tied:
-        d_into = _weights((dz, y, dy), (z_code, dz_first, y_code))
+    d_last = {"b": column_sums(dz) + column_sums(dy)}
+    if "w" in last:
+        d_into = sum_outer((y,), (dz_first,))
+        d_last["w"] = sum_outer((z_code, y_code), (dz, dy))
     else:
-        d_into = _weights((y,), (dz_first,))
-        last["w"] = _weights((z_code, y_code), (dz, dy))
-    inner = jax.tree.map(jnp.add, inner_z, inner_y)
-    d_first = {"w": _with_outer(ratings, d_into, dy_first), "b": inner["first_bias"]}
-    gradients = {"encoder": (d_first, *inner["encoder"]), "decoder": (*inner["decoder"], last)}
-    return gradients, (masked + dense, masked)
+        d_into = sum_outer((dz, y, dy), (z_code, dz_first, y_code))
+
+    def add_outer(total: Array, chunk: Entries) -> Array:
+        return total.at[chunk.column].add(chunk.value[:, None] * dy_first[chunk.row])
+
+    d_inner = jax.tree.map(jnp.add, inner_z, inner_y)
+    d_first = {"w": x.fold(add_outer, d_into), "b": d_inner["bias"]}
+    gradients = {"encoder": (d_first, *d_inner["encoder"]), "decoder": (*d_inner["decoder"], d_last)}
+    return gradients, (masked + jnp.square(z - y).mean(), masked)
 
 
-def _through(
-    params: Params, before: Array, out_of: Array, keep: Array | float
-) -> tuple[Array, Array, Callable[[Array], Any]]:
-    """From the first layer's product to the predictions: these, what the last layer was given, and the way back.
-
-    The way back gives the gradients of all but the widest weights, and that of `before`.
-    """
-
-    def middle(inner: Params, before: Array) -> Array:
-        x = selu(with_bias(before, inner["first_bias"]))
-        return run_layers(inner["encoder"], inner["decoder"], x, keep, selu)
-
-    own = params["encoder"][1:], params["decoder"][:-1]
-    inner = {"first_bias": params["encoder"][0]["b"], "encoder": own[0], "decoder": own[1]}
-    code, back = jax.vjp(middle, inner, before)
-    return selu(product(code, out_of) + params["decoder"][-1]["b"]), code, back
+def selu_slope(y: Array) -> Array:
+    """The derivative of SELU where its value is y."""
+    return jnp.where(y > 0, SELU_SCALE, y + SELU_SCALE * SELU_ALPHA)
 
 
-def _weights(inputs: Sequence[Array], gradients: Sequence[Array]) -> Array:
+def sum_outer(inputs: Sequence[Array], gradients: Sequence[Array]) -> Array:
     """The sum of the weight gradients of several uses, as one product."""
     return jnp.concatenate(inputs).T @ jnp.concatenate(gradients)
-
-
-def _rated_product(ratings: SparseBatch, weights: Array) -> Array:
-    """ratings @ weights."""
-
-    def add(total: Array, chunk: Entries) -> Array:
-        mine = chunk.row == jnp.arange(len(ratings.users), dtype=jnp.int32)[:, None]
-        return total + jnp.where(mine, chunk.value, 0) @ weights[chunk.column]
-
-    return ratings.fold(add, jnp.zeros((len(ratings.users), weights.shape[1]), weights.dtype))
-
-
-def _squared_error(ratings: SparseBatch, predictions: Array) -> Array:
-    def add(total: Array, chunk: Entries) -> Array:
-        errors = predictions[chunk.row, chunk.column] - chunk.value
-        return total + jnp.where(chunk.inside, jnp.square(errors), 0).sum()
-
-    return ratings.fold(add, jnp.zeros((), predictions.dtype))
-
-
-def _with_errors(ratings: SparseBatch, into: Array, predictions: Array, factor: Array) -> Array:
-    """`into` with the errors times a factor added where there are ratings."""
-
-    def add(into: Array, chunk: Entries) -> Array:
-        errors = predictions[chunk.row, chunk.column] - chunk.value
-        return into.at[chunk.row, chunk.column].add(jnp.where(chunk.inside, factor * errors, 0))
-
-    return ratings.fold(add, into)
-
-
-def _with_outer(ratings: SparseBatch, into: Array, dy: Array) -> Array:
-    """`into` + ratings.T @ dy."""
-
-    def add(into: Array, chunk: Entries) -> Array:
-        return into.at[chunk.column].add(chunk.value[:, None] * dy[chunk.row])
-
-    return ratings.fold(add, into)

@@ -1,13 +1,12 @@
 """The ratings of a run: from files, drawn, or MovieLens, split where they come in one table, as matrices.
 
-A split is at random, by each user's time, or by date. Every choice is a function of the seed and of ids and times
-alone, so the order in which ratings come does not matter. A validation or test rating counts only where its user and
-its item have training ratings too. Users and items are numbered by the training part; what the other parts have
-beyond it is left out and counted. It knows no model.
+Every choice of a split is a function of the seed and of ids and times alone, so the order in which ratings come does
+not matter. A validation or test rating counts only where its user and its item have training ratings too: these number
+users and items.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,9 @@ from hotloop.engine.progress import Console
 from hotloop.errors import DataError, OptionError
 from hotloop.families.recommender.config import TrainOptions
 
+# Parts of a split; a rating OUTSIDE belongs to none, a STRANGER's user has no training rating.
 TRAIN, VALID, TEST, OUTSIDE, STRANGER = range(5)
-"""Parts of a split; a rating OUTSIDE belongs to none, a STRANGER's user has no training rating."""
 HALF = 1 << 31
-_MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +111,7 @@ def draw_numbers(seed: int, *columns: NDArray[Any]) -> NDArray[np.uint32]:
     out = np.empty(len(columns[0]), np.uint32)
     for begin in range(0, len(out), BLOCK):
         here = slice(begin, begin + BLOCK)
-        state = np.full(len(out[here]), seed & _MASK, np.uint64)
+        state = np.full(len(out[here]), seed & (1 << 64) - 1, np.uint64)
         for column in columns:
             state = _mix(_mix(state) ^ column[here].astype(np.int64).view(np.uint64))
         out[here] = _mix(state) >> np.uint64(32)
@@ -152,44 +150,53 @@ class RatingSets:
     train: RatingMatrix
     validation: RatingMatrix | None
     test: RatingMatrix | None
+    scale: tuple[float, float]
+    """The smallest and largest training rating."""
     notice: str = ""
     files: tuple[str, ...] = ("", "")
     """Names of the files that the validation and the test ratings are from, where they are from files."""
 
-    def describe(self, part: str) -> str:
-        file = self.files[("validation", "test").index(part)]
-        return f"{part} ratings of {file}" if file else f"{part} part of {self.name}"
-
-    @property
-    def scale(self) -> tuple[float, float]:
-        """The smallest and largest training rating."""
-        values = self.train.values() if self.train.levels is None else self.train.levels
-        return float(values.min()), float(values.max())
-
 
 def load_sets(config: TrainOptions, console: Console) -> RatingSets:
+    name: str = config.data
+    notice, files = "", ("", "")
+    others: Sequence[Ratings | None] = (None, None)
     with console.progress("reading ratings"):
-        if (path := config.training_data_file) is not None:
+        if config.training_data_file is not None:
             console.say("Loading training data")
-            train = read_rating_text(path)
-            others = (config.validation_data_file, config.test_data_file)
-            if others == (None, None) and not config.no_validation:
-                return _split(config, path.name, train, console)
-            validation, test = (None if other is None else read_rating_text(other) for other in others)
-            files = tuple("" if other is None else other.name for other in others)
-            return replace(_join(path.name, train, validation, test, console), files=files)
-        if config.data == "random":
+            name, table = config.training_data_file.name, read_rating_text(config.training_data_file)
+            paths = (config.validation_data_file, config.test_data_file)
+            others = [None if path is None else read_rating_text(path) for path in paths]
+            files = (paths[0].name if paths[0] else "", paths[1].name if paths[1] else "")
+        elif config.data == "random":
             console.say("Generating random training data")
             console.say("Generating random evaluation data")
-            return _join("random", *draw_random_sets(seed=config.seed), None, console)
-        if config.data == "procedural":
+            table, drawn = draw_random_sets(seed=config.seed)
+            others = (drawn, None)
+        elif config.data == "procedural":
             console.say("data: ratings drawn here from hidden tastes, as asked")
-            return _split(config, config.data, draw_taste_ratings(seed=config.seed), console)
-        found = load_ratings(say=console.say, progress=console.progress)
-        return replace(_split(config, config.data, found.ratings, console), notice=found.notice)
+            table = draw_taste_ratings(seed=config.seed)
+        else:
+            found = load_ratings(say=console.say, progress=console.progress)
+            table, notice = found.ratings, found.notice
+        is_whole = config.training_data_file is not None and config.no_validation
+        if not any(others) and not is_whole:
+            table, *others = _split(config, name, table, console)
+            name = f"{name} ({config.split} split)"
+        train = build_matrix(table.users, table.items, table.values, warn=console.warn)
+        ids = {"user_ids": train.user_ids, "item_ids": train.item_ids}
+        validation, test = (
+            build_matrix(part.users, part.items, part.values, **ids, warn=console.warn) if part else None
+            for part in others
+        )
+        console.say(f"Users: {train.users:,}  Items: {train.n_items:,}  Ratings: {train.ratings:,}")
+    values = train.values() if train.levels is None else train.levels
+    scale = float(values.min()), float(values.max())
+    return RatingSets(name, train, validation, test, scale, notice, files)
 
 
-def _split(config: TrainOptions, name: str, table: Ratings, console: Console) -> RatingSets:
+def _split(config: TrainOptions, name: str, table: Ratings, console: Console) -> list[Ratings]:
+    """Training, validation and test ratings of one table, as --split says."""
     if config.split == "user-time" and table.times is None:
         raise OptionError(f"--split user-time: {name} has no times; --split random needs none")
     split = (
@@ -197,34 +204,17 @@ def _split(config: TrainOptions, name: str, table: Ratings, console: Console) ->
         if config.split == "random"
         else split_by_user_time(table, config.seed)
     )
-    train, validation, test = parts = [split.part(which) for which in (TRAIN, VALID, TEST)]
-    if not len(train):
+    parts = [split.part(which) for which in (TRAIN, VALID, TEST)]
+    if not len(parts[0]):
         raise DataError(f"{name}: no rating falls into the training part of --split {config.split}")
     counts = "{:,} ratings to train with, {:,} to validate and {:,} to test".format(*map(len, parts))
     console.say(f"{name}: --split {config.split} gives {counts}")
-    return _join(f"{name} ({config.split} split)", train, validation, test, console)
-
-
-def _join(
-    name: str, train: Ratings, validation: Ratings | None, test: Ratings | None, console: Console
-) -> RatingSets:
-    matrix = build_matrix(train.users, train.items, train.values, warn=console.warn)
-    found = RatingSets(name, matrix, _match(validation, matrix, console), _match(test, matrix, console))
-    console.say(f"Users: {matrix.users:,}  Items: {matrix.n_items:,}  Ratings: {matrix.ratings:,}")
-    return found
-
-
-def _match(part: Ratings | None, train: RatingMatrix, console: Console) -> RatingMatrix | None:
-    """With the rows and columns of the training ratings."""
-    if part is None or not len(part):
-        return None
-    ids = {"user_ids": train.user_ids, "item_ids": train.item_ids}
-    return build_matrix(part.users, part.items, part.values, **ids, warn=console.warn)
+    return parts
 
 
 def read_truth(path: Path, train: RatingMatrix, console: Console) -> RatingMatrix:
     """The ratings of a file as a matrix with the rows and columns of the training ratings."""
     with console.progress("reading ratings"):
-        truth = _match(read_rating_text(path), train, console)
-    assert truth is not None  # a file without ratings is refused
-    return truth
+        part = read_rating_text(path)
+        ids = {"user_ids": train.user_ids, "item_ids": train.item_ids}
+        return build_matrix(part.users, part.items, part.values, **ids, warn=console.warn)

@@ -24,10 +24,10 @@ from hotloop.engine.device import setup
 from hotloop.engine.drive import Diverged, Interrupted
 from hotloop.engine.run import Run, current_records, read_events
 from hotloop.errors import OptionError, RunError
-from hotloop.families.recommender import model, saved_run, train, validate_process, validations
+from hotloop.families.recommender import model, saved_run, train, validation
 from hotloop.families.recommender.commands_config import FAMILY
 from hotloop.families.recommender.config import TrainOptions, UpdateOptions
-from hotloop.families.recommender.validations import Validations
+from hotloop.families.recommender.validation import Validations
 from listener import Listener
 
 pytestmark = pytest.mark.usefixtures("signals_heard")
@@ -184,7 +184,7 @@ def test_it_ends_with_a_parent_that_is_killed_and_what_was_queued_is_validated_o
         child = int(line.split()[-1])
         os.kill(child, signal.SIGSTOP)
         queued = folder / "validating"
-        assert until(lambda: len(list(queued.glob("[0-9]*.npz"))) == validate_process.OUTSTANDING)
+        assert until(lambda: len(list(queued.glob("[0-9]*.npz"))) == validation.OUTSTANDING)
         assert until(lambda: any(e["event"] == "log" and e["update"] == 25 for e in read_events(folder)))
         time.sleep(0.3)
         assert parent.poll() is None  # it waits
@@ -227,13 +227,13 @@ def stage(tmp_path, monkeypatch):
     console = Heard()
     plan = SimpleNamespace(updates_per_epoch=10)
     script = tmp_path / "python"
-    monkeypatch.setattr(validate_process, "sys", SimpleNamespace(executable=str(script)))
+    monkeypatch.setattr(validation, "sys", SimpleNamespace(executable=str(script)))
     with Run(tmp_path / "run", {}, command="test", environment={}) as run:
 
         def start(body):
             script.write_text(FAKE.format(python=sys.executable, body=body))
             script.chmod(0o755)
-            return validate_process.ProcessValidation(run, plan, answers, truth, console.say)
+            return validation.ProcessValidation(run, plan, answers, truth, console.say)
 
         answers = Validations()
         yield SimpleNamespace(run=run, answers=answers, start=start, console=console, path=run.path)
@@ -287,7 +287,7 @@ DEATHS = [
 def test_a_process_that_fails_is_an_error_in_one_line_and_nobody_waits_for_ever(
     stage, body, reason, monkeypatch
 ):
-    monkeypatch.setattr(validate_process, "_PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(validation, "_PATIENCE_SECONDS", 0.2)
     with pytest.raises(RunError, match=reason) as error, stage.start(body) as other:
         for step in range(1, 8):
             other(state(step))
@@ -295,11 +295,11 @@ def test_a_process_that_fails_is_an_error_in_one_line_and_nobody_waits_for_ever(
         other.finish()
     assert "\n" not in str(error.value)
     assert other.process.poll() is not None
-    assert validations.find_left_over(stage.path, 100, {})[0] == 1  # what was queued is still there
+    assert validation.find_left_over(stage.path, 100, {})[0] == 1  # what was queued is still there
 
 
 def test_leaving_waits_for_nothing_but_after_a_divergence_for_the_answers(stage, monkeypatch):
-    monkeypatch.setattr(validate_process, "_PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(validation, "_PATIENCE_SECONDS", 0.2)
     with pytest.raises(KeyboardInterrupt), stage.start(ANSWER) as other:
         other(state(1))
         raise KeyboardInterrupt
@@ -318,7 +318,7 @@ def test_patience_acts_when_the_answers_come_and_the_best_is_kept(options, tmp_p
     worse = ANSWER.replace('(run / "go").exists()', "True").replace('(run / "worse").exists()', "True")
     script.write_text(FAKE.format(python=sys.executable, body=worse))
     script.chmod(0o755)
-    monkeypatch.setattr(validate_process, "sys", SimpleNamespace(executable=str(script)))
+    monkeypatch.setattr(validation, "sys", SimpleNamespace(executable=str(script)))
     impatient = replace(
         options, results_dir=tmp_path, run_name="impatient", epochs=400, patience=2, multiprocessing=True,
         base_learning_rate=-16.0,
@@ -335,7 +335,7 @@ def test_patience_acts_when_the_answers_come_and_the_best_is_kept(options, tmp_p
 
 @pytest.mark.parametrize("body", ["import sys; sys.stdin.read()", None])
 def test_the_real_process_ends_with_its_input_or_in_one_line(body, tmp_path):
-    words = [sys.executable, "-m", "hotloop.families.recommender.validate_process", str(tmp_path), "cpu"]
+    words = [sys.executable, "-m", "hotloop.families.recommender.validation", str(tmp_path), "cpu"]
     asked = subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -360,8 +360,8 @@ def test_weights_come_back_with_the_same_bits_and_without_pickle(kind, tmp_path)
     generator = np.random.default_rng(0)
     params = jax.tree.map(lambda leaf: jnp.asarray(generator.normal(size=leaf.shape), leaf.dtype), shapes)
     assert jax.tree.leaves(params)[0].dtype == kind
-    validations.write_weights(tmp_path / "weights.npz", params)
-    found = validations.read_weights(tmp_path / "weights.npz", job)
+    validation.write_weights(tmp_path / "weights.npz", params)
+    found = validation.read_weights(tmp_path / "weights.npz", job)
     assert jax.tree.structure(found) == jax.tree.structure(params)
     for left, right in zip(jax.tree.leaves(found), jax.tree.leaves(params), strict=True):
         assert left.dtype == right.dtype and left.tobytes() == np.asarray(right).tobytes()
@@ -380,17 +380,18 @@ def test_weights_come_back_with_the_same_bits_and_without_pickle(kind, tmp_path)
 )
 def test_the_second_gpu_is_taken_where_there_are_two(platform, devices, visible, expected):
     given = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert validate_process.process_environment(platform, devices, {"HOME": "/", **given}) == {
+    assert validation.process_environment(platform, devices, {"HOME": "/", **given}) == {
         "HOME": "/",
         **given,
         **expected,
     }
 
 
-def test_a_tpu_cannot_be_shared():
+def test_a_tpu_cannot_be_shared(options, monkeypatch):
+    monkeypatch.setattr(train, "platform", lambda: "tpu")
     with pytest.raises(OptionError, match="--multiprocessing: a TPU"):
-        validate_process.check_shareable("tpu")
-    validate_process.check_shareable("gpu")
+        train.run(replace(options, run_name="tpu", multiprocessing=True), Heard(), "test")
+    assert not (options.results_dir / "tpu").exists()
 
 
 def test_checkpoints_stay_while_they_wait_and_then_only_the_best(tmp_path):
@@ -439,12 +440,12 @@ def test_enough_is_so_many_validations_without_a_better_one(values, patience, ex
 def test_what_an_interrupted_run_left_is_asked_again_unless_it_is_answered_or_will_come_again(tmp_path):
     (tmp_path / "validating").mkdir()
     for step in (5, 10, 15, 20):
-        validations.weights_path(tmp_path, step).touch()
+        validation.weights_path(tmp_path, step).touch()
     (tmp_path / "validating" / ".00000025.npz.123.part").touch()
-    assert validations.find_left_over(tmp_path, 15, {5: {}}) == [10, 15]
+    assert validation.find_left_over(tmp_path, 15, {5: {}}) == [10, 15]
     assert sorted(path.name for path in (tmp_path / "validating").iterdir()) == [
         "00000010.npz",
         "00000015.npz",
     ]
     shutil.rmtree(tmp_path / "validating")
-    assert validations.find_left_over(tmp_path, 15, {}) == []
+    assert validation.find_left_over(tmp_path, 15, {}) == []
