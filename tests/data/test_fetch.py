@@ -123,8 +123,8 @@ def test_a_download_has_its_name_only_when_it_is_whole_and_right(server, tmp_pat
     seen = get(server, tmp_path / NAME, "good")
     assert (tmp_path / NAME).read_bytes() == CONTENT
     assert names(tmp_path) == [NAME]
-    assert seen[-1] == len(CONTENT)
-    assert seen == sorted(seen)
+    assert sum(seen) == len(CONTENT)
+    assert min(seen) >= 0
 
 
 def test_wrong_checksum_is_deleted_and_said_in_one_line(server, tmp_path):

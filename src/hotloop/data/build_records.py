@@ -35,7 +35,6 @@ from hotloop.options.files import load_json, whole_file
 
 MANIFEST = "manifest.json"
 _FORMAT = 1
-SEED = 12345
 IMAGES_PER_SHARD = {"train": 1252, "validation": 391}  # so that ImageNet gets its usual 1,024 and 128 shards
 _PARTS: tuple[Part, ...] = ("train", "validation")
 
@@ -62,12 +61,10 @@ class Shard:
 
 @dataclass(frozen=True)
 class PartManifest:
-    """What a part (train, validation) was made from, and its finished shards by name."""
-
     plan: str  # checksum of everything that decides the content: images, labels, order, options
     images: int
     total: int
-    shards: Mapping[str, Shard]
+    shards: Mapping[str, Shard]  # the finished ones by name
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,11 +81,9 @@ ShardTask = tuple[Path, tuple[Item, ...]]
 
 @dataclass(frozen=True, eq=False)
 class PartPlan:
-    """The shards of one part that are still to be made, and the manifest with those that an earlier build has made."""
-
     part: Part
-    tasks: tuple[ShardTask, ...]
-    manifest: PartManifest
+    tasks: tuple[ShardTask, ...]  # the shards that are still to be made
+    manifest: PartManifest  # with those that an earlier build has made
 
 
 def plan_build(build: Build) -> list[PartPlan]:
@@ -106,7 +101,7 @@ def plan_build(build: Build) -> list[PartPlan]:
             Item(str(path), label + 1, names[label], texts.get(names[label], ""), boxes.get(path.stem, none))
             for path, label in list_images(build.source, part, names)
         ]
-        random.Random(SEED).shuffle(items)
+        random.Random(12345).shuffle(items)
         total = build.shards[part] or -(-len(items) // IMAGES_PER_SHARD[part])
         if total > len(items):
             raise DataError(

@@ -10,8 +10,6 @@ from hotloop.errors import DataError, did_you_mean
 
 @dataclass(frozen=True)
 class Download:
-    """One file on the mirrors, with the checksum it must have before anything is made of it."""
-
     name: str
     mirrors: tuple[str, ...]
     size: int
@@ -37,12 +35,10 @@ class KnownFile:
 
 @dataclass(frozen=True)
 class KnownSet:
-    """A data set: what it is, the folders it may lie in (the first is where a fetch puts it), its files."""
-
     name: str
     what: str
     licence: str
-    folders: tuple[str, ...]
+    folders: tuple[str, ...]  # it may lie in; the first is where a fetch puts it
     files: tuple[KnownFile, ...] = ()
     expected: str = ""  # for a set that cannot be fetched: the files a user has to bring
 

@@ -19,7 +19,6 @@ LARGEST = (
     1 << 28
 )  # bytes of content, more than any file of a known set has: CIFAR-100's 154 million are the most
 _CHUNK = 1 << 20
-_GZIP_MAGIC = b"\x1f\x8b"
 _NPY_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
@@ -41,7 +40,7 @@ class Content:
         self.path, self.most, self.position = Path(path), most, 0
         with self._errors():
             with self.path.open("rb") as file:
-                self.packed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+                self.packed = file.read(2) == b"\x1f\x8b"  # gzip's magic number
             self._stream = gzip.open(path) if self.packed else self.path.open("rb")  # noqa: SIM115 - `close` closes it
 
     def read(self, size: int) -> bytes:

@@ -48,9 +48,7 @@ class Loaded:
 
 @dataclass(frozen=True, eq=False)
 class LabelledImages:
-    """Images [N, height, width, channels] and a label for each."""
-
-    images: NDArray[np.uint8]
+    images: NDArray[np.uint8]  # [N, height, width, channels]
     labels: NDArray[np.int32]
 
     def __len__(self) -> int:
@@ -66,17 +64,13 @@ class Dataset(Loaded):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BinaryImages(Loaded):
-    """Images [N, 28, 28, 1] of zeros and ones, without labels."""
-
-    train: NDArray[np.uint8]
+    train: NDArray[np.uint8]  # [N, 28, 28, 1] of zeros and ones
     validation: NDArray[np.uint8]
     test: NDArray[np.uint8]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RatingSet(Loaded):
-    """One table of ratings; how to split it is for the recommender."""
-
     ratings: Ratings
 
 

@@ -68,11 +68,9 @@ def no_progress(_description: str, _total: float | None) -> contextlib.AbstractC
 
 @dataclass(frozen=True)
 class Fetched:
-    """Where a complete set lies, the verdict on its files, and whether anything had to be downloaded."""
-
     folder: Path
     files: tuple[FileVerdict, ...]
-    new: bool
+    new: bool  # whether anything had to be downloaded
 
 
 def fetch(known: KnownSet, data_dir: str | Path | None = None, progress: Progress = no_progress) -> Fetched:
@@ -114,7 +112,7 @@ def fetch(known: KnownSet, data_dir: str | Path | None = None, progress: Progres
                     )
             else:
                 with progress(f"{known.name}: {item.name}", item.size) as bar:
-                    _download_with_bar(item, folder, answering, bar)
+                    download(item, archive, [url for url in item.mirrors if url in answering], bar.advance)
             if members := [file for file in wanted if file.download == item and file.member]:
                 unpack(archive, members, folder)
                 if not brought:
@@ -130,18 +128,6 @@ def _find_missing(known: KnownSet, folder: Path) -> list[KnownFile]:
                 f"{verdict.path}: is there but wrong ({verdict.reason}); move it away and fetch again"
             )
     return [file for file, verdict in zip(known.files, verdicts, strict=True) if verdict.status == "missing"]
-
-
-def _download_with_bar(item: Download, folder: Path, answering: set[str], bar: Bar) -> None:
-    """Download one file with a bar that only ever moves forward, whatever is begun again."""
-    shown = 0
-
-    def report(have: int) -> None:
-        nonlocal shown
-        bar.advance(max(0, have - shown))
-        shown = max(shown, have)
-
-    download(item, folder / item.name, [mirror for mirror in item.mirrors if mirror in answering], report)
 
 
 @contextlib.contextmanager
@@ -181,13 +167,20 @@ def probe_mirrors(urls: Iterable[str]) -> set[str]:
     return set(answers)
 
 
-def download(item: Download, target: Path, mirrors: Iterable[str], report: Callable[[int], None]) -> None:
+def download(item: Download, target: Path, mirrors: Iterable[str], advance: Callable[[int], None]) -> None:
     """Fetch `item` to `target` from the first mirror that gives the right bytes; FetchError when none does.
 
-    `report` hears the number of bytes so far. An unfinished file stays (hidden, `.part`) and is continued next time.
+    `advance` hears of new bytes, whatever is begun again. An unfinished file stays (hidden, `.part`) and is continued
+    next time.
     """
     part = target.with_name(f".{target.name}.part")
-    reasons = []
+    shown, reasons = 0, []
+
+    def report(have: int) -> None:
+        nonlocal shown
+        advance(max(0, have - shown))
+        shown = max(shown, have)
+
     for mirror in mirrors:
         reason = _from_mirror(mirror + item.name, item, part, report)
         if not reason:
@@ -250,8 +243,9 @@ def unpack(archive: Path, files: Iterable[KnownFile], folder: Path) -> None:
                 with part.open("wb") as target:
                     _, checksum = digest(_copy(source, target, file.size), file.checksum)
                 if checksum != file.checksum:
-                    wrong = f"wrong content in the archive ({checksum}, expected {file.checksum})"
-                    raise DataError(f"{path}: {wrong}")
+                    raise DataError(
+                        f"{path}: wrong content in the archive ({checksum}, expected {file.checksum})"
+                    )
     except DataError:
         raise
     except Exception as error:  # encrypted, cut, of unknown methods: the readers raise many kinds

@@ -16,12 +16,8 @@ if TYPE_CHECKING:
     from PIL import Image
 
 Pixels = NDArray[np.uint8]
-FORMATS = (
-    "JPEG",
-    "PNG",
-    "WEBP",
-    "BMP",
-)  # pillow knows some forty more, and hands PostScript to another program
+# Pillow knows some forty more, and hands PostScript to another program.
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 MOST_PIXELS = 1 << 26  # the largest of ImageNet has 61 million. A few hundred bytes may claim billions.
 LONGEST_SIDE = 65_535  # as a JPEG's; what cuts and stretches images takes whole rows
 _TOO_LARGE = f"too large: at most {LONGEST_SIDE:,} pixels a side and {MOST_PIXELS:,} in all are read"
@@ -33,11 +29,9 @@ class ImageError(ValueError):
 
 @dataclass(frozen=True)
 class CheckedImage:
-    """An image that decodes: its size, and the bytes of an RGB or grey JPEG."""
-
     width: int
     height: int
-    encoded: bytes
+    encoded: bytes  # an RGB or grey JPEG
     repaired: bool  # whether it was something else (PNG, CMYK, ...) and has been encoded anew
 
 

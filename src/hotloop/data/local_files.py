@@ -36,9 +36,7 @@ def data_home(data_dir: Path | None) -> Path:
     """Where a fetch writes: the folder given, else HOTLOOP_DATA if it can be written, else the user's."""
     if data_dir is not None:
         return data_dir
-    if not (named := os.environ.get(VARIABLE)):
-        return user_folder()
-    shared = Path(named)
+    shared = Path(os.environ.get(VARIABLE) or user_folder())
     # A folder without any write bit is left alone even by root, who could write to it.
     writable = not shared.exists() or (os.access(shared, os.W_OK) and shared.stat().st_mode & 0o222)
     return shared if writable else user_folder()
@@ -53,12 +51,10 @@ def list_folder(folder: Path) -> frozenset[str] | None:
     except NotADirectoryError:
         culprit = next(path for path in (folder, *folder.parents) if not path.is_dir() and path.exists())
         raise DataError(f"data folder {culprit}: is a file, not a folder") from None
-    except PermissionError:
-        raise DataError(
-            f"data folder {folder}: permission denied; make it readable or choose another"
-        ) from None
     except OSError as error:
-        raise DataError(f"data folder {folder}: cannot be read ({error.strerror})") from None
+        denied = "permission denied; make it readable or choose another"
+        why = denied if isinstance(error, PermissionError) else f"cannot be read ({error.strerror})"
+        raise DataError(f"data folder {folder}: {why}") from None
 
 
 def check_named_folders(data_dir: Path | None) -> None:
@@ -73,8 +69,9 @@ def check_named_folders(data_dir: Path | None) -> None:
 
 def find_set(known: KnownSet, data_dir: str | Path | None = None) -> LocalSet | None:
     """The first folder that holds enough of the set to load it, else one with a part of it, else None."""
-    shared = os.environ.get(VARIABLE)
-    roots = [Path(root) for root in (data_dir, shared or None, user_folder()) if root is not None]
+    roots = [
+        Path(root) for root in (data_dir, os.environ.get(VARIABLE) or None, user_folder()) if root is not None
+    ]
     candidates = [root / folder for root in roots for folder in known.folders]
     # MNIST and Fashion-MNIST share their file names: only a folder that was given may hold them directly.
     if data_dir is not None and known.files:
@@ -100,14 +97,12 @@ def look_in(known: KnownSet, folder: Path) -> LocalSet | None:
 
 @dataclass(frozen=True)
 class FileVerdict:
-    """What `check_file` found; `reason` is empty when the file is fine."""
-
     name: str
     path: Path | None
     size: int
     checksum: str
     status: Literal["OK", "BAD", "missing"]
-    reason: str = ""
+    reason: str = ""  # empty when the file is fine
 
 
 def digest(pieces: Iterator[bytes], checksum: str) -> tuple[int, str]:

@@ -32,7 +32,6 @@ class RatingMatrix:
 
     @property
     def users(self) -> int:
-        """The number of rows, those without ratings included."""
         return len(self.user_ids)
 
     @property

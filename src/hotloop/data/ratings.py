@@ -19,7 +19,6 @@ from hotloop.errors import DataError, MissingExtra
 from hotloop.options.files import whole_file
 
 SCALE = (1, 5)
-_LARGEST_U_DATA = 1 << 24  # bytes; MovieLens-100K has 2 million
 _LARGEST_ID = int(np.iinfo(np.int32).max)
 _COLUMNS = {"user": (1, _LARGEST_ID), "item": (1, _LARGEST_ID), "rating": SCALE, "time": (0, 2**62)}
 """The columns of u.data in their order and the values each may have."""
@@ -29,7 +28,6 @@ _EXPECTED = "expected 3 or 4: user, item, rating and perhaps a time"
 _HEADER = (rb"user.*", rb"(item|movie).*", rb"rating.*", rb"time.*")
 _WHOLE, _NUMBER = re.compile(rb"-?[0-9]+"), re.compile(rb"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 _SMALLEST, _LARGEST = 2.0**-149, float(np.finfo(np.float32).max)
-_LONGEST_LINE = 4096
 _BLOCK_BYTES = 1 << 22
 _UNPACKED, _UNPACKED_MORE = 25, 1 << 24
 """How many times its own size a gzipped file may unpack to, with so many bytes more: ratings reach 4 to 8."""
@@ -84,7 +82,7 @@ class GrowingRatings:
 def read_u_data(path: str | Path) -> Ratings:
     """The table in a file, read without pyarrow, which not everybody has; DataError names the first bad line."""
     path = Path(path)
-    data = read_content(path, _LARGEST_U_DATA)
+    data = read_content(path, most=1 << 24)  # MovieLens-100K has 2 million bytes
     if not data.strip():
         raise DataError(f"{path}: line 1: no rating in this file")
     low, high = np.array(list(_COLUMNS.values())).T
@@ -210,7 +208,7 @@ def _read_lines(path: Path) -> Iterator[bytes]:
     for chunk in read_chunks(path, _largest_content(path)):
         *whole, rest = (rest + chunk).splitlines(keepends=True)
         yield from (line.rstrip(b"\r\n") for line in whole)
-        if len(rest) > _LONGEST_LINE:
+        if len(rest) > 4096:
             yield rest
             rest = b""
     if rest:

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,9 +104,15 @@ def index_shards(
     names = np.array([path.name for path in paths])
     with suppress(DataError, KeyError):
         found = read_npz(kept)
+        counts, index, sizes = found["counts"], found["index"], stamps[:, 0]
         same = np.array_equal(found["names"], names) and np.array_equal(found["stamps"], stamps)
-        if same and _is_plausible(found["counts"], found["index"], stamps[:, 0]):
-            return found["counts"], found["index"]
+        sound = same and counts.dtype == index.dtype == np.int64 and counts.shape == sizes.shape
+        if sound and (counts >= 0).all() and index.shape == (counts.sum(), 2):
+            start, length = index.T
+            ends = np.repeat(sizes, counts) - FOOTER
+            # A record can only lie inside its shard.
+            if ((start >= HEADER) & (length >= 0) & (start <= ends) & (length <= ends - start)).all():
+                return counts, index
     begin_work(f"indexing the records of {kept.parent}")
     with ThreadPoolExecutor(_THREADS) as pool:
         parts, said = zip(*pool.map(index_until_fault, paths), strict=True)
@@ -120,17 +125,6 @@ def index_shards(
     with suppress(OSError), whole_file(kept) as part, part.open("wb") as file:
         np.savez(file, names=names, stamps=stamps, counts=counts, index=index)
     return counts, index
-
-
-def _is_plausible(counts: NDArray[Any], index: NDArray[Any], sizes: NDArray[np.int64]) -> bool:
-    """Whether the records can lie where the index says, each inside its shard."""
-    if counts.dtype != np.int64 or index.dtype != np.int64 or counts.shape != sizes.shape:
-        return False
-    if (counts < 0).any() or index.shape != (counts.sum(), 2):
-        return False
-    start, length = index.T
-    ends = np.repeat(sizes, counts) - FOOTER
-    return bool(((start >= HEADER) & (length >= 0) & (start <= ends) & (length <= ends - start)).all())
 
 
 class WireError(ValueError):
