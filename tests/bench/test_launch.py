@@ -117,15 +117,10 @@ def test_wandb_options_go_with_their_values_and_nothing_else_does():
 
 
 def test_python_and_hotloop_are_those_of_the_interpreter_in_use():
-    assert resolve_program(["python3", "x.py"], "/v/python") == ["/v/python", "x.py"]
-    assert resolve_program(["hotloop", "kernel", "rnn"], "/v/python") == [
-        "/v/python",
-        "-m",
-        "hotloop",
-        "kernel",
-        "rnn",
-    ]
-    assert resolve_program(["/usr/bin/python3", "x.py"], "/v/python") == ["/usr/bin/python3", "x.py"]
+    assert resolve_program(["python3", "x.py"], "/v/python") == ("/v/python", "x.py")
+    ours = ("/v/python", "-m", "hotloop", "kernel", "rnn")
+    assert resolve_program(["hotloop", "kernel", "rnn"], "/v/python") == ours
+    assert resolve_program(["/usr/bin/python3", "x.py"], "/v/python") == ("/usr/bin/python3", "x.py")
 
 
 def test_the_command_of_an_old_script_becomes_hotloops(tmp_path):

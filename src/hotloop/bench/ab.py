@@ -16,13 +16,9 @@ from tempfile import TemporaryDirectory
 from hotloop.bench.benchmark import Selected
 from hotloop.bench.launch import RunnerOptions
 from hotloop.bench.record import SIDES, Results
-from hotloop.bench.runner import BenchConsole, Runner, explain_write_errors, make_folder
+from hotloop.bench.runner import BenchConsole, Runner, explain_write_errors
 from hotloop.errors import OptionError, RunError
 
-HOOKLESS = (
-    "-c",
-    f"core.hooksPath={os.devnull}",
-)  # what a repository does after a checkout is not wanted here
 Pair = tuple[Selected, Selected]
 
 
@@ -64,16 +60,14 @@ def run_in_turns(
     runners: list[Runner] = []
     with explain_write_errors(options.log_dir, "take another --log-dir"), ExitStack() as stack:
         for side, name in enumerate(SIDES):
-            own = replace(
-                options, log_dir=options.log_dir / name, variables={**options.variables, **variables[side]}
-            )
-            make_folder(own.log_dir)
+            both = {**options.variables, **variables[side]}
+            own = replace(options, log_dir=options.log_dir / name, variables=both)
             results = stack.enter_context(closing(Results(own.log_dir)))
+            selected, others = ([pair[place] for pair in pairs] for place in (side, 1 - side))
             turns = {
-                pair[side].variant.name: {"id": session, "with": pair[1 - side].variant.name}
-                for pair in pairs
+                one.variant.name: {"id": session, "with": other.variant.name}
+                for one, other in zip(selected, others, strict=True)
             }
-            selected = [pair[side] for pair in pairs]
             runners.append(Runner(selected, own, console, results, turns, side=name))
         lots = random.Random(seed)
         total, number = len(pairs) * (options.repeats + options.warm_up), 0
@@ -114,7 +108,8 @@ def work_trees(commits: Sequence[str], file: Path) -> Iterator[list[Path]]:
         trees = [Path(folder) / str(place) for place in range(len(names))]
         try:
             for tree, name in zip(trees, names, strict=True):
-                _git(top, *HOOKLESS, "worktree", "add", "--detach", "--quiet", str(tree), name)
+                add = ("worktree", "add", "--detach", "--quiet", str(tree), name)
+                _git(top, "-c", f"core.hooksPath={os.devnull}", *add)  # a checkout is to run no hooks
             copies = [tree / file.relative_to(top) for tree in trees]
             for copy in copies:
                 copy.parent.mkdir(parents=True, exist_ok=True)
@@ -129,10 +124,8 @@ def work_trees(commits: Sequence[str], file: Path) -> Iterator[list[Path]]:
 def python_path(file: Path) -> str:
     """Where Python finds the packages of the work tree that a file is in, before any other."""
     top = _find_repository(file)
-    kept = os.environ.get("PYTHONPATH")
-    return os.pathsep.join(
-        [*(str(each) for each in (top / "src", top) if each.is_dir()), *([kept] if kept else [])]
-    )
+    folders = [str(each) for each in (top / "src", top) if each.is_dir()]
+    return os.pathsep.join(filter(None, [*folders, os.environ.get("PYTHONPATH")]))
 
 
 def _find_repository(file: Path) -> Path:

@@ -101,13 +101,12 @@ def prepare(one: Selected, log: Path, options: RunnerOptions) -> Launch:
     )
     ours = translate_script(words, folder)
     if ours is None:
-        argv = tuple(resolve_program(words, options.python))
+        argv = resolve_program(words, options.python)
         return Launch(argv, folder, env, shlex.join(words), notices=notices)
     command = [*ours.command, *(() if "--json" in ours.command else ("--json",))]  # numbers without patterns
-    env |= ours.environment
-    argv = tuple(resolve_program(command, options.python))
-    notices += tuple(ours.notices)
-    return Launch(argv, folder, env, shlex.join(words), shlex.join(command), notices, ours.figures)
+    argv, notices = resolve_program(command, options.python), (*notices, *ours.notices)
+    commands = shlex.join(words), shlex.join(command)
+    return Launch(argv, folder, {**env, **ours.environment}, *commands, notices, ours.figures)
 
 
 def build_environment(own: Mapping[str, str], log: Path, options: RunnerOptions) -> dict[str, str]:
@@ -175,12 +174,12 @@ def translate_script(words: Sequence[str], folder: Path) -> "Translation | None"
         return None
 
 
-def resolve_program(words: Sequence[str], python: str) -> list[str]:
+def resolve_program(words: Sequence[str], python: str) -> tuple[str, ...]:
     """The words to start: `hotloop` and `python` are the ones of the interpreter in use."""
     name, *rest = words
     if name == "hotloop":
-        return [python, "-m", "hotloop", *rest]
-    return [python if PYTHON.fullmatch(name) else name, *rest]
+        return (python, "-m", "hotloop", *rest)
+    return (python if PYTHON.fullmatch(name) else name, *rest)
 
 
 def find_missing(benchmark: Benchmark, env: Mapping[str, str]) -> str | None:

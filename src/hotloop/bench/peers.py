@@ -67,16 +67,36 @@ def is_peer_document(document: Any) -> bool:
 
 def read_peer_rows(document: Mapping[str, Any], name: str) -> list[PeerRow]:
     """The rows of one document; `name` is its file's, without the ending."""
-    results = result_rows(document)
-    device, date = _device(document.get("environment")), str(document.get("date") or name[:10])
+    where, device, results = document.get("environment"), "unknown", result_rows(document)
+    if isinstance(where, Mapping):
+        kinds = where.get("device_kinds")
+        device = str(kinds[0]) if isinstance(kinds, list) and kinds else device
+        if where.get("platform") == "cpu":
+            device = f"{where.get('cpu', 'CPU')}, {where.get('cores', '?')} cores"
+    date = str(document.get("date") or name[:10])
     words = [word for word in name.split("_") if not re.fullmatch(r"[\d-]+", word)] or [name]
+    own = {_case(row): row for row in reversed(results) if row.get("side") == "ours"}
     rows = []
     for row in results:
-        if is_positive(row.get("ratio")) and row.get("side") != "ours":
-            family = str(row.get("family") or document.get("family") or words[0])
-            # Our side of it, where each side has a row of its own.
-            own = [each for each in results if each.get("side") == "ours" and _case(each) == _case(row)]
-            rows.append(_row(row, own[0] if own else {}, family, device, date))
+        if row.get("side") == "ours" or not is_positive(row.get("ratio")):
+            continue
+        family, case = str(row.get("family") or document.get("family") or words[0]), _case(row)
+        timed = [key.removesuffix("_us") for key in row if key.endswith("_us")]
+        nested = [key for key, value in row.items() if isinstance(value, Mapping)]
+        unnamed = next((key for key in (*timed, *nested) if key != "ours"), "peer")
+        peer = str(row.get("side") or row.get("peer") or unnamed)
+        if "ours_us" in row:
+            unit, times = "µs", [row["ours_us"], row.get(f"{peer}_us")]
+        else:  # both sides in one row, or a row of its own for each
+            sides = (row["ours"], row.get(peer)) if "ours" in nested else (own.get(case), row)
+            times = [side.get("milliseconds") if isinstance(side, Mapping) else None for side in sides]
+            unit = "ms"
+        ratio = float(row["ratio"])
+        ends = (row[key] if is_positive(row.get(key)) else ratio for key in ("ratio_low", "ratio_high"))
+        low, high = map(float, ends)
+        ours, theirs, floor = map(number_or_none, (*times, row.get("floor")))
+        numbers = (ours, theirs, unit, ratio, low, high, floor)
+        rows.append(PeerRow(family, case, peer, *numbers, device, date))
     return rows
 
 
@@ -90,42 +110,11 @@ def number_or_none(value: Any) -> float | None:
     return float(value) if is_number(value) else None
 
 
-def _milliseconds(side: Any) -> Any:
-    return side.get("milliseconds") if isinstance(side, Mapping) else None
-
-
-def _row(row: Mapping[str, Any], own: Mapping[str, Any], family: str, device: str, date: str) -> PeerRow:
-    timed = [key.removesuffix("_us") for key in row if key.endswith("_us")]
-    nested = [key for key, value in row.items() if isinstance(value, Mapping)]
-    unnamed = next((key for key in (*timed, *nested) if key != "ours"), "peer")
-    peer = str(row.get("side") or row.get("peer") or unnamed)
-    if "ours_us" in row:
-        ours, theirs, unit = row["ours_us"], row.get(f"{peer}_us"), "µs"
-    elif isinstance(row.get("ours"), Mapping):
-        ours, theirs, unit = _milliseconds(row["ours"]), _milliseconds(row.get(peer)), "ms"
-    else:
-        ours, theirs, unit = own.get("milliseconds"), row.get("milliseconds"), "ms"
-    ratio = float(row["ratio"])
-    ends = [row[key] if is_positive(row.get(key)) else ratio for key in ("ratio_low", "ratio_high")]
-    low, high = map(float, ends)
-    ours, theirs, floor = map(number_or_none, (ours, theirs, row.get("floor")))
-    return PeerRow(family, _case(row), peer, ours, theirs, unit, ratio, low, high, floor, device, date)
-
-
 def _case(row: Mapping[str, Any]) -> str:
     parts = [str(row[key]) for key in ("case", "shape") if row.get(key)]
     parts += [f"{key.replace('_', ' ')} {row[key]}" for key in ("size", "batch_size") if row.get(key)]
     kinds = re.findall(r"dtype\('(\w+)'\)", str(row.get("precision", ""))) or [str(row.get("dtype") or "")]
     return ", ".join([*parts, *(kind for kind in kinds[:1] if kind)])
-
-
-def _device(where: Any) -> str:
-    if not isinstance(where, Mapping):
-        return "unknown"
-    if where.get("platform") == "cpu":
-        return f"{where.get('cpu', 'CPU')}, {where.get('cores', '?')} cores"
-    kinds = where.get("device_kinds")
-    return str(kinds[0]) if isinstance(kinds, list) and kinds else "unknown"
 
 
 def add_peers(page: Page, rows: Sequence[PeerRow]) -> None:

@@ -37,6 +37,10 @@ class Results:
     def __init__(self, log: Path):
         self.path = log / RECORDS
         try:
+            log.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"--log-dir {log}: cannot be made: {error.strerror}") from error
+        try:
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError as error:
             raise RunError(f"{self.path}: cannot be written: {error.strerror}") from error

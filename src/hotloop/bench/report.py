@@ -14,37 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from hotloop.bench import compare, record
 from hotloop.bench.benchmark import count_of
-from hotloop.bench.compare import (
-    COLUMNS,
-    RATE,
-    CompareRules,
-    better_direction,
-    compare_samples,
-    comparison_cells,
-    judge,
-)
 from hotloop.bench.page import COLOURS, Axis, CaptionedChart, Chart, Page, Strip, Strips
 from hotloop.bench.peers import PeerRow, add_peers, is_peer_document, read_peer_rows
-from hotloop.bench.record import (
-    RECORDS,
-    SIDES,
-    MetricSample,
-    Record,
-    collect_samples,
-    commit_name,
-    device_name,
-    ended_well,
-    group_by,
-    group_sessions,
-    is_number,
-    is_positive,
-    ran_in_turns,
-    read_printed_result,
-    read_records,
-    samples_of_partners,
-    start_time,
-)
+from hotloop.bench.record import RECORDS, SIDES, MetricSample, Record, group_by, group_sessions, is_positive
 from hotloop.bench.roofline import add_roofline, is_kernel
 from hotloop.bench.statistics import median, median_interval, spread
 from hotloop.errors import DataError
@@ -76,14 +50,14 @@ class Sources:
 
     @property
     def runs(self) -> list[Record]:
-        return [record for record in self.records if record["status"] != "skipped"]
+        return [run for run in self.records if run["status"] != "skipped"]
 
 
 def gather_sources(paths: Sequence[str | Path]) -> Sources:
     found = Sources()
     for path in map(Path, paths):
         if all((path / side / RECORDS).exists() for side in SIDES):
-            found.records += read_records([path / side for side in SIDES])
+            found.records += record.read_records([path / side for side in SIDES])
         elif path.is_dir() and not (path / RECORDS).exists():
             files = sorted(path.glob("*.json"))
             if not files:
@@ -92,7 +66,7 @@ def gather_sources(paths: Sequence[str | Path]) -> Sources:
                 )
             found.left_out += [file.name for file in files if not _add_document(file, found)]
         elif path.is_dir() or path.suffix == ".jsonl":
-            found.records += read_records([path])
+            found.records += record.read_records([path])
         elif not _add_document(path, found):
             raise DataError(
                 f"{path}: holds no results that a report can show; name log folders or --json results"
@@ -101,9 +75,9 @@ def gather_sources(paths: Sequence[str | Path]) -> Sources:
     # number is the median, and of several folders the latest counts, as in the summary.
     for session in group_sessions(found.records):
         printed: dict[str, list[Result]] = {}
-        for record in session:
-            if ended_well(record) and (result := read_printed_result(record)) is not None:
-                printed.setdefault(record["variant"], []).append(result)
+        for run in session:
+            if record.ended_well(run) and (result := record.read_printed_result(run)) is not None:
+                printed.setdefault(run["variant"], []).append(result)
         for variant, results in printed.items():
             with suppress(AttributeError, TypeError):  # a program may print whatever it likes
                 _add_kernels(_median_result(results), variant, found)
@@ -156,20 +130,20 @@ def _median_result(results: Sequence[Any]) -> Any:
     last = results[-1]
     if isinstance(last, Mapping) and all(isinstance(one, Mapping) for one in results):
         return {name: _median_result([one[name] for one in results if name in one]) for name in last}
-    return plain_median(results) if all(map(is_number, results)) else last
+    return plain_median(results) if all(map(record.is_number, results)) else last
 
 
 def build_report(found: Sources, title: str = "Benchmarks") -> Page:
     parts = []
     if found.records:
-        variants = count_of(len({record["variant"] for record in found.runs}), "variant")
-        failed = sum(record["status"] != "passed" for record in found.runs)
+        variants = count_of(len({run["variant"] for run in found.runs}), "variant")
+        failed = sum(run["status"] != "passed" for run in found.runs)
         parts.append(f"{count_of(len(found.runs), 'run')} of {variants}, {failed} failed")
     if found.kernels:
         parts.append(count_of(sum(map(len, found.kernels.values())), "kernel"))
     if found.peers:
         parts.append(f"{count_of(len(found.peers), 'comparison')} with peers")
-    page = Page(title, " · ".join([*parts, *sorted({device_name(record) for record in found.records})]))
+    page = Page(title, " · ".join([*parts, *sorted({record.device_name(run) for run in found.records})]))
     if found.records:
         add_runs(page, found.records)
     if found.kernels:
@@ -198,9 +172,9 @@ def add_runs(page: Page, records: Sequence[Record]) -> None:
     sessions = group_sessions(records)
     found = []
     for runs in sessions:
-        when = min(map(start_time, runs))
-        name = commit_name(runs[0]) or when[5:16]
-        found.append(HistoryPoint(name, when, device_name(runs[0]), collect_samples(runs)))
+        when = min(map(record.start_time, runs))
+        name = record.commit_name(runs[0]) or when[5:16]
+        found.append(HistoryPoint(name, when, record.device_name(runs[0]), record.collect_samples(runs)))
     page.section(
         "Summary",
         "The median over repeats of whole runs, with an interval that is honest about few of them, in the latest "
@@ -214,20 +188,21 @@ def add_runs(page: Page, records: Sequence[Record]) -> None:
         interval = f"{sure.low:.4g} … {sure.high:.4g}" if math.isfinite(sure.low) else "–"
         change = "–"
         if len(past) > 1:
-            against = judge(past[-2][-1], last, better_direction(metric, last.unit))
+            against = compare.judge(past[-2][-1], last, compare.better_direction(metric, last.unit))
             change = f"{against.word} {against.ratio:.3f}"
         numbers = (sure.value, last.unit, interval, 100 * spread(last.values), len(last.values))
         rows.append([variant, metric, *numbers, change, device])
     page.table(SUMMARY, rows)
     verdicts: list[tuple[str, ...]] = []
     for a, b in pairwise(sessions):
-        if ran_in_turns(a, b):
-            compared = compare_samples(collect_samples(a), samples_of_partners(b), CompareRules())
-            verdicts += [comparison_cells(row) for row in compared]
+        if record.ran_in_turns(a, b):
+            sides = record.collect_samples(a), record.samples_of_partners(b)
+            compared = compare.compare_samples(*sides, compare.CompareRules())
+            verdicts += [compare.comparison_cells(row) for row in compared]
     if verdicts:
         said = "Two programs that ran in turns, A and B; the ratio and its interval are those of the pairs."
         page.section("In turns", said)
-        page.table(COLUMNS, verdicts)
+        page.table(compare.COLUMNS, verdicts)
     if failed := [run for run in records if run["status"] != "passed"]:
         page.section("Runs that did not pass")
         rows = [
@@ -307,7 +282,9 @@ def trade_off_charts(found: Sequence[HistoryPoint]) -> list[CaptionedChart]:
             if "latency" in metric.lower():
                 unit = sample.unit.lower().removeprefix("latency").strip(" ()")
                 latencies.setdefault(variant, median(sample.values) * MILLISECONDS.get(unit, 1.0))
-        rates = [(batch_size(s), s) for s in point.samples.values() if RATE.search(f"{s.metric} {s.unit}")]
+        rates = [
+            (batch_size(s), s) for s in point.samples.values() if compare.RATE.search(f"{s.metric} {s.unit}")
+        ]
         sized = sorted(((size, sample) for size, sample in rates if size), key=itemgetter(0))
         groups = group_by(sized, lambda one: (one[1].benchmark, one[1].metric))
         for (benchmark, metric), group in sorted(groups.items()):
@@ -338,7 +315,7 @@ def add_machines(page: Page, records: Sequence[Record]) -> None:
     """How busy they were during the latest runs of each variant, where that was watched, and what they are."""
     latest: dict[str, list[Record]] = {}
     for session in group_sessions(records):
-        watched = [record for record in session if len(record.get("monitor") or {}) > 1]
+        watched = [run for run in session if len(run.get("monitor") or {}) > 1]
         latest |= group_by(watched, itemgetter("variant"))
     names = dict.fromkeys(name for runs in latest.values() for run in runs for name in run["monitor"])
     names.pop("samples", None)
@@ -354,13 +331,13 @@ def add_machines(page: Page, records: Sequence[Record]) -> None:
         page.table(["variant", *(f"{name.replace('_', ' ')}, {key}" for name, key in shown)], rows)
     page.section("Machines")
     machines: dict[tuple[str, ...], None] = {}
-    for record in records:
-        if said := record["machine"]:
+    for run in records:
+        if said := run["machine"]:
             packages = said.get("packages") or {}
             versions = ", ".join(f"{name} {packages[name]}" for name in SHOWN_PACKAGES if name in packages)
             processor = (said.get("cpu") or {}).get("name") or ""
             driver = (said.get("device") or {}).get("driver") or ""
             host, python = str(said.get("host") or ""), str(said.get("python") or "")
-            place = (device_name(record), driver, host, commit_name(record))
+            place = (record.device_name(run), driver, host, record.commit_name(run))
             machines[*place, python, versions, processor] = None
     page.table(MACHINES, list(machines))

@@ -37,20 +37,16 @@ def explain_write_errors(log: Path, advice: str) -> Iterator[None]:
 
 
 class BenchConsole(Protocol):
-    def say(self, text: str) -> None:
-        """A line that can be left unread."""
+    def say(self, text: str) -> None: ...
 
-    def warn(self, text: str) -> None:
-        """A line that should not be missed."""
+    def warn(self, text: str) -> None: ...
 
-    def table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """The end of the run."""
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None: ...
 
 
 def run(selected: Sequence[Selected], options: RunnerOptions, console: BenchConsole) -> int:
     """Run everything that has no result yet; 0 if all of it passed, else 1."""
     check_run_folder(options)
-    make_folder(options.log_dir)
     explaining = explain_write_errors(options.log_dir, "go on with --resume")
     with closing(Results(options.log_dir)) as results, raise_stops(), explaining:
         runner = Runner(selected, options, console, results)
@@ -81,13 +77,6 @@ def check_folder(log: Path, taken: Sequence[str], advice: str) -> None:
         raise RunError(f"--log-dir {log}: cannot be made: {error.strerror}") from error
     if any((log / name).exists() for name in taken):
         raise OptionError(f"--log-dir {log}: holds results already; {advice}")
-
-
-def make_folder(log: Path) -> None:
-    try:
-        log.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"--log-dir {log}: cannot be made: {error.strerror}") from error
 
 
 class Runner:
@@ -126,7 +115,7 @@ class Runner:
         self.done = {(record["variant"], record["repeat"]) for record in ran}
         self.known = {record["variant"] for record in results.records}
         self.failed = False
-        self.warned: set[str] = set()
+        self.warned: set[tuple[str, str]] = set()
         self.ready: dict[str, RunnerOptions | LaunchError] = {}
         hashes = {str(file.resolve()): sha256 for file, sha256 in self.specs.items()}
         home = selected[0].benchmark.file.resolve().parent
@@ -207,21 +196,19 @@ class Runner:
         return record
 
     def _prepare(self, one: Selected, folder: Path) -> Launch:
-        options = self.ready.get(one.benchmark.name)
-        if options is None:
+        name = one.benchmark.name
+        if name not in self.ready:
             try:
-                options = self._make_ready(one.benchmark)
+                self.ready[name] = self._make_ready(one.benchmark)
             except LaunchError as error:
-                options = error
-            self.ready[one.benchmark.name] = options
-        if isinstance(options, LaunchError):
+                self.ready[name] = error
+        if isinstance(options := self.ready[name], LaunchError):
             raise options
         launch = prepare(one, folder, options)
-        notices = [f"{one.benchmark.name}: {notice}" for notice in launch.notices]
-        for notice in notices:
-            if notice not in self.warned:
-                self.warn(notice)
-        self.warned.update(notices)
+        for notice in launch.notices:
+            if (name, notice) not in self.warned:
+                self.warn(f"{name}: {notice}")
+                self.warned.add((name, notice))
         return launch
 
     def _make_ready(self, benchmark: Benchmark) -> RunnerOptions:
