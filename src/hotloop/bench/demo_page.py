@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hotloop.bench.page import Axis, Cell, Chart, Page, Strip, Strips, format_cell, line_chart
-from hotloop.bench.roofline import roofline_chart
+from hotloop.bench.report import roofline_chart
 
 Result = Mapping[str, Any]
 KERNEL_COLUMNS = (

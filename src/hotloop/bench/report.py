@@ -16,10 +16,9 @@ import numpy as np
 
 from hotloop.bench import compare, record
 from hotloop.bench.benchmark import count_of
-from hotloop.bench.page import COLOURS, Axis, CaptionedChart, Chart, Page, Strip, Strips
+from hotloop.bench.page import COLOURS, Axis, CaptionedChart, Chart, Page, Point, Strip, Strips
 from hotloop.bench.peers import PeerRow, add_peers, is_peer_document, read_peer_rows
 from hotloop.bench.record import RECORDS, SIDES, MetricSample, Record, group_by, group_sessions, is_positive
-from hotloop.bench.roofline import add_roofline, is_kernel
 from hotloop.bench.statistics import median, median_interval, spread
 from hotloop.errors import DataError
 from hotloop.options.files import load_json
@@ -34,6 +33,11 @@ LOAD: Mapping[str, Callable[[Sequence[float]], float]] = {"mean": plain_median, 
 SUMMARY = (
     *("variant", "metric", "median", "unit", "95 % interval", "spread %", "repeats"),
     *("since before", "device"),
+)
+NOTES = 12  # names of kernels that still find room beside their dots
+KERNELS = (
+    *("kernel", "mode", "dtype", "items/s", "µs an iteration", "TFLOP/s", "GB/s"),
+    *("% of roofline", "bound by"),
 )
 Result = Mapping[str, Any]
 
@@ -148,13 +152,66 @@ def build_report(found: Sources, title: str = "Benchmarks") -> Page:
         add_runs(page, found.records)
     if found.kernels:
         page.section("Roofline of the kernels")
-    for name, kernels in found.kernels.items():
-        add_roofline(page, name, kernels, found.ceilings.get(name))
+    for device, kernels in found.kernels.items():
+        chart = roofline_chart(kernels, found.ceilings.get(device))
+        page.charts([(chart, f"{device}: lines are its own measured product and copy.")])
+        rows = []
+        for name, result in kernels.items():
+            said = map(result.get, ("mode", "dtype", "items_per_second", "microseconds_per_iteration"))
+            share = 100 * result["roofline"] if result.get("roofline") is not None else None
+            speeds = (result["tflops"], result.get("gbps"), share, result["limits"].get("bound"))
+            rows.append((name, *said, *speeds))
+        page.table(KERNELS, rows)
     if found.peers:
         add_peers(page, found.peers)
     if found.records:
         add_machines(page, found.records)
     return page
+
+
+def is_kernel(result: Any) -> bool:
+    """Whether something is a kernel's result that can stand on a roofline."""
+    if not isinstance(result, Mapping):
+        return False
+    cost, limits = result.get("cost"), result.get("limits")
+    if not isinstance(cost, Mapping) or not isinstance(limits, Mapping):
+        return False
+    needed = cost.get("flops"), cost.get("bytes"), result.get("tflops")
+    return all(map(is_positive, (*needed, limits.get("peak_tflops"), limits.get("copy_gbps"))))
+
+
+def roofline_chart(kernels: Mapping[str, Result], ceilings: Result | None = None) -> Chart:
+    """Each kernel's speed against its arithmetic intensity, under the limits that were measured on its device.
+
+    Without `ceilings` the limits are the kernels' own, medians where they differ. What is no kernel is left out.
+    """
+    kernels = {name: result for name, result in kernels.items() if is_kernel(result)}
+    if ceilings is not None:
+        peaks, copy = dict(ceilings["matmul_tflops"]), ceilings["copy_gbps"]
+    else:
+        found: dict[str, list[float]] = {}
+        for result in kernels.values():
+            name = f"measured limits, {result.get('dtype', '')}".rstrip(", ")
+            found.setdefault(name, []).append(result["limits"]["peak_tflops"])
+        peaks = {name: plain_median(speeds) for name, speeds in found.items()}
+        copy = plain_median(result["limits"]["copy_gbps"] for result in kernels.values())
+    slope, highest = copy / 1e3, max(peaks.values())  # in 10^12 bytes a second, and in TFLOP/s
+    spots: dict[str, Point] = {
+        name: (result["cost"]["flops"] / result["cost"]["bytes"], result["tflops"])
+        for name, result in kernels.items()
+    }
+    chart = Chart("Roofline", Axis("arithmetic intensity, FLOP/byte", log=True), Axis("TFLOP/s", log=True))
+    places = [x for x, _ in spots.values()]
+    left, right = min(*places, highest / slope / 4), max(*places, highest / slope * 4)
+    for name, peak in peaks.items():
+        corners = sorted({left, peak / slope, right})
+        chart.add("line", [(x, min(peak, slope * x)) for x in corners], name)
+    modes = group_by(spots, lambda name: str(kernels[name].get("mode", "layers")))
+    for place, (mode, names) in enumerate(modes.items()):
+        chart.add("dots", [spots[name] for name in names], mode, len(peaks) + place)
+    for name in list(spots)[:NOTES]:
+        chart.note(spots[name], name)
+    return chart
 
 
 @dataclass(frozen=True)
