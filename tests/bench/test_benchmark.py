@@ -2,14 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.bench.benchmark import (
-    LONGEST_NAME,
-    expand_environment,
-    fill,
-    name_variants,
-    unknown_names,
-    unset_variables,
-)
+from hotloop.bench.benchmark import LONGEST_NAME, fill, name_variants
 
 
 @pytest.mark.parametrize(
@@ -47,10 +40,6 @@ def test_a_text_that_str_format_accepts_comes_out_the_same(text: str) -> None:
         assert fill(text, params) == expected
 
 
-def test_names_in_braces_that_are_no_parameters_are_listed() -> None:
-    assert unknown_names('{batchsiz} {n} {{n}} {"json": 1} {batchsiz}', {"n"}) == ["batchsiz"]
-
-
 def test_variant_names_have_sorted_keys() -> None:
     assert list(name_variants("bench", [{"b": "1", "a": "x"}])) == ["bench_a_x_b_1"]
     assert list(name_variants("bench", [{}])) == ["bench"]
@@ -67,10 +56,3 @@ def test_variant_names_are_single_folders() -> None:
     (name,) = name_variants("x", [{"path": "../../etc/a b\n" + "c" * 500}])
     assert name.startswith("x_path_..-..-etc-a-b-ccc") and "/" not in name
     assert len(name) == LONGEST_NAME
-
-
-def test_environment_variables_are_expanded_and_unset_ones_stay_and_are_listed() -> None:
-    environment = {"DATASETS_DIR": "/data", "A": "$B"}
-    text = "$DATASETS_DIR/x ${DATASETS_DIR}y $A $MISSING ${MISSING} $ 5$"
-    assert expand_environment(text, environment) == "/data/x /datay $B $MISSING ${MISSING} $ 5$"
-    assert unset_variables(text, environment) == ["MISSING"]

@@ -11,6 +11,7 @@ from hotloop.bench.launch import (
     LaunchError,
     RunnerOptions,
     drop_wandb,
+    expand_environment,
     prepare,
     resolve_program,
     split_command,
@@ -125,12 +126,12 @@ def test_python_and_hotloop_are_those_of_the_interpreter_in_use():
 
 def test_the_command_of_an_old_script_becomes_hotloops(tmp_path):
     wanted = ["hotloop", "kernel", "lstm", "--train"]
-    assert list(translate_script(["python3", "lstm.py", "--train"], tmp_path)) == wanted
+    assert translate_script(["python3", "lstm.py", "--train"], tmp_path).command == wanted
     (tmp_path / "lstm.py").write_text("from tensorflow.python import ipu\n")
-    assert list(translate_script(["python3", "-u", "lstm.py", "--train"], tmp_path)) == wanted
+    assert translate_script(["python3", "-u", "lstm.py", "--train"], tmp_path).command == wanted
     for text in ("config = IPUConfig()", "num_ipus = 2", "import ipu_utils", "import popart, poptorch"):
         (tmp_path / "lstm.py").write_text(text)
-        assert list(translate_script(["python3", "lstm.py", "--train"], tmp_path)) == wanted
+        assert translate_script(["python3", "lstm.py", "--train"], tmp_path).command == wanted
 
 
 def test_somebodys_own_script_of_that_name_and_unknown_scripts_run_as_they_are(tmp_path):
@@ -159,3 +160,11 @@ def test_a_launch_has_both_commands_and_an_environment_in_which_the_entrys_own_v
     assert launch.env["HOTLOOP_BENCH_LOG"] == str(tmp_path / "log")
     assert launch.env["PATH"].startswith(str(Path(sys.executable).parent))
     assert launch.folder == tmp_path
+
+
+def test_environment_variables_are_expanded_and_unset_ones_stay_and_are_listed():
+    environment = {"DATASETS_DIR": "/data", "A": "$B"}
+    text = "$DATASETS_DIR/x ${DATASETS_DIR}y $A $MISSING ${MISSING} $ 5$"
+    assert expand_environment(text, environment) == "/data/x /datay $B $MISSING ${MISSING} $ 5$"
+    with pytest.raises(LaunchError, match="needs the variable MISSING: set it"):
+        split_command(text, environment)

@@ -242,7 +242,7 @@ def test_what_has_no_effect_is_told(tmp_path: Path) -> None:
         tmp_path,
         """
 b:
-  cmd: x {batchsiz}
+  cmd: x {batchsiz} {{n}} {batchsiz}
   parameters: {batchsize: [1]}
   requirements_path: r.txt
   required_apt_packages: [a]

@@ -3,7 +3,7 @@ Parameters are filled in by plain replacement, never by `str.format`, whose fiel
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -15,11 +15,9 @@ from hotloop.options import did_you_mean
 Kind = Literal["throughput", "convergence"]
 Parameters = Mapping[str, str]
 LONGEST_NAME = 200  # bytes: it names a folder, and file systems stop at 255 of them
-TAKEN = {f"benchmark_results.{ending}" for ending in ("json", "csv", "xml")}
-TAKEN |= {"results.jsonl", "provenance.json", "environments"}  # what a run itself has in its log folder
+TABLES = {f"benchmark_results.{ending}" for ending in ("json", "csv", "xml")}
+TAKEN = {*TABLES, "results.jsonl", "provenance.json", "environments"}  # by a run itself in its log folder
 BRACES = re.compile(r"\{\{|\}\}|\{([\w-]+)\}")
-NAMED = re.compile(r"\{([\w-]+)\}")
-VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 CONVERGENCE = "trains to convergence; name it, or give --include-convergence"
 
 
@@ -29,14 +27,11 @@ class Metric:
 
     name: str
     regexp: str | None
-    skip: int = 0
-    """Values left out from the front, in the order of printing: the warm-up."""
+    skip: int = 0  # values left out from the front, in the order of printing: the warm-up
     reduction: str = "mean"
-    field: str | None = None
-    """Name in JSON lines; the metric's own name when not given."""
+    field: str | None = None  # in JSON lines; the metric's own name when not given
     unit: str = ""
-    sorted_skip: bool = False
-    """Sort before `skip`, so that it drops the worst values; highest first for a metric called latency."""
+    sorted_skip: bool = False  # sort before `skip`, which then drops the worst; of a latency the highest
 
     @property
     def key(self) -> str:
@@ -61,8 +56,7 @@ class Variant:
     params: Mapping[str, str]
     cmd: str
     env: Mapping[str, str] = field(default_factory=dict)
-    folder: Path = Path()
-    """Where it runs."""
+    folder: Path = Path()  # where it runs
     derived: tuple[Derived, ...] = ()
 
 
@@ -71,17 +65,14 @@ class Benchmark:
     name: str
     file: Path
     line: int
-    cmd: str
-    """The command as the file has it, parameters not yet filled in."""
+    cmd: str  # as the file has it, parameters not yet filled in
     description: str = ""
     metrics: tuple[Metric, ...] = ()
     derived: tuple[Derived, ...] = ()
-    output: tuple[tuple[str, str], ...] = ()
-    """(label, metric) pairs; the label is the metric's unit when the metric gives none."""
+    output: tuple[tuple[str, str], ...] = ()  # label and metric; a unit where the metric gives none
     variants: tuple[Variant, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
-    folder: Path = Path()
-    """Where it runs: the file's folder, or `location` in it."""
+    folder: Path = Path()  # where it runs: the file's folder, or `location` in it
     timeout: float | None = None
     requirements_file: Path | None = None
     pre_run: tuple[str, ...] = ()
@@ -89,11 +80,9 @@ class Benchmark:
     needs_dataset: bool = True
     devices: int | None = None
     tags: tuple[str, ...] = ()
-    skip: str | None = None
-    """Why this entry cannot be run, such as a notebook; None for one that can."""
+    skip: str | None = None  # why this entry cannot be run, such as a notebook
     allow_wandb: bool = False
-    notices: tuple[str, ...] = ()
-    """What the reader of the file should know: keys that are accepted and have no effect."""
+    notices: tuple[str, ...] = ()  # what its author should know: keys without effect
 
 
 def fill(text: str, params: Parameters) -> str:
@@ -110,17 +99,6 @@ def fill(text: str, params: Parameters) -> str:
         return found[0][0] if doubled else found[0]
 
     return BRACES.sub(put, text)
-
-
-def fill_known(text: str, params: Parameters) -> str:
-    """The same for an expression: braces with another name wait for the metric of that name."""
-    return NAMED.sub(lambda found: params.get(found[1], found[0]), text)
-
-
-def unknown_names(text: str, params: Iterable[str]) -> list[str]:
-    """Names in braces that are no parameters; most often a typing error."""
-    names = [found[1] for found in BRACES.finditer(text) if found[1] is not None]
-    return [name for name in dict.fromkeys(names) if name not in set(params)]
 
 
 def folder_name(text: str) -> str:
@@ -141,16 +119,6 @@ def name_variants(benchmark: str, rows: Sequence[Parameters]) -> dict[str, Param
             name = f"{plain}_{count}"
         variants[name] = row
     return variants
-
-
-def expand_environment(text: str, environment: Mapping[str, str]) -> str:
-    """The text with $NAME and ${NAME} replaced; a variable that is not set stays as written."""
-    return VARIABLE.sub(lambda found: environment.get(found[1] or found[2], found[0]), text)
-
-
-def unset_variables(text: str, environment: Mapping[str, str]) -> list[str]:
-    names = [found[1] or found[2] for found in VARIABLE.finditer(text)]
-    return [name for name in dict.fromkeys(names) if name not in environment]
 
 
 @dataclass(frozen=True)

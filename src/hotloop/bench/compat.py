@@ -5,7 +5,7 @@ Options that the new command knows under the same name need no entry here; unkno
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import PurePath
@@ -27,8 +27,7 @@ class Script:
     command: tuple[str, ...]
     rewrites: Mapping[str, Rewrite] = field(default_factory=dict)
     """Option -> the words in its place, from the values after it."""
-    dropped: frozenset[str] = frozenset()
-    """Options that mean nothing any more."""
+    dropped: frozenset[str] = frozenset()  # options that mean nothing any more
     figures: Mapping[str, str] = field(default_factory=dict)
     """Pattern of an older benchmark file whose line is printed no more -> the field of our records that it means."""
 
@@ -37,13 +36,9 @@ def _word(values: Values) -> str:
     return values[0].lower() if values else ""
 
 
-def rename_option(name: str) -> Rewrite:
-    return lambda values: [name, *values]
-
-
-def rewrite_report(values: Values) -> list[str]:
-    """What was a flag takes a folder now."""
-    return ["--report", *(values or ["report"])]
+def rename_option(name: str, *default: str) -> Rewrite:
+    """`default`: what stands for the values of an option that was a flag."""
+    return lambda values: [name, *(values or default)]
 
 
 def rewrite_momentum(values: Values) -> list[str]:
@@ -74,22 +69,19 @@ CNN = Script(
         r"loss.:\s*([\d\.]+|nan)": "loss",
     },
 )
-RECOMMENDER = {
-    "--batches-per-step": rename_option("--device-iterations"),
-    "--compiler-report": rewrite_report,
-}
-KERNEL = {"--report": rewrite_report}
+ITERATIONS = {"--batches-per-step": rename_option("--device-iterations")}
+REPORT = rename_option("--report", "report")  # which takes a folder now
+KERNEL = {"--report": REPORT}
 SCRIPTS: Mapping[str, Script] = {
     "train.py": CNN,
     "main.py": Script(
-        ("vcd", "train"),
-        figures={r"\|\sTime\staken:\s*(.*?)(?:\n|$)": "seconds_per_10000_updates"},
+        ("vcd", "train"), figures={r"\|\sTime\staken:\s*(.*?)(?:\n|$)": "seconds_per_10000_updates"}
     ),
-    "autoencoder_main.py": Script(("recommender", "train"), RECOMMENDER),
+    "autoencoder_main.py": Script(("recommender", "train"), {**ITERATIONS, "--compiler-report": REPORT}),
     # The sweep writes no report: each trial is a process of its own.
     "autoencoder_benchmark.py": Script(
         ("recommender", "sweep"),
-        {"--batches-per-step": rename_option("--device-iterations")},
+        ITERATIONS,
         frozenset({"--compiler-report"}),
         {"Aggregate average throughput over .* IPU devices = (.*) users/sec": "average_throughput"},
     ),
@@ -100,12 +92,11 @@ SCRIPTS: Mapping[str, Script] = {
     "lstm.py": Script(("kernel", "lstm"), KERNEL),
     "lstm_multi.py": Script(("kernel", "lstm-multi"), KERNEL),
     "hmc.py": Script(("kernel", "hmc"), KERNEL),
-    "ipu_estimator_cnn.py": Script(("estimator",), {"--profile": rewrite_report}),
+    "ipu_estimator_cnn.py": Script(("estimator",), {"--profile": REPORT}),
     "dataset_benchmark.py": Script(("cnn", "data-benchmark")),
     "verify_dataset.py": Script(("cnn", "verify")),
 }
-RUNNER = Script(("bench", "run"), dropped=frozenset({"--examples-location"}))
-"""What `python3 -m examples_utils benchmark` was."""
+RUNNER = Script(("bench", "run"), dropped=frozenset({"--examples-location"}))  # was a module
 SERVING = ("send_request.py", "export_for_serving.py")
 WRAPPERS = ("poprun", "mpirun", "mpiexec")
 
@@ -116,16 +107,11 @@ class CompatError(OptionError):
 
 @dataclass(frozen=True)
 class Translation:
-    """The hotloop command, its words being what iteration gives; what should be known of it; its variables."""
-
     command: list[str]
     notices: list[str] = field(default_factory=list)
     environment: Mapping[str, str] = field(default_factory=dict)
     figures: Mapping[str, str] = field(default_factory=dict)
     """Patterns for lines that the command prints no more -> the fields of its records."""
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.command)
 
     def __str__(self) -> str:
         set_before = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
@@ -155,7 +141,23 @@ def translate(argv: Sequence[str]) -> Translation:
         start = programs.index(True) if any(programs) else len(words)
         own, words = words[1:start], words[start:]
         notices.append(f"{wrapper}: several processes are not there yet; this runs as one process")
-    script, name = take_script(words)
+    if words and PYTHON.fullmatch(PurePath(words[0]).name):
+        del words[: script_place(words)]
+    if not words:
+        raise CompatError("no script: give the old command, such as `hotloop compat python3 lstm.py --train`")
+    if words[0] == "-m":
+        script, name, words = RUNNER, " ".join(words[1:3]), words[3:]
+        if name != "examples_utils benchmark":
+            raise CompatError(f"-m {name}: of modules only `-m examples_utils benchmark` has a command here")
+    else:
+        name = PurePath(words.pop(0)).name
+        if name in SERVING:
+            instead = "`hotloop cnn predict` gives the classes of image files"
+            raise CompatError(f"{name}: serving is not there yet; {instead}")
+        if name not in SCRIPTS:
+            hint = did_you_mean(name, [*SCRIPTS, *SERVING])
+            raise CompatError(f"{name}: not one of the older scripts{hint}")
+        script = SCRIPTS[name]
     command, groups = script.command, group_options(words)
     if script is SCRIPTS["train.py"]:
         command, groups = choose_cnn_command(groups)
@@ -171,30 +173,6 @@ def translate(argv: Sequence[str]) -> Translation:
     if dropped := dict.fromkeys(group.name for group in groups if group.name in script.dropped):
         notices.append(f"options of {name} that no longer exist are left out: {', '.join(dropped)}")
     return Translation(translated, notices, environment, script.figures)
-
-
-def take_script(words: list[str]) -> tuple[Script, str]:
-    """Take the interpreter and the script, or the module, off the front: what replaces it, and its name."""
-    if words and PYTHON.fullmatch(PurePath(words[0]).name):
-        del words[: script_place(words)]
-    if not words:
-        raise CompatError("no script: give the old command, such as `hotloop compat python3 lstm.py --train`")
-    if words[0] == "-m":
-        module = " ".join(words[1:3])
-        if module != "examples_utils benchmark":
-            raise CompatError(
-                f"-m {module}: of modules only `-m examples_utils benchmark` has a command here"
-            )
-        del words[:3]
-        return RUNNER, module
-    name = PurePath(words.pop(0)).name
-    if name in SERVING:
-        raise CompatError(
-            f"{name}: serving is not there yet; `hotloop cnn predict` gives the classes of image files"
-        )
-    if name not in SCRIPTS:
-        raise CompatError(f"{name}: not one of the older scripts{did_you_mean(name, [*SCRIPTS, *SERVING])}")
-    return SCRIPTS[name], name
 
 
 def script_place(words: Sequence[str]) -> int:

@@ -13,25 +13,20 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from hotloop.bench.benchmark import Benchmark, Selected, expand_environment, folder_name, unset_variables
+from hotloop.bench.benchmark import Benchmark, Selected, folder_name
+from hotloop.bench.compat import ASSIGNMENT, CompatError, Translation, script_place, translate
 from hotloop.bench.process import GRACE, KEEP_BYTES, MARK, last_lines, run_program
 from hotloop.bench.provenance import list_gpus
 from hotloop.bench.record import hash_file
 from hotloop.errors import HotloopError
 
-if TYPE_CHECKING:
-    from hotloop.bench.compat import Translation
-
 QUOTED = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"|\\.")
 SHELL = re.compile(r"(?<!\S)(?:\|\|?|&&?|[0-9&]?>>?\S*|<\S*)(?!\S)|;(?!\S)|`|\$\(")
 GLUED = re.compile(r"\|\|?|&&?|>>?|<<?|;")
-ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-IPU = re.compile(rb"(?<![A-Za-z])(?:ipu|IPU)s?(?![a-z])|\bpop(?:torch|nn|ops|lar)")
-"""In a script for an IPU, but not in `manipulate`."""
+VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
+IPU = re.compile(rb"(?<![A-Za-z])(?:ipu|IPU)s?(?![a-z])|\bpop(?:torch|nn|ops|lar)")  # not in `manipulate`
 PYTHON = re.compile(r"python(3(\.\d+)?)?")
-DATASETS = "DATASETS_DIR"
 VIRTUAL = re.compile(r"--xla_force_host_platform_device_count=(\d{1,6})")
 SETUP_TIMEOUT = 1800.0
 
@@ -53,17 +48,14 @@ class RunnerOptions:
     timeout: float | None = None
     grace: float = GRACE
     max_log_bytes: int = KEEP_BYTES
-    progress_trace_period: float = 1.0
-    """Seconds between signs of life on a terminal."""
+    progress_trace_period: float = 1.0  # seconds between signs of life on a terminal
     additional_metrics: bool = False
     csv_metrics: tuple[str, ...] = ()
     compile_only: bool = False
     allow_wandb: bool = False
     profile: bool = False
-    python: str = sys.executable
-    """The interpreter that `python` and `hotloop` stand for."""
-    variables: Mapping[str, str] = field(default_factory=dict)
-    """For every program, over those of this process."""
+    python: str = sys.executable  # what `python` and `hotloop` stand for
+    variables: Mapping[str, str] = field(default_factory=dict)  # of every program, over those of this process
 
 
 @dataclass(frozen=True)
@@ -71,12 +63,9 @@ class Launch:
     argv: tuple[str, ...]
     folder: Path
     env: Mapping[str, str]
-    command: str
-    """The command as the file has it, with everything filled in."""
-    hotloop_command: str | None = None
-    """What stands for the command of an older script."""
+    command: str  # as the file has it, with everything filled in
+    hotloop_command: str | None = None  # what stands for the command of an older script
     notices: tuple[str, ...] = ()
-    """What is to know of the command."""
     figures: Mapping[str, str] = field(default_factory=dict)
     """Patterns for the older script's lines -> the fields of the records that have their figures."""
 
@@ -109,6 +98,11 @@ def prepare(one: Selected, log: Path, options: RunnerOptions) -> Launch:
     return Launch(argv, folder, {**env, **ours.environment}, *commands, notices, ours.figures)
 
 
+def expand_environment(text: str, environment: Mapping[str, str]) -> str:
+    """The text with $NAME and ${NAME} replaced; a variable that is not set stays as written."""
+    return VARIABLE.sub(lambda found: environment.get(found[1] or found[2], found[0]), text)
+
+
 def build_environment(own: Mapping[str, str], log: Path, options: RunnerOptions) -> dict[str, str]:
     """The runner's environment, what every program gets, and the entry's own, which wins."""
     env = {**os.environ, **options.variables, MARK: str(log)}
@@ -123,13 +117,13 @@ def build_environment(own: Mapping[str, str], log: Path, options: RunnerOptions)
 
 def split_command(cmd: str, env: Mapping[str, str]) -> list[str]:
     """The words of a command with variables filled in; what needs a shell is refused."""
-    bare = QUOTED.sub("_", cmd)
-    if found := SHELL.search(bare):
+    if found := SHELL.search(QUOTED.sub("_", cmd)):
         raise LaunchError(
             f"'{found[0].strip()}' in the cmd needs a shell, and there is none; put it in a script, or name "
             "steps before it under pre_run_commands"
         )
-    if missing := unset_variables(cmd, env):
+    names = dict.fromkeys(found[1] or found[2] for found in VARIABLE.finditer(cmd))
+    if missing := [name for name in names if name not in env]:
         raise LaunchError(f"the cmd needs the variable {', '.join(missing)}: set it, or give it under env")
     try:
         words = shlex.split(expand_environment(cmd, env))
@@ -154,13 +148,11 @@ def drop_wandb(words: Sequence[str]) -> list[str]:
     return kept
 
 
-def translate_script(words: Sequence[str], folder: Path) -> "Translation | None":
+def translate_script(words: Sequence[str], folder: Path) -> Translation | None:
     """The hotloop command for an older script's, or None where the command is to run as it is."""
     place = next((at for at, word in enumerate(words) if PYTHON.fullmatch(Path(word).name)), None)
     if place is None:
         return None
-    from hotloop.bench.compat import CompatError, script_place, translate
-
     place += script_place(words[place:])
     with (
         suppress(OSError, ValueError, IndexError),  # there is no such script
@@ -184,8 +176,8 @@ def resolve_program(words: Sequence[str], python: str) -> tuple[str, ...]:
 
 def find_missing(benchmark: Benchmark, env: Mapping[str, str]) -> str | None:
     """Why the benchmark cannot run in this environment, or None; nothing is started and no jax imported."""
-    if benchmark.needs_dataset and not env.get(DATASETS):
-        return f"needs a data set, and {DATASETS} is not set: set it to the folder that data sets are in"
+    if benchmark.needs_dataset and not env.get("DATASETS_DIR"):
+        return "needs a data set, and DATASETS_DIR is not set: set it to the folder that data sets are in"
     there = count_devices(env) if benchmark.devices else None
     if there is not None and benchmark.devices is not None and there < benchmark.devices:
         here = "there is 1" if there == 1 else f"there are {there}"

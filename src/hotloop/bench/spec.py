@@ -10,17 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import TypeVar
 
-from hotloop.bench.benchmark import (
-    Benchmark,
-    Derived,
-    Kind,
-    Metric,
-    Variant,
-    fill,
-    fill_known,
-    name_variants,
-    unknown_names,
-)
+from hotloop.bench.benchmark import BRACES, Benchmark, Derived, Kind, Metric, Variant, fill, name_variants
 from hotloop.bench.expressions import ExpressionError, check_expression
 from hotloop.bench.metrics import REDUCTIONS, is_reduction
 from hotloop.errors import OptionError, one_line
@@ -247,7 +237,7 @@ def read_entry(name: str, line: int, fields: Fields, file: Path) -> Benchmark:
             fill(said.cmd, row),
             {key: fill(text, row) for key, text in env.items()},
             home / fill(location, row),
-            tuple(replace(one, expr=fill_known(one.expr, row)) for one in derived),
+            tuple(replace(one, expr=fill(one.expr, row)) for one in derived),
         )
         for variant, row in name_variants(name, rows).items()
     ]
@@ -291,8 +281,8 @@ def _notices(said: Benchmark, row: ParameterRow, location: str, fields: Fields) 
     """What the author may not expect: keys without effect, braces that stay, parameters and labels of nothing."""
     notices = [f"{key} has no effect here" for key in IGNORED if key in fields]
     templates = [said.cmd, location, *said.env.values()]
-    stay = dict.fromkeys(name for text in templates for name in unknown_names(text, row))
-    notices += [f"{{{name}}} is no parameter and stays as it is" for name in stay]
+    named = dict.fromkeys(found[1] for text in templates for found in BRACES.finditer(text) if found[1])
+    notices += [f"{{{name}}} is no parameter and stays as it is" for name in named if name not in row]
     uses = " ".join([*templates, *(one.expr for one in said.derived)])
     unused = [name for name in row if not re.search(rf"\b{re.escape(name)}\b", uses)]
     notices += [f"the parameter {name} fills nothing in" for name in unused]
