@@ -54,9 +54,9 @@ def test_a_signal_becomes_a_request_and_is_answered_in_words(number: int) -> Non
     said: list[str] = []
     before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
     with pytest.raises(Stopped), note_stops(said.append) as request:
-        assert not request.made
+        assert request.number is None
         os.kill(os.getpid(), number)
-        wait_until(lambda: request.made)
+        wait_until(lambda: request.number is not None)
         wait_until(lambda: said)
     assert len(said) == 1 and "Once more leaves at once" in said[0]
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == before
@@ -133,7 +133,7 @@ def test_a_request_during_the_last_piece_is_a_stop_and_no_validation_begins(run:
 def test_a_request_that_came_too_late_to_be_seen_is_raised_at_the_end() -> None:
     with pytest.raises(Stopped, match="stopped by SIGTERM") as stop, note_stops() as request:
         signal.raise_signal(signal.SIGTERM)
-        assert request.made
+        assert request.number is not None
     assert stop.value.exit_status == 143
 
 

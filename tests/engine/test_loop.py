@@ -92,7 +92,7 @@ def traced_calls(loop: Any, spans: tuple[tuple[int, int], ...]) -> tuple[int, li
     calls = Program(counted, Resident(toy.data(), 4), 10, jax.random.key(0), loop=loop)
     state = copy_state(WALK_START)
     for first, count in spans:
-        ready.append(calls.is_compiled(count))
+        ready.append((calls.updates_per_call if calls.any_count else count) in calls.executables)
         state, _ = calls(state, first, count)
     return len(traced), ready
 

@@ -7,7 +7,7 @@ import pty
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import jax
 import numpy as np
@@ -80,11 +80,13 @@ class Heard:
     def update(self, description):
         self.told.append(("update", description))
 
-    def begin_compiling(self):
+    @contextmanager
+    def compiling(self, recorded):
         self.told.append("begin compiling")
-
-    def end_compiling(self, seconds, recorded):
-        self.told.append(("end compiling", recorded))
+        try:
+            yield
+        finally:
+            self.told.append(("end compiling", recorded))
 
 
 def test_the_innermost_bar_hears_of_a_compilation_and_of_its_end_even_when_it_fails():

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from family_protocol import same_tree
-from hotloop.engine.drive import HostEvents
 from hotloop.engine.interrupt import Interrupted
-from hotloop.engine.run import current_records, read_events
+from hotloop.engine.run import Run, current_records, read_events
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "characters.py"
 spec = importlib.util.spec_from_file_location("characters_example", EXAMPLE)
@@ -52,16 +51,16 @@ def test_its_loss_on_text_that_it_never_saw_falls(whole: tuple[Path, Any]) -> No
 def test_a_run_that_is_stopped_goes_on_bit_for_bit(
     whole: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = HostEvents.record
+    record = Run.event
 
-    def stop_at_the_first_log(self: HostEvents, event: str, update: int, **figures: Any) -> None:
-        record(self, event, update, **figures)
+    def stop_at_the_first_log(self: Run, event: str, **figures: Any) -> Any:
         if event == "log":
             os.kill(os.getpid(), signal.SIGTERM)
+        return record(self, event, **figures)
 
     folder = tmp_path / "stopped"
     with monkeypatch.context() as patch:
-        patch.setattr(HostEvents, "record", stop_at_the_first_log)
+        patch.setattr(Run, "event", stop_at_the_first_log)
         with pytest.raises(Interrupted, match="to resume: call train again with resume=True"):
             characters.train_characters(SMALL, folder)
     state = characters.train_characters(SMALL, folder, resume=True)

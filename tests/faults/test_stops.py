@@ -45,15 +45,12 @@ class Asked(StopRequest):
     """A request that is made between two looks at it."""
 
     def __init__(self, looks: int):
-        super().__init__()
         self.looks = looks
 
     @property
-    def made(self) -> bool:
+    def number(self) -> int | None:  # type: ignore[override]
         self.looks -= 1
-        if self.looks < 0:
-            self.number = signal.SIGTERM
-        return self.number is not None
+        return signal.SIGTERM if self.looks < 0 else None
 
 
 class Killed(BaseException):

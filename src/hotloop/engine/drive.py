@@ -1,21 +1,19 @@
 """Drive a program through a plan: calls on the device, and between them the host logs, validates, saves and stops.
 
-Every log averages every update since the last one, times are of calls that were compiled before, a checkpoint holds
-all that a resumed run needs, and a run that is asked to stop does so at the end of a piece, saved. A run that is "one
-call" for its host events should still move a progress bar and hear Ctrl-C, so a call is dispatched in pieces of about
-a second; results do not depend on it. It knows no family: what a metric means, and how to validate, comes from the
-caller.
+Every log averages every update since the last one, times are of calls that were compiled before, and a checkpoint holds
+all that a resumed run needs. A run that is "one call" for its host events should still move a progress bar and hear
+Ctrl-C, so a call is dispatched in pieces of about a second; results do not depend on it. It knows no family: what a
+metric means, and how to validate, comes from the caller.
 """
 
 import math
-import signal
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypedDict
+from typing import Any, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +21,6 @@ import numpy as np
 
 from hotloop.engine.batch_sources import InputEnded
 from hotloop.engine.checkpoint import STOPPED, Checkpoints, Restored
-from hotloop.engine.feed import Feed
 from hotloop.engine.interrupt import Interrupted, StopRequest, note_stops
 from hotloop.engine.loop import CallMetrics, Program, State, copy_state
 from hotloop.engine.measure import trace_program, write_program_report
@@ -50,15 +47,22 @@ class Diverged(HotloopError):
 
 
 class Callbacks(TypedDict, total=False):
-    """What a caller may add to a run, by keyword; `drive` says what each of them does."""
+    """What a caller may add to a run, by keyword."""
 
     validate: Callable[[State], Figures] | None
+    """The figures to record at the plan's validations, if any."""
     on_log: Callable[[Event, Figures], Figures | None] | None
+    """Sees the figures of a log, and may add to them."""
     on_call: Callable[[int, Figures], None] | None
+    """Sees every update's metrics, piece by piece, with the number of the first update."""
     latest: Collection[str]
+    """Metrics whose last value is logged, not the mean: a learning rate, say."""
     guard: str | None
+    """A metric that must stay finite: else the run stops with `Diverged`, and no state that is not finite is saved."""
     enough: Callable[[], bool] | None
+    """Asked after the events of a call; where it says so the run ends there, saved, as if that had been the plan."""
     due: Callable[[int], Collection[Kind]] | None
+    """Asked after every call of the plan which events should follow besides those planned: what goes by the clock."""
 
 
 def drive(
@@ -69,40 +73,25 @@ def drive(
     checkpoints: Checkpoints | None = None,
     *,
     resumed: Restored | None = None,
-    validate: Callable[[State], Figures] | None = None,
-    on_log: Callable[[Event, Figures], Figures | None] | None = None,
-    on_call: Callable[[int, Figures], None] | None = None,
-    latest: Collection[str] = (),
-    guard: str | None = None,
-    enough: Callable[[], bool] | None = None,
-    due: Callable[[int], Collection[Kind]] | None = None,
     progress: Progress | None = None,
     report: str | Path | None = None,
     how_to_resume: str = "give the same command again with --resume",
+    **callbacks: Unpack[Callbacks],
 ) -> State:
     """Make every call of the plan from `state`, or from where `resumed` stands, and return the last state.
 
-    After the updates that the plan names: `log` records the mean of every scalar metric (the last value of
-    those in `latest`), the throughput, and whatever `on_log` adds; `validate` records what `validate(state)`
-    returns, if anything; `checkpoint` saves. `on_call` sees every update's metrics, piece by piece. `guard` names a
-    metric that must stay finite: if it does not the run stops with `Diverged`, and no state that is not
-    finite is saved. `enough` is asked after the events of a call; where it says so the run ends there, saved, as if
-    that had been the plan. `due` is asked after every call of the plan which events should follow besides those
-    planned: for what goes by the clock. A feed that ends (`InputEnded`) ends the run after its last batch, saved.
-    `report` is a folder for the compiler's report and a profile of one piece. SIGINT and SIGTERM end in `Interrupted`:
-    no validation begins any more, and a resumed run makes up for it.
+    After the updates that the plan names: `log` records the mean of every scalar metric and the throughput, `validate`
+    what the callback of that name returns, `checkpoint` saves. A feed that ends (`InputEnded`) ends the run after its
+    last batch, saved. `report` is a folder for the compiler's report and a profile of one piece. SIGINT and SIGTERM end
+    in `Interrupted`: no validation begins any more, and a resumed run makes up for it.
     """
-    update = resumed.step if resumed else 0
-    window = LogWindow(latest, resumed.position["window"] if resumed else None)
     run.how_to_resume = how_to_resume
-    host = HostEvents(run, plan, checkpoints, program.feed, window, validate, on_log, guard)
+    driver = _Driver(program, plan, run, checkpoints, resumed, progress, report, **callbacks)
     if resumed is not None:
         program.feed.check_position(resumed.position["feed"])
     if resumed is not None or run.resumed:
-        host.note_resume(resumed)
-    with note_stops() as request:
-        driver = _Driver(program, plan, host, request, on_call, progress, enough, due, report)
-        return driver.run(copy_state(resumed.state if resumed else state), update)
+        driver.note_resume(resumed)
+    return driver.run_plan(state)
 
 
 def check_position(position: Mapping[str, Any]) -> None:
@@ -118,8 +107,8 @@ def check_position(position: Mapping[str, Any]) -> None:
 class LogWindow:
     """What has happened since the last log: sums of every update's metrics, updates, and seconds of device work.
 
-    Metrics in `latest` (a learning rate, say) report their last value. A window is kept in checkpoints, so that the
-    first log after a resume averages what it would have averaged.
+    Metrics in `latest` report their last value. A window is kept in checkpoints, so that the first log after a resume
+    averages what it would have averaged.
     """
 
     def __init__(self, latest: Collection[str] = (), saved: Mapping[str, Any] | None = None):
@@ -129,10 +118,6 @@ class LogWindow:
         self._sums = {name: math.nan if value is None else value for name, value in saved["sums"].items()}
         self.updates = int(saved["updates"])
         self._timed_updates, self._seconds = 0, 0.0
-
-    @property
-    def empty(self) -> bool:
-        return self.updates == 0
 
     def clear(self) -> None:
         self._sums, self.updates = {}, 0
@@ -168,127 +153,6 @@ class LogWindow:
         return {"sums": self._sums, "updates": self.updates}
 
 
-@dataclass
-class HostEvents:
-    """The host's part of a run; `drive` says what each part means."""
-
-    run: Run
-    plan: Plan
-    checkpoints: Checkpoints | None
-    feed: Feed
-    window: LogWindow
-    validate: Callable[[State], Figures] | None
-    on_log: Callable[[Event, Figures], Figures | None] | None
-    guard: str | None
-    left: list[Event] = field(default_factory=list)
-    """What a stop kept from being done after the update from which the run goes on."""
-    _fresh: dict[str, Any] = field(default_factory=dict)  # figures that describe the state as it now is
-    _saved_at: int | None = None
-
-    def record(self, event: str, update: int, **figures: Any) -> None:
-        self.run.event(event, update=update, epoch=self.plan.epoch_at(update), **figures)
-
-    def note_resume(self, restored: Restored | None) -> None:
-        """Record where the run goes on (None: it starts over), and which checkpoints could not be used."""
-        if restored is None:  # readers drop what an earlier process got to, since it is now run again
-            self.record("resume", 0)
-            message = "the run has no checkpoint yet, so it starts over"
-            self.record("warning", 0, message=message, resumed=True)
-            return
-        stopped = restored.position.get(STOPPED)
-        if stopped is None:
-            self._saved_at = restored.step
-        else:
-            epoch = self.plan.epoch_at(restored.step)
-            self.left = [Event(kind, restored.step, epoch, 0) for kind in stopped["left"]]
-            self._fresh = dict(restored.metrics)
-        self.record("resume", restored.step)
-        for line in restored.skipped:
-            self.record("warning", restored.step, message=line, resumed=True)
-        found = [
-            (record["event"], record["update"]) for record in current_records(read_events(self.run.path))
-        ]
-        if stopped is None and ("checkpoint", restored.step) not in found:
-            self.record("checkpoint", restored.step, seconds=0.0)  # a kill came right before this record
-
-    def take_piece(self, first: int, metrics: Figures, count: int, seconds: float) -> None:
-        """Add a finished piece to the window, once the guard has seen it."""
-        if self.guard is not None:
-            bad = np.flatnonzero(~np.isfinite(metrics[self.guard]))
-            if bad.size:
-                update = first + int(bad[0]) + 1
-                value = metrics[self.guard][bad[0]]
-                raise Diverged(f"{self.guard} is {value} at update {update}: {self._advise()}", update)
-        self.window.add(metrics, count, seconds)
-        self.run.reach(first + count, self.plan.epoch_at(first + count))
-        self._fresh = {}
-
-    def handle(self, event: Event, state: State) -> None:
-        """Do what the plan asks for here; a log needs no state."""
-        match event.kind:
-            case "log":
-                logged: dict[str, Any] = self.window.figures(self.feed.batch_size)
-                logged |= (self.on_log(event, logged) if self.on_log else None) or {}
-                self.record("log", event.update, **logged)
-                self._fresh |= logged
-                self.window.clear()
-            case "validate" if self.validate:
-                if figures := dict(self.validate(state)):
-                    self._fresh |= figures
-                    self.record("validation", event.update, **figures)
-            case "checkpoint":
-                self._save(state, event.update)
-
-    def _save(self, state: State, update: int) -> None:
-        if self.checkpoints is not None:
-            self.record("checkpoint", update, seconds=self._write(self.checkpoints, state, update, {}))
-
-    def _write(self, checkpoints: Checkpoints, state: State, update: int, more: Mapping[str, Any]) -> float:
-        """Start writing a state with its position and `more`; the seconds that took.
-
-        Its metrics are the figures of the log and the validation right before it.
-        """
-        if self.guard is not None and not _is_finite(state):
-            raise Diverged(f"the state is not finite after update {update}: {self._advise()}")
-        started = time.perf_counter()
-        position = {"feed": self.feed.position(update), "window": self.window.as_saved(), **more}
-        checkpoints.save(update, state, position=position, metrics=self._fresh)
-        self._saved_at = update
-        return time.perf_counter() - started
-
-    def save_once(self, state: State, update: int) -> None:
-        if self._saved_at != update:
-            self._save(state, update)
-
-    def wait(self) -> None:
-        if self.checkpoints is not None:
-            self.checkpoints.wait()
-
-    def stop(self, state: State, update: int, left: Sequence[Event], number: int | None) -> NoReturn:
-        """Save where the run stands, and what is left to do there, and leave."""
-        place = f"interrupted after update {update:,} of {self.plan.total_updates:,}"
-        if self.checkpoints is None:
-            text = f"{place}: nothing was saved, since this run keeps no checkpoints"
-        elif update == 0:
-            text = f"interrupted before the first update; to resume: {self.run.how_to_resume}"
-        else:
-            if self._saved_at != update:
-                kinds = [event.kind for event in left]
-                seconds = self._write(self.checkpoints, state, update, {STOPPED: {"left": kinds}})
-                self.record("stop", update, seconds=seconds)
-            self.wait()
-            text = f"{place}, saved in {self.checkpoints.folder}; to resume: {self.run.how_to_resume}"
-        raise Interrupted(text, update, signal.SIGINT if number is None else number)
-
-    def _advise(self) -> str:
-        self.wait()
-        steps = self.checkpoints.steps() if self.checkpoints else []
-        kept = (
-            f"the last good checkpoint is step {steps[-1]}" if steps else "no checkpoint was written before"
-        )
-        return f"lower the learning rate or scale the loss; {kept}"
-
-
 @jax.jit
 def _is_finite(state: State) -> Any:
     floats = [leaf for leaf in jax.tree.leaves(state) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
@@ -299,8 +163,7 @@ class FreePieces:
     """For programs that run any number of updates without compiling again: pieces follow the pace."""
 
     def __init__(self, longest: int):
-        self._longest = longest
-        self._size = 1
+        self._longest, self._size = longest, 1
 
     def next(self, remaining: int) -> int:
         """The updates to dispatch now, of `remaining` ones in the call."""
@@ -313,9 +176,8 @@ class FreePieces:
 class CompiledPieces:
     """For programs that compile each number of updates: few sizes, each a multiple of the one before.
 
-    The first divides the usual call if a fitting divisor exists. A longer size is added only when pieces
-    prove far too short, and what it leaves of a call is made in pieces of the sizes that are compiled
-    already.
+    The first divides the usual call if a fitting divisor exists. A longer size is added only when pieces prove far too
+    short, and what it leaves of a call is made in pieces of the sizes that are compiled already.
     """
 
     def __init__(self, longest: int, usual_call: int):
@@ -325,7 +187,6 @@ class CompiledPieces:
         self._sizes = [divisor if first / 2 <= divisor <= min(2 * first, longest) else first]
 
     def next(self, remaining: int) -> int:
-        """The updates to dispatch now, of `remaining` ones in the call."""
         return max((size for size in self._sizes if size <= remaining), default=remaining)
 
     def learn(self, count: int, seconds: float) -> None:
@@ -344,101 +205,114 @@ def _fit_size(count: int, seconds: float, longest: int) -> int:
     return min(longest, max(1, round(count * TARGET_SECONDS / max(seconds, 1e-9))))
 
 
-class _Piece(NamedTuple):
-    first: int
-    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
-    metrics: CallMetrics
-    began: float
-
-
+@dataclass
 class _Driver:
     """Keeps the device busy: the next piece is dispatched before the last one is waited for, and logged."""
 
-    def __init__(
-        self,
-        program: Program,
-        plan: Plan,
-        host: HostEvents,
-        request: StopRequest,
-        on_call: Callable[[int, Figures], None] | None,
-        progress: Progress | None,
-        enough: Callable[[], bool] | None,
-        due: Callable[[int], Collection[Kind]] | None,
-        report: str | Path | None,
-    ):
-        self.program, self.plan, self.host, self.request = program, plan, host, request
-        self.on_call, self.progress, self.enough, self.due = on_call, progress, enough, due
-        self.report = self.to_profile = report
-        longest = program.updates_per_call
+    program: Program
+    plan: Plan
+    run: Run
+    checkpoints: Checkpoints | None
+    resumed: Restored | None
+    progress: Progress | None
+    report: str | Path | None
+    validate: Callable[[State], Figures] | None = None
+    on_log: Callable[[Event, Figures], Figures | None] | None = None
+    on_call: Callable[[int, Figures], None] | None = None
+    latest: Collection[str] = ()
+    guard: str | None = None
+    enough: Callable[[], bool] | None = None
+    due: Callable[[int], Collection[Kind]] | None = None
+    request: StopRequest = field(default_factory=StopRequest)
+    left: Sequence[Event] = ()
+    """What a stop kept from being done after the update from which the run goes on."""
+    flight: deque[tuple[int, int, CallMetrics, float]] = field(default_factory=deque)
+    """First update, number, metrics and beginning of each piece that is on its way."""
+    logs: deque[Event] = field(default_factory=deque)
+    """For when the piece before them has landed: they need no state."""
+    fresh: dict[str, Any] = field(default_factory=dict)
+    """Figures that describe the state as it now is."""
+    saved_at: int | None = None
+    free_since: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.window = LogWindow(self.latest, self.resumed.position["window"] if self.resumed else None)
+        self.to_profile = self.report
+        longest = self.program.updates_per_call
         self.pieces = (
             FreePieces(longest)
-            if program.any_count
-            else CompiledPieces(longest, min(plan.updates_per_call, longest))
+            if self.program.any_count
+            else CompiledPieces(longest, min(self.plan.updates_per_call, longest))
         )
-        self.flight: deque[_Piece] = deque()
-        self.logs: deque[Event] = deque()  # for when the piece before them has landed: they need no state
-        self.free_since = 0.0
 
-    def run(self, state: State, start: int) -> State:
-        done = start
-        over = start in self.plan.ends and self._follow(state, start, self.host.left)
-        while not over and (span := next(self.plan.spans(done), None)):
-            count = self.pieces.next(span.count)
-            last = done + count == self.plan.total_updates
-            try:
-                state = self._dispatch(state, done, count, profile=done > start or last)
-            except InputEnded as end:
-                if end.left:
-                    state = self._dispatch(state, done, end.left, profile=True)
-                self._close(state, done + end.left, ())
-                break
-            done += count
-            events = span.events if count == span.count else ()
-            if self.due and count == span.count:  # beside what is planned, what goes by the clock
-                kinds = {event.kind for event in events} | set(self.due(done))
-                epoch = self.plan.epoch_at(done)
-                events = tuple(Event(kind, done, epoch, span.call) for kind in KINDS if kind in kinds)
-            self.logs += [event for event in events if event.kind == "log"]
-            others = [event for event in events if event.kind != "log"]
-            self._collect(leave=0 if self.request.made or others else 1)
-            over = count == span.count and self._follow(state, done, others)
-        self._collect(leave=0)
-        self.host.wait()
-        self._stop_if_asked(state, done)
-        return state
+    def note_resume(self, restored: Restored | None) -> None:
+        """Record where the run goes on (None: it starts over), and which checkpoints could not be used."""
+        at = self._place(restored.step if restored else 0)
+        self.run.event("resume", **at)  # readers drop what an earlier process got to beyond it
+        if restored is None:
+            message = "the run has no checkpoint yet, so it starts over"
+            self.run.event("warning", **at, message=message, resumed=True)
+            return
+        for line in restored.skipped:
+            self.run.event("warning", **at, message=line, resumed=True)
+        stopped = restored.position.get(STOPPED)
+        if stopped is not None:
+            self.left = [Event(kind, **at, call=0) for kind in stopped["left"]]
+            self.fresh = dict(restored.metrics)
+            return
+        self.saved_at = restored.step
+        records = current_records(read_events(self.run.path))
+        if ("checkpoint", restored.step) not in [(record["event"], record["update"]) for record in records]:
+            self.run.event("checkpoint", **at, seconds=0.0)  # a kill came right before this record
 
-    def _follow(self, state: State, done: int, events: Sequence[Event]) -> bool:
-        """What comes after a call; whether the run ends here because it is enough."""
-        for place, event in enumerate(events):
-            if event.kind == "validate":
-                self._stop_if_asked(state, done, events[place:])
-            self.host.handle(event, state)
-        if not (self.enough and self.enough()):
-            return False
-        planned = {mark.kind for mark in self.plan.marks if done in mark.updates}
-        self._close(state, done, planned.union(event.kind for event in events))
-        return True
+    def _place(self, update: int) -> dict[str, Any]:
+        return {"update": update, "epoch": self.plan.epoch_at(update)}
 
-    def _stop_if_asked(self, state: State, done: int, left: Sequence[Event] = ()) -> None:
-        """Where a stop was asked for: take in what is in flight, log what is due, save and leave."""
-        if self.request.made:
+    def run_plan(self, state: State) -> State:
+        start = done = self.resumed.step if self.resumed else 0
+        state = copy_state(self.resumed.state if self.resumed else state)
+        with note_stops() as self.request:
+            over = start in self.plan.ends and self._follow(state, start, self.left)
+            while not over and (span := next(self.plan.spans(done), None)):
+                count = self.pieces.next(span.count)
+                last = done + count == self.plan.total_updates
+                try:
+                    state = self._dispatch(state, done, count, profile=done > start or last)
+                except InputEnded as end:
+                    if end.left:
+                        state = self._dispatch(state, done, end.left, profile=True)
+                    self._close(state, done + end.left, ())
+                    break
+                done += count
+                events = span.events if count == span.count else ()
+                if self.due and count == span.count:  # beside what is planned, what goes by the clock
+                    kinds = {event.kind for event in events} | set(self.due(done))
+                    at = self._place(done)
+                    events = tuple(Event(kind, **at, call=span.call) for kind in KINDS if kind in kinds)
+                self.logs += [event for event in events if event.kind == "log"]
+                others = [event for event in events if event.kind != "log"]
+                self._collect(leave=0 if others or self.request.number is not None else 1)
+                over = count == span.count and self._follow(state, done, others)
             self._collect(leave=0)
-            self.host.stop(state, done, left, self.request.number)
+            if self.checkpoints is not None:
+                self.checkpoints.wait()
+            self._stop_if_asked(state, done)
+            return state
 
     def _dispatch(self, state: State, done: int, count: int, *, profile: bool) -> State:
         """Compile and send a piece; the second one of a run, or the only one, is profiled where that was asked for."""
         self._stop_if_asked(state, done)
-        if not self.program.is_compiled(count):
+        program, at = self.program, self._place(done)
+        length = program.updates_per_call if program.any_count else count
+        if length not in program.executables:
             self._collect(leave=0)  # or the piece in flight would be timed together with the compiler
-            before = self.program.lower_seconds, self.program.compile_seconds
-            self.program.compile(state, count)
-            lowering = self.program.lower_seconds - before[0]
-            compiling = self.program.compile_seconds - before[1]
-            longest = self.program.updates_per_call if self.program.any_count else count
-            seconds = {"lower_seconds": lowering, "compile_seconds": compiling}
-            self.host.record("compile", done, updates_per_call=longest, **seconds)
+            before = program.lower_seconds, program.compile_seconds
+            program.compile(state, count)
+            lowering, compiling = program.lower_seconds - before[0], program.compile_seconds - before[1]
+            at |= {"updates_per_call": length, "lower_seconds": lowering, "compile_seconds": compiling}
+            self.run.event("compile", **at)
             if self.report is not None:
-                write_program_report(self.report, self.program.compiled, lowering + compiling, "training")
+                write_program_report(self.report, program.compiled, lowering + compiling, "training")
             self._stop_if_asked(state, done)
         profiled = self.to_profile if profile else None
         if profiled:
@@ -447,47 +321,123 @@ class _Driver:
             began = time.perf_counter()
             ahead = next(self.plan.spans(done + count), None)
             following = self.pieces.next(ahead.count) if ahead else 0
-            state, metrics = self.program(state, done, count, following)
-            self.flight.append(_Piece(done, count, metrics, began))
+            state, metrics = program(state, done, count, following)
+            self.flight.append((done, count, metrics, began))
             if profiled:
                 self._collect(leave=0)
         if profiled:
             self.to_profile = None
-            self.host.record("profile", done + count, updates=count, folder=str(trace))
+            self.run.event("profile", **self._place(done + count), updates=count, folder=str(trace))
         return state
-
-    def _close(self, state: State, done: int, handled: Collection[Kind]) -> None:
-        """End before the plan does: what its last update would have been followed by, less what already has."""
-        epoch = self.plan.epoch_at(done)
-        self._collect(leave=0)
-        if not self.host.window.empty:
-            self.host.handle(Event("log", done, epoch, 0), state)
-        if "validate" not in handled:
-            left = Event("validate", done, epoch, 0), Event("checkpoint", done, epoch, 0)
-            self._stop_if_asked(state, done, left)
-            self.host.handle(left[0], state)
-        self.host.save_once(state, done)
 
     def _collect(self, leave: int) -> None:
         """Wait until no more than `leave` pieces are in flight, and take in what the others bring."""
         while len(self.flight) > leave:
-            piece = self.flight.popleft()
-            piece.metrics.wait()
+            first, count, waiting, began = self.flight.popleft()
+            waiting.wait()
             now = time.perf_counter()
-            metrics = piece.metrics.fetch()
+            metrics = waiting.fetch()
             # A piece that was sent while the one before it ran began when that one ended.
-            seconds = now - max(piece.began, self.free_since)
-            self.free_since = now
-            self.pieces.learn(piece.count, seconds)
-            self.host.take_piece(piece.first, metrics, piece.count, seconds)
+            seconds, self.free_since = now - max(began, self.free_since), now
+            self.pieces.learn(count, seconds)
+            if self.guard is not None:
+                bad = np.flatnonzero(~np.isfinite(metrics[self.guard]))
+                if bad.size:
+                    update, value = first + int(bad[0]) + 1, metrics[self.guard][bad[0]]
+                    raise Diverged(f"{self.guard} is {value} at update {update}: {self._advise()}", update)
+            self.window.add(metrics, count, seconds)
+            self.run.reach(**self._place(first + count))
+            self.fresh = {}
             if self.on_call:
-                self.on_call(piece.first, metrics)
+                self.on_call(first, metrics)
             if self.progress:
-                self.progress.advance(piece.count)
-            self._log(piece.first + piece.count)
+                self.progress.advance(count)
+            self._log(first + count)
         if not self.flight:
             self._log(self.plan.total_updates)
 
     def _log(self, done: int) -> None:
         while self.logs and self.logs[0].update <= done:
-            self.host.handle(self.logs.popleft(), None)
+            self._handle(self.logs.popleft(), None)
+
+    def _handle(self, event: Event, state: State) -> None:
+        """Do what the plan asks for here; a log needs no state."""
+        match event.kind:
+            case "log":
+                logged: dict[str, Any] = self.window.figures(self.program.feed.batch_size)
+                self.window.clear()
+                logged |= (self.on_log(event, logged) if self.on_log else None) or {}
+                self.run.event("log", **self._place(event.update), **logged)
+                self.fresh |= logged
+            case "validate" if self.validate:
+                if figures := dict(self.validate(state)):
+                    self.fresh |= figures
+                    self.run.event("validation", **self._place(event.update), **figures)
+            case "checkpoint":
+                self._save(state, event.update)
+
+    def _follow(self, state: State, done: int, events: Sequence[Event]) -> bool:
+        """What comes after a call; whether the run ends here because it is enough."""
+        for place, event in enumerate(events):
+            if event.kind == "validate":
+                self._stop_if_asked(state, done, events[place:])
+            self._handle(event, state)
+        if not (self.enough and self.enough()):
+            return False
+        planned = {mark.kind for mark in self.plan.marks if done in mark.updates}
+        self._close(state, done, planned.union(event.kind for event in events))
+        return True
+
+    def _close(self, state: State, done: int, handled: Collection[Kind]) -> None:
+        """End before the plan does: what its last update would have been followed by, less what already has."""
+        at = self._place(done)
+        self._collect(leave=0)
+        if self.window.updates:
+            self._handle(Event("log", **at, call=0), state)
+        if "validate" not in handled:
+            left = Event("validate", **at, call=0), Event("checkpoint", **at, call=0)
+            self._stop_if_asked(state, done, left)
+            self._handle(left[0], state)
+        if self.saved_at != done:
+            self._save(state, done)
+
+    def _save(self, state: State, update: int, event: str = "checkpoint", **more: Any) -> None:
+        """Start writing a state with its position and `more`; its metrics are the figures of the log and the validation
+        right before it."""
+        if self.checkpoints is None:
+            return
+        if self.guard is not None and not _is_finite(state):
+            raise Diverged(f"the state is not finite after update {update}: {self._advise()}")
+        started = time.perf_counter()
+        position = {"window": self.window.as_saved(), "feed": self.program.feed.position(update), **more}
+        self.checkpoints.save(update, state, position=position, metrics=self.fresh)
+        self.saved_at = update
+        self.run.event(event, **self._place(update), seconds=time.perf_counter() - started)
+
+    def _stop_if_asked(self, state: State, done: int, left: Sequence[Event] = ()) -> None:
+        """Where a stop was asked for: take in what is in flight, save it with what is left to do there, and leave."""
+        number = self.request.number
+        if number is None:
+            return
+        self._collect(leave=0)
+        place = f"interrupted after update {done:,} of {self.plan.total_updates:,}"
+        if self.checkpoints is None:
+            text = f"{place}: nothing was saved, since this run keeps no checkpoints"
+        elif done == 0:
+            text = f"interrupted before the first update; to resume: {self.run.how_to_resume}"
+        else:
+            if self.saved_at != done:
+                self._save(state, done, "stop", **{STOPPED: {"left": [event.kind for event in left]}})
+            self.checkpoints.wait()
+            text = f"{place}, saved in {self.checkpoints.folder}; to resume: {self.run.how_to_resume}"
+        raise Interrupted(text, done, number)
+
+    def _advise(self) -> str:
+        steps = []
+        if self.checkpoints is not None:
+            self.checkpoints.wait()
+            steps = self.checkpoints.steps()
+        kept = (
+            f"the last good checkpoint is step {steps[-1]}" if steps else "no checkpoint was written before"
+        )
+        return f"lower the learning rate or scale the loss; {kept}"

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from select import select
 from typing import Any, Literal
 
@@ -49,15 +50,11 @@ class Interrupted(Stopped):
         self.update = update
 
 
+@dataclass
 class StopRequest:
-    """Whether somebody asked to stop, and by which signal first."""
+    """By which signal somebody asked to stop first; None as long as nobody did."""
 
-    def __init__(self) -> None:
-        self.number: int | None = None
-
-    @property
-    def made(self) -> bool:
-        return self.number is not None
+    number: int | None = None
 
 
 class _Listener(StopRequest):
@@ -257,7 +254,9 @@ def note_stops(say: Callable[[str], None] = _to_stderr) -> Iterator[StopRequest]
         try:
             yield listener
         except BaseException:
-            listener._raised = listener.made  # whoever was asked to stop does so, in words of their own
+            listener._raised = (
+                listener.number is not None
+            )  # whoever was asked to stop does so, in words of their own
             raise
         listener.raise_once()
 

@@ -1,10 +1,9 @@
 """The hot loop: many weight updates in one compiled call, and exact evaluation in another.
 
 A `Program` turns one update into a call of up to K updates that takes and returns the state (donated: the old one is
-gone) and brings back every update's metrics. How many updates a call makes never changes what they compute: the key and
-the batch of an update depend on its number alone. An `Evaluation` adds up what a function gives for each sample, every
-sample once, for any batch size: the last batch is filled up with samples that are left out of the sums, so the result
-does not depend on the batch size but for the order in which floats are added.
+gone) and brings back every update's metrics. How many updates a call makes never changes what they compute: key and
+batch of an update depend on its number alone. An `Evaluation` counts every sample once, for any batch size: the last
+batch is filled up with samples that are left out of the sums.
 """
 
 import time
@@ -28,7 +27,6 @@ from hotloop.engine.feed import (
     check_split,
     common_length,
     gather_rows,
-    path_name,
     placement_like,
     spread_batch,
 )
@@ -50,8 +48,7 @@ class CallMetrics(Mapping[str, "np.ndarray[Any, Any]"]):
     """
 
     def __init__(self, buffers: Mapping[str, Array], count: int):
-        self._buffers = buffers
-        self._count = count
+        self._buffers, self._count = buffers, count
 
     def __getitem__(self, name: str) -> "np.ndarray[Any, Any]":
         return np.asarray(self._buffers[name])[: self._count]
@@ -69,7 +66,7 @@ class CallMetrics(Mapping[str, "np.ndarray[Any, Any]"]):
 
     def fetch(self) -> dict[str, "np.ndarray[Any, Any]"]:
         """Every update's metrics, on the host."""
-        return {name: np.asarray(buffer)[: self._count] for name, buffer in self._buffers.items()}
+        return {name: self[name] for name in self._buffers}
 
 
 class Program:
@@ -101,44 +98,35 @@ class Program:
         self.any_count = self.loop == "while" and feed.any_count
         """Whether one compilation serves calls of every length."""
         self.lower_seconds = self.compile_seconds = 0.0
-        self._compiled: dict[int, Any] = {}
+        self.executables: dict[int, Any] = {}
+        """By the most updates that each can make: one alone where it serves calls of every length."""
 
     @property
     def compiled(self) -> Any:
         """The longest call's executable: cost_analysis(), memory_analysis(), as_text()."""
-        return self._compiled[max(self._compiled)]
-
-    def is_compiled(self, count: int) -> bool:
-        """Can `count` updates be called without compiling first?"""
-        return self._capacity(count) in self._compiled
+        return self.executables[max(self.executables)]
 
     def compile(self, state: State, count: int | None = None) -> None:
         """Compile the call of `count` updates (updates_per_call if not given), unless that is done already.
 
-        `lower_seconds` and `compile_seconds` add up what tracing with lowering, and compiling, have taken so
-        far.
+        `lower_seconds` and `compile_seconds` add up what tracing with lowering, and compiling, have taken so far.
         """
         count = self.updates_per_call if count is None else count
         capacity = self._capacity(count)
-        if capacity in self._compiled:
+        if capacity in self.executables:
             return
+        lower = self._prepare(state, count)
         started = time.perf_counter()
         with compiling(recorded=True):
-            call = self.lower(state, count)
+            call = lower()
             lowered = time.perf_counter()
-            self._compiled[capacity] = call.compile()
+            self.executables[capacity] = call.compile()
         self.lower_seconds += lowered - started
         self.compile_seconds += time.perf_counter() - lowered
 
-    def lower(self, state: State, count: int | None = None) -> Any:
+    def lower(self, state: State) -> Any:
         """The traced call before it is compiled; its `as_text()` is what the compiler gets."""
-        count = self.updates_per_call if count is None else count
-        # A state that is spread over several devices must come back to where its leaves lie.
-        places = jax.tree.map(lambda leaf: getattr(leaf, "sharding", None), state)
-        several = any(place is not None and place.num_devices > 1 for place in jax.tree.leaves(places))
-        out = (places if several else None, None)
-        looped = jax.jit(self._looped(self._capacity(count)), donate_argnums=0, out_shardings=out)
-        return looped.lower(state, self.feed.like(count), *self._scalars(0, count))
+        return self._prepare(state, self.updates_per_call)()
 
     def __call__(
         self, state: State, first: int, count: int, following: int | None = None
@@ -152,24 +140,22 @@ class Program:
             raise ValueError(f"a call of {count} updates: this program makes 1 to {self.updates_per_call}")
         self.compile(state, count)
         arguments = self.feed.arguments(first, count, count if following is None else following)
-        call = self._compiled[self._capacity(count)]
-        state, buffers = call(state, arguments, *self._scalars(first, count))
+        call = self.executables[self._capacity(count)]
+        state, buffers = call(state, arguments, self.key, np.uint32(first), np.int32(count))
         return state, CallMetrics(buffers, count)
 
     def _capacity(self, count: int) -> int:
         return self.updates_per_call if self.any_count else count
 
-    def _scalars(self, first: int, count: int) -> tuple[Any, ...]:
-        return self.key, np.uint32(first), np.int32(count)
+    def _prepare(self, state: State, count: int) -> Callable[[], Any]:
+        """What traces a call of `count` updates."""
+        capacity, update = self._capacity(count), _check_results(self.update)
 
-    def _looped(self, capacity: int) -> Callable[..., tuple[State, Metrics]]:
         # Inlined and cached: traced once for the shapes of its metrics, and the loop takes it from there.
         @partial(jax.jit, inline=True)
         def one(state: State, step: Array, arguments: Any, key: Array, first: Array) -> tuple[State, Metrics]:
             batch = self.feed.batch(arguments, step)
-            new, metrics = self.update(state, batch, stream(key, "update", first + step))
-            _check_result(state, new, metrics)
-            return new, metrics
+            return update(state, batch, stream(key, "update", first + step))
 
         def while_loop(state: State, arguments: Any, key: Array, first: Array, count: Array) -> Any:
             shapes = jax.eval_shape(one, state, jnp.uint32(0), arguments, key, first)[1]
@@ -186,7 +172,45 @@ class Program:
             steps = jnp.arange(capacity, dtype=jnp.uint32)
             return jax.lax.scan(lambda state, step: one(state, step, arguments, key, first), state, steps)
 
-        return while_loop if self.loop == "while" else scan
+        # A state that is spread over several devices must come back to where its leaves lie.
+        places = jax.tree.map(lambda leaf: getattr(leaf, "sharding", None), state)
+        several = any(place is not None and place.num_devices > 1 for place in jax.tree.leaves(places))
+        looped = jax.jit(
+            while_loop if self.loop == "while" else scan,
+            donate_argnums=0,
+            out_shardings=(places if several else None, None),
+        )
+        return lambda: looped.lower(state, self.feed.like(count), self.key, np.uint32(0), np.int32(count))
+
+
+def _check_results(update: Update) -> Update:
+    """The update, refused another kind of state than it took, and metrics that are no flat dict of arrays."""
+
+    def name_leaves(tree: State) -> dict[str, Any]:
+        leaves = jax.tree.leaves_with_path(tree)
+        return {
+            jax.tree_util.keystr(path, simple=True, separator="/") or "data": leaf for path, leaf in leaves
+        }
+
+    def checked(old: State, batch: Batch, key: Array) -> tuple[State, Metrics]:
+        new, metrics = update(old, batch, key)
+        before, after = name_leaves(old), name_leaves(new)
+        if str(jax.tree.structure(old)) != str(jax.tree.structure(new)):
+            odd = ", ".join(sorted(set(before) ^ set(after))) or "its containers"
+            raise HotloopError(f"an update must return a state like the one it took; it differs in {odd}")
+        for name, leaf in before.items():
+            was, became = (f"{leaf.dtype}{list(leaf.shape)}" for leaf in (leaf, jnp.asarray(after[name])))
+            if was != became:
+                raise HotloopError(
+                    f"an update must keep the shape and type of the state: {name} was {was}, became {became}"
+                )
+        if not isinstance(metrics, Mapping) or any(not hasattr(value, "shape") for value in metrics.values()):
+            raise HotloopError(
+                "an update must return (state, metrics), metrics a flat dict of arrays by name"
+            )
+        return new, metrics
+
+    return checked
 
 
 def copy_state(state: State) -> State:
@@ -194,24 +218,6 @@ def copy_state(state: State) -> State:
     return jax.tree.map(
         lambda leaf: leaf.copy() if isinstance(leaf, Array) else jnp.array(np.asarray(leaf)), state
     )
-
-
-def _check_result(old: State, new: State, metrics: Any) -> None:
-    """Refuse another kind of state than the update took, and metrics that are no flat dict of arrays."""
-    before, after = (
-        {path_name(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)} for tree in (old, new)
-    )
-    if str(jax.tree.structure(old)) != str(jax.tree.structure(new)):
-        odd = ", ".join(sorted(set(before) ^ set(after))) or "its containers"
-        raise HotloopError(f"an update must return a state like the one it took; it differs in {odd}")
-    for name, leaf in before.items():
-        was, became = (f"{leaf.dtype}{list(leaf.shape)}" for leaf in (leaf, jnp.asarray(after[name])))
-        if was != became:
-            raise HotloopError(
-                f"an update must keep the shape and type of the state: {name} was {was}, became {became}"
-            )
-    if not isinstance(metrics, Mapping) or any(not hasattr(value, "shape") for value in metrics.values()):
-        raise HotloopError("an update must return (state, metrics), metrics a flat dict of arrays by name")
 
 
 PerSample = Callable[[Any, Batch], Mapping[str, Array]]
@@ -255,8 +261,7 @@ class Evaluation:
         if sharding is not None:
             check_split(sharding, batch_size)
         self.batch_size = batch_size if sharding else min(batch_size, self.samples)
-        self.lower_seconds = 0.0
-        self.compile_seconds = 0.0
+        self.lower_seconds = self.compile_seconds = 0.0
         self.compiled: Any = None
         self._fn, self._gather, self._sharding = fn, gather, sharding
         self._data = jax.device_put(data, placement_like(sharding, ()))
@@ -271,10 +276,20 @@ class Evaluation:
         """Compile ahead of the first call, if that is still to do."""
         if self.compiled is not None:
             return
+        sums = _masked_sums(self._fn)
+
+        def sums_of_batches(state: Any, data: Any) -> Any:
+            def one(start: Array) -> Mapping[str, Array]:
+                places = start + jnp.arange(self.batch_size)
+                batch = self._gather(data, jnp.minimum(places, self.samples - 1))
+                return sums(state, spread_batch(batch, self._sharding), places < self.samples)
+
+            return jax.lax.map(one, jnp.arange(0, self.samples, self.batch_size))
+
         begin_work("compiling the evaluation")
         started = time.perf_counter()
         with compiling():
-            lowered = jax.jit(self._sums_of_batches).lower(state, self._data)
+            lowered = jax.jit(sums_of_batches).lower(state, self._data)
             self.lower_seconds = time.perf_counter() - started
             self.compiled = lowered.compile()
         self.compile_seconds = time.perf_counter() - started - self.lower_seconds
@@ -287,15 +302,6 @@ class Evaluation:
     def means(self, state: Any) -> dict[str, Any]:
         """The mean of each over all samples: figures for `validate`."""
         return means_of(self(state))
-
-    def _sums_of_batches(self, state: Any, data: Any) -> Mapping[str, Array]:
-        def one(start: Array) -> Mapping[str, Array]:
-            places = start + jnp.arange(self.batch_size)
-            batch = spread_batch(self._gather(data, jnp.minimum(places, self.samples - 1)), self._sharding)
-            return masked_sums(self._fn(state, batch), places < self.samples)
-
-        sums: Mapping[str, Array] = jax.lax.map(one, jnp.arange(0, self.samples, self.batch_size))
-        return sums
 
 
 def means_of(sums: Mapping[str, Any]) -> dict[str, Any]:
@@ -314,7 +320,7 @@ def evaluate_batches(fn: PerSample, state: Any, batches: Iterable[Batch], batch_
             raise DataError(f"a batch of {count} samples: at most {batch_size} were announced")
         padded = pad_batch(batch, batch_size)
         with nullcontext() if sums else compiling():
-            sums.append(_masked_sums_of(fn, state, padded, np.int32(count)))
+            sums.append(_sum_batch(fn, state, padded, np.int32(count)))
         samples += count
     if not samples:
         raise DataError("there was no batch to evaluate")
@@ -322,26 +328,29 @@ def evaluate_batches(fn: PerSample, state: Any, batches: Iterable[Batch], batch_
     return _add_batches(stacked, samples)
 
 
-def masked_sums(values: Mapping[str, Array], real: Array) -> Mapping[str, Array]:
-    """The sum of each array over its first axis, taken where `real` says so (NaN elsewhere does no harm)."""
-    for name, value in values.items():
-        if jnp.shape(value)[:1] != real.shape:
-            needed = f"it needs one value for each of {len(real)} samples"
-            raise HotloopError(f"evaluation gives {name} of shape {jnp.shape(value)}: {needed}")
+def _masked_sums(fn: PerSample) -> Callable[[Any, Batch, Array], dict[str, Array]]:
+    """The sum of each array of `fn` over its first axis, taken where `real` says so (NaN elsewhere does no harm)."""
 
-    def masked_sum(value: Array) -> Array:
-        counted = value.dtype == jnp.bool_ or jnp.issubdtype(value.dtype, jnp.integer)
-        wide = jnp.int32 if counted else jnp.promote_types(value.dtype, jnp.float32)
-        kept = jnp.where(real.reshape(-1, *(1,) * (value.ndim - 1)), value, 0)
-        return jnp.sum(kept.astype(wide), axis=0)
+    def sums(state: Any, batch: Batch, real: Array) -> dict[str, Array]:
+        found = {}
+        for name, each in fn(state, batch).items():
+            value = jnp.asarray(each)
+            if value.shape[:1] != real.shape:
+                needed = f"it needs one value for each of {len(real)} samples"
+                raise HotloopError(f"evaluation gives {name} of shape {value.shape}: {needed}")
+            counted = value.dtype == jnp.bool_ or jnp.issubdtype(value.dtype, jnp.integer)
+            wide = jnp.int32 if counted else jnp.promote_types(value.dtype, jnp.float32)
+            kept = jnp.where(real.reshape(-1, *(1,) * (value.ndim - 1)), value, 0)
+            found[name] = jnp.sum(kept.astype(wide), axis=0)
+        return found
 
-    return {name: masked_sum(jnp.asarray(value)) for name, value in values.items()}
+    return sums
 
 
 @partial(jax.jit, static_argnums=0)
-def _masked_sums_of(fn: PerSample, state: Any, batch: Batch, count: Array) -> Mapping[str, Array]:
+def _sum_batch(fn: PerSample, state: Any, batch: Batch, count: Array) -> dict[str, Array]:
     length = jax.tree.leaves(batch)[0].shape[0]
-    return masked_sums(fn(state, batch), jnp.arange(length) < count)
+    return _masked_sums(fn)(state, batch, jnp.arange(length) < count)
 
 
 def pad_batch(batch: Batch, length: int) -> Batch:
@@ -357,12 +366,9 @@ def pad_batch(batch: Batch, length: int) -> Batch:
 
 def _add_batches(sums: Mapping[str, Any], samples: int) -> Sums:
     """Batch sums [batches, ...] added up on the host, where there are 64 bits to do it in."""
-    wide = {name: np.asarray(value) for name, value in sums.items()}
-    totals = {
-        name: np.sum(value, axis=0, dtype=np.int64 if value.dtype.kind in "iu" else np.float64)
-        for name, value in wide.items()
-    }
-    return {
-        **{name: total.item() if total.ndim == 0 else total for name, total in totals.items()},
-        "samples": samples,
-    }
+    totals: Sums = {}
+    for name, value in sums.items():
+        batches = np.asarray(value)
+        total = batches.sum(axis=0, dtype=np.int64 if batches.dtype.kind in "iu" else np.float64)
+        totals[name] = total.item() if total.ndim == 0 else total
+    return {**totals, "samples": samples}

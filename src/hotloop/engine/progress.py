@@ -9,7 +9,7 @@ know what is under way, and imports no jax.
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
@@ -32,11 +32,10 @@ class Progress:
     def update(self, description: str) -> None:
         """Say something else beside the bar."""
 
-    def begin_compiling(self) -> None:
-        """Say that the compiler is at work, and for how long it has been."""
-
-    def end_compiling(self, seconds: float, recorded: bool) -> None:
-        """It took so long, which a record tells anyway or not; estimates begin anew."""
+    @contextmanager
+    def compiling(self, recorded: bool) -> Iterator[None]:
+        """Say that the compiler is at work; how long it took is told by a record anyway, or not."""
+        yield
 
 
 Show = Callable[[str, float | None], AbstractContextManager[Progress]]
@@ -49,9 +48,15 @@ class _Plain(Progress):
     def __init__(self, description: str, say: Callable[[str], None]):
         self._description, self._say = description, say
 
-    def end_compiling(self, seconds: float, recorded: bool) -> None:
-        if seconds >= SLOW and not recorded:
-            self._say(f"{self._description}: compiled in {seconds:.0f} s")
+    @contextmanager
+    def compiling(self, recorded: bool) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            seconds = time.monotonic() - began
+            if seconds >= SLOW and not recorded:
+                self._say(f"{self._description}: compiled in {seconds:.0f} s")
 
 
 class _Bar(Progress):
@@ -67,14 +72,17 @@ class _Bar(Progress):
     def update(self, description: str) -> None:
         self._shown.update(self._task, description=description)
 
-    def begin_compiling(self) -> None:
-        self._shown.update(self._task, compiling_since=time.monotonic())
-
-    def end_compiling(self, seconds: float, recorded: bool) -> None:
-        if seconds < QUICK:  # nothing was compiled
-            self._shown.update(self._task, compiling_since=None)
-        else:
-            self._shown.reset(self._task, completed=int(self._done), compiling_since=None)
+    @contextmanager
+    def compiling(self, recorded: bool) -> Iterator[None]:
+        began = time.monotonic()
+        self._shown.update(self._task, compiling_since=began)
+        try:
+            yield
+        finally:
+            if time.monotonic() - began < QUICK:  # nothing was compiled
+                self._shown.update(self._task, compiling_since=None)
+            else:  # estimates begin anew
+                self._shown.reset(self._task, completed=int(self._done), compiling_since=None)
 
     def close(self) -> None:
         self._shown.remove_task(self._task)
@@ -123,18 +131,9 @@ def attach_bar(bar: Bar) -> Iterator[Bar]:
         _open.remove(bar)
 
 
-@contextmanager
-def compiling(recorded: bool = False) -> Iterator[None]:
+def compiling(recorded: bool = False) -> AbstractContextManager[None]:
     """The block compiles: the innermost bar says so. `recorded`: how long it took is told by a record or a line."""
-    if not _open:
-        yield
-        return
-    bar, began = _open[-1], time.monotonic()
-    bar.begin_compiling()
-    try:
-        yield
-    finally:
-        bar.end_compiling(time.monotonic() - began, recorded)
+    return _open[-1].compiling(recorded) if _open else nullcontext()
 
 
 def advance_through(things: Iterable[Thing], bar: Progress) -> Iterator[Thing]:
