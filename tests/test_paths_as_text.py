@@ -21,7 +21,7 @@ from hotloop.engine.checkpoint import Checkpoints
 from hotloop.engine.run import Run, read_events
 from hotloop.errors import HotloopError, OptionError
 from hotloop.families.cnn import prediction, torch_weights
-from hotloop.families.cnn import validation as cnn_saved
+from hotloop.families.cnn import saved_network as cnn_saved
 from hotloop.families.recommender import netflix
 from hotloop.families.recommender import saved_run as recommender_saved
 from hotloop.families.vcd import saved as vcd_saved

@@ -9,7 +9,7 @@ import pytest
 from test_cnn_command import called
 
 from hotloop.engine.checkpoint import Checkpoints, KeepAll
-from hotloop.families.cnn import images, prediction, validation
+from hotloop.families.cnn import images, prediction, saved_network
 from hotloop.families.cnn.network import build
 from pictures import encoded, picture
 
@@ -19,13 +19,13 @@ def checkpoint(tmp_path_factory):
     """Two steps of a toy network for CIFAR-10, and the second's weights."""
     pytest.importorskip("PIL")
     folder, generator = tmp_path_factory.mktemp("toy"), np.random.default_rng(0)
-    about = validation.SavedNetwork(
+    about = saved_network.SavedNetwork(
         build("toy_model_bn", (32, 32, 3), 10), "cifar10", "32.32", "bfloat16", 5.0
     )
     about.write(folder)
     params, statistics = jax.eval_shape(about.network.init, jax.random.key(0))
     forms = {"params": params, "statistics": statistics}
-    with Checkpoints(folder, KeepAll(), family=validation.FAMILY) as checkpoints:
+    with Checkpoints(folder, KeepAll(), family=saved_network.FAMILY) as checkpoints:
         for step in (5, 10):
             state = jax.tree.map(lambda form: np.float32(generator.uniform(0.1, 1, form.shape)), forms)
             checkpoints.save(step, {**state, "optimiser": np.zeros(3, np.float32)}, position={})
@@ -113,13 +113,13 @@ def test_a_broken_or_missing_image_and_a_folder_without_checkpoints_are_named(ch
         assert status == 2 and reason in result["error"]
 
 
-def test_an_older_step_is_not_used_in_silence_where_the_newest_is_damaged(checkpoint, tmp_path, capsys):
+def test_an_older_step_is_not_used_in_silence_where_the_newest_is_damaged(checkpoint, tmp_path):
     folder = tmp_path / "copy"
     shutil.copytree(checkpoint[0], folder)
     (folder / "00000010" / "state" / "_METADATA").write_text("")
-    with validation.checkpoints_at(folder).open() as checkpoints:
-        assert validation.restore_weights(checkpoints, None, checkpoint[1])[0] == 5
-    assert "warning: skipped step 10: " in capsys.readouterr().err
+    (tmp_path / "one.png").write_bytes(encoded(32, 32, kind="PNG"))
+    status, result, said = called("predict", folder, tmp_path / "one.png")
+    assert (status, result["step"]) == (0, 5) and "warning: skipped step 10: " in said
 
 
 def test_imported_weights_are_a_checkpoint_that_is_not_written_over(tmp_path, monkeypatch):
@@ -131,12 +131,14 @@ def test_imported_weights_are_a_checkpoint_that_is_not_written_over(tmp_path, mo
     monkeypatch.setattr("hotloop.families.cnn.torch_weights.load", lambda path, chosen: weights)
     status, result, _ = called("import", tmp_path / "r18.safetensors", tmp_path / "out")
     assert status == 0 and (result["model"], result["classes"]) == ("resnet18", 3)
-    known = validation.read_saved_network(tmp_path / "out")
+    known = saved_network.read_saved_network(tmp_path / "out")
     assert known.network == network
-    with validation.checkpoints_at(tmp_path / "out").open() as checkpoints:
-        step, state = validation.restore_weights(checkpoints, None, known)
-    assert step == 0
-    for mine, theirs in zip(jax.tree.leaves(state["params"]), jax.tree.leaves(weights[0]), strict=True):
+    with saved_network.checkpoints_at(tmp_path / "out").open() as checkpoints:
+        restored = checkpoints.restore(known.weights(), in_part=True)
+    assert restored.step == 0
+    for mine, theirs in zip(
+        jax.tree.leaves(restored.state["params"]), jax.tree.leaves(weights[0]), strict=True
+    ):
         np.testing.assert_array_equal(mine, theirs)
     status, result, _ = called("import", tmp_path / "r18.safetensors", tmp_path / "out")
     assert status == 2 and "holds checkpoints already" in result["error"]

@@ -7,7 +7,7 @@ import pytest
 
 from hotloop.cli.main import main
 from hotloop.engine.checkpoint import Checkpoints
-from hotloop.families.cnn import validation
+from hotloop.families.cnn import saved_network
 from hotloop.families.cnn.network import NormChoice, build
 
 CNN = ["cnn", "train", "--dataset", "cifar10", "--model", "toy_model_bn", "--synthetic-data", "device"]
@@ -23,10 +23,10 @@ FAMILIES = {
 
 def others_checkpoint(folder):
     """A step of a network that the options of CNN do not name."""
-    with Checkpoints(folder, family=validation.FAMILY) as checkpoints:
+    with Checkpoints(folder, family=saved_network.FAMILY) as checkpoints:
         checkpoints.save(1, {"params": {"w": jnp.ones(2)}}, position={})
     network = build("cifar_resnet8", (32, 32, 3), 10, NormChoice())
-    validation.SavedNetwork(network, "cifar10", "32.32", "bfloat16", 1.0).write(folder)
+    saved_network.SavedNetwork(network, "cifar10", "32.32", "bfloat16", 1.0).write(folder)
     return folder
 
 

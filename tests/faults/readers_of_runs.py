@@ -14,7 +14,7 @@ from hotloop.cli.parser import resolve
 from hotloop.data.rating_matrix import build_matrix
 from hotloop.engine import checkpoint_folder, measure
 from hotloop.engine.run import current_records, read_config, read_events, resume_warnings
-from hotloop.families.cnn import validation as cnn
+from hotloop.families.cnn import saved_network as cnn
 from hotloop.families.cnn.options import TrainConfig as CnnTrain
 from hotloop.families.cnn.train import seconds_of_processes
 from hotloop.families.estimator.cifar.program import seconds_to

@@ -50,12 +50,11 @@ TOY_FLOPS = 2 * (26 * 26 * 4 * 9 + 5 * 5 * 8 * 4 + 8 * 10)
 
 
 @pytest.fixture
-def throughput(monkeypatch):
+def throughput():
     """Of the toy on two replicas, on a device that makes 0.5 TFLOP/s in float32 and 4 in bfloat16."""
     limits = SimpleNamespace(matmul_tflops={"float32": 0.5, "bfloat16": 4.0})
-    monkeypatch.setattr(train.measure, "known_ceilings", lambda device: limits)
     words = ("--dataset", "mnist", "--precision", "32.32", "--num-replicas", "2")
-    return train.Throughput(job_of(*words, devices=2))
+    return train.Throughput(job_of(*words, devices=2), limits)
 
 
 def test_the_share_of_the_peak_counts_a_forward_and_two_backward_products_of_every_image(throughput):
@@ -73,9 +72,8 @@ def test_a_run_has_the_median_speed_of_its_logs_and_the_share_that_belongs_to_it
     assert (result["lower_seconds"], result["compile_seconds"]) == (1, 2)
 
 
-def test_without_a_log_or_a_known_device_there_is_neither_speed_nor_share(monkeypatch):
-    monkeypatch.setattr(train.measure, "known_ceilings", lambda device: None)
-    throughput = train.Throughput(job_of("--dataset", "mnist"))
+def test_without_a_log_or_a_known_device_there_is_neither_speed_nor_share():
+    throughput = train.Throughput(job_of("--dataset", "mnist"), None)
     result = throughput.result(SimpleNamespace(lower_seconds=1.0, compile_seconds=2.0))
     assert (result["images_per_second"], result["mfu"]) == (None, None)
     assert "mfu" not in throughput.on_log(None, {"throughput": 100.0})

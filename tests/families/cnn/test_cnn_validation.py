@@ -11,15 +11,11 @@ from cnn_words import job_of, typed
 from hotloop.data.dataset import Dataset, LabelledImages
 from hotloop.engine.plan import plan_evaluation
 from hotloop.errors import CheckpointError, DataError
-from hotloop.families.cnn import model, validation
+from hotloop.families.cnn import model, saved_network
 from hotloop.families.cnn.network import INPUT, Network, NetworkBuilder, NormChoice, build
 from hotloop.families.cnn.options import DatasetSize
 from hotloop.families.cnn.sources import open_source, resident_images, synthetic_images
-from hotloop.families.cnn.validation import (
-    choose_best,
-    sweep_figures,
-    validation_figures,
-)
+from hotloop.families.cnn.train import sweep_figures, validation_figures
 from listener import Listener
 
 IMAGES, CLASSES, TOP = 125, 10, 3
@@ -145,11 +141,6 @@ def found(*accuracies):
     ]
 
 
-def test_the_best_has_the_highest_accuracy_and_of_equals_the_first():
-    assert choose_best(found(0.2, 0.5, 0.5, 0.1))["epoch"] == 2
-    assert choose_best(found(0.0))["epoch"] == 1
-
-
 def test_a_sweep_maximises_the_last_accuracy_reached_early():
     told = sweep_figures(found(0.5, 0.76, 0.9, 0.739), 0.759)
     assert (told["epoch_to_target"], told["target_accuracy"]) == (2.0, 0.759)
@@ -170,30 +161,30 @@ def test_a_sweep_maximises_the_last_accuracy_reached_early():
     ],
 )
 def test_what_a_folder_of_checkpoints_belongs_to_is_read_back(network, tmp_path):
-    about = validation.SavedNetwork(network, "cifar100", "16.32", "float16", 781.0)
+    about = saved_network.SavedNetwork(network, "cifar100", "16.32", "float16", 781.0)
     about.write(tmp_path / "run" / "checkpoints")
     folder = tmp_path / "run" / "checkpoints"
     for path in (tmp_path / "run", folder):
-        assert validation.checkpoints_at(path).folder == folder
-    assert validation.read_saved_network(folder) == about
+        assert saved_network.checkpoints_at(path).folder == folder
+    assert saved_network.read_saved_network(folder) == about
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"network": 3}', "an unknown model"])
 def test_a_damaged_description_is_one_line_that_names_it(text, tmp_path):
-    validation.SavedNetwork(build("toy_model", (28, 28, 1), 10), "mnist", "16.16", "bfloat16", 6.0).write(
+    saved_network.SavedNetwork(build("toy_model", (28, 28, 1), 10), "mnist", "16.16", "bfloat16", 6.0).write(
         tmp_path
     )
     file = tmp_path / "network.json"
     file.write_text(file.read_text().replace("toy_model", "boy_model") if "unknown" in text else text)
     with pytest.raises(CheckpointError, match=r"network\.json: cannot be read"):
-        validation.read_saved_network(tmp_path)
+        saved_network.read_saved_network(tmp_path)
     with pytest.raises(CheckpointError, match=r"no network\.json there"):
-        validation.read_saved_network(tmp_path / "elsewhere")
+        saved_network.read_saved_network(tmp_path / "elsewhere")
 
 
 def test_networks_are_the_same_but_for_their_momentum(tmp_path):
     here = build("toy_model_bn", (28, 28, 1), 10)
-    validation.check_same(build("toy_model_bn", (28, 28, 1), 10, NormChoice(momentum=0.1)), here, tmp_path)
+    saved_network.check_same(build("toy_model_bn", (28, 28, 1), 10, NormChoice(momentum=0.1)), here, tmp_path)
     for there, word in (
         (build("toy_model", (28, 28, 1), 10), "a toy_model for"),
         (build("toy_model_bn", (32, 32, 3), 10), "32 x 32 x 3"),
@@ -201,4 +192,4 @@ def test_networks_are_the_same_but_for_their_momentum(tmp_path):
         (build("toy_model_bn", (28, 28, 1), 10, NormChoice("group", groups=2)), r"group norm \(2 groups\)"),
     ):
         with pytest.raises(CheckpointError, match=word):
-            validation.check_same(there, here, tmp_path)
+            saved_network.check_same(there, here, tmp_path)

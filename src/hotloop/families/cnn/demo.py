@@ -11,7 +11,7 @@ from hotloop.families.cnn import model
 from hotloop.families.cnn.job import resolve
 from hotloop.families.cnn.options import TrainConfig
 from hotloop.families.cnn.sources import resident_images
-from hotloop.families.cnn.validation import validation_figures
+from hotloop.families.cnn.train import validation_figures
 from hotloop.options import Params
 
 TRAIN, TEST = 3_200, 500

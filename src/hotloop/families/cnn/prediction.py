@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from hotloop.data.jpeg import ImageError, load_rgb, open_image
 from hotloop.engine.progress import Console, compiling
 from hotloop.errors import DataError, OptionError
-from hotloop.families.cnn import images, validation
+from hotloop.families.cnn import images
 from hotloop.families.cnn.command_options import PredictConfig
 from hotloop.families.cnn.network import inference_logits
 from hotloop.families.cnn.photographs import grid_of_middle, resample_bytes
+from hotloop.families.cnn.saved_network import check_any, checkpoints_at, read_saved_network
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -31,9 +32,9 @@ CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 
 def run(config: PredictConfig, console: Console) -> Mapping[str, Any]:
     """A line for each class of each image."""
-    checkpoints = validation.checkpoints_at(config.run)
-    validation.check_any(checkpoints)
-    known = validation.read_saved_network(checkpoints.folder)
+    checkpoints = checkpoints_at(config.run)
+    check_any(checkpoints)
+    known = read_saved_network(checkpoints.folder)
     if config.top > known.network.classes:
         raise OptionError(f"--top {config.top}: there are only {known.network.classes} classes")
     shape, dataset = known.network.shape, known.dataset
@@ -44,7 +45,7 @@ def run(config: PredictConfig, console: Console) -> Mapping[str, Any]:
             console.warn(f"{path}: unlike the images of the training: {'; '.join(differences)}")
         pixels.append(_to_pixels(image, shape, dataset))
     with checkpoints.open() as opened:
-        step, weights = validation.restore_weights(opened, config.step, known)
+        restored = opened.restore(known.weights(), config.step, in_part=True).warn()
 
     def predict(weights: Any, pixels: jax.Array) -> jax.Array:
         seen = images.preprocess(dataset, pixels)
@@ -52,7 +53,7 @@ def run(config: PredictConfig, console: Console) -> Mapping[str, Any]:
 
     with console.progress("predicting"):
         with compiling():  # the call comes back before it has run
-            made = jax.jit(predict)(weights, jnp.asarray(np.stack(pixels)))
+            made = jax.jit(predict)(restored.state, jnp.asarray(np.stack(pixels)))
         shares = np.asarray(made)
     found: dict[str, list[dict[str, Any]]] = {}
     for path, row in zip(config.image, shares, strict=True):
@@ -64,7 +65,7 @@ def run(config: PredictConfig, console: Console) -> Mapping[str, Any]:
         console.say(f"{path}:")
         for each in found[str(path)]:
             console.say(f"  {100 * each['probability']:6.2f} %  {each['name']}")
-    return {"checkpoint": str(checkpoints.folder), "step": step, "predictions": found}
+    return {"checkpoint": str(checkpoints.folder), "step": restored.step, "predictions": found}
 
 
 def read_image(path: str | Path, shape: tuple[int, int, int], dataset: str) -> NDArray[np.uint8]:

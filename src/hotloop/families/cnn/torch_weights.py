@@ -21,7 +21,7 @@ from hotloop.errors import CheckpointError, DataError, MissingExtra, OptionError
 from hotloop.families.cnn.command_options import ImportConfig
 from hotloop.families.cnn.network import BASIC, BATCH_NORM, DEPTHS, Network, Params, Statistics, build
 from hotloop.families.cnn.presets import FAMILY
-from hotloop.families.cnn.validation import SavedNetwork
+from hotloop.families.cnn.saved_network import SavedNetwork
 
 Leaf = tuple[str, str]  # layer and leaf
 Shapes = dict[str, tuple[int, ...]]

@@ -7,19 +7,20 @@ import secrets
 import statistics
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
+from math import exp
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from hotloop.engine import measure
 from hotloop.engine.checkpoint import RunCheckpoints
 from hotloop.engine.checkpoint_folder import find_steps
 from hotloop.engine.device import peak_bytes, platform
 from hotloop.engine.keys import seed_key, stream
-from hotloop.engine.loop import Program
+from hotloop.engine.loop import Program, Sums
+from hotloop.engine.measure import Ceilings, known_ceilings
 from hotloop.engine.plan import Event
 from hotloop.engine.precision import partials_note
 from hotloop.engine.progress import Console
@@ -33,24 +34,24 @@ from hotloop.engine.run import (
     read_events,
     read_json,
 )
-from hotloop.engine.sinks import Announcer, ConsoleSink, WandbSink
+from hotloop.engine.sinks import Announcer, ConsoleSink, Recorder, WandbSink, format_clock
 from hotloop.engine.training import TrainingRun, check_place, open_training
-from hotloop.errors import OptionError, RunError
+from hotloop.errors import CheckpointError, OptionError, RunError
 from hotloop.families.cnn import model
 from hotloop.families.cnn.job import Job, resolve
 from hotloop.families.cnn.options import DATASET_SIZES, TrainConfig
 from hotloop.families.cnn.presets import FAMILY, NETWORK_FILE, RUN_CONFIG
-from hotloop.families.cnn.sources import ImageSource, open_source
-from hotloop.families.cnn.validation import (
+from hotloop.families.cnn.saved_network import (
     CLEANED,
     SavedNetwork,
+    check_any,
     check_same,
     check_shared_folder,
-    others_to_validate,
+    checkpoints_at,
     read_saved_network,
-    validate,
     was_cleaned,
 )
+from hotloop.families.cnn.sources import ImageSource, open_source
 from hotloop.options import to_jsonable, values_of
 
 MAY_DIFFER = (
@@ -63,6 +64,7 @@ MAY_DIFFER = (
 FORWARD_AND_BACKWARD = 3  # each product of the forward pass has two gradients of the same cost
 STARTS = "training"  # the record that a process's clock starts
 TOOK = "time_to_train"  # the record that the run is trained and validated, and how long that took
+TARGET_WIDTH = 0.02  # how fast the sweep's figure falls below the target
 
 
 def run(
@@ -75,13 +77,24 @@ def run(
     """Train, validate, or both; `given` are the options of the command line, `configured` those of a configuration."""
     folder = run_folder(config)
     _check_phases(config, folder)
-    config, was_drawn = with_seed(config, folder)
+    goes_on = config.resume and (folder / RUN_CONFIG).exists()
+    was_drawn = config.seed is None and not goes_on
+    if was_drawn:
+        config = replace(config, seed=secrets.randbits(32))
+    elif config.seed is None:  # a run that goes on keeps the seed it drew
+        config = replace(config, seed=read_json(folder / RUN_CONFIG).get("seed"))
+    settings = to_jsonable(values_of(config))
+    sinks: list[Sink] = [ConsoleSink(console.say)]
+    if config.wandb:
+        name = config.wandb_run_name or f"{config.model_name}-{config.dataset}-{time.strftime('%Y-%m-%d')}"
+        place = folder if config.training else Path(tempfile.gettempdir())
+        sinks.append(WandbSink("tf2-resnet50", name, settings, place, config.wandb_tags or ()))
     if config.training:
         check_place(folder, config.resume, config.report)
         if config.checkpoint_output_dir is not None:
             check_makeable(config.checkpoint_output_dir, "--checkpoint-output-dir")
     own = RunCheckpoints(config.checkpoint_output_dir or folder / "checkpoints", folder, FAMILY)
-    if config.resume and not config.compile_only and _is_done(config, own):
+    if config.resume and not config.compile_only and _is_done(config, settings, own):
         console.say(
             f"{folder} is finished, its checkpoints are in {own.folder}: there is nothing to go on with; "
             f"`hotloop cnn validate {folder}` validates them again"
@@ -107,9 +120,9 @@ def run(
             wide = "half partials: the network's sums are float32 all the same"
             console.say(partials_note(job.policy) or wide)
         if config.training:
-            result = train_run(job, source, console, command, folder, own, others)
+            result = train_run(job, source, console, command, settings, sinks, own, others)
         else:  # told, and nothing is written
-            with Announcer(_sinks(config, console, Path(tempfile.gettempdir()))) as record:
+            with Announcer(sinks) as record:
                 found = validate(job, source, console, record, own, others, None)
             result = {"seed": config.seed, **found}
     if source.notice and not config.compile_only:
@@ -147,17 +160,7 @@ def _check_phases(config: TrainConfig, folder: Path) -> None:
         raise OptionError("--resume: say which run goes on by --run-name, the name of its folder")
 
 
-def with_seed(config: TrainConfig, folder: Path) -> tuple[TrainConfig, bool]:
-    """The config with a seed, and whether it was drawn here; a run that goes on keeps the one it drew."""
-    if config.seed is not None:
-        return config, False
-    before = folder / RUN_CONFIG
-    if config.resume and before.exists():
-        return replace(config, seed=read_json(before).get("seed")), False
-    return replace(config, seed=secrets.randbits(32)), True
-
-
-def _is_done(config: TrainConfig, own: RunCheckpoints) -> bool:
+def _is_done(config: TrainConfig, settings: Mapping[str, Any], own: RunCheckpoints) -> bool:
     """Whether a run came to its end: trained, validated, and rid of the checkpoints that were not to stay.
 
     RunError where it is finished and left nothing to go on from: it would start over unasked.
@@ -171,7 +174,7 @@ def _is_done(config: TrainConfig, own: RunCheckpoints) -> bool:
         raise RunError(f"--resume: {own.run} is finished and {why}; to train again give another --run-name")
     if not has_finished(own.run) or all(each["event"] != TOOK for each in own.records()):
         return False
-    check_options(own.run, to_jsonable(values_of(config)), MAY_DIFFER, type(config))
+    check_options(own.run, settings, MAY_DIFFER, type(config))
     return True
 
 
@@ -180,16 +183,17 @@ def train_run(
     source: ImageSource,
     console: Console,
     command: str,
-    folder: Path,
+    settings: Mapping[str, Any],
+    sinks: Sequence[Sink],
     own: RunCheckpoints,
     others: RunCheckpoints | None,
 ) -> dict[str, Any]:
-    config, plan = job.config, job.plan
-    assert plan is not None
+    config, plan, folder = job.config, job.plan, own.run
+    assert plan is not None and folder is not None
     check_shared_folder(own, job.network, plan)
     with open_training(
         folder,
-        to_jsonable(values_of(config)),
+        settings,
         command=command,
         family=FAMILY,
         resume=config.resume,
@@ -197,17 +201,19 @@ def train_run(
         options=type(config),
         checkpoints=lambda _: own.open(),
         console=console,
-        sinks=_sinks(config, console, folder),
+        sinks=sinks,
         report=config.report,
     ) as training:
         record = training.record
         result: dict[str, Any] = {"run": str(folder), "seed": config.seed}
         key = seed_key(config.seed or 0)
-        program = Program(model.update(job), source.feed(job), plan.updates_per_call, key)
+        weights_key = stream(key, "init", 0)
         with console.progress("initial weights"):
-            state = model.init(job, stream(key, "init", 0))
+            update, state = model.update(job), model.init(job, weights_key)
+        program = Program(update, source.feed(job), plan.updates_per_call, key)
         with console.progress("measuring the device"):
-            throughput = Throughput(job)
+            limits = known_ceilings(jax.devices(platform())[0])
+        throughput = Throughput(job, limits)
         if config.compile_only or config.mlperf_logging:
             with console.progress(config.model_name):
                 program.compile(state, min(plan.updates_per_call, program.updates_per_call))
@@ -215,7 +221,8 @@ def train_run(
         if config.compile_only:
             return result | compile_seconds(program)
         clock = TrainingClock(record)
-        SavedNetwork.of(job).write(own.folder)
+        about = config.dataset, config.precision, config.half, float(plan.updates_per_epoch)
+        SavedNetwork(job.network, *about).write(own.folder)
         state = training.train(
             program,
             plan,
@@ -265,22 +272,114 @@ def _clean(job: Job, training: TrainingRun, made: list[int], best: int, console:
         console.say(f"of {len(made)} checkpoints {stay} in {folder}; --clean-dir False keeps all")
 
 
-def _sinks(config: TrainConfig, console: Console, folder: Path) -> list[Sink]:
-    sinks: list[Sink] = [ConsoleSink(console.say)]
-    if config.wandb:
-        name = config.wandb_run_name or f"{config.model_name}-{config.dataset}-{time.strftime('%Y-%m-%d')}"
-        settings = to_jsonable(values_of(config))
-        sinks.append(WandbSink("tf2-resnet50", name, settings, folder, config.wandb_tags or ()))
-    return sinks
+def others_to_validate(config: TrainConfig, asked: Path, own: RunCheckpoints) -> RunCheckpoints | None:
+    """The checkpoints that --checkpoint-input-dir names, unless they are the run's own; CheckpointError where it has
+    none and nobody said that random weights will do."""
+    if config.training and asked.resolve() == own.folder.resolve():
+        return None
+    try:
+        found = checkpoints_at(asked)
+    except CheckpointError as error:
+        raise CheckpointError(f"--checkpoint-input-dir {error}") from None
+    if config.random_weights and found.steps():
+        raise OptionError(f"--random-weights: {asked} holds checkpoints; leave out one of them")
+    if not (config.training or config.random_weights):
+        check_any(found)
+    return found
+
+
+def validate(
+    job: Job,
+    source: ImageSource,
+    console: Console,
+    record: Recorder,
+    own: RunCheckpoints,
+    others: RunCheckpoints | None,
+    last: model.State | None,
+) -> dict[str, Any]:
+    """Every checkpoint that there is to validate, in the order of epochs, the best marked.
+
+    `others` are checkpoints to validate in place of the run's own; `last` is the state that the training ended with
+    (None: there was no training).
+    """
+    config, checkpoints = job.config, others or own
+    in_hand: Any = None
+    steps = others.steps() if others else own.steps() if last is not None else []
+    if others:
+        with others.open() as opened:
+            for line in opened.damaged():
+                console.warn(line)
+    if steps:
+        known = read_saved_network(checkpoints.folder)
+        job, form, per_epoch = replace(job, network=known.network), known.weights(), known.updates_per_epoch
+    else:
+        per_epoch = float(job.plan.updates_per_epoch) if job.plan else 1.0
+        lacking = f"{others.folder} holds no checkpoint" if others else "there is no checkpoint to validate"
+        console.warn(f"{lacking}; {'random' if last is None else 'the last'} weights are validated")
+        # By way of the host: they may lie on several devices, where the images do not.
+        state = jax.device_get(
+            last if last is not None else model.init(job, stream(seed_key(config.seed or 0), "init", 0))
+        )
+        in_hand = {name: state[name] for name in ("params", "statistics")}
+    assert job.validation is not None
+    evaluation = source.evaluation(model.evaluate(job), job.validation.batch)
+
+    found: list[dict[str, Any]] = []
+    wanted = sorted(steps) or [int(state["update"])]
+    with console.progress("validation", len(wanted)) as bar:
+        for step in wanted:
+            weights = in_hand
+            if weights is None:
+                with checkpoints.open() as opened:
+                    weights = opened.restore(form, step, in_part=True).warn().state
+            epoch, figures = step / per_epoch, validation_figures(evaluation(weights), config.top_k)
+            record.event("validation", update=step, epoch=epoch, **figures)
+            found.append({"step": step, "epoch": epoch, **figures})
+            bar.advance(1)
+    if not steps:
+        return {"validation": found, "best": None}
+    best = max(found, key=lambda each: (each["validation_accuracy"], -each["step"]))  # of equals the earliest
+    # No colon: the last "accuracy: X %" of a log is that of the last checkpoint, as old patterns mean it.
+    accuracy = f"accuracy {100 * best['validation_accuracy']:.2f} %"
+    console.say(f"best of {len(found)}: step {best['step']}, epoch {best['epoch']:g}, {accuracy}")
+    result: dict[str, Any] = {"validation": found, "best": best}
+    if config.sweep:
+        figures = sweep_figures(found, config.target_accuracy)
+        record.event("sweep", **figures)
+        result |= figures
+    return result
+
+
+def validation_figures(sums: Sums, top: int) -> dict[str, Any]:
+    """Accuracies and mean loss over every image."""
+    count = sums["samples"]
+    return {
+        "validation_accuracy": sums["correct"] / count,
+        # Not "accuracy": whoever looks for the last "accuracy: X %" of a log must not find this one.
+        f"validation_top_{top}": sums["correct_top"] / count,
+        "validation_loss": sums["loss"] / count,
+        "samples": count,
+    }
+
+
+def sweep_figures(found: list[dict[str, Any]], target: float) -> dict[str, Any]:
+    """When the target was first reached, and the figure that a sweep maximises: both by the last checkpoint's rule."""
+    reached = [each["epoch"] for each in found if each["validation_accuracy"] >= target]
+    last = found[-1]
+    short = min(last["validation_accuracy"] - target, 0.0) / TARGET_WIDTH
+    return {
+        "target_accuracy": target,
+        "epoch_to_target": reached[0] if reached else None,
+        "optimization_metric": exp(-0.5 * short**2) / last["epoch"] if last["epoch"] else None,
+    }
 
 
 class Throughput:
-    def __init__(self, job: Job):
+    def __init__(self, job: Job, limits: Ceilings | None):
         self._device = jax.devices(platform())[0]
-        limits = measure.known_ceilings(self._device)
         peak = limits.matmul_tflops.get(str(job.policy.compute)) if limits else None
         self._peak = peak and peak * job.batch.replicas
-        self._flops = FORWARD_AND_BACKWARD * job.network.flops
+        self._flops = FORWARD_AND_BACKWARD * sum(node.flops for node in job.network.nodes)
         self._seen: list[float] = []
 
     def on_log(self, event: Event, figures: Mapping[str, Any]) -> dict[str, Any]:
@@ -350,6 +449,8 @@ def seconds_of_processes(events: Iterable[Mapping[str, Any]]) -> list[float]:
 
 def time_in_words(figures: Mapping[str, Any]) -> str:
     """`time to train: h:mm:ss`, and in how many processes where it was not one."""
-    whole, processes = round(figures["time_to_train_seconds"]), figures["time_to_train_processes"]
-    clock = f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+    clock, processes = (
+        format_clock(round(figures["time_to_train_seconds"])),
+        figures["time_to_train_processes"],
+    )
     return f"time to train: {clock}" + (f", in {processes} processes" if processes > 1 else "")
