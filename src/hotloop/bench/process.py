@@ -65,25 +65,30 @@ class Capture:
                 Path(self._ring.name).unlink()
 
     def _join(self, ring: BinaryIO, written: int) -> None:
-        if written <= self.tail:
-            _copy(ring, 0, written, self._file)
-            return
-        # Half a line could hold half a number: both sides end where a line does.
-        self._file.seek(max(0, self.head - WINDOW))
-        found = self._file.read(WINDOW).rfind(b"\n")
-        kept = max(0, self.head - WINDOW) + found + 1 if found >= 0 else self.head
-        self._file.truncate(kept)
-        self._file.seek(kept)
-        place = written % self.tail  # the oldest byte of the ring
-        ring.seek(place)
-        window = ring.read(WINDOW)
-        ring.seek(0)
-        window += ring.read(min(place, WINDOW - len(window)))
-        start = window.find(b"\n") + 1  # how far behind it the first whole line begins
-        self.left_out = self.total - kept - (self.tail - start)
-        _write(self._file, f"[hotloop: {self.left_out} bytes left out here]\n".encode())
-        _copy(ring, place + start, self.tail, self._file)
-        _copy(ring, max(0, place + start - self.tail), place, self._file)
+        place = start = 0
+        if written > self.tail:
+            # Half a line could hold half a number: both sides end where a line does.
+            self._file.seek(max(0, self.head - WINDOW))
+            found = self._file.read(WINDOW).rfind(b"\n")
+            kept = max(0, self.head - WINDOW) + found + 1 if found >= 0 else self.head
+            self._file.truncate(kept)
+            self._file.seek(kept)
+            place = written % self.tail  # the oldest byte of the ring
+            ring.seek(place)
+            window = ring.read(WINDOW)
+            ring.seek(0)
+            window += ring.read(min(place, WINDOW - len(window)))
+            start = window.find(b"\n") + 1  # how far behind it the first whole line begins
+            self.left_out = self.total - kept - (self.tail - start)
+            _write(self._file, f"[hotloop: {self.left_out} bytes left out here]\n".encode())
+        for begin, end in (
+            (place + start, min(written, self.tail)),
+            (max(0, place + start - self.tail), place),
+        ):
+            ring.seek(begin)
+            self._file.seek(0, os.SEEK_END)
+            while chunk := ring.read(max(0, min(LONGEST_LINE, end - ring.tell()))):
+                _write(self._file, chunk)
 
 
 def _write(file: BinaryIO, chunk: bytes) -> None:
@@ -91,17 +96,6 @@ def _write(file: BinaryIO, chunk: bytes) -> None:
     view = memoryview(chunk)
     while view:
         view = view[file.write(view) :]
-
-
-def _copy(source: BinaryIO, start: int, end: int, target: BinaryIO) -> None:
-    source.seek(start)
-    target.seek(0, os.SEEK_END)
-    while start < end:
-        chunk = source.read(min(LONGEST_LINE, end - start))
-        if not chunk:
-            return
-        _write(target, chunk)
-        start += len(chunk)
 
 
 def read_output_lines(path: Path, longest: int = LONGEST_LINE) -> Iterator[str]:
@@ -136,10 +130,8 @@ class ProcessResult:
     start: float
     end: float
     seconds: float
-    reason: str = ""
-    """Why it could not even be started."""
-    left_out: int = 0
-    """Bytes of output that the bound left out."""
+    reason: str = ""  # why it could not even be started
+    left_out: int = 0  # bytes of output that the bound left out
 
 
 def run_program(
@@ -181,6 +173,7 @@ def run_program(
                 reason = f"there is no folder {cwd} to run in"
             return ProcessResult(status, False, start, start, 0.0, reason)
         stack.enter_context(before_leaving(lambda: _signal_group(process.pid, signal.SIGKILL)))
+        stack.enter_context(process)
         pump = stack.enter_context(closing(Pump(process, logs)))
         ended, exited = False, clock
         try:
@@ -250,9 +243,6 @@ class Pump:
         self._selector.close()
         if self._pidfd is not None:
             os.close(self._pidfd)
-        for pipe in (self.process.stdout, self.process.stderr):
-            assert pipe is not None
-            pipe.close()
 
 
 def _end(
@@ -277,10 +267,7 @@ def _signal_group(group: int, number: int) -> None:
 
 
 def kill_marked(mark: str, within: bool = False) -> int:
-    """Kill the processes that carry this mark, such as those that have left their session; how many there were.
-
-    With `within` the marks of all folders in that folder count too.
-    """
+    """Kill the processes that carry this mark, `within`: or that of a folder in it; how many there were."""
     wanted = f"{MARK}={mark}".encode()
     count = 0
     for entry in Path("/proc").glob("[0-9]*/environ"):

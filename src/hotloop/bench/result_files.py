@@ -18,6 +18,8 @@ from hotloop.engine.run import write_json
 
 LEADING = ("throughput", "latency", "total_compiling_time")
 ADDITIONAL = ("test_duration", "loss", "result", "cmd", "env", "git_commit_hash")
+ABSENT = ("compilation_end_time", "latest_checkpoint_path", "sdk_path", "sdk_version")
+"""What the older runner had, and hotloop has no counterpart of."""
 COLUMNS = ("variant", "status", "runs", "seconds", "metrics")
 STDERR_LINES = 100
 FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # in XML
@@ -28,10 +30,8 @@ def write_results_json(path: Path, records: Sequence[Record]) -> None:
     """benchmark_results.json: for each benchmark the list of its runs."""
     found: dict[str, list[dict[str, Any]]] = {}
     for record in records:
-        start, end = (
-            None if record[name] is None else datetime.fromtimestamp(record[name], UTC).isoformat()
-            for name in ("start", "end")
-        )
+        times = (record["start"], record["end"])
+        start, end = (at if at is None else datetime.fromtimestamp(at, UTC).isoformat() for at in times)
         found.setdefault(record["benchmark"], []).append(
             {
                 "benchmark_path": record["spec"]["file"],
@@ -50,10 +50,7 @@ def write_results_json(path: Path, records: Sequence[Record]) -> None:
                 "repeat": record["repeat"],
                 "status": record["status"],
                 "reason": record["reason"],
-                # What the older runner had, and hotloop has no counterpart of.
-                **dict.fromkeys(
-                    ("compilation_end_time", "latest_checkpoint_path", "sdk_path", "sdk_version")
-                ),
+                **dict.fromkeys(ABSENT),
             }
         )
     write_json(path, found)
@@ -124,44 +121,32 @@ def describe_metrics(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def write_junit(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """The file of all records; log files are looked for beside it."""
+    """A file of all records; log files are looked for beside it."""
     root = ElementTree.Element("testsuites")
-    for name, runs in group_by(records, itemgetter("benchmark")).items():
-        suite = ElementTree.SubElement(root, "testsuite", name=_xml_text(name))
+    for benchmark, runs in group_by(records, itemgetter("benchmark")).items():
+        suite = ElementTree.SubElement(root, "testsuite", name=benchmark)
         for record in runs:
-            _add_case(suite, record, path.parent)
+            repeat = f" (repeat {record['repeat']})" if record["repeat"] > 1 else ""
+            said = {"name": record["variant"] + repeat, "time": f"{record['seconds'] or 0:.3f}"}
+            case = ElementTree.SubElement(suite, "testcase", classname=benchmark, **said)
+            values = {f"param.{name}": text for name, text in record["params"].items()}
+            values |= {f"metric.{name}": one["value"] for name, one in record["metrics"].items()}
+            values |= {f"problem.{name}": text for name, text in record["problems"].items()}
+            values |= {"command": record["command"], "exitcode": record["exitcode"]}
+            properties = ElementTree.SubElement(case, "properties")
+            for name, value in values.items():
+                if value is not None:
+                    ElementTree.SubElement(properties, "property", name=name, value=str(value))
+            reason = record["reason"] or ""
+            if record["status"] == "skipped":
+                ElementTree.SubElement(case, "skipped", message=reason)
+            elif record["status"] != "passed":
+                failure = ElementTree.SubElement(case, "failure", type=record["status"], message=reason)
+                if stderr := (record.get("log") or {}).get("stderr"):
+                    failure.text = "\n".join(last_lines(path.parent / stderr, STDERR_LINES))
         suite.set("tests", str(len(runs)))
         suite.set("failures", str(len(suite.findall("testcase/failure"))))
         suite.set("skipped", str(len(suite.findall("testcase/skipped"))))
         suite.set("time", f"{sum(float(case.get('time', 0)) for case in suite):.3f}")
-    ElementTree.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
-
-
-def _add_case(suite: ElementTree.Element, record: Mapping[str, Any], log: Path) -> None:
-    repeat = f" (repeat {record['repeat']})" if record["repeat"] > 1 else ""
-    case = ElementTree.SubElement(
-        suite,
-        "testcase",
-        name=_xml_text(record["variant"] + repeat),
-        classname=_xml_text(record["benchmark"]),
-        time=f"{record['seconds'] or 0:.3f}",
-    )
-    said = {f"param.{name}": text for name, text in record["params"].items()}
-    said |= {f"metric.{name}": one["value"] for name, one in record["metrics"].items()}
-    said |= {f"problem.{name}": text for name, text in record["problems"].items()}
-    said |= {"command": record["command"], "exitcode": record["exitcode"]}
-    properties = ElementTree.SubElement(case, "properties")
-    for name, value in said.items():
-        if value is not None:
-            ElementTree.SubElement(properties, "property", name=_xml_text(name), value=_xml_text(str(value)))
-    reason = _xml_text(record["reason"] or "")
-    if record["status"] == "skipped":
-        ElementTree.SubElement(case, "skipped", message=reason)
-    elif record["status"] != "passed":
-        failure = ElementTree.SubElement(case, "failure", type=record["status"], message=reason)
-        stderr = (record.get("log") or {}).get("stderr")
-        failure.text = _xml_text("\n".join(last_lines(log / stderr, STDERR_LINES)) if stderr else "")
-
-
-def _xml_text(text: str) -> str:
-    return FORBIDDEN.sub("\ufffd", text)
+    text = FORBIDDEN.sub("\ufffd", ElementTree.tostring(root, encoding="unicode"))
+    Path(path).write_text(f"<?xml version='1.0' encoding='utf-8'?>\n{text}", encoding="utf-8")
