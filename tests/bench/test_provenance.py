@@ -19,28 +19,28 @@ def test_a_commit_is_named_and_a_change_makes_it_dirty(tmp_path):
     (tmp_path / "file").write_text("a")
     git(tmp_path, "add", "file")
     git(tmp_path, "commit", "-qm", "first")
-    clean = provenance.read_commit(tmp_path)
+    clean = device.read_commit(tmp_path)
     assert len(clean["commit"]) == 40
     assert clean["dirty"] is False
     (tmp_path / "file").write_text("b")
-    assert provenance.read_commit(tmp_path) == {"commit": clean["commit"], "dirty": True}
+    assert device.read_commit(tmp_path) == {"commit": clean["commit"], "dirty": True}
 
 
 def test_outside_a_repository_there_is_no_commit(tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert provenance.read_commit(tmp_path) == {"commit": None, "dirty": None}
+    assert device.read_commit(tmp_path) == {"commit": None, "dirty": None}
 
 
 def test_a_program_that_is_missing_fails_or_hangs_answers_nothing(monkeypatch):
-    monkeypatch.setattr(provenance, "TIMEOUT", 0.2)
-    assert provenance.run_query(["no-such-program"]) is None
-    assert provenance.run_query(["false"]) is None
+    monkeypatch.setattr(device, "QUERY_SECONDS", 0.2)
+    assert device.run_query(["no-such-program"]) is None
+    assert device.run_query(["false"]) is None
     begin = time.monotonic()
-    assert provenance.run_query(["sleep", "30"]) is None
+    assert device.run_query(["sleep", "30"]) is None
     assert time.monotonic() - begin < 5
 
 
-def test_variables_that_matter_are_kept_and_secrets_never():
+def test_variables_that_matter_are_kept_and_secrets_never(tmp_path, monkeypatch):
     given = {
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": "-x",
@@ -48,7 +48,9 @@ def test_variables_that_matter_are_kept_and_secrets_never():
         "HOME": "/h",
         "CUDA_API_KEY": "k",
     }
-    assert provenance.select_variables(given) == {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "-x"}
+    monkeypatch.setattr(provenance.os, "environ", {})
+    found = provenance.collect_provenance({}, tmp_path, given)
+    assert found["environment"] == {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "-x"}
 
 
 def test_a_gpu_is_the_device_unless_it_is_hidden(monkeypatch):
@@ -89,5 +91,5 @@ def test_asking_for_the_commit_writes_nothing_in_the_repository(tmp_path, monkey
     before = (tmp_path / ".git" / "index").read_bytes()
     monkeypatch.setattr(device, "SOURCE", tmp_path)
     assert device.source_commit()["dirty"] is False
-    assert provenance.read_commit(tmp_path)["dirty"] is False
+    assert device.read_commit(tmp_path)["dirty"] is False
     assert (tmp_path / ".git" / "index").read_bytes() == before

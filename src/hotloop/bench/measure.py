@@ -18,7 +18,7 @@ from hotloop.bench.benchmark import Derived, Metric, Selected
 from hotloop.bench.launch import Launch, RunnerOptions
 from hotloop.bench.metrics import extract, use_record_fields
 from hotloop.bench.process import read_output_lines, run_program
-from hotloop.bench.provenance import run_query
+from hotloop.engine.device import run_query
 
 READINGS = 8  # of the pace, before a run and after it; a single one is too noisy to tell anything
 PACE_TURNS, PACE_WORK = 3, 20_000

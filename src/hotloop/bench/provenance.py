@@ -5,17 +5,15 @@ what cannot be found is None, and variables whose names sound like secrets are n
 import os
 import platform
 import re
-import subprocess
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hotloop.engine.device import cpu_model, source_commit, usable_cores
+from hotloop.engine.device import cpu_model, read_commit, run_query, source_commit, usable_cores
 from hotloop.version import VERSION
 
-TIMEOUT = 5.0
-KEPT = re.compile(
+KEPT = re.compile(  # of variables, those that may change how fast a program runs
     r"(JAX|XLA|TF|CUDA|NVIDIA|NCCL|CUDNN|HOTLOOP|OMP|MKL|OPENBLAS|LD|MALLOC|POPLAR|KMP)_\w*"
     r"|PYTHON\w*|PATH|VIRTUAL_ENV|DATASETS_DIR"
 )
@@ -26,11 +24,9 @@ GPU_FIELDS = ("name", "driver_version", "memory.total", "uuid", "power.limit", "
 def collect_provenance(
     specs: Mapping[str, str], folder: Path, extra: Mapping[str, str] = {}
 ) -> dict[str, Any]:
-    """All of it; `specs` are the benchmark files and their hashes, `folder` is where the first of them lies.
-
-    `extra` are variables that every program gets over those of this process.
-    """
+    """All of it; `specs`: hashes of benchmark files, `folder`: of the first, `extra`: variables of every program."""
     variables = {**os.environ, **extra}
+    kept = [name for name in sorted(variables) if KEPT.fullmatch(name) and not SECRET.search(name)]
     gpus = list_gpus()
     return {
         **read_commit(folder),
@@ -42,36 +38,9 @@ def collect_provenance(
         "system": platform.platform(),
         "python": platform.python_version(),
         "packages": list_packages(),
-        "environment": select_variables(variables),
+        "environment": {name: variables[name] for name in kept},
         "specs": dict(specs),
     }
-
-
-def run_query(argv: Sequence[str]) -> str | None:
-    """What another program says, or None if it is not there, fails or takes too long."""
-    try:
-        done = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=TIMEOUT,
-            check=True,
-            text=True,
-            errors="replace",
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
-
-
-def read_commit(folder: Path) -> dict[str, Any]:
-    """The commit of a folder, and whether tracked files differ from it."""
-    commit = run_query(["git", "-C", str(folder), "rev-parse", "HEAD"])
-    if commit is None:
-        return {"commit": None, "dirty": None}
-    look = ["git", "--no-optional-locks", "-C", str(folder)]  # a kill must not leave the repository locked
-    changes = run_query([*look, "status", "--porcelain", "--untracked-files=no"])
-    return {"commit": commit, "dirty": None if changes is None else bool(changes)}
 
 
 @cache
@@ -84,14 +53,6 @@ def list_packages() -> Mapping[str, str]:
         if name := one.metadata["Name"]:
             found.setdefault(name, one.version)
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))
-
-
-def select_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables that may change how fast a program runs."""
-    kept = {
-        name: text for name, text in variables.items() if KEPT.fullmatch(name) and not SECRET.search(name)
-    }
-    return dict(sorted(kept.items()))
 
 
 @cache

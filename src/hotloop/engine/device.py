@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
 
+QUERY_SECONDS = 10.0  # for another program to say what the machine is
 SUFFIX, PARTIAL = ".program", ".partial"
 MARK = b"hotloop1"
 HEAD_BYTES = len(MARK) + 16
@@ -188,21 +189,29 @@ def usable_cores() -> int:
 
 
 def source_commit() -> dict[str, Any]:
-    """The source tree's commit and whether files were changed since; None for an installed package."""
-    commit = _git("rev-parse", "HEAD") if (SOURCE / ".git").exists() else None
-    if commit is None:
-        return {"commit": None, "dirty": None}
-    return {"commit": commit, "dirty": bool(_git("status", "--porcelain", "--untracked-files=no"))}
+    """The source tree's `read_commit`; None for an installed package, which may lie in somebody else's tree."""
+    return read_commit(SOURCE) if (SOURCE / ".git").exists() else {"commit": None, "dirty": None}
 
 
-def _git(*words: str) -> str | None:
+def read_commit(folder: Path) -> dict[str, Any]:
+    """The commit of a folder, and whether tracked files differ from it; None where git does not say."""
     # Without optional locks: a kill of ours must not leave the repository locked.
-    argv = ["git", "--no-optional-locks", "-C", str(SOURCE), *words]
+    git = ["git", "--no-optional-locks", "-C", str(folder)]
+    commit = run_query([*git, "rev-parse", "HEAD"])
+    changes = run_query([*git, "status", "--porcelain", "--untracked-files=no"]) if commit else None
+    return {"commit": commit, "dirty": None if changes is None else bool(changes)}
+
+
+def run_query(argv: Sequence[str]) -> str | None:
+    """What another program says, or None if it is not there, fails or takes too long."""
+    none, most = subprocess.DEVNULL, QUERY_SECONDS
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
+        said = subprocess.check_output(
+            argv, stdin=none, stderr=none, timeout=most, text=True, errors="replace"
+        )
+    except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return said.strip()
 
 
 def keep_freed() -> bool:
