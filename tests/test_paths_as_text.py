@@ -24,7 +24,7 @@ from hotloop.families.cnn import prediction, torch_weights
 from hotloop.families.cnn import saved_network as cnn_saved
 from hotloop.families.recommender import netflix
 from hotloop.families.recommender import saved_run as recommender_saved
-from hotloop.families.vcd import saved as vcd_saved
+from hotloop.families.vcd import model as vcd_model
 from hotloop.families.vcd.samples import write_png
 from hotloop.options import options_of
 from pictures import encoded, image_folder
@@ -121,7 +121,7 @@ def test_a_reader_takes_text_as_it_takes_a_path(name, place):
 REFUSING = {
     "data.load": lambda path: data.load("mnist", path),
     "baselines.load": compare.load_baselines,
-    "vcd.saved.load": vcd_saved.load_run,
+    "vcd.model.load_run": vcd_model.load_run,
     "recommender.saved_run.load_run": recommender_saved.load_run,
     "cnn.saved.about": cnn_saved.read_saved_network,
     "foreign.recognise": torch_weights.recognise,

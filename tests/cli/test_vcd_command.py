@@ -7,6 +7,7 @@ import shutil
 import signal
 import struct
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -23,7 +24,7 @@ from hotloop.engine import progress
 from hotloop.engine.run import Run, read_events, take_folder, write_json
 from hotloop.engine.sinks import Announcer
 from hotloop.errors import RunError
-from hotloop.families.vcd import evaluation, images, model, saved, train
+from hotloop.families.vcd import evaluation, images, model, train
 from hotloop.families.vcd.config import PRESETS, VcdTrain
 from hotloop.families.vcd.images import Images
 from hotloop.options import build, options_of, to_jsonable
@@ -168,7 +169,7 @@ def test_a_run_leaves_records_with_every_figure_and_a_result(digits, tmp_path, c
         {"vcd", "images_per_second"} & set(log) for log in logs
     )  # the loss and the throughput once more
     assert logs[0]["epoch"] == pytest.approx(4 * 10 / 100)
-    assert saved.load_run(tmp_path / "default").step == 9
+    assert model.load_run(tmp_path / "default").step == 9
     assert main([*words[:-1], "--no-testing"]) == 0
     assert "Finished training" in capsys.readouterr().out
     assert (tmp_path / "default_0").is_dir()
@@ -203,13 +204,14 @@ def test_the_name_of_a_run_killed_before_its_first_record_is_free(tmp_path):
 @pytest.mark.parametrize(("words", "count"), [("--images 3", 3), ("--test-images 3", 3), ("", 20)])
 def test_the_test_after_a_training_takes_as_many_images_as_asked_for(words, count, monkeypatch):
     seen = []
-    monkeypatch.setattr(train, "mean_elbo", lambda job, state, rows: -float(len(rows)))
+    sums = {"elbo": -400.0, "samples": 20}
+    monkeypatch.setattr(train, "Evaluation", lambda values, batch, batch_size: lambda state: sums)
     monkeypatch.setattr(
         evaluation, "estimate_likelihoods", lambda job, state, rows, *_: seen.append(len(rows)) or {}
     )
     rows = np.zeros((20, 784), np.uint8)
     data = Images("digits", "", rows, rows, rows)
-    options = build(VcdTrain, scan(f"--updates 9 -v {words}".split(), options_of(VcdTrain)))
+    options = build(VcdTrain, scan(f"--updates 9 -b 5 -v {words}".split(), options_of(VcdTrain)))
     with Announcer([]) as record:
         figures = train.final_figures(options, model.make_job(options, 20), None, data, record, Listener())
     assert seen == [count, count] and figures["test_elbo"] == -20  # the bound costs little, and is of all
@@ -229,7 +231,7 @@ def test_validation_holds_images_out_and_repeats_follow_each_other(digits, tmp_p
 def trained(options, listener=None):
     """The last state of a run, and its result."""
     result = train.run(options, listener or Listener(), "test")
-    return saved.load_run(Path(result["run"])).state
+    return model.load_run(Path(result["run"])).state
 
 
 @pytest.fixture(scope="module")
@@ -307,7 +309,7 @@ def test_a_stopped_run_resumes_to_the_same_bits(whole, tmp_path):
 
     with pytest.raises(Interrupted, match="--resume --run-name stopped"):
         train.run(stopped, Listener(stop), "test")
-    assert saved.load_run(tmp_path / "stopped").step < 40
+    assert model.load_run(tmp_path / "stopped").step < 40
     same(trained(replace(stopped, resume=True)), state)
     one, other = (
         [record for record in records(folder) if record["event"] != "compile"]  # calls of another length
@@ -463,8 +465,11 @@ def test_samples_takes_the_runs_images_and_hmc(recorded):
 
 def test_a_run_keeps_a_path_to_its_images_that_means_the_same_from_everywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert images.make_lasting("mine/digits") == str(tmp_path / "mine" / "digits")
-    assert images.make_lasting("digits") == "digits"
+    monkeypatch.setattr(images, "load_binarised", lambda *_: images.binarise_dataset(draw()))
+    draw = partial(images.stand_in_images, "digits", "")
+    (tmp_path / "mine").mkdir()
+    assert images.load_images("mine", Listener()).origin == str(tmp_path / "mine")
+    assert images.load_images("digits", Listener()).origin == "digits"
 
 
 def test_evaluating_a_run_that_saved_nothing_says_why_and_what_would_help(recorded, capsys):
@@ -499,7 +504,7 @@ def test_a_short_run_on_real_digits_lowers_the_bound_and_raises_the_test_likelih
         VcdTrain,
         {"updates": 60, "log_every": 10, "testing": False, "results_dir": tmp_path, "data": str(ROOT)},
     )
-    data = train.load_data(options, Listener())
+    data = images.load_images(options.data, Listener())
     before = model.make_job(options, len(data.train))
     from hotloop.engine.keys import seed_key, stream
 

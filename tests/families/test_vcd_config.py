@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from hotloop.errors import OptionError
 from hotloop.families.vcd.config import PRESETS, TUNED_RATE, VcdEvaluate, VcdSamples, VcdTrain
+from hotloop.families.vcd.model import make_job
+from hotloop.families.vcd.train import make_plan
 from hotloop.options import build, options_of
 
 IMAGES = 50_000
@@ -62,6 +64,10 @@ def train(preset="default", **options):
     return build(VcdTrain, {**PRESETS[preset], **options})
 
 
+def length(config, images):
+    return make_plan(config, images).total_updates
+
+
 # Presets.
 
 
@@ -82,7 +88,7 @@ def test_every_preset_resolves_and_there_are_the_old_five_and_the_iwae_sized_one
 def test_the_iwae_sized_preset_is_wider_and_a_hundred_thousand_updates_long():
     config = train("iwae")
     assert config.z_dim == 50
-    assert config.total_updates(IMAGES) == config.total_updates(40_000) == 100_000
+    assert length(config, IMAGES) == length(config, 40_000) == 100_000
 
 
 def test_configs_hash_so_that_a_compiled_update_can_be_kept_by_them():
@@ -142,7 +148,7 @@ def test_given_rates_do_not_depend_on_the_batch():
 )
 def test_runs_are_as_long_as_their_epochs_to_the_update(preset, batch, updates, period):
     config = train(preset, micro_batch_size=batch)
-    assert config.total_updates(IMAGES) == updates
+    assert length(config, IMAGES) == updates
     assert config.decay_period(IMAGES) == period
 
 
@@ -158,7 +164,7 @@ def test_runs_are_as_long_as_their_epochs_to_the_update(preset, batch, updates, 
 )
 def test_with_images_kept_back_everything_follows_the_images_that_are_left(preset, batch, updates, period):
     config = train(preset, micro_batch_size=batch, validation=True)
-    assert config.total_updates(40_000) == updates
+    assert length(config, 40_000) == updates
     assert config.decay_period(40_000) == period
 
 
@@ -167,21 +173,21 @@ def test_with_images_kept_back_everything_follows_the_images_that_are_left(prese
 )
 def test_lengths_are_rounded_down_once_and_exactly(epochs, batch, images, timescale):
     config = train(epochs=epochs, micro_batch_size=batch, decay_epochs=timescale)
-    updates, period = config.total_updates(images), config.decay_period(images)
-    assert updates == 1 or updates * batch <= epochs * images
-    assert (updates + 1) * batch > epochs * images
+    if batch <= images:
+        updates = length(config, images)
+        assert updates * batch <= epochs * images < (updates + 1) * batch
+    period = config.decay_period(images)
     assert period == 1 or period * batch <= timescale * images
     assert (period + 1) * batch > timescale * images
 
 
 def test_a_number_of_updates_replaces_the_epochs_but_not_the_decay():
     config = train(updates=123)
-    assert config.total_updates(IMAGES) == 123
+    assert length(config, IMAGES) == 123
     assert config.decay_period(IMAGES) == 15_000
 
 
-def test_a_run_shorter_than_a_batch_is_one_update():
-    assert train(epochs=1, micro_batch_size=100).total_updates(7) == 1
+def test_a_period_shorter_than_an_update_is_one_update():
     assert train(micro_batch_size=100, decay_epochs="1/100").decay_period(7) == 1
 
 
@@ -191,7 +197,8 @@ def test_a_run_shorter_than_a_batch_is_one_update():
 @pytest.mark.parametrize("method", ["vcd", "vcd-no-cv", "kl", "hoffman"])
 @pytest.mark.parametrize("kind", ["local", "global", "none"])
 def test_only_the_papers_method_has_a_control_variate(method, kind):
-    assert train(method=method, control_variate=kind).variate == (kind if method == "vcd" else "none")
+    job = make_job(train(method=method, control_variate=kind), IMAGES)
+    assert job.variate == (kind if method == "vcd" else "none")
 
 
 # Values.
@@ -244,7 +251,20 @@ REFUSED = [
     (VcdTrain, {"method": "hofman"},
      "--method hofman: must be one of vcd, vcd-no-cv, kl, hoffman; did you mean hoffman?"),
     (VcdTrain, {"optimizer": "ftrl"},
-     "--optimizer ftrl: must be one of rmsprop, sgd, momentum, lars, adam, adamw, muon"),
+     "--optimizer ftrl: must be one of rmsprop, rmsprop_inside, sgd, momentum, lars, adam, adamw, muon"),
+    (VcdTrain, {"optimizer": "sgd", "optimizer_params": {"b1": 0.5}},
+     "optimizer: params: b1 unknown: found momentum, b1; sgd takes momentum (and may take nesterov)"),
+    (VcdTrain, {"optimizer": "momentum", "optimizer_params": {"momentum": 1}},
+     "optimizer: params: momentum's momentum 1: must be at least 0 and below 1"),
+    (VcdTrain, {"lr_schedule": "linear"},
+     "--lr-schedule linear: must be one of exponential, const, cosine, stepped, polynomial, one_cycle"),
+    (VcdTrain, {"lr_schedule": "cosine"},
+     "learning_rate: params: epochs_to_total_decay missing: found initial_learning_rate; "
+     "cosine takes initial_learning_rate, epochs_to_total_decay"),
+    (VcdTrain, {"lr_schedule": "const", "lr_schedule_params": {"initial_learning_rate": 1e-3}},
+     "--lr-schedule-params: initial_learning_rate: a schedule is a factor on the rates; give --learning-rate"),
+    (VcdTrain, {"lr_schedule": "stepped", "lr_schedule_params": {"boundaries": [2], "values": [1]}},
+     "learning_rate: params: 1 values and 1 boundaries: stepped takes one value more than boundaries"),
     (VcdTrain, {"resume": True, "repeats": 2},
      "--resume: goes on with one run; leave out --repeats and name the run with --run-name"),
     (VcdTrain, {"micro_batch_size": 256, "decoder_rate": None}, UNTUNED),

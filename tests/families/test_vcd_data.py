@@ -13,9 +13,9 @@ from hotloop.data.catalogue import known_set
 from hotloop.data.local_files import find_set
 from hotloop.engine.feed import Resident
 from hotloop.errors import DataError
-from hotloop.families.vcd import images
+from hotloop.families.vcd import images, train
 from hotloop.families.vcd.config import VcdTrain
-from hotloop.families.vcd.train import gather_numbered
+from listener import Listener
 
 REAL = Path(
     os.environ.get("HOTLOOP_DATA") or Path(__file__).resolve().parents[2] / "../shared/data"
@@ -50,8 +50,8 @@ def every_grey(count):
     return (np.arange(784)[None] + np.arange(count)[:, None]).astype(np.uint8).reshape(count, 28, 28)
 
 
-def load(name):
-    return images.load_images(str(name), say=lambda _: None)
+def load(name, hold_out=False):
+    return images.load_images(str(name), Listener(), hold_out=hold_out)
 
 
 def test_fashion_mnist_is_one_where_a_pixel_is_above_one_half(tmp_path, monkeypatch):
@@ -78,7 +78,7 @@ def test_images_are_rows_of_zeros_and_ones_in_splits_that_share_none(name):
 
 def test_holding_out_takes_the_last_training_images_and_leaves_the_rest_in_order():
     loaded = load("digits")
-    held = loaded.held_out()
+    held = load("digits", hold_out=True)
     np.testing.assert_array_equal(held.train, loaded.train[:80])
     np.testing.assert_array_equal(held.validation, loaded.train[80:])
     np.testing.assert_array_equal(held.test, loaded.test)
@@ -87,7 +87,7 @@ def test_holding_out_takes_the_last_training_images_and_leaves_the_rest_in_order
 @pytest.mark.skipif(not HERE, reason=f"no mnist in {REAL}")
 def test_of_the_real_set_ten_thousand_are_held_out_and_epochs_count_the_rest():
     loaded = load(REAL / "mnist")
-    held = loaded.held_out()
+    held = load(REAL / "mnist", hold_out=True)
     assert [len(split) for split in (loaded.train, loaded.validation, loaded.test)] == [
         50_000,
         10_000,
@@ -96,16 +96,30 @@ def test_of_the_real_set_ten_thousand_are_held_out_and_epochs_count_the_rest():
     assert (len(held.train), len(held.validation)) == (40_000, 10_000)
     np.testing.assert_array_equal(held.validation[-1], loaded.train[-1])
     options = VcdTrain()
-    assert (options.total_updates(50_000), options.decay_period(50_000)) == (400_000, 15_000)
-    assert (options.total_updates(40_000), options.decay_period(40_000)) == (320_000, 12_000)
+    assert (train.make_plan(options, 50_000).total_updates, options.decay_period(50_000)) == (400_000, 15_000)
+    assert (train.make_plan(options, 40_000).total_updates, options.decay_period(40_000)) == (320_000, 12_000)
 
 
-def test_every_epoch_visits_every_image_once_with_its_own_number():
+class Stopped(Exception):
+    pass
+
+
+def test_every_epoch_visits_every_image_once_with_its_own_number(monkeypatch, tmp_path):
     """As `train` feeds them; 4 does not divide 10, so the third batch runs over into the next pass."""
     data = np.random.default_rng(0).integers(0, 2, (10, 784), dtype=np.uint8)
+    feeds = []
+
+    def stop(*_):
+        raise Stopped
+
+    monkeypatch.setattr(train, "Resident", lambda *where, **how: feeds.append(Resident(*where, **how)))
+    monkeypatch.setattr(train, "Program", stop)
 
     def epochs(seed):
-        feed = Resident(data, 4, seed=seed, samples=10, gather=gather_numbered)
+        options = VcdTrain(micro_batch_size=4, seed=seed, hidden=(4,), results_dir=tmp_path)
+        with pytest.raises(Stopped):
+            train.train_run(options, images.Images("", "", data, data, data), Listener(), "")
+        feed = feeds.pop()
         take = jax.jit(jax.vmap(lambda step: feed.batch(feed.arguments(0, 1), step)), compiler_options=QUICK)
         batch = take(jnp.arange(10, dtype=jnp.uint32))
         np.testing.assert_array_equal(batch["image"], data[np.asarray(batch["index"])])

@@ -3,6 +3,7 @@
 import json
 import re
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from hotloop.errors import DataError
-from hotloop.families.vcd import evaluation, images, likelihood, likelihood_estimator, model, saved
+from hotloop.families.vcd import evaluation, images, likelihood, likelihood_estimator, model
 from hotloop.families.vcd.config import LikelihoodOptions, VcdEvaluate, VcdModel, VcdTrain
 from hotloop.families.vcd.likelihood import make_proposals
 from hotloop.families.vcd.likelihood_estimator import LikelihoodEstimator
@@ -180,10 +181,15 @@ def state():
 def set_up(monkeypatch, sets, **options):
     """A run after 70 updates, and its data."""
     config = VcdTrain(z_dim=1, leapfrog_steps=3, **options)
-    monkeypatch.setattr(
-        saved, "load_run", lambda folder, step: saved.TrainedRun(config, JOB, state(), 70, folder)
-    )
-    monkeypatch.setattr(images, "load_images", lambda name, say, progress: sets)
+    monkeypatch.setattr(model, "load_run", lambda folder, step: model.TrainedRun(config, JOB, state(), 70))
+
+    def load_images(name, console, hold_out):
+        with console.progress("loading images"):
+            fifth = len(sets.train) // 5
+            held_out = replace(sets, train=sets.train[:-fifth], validation=sets.train[-fifth:])
+            return held_out if hold_out else sets
+
+    monkeypatch.setattr(images, "load_images", load_images)
 
 
 @pytest.fixture

@@ -243,7 +243,7 @@ def test_the_device_loop_bounds_a_call_only_where_it_was_on():
 
 def test_without_control_variate_the_method_has_none():
     config = train({"training.control_variate.use_control_variate": False})
-    assert (config.method, config.control_variate, config.variate) == ("vcd-no-cv", "none", "none")
+    assert (config.method, config.control_variate) == ("vcd-no-cv", "none")
 
 
 def test_without_hmc_iterations_the_method_is_the_elbo():

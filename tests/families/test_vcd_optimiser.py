@@ -1,6 +1,8 @@
 """RMSProp with an epsilon of one outside the root, and the rates' decay inside a device loop."""
 
+from dataclasses import fields
 from fractions import Fraction
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +10,11 @@ import numpy as np
 import pytest
 
 from hotloop.engine.optim import FirstSquareState, scale_by_first_square_rms
+from hotloop.engine.optim_keys import OPTIMISERS as ENGINE
+from hotloop.engine.optim_keys import SCHEDULES
 from hotloop.families.vcd import model
-from hotloop.families.vcd.config import VcdModel
+from hotloop.families.vcd.config import OPTIMISERS, VcdModel
+from hotloop.options import Params
 
 RMSPROP = scale_by_first_square_rms(0.9, 1.0)
 STEP = jax.jit(lambda g, state: RMSPROP.update(g, state))
@@ -129,6 +134,75 @@ def test_rules_without_a_mean_of_squares_have_the_rate_of_each_group(optimizer, 
         assert first == pytest.approx({"mean": 1e-2, "spread": 5e-3, "decoder": 1e-2}, rel=1e-3)
     else:
         assert moved(2e-2) == pytest.approx({name: 2 * size for name, size in first.items()}, rel=1e-3)
+
+
+def test_every_optimiser_and_schedule_of_the_engine_can_be_asked_for():
+    """One RMSProp has its epsilon outside the root, the other inside; `rmsprop` is the authors'."""
+    choices = {each.name: get_args(each.type) for each in fields(VcdModel)}
+    assert {name for name, _ in OPTIMISERS.values()} == {*ENGINE}
+    assert {*choices["optimizer"]} == {*OPTIMISERS}
+    assert {*choices["lr_schedule"]} == {*SCHEDULES}
+
+
+def stepped_once(**options):
+    """A job, and its state before and after an update on one batch."""
+    job = model.Job(VcdModel(method="kl", hidden=(8,), z_dim=2, **options), 100)
+    batch = {"image": np.ones((4, 784), np.uint8), "index": np.arange(4)}
+    quick = {"xla_backend_optimization_level": 0}
+    state = jax.jit(model.init, static_argnums=0, compiler_options=quick)(job, jax.random.key(1))
+    new, metrics = jax.jit(model.update(job), compiler_options=quick)(state, batch, jax.random.key(0))
+    return state, new, metrics
+
+
+def test_rmsprop_with_its_epsilon_inside_the_root_steps_by_the_rate_over_the_root_of_a_tenth():
+    state, new, _ = stepped_once(learning_rate=0.1, optimizer="rmsprop_inside")
+    for group, rate in {"mean": 0.1, "spread": 0.05, "decoder": 0.1}.items():
+        layers = zip(new["params"][group], state["params"][group], strict=True)
+        for after, before in layers:
+            assert float(jnp.abs(after["b"] - before["b"]).max()) == pytest.approx(rate * 10**0.5, rel=1e-3)
+
+
+def test_parameters_of_an_optimiser_replace_its_own():
+    params = Params(decay=0.5, epsilon=1e-6, first_square=False)
+    state, new, _ = stepped_once(learning_rate=0.1, optimizer_params=params)
+    step = jnp.abs(new["params"]["mean"][0]["b"] - state["params"]["mean"][0]["b"]).max()
+    assert float(step) == pytest.approx(0.1 * 2**0.5, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "params", "factors"),
+    [
+        ("const", None, [1, 1, 1, 1]),
+        ("cosine", {"epochs_to_total_decay": 4}, [1, 0.5, 0, 0]),
+        ("stepped", {"boundaries": [1], "values": [1, 0.25]}, [1, 0.25, 0.25, 0.25]),
+        (
+            "polynomial",
+            {"epochs_to_total_decay": 4, "end_learning_rate_ratio": 0.5, "power": 1},
+            [1, 0.75, 0.5, 0.5],
+        ),
+        ("exponential", {"decay_rate": 0.5, "decay_epochs": 2}, [1, 0.5, 0.25, 0.125]),
+        ("exponential", None, [1, 1, 0.5, 0.5]),
+        ("one_cycle", {"total_epochs": 4, "peak_epoch": 0}, [1, 0.5, 0, 0]),
+    ],
+)
+def test_a_schedule_by_name_is_a_factor_on_every_rate(schedule, params, factors):
+    """Epochs are of 2.5 updates: 5, 10 and 15 are the second, fourth and sixth epoch's end."""
+    options = VcdModel(
+        method="kl", hidden=(2,), z_dim=2, micro_batch_size=4, learning_rate=0.5, optimizer="sgd",
+        lr_schedule=schedule, lr_schedule_params=params and Params(params), rate_decay=0.5,
+        decay_epochs=Fraction(4),
+    )  # fmt: skip
+    update = model.update(model.Job(options, 10))
+    batch = {"image": np.ones((4, 784), np.uint8), "index": np.arange(4)}
+    state = model.init(model.Job(options, 10), jax.random.key(1))
+
+    def at(k):
+        return update({**state, "update": k}, batch, jax.random.key(0))[1]["learning_rate"]
+
+    rates = jax.jit(lambda ks: jax.lax.map(at, ks), compiler_options={"xla_backend_optimization_level": 0})
+    np.testing.assert_allclose(
+        rates(jnp.int32([0, 5, 10, 15])), 0.5 * np.array(factors), rtol=1e-5, atol=1e-9
+    )
 
 
 def test_the_spread_has_exactly_half_the_rate():

@@ -3,7 +3,6 @@
 import json
 import struct
 import zlib
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,11 +15,10 @@ from hotloop.cli.command import Context
 from hotloop.engine.keys import seed_key
 from hotloop.errors import DataError
 from hotloop.families.vcd import images as image_sets
-from hotloop.families.vcd import samples, saved
+from hotloop.families.vcd import model, samples
 from hotloop.families.vcd.config import VcdSamples, VcdTrain
 from hotloop.families.vcd.images import Images
-from hotloop.families.vcd.model import make_job
-from hotloop.families.vcd.saved import TrainedRun
+from hotloop.families.vcd.model import TrainedRun, make_job
 from hotloop.options import build
 
 LATENT, HIDDEN, PIXELS = 3, 6, 784
@@ -54,7 +52,7 @@ def run_saved(step_size=0.3, **options):
     raw = np.log(np.exp(SPREAD) - np.exp(1e-4))
     params = {"mean": blind_encoder(MEAN), "spread": blind_encoder(raw), "decoder": reading_decoder()}
     state = {"params": params, "step_size": np.float32(step_size)}
-    return TrainedRun(config, make_job(config, 50), state, 70, Path("run"))
+    return TrainedRun(config, make_job(config, 50), state, 70)
 
 
 def some_images(count=40, notice=""):
@@ -73,16 +71,16 @@ def ready(monkeypatch, tmp_path):
 
     def saved_run(folder, step):
         asked.step = step
-        return replace(asked.saved, folder=folder)
+        return asked.saved
 
-    def some_set(name, say, progress):
+    def some_set(name, console):
         asked.data = name
         if isinstance(asked.images, Exception):
             raise asked.images
         return asked.images
 
     monkeypatch.setattr(samples, "draw", kept_draw)
-    monkeypatch.setattr(saved, "load_run", saved_run)
+    monkeypatch.setattr(model, "load_run", saved_run)
     monkeypatch.setattr(image_sets, "load_images", some_set)
     asked.run = lambda **options: samples.run(VcdSamples(run=tmp_path / "run", **options), Context())
     return asked

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import vcd_oracle as oracle
 
+from hotloop.engine.precision import parse
 from hotloop.families.vcd import model, networks
 from hotloop.families.vcd.config import VcdModel
 
@@ -62,7 +63,7 @@ def calm(task, seed=1):
     return {
         "params": params,
         "slots": task.optimiser.init(zeros),
-        "variate": variates[task.model.variate],
+        "variate": variates[task.variate],
         "step_size": jnp.float32(task.model.step_size),
         "update": jnp.int32(0),
     }
@@ -176,7 +177,7 @@ def test_a_batch_that_comes_twice_doubles_every_gradient(monkeypatch):
 def test_half_precision_keeps_its_types_and_stays_near_the_exact_update(monkeypatch, precision, kept):
     task = job(precision=precision, hidden=(8,), leapfrog_steps=1)
     noise, index, state = numbers(), np.arange(BATCH), calm(task)
-    state = {**state, **task.policy.to_update({name: state[name] for name in ("params", "slots")})}
+    state = {**state, **parse(precision).to_update({name: state[name] for name in ("params", "slots")})}
     drawn = model.Noise(*(np.float64(each[0]) for each in noise))
     _, seen, _ = oracle.update(task.model, 2, as_oracle(state), np.float64(BITS[index]), index, drawn)
     update = updating(monkeypatch, task, noise)

@@ -154,8 +154,8 @@ def update(model, period, state, images, index, noise):
         new["params"][name], new["slots"][name] = descended(
             params[name], gradients[name], state["slots"][name], rate, count == 0
         )
-    shared = count < model.shared_updates
-    new["control"] = moved(state["control"], index, f, model.variate, model.variate_decay, shared)
+    shared, kind = count < model.shared_updates, model.control_variate if model.method == "vcd" else "none"
+    new["control"] = moved(state["control"], index, f, kind, model.variate_decay, shared)
     vcd = f - target.value(z0) - z0.shape[1] / 2
     entropy = (np.log(spread) + (np.log(2 * np.pi) + 1) / 2).sum(1)
     seen = {

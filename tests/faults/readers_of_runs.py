@@ -23,7 +23,7 @@ from hotloop.families.recommender import saved_run as recommender
 from hotloop.families.recommender.config import TrainOptions
 from hotloop.families.recommender.local_trials import _parse_answer
 from hotloop.families.recommender.trials import read_figures
-from hotloop.families.vcd import saved as vcd
+from hotloop.families.vcd import model as vcd
 from hotloop.families.vcd.config import VcdTrain
 from hotloop.options import to_jsonable, values_of
 

@@ -23,12 +23,8 @@ def run_train(config: options.VcdTrain, context: Context) -> Mapping[str, Any]:
 
     if config.plan:
         from hotloop.cli.plan import show_plan
-        from hotloop.engine.device import platform
 
-        train.check_sampler(config)
-        data = train.load_data(config, context)
-        context.say(train.describe(config, len(data.train), platform()))
-        return show_plan(train.make_plan(config, len(data.train)), context)
+        return show_plan(train.plan(config, context), context)
     return train.run(config, context, " ".join(["hotloop", *context.argv]))
 
 

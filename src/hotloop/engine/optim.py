@@ -14,6 +14,7 @@ batch.
 
 import math
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -251,7 +252,7 @@ def learning_rate(
     params: Params,
     *,
     global_batch_size: int,
-    updates_per_epoch: int,
+    updates_per_epoch: int | Fraction,
     warmup: Params | None = None,
     staircase: bool = False,
 ) -> Callable[[Array | int], Array]:
@@ -278,7 +279,9 @@ def learning_rate(
     return rate
 
 
-def _make_schedule(name: str, params: Params, batch: int, per_epoch: int) -> Callable[[Array], Array]:
+def _make_schedule(
+    name: str, params: Params, batch: int, per_epoch: int | Fraction
+) -> Callable[[Array], Array]:
     peak = float(params.get("initial_learning_rate", 0)) * batch
     match name:
         case "const":
@@ -319,7 +322,12 @@ def _make_schedule(name: str, params: Params, batch: int, per_epoch: int) -> Cal
 
 
 def _updates(
-    params: Params, key: str, per_epoch: int, *, least: int = 0, argument: str = "learning_rate: params"
+    params: Params,
+    key: str,
+    per_epoch: int | Fraction,
+    *,
+    least: int = 0,
+    argument: str = "learning_rate: params",
 ) -> int:
     """The epochs under `key` as a number of updates; a decay has to take at least 1."""
     updates = int(params[key] * per_epoch)

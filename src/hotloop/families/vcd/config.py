@@ -1,26 +1,39 @@
 """The options of `hotloop vcd train`, `evaluate` and `samples`, with the old program's names, and the presets.
 
-What a trained state depends on is a `VcdModel`; the rest says how long to train, on what, and what to write. The
-arithmetic that the old program did by hand (run length, tuned rates, when the rate decays) is here too, and what the
-options of a run say to whoever uses it again. It imports no jax.
+What a trained state depends on is a `VcdModel`; the rest says how long to train, on what, and what to write.
 """
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
+from hotloop.engine.optim_keys import check_optimiser, check_schedule
 from hotloop.errors import OptionError
-from hotloop.options import Options, argument, between, folder_name, non_negative, option, positive
+from hotloop.options import Options, Params, argument, between, folder_name, non_negative, option, positive
 
 FAMILY = "vcd"
+PIXELS = 784
 METHOD, NETWORK, SAMPLER, RATES = "Method", "Networks", "Sampler (HMC)", "Learning rates"
 RUN, EVALUATION, RECORDS = "Run", "Evaluation", "Records"
 
 TUNED_RATE = {16: 5e-4, 100: 5e-4, 128: 9e-4, 512: 9e-4, 1024: 1.3e-3}
 """Batch size -> base rate of the decoder and the encoder's mean; its spread gets half."""
 
-Method = Literal["vcd", "vcd-no-cv", "kl", "hoffman"]
+# By the engine's names, with the parameters that --optimizer-params may replace.
+OPTIMISERS: dict[str, tuple[str, dict[str, Any]]] = {
+    # The authors'. With an epsilon of 1 the scale of a gradient matters, which is why losses are sums and no means.
+    "rmsprop": ("rmsprop_outside", {"decay": 0.9, "epsilon": 1.0, "first_square": True}),
+    "rmsprop_inside": ("rmsprop", {"momentum": 0, "base_decay_exponent": math.log2(0.1), "epsilon": 0}),
+    "sgd": ("sgd", {"momentum": 0}),
+    "momentum": ("momentum", {"momentum": 0.9}),
+    # With a trust coefficient of 1 the rate is the share of its own norm by which a layer moves.
+    "lars": ("lars", {"momentum": 0.9, "weight_decay": 0, "eeta": 1, "epsilon": 0}),
+    "adam": ("adam", {}),
+    "adamw": ("adamw", {}),
+    "muon": ("muon", {}),
+}
 
 
 @dataclass(frozen=True)
@@ -30,7 +43,7 @@ class VcdModel:
     micro_batch_size: int = option(
         100, "Images an update.", check=positive, aliases=("-b", "--batch-size"), group=RUN
     )
-    method: Method = option(
+    method: Literal["vcd", "vcd-no-cv", "kl", "hoffman"] = option(
         "vcd",
         "vcd: the paper's; vcd-no-cv: without control variate; kl: the usual ELBO; hoffman: ELBO encoder, decoder at "
         "the refined sample.",
@@ -94,11 +107,26 @@ class VcdModel:
         aliases=("--epoch-timescale",),
         group=RATES,
     )
-    optimizer: Literal["rmsprop", "sgd", "momentum", "lars", "adam", "adamw", "muon"] = option(
-        "rmsprop",
-        "How gradients become steps; rmsprop is the authors', its epsilon 1 outside the root; momentum is "
-        "0.9; with lars the rate is the share of its norm by which a layer moves.",
+    lr_schedule: Literal["exponential", "const", "cosine", "stepped", "polynomial", "one_cycle"] = option(
+        "exponential", "Shape over the run of a factor on all rates.", group=RATES
+    )
+    lr_schedule_params: Params | None = option(
+        None,
+        "exponential: decay_rate, decay_epochs (none: --rate-decay, --decay-epochs); cosine and polynomial: "
+        "epochs_to_total_decay; polynomial: end_learning_rate_ratio, power; one_cycle: total_epochs, peak_epoch; "
+        "stepped: boundaries (epochs) and one more values, factors on the rates.",
         group=RATES,
+    )
+    optimizer: Literal["rmsprop", "rmsprop_inside", "sgd", "momentum", "lars", "adam", "adamw", "muon"] = (
+        option(
+            "rmsprop",
+            "How gradients become steps; rmsprop is the authors', its epsilon 1 outside the root; momentum is "
+            "0.9; with lars the rate is the share of its norm by which a layer moves.",
+            group=RATES,
+        )
+    )
+    optimizer_params: Params | None = option(
+        None, "Parameters of the optimiser other than its own, as in `hotloop cnn train`.", group=RATES
     )
     precision: Literal["32.32", "16.32", "16.16"] = option(
         "32.32",
@@ -125,17 +153,26 @@ class VcdModel:
             "spread": (self.encoder_spread_rate, 0.5),
             "decoder": (self.decoder_rate, 1.0),
         }
-        return {
-            name: self._tuned() * share if rate is None else rate for name, (rate, share) in asked.items()
-        }
-
-    def _tuned(self) -> float:
-        if self.micro_batch_size not in TUNED_RATE:
+        tuned = TUNED_RATE.get(self.micro_batch_size, 0.0)
+        if not tuned and any(rate is None for rate, _ in asked.values()):
             raise OptionError(
                 f"--micro-batch-size {self.micro_batch_size}: no tuned learning rate (there is one for "
                 f"{', '.join(map(str, TUNED_RATE))}); give --learning-rate"
             )
-        return TUNED_RATE[self.micro_batch_size]
+        return {name: tuned * share if rate is None else rate for name, (rate, share) in asked.items()}
+
+    def optimiser(self) -> tuple[str, dict[str, Any]]:
+        """Its name in `engine.optim`, and its parameters."""
+        name, params = OPTIMISERS[self.optimizer]
+        return name, {**params, **(self.optimizer_params or {})}
+
+    def schedule(self, images: int) -> tuple[dict[str, Any], int | Fraction]:
+        """Parameters of the factor on all rates, and updates an epoch, for so many training images."""
+        start = {} if self.lr_schedule == "stepped" else {"initial_learning_rate": 1}
+        if self.lr_schedule == "exponential" and not self.lr_schedule_params:
+            period = self.decay_period(images)  # in whole updates
+            return {**start, "decay_rate": self.rate_decay, "decay_epochs": period}, 1
+        return {**start, **(self.lr_schedule_params or {})}, Fraction(images, self.micro_batch_size)
 
     def decay_period(self, images: int) -> int:
         """Updates between decays of the rates, for so many training images."""
@@ -224,14 +261,17 @@ class VcdTrain(LikelihoodOptions, VcdModel):
 
     def check(self) -> None:
         self.rates()
+        rule, (schedule, _) = self.optimiser(), self.schedule(images=1)  # how many makes no difference here
+        if "initial_learning_rate" in (self.lr_schedule_params or {}):
+            raise OptionError(
+                "--lr-schedule-params: initial_learning_rate: a schedule is a factor on the rates; give --learning-rate"
+            )
+        check_optimiser(*rule)
+        check_schedule(self.lr_schedule, schedule)
         if self.resume and self.repeats > 1:
             raise OptionError(
                 "--resume: goes on with one run; leave out --repeats and name the run with --run-name"
             )
-
-    def total_updates(self, images: int) -> int:
-        """Exactly as many as the epochs hold, rounded down once for the whole run."""
-        return max(1, self.updates or self.epochs * images // self.micro_batch_size)
 
 
 _GLOBAL: dict[str, Any] = {"control_variate": "global", "updates_per_call": 10_000}
@@ -287,31 +327,19 @@ class VcdSamples(Options):
         None, "Folder for the pictures; none: `samples` in the run's.", metavar="DIR"
     )
 
-    @property
-    def folder(self) -> Path:
-        return self.output or self.run / "samples"
-
-    @property
-    def triples(self) -> int:
-        """Reconstructions in a line of their grid."""
-        return max(1, self.columns // 3)
-
-
-NEEDED_OF_RUN = {"images": int, "method": str, "data": str}
-EVALUATION_OPTIONS = ("data", "seed", "iwae_samples", "burn_in", "kept", "test_batch_size")
-
 
 def read_run_options(run: Path) -> dict[str, Any]:
     from hotloop.engine.run import read_config  # a bad option has to answer at once
 
-    return read_config(run, FAMILY, NEEDED_OF_RUN)
+    return read_config(run, FAMILY, {"images": int, "method": str, "data": str})
 
 
 def evaluation_defaults(run: Path) -> dict[str, Any]:
     """As the run evaluated, or would have."""
     had = read_run_options(run)
-    same = {name: had[name] for name in EVALUATION_OPTIONS if name in had}
-    return {**same, "images": had.get("test_images")}  # the run's own `images` is how many it trained with
+    same = ("data", "seed", "iwae_samples", "burn_in", "kept", "test_batch_size")
+    # The run's own `images` is how many it trained with.
+    return {**{name: had[name] for name in same if name in had}, "images": had.get("test_images")}
 
 
 def samples_defaults(run: Path) -> dict[str, Any]:

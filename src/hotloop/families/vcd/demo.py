@@ -20,7 +20,6 @@ from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.loop import Program, copy_state
 from hotloop.families.vcd import model, samples
 from hotloop.families.vcd.config import VcdModel
-from hotloop.families.vcd.train import gather_numbered
 
 IMAGES, ROWS, COLUMNS = 5_000, 4, 3
 USUAL, DIVERGENCE, TIMED = 1_500, 60, 40
@@ -48,7 +47,7 @@ def demo_run() -> dict[str, Any]:
 
 
 def _trained(job: model.Job, state: Any, bits: NDArray[np.uint8], updates: int) -> tuple[dict[str, Any], Any]:
-    feed = Resident(bits, job.model.micro_batch_size, samples=IMAGES, gather=gather_numbered)
+    feed = Resident({"image": bits, "index": np.arange(IMAGES)}, job.model.micro_batch_size)
     program = Program(model.update(job), feed, updates, seed_key(1))
     program.compile(state, updates - TIMED)
     program.compile(state, TIMED)

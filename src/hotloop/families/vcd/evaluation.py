@@ -17,7 +17,7 @@ from hotloop.engine.progress import Console
 from hotloop.engine.run import write_json
 from hotloop.errors import DataError
 from hotloop.families.vcd import images as image_sets
-from hotloop.families.vcd import saved
+from hotloop.families.vcd import model
 from hotloop.families.vcd.config import LikelihoodOptions, VcdEvaluate
 from hotloop.families.vcd.images import Bits
 from hotloop.families.vcd.likelihood import BLOCK, HEADLINE, LikelihoodEstimate, make_proposals
@@ -33,10 +33,10 @@ FEW = 10
 
 def run(config: VcdEvaluate, context: Console) -> Mapping[str, Any]:
     """Evaluate a checkpoint; the result is also written to the run's folder."""
-    found = saved.load_run(config.run, config.step)
-    with context.progress("loading images"):
-        sets = image_sets.load_images(config.data or found.config.data, context.say, context.progress)
-    rows: Bits = getattr(sets.held_out() if found.config.validation else sets, config.split)
+    found = model.load_run(config.run, config.step)
+    data = config.data or found.config.data
+    sets = image_sets.load_images(data, context, hold_out=found.config.validation)
+    rows: Bits = getattr(sets, config.split)
     if not len(rows):
         raise DataError(f"--split {config.split}: {sets.name} has no such images here; choose test or train")
     context.say(f"{config.run} after {found.step:,} updates: {config.split} images of {sets.source}")

@@ -21,8 +21,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 
-from hotloop.families.vcd.config import VcdModel
-from hotloop.families.vcd.networks import LOG_TWO_PI, PIXELS
+from hotloop.families.vcd.config import PIXELS, VcdModel
+from hotloop.families.vcd.networks import LOG_TWO_PI
 from hotloop.mcmc import hmc
 
 ROWS = 16

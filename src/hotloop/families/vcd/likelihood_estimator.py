@@ -24,9 +24,10 @@ from hotloop.engine.drive import FreePieces
 from hotloop.engine.keys import stream
 from hotloop.engine.progress import compiling
 from hotloop.families.vcd import likelihood, networks
+from hotloop.families.vcd.config import PIXELS
 from hotloop.families.vcd.likelihood import Ensemble, LikelihoodEstimate, Proposal, Sums
 from hotloop.families.vcd.model import State
-from hotloop.families.vcd.networks import PIXELS, Network
+from hotloop.families.vcd.networks import Network
 
 MEMORY = {"cpu": 32 << 20}
 """Bytes of logits at once: on a CPU little more than its caches hold."""

@@ -1,9 +1,8 @@
 """The whole weight update of the family: `init`, `update` and `evaluate`, as the engine wants them.
 
 Encoder sample, HMC from there, both gradients, an optimiser with a rate for each of three groups, control variate and
-step size: one pure function of (state, batch, key). The batch carries each image's number among the training images,
-which is where its control variate is kept. Where the two reference programs differ, this follows the paper's authors
-(docs/vcd.md lists the points).
+step size: one pure function of (state, batch, key). Where the two reference programs differ, this follows the paper's
+authors (docs/vcd.md lists the points).
 
 The objective (appendix C of the paper): with f(z) = log p(x, z) + |(z - mean) / spread|^2 / 2 the divergence of one
 image is -log p(x, z0) - d/2 + f(zT). Its gradient in mean and spread has three parts: through z0, by the score of q0
@@ -18,6 +17,7 @@ images: while it is shared, `own` is zero and `shared` moves; afterwards `shared
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -25,30 +25,18 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from hotloop.engine import optim, precision
+from hotloop.engine.checkpoint import Checkpoints
 from hotloop.engine.device import platform
 from hotloop.engine.keys import sample_keys, stream
-from hotloop.engine.optim import learning_rate
+from hotloop.errors import CheckpointError
 from hotloop.families.vcd import fused, networks
-from hotloop.families.vcd.config import VcdModel
-from hotloop.families.vcd.networks import LOG_TWO_PI
+from hotloop.families.vcd.config import FAMILY, VcdModel, VcdTrain, read_run_options
 from hotloop.mcmc import hmc
+from hotloop.options import build
 
 State = Any
 Variate = dict[str, Array]
 Batch = Mapping[str, Array]
-
-# With an epsilon of 1 the scale of a gradient matters, which is why losses are sums and no means.
-AUTHORS = {"decay": 0.9, "epsilon": 1.0, "first_square": True}
-OPTIMISERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "rmsprop": ("rmsprop_outside", AUTHORS),
-    "sgd": ("sgd", {"momentum": 0}),
-    "momentum": ("momentum", {"momentum": 0.9}),
-    # With a trust coefficient of 1 the rate is the share of its own norm by which a layer moves.
-    "lars": ("lars", {"momentum": 0.9, "weight_decay": 0, "eeta": 1, "epsilon": 0}),
-    "adam": ("adam", {}),
-    "adamw": ("adamw", {}),
-    "muon": ("muon", {}),
-}
 
 
 @dataclass(frozen=True)
@@ -58,14 +46,15 @@ class Job:
     model: VcdModel
     images: int
 
-    @property
-    def policy(self) -> precision.Policy:
-        return precision.parse(self.model.precision)
-
     @cached_property
     def optimiser(self) -> optim.Transformation:
         """Without a rate: each group of parameters has its own."""
-        return optim.make(*OPTIMISERS[self.model.optimizer])
+        return optim.make(*self.model.optimiser())
+
+    @property
+    def variate(self) -> str:
+        """The kind of control variate that the method really has."""
+        return self.model.control_variate if self.model.method == "vcd" else "none"
 
 
 def make_job(options: VcdModel, images: int) -> Job:
@@ -75,11 +64,13 @@ def make_job(options: VcdModel, images: int) -> Job:
 
 def init(job: Job, key: Array) -> State:
     """Random networks, optimisers that have seen nothing, variates of zero, the first step size."""
-    params = job.policy.to_update(networks.init(key, job.model.z_dim, job.model.hidden))
+    policy = precision.parse(job.model.precision)
+    variate = init_variate(job.variate, job.images)
+    params = policy.to_update(networks.init(key, job.model.z_dim, job.model.hidden))
     return {
         "params": params,
-        "slots": precision.start_state(job.policy, job.optimiser, params),
-        "variate": init_variate(job.model.variate, job.images),
+        "slots": precision.start_state(policy, job.optimiser, params),
+        "variate": variate,
         "step_size": jnp.float32(job.model.step_size),
         "update": jnp.zeros((), jnp.int32),
     }
@@ -94,61 +85,56 @@ class Chain(NamedTuple):
 
 
 def update(job: Job) -> Callable[[State, Batch, Array], tuple[State, dict[str, Array]]]:
-    model, policy = job.model, job.policy
-    rates, period = model.rates(), model.decay_period(job.images)
-    decay = {"initial_learning_rate": 1, "decay_rate": model.rate_decay, "decay_epochs": period}
-    factor_at = learning_rate("exponential", decay, global_batch_size=1, updates_per_epoch=1)
-    samples = model.method != "kl"
+    model, rates, optimiser = job.model, job.model.rates(), job.optimiser
+    schedule, per_epoch = model.schedule(job.images)
+    factor_at = optim.learning_rate(
+        model.lr_schedule, schedule, global_batch_size=1, updates_per_epoch=per_epoch
+    )
+    policy = precision.parse(model.precision)
 
     def one(state: State, batch: Batch, key: Array) -> tuple[State, dict[str, Array]]:
         images = batch["image"].reshape(len(batch["image"]), -1).astype(jnp.float32)
+        noise = draw_noise(model, key, len(images))
         params = policy.to_compute(state["params"])
         encoder = {name: params[name] for name in ("mean", "spread")}
         (mean, spread), back = jax.vjp(lambda nets: networks.encode(nets, images), encoder)
-        noise = draw_noise(model, key, images.shape[0])
         z0 = mean + spread * noise.start
-        gradient_at = networks.value_and_gradient(params["decoder"], images)
-        start = hmc.init(z0, gradient_at)
+        start = hmc.State(z0, *networks.value_and_gradient(params["decoder"], images)(z0))
         chain = Chain(start, state["step_size"], jnp.float32(0))
-        if samples:
+        if model.method != "kl":
             chain = sample(model, params["decoder"], images, start, noise, state["step_size"])
-        old = read_variate(state["variate"], batch["index"], start.log_density)
-        drawn = Draw(mean, spread, noise.start, start, chain.end)
-        pull = encoder_pull(model.method, drawn, old)
         decoder_gradient = jax.grad(
             lambda net: -networks.log_likelihood(networks.forward(net, chain.end.position)[-1], images).sum()
         )(params["decoder"])
-        gradients = {**back(pull)[0], "decoder": decoder_gradient}
-        count = state["update"]
+        old, index, count = state["variate"], batch["index"], state["update"]
+        drawn = Draw(mean, spread, noise.start, start, chain.end)
+        pull = encoder_pull(model.method, drawn, read_variate(old, index, start.log_density))
+        f, vcd = drawn.f, drawn.vcd.mean()
+        variate = move_variate(old, index, f, model.variate_decay, count < model.shared_updates)
+        elbo = start.log_density.mean() + drawn.entropy.mean()
         factor = factor_at(count)
-        params, slots = precision.optimise(
-            policy, job.optimiser, gradients, state["slots"], state["params"], stream(key, "rounding", 0),
-            rate={name: rate * factor for name, rate in rates.items()},
-        )  # fmt: skip
-        moved = move_variate(
-            state["variate"], batch["index"], drawn.f, model.variate_decay, count < model.shared_updates
-        )
-        new = {
-            "params": params,
-            "slots": slots,
-            "variate": moved,
-            "step_size": chain.step_size,
-            "update": count + 1,
-        }
-        elbo = drawn.start.log_density.mean() + drawn.entropy.mean()
-        vcd = drawn.vcd.mean()
         metrics = {
             **({"loss": vcd} if model.method.startswith("vcd") else {"loss": -elbo, "vcd": vcd}),
             "elbo": elbo,
             "log_joint_z0": start.log_density.mean(),
             "log_joint_zt": chain.end.log_density.mean(),
-            "f": drawn.f.mean(),
+            "f": f.mean(),
             "acceptance": chain.acceptance,
             "step_size": chain.step_size,
             "learning_rate": rates["decoder"] * factor,
-            "control_variate": mean_variate(state["variate"]),
+            "control_variate": mean_variate(old),
         }
-        return new, metrics
+        params, slots = precision.optimise(
+            policy,
+            optimiser,
+            {**back(pull)[0], "decoder": decoder_gradient},
+            state["slots"],
+            state["params"],
+            stream(key, "rounding", 0),
+            rate={name: rate * factor for name, rate in rates.items()},
+        )
+        new = {"params": params, "slots": slots, "variate": variate}
+        return {**new, "step_size": chain.step_size, "update": count + 1}, metrics
 
     return one
 
@@ -177,13 +163,26 @@ def sample(
     model: VcdModel, decoder: Any, images: Array, start: hmc.State, noise: Noise, step_size: Array
 ) -> Chain:
     """HMC from the encoder's samples, the step size moved after every iteration."""
-    if use_fused(model):
-        sampler = fused.FusedSampler(decoder, images, model.leapfrog_steps)
-        numbers = sampler.wide(noise.momenta), sampler.wide_line(noise.uniforms)
-        chain = iterate(model, sampler.transition, sampler.enter(start), *numbers, step_size, len(images))
-        return chain._replace(end=sampler.leave(chain.end))
-    transition = hmc.transition(networks.value_and_gradient(decoder, images), model.leapfrog_steps)
-    return iterate(model, transition, start, noise.momenta, noise.uniforms, step_size, len(images))
+    rate = model.adaptation_rate if model.adaptation == "ruiz" else 0.0
+    kernel = fused.FusedSampler(decoder, images, model.leapfrog_steps) if use_fused(model) else None
+    transition: hmc.Transition
+    if kernel:
+        transition, start = kernel.transition, kernel.enter(start)
+        noise = noise._replace(momenta=kernel.wide(noise.momenta), uniforms=kernel.wide_line(noise.uniforms))
+    else:
+        transition = hmc.transition(networks.value_and_gradient(decoder, images), model.leapfrog_steps)
+
+    def step(carry: tuple[hmc.State, Array], numbers: tuple[Array, Array]) -> Any:
+        state, size = carry
+        state, info = transition(state, *numbers, size)
+        accepted = info.accepted[: len(images)]  # rows that only fill up a tile have no say
+        size = hmc.adaptation(size, accepted, model.target_acceptance, rate)
+        return (state, size), accepted.mean(dtype=jnp.float32)
+
+    # Written out on an accelerator: 2,201 updates a second instead of 1,889 on an H200; a CPU only compiles longer.
+    unroll = 1 if platform() == "cpu" else model.hmc_steps
+    (end, size), accepted = lax.scan(step, (start, step_size), (noise.momenta, noise.uniforms), unroll=unroll)
+    return Chain(kernel.leave(end) if kernel else end, size, accepted.mean())
 
 
 def use_fused(model: VcdModel) -> bool:
@@ -191,31 +190,6 @@ def use_fused(model: VcdModel) -> bool:
     if model.sampler == "auto":
         return platform() == "gpu" and fused.fits(model) and model.micro_batch_size <= fused.LARGEST_BATCH
     return model.sampler == "fused"
-
-
-def iterate(
-    model: VcdModel,
-    transition: hmc.Transition,
-    start: hmc.State,
-    momenta: Array,
-    uniforms: Array,
-    step_size: Array,
-    chains: int,
-) -> Chain:
-    """All iterations of an update; only the first `chains` rows have a say in the step size."""
-    rate = model.adaptation_rate if model.adaptation == "ruiz" else 0.0
-
-    def step(carry: tuple[hmc.State, Array], numbers: tuple[Array, Array]) -> Any:
-        state, size = carry
-        state, info = transition(state, *numbers, size)
-        accepted = info.accepted[:chains]
-        size = hmc.adaptation(size, accepted, model.target_acceptance, rate)
-        return (state, size), accepted.mean(dtype=jnp.float32)
-
-    # Written out on an accelerator: 2,201 updates a second instead of 1,889 on an H200; a CPU only compiles longer.
-    unroll = 1 if platform() == "cpu" else model.hmc_steps
-    (end, size), accepted = lax.scan(step, (start, step_size), (momenta, uniforms), unroll=unroll)
-    return Chain(end, size, accepted.mean())
 
 
 class Draw(NamedTuple):
@@ -241,7 +215,7 @@ class Draw(NamedTuple):
     @property
     def entropy(self) -> Array:
         """Of q0, exactly."""
-        return jnp.log(self.spread).sum(-1) + 0.5 * self.mean.shape[-1] * (LOG_TWO_PI + 1)
+        return jnp.log(self.spread).sum(-1) + 0.5 * self.mean.shape[-1] * (networks.LOG_TWO_PI + 1)
 
 
 def encoder_pull(method: str, draw: Draw, control: Array) -> tuple[Array, Array]:
@@ -287,22 +261,14 @@ def move_variate(state: Variate, index: Array, f: Array, decay: float, shared_ph
         return {"shared": moved_shared}
     shared = jnp.where(shared_phase, moved_shared, state["shared"])
     target = decay * (state["shared"] + state["own"][index]) + (1 - decay) * f - state["shared"]
-    rows = jnp.where(shared_phase, 0.0, target)
-    return {"shared": shared, "own": _write_rows(state["own"], index, rows)}
-
-
-def _write_rows(own: Array, index: Array, rows: Array) -> Array:
-    """The entries at `index` replaced; where batches fill a pass exactly, no index comes twice."""
-    if len(own) % len(index) == 0:
-        return own.at[index].set(rows, unique_indices=True)
-    return own.at[last_of_each(index, len(own))].set(rows, mode="drop")
-
-
-def last_of_each(index: Array, images: int) -> Array:
-    """The indices with every row but an image's last one sent past the end, where a write is dropped."""
+    rows, own = jnp.where(shared_phase, 0.0, target), state["own"]
+    if len(own) % len(index) == 0:  # batches fill a pass exactly, and no image comes twice
+        return {"shared": shared, "own": own.at[index].set(rows, unique_indices=True)}
     places = jnp.arange(len(index), dtype=jnp.int32)
-    last = jnp.zeros(images, jnp.int32).at[index].max(places)
-    return jnp.where(last[index] == places, index, images)
+    last = jnp.zeros(len(own), jnp.int32).at[index].max(places)
+    # A write past the end is dropped.
+    once = jnp.where(last[index] == places, index, len(own))
+    return {"shared": shared, "own": own.at[once].set(rows, mode="drop")}
 
 
 def mean_variate(state: Variate) -> Array:
@@ -315,9 +281,11 @@ def mean_variate(state: Variate) -> Array:
 def evaluate(job: Job) -> Callable[[State, Batch], dict[str, Array]]:
     """The ELBO of each image by one encoder sample that belongs to the image's number: cheap, unbiased."""
 
+    policy = precision.parse(job.model.precision)
+
     def values(state: State, batch: Batch) -> dict[str, Array]:
         images = batch["image"].reshape(len(batch["image"]), -1).astype(jnp.float32)
-        params = job.policy.to_compute(state["params"])
+        params = policy.to_compute(state["params"])
         mean, spread = networks.encode(params, images)
         keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), batch["index"])
         eta = jax.vmap(lambda key: jax.random.normal(key, mean.shape[1:]))(keys)
@@ -326,3 +294,29 @@ def evaluate(job: Job) -> Callable[[State, Batch], dict[str, Array]]:
         return {"elbo": elbo, "elbo_squared": elbo * elbo}
 
     return values
+
+
+class TrainedRun(NamedTuple):
+    """A run's folder read back: its options, its model and the weights of a checkpoint."""
+
+    config: VcdTrain
+    job: Job
+    state: State
+    step: int
+
+
+def load_run(folder: str | Path, step: int | None = None) -> TrainedRun:
+    """The newest whole checkpoint of a run, or that of a step; what the run was, its config.json alone says."""
+    folder = Path(folder)
+    options = read_run_options(folder)
+    images = options.pop("images")
+    config = build(VcdTrain, options)
+    job = make_job(config, images)
+    if not config.save_checkpoints and not (folder / "checkpoints").exists():
+        raise CheckpointError(
+            f"{folder}: trained with --no-save-checkpoints, as by -c test, so its weights are gone; "
+            "train with --save-checkpoints to keep them"
+        )
+    like = jax.eval_shape(lambda key: init(job, key), jax.random.key(0))
+    restored = Checkpoints(folder / "checkpoints", family=FAMILY, config=options).restore(like, step).warn()
+    return TrainedRun(config, job, restored.state, restored.step)

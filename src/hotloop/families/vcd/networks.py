@@ -15,10 +15,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from hotloop.engine.precision import cast
+from hotloop.families.vcd.config import PIXELS
 from hotloop.layers.initial import Spec, draw
 from hotloop.mcmc.hmc import ValueAndGradient
 
-PIXELS = 784
 SMALLEST_SPREAD = 1e-4
 LOG_TWO_PI = math.log(2 * math.pi)
 Network = tuple[dict[str, Array], ...]

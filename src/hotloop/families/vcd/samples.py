@@ -17,11 +17,12 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
+from hotloop.engine import precision
 from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.progress import Console, compiling
 from hotloop.errors import DataError, RunError
-from hotloop.families.vcd import images, model, networks, saved
-from hotloop.families.vcd.config import VcdSamples
+from hotloop.families.vcd import images, model, networks
+from hotloop.families.vcd.config import PIXELS, VcdSamples
 from hotloop.families.vcd.images import Bits
 from hotloop.families.vcd.model import Job
 from hotloop.mcmc import hmc
@@ -50,44 +51,45 @@ def draw(job: Job, prior: int, hmc_steps: int) -> Callable[[Any, Array, Array], 
     # The plain sampler on every device: the same pictures, and nothing here is worth a kernel.
     settings = replace(job.model, hmc_steps=hmc_steps, adaptation="constant", sampler="plain")
 
+    def means(decoder: Any, z: Array) -> Array:
+        return jax.nn.sigmoid(networks.forward(decoder, z)[-1])
+
     def drawn(state: Any, images: Array, key: Array) -> Drawn:
-        params = job.policy.to_compute(state["params"])
+        params = precision.parse(settings.precision).to_compute(state["params"])
         shown = images.astype(jnp.float32)
         z = jax.random.normal(stream(key, "prior", 0), (prior, settings.z_dim))
         noise = model.draw_noise(settings, stream(key, "reconstructions", 0), len(images))
         mean, spread = networks.encode(params, shown)
         start = hmc.init(mean + spread * noise.start, networks.value_and_gradient(params["decoder"], shown))
         chain = model.sample(settings, params["decoder"], shown, start, noise, state["step_size"])
-        before, after = (_means(params["decoder"], at.position) for at in (start, chain.end))
+        before, after = (means(params["decoder"], at.position) for at in (start, chain.end))
         log_joints = start.log_density, chain.end.log_density
-        return Drawn(_means(params["decoder"], z), before, after, *log_joints, chain.acceptance)
+        return Drawn(means(params["decoder"], z), before, after, *log_joints, chain.acceptance)
 
     return drawn
 
 
-def _means(decoder: Any, z: Array) -> Array:
-    return jax.nn.sigmoid(networks.forward(decoder, z)[-1])
-
-
 def run(config: VcdSamples, context: Console) -> dict[str, Any]:
     """Write the pictures and say where they are."""
-    run = saved.load_run(config.run, config.step)
-    originals = _originals(config, run.config.data, context)
+    run = model.load_run(config.run, config.step)
+    triples = max(1, config.columns // 3)
+    originals = _originals(config, config.rows * triples, run.config.data, context)
     hmc_steps = config.hmc_steps or run.job.model.hmc_steps
     call = jax.jit(draw(run.job, config.rows * config.columns, hmc_steps))
     with context.progress("drawing"):
         with compiling():  # the call comes back before it has run
             made = call(run.state, originals, seed_key(config.seed))
         drawn = jax.device_get(made)
-    path = config.folder / "prior.png"
+    folder = config.output or config.run / "samples"
+    path = folder / "prior.png"
     write_png(path, enlarge(arrange_grid(make_pictures(drawn.prior), config.columns), config.scale))
     context.say(f"{path}: {len(drawn.prior)} images from the prior, after update {run.step:,}")
     result = {"run": str(config.run), "step": run.step, "seed": config.seed, "prior": str(path)}
     if not len(originals):
         return result
-    path = config.folder / "reconstructions.png"
+    path = folder / "reconstructions.png"
     parts = [make_pictures(part) for part in (originals, drawn.before, drawn.after)]
-    write_png(path, enlarge(arrange_triples(parts, config.triples), config.scale))
+    write_png(path, enlarge(arrange_triples(parts, triples), config.scale))
     z0, zt = (float(np.mean(values)) for values in (drawn.log_joint_z0, drawn.log_joint_zt))
     context.say(
         f"{path}: {len(originals)} test images, each as it is, from the encoder's sample, and after {hmc_steps} "
@@ -104,19 +106,18 @@ def run(config: VcdSamples, context: Console) -> dict[str, Any]:
     }
 
 
-def _originals(config: VcdSamples, trained_on: str, context: Console) -> Bits:
+def _originals(config: VcdSamples, wanted: int, trained_on: str, context: Console) -> Bits:
     """Test images chosen by the seed, in their order; none where the run's own data are not here any more."""
     try:
-        with context.progress("loading images"):
-            loaded = images.load_images(config.data or trained_on, context.say, context.progress)
+        loaded = images.load_images(config.data or trained_on, context)
     except DataError as error:
         if config.data not in (None, trained_on):
             raise
         context.warn(f"no reconstructions: {error}; name images with --data")
-        return np.zeros((0, networks.PIXELS), np.uint8)
+        return np.zeros((0, PIXELS), np.uint8)
     if loaded.notice:
         context.warn(loaded.notice)
-    count = min(config.rows * config.triples, len(loaded.test))
+    count = min(wanted, len(loaded.test))
     chosen = np.random.default_rng(config.seed).choice(len(loaded.test), count, replace=False)
     return loaded.test[np.sort(chosen)]
 

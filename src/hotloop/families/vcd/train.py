@@ -1,8 +1,4 @@
-"""`hotloop vcd train` from beginning to end: data, plan, program, run, and the evaluation after it.
-
-What an update computes is in `model`; this is the order of things, and the names of folders. It prints
-through the console that it is handed.
-"""
+"""`hotloop vcd train` from beginning to end: data, plan, program, run, and the evaluation after it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
@@ -13,7 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 from jax import Array
-from numpy.typing import NDArray
 
 from hotloop.engine.device import platform
 from hotloop.engine.feed import Resident
@@ -26,13 +21,10 @@ from hotloop.engine.sinks import ConsoleSink
 from hotloop.engine.training import check_place, open_training
 from hotloop.errors import OptionError, RunError
 from hotloop.families.vcd import evaluation, fused, images, model
-from hotloop.families.vcd.config import FAMILY, VcdTrain
-from hotloop.families.vcd.images import PIXELS, Images
-from hotloop.families.vcd.model import make_job
+from hotloop.families.vcd.config import FAMILY, PIXELS, VcdTrain
+from hotloop.families.vcd.images import Images
 from hotloop.options import to_jsonable
 
-LATEST = ("learning_rate", "step_size")
-"""Figures of a log that are the last update's and no mean."""
 MAY_DIFFER = (
     "config_file",
     "results_dir",
@@ -58,13 +50,35 @@ def run(config: VcdTrain, console: Console, command: str) -> Mapping[str, Any]:
         raise RunError(
             f"--resume: {folder} is finished and has no checkpoints; to train again give another --run-name"
         )
-    data = load_data(config, console)
+    data = images.load_images(config.data, console, hold_out=config.validation)
     results = []
     for repeat in range(config.repeats):
-        results.append(
-            train_run(replace(config, seed=config.seed + repeat, repeats=1), data, console, command)
-        )
+        once = replace(config, seed=config.seed + repeat, repeats=1)
+        results.append(train_run(once, data, console, command))
     return {**results[-1], "runs": results} if config.repeats > 1 else results[-1]
+
+
+def plan(config: VcdTrain, console: Console) -> Plan:
+    """What `run` would do, and said before it: the sampler, when rates change, and memory on the device."""
+    check_sampler(config)
+    samples = len(images.load_images(config.data, console, hold_out=config.validation).train)
+    planned, job = make_plan(config, samples), model.make_job(config, samples)
+    rates = ", ".join(f"{name} {rate:g}" for name, rate in config.rates().items())
+    state = jax.eval_shape(lambda key: model.init(job, key), jax.random.key(0))
+    values = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    activations = 16 * 4 * config.micro_batch_size * (PIXELS + sum(config.hidden))
+    memory = (2 * values + samples * PIXELS + activations) / 2**20
+    gradients = 1 + config.hmc_steps * config.leapfrog_steps if config.method != "kl" else 1
+    sampler = "fused" if model.use_fused(job.model) else "plain"
+    decay = f"{config.lr_schedule} factor"
+    if config.lr_schedule == "exponential" and not config.lr_schedule_params:
+        decay = f"x {config.rate_decay:g} every {config.decay_period(samples)} updates"
+    console.say(
+        f"method {config.method}, control variate {job.variate}, {gradients} gradients an update "
+        f"({sampler} sampler on {platform()})\nrates: {rates}, {decay}\n"
+        f"memory on the device: about {memory:.0f} MiB"
+    )
+    return planned
 
 
 def check_sampler(config: VcdTrain) -> None:
@@ -77,140 +91,6 @@ def check_sampler(config: VcdTrain) -> None:
         )
     if platform() != "gpu":
         raise OptionError(f"--sampler fused: a GPU kernel, and this is a {platform()}; use --sampler auto")
-
-
-def load_data(config: VcdTrain, console: Console) -> Images:
-    """The images to train with, as many as a batch at least."""
-    with console.progress("loading images"):
-        data = images.load_images(config.data, console.say, console.progress)
-    data = data.held_out() if config.validation else data
-    if config.micro_batch_size > len(data.train):
-        raise OptionError(
-            f"--micro-batch-size {config.micro_batch_size}: there are only {len(data.train)} training images"
-        )
-    return data
-
-
-def make_plan(config: VcdTrain, samples: int) -> Plan:
-    """Exactly the updates that the epochs hold, a log every so many, twenty checkpoints."""
-    total = config.total_updates(samples)
-    return Plan.for_updates(
-        total,
-        log_every=min(config.log_every, total),
-        checkpoint_every=max(1, total // CHECKPOINTS) if config.save_checkpoints else 0,
-        updates_per_epoch=Fraction(samples, config.micro_batch_size),
-        batch=Batch.of(config.micro_batch_size),
-    )
-
-
-def describe(config: VcdTrain, samples: int, platform: str) -> str:
-    """What the plan does not say: the sampler, when rates change, and memory on the device."""
-    job = make_job(config, samples)
-    rates = ", ".join(f"{name} {rate:g}" for name, rate in config.rates().items())
-    state = jax.eval_shape(lambda key: model.init(job, key), jax.random.key(0))
-    values = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-    activations = 16 * 4 * config.micro_batch_size * (PIXELS + sum(config.hidden))
-    memory = (2 * values + samples * PIXELS + activations) / 2**20
-    gradients = 1 + config.hmc_steps * config.leapfrog_steps if config.method != "kl" else 1
-    sampler = "fused" if model.use_fused(job.model) else "plain"
-    decay = f"x {config.rate_decay:g} every {job.model.decay_period(samples)} updates"
-    return (
-        f"method {config.method}, control variate {job.model.variate}, {gradients} gradients an update "
-        f"({sampler} sampler on {platform})\nrates: {rates}, {decay}\n"
-        f"memory on the device: about {memory:.0f} MiB"
-    )
-
-
-def train_run(config: VcdTrain, data: Images, console: Console, command: str) -> dict[str, Any]:
-    folder = run_folder(config)
-    plan, on_log = make_plan(config, len(data.train)), log_pace(config.micro_batch_size)
-    job, key = make_job(config, len(data.train)), seed_key(config.seed)
-    feed = Resident(
-        data.train, config.micro_batch_size, seed=config.seed, samples=len(data.train), gather=gather_numbered
-    )
-    program = Program(
-        model.update(job),
-        feed,
-        min(plan.updates_per_call, config.updates_per_call or plan.total_updates),
-        key,
-    )
-    say = (lambda _: None) if config.log_level in ("WARNING", "ERROR", "CRITICAL") else console.say
-    settings = to_jsonable(
-        {**asdict(config), "data": images.make_lasting(config.data), "images": len(data.train)}
-    )
-    sink = ConsoleSink(say, ("checkpoint",) if config.log_level in ("NOTSET", "DEBUG") else ())
-    with open_training(
-        folder,
-        settings,
-        command=command,
-        family=FAMILY,
-        resume=config.resume,
-        may_differ=MAY_DIFFER,
-        options=VcdTrain,
-        console=console,
-        sinks=[sink],
-        report=config.report,
-        notice=data.notice,
-    ) as training:
-        say("Starting training...")
-        state = training.train(
-            program,
-            plan,
-            model.init(job, stream(key, "init", 0)),
-            title=f"vcd ({config.method})",
-            on_log=on_log,
-            latest=LATEST,
-            guard="loss",
-            how_to_resume=f"the same command with --resume --run-name {folder.name} --seed {config.seed}",
-        )
-        say("Finished training.")
-        result = {
-            "run": str(folder),
-            "updates": plan.total_updates,
-            "seed": config.seed,
-            "method": config.method,
-        }
-        result |= final_figures(config, job, state, data, training.record, console)
-    return result
-
-
-def gather_numbered(data: Any, indices: Array) -> dict[str, Array]:
-    """A batch whose rows know their image's number, where the control variates are."""
-    return {"image": data.at[indices].get(mode="promise_in_bounds"), "index": indices}
-
-
-def log_pace(batch_size: int) -> Callable[[Event, Mapping[str, Any]], dict[str, float]]:
-    """Adds to each log what 10,000 updates would take, however many it is for."""
-
-    def on_log(event: Event, figures: Mapping[str, Any]) -> dict[str, float]:
-        speed = figures["throughput"]
-        return {"seconds_per_10000_updates": 10_000 * batch_size / speed} if speed else {}
-
-    return on_log
-
-
-def final_figures(
-    config: VcdTrain, job: model.Job, state: Any, data: Images, record: Run, console: Console
-) -> dict[str, Any]:
-    """ELBO of the test images, and the log-likelihoods that were asked for, as records and as a result."""
-    with console.progress("ELBO of the test images"):
-        figures: dict[str, Any] = {"test_elbo": mean_elbo(job, state, data.test)}
-    update = config.total_updates(job.images)
-    epoch = update * config.micro_batch_size / job.images
-    record.event("validation", update=update, epoch=epoch, test_elbo=figures["test_elbo"])
-    wanted = [("test", data.test, config.testing), ("validation", data.validation, config.validation)]
-    for name, rows, asked in wanted:
-        if asked:
-            shown = rows[: config.test_images]
-            figures[name] = evaluation.estimate_likelihoods(job, state, shown, config, config.seed, console)
-            record.event("evaluation", update=update, epoch=epoch, split=name, **figures[name])
-    return figures
-
-
-def mean_elbo(job: model.Job, state: Any, rows: NDArray[np.uint8]) -> float:
-    batch = {"image": rows, "index": np.arange(len(rows), dtype=np.int32)}
-    sums = Evaluation(model.evaluate(job), batch, batch_size=500)(state)
-    return float(sums["elbo"] / sums["samples"])
 
 
 def run_folder(config: VcdTrain) -> Path:
@@ -232,3 +112,96 @@ def run_folder(config: VcdTrain) -> Path:
     if not taken:
         raise RunError(f"nothing to resume: {first} does not exist; start it without --resume")
     return taken[-1]
+
+
+def train_run(config: VcdTrain, data: Images, console: Console, command: str) -> dict[str, Any]:
+    folder, on_log = run_folder(config), log_pace(config.micro_batch_size)
+    plan = make_plan(config, len(data.train))
+    updates_per_call = min(plan.updates_per_call, config.updates_per_call or plan.total_updates)
+    job = model.make_job(config, len(data.train))
+    update = model.update(job)
+
+    def gather(rows: Any, indices: Array) -> dict[str, Array]:
+        """A batch whose rows know their image's number, where the control variates are."""
+        return {"image": rows.at[indices].get(mode="promise_in_bounds"), "index": indices}
+
+    key = seed_key(config.seed)
+    feed = Resident(
+        data.train, config.micro_batch_size, seed=config.seed, samples=len(data.train), gather=gather
+    )
+    program = Program(update, feed, updates_per_call, key)
+    say = (lambda _: None) if config.log_level in ("WARNING", "ERROR", "CRITICAL") else console.say
+    settings = to_jsonable({**asdict(config), "data": data.origin, "images": len(data.train)})
+    with open_training(
+        folder,
+        settings,
+        command=command,
+        family=FAMILY,
+        resume=config.resume,
+        may_differ=MAY_DIFFER,
+        options=VcdTrain,
+        console=console,
+        sinks=[ConsoleSink(say, ("checkpoint",) if config.log_level in ("NOTSET", "DEBUG") else ())],
+        report=config.report,
+        notice=data.notice,
+    ) as training:
+        say("Starting training...")
+        state = training.train(
+            program,
+            plan,
+            model.init(job, stream(key, "init", 0)),
+            title=f"vcd ({config.method})",
+            on_log=on_log,
+            latest=("learning_rate", "step_size"),
+            guard="loss",
+            how_to_resume=f"the same command with --resume --run-name {folder.name} --seed {config.seed}",
+        )
+        say("Finished training.")
+        result = {"run": str(folder), "updates": plan.total_updates, "seed": config.seed}
+        figures = final_figures(config, job, state, data, training.record, console)
+    return {**result, "method": config.method, **figures}
+
+
+def log_pace(batch_size: int) -> Callable[[Event, Mapping[str, Any]], dict[str, float]]:
+    """Adds to each log what 10,000 updates would take, however many it is for."""
+
+    def on_log(event: Event, figures: Mapping[str, Any]) -> dict[str, float]:
+        speed = figures["throughput"]
+        return {"seconds_per_10000_updates": 10_000 * batch_size / speed} if speed else {}
+
+    return on_log
+
+
+def make_plan(config: VcdTrain, images: int) -> Plan:
+    """Exactly the updates that the epochs hold, rounded down once for the whole run, and twenty checkpoints."""
+    batch = config.micro_batch_size
+    if batch > images:
+        raise OptionError(f"--micro-batch-size {batch}: there are only {images} training images")
+    total = config.updates or config.epochs * images // batch
+    return Plan.for_updates(
+        total,
+        log_every=min(config.log_every, total),
+        checkpoint_every=max(1, total // CHECKPOINTS) if config.save_checkpoints else 0,
+        updates_per_epoch=Fraction(images, batch),
+        batch=Batch.of(batch),
+    )
+
+
+def final_figures(
+    config: VcdTrain, job: model.Job, state: Any, data: Images, record: Run, console: Console
+) -> dict[str, Any]:
+    """ELBO of the test images, and the log-likelihoods that were asked for, as records and as a result."""
+    with console.progress("ELBO of the test images"):
+        batch = {"image": data.test, "index": np.arange(len(data.test), dtype=np.int32)}
+        sums = Evaluation(model.evaluate(job), batch, batch_size=500)(state)
+    figures: dict[str, Any] = {"test_elbo": float(sums["elbo"] / sums["samples"])}
+    update = make_plan(config, job.images).total_updates
+    epoch = update * config.micro_batch_size / job.images
+    record.event("validation", update=update, epoch=epoch, test_elbo=figures["test_elbo"])
+    wanted = [("test", data.test, config.testing), ("validation", data.validation, config.validation)]
+    for name, rows, asked in wanted:
+        if asked:
+            shown = rows[: config.test_images]
+            figures[name] = evaluation.estimate_likelihoods(job, state, shown, config, config.seed, console)
+            record.event("evaluation", update=update, epoch=epoch, split=name, **figures[name])
+    return figures
