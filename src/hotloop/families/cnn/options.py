@@ -28,9 +28,14 @@ from hotloop.options import (
     table_option,
 )
 
-MODEL, OPTIMISER, RATE, NUMBERS = "Model", "Optimiser", "Learning rate", "Numbers"
-DATA, VALIDATION, RECORDS = "Data", "Validation", "Records"
-PIPELINE, OLD = "Pipeline stages", "Without effect here"
+PIPELINE = "Pipeline stages"
+_run, _batch, _events, _data, _model, _optimiser, _rate, _numbers, _validation, _records, _pipeline = (
+    partial(option, group=group)
+    for group in (
+        RUN_GROUP, BATCH_GROUP, EVENTS_GROUP, "Data", "Model", "Optimiser", "Learning rate", "Numbers", "Validation",
+        "Records", PIPELINE,
+    )
+)  # fmt: skip
 NORMS = {
     "batch_norm": ("momentum",),
     "custom_batch_norm": ("momentum",),
@@ -89,7 +94,7 @@ def parse_synthetic(text: str) -> str:
 
 
 # Read, so that old command lines and files load; one notice names those that were given.
-_old = partial(table_option, group=OLD)
+_old = partial(table_option, group="Without effect here")
 WITHOUT_EFFECT = (
     table_option(
         "pipeline_schedule",
@@ -143,221 +148,225 @@ WITHOUT_EFFECT = (
 class TrainConfig(Options, PlanOptions):
     """What was asked for; hashable. `without_effect` has the values of its table that are not the defaults."""
 
-    training: bool = option(True, "Train.", group=RUN_GROUP)
-    resume: bool = option(False, "Go on with the newest run of this name.", group=RUN_GROUP)
-    compile_only: bool = option(False, "Compile the training program, and stop.", group=RUN_GROUP)
-    plan: bool = option(False, "Say what would run, and stop.", group=RUN_GROUP)
-    strict_devices: bool = option(
+    training: bool = _run(True, "Train.")
+    resume: bool = _run(False, "Go on with the newest run of this name.")
+    compile_only: bool = _run(False, "Compile the training program, and stop.")
+    plan: bool = _run(False, "Say what would run, and stop.")
+    strict_devices: bool = _batch(
         False,
         "Stop where a configuration asks for more devices than there are, instead of merging stages and "
         "accumulating for the missing replicas.",
-        group=BATCH_GROUP,
     )
-    dataset: DatasetName = option("cifar10", "The images.", group=DATA)
-    dataset_path: Path = option(Path(), "Folder with the data set's files.", group=DATA)
-    synthetic_data: Literal["host", "device"] | None = option(
+    dataset: DatasetName = _data("cifar10", "The images.")
+    dataset_path: Path = _data(Path(), "Folder with the data set's files.")
+    synthetic_data: Literal["host", "device"] | None = _data(
         None,
         "Train on made-up images of the data set's shape, from the host (cpu) or made on the device (ipu).",
         parse=parse_synthetic,
-        group=DATA,
     )
-    eight_bit_transfer: bool = option(
-        False, "Send images as bytes; with --accelerator-side-preprocess.", group=DATA
-    )
-    accelerator_side_preprocess: bool = option(
+    eight_bit_transfer: bool = _data(False, "Send images as bytes; with --accelerator-side-preprocess.")
+    accelerator_side_preprocess: bool = _data(
         False,
         "Augmenting and normalising happen on the device in any case; --eight-bit-transfer asks for this, as before.",
-        group=DATA,
     )
-    pipeline_num_parallel: int = option(
-        48, "At most so many workers that decode images on the host.", check=positive, group=DATA
+    pipeline_num_parallel: int = _data(
+        48, "At most so many workers that decode images on the host.", check=positive
     )
-    skip_corrupt: bool = option(
+    skip_corrupt: bool = _data(
         False,
         "Let other images take the place of broken ones, and count them; else the first one stops the run.",
-        group=DATA,
     )
-    shuffle: bool = option(True, "Shuffle the training images; validation never does.", group=DATA)
-    seed: int | None = option(
+    shuffle: bool = _data(True, "Shuffle the training images; validation never does.")
+    seed: int | None = _data(
         None,
         "Seed of weights, order and draws; left out, one is drawn and told.",
         check=between(0, 2**63 - 1),
-        group=DATA,
     )
-    deterministic: bool = option(
-        False,
-        "Give the same bits again for the same seed, on a GPU by slower kernels; turns --shuffle off.",
-        group=DATA,
+    deterministic: bool = _data(
+        False, "Give the same bits again for the same seed, on a GPU by slower kernels; turns --shuffle off."
     )
-    model_name: str = option(
+    model_name: str = _model(
         "toy_model",
         "The network: resnet18, 34, 50, 101, 152; cifar_resnet8, 20, 32, 44, 56; toy_model, toy_model_bn.",
         aliases=("--model",),
         metavar="NAME",
         check=check_model,
-        group=MODEL,
     )
-    norm_layer: Params = option(
+    norm_layer: Params = _model(
         Params(name="custom_batch_norm", momentum=0.97),
         "Normalisation: name batch_norm or custom_batch_norm (the same here) with momentum; or group_norm with "
         "num_groups or channels_per_group.",
-        group=MODEL,
     )
-    statistics_rule: Literal["spread", "seed"] = option(
+    statistics_rule: Literal["spread", "seed"] = _model(
         "spread",
         "Running variance of batch norm: spread counts the differences between the means of micro-batches, so that "
         "any split equals the undivided batch; seed leaves them out, as the old program did.",
-        group=MODEL,
     )
-    dbn_replica_group_size: int = option(
-        1, "Replicas that share batch-norm statistics; 1: none.", check=positive, group=MODEL
+    dbn_replica_group_size: int = _model(
+        1, "Replicas that share batch-norm statistics; 1: none.", check=positive
     )
-    label_smoothing: float | None = option(
-        None, "Share of each label spread over all classes.", check=between(0, 1), group=MODEL
+    label_smoothing: float | None = _model(
+        None, "Share of each label spread over all classes.", check=between(0, 1)
     )
     optimizer: Literal["sgd", "lars", "rmsprop", "momentum", "rmsprop_outside", "adam", "adamw", "muon"] = (
-        option(
-            "sgd",
-            "The update rule; muon is for matrices and kernels, everything else goes by adam.",
-            group=OPTIMISER,
-        )
+        _optimiser("sgd", "The update rule; muon is for matrices and kernels, everything else goes by adam.")
     )
-    optimizer_params: Params = option(
+    optimizer_params: Params = _optimiser(
         Params(momentum=0),
         "sgd, momentum: momentum, nesterov; lars: momentum, weight_decay, eeta, epsilon; rmsprop: momentum, "
         "base_decay_exponent, epsilon; rmsprop_outside: decay, epsilon; "
         "adam, adamw: b1, b2, eps (adamw: weight_decay); muon: beta, weight_decay.",
-        group=OPTIMISER,
     )
-    weight_decay: float = option(
-        0.0, "Decay beside the rule: the step is -rate * (rule + X * W).", check=non_negative, group=OPTIMISER
+    weight_decay: float = _optimiser(
+        0.0, "Decay beside the rule: the step is -rate * (rule + X * W).", check=non_negative
     )
-    l2_regularization: float = option(
+    l2_regularization: float = _optimiser(
         0.0,
         "Decay through the rule: X * W is added to the gradient, and so passes the momentum.",
         check=non_negative,
-        group=OPTIMISER,
     )
-    exclude_norms_and_biases: bool = option(
-        False,
-        "Leave scales, offsets and biases out of both decays; most recent recipes do.",
-        group=OPTIMISER,
+    exclude_norms_and_biases: bool = _optimiser(
+        False, "Leave scales, offsets and biases out of both decays; most recent recipes do."
     )
-    lr_schedule: Literal["const", "cosine", "stepped", "polynomial", "exponential", "one_cycle"] = option(
-        "const", "Shape of the rate over the run.", group=RATE
+    lr_schedule: Literal["const", "cosine", "stepped", "polynomial", "exponential", "one_cycle"] = _rate(
+        "const", "Shape of the rate over the run."
     )
-    lr_schedule_params: Params = option(
+    lr_schedule_params: Params = _rate(
         Params(initial_learning_rate=0.0001),
         "initial_learning_rate is for one sample and grows with the global batch; cosine and polynomial: "
         "epochs_to_total_decay; polynomial: end_learning_rate_ratio, power; exponential: decay_rate, decay_epochs; "
         "one_cycle: total_epochs, peak_epoch; stepped: boundaries (epochs) and one more values, taken as they are.",
-        group=RATE,
     )
-    lr_warmup_params: Params | None = option(
+    lr_warmup_params: Params | None = _rate(
         None,
         "warmup_epochs, and warmup_mode: shift starts the schedule after the warm-up, mask lets it run from the "
         "first update.",
-        group=RATE,
     )
-    lr_staircase: bool = option(False, "Keep the rate of an epoch's first update all epoch.", group=RATE)
-    precision: Literal["16.16", "16.32", "32.32"] = option(
-        "16.16", "Bits of the computation and of the weights kept between updates.", group=NUMBERS
+    lr_staircase: bool = _rate(False, "Keep the rate of an epoch's first update all epoch.")
+    precision: Literal["16.16", "16.32", "32.32"] = _numbers(
+        "16.16", "Bits of the computation and of the weights kept between updates."
     )
-    half: Literal["bfloat16", "float16"] = option(
+    half: Literal["bfloat16", "float16"] = _numbers(
         "bfloat16",
         "What 16 bits are. bfloat16 has the range of float32, so that no gradient under- or overflows and no loss "
         "scaling is needed; float16 is the old program's, finer and to be used with --loss-scaling.",
-        group=NUMBERS,
     )
-    half_partials: bool = option(
-        False, "Also add up products in 16 bits, where the device can.", group=NUMBERS
-    )
-    stochastic_rounding: Literal["ON", "OFF", "replica-identical"] = option(
+    half_partials: bool = _numbers(False, "Also add up products in 16 bits, where the device can.")
+    stochastic_rounding: Literal["ON", "OFF", "replica-identical"] = _numbers(
         "ON",
         "Round 16-bit weights up or down at random, so that small steps count on average; replicas always round "
         "alike, and validation never does.",
-        group=NUMBERS,
     )
-    loss_scaling: float = option(
-        0.0,
-        "Multiply the loss by this and divide the gradients; 0: not at all.",
-        check=non_negative,
-        group=NUMBERS,
+    loss_scaling: float = _numbers(
+        0.0, "Multiply the loss by this and divide the gradients; 0: not at all.", check=non_negative
     )
-    auto_loss_scaling: bool = option(
-        False,
-        "Find the factor during the run; for sgd without momentum and a constant rate.",
-        group=NUMBERS,
+    auto_loss_scaling: bool = _numbers(
+        False, "Find the factor during the run; for sgd without momentum and a constant rate."
     )
-    checkpoint_input_dir: Path | None = option(
-        None,
-        "A run's folder, or one of checkpoints, to validate instead of those just made.",
-        metavar="DIR",
-        group=EVENTS_GROUP,
+    checkpoint_input_dir: Path | None = _events(
+        None, "A run's folder, or one of checkpoints, to validate instead of those just made.", metavar="DIR"
     )
-    checkpoint_output_dir: Path | None = option(
-        None, "Folder for checkpoints; left out, one in the run's folder.", metavar="DIR", group=EVENTS_GROUP
+    checkpoint_output_dir: Path | None = _events(
+        None, "Folder for checkpoints; left out, one in the run's folder.", metavar="DIR"
     )
-    ckpt_all_instances: bool = option(
-        False, "Every process of a distributed run saves, not the first alone.", group=EVENTS_GROUP
+    ckpt_all_instances: bool = _events(
+        False, "Every process of a distributed run saves, not the first alone."
     )
-    clean_dir: bool | None = option(
+    clean_dir: bool | None = _events(
         None,
         "After validation remove all checkpoints that this run made (True) or none of them (False); left out, the best "
         "and the last stay.",
-        group=EVENTS_GROUP,
     )
-    validation: bool = option(True, "Validate every checkpoint after training.", group=VALIDATION)
-    random_weights: bool = option(
-        False, "Validate random weights, where no checkpoint is meant to be there.", group=VALIDATION
+    validation: bool = _validation(True, "Validate every checkpoint after training.")
+    random_weights: bool = _validation(
+        False, "Validate random weights, where no checkpoint is meant to be there."
     )
-    validation_micro_batch_size: int | None = option(
-        None, "Images at once per replica; left out, the training's.", check=positive, group=VALIDATION
+    validation_micro_batch_size: int | None = _validation(
+        None, "Images at once per replica; left out, the training's.", check=positive
     )
-    validation_num_replicas: int | None = option(
+    validation_num_replicas: int | None = _validation(
         None,
         "Replicas in validation; left out, one for each device of the training, or as many as in training with "
         "--pipeline-validation-model.",
         check=positive,
-        group=VALIDATION,
     )
-    pipeline_validation_model: bool = option(
-        False, "Validate with the training's pipeline stages.", group=VALIDATION
+    pipeline_validation_model: bool = _validation(False, "Validate with the training's pipeline stages.")
+    top_k: int = _validation(5, "Also count labels among the K likeliest classes.", check=positive)
+    sweep: bool = _validation(False, "Also tell when --target-accuracy was reached.")
+    target_accuracy: float = _validation(
+        0.759, "Accuracy that --sweep asks for, as a fraction.", check=between(0, 1)
     )
-    top_k: int = option(
-        5, "Also count labels among the K likeliest classes.", check=positive, group=VALIDATION
+    results_dir: Path = _records(Path("results"), "Folder in which runs get theirs.")
+    run_name: str | None = _records(
+        None, "Name of the run's folder; else made of model and data.", check=folder_name
     )
-    sweep: bool = option(False, "Also tell when --target-accuracy was reached.", group=VALIDATION)
-    target_accuracy: float = option(
-        0.759, "Accuracy that --sweep asks for, as a fraction.", check=between(0, 1), group=VALIDATION
+    report: Path | None = _records(
+        None, "Write the compiler's report and a profile to this folder.", metavar="DIR"
     )
-    results_dir: Path = option(Path("results"), "Folder in which runs get theirs.", group=RECORDS)
-    run_name: str | None = option(
-        None, "Name of the run's folder; else made of model and data.", check=folder_name, group=RECORDS
+    mlperf_logging: bool = _records(False, "Compile and load before the clock of time-to-train starts.")
+    wandb: bool = _records(False, "Log to Weights & Biases, too.")
+    wandb_run_name: str | None = _records(None, "The run's name there.")
+    wandb_tags: tuple[str, ...] | None = _records(None, "The run's tags there.")
+    expect: str = _records("", "What a configuration promises, in its own words.", hidden=True)
+    pipeline_splits: tuple[str, ...] = _pipeline(
+        (), "Layers that open a new stage, in the model's order.", metavar="LAYER ..."
     )
-    report: Path | None = option(
-        None, "Write the compiler's report and a profile to this folder.", metavar="DIR", group=RECORDS
+    device_mapping: tuple[int, ...] | None = _pipeline(
+        None, "Device of each stage, from 0 without gaps.", check=non_negative
     )
-    mlperf_logging: bool = option(
-        False, "Compile and load before the clock of time-to-train starts.", group=RECORDS
-    )
-    wandb: bool = option(False, "Log to Weights & Biases, too.", group=RECORDS)
-    wandb_run_name: str | None = option(None, "The run's name there.", group=RECORDS)
-    wandb_tags: tuple[str, ...] | None = option(None, "The run's tags there.", group=RECORDS)
-    expect: str = option("", "What a configuration promises, in its own words.", hidden=True, group=RECORDS)
-    pipeline_splits: tuple[str, ...] = option(
-        (), "Layers that open a new stage, in the model's order.", metavar="LAYER ...", group=PIPELINE
-    )
-    device_mapping: tuple[int, ...] | None = option(
-        None, "Device of each stage, from 0 without gaps.", check=non_negative, group=PIPELINE
-    )
-    recomputation: bool = option(
-        False, "Compute activations again in the backward pass, stage by stage: less memory.", group=PIPELINE
+    recomputation: bool = _pipeline(
+        False, "Compute activations again in the backward pass, stage by stage: less memory."
     )
     without_effect: Params = option_table(*WITHOUT_EFFECT)
 
     def check(self) -> None:
-        check_options(self)
+        """What depends on the data, the devices or the layers of the model is checked by `job.resolve`."""
+        mapping, stages, group = self.device_mapping, self.stages, self.dbn_replica_group_size
+        if self.recomputation and stages == 1:
+            raise OptionError("--recomputation: goes stage by stage, so it needs --pipeline-splits")
+        if mapping is not None:
+            given = f"--device-mapping {' '.join(map(str, mapping))}"
+            if len(mapping) != stages:
+                raise OptionError(
+                    f"{given}: has {len(mapping)} entries for {stages} stages (--pipeline-splits and one more)"
+                )
+            if set(mapping) != set(range(max(mapping) + 1)):
+                raise OptionError(f"{given}: must use every device from 0 to {max(mapping)}")
+        count = len(self.without_effect.get("available_memory_proportion", ()))
+        if count > 1 and stages == 1:
+            raise OptionError(
+                f"--available-memory-proportion: {count} values without --pipeline-splits; give one"
+            )
+        if count > 1 and count != 2 * stages:
+            raise OptionError(
+                f"--available-memory-proportion: {count} values for {stages} stages; give one, or {2 * stages} "
+                "(convolutions and products of each stage)"
+            )
+        if self.devices_per_replica > 1 and group > 1:
+            raise OptionError(
+                f"--dbn-replica-group-size {group}: needs one device per replica; leave out --pipeline-splits or map "
+                "every stage to device 0 with --device-mapping"
+            )
+        if self.num_replicas % group:
+            raise OptionError(
+                f"--dbn-replica-group-size {group}: does not divide --num-replicas {self.num_replicas}; "
+                "give a divisor, or 1"
+            )
+        if not self.accelerator_side_preprocess:
+            if self.eight_bit_transfer:
+                raise OptionError("--eight-bit-transfer: needs --accelerator-side-preprocess")
+            if self.without_effect.get("fused_preprocessing"):
+                raise OptionError("--fused-preprocessing: needs --accelerator-side-preprocess")
+        _check_norm(self.norm_layer)
+        if self.auto_loss_scaling:
+            _check_automatic_scaling(self)
+        check_optimiser(self.optimizer, self.optimizer_params)
+        check_schedule(self.lr_schedule, self.lr_schedule_params, self.lr_warmup_params)
+        check_loss_scaling(self.loss_scaling, self.auto_loss_scaling)
+        if self.ckpt_all_instances and self.ckpts_per_epoch == 0:
+            raise OptionError(
+                "--ckpt-all-instances: --ckpts-per-epoch 0 saves no checkpoints; ask for some, or leave it out"
+            )
 
     @property
     def stages(self) -> int:
@@ -378,69 +387,7 @@ class ValidateConfig(TrainConfig):
     )
 
 
-def check_options(config: TrainConfig) -> None:
-    """An OptionError that names the option where options do not go together.
-
-    What depends on the data, the devices or the layers of the model is checked by `job.resolve`.
-    """
-    _check_stages(config)
-    _check_shared_statistics(config)
-    if not config.accelerator_side_preprocess:
-        if config.eight_bit_transfer:
-            raise OptionError("--eight-bit-transfer: needs --accelerator-side-preprocess")
-        if config.without_effect.get("fused_preprocessing"):
-            raise OptionError("--fused-preprocessing: needs --accelerator-side-preprocess")
-    check_norm(config.norm_layer)
-    if config.auto_loss_scaling:
-        _check_automatic_scaling(config)
-    check_optimiser(config.optimizer, config.optimizer_params)
-    check_schedule(config.lr_schedule, config.lr_schedule_params, config.lr_warmup_params)
-    check_loss_scaling(config.loss_scaling, config.auto_loss_scaling)
-    if config.ckpt_all_instances and config.ckpts_per_epoch == 0:
-        raise OptionError(
-            "--ckpt-all-instances: --ckpts-per-epoch 0 saves no checkpoints; ask for some, or leave it out"
-        )
-
-
-def _check_stages(config: TrainConfig) -> None:
-    mapping, stages = config.device_mapping, config.stages
-    if config.recomputation and stages == 1:
-        raise OptionError("--recomputation: goes stage by stage, so it needs --pipeline-splits")
-    if mapping is not None:
-        given = f"--device-mapping {' '.join(map(str, mapping))}"
-        if len(mapping) != stages:
-            raise OptionError(
-                f"{given}: has {len(mapping)} entries for {stages} stages (--pipeline-splits and one more)"
-            )
-        if set(mapping) != set(range(max(mapping) + 1)):
-            raise OptionError(f"{given}: must use every device from 0 to {max(mapping)}")
-    count = len(config.without_effect.get("available_memory_proportion", ()))
-    if count > 1 and stages == 1:
-        raise OptionError(
-            f"--available-memory-proportion: {count} values without --pipeline-splits; give one"
-        )
-    if count > 1 and count != 2 * stages:
-        raise OptionError(
-            f"--available-memory-proportion: {count} values for {stages} stages; give one, or {2 * stages} "
-            "(convolutions and products of each stage)"
-        )
-
-
-def _check_shared_statistics(config: TrainConfig) -> None:
-    group = config.dbn_replica_group_size
-    if config.devices_per_replica > 1 and group > 1:
-        raise OptionError(
-            f"--dbn-replica-group-size {group}: needs one device per replica; leave out --pipeline-splits or map "
-            "every stage to device 0 with --device-mapping"
-        )
-    if config.num_replicas % group:
-        raise OptionError(
-            f"--dbn-replica-group-size {group}: does not divide --num-replicas {config.num_replicas}; "
-            "give a divisor, or 1"
-        )
-
-
-def check_norm(norm: Mapping[str, Any]) -> None:
+def _check_norm(norm: Mapping[str, Any]) -> None:
     name = norm.get("name")
     if name not in NORMS:
         given = f"name {name}" if "name" in norm else "no name"
