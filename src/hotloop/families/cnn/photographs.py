@@ -5,9 +5,8 @@ without averaging over what is skipped. Bytes are the floats truncated. No jax: 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import sqrt
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +17,13 @@ from hotloop.data.jpeg import Pixels, load_rgb, open_image, pillow
 if TYPE_CHECKING:
     from PIL import Image
 
+Index = NDArray[np.intp]
 SIZE, SHORT_SIDE = 224, 256  # of what the network sees, and of the photograph that its middle is cut from
 # The old program's random crop: shares of the area, width over height, least share of a box, and tries.
 AREAS, ASPECTS, COVERED, ATTEMPTS = (0.05, 1.0), (0.75, 1.33), 0.1, 100
 
 
-@dataclass(frozen=True)
-class Rectangle:
+class Rectangle(NamedTuple):
     """A part of an image, in pixels."""
 
     left: int
@@ -33,8 +32,7 @@ class Rectangle:
     height: int
 
 
-@dataclass(frozen=True)
-class SamplingGrid:
+class SamplingGrid(NamedTuple):
     """Which pixels an output image is made of: place i along an axis is read at `first + i * step`."""
 
     left: float
@@ -52,7 +50,8 @@ def random_crop(
     tenth through. Each of up to 100 attempts draws the aspect, then the height from those that give such an area;
     when all fail, the whole image is taken.
     """
-    corners = boxes * np.array([width, height, width, height], np.float32)
+    whole = np.array([width, height, width, height], np.float32)
+    lefts, tops, rights, bottoms = (boxes * whole).T if len(boxes) else np.array([[0, 0, width, height]]).T
     least, most = (share * width * height for share in AREAS)
     for _ in range(ATTEMPTS):
         aspect = generator.uniform(*ASPECTS)
@@ -61,19 +60,13 @@ def random_crop(
         tall = int(generator.integers(lowest, highest + 1))
         wide = round(tall * aspect)
         if 0 < wide <= width and tall > 0 and least <= wide * tall <= most:
-            left, top = generator.integers(0, [width - wide + 1, height - tall + 1])
-            crop = Rectangle(int(left), int(top), wide, tall)
-            if _covers(crop, corners) if len(boxes) else wide * tall >= COVERED * width * height:
-                return crop
+            left, top = map(int, generator.integers(0, [width - wide + 1, height - tall + 1]))
+            across = np.minimum(rights, left + wide) - np.maximum(lefts, left)
+            down = np.minimum(bottoms, top + tall) - np.maximum(tops, top)
+            common = np.maximum(across, 0) * np.maximum(down, 0)
+            if (common >= COVERED * (rights - lefts) * (bottoms - tops)).any():
+                return Rectangle(left, top, wide, tall)
     return Rectangle(0, 0, width, height)
-
-
-def _covers(crop: Rectangle, corners: NDArray[np.float32]) -> bool:
-    left, top, right, bottom = corners.T
-    wide = np.minimum(right, crop.left + crop.width) - np.maximum(left, crop.left)
-    tall = np.minimum(bottom, crop.top + crop.height) - np.maximum(top, crop.top)
-    common = np.maximum(wide, 0) * np.maximum(tall, 0)
-    return bool((common >= COVERED * (right - left) * (bottom - top)).any())
 
 
 def grid_of_crop(crop: Rectangle, size: int) -> SamplingGrid:
@@ -113,7 +106,11 @@ def training_image(
     opening = open_image(image.encoded)
     crop = random_crop(generator, *opening.size, image.boxes)
     mirrored = bool(generator.integers(2))
-    factor = _reduce(opening, min(crop.width, crop.height) // size) if reduced else 1
+    wide = opening.width
+    room = min(crop.width, crop.height) // size if reduced else 1
+    if wanted := next((factor for factor in (8, 4, 2) if factor <= room), 0):
+        opening.draft("RGB", (wide // wanted, opening.height // wanted))
+    factor = round(wide / opening.width)  # what the decoder agreed to: 1 for all but JPEG
     pixels = load_rgb(opening)
     if factor > 1:
         # The same places in an image whose pixels are the means of factor x factor old ones.
@@ -158,30 +155,20 @@ def resample_bytes(image: "Image.Image", grid: SamplingGrid, size: int, mirrored
 
 def interpolate(pixels: Pixels, grid: SamplingGrid, size: int) -> NDArray[np.float32]:
     """The grid's size x size values as floats, not truncated; the last row and column stand for what lies beyond."""
-    places = np.arange(size, dtype=np.float64)
-    top, bottom, weight_y = _neighbours(grid.top + places * grid.step_y, pixels.shape[0])
-    left, right, weight_x = _neighbours(grid.left + places * grid.step_x, pixels.shape[1])
+
+    def neighbours(first: float, step: float, length: int) -> tuple[Index, Index, NDArray[np.float32]]:
+        at = first + np.arange(size, dtype=np.float64) * step
+        lower = np.floor(at).astype(np.intp)
+        weight = (at - lower).astype(np.float32)
+        return np.clip(lower, 0, length - 1), np.clip(lower + 1, 0, length - 1), weight
+
+    top, bottom, weight_y = neighbours(grid.top, grid.step_y, pixels.shape[0])
+    left, right, weight_x = neighbours(grid.left, grid.step_x, pixels.shape[1])
     weight = weight_x[None, :, None]
 
-    def read(y: NDArray[np.intp], x: NDArray[np.intp]) -> NDArray[np.float32]:
+    def read(y: Index, x: Index) -> NDArray[np.float32]:
         """Only the pixels that are read become floats: of a large photograph that is little."""
         return pixels[y[:, None], x].astype(np.float32)
 
     across = [read(y, left) * (1 - weight) + read(y, right) * weight for y in (top, bottom)]
     return across[0] + (across[1] - across[0]) * weight_y[:, None, None]
-
-
-def _neighbours(
-    at: NDArray[np.float64], length: int
-) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float32]]:
-    lower = np.floor(at).astype(np.intp)
-    weight = (at - lower).astype(np.float32)
-    return np.clip(lower, 0, length - 1), np.clip(lower + 1, 0, length - 1), weight
-
-
-def _reduce(image: "Image.Image", room: int) -> int:
-    """Ask the decoder for an image that is up to `room` times smaller; the factor it agrees to, 1 for all but JPEG."""
-    factor, width = next((factor for factor in (8, 4, 2) if factor <= room), 1), image.width
-    if factor > 1:
-        image.draft("RGB", (width // factor, image.height // factor))
-    return round(width / image.width)

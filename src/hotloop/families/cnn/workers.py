@@ -52,7 +52,6 @@ class PhotoReader:
     seed: int = 0
     size: int = SIZE
     eight_bit: bool = True
-    reduced: bool = True
     skip_corrupt: bool = False
 
     @property
@@ -61,11 +60,23 @@ class PhotoReader:
         return np.dtype(np.uint8 if self.eight_bit else np.float32)
 
     def fill(self, images: NDArray[Any], numbers: Iterable[int], epochs: Iterable[int]) -> Filled:
-        """Put image `numbers[i]`, as epoch `epochs[i]` sees it, into images[i]."""
+        """Put image `numbers[i]`, as epoch `epochs[i]` sees it, into images[i]; if it is broken and may be, in training
+        one of the next, in validation none."""
         labels: list[int] = []
         skipped: list[str] = []
         for place, (number, epoch) in enumerate(zip(numbers, epochs, strict=True)):
-            images[place], label = self._whole_image(int(number), int(epoch), skipped)
+            for step in range(_IN_A_ROW if self.training else 1):
+                try:
+                    images[place], label = self.image((int(number) + step) % len(self.store), int(epoch))
+                    break
+                except DataError as error:
+                    if not self.skip_corrupt:
+                        raise
+                    skipped.append(str(error))
+            else:
+                if self.training:
+                    raise DataError(f"{skipped[-1]}; {_IN_A_ROW} broken images in a row: the set is unusable")
+                images[place], label = 0, MISSING
             labels.append(label)
         return np.array(labels, np.int32), skipped
 
@@ -75,25 +86,12 @@ class PhotoReader:
         resample = resample_bytes if self.eight_bit else resample_floats
         try:
             if self.training:
-                pixels = training_image(encoded, generator, self.size, resample, reduced=self.reduced)
+                pixels = training_image(encoded, generator, self.size, resample)
             else:
                 pixels = evaluation_image(encoded, self.size, resample)
         except ImageError as error:
             raise DataError(f"{encoded.where}: corrupt image ({error})") from None
         return pixels, encoded.label
-
-    def _whole_image(self, number: int, epoch: int, skipped: list[str]) -> tuple[Any, int]:
-        """The image; if it is broken and may be, in training one of the next, in validation none."""
-        for step in range(_IN_A_ROW if self.training else 1):
-            try:
-                return self.image((number + step) % len(self.store), epoch)
-            except DataError as error:
-                if not self.skip_corrupt:
-                    raise
-                skipped.append(str(error))
-        if not self.training:
-            return 0, MISSING
-        raise DataError(f"{skipped[-1]}; {_IN_A_ROW} broken images in a row: the set is unusable")
 
 
 class Workers:
@@ -113,16 +111,17 @@ class Workers:
         self._on_skip, self._named = on_skip, set[str]()
         self.kind = kind if kind != "auto" else "processes" if workers >= _MANY else "threads"
         shape = (3 * workers, _PART, reader.size, reader.size, 3)
+        size = int(np.prod(shape)) * reader.dtype.itemsize
         self._free = deque(range(shape[0]))
         self._pool: Executor
         if self.kind == "threads":
-            self._parts = np.empty(shape, reader.dtype)
-            self._pool = ThreadPoolExecutor(workers, "hotloop-decode", _adopt, (reader, self._parts))
+            memory: Any = bytearray(size)
+            self._pool = ThreadPoolExecutor(workers, "hotloop-decode", _adopt, (reader, memory, shape))
         else:
             context = get_context("spawn")  # a fork would copy jax's threads in whatever state they are
-            memory = context.RawArray("B", int(np.prod(shape)) * reader.dtype.itemsize)
-            self._parts = np.frombuffer(memory, reader.dtype).reshape(shape)
-            self._pool = ProcessPoolExecutor(workers, context, _adopt_shared, (reader, memory, shape))
+            memory = context.RawArray("B", size)
+            self._pool = ProcessPoolExecutor(workers, context, _adopt, (reader, memory, shape))
+        self._parts = np.frombuffer(memory, reader.dtype).reshape(shape)
 
     def batches(self, wanted: Iterable[WantedImages]) -> Iterator[HostBatch]:
         """One batch after the other; those to come are begun as soon as there is room."""
@@ -200,13 +199,10 @@ class _Part:
 _own = threading.local()  # in a worker: what it reads, and the memory that it writes into
 
 
-def _adopt(reader: PhotoReader, parts: NDArray[Any]) -> None:
-    _own.reader, _own.parts = reader, parts
-
-
-def _adopt_shared(reader: PhotoReader, memory: Any, shape: tuple[int, ...]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to hear
-    _adopt(reader, np.frombuffer(memory, reader.dtype).reshape(shape))
+def _adopt(reader: PhotoReader, memory: Any, shape: tuple[int, ...]) -> None:
+    if threading.current_thread() is threading.main_thread():  # a process of its own
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to hear
+    _own.reader, _own.parts = reader, np.frombuffer(memory, reader.dtype).reshape(shape)
 
 
 def _fill(slot: int, numbers: NDArray[Any], epochs: NDArray[Any]) -> Filled:
