@@ -6,7 +6,9 @@ the records to the batches that are sent to the device, which always normalises 
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -161,7 +163,9 @@ def _verify_small(config: VerifyConfig, console: Console) -> Mapping[str, Any]:
 def run_benchmark(config: BenchmarkConfig, console: Console) -> Mapping[str, Any]:
     """Time each epoch, drop those that warm up, and say images a second."""
     rates = []
-    with _pipeline(config, console) as (epoch, bound), console.progress("epochs", config.num_epochs) as bar:
+    with ExitStack() as stack:
+        epoch, bound = _open_pipeline(config, console, stack)
+        bar = stack.enter_context(console.progress("epochs", config.num_epochs))
         begin_work("reading images")
         for number in range(config.num_epochs):
             started = time.perf_counter()
@@ -179,28 +183,32 @@ def run_benchmark(config: BenchmarkConfig, console: Console) -> Mapping[str, Any
     }
 
 
-@contextmanager
-def _pipeline(config: BenchmarkConfig, console: Console) -> Iterator[tuple[Epoch, str]]:
+def _open_pipeline(config: BenchmarkConfig, console: Console, stack: ExitStack) -> tuple[Epoch, str]:
+    """What goes through an epoch, and where it does that."""
+    size = config.micro_batch_size
     if config.synthetic_data:
         if config.synthetic_data == "device":
             console.warn("--synthetic-data device: nothing would be left to time; taken as host")
-        yield _batchwise(config, lambda number: _synthetic_batches(config)), "synthetic on the host"
-        return
+        # One image over and over: grey levels around 127 with a spread of 60, cut at two spreads.
+        noise = np.random.default_rng(config.seed).standard_normal(DATASET_SIZES[config.dataset].shape)
+        image = np.clip(127 + 60 * np.clip(noise, -2, 2), 0, 255).astype(np.uint8)
+
+        def same(number: int) -> Iterator[HostBatch]:
+            for _ in range(config.batches_per_epoch or max(1, 4096 // size)):
+                yield {"image": np.repeat(image[None], size, 0), "label": np.zeros(size, np.int32)}
+
+        return _batchwise(config, same), "synthetic on the host"
     if config.dataset == "imagenet":
-        with _photograph_pipeline(config, console) as pipeline:
-            yield pipeline
-        return
+        return _photographs(config, console, stack)
     dataset = load(config.dataset, config.dataset_path, say=console.say)
     split = dataset.train if config.split == "train" else dataset.test
-    if len(split) < config.micro_batch_size:
+    if len(split) < size:
         raise DataError(
-            f"{config.dataset}: {len(split)} {config.split} images do not fill --micro-batch-size "
-            f"{config.micro_batch_size}"
+            f"{config.dataset}: {len(split)} {config.split} images do not fill --micro-batch-size {size}"
         )
     if config.accelerator_side_preprocess:
-        yield _on_device(config, split), "on the device"
-    else:
-        yield _batchwise(config, lambda number: _on_host(config, split, number)), "on the host"
+        return _on_device(config, split), "on the device"
+    return _batchwise(config, partial(_on_host, config, split)), "on the host"
 
 
 def _batchwise(config: BenchmarkConfig, batches: Callable[[int], Iterator[HostBatch]]) -> Epoch:
@@ -209,12 +217,10 @@ def _batchwise(config: BenchmarkConfig, batches: Callable[[int], Iterator[HostBa
 
     def epoch(number: int) -> int:
         images = 0
-        for count, batch in enumerate(batches(number), 1):
+        for batch in islice(batches(number), config.batches_per_epoch):
             images += len(batch["label"])
             if not is_finished:
                 preprocess(config.dataset, batch["image"]).astype(_type(config))
-            if count == config.batches_per_epoch:
-                break
         return images
 
     return epoch
@@ -224,17 +230,7 @@ def _type(config: BenchmarkConfig) -> Any:
     return np.float32 if config.precision == "32.32" else np.float16
 
 
-def _synthetic_batches(config: BenchmarkConfig) -> Iterator[HostBatch]:
-    """One synthetic image and label over and over: grey levels around 127 with a spread of 60, cut at two spreads."""
-    noise = np.random.default_rng(config.seed).standard_normal(DATASET_SIZES[config.dataset].shape)
-    image = np.clip(127 + 60 * np.clip(noise, -2, 2), 0, 255).astype(np.uint8)
-    size = config.micro_batch_size
-    for _ in range(config.batches_per_epoch or max(1, 4096 // size)):
-        yield {"image": np.repeat(image[None], size, 0), "label": np.zeros(size, np.int32)}
-
-
-@contextmanager
-def _photograph_pipeline(config: BenchmarkConfig, console: Console) -> Iterator[tuple[Epoch, str]]:
+def _photographs(config: BenchmarkConfig, console: Console, stack: ExitStack) -> tuple[Epoch, str]:
     assert config.dataset_path is not None  # the config has seen to it
     training = config.split == "train"
     store = open_store(config.dataset_path, "train" if training else "validation")
@@ -243,15 +239,15 @@ def _photograph_pipeline(config: BenchmarkConfig, console: Console) -> Iterator[
     )
     size, workers = config.micro_batch_size, min(config.pipeline_num_parallel, usable_cores())
     order = Order(len(store), size, config.seed, "drop") if training else None
-    with Workers(reader, workers, config.workers, console.warn) as decoding:
+    decoding = stack.enter_context(Workers(reader, workers, config.workers, console.warn))
 
-        def batches(number: int) -> Iterator[HostBatch]:
-            if order is None:
-                return evaluation_batches(decoding, size)
-            count = order.period // size
-            return PhotoBatches(decoding, order).batches(number * count, config.batches_per_epoch or count)
+    def batches(number: int) -> Iterator[HostBatch]:
+        if order is None:
+            return evaluation_batches(decoding, size)
+        count = order.period // size
+        return PhotoBatches(decoding, order).batches(number * count, config.batches_per_epoch or count)
 
-        yield _batchwise(config, batches), f"{workers} {decoding.kind}, {store.source}"
+    return _batchwise(config, batches), f"{workers} {decoding.kind}, {store.source}"
 
 
 def _on_host(config: BenchmarkConfig, split: LabelledImages, number: int) -> Iterator[HostBatch]:
