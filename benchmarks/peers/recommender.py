@@ -159,7 +159,7 @@ def main() -> int:
     config = TrainOptions(size=options.size, batch_size=options.batch_size, precision=options.precision)
     config = config.resolve()
     drops = make_schedule(config, matrix.users).drops
-    job = model.make_job(config, matrix.n_items, drops, 1, 5)
+    job = model.make_job(config, matrix.users, matrix.n_items, drops, 1, 5)
     error = check(matrix, job.layers, device)
     print(f"one gradient, torch against ours in float32: relative difference {error:.1e}")
     if error > (1e-4 if device == "cpu" else 2e-3):

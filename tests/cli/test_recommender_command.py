@@ -22,6 +22,7 @@ from hotloop.engine import drive, progress
 from hotloop.engine.device import platform, setup
 from hotloop.engine.drive import Interrupted
 from hotloop.engine.run import current_records, read_events
+from hotloop.errors import OptionError
 from hotloop.families.recommender import (
     baselines,
     config,
@@ -284,6 +285,27 @@ def test_patience_stops_and_the_best_weights_are_tested(options, whole, tmp_path
     assert result["validation"]["rmse"] == min(values)
     again = train.run(replace(impatient, resume=True), Listener(), "test")
     assert again == result and len(events(result["run"], "validation")) == len(values)
+
+
+def test_a_run_from_before_there_were_schedules_by_name_goes_on(options, whole):
+    path = Path(whole["run"]) / "config.json"
+    had = json.loads(path.read_text())
+    new = {"optimizer_params": {}, "lr_schedule": "drops", "lr_schedule_params": {}}
+    assert {name: had.pop(name) for name in new} == new
+    path.write_text(json.dumps(had))
+    assert train.run(replace(options, resume=True), Listener(), "test") == whole
+
+
+def test_a_rate_by_name_falls_as_it_says_and_one_that_cannot_is_refused_before_a_folder(options, tmp_path):
+    cosine = {"lr_schedule": "cosine", "results_dir": tmp_path, "epochs": 2}
+    fast = replace(options, **cosine, lr_schedule_params={"epochs_to_total_decay": 0.1})
+    with pytest.raises(OptionError, match=r"epochs_to_total_decay 0\.1: less than one update of 40/7"):
+        train.run(fast, Listener(), "test")
+    assert not list(tmp_path.iterdir())
+    falling = replace(options, **cosine, lr_schedule_params={"epochs_to_total_decay": 2})
+    result = train.run(falling, Listener(), "test")
+    rates = [event["learning_rate"] for event in events(result["run"], "log")]
+    assert rates == sorted(rates, reverse=True) and rates[-1] < 0.1 * 2**-8.5 * 7
 
 
 def forbidden(*_, **__):

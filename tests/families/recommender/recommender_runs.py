@@ -93,7 +93,7 @@ def make_run(folder, steps=(3,), seed=0, **options):
     paths = {f"{'training' if n == 'train' else n}_data_file": f for n, f in zip(names, files, strict=True)}
     own = TrainOptions(**{"size": 128, "batch_size": 4, "precision": "32.32", **paths, **options}).resolve()
     train = matrix(parts[0])
-    job = model.make_job(own, train.n_items, make_schedule(own, train.users).drops, 0.5, 5.0)
+    job = model.make_job(own, train.users, train.n_items, make_schedule(own, train.users).drops, 0.5, 5.0)
     extra = {"users": USERS, "items": ITEMS, "drops": job.drops, "low": 0.5, "high": 5.0}
     settings = to_jsonable({**asdict(own), **extra})
     run = folder / "run"

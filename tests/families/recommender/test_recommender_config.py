@@ -203,6 +203,18 @@ REFUSED = {
     "train --learning-rate-decay 1,0.1": f"--learning-rate-decay has 2 factors: {ONE_MORE} (2)",
     "train --learning-rate-schedule 0.1,0.2,0.3": f"--learning-rate-decay has 3 factors: {ONE_MORE} (3)",
     "train --learning-rate-schedule 0.5,1.5": "--learning-rate-schedule 0.5 1.5: must be between 0 and 1",
+    "train --lr-schedule linear": "--lr-schedule linear: must be one of drops, const, cosine, stepped, polynomial",
+    "train --lr-schedule cosine": "learning_rate: params: epochs_to_total_decay missing",
+    "train --lr-schedule-params {power:1}": "--lr-schedule-params: --lr-schedule drops takes none",
+    "train --lr-schedule const --lr-schedule-params {initial_learning_rate:1}":
+        "--lr-schedule-params: initial_learning_rate is 2 to the power of --base-learning-rate here",
+    "train --lr-schedule const --learning-rate-decay 1,0.1,0.1":
+        "--lr-schedule const: --learning-rate-decay and --learning-rate-schedule are for drops",
+    "train --lr-schedule stepped --lr-schedule-params {boundaries:[1],values:[1]}":
+        "learning_rate: params: 1 values and 1 boundaries",
+    "train --optimizer-params {beta:1}": "optimizer: params: beta unknown: found momentum, beta; momentum takes",
+    "train --optimizer RMSpropInside --batch-size 2048":
+        "optimizer: params: rmsprop's base_decay_exponent -10: gives rho -1 with global batch 2048",
     "train --valid-per-epoch 0": "--valid-per-epoch 0: must be greater than 0",
     "train --device-iterations 0": "--device-iterations 0: must be at least 1",
     "train --steps-per-log 0": "--steps-per-log 0: must be at least 1",
@@ -248,6 +260,8 @@ REFUSED = {
     "sweep --num-devices 1 --base-learning-rates=": "--base-learning-rates : must name at least one rate",
     "sweep --num-devices 1 --base-learning-rates 16 --ray-address auto":
         "--ray-address auto: only with --engine ray",
+    "sweep --num-devices 1 --base-learning-rates 16 --lr-schedule stepped":
+        "--lr-schedule stepped: has its own rates, so that all trials would be the same",
     "sweep --num-devices 1 --base-learning-rates 16 --fractions 1,1,1": "--fractions 1.0 1.0 1.0: three shares",
 }  # fmt: skip
 
@@ -255,6 +269,7 @@ REFUSED = {
 @pytest.mark.parametrize(("line", "said"), REFUSED.items())
 def test_what_cannot_work_is_refused_in_one_line_that_names_it(line, said):
     command, _, words = find_command(["recommender", *line.split()])
+    words = [word.replace(":", ": ") if word.startswith("{") else word for word in words]
     with pytest.raises(OptionError) as caught:
         build(command.config, scan(words, options_of(command.config)))
     assert str(caught.value).startswith(said) and "\n" not in str(caught.value)

@@ -1,6 +1,7 @@
 """Steps of the recommender: their order, scaled losses, rates that drop inside a call, and 16-bit weights."""
 
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import jax
@@ -12,8 +13,11 @@ from recommender_small import Small, quick, ratings, with_params
 
 from hotloop.engine.feed import Resident
 from hotloop.engine.loop import Program
+from hotloop.engine.optim_keys import OPTIMISERS as ENGINE_OPTIMISERS
+from hotloop.engine.optim_keys import SCHEDULES as ENGINE_SCHEDULES
 from hotloop.families.recommender import model
-from hotloop.families.recommender.config import TrainOptions, UpdateOptions, make_schedule
+from hotloop.families.recommender.config import OPTIMISERS, TrainOptions, UpdateOptions, make_schedule
+from hotloop.options import Params
 
 KEY = jax.random.key(3)
 NET = UpdateOptions(
@@ -112,6 +116,20 @@ def test_lars_moves_a_layer_by_a_share_of_its_norm_and_rmsprop_by_the_rate():
     for start, leaf in zip(jax.tree.leaves(params()), by_squares, strict=True):
         # The mean of squares starts with a tenth of the first.
         assert np.abs(leaf - start).max() == pytest.approx(RATE * 10**0.5, rel=1e-3)
+    inside, _ = steps(job(optimizer="RMSpropInside", **plain), params(), count=1)
+    for start, leaf in zip(jax.tree.leaves(params()), inside, strict=True):
+        assert np.abs(leaf - start).max() == pytest.approx(RATE / (2.0**-10 * 4) ** 0.5, rel=1e-3)
+
+
+def test_every_optimiser_of_the_engine_has_a_name_here_and_takes_its_parameters():
+    known = {name for name, _ in OPTIMISERS.values()}
+    assert known == set(ENGINE_OPTIMISERS) - {"adamw"}  # AdamW is adam, with --weight-decay beside it
+    (usual, _), (slower, _) = (
+        steps(job(optimizer="RMSprop", optimizer_params=Params(decay=decay), weight_decay=0.0), params(), 1)
+        for decay in (0.9, 0.99)
+    )
+    for start, one, two in zip(jax.tree.leaves(params()), usual, slower, strict=True):
+        assert np.abs(two - start).max() == pytest.approx(np.abs(one - start).max() * 10**0.5, rel=1e-3)
 
 
 def test_the_scale_of_the_loss_makes_no_difference_in_float32():
@@ -182,6 +200,35 @@ def test_the_rate_drops_at_its_very_update_inside_one_call():
     _, metrics = program(with_params(own, params()), 0, 7)
     expected = RATE * np.array([1, 1, 0.1, 0.1, 0.1, 0.01, 0.01])
     np.testing.assert_allclose(metrics["learning_rate"], expected, rtol=1e-6)
+
+
+SCHEDULES = {
+    "const": ({}, lambda t: 1 + 0 * t),
+    "cosine": ({"epochs_to_total_decay": 8}, lambda t: (1 + np.cos(np.pi * np.minimum(t / 20, 1))) / 2),
+    "stepped": ({"boundaries": [2], "values": [3 * RATE, RATE]}, lambda t: np.where(t > 5, 1, 3)),
+    "polynomial": (
+        {"epochs_to_total_decay": 8, "end_learning_rate_ratio": 0.1, "power": 2},
+        lambda t: 0.9 * (1 - np.minimum(t / 20, 1)) ** 2 + 0.1,
+    ),
+    "exponential": ({"decay_rate": 0.5, "decay_epochs": 2}, lambda t: 0.5 ** (t // 5)),
+    "one_cycle": (
+        {"total_epochs": 8, "peak_epoch": 2},
+        lambda t: np.minimum((t + 1) / 6, 1) * np.minimum((20 - np.minimum(t, 20)) / 15, 1),
+    ),
+}
+
+
+def test_every_schedule_of_the_engine_is_known_here():
+    assert set(SCHEDULES) == set(ENGINE_SCHEDULES)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_by_name_counts_epochs_of_all_users_from_the_base_rate(name):
+    """Two and a half updates an epoch."""
+    given, shape = SCHEDULES[name]
+    own = replace(job(lr_schedule=name, lr_schedule_params=Params(given)), updates_per_epoch=Fraction(5, 2))
+    found = [float(model.make_rate(own)(t)) for t in range(24)]
+    np.testing.assert_allclose(found, RATE * shape(np.arange(24.0)), rtol=1e-5, atol=1e-12)
 
 
 def test_weights_move_by_the_rate_of_the_update(gradient):

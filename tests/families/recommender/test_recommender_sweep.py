@@ -125,13 +125,33 @@ def test_a_trial_is_told_every_option_of_the_sweep(tmp_path):
     assert len(rest) == len(words) - len(sweep.TRAIN) - 3
     told = build(TrainOptions, scan(rest, options_of(TrainOptions)))
     assert told == replace(config.training(-14.3), results_dir=tmp_path, run_name="trial-01")
-    assert (told.batch_size, told.base_learning_rate, told.steps_per_log, told.is_tied) == (
+    assert (told.batch_size, told.base_learning_rate, told.steps_per_log, told.tied) == (
         32,
         -14.3,
         40,
         False,
     )
     assert (told.learning_rate_decay, told.seed, told.no_validation) == ((1.0, 0.3), 7, False)
+
+
+def test_a_trial_is_told_the_parameters_of_optimiser_and_schedule(tmp_path):
+    words = [
+        "--num-devices",
+        "1",
+        "--base-learning-rates",
+        "14",
+        "--optimizer",
+        "RMSprop",
+        "--lr-schedule",
+        "cosine",
+    ]
+    params = ["--optimizer-params", "{decay: 0.8}", "--lr-schedule-params", "{epochs_to_total_decay: 2.5}"]
+    config = given(*words, *params)
+    command = sweep.trial_command(config, -14.0, tmp_path, 1, CPU)
+    rest = [word for word in command[len(sweep.TRAIN) :] if word not in ("--json", "--device=cpu")]
+    told = build(TrainOptions, scan(rest, options_of(TrainOptions)))
+    assert (told.optimizer_params, told.lr_schedule) == ({"decay": 0.8}, "cosine")
+    assert told.lr_schedule_params == {"epochs_to_total_decay": 2.5}
 
 
 def test_files_are_named_so_that_any_folder_will_do(tmp_path, monkeypatch):

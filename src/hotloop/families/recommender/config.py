@@ -8,8 +8,19 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from hotloop.engine.optim_keys import check_optimiser, check_schedule
 from hotloop.errors import OptionError
-from hotloop.options import Options, between, finite, folder_name, non_negative, option, options_of, positive
+from hotloop.options import (
+    Options,
+    Params,
+    between,
+    finite,
+    folder_name,
+    non_negative,
+    option,
+    options_of,
+    positive,
+)
 
 MODEL, TRAINING, NUMBERS = "Model", "Training", "Numbers"
 DATA, RUN, OLD = "Data", "Run and records", "From the old program"
@@ -22,6 +33,18 @@ BY_NAME = {"3m": (128, 64), "6m": (256, 64), "1y": (256, 32), "full": (512, 8)}
 BY_RATINGS = ((20_000_000, "3m"), (35_000_000, "6m"), (70_000_000, "1y"))
 FILES = ("training_data_file", "validation_data_file", "test_data_file")
 CALL_UPDATES = 250  # as the old program had it
+# The engine's name of each optimiser, and what its parameters usually are here.
+OPTIMISERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Momentum": ("momentum", {"momentum": 0.9}),
+    "SGD": ("sgd", {"momentum": 0}),
+    # With a trust coefficient of 1 the rate is the share of its own norm by which a layer moves.
+    "LARS": ("lars", {"momentum": 0.9, "weight_decay": 0, "eeta": 1, "epsilon": 0}),
+    "RMSprop": ("rmsprop_outside", {"decay": 0.9, "epsilon": 1e-7}),
+    "RMSpropInside": ("rmsprop", {"momentum": 0, "base_decay_exponent": -10, "epsilon": 1e-7}),
+    "Adam": ("adam", {}),
+    "AdamW": ("adam", {}),
+    "Muon": ("muon", {}),
+}
 
 
 @dataclass(frozen=True)
@@ -59,9 +82,18 @@ class UpdateOptions:
         aliases=("--micro-batch-size",),
         group=TRAINING,
     )
-    optimizer: Literal["Momentum", "SGD", "LARS", "RMSprop", "Adam", "AdamW", "Muon"] = option(
-        "Momentum",
-        "Momentum 0.9, none, or another rule; AdamW and Muon have the decay beside them.",
+    optimizer: Literal["Momentum", "SGD", "LARS", "RMSprop", "RMSpropInside", "Adam", "AdamW", "Muon"] = (
+        option(
+            "Momentum",
+            "Momentum 0.9, none, or another rule; RMSprop has its epsilon outside the root, RMSpropInside in it; "
+            "AdamW and Muon have the decay beside them.",
+            group=TRAINING,
+        )
+    )
+    optimizer_params: Params = option(
+        Params(),
+        "What is not as usual. Momentum, SGD: momentum, nesterov; LARS: these, weight_decay, eeta, epsilon; RMSprop: "
+        "decay, epsilon; RMSpropInside: momentum, base_decay_exponent, epsilon; Adam, AdamW: b1, b2, eps; Muon: beta.",
         group=TRAINING,
     )
     base_learning_rate: float = option(
@@ -72,6 +104,20 @@ class UpdateOptions:
     )
     learning_rate_schedule: tuple[float, ...] = option(
         (0.5, 0.75), "Where the rate drops, as fractions of the calls.", check=between(0, 1), group=TRAINING
+    )
+    lr_schedule: Literal["drops", "const", "cosine", "stepped", "polynomial", "exponential", "one_cycle"] = (
+        option(
+            "drops",
+            "Shape of the rate over the run; drops is that of --learning-rate-decay and --learning-rate-schedule.",
+            group=TRAINING,
+        )
+    )
+    lr_schedule_params: Params = option(
+        Params(),
+        "cosine and polynomial: epochs_to_total_decay; polynomial: end_learning_rate_ratio, power; exponential: "
+        "decay_rate, decay_epochs; one_cycle: total_epochs, peak_epoch; stepped: boundaries (epochs) and one more "
+        "values, rates as they are, where all others begin with, or reach, that of --base-learning-rate.",
+        group=TRAINING,
     )
     weight_decay: float = option(
         1e-4, "Decay of every weight and bias; 0 for none.", check=non_negative, group=TRAINING
@@ -90,6 +136,12 @@ class UpdateOptions:
     )
     half: Literal["bfloat16", "float16"] = option("float16", "The 16-bit type.", group=NUMBERS)
     no_prng: bool = option(False, "Round 16-bit weights to nearest instead of stochastically.", group=NUMBERS)
+
+    @property
+    def schedule_params(self) -> dict[str, Any]:
+        """Of a schedule by name, as the engine takes them: the rate is for one sample."""
+        own = {} if self.lr_schedule == "stepped" else {"initial_learning_rate": 2.0**self.base_learning_rate}
+        return {**own, **self.lr_schedule_params}
 
 
 @dataclass(frozen=True)
@@ -189,6 +241,7 @@ class TrainOptions(TrialOptions):
                 f"--learning-rate-decay has {len(self.learning_rate_decay)} factors: it needs one more than "
                 f"--learning-rate-schedule has drops ({len(self.learning_rate_schedule)})"
             )
+        self._check_optimiser()
         if self.resume and not self.run_name:
             raise OptionError("--resume: name the run with --run-name")
         if len(self.fractions) != 3 or abs(sum(self.fractions) - 1) > 1e-6 or not self.fractions[0]:
@@ -204,6 +257,26 @@ class TrainOptions(TrialOptions):
             raise OptionError(
                 "--test-data-file: needs --validation-data-file of the same users, too, or --no-validation"
             )
+
+    def _check_optimiser(self) -> None:
+        name, usual = OPTIMISERS[self.optimizer]
+        check_optimiser(name, {**usual, **self.optimizer_params}, global_batch_size=self.batch_size)
+        if self.lr_schedule == "drops":
+            if self.lr_schedule_params:
+                raise OptionError(
+                    "--lr-schedule-params: --lr-schedule drops takes none; it has --learning-rate-schedule and "
+                    "--learning-rate-decay"
+                )
+            return
+        if (self.learning_rate_decay, self.learning_rate_schedule) != ((1.0, 0.1, 0.01), (0.5, 0.75)):
+            raise OptionError(
+                f"--lr-schedule {self.lr_schedule}: --learning-rate-decay and --learning-rate-schedule are for drops"
+            )
+        if "initial_learning_rate" in self.lr_schedule_params:
+            raise OptionError(
+                "--lr-schedule-params: initial_learning_rate is 2 to the power of --base-learning-rate here"
+            )
+        check_schedule(self.lr_schedule, self.schedule_params)
 
     @property
     def named_sizes(self) -> tuple[Any, int] | None:

@@ -12,6 +12,7 @@ the step before.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from fractions import Fraction
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -26,7 +27,7 @@ from hotloop.engine import optim, precision
 from hotloop.engine.device import platform
 from hotloop.engine.keys import sample_keys, stream
 from hotloop.families.recommender.batches import Entries, SparseBatch
-from hotloop.families.recommender.config import DROPOUT, LAYERS, TrainOptions, UpdateOptions
+from hotloop.families.recommender.config import DROPOUT, LAYERS, OPTIMISERS, TrainOptions, UpdateOptions
 from hotloop.families.recommender.measures import sum_errors
 from hotloop.layers.dense import column_sums, product, with_bias
 from hotloop.layers.initial import constant, draw, glorot_uniform
@@ -36,16 +37,6 @@ State = Any
 Batch = Mapping[str, Any]
 SELU_SCALE, SELU_ALPHA = 1.0507009873554805, 1.6732632423543772
 SPARSE_SHARE = 0.01  # of rated places, up to which a sparse product beats the dense one
-OPTIMISERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "Momentum": ("momentum", {"momentum": 0.9}),
-    "SGD": ("sgd", {"momentum": 0}),
-    # With a trust coefficient of 1 the rate is the share of its own norm by which a layer moves.
-    "LARS": ("lars", {"momentum": 0.9, "weight_decay": 0, "eeta": 1, "epsilon": 0}),
-    "RMSprop": ("rmsprop_outside", {"decay": 0.9, "epsilon": 1e-7}),
-    "Adam": ("adam", {}),
-    "AdamW": ("adam", {}),
-    "Muon": ("muon", {}),
-}
 DECAY_BESIDE = ("AdamW", "Muon")
 """Their decay shrinks the weights themselves; that of the others is added to the gradient."""
 
@@ -61,6 +52,7 @@ class Job:
     low: float = -math.inf
     high: float = math.inf
     """Predictions are clipped to this range when they are evaluated."""
+    updates_per_epoch: Fraction = Fraction(1)
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -94,12 +86,14 @@ class Job:
         return tuple(base * factor for factor in self.net.learning_rate_decay[: len(self.drops) + 1])
 
 
-def make_job(config: TrainOptions, items: int, drops: tuple[int, ...], low: float, high: float) -> Job:
-    """The job of a run on so many items with ratings from `low` to `high`."""
+def make_job(
+    config: TrainOptions, users: int, items: int, drops: tuple[int, ...], low: float, high: float
+) -> Job:
+    """The job of a run on so many users and items with ratings from `low` to `high`."""
     bounds = (low, high) if config.clip else (-math.inf, math.inf)
     net = {each.name: getattr(config, each.name) for each in fields(UpdateOptions)}
     net["precision"] = resolve_precision(config.precision)
-    return Job(UpdateOptions(**net), items, drops, *bounds)
+    return Job(UpdateOptions(**net), items, drops, *bounds, Fraction(users, config.batch_size or users))
 
 
 def resolve_precision(mode: str) -> str:
@@ -117,8 +111,26 @@ def optimiser(net: UpdateOptions) -> optim.Transformation:
     """Decay, then clipping, then momentum, then the rate."""
     name, params = OPTIMISERS[net.optimizer]
     beside, inside = (net.weight_decay, 0.0) if net.optimizer in DECAY_BESIDE else (0.0, net.weight_decay)
-    clip = 1.0 if net.gradient_clipping else None
-    return optim.make(name, params, weight_decay=beside, l2=inside, clip=clip)
+    return optim.make(
+        name,
+        {**params, **net.optimizer_params},
+        weight_decay=beside,
+        l2=inside,
+        clip=1.0 if net.gradient_clipping else None,
+        global_batch_size=net.batch_size or 1,
+    )
+
+
+def make_rate(job: Job) -> Callable[[Array | int], Array]:
+    """The rate of each update: dropping as the old program's did, or by a schedule of the engine's."""
+    net = job.net
+    if net.lr_schedule == "drops":
+        steps = {"boundaries": [drop - 1 for drop in job.drops], "values": job.rates}
+        return optim.learning_rate("stepped", steps, global_batch_size=1, updates_per_epoch=1)
+    batch, per_epoch = net.batch_size or 1, job.updates_per_epoch
+    return optim.learning_rate(
+        net.lr_schedule, net.schedule_params, global_batch_size=batch, updates_per_epoch=per_epoch
+    )
 
 
 def init(job: Job, key: Array) -> State:
@@ -141,10 +153,7 @@ def init(job: Job, key: Array) -> State:
 
 def update(job: Job) -> Callable[[State, Batch, Array], tuple[State, dict[str, Array]]]:
     """One batch: one step, or 1 + aug_steps of them under alternate re-feeding."""
-    net, refeeding = job.net, job.refeeding
-    steps = {"boundaries": [drop - 1 for drop in job.drops], "values": job.rates}
-    transformation = optimiser(net)
-    rate_at = optim.learning_rate("stepped", steps, global_batch_size=1, updates_per_epoch=1)
+    net, refeeding, rate_at, transformation = job.net, job.refeeding, make_rate(job), optimiser(job.net)
 
     def make_update(state: State, batch: Batch, key: Array) -> tuple[State, dict[str, Array]]:
         x, rate = batch["ratings"], rate_at(state["update"])

@@ -58,7 +58,7 @@ def read_setup(folder: Path) -> RunSetup:
     config = build(TrainOptions, options)
     if config.size is None or not all(type(drop) is int for drop in drops):
         raise RunError(f"{folder / 'config.json'}: not the config of a {FAMILY} run")
-    return RunSetup(config, model.make_job(config, items, tuple(drops), low, high), users, low, high)
+    return RunSetup(config, model.make_job(config, users, items, tuple(drops), low, high), users, low, high)
 
 
 def load_run(folder: str | Path, step: int | None = None, *, best: bool = False) -> SavedRun:

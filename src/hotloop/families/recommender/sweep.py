@@ -4,6 +4,7 @@ It knows no device and no model; a trial is the command `hotloop recommender tra
 machine had: trials that ran at the same time are added up, trials that ran one after the other are not.
 """
 
+import json
 import math
 import os
 import sys
@@ -22,7 +23,7 @@ from hotloop.families.recommender.config import FILES, OLD, TrainOptions, warn_o
 from hotloop.families.recommender.local_trials import LocalEngine, find_devices
 from hotloop.families.recommender.sweep_config import SweepOptions
 from hotloop.families.recommender.trials import Engine, Listener, Trial, TrialOutcome, watch_trials
-from hotloop.options import options_of
+from hotloop.options import Params, options_of, to_jsonable
 
 TRAIN = (sys.executable, "-m", "hotloop", "recommender", "train")
 COLUMNS = {
@@ -135,6 +136,8 @@ def _word(value: Any) -> str:
         return ",".join(map(_word, value))
     if isinstance(value, Path):
         return str(value.absolute())
+    if isinstance(value, Params):
+        return json.dumps(to_jsonable(value))
     return repr(value) if isinstance(value, float) else str(value)  # every digit of a float
 
 

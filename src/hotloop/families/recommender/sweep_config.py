@@ -106,6 +106,10 @@ class SweepOptions(TrialOptions):
     def check(self) -> None:
         if self.ray_address is not None and self.engine != "ray":
             raise OptionError(f"--ray-address {self.ray_address}: only with --engine ray")
+        if self.lr_schedule == "stepped":
+            raise OptionError(
+                "--lr-schedule stepped: has its own rates, so that all trials would be the same"
+            )
         given = ",".join(self.base_learning_rates)
         try:
             found = len(self.exponents)

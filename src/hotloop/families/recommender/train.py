@@ -83,7 +83,9 @@ def prepare(config: TrainOptions, console: Console) -> Setup:
     batch = min(config.batch_size, users)
     config = replace(config, batch_size=batch)
     schedule = make_schedule(config, users)
-    job = model.make_job(config, data.train.n_items, schedule.drops, *data.scale)
+    job = model.make_job(config, users, data.train.n_items, schedule.drops, *data.scale)
+    if config.lr_schedule != "drops":
+        model.make_rate(job)  # what cannot work with so many updates is refused before a folder is made
     every = min(schedule.validate_every, schedule.updates)
     is_validated = data.validation is not None and not config.no_validation
     plan = Plan.for_updates(
@@ -108,11 +110,13 @@ def describe(setup: Setup) -> str:
     assert setup.config.batch_size is not None
     dense = 6 * 4 * setup.config.batch_size * job.items  # about six dense batches at a time, in float32
     rates = ", ".join(f"{rate:g}" for rate in job.rates)
-    drops = ", ".join(map(str, job.drops)) or "never"
+    rates = f"rates {rates}, dropping at update {', '.join(map(str, job.drops)) or 'never'}"
+    if job.net.lr_schedule != "drops":
+        rates = f"rates by --lr-schedule {job.net.lr_schedule}"
     return (
         f"layers {job.items}, {', '.join(map(str, job.layers))} and back, {count:,} parameters, "
         f"{job.policy.compute}.{job.policy.update}, dropout {job.dropout:g}, re-feeding {job.refeeding}\n"
-        f"rates {rates}, dropping at update {drops}\n"
+        f"{rates}\n"
         f"memory on the device: about {(2 * held + ratings + dense) / 2**20:.0f} MiB, of which ratings "
         f"{ratings / 2**20:.0f}"
     )
@@ -247,7 +251,7 @@ def test_checkpoint(config: TrainOptions, folder: Path, console: Console) -> dic
     truth = rating_sets.read_truth(config.validation_data_file, train, console)
     # Clipped as this command says, whatever the run did.
     clipped = replace(found.config, clip=config.clip)
-    job = model.make_job(clipped, found.job.items, found.job.drops, found.low, found.high)
+    job = model.make_job(clipped, found.users, found.job.items, found.job.drops, found.low, found.high)
     with console.progress("evaluating"):
         size = config.validation_batch_size or 128
         figures = make_rating_error(model.evaluate(job), train, truth, size)(found.state)

@@ -36,7 +36,7 @@ class TrialFigures:
     """Figures of a run, as far as it came; None where nothing was logged."""
 
     learning_rate: float | None = None
-    """The rate that the training began with."""
+    """The rate that the training began with, or that its --lr-schedule is made of."""
     last_learning_rate: float | None = None
     updates: int = 0
     users: int = 0
@@ -63,7 +63,10 @@ def read_figures(folder: str | Path) -> TrialFigures:
     try:
         config, events = read_json(folder / "config.json"), list(read_events(folder))
         batch = config["batch_size"]
-        rate = 2.0 ** config["base_learning_rate"] * batch * config["learning_rate_decay"][0]
+        drops = config.get("lr_schedule", "drops") == "drops"
+        rate = (
+            2.0 ** config["base_learning_rate"] * batch * (config["learning_rate_decay"][0] if drops else 1)
+        )
         end: dict[str, Any] = next((event for event in reversed(events) if event["event"] == "end"), {})
         logs = [event for event in events if event["event"] == "log" and event["throughput"]]
         if not logs:
