@@ -8,20 +8,16 @@ from hotloop.engine.interrupt import listen
 
 def main() -> int:
     """Run the command line of this process."""
-    _open_standard_streams()
-    listen()
-    from hotloop.cli.main import main as run
-
-    return run()
-
-
-def _open_standard_streams() -> None:
-    """Where one was closed (`>&-`), the next file that is opened would be it: the records, say, printed into."""
+    # Where a standard stream was closed (`>&-`), the next file that is opened would be it: the records, printed into.
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(number)
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+    listen()
+    from hotloop.cli.main import main as run
+
+    return run()
 
 
 if __name__ == "__main__":

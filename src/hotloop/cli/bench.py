@@ -6,14 +6,14 @@
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from hotloop.cli import bench_compare, bench_run
-from hotloop.cli.bench_check import leave
-from hotloop.cli.command import Command, Context
+from hotloop.cli.bench_run import finish
+from hotloop.cli.command import Command, Context, Result
 from hotloop.errors import OptionError
 from hotloop.options import argument, option, positive
 
@@ -25,7 +25,6 @@ round after round; the range is that of the rounds. The status is 1 when a ratio
 failed. Use a quiet machine; it takes a while. The file can be shown with `hotloop bench report`."""
 Family = Literal["kernels", "vcd", "recommender", "cnn", "estimator"]
 ALL: tuple[Family, ...] = ("kernels", "vcd", "recommender", "cnn", "estimator")
-STANDARD_ERROR = 2
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class BenchReport:
     title: str = option("Benchmarks", "The page's title.")
 
 
-def run_report(config: BenchReport, context: Context) -> Mapping[str, Any]:
+def run_report(config: BenchReport, context: Context) -> Result:
     from hotloop.bench.report import build_report, gather_sources
 
     found = gather_sources(config.results)
@@ -43,12 +42,8 @@ def run_report(config: BenchReport, context: Context) -> Mapping[str, Any]:
         context.warn(f"nothing that a report can show in {', '.join(found.left_out)}")
     path = build_report(found, config.title).write(config.output)
     context.say(f"page: {path}")
-    return {
-        "page": str(path),
-        "runs": len(found.runs),
-        "kernels": sum(map(len, found.kernels.values())),
-        "peers": len(found.peers),
-    }
+    kernels = sum(map(len, found.kernels.values()))
+    return {"page": str(path), "runs": len(found.runs), "kernels": kernels, "peers": len(found.peers)}
 
 
 @dataclass(frozen=True)
@@ -65,7 +60,7 @@ class BenchPeers:
     )
 
 
-def run_peers(config: BenchPeers, context: Context) -> Mapping[str, Any]:
+def run_peers(config: BenchPeers, context: Context) -> Result:
     """Status 1 where a floor is missed or a comparison failed."""
     from hotloop.bench import peers
 
@@ -85,29 +80,19 @@ def run_peers(config: BenchPeers, context: Context) -> Mapping[str, Any]:
         file, number = Path(f"{stem}_{number}.json"), number + 1
     given = {"--device": device, "--rounds": config.rounds, "--seconds": config.seconds}
     words = [word for name, value in given.items() if value is not None for word in (name, f"{value}")]
-    result = compare_families(config.family, words, load, file, context)
-    if result["missed"] or result["failed"]:
-        leave(result, context)
-    return result
-
-
-def compare_families(
-    families: tuple[str, ...], words: Sequence[str], load: float, file: Path, context: Context
-) -> Mapping[str, Any]:
-    """Run the families one after the other; the file is written after each."""
-    from hotloop.bench import peers
-
     documents: dict[str, Mapping[str, Any]] = {}
     failed: dict[str, str] = {}
-    for family in dict.fromkeys(families):
+    for family in dict.fromkeys(config.family):
         context.say(f"== {family}")
         sys.stdout.flush()
-        document, wrong = peers.run_family(family, words, STANDARD_ERROR if context.json else None)
+        output = 2 if context.json else None  # standard error
+        document, wrong = peers.run_family(family, words, output)
         if document is not None:
             documents[family] = document
         if wrong:
             failed[family] = wrong
             context.warn(f"{family}: {wrong}")
+        # The file is whole after each family.
         merged = peers.merge_documents(documents, failed, words, load)
         file.write_text(json.dumps(merged, indent=1) + "\n", "utf-8")
     rows = [row for family, document in documents.items() for row in peers.table_rows(document, family)]
@@ -116,21 +101,13 @@ def compare_families(
         context.table(peers.TABLE_COLUMNS, [peers.table_cells(row) for row in rows])
     missed = sum(row["missed"] for row in rows)
     context.say(f"floors missed: {missed}, families failed: {len(failed)}, results: {file}")
-    return {"rows": rows, "missed": missed, "failed": failed, "file": file}
+    result = {"rows": rows, "missed": missed, "failed": failed, "file": file}
+    return finish(result, context, failed=bool(missed or failed))
 
 
 REPORT = Command(
     "report", "Write results as one page that opens offline.", BenchReport, run_report, epilog=REPORT_EPILOG
 )
-PEERS = Command(
-    "peers",
-    "Compare every family with other programs; needs the source tree.",
-    BenchPeers,
-    run_peers,
-    epilog=PEERS_EPILOG,
-)
-COMMAND = Command(
-    "bench",
-    "Run benchmark files, compare results, show them on a page.",
-    children=(bench_run.COMMAND, bench_compare.COMMAND, REPORT, PEERS),
-)
+PEERS_SUMMARY = "Compare every family with other programs; needs the source tree."
+PEERS = Command("peers", PEERS_SUMMARY, BenchPeers, run_peers, epilog=PEERS_EPILOG)
+COMMAND = Command(children=(bench_run.COMMAND, bench_compare.COMMAND, REPORT, PEERS))

@@ -6,12 +6,12 @@ With --ab it runs first: from two benchmark files or two commits to two log fold
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hotloop.cli.bench_check import leave, mark_skipped
-from hotloop.cli.bench_run import load_specs, refuse_empty, runner_options
-from hotloop.cli.command import Command, Context
+from hotloop.cli.bench_run import finish, load_specs, mark_skipped, refuse_empty, runner_options
+from hotloop.cli.command import Command, Context, Result
 from hotloop.errors import DataError, OptionError, RunError
 from hotloop.options import argument, non_negative, option, positive
 
@@ -24,9 +24,7 @@ is beyond the threshold; SAME: the whole interval is within it; AMBIGUOUS: anyth
 what the machine's own pace may explain. Where both programs are at hand, --ab runs them in turns, which a machine that
 changes its speed disturbs least: `--ab old.yml new.yml`, `--ab f.yml:one f.yml:other`, or two commits of this
 repository, `--ab main HEAD --spec f.yml`. The status is 1 on a word of --fail-on, and when a program of --ab fails."""
-TURNS = "In turns"
-AB_OPTIONS = ("spec", "benchmark", "repeats", "warm_up", "seed", "log_dir", "timeout")
-"""Options that mean nothing without --ab."""
+_turns = partial(option, group="In turns")
 
 
 @dataclass(frozen=True)
@@ -50,35 +48,33 @@ class BenchCompare:
         (), "Leave with status 1 on any of these verdicts; slow makes it a regression test."
     )
     markdown: bool = option(False, "Print the table as Markdown.")
-    ab: tuple[str, ...] = option(
+    ab: tuple[str, ...] = _turns(
         (),
         "Run two programs in turns and compare them: A and B are benchmark files, FILE or FILE:NAME for one of its "
         "benchmarks or variants; with --spec they are commits.",
         metavar="A B",
-        group=TURNS,
     )
-    spec: Path | None = option(
+    spec: Path | None = _turns(
         None,
         "The benchmark file that both commits run, as it is now; each runs in a work tree of its own that is removed "
         "afterwards.",
         metavar="FILE",
-        group=TURNS,
     )
-    benchmark: tuple[str, ...] = option(
-        (), "Names or globs of benchmarks or variants; all of them by default.", metavar="NAME", group=TURNS
+    benchmark: tuple[str, ...] = _turns(
+        (), "Names or globs of benchmarks or variants; all of them by default.", metavar="NAME"
     )
-    repeats: int = option(10, "Pairs of runs that count, of each variant.", check=positive, group=TURNS)
-    warm_up: int = option(1, "Pairs before them that do not count.", check=non_negative, group=TURNS)
-    seed: int = option(0, "Of the lots that say which of a pair runs first.", group=TURNS)
-    log_dir: Path | None = option(
-        None, "Folder for results and logs, A and B in it; ab_<time> by default.", metavar="DIR", group=TURNS
+    repeats: int = _turns(10, "Pairs of runs that count, of each variant.", check=positive)
+    warm_up: int = _turns(1, "Pairs before them that do not count.", check=non_negative)
+    seed: int = _turns(0, "Of the lots that say which of a pair runs first.")
+    log_dir: Path | None = _turns(
+        None, "Folder for results and logs, A and B in it; ab_<time> by default.", metavar="DIR"
     )
-    timeout: float | None = option(
-        None, "Seconds for each run; a shorter one of the entry wins.", check=positive, group=TURNS
+    timeout: float | None = _turns(
+        None, "Seconds for each run; a shorter one of the entry wins.", check=positive
     )
 
 
-def run(config: BenchCompare, context: Context) -> Mapping[str, Any]:
+def run(config: BenchCompare, context: Context) -> Result:
     """Status 1 where that was asked for."""
     refuse_empty(config, context)
     check_options(config, context)
@@ -92,7 +88,7 @@ def run(config: BenchCompare, context: Context) -> Mapping[str, Any]:
     )
 
 
-def show_comparison(config: BenchCompare, context: Context, ran: Mapping[str, Any] = {}) -> Mapping[str, Any]:
+def show_comparison(config: BenchCompare, context: Context, ran: Mapping[str, Any] = {}) -> Result:
     """The verdicts on two sets of results; `ran` is what is known of programs that ran for it."""
     from hotloop.bench.compare import COLUMNS, compare_samples, comparison_cells, format_markdown
 
@@ -111,9 +107,7 @@ def show_comparison(config: BenchCompare, context: Context, ran: Mapping[str, An
     context.say("\n" + ", ".join(f"{count} {word}" for word, count in counts.items()) + hint)
     failed = [row for row in rows if row.word.lower() in config.fail_on]
     result = {"rows": [asdict(row) for row in rows], "counts": counts, "failed": len(failed), **ran}
-    if failed or broken:
-        leave(result, context)
-    return result
+    return finish(result, context, failed=bool(failed or broken))
 
 
 def check_options(config: BenchCompare, context: Context) -> None:
@@ -126,33 +120,42 @@ def check_options(config: BenchCompare, context: Context) -> None:
             needed = "two commits" if config.spec else "two benchmark files, FILE or FILE:NAME"
             raise OptionError(f"--ab: {needed} are needed, A and B, not {len(config.ab)}")
         return
-    if given := [name for name in AB_OPTIONS if name in context.given]:
+    of_ab = ("spec", "benchmark", "repeats", "warm_up", "seed", "log_dir", "timeout")
+    if given := [name for name in of_ab if name in context.given]:
         raise OptionError(f"--{given[0].replace('_', '-')} is for --ab A B, which runs programs")
     wanted = 1 if config.baseline else 2
     if config.update_baseline and config.baseline is None:
         raise OptionError("--update-baseline needs --baseline FILE, the file to write")
     if len(config.results) != wanted:
-        needed = (
-            "with --baseline one folder of results is" if config.baseline else "two folders, A and B, are"
-        )
+        needed = "with --baseline one folder of results is" if wanted == 1 else "two folders, A and B, are"
         raise OptionError(f"RESULTS: {needed} needed, not {len(config.results)}")
 
 
 def load_sides(config: BenchCompare, context: Context) -> tuple[Any, Any, Any]:
     """A's samples, B's samples and the rules."""
+    from hotloop.bench import record
     from hotloop.bench.compare import CompareRules, load_baselines
-    from hotloop.bench.record import collect_samples, ran_in_turns, read_records, samples_of_partners
 
-    new = read_records(config.results[-1:])
-    after = collect_samples(new)
+    new = record.read_records(config.results[-1:])
+    after = record.collect_samples(new)
     thresholds: Mapping[str, float] = {}
     if config.baseline is None:
-        old = read_records(config.results[:1])
-        before = collect_samples(old)
-        if ran_in_turns(old, new):
-            after = samples_of_partners(new)
-        else:
-            warn_of_differences(old, new, context)
+        old = record.read_records(config.results[:1])
+        before = record.collect_samples(old)
+        if record.ran_in_turns(old, new):
+            after = record.samples_of_partners(new)
+        else:  # what else differs between the two sides may be the reason
+            machines = [
+                " and ".join(sorted({record.device_name(each) for each in side})) for side in (old, new)
+            ]
+            if machines[0] != machines[1]:
+                context.warn(f"A was measured on {machines[0]}, B on {machines[1]}")
+            specs = [
+                {each["benchmark"]: (each.get("spec") or {}).get("sha256") for each in side}
+                for side in (old, new)
+            ]
+            if changed := [name for name, mark in specs[0].items() if specs[1].get(name, mark) != mark]:
+                context.warn(f"the specification changed between A and B: {', '.join(changed)}")
     else:
         known, name = load_baselines(config.baseline), one_device(new, config.results[-1])
         if name not in known.devices:
@@ -160,9 +163,9 @@ def load_sides(config: BenchCompare, context: Context) -> tuple[Any, Any, Any]:
                 f"{config.baseline}: has no baseline of {name}, only of {', '.join(known.devices) or 'nothing'}; "
                 "add one with --update-baseline"
             )
-        before, thresholds = dict(known.devices[name]), known.thresholds
-        ran = {record["variant"] for record in new}
-        before = {key: sample for key, sample in before.items() if key[0] in ran}
+        thresholds = known.thresholds
+        ran = {each["variant"] for each in new}
+        before = {key: sample for key, sample in known.devices[name].items() if key[0] in ran}
     rules = CompareRules(
         config.metric, config.lower_is_better, config.higher_is_better, config.threshold, thresholds
     )
@@ -178,23 +181,7 @@ def one_device(records: "Sequence[Record]", path: Path) -> str:
     return names[0]
 
 
-def warn_of_differences(old: "Sequence[Record]", new: "Sequence[Record]", context: Context) -> None:
-    """Say what else differs between the two sides, since it may be the reason."""
-    from hotloop.bench.record import device_name
-
-    machines = [{device_name(record) for record in side} for side in (old, new)]
-    if machines[0] != machines[1]:
-        names = (" and ".join(sorted(each)) for each in machines)
-        context.warn(f"A was measured on {next(names)}, B on {next(names)}")
-    specs = [
-        {record["benchmark"]: (record.get("spec") or {}).get("sha256") for record in s} for s in (old, new)
-    ]
-    changed = [name for name, mark in specs[0].items() if specs[1].get(name, mark) != mark]
-    if changed:
-        context.warn(f"the specification changed between A and B: {', '.join(changed)}")
-
-
-def update_baseline(config: BenchCompare, context: Context) -> Mapping[str, Any]:
+def update_baseline(config: BenchCompare, context: Context) -> Result:
     """Take the results as the new baseline of their device."""
     from hotloop.bench.compare import FEWEST, BaselineFile, CompareRules, load_baselines, save_baselines
     from hotloop.bench.record import collect_samples, read_records
@@ -206,8 +193,7 @@ def update_baseline(config: BenchCompare, context: Context) -> Mapping[str, Any]
     found = {key: sample for key, sample in collect_samples(records).items() if rules.wants(key[1])}
     if not found:
         raise DataError(f"{config.results[0]}: holds no metric of a run that ended well; nothing was written")
-    few = sorted({key[0] for key, sample in found.items() if len(sample.values) < FEWEST})
-    if few:
+    if few := sorted({key[0] for key, sample in found.items() if len(sample.values) < FEWEST}):
         context.warn(f"fewer than {FEWEST} repeats, too few to compare with: {', '.join(few)}")
     before = load_baselines(config.baseline) if config.baseline.exists() else BaselineFile()
     devices = {**before.devices, name: {**before.devices.get(name, {}), **found}}
@@ -223,11 +209,10 @@ def run_ab(config: BenchCompare, context: Context) -> tuple[Path, Mapping[str, s
     from hotloop.bench.compare import CompareRules
     from hotloop.bench.record import RECORDS, SIDES
     from hotloop.bench.runner import check_folder
-    from hotloop.engine.interrupt import raise_stops
 
     options = runner_options(config, context, "ab")
     check_folder(options.log_dir, (*SIDES, RECORDS), "take another folder")
-    with raise_stops(), ExitStack() as stack:
+    with ExitStack() as stack:
         files: Sequence[str] = config.ab
         variables: Sequence[Mapping[str, str]] = ({}, {})
         if config.spec is not None:

@@ -1,10 +1,8 @@
 """`hotloop cache`: shows, limits and clears the cache of compiled programs. It never starts jax."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from hotloop.cli.command import Command, Context, NoOptions
+from hotloop.cli.command import Command, Context, NoOptions, Result
 from hotloop.engine import device
 from hotloop.options import argument
 
@@ -16,7 +14,7 @@ class LimitConfig:
     )
 
 
-def show(config: NoOptions, context: Context) -> Mapping[str, Any]:
+def show(config: NoOptions, context: Context) -> Result:
     used, most, root = device.cache_usage(), device.cache_limit(), device.cache_folder()
     if root is None:
         context.say("the cache is off (HOTLOOP_CACHE=off)")
@@ -27,20 +25,18 @@ def show(config: NoOptions, context: Context) -> Mapping[str, Any]:
     return {"folder": root, "entries": used.entries, "bytes": used.bytes, "limit": most}
 
 
-def limit(config: LimitConfig, context: Context) -> Mapping[str, Any]:
+def limit(config: LimitConfig, context: Context) -> Result:
     device.set_cache_limit(config.size)
     return show(NoOptions(), context)
 
 
-def clear(config: NoOptions, context: Context) -> Mapping[str, Any]:
+def clear(config: NoOptions, context: Context) -> Result:
     freed = device.clear_cache()
     context.say(f"deleted {freed.entries} programs, freed {device.show_size(freed.bytes)}")
     return {"folder": device.cache_folder(), "entries": freed.entries, "freed": freed.bytes}
 
 
 COMMAND = Command(
-    "cache",
-    "Show, limit or clear the cache of compiled programs.",
     run=show,
     children=(
         Command(

@@ -1,23 +1,14 @@
 """`hotloop cnn ...`: train, validate, predict, describe, import, and the data commands. jax waits."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-from hotloop.cli.command import Command, Context
+from hotloop.cli.command import Command, Context, Result, computing_command
 from hotloop.errors import OptionError
-from hotloop.families.cnn.command_options import (
-    BenchmarkConfig,
-    BuildConfig,
-    DescribeConfig,
-    ImportConfig,
-    PredictConfig,
-    VerifyConfig,
-)
+from hotloop.families.cnn import command_options as configs
 from hotloop.families.cnn.options import TrainConfig, ValidateConfig
 from hotloop.families.cnn.presets import PRESETS, values_of_run
 
-FAMILY = "hotloop.families.cnn"
+DATA = "cnn.data_commands"
 DETERMINISTIC = {"deterministic": "--xla_gpu_deterministic_ops=true"}
 EPILOG = """Examples:
   hotloop cnn train --config cifar_resnet20            a recipe, then the validation of its checkpoints
@@ -28,24 +19,23 @@ EPILOG = """Examples:
 docs/cnn.md tells what is computed, and what each configuration is for."""
 
 
-def run_train(config: TrainConfig, context: Context) -> Mapping[str, Any]:
+def run_train(config: TrainConfig, context: Context) -> Result:
     """Train and validate, or with --plan say what would be done."""
     from hotloop.families.cnn import train
 
     if config.plan:
-        from hotloop.cli.plan import show_plan
         from hotloop.families.cnn.description import describe_plan
 
         job, text = describe_plan(config, context.given, context.configured)
         context.say(text)
         for line in (*job.warnings, *job.notices):
             context.warn(line)
-        return {} if job.plan is None else show_plan(replace(job.plan, warnings=()), context)
+        return {} if job.plan is None else context.show_plan(replace(job.plan, warnings=()))
     command = " ".join(["hotloop", *context.argv])
     return train.run(config, context, command, context.given, context.configured)
 
 
-def run_validate(config: ValidateConfig, context: Context) -> Mapping[str, Any]:
+def run_validate(config: ValidateConfig, context: Context) -> Result:
     """Only validate; random weights only where that is asked for."""
     if config.checkpoint_input_dir is None and not config.random_weights:
         raise OptionError(
@@ -56,7 +46,7 @@ def run_validate(config: ValidateConfig, context: Context) -> Mapping[str, Any]:
     return run_train(replace(config, training=False), context)
 
 
-def run_describe(config: DescribeConfig, context: Context) -> Mapping[str, Any]:
+def run_describe(config: configs.DescribeConfig, context: Context) -> Result:
     """A table of layers; nothing is computed."""
     from hotloop.families.cnn.description import describe_model
 
@@ -66,15 +56,12 @@ def run_describe(config: DescribeConfig, context: Context) -> Mapping[str, Any]:
 
 
 COMMAND = Command(
-    "cnn",
-    "Train, validate and use ResNets on ImageNet, CIFAR and MNIST.",
     children=(
-        Command(
+        computing_command(
             "train",
             "Train, then validate every checkpoint.",
             TrainConfig,
             run_train,
-            on_device=True,
             xla_flags=DETERMINISTIC,
             presets=PRESETS,
             epilog=EPILOG,
@@ -89,36 +76,33 @@ COMMAND = Command(
             run_values=values_of_run,
             run_option="checkpoint_input_dir",
         ),
-        Command(
-            "predict",
-            "Classes of image files by a checkpoint.",
-            PredictConfig,
-            f"{FAMILY}.prediction:run",
-            on_device=True,
+        computing_command(
+            "predict", "Classes of image files by a checkpoint.", configs.PredictConfig, "cnn.prediction:run"
         ),
         Command(
-            "describe", "Layers, shapes, parameters, FLOPs and split points.", DescribeConfig, run_describe
+            "describe",
+            "Layers, shapes, parameters, FLOPs and split points.",
+            configs.DescribeConfig,
+            run_describe,
         ),
-        Command(
+        computing_command(
             "import",
             "Take over the weights of a torchvision or timm ResNet.",
-            ImportConfig,
-            f"{FAMILY}.torch_weights:run",
-            on_device=True,
+            configs.ImportConfig,
+            "cnn.torch_weights:run",
         ),
         Command(
             "build-records",
             "TFRecord shards from folders of images.",
-            BuildConfig,
-            f"{FAMILY}.data_commands:run_build",
+            configs.BuildConfig,
+            f"{DATA}:run_build",
         ),
-        Command("verify", "Count and check a data set.", VerifyConfig, f"{FAMILY}.data_commands:run_verify"),
-        Command(
+        Command("verify", "Count and check a data set.", configs.VerifyConfig, f"{DATA}:run_verify"),
+        computing_command(
             "data-benchmark",
             "Images a second of the input pipeline alone.",
-            BenchmarkConfig,
-            f"{FAMILY}.data_commands:run_benchmark",
-            on_device=True,
+            configs.BenchmarkConfig,
+            f"{DATA}:run_benchmark",
         ),
     ),
 )

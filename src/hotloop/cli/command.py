@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
@@ -22,7 +22,11 @@ from hotloop.options import Option, option, options_of, to_jsonable
 if TYPE_CHECKING:
     import jax
 
-COMMON = "Common options"
+    from hotloop.engine.plan import Plan
+
+Result = Mapping[str, Any]
+"""What a command found, which --json prints."""
+_common = partial(option, group="Common options")
 OTHER_NAMES = {
     "accumulation": ("gradient_accumulation_count",),
     "automatic": ("auto_loss_scaling",),
@@ -44,19 +48,35 @@ PHRASES = {
     "optimizer: params:": "--optimizer-params:",
 }
 """Arguments that are called alike in two functions."""
-_ARGUMENT = re.compile(r"(?<![\w.-])([a-z][a-z0-9_]*)=(True\b)?")
 NUMBER = re.compile(r"-?[\d,]+(\.\d+)?(e[-+]\d+)?( %)?|-|nan|-?inf")
 """What stands to the right in its column: a number, perhaps with separators or per cent, or a dash in its place."""
 
 
 @dataclass(frozen=True)
-class Context(Console):
+class Common:
+    device: Literal["auto", "cpu", "gpu", "tpu"] = _common(
+        "auto", "Where to compute; auto takes an accelerator before the CPU."
+    )
+    only_accelerator: bool = _common(
+        False, "Stop with an error where only a CPU is found.", aliases=("--only-ipu",)
+    )
+    config: str | None = _common(
+        None, "A preset, or with --config-path a named part of that file.", metavar="NAME"
+    )
+    config_path: Path | None = _common(
+        None, "A YAML or JSON file of option values; the command line wins over it.", metavar="FILE"
+    )
+    print_config: bool = _common(False, "Print every value and where it came from, then stop.")
+    json: bool = _common(
+        False, "Print the result as one JSON object on the last line; texts go to standard error."
+    )
+    debug: bool = _common(False, "Show the traceback of an error; use it when you report a defect.")
+
+
+@dataclass(frozen=True)
+class Context(Common, Console):
     """Handed to every command: how it was called, and how it may speak."""
 
-    json: bool = False
-    debug: bool = False
-    device: str = "auto"
-    only_accelerator: bool = False
     argv: tuple[str, ...] = ()
     given: frozenset[str] = frozenset()  # names of the options that stand on the command line itself
     options: frozenset[str] = frozenset()
@@ -83,6 +103,13 @@ class Context(Console):
             ]
             self.say("  ".join(fitted).rstrip())
 
+    def show_plan(self, plan: "Plan") -> dict[str, Any]:
+        """Say what would run, with its warnings, and hand it back as JSON has it."""
+        self.say(plan.describe())
+        for warning in plan.warnings:
+            self.warn(warning)
+        return plan.as_dict()
+
     def open_device(self) -> "jax.Device":
         """The device that the options ask for, ready for work, for a command that is not `on_device`."""
         with leave_at_once():
@@ -96,42 +123,14 @@ class NoOptions: ...
 
 
 @dataclass(frozen=True)
-class Common:
-    device: Literal["auto", "cpu", "gpu", "tpu"] = option(
-        "auto", "Where to compute; auto takes an accelerator before the CPU.", group=COMMON
-    )
-    only_accelerator: bool = option(
-        False, "Stop with an error where only a CPU is found.", aliases=("--only-ipu",), group=COMMON
-    )
-    config: str | None = option(
-        None, "A preset, or with --config-path a named part of that file.", metavar="NAME", group=COMMON
-    )
-    config_path: Path | None = option(
-        None,
-        "A YAML or JSON file of option values; the command line wins over it.",
-        metavar="FILE",
-        group=COMMON,
-    )
-    print_config: bool = option(False, "Print every value and where it came from, then stop.", group=COMMON)
-    json: bool = option(
-        False,
-        "Print the result as one JSON object on the last line; texts go to standard error.",
-        group=COMMON,
-    )
-    debug: bool = option(
-        False, "Show the traceback of an error; use it when you report a defect.", group=COMMON
-    )
-
-
-@dataclass(frozen=True)
 class Command:
     """One command; a group has children and may itself run when none of them is named."""
 
-    name: str
-    summary: str
+    name: str = ""  # which a command of `hotloop` itself has from the table of commands, with its summary
+    summary: str = ""
     config: type[Any] = NoOptions
-    run: Callable[[Any, Context], Mapping[str, Any] | None] | str | None = None
-    """What it does; `module:function` is imported when it runs."""
+    run: Callable[[Any, Context], Result | None] | str | None = None
+    """What it does; `module:function` of `hotloop.families` is imported when it runs."""
     children: tuple["Command", ...] = ()
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     epilog: str = ""
@@ -160,6 +159,9 @@ class Command:
         return frozenset(option.name for option in self.options if not option.positional)
 
 
+computing_command = partial(Command, on_device=True)
+
+
 def spell_options(text: str, options: Collection[str]) -> str:
     """The text, with each `name=value` whose name is (or stands for) one of these options as `--name value`."""
 
@@ -172,7 +174,7 @@ def spell_options(text: str, options: Collection[str]) -> str:
 
     for phrase, words in PHRASES.items():
         text = text.replace(phrase, words)
-    return _ARGUMENT.sub(spelled, text)
+    return re.sub(r"(?<![\w.-])([a-z][a-z0-9_]*)=(True\b)?", spelled, text)
 
 
 def _print(text: str, stream: TextIO) -> None:
@@ -200,7 +202,7 @@ def colour(text: str, code: str) -> str:
     return f"\033[{code}m{text}\033[0m" if has_colours(sys.stderr) else text
 
 
-def print_json(result: Mapping[str, Any]) -> None:
+def print_json(result: Result) -> None:
     print(json.dumps(to_jsonable(result), allow_nan=False), flush=True)
 
 

@@ -2,14 +2,15 @@
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, redirect_stdout
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from io import StringIO
-from typing import Any
+from typing import TextIO
 
-from hotloop.cli.command import Command, Context
+from hotloop.cli.command import Command, Context, Result
+from hotloop.engine.interrupt import leave_at_once
 from hotloop.options import argument, option
+from hotloop.rehearsal import rehearse
 
 EPILOG = """Examples:
   hotloop compat python3 lstm.py --train --popnn
@@ -19,14 +20,9 @@ EPILOG = """Examples:
 Options of compat itself stand before the old command; what stands after it belongs to the old command. Serving
 (send_request.py) is not there yet."""
 
-LOOKING = ("--list", "--dry-run", "--validate")
-"""Options of `bench run` with which it starts nothing anyway."""
-
 
 @dataclass(frozen=True)
 class CompatConfig:
-    """Options of `hotloop compat`."""
-
     command: tuple[str, ...] = argument(
         "The old command: `python3`, variables, poprun and folders before the script are fine.",
         metavar="SCRIPT",
@@ -36,7 +32,7 @@ class CompatConfig:
     )
 
 
-def run(config: CompatConfig, context: Context) -> Mapping[str, Any]:
+def run(config: CompatConfig, context: Context) -> Result:
     """Translate, tell, and run in this process; its status is the new command's."""
     from hotloop.bench.compat import translate
 
@@ -53,44 +49,25 @@ def run(config: CompatConfig, context: Context) -> Mapping[str, Any]:
     for notice in found.notices:
         console.warn(notice)
     os.environ.update(found.environment)
-    if config.dry_run:
-        reached = check(words, console)
-        told = {"command": found.command, "environment": found.environment, "notices": found.notices}
-        return {**told, "checked_until": reached or None}
-    from hotloop.cli.main import main
-    from hotloop.engine.interrupt import leave_at_once
+    from hotloop.cli.main import dispatch, main
 
-    with leave_at_once():  # while the new command starts, as if it had been typed
-        raise SystemExit(main(words))
-
-
-def check(words: Sequence[str], console: Context) -> str:
-    """Let the new command check everything that it checks before its work; what that work would begin with.
-
-    An error is the command's own. What it says is not shown, but for warnings, and for what a benchmark file would
-    run.
-    """
-    from hotloop.cli.main import dispatch
-    from hotloop.rehearsal import rehearse
-
+    if not config.dry_run:
+        with leave_at_once():  # while the new command starts, as if it had been typed
+            raise SystemExit(main(words))
+    # The new command checks all that it checks before its work; an error is its own. What it says is not shown, but
+    # for warnings, and for what a benchmark file would run.
     quiet = [word for word in words if word != "--json"]
-    with ExitStack() as stack:
-        if words[:2] == ["bench", "run"]:
-            quiet += [] if set(LOOKING) & set(words) else ["--dry-run"]
-            stack.enter_context(redirect_stdout(sys.stderr if console.json else sys.stdout))
-        else:
-            stack.enter_context(redirect_stdout(StringIO()))
+    shown: TextIO = StringIO()
+    if words[:2] == ["bench", "run"]:
+        starts_nothing = {"--list", "--dry-run", "--validate"} & set(words)
+        quiet += [] if starts_nothing else ["--dry-run"]
+        shown = sys.stderr if console.json else sys.stdout
+    with redirect_stdout(shown):
         reached = rehearse(lambda: dispatch(quiet))
     if reached:
         console.say(f"checked, up to {reached}")
-    return reached
+    told = {"command": found.command, "environment": found.environment, "notices": found.notices}
+    return {**told, "checked_until": reached or None}
 
 
-COMMAND = Command(
-    "compat",
-    "Run a command line of the older scripts.",
-    CompatConfig,
-    run,
-    epilog=EPILOG,
-    verbatim=True,
-)
+COMMAND = Command(config=CompatConfig, run=run, epilog=EPILOG, verbatim=True)

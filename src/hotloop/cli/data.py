@@ -1,14 +1,10 @@
-"""`hotloop data list|fetch|verify`: what data is on this machine, where, and whether it is what it should be.
+"""`hotloop data list|fetch|verify`: what data is on this machine, where, and whether it is what it should be."""
 
-Only words and tables; the work is done in `hotloop.data`, which is imported when a command runs.
-"""
-
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from hotloop.cli.command import Command, Context
+from hotloop.cli.command import Command, Context, Result
 from hotloop.errors import DataError
 from hotloop.options import argument, option
 
@@ -31,7 +27,7 @@ class SetConfig:
     data_dir: Path | None = option(None, _DATA_DIR, metavar="DIR")
 
 
-def list_sets(config: ListConfig, context: Context) -> Mapping[str, Any]:
+def list_sets(config: ListConfig, context: Context) -> Result:
     from hotloop.data.catalogue import SETS
     from hotloop.data.local_files import check_named_folders, find_set, verify_set
 
@@ -44,37 +40,25 @@ def list_sets(config: ListConfig, context: Context) -> Mapping[str, Any]:
         absent = "not here" if known.files else "not fetched: licence; give a path"
         size = f"{known.size / 1e6:,.0f} MB" if known.size else "-"
         rows.append([known.name, size, where or absent, verified or "-", known.what, known.licence])
-        sets.append(
-            {
-                "name": known.name,
-                "what": known.what,
-                "bytes": known.size or None,
-                "where": where,
-                "verified": verified,
-                "licence": known.licence,
-                "expected": known.expected or [file.stored_as for file in known.files],
-            }
-        )
+        about = {"name": known.name, "what": known.what, "bytes": known.size or None, "where": where}
+        expected = known.expected or [file.stored_as for file in known.files]
+        sets.append({**about, "verified": verified, "licence": known.licence, "expected": expected})
     context.table(["name", "size", "where", "verified", "what", "licence"], rows)
     return {"sets": sets}
 
 
-def fetch_set(config: SetConfig, context: Context) -> Mapping[str, Any]:
+def fetch_set(config: SetConfig, context: Context) -> Result:
     from hotloop.data.catalogue import known_set
     from hotloop.data.fetch import fetch
 
     known = known_set(config.name)
     fetched = fetch(known, config.data_dir, context.progress)
     context.say(f"{known.name}: {'fetched to' if fetched.new else 'already at'} {fetched.folder}, verified")
-    return {
-        "name": known.name,
-        "where": str(fetched.folder),
-        "fetched": fetched.new,
-        "files": [asdict(file) for file in fetched.files],
-    }
+    files = [asdict(file) for file in fetched.files]
+    return {"name": known.name, "where": str(fetched.folder), "fetched": fetched.new, "files": files}
 
 
-def show_verdicts(config: SetConfig, context: Context) -> Mapping[str, Any]:
+def show_verdicts(config: SetConfig, context: Context) -> Result:
     """Size and checksum of each file of one set; DataError when one is bad or missing."""
     from hotloop.data.catalogue import known_set
     from hotloop.data.local_files import check_named_folders, find_set, verify_set
@@ -104,8 +88,6 @@ def _summary(files: "tuple[FileVerdict, ...]") -> str:
 
 
 COMMAND = Command(
-    "data",
-    "List, fetch and verify data sets.",
     children=(
         Command("list", "What is on this machine, where, and whether it is verified.", ListConfig, list_sets),
         Command("fetch", "Download a set, check it and unpack it.", SetConfig, fetch_set),

@@ -1,14 +1,14 @@
 """`hotloop demo`: every family, small but really measured, and a page of results at the end. jax waits."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from hotloop.cli.command import Command, Context
+from hotloop.cli.command import Command, Context, Result
 from hotloop.engine.progress import Progress, hide
 from hotloop.families.kernels import config as kernels
 from hotloop.options import option, to_jsonable
@@ -47,7 +47,7 @@ class SilentContext(Context):
         return hide(description, total)
 
 
-def run(config: Demo, context: Context) -> Mapping[str, Any]:
+def run(config: Demo, context: Context) -> Result:
     from hotloop.bench.page import write_text
 
     page_path = config.output / "index.html"
@@ -103,7 +103,7 @@ LINES: dict[str, Callable[[Any], str]] = {
 def measure(device: Any, context: Context) -> dict[str, Any]:
     from hotloop.families.cnn import demo as cnn
     from hotloop.families.estimator.cifar import program as estimator
-    from hotloop.families.kernels import hmc
+    from hotloop.families.kernels import bench, hmc
     from hotloop.families.recommender import demo as recommender
     from hotloop.families.vcd import demo as vcd
 
@@ -117,11 +117,24 @@ def measure(device: Any, context: Context) -> dict[str, Any]:
         "cnn": cnn.demo_run,
         "estimator": estimator.demo_run,
     }
+    results: dict[str, Any] = {"kernels": {}, "hot_loop": []}
     with context.progress("kernels", 2 * len(LAYERS) + len(UPDATES_PER_CALL) + len(parts)) as bar:
-        results = {
-            "kernels": measure_layers(device, context, console, bar),
-            "hot_loop": measure_hot_loop(device, console, bar),
-        }
+        for name, layer in LAYERS.items():
+            for mode, chosen in {name: layer, f"{name} training": replace(layer, train=True)}.items():
+                bar.update(mode)
+                found = results["kernels"][mode] = bench.run(chosen, device, console)
+                microseconds, share = found["microseconds_per_iteration"], 100 * found["roofline"]
+                context.say(
+                    f"{mode:22} {found['items_per_second']:>12,.0f} items/s "
+                    f"{microseconds:>10,.1f} us {share:>6.1f} % of the roofline"
+                )
+                bar.advance()
+        # (updates in one call, updates a second) of the same training
+        bar.update("the hot loop")
+        for updates in UPDATES_PER_CALL:
+            chosen = replace(HOT_LOOP, batches_per_step=updates, steps=max(3, 100 // updates))
+            results["hot_loop"].append((updates, bench.run(chosen, device, console)["items_per_second"]))
+            bar.advance()
         context.say(LINES["hot_loop"](results["hot_loop"]))
         for name, part in parts.items():
             bar.update(name)
@@ -130,35 +143,6 @@ def measure(device: Any, context: Context) -> dict[str, Any]:
                 context.say(LINES[name](results[name]))
             bar.advance()
     return results
-
-
-def measure_layers(device: Any, context: Context, console: Context, bar: Progress) -> dict[str, Any]:
-    from hotloop.families.kernels import bench
-
-    results = {}
-    for name, layer in LAYERS.items():
-        for mode, chosen in {name: layer, f"{name} training": replace(layer, train=True)}.items():
-            bar.update(mode)
-            found = results[mode] = bench.run(chosen, device, console)
-            context.say(
-                f"{mode:22} {found['items_per_second']:>12,.0f} items/s "
-                f"{found['microseconds_per_iteration']:>10,.1f} us {100 * found['roofline']:>6.1f} % of the roofline"
-            )
-            bar.advance()
-    return results
-
-
-def measure_hot_loop(device: Any, console: Context, bar: Progress) -> list[tuple[int, float]]:
-    """(updates in one call, updates a second) of the same training."""
-    from hotloop.families.kernels import bench
-
-    bar.update("the hot loop")
-    curve = []
-    for updates in UPDATES_PER_CALL:
-        chosen = replace(HOT_LOOP, batches_per_step=updates, steps=max(3, 100 // updates))
-        curve.append((updates, bench.run(chosen, device, console)["items_per_second"]))
-        bar.advance()
-    return curve
 
 
 def loss_curve(device: Any) -> list[float]:
@@ -184,6 +168,4 @@ def sample_histogram(device: Any) -> dict[str, list[float]]:
     return {"counts": counts.tolist(), "edges": edges.tolist()}
 
 
-COMMAND = Command(
-    "demo", "See everything work in a few minutes, with a page of results at the end.", Demo, run
-)
+COMMAND = Command(config=Demo, run=run)

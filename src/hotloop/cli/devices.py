@@ -1,10 +1,8 @@
 """`hotloop devices`: what there is to compute on, and how fast it can be at most. No jax at import."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
-from hotloop.cli.command import Command, Context
+from hotloop.cli.command import Command, Context, Result
 from hotloop.options import option
 
 
@@ -13,7 +11,7 @@ class DevicesConfig:
     calibrate: bool = option(False, "Measure again; use it when the machine was busy the first time.")
 
 
-def run(config: DevicesConfig, context: Context) -> Mapping[str, Any]:
+def run(config: DevicesConfig, context: Context) -> Result:
     chosen = context.open_device()
     import jax
 
@@ -40,6 +38,4 @@ def run(config: DevicesConfig, context: Context) -> Mapping[str, Any]:
     return {"devices": found, "ceilings": asdict(limits), "environment": describe_environment()}
 
 
-COMMAND = Command(
-    "devices", "Show devices, their memory and their measured speed limits.", DevicesConfig, run
-)
+COMMAND = Command(config=DevicesConfig, run=run)

@@ -1,9 +1,6 @@
 """`hotloop estimator`: the Estimator's example, a small CNN on CIFAR-10. Options live in its config; jax waits."""
 
-from collections.abc import Mapping
-from typing import Any
-
-from hotloop.cli.command import Command, Context
+from hotloop.cli.command import Context, Result, computing_command
 from hotloop.families.estimator.cifar.config import PRESETS, CifarConfig
 
 EPILOG = """Examples:
@@ -16,27 +13,17 @@ EPILOG = """Examples:
 docs/estimator.md tells how to write such a program with your own model."""
 
 
-def run(config: CifarConfig, context: Context) -> Mapping[str, Any]:
+def run(config: CifarConfig, context: Context) -> Result:
     """Train and test, or with --plan say what would be done."""
-    if config.plan:
-        from hotloop.cli.plan import show_plan
-        from hotloop.families.estimator.cifar.program import plan_run
-
-        line, plan = plan_run(config)
-        context.say(line)
-        return show_plan(plan, context)
     from hotloop.families.estimator.cifar import program
 
+    if config.plan:
+        line, plan = program.plan_run(config)
+        context.say(line)
+        return context.show_plan(plan)
     return program.run(config, context, context.given)
 
 
-COMMAND = Command(
-    "estimator",
-    "Train and test a small CNN on CIFAR-10 with the Estimator.",
-    CifarConfig,
-    run,
-    on_device=True,
-    presets=PRESETS,
-    epilog=EPILOG,
-    config_option="recipe",
+COMMAND = computing_command(
+    config=CifarConfig, run=run, presets=PRESETS, epilog=EPILOG, config_option="recipe"
 )

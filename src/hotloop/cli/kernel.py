@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from hotloop.cli.command import Command, Context
+from hotloop.cli.command import Command, Context, Result
 from hotloop.families.kernels import config as configs
 from hotloop.options import build
 
@@ -11,7 +11,7 @@ EPILOG = """Each run checks its numbers against float64 first and refuses to tim
 says what is computed, how the timing is kept honest and what became of the old programs' options."""
 
 
-def run_kernel(config: configs.LayerOptions | configs.Hmc, context: Context) -> Mapping[str, Any]:
+def run_kernel(config: configs.LayerOptions | configs.Hmc, context: Context) -> Result:
     """Check and time one layer, or HMC."""
     device = context.open_device()
     from hotloop.families.kernels import bench, hmc
@@ -29,13 +29,13 @@ LAYERS: dict[str, tuple[type[configs.LayerOptions], str]] = {
     "lstm": (configs.Lstm, "One LSTM layer, fused or a cell a step."),
     "lstm-multi": (configs.LstmMulti, "Stacked LSTMs with a dense final layer, with latencies."),
 }
+COLUMNS = ("kernel", "mode", "dtype", "items/sec", "us/iteration", "TFLOP/s", "GB/s", "roofline %", "bound")
 
 
-def run_all(config: configs.AllKernels, context: Context) -> Mapping[str, Any]:
+def run_all(config: configs.AllKernels, context: Context) -> Result:
     """Every kernel with its defaults, then one table."""
     same = {"repeat": config.repeat, "seed": config.seed}
-    if config.steps is not None:
-        same["steps"] = config.steps
+    same |= {} if config.steps is None else {"steps": config.steps}
     results: dict[str, Mapping[str, Any]] = {}
     for name, (layer, _) in LAYERS.items():
         length = {"batches_per_step": config.batches_per_step} if config.batches_per_step else {}
@@ -45,32 +45,21 @@ def run_all(config: configs.AllKernels, context: Context) -> Mapping[str, Any]:
     length = {"hmc_steps": config.batches_per_step} if config.batches_per_step else {}
     results["hmc"] = run_kernel(build(configs.Hmc, {**same, **length}), context)
     context.say("")
-    context.table(COLUMNS, [row(name, result) for name, result in results.items()])
+    rows = []
+    for name, result in results.items():
+        rounded = [float(f"{result[key]:.4g}") for key in ("microseconds_per_iteration", "tflops", "gbps")]
+        figures = (round(result["items_per_second"], 1), *rounded, float(f"{100 * result['roofline']:.3g}"))
+        rows.append((name, result["mode"], result["dtype"], *figures, result["limits"]["bound"]))
+    context.table(COLUMNS, rows)
     return {"results": results}
 
 
-COLUMNS = ("kernel", "mode", "dtype", "items/sec", "us/iteration", "TFLOP/s", "GB/s", "roofline %", "bound")
-
-
-def row(name: str, result: Mapping[str, Any]) -> tuple[Any, ...]:
-    """One line of the table of `hotloop kernel all`."""
-    rounded = [float(f"{result[key]:.4g}") for key in ("microseconds_per_iteration", "tflops", "gbps")]
-    share = float(f"{100 * result['roofline']:.3g}")
-    rate = round(result["items_per_second"], 1)
-    return (name, result["mode"], result["dtype"], rate, *rounded, share, result["limits"]["bound"])
-
-
-def _layer(name: str) -> Command:
-    config, summary = LAYERS[name]
-    aliases = (name.replace("-", "_"),) if "-" in name else ()
-    return Command(name, summary, config, run_kernel, epilog=EPILOG, aliases=aliases)
-
-
 COMMAND = Command(
-    "kernel",
-    "Time single layers and samplers: dense, convolutions, recurrent, HMC.",
     children=(
-        *(_layer(name) for name in LAYERS),
+        *(
+            Command(name, summary, config, run_kernel, epilog=EPILOG, aliases=(name.replace("-", "_"),))
+            for name, (config, summary) in LAYERS.items()
+        ),
         Command("hmc", "Hamiltonian Monte Carlo steps.", configs.Hmc, run_kernel, epilog=EPILOG),
         Command(
             "all",

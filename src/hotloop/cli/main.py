@@ -6,11 +6,11 @@ add a command, add a line to COMMANDS; its module declares `COMMAND`.
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib import import_module
-from typing import Any
 
-from hotloop.cli.command import Command, Context, print_error, print_json, spell_options
+from hotloop.cli.command import Command, Context, Result, print_error, print_json, spell_options
 from hotloop.engine.interrupt import Stopped, raise_stops
 from hotloop.errors import DISK_ERRORS, HotloopError, OptionError
 from hotloop.options import did_you_mean, options_of
@@ -114,7 +114,8 @@ def find_command(words: list[str]) -> tuple[Command, str, list[str]]:
         raise OptionError(f"{name}: a command comes first; commands: {', '.join(COMMANDS)}")
     if name not in COMMANDS:
         raise OptionError(f"unknown command '{name}'{did_you_mean(name, COMMANDS)}")
-    command: Command = import_module(COMMANDS[name][0]).COMMAND
+    module, summary = COMMANDS[name]
+    command: Command = replace(import_module(module).COMMAND, name=name, summary=summary)
     path, rest = f"hotloop {command.name}", words[1:]
     while rest and command.children and not rest[0].startswith("-"):
         children = {name: child for child in command.children for name in (child.name, *child.aliases)}
@@ -153,10 +154,7 @@ def execute(command: Command, path: str, words: list[str], flags: Sequence[str] 
         print_config(resolved, path)
         return 0
     context = Context(
-        json=common.json,
-        debug=common.debug,
-        device=common.device,
-        only_accelerator=common.only_accelerator,
+        **vars(common),
         argv=(*path.split()[1:], *flags, *words),
         given=frozenset(given),
         options=names,
@@ -166,8 +164,8 @@ def execute(command: Command, path: str, words: list[str], flags: Sequence[str] 
         context.warn(notice)
     for line in resolved.replacements:
         context.say(line)
-    for name, flag in command.xla_flags.items():
-        if getattr(config, name):
+    for option, flag in command.xla_flags.items():
+        if getattr(config, option):
             os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
     try:
         if command.on_device:
@@ -177,17 +175,13 @@ def execute(command: Command, path: str, words: list[str], flags: Sequence[str] 
         run = command.run
         if isinstance(run, str):
             module, _, function = run.partition(":")
-            run = getattr(import_module(module), function)
+            run = getattr(import_module(f"hotloop.families.{module}"), function)
         # Until now there was nothing to tidy up.
         with raise_stops():
-            result: Mapping[str, Any] | None = run(config, context)
+            result: Result | None = run(config, context)
     except (HotloopError, KeyboardInterrupt) as error:
         error.args = (spell_options(str(error), names), *error.args[1:])
         raise
     if common.json:
         print_json(result or {})
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,15 +1,10 @@
-"""`hotloop plan`: what a training run would do, worked out before anything is compiled.
+"""`hotloop plan`: what a training run would do, worked out before anything is compiled."""
 
-Thin: options in, `engine.plan` does the arithmetic, text or JSON out. `show_plan` is what `--plan` of the train
-commands prints too.
-"""
-
-from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Literal
 
-from hotloop.cli.command import Command, Context
+from hotloop.cli.command import Command, Context, Result
 from hotloop.engine.plan import EVENTS_GROUP, RUN_GROUP, Batch, Plan, PlanOptions
 from hotloop.families.cnn.options import DATASET_SIZES
 from hotloop.options import non_negative, option, positive
@@ -42,21 +37,11 @@ def make_plan(config: PlanConfig) -> Plan:
     return config.make_plan(samples, batch, validations_per_epoch=config.validations_per_epoch)
 
 
-def show_plan(plan: Plan, context: Context) -> dict[str, Any]:
-    """Say what would run, with its warnings, and hand it back as JSON has it."""
-    context.say(plan.describe())
-    for warning in plan.warnings:
-        context.warn(warning)
-    return plan.as_dict()
-
-
-def run(config: PlanConfig, context: Context) -> Mapping[str, Any]:
-    return show_plan(make_plan(config), context)
+def run(config: PlanConfig, context: Context) -> Result:
+    return context.show_plan(make_plan(config))
 
 
 COMMAND = Command(
-    name="plan",
-    summary="Work out batch sizes, updates a call and host events before a run.",
     config=PlanConfig,
     run=run,
     epilog="Example: hotloop plan --num-epochs 6 --micro-batch-size 8 --global-batch-size 64 --json",

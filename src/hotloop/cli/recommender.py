@@ -1,24 +1,18 @@
 """`hotloop recommender ...`: options live in the family's configs; jax waits."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
 
 from hotloop import rehearsal
-from hotloop.cli.command import Command, Context
-from hotloop.families.recommender import commands_config
-from hotloop.families.recommender.commands_config import (
-    BaselineOptions,
-    ConvertOptions,
-    EvaluateOptions,
-    PredictOptions,
-    RecommendOptions,
-)
+from hotloop.cli.command import Command, Context, Result, computing_command
+from hotloop.families.recommender import commands_config as configs
 from hotloop.families.recommender.config import PRESETS, TrainOptions
 from hotloop.families.recommender.sweep_config import PRESETS as SWEEPS
 from hotloop.families.recommender.sweep_config import SweepOptions
 
-FAMILY = "hotloop.families.recommender"
+FIGURES = {"loss": "final loss", "rmse": "final RMSE", "validation_rmse": "validation RMSE"}
 EPILOG = """Examples:
   hotloop recommender train                                   random ratings of the old program's shape
   hotloop recommender train --config ml-100k                  MovieLens-100K, best epoch by validation, then the test
@@ -27,92 +21,90 @@ EPILOG = """Examples:
 docs/recommender.md tells what is computed and what became of the old programs' options."""
 
 
-def run_train(config: TrainOptions, context: Context) -> Mapping[str, Any]:
+def run_train(config: TrainOptions, context: Context) -> Result:
     """Train, or with --plan say what would be done."""
     from hotloop.families.recommender import train
 
     if config.plan:
-        from hotloop.cli.plan import show_plan
-
         setup = train.prepare(config, context)
         context.say(train.describe(setup))
-        return show_plan(setup.plan, context)
+        return context.show_plan(setup.plan)
     return train.run(config, context, " ".join(["hotloop", *context.argv]))
 
 
-def run_sweep(config: SweepOptions, context: Context) -> Mapping[str, Any]:
-    """Trials in processes of their own; no device is opened here, for the children need it."""
-    from hotloop.cli.recommender_plot import write_plot
-    from hotloop.families.recommender.sweep import run
+def run_sweep(config: SweepOptions, context: Context) -> Result:
+    """Trials in processes of their own, which need the device: it is opened here for a plan alone."""
+    from hotloop.families.recommender import sweep
 
-    if config.plan:
-        return plan_sweep(config, context)
-    if rehearsal.is_on():
-        plan_trial(config, context)
-    result = run(config, context)
+    if config.plan or rehearsal.is_on():
+        if config.plan:
+            context.say(sweep.describe(config, context))
+        context.open_device()
+        # The first trial's plan, and with it all that a trial would refuse.
+        planned = run_train(replace(config.training(config.exponents[0]), plan=True), context)
+        if config.plan:
+            return {**planned, "exponents": list(config.exponents)}
+    result = sweep.run(config, context)
     plot = write_plot(result)
     context.say(f"plot: {plot}")
     return {**result, "plot": str(plot)}
 
 
-def plan_sweep(config: SweepOptions, context: Context) -> Mapping[str, Any]:
-    """What the trials would do; the device may be opened here, since there will be no children."""
-    from hotloop.families.recommender.sweep import describe
+def write_plot(result: Result) -> Path:
+    """Draw each figure of the trials that finished against the exponent, as one SVG file in the sweep's folder."""
+    from hotloop.bench.page import Axis, Chart, write_text
 
-    context.say(describe(config, context))
-    return {**plan_trial(config, context), "exponents": list(config.exponents)}
+    finished = [trial for trial in result["trials"] if trial["status"] == "finished"]
+    finished.sort(key=lambda trial: float(trial["exponent"]))
+    exponents = Axis("exponent: the rate is 2^exponent times the batch")
+    chart = Chart("Learning-rate sweep", exponents, Axis("error"))
+    for colour, (name, label) in enumerate(FIGURES.items()):
+        points = [(trial["exponent"], trial[name]) for trial in finished if trial[name] is not None]
+        if points:
+            chart.add("dotted line", points, label, colour)
+    # An `<svg>` of a page as a file of its own: with its namespace and the page's styles.
+    style = files("hotloop.bench").joinpath("page.css").read_text("utf-8")
+    head, rest = chart.render().split(">", 1)
+    path = Path(result["folder"]) / "sweep.svg"
+    write_text(path, f'{head} xmlns="http://www.w3.org/2000/svg"><style>{style}</style>{rest}\n')
+    return path
 
 
-def plan_trial(config: SweepOptions, context: Context) -> Mapping[str, Any]:
-    """The first trial's plan, and with it all that a trial would refuse."""
-    context.open_device()
-    return run_train(replace(config.training(config.exponents[0]), plan=True), context)
-
-
+of_run = partial(computing_command, run_values=configs.evaluation_defaults)
 COMMAND = Command(
-    "recommender",
-    "Train and use the deep autoencoder for ratings.",
     children=(
-        Command(
+        computing_command(
             "train",
             "Train, validate, then test the best weights.",
             TrainOptions,
             run_train,
-            on_device=True,
             presets=PRESETS,
             epilog=EPILOG,
         ),
-        Command(
+        of_run(
             "evaluate",
             "RMSE, MAE, NDCG and Recall of a run.",
-            EvaluateOptions,
-            f"{FAMILY}.evaluate:run",
-            on_device=True,
-            run_values=commands_config.evaluation_defaults,
+            configs.EvaluateOptions,
+            "recommender.evaluate:run",
         ),
-        Command(
+        of_run(
             "predict",
             "Predictions for a file or split, with the original ids.",
-            PredictOptions,
-            f"{FAMILY}.predict:run_predict",
-            on_device=True,
-            run_values=commands_config.evaluation_defaults,
+            configs.PredictOptions,
+            "recommender.predict:run_predict",
         ),
-        Command(
+        of_run(
             "recommend",
             "The best items that users have not rated.",
-            RecommendOptions,
-            f"{FAMILY}.predict:run_recommend",
-            on_device=True,
-            run_values=commands_config.evaluation_defaults,
+            configs.RecommendOptions,
+            "recommender.predict:run_recommend",
         ),
-        Command(
+        computing_command(
             "baselines",
             "Mean, biases, popularity and EASE on the same split, in one table.",
-            BaselineOptions,
-            f"{FAMILY}.baselines:run",
-            on_device=True,
-            run_values=commands_config.baseline_defaults,
+            configs.BaselineOptions,
+            "recommender.baselines:run",
+            run_values=configs.baseline_defaults,
         ),
         Command(
             "sweep",
@@ -124,8 +116,8 @@ COMMAND = Command(
         Command(
             "convert",
             "Raw Netflix or MovieLens ratings to text files, split.",
-            ConvertOptions,
-            f"{FAMILY}.convert:run",
+            configs.ConvertOptions,
+            "recommender.convert:run",
         ),
     ),
 )

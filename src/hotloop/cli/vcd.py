@@ -1,13 +1,9 @@
 """`hotloop vcd ...`: train, evaluate, samples. Options live in the family's configs; jax waits."""
 
-from collections.abc import Mapping
-from typing import Any
-
-from hotloop.cli.command import Command, Context
+from hotloop.cli.command import Command, Context, Result, computing_command
 from hotloop.families.vcd import config as options
 from hotloop.families.vcd import old_configs
 
-FAMILY = "hotloop.families.vcd"
 EPILOG = """Examples:
   hotloop vcd train -c test                        one epoch, then the test log-likelihood
   hotloop vcd train -c global_cv -r results -n first
@@ -17,46 +13,39 @@ EPILOG = """Examples:
 docs/vcd.md tells what is computed and where it follows the paper's authors."""
 
 
-def run_train(config: options.VcdTrain, context: Context) -> Mapping[str, Any]:
+def run_train(config: options.VcdTrain, context: Context) -> Result:
     """Train, or with --plan say what would be done."""
     from hotloop.families.vcd import train
 
     if config.plan:
-        from hotloop.cli.plan import show_plan
-
-        return show_plan(train.plan(config, context), context)
+        return context.show_plan(train.plan(config, context))
     return train.run(config, context, " ".join(["hotloop", *context.argv]))
 
 
 COMMAND = Command(
-    "vcd",
-    "Train, evaluate and sample a VAE with the Variational Contrastive Divergence.",
     children=(
-        Command(
+        computing_command(
             "train",
             "Train, then estimate the test log-likelihood.",
             options.VcdTrain,
             run_train,
-            on_device=True,
             presets=options.PRESETS,
             epilog=EPILOG,
             config_option="config_file",
             translate=old_configs.translate,
         ),
-        Command(
+        computing_command(
             "evaluate",
             "The log-likelihood of a run by three proposals.",
             options.VcdEvaluate,
-            f"{FAMILY}.evaluation:run",
-            on_device=True,
+            "vcd.evaluation:run",
             run_values=options.evaluation_defaults,
         ),
-        Command(
+        computing_command(
             "samples",
             "Pictures: prior samples, reconstructions before and after HMC.",
             options.VcdSamples,
-            f"{FAMILY}.samples:run",
-            on_device=True,
+            "vcd.samples:run",
             run_values=options.samples_defaults,
         ),
     ),

@@ -1,8 +1,7 @@
 """Options: the fields of frozen config dataclasses, declared once, read from text, files and Python alike.
 
-A config module says `batch_size: int = option(32, "Samples per update.", check=positive)` and nothing else;
-the command line, config files and presets all read the field by that declaration. This package knows no
-command and no device, and imports neither jax nor numpy.
+A config says `batch_size: int = option(32, "Samples per update.", check=positive)` and nothing else. This package knows
+no command and no device, and imports neither jax nor numpy.
 """
 
 from hotloop.errors import did_you_mean as did_you_mean

@@ -281,7 +281,7 @@ def option(
     default: Any,
     help: str,
     *,
-    choices: tuple[Any, ...] | None = None,
+    choices: tuple[Any, ...] = (),
     aliases: tuple[str, ...] = (),
     metavar: str | None = None,
     group: str | None = None,
@@ -291,10 +291,9 @@ def option(
     positional: bool = False,
 ) -> Any:
     """A field that is also `--its-name`. `parse` reads text in a way of its own (ValueError = reason)."""
-    texts = {"help": help, "aliases": aliases, "metavar": metavar, "group": group}
-    rules = {"choices": choices or (), "parse": parse, "check": check}
-    kinds = {"hidden": hidden, "positional": positional}
-    return field(default=default, metadata={METADATA_KEY: texts | rules | kinds})
+    texts = {"help": help, "choices": choices, "aliases": aliases, "metavar": metavar, "group": group}
+    rules = {"parse": parse, "check": check, "hidden": hidden, "positional": positional}
+    return field(default=default, metadata={METADATA_KEY: texts | rules})
 
 
 def argument(help: str, *, default: Any = MISSING, **rules: Any) -> Any:
@@ -305,17 +304,9 @@ def argument(help: str, *, default: Any = MISSING, **rules: Any) -> Any:
     return option(default, help, positional=True, **rules)
 
 
-def table_option(
-    name: str,
-    annotation: Any,
-    default: Any,
-    help: str,
-    *,
-    group: str | None = None,
-    check: Check | None = None,
-) -> "Option":
+def table_option(name: str, annotation: Any, default: Any, help: str, **rules: Any) -> "Option":
     """An option of an `option_table`, which is no field of its own."""
-    return Option(name, kind_of(annotation), default, help, group=group, check=check)
+    return Option(name, kind_of(annotation), default, help, **rules)
 
 
 def option_table(*options: "Option") -> Any:
@@ -380,8 +371,8 @@ def options_of(config: type[Any]) -> tuple[Option, ...]:
             found += said["table"]
         elif said:
             kind = kind_of(hints[each.name])
-            kind = replace(kind, choices=tuple(said.pop("choices") or kind.choices))
-            found.append(Option(name=each.name, kind=kind, default=each.default, **said))
+            kind = replace(kind, choices=said.pop("choices") or kind.choices)
+            found.append(Option(each.name, kind, each.default, **said))
     return tuple(found)
 
 

@@ -5,14 +5,13 @@ Whatever is wrong with a path or a text is a ValueError.
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 DEEPEST = 100
 LARGEST = 1 << 26  # bytes of a file that is read: ours are far smaller, and a device never ends
-Pairs = Callable[[list[tuple[str, Any]]], Any]
 
 
 @contextmanager
@@ -30,23 +29,24 @@ def whole_file(path: Path) -> Iterator[Path]:
         raise
 
 
-def parse_json(text: str | bytes, pairs: Pairs | None = None) -> Any:
-    """What the text says, objects made by `pairs` where it is given; NaN and Infinity are read, as programs write them.
+def parse_json(text: str | bytes) -> Any:
+    """What the text says; NaN and Infinity are read, as programs write them.
 
     Python's own reader raises RecursionError for brackets in brackets, and lets through what the next function cannot
     bear: depth that only a stack of C holds, and halves of surrogate pairs, which no output takes.
     """
     text = text if isinstance(text, str) else text.decode()
     try:
-        value = json.loads(text, object_pairs_hook=pairs)
+        value = json.loads(text)
     except RecursionError:
         raise ValueError(f"nested more than {DEEPEST} deep") from None
     if text.count("[") + text.count("{") > DEEPEST:
         level = [value]
         for _ in range(DEEPEST):
-            inner = (each.values() if isinstance(each, dict) else each for each in level if _holds(each))
+            held = [each for each in level if isinstance(each, dict | list)]
+            inner = (each.values() if isinstance(each, dict) else each for each in held)
             level = [each for values in inner for each in values]
-        if any(map(_holds, level)):
+        if any(isinstance(each, dict | list) for each in level):
             raise ValueError(f"nested more than {DEEPEST} deep")
     if "\\ud" in text.lower():
         try:
@@ -54,10 +54,6 @@ def parse_json(text: str | bytes, pairs: Pairs | None = None) -> Any:
         except UnicodeEncodeError:
             raise ValueError("half of a surrogate pair in a text") from None
     return value
-
-
-def _holds(value: Any) -> bool:
-    return isinstance(value, dict | list)
 
 
 def load_json(path: Path) -> Any:

@@ -15,9 +15,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from hotloop.cli import recommender_plot
 from hotloop.cli.command import Context
 from hotloop.cli.parser import scan
+from hotloop.cli.recommender import write_plot
 from hotloop.engine.progress import Progress
 from hotloop.errors import DataError, MissingExtra, RunError
 from hotloop.families.recommender import local_trials, sweep, trials
@@ -259,7 +259,7 @@ def test_so_many_trials_run_at_a_time(tmp_path, fake, concurrent, slots):
 
 def test_the_plot_is_an_svg_of_what_finished(tmp_path, fake):
     result = swept(tmp_path, [13, 12, 3], data="procedural")
-    path = recommender_plot.write_plot(result)
+    path = write_plot(result)
     root = ElementTree.parse(path).getroot()
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     dots = root.findall("{http://www.w3.org/2000/svg}circle")
