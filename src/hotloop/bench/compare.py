@@ -33,7 +33,6 @@ ERRORS = re.compile(
 )
 NEEDS = re.compile(r"\b(?:[kmgt]?i?b|bytes|memory|energy|k?j|joules?|k?w|k?wh|watts?|power)\b", re.IGNORECASE)
 ANSWERS = re.compile(r"\b(?:accuracy|acceptance|auc|elbo|f1|likelihood|ess|samples|top)\b", re.IGNORECASE)
-Word = Literal["FAST", "SLOW", "SAME", "AMBIGUOUS"]
 FEWEST = 3  # repeats of a side below which there is no verdict
 LEVEL = 0.98  # of the ratio's interval: a program against itself is FAST or SLOW in at most 2 of 100
 OFF_LEVEL = 0.95  # of the interval of the machine's own pace; it is off where that does not hold 1
@@ -45,7 +44,7 @@ THRESHOLD = 0.02
 class Verdict:
     """B against A: the word, B as a multiple of A with its interval, and why if it is unclear."""
 
-    word: Word
+    word: str
     ratio: float
     low: float
     high: float
@@ -110,8 +109,7 @@ def _stands(found: Verdict, machine: Interval, better: Better, threshold: float)
 
 def _verdict_of(found: Interval, better: Better, threshold: float) -> Verdict:
     beyond = abs(found.value - 1) > threshold
-    word: Word = "AMBIGUOUS"
-    reason = ""
+    word, reason = "AMBIGUOUS", ""
     if not math.isfinite(found.value):
         reason = "A's median is 0: no ratio to it"
     elif beyond and not found.low <= 1 <= found.high:
@@ -126,10 +124,7 @@ def _verdict_of(found: Interval, better: Better, threshold: float) -> Verdict:
 
 
 def better_direction(metric: str, unit: str = "") -> Better:
-    """Whether more or less of a metric is better: less of times, losses, errors, memory and energy.
-
-    A unit says more than a name: memory_bandwidth in GB/s is a rate.
-    """
+    """Less of times, losses, errors, memory and energy; a unit says more than a name: memory in GB/s is a rate."""
     return "higher" if _kind(metric, unit, RATE, TIMES, ERRORS, NEEDS) in (None, RATE) else "lower"
 
 
@@ -239,30 +234,20 @@ def load_baselines(path: str | Path) -> BaselineFile:
         for share in thresholds.values():
             if not 0 <= share < math.inf:
                 raise ValueError(f"a threshold of {share:g}: give a share of 0 or more")
-        devices = {
-            device: {
-                (variant, metric): MetricSample(
-                    one["benchmark"],
-                    variant,
-                    metric,
-                    one.get("unit", ""),
-                    one.get("params", {}),
-                    tuple(float(value) for value in one["values"]),
-                    paces=tuple(float(pace) for pace in one.get("paces", ())),
-                )
-                for variant, metrics in variants.items()
-                for metric, one in metrics.items()
-            }
-            for device, variants in said["devices"].items()
-        }
+        devices: dict[str, dict[tuple[str, str], MetricSample]] = {}
+        for device, variants in said["devices"].items():
+            found = devices[device] = {}
+            for variant, metrics in variants.items():
+                for metric, one in metrics.items():
+                    known = (one["benchmark"], variant, metric, one.get("unit", ""), one.get("params", {}))
+                    values, paces = tuple(map(float, one["values"])), tuple(map(float, one.get("paces", ())))
+                    found[variant, metric] = MetricSample(*known, values, paces=paces)
     except OSError as error:
-        raise DataError(
-            f"{path}: cannot be read ({error.strerror}); make it with --update-baseline"
-        ) from error
+        why = f"cannot be read ({error.strerror}); make it"
+        raise DataError(f"{path}: {why} with --update-baseline") from error
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-        raise DataError(
-            f"{path}: is no file of baselines ({error}); make one with --update-baseline"
-        ) from error
+        why = f"is no file of baselines ({error}); make one"
+        raise DataError(f"{path}: {why} with --update-baseline") from error
     return BaselineFile(devices, thresholds)
 
 

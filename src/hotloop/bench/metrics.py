@@ -101,17 +101,14 @@ class MetricValues:
 
 
 def extract(
-    benchmark: Benchmark,
-    stdout_lines: Iterable[str],
-    stderr_lines: Iterable[str],
-    variant: Variant | None = None,
+    benchmark: Benchmark, stdout: Iterable[str], stderr: Iterable[str], variant: Variant | None = None
 ) -> MetricValues:
     """Every metric of the benchmark, and what is derived from them and the variant's parameters."""
     patterns = {metric.name: metric.regexp for metric in benchmark.metrics if metric.regexp is not None}
     matches = {name: PatternMatches(regexp) for name, regexp in patterns.items()}
     json_lines = JsonLines([metric.key for metric in benchmark.metrics])
     with limit_searches(list(matches.values())):
-        for is_stdout, lines in ((True, stdout_lines), (False, stderr_lines)):
+        for is_stdout, lines in ((True, stdout), (False, stderr)):
             for line in lines:
                 json_lines.read(line, is_stdout)
                 for match in matches.values():

@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import harmonic_mean
 from typing import Any, TypeVar
 
+from hotloop.bench.process import last_lines
 from hotloop.engine.run import write_json
 from hotloop.errors import DataError, RunError
 from hotloop.options import to_jsonable
@@ -109,32 +110,30 @@ def _load_provenance(log: Path) -> dict[str, Any]:
 
 
 def parse_record(line: str | bytes, whole: bool = False) -> Record:
-    """The record on a line; a ValueError says what is wrong.
+    """The record on a line, `whole` where a runner goes on with it; a ValueError says what is wrong.
 
-    A part that is missing or None is fine for those who compare and report; a runner that goes on with a folder needs
-    the `whole` record.
+    For those who compare and report a part may be missing or None.
     """
+
+    def expect(holds: bool, more: str = "") -> None:
+        if not holds:
+            raise ValueError(f"no record of a run{more}")
+
     record = parse_json(line)
-    _expect(isinstance(record, dict), "no record of a run")
+    expect(isinstance(record, dict))
     for name in WHOLE if whole else NEEDED:
-        _expect(record.get(name) is not None, f"no record of a run, it has no '{name}'")
+        expect(record.get(name) is not None, f", it has no '{name}'")
     for name in WHOLE_OR_NONE if whole else ():
-        _expect(name in record, f"no record of a run, it has no '{name}'")
+        expect(name in record, f", it has no '{name}'")
     for name, fits in SHAPES.items():
         value = record.get(name)
-        _expect(value is None or fits(value), f"no record of a run, its '{name}' is {str(value)[:40]!r}")
+        expect(value is None or fits(value), f", its '{name}' is {str(value)[:40]!r}")
     if whole:
         spec = [record["spec"].get(name) for name in ("file", "sha256")]
-        _expect(all(map(_is_text, spec)), "no record of a run, its 'spec' is not whole")
+        expect(all(map(_is_text, spec)), ", its 'spec' is not whole")
         for name, one in record["metrics"].items():
-            parts = {"value", "unit", "reduction"}
-            _expect(parts <= one.keys(), f"no record of a run, metric '{name}' is not whole")
+            expect({"value", "unit", "reduction"} <= one.keys(), f", metric '{name}' is not whole")
     return dict(record)
-
-
-def _expect(holds: bool, text: str) -> None:
-    if not holds:
-        raise ValueError(text)
 
 
 def is_number(value: Any) -> bool:
@@ -201,12 +200,10 @@ class MetricSample:
     params: Mapping[str, str]
     values: tuple[float, ...]
     inside: tuple[float, ...] = ()
-    paces: tuple[float, ...] = ()
-    """How fast the machine itself was beside each of those repeats, where the record tells."""
+    paces: tuple[float, ...] = ()  # how fast the machine itself was beside each of those repeats, if known
     best_paces: bool = False
     """Whether they are of an older record, which has the best of a few turns: no other work shows in that."""
-    accelerated: bool = False
-    """Whether it was measured where programs compute on an accelerator."""
+    accelerated: bool = False  # measured where programs compute on an accelerator
     turns: str = ""
     """What the other program's records name, too, if both ran in turns; then each value has its round and start."""
     rounds: tuple[int, ...] = ()
@@ -237,12 +234,9 @@ def read_lines(file: str | Path) -> list[Record]:
     file = Path(file)
     try:
         lines = read_bounded(file, LARGEST_FILE).decode(errors="replace").replace("\r\n", "\n").split("\n")
-    except OSError as error:
-        raise DataError(
-            f"{file}: cannot be read ({error.strerror}); name a log folder of `hotloop bench run`"
-        ) from error
-    except ValueError as error:
-        raise DataError(f"{file}: {error}; name a log folder of `hotloop bench run`") from error
+    except (OSError, ValueError) as error:
+        why = f"cannot be read ({error.strerror})" if isinstance(error, OSError) else str(error)
+        raise DataError(f"{file}: {why}; name a log folder of `hotloop bench run`") from error
     found = []
     for number, line in enumerate(lines, 1):
         try:
@@ -251,9 +245,8 @@ def read_lines(file: str | Path) -> list[Record]:
         except ValueError as error:
             if number == len(lines) and isinstance(error, json.JSONDecodeError):
                 break
-            raise DataError(
-                f"{file}:{number}: {error}; the file is damaged or not a results.jsonl of `hotloop bench run`"
-            ) from error
+            why = "the file is damaged or not a results.jsonl of `hotloop bench run`"
+            raise DataError(f"{file}:{number}: {error}; {why}") from error
     if any(lines) and not found:
         raise DataError(f"{file}: holds no record of a run; name a log folder of `hotloop bench run`")
     return found
@@ -307,10 +300,9 @@ def samples_of_partners(records: Sequence[Record]) -> dict[tuple[str, str], Metr
 
 
 def group_sessions(records: Iterable[Record]) -> list[list[Record]]:
-    """The records of each folder and device together, by the time at which they began."""
+    """The records of each folder and device together, by the time at which they began: in turns, on either side."""
 
     def begin(record: Record) -> tuple[str, str]:
-        """A session in which two programs ran in turns began with its first run on either side."""
         return (record.get("turns") or {}).get("id") or start_time(record), record["folder"]
 
     apart = group_by(records, lambda record: (record["folder"], device_name(record)))
@@ -336,11 +328,9 @@ def device_name(record: Record) -> str:
     """The name of the device a record was measured on, "unknown" where its provenance does not say."""
     machine = record.get("machine") or {}
     said = machine.get("device") or {}
-    name = said.get("name") or "unknown"
-    if said.get("kind") != "cpu":
-        return str(name)
-    cores = (machine.get("cpu") or {}).get("usable_cores")  # a CPU of other cores is another device
-    return f"{name}, {cores} cores" if cores else str(name)
+    cores = (machine.get("cpu") or {}).get("usable_cores") if said.get("kind") == "cpu" else None
+    # A CPU of other cores is another device.
+    return f"{said.get('name') or 'unknown'}{f', {cores} cores' if cores else ''}"
 
 
 def commit_name(record: Record) -> str:
@@ -366,15 +356,9 @@ def ran_in_turns(old: Iterable[Record], new: Iterable[Record]) -> bool:
 def read_printed_result(record: Record) -> Mapping[str, Any] | None:
     """The JSON object on the last line of a run's standard output, if that is what it printed."""
     path = (record.get("log") or {}).get("stdout")
-    if not path:
-        return None
-    folder = Path(record.get("folder", "."))
+    lines = last_lines(Path(record.get("folder", ".")) / path, 1, TAIL) if path else []
     try:
-        with (folder / path).open("rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - TAIL))
-            lines = file.read().decode("utf-8", "replace").strip().splitlines()
-        found = parse_json(lines[-1]) if lines else None
-    except (OSError, ValueError):
+        found = parse_json(lines[0]) if lines else None
+    except ValueError:
         return None
     return found if isinstance(found, dict) else None

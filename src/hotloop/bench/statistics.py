@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
+Numbers = Sequence[float] | Array
 MEDIAN_LEVEL = 0.95
 RESAMPLES = 2000
 MOST_EXACT = 2500  # differences or averages above which the normal approximation counts them
@@ -46,18 +47,15 @@ def median(values: Sequence[float]) -> float:
 
 
 def median_interval(values: Sequence[float]) -> Interval:
-    """The interval of a median of repeats; infinitely wide for fewer than two.
-
-    A percentile bootstrap of few values is too narrow, so the interval is also at least as wide as the bootstrap's own
-    standard error times the quantile of Student's t.
-    """
-    found = finite(values)
-    value = median(values)
+    """The interval of a median of repeats; infinitely wide for fewer than two."""
+    found, value = finite(values), median(values)
     if found.size < 2:
         return Interval(-math.inf, value, math.inf)
     picks = np.random.default_rng(0).integers(0, found.size, (RESAMPLES, found.size))
     draws: Array = np.median(found[picks], axis=1)
     low, high = np.quantile(draws, [(1 - MEDIAN_LEVEL) / 2, (1 + MEDIAN_LEVEL) / 2])
+    # A percentile bootstrap of few values is too narrow: the interval is also at least as wide as its own standard
+    # error times the quantile of Student's t.
     half = student((1 + MEDIAN_LEVEL) / 2, found.size - 1) * float(draws.std())
     low, high = min(float(low), value - half), max(float(high), value + half)
     # Times and rates that are all above zero have no median below it, however few they are.
@@ -72,7 +70,7 @@ def spread(values: Sequence[float]) -> float:
     return float(found.std(ddof=1) / abs(found.mean()))
 
 
-def finite(values: Sequence[float] | Array) -> Array:
+def finite(values: Numbers) -> Array:
     """Those of the values that are numbers."""
     found = np.asarray(values, np.float64)
     return found[np.isfinite(found)]
@@ -85,9 +83,7 @@ def student(share: float, freedom: float) -> float:
     return float(stdtrit(freedom, share))
 
 
-def ratio_interval(
-    a_values: Sequence[float] | Array, b_values: Sequence[float] | Array, level: float
-) -> Interval:
+def ratio_interval(a_values: Numbers, b_values: Numbers, level: float) -> Interval:
     """B's median over A's, from runs that have nothing to do with each other."""
     a, b = finite(a_values), finite(b_values)
     # A median of A below zero counts by its size, so that a ratio above 1 always means more.
@@ -115,7 +111,6 @@ class RatioScale:
         return placed
 
     def back(self, difference: float) -> float:
-        """The ratio that a difference on this scale means."""
         return math.exp(difference) if self.positive else 1 + difference
 
     def interval(self, low: float, high: float, middle: float) -> Interval:
@@ -130,10 +125,8 @@ def cut_ends(numbers: Array, cut: int) -> tuple[float, float]:
 
 
 def welch_interval(a: Array, b: Array, level: float) -> tuple[float, float]:
-    """Student's t interval of the difference of means of two sides with their own variances.
-
-    By hand: scipy.stats.ttest_ind warns of runs that are equal, which counts and exit statuses are.
-    """
+    """Student's t interval of the difference of means of two sides with their own variances."""
+    # By hand: scipy.stats.ttest_ind warns of runs that are equal, which counts and exit statuses are.
     if min(a.size, b.size) < 2:
         return -math.inf, math.inf
     errors = float(a.var(ddof=1)) / a.size, float(b.var(ddof=1)) / b.size
@@ -147,18 +140,14 @@ def welch_interval(a: Array, b: Array, level: float) -> tuple[float, float]:
 
 
 def ratio_in_turns(
-    a_values: Sequence[float],
-    b_values: Sequence[float],
-    a_starts: Sequence[float],
-    b_starts: Sequence[float],
-    level: float,
+    a_values: Numbers, b_values: Numbers, a_starts: Numbers, b_starts: Numbers, level: float
 ) -> Interval:
     """B over A from pairs in the order of time; `starts` are the seconds at which the runs began."""
     a, b = np.asarray(a_values, np.float64), np.asarray(b_values, np.float64)
     if a.size < 2 or not np.median(a):
         return ratio_interval(a, b, level)
     scale = RatioScale(a, b)
-    times = np.stack([np.asarray(a_starts, np.float64), np.asarray(b_starts, np.float64)])
+    times = np.array([a_starts, b_starts], np.float64)
     means = (scale.put(a) + scale.put(b)) / 2
     if is_steady(means):
         return ratio_interval(a, b, level)
