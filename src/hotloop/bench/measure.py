@@ -110,11 +110,9 @@ def _sign_of_life(name: str, seconds: float) -> None:
 
 
 def read_paces() -> list[float]:
-    """Turns of a small fixed loop a second, several times; takes some twenty-five milliseconds.
-
-    The readings follow each other without a rest: a machine that is busy lets a short burst through and makes a longer
-    one wait its turn, as it does with programs. A turn that was interrupted counts as long as it took.
-    """
+    """Turns of a small fixed loop a second, several times; takes some twenty-five milliseconds."""
+    # The readings follow each other without a rest: a machine that is busy lets a short burst through and makes a
+    # longer one wait its turn, as it does with programs. A turn that was interrupted counts as long as it took.
     readings = []
     for _ in range(READINGS):
         began = time.perf_counter()
@@ -217,13 +215,12 @@ def find_gpu_reader() -> Callable[[], Reading]:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(at) for at in range(pynvml.nvmlDeviceGetCount())]
     except Exception:  # no package, no library, no driver: pynvml has an error for each
         return (lambda: combine_gpus(query_smi())) if query_smi() else dict
+    core = pynvml.NVML_TEMPERATURE_GPU
     ways: dict[str, Callable[[Any], float]] = {
         "gpu_utilisation_percent": lambda gpu: pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
         "gpu_memory_mib": lambda gpu: pynvml.nvmlDeviceGetMemoryInfo(gpu).used / 2**20,
         "gpu_power_watt": lambda gpu: pynvml.nvmlDeviceGetPowerUsage(gpu) / 1000,
-        "gpu_temperature_celsius": lambda gpu: pynvml.nvmlDeviceGetTemperature(
-            gpu, pynvml.NVML_TEMPERATURE_GPU
-        ),
+        "gpu_temperature_celsius": lambda gpu: pynvml.nvmlDeviceGetTemperature(gpu, core),
         "gpu_clock_mhz": lambda gpu: pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM),
     }
 

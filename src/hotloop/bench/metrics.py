@@ -22,6 +22,7 @@ from typing import Any
 
 from hotloop.bench.benchmark import Benchmark, Metric, Variant
 from hotloop.bench.expressions import ExpressionError, evaluate_expression
+from hotloop.bench.record import is_number
 from hotloop.options.files import parse_json
 
 LONGEST_JSON = 1 << 20
@@ -182,11 +183,9 @@ class Series:
 
     def add(self, key: str, value: Any) -> None:
         """One more value; null stands for NaN, as JSON cannot say that."""
-        try:
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-                raise ValueError
+        if value is None or is_number(value):
             self.values.append(float("nan") if value is None else float(value))
-        except (ValueError, OverflowError):
+        else:
             self.problem = f"'{key}' in a JSON line is {json.dumps(value)[:80]}, which is no number"
         if len(self.values) > MOST_VALUES:
             self.problem = f"more than {MOST_VALUES} values; print fewer"

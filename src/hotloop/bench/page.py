@@ -118,11 +118,7 @@ class ChartMark(NamedTuple):
 
 @dataclass
 class Chart:
-    """A chart under construction: add marks and notes, then `render()`.
-
-    Points whose coordinates are not finite (or not positive on a logarithmic axis) are left out. A mark without a
-    colour gets the next one.
-    """
+    """A chart under construction: add marks and notes, then `render()`. Points that an axis cannot show are left out."""
 
     title: str
     x: Axis
@@ -133,7 +129,7 @@ class Chart:
     def add(
         self, kind: MarkKind, points: Sequence[Point], label: str = "", colour: int | None = None
     ) -> None:
-        if colour is None:
+        if colour is None:  # the next one
             colour = len({mark.colour for mark in self._marks})
         shown = tuple((float(x), float(y)) for x, y in points if self._can_show((x, y)))
         self._marks.append(ChartMark(kind, shown, label, colour % COLOURS))
@@ -243,16 +239,12 @@ class Strip:
 
 @dataclass(frozen=True)
 class Strips:
-    """Many named things on one axis, a row each: dots for single values, a box from low to high, its middle marked.
-
-    The names stand above their rows, where they have the whole width; `at` is a value that gets a line from top to
-    bottom.
-    """
+    """Many named things on one axis, a row each: dots for single values, a box from low to high, its middle marked."""
 
     title: str
     axis: Axis
     rows: Sequence[Strip]
-    at: float | None = None
+    at: float | None = None  # a value that gets a line from top to bottom
 
     def table(self) -> tuple[list[str], list[list[str | float]]]:
         """Every row in words and numbers, for readers who do not see the chart."""
@@ -286,7 +278,7 @@ class Strips:
         for number, row in enumerate(self.rows):
             y = STRIP_TOP + STRIP_HEIGHT * number + 36
             name = row.name if len(row.name) <= LONGEST_NAME else f"{row.name[: LONGEST_NAME - 1]}…"
-            parts.append(_text("note", STRIP_LEFT + 2, y - 14, name))
+            parts.append(_text("note", STRIP_LEFT + 2, y - 14, name))  # above its row, with the whole width
             if math.isfinite(row.low) and math.isfinite(row.high):
                 left, right = place(row.low), place(row.high)
                 low, middle, high = map(format_number, (row.low, row.value, row.high))

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hotloop.bench.page import COLOURS, Axis, Page, Strip, Strips
+from hotloop.bench.page import COLOURS, Axis, CaptionedChart, Page, Strip, Strips
 from hotloop.bench.record import group_by, is_number, is_positive
 from hotloop.errors import DataError, MissingExtra
 from hotloop.options.files import parse_json
@@ -26,18 +26,13 @@ REPORT_COLUMNS = (
 )
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "peers"
 PACKAGES: Mapping[str, tuple[str, ...]] = {
-    "kernels": ("torch",),
+    **dict.fromkeys(("kernels", "recommender", "cnn", "estimator"), ("torch",)),
     "vcd": ("torch", "blackjax"),
-    "recommender": ("torch",),
-    "cnn": ("torch",),
-    "estimator": ("torch",),
 }
 """Family, which is also its program's name -> the packages that it needs."""
-SAVE = {"kernels": "--save"}
-"""The option that names the file for the results, where it is not --json."""
+SAVE = {"kernels": "--save"}  # the option that names the file for the results, where it is not --json
 ASK = "import jax; print(jax.default_backend())"
-QUIET, LOOK = 0.3, 0.5
-"""Busy cores above which a figure is not worth keeping, and seconds of looking."""
+QUIET, LOOK = 0.3, 0.5  # busy cores above which a figure is not worth keeping, and seconds of looking
 TABLE_COLUMNS = ("family", "case", "side", "ratio", "range", "floor", "missed")
 
 
@@ -101,7 +96,6 @@ def read_peer_rows(document: Mapping[str, Any], name: str) -> list[PeerRow]:
 
 
 def result_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What a program wrote of each side of each case."""
     return [row for row in document["results"] if isinstance(row, dict)]
 
 
@@ -124,22 +118,14 @@ def add_peers(page: Page, rows: Sequence[PeerRow]) -> None:
         "Times as fast as the peer at the same work on the same device, taken in turns: the median of the rounds' "
         "ratios. Right of the line hotloop is faster. Boxes reach from the lowest to the highest round.",
     )
-    charts = []
+    charts: list[CaptionedChart] = []
+    axis = Axis("times as fast as the peer", log=True)
     for title, shown in group_by(rows, lambda row: f"{row.family} on {row.device}").items():
-        peers = list(dict.fromkeys(row.peer for row in shown))
-        strips = [
-            Strip(
-                f"{row.case} · {row.peer}",
-                row.low,
-                row.ratio,
-                row.high,
-                colour=peers.index(row.peer) % COLOURS,
-            )
-            for row in shown
-        ]
-        charts.append(
-            (Strips(title, Axis("times as fast as the peer", log=True), strips, at=1.0), f"{title}.")
-        )
+        peers, strips = list(dict.fromkeys(row.peer for row in shown)), []
+        for row in shown:
+            name, colour = f"{row.case} · {row.peer}", peers.index(row.peer) % COLOURS
+            strips.append(Strip(name, row.low, row.ratio, row.high, colour=colour))
+        charts.append((Strips(title, axis, strips, at=1.0), f"{title}."))
     page.charts(charts)
     cells = []
     for row in rows:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -138,12 +139,7 @@ def parse_record(line: str | bytes, whole: bool = False) -> Record:
 
 def is_number(value: Any) -> bool:
     """Whether it is a number that a float can hold; NaN is one."""
-    try:
-        return (
-            isinstance(value, int | float) and not isinstance(value, bool) and isinstance(float(value), float)
-        )
-    except OverflowError:
-        return False
+    return isinstance(value, float) or (type(value) is int and abs(value) <= sys.float_info.max)
 
 
 def is_positive(value: Any) -> bool:

@@ -57,11 +57,7 @@ def write_results_json(path: Path, records: Sequence[Record]) -> None:
 
 
 def write_csv(
-    path: Path,
-    records: Sequence[Record],
-    more: Sequence[str] = (),
-    additional: bool = False,
-    commit: str | None = None,
+    path: Path, records: Sequence[Record], more: Sequence[str], additional: bool, commit: str | None
 ) -> None:
     """benchmark_results.csv: a row for each run, everything quoted; the leading columns never change."""
     extra = dict.fromkeys((*(ADDITIONAL if additional else ()), *more))

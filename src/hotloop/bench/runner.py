@@ -82,8 +82,7 @@ def check_folder(log: Path, taken: Sequence[str], advice: str) -> None:
 class Runner:
     """One run of the runner: the variants, how to run them, and the results so far.
 
-    In a session in which two programs run in turns it is a `side`, and `turns` is what its records say of that, by
-    variant.
+    Where two programs run in turns it is a `side`, and `turns` is by variant what its records say of that.
     """
 
     def __init__(

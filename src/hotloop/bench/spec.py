@@ -323,12 +323,9 @@ def _read_metrics(fields: Fields, output: Output) -> tuple[Metric, ...]:
             re.compile(regexp or "")
         except (re.error, RecursionError, OverflowError) as error:
             part.wrong("regexp", f"'{regexp}' is no regular expression: {error}", None)
-        skip, field, in_order = (
-            part.whole("skip", 0, least=0),
-            part.text("field", None),
-            part.flag("sorted_skip"),
-        )
-        found.append(Metric(name, regexp, skip, _reduction(part), field, _unit(name, part, output), in_order))
+        skip, reduction = part.whole("skip", 0, least=0), _reduction(part)
+        field, unit = part.text("field", None), _unit(name, part, output)
+        found.append(Metric(name, regexp, skip, reduction, field, unit, part.flag("sorted_skip")))
     return tuple(found)
 
 
