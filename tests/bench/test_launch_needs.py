@@ -1,8 +1,11 @@
 """Devices that a program would see, as far as the system tells without jax."""
 
+from pathlib import Path
+
 import pytest
 
 from hotloop.bench import launch
+from hotloop.bench.benchmark import Benchmark
 
 
 @pytest.mark.parametrize(
@@ -20,4 +23,8 @@ from hotloop.bench import launch
 )
 def test_devices_are_counted_as_the_variables_show_them(monkeypatch, env, gpus, count):
     monkeypatch.setattr(launch, "list_gpus", lambda: [{}] * gpus)
-    assert launch.count_devices(env) == count
+    said = launch.find_missing(Benchmark("b", Path("b.yml"), 1, "x", needs_dataset=False, devices=99), env)
+    here = "there is 1" if count == 1 else f"there are {count}"
+    assert said == (None if count is None else f"is for 99 devices, and {here}")
+    enough = Benchmark("b", Path("b.yml"), 1, "x", needs_dataset=False, devices=count)
+    assert launch.find_missing(enough, env) is None

@@ -78,8 +78,7 @@ def run_in_turns(
                     number += 1
                     # A coin for each pair, and not ABBA: it is the lot that makes the test of pairs exact.
                     for side in (0, 1) if lots.random() < 0.5 else (1, 0):
-                        record = runners[side].perform(pair[side], repeat)
-                        runners[side].show(record, f"[{number}/{total}]")
+                        record = runners[side].perform(pair[side], repeat, f"[{number}/{total}]")
                         if record["status"] != "passed":
                             failed[name] = f"{SIDES[side]} failed: {record['reason']}"
                     if name in failed:

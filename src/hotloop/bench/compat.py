@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import PurePath
+from typing import NamedTuple
 
 from hotloop.errors import OptionError
 from hotloop.options import did_you_mean
@@ -118,8 +119,7 @@ class Translation:
         return " ".join([*set_before, shlex.join(self.command)])
 
 
-@dataclass(frozen=True)
-class OptionGroup:
+class OptionGroup(NamedTuple):
     """An option as it was typed, under its name with hyphens, and the words after it."""
 
     name: str

@@ -178,24 +178,17 @@ def find_missing(benchmark: Benchmark, env: Mapping[str, str]) -> str | None:
     """Why the benchmark cannot run in this environment, or None; nothing is started and no jax imported."""
     if benchmark.needs_dataset and not env.get("DATASETS_DIR"):
         return "needs a data set, and DATASETS_DIR is not set: set it to the folder that data sets are in"
-    there = count_devices(env) if benchmark.devices else None
-    if there is not None and benchmark.devices is not None and there < benchmark.devices:
-        here = "there is 1" if there == 1 else f"there are {there}"
-        return f"is for {benchmark.devices} devices, and {here}"
-    return None
-
-
-def count_devices(env: Mapping[str, str]) -> int | None:
-    """How many devices a program sees; None where only jax could tell (a TPU), and nothing is refused."""
-    platforms = env.get("JAX_PLATFORMS", "")
-    visible = env.get("CUDA_VISIBLE_DEVICES")
-    gpus = len(list_gpus() if visible is None else [name for name in visible.split(",") if name.strip()])
-    if platforms != "cpu" and gpus:
-        return gpus
-    if platforms not in ("", "cpu"):
+    platforms, visible = env.get("JAX_PLATFORMS", ""), env.get("CUDA_VISIBLE_DEVICES")
+    if not benchmark.devices:
         return None
-    virtual = VIRTUAL.findall(env.get("XLA_FLAGS", ""))
-    return int(virtual[-1]) if virtual else 1
+    there = len(list_gpus() if visible is None else [name for name in visible.split(",") if name.strip()])
+    if platforms == "cpu" or not there:
+        if platforms not in ("", "cpu"):
+            return None  # a TPU, say: only jax could tell how many there are
+        virtual = VIRTUAL.findall(env.get("XLA_FLAGS", ""))
+        there = int(virtual[-1]) if virtual else 1
+    here = "there is 1" if there == 1 else f"there are {there}"
+    return f"is for {benchmark.devices} devices, and {here}" if there < benchmark.devices else None
 
 
 def prepare_python(benchmark: Benchmark, log: Path) -> str:

@@ -118,7 +118,7 @@ class ChartMark(NamedTuple):
 
 @dataclass
 class Chart:
-    """A chart under construction: add marks and notes, then `render()`. Points that an axis cannot show are left out."""
+    """A chart under construction: add marks and notes, then `render()`. What an axis cannot show is left out."""
 
     title: str
     x: Axis

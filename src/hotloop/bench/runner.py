@@ -38,9 +38,7 @@ def explain_write_errors(log: Path, advice: str) -> Iterator[None]:
 
 class BenchConsole(Protocol):
     def say(self, text: str) -> None: ...
-
     def warn(self, text: str) -> None: ...
-
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None: ...
 
 
@@ -110,9 +108,6 @@ class Runner:
                 if now == before:
                     said = f"{before} has changed since {self.log} was begun; results of two versions"
                 raise OptionError(f"--resume: {said} do not mix, so take another --log-dir")
-        ran = [record for record in results.records if record["status"] != "skipped"]
-        self.done = {(record["variant"], record["repeat"]) for record in ran}
-        self.known = {record["variant"] for record in results.records}
         self.failed = False
         self.warned: set[tuple[str, str]] = set()
         self.ready: dict[str, RunnerOptions | LaunchError] = {}
@@ -133,8 +128,11 @@ class Runner:
         if options.resume and (count := kill_marked(str(self.log), within=True)):
             # Programs of a runner that was killed would disturb every measurement from now on.
             self.warn(f"{count} processes of an earlier run were still there and have been ended")
+        ran = [record for record in self.results.records if record["status"] != "skipped"]
+        done = {(record["variant"], record["repeat"]) for record in ran}
+        known = {record["variant"] for record in self.results.records}
         for one in self.selected:
-            if one.skip and one.variant.name not in self.known:
+            if one.skip and one.variant.name not in known:
                 record = {**self._blank(one, 1), "status": "skipped", "reason": one.skip}
                 self.results.append({**record, "command": one.variant.cmd})
                 self.say(f"{one.variant.name}  SKIPPED  {one.skip}")
@@ -143,12 +141,11 @@ class Runner:
         runs = [(one, repeat) for one in running for repeat in rounds]
         if options.interleave:
             runs = [(one, repeat) for repeat in rounds for one in running]
-        undone = [(one, repeat) for one, repeat in runs if (one.variant.name, repeat) not in self.done]
+        undone = [(one, repeat) for one, repeat in runs if (one.variant.name, repeat) not in done]
         behind = {one.variant.name for one, repeat in undone if repeat > 0}  # which need their warm-up, too
         left = [(one, repeat) for one, repeat in undone if one.variant.name in behind]
         for number, (one, repeat) in enumerate(left, 1):
-            record = self.perform(one, repeat)
-            self.show(record, f"[{number}/{len(left)}]")
+            record = self.perform(one, repeat, f"[{number}/{len(left)}]")
             self.failed |= record["status"] != "passed"
             if self.failed and options.fail_fast:
                 rest = count_of(len(left) - number, "run")
@@ -170,7 +167,7 @@ class Runner:
             "provenance": self.provenance,
         }
 
-    def perform(self, one: Selected, repeat: int) -> Record:
+    def perform(self, one: Selected, repeat: int, count: str) -> Record:
         """One run, and its record, which is written unless it was a warm-up: those are repeats before 1."""
         place = one.variant.name
         if repeat != 1:
@@ -189,9 +186,18 @@ class Runner:
             record |= {"status": "failed", "reason": f"{folder}: cannot be used: {error.strerror}"}
         if repeat > 0:
             self.results.append(record)
-            self.done.add((one.variant.name, repeat))
             if folder.is_dir():
                 write_json(folder / "variant_result.json", record)
+        # A line on it, and the end of what one that failed said.
+        name = one.variant.name + (" warm-up" if repeat < 1 else f" repeat {repeat}" if repeat > 1 else "")
+        seconds = f"{record['seconds']:.2f} s" if record["seconds"] is not None else "not started"
+        said = record["reason"] or result_files.describe_metrics([record])
+        self.say(f"{count} {name}  {record['status'].upper()}  {seconds}  {said}".rstrip())
+        if left_out := record.get("left_out_bytes"):
+            self.warn(f"{name}: {left_out} bytes of output were left out, and their numbers with them")
+        if record["status"] != "passed" and record["log"]:
+            for line in last_lines(self.log / record["log"]["stderr"], SHOWN_LINES):
+                self.say(f"    | {line}")
         return record
 
     def _prepare(self, one: Selected, folder: Path) -> Launch:
@@ -222,19 +228,6 @@ class Runner:
         options = replace(self.options, python=prepare_python(benchmark, self.log))
         run_pre_commands(benchmark, self.log, options)
         return options
-
-    def show(self, record: Mapping[str, Any], count: str) -> None:
-        """A run in a line, and the end of what one that failed said."""
-        repeat = f" repeat {record['repeat']}" if record["repeat"] > 1 else ""
-        name = record["variant"] + (repeat if record["repeat"] > 0 else " warm-up")
-        seconds = f"{record['seconds']:.2f} s" if record["seconds"] is not None else "not started"
-        said = record["reason"] or result_files.describe_metrics([record])
-        self.say(f"{count} {name}  {record['status'].upper()}  {seconds}  {said}".rstrip())
-        if left_out := record.get("left_out_bytes"):
-            self.warn(f"{name}: {left_out} bytes of output were left out, and their numbers with them")
-        if record["status"] != "passed" and record["log"]:
-            for line in last_lines(self.log / record["log"]["stderr"], SHOWN_LINES):
-                self.say(f"    | {line}")
 
     def finish(self) -> None:
         """The files and the table over all records, whatever happened before."""
