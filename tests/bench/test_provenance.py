@@ -53,17 +53,22 @@ def test_variables_that_matter_are_kept_and_secrets_never(tmp_path, monkeypatch)
     assert found["environment"] == {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "-x"}
 
 
-def test_a_gpu_is_the_device_unless_it_is_hidden(monkeypatch):
+def test_a_gpu_is_the_device_unless_it_is_hidden(monkeypatch, tmp_path):
     lines = "NVIDIA H200, 570.1, 143771 MiB, GPU-1, 700.00 W, 1980 MHz\n" * 2
-    monkeypatch.setattr(provenance, "run_query", lambda argv: lines.strip())
-    gpus = provenance.list_gpus.__wrapped__()  # what it finds is remembered
-    assert provenance.describe_device(gpus, {}) == {
+    with monkeypatch.context() as patch:
+        patch.setattr(provenance, "run_query", lambda argv: lines.strip())
+        gpus = provenance.list_gpus.__wrapped__()  # what it finds is remembered
+    monkeypatch.setattr(provenance, "list_gpus", lambda: gpus)
+    for name in ("JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    assert provenance.collect_provenance({}, tmp_path)["device"] == {
         "kind": "gpu",
         "name": "NVIDIA H200",
         "count": 2,
         "driver": "570.1",
     }
-    assert provenance.describe_device(gpus, {"JAX_PLATFORMS": "cpu"})["kind"] == "cpu"
+    hidden = provenance.collect_provenance({}, tmp_path, {"CUDA_VISIBLE_DEVICES": ""})
+    assert hidden["device"]["kind"] == "cpu"
 
 
 def test_programs_that_are_sent_to_the_processor_have_not_been_on_the_gpu(monkeypatch, tmp_path):

@@ -40,8 +40,6 @@ class Metric:
 
 @dataclass(frozen=True)
 class Derived:
-    """A number computed from other metrics and from parameters."""
-
     name: str
     expr: str
     reduction: str = "mean"

@@ -227,7 +227,6 @@ class BaselineFile:
 
 
 def load_baselines(path: str | Path) -> BaselineFile:
-    """Read the file, or a DataError that says what is wrong with it."""
     try:
         said = load_json(Path(path))
         thresholds = {metric: float(share) for metric, share in said.get("thresholds", {}).items()}

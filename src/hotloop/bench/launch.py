@@ -82,20 +82,19 @@ def prepare(one: Selected, log: Path, options: RunnerOptions) -> Launch:
     if options.compile_only:
         words = [*words, "--compile-only"]
     folder = one.variant.folder
-    glued = {word: GLUED.findall(word) for word in QUOTED.sub("_", one.variant.cmd).split()}
-    notices = tuple(
-        f"'{' '.join(signs)}' in '{word}' is taken as a part of the word: there is no shell here (quotes say the same)"
-        for word, signs in glued.items()
-        if signs
-    )
+    notices = []
+    for word in dict.fromkeys(QUOTED.sub("_", one.variant.cmd).split()):
+        if signs := " ".join(GLUED.findall(word)):
+            taken = f"'{signs}' in '{word}' is taken as a part of the word"
+            notices.append(f"{taken}: there is no shell here (quotes say the same)")
     ours = translate_script(words, folder)
     if ours is None:
         argv = resolve_program(words, options.python)
-        return Launch(argv, folder, env, shlex.join(words), notices=notices)
+        return Launch(argv, folder, env, shlex.join(words), notices=tuple(notices))
     command = [*ours.command, *(() if "--json" in ours.command else ("--json",))]  # numbers without patterns
-    argv, notices = resolve_program(command, options.python), (*notices, *ours.notices)
-    commands = shlex.join(words), shlex.join(command)
-    return Launch(argv, folder, {**env, **ours.environment}, *commands, notices, ours.figures)
+    argv, env = resolve_program(command, options.python), {**env, **ours.environment}
+    told = (shlex.join(words), shlex.join(command), (*notices, *ours.notices), ours.figures)
+    return Launch(argv, folder, env, *told)
 
 
 def expand_environment(text: str, environment: Mapping[str, str]) -> str:

@@ -152,7 +152,6 @@ class Monitor:
 
 
 def _values_by_name(readings: Sequence[Reading]) -> dict[str, list[float]]:
-    """Those that a reading does not have are left out."""
     found: dict[str, list[float]] = {}
     for reading in readings:
         for name, value in reading.items():

@@ -46,7 +46,6 @@ class Axis:
         return math.isfinite(value) and (value > 0 or not self.log)
 
     def ends(self, values: Sequence[float]) -> Ends:
-        """What the axis reaches from and to, with some room around the values."""
         low, high = min(values) if self.low is None else self.low, max(values)
         if self.log:
             return low / 1.5, high * 1.5
@@ -225,8 +224,7 @@ def _draw_notes(notes: list[tuple[float, float, str]]) -> list[str]:
     return parts
 
 
-@dataclass(frozen=True)
-class Strip:
+class Strip(NamedTuple):
     """One row of `Strips`: the middle with its low and high ends, and single values where there are any."""
 
     name: str
@@ -247,7 +245,6 @@ class Strips:
     at: float | None = None  # a value that gets a line from top to bottom
 
     def table(self) -> tuple[list[str], list[list[str | float]]]:
-        """Every row in words and numbers, for readers who do not see the chart."""
         rows: list[list[str | float]] = [
             [row.name, row.low, row.value, row.high, " ".join(map(format_number, row.values))]
             for row in self.rows

@@ -10,10 +10,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hotloop.bench.page import COLOURS, Axis, CaptionedChart, Page, Strip, Strips
 from hotloop.bench.record import group_by, is_number, is_positive
@@ -36,8 +35,7 @@ QUIET, LOOK = 0.3, 0.5  # busy cores above which a figure is not worth keeping, 
 TABLE_COLUMNS = ("family", "case", "side", "ratio", "range", "floor", "missed")
 
 
-@dataclass(frozen=True)
-class PeerRow:
+class PeerRow(NamedTuple):
     """One case against one peer: `ratio` times as fast, with the lowest and highest of its rounds."""
 
     family: str
@@ -100,7 +98,6 @@ def result_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def number_or_none(value: Any) -> float | None:
-    """A number of a document; what is none counts as left out."""
     return float(value) if is_number(value) else None
 
 
@@ -112,7 +109,6 @@ def _case(row: Mapping[str, Any]) -> str:
 
 
 def add_peers(page: Page, rows: Sequence[PeerRow]) -> None:
-    """The section of a report: a chart for each family and device, and one table."""
     page.section(
         "Beside other programs",
         "Times as fast as the peer at the same work on the same device, taken in turns: the median of the rounds' "

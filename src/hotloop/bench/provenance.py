@@ -27,11 +27,15 @@ def collect_provenance(
     """All of it; `specs`: hashes of benchmark files, `folder`: of the first, `extra`: variables of every program."""
     variables = {**os.environ, **extra}
     kept = [name for name in sorted(variables) if KEPT.fullmatch(name) and not SECRET.search(name)]
-    gpus = list_gpus()
+    gpus, device = list_gpus(), {"kind": "cpu", "name": cpu_model(), "count": 1, "driver": None}
+    hidden = variables.get("JAX_PLATFORMS") == "cpu" or variables.get("CUDA_VISIBLE_DEVICES") == ""
+    if gpus and not hidden:  # what programs compute on by default
+        name, driver = gpus[0]["name"], gpus[0]["driver_version"]
+        device = {"kind": "gpu", "name": name, "count": len(gpus), "driver": driver}
     return {
         **read_commit(folder),
         "hotloop": {"version": VERSION, **source_commit()},
-        "device": describe_device(gpus, variables),
+        "device": device,
         "gpus": gpus,
         "cpu": {"name": cpu_model(), "cores": os.cpu_count(), "usable_cores": usable_cores()},
         "host": platform.node(),
@@ -60,12 +64,3 @@ def list_gpus() -> Sequence[Mapping[str, str]]:
     said = run_query(["nvidia-smi", f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader"])
     rows = [[cell.strip() for cell in line.split(",")] for line in (said or "").splitlines()]
     return [dict(zip(GPU_FIELDS, row, strict=True)) for row in rows if len(row) == len(GPU_FIELDS)]
-
-
-def describe_device(gpus: Sequence[Mapping[str, str]], variables: Mapping[str, str]) -> dict[str, Any]:
-    """What programs compute on by default: the GPU where there is one, and no variable hides it."""
-    hidden = variables.get("JAX_PLATFORMS") == "cpu" or variables.get("CUDA_VISIBLE_DEVICES") == ""
-    if gpus and not hidden:
-        first = gpus[0]
-        return {"kind": "gpu", "name": first["name"], "count": len(gpus), "driver": first["driver_version"]}
-    return {"kind": "cpu", "name": cpu_model(), "count": 1, "driver": None}

@@ -10,7 +10,7 @@ from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
 from statistics import median as plain_median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -214,8 +214,7 @@ def roofline_chart(kernels: Mapping[str, Result], ceilings: Result | None = None
     return chart
 
 
-@dataclass(frozen=True)
-class HistoryPoint:
+class HistoryPoint(NamedTuple):
     """The records of one folder on one device: a point of every history."""
 
     name: str
@@ -225,7 +224,6 @@ class HistoryPoint:
 
 
 def add_runs(page: Page, records: Sequence[Record]) -> None:
-    """Summary, programs in turns, failures, history, spread of repeats, throughput against latency."""
     sessions = group_sessions(records)
     found = []
     for runs in sessions:

@@ -190,7 +190,6 @@ class Fields:
 
 
 def read_entry(name: str, line: int, fields: Fields, file: Path) -> Benchmark:
-    """The benchmark that an entry describes; what is wrong with it is reported."""
     fields.refuse_unknown((*KEYS, *IGNORED))
     rows = read_parameters(fields.value("parameters"), fields.report)
     output = _read_output(fields)

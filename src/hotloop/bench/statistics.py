@@ -15,10 +15,9 @@ import math
 import statistics
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,8 +30,7 @@ STEADY = 1.5  # of von Neumann's ratio, which is 2 for means in no order at all,
 NEAR = 2  # steps between pairs on either side of a pair that tell its drift
 
 
-@dataclass(frozen=True)
-class Interval:
+class Interval(NamedTuple):
     """A statistic and the ends between which it lies with the level asked for; as wide as it is unsure."""
 
     low: float
@@ -71,7 +69,6 @@ def spread(values: Sequence[float]) -> float:
 
 
 def finite(values: Numbers) -> Array:
-    """Those of the values that are numbers."""
     found = np.asarray(values, np.float64)
     return found[np.isfinite(found)]
 
