@@ -21,8 +21,7 @@ from hotloop.families.estimator.cifar.program import seconds_to
 from hotloop.families.recommender import commands_config
 from hotloop.families.recommender import saved_run as recommender
 from hotloop.families.recommender.config import TrainOptions
-from hotloop.families.recommender.local_trials import _parse_answer
-from hotloop.families.recommender.trials import read_figures
+from hotloop.families.recommender.trials import parse_answer, read_figures
 from hotloop.families.vcd import model as vcd
 from hotloop.families.vcd.config import VcdTrain
 from hotloop.options import to_jsonable, values_of
@@ -123,7 +122,7 @@ def of_runs() -> list[Reader]:
         Reader("events", [events.encode()], in_file("events.jsonl", recorded)),
         Reader("events of a trial", [events.encode()], in_file("events.jsonl", trial)),
         Reader("config of a trial", [options], in_file("config.json", trial_config)),
-        Reader("a trial's answer", [b'warning\n{"loss": 1}\n'], of_text(_parse_answer)),
+        Reader("a trial's answer", [b'warning\n{"loss": 1}\n'], of_text(parse_answer)),
         Reader("config of a run", [options], in_folder("config.json", cnn_config)),
         Reader("config of a vcd run", [vcd_options], in_folder("config.json", vcd.load_run)),
         Reader("config of a recommender run", [recommender_options], in_folder("config.json", recommender.load_run)),

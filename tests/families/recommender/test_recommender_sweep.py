@@ -20,12 +20,19 @@ from hotloop.cli.parser import scan
 from hotloop.cli.recommender import write_plot
 from hotloop.engine.progress import Progress
 from hotloop.errors import DataError, MissingExtra, RunError
-from hotloop.families.recommender import local_trials, sweep, trials
+from hotloop.families.recommender import sweep, trials
 from hotloop.families.recommender.config import TrainOptions
-from hotloop.families.recommender.local_trials import TAIL_BYTES, ChildProcesses, run_trial
 from hotloop.families.recommender.sweep import add_throughputs
 from hotloop.families.recommender.sweep_config import PRESETS, SweepOptions
-from hotloop.families.recommender.trials import Trial, TrialFigures, TrialOutcome, read_figures
+from hotloop.families.recommender.trials import (
+    TAIL_BYTES,
+    ChildProcesses,
+    Trial,
+    TrialFigures,
+    TrialOutcome,
+    read_figures,
+    run_trial,
+)
 from hotloop.options import build, options_of
 from old_benchmarks import read as read_old
 
@@ -319,12 +326,11 @@ def pids(path):
 def test_a_child_that_does_not_stop_is_killed_with_its_children(tmp_path):
     children = ChildProcesses()
     child = children.start([*python(STUBBORN), str(tmp_path / "pids")], os.environ)
-    with child.stdout, child.stderr:
-        started = pids(tmp_path / "pids")
-        assert all(map(alive, started))
-        children.stop(grace=0.2)
-        until(lambda: not any(map(alive, started)))
-        assert child.wait() == -signal.SIGKILL
+    started = pids(tmp_path / "pids")
+    assert all(map(alive, started))
+    children.stop(grace=0.2)
+    until(lambda: not any(map(alive, started)))
+    assert child.wait() == -signal.SIGKILL
     with pytest.raises(KeyboardInterrupt):
         children.start(python(""), os.environ)
 
@@ -332,12 +338,12 @@ def test_a_child_that_does_not_stop_is_killed_with_its_children(tmp_path):
 DRIVER = """
 import os, sys
 from pathlib import Path
-from hotloop.families.recommender import local_trials, trials
+from hotloop.families.recommender import trials
 code = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1]).write_text(str(os.getpid()) + ' '); time.sleep(99)"
 planned = [
     trials.Trial(n, -16.0, Path("nowhere"), (sys.executable, "-S", "-c", code, f"{sys.argv[1]}/{n}")) for n in range(3)
 ]
-local_trials.run_trials(planned, [os.environ] * 2, print)
+trials.run_trials(planned, [os.environ] * 2, print)
 """
 
 
@@ -356,21 +362,16 @@ def test_an_interrupted_sweep_leaves_no_child(tmp_path, number):
 
 
 def test_each_trial_sees_one_gpu_and_shares_its_memory_where_it_must():
-    two = local_trials.DevicesFound("gpu", 2)
-    assert local_trials.trial_environments(two, 2, {}) == [
-        {local_trials.VISIBLE: "0"},
-        {local_trials.VISIBLE: "1"},
+    two = trials.DevicesFound("gpu", 2)
+    assert trials.trial_environments(two, 2, {}) == [
+        {trials.VISIBLE: "0"},
+        {trials.VISIBLE: "1"},
     ]
-    chosen = local_trials.trial_environments(two, 3, {local_trials.VISIBLE: "4,GPU-7", "A": "b"})
-    assert [each[local_trials.VISIBLE] for each in chosen] == ["4", "GPU-7", "4"]
-    assert {each[local_trials.MEMORY] for each in chosen} == {"0.450"} and chosen[0]["A"] == "b"
-    assert (
-        local_trials.trial_environments(two, 4, {local_trials.MEMORY: "0.1"})[0][local_trials.MEMORY] == "0.1"
-    )
-    assert (
-        local_trials.trial_environments(local_trials.DevicesFound("cpu", 1), 2, {"A": "b"})
-        == [{"A": "b"}] * 2
-    )
+    chosen = trials.trial_environments(two, 3, {trials.VISIBLE: "4,GPU-7", "A": "b"})
+    assert [each[trials.VISIBLE] for each in chosen] == ["4", "GPU-7", "4"]
+    assert {each[trials.MEMORY] for each in chosen} == {"0.450"} and chosen[0]["A"] == "b"
+    assert trials.trial_environments(two, 4, {trials.MEMORY: "0.1"})[0][trials.MEMORY] == "0.1"
+    assert trials.trial_environments(trials.DevicesFound("cpu", 1), 2, {"A": "b"}) == [{"A": "b"}] * 2
 
 
 def test_without_ray_the_extra_is_named(tmp_path, fake, monkeypatch):

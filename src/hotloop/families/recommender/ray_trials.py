@@ -14,21 +14,17 @@ from typing import Any
 
 from hotloop.engine.interrupt import raise_stops
 from hotloop.errors import DeviceError, MissingExtra, RunError
-from hotloop.families.recommender.local_trials import GRACE_SECONDS, ChildProcesses, run_trial, share_memory
-from hotloop.families.recommender.trials import Listener, Trial, TrialOutcome
+from hotloop.families.recommender.trials import (
+    GRACE_SECONDS,
+    ChildProcesses,
+    Listener,
+    Trial,
+    TrialOutcome,
+    run_trial,
+    share_memory,
+)
 
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 CONNECT_SECONDS = 5.0
-
-
-def import_ray() -> Any:
-    """Ray, or the name of the extra that brings it."""
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
-    try:
-        return import_module("ray")
-    except ImportError:
-        raise MissingExtra("ray", "ray", "--engine ray") from None
 
 
 def run_in_worker(trial: Trial, slot: int, memory: dict[str, str]) -> TrialOutcome:
@@ -54,7 +50,12 @@ class RayEngine:
     say: Callable[[str], None]
 
     def __call__(self, trials: Sequence[Trial], ended: Listener) -> tuple[list[TrialOutcome], int]:
-        ray = import_ray()
+        for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):
+            os.environ.setdefault(name, "0")
+        try:
+            ray = import_module("ray")
+        except ImportError:
+            raise MissingExtra("ray", "ray", "--engine ray") from None
         try:
             host, _, port = (self.address or "").removeprefix("ray://").rpartition(":")
             if host and port.isdigit():  # where nobody answers, Ray itself would go on trying for minutes

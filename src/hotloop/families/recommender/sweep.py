@@ -20,9 +20,16 @@ from hotloop.engine.progress import Console
 from hotloop.engine.run import check_can_make, write_json
 from hotloop.errors import DataError, RunError
 from hotloop.families.recommender.config import FILES, OLD, TrainOptions, warn_of_no_effect
-from hotloop.families.recommender.local_trials import LocalEngine, find_devices
 from hotloop.families.recommender.sweep_config import SweepOptions
-from hotloop.families.recommender.trials import Engine, Listener, Trial, TrialOutcome, watch_trials
+from hotloop.families.recommender.trials import (
+    WARNING,
+    Engine,
+    LocalEngine,
+    Trial,
+    TrialOutcome,
+    find_devices,
+    watch_trials,
+)
 from hotloop.options import Params, options_of, to_jsonable
 
 TRAIN = (sys.executable, "-m", "hotloop", "recommender", "train")
@@ -58,10 +65,26 @@ def run(config: SweepOptions, console: SweepConsole) -> dict[str, Any]:
         Trial(n, exponent, folder / f"trial-{n:02d}", trial_command(config, exponent, folder, n, console))
         for n, exponent in enumerate(config.exponents, start=1)
     ]
+    warned: set[str] = set()
+
+    def ended(outcome: TrialOutcome) -> None:
+        bar.advance()
+        said = [line for line in outcome.said.splitlines() if line.startswith(WARNING)]
+        for warning in [line for line in said if line not in warned]:  # what one warns of, the others do, too
+            warned.add(warning)
+            console.warn(warning[len(WARNING) :].strip())
+        head = f"trial {outcome.trial.number} of {len(trials)}, exponent {outcome.trial.exponent:g}"
+        if outcome.status == "finished":
+            values = (outcome.figures.loss, outcome.figures.rmse)
+            loss, rmse = ("-" if value is None else f"{value:.4f}" for value in values)
+            console.say(f"{head}: loss: {loss}, RMSE: {rmse}")
+        else:
+            console.warn(f"{head} {outcome.status}, {outcome.reason}")
+
     began = time.monotonic()
     try:
         with console.progress("sweep", len(trials)) as bar, watch_trials(trials, bar):
-            outcomes, concurrent = engine(trials, _listener(console, bar, len(trials)))
+            outcomes, concurrent = engine(trials, ended)
     except KeyboardInterrupt as stop:
         said = f"interrupted: all trials are stopped, their runs are in {folder}"
         raise Stopped.because_of(stop, said) from None
@@ -120,7 +143,7 @@ def make_folder(config: SweepOptions) -> Path:
 def trial_command(
     config: SweepOptions, exponent: float, folder: Path, number: int, console: SweepConsole
 ) -> tuple[str, ...]:
-    """The command line of one trial, good in any folder: its rate, and every option that is not at its default."""
+    """Good in any folder: the trial's rate, and every option that is not at its default."""
     chosen = replace(config.training(exponent), results_dir=folder, run_name=f"trial-{number:02d}")
     words = [f"--device={console.device}", *(["--only-accelerator"] if console.only_accelerator else [])]
     for each in options_of(TrainOptions):
@@ -150,26 +173,6 @@ def _engine(config: SweepOptions, console: SweepConsole) -> Engine:
     for warning in devices.warnings:
         console.warn(warning)
     return LocalEngine(config.concurrent, devices, console.say)
-
-
-def _listener(console: SweepConsole, bar: Any, count: int) -> Listener:
-    warned: set[str] = set()
-
-    def ended(outcome: TrialOutcome) -> None:
-        bar.advance()
-        for warning in outcome.warnings:
-            if warning not in warned:  # what one trial warns of, the others do, too
-                warned.add(warning)
-                console.warn(warning)
-        head = f"trial {outcome.trial.number} of {count}, exponent {outcome.trial.exponent:g}"
-        if outcome.status == "finished":
-            values = (outcome.figures.loss, outcome.figures.rmse)
-            loss, rmse = ("-" if value is None else f"{value:.4f}" for value in values)
-            console.say(f"{head}: loss: {loss}, RMSE: {rmse}")
-        else:
-            console.warn(f"{head} {outcome.status}, {outcome.reason}")
-
-    return ended
 
 
 def summarise(outcomes: Sequence[TrialOutcome]) -> dict[str, Any]:

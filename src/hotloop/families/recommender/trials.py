@@ -1,24 +1,41 @@
-"""The trials of a sweep: what each is, what became of it, and how they stand while they run.
+"""The trials of a sweep: what each is, what became of it, and the processes of this machine that they are.
 
-It knows the records of a run, not who ran it: `local_trials` and `ray_trials` do that.
+Each is in a process group of its own, so many at a time, none left behind. One that fails is an outcome like any other
+and the rest go on. Ctrl-C, SIGTERM and SIGHUP stop every child: it may save what it has, and is killed if it does not.
 """
 
+import contextlib
+import math
+import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
+from tempfile import TemporaryFile
+from typing import IO, Any
 
+from hotloop.engine.interrupt import before_leaving, raise_stops
 from hotloop.engine.progress import Progress
 from hotloop.engine.run import read_events, read_json
 from hotloop.errors import RunError
+from hotloop.options.files import parse_json
 
 WARNING = "warning:"
 WATCH_SECONDS = 1.0
+TAIL_BYTES = 64 * 1024  # of each stream of a child, what is looked at
+GRACE_SECONDS = 10.0  # in which a child that is told to stop may save
+# Python waits for ever in one system call, but with a limit it looks about: Ray's cancelling is no signal.
+FOREVER = 1e9
+VISIBLE, MEMORY = "CUDA_VISIBLE_DEVICES", "XLA_PYTHON_CLIENT_MEM_FRACTION"
+SHARED_MEMORY = 0.9  # of a device's memory, what processes that share it may take together
 
 
 @dataclass(frozen=True)
@@ -113,11 +130,6 @@ class TrialOutcome:
         return "diverged" if (self.figures.error or "").startswith("Diverged") else "failed"
 
     @property
-    def warnings(self) -> tuple[str, ...]:
-        lines = self.said.splitlines()
-        return tuple(line[len(WARNING) :].strip() for line in lines if line.startswith(WARNING))
-
-    @property
     def reason(self) -> str | None:
         """Why it did not finish, in one line: exit status and what it said last."""
         if self.status == "finished":
@@ -135,7 +147,7 @@ Engine = Callable[[Sequence[Trial], Listener], tuple[list[TrialOutcome], int]]
 """Runs trials and tells of each as it ends; all outcomes in the order of the trials, and how many ran at a time."""
 
 
-@contextmanager
+@contextlib.contextmanager
 def watch_trials(trials: Sequence[Trial], bar: Progress) -> Iterator[None]:
     """While the block runs, the bar says how the trials stand."""
     over = threading.Event()
@@ -160,7 +172,7 @@ def describe_progress(trials: Sequence[Trial]) -> str:
     """
     parts = []
     for trial in trials:
-        with suppress(RunError, LookupError, TypeError):  # none yet, or others wrote in it
+        with contextlib.suppress(RunError, LookupError, TypeError):  # none yet, or others wrote in it
             records = list(read_events(trial.folder))
             if records[-1]["event"] == "end":
                 continue
@@ -169,3 +181,174 @@ def describe_progress(trials: Sequence[Trial]) -> str:
             else:
                 parts.append(f"trial {trial.number} compiling {time.time() - records[0]['time']:.0f} s")
     return f"sweep: {', '.join(parts)}" if parts else "sweep"
+
+
+@dataclass(frozen=True)
+class DevicesFound:
+    """The devices that processes can be given one by one, and what was said while looking."""
+
+    platform: str
+    count: int
+    warnings: tuple[str, ...] = ()
+
+
+def find_devices(device: str, only_accelerator: bool) -> DevicesFound:
+    """What `--device` finds here, in a process of its own, because whoever asks an accelerator holds it.
+
+    DeviceError where it finds nothing.
+    """
+    if not only_accelerator and (device == "cpu" or os.environ.get("JAX_PLATFORMS") == "cpu"):
+        return DevicesFound("cpu", 1)
+    ignore = (signal.SIGINT, signal.SIG_IGN)
+    with ProcessPoolExecutor(1, get_context("spawn"), signal.signal, ignore) as pool:
+        return pool.submit(_find_devices, device, only_accelerator).result()
+
+
+def _find_devices(device: str, only_accelerator: bool) -> DevicesFound:
+    from hotloop.engine.device import setup
+
+    said: list[str] = []
+    chosen = setup(device, only_accelerator=only_accelerator, warn=said.append)
+    import jax
+
+    # A process takes all TPU chips of a host, and a CPU is one device however it is cut.
+    count = len(jax.devices("gpu")) if chosen.platform == "gpu" else 1
+    return DevicesFound(chosen.platform, count, tuple(said))
+
+
+def trial_environments(
+    devices: DevicesFound, concurrent: int, given: Mapping[str, str]
+) -> list[dict[str, str]]:
+    """The environment of each of so many processes at a time: devices by turns, memory shared where they are."""
+    if devices.platform != "gpu":
+        return [dict(given) for _ in range(concurrent)]
+    names = [name.strip() for name in given.get(VISIBLE, "").split(",") if name.strip()]
+    names = names or [str(n) for n in range(devices.count)]
+    memory = share_memory(math.ceil(concurrent / devices.count)) if MEMORY not in given else {}
+    return [{**given, VISIBLE: names[slot % devices.count], **memory} for slot in range(concurrent)]
+
+
+def share_memory(sharing: int) -> dict[str, str]:
+    return {MEMORY: f"{SHARED_MEMORY / sharing:.3f}"} if sharing > 1 else {}
+
+
+@dataclass(frozen=True)
+class LocalEngine:
+    concurrent: int | None
+    devices: DevicesFound
+    say: Callable[[str], None]
+
+    def __call__(self, trials: Sequence[Trial], ended: Listener) -> tuple[list[TrialOutcome], int]:
+        self.say(self.describe(len(trials)))
+        concurrent = min(self.concurrent or self.devices.count, len(trials))
+        return run_trials(trials, trial_environments(self.devices, concurrent, os.environ), ended), concurrent
+
+    def describe(self, trials: int) -> str:
+        count, platform = self.devices.count, self.devices.platform
+        concurrent = min(self.concurrent or count, trials)
+        return f"{trials} trials on {count} {platform} device{'s' * (count > 1)}, {concurrent} at a time"
+
+
+def run_trials(
+    trials: Sequence[Trial], environments: Sequence[Mapping[str, str]], ended: Listener
+) -> list[TrialOutcome]:
+    """As many at a time as there are environments."""
+    children = ChildProcesses()
+    free: SimpleQueue[int] = SimpleQueue()
+    for slot in range(len(environments)):
+        free.put(slot)
+
+    def run(trial: Trial) -> TrialOutcome:
+        slot = free.get()
+        try:
+            return run_trial(trial, slot, environments[slot], children)
+        finally:
+            free.put(slot)
+
+    outcomes = []
+    kill = partial(children.stop, grace=0)
+    with raise_stops(), before_leaving(kill), ThreadPoolExecutor(len(environments)) as pool:
+        try:
+            for future in as_completed([pool.submit(run, trial) for trial in trials]):
+                outcomes.append(future.result())
+                ended(outcomes[-1])
+        except BaseException:
+            children.stop()  # and none of the trials that wait will start
+            raise
+    return sorted(outcomes, key=lambda outcome: outcome.trial.number)
+
+
+def run_trial(
+    trial: Trial, slot: int, environment: Mapping[str, str], children: "ChildProcesses"
+) -> TrialOutcome:
+    began = time.monotonic()
+    # Into files: a child never waits for us, nor we for a grandchild that holds its streams open.
+    with TemporaryFile() as out, TemporaryFile() as err:
+        child = children.start(trial.command, environment, out, err)
+        status = child.wait(FOREVER)
+        children.forget(child)
+        seconds = time.monotonic() - began
+        answer, said = parse_answer(_read_tail(out)), _read_tail(err)
+    return TrialOutcome(trial, slot, status, seconds, answer, said, read_figures(trial.folder))
+
+
+def _read_tail(file: IO[bytes]) -> str:
+    file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+    return file.read().decode(errors="replace")
+
+
+def parse_answer(text: str) -> Mapping[str, Any] | None:
+    """The JSON object on the last line, where there is one."""
+    try:
+        found = parse_json(text.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+class ChildProcesses:
+    """Processes that must not outlive this one: in groups of their own, stopped together."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stopped = False
+        self._running: set[subprocess.Popen[bytes]] = set()
+
+    def start(
+        self, command: Sequence[str], environment: Mapping[str, str], out: Any = None, err: Any = None
+    ) -> subprocess.Popen[bytes]:
+        """A new child that writes to these files; KeyboardInterrupt once they were stopped."""
+        with self._lock:
+            if self._stopped:
+                raise KeyboardInterrupt
+            # A group of its own: Ctrl-C is for us, who then stop it and whatever it started.
+            child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment, process_group=0
+            )
+            self._running.add(child)
+            return child
+
+    def forget(self, child: subprocess.Popen[bytes]) -> None:
+        """It has ended: nothing more to stop."""
+        with self._lock:
+            self._running.discard(child)
+
+    def stop(self, grace: float = GRACE_SECONDS) -> None:
+        """Ask every child to stop, then kill what is left of their groups; no child starts afterwards."""
+        with self._lock:
+            self._stopped = True
+            running = list(self._running)
+
+        def send(number: signal.Signals) -> None:
+            for child in running:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(child.pid, number)
+
+        try:
+            send(signal.SIGTERM)
+            limit = time.monotonic() + grace
+            for child in running:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(max(0.0, limit - time.monotonic()))
+        finally:
+            send(signal.SIGKILL)
