@@ -168,13 +168,17 @@ def test_ease_that_costs_too_much_is_left_out_unless_asked_for(run, monkeypatch)
         training_data_file=run.parent / "train.txt",
         validation_data_file=run.parent / "validation.txt",
     )
-    bench = baselines.BaselineTable(BaselineOptions(), rating_sets.load_sets(options, console), console)
-    assert not bench.wants_ease()
+    train = rating_sets.load_sets(options, console).train
+    assert not baselines.can_afford_ease(train, console)
     assert console.warned[-1].startswith("EASE left out: 17 items would take")
     assert "--ease yes" in console.warned[-1]
-    asked = baselines.BaselineTable(BaselineOptions(ease="yes"), bench.data, console)
-    assert asked.wants_ease()
-    assert "chosen on this same part" in console.warned[-1]
+    files = {"training_data_file": options.training_data_file}
+    files["validation_data_file"] = options.validation_data_file
+    for ease, is_there in (("auto", False), ("yes", True), ("no", False)):
+        console.warned.clear()
+        models = baselines.run(BaselineOptions(ease=ease, **files), console)["models"]
+        assert any(name.startswith("EASE") for name in models) == is_there
+        assert "chosen on this same part" in console.warned[0]
 
 
 def test_baselines_refuse_other_data_than_the_run_has(run, tmp_path):

@@ -330,10 +330,10 @@ def test_a_conversion_that_breaks_off_leaves_what_was_there(tmp_path, monkeypatc
     converted(source, tmp_path / "out", "3m")
     before = contents(tmp_path / "out")
 
-    def full_disk(table):
+    def full_disk(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(convert, "_columns", full_disk)
+    monkeypatch.setattr(convert.rating_sets, "order_blocks", full_disk)
     with pytest.raises(DataError, match=r"cannot be written \(No space left on device\)"):
         converted(source, tmp_path / "out", "3m", overwrite=True)
     assert contents(tmp_path / "out") == before
@@ -369,7 +369,7 @@ def test_shares_may_be_written_with_commas():
 def test_published_sizes_are_recognised(capsys):
     train = {"ratings": 13_675_402, "users": 311_315, "items": 17_736, "without_lines": 0}
     counts = {"train": train, "valid+test": {"ratings": 2_082_559}}
-    convert._compare("3m", counts, Context())
+    convert.compare_with_published("3m", counts, Context())
     assert "these are the published numbers" in capsys.readouterr().out
-    convert._compare("3m", {**counts, "train": {**train, "users": 1}}, Context())
+    convert.compare_with_published("3m", {**counts, "train": {**train, "users": 1}}, Context())
     assert "published (13675402, 311315, 17736, 2082559)" in capsys.readouterr().err

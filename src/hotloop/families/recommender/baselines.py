@@ -4,14 +4,11 @@ The overall mean, user and item biases, popularity and EASE, measured exactly as
 chosen is chosen on the validation part. A dash stands where a figure means nothing: popularity and EASE predict no
 ratings, and the mean ranks nothing.
 
-Damped means: an item's bias is the mean of its ratings above the overall mean, shrunk towards 0 as if it had so many
-more ratings of none; then the same for users with what is left (Koren, 2008). Ridge: all biases at once, the least
-squares with those dampings as penalties, by turns over items and users. Host arithmetic in float64, some millions of
-ratings at a time.
-
-EASE (Steck, 2019): a linear model of items by items, in closed form. With X the zeros and ones of what is relevant to
-users, P = (X'X + lambda I)^-1 and weights B_ij = -P_ij / P_jj off the diagonal, 0 on it; an item's score for a user is
-(x B)_j. All of it happens on the device in float32, the products in full precision; X'X is exact, a sum of ones.
+Biases by damped means: an item's is the mean of its ratings above the overall mean, shrunk towards 0 as if it had so
+many more ratings of none; then the same for users with what is left (Koren, 2008). By ridge: all at once, the least
+squares with those dampings as penalties, by turns over items and users. EASE (Steck, 2019): a linear model of items by
+items, in closed form. With X the zeros and ones of what is relevant to users, P = (X'X + lambda I)^-1 and weights
+B_ij = -P_ij / P_jj off the diagonal, 0 on it; an item's score for a user is (x B)_j.
 """
 
 import math
@@ -33,10 +30,10 @@ from hotloop.engine.measure import memory_of_device
 from hotloop.engine.progress import Console
 from hotloop.errors import DataError
 from hotloop.families.recommender import batches, rating_sets, saved_run
-from hotloop.families.recommender.batches import DeviceRows, send_rows
 from hotloop.families.recommender.commands_config import BaselineOptions
 from hotloop.families.recommender.config import TrainOptions
 from hotloop.families.recommender.evaluate import (
+    EvaluationSet,
     autoencoder_scorer,
     choose_part,
     has_same_ratings,
@@ -50,26 +47,17 @@ from hotloop.families.recommender.measures import (
     make_measures,
     make_rules,
 )
-from hotloop.families.recommender.rating_sets import RatingSets
 from hotloop.families.recommender.saved_run import SavedRun
 from hotloop.options import to_jsonable
 
 Floats = NDArray[np.float64]
-USUAL_DAMPINGS = (25.0, 10.0)
-"""Item and user damping where there is nothing to choose them by (Koren, 2008)."""
-ITEM_GRID, USER_GRID = (1.0, 2.5, 5.0, 10.0, 25.0), (1.0, 5.0, 25.0)
-"""What is tried otherwise."""
-CONVERGED, MAX_TURNS = 1e-3, 30
-"""The ridge fit ends when no bias moves by more than this, a thousandth of a star."""
+USUAL_DAMPINGS = (25.0, 10.0)  # of items and users where there is nothing to choose them by (Koren, 2008)
+ITEM_GRID, USER_GRID = (1.0, 2.5, 5.0, 10.0, 25.0), (1.0, 5.0, 25.0)  # what is tried otherwise
+CONVERGED, MAX_TURNS = 1e-3, 30  # the ridge fit ends when no bias moves by more than a thousandth of a star
 LAMBDA_GRID = (50.0, 100.0, 200.0, 500.0, 1000.0)
-"""Values of lambda to choose from."""
-USUAL_LAMBDA = 500.0
-"""Lambda where there is nothing to choose it by: that of the paper for MovieLens-20M."""
-USERS_AT_ONCE = 512
-BATCH = 128
-CPU_MEMORY = 8 << 30
-CPU_FLOPS = 1e13
-"""What EASE may take of a CPU unasked: some minutes."""
+USUAL_LAMBDA = 500.0  # where there is nothing to choose it by: that of the paper for MovieLens-20M
+USERS_AT_ONCE, BATCH = 512, 128
+CPU_MEMORY, CPU_FLOPS = 8 << 30, 1e13  # what EASE may take of a CPU unasked: some minutes
 RATING, RANKING = ("rmse", "mae", "rmse_mean_of_batches"), ("ndcg", "recall", "ranked_users")
 
 
@@ -80,16 +68,17 @@ def run(config: BaselineOptions, console: Console) -> Mapping[str, Any]:
     data = rating_sets.load_sets(choose_options(config, found), console)
     if found is not None and not has_same_ratings(data.train, found.load_training()):
         raise DataError(f"--run {config.run}: was trained on other ratings than those of {data.name}")
-    table = BaselineTable(config, data, console)
+    chosen = choose_part(data, "--part", config.part, "give them in a file")
+    if data.validation is None:
+        console.warn("dampings and lambda: nothing to choose by: usual ones")
+    elif chosen.short == "validation":
+        console.warn("dampings and lambda: chosen on this same part")
     with console.progress("baselines"):
-        rows = table.rows()
-        if found is not None:
-            measure = table.measure(autoencoder_scorer(found.job))
-            rows[f"autoencoder (step {found.step:,})"] = measure(found.state)
-    show_figures(rows, config.k, config.relevant, table.chosen, console)
+        rows = measure_baselines(config, data.validation, data.scale, chosen, found, console)
+    show_figures(rows, config.k, config.relevant, chosen, console)
     if data.notice:
         console.warn(data.notice)
-    return {"data": table.chosen.name, "models": to_jsonable(rows)}
+    return {"data": chosen.name, "models": to_jsonable(rows)}
 
 
 def choose_options(config: BaselineOptions, found: SavedRun | None) -> TrainOptions:
@@ -102,75 +91,69 @@ def choose_options(config: BaselineOptions, found: SavedRun | None) -> TrainOpti
     return replace(named, no_validation=named.no_validation or found.config.no_validation)
 
 
-class BaselineTable:
-    """One part of the ratings, and every method on it."""
+def measure_baselines(
+    config: BaselineOptions,
+    validation: RatingMatrix | None,
+    scale: tuple[float, float],
+    chosen: EvaluationSet,
+    found: SavedRun | None,
+    console: Console,
+) -> dict[str, Figures]:
+    """The figures of every method, and of a run, under its name."""
+    train, relevant, rules = chosen.train, config.relevant, make_rules(config, *scale)
+    resident = batches.send_rows(train)
 
-    def __init__(self, config: BaselineOptions, data: RatingSets, console: Console):
-        self.config, self.data, self.console = config, data, console
-        self.chosen = choose_part(data, "--part", config.part, "give them in a file")
-        self.rules = make_rules(config, *data.scale)
-        self.resident = send_rows(data.train)
-        if data.validation is None:
-            console.warn("dampings and lambda: nothing to choose by: usual ones")
-        elif self.chosen.short == "validation":
-            console.warn("dampings and lambda: chosen on this same part")
+    def measure(scorer: Scorer, truth: RatingMatrix = chosen.truth) -> Callable[[Any], Figures]:
+        return make_measures(scorer, train, truth, config.batch_size or BATCH, rules, resident)
 
-    def measure(self, scorer: Scorer, truth: RatingMatrix | None = None) -> Callable[[Any], Figures]:
-        truth, size = truth or self.chosen.truth, self.config.batch_size or BATCH
-        return make_measures(scorer, self.data.train, truth, size, self.rules, self.resident)
+    def without(figures: Figures, names: tuple[str, ...]) -> Figures:
+        return {name: value for name, value in figures.items() if name.split("@")[0] not in names}
 
-    def rows(self) -> dict[str, Figures]:
-        """Each baseline's figures under its name."""
-        train, relevant = self.data.train, self.config.relevant
-        measure = self.measure(score_additive)
-        fit = choose_biases(train, self.data.validation, self.rules.low, self.rules.high)
-        liked = np.bincount(train.items[train.values() >= relevant], minlength=train.n_items)
-        popularity = Biases(0.0, np.zeros(train.users), liked.astype(np.float64))
-        rows = {
-            "overall mean": _without(measure(additive_state(fit_mean(train))), RANKING),
-            f"user + item bias ({fit.how})": measure(additive_state(fit)),
-            f"popularity (ratings of {relevant:g} or more)": _without(
-                measure(additive_state(popularity)), RATING
-            ),
-        }
-        if self.wants_ease():
-            products, scorer, best = (
-                count_pairs(train, relevant, self.resident),
-                ease_scorer(relevant),
-                USUAL_LAMBDA,
-            )
-            if self.data.validation is not None:
-                validate = self.measure(scorer, self.data.validation)
-                by = f"ndcg@{max(self.config.k)}"
-                found = {each: validate(ease_weights(products, each)).get(by, 0.0) for each in LAMBDA_GRID}
-                best = max(LAMBDA_GRID, key=lambda each: found[each])
-            figures = self.measure(scorer)(ease_weights(products, best))
-            rows[f"EASE (lambda {best:g})"] = _without(figures, RATING)
-        return rows
+    additive = measure(score_additive)
+    fit = choose_biases(train, validation, rules.low, rules.high)
+    liked = np.bincount(train.items[train.values() >= relevant], minlength=train.n_items)
+    popularity = Biases(0.0, np.zeros(train.users), liked.astype(np.float64))
+    rows = {
+        "overall mean": without(additive(additive_state(fit_mean(train))), RANKING),
+        f"user + item bias ({fit.how})": additive(additive_state(fit)),
+        f"popularity (ratings of {relevant:g} or more)": without(
+            additive(additive_state(popularity)), RATING
+        ),
+    }
+    if config.k and (config.ease == "yes" or (config.ease == "auto" and can_afford_ease(train, console))):
 
-    def wants_ease(self) -> bool:
-        train = self.data.train
-        if self.config.ease != "auto" or not self.config.k:
-            return self.config.ease == "yes" and bool(self.config.k)
-        device = jax.devices()[0]
-        is_cpu = device.platform == "cpu"
-        room = CPU_MEMORY if is_cpu else memory_of_device(device) or CPU_MEMORY
-        items, penalties = train.n_items, len(LAMBDA_GRID)
-        needed = 5 * 4 * items**2  # at the peak, matrices of items by items in float32
-        # X'X, and for each lambda an inverse and one pass over all users.
-        work = 2.0 * train.users * items**2 * (1 + penalties) + 2.0 * penalties * items**3
-        if needed <= room and (not is_cpu or work <= CPU_FLOPS):
-            return True
-        self.console.warn(
-            f"EASE left out: {train.n_items:,} items would take {needed / 2**30:.1f} GiB and {work:.1e} FLOP; --ease "
-            "yes does it all the same"
-        )
-        return False
+        def score_ease(state: Array, batch: Batch) -> Array:
+            x = is_relevant(batch["ratings"], relevant).astype(state.dtype)
+            return jnp.matmul(x, state, precision="highest")
+
+        products, best = count_pairs(train, relevant, resident), USUAL_LAMBDA
+        if validation is not None:
+            validate, by = measure(score_ease, validation), f"ndcg@{max(config.k)}"
+            tried = {each: validate(ease_weights(products, each)).get(by, 0.0) for each in LAMBDA_GRID}
+            best = max(LAMBDA_GRID, key=lambda each: tried[each])
+        figures = measure(score_ease)(ease_weights(products, best))
+        rows[f"EASE (lambda {best:g})"] = without(figures, RATING)
+    if found is not None:
+        figures = measure(autoencoder_scorer(found.job))(found.state)
+        rows[f"autoencoder (step {found.step:,})"] = figures
+    return rows
 
 
-def _without(figures: Figures, names: tuple[str, ...]) -> Figures:
-    """A table shows a dash where a figure means nothing."""
-    return {name: value for name, value in figures.items() if name.split("@")[0] not in names}
+def can_afford_ease(train: RatingMatrix, console: Console) -> bool:
+    device = jax.devices()[0]
+    is_cpu = device.platform == "cpu"
+    room = CPU_MEMORY if is_cpu else memory_of_device(device) or CPU_MEMORY
+    items, penalties = train.n_items, len(LAMBDA_GRID)
+    needed = 5 * 4 * items**2  # at the peak, matrices of items by items in float32
+    # X'X, and for each lambda an inverse and one pass over all users.
+    work = 2.0 * train.users * items**2 * (1 + penalties) + 2.0 * penalties * items**3
+    if needed <= room and (not is_cpu or work <= CPU_FLOPS):
+        return True
+    console.warn(
+        f"EASE left out: {items:,} items would take {needed / 2**30:.1f} GiB and {work:.1e} FLOP; --ease yes does it "
+        "all the same"
+    )
+    return False
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,7 +167,6 @@ class Biases:
 
 
 def additive_state(fit: Biases) -> dict[str, Array]:
-    """Biases on the device, for `score_additive`."""
     return {name: jnp.asarray(getattr(fit, name), jnp.float32) for name in ("mean", "user", "item")}
 
 
@@ -198,7 +180,6 @@ def fit_mean(train: RatingMatrix) -> Biases:
 
 
 def fit_damped_means(train: RatingMatrix, item_damping: float, user_damping: float) -> Biases:
-    """Items first, then users with what the items leave."""
     start = fit_mean(train)
     item = _item_biases(train, start, item_damping)
     user = _user_biases(train, Biases(start.mean, start.user, item), user_damping)
@@ -213,21 +194,15 @@ def fit_ridge(
     for _ in range(MAX_TURNS):
         before = now
         now = Biases(now.mean, now.user, _item_biases(train, now, item_damping))
-        now = Biases(now.mean, _user_biases(train, now, user_damping), now.item)
-        now = _balance(now, item_damping, user_damping)
+        user = _user_biases(train, now, user_damping)
+        # The same predictions with the least penalty: what all items share goes to the users, or back. Taking turns
+        # alone moves along this direction very slowly, since no rating speaks against it.
+        pull = item_damping * now.item.sum() - user_damping * user.sum()
+        shift = pull / (item_damping * len(now.item) + user_damping * len(user))
+        now = Biases(now.mean, user + shift, now.item - shift)
         if max(np.abs(now.user - before.user).max(), np.abs(now.item - before.item).max()) < CONVERGED:
             break
-    return Biases(now.mean, now.user, now.item, f"ridge, {item_damping:g} and {user_damping:g}")
-
-
-def _balance(now: Biases, item_damping: float, user_damping: float) -> Biases:
-    """The same predictions with the least penalty: what all items share goes to the users, or back.
-
-    Taking turns alone moves along this direction very slowly, since no rating speaks against it.
-    """
-    pull = item_damping * now.item.sum() - user_damping * now.user.sum()
-    shift = pull / (item_damping * len(now.item) + user_damping * len(now.user))
-    return Biases(now.mean, now.user + shift, now.item - shift)
+    return replace(now, how=f"ridge, {item_damping:g} and {user_damping:g}")
 
 
 def choose_biases(train: RatingMatrix, validation: RatingMatrix | None, low: float, high: float) -> Biases:
@@ -283,14 +258,14 @@ def _blocks(matrix: RatingMatrix) -> Iterator[tuple[NDArray[np.int64], NDArray[A
         first = last
 
 
-def count_pairs(train: RatingMatrix, relevant: float, rows: DeviceRows | None = None) -> Array:
-    """X'X: to how many users both of two items are relevant."""
+def count_pairs(train: RatingMatrix, relevant: float, rows: batches.DeviceRows | None = None) -> Array:
+    """X'X: to how many users both of two items are relevant; exact, a sum of ones."""
     size = min(USERS_AT_ONCE, train.users)
     room = batches.max_ratings(train, size)
     dtype = jnp.float32 if platform() == "cpu" else jnp.bfloat16  # exact for zeros and ones
 
     @jax.jit
-    def total(rows: DeviceRows) -> Array:
+    def total(rows: batches.DeviceRows) -> Array:
         def add(turn: Array, so_far: Array) -> Array:
             users = turn * size + jnp.arange(size, dtype=jnp.int32)
             dense = batches.densify(rows, jnp.minimum(users, train.users - 1), train.n_items, room)
@@ -298,11 +273,10 @@ def count_pairs(train: RatingMatrix, relevant: float, rows: DeviceRows | None = 
             return so_far + jnp.matmul(x.T, x, preferred_element_type=jnp.float32)
 
         none = jnp.zeros((train.n_items, train.n_items), jnp.float32)
-        turns = -(-train.users // size)
-        result: Array = lax.fori_loop(0, turns, add, none)
+        result: Array = lax.fori_loop(0, -(-train.users // size), add, none)
         return result
 
-    products: Array = total(rows or send_rows(train))
+    products: Array = total(rows or batches.send_rows(train))
     return products
 
 
@@ -313,13 +287,3 @@ def ease_weights(products: Array, penalty: Array) -> Array:
     with jax.default_matmul_precision("highest"):
         inverse = cho_solve(cho_factor(products + penalty * eye, lower=True), eye)
     return jnp.where(eye > 0, 0, -inverse / jnp.diagonal(inverse))
-
-
-def ease_scorer(relevant: float) -> Scorer:
-    """Scores of a batch; the state is B."""
-
-    def score(state: Array, batch: Batch) -> Array:
-        x = is_relevant(batch["ratings"], relevant).astype(state.dtype)
-        return jnp.matmul(x, state, precision="highest")
-
-    return score

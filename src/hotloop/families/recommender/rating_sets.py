@@ -28,23 +28,12 @@ HALF = 1 << 31
 
 @dataclass(frozen=True, eq=False)
 class RatingSplit:
-    """Which part each rating belongs to. The table itself is not copied until a part is asked for."""
+    """Which part each rating belongs to."""
 
     table: Ratings
     parts: NDArray[np.uint8]
     unseen: NDArray[np.bool_]
     """Validation and test ratings that are removed, because no training rating has their item."""
-
-    def part(self, which: int) -> Ratings:
-        return self.table.take(self.find(which))
-
-    def find(self, *which: int) -> NDArray[np.bool_]:
-        return self.find_all(*which) & ~self.unseen
-
-    def find_all(self, *which: int) -> NDArray[np.bool_]:
-        """As `find`, with those that were removed because of their item."""
-        found: NDArray[np.bool_] = np.logical_or.reduce([self.parts == each for each in which])
-        return found
 
 
 def split_randomly(
@@ -204,7 +193,7 @@ def _split(config: TrainOptions, name: str, table: Ratings, console: Console) ->
         if config.split == "random"
         else split_by_user_time(table, config.seed)
     )
-    parts = [split.part(which) for which in (TRAIN, VALID, TEST)]
+    parts = [table.take((split.parts == which) & ~split.unseen) for which in (TRAIN, VALID, TEST)]
     if not len(parts[0]):
         raise DataError(f"{name}: no rating falls into the training part of --split {config.split}")
     counts = "{:,} ratings to train with, {:,} to validate and {:,} to test".format(*map(len, parts))
