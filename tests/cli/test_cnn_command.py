@@ -24,7 +24,8 @@ from hotloop.cli.parser import resolve, scan
 from hotloop.data.catalogue import known_set
 from hotloop.data.local_files import find_set
 from hotloop.engine import progress
-from hotloop.engine.checkpoint import Checkpoints, KeepAll
+from hotloop.engine.checkpoint import Checkpoints
+from hotloop.engine.checkpoint_folder import KeepAll
 from hotloop.engine.device import setup
 from hotloop.engine.drive import Interrupted
 from hotloop.engine.run import current_records, read_events

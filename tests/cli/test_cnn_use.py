@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from test_cnn_command import called
 
-from hotloop.engine.checkpoint import Checkpoints, KeepAll
+from hotloop.engine.checkpoint import Checkpoints
+from hotloop.engine.checkpoint_folder import KeepAll
 from hotloop.families.cnn import images, prediction, saved_network
 from hotloop.families.cnn.network import build
 from pictures import encoded, picture

@@ -19,7 +19,8 @@ import pytest
 
 from hotloop.engine import checkpoint_folder as manifests
 from hotloop.engine import optim
-from hotloop.engine.checkpoint import Checkpoints, KeepAll, KeepBest, KeepLast
+from hotloop.engine.checkpoint import Checkpoints
+from hotloop.engine.checkpoint_folder import KeepAll, KeepBest, KeepLast
 from hotloop.errors import CheckpointError
 
 
@@ -325,17 +326,17 @@ def test_the_newest_step_stays_though_it_is_not_the_best(tmp_path):
 
 
 def test_a_leaf_that_comes_back_with_other_bits_is_named(steps, monkeypatch):
-    from hotloop.engine import checkpoint_folder
+    import orbax.checkpoint as orbax
 
-    read = checkpoint_folder._read_filled
+    read = orbax.Checkpointer.restore
 
-    def wrong(folder, names):
-        arrays = read(folder, names)
+    def wrong(self, folder, **options):
+        arrays = read(self, folder, **options)
         if "00000002" in str(folder):
             arrays["params/dense/w"] = np.nextafter(arrays["params/dense/w"], 9, dtype=np.float32)
         return arrays
 
-    monkeypatch.setattr(checkpoint_folder, "_read_filled", wrong)
+    monkeypatch.setattr(orbax.Checkpointer, "restore", wrong)
     back = Checkpoints(steps).restore(small_state())
     assert back.step == 1
     assert "leaf params/dense/w of" in back.skipped[0]
@@ -494,7 +495,8 @@ def test_a_full_disk_is_one_line_and_leaves_the_earlier_steps(tmp_path):
 KILLED = """
     import sys
     import numpy as np
-    from hotloop.engine.checkpoint import Checkpoints, KeepAll
+    from hotloop.engine.checkpoint import Checkpoints
+    from hotloop.engine.checkpoint_folder import KeepAll
     checkpoints = Checkpoints(sys.argv[1], KeepAll())
     for step in range(1, 1000):
         checkpoints.save(step, {"w": np.full(1_000_000, step, np.float32)}, position={"update": step})

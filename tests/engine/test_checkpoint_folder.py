@@ -77,11 +77,14 @@ def test_a_quick_look_sees_sizes_and_a_full_look_sees_contents(step):
         manifests.check_files(folder, made)
 
 
-def test_a_folder_with_one_more_file_is_not_ours_alone(step):
-    folder, _ = step
-    assert manifests.is_ours_alone(folder)
+def test_a_step_with_one_more_file_is_not_deleted(step):
+    folder = step[0].rename(step[0].with_name("00000004"))
     (folder / "state" / "mine").write_text("")
-    assert not manifests.is_ours_alone(folder)
+    manifests.remove_step(folder)
+    assert (folder / "state" / "mine").exists()
+    (folder / "state" / "mine").unlink()
+    manifests.remove_step(folder)
+    assert not folder.exists()
 
 
 def test_equal_configs_have_equal_hashes_whatever_their_order():

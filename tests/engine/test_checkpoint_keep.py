@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.engine.checkpoint import KeepAll, KeepBest, KeepLast
+from hotloop.engine.checkpoint_folder import KeepAll, KeepBest, KeepLast
 from hotloop.errors import OptionError
 
 STEPS = {0: {"loss": 3.0}, 5: {"loss": 1.0}, 6: {"loss": math.nan}, 7: {}, 9: {"loss": None}, 12: {"loss": 2}}

@@ -3,7 +3,8 @@
 import jax.numpy as jnp
 import pytest
 
-from hotloop.engine.checkpoint import Checkpoints, KeepLast
+from hotloop.engine.checkpoint import Checkpoints
+from hotloop.engine.checkpoint_folder import KeepLast
 from hotloop.errors import CheckpointError
 
 

@@ -7,13 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hotloop.engine.checkpoint import (
-    StoredLeaf,
-    explain_mismatch,
-    named_leaves,
-    restore_leaf,
-    snapshot,
-)
+from hotloop.engine.checkpoint import explain_mismatch, named_leaves, restore_leaf, snapshot
+from hotloop.engine.checkpoint_folder import StoredLeaf
 from hotloop.errors import CheckpointError
 
 

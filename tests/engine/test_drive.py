@@ -15,7 +15,8 @@ import toy_family as toy
 from family_protocol import same_tree
 from hotloop.engine import drive as driving
 from hotloop.engine.batch_sources import Streamed
-from hotloop.engine.checkpoint import Checkpoints, KeepBest
+from hotloop.engine.checkpoint import Checkpoints
+from hotloop.engine.checkpoint_folder import KeepBest
 from hotloop.engine.drive import Diverged, LogWindow, drive
 from hotloop.engine.feed import Resident
 from hotloop.engine.loop import Program, copy_state

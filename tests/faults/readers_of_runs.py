@@ -13,7 +13,7 @@ from hotloop.cli.main import find_command
 from hotloop.cli.parser import resolve
 from hotloop.data.rating_matrix import build_matrix
 from hotloop.engine import checkpoint_folder, measure
-from hotloop.engine.run import current_records, read_config, read_events, resume_warnings
+from hotloop.engine.run import Run, current_records, read_config, read_events
 from hotloop.families.cnn import saved_network as cnn
 from hotloop.families.cnn.options import TrainConfig as CnnTrain
 from hotloop.families.cnn.train import seconds_of_processes
@@ -84,7 +84,7 @@ def of_runs() -> list[Reader]:
     def resumed(file: Path) -> None:
         (file.parent / "config.json").write_text(json.dumps(config))
         (file.parent / "events.jsonl").write_text(events)
-        resume_warnings(file.parent, config, {"cores": 2, "jax": "1"}, ())
+        Run(file.parent, config, command="", resume=True, environment={"cores": 2, "jax": "1"}).close()
 
     def configured(file: Path) -> None:
         (file.parent / "environment.json").write_text("{}")

@@ -17,7 +17,8 @@ from short_runs import FAMILIES, IMAGES, resumed, words, write_digits
 
 from hotloop.cli.main import main
 from hotloop.engine import checkpoint_folder as manifests
-from hotloop.engine.checkpoint import Checkpoints, KeepAll
+from hotloop.engine.checkpoint import Checkpoints
+from hotloop.engine.checkpoint_folder import KeepAll
 from hotloop.engine.drive import check_position
 from hotloop.engine.run import read_events
 from hotloop.errors import CheckpointError

@@ -16,7 +16,7 @@ import pytest
 
 from hotloop.engine import drive as driving
 from hotloop.engine import drive as pieces
-from hotloop.engine.checkpoint import KeepBest, KeepLast
+from hotloop.engine.checkpoint_folder import KeepBest, KeepLast
 from hotloop.engine.drive import Interrupted
 from hotloop.engine.feed import Resident
 from hotloop.engine.interrupt import StopRequest

@@ -8,6 +8,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Any
 
@@ -16,20 +17,8 @@ import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding
 
-from hotloop.engine.feed import (
-    Batch,
-    Order,
-    Remainder,
-    SourceFeed,
-    Transform,
-    check_alike,
-    check_fits_device,
-    check_same,
-    common_length,
-    describe_batch,
-    describe_forms,
-    placement_like,
-)
+from hotloop.engine import feed
+from hotloop.engine.feed import Batch, Order, Remainder, SourceFeed, Transform
 from hotloop.errors import DataError
 
 Fetch = Callable[[np.ndarray[Any, np.dtype[np.uint32]]], Any]
@@ -57,24 +46,30 @@ class IterableBatches:
         self, begin: Callable[[], Iterator[Any]], batch_size: int, first: int = 0, *, drop: int | None = None
     ):
         """Update `first` is the first to come; `drop` batches lie before it (none given: one for each update)."""
-        self._begin, self._batch_size = begin, batch_size
-        self._first = first
+        self._begin, self._batch_size, self._first = begin, batch_size, first
         self._kept: deque[Any] = deque()
         self._dropped = first if drop is None else drop
         self._iterator, left = begin(), self._dropped
         while left:
             passed = sum(1 for _ in islice(self._iterator, left))
             if not passed:
-                raise _too_short(left) if left < self._dropped else _empty()
+                raise self._ended(left, begun=left < self._dropped)
             left -= passed
             self._iterator = begin() if left else self._iterator
+
+    def _ended(self, left: int, begun: bool) -> DataError:
+        return DataError(
+            f"the input has ended {left} batches before the one to go on with: give what can be begun again"
+            if begun
+            else "the input has no batches: give at least one"
+        )
 
     def example(self) -> Any:
         """The first batch to come; it stays."""
         if not self._draw(1):
             self._iterator = self._begin()  # the input ended right here: a new pass begins
             if not self._draw(1):
-                raise _too_short(0) if self._dropped else _empty()
+                raise self._ended(0, begun=self._dropped > 0)
         return self._kept[0]
 
     def batches(self, first: int, count: int) -> Iterator[Any]:
@@ -97,53 +92,20 @@ class IterableBatches:
         self._kept.extend(islice(self._iterator, max(0, wanted - len(self._kept))))
         return len(self._kept) >= wanted
 
-    @property
-    def drawn(self) -> int:
-        """How many batches the input has given, those before the first update included."""
-        return self._first + len(self._kept)
-
     def position(self, update: int) -> dict[str, Any]:
-        """An iterable knows no samples and no seed."""
         return {"batch_size": self._batch_size, "update": update}
 
     def check_position(self, saved: Mapping[str, Any]) -> None:
         """Refuse a checkpoint that another batch size made."""
-        check_same(self.position(0), saved)
-
-
-def _too_short(left: int) -> DataError:
-    return DataError(
-        f"the input has ended {left} batches before the one to go on with: give what can be begun again"
-    )
-
-
-def _empty() -> DataError:
-    return DataError("the input has no batches: give at least one")
+        feed.check_same(self.position(0), saved)
 
 
 class ShuffledBatches:
     """Batches of a random-access source, in the order of `Order`."""
 
     def __init__(self, fetch: Fetch, order: Order):
-        self._fetch = fetch
-        self._order = order
-        self.samples = order.samples
+        self._fetch, self._order, self.samples = fetch, order, order.samples
         self.position, self.check_position = order.position, order.check_position
-
-    @classmethod
-    def of(
-        cls, source: Any, batch_size: int, samples: int | None, seed: int, remainder: Remainder
-    ) -> "ShuffledBatches":
-        """A function of indices (with its number of samples), or whatever takes `source[indices]`."""
-        if not callable(source):
-            length = common_length(source) if samples is None else samples
-            return cls(
-                lambda indices: jax.tree.map(lambda leaf: leaf[indices], source),
-                Order(length, batch_size, seed, remainder),
-            )
-        if samples is None:
-            raise DataError("a function of indices does not tell how many samples there are: give `samples`")
-        return cls(source, Order(samples, batch_size, seed, remainder))
 
     def example(self) -> Any:
         """A batch whose shapes and types are those of all; its values count for nothing."""
@@ -168,11 +130,10 @@ class IteratorBatches(IterableBatches):
         super().__init__(lambda: iterator, batch_size)
 
     def batches(self, first: int, count: int) -> Iterator[Any]:
-        """The batches of updates first .. first + count - 1; DataError where there are fewer."""
         try:
             yield from super().batches(first, count)
         except InputEnded:
-            last = self.drawn
+            last = self._first + len(self._kept)
             raise DataError(
                 f"the data ended after {last} batches: give more, repeat them, or ask for fewer updates"
             ) from None
@@ -209,7 +170,7 @@ def find_iterator(iterator: Iterator[Any]) -> PushbackIterator:
     return _known.setdefault(id(iterator), PushbackIterator(iterator))
 
 
-class Streamed(SourceFeed):
+class Streamed(SourceFeed, AbstractContextManager["Streamed"]):
     """Batches from the host, stacked for a whole call and sent to the device by a thread that is one call ahead.
 
     `source` is a pytree of arrays or of anything that takes `source[indices]` (a memory map, an archive), a
@@ -248,13 +209,21 @@ class Streamed(SourceFeed):
             self._source: ShuffledBatches | IterableBatches = source
         elif isinstance(source, Iterator):
             self._source = IteratorBatches(source, batch_size)
+        elif not callable(source):
+            length = feed.common_length(source) if samples is None else samples
+            self._source = ShuffledBatches(
+                lambda indices: jax.tree.map(lambda leaf: leaf[indices], source),
+                Order(length, batch_size, seed, remainder),
+            )
+        elif samples is not None:
+            self._source = ShuffledBatches(source, Order(samples, batch_size, seed, remainder))
         else:
-            self._source = ShuffledBatches.of(source, batch_size, samples, seed, remainder)
+            raise DataError("a function of indices does not tell how many samples there are: give `samples`")
         super().__init__(self._source, batch_size, seed, transform, sharding)
-        self._form = describe_batch(self._source.example(), batch_size)
+        self._form = feed.describe_batch(self._source.example(), batch_size)
         size: int = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self._form))
         self.longest_call = max(1, buffer_bytes // max(1, size))
-        self._placement = placement_like(sharding, (None, *sharding.spec) if sharding else ())
+        self._placement = feed.placement_like(sharding, (None, *sharding.spec) if sharding else ())
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hotloop-feed")
         self._next: tuple[tuple[int, int], Future[Batch]] | None = None
         self.sent = 0
@@ -267,12 +236,11 @@ class Streamed(SourceFeed):
 
         Never more than one piece is in the making and one in use. What goes wrong there is raised here.
         """
-        prepared, self._next = self._next, None
-        if prepared is not None and prepared[0] == (first, count):
-            future = prepared[1]
-        else:
-            if prepared is not None:
-                prepared[1].cancel()
+        place, future = self._next or (None, None)
+        self._next = None
+        if future is None or place != (first, count):
+            if future is not None:
+                future.cancel()
             future = self._pool.submit(self._stack, first, count)
         batches = future.result()
         self.sent = first + count
@@ -281,8 +249,6 @@ class Streamed(SourceFeed):
         return {"batches": batches, "finish": self.finish_arguments(first)}
 
     def like(self, count: int) -> Any:
-        """Nothing is read for it."""
-
         def stacked(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
             dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
             return jax.ShapeDtypeStruct((count, *leaf.shape), dtype, sharding=self._placement)  # type: ignore[no-untyped-call]
@@ -297,8 +263,7 @@ class Streamed(SourceFeed):
 
     @property
     def signature(self) -> Any:
-        """As that of `Resident`."""
-        return describe_forms(self._form), self.longest_call, self._transform, self._sharding
+        return feed.describe_forms(self._form), self.longest_call, self._transform, self._sharding
 
     def keeps(self, name: str) -> bool:
         """Does the update see the array `name` of a batch as it comes?"""
@@ -309,17 +274,14 @@ class Streamed(SourceFeed):
         self._next = None
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def __enter__(self) -> "Streamed":
-        return self
-
     def __exit__(self, *exception: object) -> None:
         self.close()
 
     def _stack(self, first: int, count: int) -> Batch:
         buffers = jax.tree.map(lambda leaf: np.empty((count, *leaf.shape), leaf.dtype), self._form)
         for step, batch in enumerate(self._source.batches(first, count)):
-            check_alike(batch, self._form, first + step)
-            check_fits_device(batch)
+            feed.check_alike(batch, self._form, first + step)
+            feed.check_fits_device(batch)
             for array, buffer in zip(jax.tree.leaves(batch), jax.tree.leaves(buffers), strict=True):
                 buffer[step] = array
             if self.look is not None:

@@ -21,41 +21,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hotloop.engine.checkpoint_folder import (
-    STOPPED,
-    DamagedStep,
-    HostArrays,
-    Keep,
-    KeepAll,
-    KeepBest,
-    KeepLast,
-    Manifest,
-    Metrics,
-    OwnSteps,
-    StoredLeaf,
-    check_files,
-    from_exact,
-    metrics_to_keep_by,
-    read_leaves,
-    read_whole,
-    remove_step,
-)
+from hotloop.engine import checkpoint_folder as steps
+from hotloop.engine.checkpoint_folder import DamagedStep, Keep, KeepAll, KeepLast, Manifest, StoredLeaf
 from hotloop.engine.interrupt import hold_stops
 from hotloop.engine.run import read_events
 from hotloop.errors import CheckpointError
 from hotloop.options import to_jsonable
-
-__all__ = [
-    "STOPPED",
-    "Checkpoints",
-    "Keep",
-    "KeepAll",
-    "KeepBest",
-    "KeepLast",
-    "Metrics",
-    "Restored",
-    "RunCheckpoints",
-]
 
 _VELOCITY, _MEAN_SQUARE = re.compile(r"/velocity/trace/"), re.compile(r"/rmsprop(_outside)?/nu/")
 _OF_OPTAX = re.compile(r"^(optimi[sz]er)/(?:inner/)?[a-z_]+/(mu|nu|trace|count)(?=/|$)")
@@ -70,7 +41,7 @@ class Restored:
     state: Any
     position: Mapping[str, Any]
     metrics: Mapping[str, Any]
-    skipped: list[str]
+    skipped: Sequence[str]
 
     def warn(self) -> "Restored":
         """The same, with those lines on standard error: for whoever keeps no records."""
@@ -101,7 +72,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         self.folder = Path(folder).absolute()
         self.keep = keep
         self._blank = Manifest(0, {}, {}, family=family, config=hash_config(config or {}))
-        self._ours = OwnSteps(self.folder, family, self._blank.config, shared)
+        self._ours = steps.OwnSteps(self.folder, family, self._blank.config, shared)
         self._writer = futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: futures.Future[None] | None = None
         atexit.register(self._complain)
@@ -129,19 +100,19 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             pending, self._pending = self._pending, None
             pending.result()
 
-    def close(self) -> None:
-        try:
-            self.wait()
-        finally:
-            self._writer.shutdown()
-            atexit.unregister(self._complain)
-
     def _complain(self) -> None:
         """At the program's end: a save that was never waited for must not fail in silence."""
         try:
             self.wait()
         except CheckpointError as error:
             print(f"warning: {error} (close the checkpoints before the program ends)", file=sys.stderr)
+
+    def close(self) -> None:
+        try:
+            self.wait()
+        finally:
+            self._writer.shutdown()
+            atexit.unregister(self._complain)
 
     def __exit__(self, *exception: object) -> None:
         self.close()
@@ -155,7 +126,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         found = []
         for step, folder in sorted(self._ours.find().items()):
             try:
-                read_whole(folder, step)
+                steps.read_whole(folder, step)
             except DamagedStep as error:
                 found.append(f"skipped step {step}: {error}")
         return found
@@ -166,14 +137,14 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
 
     def remove(self, step: int) -> None:
         """Delete one of these steps, unless somebody put files of their own into it."""
-        remove_step(self._ours.find()[step])
+        steps.remove_step(self._ours.find()[step])
 
     def metrics(self, step: int) -> Mapping[str, Any]:
         return self._ours.complete()[step].metrics
 
     def best(self) -> int | None:
         """The complete step with the best metric, as `KeepBest` ranks it."""
-        return self.keep.best(metrics_to_keep_by(self._ours.complete()))
+        return self.keep.best(steps.metrics_to_keep_by(self._ours.complete()))
 
     def restore(
         self,
@@ -186,9 +157,8 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         """The newest complete step (or the one asked for) with the tree, types and sharding of `like`.
 
         With `in_part` a step may hold more than `like` has: weights can be read without their optimiser. `check` is
-        handed a step's position; one that it cannot make sense of is that of a damaged step.
-        Damaged steps are skipped with a line each. A whole step that does not fit `like` is an error: the
-        model differs from the saved one, and an older step would hide it.
+        handed a step's position; one that it cannot make sense of is that of a damaged step. Those are skipped with a
+        line each. A whole step that does not fit `like` is an error: an older one would hide that the model differs.
         """
         self.wait()
         folders = self._ours.find()
@@ -202,13 +172,13 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         for number in sorted(folders, reverse=True):
             folder = folders[number]
             try:
-                manifest = read_whole(folder, number)
-                check_files(folder, manifest, contents=True)
+                manifest = steps.read_whole(folder, number)
+                steps.check_files(folder, manifest, contents=True)
                 self._check_fits(folder, manifest, like, in_part)
                 # orbax reads in an event loop, which answers an exception from elsewhere with a traceback.
                 with hold_stops():
-                    arrays = read_leaves(folder, manifest)
-                position = from_exact(manifest.position)
+                    arrays = steps.read_leaves(folder, manifest)
+                position = steps.from_exact(manifest.position)
                 try:
                     if check is not None:
                         check(position)
@@ -246,7 +216,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             held |= {name: leaf for name, leaf in manifest.leaves.items() if name not in known}
         if reason := explain_mismatch(held, like):
             with hold_stops():
-                read_leaves(folder, manifest)  # or the manifest is what is wrong
+                steps.read_leaves(folder, manifest)  # or the manifest is what is wrong
             other = " (it was saved with another config)" if manifest.config != self._blank.config else ""
             raise CheckpointError(
                 f"{folder} does not fit this model{other}: {reason}; use the config it was saved with"
@@ -317,7 +287,7 @@ def leaf_form(leaf: Any) -> StoredLeaf:
     return StoredLeaf(str(getattr(leaf, "dtype", type(leaf).__name__)), tuple(getattr(leaf, "shape", ())), "")
 
 
-def snapshot(state: Any) -> tuple[HostArrays, dict[str, StoredLeaf]]:
+def snapshot(state: Any) -> tuple[steps.HostArrays, dict[str, StoredLeaf]]:
     """Host copies of every leaf, by path, and their forms; the state may be donated right afterwards."""
     leaves = named_leaves(state)
     forms = {name: leaf_form(leaf) for name, leaf in leaves.items()}
@@ -377,21 +347,13 @@ def find_leaves(stored: Mapping[str, StoredLeaf], like: Any, format: int) -> dic
 def explain_mismatch(leaves: Mapping[str, StoredLeaf], like: Any) -> str | None:
     """Why a checkpoint with these leaves cannot become a state like `like`; None if it can."""
     wanted = {name: leaf_form(leaf) for name, leaf in named_leaves(like).items()}
-    reasons = [
-        f"leaf {name} is {wanted[name]} here but not in the checkpoint"
-        for name in wanted
-        if name not in leaves
-    ]
-    reasons += [
-        f"leaf {name} ({leaf}) of the checkpoint is not in this state"
-        for name, leaf in leaves.items()
-        if name not in wanted
-    ]
-    reasons += [
-        f"leaf {name} is {leaves[name]} in the checkpoint but {wanted[name]} here"
-        for name in wanted
-        if name in leaves and replace(leaves[name], checksum="") != wanted[name]
-    ]
-    if not reasons:
-        return None
-    return reasons[0] + (f" (and {len(reasons) - 1} more leaves differ)" if len(reasons) > 1 else "")
+    absent = [name for name in wanted if name not in leaves]
+    reasons = [f"leaf {name} is {wanted[name]} here but not in the checkpoint" for name in absent]
+    for name, leaf in leaves.items():
+        if name not in wanted:
+            reasons.append(f"leaf {name} ({leaf}) of the checkpoint is not in this state")
+    for name, leaf in wanted.items():
+        if name in leaves and replace(leaves[name], checksum="") != leaf:
+            reasons.append(f"leaf {name} is {leaves[name]} in the checkpoint but {leaf} here")
+    more = f" (and {len(reasons) - 1} more leaves differ)" if len(reasons) > 1 else ""
+    return reasons[0] + more if reasons else None

@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -54,17 +55,11 @@ class Keep:
         raise NotImplementedError
 
     def best(self, metrics: Metrics) -> int | None:
-        """The best step by this rule's metric; None if it has none or no step reports it."""
+        """None if the rule has no metric or no step reports it."""
         return None
 
     def __or__(self, other: "Keep") -> "Keep":
         return Either(self, other)
-
-
-@dataclass(frozen=True)
-class KeepAll(Keep):
-    def choose(self, metrics: Metrics) -> set[int]:
-        return set(metrics)
 
 
 @dataclass(frozen=True)
@@ -73,6 +68,9 @@ class KeepLast(Keep):
 
     def choose(self, metrics: Metrics) -> set[int]:
         return set(sorted(metrics)[-self.n :])
+
+
+KeepAll = partial(KeepLast, sys.maxsize)
 
 
 @dataclass(frozen=True)
@@ -149,11 +147,8 @@ class Manifest:
 
 def _list_files(folder: Path) -> dict[str, Path]:
     """Every file under a step folder except its manifest, by its relative name."""
-    found = {
-        path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if not path.is_dir()
-    }
-    found.pop(MANIFEST, None)
-    return found
+    files = (path for path in sorted(folder.rglob("*")) if not path.is_dir())
+    return {name: path for path in files if (name := path.relative_to(folder).as_posix()) != MANIFEST}
 
 
 def _checksum_file(path: Path) -> str:
@@ -206,11 +201,9 @@ def read_manifest(folder: Path) -> Manifest:
         texts += [text for leaf in leaves.values() for text in (leaf.dtype, leaf.checksum)]
         counts = [made.step, *(file.size for file in files.values())]
         counts += [size for leaf in leaves.values() for size in leaf.shape]
-        if not all(isinstance(text, str) for text in texts):
-            raise TypeError
-        if not all(type(count) is int and count >= 0 for count in counts):
-            raise TypeError
-        if not isinstance(made.position, dict) or not isinstance(made.metrics, dict):
+        right = all(isinstance(text, str) for text in texts)
+        right &= all(type(count) is int and count >= 0 for count in counts)
+        if not (right and isinstance(made.position, dict) and isinstance(made.metrics, dict)):
             raise TypeError
         from_exact(made.position)
     except (AttributeError, KeyError, TypeError, ValueError):
@@ -230,24 +223,20 @@ def check_files(folder: Path, manifest: Manifest, *, contents: bool = False) -> 
         except OSError as error:
             raise DamagedStep(f"{found[name]} cannot be read: {error.strerror}") from None
         if size != stored.size:
-            raise DamagedStep(
-                f"{folder / name} has {size} bytes, {stored.size} were written: it is truncated or altered"
-            )
+            wrong = f"has {size} bytes, {stored.size} were written: it is truncated or altered"
+            raise DamagedStep(f"{folder / name} {wrong}")
         if altered:
-            raise DamagedStep(
-                f"{folder / name} does not match its checksum: at least one byte changed on disk"
-            )
+            wrong = "does not match its checksum: at least one byte changed on disk"
+            raise DamagedStep(f"{folder / name} {wrong}")
 
 
 def from_exact(value: Any) -> Any:
     """A position as it was saved: NaN and infinity, which JSON has not, stand there as `{"float": "nan"}`."""
     if isinstance(value, list):
         return [from_exact(item) for item in value]
-    if isinstance(value, dict):
-        return (
-            float(value["float"]) if set(value) == {"float"} else {k: from_exact(v) for k, v in value.items()}
-        )
-    return value
+    if not isinstance(value, dict):
+        return value
+    return float(value["float"]) if set(value) == {"float"} else {k: from_exact(v) for k, v in value.items()}
 
 
 def find_steps(folder: Path, mark: str = "") -> dict[int, Path]:
@@ -315,11 +304,15 @@ class OwnSteps:
 
     def write(self, note: Manifest, arrays: HostArrays, keep: Keep) -> None:
         """Write a step so that it is whole or not there, then delete those that the rule lets go."""
-        temporary = temporary_folder(self.folder, note.step)
+        temporary = self.folder / f"{_TEMPORARY}{note.step}-{secrets.token_hex(4)}"
         try:
-            if not self._cleaned:
-                self._remove_leftovers()
-                self._cleaned = True
+            # What a killed process left half written goes; what a living one holds, or others put there, stays.
+            for left in () if self._cleaned else [*filter(Path.is_dir, self.folder.glob(f"{_TEMPORARY}*"))]:
+                names = {path.name.partition(".orbax")[0] for path in left.iterdir()}
+                with suppress(BlockingIOError), hold_lock(left):
+                    if names <= {ARRAYS, MANIFEST}:
+                        shutil.rmtree(left)
+            self._cleaned = True
             temporary.mkdir(parents=True)
             with hold_lock(temporary):
                 write_step(temporary, note, arrays)
@@ -347,34 +340,14 @@ class OwnSteps:
                 f"cannot write step {note.step} in {self.folder}: {one_line(error)}; earlier steps are whole"
             ) from error
 
-    def _remove_leftovers(self) -> None:
-        """Delete what a killed process left half written; what a living one holds, or others put there, stays."""
-        for left in filter(Path.is_dir, self.folder.glob(f"{_TEMPORARY}*")):
-            names = {path.name.partition(".orbax")[0] for path in left.iterdir()}
-            with suppress(BlockingIOError), hold_lock(left):
-                if names <= {ARRAYS, MANIFEST}:
-                    shutil.rmtree(left)
-
-
-def temporary_folder(folder: Path, step: int) -> Path:
-    """A name of its own for a step that is being written or deleted."""
-    return folder / f"{_TEMPORARY}{step}-{secrets.token_hex(4)}"
-
-
-def is_ours_alone(folder: Path) -> bool:
-    """Whether the folder is a step of ours that holds nothing else, so that it may be deleted."""
-    try:
-        return set(_list_files(folder)) <= set(read_manifest(folder).files) and not folder.is_symlink()
-    except CheckpointError:
-        return False
-
 
 def remove_step(folder: Path) -> None:
-    """Delete a step, unless somebody put files of their own into it."""
-    if is_ours_alone(folder):
-        doomed = temporary_folder(folder.parent, int(folder.name.partition("-")[0]))
-        folder.rename(doomed)
-        shutil.rmtree(doomed)
+    """Delete a step of ours, unless somebody put files of their own into it."""
+    with suppress(CheckpointError):
+        if set(_list_files(folder)) <= set(read_manifest(folder).files) and not folder.is_symlink():
+            doomed = folder.with_name(f"{_TEMPORARY}{folder.name}-{secrets.token_hex(4)}")
+            folder.rename(doomed)
+            shutil.rmtree(doomed)
 
 
 def _sync(path: Path) -> None:
@@ -430,7 +403,19 @@ def read_leaves(folder: Path, manifest: Manifest) -> HostArrays:
     filled = {name: leaf for name, leaf in manifest.leaves.items() if 0 not in leaf.shape}
     if manifest.files and not filled:
         raise DamagedStep(f"{folder} holds arrays, and its manifest names none")
-    arrays = _read_filled(folder / ARRAYS, [*filled]) if filled else {}
+    arrays = {}
+    if filled:
+        import orbax.checkpoint as orbax
+
+        as_numpy = {name: orbax.RestoreArgs(restore_type=np.ndarray) for name in filled}
+        try:
+            with _checkpointer() as checkpointer:
+                arrays = checkpointer.restore(
+                    folder / ARRAYS, args=orbax.args.PyTreeRestore(restore_args=as_numpy)
+                )
+            arrays = {name: np.asarray(arrays[name]) for name in filled}
+        except Exception as error:
+            raise DamagedStep(f"{folder / ARRAYS} cannot be read by orbax: {one_line(error)}") from error
     for name, leaf in filled.items():
         array = arrays[name]
         # A random key or a plain number is stored as an array of another form.
@@ -439,18 +424,6 @@ def read_leaves(folder: Path, manifest: Manifest) -> HostArrays:
         if not is_stored or _checksum_array(array) != leaf.checksum:
             raise DamagedStep(f"leaf {name} of {folder} does not match its checksum")
     return arrays
-
-
-def _read_filled(folder: Path, names: list[str]) -> HostArrays:
-    import orbax.checkpoint as orbax
-
-    as_numpy = {name: orbax.RestoreArgs(restore_type=np.ndarray) for name in names}
-    try:
-        with _checkpointer() as checkpointer:
-            arrays = checkpointer.restore(folder, args=orbax.args.PyTreeRestore(restore_args=as_numpy))
-        return {name: np.asarray(arrays[name]) for name in names}
-    except Exception as error:
-        raise DamagedStep(f"{folder} cannot be read by orbax: {one_line(error)}") from error
 
 
 @contextmanager
@@ -465,8 +438,11 @@ def _checkpointer() -> Iterator[Any]:
         if str(raised.exc_value) != "Event loop is closed":
             before(raised)
 
+    def not_orbax(record: logging.LogRecord) -> bool:
+        return "orbax" not in record.pathname
+
     logger = logging.getLogger("absl")
-    logger.addFilter(_not_orbax)
+    logger.addFilter(not_orbax)
     logging.getLogger("asyncio").addFilter(_not_given_up)  # for good: it speaks when the garbage is collected
     sys.unraisablehook = unless_too_late
     try:
@@ -477,11 +453,7 @@ def _checkpointer() -> Iterator[Any]:
             yield writer
         sys.unraisablehook = before  # after an error it stays: what was under way comes back at any time
     finally:
-        logger.removeFilter(_not_orbax)
-
-
-def _not_orbax(record: logging.LogRecord) -> bool:
-    return "orbax" not in record.pathname
+        logger.removeFilter(not_orbax)
 
 
 def _not_given_up(record: logging.LogRecord) -> bool:

@@ -20,7 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from hotloop.engine.batch_sources import InputEnded
-from hotloop.engine.checkpoint import STOPPED, Checkpoints, Restored
+from hotloop.engine.checkpoint import Checkpoints, Restored
+from hotloop.engine.checkpoint_folder import STOPPED
 from hotloop.engine.interrupt import Interrupted, StopRequest, note_stops
 from hotloop.engine.loop import CallMetrics, Program, State, copy_state
 from hotloop.engine.measure import trace_program, write_program_report
@@ -336,7 +337,7 @@ class _Driver:
             first, count, waiting, began = self.flight.popleft()
             waiting.wait()
             now = time.perf_counter()
-            metrics = waiting.fetch()
+            metrics = dict(waiting)
             # A piece that was sent while the one before it ran began when that one ended.
             seconds, self.free_since = now - max(began, self.free_since), now
             self.pieces.learn(count, seconds)
@@ -433,11 +434,9 @@ class _Driver:
         raise Interrupted(text, done, number)
 
     def _advise(self) -> str:
-        steps = []
+        kept = "no checkpoint was written before"
         if self.checkpoints is not None:
             self.checkpoints.wait()
-            steps = self.checkpoints.steps()
-        kept = (
-            f"the last good checkpoint is step {steps[-1]}" if steps else "no checkpoint was written before"
-        )
+            if steps := self.checkpoints.steps():
+                kept = f"the last good checkpoint is step {steps[-1]}"
         return f"lower the learning rate or scale the loss; {kept}"

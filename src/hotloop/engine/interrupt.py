@@ -1,11 +1,10 @@
 """Ctrl-C, SIGTERM and SIGHUP: what the first one does depends on where the process is, the second ends it at once.
 
-While a command starts there is nothing to tidy up, and it leaves with one line (`leave_at_once`). While it works,
-`Stopped` is raised in the main thread, so that records are closed and children ended (`raise_stops`). While a plan is
-driven it is a request, heard at the end of a piece (`note_stops`). Signals are read by a thread, because Python's own
-handlers wait until the main thread comes back from the compiled call or the compiler, and "at once" must not. A
-signal that the parent process ignores (nohup, a background job) stays ignored. It must not know what is interrupted,
-and imports next to nothing, since it is there before everything else.
+While a command starts it leaves with one line (`leave_at_once`). While it works, `Stopped` is raised in the main
+thread, so that records are closed and children ended (`raise_stops`). While a plan is driven it is a request, heard at
+the end of a piece (`note_stops`). Signals are read by a thread, because Python's own handlers wait until the main
+thread comes back from compiled code, and "at once" must not. A signal that the parent process ignores (nohup, a
+background job) stays ignored. It imports next to nothing, since it is there before everything else.
 """
 
 import os
@@ -14,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from select import select
 from typing import Any, Literal
@@ -64,8 +63,7 @@ class _Listener(StopRequest):
         self.stays = False
         """Whether it listens until the process ends, which is then its own to end."""
         self.before_leaving: list[Callable[[], None]] = []
-        self._raised = False
-        self._answered = False
+        self.raised = self._answered = False
         self._echoes = 0
 
     def start(self) -> Callable[[], None]:
@@ -102,22 +100,20 @@ class _Listener(StopRequest):
 
     def raise_once(self) -> None:
         """Raise `Stopped` if a signal came and nobody was told of it yet."""
-        if self.number is not None and not self._raised:
-            self._raised = True
+        if self.number is not None and not self.raised:
+            self.raised = True
             raise Stopped(f"stopped by {name_of(self.number)}", self.number)
 
     def raise_again(self) -> None:
         """`Stopped` came where Python drops exceptions (a finaliser, a callback of the collector): once more."""
-        self._raised = False
+        self.raised = False
         self._echoes += 1
-
-        def again() -> None:
-            time.sleep(0.1)  # until the finaliser has ended
-            main = threading.main_thread().ident
-            assert main is not None
-            signal.pthread_kill(main, self.number or signal.SIGINT)
-
-        threading.Thread(target=again, daemon=True).start()
+        main = threading.main_thread().ident
+        assert main is not None
+        # Late enough for the finaliser to have ended.
+        again = threading.Timer(0.1, signal.pthread_kill, (main, self.number or signal.SIGINT))
+        again.daemon = True
+        again.start()
 
     def _listen(self, reader: int) -> None:
         while number := os.read(reader, 1):
@@ -128,7 +124,8 @@ class _Listener(StopRequest):
                 time.sleep(TOGETHER)
                 while select([reader], [], [], 0)[0] and os.read(reader, 1):
                     pass
-                self._answer_first(number[0])
+                if not self.raised:  # or the main thread was quicker, and may be elsewhere by now
+                    self._answer_first(number[0])
             elif self._echoes:
                 self._echoes -= 1
             else:
@@ -136,25 +133,21 @@ class _Listener(StopRequest):
 
     def _answer_first(self, number: int) -> None:
         name = name_of(number)
-        if self._raised:  # the main thread was quicker, and may be elsewhere by now
-            return
         if self.answer == "leave":
-            _briefly(lambda: print(f"hotloop: error: stopped by {name}", file=sys.stderr, flush=True))
+            _briefly(lambda: print_to_stderr(f"hotloop: error: stopped by {name}"))
             self._leave(number)
         elif self.answer == "note":
-            _briefly(
-                lambda: self.say(
-                    f"{name}: finishing the running piece, then saving. Once more leaves at once."
-                )
-            )
+            text = f"{name}: finishing the running piece, then saving. Once more leaves at once."
+            _briefly(lambda: self.say(text))
         else:
 
             def explain_waiting() -> None:
-                time.sleep(PATIENCE)
-                if not self._raised:
+                if not self.raised:
                     self.say(f"{name}: stopping after what runs now. Once more leaves at once.")
 
-            threading.Thread(target=explain_waiting, daemon=True).start()
+            waiting = threading.Timer(PATIENCE, explain_waiting)
+            waiting.daemon = True
+            waiting.start()
 
     def _leave(self, number: int) -> None:
         for act in (*self.before_leaving, _kill_workers):
@@ -185,7 +178,8 @@ def _kill_workers() -> None:
             child.kill()
 
 
-def _to_stderr(text: str) -> None:
+def print_to_stderr(text: str) -> None:
+    """A line for people where standard output is for results."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -195,10 +189,19 @@ _listener: _Listener | None = None
 def listen() -> None:
     """Listen until the process ends, which is a command's own: the first thing it does."""
     global _listener
-    _listener = _Listener("leave", _to_stderr)
+    _listener = _Listener("leave", print_to_stderr)
     _listener.stays = True
     _listener.start()
-    os.register_at_fork(after_in_child=_forget_in_child)
+
+    def forget_in_child() -> None:  # its signals are not its parent's
+        global _listener
+        _listener = None
+        signal.set_wakeup_fd(-1)
+        for number in SIGNALS:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, signal.SIG_DFL)
+
+    os.register_at_fork(after_in_child=forget_in_child)
     listener, otherwise = _listener, sys.unraisablehook
 
     def hook(unraisable: Any) -> None:
@@ -210,18 +213,8 @@ def listen() -> None:
     sys.unraisablehook = hook
 
 
-def _forget_in_child() -> None:
-    """In a forked child: its signals are not its parent's."""
-    global _listener
-    _listener = None
-    signal.set_wakeup_fd(-1)
-    for number in SIGNALS:
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
-
-
 @contextmanager
-def _answer_with(answer: Answer, say: Callable[[str], None] = _to_stderr) -> Iterator[_Listener]:
+def _answer_with(answer: Answer, say: Callable[[str], None] = print_to_stderr) -> Iterator[_Listener]:
     """The process's listener, who answers so for a while; a new one where there is none.
 
     Off the main thread, where Python allows no handlers, nothing is ever heard.
@@ -248,15 +241,14 @@ def _answer_with(answer: Answer, say: Callable[[str], None] = _to_stderr) -> Ite
 
 
 @contextmanager
-def note_stops(say: Callable[[str], None] = _to_stderr) -> Iterator[StopRequest]:
+def note_stops(say: Callable[[str], None] = print_to_stderr) -> Iterator[StopRequest]:
     """Turn signals into a `StopRequest` while the context lasts; one that nobody saw is raised at its end."""
     with _answer_with("note", say) as listener:
         try:
             yield listener
         except BaseException:
-            listener._raised = (
-                listener.number is not None
-            )  # whoever was asked to stop does so, in words of their own
+            # Whoever was asked to stop does so, in words of their own.
+            listener.raised = listener.number is not None
             raise
         listener.raise_once()
 
@@ -267,34 +259,23 @@ def raise_stops() -> Iterator[None]:
     with _answer_with("raise") as listener:
         try:
             yield
-        except Stopped:
-            raise
         except Exception as error:
             # An error of others may be `Stopped` in other words: an import that it broke off, say.
-            if listener._raised and not isinstance(error, HotloopError):
+            if listener.raised and not isinstance(error, HotloopError):
                 assert listener.number is not None
                 raise Stopped(f"stopped by {name_of(listener.number)}", listener.number) from error
             raise
 
 
-@contextmanager
-def leave_at_once() -> Iterator[None]:
+def leave_at_once() -> AbstractContextManager[object]:
     """End the process at the first signal, if it is a command's own: nothing is open yet, and imports are fragile."""
-    if _listener is not None and _listener.stays:
-        with _answer_with("leave"):
-            yield
-    else:
-        yield
+    return _answer_with("leave") if _listener is not None and _listener.stays else nullcontext()
 
 
-@contextmanager
-def hold_stops() -> Iterator[None]:
+def hold_stops() -> AbstractContextManager[object]:
     """Let something be finished before `Stopped` is raised, where it would be."""
-    if _listener is None or _listener.answer != "raise":
-        yield
-        return
-    with _answer_with("note", lambda text: None):
-        yield
+    raises = _listener is not None and _listener.answer == "raise"
+    return _answer_with("note", lambda text: None) if raises else nullcontext()
 
 
 @contextmanager

@@ -19,17 +19,9 @@ import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding
 
+from hotloop.engine import feed as feeds
 from hotloop.engine.device import platform
-from hotloop.engine.feed import (
-    Batch,
-    Feed,
-    Gather,
-    check_split,
-    common_length,
-    gather_rows,
-    placement_like,
-    spread_batch,
-)
+from hotloop.engine.feed import Batch, Feed, Gather, gather_rows
 from hotloop.engine.keys import stream
 from hotloop.engine.progress import compiling
 from hotloop.errors import DataError, HotloopError
@@ -63,10 +55,6 @@ class CallMetrics(Mapping[str, "np.ndarray[Any, Any]"]):
         """Return when the call is done."""
         for buffer in self._buffers.values():
             buffer.block_until_ready()
-
-    def fetch(self) -> dict[str, "np.ndarray[Any, Any]"]:
-        """Every update's metrics, on the host."""
-        return {name: self[name] for name in self._buffers}
 
 
 class Program:
@@ -253,23 +241,23 @@ class Evaluation:
         gather: Gather = gather_rows,
         sharding: NamedSharding | None = None,
     ):
-        self.samples = common_length(data) if samples is None else samples
+        self.samples = feeds.common_length(data) if samples is None else samples
         if self.samples == 0:
             raise DataError("the data set is empty: there is nothing to evaluate")
         if batch_size < 1:
             raise DataError(f"batch size {batch_size}: must be at least 1")
         if sharding is not None:
-            check_split(sharding, batch_size)
+            feeds.check_split(sharding, batch_size)
         self.batch_size = batch_size if sharding else min(batch_size, self.samples)
         self.lower_seconds = self.compile_seconds = 0.0
         self.compiled: Any = None
         self._fn, self._gather, self._sharding = fn, gather, sharding
-        self._data = jax.device_put(data, placement_like(sharding, ()))
+        self._data = jax.device_put(data, feeds.placement_like(sharding, ()))
 
     def over(self, data: Any) -> "Evaluation":
         """The same computation over other data of the same shapes and types: nothing is compiled again."""
         other = copy(self)
-        other._data = jax.device_put(data, placement_like(self._sharding, ()))
+        other._data = jax.device_put(data, feeds.placement_like(self._sharding, ()))
         return other
 
     def compile(self, state: Any) -> None:
@@ -282,7 +270,7 @@ class Evaluation:
             def one(start: Array) -> Mapping[str, Array]:
                 places = start + jnp.arange(self.batch_size)
                 batch = self._gather(data, jnp.minimum(places, self.samples - 1))
-                return sums(state, spread_batch(batch, self._sharding), places < self.samples)
+                return sums(state, feeds.spread_batch(batch, self._sharding), places < self.samples)
 
             return jax.lax.map(one, jnp.arange(0, self.samples, self.batch_size))
 
@@ -315,7 +303,7 @@ def evaluate_batches(fn: PerSample, state: Any, batches: Iterable[Batch], batch_
     sums: list[Mapping[str, Any]] = []
     samples = 0
     for batch in batches:
-        count = common_length(batch)
+        count = feeds.common_length(batch)
         if count > batch_size:
             raise DataError(f"a batch of {count} samples: at most {batch_size} were announced")
         padded = pad_batch(batch, batch_size)

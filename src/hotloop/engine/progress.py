@@ -1,9 +1,7 @@
 """A progress bar on standard error, where that is a terminal; elsewhere a line after a long compilation.
 
-Commands and the Estimator show the same one. A bar that is opened while another is shown stands below it. While the
-compiler is at work the innermost bar says so, wherever in the engine that happens; where none is open nobody asked, and
-nothing is said. `Console` is whoever listens to a run or a benchmark: a terminal, a test, another command. It must not
-know what is under way, and imports no jax.
+A bar that is opened while another is shown stands below it. While the compiler is at work the innermost bar says so,
+wherever in the engine that happens; where none is open nobody asked, and nothing is said. It imports no jax.
 """
 
 import sys
@@ -12,9 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from hotloop.engine.interrupt import print_to_stderr
+
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
-    from rich.progress import ProgressColumn, Task, TaskID
+    from rich.progress import Task, TaskID
 
 Thing = TypeVar("Thing")
 SLOW = 3.0
@@ -62,30 +62,27 @@ class _Plain(Progress):
 class _Bar(Progress):
     def __init__(self, shown: "RichProgress", description: str, total: float | None):
         self._shown = shown
-        self._task: TaskID = shown.add_task(description, total=total, compiling_since=None)
+        self.task: TaskID = shown.add_task(description, total=total, compiling_since=None)
         self._done = 0.0
 
     def advance(self, amount: float = 1) -> None:
         self._done += amount
-        self._shown.advance(self._task, amount)
+        self._shown.advance(self.task, amount)
 
     def update(self, description: str) -> None:
-        self._shown.update(self._task, description=description)
+        self._shown.update(self.task, description=description)
 
     @contextmanager
     def compiling(self, recorded: bool) -> Iterator[None]:
         began = time.monotonic()
-        self._shown.update(self._task, compiling_since=began)
+        self._shown.update(self.task, compiling_since=began)
         try:
             yield
         finally:
             if time.monotonic() - began < QUICK:  # nothing was compiled
-                self._shown.update(self._task, compiling_since=None)
+                self._shown.update(self.task, compiling_since=None)
             else:  # estimates begin anew
-                self._shown.reset(self._task, completed=int(self._done), compiling_since=None)
-
-    def close(self) -> None:
-        self._shown.remove_task(self._task)
+                self._shown.reset(self.task, completed=int(self._done), compiling_since=None)
 
 
 _shown: "list[RichProgress]" = []
@@ -104,25 +101,22 @@ def show(
             yield plain
         return
     nested = bool(_shown)
-    with _display() as bars, attach_bar(_Bar(bars, description, total)) as bar:
+    with _display() as bars:
+        bar = _Bar(bars, description, total)
         try:
-            yield bar
+            with attach_bar(bar):
+                yield bar
         finally:
             if nested:  # the outermost goes with all that is shown, in its last state
-                bar.close()
+                bars.remove_task(bar.task)
+
+
+def hide(description: str, total: float | None = None) -> AbstractContextManager[Progress]:
+    return attach_bar(Progress())
 
 
 @contextmanager
-def hide(description: str, total: float | None = None) -> Iterator[Progress]:
-    with attach_bar(Progress()) as silent:
-        yield silent
-
-
-Bar = TypeVar("Bar", bound=Progress)
-
-
-@contextmanager
-def attach_bar(bar: Bar) -> Iterator[Bar]:
+def attach_bar(bar: Progress) -> Iterator[Progress]:
     """While the block runs, this is what hears of compilations."""
     _open.append(bar)
     try:
@@ -143,32 +137,14 @@ def advance_through(things: Iterable[Thing], bar: Progress) -> Iterator[Thing]:
         bar.advance()
 
 
-def print_to_stderr(text: str) -> None:
-    """A line for people where standard output is for results."""
-    print(text, file=sys.stderr, flush=True)
-
-
 @contextmanager
 def _display() -> "Iterator[RichProgress]":
     if _shown:
         yield _shown[0]
         return
     from rich.console import Console
-    from rich.progress import Progress as RichProgress
-
-    # Standard output is left alone where it is no terminal: rich would send its text to the terminal.
-    console, redirected = Console(stderr=True), sys.stdout.isatty()
-    with RichProgress(*_columns(), console=console, transient=True, redirect_stdout=redirected) as bars:
-        _shown.append(bars)
-        try:
-            yield bars
-        finally:
-            _shown.remove(bars)
-
-
-def _columns() -> "list[ProgressColumn]":
-    """What rich has by default, but that the compiler's seconds stand where no estimate can be."""
     from rich.progress import BarColumn, ProgressColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as RichProgress
     from rich.text import Text
 
     class Clock(ProgressColumn):
@@ -182,11 +158,19 @@ def _columns() -> "list[ProgressColumn]":
             since = task.fields["compiling_since"]
             return self._left(task) if since is None else Text(f"compiling {time.monotonic() - since:.0f} s")  # type: ignore[return-value]
 
-    return [TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), Clock()]
+    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), Clock()
+    # Standard output is left alone where it is no terminal: rich would send its text to the terminal.
+    console, redirected = Console(stderr=True), sys.stdout.isatty()
+    with RichProgress(*columns, console=console, transient=True, redirect_stdout=redirected) as bars:
+        _shown.append(bars)
+        try:
+            yield bars
+        finally:
+            _shown.remove(bars)
 
 
 class Console(Protocol):
-    """What a family's work says while it goes on."""
+    """Who listens to a run or a benchmark: a terminal, a test, another command."""
 
     def say(self, text: str) -> None:
         """A line for people."""

@@ -8,9 +8,7 @@ kill left before that holds nothing to lose, and the next run takes it over. It 
 import errno
 import fcntl
 import json
-import math
 import os
-import queue
 import re
 import threading
 import time
@@ -60,78 +58,56 @@ class Sink:
         """Flush and let go."""
 
 
-class _Guard:
-    """Lets a sink work, in a thread of its own if it has `patience`: then TimeoutError where it takes longer.
+class SinkGroup:
+    """Sinks that all see each record; one that fails, or takes longer than its patience, is left out, and `warn` told.
 
     A full disk, a network that is gone or a library whose own thread has died must cost a run seconds, never its end.
     """
 
-    def __init__(self, sink: Sink):
-        self.sink = sink
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], None], futures.Future[None]] | None] | None = None
-
-    def call(self, work: Callable[[], None]) -> None:
-        if self.sink.patience is None:
-            work()
-            return
-        if self._jobs is None:
-            jobs = self._jobs = queue.SimpleQueue()
-
-            def work_through() -> None:
-                while (job := jobs.get()) is not None:
-                    try:
-                        job[1].set_result(job[0]())
-                    except BaseException as error:
-                        job[1].set_exception(error)
-
-            # A daemon: the interpreter waits for any other thread before it leaves, for a stuck one for ever.
-            name = f"hotloop-{type(self.sink).__name__}"
-            threading.Thread(target=work_through, name=name, daemon=True).start()
-        done: futures.Future[None] = futures.Future()
-        self._jobs.put((work, done))
-        if not futures.wait([done], self.sink.patience).done:
-            raise TimeoutError(f"no answer in {self.sink.patience:g} seconds")
-        done.result()
-
-    def end(self) -> None:
-        """Wait for it no more; its thread ends once it answers, or with the process."""
-        if self._jobs is not None:
-            self._jobs.put(None)
-
-
-class SinkGroup:
-    """Sinks that all see each record; one that fails is left out, and `warn` told."""
-
     def __init__(self, sinks: Sequence[Sink], warn: Callable[[str], object]):
-        self._guards, self._warn = [*map(_Guard, sinks)], warn
-
-    def add(self, sink: Sink) -> None:
-        self._guards.append(_Guard(sink))
+        self._sinks, self._warn = [*sinks], warn
 
     def write(self, record: Record) -> None:
-        for guard in tuple(self._guards):
-            if guard not in self._guards:  # it failed at the warning about another one
+        for sink in tuple(self._sinks):
+            if sink not in self._sinks:  # it failed at the warning about another one
                 continue
             try:
-                guard.call(partial(guard.sink.write, record))
+                self._wait_for(sink, partial(sink.write, record))
             except Exception as error:  # a sink that fails must not cost the run
                 if not isinstance(error, TimeoutError):
                     with suppress(Exception):  # for its files' sake; what more goes wrong is no news
-                        guard.call(guard.sink.close)
-                self._drop(guard, error)
+                        self._wait_for(sink, sink.close)
+                self._drop(sink, error)
 
     def close(self) -> None:
-        for guard in tuple(self._guards):
+        for sink in tuple(self._sinks):
             try:
-                guard.call(guard.sink.close)
-                guard.end()
+                self._wait_for(sink, sink.close)
             except Exception as error:
-                self._drop(guard, error)
+                self._drop(sink, error)
 
-    def _drop(self, guard: _Guard, error: Exception) -> None:
-        guard.end()
-        self._guards.remove(guard)
-        self._warn(f"{type(guard.sink).__name__} failed and is off: {error}")
+    def _wait_for(self, sink: Sink, work: Callable[[], None]) -> None:
+        if sink.patience is None:
+            work()
+            return
+        done: futures.Future[None] = futures.Future()
+
+        def answer() -> None:
+            try:
+                work()
+                done.set_result(None)
+            except BaseException as error:
+                done.set_exception(error)
+
+        # A daemon: the interpreter waits for any other thread before it leaves, for a stuck one for ever.
+        threading.Thread(target=answer, name=f"hotloop-{type(sink).__name__}", daemon=True).start()
+        if not futures.wait([done], sink.patience).done:
+            raise TimeoutError(f"no answer in {sink.patience:g} seconds")
+        done.result()
+
+    def _drop(self, sink: Sink, error: Exception) -> None:
+        self._sinks.remove(sink)
+        self._warn(f"{type(sink).__name__} failed and is off: {error}")
 
 
 def compose_record(
@@ -140,21 +116,14 @@ def compose_record(
     """A record as JSON holds it; NaN and infinity become null and are named in `nonfinite`, as `some` in a list."""
     if taken := set(figures) & set(FRAME):
         raise ValueError(f"figures cannot be called {sorted(taken)}: every record has these already")
-
-    def any_nonfinite(value: Any) -> bool:
-        if isinstance(value, list | tuple):
-            return any(map(any_nonfinite, value))
-        return isinstance(value, float) and not math.isfinite(value)
-
-    frame = {"event": event, "update": update, "epoch": epoch, "time": time.time(), "elapsed": elapsed}
-    values = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in figures.items()}
-    odd = {
-        name: str(value) if isinstance(value, float) else "some"
-        for name, value in values.items()
-        if any_nonfinite(value)
-    }
-    record: dict[str, Any] = to_jsonable({**frame, **figures, **({"nonfinite": odd} if odd else {})})
-    return record
+    record = {"event": event, "update": update, "epoch": epoch, "time": time.time(), "elapsed": elapsed}
+    nonfinite: dict[str, str] = {}
+    for name, value in figures.items():
+        odd: list[float] = []
+        record[name] = to_jsonable(value, odd.append)
+        if odd and not isinstance(value, Mapping):
+            nonfinite[name] = str(odd[0]) if record[name] is None else "some"
+    return {**to_jsonable(record), **({"nonfinite": nonfinite} if nonfinite else {})}
 
 
 def default_path(family: str, root: str | Path = "results") -> Path:
@@ -201,11 +170,25 @@ class Run(AbstractContextManager["Run"]):
             held.callback(os.close, take_folder(path, resume))
             try:
                 _refuse_another_run(path, resume)
-                if not resume:
-                    drop_torn_line(path / RECORDS)  # what a kill left before its run's first record
                 now = to_jsonable(describe_environment() if environment is None else environment)
-                warnings = resume_warnings(path, config, now, may_differ, options) if resume else []
-                if not (resume and (path / "environment.json").exists()):
+                warnings = []
+                if resume:
+                    changed = check_options(path, config, may_differ, options)
+                    texts = [text for key, text in changed.items() if key != "resume"]
+                    warnings += [f"resumed with another config: {text}" for text in texts]
+                there = resume and (path / "environment.json").exists()
+                if there:
+                    differs = find_differences(read_json(path / "environment.json"), now)
+                    texts = [text for key, text in differs.items() if key in NUMERICS]
+                    warnings += [f"resumed elsewhere: {text}; last bits may differ" for text in texts]
+                elif resume and not is_only_begun(path):
+                    warnings.append(
+                        "environment.json was gone: if the run began elsewhere, last bits may differ"
+                    )
+                torn = drop_torn_line(path / RECORDS)
+                if torn and resume:  # or a kill left it before its run's first record
+                    warnings.append(f"dropped an unfinished record of {torn} bytes from events.jsonl")
+                if not there:
                     write_json(path / "environment.json", now)
                 write_json(path / "config.json", config)
                 self._events = os.open(path / RECORDS, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -220,10 +203,7 @@ class Run(AbstractContextManager["Run"]):
             self.event("start", command=command, folder=str(path), resumed=resume, process=os.getpid())
             for message in warnings:
                 self.event("warning", message=message, resumed=True)
-            self._held: ExitStack | None = held.pop_all()
-
-    def add_sink(self, sink: Sink) -> None:
-        self._sinks.add(sink)
+            self._held = held.pop_all()
 
     def reach(self, update: int, epoch: float) -> None:
         """The training stands here: records that are given no place of their own are of this one."""
@@ -258,10 +238,9 @@ class Run(AbstractContextManager["Run"]):
 
     def close(self, status: str = "finished", **figures: Any) -> None:
         """Append the `end` record, close the sinks and let go of the folder; a second call does nothing."""
-        if self._held is None:
-            return
-        held, self._held = self._held, None
-        with hold_stops(), held:
+        with hold_stops(), self._held.pop_all():
+            if self not in OPEN:
+                return
             try:
                 try:
                     self.event("end", status=status, **figures)
@@ -340,9 +319,7 @@ def check_makeable(path: Path, what: str = "the run folder") -> None:
     try:
         os.fspath(path.absolute()).encode()
         check_can_make(path)
-    except (
-        UnicodeEncodeError
-    ):  # only the file system understands it: the first checkpoint would fail, all work done
+    except UnicodeEncodeError:  # the first checkpoint would fail, all work done
         raise RunError(f"cannot make {what} {path}: the path is no UTF-8 text; choose another one") from None
     except OSError as error:
         raise RunError(f"cannot make {what} {path}: {error.strerror}; choose another one") from None
@@ -380,15 +357,10 @@ def is_only_begun(path: Path) -> bool:
 
 def is_held(path: Path) -> bool:
     try:
-        lock = os.open(path / LOCK, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(lock)
+        with (path / LOCK).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
     return False
 
 
@@ -420,27 +392,6 @@ def read_config(path: str | Path, family: str, needed: Mapping[str, type]) -> di
     return config
 
 
-def resume_warnings(
-    path: Path,
-    config: Mapping[str, Any],
-    environment: Mapping[str, Any],
-    may_differ: Collection[str],
-    options: type[Any] | None = None,
-) -> list[str]:
-    """Make an earlier run ready to go on; what changed that may, one line each. What may not is an error."""
-    changed = check_options(path, config, may_differ, options)
-    lines = [f"resumed with another config: {text}" for key, text in changed.items() if key != "resume"]
-    if (path / "environment.json").exists():
-        then = read_json(path / "environment.json")
-        numerics = {key: text for key, text in find_differences(then, environment).items() if key in NUMERICS}
-        lines += [f"resumed elsewhere: {text}; last bits may differ" for text in numerics.values()]
-    elif not is_only_begun(path):
-        lines.append("environment.json was gone: if the run began elsewhere, last bits may differ")
-    if torn := drop_torn_line(path / RECORDS):
-        lines.append(f"dropped an unfinished record of {torn} bytes from events.jsonl")
-    return lines
-
-
 def check_options(
     path: Path, config: Mapping[str, Any], may_differ: Collection[str], options: type[Any] | None = None
 ) -> dict[str, str]:
@@ -460,8 +411,8 @@ def check_options(
 
 def find_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str]:
     """Each key whose value changed, with `key: old -> new`."""
-    keys = sorted(key for key in {*old, *new} if old.get(key) != new.get(key) or (key in old) != (key in new))
-    return {key: f"{key}: {old.get(key, 'absent')} -> {new.get(key, 'absent')}" for key in keys}
+    changed = [key for key in sorted({*old, *new}) if old.get(key, ...) != new.get(key, ...)]
+    return {key: f"{key}: {old.get(key, 'absent')} -> {new.get(key, 'absent')}" for key in changed}
 
 
 def write_json(path: str | Path, value: Any) -> None:
@@ -507,7 +458,6 @@ def read_events(path: str | Path) -> Iterator[dict[str, Any]]:
             record = parse_json(line)
         except ValueError:
             raise RunError(f"{path} line {number} is not a JSON record: the file was altered") from None
-        wrong = ""
         if not isinstance(record, dict):
             wrong = "no object"
         elif not isinstance(record.get("event"), str):
@@ -515,10 +465,11 @@ def read_events(path: str | Path) -> Iterator[dict[str, Any]]:
         elif not _is_whole(record.get("update")):
             wrong = "no 'update'"
         else:
-            for key in ("epoch", "time", "elapsed"):
-                value = record.get(key, 0)
-                if not isinstance(value, float) and not _is_whole(value):
-                    wrong = wrong or f"{key!r} is no number"
+            numbers = {key: record.get(key, 0) for key in ("epoch", "time", "elapsed")}
+            odd = [
+                key for key, value in numbers.items() if not (_is_whole(value) or isinstance(value, float))
+            ]
+            wrong = f"{odd[0]!r} is no number" if odd else ""
         if wrong:
             raise RunError(
                 f"{path} line {number} is not the record of an event ({wrong}): the file was altered"

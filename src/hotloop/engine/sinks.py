@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from io import FileIO
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from hotloop.engine.run import FRAME, Record, Sink, SinkGroup, compose_record, write_all
+from hotloop.engine.run import FRAME, Record, Run, Sink, SinkGroup, compose_record, write_all
 from hotloop.errors import MissingExtra
 
 SHOWN = ("start", "resume", "compile", "log", "validation", "warning", "profile", "sweep", "end")
@@ -81,21 +81,22 @@ class TensorBoardSink(Sink):
         self._file: FileIO | None = None
 
     def write(self, record: Record) -> None:
-        if record["event"] in _CURVES:
-            for tag, value in _numbers(record).items():
-                point = {"summary": self._scalar(tag, value), "step": record["update"]}
-                self._append(self._event(wall_time=record["time"], **point))
-
-    def _append(self, event: Any) -> None:
+        if record["event"] not in _CURVES:
+            return
+        events = []
         if self._file is None:
             self._folder.mkdir(parents=True, exist_ok=True)
             name = f"events.out.tfevents.{time.time():.0f}.{os.uname().nodename}.{os.getpid()}"
             self._file = (self._folder / name).open("ab", buffering=0)
-            self._append(self._event(wall_time=time.time(), file_version="brain.Event:2"))
-        data = event.SerializeToString()
-        length = struct.pack("<Q", len(data))
-        checksums = [struct.pack("<I", self._checksum(part)) for part in (length, data)]
-        write_all(self._file.fileno(), length + checksums[0] + data + checksums[1])
+            events.append(self._event(wall_time=time.time(), file_version="brain.Event:2"))
+        for tag, value in _numbers(record).items():
+            point = {"summary": self._scalar(tag, value), "step": record["update"]}
+            events.append(self._event(wall_time=record["time"], **point))
+        for event in events:
+            data = event.SerializeToString()
+            length = struct.pack("<Q", len(data))
+            checksums = [struct.pack("<I", self._checksum(part)) for part in (length, data)]
+            write_all(self._file.fileno(), length + checksums[0] + data + checksums[1])
 
     def close(self) -> None:
         if self._file is not None:
@@ -124,13 +125,8 @@ class WandbSink(Sink):
             raise MissingExtra("wandb", "wandb", "logging to Weights & Biases") from None
         self._wandb: Any = wandb
         self._run: Any = None
-        self._about: dict[str, Any] = {
-            "project": project,
-            "name": name,
-            "config": dict(config),
-            "dir": str(folder),
-            "settings": {"init_timeout": 20},
-        }
+        self._about: dict[str, Any] = {"project": project, "name": name, "config": dict(config)}
+        self._about |= {"dir": str(folder), "settings": {"init_timeout": 20}}
         if tags:
             self._about["tags"] = list(tags)
 
@@ -140,9 +136,7 @@ class WandbSink(Sink):
         if self._run is None:
             try:
                 self._run = self._wandb.init(**self._about)
-            except (
-                Exception
-            ):  # no key, no network, no service: the errors differ by version, the answer does not
+            except Exception:  # no key, network or service: the errors differ by version, the answer does not
                 self._run = self._wandb.init(**self._about, mode="offline")
         # Not as its own step: it drops what comes with an earlier one, as a validation after training does.
         self._run.log({**_numbers(record), "update": record["update"], "epoch": record["epoch"]})
@@ -150,15 +144,6 @@ class WandbSink(Sink):
     def close(self) -> None:
         if self._run is not None:
             self._run.finish()
-
-
-class Recorder(Protocol):
-    """Who is told what happens: a run with its folder, or an announcer."""
-
-    def event(
-        self, event: str, *, update: int | None = None, epoch: float | None = None, **figures: Any
-    ) -> dict[str, Any]:
-        """Take one record."""
 
 
 class Announcer(AbstractContextManager["Announcer"]):
@@ -178,6 +163,10 @@ class Announcer(AbstractContextManager["Announcer"]):
 
     def __exit__(self, *exception: object) -> None:
         self._sinks.close()
+
+
+Recorder = Run | Announcer
+"""Who is told what happens."""
 
 
 def console_line(record: Record) -> str:
@@ -214,39 +203,30 @@ def format_fixed(value: float, digits: int = 6) -> str:
 
 
 def _figures(record: Record) -> Iterator[str]:
-    aligned = record["event"] == "log"
-    odd = record.get("nonfinite", {})
-    for name in sorted((name for name in record if name not in FRAME), key=_rank):
+    """`validation RMSE: 0.91` and so on."""
+
+    def rank(name: str) -> int:
+        # Loss, accuracies, other metrics in the order of the record, then what is usual at the end.
+        if name in LAST:
+            return 3 + LAST.index(name)
+        return 0 if name.rpartition("_")[2] == "loss" else 1 if PER_CENT.fullmatch(name) else 2
+
+    aligned, odd = record["event"] == "log", record.get("nonfinite", {})
+    for name in sorted((name for name in record if name not in FRAME), key=rank):
         value = odd.get(name, record[name])
         if value is None or isinstance(value, list | dict):
             continue
+        is_share = PER_CENT.fullmatch(name) is not None
+        if isinstance(value, str | bool):
+            text = str(value)
+        elif is_share:
+            text = f"{100 * value:.2f}"
+        elif isinstance(value, int) and name != "learning_rate":
+            text = f"{value:,}"
+        else:
+            text = format_fixed(value, 4 if name == "learning_rate" else 6)
+        label = LABELS.get(name) or ACRONYMS.sub(lambda word: word[0].upper(), name.replace("_", " "))
         read = READ.get(name.rpartition("_")[2])
         colon = "" if read and record["event"] not in read else ":"
-        width = (SHARE if _is_share(name) else FIGURE) if aligned else 0
-        yield f"{_label(name)}{colon} {_text(name, value):>{width}}{' %' if _is_share(name) else UNITS.get(name, '')}"
-
-
-def _label(name: str) -> str:
-    """`validation_rmse` is `validation RMSE`."""
-    return LABELS.get(name) or ACRONYMS.sub(lambda word: word[0].upper(), name.replace("_", " "))
-
-
-def _rank(name: str) -> int:
-    """Loss, accuracies, other metrics in the order of the record, then what is usual at the end."""
-    if name in LAST:
-        return 3 + LAST.index(name)
-    return 0 if name.rpartition("_")[2] == "loss" else 1 if _is_share(name) else 2
-
-
-def _is_share(name: str) -> bool:
-    return PER_CENT.fullmatch(name) is not None
-
-
-def _text(name: str, value: Any) -> str:
-    if isinstance(value, str | bool):
-        return str(value)
-    if _is_share(name):
-        return f"{100 * value:.2f}"
-    if name == "learning_rate":
-        return format_fixed(value, 4)
-    return f"{value:,}" if isinstance(value, int) else format_fixed(value)
+        width = (SHARE if is_share else FIGURE) if aligned else 0
+        yield f"{label}{colon} {text:>{width}}{' %' if is_share else UNITS.get(name, '')}"

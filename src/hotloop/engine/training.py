@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
-from hotloop.engine.checkpoint import Checkpoints, Keep, KeepLast, Restored
+from hotloop.engine.checkpoint import Checkpoints, Restored
+from hotloop.engine.checkpoint_folder import Keep, KeepLast
 from hotloop.engine.drive import Callbacks, check_position, drive
+from hotloop.engine.interrupt import print_to_stderr
 from hotloop.engine.loop import Program, State, copy_state
 from hotloop.engine.measure import find_report_folder
 from hotloop.engine.plan import Plan
-from hotloop.engine.progress import Console, Show, print_to_stderr, show
+from hotloop.engine.progress import Console, Show, show
 from hotloop.engine.run import Run, Sink, check_free
 from hotloop.engine.sinks import ConsoleSink
 

@@ -8,7 +8,8 @@ import jax
 import numpy as np
 
 from hotloop.data.rating_matrix import build_matrix
-from hotloop.engine.checkpoint import Checkpoints, KeepAll
+from hotloop.engine.checkpoint import Checkpoints
+from hotloop.engine.checkpoint_folder import KeepAll
 from hotloop.engine.run import write_json
 from hotloop.families.recommender import config, model, saved_run
 from hotloop.families.recommender.commands_config import FAMILY

@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 
 from hotloop.data.rating_matrix import build_matrix
-from hotloop.engine.checkpoint import Checkpoints, KeepLast
+from hotloop.engine.checkpoint import Checkpoints
+from hotloop.engine.checkpoint_folder import KeepLast
 from hotloop.engine.device import setup
 from hotloop.engine.drive import Diverged, Interrupted
 from hotloop.engine.run import Run, current_records, read_events

@@ -15,7 +15,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from hotloop.engine.checkpoint import Checkpoints, KeepAll
+from hotloop.engine.checkpoint import Checkpoints
+from hotloop.engine.checkpoint_folder import KeepAll
 from hotloop.engine.progress import Console
 from hotloop.errors import CheckpointError, DataError, MissingExtra, OptionError
 from hotloop.families.cnn.command_options import ImportConfig

@@ -16,7 +16,8 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from hotloop.engine.checkpoint import Keep, KeepBest, KeepLast, Restored
+from hotloop.engine.checkpoint import Restored
+from hotloop.engine.checkpoint_folder import Keep, KeepBest, KeepLast
 from hotloop.engine.drive import Diverged
 from hotloop.engine.interrupt import Interrupted
 from hotloop.engine.keys import seed_key, stream

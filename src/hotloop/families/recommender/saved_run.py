@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.data.rating_matrix import RatingMatrix
-from hotloop.engine.checkpoint import Checkpoints, KeepBest, print_warnings
+from hotloop.engine.checkpoint import Checkpoints, print_warnings
+from hotloop.engine.checkpoint_folder import KeepBest
 from hotloop.errors import DataError, RunError
 from hotloop.families.recommender import model
 from hotloop.families.recommender.commands_config import EXTRA, FAMILY, read_run_options

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from hotloop.engine.checkpoint import KeepLast
+from hotloop.engine.checkpoint_folder import KeepLast
 from hotloop.engine.device import platform
 from hotloop.engine.drive import Diverged
 from hotloop.engine.keys import seed_key, stream

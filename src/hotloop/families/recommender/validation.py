@@ -31,7 +31,8 @@ import numpy as np
 
 from hotloop.data.content import read_npz
 from hotloop.data.rating_matrix import RatingMatrix
-from hotloop.engine.checkpoint import Checkpoints, Keep, Metrics, named_leaves, snapshot
+from hotloop.engine.checkpoint import Checkpoints, named_leaves, snapshot
+from hotloop.engine.checkpoint_folder import Keep, Metrics
 from hotloop.engine.device import platform, setup
 from hotloop.engine.drive import Diverged
 from hotloop.engine.plan import Plan
