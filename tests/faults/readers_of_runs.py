@@ -88,7 +88,7 @@ def of_runs() -> list[Reader]:
 
     def configured(file: Path) -> None:
         (file.parent / "environment.json").write_text("{}")
-        resume_warnings(file.parent, config, {}, ())
+        Run(file.parent, config, command="", resume=True, environment={}).close()
 
     def used(*words: str) -> Callable[[Path], object]:
         """The options of a run, as a command that is given its folder takes them."""
