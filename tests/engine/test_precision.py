@@ -159,21 +159,6 @@ def test_training_is_the_same_for_the_same_key():
 
 
 @halves
-def test_products_add_in_float32_unless_half_partials_are_asked_for(half):
-    a = jnp.ones((4, 8), half)
-    wide, narrow = parse("16.16", half), parse("16.16", half, half_partials=True)
-    assert jnp.matmul(a, a.T, **wide.dot_options).dtype == jnp.float32
-    assert jnp.matmul(a, a.T, **narrow.dot_options).dtype == half
-    image, kernel = jnp.ones((1, 5, 5, 2), half), jnp.ones((3, 3, 2, 4), half)
-    layout = ("NHWC", "HWIO", "NHWC")
-    for policy, kind in ((wide, "float32"), (narrow, half)):
-        result = lax.conv_general_dilated(
-            image, kernel, (1, 1), "SAME", dimension_numbers=layout, **policy.conv_options
-        )
-        assert result.dtype == kind
-
-
-@halves
 def test_it_is_said_where_the_backend_adds_in_float32_all_the_same(half):
     assert partials_note(parse("16.16", half)) is None
     assert partials_note(parse("32.32", half, half_partials=True)) is None
@@ -182,32 +167,22 @@ def test_it_is_said_where_the_backend_adds_in_float32_all_the_same(half):
         assert note == "half partials: cpu adds matrix products and convolutions in float32 all the same"
 
 
-@pytest.fixture
-def not_yet_asked():
-    precision._takes_float16_sums.cache_clear()
-    yield
-    precision._takes_float16_sums.cache_clear()
+def test_float16_products_are_ordered_to_add_in_half_where_the_backend_takes_the_order(monkeypatch):
+    asked, multiply = [], jnp.matmul
 
+    def refuse(*factors, precision=None, **how):
+        asked.append(precision)
+        if precision is not None:
+            raise jax.errors.JaxRuntimeError("UNIMPLEMENTED: Unsupported algorithm: ALG_DOT_F16_F16_F16")
+        return multiply(*factors, **how)
 
-def test_a_backend_that_refuses_float16_sums_is_not_asked_for_them_and_it_is_said(monkeypatch, not_yet_asked):
-    def refuse(*_, **__):
-        raise jax.errors.JaxRuntimeError("UNIMPLEMENTED: Unsupported algorithm: ALG_DOT_F16_F16_F16")
-
-    policy = parse("16.16", "float16", half_partials=True)
-    with monkeypatch.context() as patch:
-        patch.setattr(jax.stages.Lowered, "compile", refuse)
-        assert policy.dot_options == policy.conv_options
-    note = partials_note(policy)
+    monkeypatch.setattr(jnp, "matmul", refuse)
+    note = partials_note(parse("16.16", "float16", half_partials=True))
+    assert asked == [None, lax.DotAlgorithmPreset.F16_F16_F16]
     if jax.default_backend() == "cpu":  # how another backend adds when left to itself is not ours to know
         assert "matrix products" in note
-
-
-def test_the_backend_may_first_be_asked_for_float16_sums_while_a_model_is_traced(not_yet_asked):
-    policy = parse("16.16", "float16", half_partials=True)
-    a = jnp.ones((4, 8), "float16")
-    assert jax.jit(lambda a: jnp.matmul(a, a.T, **policy.dot_options))(a).dtype == "float16"
-    if jax.default_backend() == "cpu":
-        assert policy.dot_options["precision"] == lax.DotAlgorithmPreset.F16_F16_F16
+    partials_note(parse("16.16", "bfloat16", half_partials=True))
+    assert asked[2:] == [None]
 
 
 @pytest.mark.parametrize("half", ["bfloat16", "float16"])

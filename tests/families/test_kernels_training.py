@@ -94,7 +94,7 @@ def test_two_replicas_train_as_one_with_twice_the_batch(layer):
 
 @pytest.mark.skipif(len(jax.devices()) < 2, reason="needs two devices")
 def test_replicas_that_do_not_average_would_be_found_out(monkeypatch):
-    monkeypatch.setattr("hotloop.engine.split.lax.pmean", lambda values, axis: values)
+    monkeypatch.setattr("hotloop.engine.precision.lax.pmean", lambda values, axis: values)
     with pytest.raises(WrongResult, match="wrong result, not timed"):
         bench.check_training(made(replace(DENSE, replicas=2)))
 

@@ -1,31 +1,41 @@
-"""Number formats of a run: `32.32`, `16.32`, `16.16` (compute.update), half type, rounding, loss scale, partial sums.
+"""One weight update: its number formats (`32.32`, `16.32`, `16.16`: compute.update), loss scale and rounding, and the
+global batch that replicas share and go over part by part.
 
-A `Policy` says in which type a model computes and in which one parameters and optimiser state are kept between updates;
-`start_state` and `optimise` update by it, with stochastic rounding where it says so. A loss scale keeps small gradients
-alive in half precision. docs/precision.md tells what each mode is good for, and what rounding costs.
+Means are over the whole batch, however it is split, and random keys belong to samples by their place in it. A loss
+scale keeps small gradients alive in half precision. It knows no models: a family hands in its loss as a function of
+some samples. docs/precision.md tells what each mode is good for, and what rounding costs.
 """
 
 import math
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.sharding import Mesh, PartitionSpec
 from jax.typing import DTypeLike
 
-from hotloop.engine.device import platform
+from hotloop.engine.device import REPLICA, platform
+from hotloop.engine.keys import sample_keys
 from hotloop.engine.optim_keys import VELOCITY
 from hotloop.errors import OptionError
 
 Tree = TypeVar("Tree")
 Params = TypeVar("Params")
+Carry = TypeVar("Carry")
+Means = Any
+Loss = Callable[[Any, Any, Any, Array], tuple[Array, tuple[Any, dict[str, Array]]]]
+"""`loss(params, carry, samples, keys)` -> mean loss, (carry for the next samples, mean figures)."""
 MODES = ("32.32", "16.32", "16.16")
 HALVES = ("bfloat16", "float16")
 FLOAT32 = np.dtype(np.float32)
 SIGN, INFINITY = np.uint32(0x8000_0000), np.uint32(0x7F80_0000)
+EVERYWHERE, SPLIT = PartitionSpec(), PartitionSpec(REPLICA)  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)
@@ -33,8 +43,7 @@ class Policy:
     """The types of a run; hashable, so that it may be part of a config or a static argument.
 
     `compute` is the type of activations and gradients, `update` the one in which parameters and optimiser
-    state are kept; an optimiser's squares need a wider one than float16 (`kept_squares`). The arithmetic of an update
-    is always float32; its result is then rounded as it is kept.
+    state are kept. The arithmetic of an update is always float32; its result is then rounded as it is kept.
     """
 
     compute: np.dtype[Any] = FLOAT32
@@ -49,32 +58,6 @@ class Policy:
     def to_update(self, tree: Tree) -> Tree:
         """Parameters as they are kept between updates."""
         return cast(tree, self.update)
-
-    @property
-    def conv_options(self) -> dict[str, Any]:
-        """Keywords for `lax.conv_general_dilated`: float32 results, or half ones under half partials."""
-        return {"preferred_element_type": self.compute if self.half_partials else FLOAT32}
-
-    @property
-    def dot_options(self) -> dict[str, Any]:
-        """Keywords for `jnp.matmul` or `lax.dot_general`; only float16 sums can be ordered, and not everywhere."""
-        if self.half_partials and self.compute == np.float16 and _takes_float16_sums(platform()):
-            return {**self.conv_options, "precision": lax.DotAlgorithmPreset.F16_F16_F16}
-        return self.conv_options
-
-
-@cache
-def _takes_float16_sums(platform: str) -> bool:
-    """Whether XLA compiles a product that is to be summed in float16; it refuses on some GPUs."""
-    if platform == "tpu":
-        return False
-    matrix = jax.ShapeDtypeStruct((16, 16), np.float16)  # type: ignore[no-untyped-call]
-    product = jax.jit(lambda a, b: jnp.matmul(a, b, precision=lax.DotAlgorithmPreset.F16_F16_F16))
-    try:
-        product.lower(matrix, matrix).compile()
-    except jax.errors.JaxRuntimeError:
-        return False
-    return True
 
 
 def parse(
@@ -94,42 +77,227 @@ def parse(
     )
 
 
-def kept_squares(update: np.dtype[Any]) -> np.dtype[Any]:
-    """The type in which means of squared gradients are kept beside parameters of type `update`.
-
-    A gradient below 2e-4 has a square that float16 has not: the mean is zero in most updates, and the gradient divided
-    by its root a step that wrecks the network. bfloat16 has the range of float32.
-    """
-    return FLOAT32 if update == np.float16 else update
-
-
 def cast(tree: Tree, dtype: np.dtype[Any]) -> Tree:
     """The tree with its floating leaves in `dtype`; counters, keys and the like stay as they are."""
-    result: Tree = jax.tree.map(lambda leaf: leaf.astype(dtype) if _is_floating(leaf) else leaf, tree)
+
+    def leaf(x: Any) -> Any:
+        return x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+    result: Tree = jax.tree.map(leaf, tree)
     return result
 
 
-def _is_floating(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jnp.floating)
+def partials_note(policy: Policy) -> str | None:
+    """One line where half partials were asked for and this backend adds in float32 all the same, else None.
+
+    It is measured, as XLA may widen in silence: 2048 + 1 + 1 + ... is lost by half addition, not by float32.
+    """
+    if not policy.half_partials:
+        return None
+    terms = jnp.ones((1, 1, 2048, 8), policy.compute).at[:, :, 0].set(2048)
+    ones = jnp.ones((1, 2048, 8, 8), policy.compute)
+    multiply = partial(jnp.matmul, terms[0, :, :, 0], ones[0, :, 0], preferred_element_type=policy.compute)
+    products = multiply()
+    if policy.compute == np.float16 and platform() != "tpu":  # the only sums that can be ordered
+        with suppress(jax.errors.JaxRuntimeError):  # XLA refuses on some GPUs
+            products = multiply(precision=lax.DotAlgorithmPreset.F16_F16_F16)
+    convolved = lax.conv_general_dilated(
+        terms,
+        ones,
+        (1, 1),
+        "VALID",
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        preferred_element_type=policy.compute,
+    )
+    sums = {"matrix products": (products, 4095), "convolutions": (convolved, 8 * 4095)}
+    wide = [
+        name for name, (total, exact) in sums.items() if total.ravel()[0] == np.asarray(exact, policy.compute)
+    ]
+    return f"half partials: {platform()} adds {' and '.join(wide)} in float32 all the same" if wide else None
+
+
+class ScaleState(NamedTuple):
+    """The factor in use, good updates since it last changed, and updates skipped in all; part of a family's state."""
+
+    scale: Array
+    good: Array
+    skipped: Array
+
+
+@dataclass(frozen=True)
+class AutoScale:
+    """As large a factor on the loss as gradients bear: doubled after `patience` good updates, halved on overflow."""
+
+    initial: float = 2.0**15
+    patience: int = 2000
+    least: float = 2.0**-14
+    most: float = 2.0**24
+
+    def judge(self, state: ScaleState, gradients: Any) -> tuple[Array, ScaleState]:
+        """Whether the update may be used: none of its gradients holds NaN or an infinity; and the state after it."""
+        finite = jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients)]).all()
+        good = jnp.where(finite, state.good + 1, 0)
+        grow = good >= self.patience
+        factor = jnp.where(finite, jnp.where(grow, 2.0, 1.0), 0.5)
+        scale = jnp.clip(state.scale * factor, self.least, self.most)
+        return finite, ScaleState(
+            scale, jnp.where(grow, 0, good), state.skipped + (~finite).astype(jnp.int32)
+        )
+
+
+LossScale = float | AutoScale
+"""A number for the whole run, which hides no overflow (1 is no scaling), or an automatic one."""
+
+
+class Trained(NamedTuple):
+    """What a weight update changes; `kept` is what a model has beside its weights, such as moving averages."""
+
+    params: Any
+    optimiser: Any
+    kept: Any
+    scale: ScaleState
+
+
+def init_trained(policy: Policy, optimiser: Any, scale: LossScale, params: Any, kept: Any = ()) -> Trained:
+    """Fresh parameters as they are kept between updates, and an optimiser and a loss scale that have seen nothing."""
+    factor = scale.initial if isinstance(scale, AutoScale) else scale
+    if not (factor > 0 and math.isfinite(factor)):
+        raise OptionError(f"scale={factor}: must be greater than 0 and finite")
+    params = policy.to_update(params)
+    fresh = ScaleState(jnp.float32(factor), jnp.int32(0), jnp.int32(0))
+    return Trained(params, start_state(policy, optimiser, params), kept, fresh)
 
 
 def start_state(policy: Policy, optimiser: Any, params: Any) -> Any:
     """The state of an optimiser of `optim`, or of any of optax, before its first update.
 
-    A momentum is kept as the parameters are, everything else in a type that squares fit. Single numbers (rates and
-    decays that `optax.inject_hyperparams` keeps there) are float32 in every mode: 0.999 is 1 in bfloat16, and Adam then
-    divides by zero.
+    A momentum is kept as the parameters are, everything else in a type that squares fit: a gradient below 2e-4 has a
+    square that float16 has not, and divided by the root of a mean that is zero it wrecks the network. Single numbers
+    (rates and decays that `optax.inject_hyperparams` keeps there) are float32 in every mode: 0.999 is 1 in bfloat16,
+    and Adam then divides by zero.
     """
     state = optimiser.init(cast(params, FLOAT32))
     forms = jax.eval_shape(optimiser.init, cast(params, policy.update))
 
     def narrow(path: Any, leaf: Array, form: Any) -> Array:
-        if not leaf.ndim or not _is_floating(leaf):
+        if not leaf.ndim or not jnp.issubdtype(leaf.dtype, jnp.floating):
             return leaf
         in_momentum = VELOCITY in (getattr(part, "key", None) for part in path)
-        return leaf.astype(form.dtype if in_momentum else kept_squares(form.dtype))
+        return leaf.astype(FLOAT32 if form.dtype == np.float16 and not in_momentum else form.dtype)
 
     return jax.tree.map_with_path(narrow, state, forms)
+
+
+def update_weights(
+    loss: Loss,
+    old: Trained,
+    batch: Any,
+    sample_key: Array,
+    rounding_key: Array,
+    *,
+    policy: Policy,
+    optimiser: Any,
+    scale: LossScale,
+    mesh: Mesh | None,
+    accumulation: int,
+    repeated: bool = False,
+    begin: Callable[[Any], Any] = lambda kept: kept,
+    finish: Callable[[Any, Any, str | None], Any] = lambda kept, carry, axis: average_replicas(carry, axis),
+    **extra: Any,
+) -> tuple[Trained, dict[str, Array]]:
+    """One step by the gradient of the mean loss, and the figures' means; left out where a loss scale overflowed.
+
+    `begin(kept)` is the carry of each replica's first part, `finish(kept, carry, axis)` what is kept after its last;
+    `extra` goes to the optimiser.
+    """
+
+    def average(axis: str | None, batch: Any, params: Any, kept: Any, factor: Array, key: Array) -> Any:
+        def part(carry: Any, samples: Any, keys: Array) -> Any:
+            def scaled(params: Any) -> Any:
+                mean, found = loss(params, carry, samples, keys)
+                return mean.astype(jnp.float32) * factor, found
+
+            gradients, (carry_on, figures) = jax.grad(scaled, has_aux=True)(params)
+            return (gradients, figures), carry_on
+
+        means, carry = mean_of_parts(part, begin(kept), batch, key, accumulation, axis, repeated=repeated)
+        return average_replicas(means, axis), finish(kept, carry, axis)
+
+    factor = old.scale.scale
+    (gradients, figures), kept = on_replicas(average, mesh)(
+        batch, policy.to_compute(old.params), old.kept, factor, sample_key
+    )
+    # Unscaled in float32, exactly where the factor is a power of two.
+    one_over = 1 / factor
+    gradients = jax.tree.map(lambda gradient: gradient.astype(jnp.float32) * one_over, gradients)
+    params, slots = optimise(policy, optimiser, gradients, old.optimiser, old.params, rounding_key, **extra)
+    new = Trained(params, slots, kept, old.scale)
+    if isinstance(scale, AutoScale):
+        usable, judged = scale.judge(old.scale, gradients)
+        new = jax.tree.map(partial(jnp.where, usable), new, old)._replace(scale=judged)
+    return new, figures
+
+
+def on_replicas(fn: Callable[..., Any], mesh: Mesh | None) -> Callable[..., Any]:
+    """`fn(axis, batch, *others)` as a function of batch and others; with a mesh, each replica has its share of batch.
+
+    `axis` is the name to reduce over, or None; what `fn` returns must be the same on every replica.
+    """
+    if mesh is None:
+        return partial(fn, None)
+
+    def run(batch: Any, *others: Any) -> Any:
+        return jax.shard_map(
+            partial(fn, REPLICA),
+            mesh=mesh,
+            in_specs=(SPLIT, *[EVERYWHERE] * len(others)),
+            out_specs=EVERYWHERE,
+            check_vma=False,
+        )(batch, *others)
+
+    return run
+
+
+def mean_of_parts(
+    fn: Callable[[Carry, Any, Array], tuple[Means, Carry]],
+    carry: Carry,
+    batch: Any,
+    key: Array,
+    count: int,
+    axis: str | None = None,
+    *,
+    repeated: bool = False,
+) -> tuple[Means, Carry]:
+    """Of the means that `fn(carry, part, keys)` gives for `count` equal parts of this replica's share, the mean.
+
+    The carry goes from part to part. Several parts are averaged in float32. With `repeated` the share is one part that
+    stands for all.
+    """
+    size = jax.tree.leaves(batch)[0].shape[0] // (1 if repeated else count)
+    first = 0 if axis is None else lax.axis_index(axis) * (count * size)
+
+    def part(carry: Carry, number: Array | int) -> tuple[Means, Carry]:
+        start = 0 if repeated else number * size
+        taken = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, start, size), batch)
+        return fn(carry, taken, sample_keys(key, first + number * size, size))
+
+    if count == 1:
+        return part(carry, 0)
+    share = 1 / count
+
+    def add(held: tuple[Carry, Means], number: Array) -> tuple[tuple[Carry, Means], None]:
+        means, carry = part(held[0], number)
+        return (carry, jax.tree.map(lambda a, b: a + share * b.astype(jnp.float32), held[1], means)), None
+
+    forms, _ = jax.eval_shape(part, carry, 0)
+    zeros = jax.tree.map(lambda form: jnp.zeros(form.shape, jnp.float32), forms)
+    (carry, means), _ = lax.scan(add, (carry, zeros), jnp.arange(count))
+    return means, carry
+
+
+def average_replicas(means: Means, axis: str | None) -> Means:
+    """The mean over replicas, in float32: a sum of 16-bit gradients may leave their range."""
+    return means if axis is None else lax.pmean(cast(means, FLOAT32), axis)  # type: ignore[no-untyped-call]
 
 
 def optimise(
@@ -152,29 +320,6 @@ def optimise(
             rounded.append(leaf.astype(kept.dtype))
     result: tuple[Params, Any] = jax.tree.unflatten(structure, rounded)
     return result
-
-
-def partials_note(policy: Policy) -> str | None:
-    """One line where half partials were asked for and this backend adds in float32 all the same, else None.
-
-    It is measured, as XLA may widen in silence: 2048 + 1 + 1 + ... is lost by half addition, not by float32.
-    """
-    if not policy.half_partials:
-        return None
-    terms = jnp.ones((1, 1, 2048, 8), policy.compute).at[:, :, 0].set(2048)
-    ones = jnp.ones((1, 2048, 8, 8), policy.compute)
-    layout = ("NHWC", "HWIO", "NHWC")
-    sums = {
-        "matrix products": jnp.matmul(terms[0, :, :, 0], ones[0, :, 0], **policy.dot_options),
-        "convolutions": lax.conv_general_dilated(
-            terms, ones, (1, 1), "VALID", dimension_numbers=layout, **policy.conv_options
-        ),
-    }
-    exact = {"matrix products": 4095, "convolutions": 8 * 4095}
-    wide = [
-        name for name, total in sums.items() if total.ravel()[0] == np.asarray(exact[name], policy.compute)
-    ]
-    return f"half partials: {platform()} adds {' and '.join(wide)} in float32 all the same" if wide else None
 
 
 def stochastic_round(x: Array, dtype: DTypeLike, key: Array, leaf: int = 0) -> Array:
@@ -207,16 +352,11 @@ def random_bits(shape: tuple[int, ...], key: Array, leaf: int = 0) -> Array:
     start ^= _mix(step + jnp.uint32((0x9E37_79B9 * (leaf + 1)) % 2**32))
     step ^= _mix(start)
     start ^= _mix(step)
-    return _mix(_place(shape) * (step | 1) + start)  # an odd step: no counter value comes twice
-
-
-def _place(shape: tuple[int, ...]) -> Array:
-    """The row-major number of each element, made by axis so that a sharded array is not gathered."""
-    place = jnp.zeros(shape, jnp.uint32)
+    place = jnp.zeros(shape, jnp.uint32)  # row-major, made by axis so that a sharded array is not gathered
     for axis in range(len(shape)):
         stride = math.prod(shape[axis + 1 :]) % 2**32
         place += lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(stride)
-    return place
+    return _mix(place * (step | 1) + start)  # an odd step: no counter value comes twice
 
 
 def _mix(word: Array) -> Array:
@@ -249,77 +389,3 @@ def _float16(magnitude: Array, bits: Array) -> Array:
 
 
 ROUND_MAGNITUDE = {jnp.dtype(jnp.bfloat16): _bfloat16, jnp.dtype(jnp.float16): _float16}
-
-
-class ScaleState(NamedTuple):
-    """The factor in use, good updates since it last changed, and updates skipped in all; part of a family's state."""
-
-    scale: Array
-    good: Array
-    skipped: Array
-
-
-def _start(scale: float) -> ScaleState:
-    if not (scale > 0 and math.isfinite(scale)):
-        raise OptionError(f"scale={scale}: must be greater than 0 and finite")
-    return ScaleState(jnp.float32(scale), jnp.int32(0), jnp.int32(0))
-
-
-@dataclass(frozen=True)
-class StaticScale:
-    """One factor for the whole run; 1 is no scaling. A gradient that is not finite is not hidden."""
-
-    scale: float = 1.0
-
-    def init(self) -> ScaleState:
-        return _start(self.scale)
-
-    def judge(self, state: ScaleState, gradients: Any) -> tuple[Array, ScaleState]:
-        return jnp.bool_(True), state
-
-
-@dataclass(frozen=True)
-class AutoScale:
-    """As large a factor as the gradients bear: doubled after `patience` good updates, halved on overflow."""
-
-    initial: float = 2.0**15
-    patience: int = 2000
-    least: float = 2.0**-14
-    most: float = 2.0**24
-
-    def init(self) -> ScaleState:
-        return _start(self.initial)
-
-    def judge(self, state: ScaleState, gradients: Any) -> tuple[Array, ScaleState]:
-        """Whether the update may be used, and the state after it."""
-        finite = all_finite(gradients)
-        good = jnp.where(finite, state.good + 1, 0)
-        grow = good >= self.patience
-        factor = jnp.where(finite, jnp.where(grow, 2.0, 1.0), 0.5)
-        scale = jnp.clip(state.scale * factor, self.least, self.most)
-        return finite, ScaleState(
-            scale, jnp.where(grow, 0, good), state.skipped + (~finite).astype(jnp.int32)
-        )
-
-
-def scale_loss(state: ScaleState, loss: Array) -> Array:
-    """The loss to differentiate, in float32."""
-    return loss.astype(jnp.float32) * state.scale
-
-
-def unscale(state: ScaleState, gradients: Tree) -> Tree:
-    """The gradients of the loss itself, in float32; exact for factors that are powers of two."""
-    one_over = 1 / state.scale
-    result: Tree = jax.tree.map(lambda gradient: gradient.astype(jnp.float32) * one_over, gradients)
-    return result
-
-
-def all_finite(tree: Any) -> Array:
-    """Whether no leaf holds NaN or an infinity."""
-    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
-
-
-def choose(usable: Array, new: Tree, old: Tree) -> Tree:
-    """The new state where the update may be used, else the old one, bit for bit."""
-    result: Tree = jax.tree.map(lambda a, b: jnp.where(usable, a, b), new, old)
-    return result

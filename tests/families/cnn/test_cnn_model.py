@@ -18,6 +18,7 @@ from hotloop.engine.checkpoint import Checkpoints
 from hotloop.engine.feed import Resident
 from hotloop.engine.keys import seed_key
 from hotloop.engine.loop import Program, copy_state
+from hotloop.engine.precision import init_trained
 from hotloop.families.cnn import images, model
 from hotloop.families.cnn.job import resolve
 from hotloop.families.cnn.network import INPUT, Network, NetworkBuilder, NormChoice
@@ -81,7 +82,7 @@ def begun(job):
         "params": jax.tree.map_with_path(drawn, state["params"]),
         "statistics": jax.tree.map_with_path(at_rest, state["statistics"]),
         "optimiser": jax.tree.map(lambda form: np.zeros(form.shape, form.dtype), state["optimiser"]),
-        "scale": job.scale.init(),
+        "scale": init_trained(job.policy, job.optimiser, job.scale, {}).scale,
         "update": np.int32(0),
     }
 
@@ -178,8 +179,9 @@ def test_gradients_of_16_bits_do_not_overflow_when_replicas_add_them_up():
     job = one_weight(*FLOAT16, split=(1, 4, 1), auto_loss_scaling=True)
     white = {"image": np.full((4, 1, 1, 1), 255, np.uint8), "label": np.ones(4, np.int32)}
     # Each gradient is -1/2 times this factor, as large as float16 bears; the four together would be infinite.
-    scale = job.scale.init()._replace(scale=np.float32(2.0**16))
-    state, _ = updated(job, white, begun(job) | AT_ZERO | {"scale": scale})
+    start = begun(job) | AT_ZERO
+    start["scale"] = start["scale"]._replace(scale=np.float32(2.0**16))
+    state, _ = updated(job, white, start)
     assert state["scale"].skipped == 0
     assert state["params"]["line"]["kernel"] == pytest.approx(0.5 * RATE, rel=1e-6)
 

@@ -13,7 +13,7 @@ from cnn_words import base_rate, job_of, typed
 
 from hotloop.engine import precision
 from hotloop.engine.optim_keys import OPTIMISERS, SCHEDULES
-from hotloop.engine.precision import AutoScale, StaticScale
+from hotloop.engine.precision import AutoScale
 from hotloop.errors import DeviceError, HotloopError, OptionError, PlanError
 from hotloop.families.cnn.job import resolve
 from hotloop.families.cnn.network import NormChoice
@@ -631,10 +631,10 @@ def test_an_exponential_rate_falls_after_every_so_many_epochs():
 def test_numbers_reach_the_job():
     words = "--loss-scaling 128 --stochastic-rounding replica-identical --half-partials"
     made = job_of(*words.split())
-    assert made.scale == StaticScale(128)
+    assert made.scale == 128.0
     assert made.policy == precision.parse("16.16", stochastic_rounding=True, half_partials=True)
     made = job_of("--stochastic-rounding", "OFF", "--half", "float16")
-    assert made.scale == StaticScale(1.0)
+    assert made.scale == 1.0
     assert made.policy == precision.parse("16.16", "float16", stochastic_rounding=False)
 
 

@@ -16,8 +16,7 @@ from jax.sharding import Mesh, NamedSharding
 from hotloop.engine import optim, precision
 from hotloop.engine.device import platform, replica_mesh
 from hotloop.engine.plan import Batch, EvaluationBatches, Plan, plan_evaluation
-from hotloop.engine.precision import AutoScale, StaticScale
-from hotloop.engine.split import SPLIT
+from hotloop.engine.precision import SPLIT, AutoScale, LossScale
 from hotloop.errors import DeviceError, OptionError
 from hotloop.families.cnn.network import Network, NormChoice, build
 from hotloop.families.cnn.options import WITHOUT_EFFECT, DatasetSize, TrainConfig
@@ -40,7 +39,7 @@ class Job:
     validation: EvaluationBatches | None  # None without a validation phase
     network: Network
     policy: precision.Policy
-    scale: StaticScale | AutoScale
+    scale: LossScale
     optimiser: optim.Transformation = field(compare=False)  # it and the rate follow from what is above
     rate: Callable[[Array | int], Array] | None = field(compare=False)  # None without a training phase
     repeated: bool = False  # whether every micro-batch of an update is the same one
@@ -122,7 +121,7 @@ def resolve(
             stochastic_rounding=config.stochastic_rounding != "OFF",
             half_partials=config.half_partials,
         ),
-        scale=AutoScale() if config.auto_loss_scaling else StaticScale(config.loss_scaling or 1.0),
+        scale=AutoScale() if config.auto_loss_scaling else float(config.loss_scaling or 1),
         optimiser=optim.make(
             config.optimizer,
             config.optimizer_params,

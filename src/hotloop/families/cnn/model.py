@@ -20,10 +20,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from hotloop.engine import precision
 from hotloop.engine.keys import stream
 from hotloop.engine.plan import Batch
-from hotloop.engine.split import Trained, update_weights
+from hotloop.engine.precision import Trained, init_trained, update_weights
 from hotloop.families.cnn import images
 from hotloop.families.cnn.job import Job
 from hotloop.families.cnn.network import BATCH_NORM, Network, Statistics, inference_logits
@@ -32,19 +31,13 @@ from hotloop.layers import losses
 State = Any
 ImageBatch = Mapping[str, Array]
 MergeRule = Literal["spread", "seed"]
+TRAINED = ("params", "optimiser", "statistics", "scale")  # the names under which a state has what is Trained
 
 
 def init(job: Job, key: Array) -> State:
     """Fresh weights, an optimiser that has seen nothing, no update yet."""
-    params, moving = job.network.init(key)
-    params = job.policy.to_update(params)
-    return {
-        "params": params,
-        "statistics": moving,
-        "optimiser": precision.start_state(job.policy, job.optimiser, params),
-        "scale": job.scale.init(),
-        "update": jnp.zeros((), jnp.int32),
-    }
+    trained = init_trained(job.policy, job.optimiser, job.scale, *job.network.init(key))
+    return {**dict(zip(TRAINED, trained, strict=True)), "update": jnp.zeros((), jnp.int32)}
 
 
 def update(job: Job) -> Callable[[State, ImageBatch, Array], tuple[State, Any]]:
@@ -79,7 +72,7 @@ def update(job: Job) -> Callable[[State, ImageBatch, Array], tuple[State, Any]]:
         rate = job.rate(state["update"])
         new, figures = update_weights(
             loss,
-            Trained(state["params"], state["optimiser"], state["statistics"], state["scale"]),
+            Trained(*(state[name] for name in TRAINED)),
             batch,
             stream(key, "augment", 0),
             stream(key, "rounding", 0),
@@ -96,8 +89,7 @@ def update(job: Job) -> Callable[[State, ImageBatch, Array], tuple[State, Any]]:
         if config.auto_loss_scaling:
             figures["loss_scaling_factor"] = new.scale.scale
         figures["learning_rate"] = rate
-        names = ("params", "optimiser", "statistics", "scale")
-        return {**dict(zip(names, new, strict=True)), "update": state["update"] + 1}, figures
+        return {**dict(zip(TRAINED, new, strict=True)), "update": state["update"] + 1}, figures
 
     return one
 

@@ -16,13 +16,13 @@ from jax.sharding import Mesh
 from hotloop.engine import optim, precision
 from hotloop.engine.keys import stream
 from hotloop.engine.optim import learning_rate
-from hotloop.engine.precision import AutoScale, StaticScale
-from hotloop.engine.split import Trained, update_weights
+from hotloop.engine.precision import AutoScale, LossScale, Trained, init_trained, update_weights
 from hotloop.families.estimator.build import BuiltModel
 from hotloop.families.estimator.config import RunConfig, split_schedule
 
 State = dict[str, Any]
 NamedBatch = dict[str, Any]
+TRAINED = ("weights", "optimizer", "model", "scale")  # the names under which a state has what is Trained
 INFERENCE_PARTS = ("weights", "model")
 """The parts of a state that evaluation and prediction need."""
 
@@ -41,9 +41,9 @@ class Job:
         return precision.parse(config.precision, config.half, stochastic_rounding=config.stochastic_rounding)
 
     @cached_property
-    def scale(self) -> StaticScale | AutoScale:
+    def scale(self) -> LossScale:
         wanted = self.config.loss_scale
-        return AutoScale() if isinstance(wanted, str) else StaticScale(wanted)
+        return AutoScale() if isinstance(wanted, str) else wanted
 
     @cached_property
     def optimizer(self) -> Any:
@@ -61,11 +61,8 @@ class Job:
 def init(job: Job, key: Array) -> State:
     """Fresh weights, an optimiser that has seen nothing."""
     served = init_served(job, key)
-    return {
-        **served,
-        "optimizer": precision.start_state(job.policy, job.optimizer, served["weights"]),
-        "scale": job.scale.init(),
-    }
+    trained = init_trained(job.policy, job.optimizer, job.scale, served["weights"], served["model"])
+    return dict(zip(TRAINED, trained, strict=True))
 
 
 def init_served(job: Job, key: Array) -> State:
@@ -87,7 +84,7 @@ def update(job: Job) -> Callable[[State, NamedBatch, Array], tuple[State, dict[s
     def one(state: State, batch: NamedBatch, key: Array) -> tuple[State, dict[str, Array]]:
         new, figures = update_weights(
             loss,
-            Trained(state["weights"], state["optimizer"], state["model"], state["scale"]),
+            Trained(*(state[name] for name in TRAINED)),
             batch,
             stream(key, "model", 0),
             stream(key, "rounding", 0),
@@ -97,7 +94,7 @@ def update(job: Job) -> Callable[[State, NamedBatch, Array], tuple[State, dict[s
             mesh=job.mesh,
             accumulation=job.config.accumulation,
         )
-        return dict(zip(("weights", "optimizer", "model", "scale"), new, strict=True)), figures
+        return dict(zip(TRAINED, new, strict=True)), figures
 
     return one
 

@@ -15,10 +15,10 @@ from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from hotloop.engine import optim, precision, split
+from hotloop.engine import optim, precision
 from hotloop.engine.device import REPLICA
 from hotloop.engine.keys import stream
-from hotloop.engine.precision import StaticScale, scale_loss, unscale
+from hotloop.engine.precision import EVERYWHERE, average_replicas, on_replicas
 from hotloop.families.kernels.catalogue import build
 from hotloop.families.kernels.config import LayerOptions
 from hotloop.families.kernels.kernel import Batch, Kernel
@@ -61,7 +61,7 @@ class Job:
         """Of an array whose rows, on this axis, are divided among the replicas; None: each has the whole array."""
         if self.mesh is None:
             return SingleDeviceSharding(self.device)
-        return NamedSharding(self.mesh, split.EVERYWHERE if rows is None else rows_on(rows))
+        return NamedSharding(self.mesh, EVERYWHERE if rows is None else rows_on(rows))
 
 
 def rows_on(axis: int) -> P:
@@ -90,15 +90,18 @@ def update(job: Job) -> Step:
 def gradients(job: Job) -> Callable[[Any, Batch], tuple[Array, Any]]:
     """(parameters, batch) -> mean loss over all rows and its gradients, both float32."""
     kernel = job.kernel
-    factor = StaticScale(loss_scale(kernel.loss_terms, job.dtype))
+    factor = loss_scale(kernel.loss_terms, job.dtype)
 
     def of_share(axis: str | None, batch: Batch, params: Any) -> tuple[Array, Any]:
-        scale, inputs = factor.init(), kernel.lay_out(batch)
-        scaled = jax.value_and_grad(lambda params: scale_loss(scale, kernel.loss(params, inputs)))(params)
-        loss, slopes = unscale(scale, split.average_replicas(scaled, axis))
+        def scaled(params: Any) -> Array:
+            return kernel.loss(params, inputs).astype(jnp.float32) * factor
+
+        inputs = kernel.lay_out(batch)
+        means = average_replicas(jax.value_and_grad(scaled)(params), axis)
+        loss, slopes = jax.tree.map(lambda mean: mean.astype(jnp.float32) * (1 / factor), means)
         return loss, slopes
 
-    averaged = split.on_replicas(of_share, job.mesh)
+    averaged = on_replicas(of_share, job.mesh)
     return lambda params, batch: averaged(batch, params)
 
 
@@ -183,4 +186,4 @@ def _apply(job: Job) -> Callable[[Any, Array], Array]:
     if job.mesh is None:
         return apply
     x, y = (rows_on(job.kernel.row_axes[name]) for name in "xy")
-    return jax.shard_map(apply, mesh=job.mesh, in_specs=(split.EVERYWHERE, x), out_specs=y, check_vma=False)
+    return jax.shard_map(apply, mesh=job.mesh, in_specs=(EVERYWHERE, x), out_specs=y, check_vma=False)

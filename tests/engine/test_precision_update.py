@@ -10,8 +10,15 @@ import pytest
 
 from hotloop.engine.device import replica_mesh
 from hotloop.engine.keys import sample_keys
-from hotloop.engine.precision import AutoScale, StaticScale, parse, start_state
-from hotloop.engine.split import Trained, average_replicas, mean_of_parts, on_replicas, update_weights
+from hotloop.engine.precision import (
+    AutoScale,
+    average_replicas,
+    init_trained,
+    mean_of_parts,
+    on_replicas,
+    parse,
+    update_weights,
+)
 
 BATCH = {"x": np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)}
 KEY = jax.random.key(7)
@@ -75,7 +82,7 @@ def test_sixteen_bit_gradients_are_averaged_in_float32(devices, count):
 
 
 WEIGHTS = {"w": np.float32([0.3, -0.2, 0.1])}
-WIDE, UNSCALED = parse("32.32"), StaticScale()
+WIDE = parse("32.32")
 
 
 def square(weights, seen, samples, keys):
@@ -86,14 +93,12 @@ def square(weights, seen, samples, keys):
     return error, (seen + samples["x"].mean(0), {"error": error})
 
 
-def step(devices=1, count=1, policy=WIDE, scale=UNSCALED, factor=None):
+def step(devices=1, count=1, policy=WIDE, scale=1.0):
     """One update with a momentum, from weights as the policy keeps them."""
     if devices > jax.device_count():
         pytest.skip(f"{devices} devices")
     optimiser, kept = optax.sgd(0.1, momentum=0.9), np.zeros(3, np.float32)
-    params = policy.to_update(jax.tree.map(jnp.asarray, WEIGHTS))
-    state = scale.init()._replace(**({} if factor is None else {"scale": jnp.float32(factor)}))
-    old = Trained(params, start_state(policy, optimiser, params), kept, state)
+    old = init_trained(policy, optimiser, scale, jax.tree.map(jnp.asarray, WEIGHTS), kept)
     settings = {"policy": policy, "optimiser": optimiser, "scale": scale, "accumulation": count}
     settings |= {"mesh": replica_mesh(devices) if devices > 1 else None}
     update = jax.jit(lambda old: update_weights(square, old, BATCH, KEY, jax.random.key(1), **settings))
@@ -124,7 +129,7 @@ def test_an_update_is_the_same_for_every_split_and_what_is_kept_goes_through_the
 def test_a_loss_scale_that_is_a_power_of_two_changes_no_bit_of_an_update(mode):
     policy = parse(mode, "float16")
     _, plain, _ = step(count=2, policy=policy)
-    for scale in (StaticScale(64.0), AutoScale(initial=64.0)):
+    for scale in (64.0, AutoScale(initial=64.0)):
         _, new, _ = step(count=2, policy=policy, scale=scale)
         jax.tree.map(np.testing.assert_array_equal, (new.params, new.optimiser), plain[:2])
         assert float(new.scale.scale) == 64
@@ -133,8 +138,8 @@ def test_a_loss_scale_that_is_a_power_of_two_changes_no_bit_of_an_update(mode):
 @pytest.mark.parametrize("devices", [1, 2])
 def test_an_update_that_overflows_leaves_everything_but_the_scale_as_it_was(devices):
     policy = parse("16.16", "float16")
-    old, new, _ = step(devices, 2, policy, AutoScale(most=2.0**120), factor=2.0**100)
+    old, new, _ = step(devices, 2, policy, AutoScale(initial=2.0**100, most=2.0**120))
     jax.tree.map(np.testing.assert_array_equal, new[:3], old[:3])
     assert (float(new.scale.scale), int(new.scale.skipped)) == (2.0**99, 1)
-    _, spoilt, _ = step(devices, 2, policy, StaticScale(2.0**100))
+    _, spoilt, _ = step(devices, 2, policy, 2.0**100)
     assert not np.isfinite(spoilt.params["w"]).all()
