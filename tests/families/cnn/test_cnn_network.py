@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hotloop.errors import OptionError
-from hotloop.families.cnn.description import layer_table
+from hotloop.families.cnn.description import describe_network
 from hotloop.families.cnn.network import NormChoice, build
 from hotloop.families.cnn.options import MODELS
 from hotloop.layers import norm
@@ -419,7 +419,7 @@ def test_the_cost_of_a_network_is_two_for_each_multiply_add():
 
 def test_the_table_lists_every_layer_and_where_a_stage_may_begin():
     network = build("cifar_resnet8", CIFAR, 10)
-    lines = layer_table(network).splitlines()
+    lines = describe_network(network)[0].splitlines()
     assert lines[0].startswith(
         "cifar_resnet8 (keras), images 32x32x3, 10 classes: 75,290 parameters, 0.024 GFLOP"
     )

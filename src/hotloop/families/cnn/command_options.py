@@ -1,7 +1,4 @@
-"""The options of `hotloop cnn`'s other commands: describe, predict, import, build-records, verify, data-benchmark.
-
-It imports neither jax nor numpy.
-"""
+"""The options of `hotloop cnn`'s other commands: describe, predict, import, build-records, verify, data-benchmark."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,29 +70,32 @@ class BuildConfig(Options):
 
 
 @dataclass(frozen=True)
-class VerifyConfig(Options):
-    """Which set to count and check."""
-
+class _SetConfig(Options):
     dataset: DatasetName = option("cifar10", "The data set.")
     dataset_path: Path | None = option(
         None, "Folder with the set's files; none: where `hotloop data list` finds it.", metavar="DIR"
     )
+
+    def check(self) -> None:
+        if self.dataset == "imagenet" and self.dataset_path is None:
+            raise OptionError(
+                "--dataset imagenet: needs --dataset-path, the folder of its records or class folders"
+            )
+
+
+@dataclass(frozen=True)
+class VerifyConfig(_SetConfig):
+    """Which set to count and check."""
+
     checksums: bool = option(True, "Compare every record with its checksum; False: only count.")
     decode: bool = option(False, "Decode every image as well.")
     workers: int | None = option(None, _WORKERS, check=positive)
 
-    def check(self) -> None:
-        _needs_path(self.dataset, self.dataset_path, synthetic=False)
-
 
 @dataclass(frozen=True)
-class BenchmarkConfig(Options):
+class BenchmarkConfig(_SetConfig):
     """Which input pipeline to time."""
 
-    dataset: DatasetName = option("cifar10", "The data set.")
-    dataset_path: Path | None = option(
-        None, "Folder with the set's files; none: where `hotloop data list` finds it.", metavar="DIR"
-    )
     micro_batch_size: int = option(8, "Images of a batch.", check=positive)
     num_epochs: int = option(
         1, "Passes over the set; of several, up to two are for warming up and are left out.", check=positive
@@ -132,11 +132,5 @@ class BenchmarkConfig(Options):
             raise OptionError(
                 "--eight-bit-transfer: needs --accelerator-side-preprocess, as in training; add it"
             )
-        _needs_path(self.dataset, self.dataset_path, synthetic=self.synthetic_data is not None)
-
-
-def _needs_path(dataset: str, path: Path | None, *, synthetic: bool) -> None:
-    if dataset == "imagenet" and path is None and not synthetic:
-        raise OptionError(
-            "--dataset imagenet: needs --dataset-path, the folder of its records or class folders"
-        )
+        if self.synthetic_data is None:
+            super().check()

@@ -1,8 +1,4 @@
-"""`hotloop cnn build-records`, `verify`, `data-benchmark`: image sets made, counted, checked; the input pipeline timed.
-
-Small sets are timed as they are used, on the device or, without --accelerator-side-preprocess, in numpy; ImageNet from
-the records to the batches that are sent to the device, which always normalises photographs itself.
-"""
+"""`hotloop cnn build-records`, `verify`, `data-benchmark`: image sets made, checked; the input pipeline timed."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -38,7 +34,7 @@ from hotloop.engine.keys import sample_keys
 from hotloop.engine.progress import Console
 from hotloop.errors import DataError
 from hotloop.families.cnn.command_options import BenchmarkConfig, BuildConfig, VerifyConfig
-from hotloop.families.cnn.images import augment, crop_and_flip, draw_crops_on_host, is_cifar, preprocess
+from hotloop.families.cnn.images import CIFAR, augment, crop_and_flip, draw_crops_on_host, preprocess
 from hotloop.families.cnn.options import DATASET_SIZES
 from hotloop.families.cnn.sources import PhotoBatches, evaluation_batches, open_store
 from hotloop.families.cnn.workers import HostBatch, PhotoReader, Workers
@@ -257,7 +253,7 @@ def _on_host(config: BenchmarkConfig, split: LabelledImages, number: int) -> Ite
     for step in range(order.period // order.batch_size):
         rows = order.indices(order.start(first + step), np.zeros(1, np.uint32))[0]
         images: NDArray[Any] = split.images[rows]
-        if config.split == "train" and is_cifar(config.dataset):
+        if config.split == "train" and config.dataset in CIFAR:
             images = crop_and_flip(images, draw_crops_on_host(generator, len(rows)))
         yield {"image": images, "label": split.labels[rows]}
 

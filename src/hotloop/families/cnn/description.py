@@ -67,47 +67,33 @@ def _dataset_size(config: TrainConfig) -> DatasetSize:
 def describe_model(config: DescribeConfig) -> tuple[str, dict[str, Any]]:
     """A table for people, and its facts."""
     size = DATASET_SIZES[config.dataset or ("imagenet" if config.model in DEPTHS else "cifar10")]
-    network = build(config.model, size.shape, size.classes)
-    facts = {
-        "model": config.model,
-        "parameters": sum(node.weights for node in network.nodes),
-        "flops": network.flops,
-        "layers": [
-            {
-                "name": node.name,
-                "kind": node.kind,
-                "shape": list(node.shape),
-                "parameters": node.weights,
-                "flops": node.flops,
-                "may_split": network.may_split(i),
-            }
-            for i, node in enumerate(network.nodes)
-        ],
-    }
-    return layer_table(network), facts
+    return describe_network(build(config.model, size.shape, size.classes))
 
 
-def layer_table(network: Network) -> str:
-    """The layers in order, one a line, under a line that sums them up."""
-    summary = (
-        f"{network.model} ({network.variant}), images {_size(network.shape)}, {network.classes:,} classes: "
-        f"{sum(node.weights for node in network.nodes):,} parameters, {network.flops / 1e9:.3f} GFLOP an image forward"
-    )
-    rows = [_HEADINGS]
+def describe_network(network: Network) -> tuple[str, dict[str, Any]]:
+    """The layers in order, one a line, under a line that sums them up; and the same as facts."""
+    rows, layers = [_HEADINGS], []
     for i, node in enumerate(network.nodes):
-        weights, flops = f"{node.weights:,}", f"{node.flops / 1e6:,.3f}"
-        figures = (weights if node.weights else "", flops if node.flops else "")
-        split = "yes" if network.may_split(i) else ""
-        rows.append((node.name, node.kind, _size(node.shape), *figures, split))
+        weights, flops, may_split = node.weights, node.flops, network.may_split(i)
+        figures = (f"{weights:,}" if weights else "", f"{flops / 1e6:,.3f}" if flops else "")
+        rows.append((node.name, node.kind, _size(node.shape), *figures, "yes" if may_split else ""))
+        about = {"name": node.name, "kind": node.kind, "shape": list(node.shape)}
+        layers.append(about | {"parameters": weights, "flops": flops, "may_split": may_split})
+    parameters = sum(node.weights for node in network.nodes)
+    facts = {"model": network.model, "parameters": parameters, "flops": network.flops, "layers": layers}
     widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADINGS))]
-    lines = []
+    lines = [
+        f"{network.model} ({network.variant}), images {_size(network.shape)}, {network.classes:,} classes: "
+        f"{parameters:,} parameters, {network.flops / 1e9:.3f} GFLOP an image forward",
+        "",
+    ]
     for row in rows:
         cells = [
             cell.rjust(width) if heading in ("parameters", "MFLOP") else cell.ljust(width)
             for cell, width, heading in zip(row, widths, _HEADINGS, strict=True)
         ]
         lines.append("  ".join(cells).rstrip())
-    return "\n".join([summary, "", *lines])
+    return "\n".join(lines), facts
 
 
 def _size(shape: tuple[int, ...]) -> str:

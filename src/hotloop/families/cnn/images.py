@@ -1,9 +1,7 @@
 """From bytes to what a network sees: standardising, scaling, normalising, and CIFAR's random crop and flip.
 
-All of it takes whole batches of uint8 images and gives float32 (cast it to the compute type afterwards). The same
-lines run on numpy arrays on the host and on jax arrays on the device; standardising counts in integers first, so that
-both give the same bits on a CPU. Padding is black in either place. How ImageNet's photographs are cropped is in
-`photographs`.
+All of it takes whole batches of uint8 images and gives float32, on numpy arrays on the host as on jax arrays on the
+device; standardising counts in integers first, so that both give the same bits on a CPU.
 """
 
 from functools import partial
@@ -16,6 +14,7 @@ from jax import Array
 
 from hotloop.errors import OptionError
 
+CIFAR = ("cifar10", "cifar100")  # images that are padded, cropped, mirrored and standardised
 PADDING = 4
 MEAN, STD = np.array((0.485, 0.456, 0.406)), np.array((0.229, 0.224, 0.225))
 """Of ImageNet's training images, for pixels between 0 and 1."""
@@ -28,14 +27,14 @@ CropDraws = tuple[Any, Any, Any]
 
 def augment(dataset: str, images: Array, keys: Array) -> Array:
     """Training images [B, H, W, C] for the network; each sample draws from its own key, however a batch is split."""
-    if is_cifar(dataset):
+    if dataset in CIFAR:
         images = crop_and_flip(images, draw_crops(keys))
     return preprocess(dataset, images)  # type: ignore[no-any-return]
 
 
 def preprocess(dataset: str, images: Any) -> Any:
     """Images [B, H, W, C] for the network as they are: the part of the preprocessing that leaves nothing to chance."""
-    if is_cifar(dataset):
+    if dataset in CIFAR:
         return standardise(images)
     if dataset == "imagenet":  # bytes, or floats of that range, minus the mean colour, over its deviations
         factor, offset = (1 / (255 * STD)).astype(np.float32), (-MEAN / STD).astype(np.float32)
@@ -43,11 +42,6 @@ def preprocess(dataset: str, images: Any) -> Any:
     if "mnist" in dataset:
         return images.astype(np.float32) * np.float32(1 / 255)
     raise OptionError(f"--dataset {dataset}: there is no preprocessing for it")
-
-
-def is_cifar(dataset: str) -> bool:
-    """Whether images are padded, cropped, mirrored and standardised."""
-    return dataset in ("cifar10", "cifar100")
 
 
 def draw_crops(keys: Array) -> CropDraws:

@@ -1,8 +1,4 @@
-"""One weight update of a network, and its evaluation: `init`, `update`, `evaluate` as the engine wants them.
-
-An update goes over its micro-batches one after the other (accumulation) on each replica, averages gradients and
-merges batch-norm statistics over all of them, and makes one step. Every sample draws from its place in the global
-batch, so that how a batch is split changes nothing but batch norm's groups. It knows neither files nor events.
+"""One weight update of a network, and its evaluation: `init`, `update`, `evaluate`. It knows neither files nor events.
 
 Every part (a micro-batch on a replica) hands in its means and biased variances. By the `spread` rule the differences
 between the parts' means count, so that any split of a batch gives the undivided batch's statistics; the `seed` rule
@@ -151,19 +147,12 @@ def finish_statistics(running: RunningStatistics, axis: str | None = None) -> St
     """Means and biased variances of all parts; with the name of a mapped axis, of all replicas along it."""
     if axis is None:
         return running.merged
-    means = {name: layer["mean"] for name, layer in running.merged.items()}
-    centres = _mean_over(axis, means)
-    spread = {
-        name: layer["variance"] + jnp.square(layer["mean"] - centres[name])
-        for name, layer in running.merged.items()
-    }
-    variances = _mean_over(axis, spread)
-    return {name: {"mean": centres[name], "variance": variances[name]} for name in means}
-
-
-def _mean_over(axis: str, leaves: dict[str, Array]) -> dict[str, Array]:
-    means: dict[str, Array] = lax.pmean(leaves, axis)  # type: ignore[no-untyped-call]
-    return means
+    layers, mean_over = running.merged.items(), partial(lax.pmean, axis_name=axis)
+    centres = mean_over({name: layer["mean"] for name, layer in layers})
+    variances = mean_over(
+        {name: layer["variance"] + jnp.square(layer["mean"] - centres[name]) for name, layer in layers}
+    )
+    return {name: {"mean": centres[name], "variance": variances[name]} for name in centres}
 
 
 def count_values(network: Network, batch: Batch, rule: MergeRule = "spread") -> dict[str, int]:

@@ -40,10 +40,10 @@ def run(config: PredictConfig, console: Console) -> Mapping[str, Any]:
     shape, dataset = known.network.shape, known.dataset
     pixels = []
     for path in config.image:
-        image = _open_image(path)
-        if differences := unlike_training(image, shape, dataset):
+        found, differences = read_image(path, shape, dataset)
+        if differences:
             console.warn(f"{path}: unlike the images of the training: {'; '.join(differences)}")
-        pixels.append(_to_pixels(image, shape, dataset))
+        pixels.append(found)
     with checkpoints.open() as opened:
         restored = opened.restore(known.weights(), config.step, in_part=True).warn()
 
@@ -55,38 +55,34 @@ def run(config: PredictConfig, console: Console) -> Mapping[str, Any]:
         with compiling():  # the call comes back before it has run
             made = jax.jit(predict)(restored.state, jnp.asarray(np.stack(pixels)))
         shares = np.asarray(made)
-    found: dict[str, list[dict[str, Any]]] = {}
+    predictions: dict[str, list[dict[str, Any]]] = {}
     for path, row in zip(config.image, shares, strict=True):
         order = np.argsort(-row, kind="stable")[: config.top]
         names = {int(k): CIFAR10[k] if dataset == "cifar10" else f"class {k}" for k in order}
-        found[str(path)] = [
+        predictions[str(path)] = [
             {"class": k, "name": name, "probability": float(row[k])} for k, name in names.items()
         ]
         console.say(f"{path}:")
-        for each in found[str(path)]:
+        for each in predictions[str(path)]:
             console.say(f"  {100 * each['probability']:6.2f} %  {each['name']}")
-    return {"checkpoint": str(checkpoints.folder), "step": restored.step, "predictions": found}
+    return {"checkpoint": str(checkpoints.folder), "step": restored.step, "predictions": predictions}
 
 
-def read_image(path: str | Path, shape: tuple[int, int, int], dataset: str) -> NDArray[np.uint8]:
-    """An image file as the network's bytes."""
-    return _to_pixels(_open_image(path), shape, dataset)
-
-
-def _open_image(path: str | Path) -> "Image.Image":
+def read_image(
+    path: str | Path, shape: tuple[int, int, int], dataset: str
+) -> tuple[NDArray[np.uint8], list[str]]:
+    """An image file as the network's bytes, and how it is unlike the images of the training."""
     try:
-        return load_rgb(open_image(Path(path).read_bytes()))
+        image = load_rgb(open_image(Path(path).read_bytes()))
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     except ImageError as error:
         raise DataError(f"{path}: not a whole image ({error})") from None
-
-
-def _to_pixels(image: "Image.Image", shape: tuple[int, int, int], dataset: str) -> NDArray[np.uint8]:
+    differences = unlike_training(image, shape, dataset)
     if dataset == "imagenet":
-        return resample_bytes(image, grid_of_middle(*image.size, shape[0]), shape[0], False)
+        return resample_bytes(image, grid_of_middle(*image.size, shape[0]), shape[0], False), differences
     resized = image.convert("L" if shape[2] == 1 else "RGB").resize((shape[1], shape[0]))
-    return np.asarray(resized, np.uint8).reshape(shape)
+    return np.asarray(resized, np.uint8).reshape(shape), differences
 
 
 def unlike_training(image: "Image.Image", shape: tuple[int, int, int], dataset: str) -> list[str]:

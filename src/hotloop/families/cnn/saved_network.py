@@ -1,7 +1,6 @@
-"""What lies in a folder of checkpoints: which network they belong to, and whose they are.
+"""What lies in a folder of checkpoints: which network they belong to (`network.json` beside them), and whose they are.
 
-Whoever only looks at images needs the weights, the moving statistics and which network they belong to, which
-`network.json` beside the checkpoints tells. It deletes and trains nothing.
+It deletes and trains nothing.
 """
 
 from collections.abc import Mapping

@@ -38,7 +38,6 @@ from hotloop.families.cnn.workers import MISSING, HostBatch, PhotoReader, Wanted
 
 SYNTHETIC_MEAN, SYNTHETIC_DEVIATION = 127, 60  # of pixels
 SYNTHETIC_IMAGES = 256  # that differ, at most: they are for measuring speed, and take memory
-NO_PHOTOGRAPHS = "there is no ImageNet here (name its folder by --dataset-path): "
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,8 @@ def open_source(config: TrainConfig, console: Console, seed: int) -> Iterator[Im
             data = load(config.dataset, folder_of(config), console.say, console.progress)
         yield resident_images(data)
     elif folder_of(config) is None and not (is_record_folder(Path()) or is_image_folder(Path())):
-        yield synthetic_images(DATASET_SIZES["imagenet"], seed, on_device=True, why=NO_PHOTOGRAPHS)
+        why = "there is no ImageNet here (name its folder by --dataset-path): "
+        yield synthetic_images(DATASET_SIZES["imagenet"], seed, on_device=True, why=why)
     else:
         with stream_photographs(config, console, seed) as source:
             yield source

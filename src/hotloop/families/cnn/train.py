@@ -1,7 +1,4 @@
-"""`hotloop cnn train` from beginning to end: options, data, job, program, run, then the validation of all checkpoints.
-
-What an update computes is in `model`; this is the order of things. It prints through the console that it is handed.
-"""
+"""`hotloop cnn train` from beginning to end: options, data, job, program, run, validation of all checkpoints."""
 
 import secrets
 import statistics
@@ -138,26 +135,23 @@ def run_folder(config: TrainConfig) -> Path:
 
 def _check_phases(config: TrainConfig, folder: Path) -> None:
     """OptionError where the options leave nothing to do, or ask for what the other phase has."""
-    alone = not config.training
+    reason, alone = "", not config.training
     if alone and not config.validation:
-        raise OptionError("--training False --validation False: leaves nothing to do; leave one of them out")
-    if config.random_weights and config.training:
-        raise OptionError("--random-weights: goes with validation alone (--training False); leave it out")
-    if config.compile_only and alone:
-        raise OptionError(
-            "--compile-only: compiles the training program, and this only validates; leave it out"
-        )
-    if config.resume and alone:
-        raise OptionError(
-            "--resume --training False: there is no training to go on with; `hotloop cnn validate RUN` validates a run"
-        )
-    if alone and not (config.checkpoint_input_dir or config.random_weights) and folder.exists():
-        raise OptionError(
-            f"--training False: `hotloop cnn validate {folder}` validates that run; --random-weights "
-            "validates random ones"
-        )
-    if config.resume and config.run_name is None:
-        raise OptionError("--resume: say which run goes on by --run-name, the name of its folder")
+        reason = "--training False --validation False: leaves nothing to do; leave one of them out"
+    elif config.random_weights and config.training:
+        reason = "--random-weights: goes with validation alone (--training False); leave it out"
+    elif config.compile_only and alone:
+        reason = "--compile-only: compiles the training program, and this only validates; leave it out"
+    elif config.resume and alone:
+        validating = "`hotloop cnn validate RUN` validates a run"
+        reason = f"--resume --training False: there is no training to go on with; {validating}"
+    elif alone and not (config.checkpoint_input_dir or config.random_weights) and folder.exists():
+        random = "--random-weights validates random ones"
+        reason = f"--training False: `hotloop cnn validate {folder}` validates that run; {random}"
+    elif config.resume and config.run_name is None:
+        reason = "--resume: say which run goes on by --run-name, the name of its folder"
+    if reason:
+        raise OptionError(reason)
 
 
 def _is_done(config: TrainConfig, settings: Mapping[str, Any], own: RunCheckpoints) -> bool:

@@ -1,9 +1,7 @@
-"""Photographs decoded by workers: threads, or processes that write into shared memory.
+"""Photographs decoded by workers: threads, or processes that write into shared memory. No jax: they start sooner.
 
-`PhotoReader` is what a worker does. A broken image stops the run with its file and position, or, when asked for, in
-training the next whole one takes its place, and in validation it is marked as missing. Threads begin at once, but about
-a tenth of the work holds Python's lock: some ten of them would wait for each other, so that from eight workers on
-processes are the default. No jax: processes start sooner.
+A broken image stops the run with its file and position, or, when asked for, is replaced by the next whole one in
+training and marked as missing in validation.
 """
 
 import signal
@@ -40,7 +38,9 @@ Filled = tuple[NDArray[np.int32], list[str]]
 
 _IN_A_ROW = 100  # so many broken images one after the other are no accident
 _PART = 8  # images that a worker is given at once
-_MANY = 8  # from so many workers on, processes are the default
+# From so many workers on, processes are the default. Threads begin at once, but about a tenth of the work holds
+# Python's lock: some ten of them would wait for each other.
+_MANY = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +95,7 @@ class PhotoReader:
 
 
 class Workers:
-    """Decodes batches ahead of who takes them. Close it, or use it as a context.
+    """Decodes batches ahead of who takes them; a context.
 
     `skipped` counts the broken images that were met; `on_skip` hears of each once.
     """
@@ -108,7 +108,7 @@ class Workers:
         on_skip: Callable[[str], None] = lambda text: None,
     ):
         self.reader = reader
-        self._on_skip, self._named = on_skip, set[str]()
+        self.skipped, self._on_skip, self._named = 0, on_skip, set[str]()
         self.kind = kind if kind != "auto" else "processes" if workers >= _MANY else "threads"
         shape = (3 * workers, _PART, reader.size, reader.size, 3)
         size = int(np.prod(shape)) * reader.dtype.itemsize
@@ -167,21 +167,15 @@ class Workers:
             if text not in self._named:
                 self._named.add(text)
                 self._on_skip(text)
+                self.skipped += 1
         if part.place.stop == len(part.batch["label"]):
             yield part.batch
-
-    @property
-    def skipped(self) -> int:
-        return len(self._named)
-
-    def close(self) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
 
     def __enter__(self) -> "Workers":
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.close()
+        self._pool.shutdown(wait=True, cancel_futures=True)
 
 
 @dataclass(eq=False)
