@@ -15,8 +15,7 @@ from hotloop.cli.parser import resolve, scan
 from hotloop.cli.plan import PlanConfig, make_plan
 from hotloop.data.catalogue import known_set
 from hotloop.engine.device import parse_size
-from hotloop.options import Params, build, options_of
-from hotloop.options.declare import expand_path
+from hotloop.options import Params, build, expand_path, options_of
 from hotloop.options.document import parse_document
 from hotloop.options.files import parse_json
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotloop.errors import OptionError
+from hotloop.errors import OptionError, did_you_mean
 from hotloop.options import (
     Options,
     Params,
@@ -20,7 +20,6 @@ from hotloop.options import (
     at_least,
     between,
     build,
-    did_you_mean,
     finite,
     non_negative,
     option,

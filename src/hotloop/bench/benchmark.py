@@ -9,8 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
-from hotloop.errors import OptionError
-from hotloop.options import did_you_mean
+from hotloop.errors import OptionError, did_you_mean
 
 Kind = Literal["throughput", "convergence"]
 Parameters = Mapping[str, str]

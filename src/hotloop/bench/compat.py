@@ -11,9 +11,11 @@ from itertools import pairwise
 from pathlib import PurePath
 from typing import NamedTuple
 
-from hotloop.errors import OptionError
-from hotloop.options import did_you_mean
-from hotloop.options.declare import FALSE, TRUE
+from hotloop.errors import OptionError, did_you_mean
+from hotloop.options import (
+    FALSE,
+    TRUE,
+)
 
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 PYTHON = re.compile(r"python(\d+(\.\d+)?)?(\.exe)?")

@@ -13,9 +13,10 @@ from typing import TypeVar
 from hotloop.bench.benchmark import BRACES, Benchmark, Derived, Kind, Metric, Variant, fill, name_variants
 from hotloop.bench.expressions import ExpressionError, check_expression
 from hotloop.bench.metrics import REDUCTIONS, is_reduction
-from hotloop.errors import OptionError, one_line
-from hotloop.options import did_you_mean
-from hotloop.options.declare import expand_path
+from hotloop.errors import OptionError, did_you_mean, one_line
+from hotloop.options import (
+    expand_path,
+)
 from hotloop.options.document import (
     LONGEST,
     LocatedList,

@@ -12,8 +12,10 @@ from importlib import import_module
 
 from hotloop.cli.command import Command, Context, Result, print_error, print_json, spell_options
 from hotloop.engine.interrupt import Stopped, raise_stops
-from hotloop.errors import DISK_ERRORS, HotloopError, OptionError
-from hotloop.options import did_you_mean, options_of
+from hotloop.errors import DISK_ERRORS, HotloopError, OptionError, did_you_mean
+from hotloop.options import (
+    options_of,
+)
 from hotloop.version import VERSION
 
 SUMMARY = "Train, evaluate, benchmark and serve models as whole programs compiled for the device."

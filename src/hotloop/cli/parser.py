@@ -12,9 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from hotloop.cli.command import Command, Common, print_json, spell_options
-from hotloop.errors import CheckpointError, HotloopError, OptionError, join_with_or
-from hotloop.options import Option, construct, did_you_mean, options_of, to_jsonable, values_of
-from hotloop.options.declare import FALSE, TRUE, expand_path, show_value
+from hotloop.errors import CheckpointError, HotloopError, OptionError, did_you_mean, join_with_or
+from hotloop.options import (
+    FALSE,
+    TRUE,
+    Option,
+    construct,
+    expand_path,
+    options_of,
+    show_value,
+    to_jsonable,
+    values_of,
+)
 from hotloop.options.document import LONGEST, Key, parse_document
 
 SETTABLE = ("device", "only_accelerator")  # the common options that a preset or file may hold

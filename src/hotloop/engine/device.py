@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hotloop import rehearsal
 from hotloop.errors import DeviceError, OptionError
-from hotloop.options.declare import expand_path
+from hotloop.options import expand_path
 from hotloop.version import VERSION as __version__
 
 if TYPE_CHECKING:

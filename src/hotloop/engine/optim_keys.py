@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hotloop.errors import OptionError
-from hotloop.options.declare import Check
+from hotloop.options import Check
 
 VELOCITY = "velocity"
 """What the link of a chain is called that holds a momentum, in an optimiser's state and in checkpoints."""

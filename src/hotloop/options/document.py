@@ -13,7 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from hotloop.errors import OptionError
-from hotloop.options.declare import Unquoted
+from hotloop.options import Unquoted
 
 if TYPE_CHECKING:
     from yaml.nodes import Node

@@ -17,10 +17,9 @@ from hotloop.engine import optim, precision
 from hotloop.engine.device import platform, replica_mesh
 from hotloop.engine.plan import Batch, EvaluationBatches, Plan, plan_evaluation
 from hotloop.engine.precision import SPLIT, AutoScale, LossScale
-from hotloop.errors import DeviceError, OptionError
+from hotloop.errors import DeviceError, OptionError, did_you_mean
 from hotloop.families.cnn.network import Network, NormChoice, build
 from hotloop.families.cnn.options import WITHOUT_EFFECT, DatasetSize, TrainConfig
-from hotloop.options import did_you_mean
 
 BATCH_OPTIONS = ("gradient_accumulation_count", "global_batch_size")
 MOMENTUM = {"batch_norm": 0.99, "custom_batch_norm": 0.97}

@@ -13,13 +13,12 @@ from typing import Any, Literal, NamedTuple
 
 from hotloop.engine.optim_keys import check_loss_scaling, check_optimiser, check_schedule
 from hotloop.engine.plan import BATCH_GROUP, EVENTS_GROUP, RUN_GROUP, PlanOptions
-from hotloop.errors import OptionError
+from hotloop.errors import OptionError, did_you_mean
 from hotloop.options import (
     Options,
     Params,
     argument,
     between,
-    did_you_mean,
     folder_name,
     non_negative,
     option,

@@ -16,7 +16,7 @@ from hotloop.data.stand_ins import stand_in_images
 from hotloop.engine.progress import Console
 from hotloop.errors import DataError
 from hotloop.families.vcd.config import PIXELS
-from hotloop.options.declare import expand_path
+from hotloop.options import expand_path
 
 Bits = NDArray[np.uint8]
 NAMES = ("binarised_mnist", "mnist", "fashion_mnist", "digits")

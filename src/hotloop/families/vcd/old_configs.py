@@ -10,10 +10,17 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
-from hotloop.errors import OptionError
+from hotloop.errors import OptionError, did_you_mean
 from hotloop.families.vcd.config import VcdTrain
-from hotloop.options import Check, did_you_mean, non_negative, options_of, positive
-from hotloop.options.declare import Kind, read_value, show_value
+from hotloop.options import (
+    Check,
+    Kind,
+    non_negative,
+    options_of,
+    positive,
+    read_value,
+    show_value,
+)
 from hotloop.options.document import Key
 
 MODEL, EXPERIMENT = "model[0].args", "experiment.args"
