@@ -36,7 +36,7 @@ PLACES = {
     r"\b(Image|module)\.open\(": {"data/jpeg"},
     r"\bgzip\.(open|GzipFile|decompress)": {"data/content"},
     r"\b(ZipFile|tarfile\.open)\(": {"data/content", "data/fetch"},
-    r"\bexpanduser\(": {"options/files"},
+    r"\bexpanduser\(": {"options/__init__"},
     r"\bnp\.load\(|\bimport pickle\b|(?<![\w.])(eval|exec)\(": set(),
 }
 """What reads what anybody may have written, and the modules that may call it: each bounds it, and is fuzzed."""
