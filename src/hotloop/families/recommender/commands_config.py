@@ -4,17 +4,18 @@ Values that the command line leaves out are those of the run, where it has them.
 """
 
 from dataclasses import MISSING, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from hotloop.errors import OptionError
-from hotloop.families.recommender.config import DATA, RUN, DataOptions, TrainOptions
+from hotloop.families.recommender.config import DataOptions, TrainOptions, data_option, run_option
 from hotloop.options import Options, argument, between, finite, non_negative, option, positive
 
 FAMILY = "recommender"
 EXTRA = {"users": int, "items": int, "drops": list, "low": float, "high": float}
 """What config.json holds besides options, and of which kind."""
-MEASURES, OUTPUT = "What is measured", "Output"
+measure_option, output_option = partial(option, group="What is measured"), partial(option, group="Output")
 RATINGS_HELP = "What users have rated, instead of the training ratings; they need not be in those."
 SplitName = Literal["3m", "6m", "1y", "full", "user-time", "random"]
 
@@ -23,24 +24,21 @@ SplitName = Literal["3m", "6m", "1y", "full", "user-time", "random"]
 class PredictionOptions:
     """How scores become ratings, and how many users at once."""
 
-    clip: bool = option(True, "Clip predictions to the range of the training ratings.", group=MEASURES)
-    round: bool = option(False, "Round predictions to whole ratings.", group=MEASURES)
-    batch_size: int | None = option(
+    clip: bool = measure_option(True, "Clip predictions to the range of the training ratings.")
+    round: bool = measure_option(False, "Round predictions to whole ratings.")
+    batch_size: int | None = run_option(
         None,
         "Users at once; left out, as the run validated. It changes the mean-of-batches RMSE and nothing else.",
         check=positive,
-        group=RUN,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankingOptions(PredictionOptions):
-    k: tuple[int, ...] = option(
-        (10, 100), "Lengths of recommendation lists for NDCG and recall.", check=positive, group=MEASURES
+    k: tuple[int, ...] = measure_option(
+        (10, 100), "Lengths of recommendation lists for NDCG and recall.", check=positive
     )
-    relevant: float = option(
-        4.0, "Rating from which an item is relevant to its user.", check=finite, group=MEASURES
-    )
+    relevant: float = measure_option(4.0, "Rating from which an item is relevant to its user.", check=finite)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +46,11 @@ class CheckpointOptions(Options):
     """Which weights of which run."""
 
     run: Path = argument("Folder of a run, as `hotloop recommender train` named it.", metavar="RUN")
-    step: int | None = option(
-        None, "Checkpoint after so many updates; left out, see --best.", check=non_negative, group=RUN
+    step: int | None = run_option(
+        None, "Checkpoint after so many updates; left out, see --best.", check=non_negative
     )
-    best: bool = option(
-        True, "Without --step: the checkpoint that validated best; --no-best takes the newest.", group=RUN
+    best: bool = run_option(
+        True, "Without --step: the checkpoint that validated best; --no-best takes the newest."
     )
 
 
@@ -60,11 +58,11 @@ class CheckpointOptions(Options):
 class TruthOptions(CheckpointOptions):
     """The ratings that predictions are compared with."""
 
-    split: Literal["validation", "test"] | None = option(
-        None, "Ratings of the run's own data; left out, test where there is one, else validation.", group=DATA
+    split: Literal["validation", "test"] | None = data_option(
+        None, "Ratings of the run's own data; left out, test where there is one, else validation."
     )
-    data_file: Path | None = option(
-        None, "Ratings of a file instead: user TAB item TAB rating.", metavar="FILE", group=DATA
+    data_file: Path | None = data_option(
+        None, "Ratings of a file instead: user TAB item TAB rating.", metavar="FILE"
     )
 
     def check(self) -> None:
@@ -81,13 +79,12 @@ class EvaluateOptions(TruthOptions, RankingOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class PredictOptions(TruthOptions, PredictionOptions):
-    output: Path | None = option(
+    output: Path | None = output_option(
         None,
         "File of user TAB item TAB prediction TAB truth; left out, `predictions` in the run's folder.",
         metavar="FILE",
-        group=OUTPUT,
     )
-    ratings_file: Path | None = option(None, RATINGS_HELP, metavar="FILE", group=DATA)
+    ratings_file: Path | None = data_option(None, RATINGS_HELP, metavar="FILE")
 
     def check(self) -> None:
         super().check()
@@ -99,15 +96,12 @@ class PredictOptions(TruthOptions, PredictionOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class RecommendOptions(CheckpointOptions, PredictionOptions):
-    users: tuple[int, ...] = option((), "Ids of users, as the ratings have them.", metavar="ID", group=DATA)
-    all: bool = option(False, "Every user.", group=DATA)
-    ratings_file: Path | None = option(None, RATINGS_HELP, metavar="FILE", group=DATA)
-    top: int = option(10, "Items for each user.", check=positive, group=OUTPUT)
-    output: Path | None = option(
-        None,
-        "File of user TAB item TAB prediction; left out, a table is shown.",
-        metavar="FILE",
-        group=OUTPUT,
+    users: tuple[int, ...] = data_option((), "Ids of users, as the ratings have them.", metavar="ID")
+    all: bool = data_option(False, "Every user.")
+    ratings_file: Path | None = data_option(None, RATINGS_HELP, metavar="FILE")
+    top: int = output_option(10, "Items for each user.", check=positive)
+    output: Path | None = output_option(
+        None, "File of user TAB item TAB prediction; left out, a table is shown.", metavar="FILE"
     )
 
     def check(self) -> None:
@@ -119,21 +113,17 @@ class RecommendOptions(CheckpointOptions, PredictionOptions):
 class BaselineOptions(Options, RankingOptions, DataOptions):
     """All of `hotloop recommender baselines`."""
 
-    run: Path | None = option(
-        None,
-        "A trained run for the last row; without data options, its data are taken.",
-        metavar="RUN",
-        group=RUN,
+    run: Path | None = run_option(
+        None, "A trained run for the last row; without data options, its data are taken.", metavar="RUN"
     )
-    step: int | None = option(
-        None, "Checkpoint of --run; left out, the one that validated best.", check=non_negative, group=RUN
+    step: int | None = run_option(
+        None, "Checkpoint of --run; left out, the one that validated best.", check=non_negative
     )
-    part: Literal["validation", "test"] | None = option(
-        None, "Part to measure on; left out, test where there is one, else validation.", group=MEASURES
+    part: Literal["validation", "test"] | None = measure_option(
+        None, "Part to measure on; left out, test where there is one, else validation."
     )
-    ease: Literal["auto", "yes", "no"] = option(
-        "auto", "EASE, whose cost grows with the cube of the items: auto leaves it out where that is too much.",
-        group=MEASURES,
+    ease: Literal["auto", "yes", "no"] = measure_option(
+        "auto", "EASE, whose cost grows with the cube of the items: auto leaves it out where that is too much."
     )  # fmt: skip
 
     def check(self) -> None:

@@ -5,6 +5,7 @@ and batches by the name of the training file, else by its number of ratings; dro
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -22,8 +23,13 @@ from hotloop.options import (
     positive,
 )
 
-MODEL, TRAINING, NUMBERS = "Model", "Training", "Numbers"
-DATA, RUN, OLD = "Data", "Run and records", "From the old program"
+OLD = "From the old program"
+model_option = partial(option, group="Model")
+training_option = partial(option, group="Training")
+number_option = partial(option, group="Numbers")
+data_option = partial(option, group="Data")
+run_option = partial(option, group="Run and records")
+old_option = partial(option, group=OLD)
 # By --size: units of the three encoder layers, which the decoder mirrors, and the dropout of the last.
 LAYERS = {128: (128, 256, 256), 256: (256, 256, 512), 512: (512, 512, 1024)}
 DROPOUT = {128: 0.65, 256: 0.8, 512: 0.8}
@@ -51,91 +57,75 @@ OPTIMISERS: dict[str, tuple[str, dict[str, Any]]] = {
 class UpdateOptions:
     """Everything that decides what one update computes."""
 
-    size: Literal[128, 256, 512] | None = option(
-        None,
-        "Width: 128, 256 or 512; left out, by the training file's name or ratings (random data: 128).",
-        group=MODEL,
+    size: Literal[128, 256, 512] | None = model_option(
+        None, "Width: 128, 256 or 512; left out, by the training file's name or ratings (random data: 128)."
     )
-    dropout: float | None = option(
-        None,
-        "Dropout of the code layer; left out, 0.65 for size 128, else 0.8.",
-        check=between(0, 0.99),
-        group=MODEL,
+    dropout: float | None = model_option(
+        None, "Dropout of the code layer; left out, 0.65 for size 128, else 0.8.", check=between(0, 0.99)
     )
-    no_selu: bool = option(False, "A linear network.", group=MODEL)
-    no_dropout: bool = option(False, "No dropout.", group=MODEL)
-    tied: bool = option(True, "The decoder uses the encoder's weights, transposed.", group=MODEL)
-    untied: bool = option(False, "The same as --no-tied.", group=MODEL)
-    refeed: Literal["joint", "alternate", "none"] = option(
+    no_selu: bool = model_option(False, "A linear network.")
+    no_dropout: bool = model_option(False, "No dropout.")
+    tied: bool = model_option(True, "The decoder uses the encoder's weights, transposed.")
+    untied: bool = model_option(False, "The same as --no-tied.")
+    refeed: Literal["joint", "alternate", "none"] = training_option(
         "joint",
         "Dense re-feeding: joint, in one loss and one step; alternate, in steps of its own on detached outputs; none.",
-        group=TRAINING,
     )
-    no_dense_refeeding: bool = option(False, "The same as --refeed none.", group=TRAINING)
-    aug_steps: int = option(
-        1, "Re-feeding steps after each batch under --refeed alternate.", check=non_negative, group=TRAINING
+    no_dense_refeeding: bool = training_option(False, "The same as --refeed none.")
+    aug_steps: int = training_option(
+        1, "Re-feeding steps after each batch under --refeed alternate.", check=non_negative
     )
-    batch_size: int | None = option(
+    batch_size: int | None = training_option(
         None,
         "Users an update; left out, by the training file's name or ratings (random data: 64).",
         check=positive,
         aliases=("--micro-batch-size",),
-        group=TRAINING,
     )
     optimizer: Literal["Momentum", "SGD", "LARS", "RMSprop", "RMSpropInside", "Adam", "AdamW", "Muon"] = (
-        option(
+        training_option(
             "Momentum",
             "Momentum 0.9, none, or another rule; RMSprop has its epsilon outside the root, RMSpropInside in it; "
             "AdamW and Muon have the decay beside them.",
-            group=TRAINING,
         )
     )
-    optimizer_params: Params = option(
+    optimizer_params: Params = training_option(
         Params(),
         "What is not as usual. Momentum, SGD: momentum, nesterov; LARS: these, weight_decay, eeta, epsilon; RMSprop: "
         "decay, epsilon; RMSpropInside: momentum, base_decay_exponent, epsilon; Adam, AdamW: b1, b2, eps; Muon: beta.",
-        group=TRAINING,
     )
-    base_learning_rate: float = option(
-        -16.0, "Exponent of two: the rate is 2^exponent times the batch size.", check=finite, group=TRAINING
+    base_learning_rate: float = training_option(
+        -16.0, "Exponent of two: the rate is 2^exponent times the batch size.", check=finite
     )
-    learning_rate_decay: tuple[float, ...] = option(
-        (1.0, 0.1, 0.01), "Factors on the rate, one more than drops.", check=positive, group=TRAINING
+    learning_rate_decay: tuple[float, ...] = training_option(
+        (1.0, 0.1, 0.01), "Factors on the rate, one more than drops.", check=positive
     )
-    learning_rate_schedule: tuple[float, ...] = option(
-        (0.5, 0.75), "Where the rate drops, as fractions of the calls.", check=between(0, 1), group=TRAINING
+    learning_rate_schedule: tuple[float, ...] = training_option(
+        (0.5, 0.75), "Where the rate drops, as fractions of the calls.", check=between(0, 1)
     )
     lr_schedule: Literal["drops", "const", "cosine", "stepped", "polynomial", "exponential", "one_cycle"] = (
-        option(
+        training_option(
             "drops",
             "Shape of the rate over the run; drops is that of --learning-rate-decay and --learning-rate-schedule.",
-            group=TRAINING,
         )
     )
-    lr_schedule_params: Params = option(
+    lr_schedule_params: Params = training_option(
         Params(),
         "cosine and polynomial: epochs_to_total_decay; polynomial: end_learning_rate_ratio, power; exponential: "
         "decay_rate, decay_epochs; one_cycle: total_epochs, peak_epoch; stepped: boundaries (epochs) and one more "
         "values, rates as they are, where all others begin with, or reach, that of --base-learning-rate.",
-        group=TRAINING,
     )
-    weight_decay: float = option(
-        1e-4, "Decay of every weight and bias; 0 for none.", check=non_negative, group=TRAINING
+    weight_decay: float = training_option(
+        1e-4, "Decay of every weight and bias; 0 for none.", check=non_negative
     )
-    gradient_clipping: bool = option(False, "Clip each gradient to [-1, 1], after decay.", group=TRAINING)
-    loss_scaling: float = option(
-        1000.0,
-        "The loss is multiplied by it, gradients are divided; 1 for none.",
-        check=positive,
-        group=NUMBERS,
+    gradient_clipping: bool = training_option(False, "Clip each gradient to [-1, 1], after decay.")
+    loss_scaling: float = number_option(
+        1000.0, "The loss is multiplied by it, gradients are divided; 1 for none.", check=positive
     )
-    precision: Literal["auto", "32.32", "16.32", "16.16"] = option(
-        "auto",
-        "Bits of products and of weights; auto is 16.16 on an accelerator, 32.32 on a CPU.",
-        group=NUMBERS,
+    precision: Literal["auto", "32.32", "16.32", "16.16"] = number_option(
+        "auto", "Bits of products and of weights; auto is 16.16 on an accelerator, 32.32 on a CPU."
     )
-    half: Literal["bfloat16", "float16"] = option("float16", "The 16-bit type.", group=NUMBERS)
-    no_prng: bool = option(False, "Round 16-bit weights to nearest instead of stochastically.", group=NUMBERS)
+    half: Literal["bfloat16", "float16"] = number_option("float16", "The 16-bit type.")
+    no_prng: bool = number_option(False, "Round 16-bit weights to nearest instead of stochastically.")
 
     @property
     def schedule_params(self) -> dict[str, Any]:
@@ -146,89 +136,75 @@ class UpdateOptions:
 
 @dataclass(frozen=True)
 class DataOptions:
-    training_data_file: Path | None = option(
+    training_data_file: Path | None = data_option(
         None,
         "Ratings to train with: user TAB item TAB rating, or with commas or '::'; alone, it is split.",
         metavar="FILE",
-        group=DATA,
     )
-    validation_data_file: Path | None = option(
-        None, "Ratings of the same users to validate with.", metavar="FILE", group=DATA
+    validation_data_file: Path | None = data_option(
+        None, "Ratings of the same users to validate with.", metavar="FILE"
     )
-    test_data_file: Path | None = option(None, "Ratings to test with at the end.", metavar="FILE", group=DATA)
-    data: Literal["random", "procedural", "ml-100k"] = option(
-        "random",
-        "Without files: random ratings of the old shape, drawn tastes, or MovieLens-100K.",
-        group=DATA,
+    test_data_file: Path | None = data_option(None, "Ratings to test with at the end.", metavar="FILE")
+    data: Literal["random", "procedural", "ml-100k"] = data_option(
+        "random", "Without files: random ratings of the old shape, drawn tastes, or MovieLens-100K."
     )
-    split: Literal["random", "user-time"] = option(
-        "random", "How --data ml-100k or procedural is split, or a training file alone.", group=DATA
+    split: Literal["random", "user-time"] = data_option(
+        "random", "How --data ml-100k or procedural is split, or a training file alone."
     )
-    fractions: tuple[float, ...] = option(
-        (0.85, 0.05, 0.1),
-        "Training, validation and test share of --split random.",
-        check=between(0, 1),
-        group=DATA,
+    fractions: tuple[float, ...] = data_option(
+        (0.85, 0.05, 0.1), "Training, validation and test share of --split random.", check=between(0, 1)
     )
-    seed: int = option(0, "Seed of weights, order, dropout and drawn data.", check=non_negative, group=RUN)
+    seed: int = run_option(0, "Seed of weights, order, dropout and drawn data.", check=non_negative)
 
 
 @dataclass(frozen=True)
 class TrialOptions(Options, DataOptions, UpdateOptions):
     """What a training alone and each trial of a sweep share."""
 
-    epochs: int | None = option(
-        None, "Passes over the users; left out, 160 (random data: 2).", check=positive, group=TRAINING
+    epochs: int | None = training_option(
+        None, "Passes over the users; left out, 160 (random data: 2).", check=positive
     )
-    patience: int | None = option(
-        None, "Stop after so many validations without a better one.", check=positive, group=TRAINING
+    patience: int | None = training_option(
+        None, "Stop after so many validations without a better one.", check=positive
     )
-    validation_batch_size: int | None = option(
+    validation_batch_size: int | None = run_option(
         None,
         "Users at once in validation; left out, the training batch (random data: 128).",
         check=positive,
         aliases=("--validation-micro-batch-size",),
-        group=RUN,
     )
-    valid_per_epoch: float = option(1.0, "Validations an epoch.", check=positive, group=RUN)
-    no_validation: bool = option(False, "Do not validate.", group=RUN)
-    device_iterations: int | None = option(
+    valid_per_epoch: float = run_option(1.0, "Validations an epoch.", check=positive)
+    no_validation: bool = run_option(False, "Do not validate.")
+    device_iterations: int | None = run_option(
         None,
         "Updates of a call, after which rates may change; left out, 250, or an epoch where that is shorter.",
         check=positive,
-        group=RUN,
     )
-    steps_per_log: int = option(1, "Calls between logs.", check=positive, group=RUN)
-    results_dir: Path = option(
-        Path("results"), "Folder in which runs get theirs.", aliases=("--logdir",), group=RUN
+    steps_per_log: int = run_option(1, "Calls between logs.", check=positive)
+    results_dir: Path = run_option(Path("results"), "Folder in which runs get theirs.", aliases=("--logdir",))
+    run_name: str | None = run_option(
+        None, "Name of the run's folder; else made of batch and time.", check=folder_name
     )
-    run_name: str | None = option(
-        None, "Name of the run's folder; else made of batch and time.", check=folder_name, group=RUN
-    )
-    clip: bool = option(
-        True, "Clip predictions to the range of the training ratings when evaluating.", group=RUN
-    )
-    plan: bool = option(False, "Say what would run, and stop.", group=RUN)
-    pipeline_num_parallel: int = option(
-        32, "No effect: nothing is decoded on the host.", check=positive, group=OLD
-    )
+    clip: bool = run_option(True, "Clip predictions to the range of the training ratings when evaluating.")
+    plan: bool = run_option(False, "Say what would run, and stop.")
+    pipeline_num_parallel: int = old_option(32, "No effect: nothing is decoded on the host.", check=positive)
 
 
 @dataclass(frozen=True)
 class TrainOptions(TrialOptions):
     """All of `hotloop recommender train`."""
 
-    multiprocessing: bool = option(False, "Validate in a process of its own, beside the training.", group=RUN)
-    resume: bool = option(False, "Go on with the run of --run-name.", group=RUN)
-    build_init: bool = option(False, "Save the initial weights and stop.", group=RUN)
-    testing_on_checkpoint: Path | None = option(
-        None, "Only test: RMSE of this run's weights on the validation file.", metavar="DIR", group=RUN
+    multiprocessing: bool = run_option(False, "Validate in a process of its own, beside the training.")
+    resume: bool = run_option(False, "Go on with the run of --run-name.")
+    build_init: bool = run_option(False, "Save the initial weights and stop.")
+    testing_on_checkpoint: Path | None = run_option(
+        None, "Only test: RMSE of this run's weights on the validation file.", metavar="DIR"
     )
-    report: Path | None = option(
-        None, "Write the compiler's report and a profile to this folder.", metavar="DIR", group=RUN
+    report: Path | None = run_option(
+        None, "Write the compiler's report and a profile to this folder.", metavar="DIR"
     )
-    validation_batches_per_step: int = option(250, "No effect, as before.", check=positive, group=OLD)
-    select_ipus: str = option("AUTO", "No effect: see --device.", aliases=("--select-ipu",), group=OLD)
+    validation_batches_per_step: int = old_option(250, "No effect, as before.", check=positive)
+    select_ipus: str = old_option("AUTO", "No effect: see --device.", aliases=("--select-ipu",))
 
     def check(self) -> None:
         if self.base_learning_rate > 0:

@@ -21,8 +21,6 @@ from hotloop.families.recommender.rating_sets import RatingSets
 from hotloop.families.recommender.saved_run import SavedRun
 from hotloop.options import to_jsonable
 
-OLD_RMSE = "the mean of RMSEs over whole batches of {} users, unclipped; for comparison only"
-
 
 @dataclass(frozen=True, eq=False)
 class EvaluationSet:
@@ -58,8 +56,10 @@ def run(config: EvaluateOptions, console: Console) -> Mapping[str, Any]:
         "seconds": time.perf_counter() - started,
     }
     show_figures({f"{config.run} (step {found.step:,})": figures}, config.k, config.relevant, chosen, console)
-    old = figures["rmse_mean_of_batches"]
-    console.say(f"as the old program averaged: {old:.4f}, {OLD_RMSE.format(size)}")
+    console.say(
+        f"as the old program averaged: {figures['rmse_mean_of_batches']:.4f}, the mean of RMSEs over whole batches of "
+        f"{size} users, unclipped; for comparison only"
+    )
     how = ("" if config.clip else "-unclipped") + ("-rounded" if config.round else "")
     path = config.run / "evaluations" / f"{chosen.short}-{found.step}{how}.json"
     path.parent.mkdir(exist_ok=True)
@@ -141,9 +141,7 @@ def show_figures(
         for label, figures in found.items()
     ]
     console.table(["model", "RMSE", "MAE", *titles], rows)
-    if not ks:
-        return
-    ranked = max(figures.get("ranked_users", 0) for figures in found.values())
-    console.say(
-        f"ranking: items not rated in training; mean over the {ranked:,} users with a rating of {relevant:g} or more"
-    )
+    if ks:
+        ranked = max(figures.get("ranked_users", 0) for figures in found.values())
+        about = f"mean over the {ranked:,} users with a rating of {relevant:g} or more"
+        console.say(f"ranking: items not rated in training; {about}")

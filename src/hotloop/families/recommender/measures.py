@@ -3,8 +3,7 @@
 RMSE and MAE are over all ratings at once. NDCG@k and Recall@k have binary relevance; candidates are the items that
 the user has not rated in training, equal scores in the order of their columns. DCG@k adds 1 / log2(1 + place) over
 the relevant items among the first k, and NDCG@k divides it by the best that is possible; Recall@k is the share of the
-relevant items that are among the first k. Scores are ranked as they are, since clipping would make ties. No figure
-depends on the size of a batch but the old program's. It knows no model.
+relevant items that are among the first k. Scores are ranked as they are, since clipping would make ties.
 """
 
 import math
@@ -23,8 +22,9 @@ from hotloop.families.recommender.batches import DeviceRows, densify, make_rows,
 from hotloop.families.recommender.commands_config import PredictionOptions, RankingOptions
 
 Batch = Mapping[str, Array]
-Scorer = Callable[[Any, Batch], Array]
-"""(state, batch) -> scores [B, items]: the autoencoder, a table of biases, EASE."""
+Scorer = Callable[
+    [Any, Batch], Array
+]  # (state, batch) -> scores [B, items]: autoencoder, table of biases, EASE
 Figures = dict[str, Any]
 
 
@@ -94,11 +94,6 @@ def is_relevant(ratings: Array, least: float) -> Array:
     return (ratings > 0) & (ratings >= least)
 
 
-def mask_rated(scores: Array, rated: Array) -> Array:
-    """The scores [B, items] of what may be recommended, minus infinity elsewhere."""
-    return jnp.where(rated, -jnp.inf, scores)
-
-
 def ranking_values(scores: Array, rated: Array, relevant: Array, ks: Sequence[int]) -> dict[str, Array]:
     """For each user `ndcg` and `recall` [B, len(ks)], and `ranked`: whether there is anything relevant to find.
 
@@ -106,7 +101,7 @@ def ranking_values(scores: Array, rated: Array, relevant: Array, ks: Sequence[in
     """
     wanted = relevant & ~rated
     depth = min(max(ks), scores.shape[-1])
-    _, first = lax.top_k(mask_rated(scores, rated), depth)
+    _, first = lax.top_k(jnp.where(rated, -jnp.inf, scores), depth)
     hits = jnp.take_along_axis(wanted, first, axis=-1).astype(jnp.float32)
     discounts = (1 / np.log2(np.arange(depth) + 2.0)).astype(np.float32)
     total, ends = wanted.sum(-1), [min(k, depth) for k in ks]
@@ -127,12 +122,9 @@ def ranking_values(scores: Array, rated: Array, relevant: Array, ks: Sequence[in
 class ScoringRules:
     low: float = -math.inf
     high: float = math.inf
-    round: bool = False
-    """Round predictions to whole numbers."""
-    ks: tuple[int, ...] = ()
-    """Lengths of the lists that are ranked; none: no ranking."""
-    relevant: float = 4.0
-    """The rating from which an item counts as relevant."""
+    round: bool = False  # predictions to whole numbers
+    ks: tuple[int, ...] = ()  # lengths of the lists that are ranked; none: no ranking
+    relevant: float = 4.0  # the rating from which an item counts as relevant
 
     def predict(self, scores: Array) -> Array:
         clipped = jnp.clip(scores, self.low, self.high)
@@ -142,10 +134,9 @@ class ScoringRules:
 def make_rules(options: PredictionOptions, low: float, high: float) -> ScoringRules:
     """What a command's options ask for; `low` and `high` are the range of the training ratings."""
     bounds = (low, high) if options.clip else (-math.inf, math.inf)
-    ranking: dict[str, Any] = {}
     if isinstance(options, RankingOptions):
-        ranking = {"ks": options.k, "relevant": options.relevant}
-    return ScoringRules(*bounds, round=options.round, **ranking)
+        return ScoringRules(*bounds, options.round, options.k, options.relevant)
+    return ScoringRules(*bounds, options.round)
 
 
 def make_measures(
@@ -183,13 +174,11 @@ def make_measures(
             "ratings": sums["ratings"],
         }
         if rules.ks:
-            ranked = sums["ranked"]
-            for name in (
-                ("ndcg", "recall") if ranked else ()
-            ):  # no figures where nothing is relevant to anybody
-                totals = zip(rules.ks, sums[name], strict=True)
-                figures |= {f"{name}@{k}": float(total / ranked) for k, total in totals}
-            figures["ranked_users"] = ranked
+            figures["ranked_users"] = ranked = sums["ranked"]
+            # No figures where nothing is relevant to anybody.
+            for name in ("ndcg", "recall") if ranked else ():
+                for k, total in zip(rules.ks, sums[name], strict=True):
+                    figures[f"{name}@{k}"] = float(total / ranked)
         return figures
 
     return measure

@@ -1,10 +1,8 @@
 """`hotloop recommender predict` and `recommend`: a run's predictions with the original ids, as text files or a table.
 
-predict: one line a rating, user TAB item TAB prediction TAB truth, by rows and columns of the training ratings. The
-device gives only the places that are asked for, and works on the next users while the last ones are written.
-
+predict: one line a rating, user TAB item TAB prediction TAB truth, by rows and columns of the training ratings.
 recommend: for each user the items with the highest predictions that it has not rated, in the order of their scores
-before clipping, equal ones in the order of their columns. All that is needed lies in the run's folder.
+before clipping, equal ones in the order of their columns.
 """
 
 import math
@@ -26,7 +24,7 @@ from hotloop.errors import OptionError
 from hotloop.families.recommender import batches, model, saved_run
 from hotloop.families.recommender.commands_config import PredictOptions, RecommendOptions
 from hotloop.families.recommender.evaluate import load_evaluation_set, resolve_batch_size
-from hotloop.families.recommender.measures import ScoringRules, make_rules, mask_rated
+from hotloop.families.recommender.measures import ScoringRules, make_rules
 from hotloop.families.recommender.saved_run import SavedRun
 
 Columns = tuple[NDArray[Any], ...]
@@ -89,9 +87,6 @@ def predict_blocks(
         ratings = batches.densify(rows, users, train.n_items, room)
         return rules.predict(model.predict(found.job, state, ratings)[where])
 
-    def collect(rows: Any, columns: Any, result: Array, values: Any) -> Columns:
-        return rows, columns, np.asarray(result)[: len(rows)], values
-
     resident, before = batches.send_rows(train), None
     for first in range(0, len(users), size):
         chosen = users[first : first + size]
@@ -101,11 +96,15 @@ def predict_blocks(
         where = _pad(np.searchsorted(chosen, rows), most), _pad(columns, most)
         with nullcontext() if first else compiling():
             result = predict_at(found.state, resident, _pad(chosen, size), where)
-        if before is not None:
-            yield collect(*before)
+        yield from _fetch(before)  # while the device works on this one
         before = rows, columns, result, truth.values(own)
-    if before is not None:
-        yield collect(*before)
+    yield from _fetch(before)
+
+
+def _fetch(block: tuple[Any, ...] | None) -> Iterator[Columns]:
+    if block is not None:
+        rows, columns, result, values = block
+        yield rows, columns, np.asarray(result)[: len(rows)], values
 
 
 def _pad(array: NDArray[Any], length: int) -> NDArray[np.int32]:
@@ -127,15 +126,12 @@ def run_recommend(config: RecommendOptions, console: Console) -> Mapping[str, An
         with console.progress("recommending"):
             blocks = list(with_ids)
         lists: dict[int, dict[str, Any]] = {}
+        rows = []
         for user, item, prediction in (each for block in blocks for each in zip(*block, strict=True)):
             own = lists.setdefault(int(user), {"user": int(user), "items": [], "predictions": []})
             own["items"].append(int(item))
             own["predictions"].append(float(prediction))
-        rows = [
-            (own["user"], place, item, f"{prediction:.3f}")
-            for own in lists.values()
-            for place, (item, prediction) in enumerate(zip(own["items"], own["predictions"], strict=True), 1)
-        ]
+            rows.append((int(user), len(own["items"]), int(item), f"{float(prediction):.3f}"))
         console.table(["user", "place", "item", "prediction"], rows)
         if len(lists) < len(users):
             console.warn(f"{len(users) - len(lists):,} of these users have rated every item")
@@ -179,7 +175,7 @@ def recommend_blocks(
     @jax.jit
     def best(state: Any, rows: batches.DeviceRows, users: Array) -> tuple[Array, Array, Array]:
         ratings = batches.densify(rows, users, train.n_items, room)
-        scores = mask_rated(model.predict(found.job, state, ratings), ratings > 0)
+        scores = jnp.where(ratings > 0, -jnp.inf, model.predict(found.job, state, ratings))
         highest, columns = lax.top_k(scores, top)
         return rules.predict(highest), columns, highest > -jnp.inf
 

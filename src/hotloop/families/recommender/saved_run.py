@@ -1,7 +1,6 @@
 """A run's folder read back: options, weights, whose ratings they are for, and the training ratings themselves.
 
-Checkpoints hold the original ids of users and items beside the weights; `ratings.npz` holds the training ratings,
-which are what a prediction starts from. Nothing here needs the files that the run was trained with.
+Nothing here needs the files that the run was trained with: checkpoints hold the original ids of users and items.
 """
 
 from dataclasses import dataclass
@@ -9,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,13 +25,12 @@ BEST = KeepBest("validation_rmse", "min", 1)
 
 @dataclass(frozen=True, eq=False)
 class RunSetup:
-    """What config.json says of a run."""
+    """What config.json says of a run; `low` and `high` are the smallest and the largest training rating."""
 
     config: TrainOptions
     job: model.Job
     users: int
     low: float
-    """The smallest training rating; `high` is the largest."""
     high: float
 
 
@@ -67,17 +64,13 @@ def load_run(folder: str | Path, step: int | None = None, *, best: bool = False)
     folder = Path(folder)
     setup = read_setup(folder)
     counts = {"users": setup.users, "items": setup.job.items}
-    ids = {
-        name: jax.ShapeDtypeStruct((count, 2), jnp.uint32)  # type: ignore[no-untyped-call]
-        for name, count in counts.items()
-    }
+    ids = {name: np.empty((count, 2), np.uint32) for name, count in counts.items()}
     checkpoints = Checkpoints(folder / "checkpoints", BEST, family=FAMILY)
     if best and step is None and (step := checkpoints.best()) is not None:
         print_warnings(checkpoints.damaged())
     found = checkpoints.restore({**state_shapes(setup.job), "ids": ids}, step).warn()
     user_ids, item_ids = (
-        np.ascontiguousarray(found.state["ids"][name]).view(np.int64).reshape(-1)
-        for name in ("users", "items")
+        np.ascontiguousarray(found.state["ids"][name]).view(np.int64).reshape(-1) for name in counts
     )
     return SavedRun(**vars(setup), state=found.state, step=found.step, folder=folder,
                     user_ids=user_ids, item_ids=item_ids)  # fmt: skip

@@ -6,15 +6,22 @@ size. It knows what each trial is, as the options of a training, not how trials 
 
 import math
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from hotloop.errors import OptionError
 from hotloop.families.recommender import config
-from hotloop.families.recommender.config import OLD, RUN, TrainOptions, TrialOptions, UpdateOptions
+from hotloop.families.recommender.config import (
+    TrainOptions,
+    TrialOptions,
+    UpdateOptions,
+    old_option,
+    run_option,
+)
 from hotloop.options import folder_name, option, positive
 
-SWEEP = "Sweep"
+sweep_option = partial(option, group="Sweep")
 USUAL_RATES = tuple(f"{12.5 + 0.5 * n:g}" for n in range(16))
 
 
@@ -61,47 +68,41 @@ class SweepOptions(TrialOptions):
     # No option of a sweep: the rates are, and --base-learning-rate is understood as short for them, as it was.
     base_learning_rate: ClassVar[float] = UpdateOptions.base_learning_rate  # type: ignore[misc]
 
-    base_learning_rates: tuple[str, ...] = option(
+    base_learning_rates: tuple[str, ...] = sweep_option(
         USUAL_RATES,
         "Rates to try: a list, 16,16.5,17, or a range cut into --num-devices points, 16..20; "
         "16 is a rate of 2^-16 times the batch size.",
-        group=SWEEP,
     )
-    num_devices: int = option(
+    num_devices: int = sweep_option(
         16,
         "Trials, one for each rate. Where there are fewer devices they are used in turn.",
         check=positive,
         aliases=("--num-ipus",),
-        group=SWEEP,
     )
-    concurrent: int | None = option(
+    concurrent: int | None = sweep_option(
         None,
         "Trials at a time; left out, as many as there are devices (CPU: 1). More than that share devices.",
         check=positive,
-        group=SWEEP,
     )
-    engine: Literal["local", "ray"] = option(
-        "local", "Processes of this machine, or tasks of a Ray cluster (needs hotloop[ray]).", group=SWEEP
+    engine: Literal["local", "ray"] = sweep_option(
+        "local", "Processes of this machine, or tasks of a Ray cluster (needs hotloop[ray])."
     )
-    ray_address: str | None = option(
+    ray_address: str | None = sweep_option(
         None,
         "Cluster of --engine ray, such as auto or ray://HOST:10001; left out, one is started here.",
         metavar="ADDRESS",
-        group=SWEEP,
     )
-    no_validation: bool = option(
-        False, "Do not validate; random data and a training file alone are never validated.", group=RUN
+    no_validation: bool = run_option(
+        False, "Do not validate; random data and a training file alone are never validated."
     )
-    steps_per_log: int = option(40, "Calls between logs.", check=positive, group=RUN)
-    results_dir: Path = option(
-        Path("results"), "Folder in which the sweep gets its own.", aliases=("--logdir",), group=RUN
+    steps_per_log: int = run_option(40, "Calls between logs.", check=positive)
+    results_dir: Path = run_option(
+        Path("results"), "Folder in which the sweep gets its own.", aliases=("--logdir",)
     )
-    run_name: str | None = option(
-        None, "Name of the sweep's folder; else made of seed and time.", check=folder_name, group=RUN
+    run_name: str | None = run_option(
+        None, "Name of the sweep's folder; else made of seed and time.", check=folder_name
     )
-    fp_exceptions: bool = option(
-        False, "No effect: a trial whose loss is not finite always stops.", group=OLD
-    )
+    fp_exceptions: bool = old_option(False, "No effect: a trial whose loss is not finite always stops.")
 
     def check(self) -> None:
         if self.ray_address is not None and self.engine != "ray":
