@@ -9,8 +9,6 @@ from hotloop import rehearsal
 from hotloop.cli.command import Command, Context, Result, computing_command
 from hotloop.families.recommender import commands_config as configs
 from hotloop.families.recommender.config import PRESETS, TrainOptions
-from hotloop.families.recommender.sweep_config import PRESETS as SWEEPS
-from hotloop.families.recommender.sweep_config import SweepOptions
 
 FIGURES = {"loss": "final loss", "rmse": "final RMSE", "validation_rmse": "validation RMSE"}
 EPILOG = """Examples:
@@ -32,7 +30,7 @@ def run_train(config: TrainOptions, context: Context) -> Result:
     return train.run(config, context, " ".join(["hotloop", *context.argv]))
 
 
-def run_sweep(config: SweepOptions, context: Context) -> Result:
+def run_sweep(config: configs.SweepOptions, context: Context) -> Result:
     """Trials in processes of their own, which need the device: it is opened here for a plan alone."""
     from hotloop.families.recommender import sweep
 
@@ -91,13 +89,13 @@ COMMAND = Command(
             "predict",
             "Predictions for a file or split, with the original ids.",
             configs.PredictOptions,
-            "recommender.predict:run_predict",
+            "recommender.evaluate:run_predict",
         ),
         of_run(
             "recommend",
             "The best items that users have not rated.",
             configs.RecommendOptions,
-            "recommender.predict:run_recommend",
+            "recommender.evaluate:run_recommend",
         ),
         computing_command(
             "baselines",
@@ -109,9 +107,9 @@ COMMAND = Command(
         Command(
             "sweep",
             "A scan over learning rates, one process a trial.",
-            SweepOptions,
+            configs.SweepOptions,
             run_sweep,
-            presets=SWEEPS,
+            presets=configs.SWEEP_PRESETS,
         ),
         Command(
             "convert",

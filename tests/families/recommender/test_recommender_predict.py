@@ -7,7 +7,7 @@ import pytest
 import recommender_runs as runs
 
 from hotloop.errors import DataError, HotloopError, OptionError
-from hotloop.families.recommender import evaluate, predict, saved_run
+from hotloop.families.recommender import evaluate, saved_run
 from hotloop.families.recommender.commands_config import EvaluateOptions, PredictOptions, RecommendOptions
 
 
@@ -29,7 +29,7 @@ def table(path):
 
 def test_file_has_every_rating_with_its_ids_and_the_errors_of_evaluate(run, scores, tmp_path):
     path = tmp_path / "new" / "out.txt"
-    result = predict.run_predict(PredictOptions(run=run, output=path), runs.Listener())
+    result = evaluate.run_predict(PredictOptions(run=run, output=path), runs.Listener())
     test = runs.draw()[2]
     rows, columns = np.nonzero(test)
     found = table(path)
@@ -46,7 +46,7 @@ def test_file_has_every_rating_with_its_ids_and_the_errors_of_evaluate(run, scor
 
 def test_predictions_may_be_unclipped_and_rounded(run, scores):
     wishes = {"split": "validation", "clip": False, "round": True, "batch_size": 50}
-    result = predict.run_predict(PredictOptions(run=run, **wishes), runs.Listener())
+    result = evaluate.run_predict(PredictOptions(run=run, **wishes), runs.Listener())
     assert result["output"] == str(run / "predictions" / "validation-3.txt")
     validation = runs.draw()[1]
     expected = np.round(scores[np.nonzero(validation)])
@@ -60,14 +60,16 @@ def test_users_of_a_ratings_file_need_not_be_in_the_training_data(run, scores, t
     for path, dense in ((seen, train), (asked, validation)):
         runs.write_text(path, dense[:5])
         path.write_text("".join(f"9{line}" for line in path.read_text().splitlines(keepends=True)))
-    result = predict.run_predict(PredictOptions(run=run, ratings_file=seen, data_file=asked), runs.Listener())
+    result = evaluate.run_predict(
+        PredictOptions(run=run, ratings_file=seen, data_file=asked), runs.Listener()
+    )
     assert result["output"] == str(run / "predictions" / "asked-3.txt")
     found = table(result["output"])
     rows, columns = np.nonzero(validation[:5])
     assert found[:, 0].tolist() == [int(f"9{user}") for user in runs.user_id(rows)]
     np.testing.assert_allclose(found[:, 2], np.clip(scores[rows, columns], 0.5, 5), atol=1e-5)
     again = RecommendOptions(run=run, ratings_file=seen, users=(9986, 9993), top=3)
-    lists = predict.run_recommend(again, runs.Listener())["recommendations"]
+    lists = evaluate.run_recommend(again, runs.Listener())["recommendations"]
     assert [each["items"] for each in lists] == [best_items(scores, train, row, 3) for row in (2, 1)]
 
 
@@ -79,9 +81,9 @@ def test_a_file_that_cannot_be_finished_leaves_the_old_one(run, tmp_path, monkey
         yield np.array([0]), np.array([0]), np.float32([3]), np.float32([4])
         raise HotloopError("broken off")
 
-    monkeypatch.setattr(predict, "predict_blocks", one_block)
+    monkeypatch.setattr(evaluate, "predict_blocks", one_block)
     with pytest.raises(HotloopError, match="broken off"):
-        predict.run_predict(PredictOptions(run=run, output=path), runs.Listener())
+        evaluate.run_predict(PredictOptions(run=run, output=path), runs.Listener())
     assert path.read_text() == "old\n"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -99,7 +101,7 @@ def test_recommendations_are_the_best_unrated_items_from_the_folder_alone(run, s
     rows = [4, 22, 0, 9, 11]  # the first user has rated everything
     users = tuple(runs.user_id(rows).tolist())
     console = runs.Listener()
-    result = predict.run_recommend(RecommendOptions(run=moved, users=(*users, users[0]), top=5), console)
+    result = evaluate.run_recommend(RecommendOptions(run=moved, users=(*users, users[0]), top=5), console)
     lists = result["recommendations"]
     assert [each["user"] for each in lists] == [runs.user_id(row) for row in rows if row]
     assert [each["items"] for each in lists] == [best_items(scores, train, row, 5) for row in rows if row]
@@ -114,7 +116,7 @@ def test_recommendations_are_the_best_unrated_items_from_the_folder_alone(run, s
 
 def test_all_users_fill_a_file_with_as_many_items_as_are_left(run, scores, tmp_path):
     path = tmp_path / "lists.txt"
-    result = predict.run_recommend(
+    result = evaluate.run_recommend(
         RecommendOptions(run=run, all=True, top=1000, output=path), runs.Listener()
     )
     train = runs.draw()[0]
@@ -129,12 +131,12 @@ def test_wrong_wishes_are_refused_in_one_line(run, tmp_path):
     with pytest.raises(
         OptionError, match=r"--users 5 6: not in the training ratings of .*, which has 23 users"
     ):
-        predict.run_recommend(RecommendOptions(run=run, users=(1000, 5, 6)), runs.Listener())
+        evaluate.run_recommend(RecommendOptions(run=run, users=(1000, 5, 6)), runs.Listener())
     with pytest.raises(OptionError, match=r"--output .*: is a folder"):
-        predict.run_predict(PredictOptions(run=run, output=tmp_path), runs.Listener())
+        evaluate.run_predict(PredictOptions(run=run, output=tmp_path), runs.Listener())
     blocked = tmp_path / "file"
     blocked.write_text("")
     with pytest.raises(DataError, match=r"--output .*: cannot be written"):
-        predict.run_recommend(
+        evaluate.run_recommend(
             RecommendOptions(run=run, all=True, output=blocked / "out.txt"), runs.Listener()
         )

@@ -21,9 +21,9 @@ from hotloop.cli.recommender import write_plot
 from hotloop.engine.progress import Progress
 from hotloop.errors import DataError, MissingExtra, RunError
 from hotloop.families.recommender import sweep, trials
+from hotloop.families.recommender.commands_config import SWEEP_PRESETS, SweepOptions
 from hotloop.families.recommender.config import TrainOptions
 from hotloop.families.recommender.sweep import add_throughputs
-from hotloop.families.recommender.sweep_config import PRESETS, SweepOptions
 from hotloop.families.recommender.trials import (
     TAIL_BYTES,
     ChildProcesses,
@@ -179,8 +179,8 @@ def test_only_ratings_that_mean_something_are_validated():
 
 
 def test_presets_are_those_of_train():
-    assert PRESETS["ml-100k"]["epochs"] == 150
-    assert build(SweepOptions, PRESETS["ml-100k"]).batch_size == 64
+    assert SWEEP_PRESETS["ml-100k"]["epochs"] == 150
+    assert build(SweepOptions, SWEEP_PRESETS["ml-100k"]).batch_size == 64
 
 
 def test_the_average_is_users_by_time_and_the_maximum_the_fastest_log(tmp_path, fake):

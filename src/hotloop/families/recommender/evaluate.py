@@ -1,25 +1,42 @@
-"""`hotloop recommender evaluate`: RMSE, MAE, NDCG and recall of a run's weights, as a table and a JSON file.
+"""The commands that use a run: evaluate, predict, recommend. What is measured, and how, is in `measures`.
 
-What is measured, and how, is in `measures`; this chooses the ratings and shows the figures.
+predict: one line a rating, user TAB item TAB prediction TAB truth, by rows and columns of the training ratings.
+recommend: for each user the items with the highest predictions that it has not rated, in the order of their scores
+before clipping, equal ones in the order of their columns.
 """
 
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import Array, lax
+from numpy.typing import NDArray
 
-from hotloop.data.rating_matrix import RatingMatrix
-from hotloop.engine.progress import Console
+from hotloop.data.rating_matrix import RatingMatrix, build_matrix
+from hotloop.data.ratings import Tables, read_rating_text, write_tables
+from hotloop.engine.progress import Console, compiling
 from hotloop.engine.run import write_json
-from hotloop.errors import DataError
-from hotloop.families.recommender import model, rating_sets, saved_run
-from hotloop.families.recommender.commands_config import EvaluateOptions, TruthOptions
-from hotloop.families.recommender.measures import Batch, Scorer, make_measures, make_rules
+from hotloop.errors import DataError, OptionError
+from hotloop.families.recommender import batches, model, rating_sets, saved_run
+from hotloop.families.recommender.commands_config import (
+    EvaluateOptions,
+    PredictOptions,
+    RecommendOptions,
+    TruthOptions,
+)
+from hotloop.families.recommender.measures import Batch, Scorer, ScoringRules, make_measures, make_rules
 from hotloop.families.recommender.rating_sets import RatingSets
 from hotloop.families.recommender.saved_run import SavedRun
 from hotloop.options import to_jsonable
+
+Columns = tuple[NDArray[Any], ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,3 +162,161 @@ def show_figures(
         ranked = max(figures.get("ranked_users", 0) for figures in found.values())
         about = f"mean over the {ranked:,} users with a rating of {relevant:g} or more"
         console.say(f"ranking: items not rated in training; {about}")
+
+
+def run_predict(config: PredictOptions, console: Console) -> Mapping[str, Any]:
+    found = saved_run.load_run(config.run, config.step, best=config.best)
+    chosen = load_evaluation_set(config, found, load_observed(config.ratings_file, found, console), console)
+    rules = make_rules(config, found.low, found.high)
+    path = config.output or config.run / "predictions" / f"{chosen.short}-{found.step}.txt"
+    size = resolve_batch_size(config.batch_size, found)
+    squares = absolutes = 0.0
+    with _write(path) as (append,), console.progress("predicting", chosen.truth.ratings) as bar:
+        blocks = predict_blocks(found, chosen.train, chosen.truth, size, rules)
+        for rows, columns, predictions, truth in blocks:
+            append(chosen.train.user_ids[rows], chosen.train.item_ids[columns], predictions, truth)
+            errors = predictions.astype(np.float64) - truth
+            squares += float(np.square(errors).sum())
+            absolutes += float(np.abs(errors).sum())
+            bar.advance(len(errors))
+    count = chosen.truth.ratings
+    rmse, mae = math.sqrt(squares / count), absolutes / count
+    console.say(f"{chosen.name}: {count:,} predictions, RMSE {rmse:.4f}, MAE {mae:.4f}; written: {path}")
+    return {
+        "run": str(config.run),
+        "step": found.step,
+        "data": chosen.name,
+        "notice": chosen.notice,
+        "output": str(path),
+        "ratings": count,
+        "rmse": rmse,
+        "mae": mae,
+    }
+
+
+def _write(path: Path) -> Tables:
+    if path.is_dir():
+        raise OptionError(f"--output {path}: is a folder; give a file")
+    return write_tables([path], f"--output {path}")
+
+
+def load_observed(ratings_file: Path | None, found: SavedRun, console: Console) -> RatingMatrix:
+    """What users have rated: the run's training ratings, or those of a file, whose users may be new."""
+    if ratings_file is None:
+        return found.load_training()
+    read = read_rating_text(ratings_file)
+    return build_matrix(read.users, read.items, read.values, item_ids=found.item_ids, warn=console.warn)
+
+
+def predict_blocks(
+    found: SavedRun, train: RatingMatrix, truth: RatingMatrix, size: int, rules: ScoringRules
+) -> Iterator[Columns]:
+    """Row, column, prediction and truth of every rating of `truth`, so many users at a time."""
+    users = np.flatnonzero(np.diff(truth.starts)).astype(np.int32)
+    size = min(size, len(users))
+    most, room = batches.max_ratings(truth, size), batches.max_ratings(train, size)
+
+    @jax.jit
+    def predict_at(state: Any, rows: batches.DeviceRows, users: Array, where: tuple[Array, Array]) -> Array:
+        ratings = batches.densify(rows, users, train.n_items, room)
+        return rules.predict(model.predict(found.job, state, ratings)[where])
+
+    resident, before = batches.send_rows(train), None
+    for first in range(0, len(users), size):
+        chosen = users[first : first + size]
+        # All that these users have: nobody between the first and the last has any but they.
+        own = slice(int(truth.starts[chosen[0]]), int(truth.starts[chosen[-1] + 1]))
+        rows, columns = np.repeat(chosen, np.diff(truth.starts)[chosen]), truth.items[own]
+        where = _pad(np.searchsorted(chosen, rows), most), _pad(columns, most)
+        with nullcontext() if first else compiling():
+            result = predict_at(found.state, resident, _pad(chosen, size), where)
+        yield from _fetch(before)  # while the device works on this one
+        before = rows, columns, result, truth.values(own)
+    yield from _fetch(before)
+
+
+def _fetch(block: tuple[Any, ...] | None) -> Iterator[Columns]:
+    if block is not None:
+        rows, columns, result, values = block
+        yield rows, columns, np.asarray(result)[: len(rows)], values
+
+
+def _pad(array: NDArray[Any], length: int) -> NDArray[np.int32]:
+    """As int32 of one length for all calls; what is added repeats the last one."""
+    return np.pad(array.astype(np.int32), (0, length - len(array)), mode="edge")
+
+
+def run_recommend(config: RecommendOptions, console: Console) -> Mapping[str, Any]:
+    """A file, or a table and the lists themselves."""
+    found = saved_run.load_run(config.run, config.step, best=config.best)
+    train = load_observed(config.ratings_file, found, console)
+    users = find_rows(config, train)
+    rules = make_rules(config, found.low, found.high)
+    size = resolve_batch_size(config.batch_size, found)
+    best = recommend_blocks(found, train, users, config.top, size, rules)
+    with_ids = ((train.user_ids[rows], train.item_ids[columns], values) for rows, columns, values in best)
+    result = {"run": str(config.run), "step": found.step, "users": len(users), "top": config.top}
+    if config.output is None:
+        with console.progress("recommending"):
+            blocks = list(with_ids)
+        lists: dict[int, dict[str, Any]] = {}
+        rows = []
+        for user, item, prediction in (each for block in blocks for each in zip(*block, strict=True)):
+            own = lists.setdefault(int(user), {"user": int(user), "items": [], "predictions": []})
+            own["items"].append(int(item))
+            own["predictions"].append(float(prediction))
+            rows.append((int(user), len(own["items"]), int(item), f"{float(prediction):.3f}"))
+        console.table(["user", "place", "item", "prediction"], rows)
+        if len(lists) < len(users):
+            console.warn(f"{len(users) - len(lists):,} of these users have rated every item")
+        return {**result, "recommendations": list(lists.values())}
+    with _write(config.output) as (append,), console.progress("recommending", len(users)) as bar:
+        for columns in with_ids:
+            append(*columns)
+            bar.advance(len(np.unique(columns[0])))
+    console.say(f"{config.top} items for each of {len(users):,} users; written: {config.output}")
+    return {**result, "output": str(config.output)}
+
+
+def find_rows(config: RecommendOptions, train: RatingMatrix) -> NDArray[np.int32]:
+    """The rows of the users that are asked for, each once, in that order."""
+    if config.all:
+        return np.arange(train.users, dtype=np.int32)
+    ids, users = train.user_ids, list(dict.fromkeys(config.users))
+    order = np.argsort(ids)
+    places = np.searchsorted(ids, users, sorter=order)
+    rows = order[np.minimum(places, len(ids) - 1)]
+    unknown = [str(user) for user, row in zip(users, rows, strict=True) if ids[row] != user]
+    if unknown:
+        where = config.ratings_file or f"the training ratings of {config.run}"
+        raise OptionError(
+            f"--users {' '.join(unknown)}: not in {where}, which has {len(ids):,} users with ids from {ids.min()} to "
+            f"{ids.max()}"
+        )
+    return rows.astype(np.int32)
+
+
+def recommend_blocks(
+    found: SavedRun, train: RatingMatrix, users: NDArray[np.int32], top: int, size: int, rules: ScoringRules
+) -> Iterator[Columns]:
+    """Row, column and prediction of the best items of these rows, best first, so many users at a time.
+
+    Lists are shorter where fewer items are left unrated.
+    """
+    size, top = min(size, len(users)), min(top, train.n_items)
+    room = batches.max_ratings(train, size)
+
+    @jax.jit
+    def best(state: Any, rows: batches.DeviceRows, users: Array) -> tuple[Array, Array, Array]:
+        ratings = batches.densify(rows, users, train.n_items, room)
+        scores = jnp.where(ratings > 0, -jnp.inf, model.predict(found.job, state, ratings))
+        highest, columns = lax.top_k(scores, top)
+        return rules.predict(highest), columns, highest > -jnp.inf
+
+    resident = batches.send_rows(train)
+    for first in range(0, len(users), size):
+        chosen = users[first : first + size]
+        with nullcontext() if first else compiling():
+            parts = best(found.state, resident, _pad(chosen, size))
+        predictions, columns, there = (np.asarray(part)[: len(chosen)] for part in parts)
+        yield np.repeat(chosen, there.sum(1)), columns[there], predictions[there]

@@ -19,12 +19,13 @@ from hotloop.engine.interrupt import Stopped
 from hotloop.engine.progress import Console
 from hotloop.engine.run import check_can_make, write_json
 from hotloop.errors import DataError, RunError
+from hotloop.families.recommender.commands_config import SweepOptions
 from hotloop.families.recommender.config import FILES, OLD, TrainOptions, warn_of_no_effect
-from hotloop.families.recommender.sweep_config import SweepOptions
 from hotloop.families.recommender.trials import (
     WARNING,
     Engine,
     LocalEngine,
+    RayEngine,
     Trial,
     TrialOutcome,
     find_devices,
@@ -166,8 +167,6 @@ def _word(value: Any) -> str:
 
 def _engine(config: SweepOptions, console: SweepConsole) -> Engine:
     if config.engine == "ray":
-        from hotloop.families.recommender.ray_trials import RayEngine
-
         return RayEngine(config.ray_address, config.concurrent, console.device, console.say)
     devices = find_devices(console.device, console.only_accelerator)
     for warning in devices.warnings:
@@ -176,7 +175,28 @@ def _engine(config: SweepOptions, console: SweepConsole) -> Engine:
 
 
 def summarise(outcomes: Sequence[TrialOutcome]) -> dict[str, Any]:
-    rows = [trial_row(outcome) for outcome in outcomes]
+    rows = [
+        {
+            "trial": outcome.trial.number,
+            "exponent": outcome.trial.exponent,
+            "learning_rate": outcome.figures.learning_rate,
+            "last_learning_rate": outcome.figures.last_learning_rate,
+            "loss": outcome.figures.loss,
+            "rmse": outcome.figures.rmse,
+            "validation_rmse": (outcome.answer or {}).get("validation", {}).get("rmse"),
+            "test_rmse": (outcome.answer or {}).get("test", {}).get("rmse"),
+            "updates": outcome.figures.updates,
+            "average_users_per_second": outcome.figures.average,
+            "maximum_users_per_second": outcome.figures.maximum,
+            "seconds": outcome.seconds,
+            "slot": outcome.slot,
+            "status": outcome.status,
+            "exit_status": outcome.exit_status,
+            "reason": outcome.reason,
+            "run": str(outcome.trial.folder),
+        }
+        for outcome in outcomes
+    ]
     average, maximum = add_throughputs(outcomes)
     finished = [each for each in rows if each["status"] == "finished" and each["loss"] is not None]
 
@@ -191,29 +211,6 @@ def summarise(outcomes: Sequence[TrialOutcome]) -> dict[str, Any]:
         "best": best and best["exponent"],
         "loss": best and best["loss"],
         "unfinished": sum(each["status"] != "finished" for each in rows),
-    }
-
-
-def trial_row(outcome: TrialOutcome) -> dict[str, Any]:
-    figures, answer = outcome.figures, outcome.answer or {}
-    return {
-        "trial": outcome.trial.number,
-        "exponent": outcome.trial.exponent,
-        "learning_rate": figures.learning_rate,
-        "last_learning_rate": figures.last_learning_rate,
-        "loss": figures.loss,
-        "rmse": figures.rmse,
-        "validation_rmse": answer.get("validation", {}).get("rmse"),
-        "test_rmse": answer.get("test", {}).get("rmse"),
-        "updates": figures.updates,
-        "average_users_per_second": figures.average,
-        "maximum_users_per_second": figures.maximum,
-        "seconds": outcome.seconds,
-        "slot": outcome.slot,
-        "status": outcome.status,
-        "exit_status": outcome.exit_status,
-        "reason": outcome.reason,
-        "run": str(outcome.trial.folder),
     }
 
 

@@ -1,4 +1,5 @@
-"""The trials of a sweep: what each is, what became of it, and the processes of this machine that they are.
+"""The trials of a sweep: what each is, what became of it, and the processes that they are, of this machine or of a Ray
+cluster's workers, wherever there is room; the runs' folders lie where the worker ran.
 
 Each is in a process group of its own, so many at a time, none left behind. One that fails is an outcome like any other
 and the rest go on. Ctrl-C, SIGTERM and SIGHUP stop every child: it may save what it has, and is killed if it does not.
@@ -8,6 +9,7 @@ import contextlib
 import math
 import os
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -15,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
@@ -25,12 +28,13 @@ from typing import IO, Any
 from hotloop.engine.interrupt import before_leaving, raise_stops
 from hotloop.engine.progress import Progress
 from hotloop.engine.run import read_events, read_json
-from hotloop.errors import RunError
+from hotloop.errors import DeviceError, MissingExtra, RunError
 from hotloop.options.files import parse_json
 
 WARNING = "warning:"
 WATCH_SECONDS = 1.0
 TAIL_BYTES = 64 * 1024  # of each stream of a child, what is looked at
+CONNECT_SECONDS = 5.0
 GRACE_SECONDS = 10.0  # in which a child that is told to stop may save
 # Python waits for ever in one system call, but with a limit it looks about: Ray's cancelling is no signal.
 FOREVER = 1e9
@@ -52,21 +56,15 @@ class Trial:
 class TrialFigures:
     """Figures of a run, as far as it came; None where nothing was logged."""
 
-    learning_rate: float | None = None
-    """The rate that the training began with, or that its --lr-schedule is made of."""
+    learning_rate: float | None = None  # that the training began with, or that its --lr-schedule is made of
     last_learning_rate: float | None = None
     updates: int = 0
-    users: int = 0
-    """Users trained on, each as often as it was seen."""
-    seconds: float = 0.0
-    """Time of the updates alone: compiling, validating and saving are in no log's time."""
-    maximum: float | None = None
-    """Users a second of the fastest log."""
-    loss: float | None = None
-    """Mean over the updates of the last log, as is `rmse`."""
+    users: int = 0  # trained on, each as often as it was seen
+    seconds: float = 0.0  # of the updates alone: compiling, validating and saving are in no log's time
+    maximum: float | None = None  # users a second of the fastest log
+    loss: float | None = None  # mean over the updates of the last log, as is `rmse`
     rmse: float | None = None
-    error: str | None = None
-    """What ended the run, where it did not finish."""
+    error: str | None = None  # what ended the run, where it did not finish
 
     @property
     def average(self) -> float | None:
@@ -110,16 +108,11 @@ def read_figures(folder: str | Path) -> TrialFigures:
 @dataclass(frozen=True)
 class TrialOutcome:
     trial: Trial
-    slot: int
-    """Trials of one slot ran one after the other; those of different slots at the same time."""
-    exit_status: int
-    """As the shell counts it, but below zero for the signal that killed it."""
-    seconds: float
-    """From its start to its end, imports and compiling included."""
-    answer: Mapping[str, Any] | None
-    """The JSON object on the last line of its standard output."""
-    said: str
-    """The end of its standard error."""
+    slot: int  # trials of one slot ran one after the other; those of different slots at the same time
+    exit_status: int  # as the shell counts it, but below zero for the signal that killed it
+    seconds: float  # from its start to its end, imports and compiling included
+    answer: Mapping[str, Any] | None  # the JSON object on the last line of its standard output
+    said: str  # the end of its standard error
     figures: TrialFigures
 
     @property
@@ -352,3 +345,83 @@ class ChildProcesses:
                     child.wait(max(0.0, limit - time.monotonic()))
         finally:
             send(signal.SIGKILL)
+
+
+def run_in_worker(trial: Trial, slot: int, memory: dict[str, str]) -> TrialOutcome:
+    """A trial in a worker of the cluster; a cancelled task stops its child."""
+    children = ChildProcesses()
+    try:
+        return run_trial(trial, slot, {**memory, **os.environ}, children)
+    finally:
+        children.stop()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+@dataclass(frozen=True)
+class RayEngine:
+    """A cluster by its address, or one that is started here for the sweep."""
+
+    address: str | None
+    concurrent: int | None
+    device: str
+    say: Callable[[str], None]
+
+    def __call__(self, trials: Sequence[Trial], ended: Listener) -> tuple[list[TrialOutcome], int]:
+        for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):
+            os.environ.setdefault(name, "0")
+        try:
+            ray = import_module("ray")
+        except ImportError:
+            raise MissingExtra("ray", "ray", "--engine ray") from None
+        try:
+            host, _, port = (self.address or "").removeprefix("ray://").rpartition(":")
+            if host and port.isdigit():  # where nobody answers, Ray itself would go on trying for minutes
+                socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+            here = {} if self.address else {"include_dashboard": False}  # a cluster has its own, or none
+            ray.init(self.address or "local", log_to_driver=False, logging_level="ERROR", **here)
+        except Exception as error:  # ray raises a different kind for each way an address can be wrong
+            raise RunError(
+                f"--ray-address {self.address or 'local'}: no cluster there ({_first_line(error)})"
+            ) from None
+        try:
+            with raise_stops():
+                return self._run(ray, trials, ended)
+        finally:
+            ray.shutdown()
+
+    def _run(self, ray: Any, trials: Sequence[Trial], ended: Listener) -> tuple[list[TrialOutcome], int]:
+        gpus = 0 if self.device == "cpu" else int(ray.cluster_resources().get("GPU", 0))
+        if self.device == "gpu" and not gpus:
+            raise DeviceError("--device gpu: the Ray cluster has no GPU; use --device auto")
+        devices = gpus or sum(node["Alive"] for node in ray.nodes())
+        concurrent = min(self.concurrent or devices, len(trials))
+        sharing = math.ceil(concurrent / devices)
+        kind = f"GPU{'s' * (gpus > 1)}" if gpus else f"node{'s' * (devices > 1)}"
+        self.say(f"{len(trials)} trials on {devices} {kind} of a Ray cluster, {concurrent} at a time")
+        memory = share_memory(sharing) if gpus else {}
+        task = ray.remote(run_in_worker).options(
+            num_gpus=1 / sharing if gpus else 0, num_cpus=1, max_retries=0, scheduling_strategy="SPREAD"
+        )
+        waiting, outcomes = list(trials), []
+        free = list(range(concurrent))
+        running: dict[Any, int] = {}
+        try:
+            while waiting or running:
+                while waiting and free:
+                    slot = free.pop(0)
+                    running[task.remote(waiting.pop(0), slot, memory)] = slot
+                (done,), _ = ray.wait(list(running), num_returns=1)
+                free.append(running.pop(done))
+                outcomes.append(ray.get(done))
+                ended(outcomes[-1])
+        except ray.exceptions.RayError as error:
+            raise RunError(f"--engine ray: a worker of the cluster was lost ({_first_line(error)})") from None
+        finally:
+            for each in running:  # none, unless it was stopped
+                ray.cancel(each)
+            if running:
+                ray.wait(list(running), num_returns=len(running), timeout=GRACE_SECONDS + 2)
+        return sorted(outcomes, key=lambda outcome: outcome.trial.number), concurrent
