@@ -10,7 +10,6 @@ from hotloop.bench.benchmark import Benchmark, Selected, Variant
 from hotloop.bench.launch import (
     LaunchError,
     RunnerOptions,
-    drop_wandb,
     expand_environment,
     prepare,
     resolve_program,
@@ -103,18 +102,8 @@ def test_operators_in_quotes_are_parts_of_words_and_nobody_wonders(cmd):
 
 
 def test_wandb_options_go_with_their_values_and_nothing_else_does():
-    words = [
-        "train.py",
-        "--wandb",
-        "--a",
-        "1",
-        "--wandb-params",
-        '{"x": 1}',
-        "--use-wandb=1",
-        "b",
-        "/home/wandb/x",
-    ]
-    assert drop_wandb(words) == ["train.py", "--a", "1", "b", "/home/wandb/x"]
+    cmd = "train.py --wandb --a 1 --wandb-params '{\"x\": 1}' --use-wandb=1 b /home/wandb/x"
+    assert launch(cmd).argv == ("train.py", "--a", "1", "b", "/home/wandb/x")
 
 
 def test_python_and_hotloop_are_those_of_the_interpreter_in_use():

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 
@@ -121,4 +122,4 @@ def test_the_pace_beside_a_run_is_that_of_all_its_readings_as_if_they_were_one(t
 @pytest.mark.parametrize("read", [read_lines, compare.load_baselines])
 def test_a_file_that_never_ends_is_one_line(read):
     with pytest.raises(DataError, match=r"/dev/zero.*more than [\d,]+ bytes"):
-        read("/dev/zero")
+        read(Path("/dev/zero"))

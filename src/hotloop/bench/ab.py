@@ -51,9 +51,8 @@ def run_in_turns(
     seed: int,
     console: BenchConsole,
 ) -> dict[str, str]:
-    """Run all pairs, the sides in folders A and B of the log folder, each with variables of its own.
-
-    A variant that fails is left alone from then on and is in the result, with its reason.
+    """Run all pairs, the sides in folders A and B of the log folder, each with variables of its own; by variant why
+    one failed, which is left alone from then on.
     """
     session = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S.%f}"  # sorts among the times of other records
     failed: dict[str, str] = {}
@@ -131,26 +130,18 @@ def _find_repository(file: Path) -> Path:
     try:
         return Path(_git(file.parent, "rev-parse", "--show-toplevel"))
     except RunError as error:
-        raise OptionError(
-            f"--spec {file}: is in no git repository, so there are no commits to compare"
-        ) from error
+        nowhere = "is in no git repository, so there are no commits to compare"
+        raise OptionError(f"--spec {file}: {nowhere}") from error
 
 
 def _git(folder: Path, *words: str) -> str:
+    argv, none, pipe = ["git", "-C", str(folder), *words], subprocess.DEVNULL, subprocess.PIPE
     try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *words],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=True,
-            text=True,
-            errors="replace",
-        )
+        said = subprocess.check_output(argv, stdin=none, stderr=pipe, text=True, errors="replace")
     except OSError as error:
-        raise RunError(
-            f"git: cannot be started ({error.strerror}); it is needed to compare commits"
-        ) from error
+        why = f"cannot be started ({error.strerror})"
+        raise RunError(f"git: {why}; it is needed to compare commits") from error
     except subprocess.CalledProcessError as error:
-        said = error.stderr.strip().splitlines() or ["no reason given"]
-        raise RunError(f"git {words[0]}: {said[-1]}") from error
-    return done.stdout.strip()
+        lines = error.stderr.strip().splitlines() or ["no reason given"]
+        raise RunError(f"git {words[0]}: {lines[-1]}") from error
+    return said.strip()

@@ -83,10 +83,8 @@ class Benchmark:
 
 
 def fill(text: str, params: Parameters) -> str:
-    """The text with `{name}` replaced for each parameter.
-
-    Doubled braces become single ones, as the old runner demanded. A text with other single braces, such as plain
-    JSON, cannot have been written for that rule, so there doubled braces stay.
+    """The text with `{name}` replaced for each parameter, and doubled braces by single ones, as the old runner had it:
+    not where there are other single braces, as in JSON, which cannot have been written for that rule.
     """
     doubled = not re.search(r"[{}]", BRACES.sub("", text))
 

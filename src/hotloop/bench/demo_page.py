@@ -91,6 +91,7 @@ def _add_sampling(page: Page, hmc: Result, histogram: Result, vae: Result) -> No
     series = {"after HMC": "log_joint_zt", "encoder's samples": "log_joint_z0"}
     joint = {label: list(enumerate(vae[name])) for label, name in series.items()}
     y = Axis("log p(x, z), nats")
+    divergence = line_chart("Then the contrastive divergence", Axis("update"), y, joint)
     picture = f'<img alt="Reconstructions" src="data:image/png;base64,{vae["picture"]}">'
     page.section(
         "A variational autoencoder refined by HMC",
@@ -99,10 +100,7 @@ def _add_sampling(page: Page, hmc: Result, histogram: Result, vae: Result) -> No
         f"{vae['updates_per_second']:,.0f} updates a second in one compiled call.",
         [
             (bound, "1,500 updates of the ELBO."),
-            (
-                line_chart("Then the contrastive divergence", Axis("update"), y, joint),
-                "60 updates, 8 HMC iterations each.",
-            ),
+            (divergence, "60 updates, 8 HMC iterations each."),
             (picture, "Each digit as it is, from the encoder's sample, and after HMC."),
         ],
     )

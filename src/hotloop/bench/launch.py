@@ -77,8 +77,14 @@ def prepare(one: Selected, log: Path, options: RunnerOptions) -> Launch:
     while len(words) > 1 and (found := ASSIGNMENT.fullmatch(words[0])):
         env[found[1]] = found[2]
         words = words[1:]
-    if not (options.allow_wandb or one.benchmark.allow_wandb):
-        words = drop_wandb(words)
+    if not (options.allow_wandb or one.benchmark.allow_wandb):  # results must not leave the machine unasked
+        kept, is_value = [], False
+        for word in words:
+            is_option = word.startswith("-") and "wandb" in word.lower()
+            if not is_option and not (is_value and not word.startswith("-")):
+                kept.append(word)
+            is_value = is_option and "=" not in word
+        words = kept
     if options.compile_only:
         words = [*words, "--compile-only"]
     folder = one.variant.folder
@@ -133,20 +139,6 @@ def split_command(cmd: str, env: Mapping[str, str]) -> list[str]:
     return words
 
 
-def drop_wandb(words: Sequence[str]) -> list[str]:
-    """The words less every wandb option and its value: results must not leave the machine unasked."""
-    kept, in_option = [], False
-    for word in words:
-        if word.startswith("-") and "wandb" in word.lower():
-            in_option = "=" not in word
-        elif in_option and not word.startswith("-"):
-            in_option = False
-        else:
-            kept.append(word)
-            in_option = False
-    return kept
-
-
 def translate_script(words: Sequence[str], folder: Path) -> Translation | None:
     """The hotloop command for an older script's, or None where the command is to run as it is."""
     place = next((at for at, word in enumerate(words) if PYTHON.fullmatch(Path(word).name)), None)
@@ -191,9 +183,9 @@ def find_missing(benchmark: Benchmark, env: Mapping[str, str]) -> str | None:
 
 
 def prepare_python(benchmark: Benchmark, log: Path) -> str:
-    """The interpreter with the benchmark's packages: made and filled on first use, shared by equal requirements.
+    """The interpreter with the benchmark's packages, in an environment beside the logs that is filled on first use.
 
-    It is a virtual environment beside the logs, which sees the packages of the one in use; that is never changed.
+    Equal requirements share one. It sees the packages of the environment in use, which is never changed.
     """
     file = benchmark.requirements_file
     if file is None:
@@ -211,9 +203,8 @@ def prepare_python(benchmark: Benchmark, log: Path) -> str:
         ours = dict.fromkeys(sysconfig.get_paths()[name] for name in ("purelib", "platlib"))
         lines = [f"import site; site.addsitedir({json.dumps(path)})\n" for path in ours]
         (site / "_packages_of_the_runner.pth").write_text("".join(lines), encoding="utf-8")
-        _run_setup_step(
-            [str(python), "-m", "pip", "install", "--no-input", "-r", str(file)], file.parent, home
-        )
+        install = ["-m", "pip", "install", "--no-input", "-r", str(file)]
+        _run_setup_step([str(python), *install], file.parent, home)
         done.touch()
     return str(python)
 

@@ -331,10 +331,10 @@ class PatternMatches:
 
 @contextmanager
 def limit_searches(patterns: Sequence[PatternMatches]) -> Iterator[None]:
-    """While the block runs, give up a search that backtracks without end.
+    """While the block runs, give up a search that backtracks without end; in the main thread, which has the timer.
 
-    Python's matcher looks for signals while it works, so a timer of the process's own computing time can end it, and a
-    busy machine brings no pattern nearer to its limit. Only the main thread can have it: elsewhere there is no limit.
+    Python's matcher looks for signals while it works, and the timer is of the process's own computing time: a busy
+    machine brings no pattern nearer to its limit.
     """
 
     def tick(number: int, frame: FrameType | None) -> None:

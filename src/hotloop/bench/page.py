@@ -350,9 +350,8 @@ class Page:
     def render(self) -> str:
         links = " ".join(f'<a href="#{mark}">{escape(text)}</a>' for mark, text in self._headings)
         sections = f'<nav aria-label="Sections">{links}</nav>' if len(self._headings) > 3 else ""
-        style, script = (
-            files("hotloop.bench").joinpath(f"page.{kind}").read_text("utf-8") for kind in ("css", "js")
-        )
+        folder = files("hotloop.bench")
+        style, script = (folder.joinpath(f"page.{kind}").read_text("utf-8") for kind in ("css", "js"))
         return (
             '<!doctype html><html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'

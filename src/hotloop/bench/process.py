@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hotloop.engine.interrupt import before_leaving
+from hotloop.engine.run import write_all
 
 LONGEST_LINE = 1 << 20
 WINDOW = 1 << 16
@@ -25,8 +26,7 @@ GRACE = 5.0  # seconds between asking a program to end and ending it
 LINGER = 2.0  # seconds for the output of a program that has ended while something it started goes on
 LONGEST_WAIT = 86400.0  # the system's own limit is some weeks
 POLL = 0.01  # seconds between looks at the program where the system cannot tell us
-MARK = "HOTLOOP_BENCH_LOG"
-"""Variable that a program and all its descendants carry: the folder of its logs."""
+MARK = "HOTLOOP_BENCH_LOG"  # the variable that a program and all it starts carry: the folder of its logs
 
 
 class Capture:
@@ -42,7 +42,7 @@ class Capture:
         room = self.head - self.total
         self.total += len(chunk)
         if room > 0:
-            _write(self._file, chunk[:room])
+            write_all(self._file.fileno(), chunk[:room])
             chunk = chunk[room:]
         if not chunk:
             return
@@ -51,10 +51,10 @@ class Capture:
         chunk = chunk[-self.tail :]
         place = (self.total - len(chunk) - self.head) % self.tail
         self._ring.seek(place)
-        _write(self._ring, chunk[: self.tail - place])
+        write_all(self._ring.fileno(), chunk[: self.tail - place])
         if rest := chunk[self.tail - place :]:
             self._ring.seek(0)
-            _write(self._ring, rest)
+            write_all(self._ring.fileno(), rest)
 
     def close(self) -> None:
         """Put head and tail together."""
@@ -80,7 +80,7 @@ class Capture:
             window += ring.read(min(place, WINDOW - len(window)))
             start = window.find(b"\n") + 1  # how far behind it the first whole line begins
             self.left_out = self.total - kept - (self.tail - start)
-            _write(self._file, f"[hotloop: {self.left_out} bytes left out here]\n".encode())
+            write_all(self._file.fileno(), f"[hotloop: {self.left_out} bytes left out here]\n".encode())
         for begin, end in (
             (place + start, min(written, self.tail)),
             (max(0, place + start - self.tail), place),
@@ -88,14 +88,7 @@ class Capture:
             ring.seek(begin)
             self._file.seek(0, os.SEEK_END)
             while chunk := ring.read(max(0, min(LONGEST_LINE, end - ring.tell()))):
-                _write(self._file, chunk)
-
-
-def _write(file: BinaryIO, chunk: bytes) -> None:
-    """All of it: an unbuffered file may take less at a time."""
-    view = memoryview(chunk)
-    while view:
-        view = view[file.write(view) :]
+                write_all(self._file.fileno(), chunk)
 
 
 def read_output_lines(path: Path, longest: int = LONGEST_LINE) -> Iterator[str]:

@@ -18,14 +18,13 @@ from statistics import harmonic_mean
 from typing import Any, TypeVar
 
 from hotloop.bench.process import last_lines
-from hotloop.engine.run import write_json
+from hotloop.engine.run import write_all, write_json
 from hotloop.errors import DataError, RunError
 from hotloop.options import to_jsonable
 from hotloop.options.files import load_json, parse_json, read_bounded
 
 RECORDS, PROVENANCE = "results.jsonl", "provenance.json"
 LAST_MOMENT = 253402300800.0  # the year 10000, in which calendars of Python end
-FULL = "the disk is full, free some of it"
 Record = dict[str, Any]
 NEEDED = ("benchmark", "variant", "status")
 WHOLE = (*NEEDED, "repeat", "params", "env", "log", "metrics", "problems", "spec")
@@ -74,14 +73,12 @@ class Results:
         made = to_jsonable(record)
         line = (json.dumps(made, allow_nan=False) + "\n").encode()
         try:
-            written = os.write(self._file, line)
+            write_all(self._file, line)
             os.fsync(self._file)
         except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            why = FULL if full else f"cannot be written ({error.strerror})"
+            why = "the disk is full, free some of it" if full else f"cannot be written ({error.strerror})"
             raise RunError(f"{self.path}: {why}; go on with --resume") from error
-        if written != len(line):
-            raise RunError(f"{self.path}: {FULL}; go on with --resume")
         self.records.append(made)
 
     def close(self) -> None:
@@ -226,8 +223,7 @@ def read_records(paths: Sequence[str | Path]) -> list[Record]:
     return found
 
 
-def read_lines(file: str | Path) -> list[Record]:
-    file = Path(file)
+def read_lines(file: Path) -> list[Record]:
     try:
         lines = read_bounded(file, LARGEST_FILE).decode(errors="replace").replace("\r\n", "\n").split("\n")
     except (OSError, ValueError) as error:

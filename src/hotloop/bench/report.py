@@ -65,16 +65,14 @@ def gather_sources(paths: Sequence[str | Path]) -> Sources:
         elif path.is_dir() and not (path / RECORDS).exists():
             files = sorted(path.glob("*.json"))
             if not files:
-                raise DataError(
-                    f"{path}: has neither {RECORDS} nor JSON files; name a log folder of `hotloop bench run`"
-                )
+                neither = f"has neither {RECORDS} nor JSON files"
+                raise DataError(f"{path}: {neither}; name a log folder of `hotloop bench run`")
             found.left_out += [file.name for file in files if not _add_document(file, found)]
         elif path.is_dir() or path.suffix == ".jsonl":
             found.records += record.read_records([path])
         elif not _add_document(path, found):
-            raise DataError(
-                f"{path}: holds no results that a report can show; name log folders or --json results"
-            )
+            nothing = "holds no results that a report can show"
+            raise DataError(f"{path}: {nothing}; name log folders or --json results")
     # Kernels among the benchmarks: their runs printed results that can stand on a roofline. Of several repeats each
     # number is the median, and of several folders the latest counts, as in the summary.
     for session in group_sessions(found.records):
@@ -113,9 +111,8 @@ def _add_document(file: Path, found: Sources) -> bool:
             return True
         return _add_kernels(document, file.stem, found)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise DataError(
-            f"{file}: looks like results but is damaged ({error}); make it anew or leave it out"
-        ) from error
+        damaged = f"looks like results but is damaged ({error})"
+        raise DataError(f"{file}: {damaged}; make it anew or leave it out") from error
 
 
 def _add_kernels(document: Result, name: str, found: Sources) -> bool:
@@ -302,10 +299,7 @@ def history_charts(found: Sequence[HistoryPoint]) -> list[CaptionedChart]:
 
 
 def spread_charts(found: Sequence[HistoryPoint]) -> list[CaptionedChart]:
-    """Charts of how far single values lie from their variant's median, one for each metric and device.
-
-    Of a variant that ran once they are the readings inside its run.
-    """
+    """Charts of how far single values lie from their variant's median, one for each metric and device."""
     strips: dict[tuple[str, str], dict[str, Strip]] = {}
     for point in found:
         for (variant, metric), sample in point.samples.items():

@@ -18,6 +18,7 @@ from hotloop.engine.run import write_json
 
 LEADING = ("throughput", "latency", "total_compiling_time")
 ADDITIONAL = ("test_duration", "loss", "result", "cmd", "env", "git_commit_hash")
+SAME = ("params", "command", "exitcode", "repeat", "status", "reason")  # under the older runner's names
 ABSENT = ("compilation_end_time", "latest_checkpoint_path", "sdk_path", "sdk_version")
 """What the older runner had, and hotloop has no counterpart of."""
 COLUMNS = ("variant", "status", "runs", "seconds", "metrics")
@@ -37,19 +38,14 @@ def write_results_json(path: Path, records: Sequence[Record]) -> None:
                 "benchmark_path": record["spec"]["file"],
                 "benchmark_name": record["benchmark"],
                 "variant_name": record["variant"],
-                "params": record["params"],
-                "command": record["command"],
+                **{name: record[name] for name in SAME},
                 "results": {
                     name: {one["reduction"]: one["value"]} for name, one in record["metrics"].items()
                 },
                 "start_time": start,
                 "end_time": end,
                 "test_duration": record["seconds"],
-                "exitcode": record["exitcode"],
                 "log_paths": {name: str(path.parent / file) for name, file in record["log"].items()},
-                "repeat": record["repeat"],
-                "status": record["status"],
-                "reason": record["reason"],
                 **dict.fromkeys(ABSENT),
             }
         )

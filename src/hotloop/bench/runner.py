@@ -31,9 +31,8 @@ def explain_write_errors(log: Path, advice: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RunError(
-            f"{error.filename or log}: cannot be used: {error.strerror or error}; {advice}"
-        ) from error
+        where, why = error.filename or log, error.strerror or error
+        raise RunError(f"{where}: cannot be used: {why}; {advice}") from error
 
 
 class BenchConsole(Protocol):
@@ -56,9 +55,8 @@ def run(selected: Sequence[Selected], options: RunnerOptions, console: BenchCons
             raise
         runner.finish()
     asked = {one.variant.name for one in selected if one.skip is None}
-    theirs = [record for record in results.records if record["variant"] in asked]
-    bad = any(record["status"] in ("failed", "timeout") for record in theirs)
-    return 1 if bad or runner.failed else 0
+    statuses = {record["status"] for record in results.records if record["variant"] in asked}
+    return 1 if runner.failed or statuses & {"failed", "timeout"} else 0
 
 
 def check_run_folder(options: RunnerOptions) -> None:
@@ -230,7 +228,6 @@ class Runner:
         return options
 
     def finish(self) -> None:
-        """The files and the table over all records, whatever happened before."""
         records = self.write_tables()
         if records:
             self.say("")

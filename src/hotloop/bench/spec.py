@@ -5,6 +5,7 @@ has the format; names mean something only where a key is left out, as older file
 import math
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -157,11 +158,9 @@ class Fields:
 
     def seconds(self, key: str) -> float | None:
         text = self.text(key, "")
-        try:
-            if not text or 0 < float(text) < float("inf"):
+        with suppress(ValueError):
+            if not text or 0 < float(text) < math.inf:
                 return float(text) if text else None
-        except ValueError:
-            pass
         return self.wrong(key, f"must be a number of seconds above 0, not '{text}'", None)
 
     def texts(self, key: str) -> tuple[str, ...]:
