@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from hotloop.cli.command import Command, Context, Result, print_error, print_json
 from hotloop.engine.interrupt import Stopped
 from hotloop.errors import OptionError
-from hotloop.options import non_negative, option, options_of, positive
+from hotloop.options import Params, non_negative, option, option_table, options_of, positive, table_option
 
 if TYPE_CHECKING:
     from hotloop.bench.benchmark import Benchmark, Selected
@@ -29,7 +29,7 @@ commands that replace them. A missing number, a crash or a timeout fails its var
 failed. docs/benchmarks.md has the format and the files that a run leaves."""
 _more = partial(option, group="What else to do")
 _old = partial(option, group="Options of the older runner")
-_hidden = partial(option, hidden=True)
+_hidden = partial(table_option, help="Refused, or without effect.", hidden=True)
 STATUSES = ("passed", "failed", "timeout", "skipped")
 REFUSED = {
     "upload_checkpoints": "uploading is not supported; copy the checkpoints yourself after the run",
@@ -40,6 +40,12 @@ REFUSED = {
     ),
 }
 WITHOUT_EFFECT = ("requirements_file", "no_code_sync", "remove_dirs_after", "ignore_errors")
+OLDER = (
+    *(_hidden(name, tuple[str, ...], ()) for name in ("upload_checkpoints", "custom_metrics_files")),
+    *(_hidden(name, bool, False) for name in ("submit_on_slurm", *WITHOUT_EFFECT[1:])),
+    *(_hidden(name, str | None, None) for name in ("slurm_machine_type", "slurm_resource_reservation")),
+    _hidden("requirements_file", str | None, None),
+)
 
 
 @dataclass(frozen=True)
@@ -90,19 +96,11 @@ class BenchRun:
         "INFO", "How much is said while it runs; from WARNING on only what went wrong."
     )
     progress_trace_period: float = _old(1.0, "Seconds between signs of life on a terminal.", check=positive)
-    upload_checkpoints: tuple[str, ...] = _hidden((), "Refused.")
-    custom_metrics_files: tuple[str, ...] = _hidden((), "Refused.")
-    submit_on_slurm: bool = _hidden(False, "Refused.")
-    slurm_machine_type: str | None = _hidden(None, "Refused.")
-    slurm_resource_reservation: str | None = _hidden(None, "Refused.")
-    requirements_file: str | None = _hidden(None, "Without effect, as before.")
-    no_code_sync: bool = _hidden(False, "Without effect: one machine.")
-    remove_dirs_after: bool = _hidden(False, "Without effect: one machine.")
-    ignore_errors: bool = _hidden(False, "Without effect: a failure stops nothing else.")
+    older: Params = option_table(*OLDER)
 
     def __post_init__(self) -> None:
         for name, reason in REFUSED.items():
-            if getattr(self, name):
+            if self.older.get(name):
                 raise OptionError(f"--{name.replace('_', '-')}: {reason}")
         if sum((self.list, self.dry_run, self.validate)) > 1:
             raise OptionError("--list, --dry-run and --validate: keep one")
@@ -118,7 +116,7 @@ def run(config: BenchRun, context: Context) -> Result:
     from hotloop.bench.result_files import drop_replaced_skips
 
     refuse_empty(config, context)
-    if unused := [f"--{name.replace('_', '-')}" for name in WITHOUT_EFFECT if getattr(config, name)]:
+    if unused := [f"--{name.replace('_', '-')}" for name in WITHOUT_EFFECT if config.older.get(name)]:
         context.warn(f"without effect: {', '.join(unused)}")
     selected = select(load_specs(config.spec), config.benchmark, config.tag, config.include_convergence)
     options = runner_options(config, context, "log")
@@ -153,8 +151,9 @@ def run(config: BenchRun, context: Context) -> Result:
 
 def refuse_empty(config: Any, context: Context) -> None:
     """OptionError for an option that is given and names nothing, such as a variable of the shell that is not set."""
+    values = {**vars(config), **getattr(config, "older", {})}
     for name in sorted(context.given):
-        if getattr(config, name, None) == ():
+        if values.get(name) == ():
             said = f"--{name.replace('_', '-')}"
             raise OptionError(f"{said} '': names nothing; give a name, or leave the option out")
 
