@@ -13,8 +13,6 @@ _WORKERS = "Processes that work at the same time; none: one for each processor."
 
 @dataclass(frozen=True)
 class DescribeConfig(Options):
-    """Which network to show."""
-
     model: str = argument("A model: resnet50, cifar_resnet20, toy_model, ...", check=check_model)
     dataset: DatasetName | None = option(
         None, "Images it is for; left out, imagenet for resnets, else cifar10."
@@ -23,8 +21,6 @@ class DescribeConfig(Options):
 
 @dataclass(frozen=True)
 class PredictConfig(Options):
-    """Which images, by which weights."""
-
     run: Path = argument("Folder of a run, or of its checkpoints.", metavar="RUN")
     image: tuple[Path, ...] = argument("Image files.", metavar="IMAGE")
     step: int | None = option(
@@ -35,8 +31,6 @@ class PredictConfig(Options):
 
 @dataclass(frozen=True)
 class ImportConfig(Options):
-    """Which weights to take over."""
-
     weights: Path = argument("A .safetensors file of a torchvision or timm ResNet.")
     out: Path = argument("Folder for the checkpoint.")
 
@@ -85,8 +79,6 @@ class _SetConfig(Options):
 
 @dataclass(frozen=True)
 class VerifyConfig(_SetConfig):
-    """Which set to count and check."""
-
     checksums: bool = option(True, "Compare every record with its checksum; False: only count.")
     decode: bool = option(False, "Decode every image as well.")
     workers: int | None = option(None, _WORKERS, check=positive)
@@ -94,8 +86,6 @@ class VerifyConfig(_SetConfig):
 
 @dataclass(frozen=True)
 class BenchmarkConfig(_SetConfig):
-    """Which input pipeline to time."""
-
     micro_batch_size: int = option(8, "Images of a batch.", check=positive)
     num_epochs: int = option(
         1, "Passes over the set; of several, up to two are for warming up and are left out.", check=positive

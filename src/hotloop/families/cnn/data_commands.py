@@ -210,20 +210,17 @@ def _open_pipeline(config: BenchmarkConfig, console: Console, stack: ExitStack) 
 def _batchwise(config: BenchmarkConfig, batches: Callable[[int], Iterator[HostBatch]]) -> Epoch:
     """Batches of small sets still have to be normalised by the host and get the compute type."""
     is_finished = config.accelerator_side_preprocess or config.dataset == "imagenet"
+    dtype = np.float32 if config.precision == "32.32" else np.float16
 
     def epoch(number: int) -> int:
         images = 0
         for batch in islice(batches(number), config.batches_per_epoch):
             images += len(batch["label"])
             if not is_finished:
-                preprocess(config.dataset, batch["image"]).astype(_type(config))
+                preprocess(config.dataset, batch["image"]).astype(dtype)
         return images
 
     return epoch
-
-
-def _type(config: BenchmarkConfig) -> Any:
-    return np.float32 if config.precision == "32.32" else np.float16
 
 
 def _photographs(config: BenchmarkConfig, console: Console, stack: ExitStack) -> tuple[Epoch, str]:
@@ -260,12 +257,12 @@ def _on_host(config: BenchmarkConfig, split: LabelledImages, number: int) -> Ite
 
 def _on_device(config: BenchmarkConfig, split: LabelledImages) -> Epoch:
     """One compiled call an epoch; each batch's sum goes into the carry, so that none can be left out."""
-    size = config.micro_batch_size
+    size, dtype = config.micro_batch_size, np.float32 if config.precision == "32.32" else np.float16
 
     def transform(batch: Any, key: Any) -> Any:
         if config.split == "train":
-            return augment(config.dataset, batch, sample_keys(key, 0, size)).astype(_type(config))
-        return preprocess(config.dataset, batch).astype(_type(config))
+            return augment(config.dataset, batch, sample_keys(key, 0, size)).astype(dtype)
+        return preprocess(config.dataset, batch).astype(dtype)
 
     feed = Resident(split.images, size, seed=config.seed, remainder="drop", transform=transform)
     count = min(config.batches_per_epoch or len(split), len(split) // size)

@@ -2,7 +2,6 @@
 
 from collections.abc import Set
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,7 +13,7 @@ from hotloop.families.cnn import model
 from hotloop.families.cnn.command_options import DescribeConfig
 from hotloop.families.cnn.job import Job, resolve
 from hotloop.families.cnn.network import DEPTHS, Network, build
-from hotloop.families.cnn.options import DATASET_SIZES, DatasetSize, TrainConfig
+from hotloop.families.cnn.options import DATASET_SIZES, TrainConfig
 from hotloop.families.cnn.sources import folder_of, open_store, resident_images
 
 _HEADINGS = ("layer", "kind", "output", "parameters", "MFLOP", "stage may begin")
@@ -22,8 +21,17 @@ _HEADINGS = ("layer", "kind", "output", "parameters", "MFLOP", "stage may begin"
 
 def describe_plan(config: TrainConfig, given: Set[str], configured: Set[str]) -> tuple[Job, str]:
     """The job, and what its plan does not say: network, types, rates and memory on the device."""
+    # What the files hold, where they are here already: a plan fetches nothing.
+    size, folder = DATASET_SIZES[config.dataset], folder_of(config)
+    if not config.synthetic_data and config.dataset != "imagenet":
+        check_named_folders(folder)
+        found = find_set(known_set(config.dataset), folder)
+        size = resident_images(read_images(found)).size if found and found.loadable else size
+    elif not config.synthetic_data and folder is not None:
+        train, validation = (len(open_store(folder, part)) for part in ("train", "validation"))
+        size = size._replace(train=train, validation=validation)
     repeated = config.synthetic_data == "device"
-    job = resolve(config, _dataset_size(config), None, given, configured, repeated=repeated)
+    job = resolve(config, size, None, given, configured, repeated=repeated)
     state = jax.eval_shape(lambda: model.init(job, jax.random.key(0)))
     parameters = sum(leaf.size for leaf in jax.tree.leaves(state["params"]))
     held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
@@ -46,22 +54,6 @@ def describe_plan(config: TrainConfig, given: Set[str], configured: Set[str]) ->
             f"validation: {count.samples:,} images in {count.batches} batches of {count.batch} ({count.padding} padded)"
         )
     return job, "\n".join(lines)
-
-
-def _dataset_size(config: TrainConfig) -> DatasetSize:
-    """What the files hold, where they are here already: a plan fetches nothing."""
-    whole = DATASET_SIZES[config.dataset]
-    if config.synthetic_data:
-        return whole
-    if config.dataset != "imagenet":
-        known, folder = known_set(config.dataset), folder_of(config)
-        check_named_folders(folder)
-        found = find_set(known, folder)
-        return resident_images(read_images(found)).size if found and found.loadable else whole
-    if config.dataset_path == Path():
-        return whole
-    train, validation = (len(open_store(config.dataset_path, part)) for part in ("train", "validation"))
-    return whole._replace(train=train, validation=validation)
 
 
 def describe_model(config: DescribeConfig) -> tuple[str, dict[str, Any]]:

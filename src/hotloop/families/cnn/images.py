@@ -80,11 +80,8 @@ def crop_and_flip(images: Any, drawn: CropDraws) -> Any:
 
 
 def standardise(images: Any) -> Any:
-    """Each image minus its mean, over its standard deviation, which counts as at least 1/sqrt(values).
-
-    The guard is that of an image of one colour, which becomes zeros. Sums of bytes around the rounded mean are
-    exact in 32 bits.
-    """
+    """Each image minus its mean, over its standard deviation, which counts as at least 1/sqrt(values): an image of one
+    colour becomes zeros. Sums of bytes around the rounded mean are exact in 32 bits."""
     xp = images.__array_namespace__()
     count = int(np.prod(images.shape[1:]))
     if count > _LARGEST:

@@ -93,7 +93,8 @@ def update(job: Job) -> Callable[[State, ImageBatch, Array], tuple[State, Any]]:
 def _apply_by_stages(job: Job, params: Any, seen: Array) -> tuple[Array, Statistics]:
     """Logits and statistics in training; what a stage computes within itself is computed again when it is needed."""
     network = job.network
-    ends = [0, *(network.position(name) for name in job.config.pipeline_splits), len(network.nodes)]
+    names = [node.name for node in network.nodes]
+    ends = [0, *map(names.index, job.config.pipeline_splits), len(names)]
     values, found = {network.crossing(0)[0]: seen}, Statistics()
     for start, stop in pairwise(ends):
         stage = jax.checkpoint(partial(network.run, start=start, stop=stop, train=True))

@@ -117,12 +117,6 @@ class Network:
     def flops(self) -> int:
         return sum(node.flops for node in self.nodes)
 
-    def position(self, layer: str) -> int:
-        names = [node.name for node in self.nodes]
-        if layer not in names:
-            raise OptionError(f"{self.model} has no layer {layer!r}; its layers are {', '.join(names)}")
-        return names.index(layer)
-
     def crossing(self, position: int) -> tuple[str, ...]:
         """The values made before the layer at `position` that it or a later one reads."""
         made = [INPUT, *(node.name for node in self.nodes[:position])]

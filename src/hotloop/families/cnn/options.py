@@ -35,12 +35,11 @@ _run, _batch, _events, _data, _model, _optimiser, _rate, _numbers, _validation, 
         "Records", PIPELINE,
     )
 )  # fmt: skip
-NORMS = {
+NORMS = {  # --norm-layer's names -> the keys that each may have
     "batch_norm": ("momentum",),
     "custom_batch_norm": ("momentum",),
     "group_norm": ("num_groups", "channels_per_group"),
 }
-"""--norm-layer's names -> the keys that each may have."""
 ADAPTIVE_KEYS = ("eeta", "epsilon", "weight_decay")
 DECAY_KEYS = ("epochs_to_total_decay", "end_learning_rate_ratio", "power", "boundaries", "values")
 DatasetName = Literal["imagenet", "cifar10", "cifar100", "mnist"]
@@ -55,21 +54,18 @@ MODELS = (
 
 
 class DatasetSize(NamedTuple):
-    """What must be known of a data set."""
-
     train: int
     validation: int
     shape: tuple[int, int, int]
     classes: int
 
 
-DATASET_SIZES = {
+DATASET_SIZES = {  # --dataset -> what its complete files hold; synthetic data have the same sizes
     "imagenet": DatasetSize(1_281_167, 50_000, (224, 224, 3), 1000),
     "cifar10": DatasetSize(50_000, 10_000, (32, 32, 3), 10),
     "cifar100": DatasetSize(50_000, 10_000, (32, 32, 3), 100),
     "mnist": DatasetSize(60_000, 10_000, (28, 28, 1), 10),
 }
-"""--dataset -> what its complete files hold; synthetic data have the same sizes."""
 
 
 def cifar_layers(model: str) -> int | None:

@@ -46,9 +46,8 @@ def random_crop(
 ) -> Rectangle:
     """A part with a random aspect (0.75 to 1.33) and area (0.05 to 1 of the image) at a random place.
 
-    It covers at least a tenth of one of the boxes, or of the image where there are none, which lets no part below a
-    tenth through. Each of up to 100 attempts draws the aspect, then the height from those that give such an area;
-    when all fail, the whole image is taken.
+    It covers at least a tenth of one of the boxes, or of the image where there are none. Each of up to 100 attempts
+    draws the aspect, then the height from those that give such an area; when all fail, the whole image is taken.
     """
     whole = np.array([width, height, width, height], np.float32)
     lefts, tops, rights, bottoms = (boxes * whole).T if len(boxes) else np.array([[0, 0, width, height]]).T
@@ -75,10 +74,8 @@ def grid_of_crop(crop: Rectangle, size: int) -> SamplingGrid:
 
 
 def grid_of_middle(width: int, height: int, size: int) -> SamplingGrid:
-    """The middle size x size of the image resized to a short side of 256, sizes truncated and offsets floored.
-
-    For another size than 224 the short side is in proportion.
-    """
+    """The middle size x size of the image resized to a short side of 256 (for other sizes than 224 in proportion),
+    sizes truncated and offsets floored."""
     short = SHORT_SIDE * size // SIZE
     resized = [side * short // min(width, height) for side in (width, height)]
     step_x, step_y = width / resized[0], height / resized[1]

@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from hotloop.engine.run import read_json
+from hotloop.engine.run import read_config, read_json
 from hotloop.errors import CheckpointError
 from hotloop.options.document import parse_document
 
@@ -53,8 +53,6 @@ def find_run(path: Path) -> Path | None:
 
 
 def read_run_options(run: Path) -> dict[str, Any]:
-    from hotloop.engine.run import read_config  # a bad option has to answer at once
-
     return read_config(run, FAMILY, {"model_name": str, "dataset": str})
 
 

@@ -20,12 +20,19 @@ from hotloop.engine.checkpoint_folder import KeepAll
 from hotloop.engine.progress import Console
 from hotloop.errors import CheckpointError, DataError, MissingExtra, OptionError
 from hotloop.families.cnn.command_options import ImportConfig
-from hotloop.families.cnn.network import BASIC, BATCH_NORM, DEPTHS, Network, Params, Statistics, build
+from hotloop.families.cnn.network import (
+    BASIC,
+    BATCH_NORM,
+    DEPTHS,
+    NamedLayer,
+    Network,
+    Params,
+    Statistics,
+    build,
+)
 from hotloop.families.cnn.presets import FAMILY
 from hotloop.families.cnn.saved_network import SavedNetwork
 
-Leaf = tuple[str, str]  # layer and leaf
-Shapes = dict[str, tuple[int, ...]]
 LONGEST_ERROR = 300  # characters of what the package says; a name in a file may be long
 _PICKLE = (
     "a pickle can run any code when it is opened: convert it once with "
@@ -40,8 +47,11 @@ _REFUSED = dict.fromkeys((".pt", ".pth", ".bin", ".ckpt", ".pkl"), _PICKLE) | di
 )
 _READ = ("F32", "F16", "BF16")
 _ORDER = {1: (0,), 2: (1, 0), 4: (2, 3, 1, 0)}  # of axes: [O, I] to [I, O], OIHW to HWIO
-_OF_NORM = {"weight": "scale", "bias": "offset"}
-_OF_STATISTICS = {"running_mean": "mean", "running_var": "variance"}
+_LEAVES = {
+    "conv": {"weight": "kernel"},
+    "dense": {"weight": "kernel", "bias": "bias"},
+    BATCH_NORM: {"weight": "scale", "bias": "offset", "running_mean": "mean", "running_var": "variance"},
+}
 
 
 def run(config: ImportConfig, console: Console) -> Mapping[str, Any]:
@@ -84,19 +94,42 @@ def load(path: str | Path, network: Network) -> tuple[Params, Statistics]:
             f"{path}: weights from torch fit only the variant 'torch' with batch_norm, "
             f"not {network.model} of variant {network.variant!r} with {network.norm.kind}_norm"
         )
+    wanted: dict[str, tuple[NamedLayer, str]] = {}  # torch's name of every leaf, and ours
+    for node in network.nodes:
+        module = "fc" if node.kind == "dense" else _module(node.name)
+        for theirs, ours in _LEAVES.get(node.kind, {}).items():
+            wanted[f"{module}.{theirs}"] = node, ours
     params: Params = {}
     statistics: Statistics = {}
     with _open_file(path) as file:
-        wanted = dict(_tensor_names(network))
-        _check_fit(path, network, _shapes(file), wanted)
-        for name, (layer, leaf) in wanted.items():
+        found = _shapes(file)
+        missing, unknown = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
+        if missing:
+            raise DataError(
+                f"{path}: {len(missing)} of the {len(wanted)} tensors of {network.model} are missing, "
+                f"{missing[0]} first: only torchvision's and timm's plain ResNets are read"
+            )
+        if unknown:
+            raise DataError(
+                f"{path}: {len(unknown)} tensors do not belong to {network.model}, {unknown[0][:200]!r} first: "
+                "only torchvision's and timm's plain ResNets are read"
+            )
+        for name, (node, leaf) in wanted.items():
+            shape = node.parameters[leaf].shape if leaf in node.parameters else node.shape[-1:]
+            needed = tuple(shape[_ORDER[len(shape)].index(axis)] for axis in range(len(shape)))
+            if found[name] != needed:
+                raise DataError(
+                    f"{path}: {name} has shape {list(found[name])}, but {network.model} for images of "
+                    f"{network.shape[2]} channels and {network.classes} classes needs {list(needed)}"
+                )
+        for name, (node, leaf) in wanted.items():
             kind = file.get_slice(name).get_dtype()
             if kind not in _READ:
                 raise DataError(f"{path}: tensor {name!r} is {kind}: only F32, F16 and BF16 are read")
             values = file.get_tensor(name)
             turned = np.ascontiguousarray(values.transpose(_ORDER[values.ndim]), np.float32)
-            tree = statistics if leaf in _OF_STATISTICS.values() else params
-            tree.setdefault(layer, {})[leaf] = jnp.asarray(turned)
+            tree = params if leaf in node.parameters else statistics
+            tree.setdefault(node.name, {})[leaf] = jnp.asarray(turned)
     return params, statistics
 
 
@@ -122,24 +155,10 @@ def _open_file(path: str | Path) -> Iterator[Any]:
         raise DataError(f"{path}: not a whole safetensors file: {said}") from error
 
 
-def _shapes(file: Any) -> Shapes:
+def _shapes(file: Any) -> dict[str, tuple[int, ...]]:
     """Every tensor but torch's step counters."""
     names = (name for name in file.keys() if not name.endswith(".num_batches_tracked"))  # noqa: SIM118
     return {name: tuple(file.get_slice(name).get_shape()) for name in names}
-
-
-def _tensor_names(network: Network) -> Iterator[tuple[str, Leaf]]:
-    """torch's name of every leaf, and ours."""
-    for node in network.nodes:
-        layer = node.name
-        if node.kind == BATCH_NORM:
-            for theirs, ours in (_OF_NORM | _OF_STATISTICS).items():
-                yield f"{_module(layer)}.{theirs}", (layer, ours)
-        elif node.kind == "conv":
-            yield f"{_module(layer)}.weight", (layer, "kernel")
-        elif node.kind == "dense":
-            yield "fc.weight", (layer, "kernel")
-            yield "fc.bias", (layer, "bias")
 
 
 def _module(layer: str) -> str:
@@ -150,28 +169,3 @@ def _module(layer: str) -> str:
     stack, block, number, kind = found.groups()
     inner = f"{kind}{number}" if number != "0" else f"downsample.{int(kind == 'bn')}"
     return f"layer{int(stack) - 1}.{int(block) - 1}.{inner}"
-
-
-def _check_fit(path: str | Path, network: Network, found: Shapes, wanted: dict[str, Leaf]) -> None:
-    """A DataError where a tensor is missing, unknown or of another shape."""
-    missing, unknown = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
-    if missing:
-        raise DataError(
-            f"{path}: {len(missing)} of the {len(wanted)} tensors of {network.model} are missing, "
-            f"{missing[0]} first: only torchvision's and timm's plain ResNets are read"
-        )
-    if unknown:
-        raise DataError(
-            f"{path}: {len(unknown)} tensors do not belong to {network.model}, {unknown[0][:200]!r} first: "
-            "only torchvision's and timm's plain ResNets are read"
-        )
-    nodes = {node.name: node for node in network.nodes}
-    for name, (layer, leaf) in wanted.items():
-        values = nodes[layer].parameters
-        ours = values[leaf].shape if leaf in values else nodes[layer].shape[-1:]
-        theirs = tuple(ours[_ORDER[len(ours)].index(axis)] for axis in range(len(ours)))
-        if found[name] != theirs:
-            raise DataError(
-                f"{path}: {name} has shape {list(found[name])}, but {network.model} for images of "
-                f"{network.shape[2]} channels and {network.classes} classes needs {list(theirs)}"
-            )

@@ -97,8 +97,7 @@ def run(
             f"`hotloop cnn validate {folder}` validates them again"
         )
         return {"run": str(folder), "finished": True}
-    asked = config.checkpoint_input_dir if config.validation else None
-    others = others_to_validate(config, asked, own) if asked is not None else None
+    others = others_to_validate(config, own)
     # What cannot work is refused before data are read.
     expected = resolve(config, DATASET_SIZES[config.dataset], None, given, configured)
     if others is not None and others.steps():
@@ -266,10 +265,11 @@ def _clean(job: Job, training: TrainingRun, made: list[int], best: int, console:
         console.say(f"of {len(made)} checkpoints {stay} in {folder}; --clean-dir False keeps all")
 
 
-def others_to_validate(config: TrainConfig, asked: Path, own: RunCheckpoints) -> RunCheckpoints | None:
+def others_to_validate(config: TrainConfig, own: RunCheckpoints) -> RunCheckpoints | None:
     """The checkpoints that --checkpoint-input-dir names, unless they are the run's own; CheckpointError where it has
     none and nobody said that random weights will do."""
-    if config.training and asked.resolve() == own.folder.resolve():
+    asked = config.checkpoint_input_dir if config.validation else None
+    if asked is None or (config.training and asked.resolve() == own.folder.resolve()):
         return None
     try:
         found = checkpoints_at(asked)
@@ -409,10 +409,9 @@ def peak_memory(device: jax.Device) -> int:
 
 
 class TrainingClock:
-    """Runs from the start of training to the end of validation, over all processes that a run took.
+    """From the start of training to the end of validation, over all processes that a run took.
 
-    Those before count up to their last record, so that work which was lost and done again counts as well, and the
-    time between two processes does not.
+    Those before count up to their last record: work that was lost and done again counts, time between them does not.
     """
 
     def __init__(self, record: Run):
@@ -443,8 +442,6 @@ def seconds_of_processes(events: Iterable[Mapping[str, Any]]) -> list[float]:
 
 def time_in_words(figures: Mapping[str, Any]) -> str:
     """`time to train: h:mm:ss`, and in how many processes where it was not one."""
-    clock, processes = (
-        format_clock(round(figures["time_to_train_seconds"])),
-        figures["time_to_train_processes"],
-    )
+    clock = format_clock(round(figures["time_to_train_seconds"]))
+    processes = figures["time_to_train_processes"]
     return f"time to train: {clock}" + (f", in {processes} processes" if processes > 1 else "")

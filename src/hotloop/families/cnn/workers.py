@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import get_context
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,12 +30,11 @@ from hotloop.families.cnn.photographs import (
 
 MISSING = -1  # the label of an image that could not be read and was not replaced
 WorkerKind = Literal["auto", "threads", "processes"]
-WantedImages = tuple[NDArray[Any], NDArray[Any]]
-"""Numbers of the images of a batch, and the epoch that each is taken for."""
+WantedImages = tuple[NDArray[Any], NDArray[Any]]  # numbers of a batch's images, and the epoch of each
 HostBatch = dict[str, NDArray[Any]]
-Filled = tuple[NDArray[np.int32], list[str]]
-"""Labels of the images that were put in place, and what was said of those that were skipped."""
-
+Filled = tuple[
+    NDArray[np.int32], list[str]
+]  # labels of images put in place, and what was said of skipped ones
 _IN_A_ROW = 100  # so many broken images one after the other are no accident
 _PART = 8  # images that a worker is given at once
 # From so many workers on, processes are the default. Threads begin at once, but about a tenth of the work holds
@@ -126,13 +125,18 @@ class Workers:
     def batches(self, wanted: Iterable[WantedImages]) -> Iterator[HostBatch]:
         """One batch after the other; those to come are begun as soon as there is room."""
         begun: deque[_Part] = deque()
+        side = self.reader.size
         try:
-            for part in self._cut(wanted):
-                if not self._free:
-                    yield from self._finish(begun)
-                part.slot = self._free.popleft()
-                part.future = self._pool.submit(_fill, part.slot, part.numbers, part.epochs)
-                begun.append(part)
+            for numbers, epochs in wanted:
+                count = len(numbers)
+                images = np.empty((count, side, side, 3), self.reader.dtype)
+                batch = {"image": images, "label": np.empty(count, np.int32)}
+                for start in range(0, count, _PART):
+                    if not self._free:
+                        yield from self._finish(begun)
+                    place, slot = slice(start, min(start + _PART, count)), self._free.popleft()
+                    future = self._pool.submit(_fill, slot, numbers[place], epochs[place])
+                    begun.append(_Part(batch, place, slot, future))
             while begun:
                 yield from self._finish(begun)
         finally:
@@ -140,17 +144,6 @@ class Workers:
                 part.future.cancel()
             wait([part.future for part in begun])  # nobody may write into a slot that is given out again
             self._free += [part.slot for part in begun]
-
-    def _cut(self, wanted: Iterable[WantedImages]) -> "Iterator[_Part]":
-        side = self.reader.size
-        for numbers, epochs in wanted:
-            batch = {
-                "image": np.empty((len(numbers), side, side, 3), self.reader.dtype),
-                "label": np.empty(len(numbers), np.int32),
-            }
-            for start in range(0, len(numbers), _PART):
-                place = slice(start, min(start + _PART, len(numbers)))
-                yield _Part(batch, place, numbers[place], epochs[place])
 
     def _finish(self, begun: "deque[_Part]") -> Iterator[HostBatch]:
         """Take the oldest part; yields its batch when that was the last of it."""
@@ -160,7 +153,7 @@ class Workers:
         except BrokenProcessPool:
             raise DataError("a decoding process was killed: is there memory for so many workers?") from None
         begun.popleft()
-        part.batch["image"][part.place] = self._parts[part.slot, : len(part.numbers)]
+        part.batch["image"][part.place] = self._parts[part.slot, : len(labels)]
         part.batch["label"][part.place] = labels
         self._free.append(part.slot)
         for text in skipped:
@@ -178,16 +171,13 @@ class Workers:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
-@dataclass(eq=False)
-class _Part:
+class _Part(NamedTuple):
     """A few images of a batch, and who makes them."""
 
     batch: HostBatch
     place: slice
-    numbers: NDArray[Any]
-    epochs: NDArray[Any]
-    slot: int = -1
-    future: Future[Filled] = field(default_factory=Future)
+    slot: int
+    future: Future[Filled]
 
 
 _own = threading.local()  # in a worker: what it reads, and the memory that it writes into
