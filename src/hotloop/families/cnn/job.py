@@ -22,8 +22,6 @@ from hotloop.families.cnn.network import Network, NormChoice, build
 from hotloop.families.cnn.options import WITHOUT_EFFECT, DatasetSize, TrainConfig
 
 BATCH_OPTIONS = ("gradient_accumulation_count", "global_batch_size")
-MOMENTUM = {"batch_norm": 0.99, "custom_batch_norm": 0.97}
-"""Momentum of running statistics where --norm-layer has none: each the old program's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,12 +78,10 @@ def resolve(
     plan = config.make_plan(size.train, batch) if config.training else None
     # As the old program counted the samples of one validation batch over all replicas.
     piped = config.pipeline_validation_model and bool(config.pipeline_splits)
-    replicas = config.num_replicas if piped else config.num_replicas * config.devices_per_replica
-    at_once = (config.validation_micro_batch_size or config.micro_batch_size) * (
-        2 * config.stages if piped else 1
-    )
-    validation_batch = at_once * (config.validation_num_replicas or replicas)
-    validation = plan_evaluation(size.validation, validation_batch) if config.validation else None
+    devices_each, shares = (1, 2 * config.stages) if piped else (config.devices_per_replica, 1)
+    replicas = config.validation_num_replicas or config.num_replicas * devices_each
+    at_once = replicas * shares * (config.validation_micro_batch_size or config.micro_batch_size)
+    validation = plan_evaluation(size.validation, at_once) if config.validation else None
     warnings = []
     if config.deterministic and config.shuffle:
         warnings.append("--deterministic: turns --shuffle off")
@@ -97,13 +93,8 @@ def resolve(
     if ignored := [each.spelling for each in WITHOUT_EFFECT if each.name in named]:
         notices.append(f"without effect here: {', '.join(ignored)}")
 
-    layer = config.norm_layer
-    if layer["name"] == "group_norm":
-        groups, channels = layer.get("num_groups"), layer.get("channels_per_group")
-        norm = NormChoice("group", groups=groups, channels_per_group=channels)
-    else:
-        norm = NormChoice("batch", float(layer.get("momentum", MOMENTUM[layer["name"]])))
-    network = build(config.model_name, size.shape, size.classes, norm)
+    spared = config.exclude_norms_and_biases
+    network = build(config.model_name, size.shape, size.classes, NormChoice.of(config.norm_layer))
     if config.pipeline_splits:
         _check_splits(config, [node.name for node in network.nodes])
     return Job(
@@ -127,9 +118,7 @@ def resolve(
             weight_decay=config.weight_decay,
             l2=config.l2_regularization,
             global_batch_size=batch.global_,
-            exclude=optim.exclude_norms_and_biases
-            if config.exclude_norms_and_biases
-            else optim.exclude_nothing,
+            exclude=optim.exclude_norms_and_biases if spared else optim.exclude_nothing,
         ),
         rate=optim.learning_rate(
             config.lr_schedule,

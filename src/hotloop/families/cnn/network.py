@@ -53,6 +53,14 @@ class NormChoice:
     groups: int | None = None
     channels_per_group: int | None = None
 
+    @classmethod
+    def of(cls, layer: Mapping[str, Any]) -> "NormChoice":
+        """What --norm-layer asks for; the momentum of running statistics is the old program's where it has none."""
+        if layer["name"] == "group_norm":
+            groups, size = layer.get("num_groups"), layer.get("channels_per_group")
+            return cls("group", groups=groups, channels_per_group=size)
+        return cls("batch", float(layer.get("momentum", 0.99 if layer["name"] == "batch_norm" else 0.97)))
+
     def __post_init__(self) -> None:
         sizes = (self.groups, self.channels_per_group)
         if self.kind == "group" and sizes.count(None) != 1:
