@@ -49,7 +49,7 @@ def run_program(command: Command, argv: Sequence[str] | None = None) -> int:
     """`main` for a program of one command of its own: the options of its config, help, one line for an error."""
 
     def act(words: list[str]) -> int:
-        with raise_stops():
+        with raise_stops():  # from the start, where nobody listens yet
             return execute(command, command.name, words)
 
     return _exit_status(act, list(sys.argv[1:] if argv is None else argv))

@@ -178,9 +178,9 @@ def _layer(command: Command, name: str | None, path: Path | None) -> ConfigLayer
         if name is None:
             return ConfigLayer()
         if name not in command.presets:
-            known = f"; there are {', '.join(command.presets)}"
-            known = did_you_mean(name, command.presets) or known
-            known = known if command.presets else "; give a file with --config-path"
+            known = "; give a file with --config-path"
+            if command.presets:
+                known = did_you_mean(name, command.presets) or f"; there are {', '.join(command.presets)}"
             raise OptionError(f"--config {name}: '{command.name}' has no such preset{known}")
         return _named(f"preset {name}", command.presets[name], command)
     document = read_file(path)

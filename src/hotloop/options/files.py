@@ -1,7 +1,4 @@
-"""Names that people typed, JSON that anybody may have written, and files that get their names only when they are whole.
-
-Whatever is wrong with a path or a text is a ValueError.
-"""
+"""JSON that anybody may have written, and files that get their names only when they are whole."""
 
 import json
 import os
@@ -30,7 +27,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """What the text says; NaN and Infinity are read, as programs write them.
+    """What the text says, or a ValueError; NaN and Infinity are read, as programs write them.
 
     Python's own reader raises RecursionError for brackets in brackets, and lets through what the next function cannot
     bear: depth that only a stack of C holds, and halves of surrogate pairs, which no output takes.
