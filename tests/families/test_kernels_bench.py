@@ -149,7 +149,7 @@ def test_a_device_without_half_partials_says_so(monkeypatch):
     def refuse(*_, **__):
         raise ValueError("The precision 'F16_F16_F16' is not supported by dot_general on this device")
 
-    monkeypatch.setattr(bench.Program, "lower", refuse)
+    monkeypatch.setattr(bench.Program, "compile", refuse)
     with pytest.raises(OptionError, match="--enable-half-partials: this device cannot"):
         bench.prepare(Job(DENSE, "float16"))
 
