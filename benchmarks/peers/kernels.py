@@ -265,10 +265,10 @@ def compare(case: Case, device: jax.Device, rounds: int, target: float) -> dict[
     job = make_job(config, device)
     trial, dtype = prepare(job), job.dtype
     if config.train:
-        checked = ours.check_training(trial)
+        checked = ours.check_training(trial.job, trial.state, trial.feed)
     else:
         trial.step()
-        checked = ours.check_inference(trial)
+        checked = ours.check_inference(trial.job, trial.state, trial.feed)
     model, torch_run = torch_iterations(config, dtype, "cuda" if device.platform == "gpu" else "cpu")
     difference = None if config.train else agree(trial, model, 1e-4 if dtype == "float32" else 2e-2)
     trial.step()

@@ -225,5 +225,10 @@ def test_exact_float32_is_held_against_exact_float32():
 
 
 def test_percentiles_are_those_of_all_steps():
-    found = timing.percentiles(list(np.arange(1.0, 12.0)))
-    assert found == {"median": 6.0, "p10": 2.0, "p90": 10.0}
+    found = timing.figures([[1.0, 2.0, 3.0], list(np.arange(4.0, 12.0))], work(1e9, 1), KNOWN)
+    assert {name: found["seconds"][name] for name in ("median", "p10", "p90")} == {
+        "median": 6.0,
+        "p10": 2.0,
+        "p90": 10.0,
+    }
+    assert found["repeats"] == [20.0, 40 / 7.5]

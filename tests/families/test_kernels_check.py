@@ -3,12 +3,14 @@
 import math
 from dataclasses import replace
 from functools import partial
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from hotloop.engine.optim_keys import OPTIMISERS
 from hotloop.errors import WrongResult
 from hotloop.families.kernels import bench, check, model, reference
 from hotloop.families.kernels import config as configs
@@ -22,9 +24,9 @@ RNN = configs.Rnn(batch_size=4, timesteps=3, hidden_size=16, batches_per_step=2)
 def checked(config, dtype="float32"):
     ready = bench.prepare(Job(config, dtype))
     if config.train:
-        return bench.check_training(ready)
+        return check.check_training(ready.job, ready.state, ready.feed)
     ready.step()
-    return bench.check_inference(ready)
+    return check.check_inference(ready.job, ready.state, ready.feed)
 
 
 @pytest.fixture
@@ -71,6 +73,26 @@ def test_a_learning_rate_that_is_not_the_one_asked_for_is_refused(monkeypatch):
     monkeypatch.setattr(model, "update", lambda job, update=model.update: update(other))
     with pytest.raises(WrongResult, match="parameters"):
         checked(replace(DENSE, train=True, learning_rate=0.011))
+
+
+OTHERS = [name for name in get_args(configs.Optimizer) if name != "sgd"]
+
+
+@pytest.mark.parametrize("optimizer", OTHERS)
+def test_a_step_of_every_optimiser_is_held_against_float64_and_one_at_another_rate_refused(
+    optimizer, monkeypatch
+):
+    asked = replace(DENSE, train=True, optimizer=optimizer, learning_rate=0.011)
+    found = checked(asked)
+    assert found.errors["parameters"] <= found.bounds["parameters"] < 2e-4
+    other = Job(replace(asked, learning_rate=0.01), "float32")
+    monkeypatch.setattr(model, "update", lambda job, update=model.update: update(other))
+    with pytest.raises(WrongResult, match="parameters"):
+        checked(asked)
+
+
+def test_the_optimisers_are_those_of_the_engine():
+    assert {"sgd", *OTHERS} == {*OPTIMISERS}
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

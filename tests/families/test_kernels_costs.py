@@ -2,8 +2,8 @@
 
 import pytest
 
-from hotloop.families.kernels import costs
-from hotloop.families.kernels.config import Dense, GroupedConv, LstmMulti
+from hotloop.families.kernels import costs, targets
+from hotloop.families.kernels.config import Dense, GroupedConv, Hmc, LstmMulti
 
 
 def layer(gates, rows, time, inputs, hidden, train=False):
@@ -117,6 +117,6 @@ def test_strided_convolutions_shrink_as_same_padding_does():
 
 
 def test_hmc_costs_are_the_published_ones():
-    assert costs.hmc_toy(5, 1).flops == 50
-    assert costs.hmc_vcd(1, 1).flops == 795_200
-    assert costs.hmc_vcd(6, 1).flops * 8 == pytest.approx(38.2e6, rel=2e-3)
+    assert targets.toy(Hmc(leapfrog_steps=5)).cost.flops == 50
+    assert targets.vcd(Hmc(leapfrog_steps=1, chains=1)).cost.flops == 795_200
+    assert targets.vcd(Hmc(leapfrog_steps=6, chains=1)).cost.flops * 8 == pytest.approx(38.2e6, rel=2e-3)

@@ -9,9 +9,9 @@ import pytest
 from hotloop.cli.command import Context
 from hotloop.engine.measure import Ceilings
 from hotloop.errors import WrongResult
-from hotloop.families.kernels import hmc, targets, timing, verdict
+from hotloop.families.kernels import hmc, targets, timing
 from hotloop.families.kernels.config import Hmc
-from hotloop.families.kernels.kernel import matmul_precision
+from hotloop.families.kernels.model import exact_products
 
 
 @pytest.fixture(autouse=True)
@@ -60,11 +60,11 @@ def test_two_leapfrogs_flip_between_one_and_minus_two(capsys):
 
 def judged(mean=-0.5, error=0.01, **options):
     found = {
-        "acceptance": verdict.MeanWithError(targets.toy_acceptance(0.9, 3), error),
-        "mean": verdict.MeanWithError(mean, error),
-        "variance": verdict.MeanWithError(0.5, error),
+        "acceptance": targets.MeanWithError(targets.toy_acceptance(0.9, 3), error),
+        "mean": targets.MeanWithError(mean, error),
+        "variance": targets.MeanWithError(0.5, error),
     }
-    return verdict.judge(Hmc(**{"step_size": 0.9, "leapfrog_steps": 3} | options), found, Context())
+    return targets.judge(Hmc(**{"step_size": 0.9, "leapfrog_steps": 3} | options), found, Context())
 
 
 def test_the_verdict_is_drawn_at_four_standard_errors(capsys):
@@ -130,7 +130,7 @@ def test_the_decoder_reference_gradient_is_that_of_its_density():
         nudge[:, axis] = 1e-6
         slope = (target.reference(data, z + nudge)[0] - target.reference(data, z - nudge)[0]) / 2e-6
         np.testing.assert_allclose(slope, gradient[:, axis], rtol=1e-5)
-    with matmul_precision("float32", False, jax.default_backend()):
+    with exact_products(jax.default_backend()):
         found = target.log_density(target.data, target.start)
     np.testing.assert_allclose(found, value, rtol=1e-5)
 
@@ -149,15 +149,15 @@ def test_block_means_of_a_correlated_chain_give_its_true_error():
     for t in range(1, len(x)):
         x[t] = r * x[t - 1] + noise[t]
     means = x.reshape(blocks, length, chains).mean(1)
-    errors = [verdict.mean_of_blocks(means[:, chain]).error for chain in range(chains)]
+    errors = [targets.mean_of_blocks(means[:, chain]).error for chain in range(chains)]
     assert np.mean(errors) == pytest.approx(math.sqrt((1 + r) / (1 - r) / len(x)), rel=0.05)
-    assert math.isnan(verdict.mean_of_blocks(means[:5, 0]).error)
+    assert math.isnan(targets.mean_of_blocks(means[:5, 0]).error)
 
 
 def test_the_error_of_a_variance_is_that_of_repeated_estimates():
     generator = np.random.default_rng(1)
     samples = generator.normal(3, 1.5, (300, 40, 50))
-    estimates = [verdict.variance_of_blocks(each.mean(1), (each**2).mean(1)) for each in samples]
+    estimates = [targets.variance_of_blocks(each.mean(1), (each**2).mean(1)) for each in samples]
     values = np.array([each.value for each in estimates])
     assert values.mean() == pytest.approx(2.25, rel=0.01)
     assert np.mean([each.error for each in estimates]) == pytest.approx(values.std(), rel=0.1)

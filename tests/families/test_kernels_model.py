@@ -13,8 +13,7 @@ from family_protocol import check_family
 from hotloop.families.kernels import config as configs
 from hotloop.families.kernels import model
 from hotloop.families.kernels.bench import make_job, prepare
-from hotloop.families.kernels.kernel import matmul_precision
-from hotloop.families.kernels.model import Job
+from hotloop.families.kernels.model import Job, exact_products
 
 SMALL = {
     "dense": configs.Dense(size=64, batch_size=32, batches_per_step=6),
@@ -173,7 +172,7 @@ def test_the_last_output_belongs_to_the_last_batch():
     bench = made(SMALL["dense"])
     bench.step()
     apply, params, last = bench.job.kernel.apply, bench.state["params"], bench.state["y"]
-    with matmul_precision("float32", False, jax.default_backend()):
+    with exact_products(jax.default_backend()):
         expected = apply(params, jnp.asarray(bench.feed.at(5)["x"]))
     other = apply(params, jnp.asarray(bench.feed.at(4)["x"]))
     np.testing.assert_allclose(last, expected, rtol=1e-5, atol=1e-5)

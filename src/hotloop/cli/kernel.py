@@ -39,7 +39,8 @@ def run_all(config: configs.AllKernels, context: Context) -> Result:
     results: dict[str, Mapping[str, Any]] = {}
     for name, (layer, _) in LAYERS.items():
         length = {"batches_per_step": config.batches_per_step} if config.batches_per_step else {}
-        chosen = build(layer, {**same, **length, "train": config.train, "dtype": config.dtype})
+        trained = {"train": config.train, "optimizer": config.optimizer}
+        chosen = build(layer, {**same, **length, **trained, "dtype": config.dtype})
         results[name] = run_kernel(chosen, context)
         context.say("")
     length = {"hmc_steps": config.batches_per_step} if config.batches_per_step else {}

@@ -115,6 +115,20 @@ OPTIMISERS = {
 """sgd, lars and rmsprop keep the rate inside the momentum, as Keras does; momentum does not. rmsprop has its epsilon
 inside the root, rmsprop_outside outside."""
 
+USUAL_PARAMS: dict[str, dict[str, Any]] = {
+    "sgd": {"momentum": 0},
+    "momentum": {"momentum": 0.9},
+    # With a trust coefficient of 1 the rate is the share of its own norm by which a layer moves.
+    "lars": {"momentum": 0.9, "weight_decay": 0, "eeta": 1, "epsilon": 0},
+    # A mean of squares that keeps 0.9, whatever the batch.
+    "rmsprop": {"momentum": 0, "base_decay_exponent": math.log2(0.1), "epsilon": 0},
+    "rmsprop_outside": {"decay": 0.9, "epsilon": 1e-7},
+    "adam": {},
+    "adamw": {},
+    "muon": {},
+}
+"""Of each optimiser, for a training that names it and no more; rmsprop's is for a `global_batch_size` of 1."""
+
 
 def _known(owner: str, name: str, table: Mapping[str, Keys]) -> Keys:
     if name not in table:

@@ -1,10 +1,8 @@
 """One layer benchmark from beginning to end: devices, number type, compile, check, warm up, time, report.
 
-What a kernel computes is in `catalogue`, a step of the loop in `model`, how figures are made in `timing`; this is the
-order of things.
+What a kernel computes is in `catalogue`, a step of the loop in `model`, how figures are made in `timing`.
 """
 
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,10 +16,9 @@ from hotloop.engine.loop import CallMetrics, Program, copy_state
 from hotloop.engine.progress import Console
 from hotloop.errors import OptionError
 from hotloop.families.kernels import model, timing
-from hotloop.families.kernels.check import CheckResult, check_output, check_update
+from hotloop.families.kernels.check import check_inference, check_training
 from hotloop.families.kernels.config import LayerOptions, LstmMulti, explain_idle_options
 from hotloop.families.kernels.data import PoolFromHost, PoolOnDevice
-from hotloop.families.kernels.kernel import matmul_precision
 from hotloop.families.kernels.model import Job
 from hotloop.options import to_jsonable
 from hotloop.rehearsal import begin_work
@@ -39,10 +36,8 @@ class LayerBenchmark:
     feed: PoolOnDevice
     program: Program
     state: model.State
-    iterations: int = 0
-    """Made so far."""
-    metrics: list[CallMetrics] = field(default_factory=list)
-    """Of every call so far."""
+    iterations: int = 0  # made so far
+    metrics: list[CallMetrics] = field(default_factory=list)  # of every call so far
 
     def step(self) -> None:
         """`batches_per_step` iterations, finished when this returns."""
@@ -68,20 +63,19 @@ def run(config: LayerOptions, device: jax.Device, console: Console) -> dict[str,
     job = make_job(config, device)
     kernel, mode = job.kernel, "training" if config.train else "inference"
     folder = timing.report_folder(config, mode, console)
-    for line in announcement_lines(job, device):
-        console.say(line)
+    _announce(job, device, console)
     begin_work("compiling the layer")
     with console.progress(kernel.title):
         benchmark = prepare(job)
     program = benchmark.program
     if config.save_graph:
-        with _precision(job):
+        with job.matmul_precision():
             text = program.lower(benchmark.state).as_text()
         timing.save_graph(config, text, program.compiled, console)
     with console.progress("checking against float64"):
-        checked = check_training(benchmark) if config.train else None
+        checked = check_training(job, benchmark.state, benchmark.feed) if config.train else None
         warm_up, _ = timing.time_step(benchmark.step)
-        checked = checked or check_inference(benchmark)
+        checked = checked or check_inference(job, benchmark.state, benchmark.feed)
     console.say(str(checked))
     compile_seconds = program.lower_seconds + program.compile_seconds
     console.say(f"compiled in {compile_seconds:.3f} s, warm-up {warm_up:.3f} s")
@@ -101,7 +95,11 @@ def run(config: LayerOptions, device: jax.Device, console: Console) -> dict[str,
             f"latency of one batch: p50 {ms['p50']:.4g} ms, p90 {ms['p90']:.4g} ms, p99 {ms['p99']:.4g} ms"
         )
     if config.train:
-        result |= summarise_losses(benchmark)
+        # Means over the first and over the last round of the pool: the same batches both times.
+        every, batches = benchmark.losses(), benchmark.feed.batches
+        result["loss_first"], result["loss_last"] = (
+            float(part.mean()) for part in (every[:batches], every[-batches:])
+        )
         console.say(f"loss: first {result['loss_first']:.6g}, last {result['loss_last']:.6g}")
     if folder is not None:
         timing.write_report(folder, mode, program.compiled, compile_seconds, benchmark.step, console)
@@ -116,22 +114,30 @@ def run(config: LayerOptions, device: jax.Device, console: Console) -> dict[str,
     }
 
 
-def announcement_lines(job: Job, device: jax.Device) -> list[str]:
+def _announce(job: Job, device: jax.Device, console: Console) -> None:
     """The banner, and a line for each option that needs a word."""
     config, kernel = job.config, job.kernel
     sizes = ", ".join(f"{name} {value}" for name, value in kernel.sizes.items())
     source = "sent from the host" if config.use_generated_data else "made on the device"
     chosen = f"{job.dtype} (auto on {device.platform})" if config.dtype == "auto" else job.dtype
-    return [
-        kernel.title,
-        "Training" if config.train else "Inference",
-        f"Batch size: {config.batch_size}, batches per step: {config.batches_per_step}, steps: {config.steps}",
-        f"{sizes[0].upper()}{sizes[1:]}",
+    console.say(kernel.title)
+    console.say("Training" if config.train else "Inference")
+    console.say(
+        f"Batch size: {config.batch_size}, batches per step: {config.batches_per_step}, steps: {config.steps}"
+    )
+    console.say(f"{sizes[0].upper()}{sizes[1:]}")
+    console.say(
         f"{chosen}, {config.replicas} replica{'s' * (config.replicas > 1)}, "
-        f"{'zeros' if config.use_zero_values else 'data'} {source}",
-        *([kernel.note] if kernel.note else []),
-        *explain_idle_options(config),
-    ]
+        f"{'zeros' if config.use_zero_values else 'data'} {source}"
+    )
+    if kernel.note:
+        console.say(kernel.note)
+    if config.train and config.optimizer != "sgd":
+        console.say(
+            f"optimiser {config.optimizer}: the cost below counts sgd's update, and no state of others"
+        )
+    for line in explain_idle_options(config):
+        console.say(line)
 
 
 def make_job(config: LayerOptions, device: jax.Device) -> Job:
@@ -157,7 +163,7 @@ def _compile(job: Job, feed: PoolOnDevice, count: int, state: model.State) -> La
     # timed, and its number of turns stands in the program's text.
     program = Program(step, feed, count, jax.random.key(job.config.seed), loop="scan")
     try:
-        with _precision(job):
+        with job.matmul_precision():
             program.compile(state)
     except (ValueError, jax.errors.JaxRuntimeError) as error:
         # What jax and XLA say of a way of summing (F16_F16_F16) that the device has not.
@@ -166,10 +172,6 @@ def _compile(job: Job, feed: PoolOnDevice, count: int, state: model.State) -> La
             raise OptionError(f"--enable-half-partials: {reason}") from error
         raise
     return LayerBenchmark(job, feed, program, state)
-
-
-def _precision(job: Job) -> AbstractContextManager[None]:
-    return matmul_precision(job.dtype, job.config.enable_half_partials, job.device.platform)
 
 
 def measure_latency(benchmark: LayerBenchmark) -> dict[str, float]:
@@ -185,33 +187,3 @@ def measure_latency(benchmark: LayerBenchmark) -> dict[str, float]:
     counted = times[1:] or times
     p50, p90, p99 = (float(1e3 * value) for value in np.percentile(counted, [50, 90, 99]))
     return {"p50": p50, "p90": p90, "p99": p99, "calls": len(counted)}
-
-
-def check_inference(benchmark: LayerBenchmark) -> CheckResult:
-    """The timed program's own last output against the reference."""
-    state = benchmark.state
-    x = benchmark.feed.at(int(state["count"]) - 1)["x"]
-    return check_output(benchmark.job, state["params"], x, state["y"])
-
-
-def check_training(benchmark: LayerBenchmark) -> CheckResult:
-    """One update, by the functions that the timed program repeats, against the reference."""
-    job, state = benchmark.job, benchmark.state
-    differentiate, update = model.gradients(job), model.update(job)
-
-    @jax.jit
-    def update_once(state: model.State, batch: Any) -> Any:
-        loss, gradients = differentiate(state["params"], batch)
-        return loss, gradients, update(state, batch, jax.random.key(job.config.seed))[0]["params"]
-
-    def compute(batch: Any) -> Any:
-        with _precision(job):
-            return update_once(state, job.kernel.rows_first(batch))
-
-    return check_update(job, state["params"], compute, benchmark.feed.at(0))
-
-
-def summarise_losses(benchmark: LayerBenchmark) -> dict[str, float]:
-    """Mean loss over the first and over the last round of the pool: the same batches both times."""
-    every, batches = benchmark.losses(), benchmark.feed.batches
-    return {"loss_first": float(every[:batches].mean()), "loss_last": float(every[-batches:].mean())}

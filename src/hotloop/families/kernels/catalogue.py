@@ -1,12 +1,15 @@
 """The layers as benchmark kernels: dense, a chain of grouped convolutions, RNN, GRU, LSTM, a stack of LSTMs.
 
-Dense and convolutions learn to copy their input: a target that needs no labels, that fresh data keeps, and whose
-gradient no compiler can shorten (the old programs' mean of the output lets one delete the weight gradient's product).
-Sequences are time-major [T, B, I]. Single recurrent layers classify every step: the label is the largest input feature
-(of those that have a unit), the units are the logits. The stack recalls the first feature of the last step.
+A `Kernel` is all that loops, timing, checking and printing see of a layer: parameters, data, a forward function and a
+loss, and both again in plain float64. Dense and convolutions learn to copy their input: a target that needs no labels,
+that fresh data keeps, and whose gradient no compiler can shorten (the old programs' mean of the output lets one delete
+the weight gradient's product). Sequences are time-major [T, B, I]. Single recurrent layers classify every step: the
+label is the largest input feature (of those that have a unit), the units are the logits. The stack recalls the first
+feature of the last step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -17,9 +20,68 @@ from jax.typing import DTypeLike
 
 from hotloop.families.kernels import costs, reference
 from hotloop.families.kernels.config import Dense, GroupedConv, Gru, LayerOptions, Lstm, LstmMulti, Rnn
-from hotloop.families.kernels.kernel import Batch, Kernel
+from hotloop.families.kernels.costs import Cost
 from hotloop.layers import grouped_conv, initial, recurrent
 from hotloop.layers.dense import dense, init_dense
+
+Batch = dict[str, Array]  # `x`, and `labels` where the loss needs any
+HostBatch = dict[str, np.ndarray[Any, Any]]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One layer; `apply` is the fast one, `reference_apply` its float64 oracle."""
+
+    title: str
+    sizes: Mapping[str, int | str]  # what the banner says of the shape
+    init: Callable[[Array, DTypeLike], Any]  # (key, dtype) -> parameters
+    x_shape: Callable[[int], tuple[int, ...]]  # rows -> shape of a batch's input
+    row_axes: Mapping[str, int]  # which axis of `x`, `labels` and the output `y` counts rows
+    apply: Callable[[Any, Array], Array]
+    reference_apply: Callable[[Any, Array], Array]
+    criterion: str  # a name of `CRITERIA`: how far an output is from its target
+    loss_terms: int  # how many terms one replica's mean has: what float16 gradients have to be scaled up by
+    items: int  # what one replica's iteration counts in items/sec
+    cost: Callable[[int], Cost]  # bytes of a number -> cost of one replica's iteration
+    target: Callable[[Batch], Array] = lambda batch: batch["labels"]
+    labels: Callable[[Any], Any] | None = None  # input -> labels, on the host, where there are any
+    note: str = ""  # one line to say before the run, where the shape has a surprise in it
+
+    def data(self, generator: np.random.Generator, rows: int, dtype: DTypeLike) -> HostBatch:
+        """One batch, drawn in float32 whatever the type, so that every type sees the same data."""
+        x = generator.standard_normal(self.x_shape(rows), np.float32).astype(dtype)
+        return {"x": x, "labels": self.labels(x)} if self.labels else {"x": x}
+
+    def loss(self, params: Any, batch: Batch) -> Array:
+        """Mean over rows, in float32 at least."""
+        return CRITERIA[self.criterion][0](self.apply(params, batch["x"]), self.target(batch))
+
+    def reference_loss(self, params: Any, batch: Batch) -> Array:
+        return CRITERIA[self.criterion][1](self.reference_apply(params, batch["x"]), self.target(batch))
+
+    def lay_out(self, batch: Batch) -> Batch:
+        """A batch of rows first with its rows where the layer has them."""
+        return {name: jnp.moveaxis(leaf, 0, self.row_axes[name]) for name, leaf in batch.items()}
+
+    def rows_first(self, batch: Mapping[str, Any]) -> Batch:
+        return {name: jnp.moveaxis(leaf, self.row_axes[name], 0) for name, leaf in batch.items()}
+
+
+def mean_square(y: Array, target: Array) -> Array:
+    return jnp.square(y.astype(jnp.float32) - target.astype(jnp.float32)).mean()
+
+
+def cross_entropy(logits: Array, labels: Array) -> Array:
+    """Softmax cross-entropy at class labels, mean over rows and steps."""
+    wide = logits.astype(jnp.float32)
+    chosen = jnp.take_along_axis(wide, labels[..., None], -1)[..., 0]
+    return (jax.nn.logsumexp(wide, -1) - chosen).mean()
+
+
+CRITERIA = {
+    "mean square": (mean_square, reference.mean_square),
+    "cross-entropy": (cross_entropy, reference.cross_entropy),
+}
 
 
 def dense_kernel(config: Dense) -> Kernel:
@@ -135,7 +197,6 @@ def sequence_kernel(config: Rnn | Gru | Lstm) -> Kernel:
         apply=lambda params, x: layer(params, x)[0],
         reference_apply=oracle,
         criterion="cross-entropy",
-        target=lambda batch: batch["labels"],
         loss_terms=time * rows,
         items=rows,
         cost=lambda width: costs.recurrent(gates, time, rows, inputs, hidden, width, config.train, biases),
@@ -170,7 +231,6 @@ def lstm_multi_kernel(config: LstmMulti) -> Kernel:
         apply=apply,
         reference_apply=reference_apply,
         criterion="mean square",
-        target=lambda batch: batch["labels"],
         loss_terms=rows,
         items=rows,
         cost=lambda width: costs.lstm_multi(config, width),

@@ -6,20 +6,21 @@ few rows, which has the same mean loss and gradients as those rows alone while t
 full shape.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
+import optax
 
 from hotloop.errors import WrongResult
-from hotloop.families.kernels.kernel import HostBatch
-from hotloop.families.kernels.model import Job
+from hotloop.families.kernels import model
+from hotloop.families.kernels.data import PoolOnDevice
+from hotloop.families.kernels.model import Job, State
 from hotloop.families.kernels.reference import in_float64
 
-REFERENCE_FLOPS = 4e9
-"""About a second of float64 on one core."""
+REFERENCE_FLOPS = 4e9  # about a second of float64 on one core
 BOUNDS = {
     "float32": {"output": 1e-5, "gradient": 1e-5, "parameters": 1e-6},
     "float16": {"output": 2e-3, "gradient": 5e-3, "parameters": 5e-4},
@@ -32,6 +33,11 @@ float32 is summed in float32 on every device (never TF32). 16-bit types round ea
 2^-8; chains of layers and steps add up a few such roundings, and gradients run along the chain twice. With half
 partials the sums themselves are rounded at each of up to thousands of terms. Parameters are those after one update,
 off by their own stochastic rounding: in the mean square half a gap at most."""
+
+
+STEP_ERROR = 1e-3
+"""What an optimiser that divides by roots or orthogonalises may add, as a share of its step: near a gradient of zero
+float32 and float64 part."""
 
 
 @dataclass(frozen=True)
@@ -50,42 +56,63 @@ class CheckResult:
         return f"checked against float64 on {self.rows} of {self.of_rows} rows: relative error {errors}"
 
 
-def check_output(job: Job, params: Any, x: Any, y: Any) -> CheckResult:
-    """Compare an output with the reference's for the same input, on rows spread over the batch."""
-    kernel, x, y = job.kernel, np.asarray(x), np.asarray(y)
+def check_inference(job: Job, state: State, feed: PoolOnDevice) -> CheckResult:
+    """The timed program's own last output against the reference's, on rows spread over the batch."""
+    kernel, y = job.kernel, np.asarray(state["y"])
+    x = feed.at(int(state["count"]) - 1)["x"]
     total = x.shape[kernel.row_axes["x"]]
-    rows = max(1, min(total, int(REFERENCE_FLOPS / (_flops(job) / total))))
+    rows = max(1, min(total, int(REFERENCE_FLOPS / _flops_of_row(job, total))))
     chosen = np.unique(np.linspace(0, total - 1, rows).round().astype(int))
-    expected = in_float64(kernel.reference_apply, params, x.take(chosen, kernel.row_axes["x"]))
+    expected = in_float64(kernel.reference_apply, state["params"], x.take(chosen, kernel.row_axes["x"]))
     error = relative_error(y.take(chosen, kernel.row_axes["y"]), expected)
     return _judge(job, len(chosen), total, {"output": error})
 
 
-def check_update(job: Job, params: Any, update: Callable[[HostBatch], Any], batch: HostBatch) -> CheckResult:
-    """Compare what `update` makes of a batch (loss, gradients, new parameters) with what the reference makes of it."""
-    kernel = job.kernel
+def check_training(job: Job, state: State, feed: PoolOnDevice) -> CheckResult:
+    """One update, by the functions that the timed program repeats: loss, gradients and new parameters.
+
+    SGD's parameters are those of a step along the reference's gradients. Other rules may make much of the last bit of a
+    gradient: theirs are those of the same optax chain, in float64, on the gradients that were found, which are compared
+    by themselves.
+    """
+    kernel, batch, params = job.kernel, feed.at(0), state["params"]
     total = batch["x"].shape[kernel.row_axes["x"]]
-    a_row = _flops(job) / total
+    a_row = _flops_of_row(job, total)
     rows = max((n for n in range(1, total + 1) if total % n == 0 and n * a_row <= REFERENCE_FLOPS), default=1)
     few = {name: np.asarray(leaf).take(range(rows), kernel.row_axes[name]) for name, leaf in batch.items()}
     tiled = {
         name: np.concatenate([leaf] * (total // rows), kernel.row_axes[name]) for name, leaf in few.items()
     }
-    loss, gradients, new = jax.tree.map(np.asarray, update(tiled))
+    differentiate, update = model.gradients(job), model.update(job)
+
+    @jax.jit
+    def update_once(state: State, batch: Any) -> Any:
+        loss, gradients = differentiate(state["params"], batch)
+        return loss, gradients, update(state, batch, jax.random.key(job.config.seed))[0]["params"]
+
+    with job.matmul_precision():
+        found = update_once(state, kernel.rows_first(tiled))
+    loss, gradients, new = jax.tree.map(np.asarray, found)
     expected_loss, expected = in_float64(jax.value_and_grad(kernel.reference_loss), params, few)
-    rate = job.config.learning_rate
-    moved = jax.tree.map(lambda p, g: np.asarray(p, np.float64) - rate * g, params, expected)
+
+    def step(params: Any, gradients: Any) -> Any:
+        chain, rate = job.optimiser, job.config.learning_rate
+        steps, _ = chain.update(gradients, chain.init(params), params, rate=rate)
+        return optax.apply_updates(params, steps), optax.tree.norm(steps) / optax.tree.norm(params)
+
+    plain = job.config.optimizer == "sgd"
+    moved, size = in_float64(step, params, expected if plain else gradients)
     errors = {
         "loss": relative_error(loss, expected_loss),
         "gradient": worst_leaf(gradients, expected),
         "parameters": worst_leaf(new, moved),
     }
-    return _judge(job, rows, total, errors)
+    return _judge(job, rows, total, errors, 0.0 if plain else STEP_ERROR * float(size))
 
 
-def _flops(job: Job) -> float:
-    """Operations of one iteration on all replicas."""
-    return job.kernel.cost(1).flops * job.config.replicas
+def _flops_of_row(job: Job, rows: int) -> float:
+    """Operations of one iteration for a row of those of all replicas."""
+    return job.kernel.cost(1).flops * job.config.replicas / rows
 
 
 def relative_error(found: Any, expected: Any, floor: float = 0.0) -> float:
@@ -103,9 +130,13 @@ def worst_leaf(found: Any, expected: Any) -> float:
     return float(np.max(jax.tree.leaves(errors)))
 
 
-def _judge(job: Job, rows: int, of_rows: int, errors: Mapping[str, float]) -> CheckResult:
+def _judge(
+    job: Job, rows: int, of_rows: int, errors: Mapping[str, float], step_error: float = 0.0
+) -> CheckResult:
     all_bounds = BOUNDS[job.dtype + " partials" * job.config.enable_half_partials]
     bounds = {name: all_bounds["output" if name == "loss" else name] for name in errors}
+    if "parameters" in bounds:
+        bounds["parameters"] += step_error
     for name, error in errors.items():
         if not error <= bounds[name]:
             raise WrongResult(

@@ -1,8 +1,4 @@
-"""The options of every kernel benchmark, with the old programs' names and defaults.
-
-Sizes that cannot work are refused here, before anything is compiled, and options that mean nothing any more have a line
-that says so. It computes nothing and imports no jax.
-"""
+"""The options of every kernel benchmark, with the old programs' names and defaults."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +9,7 @@ from hotloop.options import Options, Params, at_least, non_negative, option, pos
 
 TIMING, DATA, OLD = "Timing", "Data and devices", "From the old programs"
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
+Optimizer = Literal["sgd", "momentum", "lars", "rmsprop", "rmsprop_outside", "adam", "adamw", "muon"]
 
 
 @dataclass(frozen=True)
@@ -45,8 +42,9 @@ class LayerOptions(TimingOptions):
         group=TIMING,
     )
     batch_size: int = option(1, "Rows of one replica's batch.", check=positive)
-    train: bool = option(False, "Train with SGD inside the loop; --no-train (default) is inference.")
-    learning_rate: float = option(0.01, "SGD step of --train.", check=positive)
+    train: bool = option(False, "Train inside the loop; --no-train (default) is inference.")
+    learning_rate: float = option(0.01, "Step of --train.", check=positive)
+    optimizer: Optimizer = option("sgd", "Update rule of --train, with its usual parameters.")
     use_generated_data: bool = option(
         False, "Send every batch from the host; off makes the data on the device.", group=DATA
     )
@@ -208,6 +206,7 @@ class AllKernels(Options):
         None, "Iterations (HMC steps too) of a call, instead of each kernel's default.", check=positive
     )
     train: bool = option(False, "Train instead of inference (HMC stays as it is).")
+    optimizer: Optimizer = option("sgd", "Update rule of --train.")
     dtype: Dtype = option("auto", "Number type of the layers.")
     repeat: int = option(1, "Do every timing this many times.", check=positive)
     seed: int = option(0, "Seed of parameters and data.", check=non_negative)

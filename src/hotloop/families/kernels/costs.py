@@ -1,10 +1,6 @@
-"""What one iteration of each kernel must cost: floating-point operations and bytes, from its sizes alone.
+"""What one iteration of each layer must cost, from its sizes alone, which are one replica's.
 
-One multiply-add is two operations. `bytes` are compulsory: every input and parameter read once, every output
-or updated parameter written once, nothing else leaving the chip. `streamed_bytes` are what an implementation
-moves that goes through memory between layers and reads the weights at each time step. `serial_steps` is the
-chain of steps that wait for one another. Sizes are one replica's; `width` is the number of bytes of a
-number.
+One multiply-add is two operations; `width` is the number of bytes of a number. Training's update is that of SGD.
 """
 
 from dataclasses import dataclass
@@ -14,7 +10,6 @@ from math import ceil
 from hotloop.families.kernels.config import Dense, GroupedConv, LstmMulti
 
 LABEL_BYTES = 4
-VCD_SIZES = (10, 200, 200, 784)
 
 
 @dataclass(frozen=True)
@@ -22,10 +17,10 @@ class Cost:
     """One iteration of one replica."""
 
     flops: float
-    bytes: float
-    streamed_bytes: float
+    bytes: float  # compulsory: inputs and parameters read once, outputs or updated parameters written once
+    streamed_bytes: float  # through memory between layers, and the weights again at each time step
     weight_bytes: float
-    serial_steps: int
+    serial_steps: int  # that wait for one another
 
 
 def dense(config: Dense, width: int) -> Cost:
@@ -93,22 +88,3 @@ def lstm_multi(config: LstmMulti, width: int) -> Cost:
             3 * forward, width * (ends + 2 * weights), 3 * width * streamed, width * weights, 2 * serial
         )
     return Cost(forward, width * (ends + weights), width * streamed, width * weights, serial)
-
-
-def hmc_toy(leapfrog_steps: int, chains: int) -> Cost:
-    """About 6 L + 20 operations a chain and step, and no memory at all: a chain of dependent instructions."""
-    return Cost((6 * leapfrog_steps + 20) * chains, 0, 0, 0, leapfrog_steps)
-
-
-def hmc_vcd(leapfrog_steps: int, chains: int) -> Cost:
-    """Decoder forward and back to its input, once a leapfrog: the gradient at the start is kept."""
-    products = sum(a * b for a, b in pairwise(VCD_SIZES))
-    weights = products + sum(VCD_SIZES[1:])
-    data = chains * (VCD_SIZES[-1] + 2 * VCD_SIZES[0])
-    return Cost(
-        4 * products * leapfrog_steps * chains,
-        4 * (data + weights),
-        4 * leapfrog_steps * (data + weights),
-        4 * weights,
-        leapfrog_steps * 2 * (len(VCD_SIZES) - 1),
-    )

@@ -1,7 +1,6 @@
 """Where a loop's batches come from: a pool that lies on the device, or the same batches sent from the host.
 
-Batch number t is pool[t mod n] either way, so both give the same results. Both are feeds of `engine.loop` that hand
-over the whole pool: the steps of `model` pick their batch themselves.
+Batch number t is pool[t mod n] either way. Both feeds hand over the whole pool: the steps of `model` pick their batch.
 """
 
 from collections.abc import Mapping
@@ -12,13 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from hotloop.families.kernels.kernel import Batch, HostBatch
+from hotloop.families.kernels.catalogue import Batch, HostBatch
 from hotloop.families.kernels.model import Job
 
 POOL_BATCHES, POOL_BYTES = 4, 2**28
 """Different batches, fewer where they are large: no iteration sees the input of the one before."""
-PIECE_BYTES = 2**27
-"""What is sent from the host at once; two pieces are on the device at a time."""
+PIECE_BYTES = 2**27  # what is sent from the host at once; two pieces are on the device at a time
 
 
 def make_pool(job: Job) -> HostBatch:

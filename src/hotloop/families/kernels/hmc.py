@@ -1,7 +1,6 @@
 """HMC steps timed in isolation, from beginning to end: check, compile, warm up, time, report.
 
-The compiled loop draws its randomness in blocks outside the innermost loop and takes sums inside it. The sampler
-itself is `hotloop.mcmc.hmc`; densities are in `targets`, what the chains are held against in `verdict`.
+The sampler itself is `hotloop.mcmc.hmc`; densities, and what the chains are held against, are in `targets`.
 """
 
 import time
@@ -19,9 +18,8 @@ from hotloop.engine.progress import Console, compiling
 from hotloop.errors import WrongResult
 from hotloop.families.kernels import targets, timing
 from hotloop.families.kernels.config import Hmc
-from hotloop.families.kernels.kernel import matmul_precision
-from hotloop.families.kernels.targets import Target
-from hotloop.families.kernels.verdict import Blocks, report_statistics
+from hotloop.families.kernels.model import exact_products
+from hotloop.families.kernels.targets import Blocks, Target
 from hotloop.mcmc import hmc
 from hotloop.rehearsal import begin_work
 
@@ -58,7 +56,7 @@ def run(config: Hmc, device: jax.Device, console: Console) -> dict[str, Any]:
     result, calls = timing.measure(sampler.step, work, config, device, console)
     console.say(f"mean time of an HMC step: {np.mean(result['seconds']['all']) / steps * 1e6:.4g} us")
     blocks = Blocks(*(np.concatenate(leaves) for leaves in zip(*calls, strict=True)))
-    result |= report_statistics(config, blocks, console)
+    result |= targets.report_statistics(config, blocks, console)
     if folder is not None:
         timing.write_report(folder, "hmc", sampler.compiled, sampler.compile_seconds, sampler.step, console)
     return {
@@ -84,7 +82,7 @@ def check(config: Hmc, target: Target, platform: str) -> dict[str, float]:
         end, last = hmc.leapfrog(density, state, momentum, *steps)
         return end.position, hmc.energy(end, last) - hmc.energy(state, momentum)
 
-    with matmul_precision("float32", False, platform):
+    with exact_products(platform):
         position, change = jax.jit(trajectory)(target.start, momentum, target.data)
     start, data, begun = jax.tree.map(np.float64, (target.start, target.data, momentum))
     size, q, p = config.leapfrog_step_size, start, begun
@@ -128,7 +126,7 @@ class HmcLoop:
 def prepare(config: Hmc, target: Target, platform: str) -> HmcLoop:
     start = time.perf_counter()
     block = jnp.int32(0)
-    with compiling(recorded=True), matmul_precision("float32", False, platform):
+    with compiling(recorded=True), exact_products(platform):
         begin = jax.jit(lambda start, data: hmc.init(start, gradient(target, data)))
         state = begin(jnp.copy(target.start), target.data)
         jitted = jax.jit(loop(config, target, platform), donate_argnums=(0, 1))
@@ -145,17 +143,32 @@ def gradient(target: Target, data: Any) -> hmc.ValueAndGradient:
 def loop(config: Hmc, target: Target, platform: str) -> Callable[..., tuple[hmc.State, Array, Blocks]]:
     """(state, block number, data) -> (state, block number, block means): `hmc_steps` steps.
 
-    Steps that do not fill a block run all the same but are left out of the means.
+    Randomness is drawn in blocks, outside the innermost loop. Steps that do not fill a block run all the same but are
+    left out of the means.
     """
     # A block is a twentieth of a call: long against the chain's memory, and its noise is bounded in bytes.
     fitting = NOISE_BYTES // (4 * config.number_of_chains * (target.start.shape[1] + 1))
     wanted = max(SHORTEST_BLOCK, config.hmc_steps // BLOCKS_A_CALL)
     length = max(1, min(config.hmc_steps, fitting, wanted))
     blocks, rest = divmod(config.hmc_steps, length)
-    unroll = UNROLL.get((config.target, platform), 1)
+    key, unroll = jax.random.key(config.seed), UNROLL.get((config.target, platform), 1)
 
     def call(state: hmc.State, block: Array, data: Any) -> tuple[hmc.State, Array, Blocks]:
-        run_block = block_of(config, hmc.transition(gradient(target, data), config.leapfrog_steps), unroll)
+        step = hmc.transition(gradient(target, data), config.leapfrog_steps)
+
+        def one_step(carry: tuple[hmc.State, Blocks], noise: tuple[Array, Array]) -> tuple[Any, None]:
+            state, sums = carry
+            state, info = step(state, *noise, config.leapfrog_step_size)
+            x = state.position
+            new = Blocks(info.acceptance.mean(), info.accepted.mean(), x.mean(), jnp.square(x).mean())
+            return (state, jax.tree.map(jnp.add, sums, new)), None
+
+        def run_block(state: hmc.State, number: Array, steps: int) -> tuple[hmc.State, Blocks]:
+            momentum = jax.random.normal(stream(key, "momentum", number), (steps, *state.position.shape))
+            uniform = jax.random.uniform(stream(key, "uniform", number), (steps, *state.log_density.shape))
+            carry = state, Blocks(*jnp.zeros(4))
+            (state, sums), _ = lax.scan(one_step, carry, (momentum, uniform), unroll=min(unroll, steps))
+            return state, jax.tree.map(lambda leaf: leaf / steps, sums)
 
         def body(carry: tuple[hmc.State, Array], _: None) -> tuple[tuple[hmc.State, Array], Blocks]:
             state, number = carry
@@ -169,24 +182,3 @@ def loop(config: Hmc, target: Target, platform: str) -> Callable[..., tuple[hmc.
         return state, block, means
 
     return call
-
-
-def block_of(config: Hmc, step: hmc.Transition, unroll: int) -> Callable[..., tuple[hmc.State, Blocks]]:
-    """(state, block number, steps) -> (state, means): draw the block's randomness, then use it up."""
-    key, step_size = jax.random.key(config.seed), config.leapfrog_step_size
-
-    def one_step(carry: tuple[hmc.State, Blocks], noise: tuple[Array, Array]) -> tuple[Any, None]:
-        state, sums = carry
-        state, info = step(state, *noise, step_size)
-        x = state.position
-        new = Blocks(info.acceptance.mean(), info.accepted.mean(), x.mean(), jnp.square(x).mean())
-        return (state, jax.tree.map(jnp.add, sums, new)), None
-
-    def run_block(state: hmc.State, number: Array, steps: int) -> tuple[hmc.State, Blocks]:
-        momentum = jax.random.normal(stream(key, "momentum", number), (steps, *state.position.shape))
-        uniform = jax.random.uniform(stream(key, "uniform", number), (steps, *state.log_density.shape))
-        carry = state, Blocks(*jnp.zeros(4))
-        (state, sums), _ = lax.scan(one_step, carry, (momentum, uniform), unroll=min(unroll, steps))
-        return state, jax.tree.map(lambda leaf: leaf / steps, sums)
-
-    return run_block

@@ -1,11 +1,11 @@
 """A layer as the engine runs it: `init`, `update` and `evaluate` as in every family, and one forward pass as a step.
 
 Batches of `update` and `evaluate` are rows first. A layer may want its rows on another axis (in recurrent ones time
-comes first); that a benchmark turns its batches once each way costs nothing, since the compiler drops both. Nothing is
-compiled or timed here.
+comes first); that a benchmark turns its batches once each way costs nothing, since the compiler drops both.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,13 +18,12 @@ from jax.sharding import PartitionSpec as P
 from hotloop.engine import optim, precision
 from hotloop.engine.device import REPLICA
 from hotloop.engine.keys import stream
+from hotloop.engine.optim_keys import USUAL_PARAMS
 from hotloop.engine.precision import EVERYWHERE, average_replicas, on_replicas
-from hotloop.families.kernels.catalogue import build
+from hotloop.families.kernels.catalogue import Batch, Kernel, build
 from hotloop.families.kernels.config import LayerOptions
-from hotloop.families.kernels.kernel import Batch, Kernel
 
-UNREACHABLE = 60000.0
-"""No sound output is as large in any type; the compiler cannot know that."""
+UNREACHABLE = 60000.0  # no sound output is as large in any type; the compiler cannot know that
 LARGEST_SCALE = 8192
 State = dict[str, Any]
 Step = Callable[[State, Any, Array], tuple[State, dict[str, Array]]]
@@ -38,8 +37,7 @@ class Job:
     dtype: str
     device: jax.Device = field(default_factory=lambda: jax.devices()[0])
     """Where a benchmark runs; with a mesh, its first device."""
-    mesh: Mesh | None = None
-    """The replicas that share a batch; None: one device."""
+    mesh: Mesh | None = None  # the replicas that share a batch; None: one device
 
     @property
     def kernel(self) -> Kernel:
@@ -55,13 +53,25 @@ class Job:
 
     @property
     def optimiser(self) -> optim.Transformation:
-        return optim.make("sgd", {"momentum": 0.0})
+        return optim.make(self.config.optimizer, USUAL_PARAMS[self.config.optimizer])
+
+    def matmul_precision(self) -> AbstractContextManager[None]:
+        """How products are summed while a program is traced: 16 bits if asked for, and float32 never as TF32."""
+        if self.config.enable_half_partials:
+            algorithm = {"float16": "F16_F16_F16", "bfloat16": "BF16_BF16_BF16"}[self.dtype]
+            return jax.default_matmul_precision(algorithm)  # type: ignore[no-any-return]
+        return exact_products(self.device.platform if self.dtype == "float32" else "cpu")
 
     def sharding(self, rows: int | None = None) -> Sharding:
         """Of an array whose rows, on this axis, are divided among the replicas; None: each has the whole array."""
         if self.mesh is None:
             return SingleDeviceSharding(self.device)
         return NamedSharding(self.mesh, EVERYWHERE if rows is None else rows_on(rows))
+
+
+def exact_products(platform: str) -> AbstractContextManager[None]:
+    """While a program is traced: float32 products are never TF32, which a CPU has not."""
+    return jax.default_matmul_precision(None if platform == "cpu" else "highest")  # type: ignore[no-any-return]
 
 
 def rows_on(axis: int) -> P:
@@ -74,7 +84,7 @@ def init(job: Job, key: Array) -> State:
 
 
 def update(job: Job) -> Step:
-    """One SGD update on a batch of all replicas' rows."""
+    """One update on a batch of all replicas' rows."""
     policy, optimiser, differentiate = job.policy, job.optimiser, gradients(job)
 
     def one(state: State, batch: Batch, key: Array) -> tuple[State, dict[str, Array]]:
@@ -120,11 +130,8 @@ def evaluate(job: Job) -> Callable[[State, Batch], dict[str, Array]]:
     kernel = job.kernel
 
     def values(state: State, batch: Batch) -> dict[str, Array]:
-        def of_row(row: Batch) -> Array:
-            alone = {name: leaf[None] for name, leaf in row.items()}
-            return kernel.loss(state["params"], kernel.lay_out(alone))
-
-        return {"loss": jax.vmap(of_row)(batch)}
+        alone = {name: leaf[:, None] for name, leaf in batch.items()}
+        return {"loss": jax.vmap(lambda row: kernel.loss(state["params"], kernel.lay_out(row)))(alone)}
 
     return values
 

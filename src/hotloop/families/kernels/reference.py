@@ -17,25 +17,21 @@ Params = dict[str, Any]
 
 def in_float64(function: Callable[..., Any], *arguments: Any) -> Any:
     """Run a function of arrays in float64, on the CPU where there is one; the result is numpy's."""
-    wide = jax.tree.map(_widen, arguments)
-    with jax.enable_x64(True), jax.default_device(_cpu()):
+
+    def widen(leaf: Any) -> np.ndarray[Any, Any]:
+        array = np.asarray(leaf)
+        return array if np.issubdtype(array.dtype, np.integer) else array.astype(np.float64)
+
+    wide = jax.tree.map(widen, arguments)
+    try:
+        cpu = jax.devices("cpu")[0]
+    except RuntimeError:  # only an accelerator is enabled; it computes in float64 itself
+        cpu = None
+    with jax.enable_x64(True), jax.default_device(cpu):
         return jax.tree.map(np.asarray, jax.jit(function)(*wide))
 
 
-def _widen(leaf: Any) -> np.ndarray[Any, Any]:
-    array = np.asarray(leaf)
-    return array if np.issubdtype(array.dtype, np.integer) else array.astype(np.float64)
-
-
-def _cpu() -> jax.Device | None:
-    try:
-        return jax.devices("cpu")[0]
-    except RuntimeError:  # only an accelerator is enabled; it computes in float64 itself
-        return None
-
-
 def dense(params: Params, x: Array) -> Array:
-    """x W + b."""
     y: Array = jnp.dot(x, params["kernel"]) + params["bias"]
     return y
 

@@ -1,8 +1,4 @@
-"""The frame of every kernel benchmark: timed steps, seconds made into figures, and what is left on disk when asked.
-
-Figures are medians and percentiles, rates, and the share of what the device can do at most. It knows no kernel: only
-steps, seconds, iterations and costs.
-"""
+"""The frame of every kernel benchmark: timed steps, seconds made into figures, and what is left on disk when asked."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -29,16 +25,11 @@ LATENCY_SECONDS = 20e-6
 
 @dataclass(frozen=True)
 class TimedWork:
-    """What one timed step does."""
-
     title: str
-    unit: str
-    """What is printed after a rate."""
+    unit: str  # what is printed after a rate
     iterations: int
-    items: int
-    """In one step, of all replicas."""
-    cost: Cost
-    """Of one iteration on one replica."""
+    items: int  # in one step, of all replicas
+    cost: Cost  # of one iteration on one replica
     replicas: int
     dtype: str
 
@@ -76,12 +67,11 @@ def measure(
 def figures(repeats: Sequence[Sequence[float]], work: TimedWork, ceilings: Ceilings) -> dict[str, Any]:
     """Everything that follows from the seconds of each repeat's steps."""
     seconds = [each for repeat in repeats for each in repeat]
-    middle = percentiles(seconds)
-    a_step = middle["median"]
+    p10, a_step, p90 = (float(value) for value in np.percentile(seconds, [10, 50, 90]))
     result = {
         "items_per_second": work.items / a_step,
         "seconds_per_step": a_step,
-        "seconds": {"all": seconds, **middle},
+        "seconds": {"all": seconds, "median": a_step, "p10": p10, "p90": p90},
         "microseconds_per_iteration": a_step / work.iterations * 1e6,
         "tflops": work.cost.flops * work.iterations * work.replicas / a_step / 1e12,
         "gbps": work.cost.bytes * work.iterations * work.replicas / a_step / 1e9,
@@ -89,13 +79,8 @@ def figures(repeats: Sequence[Sequence[float]], work: TimedWork, ceilings: Ceili
         "cost": asdict(work.cost),
     }
     if len(repeats) > 1:
-        result["repeats"] = [work.items / percentiles(repeat)["median"] for repeat in repeats]
+        result["repeats"] = [work.items / float(np.median(repeat)) for repeat in repeats]
     return result
-
-
-def percentiles(values: Sequence[float]) -> dict[str, float]:
-    p10, median, p90 = (float(v) for v in np.percentile(values, [10, 50, 90]))
-    return {"median": median, "p10": p10, "p90": p90}
 
 
 def roofline(work: TimedWork, seconds: float, ceilings: Ceilings) -> dict[str, Any]:

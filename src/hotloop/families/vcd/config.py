@@ -3,13 +3,12 @@
 What a trained state depends on is a `VcdModel`; the rest says how long to train, on what, and what to write.
 """
 
-import math
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
-from hotloop.engine.optim_keys import check_optimiser, check_schedule
+from hotloop.engine.optim_keys import USUAL_PARAMS, check_optimiser, check_schedule
 from hotloop.errors import OptionError
 from hotloop.options import Options, Params, argument, between, folder_name, non_negative, option, positive
 
@@ -21,19 +20,8 @@ RUN, EVALUATION, RECORDS = "Run", "Evaluation", "Records"
 TUNED_RATE = {16: 5e-4, 100: 5e-4, 128: 9e-4, 512: 9e-4, 1024: 1.3e-3}
 """Batch size -> base rate of the decoder and the encoder's mean; its spread gets half."""
 
-# By the engine's names, with the parameters that --optimizer-params may replace.
-OPTIMISERS: dict[str, tuple[str, dict[str, Any]]] = {
-    # The authors'. With an epsilon of 1 the scale of a gradient matters, which is why losses are sums and no means.
-    "rmsprop": ("rmsprop_outside", {"decay": 0.9, "epsilon": 1.0, "first_square": True}),
-    "rmsprop_inside": ("rmsprop", {"momentum": 0, "base_decay_exponent": math.log2(0.1), "epsilon": 0}),
-    "sgd": ("sgd", {"momentum": 0}),
-    "momentum": ("momentum", {"momentum": 0.9}),
-    # With a trust coefficient of 1 the rate is the share of its own norm by which a layer moves.
-    "lars": ("lars", {"momentum": 0.9, "weight_decay": 0, "eeta": 1, "epsilon": 0}),
-    "adam": ("adam", {}),
-    "adamw": ("adamw", {}),
-    "muon": ("muon", {}),
-}
+# With an epsilon of 1 the scale of a gradient matters, which is why losses are sums and no means.
+AUTHORS = {"decay": 0.9, "epsilon": 1.0, "first_square": True}
 
 
 @dataclass(frozen=True)
@@ -163,8 +151,10 @@ class VcdModel:
 
     def optimiser(self) -> tuple[str, dict[str, Any]]:
         """Its name in `engine.optim`, and its parameters."""
-        name, params = OPTIMISERS[self.optimizer]
-        return name, {**params, **(self.optimizer_params or {})}
+        engines = {"rmsprop": "rmsprop_outside", "rmsprop_inside": "rmsprop"}
+        name = engines.get(self.optimizer, self.optimizer)
+        usual = AUTHORS if self.optimizer == "rmsprop" else USUAL_PARAMS[name]
+        return name, {**usual, **(self.optimizer_params or {})}
 
     def schedule(self, images: int) -> tuple[dict[str, Any], int | Fraction]:
         """Parameters of the factor on all rates, and updates an epoch, for so many training images."""

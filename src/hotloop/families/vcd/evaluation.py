@@ -25,8 +25,7 @@ from hotloop.families.vcd.likelihood_estimator import LikelihoodEstimator
 from hotloop.families.vcd.model import Job, State
 from hotloop.options import to_jsonable
 
-ELBO_SAMPLES = BLOCK
-"""Encoder samples for the ELBO of an image."""
+ELBO_SAMPLES = BLOCK  # encoder samples for the ELBO of an image
 FEW = 10
 """Effective samples below which a bound is loose and its Monte-Carlo error, made of the same weights, too small."""
 

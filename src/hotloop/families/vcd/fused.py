@@ -25,18 +25,14 @@ from hotloop.families.vcd.config import PIXELS, VcdModel
 from hotloop.families.vcd.networks import LOG_TWO_PI
 from hotloop.mcmc import hmc
 
-ROWS = 16
-"""Chains of a tile, at least 16."""
-BLOCK = 64
-"""Pixels of a block: 13 blocks and the 7 tiles of 100 chains keep 91 of 132 multiprocessors busy."""
+ROWS = 16  # chains of a tile, at least 16
+BLOCK = 64  # pixels of a block: 13 blocks and the 7 tiles of 100 chains keep 91 of 132 multiprocessors busy
 WARPS = 4
 """Warps of a program: one group of the wide matrix units; two groups would both do all of a block of 64."""
-WIDEST = 256
-"""Hidden units that fit: all weights of a program lie in shared memory at once (177 of 227 KB)."""
+WIDEST = 256  # hidden units that fit: all weights of a program lie in shared memory at once (177 of 227 KB)
 LARGEST_BATCH = 512
 """Beyond it the compiler's own large products fill the device (docs/vcd.md has the numbers)."""
-NEVER = -1e4
-"""Logit of a pixel that is not there: likelihood 0, gradient 0."""
+NEVER = -1e4  # logit of a pixel that is not there: likelihood 0, gradient 0
 
 
 def leapfrog(

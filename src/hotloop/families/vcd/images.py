@@ -20,8 +20,7 @@ from hotloop.options import expand_path
 
 Bits = NDArray[np.uint8]
 NAMES = ("binarised_mnist", "mnist", "fashion_mnist", "digits")
-HELD_OUT = 10_000
-"""Training images held out under --validation, of a small set at most a fifth."""
+HELD_OUT = 10_000  # training images held out under --validation, of a small set at most a fifth
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,14 +24,12 @@ from hotloop.engine.keys import sample_keys
 from hotloop.families.vcd.networks import log_prior
 from hotloop.mcmc import hmc
 
-BLOCK = 50
-"""Samples that are drawn together, from one key: the smallest chunk."""
+BLOCK = 50  # samples that are drawn together, from one key: the smallest chunk
 WIDER = 1.2
 """Proposals are wider than what they are made of: a tail that is too thin ruins an importance sampler."""
 SMALLEST = 1e-4
 TARGET_ACCEPTANCE, ADAPTATION_RATE = 0.9, 0.01
-HEADLINE = "hmc_mean_std"
-"""The proposal whose estimate is the result, chosen in advance."""
+HEADLINE = "hmc_mean_std"  # the proposal whose estimate is the result, chosen in advance
 
 LogJoint = Callable[[Array], Array]
 """z [images, samples, latent] -> log p(x, z) [images, samples], each image with its own x."""
@@ -49,14 +47,10 @@ class Proposal(NamedTuple):
 class Sums(NamedTuple):
     """What is kept of an image's weights: `total` and `squares` are relative to the largest weight so far."""
 
-    largest: Array
-    """The largest log w."""
-    total: Array
-    """The sum of w / exp(largest)."""
-    squares: Array
-    """The sum of (w / exp(largest))^2."""
-    logs: Array
-    """The sum of log w: divided by the number of samples, the ELBO of the proposal."""
+    largest: Array  # the largest log w
+    total: Array  # the sum of w / exp(largest)
+    squares: Array  # the sum of (w / exp(largest))^2
+    logs: Array  # the sum of log w: divided by the number of samples, the ELBO of the proposal
 
 
 def empty_sums(shape: tuple[int, ...], dtype: Any = jnp.float32) -> Sums:
@@ -86,12 +80,10 @@ class LikelihoodEstimate(NamedTuple):
     """What the weights say of each image."""
 
     log_likelihood: Array
-    effective: Array
-    """(sum w)^2 / sum w^2: so many samples of equal weight would do as well."""
+    effective: Array  # (sum w)^2 / sum w^2: so many samples of equal weight would do as well
     variance: Array
     """Of `log_likelihood`, over other draws: (S sum w^2 / (sum w)^2 - 1) / S, by the delta method."""
-    elbo: Array
-    """The mean of log w."""
+    elbo: Array  # the mean of log w
 
 
 def estimate(sums: Sums, samples: Array | int) -> LikelihoodEstimate:
@@ -154,12 +146,9 @@ class Ensemble(NamedTuple):
 
     chains: hmc.State
     step_size: Array
-    mean: Array
-    """Of the samples kept so far."""
-    squares: Array
-    """Their squared distances from the mean, added up."""
-    acceptance: Array
-    """Share of the proposals accepted, over the iterations kept so far."""
+    mean: Array  # of the samples kept so far
+    squares: Array  # their squared distances from the mean, added up
+    acceptance: Array  # share of the proposals accepted, over the iterations kept so far
 
 
 def begin_chains(target: Target, data: Array, start: Array, step_size: Array) -> Ensemble:

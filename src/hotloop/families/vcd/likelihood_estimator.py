@@ -29,8 +29,7 @@ from hotloop.families.vcd.likelihood import Ensemble, LikelihoodEstimate, Propos
 from hotloop.families.vcd.model import State
 from hotloop.families.vcd.networks import Network
 
-MEMORY = {"cpu": 32 << 20}
-"""Bytes of logits at once: on a CPU little more than its caches hold."""
+MEMORY = {"cpu": 32 << 20}  # bytes of logits at once: on a CPU little more than its caches hold
 MEMORY_ELSEWHERE = 256 << 20
 CHAINS = {"cpu": 1000}
 """HMC chains at once, where fewer than memory allows are faster (on a CPU by 1.4, logits in its caches)."""

@@ -26,8 +26,7 @@ from hotloop.options.document import Key
 MODEL, EXPERIMENT = "model[0].args", "experiment.args"
 HELD_OUT = 10_000
 """Images that the old program kept back for validation: of its 50,000, as many as are kept back here."""
-TEST_TARGET = 0.9
-"""Acceptance that the evaluation's sampler aims at, in both programs."""
+TEST_TARGET = 0.9  # acceptance that the evaluation's sampler aims at, in both programs
 Values = dict[str, Any]
 Reader = Callable[[Any], Any]
 """What makes a key's value out of a file's, or says in a ValueError why it cannot."""

@@ -31,8 +31,7 @@ from hotloop.options.files import whole_file
 SIDE = 28
 THIN, GREY = 1, 96
 """Lines between pictures, in pixels before scaling, of a shade that stands out from black and from white."""
-WIDE, WHITE = 4, 255
-"""Lines between reconstructions, so that the three pictures of one are seen as one."""
+WIDE, WHITE = 4, 255  # lines between reconstructions, so that the three pictures of one are seen as one
 
 
 class Drawn(NamedTuple):

@@ -37,8 +37,7 @@ MAY_DIFFER = (
     "test_images",
 )
 """Options that change nothing about the numbers, so that a resumed run may have others."""
-CHECKPOINTS = 20
-"""Checkpoints that a run makes in all."""
+CHECKPOINTS = 20  # checkpoints that a run makes in all
 
 
 def run(config: VcdTrain, console: Console, command: str) -> Mapping[str, Any]:
