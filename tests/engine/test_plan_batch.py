@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotloop.engine.plan import Batch, plan_evaluation
+from hotloop.engine.plan import Batch, EvaluationBatches
 from hotloop.errors import PlanError
 
 
@@ -82,25 +82,24 @@ def test_the_rounded_global_size_is_at_most_half_a_unit_away(micro, replicas, as
     ("size", "padded"), [(256, 50176), (512, 50176), (1728, 50112), (1840, 51520), (460, 50140), (32, 50016)]
 )
 def test_padding_of_the_imagenet_validation_set(size, padded):
-    whole = plan_evaluation(50_000, size)
-    assert whole.padded == padded
+    whole = EvaluationBatches(50_000, size)
+    assert whole.batches * size == padded
     assert whole.padding == padded - 50_000
 
 
 def test_no_padding_where_the_batch_divides():
-    assert plan_evaluation(10_000, 100).padding == 0
+    assert EvaluationBatches(10_000, 100).padding == 0
 
 
 @settings(deadline=None)
-@given(st.integers(1, 5000), st.integers(1, 64), st.integers(1, 8))
-def test_every_process_has_room_for_its_share_and_not_a_batch_more(samples, batch, processes):
-    plan = plan_evaluation(samples, batch * processes, processes)
-    largest = max(samples // processes + (rank < samples % processes) for rank in range(processes))
-    assert plan.batches * plan.batch >= largest > (plan.batches - 1) * plan.batch
-    assert plan.padded == samples + plan.padding
+@given(st.integers(1, 5000), st.integers(1, 64))
+def test_there_is_room_for_every_sample_and_not_a_batch_more(samples, batch):
+    plan = EvaluationBatches(samples, batch)
+    assert plan.batches * batch >= samples > (plan.batches - 1) * batch
+    assert plan.batches * batch == samples + plan.padding
 
 
-@pytest.mark.parametrize("sizes", [(0, 8), (8, 0), (8, 8, 0), (8, 9, 2)])
-def test_an_evaluation_that_cannot_be_divided_is_an_error(sizes):
-    with pytest.raises(PlanError):
-        plan_evaluation(*sizes)
+@pytest.mark.parametrize(("sizes", "name"), [((0, 8), "samples=0"), ((8, 0), "global_size=0")])
+def test_an_evaluation_of_nothing_is_an_error(sizes, name):
+    with pytest.raises(PlanError, match=name):
+        EvaluationBatches(*sizes)

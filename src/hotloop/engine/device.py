@@ -61,7 +61,7 @@ def setup(
     import jax
 
     enable_cache(warn)
-    chosen = _find_any(warn) if device == "auto" else _find_named(device)
+    chosen = _find(device, warn)
     if only_accelerator and chosen.platform == "cpu":
         raise DeviceError(
             "only_accelerator=True: only a CPU was found; leave it out to compute there, or install "
@@ -74,16 +74,25 @@ def setup(
     return chosen
 
 
-def _find_any(warn: Callable[[str], None]) -> "jax.Device":
+def _find(platform: str, warn: Callable[[str], None]) -> "jax.Device":
     import jax
 
+    # Where other backends are up already this changes nothing; the lookup below is by platform all the same.
+    if platform != "auto":
+        configure(jax_platforms="cpu" if platform == "cpu" else None)
     try:
-        chosen = jax.devices()[0]
+        chosen = jax.devices(None if platform == "auto" else platform)[0]
     except RuntimeError as error:
-        configure(jax_platforms="cpu")
-        warn(f"the accelerator cannot be used, so the CPU is: {_first_line(error)}")
-        return jax.devices()[0]
-    if chosen.platform == "cpu" and nvidia_present() and os.environ.get("JAX_PLATFORMS") != "cpu":
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        if platform == "auto":
+            configure(jax_platforms="cpu")
+            warn(f"the accelerator cannot be used, so the CPU is: {reason}")
+            return jax.devices()[0]
+        fix = f"pip install '{INSTALL[platform]}', or " if platform in INSTALL else ""
+        reason = "jax knows none here" if "Unknown backend" in str(error) else reason
+        raise DeviceError(f"device={platform}: {reason}; {fix}use device=auto") from error
+    unused = platform == "auto" and chosen.platform == "cpu" and nvidia_present()
+    if unused and os.environ.get("JAX_PLATFORMS") != "cpu":
         warn("an NVIDIA GPU is here but jax cannot use it, so the CPU is used: pip install 'hotloop[cuda]'")
     return chosen
 
@@ -91,23 +100,6 @@ def _find_any(warn: Callable[[str], None]) -> "jax.Device":
 def nvidia_present() -> bool:
     """Whether the system shows an NVIDIA GPU, whatever jax makes of it."""
     return any(Path(path).exists() for path in ("/dev/nvidia0", "/dev/dxg"))
-
-
-def _find_named(platform: str) -> "jax.Device":
-    import jax
-
-    # Where other backends are up already this changes nothing; the lookup below is by platform all the same.
-    configure(jax_platforms="cpu" if platform == "cpu" else None)
-    try:
-        return jax.devices(platform)[0]
-    except RuntimeError as error:
-        fix = f"pip install '{INSTALL[platform]}', or " if platform in INSTALL else ""
-        reason = "jax knows none here" if "Unknown backend" in str(error) else _first_line(error)
-        raise DeviceError(f"device={platform}: {reason}; {fix}use device=auto") from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def platform() -> str:

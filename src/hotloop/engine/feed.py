@@ -44,7 +44,19 @@ def permute(positions: ArrayLike, n: int, seed: int | ArrayLike, epoch: ArrayLik
         return xp.zeros_like(positions)
     size = np.uint32(n)
     over = positions >= size
-    pivots, salts = _round_keys(xp, size, seed, xp.asarray(epoch).astype(np.uint32))
+    epoch = xp.asarray(epoch).astype(np.uint32)
+    words = xp.asarray(seed_words(seed) if isinstance(seed, int) else seed)
+    # Never a scalar: numpy warns when a scalar wraps around, and wrapping is the point.
+    epochs = xp.stack([epoch, epoch + np.uint32(1)])[None]
+    low, high = (word.reshape((1,) * epochs.ndim) for word in (words[:1], words[1:]))
+    root = _mix(low ^ _mix(high + _GOLDEN))
+    first, second = _mix(root + epochs), _mix(_mix(root + _GOLDEN) ^ epochs)
+    counter = xp.arange(2 * ROUNDS, dtype=np.uint32).reshape(-1, *(1,) * (epochs.ndim - 1))
+    drawn = _mix(_mix(first + counter * _GOLDEN) ^ second)
+    pivots, salts = (
+        drawn[:ROUNDS] % size,
+        drawn[ROUNDS:],
+    )  # [rounds, 2, *epoch.shape]: this epoch's, the next one's
 
     def swap_or_not(r: Any, x: Any) -> Any:
         partner = xp.where(over, pivots[r][1], pivots[r][0]) + (size - x)
@@ -71,20 +83,6 @@ def check_size(n: int) -> None:
     """Refuse what 32-bit positions cannot count."""
     if not 1 <= n <= LARGEST:
         raise DataError(f"a data set of {n} samples cannot be shuffled: it must have 1 to {LARGEST} samples")
-
-
-def _round_keys(xp: Any, size: np.uint32, seed: int | ArrayLike, epoch: Any) -> tuple[Any, Any]:
-    """Pivots below n and hash salts, each of shape [rounds, 2, *epoch.shape], the 2 for this epoch and the
-    next."""
-    words = xp.asarray(seed_words(seed) if isinstance(seed, int) else seed)
-    # Never a scalar: numpy warns when a scalar wraps around, and wrapping is the point.
-    epochs = xp.stack([epoch, epoch + np.uint32(1)])[None]
-    low, high = (word.reshape((1,) * epochs.ndim) for word in (words[:1], words[1:]))
-    root = _mix(low ^ _mix(high + _GOLDEN))
-    first, second = _mix(root + epochs), _mix(_mix(root + _GOLDEN) ^ epochs)
-    counter = xp.arange(2 * ROUNDS, dtype=np.uint32).reshape(-1, *(1,) * (epochs.ndim - 1))
-    drawn = _mix(_mix(first + counter * _GOLDEN) ^ second)
-    return drawn[:ROUNDS] % size, drawn[ROUNDS:]
 
 
 def _mix(x: Any) -> Any:

@@ -75,49 +75,27 @@ class Batch:
             f" = global batch {self.global_}"
         )
 
-    def as_dict(self) -> dict[str, int]:
-        sizes = {"micro": self.micro, "replicas": self.replicas, "accumulation": self.accumulation}
-        return {**sizes, "global": self.global_}
-
 
 @dataclass(frozen=True)
 class EvaluationBatches:
-    """How a whole set is evaluated in batches of one size, each real sample counted once.
-
-    Every process runs `batches` batches of `batch` samples, the same number everywhere; `padded` counts all
-    samples of all processes, and the `padding` among them carry weight 0.
-    """
+    """A whole set in batches of one size, each sample counted once: padding fills the last batch, with weight 0."""
 
     samples: int
     batch: int
-    processes: int
-    batches: int
+
+    def __post_init__(self) -> None:
+        whole("samples", self.samples)
+        whole("global_size", self.batch)
 
     @property
-    def padded(self) -> int:
-        """Samples that run, padding included."""
-        return self.batches * self.batch * self.processes
+    def batches(self) -> int:
+        return -(-self.samples // self.batch)
 
     @property
     def padding(self) -> int:
         """Samples that run and do not count."""
-        return self.padded - self.samples
+        return self.batches * self.batch - self.samples
 
-
-def plan_evaluation(samples: int, global_size: int, processes: int = 1) -> EvaluationBatches:
-    """Batches and padding for `samples` in batches of `global_size`, shared by so many processes."""
-    for name, value in (("samples", samples), ("global_size", global_size), ("processes", processes)):
-        whole(name, value)
-    if global_size % processes:
-        raise PlanError(
-            f"global_size={global_size} of an evaluation: must be a multiple of the {processes} processes"
-        )
-    batch = global_size // processes
-    largest_share = -(-samples // processes)
-    return EvaluationBatches(samples, batch, processes, -(-largest_share // batch))
-
-
-__all__ = ["Batch", "Event", "Plan", "PlanOptions", "Span", "closest_divisor"]
 
 Frequency = int | float | str | Fraction
 Kind = Literal["log", "validate", "checkpoint"]
@@ -200,7 +178,7 @@ class Plan:
         if weight_updates_per_epoch is not None:
             per_epoch = whole("weight_updates_per_epoch", weight_updates_per_epoch)
         draft = _Draft(per_epoch * epochs, per_epoch, batch, samples)
-        log_period = draft.log("logs_per_epoch", logs_per_epoch)
+        log_period = draft.repeat("log", "logs_per_epoch", logs_per_epoch)
         draft.repeat("validate", "validations_per_epoch", validations_per_epoch)
         first = draft.point("first_ckpt_epoch", first_ckpt_epoch)
         if ckpts_per_epoch is None:
@@ -234,13 +212,12 @@ class Plan:
             per_epoch = whole("updates_per_epoch", int(per_epoch))
         draft = _Draft(total, per_epoch, batch or Batch())
         draft.every("log", whole("log_every", log_every, 0))
+        logs = len(draft.marks)
         draft.every("validate", whole("validate_every", validate_every, 0))
-        if validate_first and not draft.has("validate", validate_first):
+        if validate_first and not any(validate_first in mark.updates for mark in draft.marks[logs:]):
             draft.marks.append(Mark("validate", range(validate_first, validate_first + 1)))
-        draft.every(
-            "checkpoint",
-            total if checkpoint_every is None else whole("checkpoint_every", checkpoint_every, 0),
-        )
+        saves = total if checkpoint_every is None else whole("checkpoint_every", checkpoint_every, 0)
+        draft.every("checkpoint", saves)
         return draft.finish()
 
     @property
@@ -299,19 +276,18 @@ class Plan:
             f"calls: {self.calls:,} of {'' if equal else 'at most '}{self.updates_per_call:,} updates"
         )
         for kind in KINDS:
-            updates = [
-                str(update) for update in self.updates(kind)
-            ]  # commas stand between them, so none within
+            updates = [f"{update}" for update in self.updates(kind)]  # commas stand between, so none within
             shown = updates if len(updates) <= 8 else [*updates[:5], "...", updates[-1]]
             after = f", after update {', '.join(shown)}" if updates else ""
             lines.append(f"{kind}: {len(updates):,}{after}")
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
-        per_epoch = self.updates_per_epoch
+        per_epoch, batch = self.updates_per_epoch, self.batch
+        sizes = {"micro": batch.micro, "replicas": batch.replicas, "accumulation": batch.accumulation}
         return {
             "samples": self.samples,
-            "batch": self.batch.as_dict(),
+            "batch": {**sizes, "global": batch.global_},
             "epochs": float(self.epochs),
             "updates_per_epoch": int(per_epoch) if per_epoch.denominator == 1 else float(per_epoch),
             "total_updates": self.total_updates,
@@ -343,81 +319,57 @@ class _Draft:
                 f"of a set of {samples}, so that some are seen more than once"
             )
 
-    @property
-    def epochs(self) -> Fraction:
-        return Fraction(self.total, self.per_epoch)
-
-    def has(self, kind: Kind, update: int) -> bool:
-        return any(mark.kind == kind and update in mark.updates for mark in self.marks)
-
     def every(self, kind: Kind, period: int, first: int = 0) -> None:
         """Mark first, first + period, ... and the end; `first` 0 starts at `period`, period 0 is none."""
-        if period == 0:
-            return
-        end = range(self.total, self.total + 1)
-        updates = range(first or period, self.total + 1, period)
-        self.marks += [
-            Mark(kind, part) for part in ((updates,) if self.total in updates else (updates, end)) if part
-        ]
+        if period:
+            updates = range(first or period, self.total + 1, period)
+            end = range(self.total, self.total if self.total in updates else self.total + 1)
+            self.marks += [Mark(kind, part) for part in (updates, end) if part]
 
-    def log(self, argument: str, frequency: Frequency) -> int:
-        """Mark the logs of a frequency and return their period, 0 for none."""
+    def repeat(self, kind: Kind, argument: str, frequency: Frequency, first: int = 0) -> int:
+        """Mark events of a frequency, of which the first comes after `first` updates; their period, 0 for none."""
         wanted, period = _parse_frequency(argument, frequency), 0
-        if wanted >= 1:  # an epoch is cut into equal parts, below 1 the run
-            period = self._cut(int(self.per_epoch), wanted)
-        elif wanted:
-            if (self.epochs * wanted).denominator != 1:
-                raise PlanError(self._explain_impossible(argument, wanted))
-            period = self._cut(self.total, wanted)
-        self.every("log", period)
-        self._warn_if_adjusted(argument, wanted, period)
-        return period
 
-    def repeat(self, kind: Kind, argument: str, frequency: Frequency, first: int = 0) -> None:
-        """Mark events of a frequency, of which the first comes after `first` updates."""
-        wanted, period = _parse_frequency(argument, frequency), 0
+        def cut(updates: int) -> int:
+            """Equal parts of `updates`, so many that they come nearest to the frequency."""
+            return updates // closest_divisor(updates, wanted * updates / self.per_epoch)
+
         if wanted >= 1:
-            period = self._cut(int(self.per_epoch), wanted)
+            period = cut(int(self.per_epoch))
+        elif wanted and kind == "log":  # cut the run, which an epoch's part need not divide
+            epochs = Fraction(self.total, self.per_epoch)
+            if (epochs * wanted).denominator != 1:
+                near = sorted(sorted({*_divisors(int(epochs))}), key=lambda n: abs(n - 1 / wanted))[:2]
+                advice = " or ".join(str(Fraction(1, n)) for n in sorted(near))
+                raise PlanError(
+                    f"It is not possible to log {float(1 / wanted)} epochs a time for {int(epochs)} epochs"
+                    f" ({argument}={wanted}); {argument}={advice} would fit"
+                )
+            period = cut(self.total)
         elif wanted and (self.per_epoch / wanted).denominator == 1:
             period = int(self.per_epoch / wanted)
         elif wanted:
-            period = self.total if first == self.total else self._cut(self.total - first, wanted)
+            period = self.total if first == self.total else cut(self.total - first)
         self.every(kind, period, first)
-        self._warn_if_adjusted(argument, wanted, period)
-
-    def point(self, argument: str, epoch: Frequency) -> int:
-        """The update boundary nearest to a point of the run given in epochs."""
-        wanted = _parse_frequency(argument, epoch) * self.per_epoch
-        if wanted > self.total:
-            raise PlanError(f"{argument}={epoch}: the run ends after {self.epochs} epochs")
-        if wanted.denominator != 1:
-            self.warnings.append(
-                f"{argument}={epoch} lies inside a weight update: moved to update {round(wanted)}"
-            )
-        return round(wanted)
-
-    def _cut(self, updates: int, frequency: Fraction) -> int:
-        """Cut `updates` into equal parts so that the parts come nearest to `frequency` per epoch."""
-        return updates // closest_divisor(updates, frequency * updates / self.per_epoch)
-
-    def _explain_impossible(self, argument: str, frequency: Fraction) -> str:
-        """Why a frequency below one does not fit, in the words people know, and what would."""
-        epochs = int(self.epochs)
-        nearest = sorted(sorted(sorted({*_divisors(epochs)}), key=lambda n: abs(n - 1 / frequency))[:2])
-        advice = " or ".join(str(Fraction(1, n)) for n in nearest)
-        return (
-            f"It is not possible to log {float(1 / frequency)} epochs a time for {epochs} epochs"
-            f" ({argument}={frequency}); {argument}={advice} would fit"
-        )
-
-    def _warn_if_adjusted(self, argument: str, wanted: Fraction, period: int) -> None:
-        """Where a period (0 for never) is not what the wanted frequency says."""
         got = Fraction(self.per_epoch, period) if period else Fraction(0)
         if got != wanted:
             self.warnings.append(
                 f"{argument}={wanted} would interrupt a weight update ({self.per_epoch} updates an epoch): "
                 f"adjusted to {_format_count(got)} an epoch, one every {period} updates"
             )
+        return period
+
+    def point(self, argument: str, epoch: Frequency) -> int:
+        """The update boundary nearest to a point of the run given in epochs."""
+        wanted = _parse_frequency(argument, epoch) * self.per_epoch
+        if wanted > self.total:
+            epochs = Fraction(self.total, self.per_epoch)
+            raise PlanError(f"{argument}={epoch}: the run ends after {epochs} epochs")
+        if wanted.denominator != 1:
+            self.warnings.append(
+                f"{argument}={epoch} lies inside a weight update: moved to update {round(wanted)}"
+            )
+        return round(wanted)
 
     def finish(self) -> Plan:
         """The finished plan, with a warning when the host hears nothing before the end."""

@@ -13,6 +13,7 @@ from cnn_words import base_rate, job_of, typed
 
 from hotloop.engine import precision
 from hotloop.engine.optim_keys import OPTIMISERS, SCHEDULES
+from hotloop.engine.plan import Batch
 from hotloop.engine.precision import AutoScale
 from hotloop.errors import DeviceError, HotloopError, OptionError, PlanError
 from hotloop.families.cnn.job import resolve
@@ -387,7 +388,7 @@ def test_errors_are_value_errors_that_a_program_can_tell_apart():
 
 def test_an_accumulation_on_the_command_line_replaces_a_configurations_global_batch():
     made = job_of("--config", "resnet50_8k_bn_pipeline", "--gradient-accumulation", "2", devices=4)
-    assert made.asked.as_dict() == {"micro": 16, "replicas": 4, "accumulation": 2, "global": 128}
+    assert made.asked == Batch(16, 4, 2)
     assert "--global-batch-size 8192 of the configuration is replaced" in made.notices
 
 
@@ -406,14 +407,14 @@ def test_both_in_one_file_are_one_too_many(tmp_path):
 def test_missing_replicas_become_accumulation_and_stages_merge_in_one_notice():
     words = ("--config", "resnet50_16ipus_8k_bn_pipeline")
     made = job_of(*words, devices=1)
-    assert made.batch.as_dict() == {"micro": 16, "replicas": 1, "accumulation": 512, "global": 8192}
+    assert made.batch == Batch(16, 1, 512)
     assert (made.asked.replicas, base_rate(made), made.plan.updates_per_epoch) == (4, 1.0, 156)
     said = [notice for notice in made.notices if "stages merge" in notice]
     assert said == [
         "4 replicas x 4 devices for 4 stages on 1 device: 4 stages merge into one; 4 replicas become 1 with "
         "accumulation 512 instead of 128; the global batch 8192 and the learning rate stay"
     ]
-    assert job_of(*words, devices=3).batch.as_dict()["replicas"] == 2
+    assert job_of(*words, devices=3).batch.replicas == 2
     assert job_of(*words, devices=16).batch == made.asked
 
 
@@ -432,7 +433,7 @@ def test_the_global_batch_stays_on_any_number_of_devices(name, devices):
 
 def test_replicas_that_share_statistics_become_one_of_a_larger_micro_batch():
     made = job_of("--config", "resnet50_mlperf_bs16", devices=16)
-    assert made.batch.as_dict() == {"micro": 32, "replicas": 8, "accumulation": 9, "global": 2304}
+    assert made.batch == Batch(32, 8, 9)
     assert "2 replicas that share statistics become a micro-batch of 32" in made.notices[0]
 
 
@@ -455,7 +456,7 @@ def test_replicas_asked_for_on_the_command_line_must_be_there():
 
 def test_replicas_become_accumulation_where_the_command_line_says_that_devices_need_not_suffice():
     made = job_of("--num-replicas", "16", "--strict-devices", "False", "--micro-batch-size", "8")
-    assert made.batch.as_dict() == {"micro": 8, "replicas": 1, "accumulation": 16, "global": 128}
+    assert made.batch == Batch(8, 1, 16)
     assert "16 replicas become 1 with accumulation 16 instead of 1" in made.notices[0]
 
 

@@ -3,6 +3,7 @@
 import pytest
 from cnn_words import base_rate, job_of, typed
 
+from hotloop.engine.plan import Batch
 from hotloop.families.cnn.network import NormChoice
 from hotloop.families.cnn.presets import PRESETS
 from hotloop.options import values_of
@@ -64,10 +65,8 @@ def values(name):
 def test_batches_updates_and_rates_are_those_of_the_table(name):
     model, micro, global_size, replicas, cuts, spread, epochs, accumulation, updates, left, rate = TABLE[name]
     made, asked = job_of("--config", name, devices=16), config(name)
-    assert (made.config.model_name, made.asked.as_dict()) == (
-        model,
-        {"micro": micro, "replicas": replicas, "accumulation": accumulation, "global": global_size},
-    )
+    assert (made.config.model_name, made.asked) == (model, Batch(micro, replicas, accumulation))
+    assert made.asked.global_ == global_size
     assert (asked.stages, asked.devices_per_replica, asked.num_epochs) == (cuts, spread, epochs)
     assert made.plan.updates_per_epoch == updates
     assert made.size.train - updates * global_size == left
@@ -108,7 +107,7 @@ def test_a_global_batch_that_did_not_divide_warns_as_it_did():
 )
 def test_validation_pads_as_it_did_and_counts_every_sample(name, size, padded):
     found = job_of("--config", name).validation
-    assert (found.batch, found.padded, found.padding) == (size, padded, padded - 50_000)
+    assert (found.batch, found.batches * size, found.padding) == (size, padded, padded - 50_000)
 
 
 def test_lars_saves_every_fourth_epoch_from_the_second():

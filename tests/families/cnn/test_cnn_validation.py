@@ -9,7 +9,7 @@ import pytest
 from cnn_words import job_of, typed
 
 from hotloop.data.dataset import Dataset, LabelledImages
-from hotloop.engine.plan import plan_evaluation
+from hotloop.engine.plan import EvaluationBatches
 from hotloop.errors import CheckpointError, DataError
 from hotloop.families.cnn import model, saved_network
 from hotloop.families.cnn.network import INPUT, Network, NetworkBuilder, NormChoice, build
@@ -73,8 +73,8 @@ def test_every_image_counts_once_whatever_the_batch(digits, batch):
 def test_the_old_batches_are_padded_and_lose_nothing():
     """50,000 images in the batches of the old configurations."""
     for batch, padded in ((256, 50_176), (1728, 50_112), (1840, 51_520), (460, 50_140), (32, 50_016)):
-        plan = plan_evaluation(50_000, batch)
-        assert (plan.padded, plan.padding) == (padded, padded - 50_000)
+        plan = EvaluationBatches(50_000, batch)
+        assert (plan.batches * batch, plan.padding) == (padded, padded - 50_000)
 
 
 def test_made_up_images_count_as_many_as_the_set_has():

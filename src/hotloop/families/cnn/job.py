@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from hotloop.engine import optim, precision
 from hotloop.engine.device import platform, replica_mesh
-from hotloop.engine.plan import Batch, EvaluationBatches, Plan, plan_evaluation
+from hotloop.engine.plan import Batch, EvaluationBatches, Plan
 from hotloop.engine.precision import SPLIT, AutoScale, LossScale
 from hotloop.errors import DeviceError, OptionError, did_you_mean
 from hotloop.families.cnn.network import Network, NormChoice, build
@@ -81,7 +81,7 @@ def resolve(
     devices_each, shares = (1, 2 * config.stages) if piped else (config.devices_per_replica, 1)
     replicas = config.validation_num_replicas or config.num_replicas * devices_each
     at_once = replicas * shares * (config.validation_micro_batch_size or config.micro_batch_size)
-    validation = plan_evaluation(size.validation, at_once) if config.validation else None
+    validation = EvaluationBatches(size.validation, at_once) if config.validation else None
     warnings = []
     if config.deterministic and config.shuffle:
         warnings.append("--deterministic: turns --shuffle off")
