@@ -74,8 +74,17 @@ def judge(a: MetricSample, b: MetricSample, better: Better, threshold: float = T
     if unlike or min(len(a.paces), len(b.paces)) < FEWEST or not {None, RATE, TIMES}.issuperset(kinds):
         return found
     machine = ratio_interval(a.paces, b.paces, OFF_LEVEL)  # its pace at B as a multiple of that at A
-    was_off = not machine.low <= 1 <= machine.high
-    if not was_off or found.word == "AMBIGUOUS" or _stands(found, machine, better, threshold):
+    if machine.low <= 1 <= machine.high or found.word == "AMBIGUOUS":
+        return found
+    if found.word == "SAME":  # stands if the machine was off by little, others do beyond what that explains
+        stands = abs(machine.value - 1) <= threshold
+    else:
+        low, high = ratio.low, ratio.high
+        if better == "lower" and low > 0:
+            low, high = 1 / high, 1 / low
+        fastest, slowest = max(machine.high, 1.0) ** GAIN, min(machine.low, 1.0) ** GAIN
+        stands = ratio.low <= 0 or (low > fastest if found.word == "FAST" else high < slowest)
+    if stands:
         return found
     why = f"the machine itself was at {machine.value:.2f} of its pace, which may be why; measure in turns (--ab)"
     return replace(found, word="AMBIGUOUS", reason=why)
@@ -93,18 +102,6 @@ def _judge_turns(a: MetricSample, b: MetricSample, better: Better, threshold: fl
     a_starts, b_starts = [a.starts[place] for place, _ in both], [b.starts[place] for _, place in both]
     found = ratio_in_turns(a_values, b_values, a_starts, b_starts, LEVEL)
     return replace(_verdict_of(found, better, threshold), pairs=len(both))
-
-
-def _stands(found: Verdict, machine: Interval, better: Better, threshold: float) -> bool:
-    """Whether a verdict holds although the machine was off: SAME if by little, others beyond what it explains."""
-    if found.word == "SAME":
-        return abs(machine.value - 1) <= threshold
-    if found.low <= 0:
-        return True
-    low, high = (found.low, found.high) if better == "higher" else (1 / found.high, 1 / found.low)
-    if found.word == "FAST":
-        return low > math.pow(max(machine.high, 1.0), GAIN)
-    return high < math.pow(min(machine.low, 1.0), GAIN)
 
 
 def _verdict_of(found: Interval, better: Better, threshold: float) -> Verdict:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hotloop.bench import result_files
-from hotloop.bench.benchmark import Benchmark, Selected, count_of
+from hotloop.bench.benchmark import Selected, count_of
 from hotloop.bench.launch import Launch, LaunchError, RunnerOptions, prepare, prepare_python, run_pre_commands
 from hotloop.bench.measure import measure
 from hotloop.bench.process import kill_marked, last_lines
@@ -199,33 +199,29 @@ class Runner:
         return record
 
     def _prepare(self, one: Selected, folder: Path) -> Launch:
-        name = one.benchmark.name
-        if name not in self.ready:
+        benchmark, name, options = one.benchmark, one.benchmark.name, self.options
+        if name not in self.ready:  # before its first run: packages and commands, or a word that they wait
+            for notice in benchmark.notices:
+                self.warn(f"{benchmark.file}:{benchmark.line}: {name}: {notice}")
+            wanted = {"requirements_file": benchmark.requirements_file, "pre_run_commands": benchmark.pre_run}
+            for key, value in wanted.items():
+                if value and not options.install:
+                    self.warn(f"{name}: {key} is left alone; --install sees to it")
             try:
-                self.ready[name] = self._make_ready(one.benchmark)
+                if options.install:
+                    options = replace(options, python=prepare_python(benchmark, self.log))
+                    run_pre_commands(benchmark, self.log, options)
+                self.ready[name] = options
             except LaunchError as error:
                 self.ready[name] = error
-        if isinstance(options := self.ready[name], LaunchError):
-            raise options
-        launch = prepare(one, folder, options)
+        if isinstance(ready := self.ready[name], LaunchError):
+            raise ready
+        launch = prepare(one, folder, ready)
         for notice in launch.notices:
             if (name, notice) not in self.warned:
                 self.warn(f"{name}: {notice}")
                 self.warned.add((name, notice))
         return launch
-
-    def _make_ready(self, benchmark: Benchmark) -> RunnerOptions:
-        """What happens once before a benchmark's first run: packages and commands, or a word that they wait."""
-        for notice in benchmark.notices:
-            self.warn(f"{benchmark.file}:{benchmark.line}: {benchmark.name}: {notice}")
-        wanted = {"requirements_file": benchmark.requirements_file, "pre_run_commands": benchmark.pre_run}
-        if not self.options.install:
-            for name in (name for name, value in wanted.items() if value):
-                self.warn(f"{benchmark.name}: {name} is left alone; --install sees to it")
-            return self.options
-        options = replace(self.options, python=prepare_python(benchmark, self.log))
-        run_pre_commands(benchmark, self.log, options)
-        return options
 
     def finish(self) -> None:
         records = self.write_tables()

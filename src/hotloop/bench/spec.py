@@ -370,13 +370,27 @@ def read_parameters(value: LocatedValue | None, report: ReportProblem) -> list[P
     """
     if value is None:
         return [{}]
-    if isinstance(value, LocatedMapping):
-        return _combine(value, report)
-    if isinstance(value, LocatedText) or not value.items:
+    if isinstance(value, LocatedText) or (isinstance(value, LocatedList) and not value.items):
         report(value.line, "parameters must be a mapping of names to values, or a list of rows")
         return [{}]
-    rows: list[ParameterRow] = []
+    if isinstance(value, LocatedMapping):
+        choices: dict[str, list[str]] = {}
+        for name, (line, options) in value.pairs.items():
+            choices[name] = _cells(options)
+            if isinstance(options, LocatedMapping):  # unquoted {3, 4} is to YAML a mapping of them to nothing
+                nothing = [isinstance(one, LocatedText) and one.is_null for _, one in options.pairs.values()]
+                choices[name] = list(options.pairs) if all(nothing) else []
+            if not choices[name] or not all(choices[name]):
+                wanted = "values such as '1, 32' or [1, 32], none of them empty"
+                report(line, f"parameters.{name} must be {wanted}")
+                return [{}]
+        if math.prod(map(len, choices.values())) > MOST_VARIANTS:
+            many = f"parameters have more than {MOST_VARIANTS} combinations; list the rows that matter"
+            report(value.line, many)
+            return [{}]
+        return [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
     if isinstance(value.items[0], LocatedMapping):
+        rows: list[ParameterRow] = []
         for item in value.items:
             pairs = item.pairs if isinstance(item, LocatedMapping) else {}
             row = {key: pair.value.text for key, pair in pairs.items() if isinstance(pair.value, LocatedText)}
@@ -394,23 +408,6 @@ def read_parameters(value: LocatedValue | None, report: ReportProblem) -> list[P
         if len(texts) != len(names):
             report(item.line, f"this row of parameters has {len(texts)} values for {len(names)} names")
     return [dict(zip(names, texts, strict=False)) for texts in cells]
-
-
-def _combine(value: LocatedMapping, report: ReportProblem) -> list[ParameterRow]:
-    choices: dict[str, list[str]] = {}
-    for name, (line, options) in value.pairs.items():
-        choices[name] = _cells(options)
-        if isinstance(options, LocatedMapping):  # unquoted {3, 4} is to YAML a mapping of 3 and 4 to nothing
-            nothing = [isinstance(one, LocatedText) and one.is_null for _, one in options.pairs.values()]
-            choices[name] = list(options.pairs) if all(nothing) else []
-        if not choices[name] or not all(choices[name]):
-            report(line, f"parameters.{name} must be values such as '1, 32' or [1, 32], none of them empty")
-            return [{}]
-    if math.prod(len(options) for options in choices.values()) > MOST_VARIANTS:
-        many = f"parameters have more than {MOST_VARIANTS} combinations; list the rows that matter"
-        report(value.line, many)
-        return [{}]
-    return [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
 
 
 def _cells(value: LocatedValue) -> list[str]:
