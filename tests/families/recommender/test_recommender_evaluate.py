@@ -98,7 +98,7 @@ def test_without_lists_only_ratings_are_measured(run):
     train, validation, _ = runs.draw()
     found = saved_run.load_run(run)
     measure = make_measures(
-        evaluate.autoencoder_scorer(found.job),
+        found.score,
         runs.matrix(train),
         runs.matrix(validation),
         7,

@@ -32,13 +32,7 @@ from hotloop.errors import DataError
 from hotloop.families.recommender import batches, rating_sets, saved_run
 from hotloop.families.recommender.commands_config import BaselineOptions
 from hotloop.families.recommender.config import TrainOptions
-from hotloop.families.recommender.evaluate import (
-    EvaluationSet,
-    autoencoder_scorer,
-    choose_part,
-    has_same_ratings,
-    show_figures,
-)
+from hotloop.families.recommender.evaluate import EvaluationSet, choose_part, has_same_ratings, show_figures
 from hotloop.families.recommender.measures import (
     Batch,
     Figures,
@@ -75,7 +69,7 @@ def run(config: BaselineOptions, console: Console) -> Mapping[str, Any]:
         console.warn("dampings and lambda: chosen on this same part")
     with console.progress("baselines"):
         rows = measure_baselines(config, data.validation, data.scale, chosen, found, console)
-    show_figures(rows, config.k, config.relevant, chosen, console)
+    show_figures(rows, config, chosen, console)
     if data.notice:
         console.warn(data.notice)
     return {"data": chosen.name, "models": to_jsonable(rows)}
@@ -99,7 +93,6 @@ def measure_baselines(
     found: SavedRun | None,
     console: Console,
 ) -> dict[str, Figures]:
-    """The figures of every method, and of a run, under its name."""
     train, relevant, rules = chosen.train, config.relevant, make_rules(config, *scale)
     resident = batches.send_rows(train)
 
@@ -109,16 +102,22 @@ def measure_baselines(
     def without(figures: Figures, names: tuple[str, ...]) -> Figures:
         return {name: value for name, value in figures.items() if name.split("@")[0] not in names}
 
-    additive = measure(score_additive)
+    def score_additive(state: Mapping[str, Array], batch: Batch) -> Array:
+        return state["mean"] + state["user"][batch["users"]][:, None] + state["item"]
+
+    measure_additive = measure(score_additive)
+
+    def additive(fit: Biases) -> Figures:
+        names = ("mean", "user", "item")
+        return measure_additive({name: jnp.asarray(getattr(fit, name), jnp.float32) for name in names})
+
     fit = choose_biases(train, validation, rules.low, rules.high)
     liked = np.bincount(train.items[train.values() >= relevant], minlength=train.n_items)
     popularity = Biases(0.0, np.zeros(train.users), liked.astype(np.float64))
     rows = {
-        "overall mean": without(additive(additive_state(fit_mean(train))), RANKING),
-        f"user + item bias ({fit.how})": additive(additive_state(fit)),
-        f"popularity (ratings of {relevant:g} or more)": without(
-            additive(additive_state(popularity)), RATING
-        ),
+        "overall mean": without(additive(fit_mean(train)), RANKING),
+        f"user + item bias ({fit.how})": additive(fit),
+        f"popularity (ratings of {relevant:g} or more)": without(additive(popularity), RATING),
     }
     if config.k and (config.ease == "yes" or (config.ease == "auto" and can_afford_ease(train, console))):
 
@@ -134,7 +133,7 @@ def measure_baselines(
         figures = measure(score_ease)(ease_weights(products, best))
         rows[f"EASE (lambda {best:g})"] = without(figures, RATING)
     if found is not None:
-        figures = measure(autoencoder_scorer(found.job))(found.state)
+        figures = measure(found.score)(found.state)
         rows[f"autoencoder (step {found.step:,})"] = figures
     return rows
 
@@ -164,14 +163,6 @@ class Biases:
     user: Floats
     item: Floats
     how: str = ""
-
-
-def additive_state(fit: Biases) -> dict[str, Array]:
-    return {name: jnp.asarray(getattr(fit, name), jnp.float32) for name in ("mean", "user", "item")}
-
-
-def score_additive(state: Mapping[str, Array], batch: Batch) -> Array:
-    return state["mean"] + state["user"][batch["users"]][:, None] + state["item"]
 
 
 def fit_mean(train: RatingMatrix) -> Biases:
@@ -206,10 +197,7 @@ def fit_ridge(
 
 
 def choose_biases(train: RatingMatrix, validation: RatingMatrix | None, low: float, high: float) -> Biases:
-    """Of both fits and all dampings the one with the smallest clipped RMSE on the validation ratings.
-
-    Without any, damped means with the usual dampings.
-    """
+    """Of both fits and all dampings the one with the smallest clipped RMSE on the validation ratings, if any."""
     if validation is None:
         return fit_damped_means(train, *USUAL_DAMPINGS)
     best, least, last = None, math.inf, None
@@ -223,7 +211,6 @@ def choose_biases(train: RatingMatrix, validation: RatingMatrix | None, low: flo
 
 
 def biases_rmse(biases: Biases, truth: RatingMatrix, low: float, high: float) -> float:
-    """Over all ratings of a set with the same rows and columns."""
     total = 0.0
     for rows, columns, values in _blocks(truth):
         predicted = biases.mean + biases.user[rows] + biases.item[columns]
@@ -282,7 +269,6 @@ def count_pairs(train: RatingMatrix, relevant: float, rows: batches.DeviceRows |
 
 @jax.jit
 def ease_weights(products: Array, penalty: Array) -> Array:
-    """B for one lambda."""
     eye = jnp.eye(len(products), dtype=products.dtype)
     with jax.default_matmul_precision("highest"):
         inverse = cho_solve(cho_factor(products + penalty * eye, lower=True), eye)

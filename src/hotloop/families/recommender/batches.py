@@ -37,10 +37,8 @@ def make_rows(matrix: RatingMatrix) -> DeviceRows:
 
 
 def max_ratings(matrix: RatingMatrix, batch_size: int) -> int:
-    """The most ratings that any batch of so many users can hold.
-
-    A batch that runs over from one pass into the next may hold a user twice, so half of it may be counted twice.
-    """
+    """The most ratings that any batch of so many users can hold."""
+    # A batch that runs over from one pass into the next may hold a user twice, so half of it may be counted twice.
     sizes: NDArray[np.int64] = np.sort(np.diff(matrix.starts))[::-1]
     again = 0 if len(sizes) % batch_size == 0 else batch_size // 2
     return max(1, int(sizes[: batch_size - again].sum() + sizes[:again].sum()))
@@ -109,17 +107,14 @@ class SparseBatch(NamedTuple):
 
 
 def densify(rows: DeviceRows, users: Array, items: int, capacity: int, dtype: Any = jnp.float32) -> Array:
-    """The ratings of these users as [B, items], zero where there is none.
-
-    `capacity` bounds the ratings of the batch. On an accelerator they are all scattered at once; a CPU, where a loop
-    of as many turns as are needed costs nothing, goes through them in chunks.
-    """
+    """The ratings of these users, `capacity` at most, as [B, items], zero where there is none."""
     sparse = SparseBatch(rows, users, dtype)
 
     def scattered(into: Array, some: Entries) -> Array:
         column = jnp.where(some.inside, some.column, items + some.at)  # past the end: dropped
         return into.at[some.row, column].set(some.value, mode="drop", unique_indices=True)
 
+    # On an accelerator all at once; on a CPU a loop of as many turns as are needed costs nothing.
     zeros = jnp.zeros((len(users), items), dtype)
     if platform() != "cpu" or capacity <= CHUNK:
         return scattered(zeros, sparse.entries(jnp.arange(capacity, dtype=jnp.int32)))

@@ -33,8 +33,6 @@ SplitName = Literal["3m", "6m", "1y", "full", "user-time", "random"]
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionOptions:
-    """How scores become ratings, and how many users at once."""
-
     clip: bool = measure_option(True, "Clip predictions to the range of the training ratings.")
     round: bool = measure_option(False, "Round predictions to whole ratings.")
     batch_size: int | None = run_option(
@@ -54,8 +52,6 @@ class RankingOptions(PredictionOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointOptions(Options):
-    """Which weights of which run."""
-
     run: Path = argument("Folder of a run, as `hotloop recommender train` named it.", metavar="RUN")
     step: int | None = run_option(
         None, "Checkpoint after so many updates; left out, see --best.", check=non_negative
@@ -67,8 +63,6 @@ class CheckpointOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class TruthOptions(CheckpointOptions):
-    """The ratings that predictions are compared with."""
-
     split: Literal["validation", "test"] | None = data_option(
         None, "Ratings of the run's own data; left out, test where there is one, else validation."
     )
@@ -122,8 +116,6 @@ class RecommendOptions(CheckpointOptions, PredictionOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class BaselineOptions(Options, RankingOptions, DataOptions):
-    """All of `hotloop recommender baselines`."""
-
     run: Path | None = run_option(
         None, "A trained run for the last row; without data options, its data are taken.", metavar="RUN"
     )
@@ -143,7 +135,6 @@ class BaselineOptions(Options, RankingOptions, DataOptions):
         self.training()
 
     def training(self) -> TrainOptions:
-        """The data as options of a training, whose checks they must pass."""
         only_test = self.test_data_file is not None and self.validation_data_file is None
         data = {each.name: getattr(self, each.name) for each in fields(DataOptions)}
         return TrainOptions(**data, no_validation=only_test)
@@ -167,7 +158,6 @@ def evaluation_defaults(run: Path) -> dict[str, Any]:
 
 
 def baseline_defaults(run: Path) -> dict[str, Any]:
-    """As `evaluation_defaults`, and the run's ratings."""
     had = read_run_options(run)
     data = {each.name: had[each.name] for each in fields(DataOptions) if each.name in had}
     return {**evaluation_defaults(run), **data}
@@ -205,9 +195,9 @@ USUAL_RATES = tuple(f"{12.5 + 0.5 * n:g}" for n in range(16))
 
 
 def parse_exponents(texts: tuple[str, ...], count: int) -> tuple[float, ...]:
-    """Exponents of two, below zero, from positive ones: a list, or A..B cut into `count` points, both ends included.
+    """Exponents of two, below zero, from positive ones: a list, or A..B in `count` points, both ends included.
 
-    ValueError with the reason where a text is no number, or has the wrong sign.
+    ValueError with the reason.
     """
     if any(".." in text for text in texts):
         if len(texts) != 1:
@@ -242,8 +232,6 @@ def _positive(text: str) -> float:
 
 @dataclass(frozen=True)
 class SweepOptions(TrialOptions):
-    """All of `hotloop recommender sweep`."""
-
     # No option of a sweep: the rates are, and --base-learning-rate is understood as short for them, as it was.
     base_learning_rate: ClassVar[float] = UpdateOptions.base_learning_rate  # type: ignore[misc]
 
@@ -304,7 +292,6 @@ class SweepOptions(TrialOptions):
 
     @property
     def exponents(self) -> tuple[float, ...]:
-        """The exponent of each trial, as `train` takes it."""
         return parse_exponents(self.base_learning_rates, self.num_devices)
 
     @property
@@ -315,7 +302,6 @@ class SweepOptions(TrialOptions):
         return self.data != "random" and not self.no_validation
 
     def training(self, exponent: float) -> TrainOptions:
-        """The options of one trial; its folder is still the sweep's."""
         shared = {each.name: getattr(self, each.name) for each in fields(TrialOptions)}
         return TrainOptions(
             **{**shared, "base_learning_rate": exponent, "no_validation": not self.is_validated}

@@ -192,8 +192,6 @@ class TrialOptions(Options, DataOptions, UpdateOptions):
 
 @dataclass(frozen=True)
 class TrainOptions(TrialOptions):
-    """All of `hotloop recommender train`."""
-
     multiprocessing: bool = run_option(False, "Validate in a process of its own, beside the training.")
     resume: bool = run_option(False, "Go on with the run of --run-name.")
     build_init: bool = run_option(False, "Save the initial weights and stop.")

@@ -23,7 +23,6 @@ _MOVIELENS = ("u.data", "ratings.dat", "ratings.csv")
 
 
 def run(config: ConvertOptions, console: Console) -> Mapping[str, Any]:
-    """Read, divide, write, and say how many ratings, users and items each part has."""
     if config.out.exists() and not config.out.is_dir():
         raise OptionError(f"OUT {config.out}: is a file; give a folder")
     targets = {part: config.out / f"{config.split}_{part}.txt" for part in PARTS}
@@ -98,10 +97,7 @@ def _divide(config: ConvertOptions, table: Ratings, is_netflix: bool) -> RatingS
 
 
 def _count_parts(split: RatingSplit) -> dict[str, dict[str, int]]:
-    """Ratings, users and items of each part, and what was left out.
-
-    "without_lines" are users of the part whose every rating was of an item that train does not have.
-    """
+    """Ratings, users and items of each part, and what was left out."""
     counts = {}
     for name, which in {
         **{name: (part,) for name, part in PARTS.items()},
@@ -114,6 +110,7 @@ def _count_parts(split: RatingSplit) -> dict[str, dict[str, int]]:
             "ratings": int(np.count_nonzero(chosen)),
             "users": users,
             "items": len(find_distinct(split.table.items[chosen])),
+            # Users of the part whose every rating was of an item that train does not have.
             "without_lines": len(find_distinct(split.table.users[given])) - users
             if split.unseen.any()
             else 0,
@@ -147,7 +144,6 @@ def _write(split: RatingSplit, paths: list[Path], console: Console) -> None:
 
 
 def compare_with_published(split: str, counts: Mapping[str, Mapping[str, int]], console: Console) -> None:
-    """Say whether a split of the whole Netflix Prize has the published size."""
     ours = (*list(counts["train"].values())[:3], counts["valid+test"]["ratings"])
     if ours == netflix.PUBLISHED[split]:
         console.say("these are the published numbers of ratings, training users and training items")

@@ -7,7 +7,7 @@ before clipping, equal ones in the order of their columns.
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,10 +28,11 @@ from hotloop.families.recommender import batches, model, rating_sets, saved_run
 from hotloop.families.recommender.commands_config import (
     EvaluateOptions,
     PredictOptions,
+    RankingOptions,
     RecommendOptions,
     TruthOptions,
 )
-from hotloop.families.recommender.measures import Batch, Scorer, ScoringRules, make_measures, make_rules
+from hotloop.families.recommender.measures import Figures, ScoringRules, make_measures, make_rules
 from hotloop.families.recommender.rating_sets import RatingSets
 from hotloop.families.recommender.saved_run import SavedRun
 from hotloop.options import to_jsonable
@@ -53,11 +54,11 @@ class EvaluationSet:
 def run(config: EvaluateOptions, console: Console) -> Mapping[str, Any]:
     found = saved_run.load_run(config.run, config.step, best=config.best)
     chosen = load_evaluation_set(config, found, found.load_training(), console)
-    size = resolve_batch_size(config.batch_size, found)
+    size = config.batch_size or found.batch_size
     started = time.perf_counter()
     with console.progress("evaluating"):
         rules = make_rules(config, found.low, found.high)
-        measure = make_measures(autoencoder_scorer(found.job), chosen.train, chosen.truth, size, rules)
+        measure = make_measures(found.score, chosen.train, chosen.truth, size, rules)
         figures = measure(found.state)
     result = {
         "run": str(config.run),
@@ -72,7 +73,7 @@ def run(config: EvaluateOptions, console: Console) -> Mapping[str, Any]:
         "batch_size": size,
         "seconds": time.perf_counter() - started,
     }
-    show_figures({f"{config.run} (step {found.step:,})": figures}, config.k, config.relevant, chosen, console)
+    show_figures({f"{config.run} (step {found.step:,})": figures}, config, chosen, console)
     console.say(
         f"as the old program averaged: {figures['rmse_mean_of_batches']:.4f}, the mean of RMSEs over whole batches of "
         f"{size} users, unclipped; for comparison only"
@@ -83,22 +84,6 @@ def run(config: EvaluateOptions, console: Console) -> Mapping[str, Any]:
     write_json(path, result)
     console.say(f"written: {path}")
     return {**to_jsonable(result), "path": str(path)}
-
-
-def autoencoder_scorer(job: model.Job) -> Scorer:
-    """The network without dropout as a scorer; its state is a training state."""
-
-    def score(state: Any, batch: Batch) -> Any:
-        return model.predict(job, state, batch["ratings"])
-
-    return score
-
-
-def resolve_batch_size(given: int | None, found: SavedRun) -> int:
-    """The option, else what the run validated with."""
-    size = given or found.config.validation_batch_size
-    assert size is not None
-    return size
 
 
 def load_evaluation_set(
@@ -142,25 +127,21 @@ def has_same_ratings(one: RatingMatrix, other: RatingMatrix) -> bool:
 
 
 def show_figures(
-    found: Mapping[str, Mapping[str, Any]],
-    ks: Sequence[int],
-    relevant: float,
-    chosen: EvaluationSet,
-    console: Console,
+    found: Mapping[str, Figures], config: RankingOptions, chosen: EvaluationSet, console: Console
 ) -> None:
     """Figures of several models on the same ratings in one table; a dash where a figure means nothing."""
     first = next(iter(found.values()))
     console.say(f"{chosen.name}: {first['ratings']:,} ratings of {first['users']:,} users")
-    names = [f"{name}@{k}" for name in ("ndcg", "recall") for k in ks]
+    names = [f"{name}@{k}" for name in ("ndcg", "recall") for k in config.k]
     titles = [name.replace("ndcg", "NDCG").replace("recall", "Recall") for name in names]
     rows = [
         [label, *(f"{figures[name]:.4f}" if name in figures else "-" for name in ("rmse", "mae", *names))]
         for label, figures in found.items()
     ]
     console.table(["model", "RMSE", "MAE", *titles], rows)
-    if ks:
+    if config.k:
         ranked = max(figures.get("ranked_users", 0) for figures in found.values())
-        about = f"mean over the {ranked:,} users with a rating of {relevant:g} or more"
+        about = f"mean over the {ranked:,} users with a rating of {config.relevant:g} or more"
         console.say(f"ranking: items not rated in training; {about}")
 
 
@@ -169,7 +150,7 @@ def run_predict(config: PredictOptions, console: Console) -> Mapping[str, Any]:
     chosen = load_evaluation_set(config, found, load_observed(config.ratings_file, found, console), console)
     rules = make_rules(config, found.low, found.high)
     path = config.output or config.run / "predictions" / f"{chosen.short}-{found.step}.txt"
-    size = resolve_batch_size(config.batch_size, found)
+    size = config.batch_size or found.batch_size
     squares = absolutes = 0.0
     with _write(path) as (append,), console.progress("predicting", chosen.truth.ratings) as bar:
         blocks = predict_blocks(found, chosen.train, chosen.truth, size, rules)
@@ -221,7 +202,7 @@ def predict_blocks(
         ratings = batches.densify(rows, users, train.n_items, room)
         return rules.predict(model.predict(found.job, state, ratings)[where])
 
-    resident, before = batches.send_rows(train), None
+    resident = batches.send_rows(train)
     for first in range(0, len(users), size):
         chosen = users[first : first + size]
         # All that these users have: nobody between the first and the last has any but they.
@@ -230,15 +211,7 @@ def predict_blocks(
         where = _pad(np.searchsorted(chosen, rows), most), _pad(columns, most)
         with nullcontext() if first else compiling():
             result = predict_at(found.state, resident, _pad(chosen, size), where)
-        yield from _fetch(before)  # while the device works on this one
-        before = rows, columns, result, truth.values(own)
-    yield from _fetch(before)
-
-
-def _fetch(block: tuple[Any, ...] | None) -> Iterator[Columns]:
-    if block is not None:
-        rows, columns, result, values = block
-        yield rows, columns, np.asarray(result)[: len(rows)], values
+        yield rows, columns, np.asarray(result)[: len(rows)], truth.values(own)
 
 
 def _pad(array: NDArray[Any], length: int) -> NDArray[np.int32]:
@@ -247,12 +220,11 @@ def _pad(array: NDArray[Any], length: int) -> NDArray[np.int32]:
 
 
 def run_recommend(config: RecommendOptions, console: Console) -> Mapping[str, Any]:
-    """A file, or a table and the lists themselves."""
     found = saved_run.load_run(config.run, config.step, best=config.best)
     train = load_observed(config.ratings_file, found, console)
     users = find_rows(config, train)
     rules = make_rules(config, found.low, found.high)
-    size = resolve_batch_size(config.batch_size, found)
+    size = config.batch_size or found.batch_size
     best = recommend_blocks(found, train, users, config.top, size, rules)
     with_ids = ((train.user_ids[rows], train.item_ids[columns], values) for rows, columns, values in best)
     result = {"run": str(config.run), "step": found.step, "users": len(users), "top": config.top}
@@ -299,10 +271,7 @@ def find_rows(config: RecommendOptions, train: RatingMatrix) -> NDArray[np.int32
 def recommend_blocks(
     found: SavedRun, train: RatingMatrix, users: NDArray[np.int32], top: int, size: int, rules: ScoringRules
 ) -> Iterator[Columns]:
-    """Row, column and prediction of the best items of these rows, best first, so many users at a time.
-
-    Lists are shorter where fewer items are left unrated.
-    """
+    """Row, column and prediction of the best unrated items of these rows, best first, so many users at a time."""
     size, top = min(size, len(users)), min(top, train.n_items)
     room = batches.max_ratings(train, size)
 

@@ -90,7 +90,6 @@ def make_rating_error(
 
 
 def is_relevant(ratings: Array, least: float) -> Array:
-    """Where dense ratings are there and high enough."""
     return (ratings > 0) & (ratings >= least)
 
 

@@ -56,7 +56,6 @@ class Job:
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Units of the encoder."""
         assert self.net.size is not None
         return LAYERS[self.net.size]
 
@@ -207,7 +206,6 @@ def joint(job: Job, params: Any, x: Array, key: Array) -> tuple[Array, Array]:
 
 
 def rated(job: Job, params: Any, x: Array, key: Array) -> tuple[Array, Array]:
-    """The masked error, and the predictions."""
     y = apply_network(job, params, x, stream(key, "dropout", 0))
     return masked_error(y, x.astype(y.dtype)), y
 
@@ -225,7 +223,6 @@ def apply_network(job: Job, params: Any, x: Array, key: Array | None = None) -> 
 
 
 def draw_dropout(job: Job, key: Array, rows: int) -> Array | float:
-    """What the code is multiplied with."""
     if not job.dropout:
         return 1.0
     share = 1 - job.dropout
@@ -235,7 +232,6 @@ def draw_dropout(job: Job, key: Array, rows: int) -> Array | float:
 
 
 def predict(job: Job, state: State, x: Array) -> Array:
-    """Predictions without dropout, float32."""
     return apply_network(job, job.policy.to_compute(state["params"]), x)
 
 
@@ -351,7 +347,6 @@ def sparse_joint(job: Job, params: Params, x: SparseBatch, key: Array) -> tuple[
 
 
 def selu_slope(y: Array) -> Array:
-    """The derivative of SELU where its value is y."""
     return jnp.where(y > 0, SELU_SCALE, y + SELU_SCALE * SELU_ALPHA)
 
 

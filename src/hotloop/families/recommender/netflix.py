@@ -56,7 +56,6 @@ def find_files(folder: str | Path) -> list[Path]:
 
 
 def is_netflix_file(path: str | Path) -> bool:
-    """Whether a file's first line is a `MovieID:`."""
     path = Path(path)
     with path.open("rb") as file:
         return _HEADER.fullmatch(file.readline(64).strip()) is not None

@@ -28,8 +28,6 @@ HALF = 1 << 31
 
 @dataclass(frozen=True, eq=False)
 class RatingSplit:
-    """Which part each rating belongs to."""
-
     table: Ratings
     parts: NDArray[np.uint8]
     unseen: NDArray[np.bool_]
@@ -39,11 +37,8 @@ class RatingSplit:
 def split_randomly(
     table: Ratings, fractions: Sequence[float] = (0.8, 0.1, 0.1), seed: int = 0
 ) -> RatingSplit:
-    """Each (user, item) goes to train, validation or test with these probabilities, which add up to 1.
-
-    The test part depends on the seed and its own fraction: 0.9, 0, 0.1 and 0.8, 0.1, 0.1 have the same one, but for
-    ratings whose user or item only the larger train part has.
-    """
+    """Each (user, item) goes to train, validation or test with these probabilities, which add up to 1."""
+    # The test part is the top of the draws: 0.9, 0, 0.1 and 0.8, 0.1, 0.1 have the same one, but for strangers.
     draws = draw_numbers(seed, table.users, table.items)
     parts = (draws >= round(fractions[0] * 2**32)).astype(np.uint8)
     parts += draws >= round((fractions[0] + fractions[1]) * 2**32)
@@ -185,7 +180,6 @@ def load_sets(config: TrainOptions, console: Console) -> RatingSets:
 
 
 def _split(config: TrainOptions, name: str, table: Ratings, console: Console) -> list[Ratings]:
-    """Training, validation and test ratings of one table, as --split says."""
     if config.split == "user-time" and table.times is None:
         raise OptionError(f"--split user-time: {name} has no times; --split random needs none")
     split = (
@@ -202,7 +196,6 @@ def _split(config: TrainOptions, name: str, table: Ratings, console: Console) ->
 
 
 def read_truth(path: Path, train: RatingMatrix, console: Console) -> RatingMatrix:
-    """The ratings of a file as a matrix with the rows and columns of the training ratings."""
     with console.progress("reading ratings"):
         part = read_rating_text(path)
         ids = {"user_ids": train.user_ids, "item_ids": train.item_ids}

@@ -1,4 +1,4 @@
-"""A run's folder read back: options, weights, whose ratings they are for, and the training ratings themselves.
+"""A run as it begins, and its folder read back: options, weights, whose ratings they are for, and the ratings.
 
 Nothing here needs the files that the run was trained with: checkpoints hold the original ids of users and items.
 """
@@ -14,13 +14,25 @@ from numpy.typing import NDArray
 from hotloop.data.rating_matrix import RatingMatrix
 from hotloop.engine.checkpoint import Checkpoints, print_warnings
 from hotloop.engine.checkpoint_folder import KeepBest
+from hotloop.engine.plan import Plan
 from hotloop.errors import DataError, RunError
 from hotloop.families.recommender import model
 from hotloop.families.recommender.commands_config import EXTRA, FAMILY, read_run_options
 from hotloop.families.recommender.config import TrainOptions
+from hotloop.families.recommender.rating_sets import RatingSets
 from hotloop.options import build
 
 BEST = KeepBest("validation_rmse", "min", 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """A training that could begin: options with everything filled in, ratings, and what follows from them."""
+
+    config: TrainOptions
+    data: RatingSets
+    job: model.Job
+    plan: Plan
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,13 +48,20 @@ class RunSetup:
 
 @dataclass(frozen=True, eq=False)
 class SavedRun(RunSetup):
-    """A checkpoint with it."""
-
     state: Any
     step: int
     folder: Path
     user_ids: NDArray[np.int64]
     item_ids: NDArray[np.int64]
+
+    @property
+    def batch_size(self) -> int:
+        assert self.config.validation_batch_size is not None
+        return self.config.validation_batch_size
+
+    def score(self, state: Any, batch: Any) -> Any:
+        """Predictions before clipping, as `measures` takes them of a scorer."""
+        return model.predict(self.job, state, batch["ratings"])
 
     def load_training(self) -> RatingMatrix:
         return read_matrix(self.folder, self.user_ids, self.item_ids)

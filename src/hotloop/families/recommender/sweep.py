@@ -48,8 +48,6 @@ COLUMNS = {
 
 
 class SweepConsole(Console, Protocol):
-    """Who listens, and where it asked to compute."""
-
     @property
     def device(self) -> str: ...
 
@@ -58,7 +56,6 @@ class SweepConsole(Console, Protocol):
 
 
 def run(config: SweepOptions, console: SweepConsole) -> dict[str, Any]:
-    """Run every trial; the result has a row for each, the totals, and the best rate."""
     _check(config, console)
     engine = _engine(config, console)  # what it cannot run on is said before a folder is made
     folder = make_folder(config)
@@ -215,11 +212,8 @@ def summarise(outcomes: Sequence[TrialOutcome]) -> dict[str, Any]:
 
 
 def add_throughputs(outcomes: Sequence[TrialOutcome]) -> tuple[float, float]:
-    """Average and maximum users a second of the sweep: for each slot its own, added up over slots.
-
-    A slot's trials came one after the other, so its average is all its users by all its time, and its maximum that
-    of its fastest trial; slots worked at the same time.
-    """
+    """Average and maximum users a second of the sweep: for each slot its own, added up over slots."""
+    # A slot's trials came one after the other: its average is all its users by all its time. Slots worked side by side.
     average = maximum = 0.0
     for slot in {outcome.slot for outcome in outcomes}:
         here = [outcome.figures for outcome in outcomes if outcome.slot == slot]
@@ -230,8 +224,6 @@ def add_throughputs(outcomes: Sequence[TrialOutcome]) -> tuple[float, float]:
 
 
 def show_result(result: Mapping[str, Any], console: Console) -> None:
-    """The table, the totals, and what to do with them."""
-
     def cell(value: Any) -> Any:
         if value is None:
             return "-"

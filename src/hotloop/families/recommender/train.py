@@ -6,7 +6,7 @@ What an update computes is in `model`; this is the order of things.
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
@@ -29,23 +29,13 @@ from hotloop.families.recommender import batches, model, rating_sets, saved_run
 from hotloop.families.recommender.commands_config import EXTRA, FAMILY
 from hotloop.families.recommender.config import FILES, TrainOptions, make_schedule, warn_of_no_effect
 from hotloop.families.recommender.measures import Figures, make_rating_error
-from hotloop.families.recommender.rating_sets import RatingSets
+from hotloop.families.recommender.saved_run import Setup
 from hotloop.families.recommender.validation import Validations, open_validation
 from hotloop.options import to_jsonable
 
 MAY_DIFFER = (
     "logdir", "results_dir", "run_name", "resume", "report", "plan", "multiprocessing", "validation_batch_size",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, eq=False)
-class Setup:
-    """A training that could begin: options with everything filled in, ratings, and what follows from them."""
-
-    config: TrainOptions
-    data: RatingSets
-    job: model.Job
-    plan: Plan
 
 
 def run_folder(config: TrainOptions) -> Path:
@@ -123,10 +113,7 @@ def describe(setup: Setup) -> str:
 
 
 def run(config: TrainOptions, console: Console, command: str) -> Mapping[str, Any]:
-    """Train in the run's folder, then the best checkpoint's errors, as records and as the result.
-
-    Or what --testing-on-checkpoint and --build-init ask for instead.
-    """
+    """Train, then evaluate the best checkpoint; or what --testing-on-checkpoint and --build-init ask for instead."""
     warn_of_no_effect(config, console.warn)
     if config.testing_on_checkpoint is not None:
         return test_checkpoint(config, config.testing_on_checkpoint, console)
@@ -205,18 +192,8 @@ def make_updates(
     resumed = training.newest(state) if config.resume else None
     validation: Any = nullcontext()
     if plan.has("validate"):
-        assert setup.data.validation is not None
-        validation = open_validation(
-            validations,
-            training.record,
-            plan,
-            setup.job,
-            setup.data.validation,
-            lambda weights: errors_on("validation")(weights),
-            resumed.step if resumed else 0,
-            console,
-            beside=config.multiprocessing,
-        )
+        done = resumed.step if resumed else 0
+        validation = open_validation(setup, training.record, validations, errors_on, done, console)
     try:
         with validation as validate:
             return training.train(

@@ -117,7 +117,6 @@ class TrialOutcome:
 
     @property
     def status(self) -> str:
-        """finished, diverged or failed."""
         if self.exit_status == 0 and self.answer is not None:
             return "finished"
         return "diverged" if (self.figures.error or "").startswith("Diverged") else "failed"
@@ -142,7 +141,6 @@ Engine = Callable[[Sequence[Trial], Listener], tuple[list[TrialOutcome], int]]
 
 @contextlib.contextmanager
 def watch_trials(trials: Sequence[Trial], bar: Progress) -> Iterator[None]:
-    """While the block runs, the bar says how the trials stand."""
     over = threading.Event()
 
     def watch() -> None:
@@ -159,10 +157,7 @@ def watch_trials(trials: Sequence[Trial], bar: Progress) -> Iterator[None]:
 
 
 def describe_progress(trials: Sequence[Trial]) -> str:
-    """`sweep: trial 1 at epoch 3.25, trial 2 compiling 12 s`.
-
-    A trial whose records are on another machine, or are not there yet, is not spoken of.
-    """
+    """`sweep: trial 1 at epoch 3.25, trial 2 compiling 12 s`, of those whose records are here by now."""
     parts = []
     for trial in trials:
         with contextlib.suppress(RunError, LookupError, TypeError):  # none yet, or others wrote in it
@@ -186,10 +181,7 @@ class DevicesFound:
 
 
 def find_devices(device: str, only_accelerator: bool) -> DevicesFound:
-    """What `--device` finds here, in a process of its own, because whoever asks an accelerator holds it.
-
-    DeviceError where it finds nothing.
-    """
+    """What `--device` finds here, by a process of its own: whoever asks an accelerator holds it; else a DeviceError."""
     if not only_accelerator and (device == "cpu" or os.environ.get("JAX_PLATFORMS") == "cpu"):
         return DevicesFound("cpu", 1)
     ignore = (signal.SIGINT, signal.SIG_IGN)
@@ -291,7 +283,6 @@ def _read_tail(file: IO[bytes]) -> str:
 
 
 def parse_answer(text: str) -> Mapping[str, Any] | None:
-    """The JSON object on the last line, where there is one."""
     try:
         found = parse_json(text.strip().splitlines()[-1])
     except (ValueError, IndexError):
@@ -322,7 +313,6 @@ class ChildProcesses:
             return child
 
     def forget(self, child: subprocess.Popen[bytes]) -> None:
-        """It has ended: nothing more to stop."""
         with self._lock:
             self._running.discard(child)
 

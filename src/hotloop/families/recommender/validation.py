@@ -1,15 +1,14 @@
 """The validations of a run: what they say about stopping and the best checkpoint, and the process that makes them
 while the training goes on (--multiprocessing), both sides of it.
 
-At each validation the weights are written to RUN/validating and the training goes on; the figures are recorded when
-they come, as the validation of the update whose weights they were. Nothing that was queued is lost or replaced:
-where OUTSTANDING figures are missing the training waits, a file goes only when its figures are recorded, and what an
-interrupted run left there is asked again by the run that resumes it. If the process dies the training stops, saved.
+At each validation the weights are written to RUN/validating; the figures are recorded when they come, as those of
+the update whose weights they were. Nothing that was queued is lost: where OUTSTANDING figures are missing the training
+waits, a file goes only when its figures are recorded, and what an interrupted run left there is asked again by the run
+that resumes it. If the process dies the training stops, saved.
 
 The process is `python -m hotloop.families.recommender.validation RUN PLATFORM`. Each line of its input is
 {step, weights}; each line of its output has the figures with it, in the same order. When its input ends it ends, in
-the middle of whatever it is doing: so it never outlives the training, however that ended. All it knows of the run is
-in the run's folder.
+the middle of whatever it is doing: so it never outlives the training, however that ended.
 """
 
 import json
@@ -41,7 +40,7 @@ from hotloop.engine.run import Run, current_records, read_events
 from hotloop.errors import HotloopError, RunError
 from hotloop.families.recommender import model
 from hotloop.families.recommender.measures import Figures, make_rating_error
-from hotloop.families.recommender.saved_run import BEST, read_matrix, read_setup, state_shapes
+from hotloop.families.recommender.saved_run import BEST, Setup, read_matrix, read_setup, state_shapes
 from hotloop.options.files import whole_file
 
 # In the run's folder: weights that are not validated yet, the ratings to validate with, what the process said.
@@ -102,29 +101,25 @@ class Validations(Keep):
 
 @contextmanager
 def open_validation(
-    found: Validations,
+    setup: Setup,
     run: Run,
-    plan: Plan,
-    job: model.Job,
-    truth: RatingMatrix,
-    measure: Callable[[Any], Figures],
+    found: Validations,
+    errors_on: Callable[[str], Callable[[Any], Figures]],
     done: int,
     console: Console,
-    *,
-    beside: bool,
 ) -> Iterator[Callable[[model.State], Figures]]:
-    """Validation in a process of its own (`beside`), or between calls by `measure`, while the training waits.
+    """Validation in a process of its own, or between calls, while the training waits.
 
-    A run that goes on from `done` updates takes in what is recorded up to there, and validates first what an earlier
-    process left.
+    A run that goes on from `done` updates first validates what an earlier process left.
     """
     for event in current_records(read_events(run.path)) if run.resumed else ():
         if event["event"] == "validation" and event["update"] <= done:
             own = {name: value for name, value in event.items() if name.startswith("validation_")}
             found.figures[event["update"]] = own
     left_over = find_left_over(run.path, done, found.figures)
-    if beside:
-        with ProcessValidation(run, plan, found, truth, console.say) as process:
+    if setup.config.multiprocessing:
+        assert setup.data.validation is not None
+        with ProcessValidation(run, setup.plan, found, setup.data.validation, console.say) as process:
             for step in left_over:
                 process.queue(step)
             yield process
@@ -134,7 +129,7 @@ def open_validation(
 
     def measured(params: Any) -> Figures:
         with console.progress("validating"):
-            return measure({"params": params})
+            return errors_on("validation")({"params": params})
 
     def validate(state: model.State) -> Figures:
         named = {f"validation_{name}": value for name, value in measured(state["params"]).items()}
@@ -142,7 +137,8 @@ def open_validation(
         return named
 
     for step in left_over:
-        found.record(run, plan, step, measured(read_weights(weights_path(run.path, step), job)))
+        weights = read_weights(weights_path(run.path, step), setup.job)
+        found.record(run, setup.plan, step, measured(weights))
     clear_folder(run.path)
     yield validate
 
@@ -152,16 +148,13 @@ def weights_path(run: Path, step: int) -> Path:
 
 
 def find_left_over(run: Path, update: int, answered: Mapping[int, Any]) -> list[int]:
-    """Steps whose weights an interrupted run left unvalidated, in order; files of no more use are deleted.
-
-    These are weights that are answered, and those after `update`, where the run goes on: they will come again.
-    """
+    """Steps whose weights an interrupted run left unvalidated, in order; files of no more use are deleted."""
     steps = []
     for path in (run / FOLDER).glob(".*.npz*"):
         path.unlink()  # half written by a killed process
     for path in sorted((run / FOLDER).glob("[0-9]*.npz")):
         if int(path.stem) in answered or int(path.stem) > update:
-            path.unlink()
+            path.unlink()  # after `update`, where the run goes on, they will come again
         else:
             steps.append(int(path.stem))
     return steps
@@ -201,10 +194,7 @@ def process_environment(where: str, devices: int, variables: Mapping[str, str]) 
 
 
 class ProcessValidation:
-    """The process, from its start to its end; in a `with` block, so that it has one.
-
-    Figures are recorded, and taken in by `found`, in a thread.
-    """
+    """The process, from its start to its end; figures are recorded, and taken in by `found`, in a thread."""
 
     def __init__(
         self, run: Run, plan: Plan, found: Validations, truth: RatingMatrix, say: Callable[[str], None]
@@ -234,7 +224,6 @@ class ProcessValidation:
         return {}
 
     def queue(self, step: int) -> None:
-        """Queue weights that lie in the folder."""
         self._wait(OUTSTANDING - 1)
         with self._changed:
             self._validations.waiting += (step,)
