@@ -204,11 +204,6 @@ def read_entry(name: str, line: int, fields: Fields, file: Path) -> Benchmark:
             env[variable] = value.text
         else:
             fields.report(place, f"env.{variable} must be a text")
-    # A name that ends in _conv means convergence, but a grouped_conv is a layer.
-    *before, last = name.lower().split("_")
-    kind: Kind = "convergence" if last == "conv" and before and before[-1] not in LAYERS else "throughput"
-    if (word := fields.text("kind", kind)) not in KINDS:
-        fields.wrong("kind", f"must be throughput or convergence, not '{word}'", None)
     said = Benchmark(
         name,
         file,
@@ -226,9 +221,13 @@ def read_entry(name: str, line: int, fields: Fields, file: Path) -> Benchmark:
         devices=fields.whole("devices", None, least=1),
         tags=tuple(tag.strip() for text in fields.texts("tags") for tag in text.split(",") if tag.strip()),
         allow_wandb=fields.flag("allow_wandb"),
-        kind=KINDS.get(word, kind),
-        skip=_skip(fields),
     )
+    # A name that ends in _conv means convergence, but a grouped_conv is a layer.
+    *before, last = name.lower().split("_")
+    kind: Kind = "convergence" if last == "conv" and before and before[-1] not in LAYERS else "throughput"
+    if (word := fields.text("kind", kind)) not in KINDS:
+        fields.wrong("kind", f"must be throughput or convergence, not '{word}'", None)
+    said = replace(said, kind=KINDS.get(word, kind), skip=_skip(fields))
     variants = [
         Variant(
             variant,
