@@ -91,11 +91,15 @@ def run_in_turns(
 
 
 @contextmanager
-def work_trees(commits: Sequence[str], file: Path) -> Iterator[list[Path]]:
-    """The given file as it is now, in a work tree of each commit."""
+def work_trees(commits: Sequence[str], file: Path) -> Iterator[dict[Path, dict[str, str]]]:
+    """The given file as it is now in a work tree of each commit, and how Python finds that tree's packages first."""
     file = file.resolve()
-    top = _find_repository(file)
-    names = []
+    try:
+        top = Path(_git(file.parent, "rev-parse", "--show-toplevel"))
+    except RunError as error:
+        nowhere = "is in no git repository, so there are no commits to compare"
+        raise OptionError(f"--spec {file}: {nowhere}") from error
+    names, copies = [], {}
     for commit in commits:
         try:
             words = ("rev-parse", "--verify", "--quiet", "--end-of-options", f"{commit}^{{commit}}")
@@ -108,30 +112,17 @@ def work_trees(commits: Sequence[str], file: Path) -> Iterator[list[Path]]:
             for tree, name in zip(trees, names, strict=True):
                 add = ("worktree", "add", "--detach", "--quiet", str(tree), name)
                 _git(top, "-c", f"core.hooksPath={os.devnull}", *add)  # a checkout is to run no hooks
-            copies = [tree / file.relative_to(top) for tree in trees]
-            for copy in copies:
+                copy = tree / file.relative_to(top)
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, copy)
+                folders = [str(each) for each in (tree / "src", tree) if each.is_dir()]
+                paths = filter(None, [*folders, os.environ.get("PYTHONPATH")])
+                copies[copy] = {"PYTHONPATH": os.pathsep.join(paths)}
             yield copies
         finally:
             for tree in trees:
                 shutil.rmtree(tree, ignore_errors=True)
             _git(top, "worktree", "prune")
-
-
-def python_path(file: Path) -> str:
-    """Where Python finds the packages of the work tree that a file is in, before any other."""
-    top = _find_repository(file)
-    folders = [str(each) for each in (top / "src", top) if each.is_dir()]
-    return os.pathsep.join(filter(None, [*folders, os.environ.get("PYTHONPATH")]))
-
-
-def _find_repository(file: Path) -> Path:
-    try:
-        return Path(_git(file.parent, "rev-parse", "--show-toplevel"))
-    except RunError as error:
-        nowhere = "is in no git repository, so there are no commits to compare"
-        raise OptionError(f"--spec {file}: {nowhere}") from error
 
 
 def _git(folder: Path, *words: str) -> str:

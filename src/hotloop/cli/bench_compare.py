@@ -204,7 +204,7 @@ def update_baseline(config: BenchCompare, context: Context) -> Result:
 
 def run_ab(config: BenchCompare, context: Context) -> tuple[Path, Mapping[str, str]]:
     """Run both in turns; the folder of the results, and by variant why one failed."""
-    from hotloop.bench.ab import match_pairs, python_path, run_in_turns, work_trees
+    from hotloop.bench.ab import match_pairs, run_in_turns, work_trees
     from hotloop.bench.benchmark import count_of, select
     from hotloop.bench.compare import CompareRules
     from hotloop.bench.record import RECORDS, SIDES
@@ -218,8 +218,7 @@ def run_ab(config: BenchCompare, context: Context) -> tuple[Path, Mapping[str, s
         if config.spec is not None:
             load_specs([config.spec])  # its mistakes are told under the name that the user knows
             trees = stack.enter_context(work_trees(config.ab, config.spec))
-            files = [str(file) for file in trees]
-            variables = [{"PYTHONPATH": python_path(file)} for file in trees]
+            files, variables = list(map(str, trees)), list(trees.values())
         selected = []
         for text in files:  # FILE or FILE:NAME
             file, colon, name = text.rpartition(":")
