@@ -65,23 +65,19 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The end of an error message: the nearest known names, else all of them where they are few."""
     from difflib import SequenceMatcher
 
+    def bare(name: str) -> str:  # two option names must not look alike for their hyphens
+        return name.lower().lstrip("-").replace("_", "-")
+
     names = sorted(set(known))
-    ratios = {name: SequenceMatcher(None, _bare(word), _bare(name)).ratio() for name in names}
+    ratios = {name: SequenceMatcher(None, bare(word), bare(name)).ratio() for name in names}
     best = max(ratios.values(), default=0.0)
     near = [name for name in names if ratios[name] >= max(CUTOFF, best - MARGIN)]
     near = sorted(near, key=lambda name: -ratios[name])[:3]
     if near:
         return f"; did you mean {join_with_or(near)}?"
-    if not names:
-        return ""
-    return f"; known: {', '.join(names)}" if len(names) <= 12 else ""
+    return f"; known: {', '.join(names)}" if 0 < len(names) <= 12 else ""
 
 
 def join_with_or(names: list[str]) -> str:
     """`a`, `a or b`, `a, b or c`."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
-
-
-def _bare(name: str) -> str:
-    """The letters that matter: two option names must not look alike for their hyphens."""
-    return name.lower().lstrip("-").replace("_", "-")

@@ -15,7 +15,6 @@ class WorkBegins(BaseException):
 
 
 def is_on() -> bool:
-    """Is this a rehearsal?"""
     return _ON.get()
 
 

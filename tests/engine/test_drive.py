@@ -137,7 +137,7 @@ def test_pieces_change_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
         done += count
 
     class Odd:
-        def __init__(self, longest: int):
+        def __init__(self, longest: int, usual_call: int | None = None):
             self.sizes = [1, 2, 7, 3, 11]
 
         def next(self, remaining: int) -> int:
@@ -147,7 +147,7 @@ def test_pieces_change_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
             self.sizes.append(self.sizes.pop(0))
             pieces.append(count)
 
-    monkeypatch.setattr(driving, "FreePieces", Odd)
+    monkeypatch.setattr(driving, "Pieces", Odd)
     seen: dict[int, np.ndarray] = {}
     state = drive(
         walking(plan, loop="while"),

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.engine.drive import TARGET_SECONDS, CompiledPieces, FreePieces
+from hotloop.engine.drive import TARGET_SECONDS, Pieces
 
 
-def dispatch(pieces: FreePieces | CompiledPieces, calls: list[int], seconds_per_update: float) -> list[int]:
+def dispatch(pieces: Pieces, calls: list[int], seconds_per_update: float) -> list[int]:
     """The pieces of several calls on a device of a steady pace."""
     made = []
     for call in calls:
@@ -27,7 +27,7 @@ def test_pieces_tile_every_call_and_respect_the_longest(
     calls: list[int], pace: float, longest: int, free: bool
 ) -> None:
     usual = min(max(calls), longest)
-    made = dispatch(FreePieces(longest) if free else CompiledPieces(longest, usual), calls, pace)
+    made = dispatch(Pieces(longest, None if free else usual), calls, pace)
     assert sum(made) == sum(calls) and min(made) >= 1 and max(made) <= longest
     ends = {sum(calls[:n]) for n in range(1, len(calls) + 1)}
     assert ends <= {sum(made[:n]) for n in range(1, len(made) + 1)}
@@ -35,7 +35,7 @@ def test_pieces_tile_every_call_and_respect_the_longest(
 
 @pytest.mark.parametrize("seconds", [1e-4, 1e-3, 0.04, 0.2])
 def test_free_pieces_take_half_a_second_once_the_pace_is_known(seconds: float) -> None:
-    made = dispatch(FreePieces(10**6), [100_000], seconds)
+    made = dispatch(Pieces(10**6), [100_000], seconds)
     assert made[0] == 1
     assert all(abs(piece * seconds / TARGET_SECONDS - 1) < 0.3 for piece in made[1:-1])
 
@@ -43,17 +43,17 @@ def test_free_pieces_take_half_a_second_once_the_pace_is_known(seconds: float) -
 @pytest.mark.parametrize("seconds", [1e-4, 1e-3, 0.036, 3.0])
 @pytest.mark.parametrize("call", [781, 787, 4_686, 400_000 // 8])
 def test_compiled_pieces_use_few_sizes(seconds: float, call: int) -> None:
-    made = dispatch(CompiledPieces(10**6, call), [call] * 3, seconds)
+    made = dispatch(Pieces(10**6, call), [call] * 3, seconds)
     assert len(set(made)) <= 4
     assert max(made[100:], default=0) * seconds < 4 * max(TARGET_SECONDS, seconds)
 
 
 def test_a_call_with_a_fitting_divisor_needs_one_size() -> None:
-    assert set(dispatch(CompiledPieces(781, 781), [781] * 6, 0.036)) == {11}
+    assert set(dispatch(Pieces(781, 781), [781] * 6, 0.036)) == {11}
 
 
 def test_what_a_longer_size_leaves_is_made_of_sizes_that_exist() -> None:
-    made = dispatch(CompiledPieces(4_686, 4_686), [4_686] * 4, 0.001)
+    made = dispatch(Pieces(4_686, 4_686), [4_686] * 4, 0.001)
     first = made[0]
     assert all(size % first == 0 for size in made)
     assert max(made) >= 250

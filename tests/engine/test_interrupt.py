@@ -85,6 +85,7 @@ def interrupt_at(update: int) -> Any:
 
 def test_a_request_stops_the_run_saved_at_the_end_of_a_piece(run: Run, tmp_path: Path) -> None:
     plan = Plan.for_updates(10_000_000, checkpoint_every=10_000_000)  # one call, and nobody would wait for it
+    run.how_to_resume = "do this"
     with Checkpoints(tmp_path / "steps") as checkpoints:
         with pytest.raises(Interrupted, match=r"interrupted after update .* to resume: do this$") as stop:
             drive(
@@ -94,7 +95,6 @@ def test_a_request_stops_the_run_saved_at_the_end_of_a_piece(run: Run, tmp_path:
                 run,
                 checkpoints,
                 on_call=interrupt_at(0),
-                how_to_resume="do this",
             )
         restored = checkpoints.restore(jnp.int32(0))
     assert isinstance(stop.value, KeyboardInterrupt) and stop.value.exit_status == 130

@@ -87,7 +87,7 @@ def test_a_missing_package_names_the_extra(tmp_path, monkeypatch):
     with pytest.raises(MissingExtra, match=r"hotloop\[tensorboard\]"):
         TensorBoardSink(tmp_path)
     with pytest.raises(MissingExtra, match=r"hotloop\[wandb\]"):
-        WandbSink("project", "name", {}, tmp_path)
+        WandbSink(project="project", name="name")
 
 
 class FakeRun:
@@ -116,11 +116,11 @@ def fake_wandb(monkeypatch, reachable):
 
 def test_wandb_gets_the_curves_and_the_config(tmp_path, monkeypatch):
     calls, run = fake_wandb(monkeypatch, reachable=True)
-    sink = WandbSink("hotloop", "a run", {"size": 4}, tmp_path, ["night"])
+    about = {"project": "hotloop", "name": "a run", "config": {"size": 4}, "dir": str(tmp_path)}
+    sink = WandbSink(**about, tags=["night"])
     sink.write(record(loss=1.25, note="x"))
     sink.write(record("checkpoint", seconds=1.0))
     sink.close()
-    about = {"project": "hotloop", "name": "a run", "config": {"size": 4}, "dir": str(tmp_path)}
     assert calls == [{**about, "settings": {"init_timeout": 20}, "tags": ["night"]}]
     (figures,) = run.logged
     assert (figures["log/loss"], figures["update"]) == (1.25, 781) and "epoch" in figures
@@ -129,7 +129,7 @@ def test_wandb_gets_the_curves_and_the_config(tmp_path, monkeypatch):
 
 def test_wandb_goes_offline_when_its_service_is_out_of_reach(tmp_path, monkeypatch):
     calls, run = fake_wandb(monkeypatch, reachable=False)
-    sink = WandbSink("hotloop", "a run", {}, tmp_path)
+    sink = WandbSink(project="hotloop", name="a run", config={}, dir=str(tmp_path))
     sink.write(record(loss=1.0))
     assert [call.get("mode") for call in calls] == [None, "offline"]
     assert run.logged

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from hotloop.engine import drive as driving
-from hotloop.engine import drive as pieces
 from hotloop.engine.checkpoint_folder import KeepBest, KeepLast
 from hotloop.engine.drive import Interrupted
 from hotloop.engine.feed import Resident
@@ -57,20 +56,20 @@ class Killed(BaseException):
     """The process is gone: nothing more is written."""
 
 
-APPEND = Run._append
+EVENT = Run.event
 
 
 def dying(records: int) -> Any:
     """Writes so many records, and is killed before the next."""
     left = [True] * records
 
-    def append(self: Run, record: Any) -> None:
+    def event(self: Run, event: str, **figures: Any) -> dict[str, Any]:
         if not left:
             raise Killed
         left.pop()
-        APPEND(self, record)
+        return EVENT(self, event, **figures)
 
-    return append
+    return event
 
 
 def once(folder: Path, resume: bool) -> None:
@@ -91,7 +90,7 @@ def once(folder: Path, resume: bool) -> None:
 
 @pytest.fixture(autouse=True)
 def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "TARGET_SECONDS", 0)
+    monkeypatch.setattr(driving, "TARGET_SECONDS", 0)
 
 
 @pytest.fixture(scope="module")
@@ -131,10 +130,10 @@ def test_kills_between_any_two_records_leave_no_trace(
 ) -> None:
     moments = random.Random(seed)
     for process in range(4):
-        monkeypatch.setattr(Run, "_append", dying(moments.randrange(2, 14)))
+        monkeypatch.setattr(Run, "event", dying(moments.randrange(2, 14)))
         with suppress(Killed):
             once(tmp_path / "run", resume=process > 0)
-    monkeypatch.setattr(Run, "_append", APPEND)
+    monkeypatch.setattr(Run, "event", EVENT)
     once(tmp_path / "run", resume=True)
     assert_same_run(tmp_path / "run", whole)
 
@@ -159,7 +158,7 @@ def test_a_kill_right_after_a_checkpoint_loses_not_even_its_record(whole: Path, 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_starts_over(whole: Path, tmp_path: Path) -> None:
     with suppress(Killed), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Run, "_append", dying(3))
+        patch.setattr(Run, "event", dying(3))
         once(tmp_path / "run", resume=False)
     assert [record["update"] for record in current_records(read_events(tmp_path / "run"))][-1] == 8
     once(tmp_path / "run", resume=True)

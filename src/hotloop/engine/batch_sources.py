@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -43,10 +44,16 @@ class IterableBatches:
     samples = None
 
     def __init__(
-        self, begin: Callable[[], Iterator[Any]], batch_size: int, first: int = 0, *, drop: int | None = None
+        self,
+        begin: Callable[[], Iterator[Any]],
+        batch_size: int,
+        first: int = 0,
+        *,
+        drop: int | None = None,
+        may_end: bool = True,
     ):
         """Update `first` is the first to come; `drop` batches lie before it (none given: one for each update)."""
-        self._begin, self._batch_size, self._first = begin, batch_size, first
+        self._begin, self._batch_size, self._first, self._may_end = begin, batch_size, first, may_end
         self._kept: deque[Any] = deque()
         self._dropped = first if drop is None else drop
         self._iterator, left = begin(), self._dropped
@@ -80,7 +87,12 @@ class IterableBatches:
             self._kept.popleft()
             self._first += 1
         if self._first < first or not self._draw(count):
-            raise InputEnded(len(self._kept))
+            if self._may_end:
+                raise InputEnded(len(self._kept))
+            last = self._first + len(self._kept)
+            raise DataError(
+                f"the data ended after {last} batches: give more, repeat them, or ask for fewer updates"
+            )
         yield from islice(self._kept, count)
 
     def unused(self, update: int) -> list[Any]:
@@ -96,7 +108,6 @@ class IterableBatches:
         return {"batch_size": self._batch_size, "update": update}
 
     def check_position(self, saved: Mapping[str, Any]) -> None:
-        """Refuse a checkpoint that another batch size made."""
         feed.check_same(self.position(0), saved)
 
 
@@ -112,43 +123,20 @@ class ShuffledBatches:
         return next(self.batches(0, 1))
 
     def batches(self, first: int, count: int) -> Iterator[Any]:
-        """The batches of updates first .. first + count - 1."""
         for indices in self._order.indices(self._order.start(first), np.arange(count, dtype=np.uint32)):
             yield self._fetch(indices)
 
 
-class IteratorBatches(IterableBatches):
-    """Batches of one iterator, which must not end before the run does."""
-
-    def __init__(self, iterator: Iterator[Any], batch_size: int):
-        found = find_iterator(iterator)
-        if found.claimed:  # it stands where nobody knows: the other feed has drawn ahead of what it used
-            raise DataError(
-                "another feed has drawn from this iterator: give that feed again, or what can be begun anew"
-            )
-        found.claimed = True
-        super().__init__(lambda: iterator, batch_size)
-
-    def batches(self, first: int, count: int) -> Iterator[Any]:
-        try:
-            yield from super().batches(first, count)
-        except InputEnded:
-            last = self._first + len(self._kept)
-            raise DataError(
-                f"the data ended after {last} batches: give more, repeat them, or ask for fewer updates"
-            ) from None
-
-
+@dataclass(eq=False)
 class PushbackIterator(Iterator[Any]):
     """An iterator that takes back what was drawn ahead and not used."""
 
-    def __init__(self, iterator: Iterator[Any]):
-        self.iterator = iterator
-        self.claimed = False
-        """Does it belong to a feed, which may have drawn ahead of what it used?"""
-        self.trained = False
-        """Has it been trained with? Then its next batch is the one to go on with."""
-        self._back: deque[Any] = deque()
+    iterator: Iterator[Any]
+    claimed: bool = False
+    """Does it belong to a feed, which may have drawn ahead of what it used?"""
+    trained: bool = False
+    """Has it been trained with? Then its next batch is the one to go on with."""
+    _back: deque[Any] = field(default_factory=deque)
 
     def __next__(self) -> Any:
         return self._back.popleft() if self._back else next(self.iterator)
@@ -208,7 +196,13 @@ class Streamed(SourceFeed, AbstractContextManager["Streamed"]):
         if isinstance(source, ShuffledBatches | IterableBatches):
             self._source: ShuffledBatches | IterableBatches = source
         elif isinstance(source, Iterator):
-            self._source = IteratorBatches(source, batch_size)
+            found = find_iterator(source)
+            if found.claimed:  # it stands where nobody knows: the other feed has drawn ahead of what it used
+                raise DataError(
+                    "another feed has drawn from this iterator: give that feed again, or what can be begun anew"
+                )
+            found.claimed = True
+            self._source = IterableBatches(lambda: source, batch_size, may_end=False)
         elif not callable(source):
             length = feed.common_length(source) if samples is None else samples
             self._source = ShuffledBatches(
@@ -225,19 +219,16 @@ class Streamed(SourceFeed, AbstractContextManager["Streamed"]):
         self.longest_call = max(1, buffer_bytes // max(1, size))
         self._placement = feed.placement_like(sharding, (None, *sharding.spec) if sharding else ())
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hotloop-feed")
-        self._next: tuple[tuple[int, int], Future[Batch]] | None = None
+        self._next: tuple[tuple[int, int], Future[Batch]] | tuple[None, None] = None, None
         self.sent = 0
         """The number of the update after the last one whose batch was handed out."""
         self.look: Callable[[Batch, int], None] | None = None
         """Sees each batch, and the number of its update, before it is sent; it may refuse one."""
 
     def arguments(self, first: int, count: int, following: int = 0) -> Any:
-        """The batches of a call, stacked on the device; those of the `following` updates are begun on the thread.
-
-        Never more than one piece is in the making and one in use. What goes wrong there is raised here.
-        """
-        place, future = self._next or (None, None)
-        self._next = None
+        """The batches of a call, stacked on the device; those of the `following` updates are begun on the thread. Never
+        more than one piece is in the making and one in use. What goes wrong there is raised here."""
+        (place, future), self._next = self._next, (None, None)
         if future is None or place != (first, count):
             if future is not None:
                 future.cancel()
@@ -271,7 +262,7 @@ class Streamed(SourceFeed, AbstractContextManager["Streamed"]):
 
     def close(self) -> None:
         """Drop what is prepared and end the thread."""
-        self._next = None
+        self._next = None, None
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def __exit__(self, *exception: object) -> None:

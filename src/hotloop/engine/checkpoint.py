@@ -71,7 +71,9 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
     ):
         self.folder = Path(folder).absolute()
         self.keep = keep
-        self._blank = Manifest(0, {}, {}, family=family, config=hash_config(config or {}))
+        text = json.dumps(config or {}, sort_keys=True, default=str)
+        digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        self._blank = Manifest(0, {}, {}, family=family, config=digest)
         self._ours = steps.OwnSteps(self.folder, family, self._blank.config, shared)
         self._writer = futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: futures.Future[None] | None = None
@@ -80,10 +82,8 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
     def save(
         self, step: int, state: Any, *, position: Mapping[str, Any], metrics: Mapping[str, Any] | None = None
     ) -> None:
-        """Start writing a step and return once the state is copied, so that its buffers may be donated.
-
-        Waits for a save that is still being written, and raises what went wrong with it.
-        """
+        """Start writing a step and return once the state is copied, so that its buffers may be donated. It waits for a
+        save that is still being written, and raises what went wrong with it."""
         self.wait()
         arrays, forms = snapshot(state)
         # JSON has no NaN and no infinity: `from_exact` brings them back.
@@ -143,7 +143,6 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         return self._ours.complete()[step].metrics
 
     def best(self) -> int | None:
-        """The complete step with the best metric, as `KeepBest` ranks it."""
         return self.keep.best(steps.metrics_to_keep_by(self._ours.complete()))
 
     def restore(
@@ -172,8 +171,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         for number in sorted(folders, reverse=True):
             folder = folders[number]
             try:
-                manifest = steps.read_whole(folder, number)
-                steps.check_files(folder, manifest, contents=True)
+                manifest = steps.read_whole(folder, number, contents=True)
                 self._check_fits(folder, manifest, like, in_part)
                 # orbax reads in an event loop, which answers an exception from elsewhere with a traceback.
                 with hold_stops():
@@ -238,11 +236,9 @@ class RunCheckpoints:
 
     def open(self) -> Checkpoints:
         """The run's own checkpoints; none as long as nothing is on record."""
-        if self.run is None:
-            return Checkpoints(self.folder, KeepAll(), family=self.family)
-        first = next(iter(self.records()), None)
+        mark = {"first_record": next(iter(self.records()), None)} if self.run else {}
         return Checkpoints(
-            self.folder, KeepAll(), family=self.family, config={"first_record": first}, shared=True
+            self.folder, KeepAll(), family=self.family, config=mark, shared=self.run is not None
         )
 
     def records(self) -> list[dict[str, Any]]:
@@ -257,12 +253,6 @@ class RunCheckpoints:
         own = {*self.steps()}
         with Checkpoints(self.folder, KeepAll(), family=self.family) as found:
             return sorted({*found.steps()} - own)
-
-
-def hash_config(config: Mapping[str, Any]) -> str:
-    """A short name for a resolved config: equal configs, whatever their order, have equal hashes."""
-    text = json.dumps(config, sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def named_leaves(state: Any) -> dict[str, Any]:

@@ -211,25 +211,6 @@ def read_manifest(folder: Path) -> Manifest:
     return made
 
 
-def check_files(folder: Path, manifest: Manifest, *, contents: bool = False) -> None:
-    """Every file is there in its full size; with `contents` also as it was written, byte for byte."""
-    found = _list_files(folder)
-    for name, stored in manifest.files.items():
-        if name not in found:
-            raise DamagedStep(f"{folder / name} is missing")
-        try:
-            size = found[name].stat().st_size
-            altered = contents and _checksum_file(found[name]) != stored.checksum
-        except OSError as error:
-            raise DamagedStep(f"{found[name]} cannot be read: {error.strerror}") from None
-        if size != stored.size:
-            wrong = f"has {size} bytes, {stored.size} were written: it is truncated or altered"
-            raise DamagedStep(f"{folder / name} {wrong}")
-        if altered:
-            wrong = "does not match its checksum: at least one byte changed on disk"
-            raise DamagedStep(f"{folder / name} {wrong}")
-
-
 def from_exact(value: Any) -> Any:
     """A position as it was saved: NaN and infinity, which JSON has not, stand there as `{"float": "nan"}`."""
     if isinstance(value, list):
@@ -251,17 +232,32 @@ def find_steps(folder: Path, mark: str = "") -> dict[int, Path]:
     return {int(path.name.partition("-")[0]): path for path in sorted(found, key=lambda path: len(path.name))}
 
 
-def read_whole(folder: Path, step: int) -> Manifest:
-    """The manifest of a step whose files are all there in full size; `DamagedStep` if it is not that step."""
+def read_whole(folder: Path, step: int, *, contents: bool = False) -> Manifest:
+    """The manifest of a step whose files are all there in full size, and with `contents` as they were written, byte for
+    byte; `DamagedStep` if it is not that step."""
     manifest = read_manifest(folder)
     if manifest.step != step:
         raise DamagedStep(f"{folder} holds step {manifest.step}: it was renamed or copied")
-    check_files(folder, manifest)
+    found = _list_files(folder)
+    for name, stored in manifest.files.items():
+        if name not in found:
+            raise DamagedStep(f"{folder / name} is missing")
+        try:
+            size = found[name].stat().st_size
+            altered = contents and _checksum_file(found[name]) != stored.checksum
+        except OSError as error:
+            raise DamagedStep(f"{found[name]} cannot be read: {error.strerror}") from None
+        if size != stored.size:
+            wrong = f"has {size} bytes, {stored.size} were written: it is truncated or altered"
+            raise DamagedStep(f"{folder / name} {wrong}")
+        if altered:
+            wrong = "does not match its checksum: at least one byte changed on disk"
+            raise DamagedStep(f"{folder / name} {wrong}")
     return manifest
 
 
 def metrics_to_keep_by(complete: Mapping[int, Manifest]) -> Metrics:
-    """The metrics of all steps but those that only a stop has left."""
+    """Those of all steps but what only a stop has left."""
     return {step: found.metrics for step, found in complete.items() if STOPPED not in found.position}
 
 
@@ -269,9 +265,8 @@ def metrics_to_keep_by(complete: Mapping[int, Manifest]) -> Metrics:
 class OwnSteps:
     """The steps in a folder that are ours: all of them, unless it is `shared`.
 
-    Where several runs save in one folder, family and config in the manifests tell whose a step is. What another run
-    saved is neither found nor ever replaced: where it has the number of a step that is to be saved, ours bears the
-    run's mark in its name.
+    There family and config in the manifests tell whose a step is. What another run saved is neither found nor ever
+    replaced: where it has the number of a step that is to be saved, ours bears the run's mark in its name.
     """
 
     folder: Path
@@ -307,7 +302,8 @@ class OwnSteps:
         temporary = self.folder / f"{_TEMPORARY}{note.step}-{secrets.token_hex(4)}"
         try:
             # What a killed process left half written goes; what a living one holds, or others put there, stays.
-            for left in () if self._cleaned else [*filter(Path.is_dir, self.folder.glob(f"{_TEMPORARY}*"))]:
+            found = () if self._cleaned else [*self.folder.glob(f"{_TEMPORARY}*")]
+            for left in filter(Path.is_dir, found):
                 names = {path.name.partition(".orbax")[0] for path in left.iterdir()}
                 with suppress(BlockingIOError), hold_lock(left):
                     if names <= {ARRAYS, MANIFEST}:

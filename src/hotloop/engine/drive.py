@@ -76,22 +76,19 @@ def drive(
     resumed: Restored | None = None,
     progress: Progress | None = None,
     report: str | Path | None = None,
-    how_to_resume: str = "give the same command again with --resume",
     **callbacks: Unpack[Callbacks],
 ) -> State:
     """Make every call of the plan from `state`, or from where `resumed` stands, and return the last state.
 
-    After the updates that the plan names: `log` records the mean of every scalar metric and the throughput, `validate`
-    what the callback of that name returns, `checkpoint` saves. A feed that ends (`InputEnded`) ends the run after its
+    A log has the mean of every scalar metric and the throughput. A feed that ends (`InputEnded`) ends the run after its
     last batch, saved. `report` is a folder for the compiler's report and a profile of one piece. SIGINT and SIGTERM end
     in `Interrupted`: no validation begins any more, and a resumed run makes up for it.
     """
-    run.how_to_resume = how_to_resume
     driver = _Driver(program, plan, run, checkpoints, resumed, progress, report, **callbacks)
     if resumed is not None:
         program.feed.check_position(resumed.position["feed"])
     if resumed is not None or run.resumed:
-        driver.note_resume(resumed)
+        driver.note_resume()
     return driver.run_plan(state)
 
 
@@ -99,18 +96,14 @@ def check_position(position: Mapping[str, Any]) -> None:
     """A place to go on from: the feed's, and the sums of the log that was open. TypeError, KeyError if it is none."""
     LogWindow((), position["window"])
     figures = position["window"]["sums"].values()
-    if not {*position.get(STOPPED, {"left": ()})["left"]} <= {*KINDS}:
-        raise TypeError
-    if not isinstance(position["feed"], dict) or not all(isinstance(x, int | float | None) for x in figures):
+    right = {*position.get(STOPPED, {"left": ()})["left"]} <= {*KINDS} and isinstance(position["feed"], dict)
+    if not right or not all(isinstance(x, int | float | None) for x in figures):
         raise TypeError
 
 
 class LogWindow:
-    """What has happened since the last log: sums of every update's metrics, updates, and seconds of device work.
-
-    Metrics in `latest` report their last value. A window is kept in checkpoints, so that the first log after a resume
-    averages what it would have averaged.
-    """
+    """What has happened since the last log: sums of every update's metrics, updates, and seconds of device work. It is
+    kept in checkpoints, so that the first log after a resume averages what it would have averaged."""
 
     def __init__(self, latest: Collection[str] = (), saved: Mapping[str, Any] | None = None):
         self._latest = frozenset(latest)
@@ -118,10 +111,6 @@ class LogWindow:
         # JSON has no NaN: a sum that was not finite comes back as nothing.
         self._sums = {name: math.nan if value is None else value for name, value in saved["sums"].items()}
         self.updates = int(saved["updates"])
-        self._timed_updates, self._seconds = 0, 0.0
-
-    def clear(self) -> None:
-        self._sums, self.updates = {}, 0
         self._timed_updates, self._seconds = 0, 0.0
 
     def add(self, metrics: Mapping[str, "np.ndarray[Any, Any]"], count: int, seconds: float) -> None:
@@ -160,50 +149,34 @@ def _is_finite(state: State) -> Any:
     return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in floats]))
 
 
-class FreePieces:
-    """For programs that run any number of updates without compiling again: pieces follow the pace."""
+class Pieces:
+    """How many updates to dispatch at once: about a second of them.
 
-    def __init__(self, longest: int):
-        self._longest, self._size = longest, 1
+    A program that runs any number of updates (no `usual_call`) follows the pace. One that compiles each number has few
+    sizes, each a multiple of the one before: the first divides the usual call if a fitting divisor exists, a longer one
+    is added only when pieces prove far too short, and what it leaves of a call is made in the sizes there are.
+    """
+
+    def __init__(self, longest: int, usual_call: int | None = None):
+        self._longest, self._free, self._sizes = longest, usual_call is None, [1]
+        if usual_call is not None:
+            first = min(FIRST_PIECE, longest, usual_call)
+            divisor = closest_divisor(usual_call, first)
+            self._sizes = [divisor if first / 2 <= divisor <= min(2 * first, longest) else first]
 
     def next(self, remaining: int) -> int:
         """The updates to dispatch now, of `remaining` ones in the call."""
-        return min(self._size, remaining)
-
-    def learn(self, count: int, seconds: float) -> None:
-        self._size = _fit_size(count, seconds, self._longest)
-
-
-class CompiledPieces:
-    """For programs that compile each number of updates: few sizes, each a multiple of the one before.
-
-    The first divides the usual call if a fitting divisor exists. A longer size is added only when pieces prove far too
-    short, and what it leaves of a call is made in pieces of the sizes that are compiled already.
-    """
-
-    def __init__(self, longest: int, usual_call: int):
-        self._longest = longest
-        first = min(FIRST_PIECE, longest, usual_call)
-        divisor = closest_divisor(usual_call, first)
-        self._sizes = [divisor if first / 2 <= divisor <= min(2 * first, longest) else first]
-
-    def next(self, remaining: int) -> int:
         return max((size for size in self._sizes if size <= remaining), default=remaining)
 
     def learn(self, count: int, seconds: float) -> None:
-        """Add a longer size, or go back to a shorter one, where a piece was far from a second."""
+        fitting = min(self._longest, max(1, round(count * TARGET_SECONDS / max(seconds, 1e-9))))
         longest = self._sizes[-1]
-        if count != longest:
-            return
-        fitting = _fit_size(count, seconds, self._longest)
-        if fitting >= 4 * longest:
+        if self._free:
+            self._sizes = [fitting]
+        elif count == longest and fitting >= 4 * longest:
             self._sizes.append(fitting // longest * longest)
-        elif 4 * fitting <= longest:
+        elif count == longest and 4 * fitting <= longest:
             self._sizes = [closest_divisor(longest, fitting)]
-
-
-def _fit_size(count: int, seconds: float, longest: int) -> int:
-    return min(longest, max(1, round(count * TARGET_SECONDS / max(seconds, 1e-9))))
 
 
 @dataclass
@@ -240,14 +213,12 @@ class _Driver:
         self.window = LogWindow(self.latest, self.resumed.position["window"] if self.resumed else None)
         self.to_profile = self.report
         longest = self.program.updates_per_call
-        self.pieces = (
-            FreePieces(longest)
-            if self.program.any_count
-            else CompiledPieces(longest, min(self.plan.updates_per_call, longest))
-        )
+        usual = None if self.program.any_count else min(self.plan.updates_per_call, longest)
+        self.pieces = Pieces(longest, usual)
 
-    def note_resume(self, restored: Restored | None) -> None:
-        """Record where the run goes on (None: it starts over), and which checkpoints could not be used."""
+    def note_resume(self) -> None:
+        """Record where the run goes on, if it does not start over, and which checkpoints could not be used."""
+        restored = self.resumed
         at = self._place(restored.step if restored else 0)
         self.run.event("resume", **at)  # readers drop what an earlier process got to beyond it
         if restored is None:
@@ -366,7 +337,7 @@ class _Driver:
         match event.kind:
             case "log":
                 logged: dict[str, Any] = self.window.figures(self.program.feed.batch_size)
-                self.window.clear()
+                self.window = LogWindow(self.latest)
                 logged |= (self.on_log(event, logged) if self.on_log else None) or {}
                 self.run.event("log", **self._place(event.update), **logged)
                 self.fresh |= logged
@@ -403,8 +374,7 @@ class _Driver:
             self._save(state, done)
 
     def _save(self, state: State, update: int, event: str = "checkpoint", **more: Any) -> None:
-        """Start writing a state with its position and `more`; its metrics are the figures of the log and the validation
-        right before it."""
+        """Start writing a state; its metrics are the figures of the log and the validation right before it."""
         if self.checkpoints is None:
             return
         if self.guard is not None and not _is_finite(state):

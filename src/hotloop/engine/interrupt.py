@@ -125,14 +125,13 @@ class _Listener(StopRequest):
                 while select([reader], [], [], 0)[0] and os.read(reader, 1):
                     pass
                 if not self.raised:  # or the main thread was quicker, and may be elsewhere by now
-                    self._answer_first(number[0])
+                    self._answer_first(number[0], name_of(number[0]))
             elif self._echoes:
                 self._echoes -= 1
             else:
                 self._leave(number[0])
 
-    def _answer_first(self, number: int) -> None:
-        name = name_of(number)
+    def _answer_first(self, number: int, name: str) -> None:
         if self.answer == "leave":
             _briefly(lambda: print_to_stderr(f"hotloop: error: stopped by {name}"))
             self._leave(number)
@@ -150,7 +149,12 @@ class _Listener(StopRequest):
             waiting.start()
 
     def _leave(self, number: int) -> None:
-        for act in (*self.before_leaving, _kill_workers):
+        def kill_workers() -> None:  # those of `multiprocessing` would wait for work for ever
+            if module := sys.modules.get("multiprocessing.process"):
+                for child in module.active_children():
+                    child.kill()
+
+        for act in (*self.before_leaving, kill_workers):
             _briefly(act)
         os._exit(128 + number)  # the main thread may be inside compiled code: nothing gentler reaches it
 
@@ -169,13 +173,6 @@ def _briefly(act: Callable[[], None]) -> None:
     thread = threading.Thread(target=unless_it_fails, daemon=True)
     thread.start()
     thread.join(PATIENCE)
-
-
-def _kill_workers() -> None:
-    """Processes of `multiprocessing` wait for work for ever where nobody tells them that their parent has gone."""
-    if module := sys.modules.get("multiprocessing.process"):
-        for child in module.active_children():
-            child.kill()
 
 
 def print_to_stderr(text: str) -> None:
@@ -215,17 +212,15 @@ def listen() -> None:
 
 @contextmanager
 def _answer_with(answer: Answer, say: Callable[[str], None] = print_to_stderr) -> Iterator[_Listener]:
-    """The process's listener, who answers so for a while; a new one where there is none.
-
-    Off the main thread, where Python allows no handlers, nothing is ever heard.
-    """
+    """The process's listener, who answers so for a while; a new one where there is none. Off the main thread, where
+    Python allows no handlers, nothing is ever heard."""
     global _listener
     if threading.current_thread() is not threading.main_thread():
         yield _Listener(answer, say)
         return
     known = _listener
     listener = known or _Listener(answer, say)
-    end = listener.start() if known is None else None
+    end = None if known else listener.start()
     _listener = listener
     before = listener.answer, listener.say
     listener.answer, listener.say = answer, say

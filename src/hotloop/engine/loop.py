@@ -34,10 +34,8 @@ Loop = Literal["while", "scan"]
 
 
 class CallMetrics(Mapping[str, "np.ndarray[Any, Any]"]):
-    """Every update's metrics of one call: `metrics["loss"]` is an array of [count].
-
-    They stay on the device until asked for, so that making a call does not wait for it; asking waits.
-    """
+    """Every update's metrics of one call: `metrics["loss"]` is an array of [count]. They stay on the device until asked
+    for, so that making a call does not wait for it; asking waits."""
 
     def __init__(self, buffers: Mapping[str, Array], count: int):
         self._buffers, self._count = buffers, count
@@ -60,10 +58,9 @@ class CallMetrics(Mapping[str, "np.ndarray[Any, Any]"]):
 class Program:
     """Compiled calls of up to `updates_per_call` updates.
 
-    With loop "while" the number of updates is a run-time argument: one compilation serves every call, and a
-    CPU runs it just as fast. With "scan" it is built in, which spares an accelerator a round trip to the
-    host in every update, and each number of updates in use is compiled once. Chosen by platform unless
-    given.
+    With loop "while" the number of updates is a run-time argument: one compilation serves every call, and a CPU runs it
+    just as fast. With "scan" it is built in, which spares an accelerator a round trip to the host in every update, and
+    each number of updates in use is compiled once. Chosen by platform unless given.
 
     >>> import jax, numpy as np
     >>> from hotloop import Program, Resident
@@ -95,10 +92,8 @@ class Program:
         return self.executables[max(self.executables)]
 
     def compile(self, state: State, count: int | None = None) -> None:
-        """Compile the call of `count` updates (updates_per_call if not given), unless that is done already.
-
-        `lower_seconds` and `compile_seconds` add up what tracing with lowering, and compiling, have taken so far.
-        """
+        """Compile the call of `count` updates (updates_per_call if not given), unless that is done already; tracing
+        with lowering adds to `lower_seconds`, the compiler to `compile_seconds`."""
         count = self.updates_per_call if count is None else count
         capacity = self._capacity(count)
         if capacity in self.executables:
@@ -119,11 +114,9 @@ class Program:
     def __call__(
         self, state: State, first: int, count: int, following: int | None = None
     ) -> tuple[State, CallMetrics]:
-        """Make updates first .. first + count - 1 and return without waiting for them.
-
-        The state given is used up. `following` says how many updates the next call will take (as many again
-        if not said), so that a feed may prepare them meanwhile.
-        """
+        """Make updates first .. first + count - 1 and return without waiting for them. The state given is used up.
+        `following` says how many updates the next call will take (as many again if not said), so that a feed may
+        prepare them meanwhile."""
         if not 1 <= count <= self.updates_per_call:
             raise ValueError(f"a call of {count} updates: this program makes 1 to {self.updates_per_call}")
         self.compile(state, count)
@@ -163,26 +156,22 @@ class Program:
         # A state that is spread over several devices must come back to where its leaves lie.
         places = jax.tree.map(lambda leaf: getattr(leaf, "sharding", None), state)
         several = any(place is not None and place.num_devices > 1 for place in jax.tree.leaves(places))
-        looped = jax.jit(
-            while_loop if self.loop == "while" else scan,
-            donate_argnums=0,
-            out_shardings=(places if several else None, None),
-        )
+        loop, places = while_loop if self.loop == "while" else scan, places if several else None
+        looped = jax.jit(loop, donate_argnums=0, out_shardings=(places, None))
         return lambda: looped.lower(state, self.feed.like(count), self.key, np.uint32(0), np.int32(count))
 
 
 def _check_results(update: Update) -> Update:
     """The update, refused another kind of state than it took, and metrics that are no flat dict of arrays."""
 
-    def name_leaves(tree: State) -> dict[str, Any]:
+    def named(tree: State) -> dict[str, Any]:
         leaves = jax.tree.leaves_with_path(tree)
-        return {
-            jax.tree_util.keystr(path, simple=True, separator="/") or "data": leaf for path, leaf in leaves
-        }
+        names = [jax.tree_util.keystr(path, simple=True, separator="/") or "data" for path, _ in leaves]
+        return dict(zip(names, jax.tree.leaves(tree), strict=True))
 
     def checked(old: State, batch: Batch, key: Array) -> tuple[State, Metrics]:
         new, metrics = update(old, batch, key)
-        before, after = name_leaves(old), name_leaves(new)
+        before, after = named(old), named(new)
         if str(jax.tree.structure(old)) != str(jax.tree.structure(new)):
             odd = ", ".join(sorted(set(before) ^ set(after))) or "its containers"
             raise HotloopError(f"an update must return a state like the one it took; it differs in {odd}")
@@ -215,11 +204,10 @@ Sums = dict[str, Any]
 class Evaluation:
     """A data set and what to compute for its samples, compiled once and called with state after state.
 
-    `fn(state, batch)` returns a dict of arrays whose first axis is the batch: a correct answer as a bool, a
-    squared error, a number of ratings, a log-likelihood, or a row for each sample. `evaluation(state)` is
-    the sum of each over all samples, and their number under `samples`; booleans and integers are counted
-    exactly, and batch sums of floats are added in float64. `data`, `samples`, `gather` and `sharding` are as
-    for `feed.Resident`.
+    `fn(state, batch)` returns a dict of arrays whose first axis is the batch: a correct answer as a bool, a squared
+    error, or a row for each sample. `evaluation(state)` is the sum of each over all samples, and their number under
+    `samples`; booleans and integers are counted exactly, and batch sums of floats are added in float64. `data`,
+    `samples`, `gather` and `sharding` are as for `feed.Resident`.
 
     >>> import numpy as np
     >>> from hotloop import Evaluation
@@ -345,9 +333,8 @@ def pad_batch(batch: Batch, length: int) -> Batch:
     """A batch from the host with its last sample repeated until it has `length` of them."""
 
     def fill(leaf: Any) -> Any:
-        if len(leaf) == length:
-            return leaf
-        return np.asarray(leaf)[np.minimum(np.arange(length), len(leaf) - 1)]
+        full = len(leaf) == length
+        return leaf if full else np.asarray(leaf)[np.minimum(np.arange(length), len(leaf) - 1)]
 
     return jax.tree.map(fill, batch)
 

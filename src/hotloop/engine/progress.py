@@ -101,7 +101,7 @@ def show(
             yield plain
         return
     nested = bool(_shown)
-    with _display() as bars:
+    with nullcontext(_shown[0]) if nested else _display() as bars:
         bar = _Bar(bars, description, total)
         try:
             with attach_bar(bar):
@@ -139,9 +139,6 @@ def advance_through(things: Iterable[Thing], bar: Progress) -> Iterator[Thing]:
 
 @contextmanager
 def _display() -> "Iterator[RichProgress]":
-    if _shown:
-        yield _shown[0]
-        return
     from rich.console import Console
     from rich.progress import BarColumn, ProgressColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as RichProgress

@@ -182,9 +182,8 @@ class Run(AbstractContextManager["Run"]):
                     texts = [text for key, text in differs.items() if key in NUMERICS]
                     warnings += [f"resumed elsewhere: {text}; last bits may differ" for text in texts]
                 elif resume and not is_only_begun(path):
-                    warnings.append(
-                        "environment.json was gone: if the run began elsewhere, last bits may differ"
-                    )
+                    gone = "environment.json was gone: if the run began elsewhere, last bits may differ"
+                    warnings.append(gone)
                 torn = drop_torn_line(path / RECORDS)
                 if torn and resume:  # or a kill left it before its run's first record
                     warnings.append(f"dropped an unfinished record of {torn} bytes from events.jsonl")
@@ -212,29 +211,23 @@ class Run(AbstractContextManager["Run"]):
     def event(
         self, event: str, *, update: int | None = None, epoch: float | None = None, **figures: Any
     ) -> dict[str, Any]:
-        """Append one record and feed the sinks; NaN and infinity become null and are named in `nonfinite`.
-
-        Without `update` and `epoch` it is of the place that the training has reached.
-        """
+        """Append one record and feed the sinks; without `update` and `epoch` it is of the place that the training has
+        reached."""
         if update is None or epoch is None:
             if (update, epoch) != (None, None):
                 raise ValueError(f"{event}: update {update} with epoch {epoch}: give both, or neither")
             update, epoch = self._place
         record = compose_record(event, update, epoch, time.monotonic() - self._began, figures)
         with self._writing:
-            self._append(record)
+            try:
+                write_all(self._events, json.dumps(record, allow_nan=False).encode() + b"\n")
+            except OSError as error:
+                drop_torn_line(self.path / RECORDS)
+                raise RunError(f"cannot write {self.path / RECORDS}: {error.strerror}") from None
             if event not in ("validation", "evaluation"):  # of weights that may be older, or another run's
                 self.reach(record["update"], record["epoch"])
             self._sinks.write(record)
         return record
-
-    def _append(self, record: Mapping[str, Any]) -> None:
-        line = json.dumps(record, allow_nan=False).encode() + b"\n"
-        try:
-            write_all(self._events, line)
-        except OSError as error:
-            drop_torn_line(self.path / RECORDS)
-            raise RunError(f"cannot write {self.path / RECORDS}: {error.strerror}") from None
 
     def close(self, status: str = "finished", **figures: Any) -> None:
         """Append the `end` record, close the sinks and let go of the folder; a second call does nothing."""
@@ -256,11 +249,10 @@ class Run(AbstractContextManager["Run"]):
         if kind is None:
             self.close()
             return
+        stopped = issubclass(kind, KeyboardInterrupt)
+        why = {} if stopped else {"error": f"{kind.__name__}: {error}".split("\n")[0]}
         with suppress(RunError):  # a disk that is full has no room for the end: the first error says more
-            if issubclass(kind, KeyboardInterrupt):
-                self.close("interrupted")
-            else:
-                self.close("failed", error=f"{kind.__name__}: {error}".split("\n")[0])
+            self.close("interrupted" if stopped else "failed", **why)
         if self.how_to_resume and isinstance(error, Stopped) and not isinstance(error, Interrupted):
             error.args = (f"{error}; to resume: {self.how_to_resume}",)
 
@@ -279,35 +271,29 @@ def take_folder(path: Path, resume: bool) -> int:
         with suppress(OSError):  # for whoever finds the folder taken; a full disk has no room even for that
             os.ftruncate(lock, 0)
             os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
-    except BlockingIOError:
+    except BaseException as error:
         holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
         os.close(lock)
+        if not isinstance(error, BlockingIOError):
+            raise
         raise RunError(
             f"{path} is in use by process {holder}: wait for it or choose another folder"
         ) from None
-    except BaseException:
-        os.close(lock)
-        raise
     for part in (part for name in WRITTEN_WHOLE for part in path.glob(f".{name}.*.part")):
         with suppress(OSError):  # what killed processes left half written, and no living one can be at
             part.unlink()
     return lock
 
 
-def _files_of_run(path: Path) -> list[str]:
-    return [name for name in ("config.json", RECORDS) if (path / name).exists()]
-
-
 def check_resumable(path: Path, resume: bool) -> None:
     """RunError where there should be a run to go on with and is none, before anything is read for it."""
-    if resume and not path.is_dir():
-        raise RunError(f"nothing to resume: {path} is not a run folder; leave out resume=True to start one")
-    if resume and not _files_of_run(path):
-        raise RunError(f"nothing to resume: {path} holds no run; leave out resume=True to start one")
+    if resume and not any((path / name).exists() for name in ("config.json", RECORDS)):
+        what = "holds no run" if path.is_dir() else "is not a run folder"
+        raise RunError(f"nothing to resume: {path} {what}; leave out resume=True to start one")
 
 
 def _refuse_another_run(path: Path, resume: bool) -> None:
-    found = _files_of_run(path)
+    found = [name for name in ("config.json", RECORDS) if (path / name).exists()]
     if not resume and found and not is_only_begun(path):
         raise RunError(
             f"{path} already holds a run ({found[0]}): continue it with resume=True, or choose another folder"
@@ -366,10 +352,8 @@ def is_held(path: Path) -> bool:
 
 def has_finished(path: Path) -> bool:
     """Whether the last end on record is that of a run which did all that it was asked for."""
-    if not (path / RECORDS).exists():
-        return False
-    ends = [record.get("status") for record in read_events(path) if record["event"] == "end"]
-    return ends[-1:] == ["finished"]
+    records = read_events(path) if (path / RECORDS).exists() else ()
+    return [record.get("status") for record in records if record["event"] == "end"][-1:] == ["finished"]
 
 
 def read_config(path: str | Path, family: str, needed: Mapping[str, type]) -> dict[str, Any]:
@@ -395,10 +379,8 @@ def read_config(path: str | Path, family: str, needed: Mapping[str, type]) -> di
 def check_options(
     path: Path, config: Mapping[str, Any], may_differ: Collection[str], options: type[Any] | None = None
 ) -> dict[str, str]:
-    """What a run that is to go on has other options than before; RunError where it must not.
-
-    An option that an old config lacks, since there was none, was what is its default now.
-    """
+    """What a run that is to go on has other options than before; RunError where it must not. An option that an old
+    config lacks, since there was none, was what is its default now."""
     defaults = {each.name: to_jsonable(each.default) for each in options_of(options)} if options else {}
     old = {**defaults, **read_json(path / "config.json")}
     changed = find_differences(old, to_jsonable(config))
@@ -443,10 +425,8 @@ def read_json(path: str | Path) -> dict[str, Any]:
 
 
 def read_events(path: str | Path) -> Iterator[dict[str, Any]]:
-    """Every record of a run (its folder or its events.jsonl), oldest first.
-
-    A last line that a kill tore is left out; a broken line anywhere else is an error that names it.
-    """
+    """Every record of a run (its folder or its events.jsonl), oldest first. A last line that a kill tore is left out; a
+    broken line anywhere else is an error that names it."""
     path = Path(path)
     path = path / "events.jsonl" if path.is_dir() else path
     try:
@@ -483,9 +463,7 @@ def _is_whole(value: Any) -> bool:
 
 def drop_torn_line(path: Path) -> int:
     """Cut off what follows the last line end, a line that a kill tore; returns the bytes dropped."""
-    if not path.exists():
-        return 0
-    data = path.read_bytes()
+    data = path.read_bytes() if path.exists() else b""
     torn = len(data) - (data.rfind(b"\n") + 1)
     if torn:
         os.truncate(path, len(data) - torn)

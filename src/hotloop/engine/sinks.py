@@ -9,7 +9,7 @@ import os
 import re
 import struct
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from io import FileIO
 from pathlib import Path
@@ -40,10 +40,7 @@ _CURVES = ("log", "summary", "validation")
 
 
 class ConsoleSink(Sink):
-    """Prints records as lines with the function it is given: those that have one, and `also` where it is asked for.
-
-    It has no end of patience: a person who stops the terminal for a while wants to read on afterwards.
-    """
+    """Prints records as lines, and waits for ever: who stops the terminal for a while wants to read on afterwards."""
 
     def __init__(self, say: Callable[[str], None], also: Collection[str] = ()):
         self._say, self._shown = say, (*SHOWN, *also)
@@ -104,31 +101,20 @@ class TensorBoardSink(Sink):
 
 
 class WandbSink(Sink):
-    """Curves in a Weights & Biases project; where the service cannot be reached the run is kept offline.
-
-    It is started by the first curve, when the run's folder is there.
-    """
+    """Curves in a Weights & Biases project, which the first one starts, when the run's folder is there; where the
+    service cannot be reached the run is kept offline."""
 
     patience = 30.0  # it must answer to a start within 20, and then start offline
 
-    def __init__(
-        self,
-        project: str,
-        name: str,
-        config: Mapping[str, Any],
-        folder: str | Path,
-        tags: Collection[str] = (),
-    ):
+    def __init__(self, **about: Any):
+        """`about` is what `wandb.init` takes: project, name, config, dir, tags."""
         try:
             import wandb
         except ImportError:
             raise MissingExtra("wandb", "wandb", "logging to Weights & Biases") from None
         self._wandb: Any = wandb
         self._run: Any = None
-        self._about: dict[str, Any] = {"project": project, "name": name, "config": dict(config)}
-        self._about |= {"dir": str(folder), "settings": {"init_timeout": 20}}
-        if tags:
-            self._about["tags"] = list(tags)
+        self._about = {**about, "settings": {"init_timeout": 20}}
 
     def write(self, record: Record) -> None:
         if record["event"] not in _CURVES:
@@ -189,7 +175,6 @@ def console_line(record: Record) -> str:
 
 
 def format_clock(seconds: float) -> str:
-    """`h:mm:ss`."""
     whole = int(seconds)
     return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
 

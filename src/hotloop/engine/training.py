@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -39,13 +40,10 @@ class TrainingRun:
     progress: Show
 
     def newest(self, state: State) -> Restored | None:
-        """The newest whole checkpoint of a state like `state`, to go on from; None where none was ever begun.
-
-        A folder in which every checkpoint is damaged is an error: starting over would hide it.
-        """
-        if not self.checkpoints.begun():
-            return None
-        return self.checkpoints.restore(copy_state(state), check=check_position)
+        """The newest whole checkpoint of a state like `state`, to go on from; None where none was ever begun. A folder
+        in which every checkpoint is damaged is an error: starting over would hide it."""
+        begun = self.checkpoints.begun()
+        return self.checkpoints.restore(copy_state(state), check=check_position) if begun else None
 
     def train(
         self,
@@ -59,7 +57,7 @@ class TrainingRun:
         how_to_resume: str = "give the same command again with --resume",
         **callbacks: Unpack[Callbacks],
     ) -> State:
-        """Make every update of the plan, and return the state after the last one; see `drive` for the callbacks.
+        """Make every update of the plan, and return the state after the last one; see `drive.Callbacks`.
 
         A run that is resumed goes on from `resumed` (None: from its newest checkpoint). It saves where the plan has
         checkpoints at all. `title` stands beside the bar; an `endless` plan ends with its data, which no bar can know.
@@ -68,6 +66,7 @@ class TrainingRun:
             resumed = self.newest(state)
         with self.progress(title, None if endless else plan.total_updates) as bar:
             bar.advance(resumed.step if resumed else 0)
+            self.record.how_to_resume = how_to_resume
             return drive(
                 program,
                 plan,
@@ -77,7 +76,6 @@ class TrainingRun:
                 resumed=resumed,
                 progress=bar,
                 report=self.report,
-                how_to_resume=how_to_resume,
                 **callbacks,
             )
 
@@ -93,7 +91,7 @@ def open_training(
     may_differ: Collection[str] = (),
     options: type[Any] | None = None,
     keep: Keep = KeepLast(3),  # noqa: B008 - frozen
-    checkpoints: Callable[[Run], Checkpoints] | None = None,
+    checkpoints: Callable[[Path], Checkpoints] | None = None,
     console: Console | None = None,
     sinks: Sequence[Sink] | None = None,
     progress: Show = show,
@@ -121,11 +119,9 @@ def open_training(
         options=options,
         sinks=[ConsoleSink(say)] if sinks is None else sinks,
     ) as record:
-        own = record.checkpoints
-        opened = (
-            checkpoints(record) if checkpoints else Checkpoints(own, keep, family=family, config=settings)
-        )
-        with opened:
+        if checkpoints is None:
+            checkpoints = partial(Checkpoints, keep=keep, family=family, config=settings)
+        with checkpoints(record.checkpoints) as opened:
             if notice:
                 record.event("warning", message=notice)
             yield TrainingRun(record, opened, report_folder, console.progress if console else progress)
@@ -151,8 +147,7 @@ def train(
     """Train in a folder of its own, or with `resume` go on there; the state after the last update.
 
     The folder holds the records (`events.jsonl`), the checkpoints and the `settings`, which a resumed run must have
-    again. A stop by Ctrl-C or SIGTERM is saved and raised as `Interrupted`. The callbacks are those of `drive`:
-    `validate(state)` gives figures at the plan's validations, `guard="loss"` stops a run that diverges.
+    again. A stop by Ctrl-C or SIGTERM is saved and raised as `Interrupted`. `drive.Callbacks` says what may be added.
 
     >>> import jax, numpy as np, tempfile
     >>> from hotloop import Plan, Program, Resident, train

@@ -85,7 +85,8 @@ def run(
     if config.wandb:
         name = config.wandb_run_name or f"{config.model_name}-{config.dataset}-{time.strftime('%Y-%m-%d')}"
         place = folder if config.training else Path(tempfile.gettempdir())
-        sinks.append(WandbSink("tf2-resnet50", name, settings, place, config.wandb_tags or ()))
+        tags = {"tags": list(config.wandb_tags)} if config.wandb_tags else {}
+        sinks.append(WandbSink(project="tf2-resnet50", name=name, config=settings, dir=str(place), **tags))
     if config.training:
         check_place(folder, config.resume, config.report)
         if config.checkpoint_output_dir is not None:

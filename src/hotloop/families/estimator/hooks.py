@@ -93,7 +93,7 @@ class HookRunner:
         if every and self.summary.updates >= every:
             epoch = float(self.done / self.plan.updates_per_epoch)
             self.record.event("summary", update=self.done, epoch=epoch, **self.summary.means())
-            self.summary.clear()
+            self.summary = LogWindow()
 
     def hand_over(self) -> None:
         """What is there of a call, to the hooks."""

@@ -193,7 +193,7 @@ class TrainCall:
             may_differ={*settings, *earlier},
             sinks=sinks,
             progress=self.programs.progress,
-            checkpoints=lambda run: HookedCheckpoints(run.checkpoints, keep, family=FAMILY),
+            checkpoints=lambda place: HookedCheckpoints(place, keep, family=FAMILY),
             report=config.report,
             programs=("training",),
         )

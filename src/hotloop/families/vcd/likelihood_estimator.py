@@ -20,7 +20,7 @@ from jax import Array, lax
 from numpy.typing import NDArray
 
 from hotloop.engine.device import platform
-from hotloop.engine.drive import FreePieces
+from hotloop.engine.drive import Pieces
 from hotloop.engine.keys import stream
 from hotloop.engine.progress import compiling
 from hotloop.families.vcd import likelihood, networks
@@ -104,7 +104,7 @@ def run_in_pieces(
 
     `advance` hears of each piece, and of a first one of no units: by then the program is compiled.
     """
-    pieces, done, count = FreePieces(units), 0, 0
+    pieces, done, count = Pieces(units), 0, 0
     while done < units:
         started = time.perf_counter()
         with nullcontext() if count else compiling():
