@@ -22,7 +22,6 @@ from hotloop.families.cnn.photographs import (
     evaluation_image,
     grid_of_crop,
     grid_of_middle,
-    interpolate,
     random_crop,
     resample_bytes,
     resample_floats,
@@ -176,7 +175,7 @@ def test_a_box_that_no_crop_can_cover_gives_the_whole_image():
 
 def test_resizing_reads_at_multiples_of_the_step_and_clamps_at_the_edge():
     ramp = np.repeat(np.array([[0, 10, 20, 40]], np.uint8)[..., None], 3, axis=2)
-    across = interpolate(ramp, SamplingGrid(0, 0, 4 / 8, 1 / 8), 8)[0, :, 0]
+    across = resample_floats(ramp, SamplingGrid(0, 0, 4 / 8, 1 / 8), 8, False)[0, :, 0]
     assert across.tolist() == [0, 5, 10, 15, 20, 30, 40, 40]  # no half pixels, no aligned corners
 
 

@@ -128,9 +128,26 @@ def evaluation_image(image: EncodedImage, size: int, resample: Resample) -> NDAr
 def resample_floats(
     image: "Image.Image", grid: SamplingGrid, size: int, mirrored: bool
 ) -> NDArray[np.float32]:
-    """The grid's size x size pixels as float32 between 0 and 255."""
-    pixels = interpolate(np.asarray(image), grid, size)
-    return pixels[:, ::-1] if mirrored else pixels
+    """The grid's size x size pixels as float32 from 0 to 255; the last row and column stand for what lies beyond."""
+    pixels = np.asarray(image)
+
+    def neighbours(first: float, step: float, length: int) -> tuple[Index, Index, NDArray[np.float32]]:
+        at = first + np.arange(size, dtype=np.float64) * step
+        lower = np.floor(at).astype(np.intp)
+        weight = (at - lower).astype(np.float32)
+        return np.clip(lower, 0, length - 1), np.clip(lower + 1, 0, length - 1), weight
+
+    top, bottom, weight_y = neighbours(grid.top, grid.step_y, pixels.shape[0])
+    left, right, weight_x = neighbours(grid.left, grid.step_x, pixels.shape[1])
+    weight = weight_x[None, :, None]
+
+    def read(y: Index, x: Index) -> NDArray[np.float32]:
+        """Only the pixels that are read become floats: of a large photograph that is little."""
+        return pixels[y[:, None], x].astype(np.float32)
+
+    across = [read(y, left) * (1 - weight) + read(y, right) * weight for y in (top, bottom)]
+    found = across[0] + (across[1] - across[0]) * weight_y[:, None, None]
+    return found[:, ::-1] if mirrored else found
 
 
 def resample_bytes(image: "Image.Image", grid: SamplingGrid, size: int, mirrored: bool) -> Pixels:
@@ -148,24 +165,3 @@ def resample_bytes(image: "Image.Image", grid: SamplingGrid, size: int, mirrored
     return np.asarray(
         image.transform((size, size), module.Transform.AFFINE, affine, module.Resampling.BILINEAR)
     )
-
-
-def interpolate(pixels: Pixels, grid: SamplingGrid, size: int) -> NDArray[np.float32]:
-    """The grid's size x size values as floats, not truncated; the last row and column stand for what lies beyond."""
-
-    def neighbours(first: float, step: float, length: int) -> tuple[Index, Index, NDArray[np.float32]]:
-        at = first + np.arange(size, dtype=np.float64) * step
-        lower = np.floor(at).astype(np.intp)
-        weight = (at - lower).astype(np.float32)
-        return np.clip(lower, 0, length - 1), np.clip(lower + 1, 0, length - 1), weight
-
-    top, bottom, weight_y = neighbours(grid.top, grid.step_y, pixels.shape[0])
-    left, right, weight_x = neighbours(grid.left, grid.step_x, pixels.shape[1])
-    weight = weight_x[None, :, None]
-
-    def read(y: Index, x: Index) -> NDArray[np.float32]:
-        """Only the pixels that are read become floats: of a large photograph that is little."""
-        return pixels[y[:, None], x].astype(np.float32)
-
-    across = [read(y, left) * (1 - weight) + read(y, right) * weight for y in (top, bottom)]
-    return across[0] + (across[1] - across[0]) * weight_y[:, None, None]

@@ -98,7 +98,8 @@ def run(
             f"`hotloop cnn validate {folder}` validates them again"
         )
         return {"run": str(folder), "finished": True}
-    others = others_to_validate(config, own)
+    asked = config.checkpoint_input_dir if config.validation else None
+    others = others_to_validate(config, asked, own) if asked is not None else None
     # What cannot work is refused before data are read.
     expected = resolve(config, DATASET_SIZES[config.dataset], None, given, configured)
     if others is not None and others.steps():
@@ -266,11 +267,10 @@ def _clean(job: Job, training: TrainingRun, made: list[int], best: int, console:
         console.say(f"of {len(made)} checkpoints {stay} in {folder}; --clean-dir False keeps all")
 
 
-def others_to_validate(config: TrainConfig, own: RunCheckpoints) -> RunCheckpoints | None:
+def others_to_validate(config: TrainConfig, asked: Path, own: RunCheckpoints) -> RunCheckpoints | None:
     """The checkpoints that --checkpoint-input-dir names, unless they are the run's own; CheckpointError where it has
     none and nobody said that random weights will do."""
-    asked = config.checkpoint_input_dir if config.validation else None
-    if asked is None or (config.training and asked.resolve() == own.folder.resolve()):
+    if config.training and asked.resolve() == own.folder.resolve():
         return None
     try:
         found = checkpoints_at(asked)
