@@ -73,8 +73,7 @@ def measure(one: Selected, launch: Launch, folder: Path, options: RunnerOptions)
         times |= {"seconds": ended.seconds, "start": ended.start, "end": ended.end}
     if ended.left_out:
         times["left_out_bytes"] = ended.left_out
-    log = {"stdout": "stdout", "stderr": "stderr"}
-    return {**result, **times, "monitor": readings, "log": log, "paces": paces}
+    return {**result, **times, "monitor": readings, "paces": paces}
 
 
 def _read_metrics(one: Selected, launch: Launch, folder: Path) -> Mapping[str, Any]:

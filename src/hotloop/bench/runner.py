@@ -177,7 +177,7 @@ class Runner:
             launch = self._prepare(one, folder)
             record |= {"command": launch.command, "hotloop_command": launch.hotloop_command}
             record |= measure(one, launch, folder, self.options)
-            record["log"] = {name: f"{place}/{file}" for name, file in record["log"].items()}
+            record["log"] = {name: f"{place}/{name}" for name in ("stdout", "stderr")}
         except LaunchError as error:
             record |= {"command": one.variant.cmd, "status": "failed", "reason": str(error)}
         except OSError as error:
