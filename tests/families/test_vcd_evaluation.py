@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 from hotloop.errors import DataError
-from hotloop.families.vcd import evaluation, images, likelihood, likelihood_estimator, model
+from hotloop.families.vcd import evaluation, images, likelihood, model
 from hotloop.families.vcd.config import LikelihoodOptions, VcdEvaluate, VcdModel, VcdTrain
-from hotloop.families.vcd.likelihood import make_proposals
-from hotloop.families.vcd.likelihood_estimator import LikelihoodEstimator
+from hotloop.families.vcd.likelihood import LikelihoodEstimator, make_proposals
 from hotloop.options import build
 
 LikelihoodOptions.__test__ = False  # a config, whatever pytest makes of its name
@@ -126,7 +125,7 @@ def test_every_proposal_finds_the_likelihood_that_quadrature_gives(undivided):
 def test_batches_and_chunks_change_no_estimate(undivided, monkeypatch):
     ensemble, found = undivided
     rows = 4 * 784
-    monkeypatch.setitem(likelihood_estimator.MEMORY, "cpu", 900 * rows)  # 3 x 4 images, 14 x 250 samples
+    monkeypatch.setitem(likelihood.MEMORY, "cpu", 900 * rows)  # 3 x 4 images, 14 x 250 samples
     again, others = weighed(*small_model(), batch_size=4)
     assert again.step_size == ensemble.step_size
     np.testing.assert_array_equal(again.mean, ensemble.mean)
@@ -137,10 +136,10 @@ def test_batches_and_chunks_change_no_estimate(undivided, monkeypatch):
 
 
 def test_rows_are_cut_into_equal_batches_and_filled_up_at_the_end():
-    cut = likelihood_estimator.split_rows(np.arange(10), 4)
+    cut = likelihood.split_rows(np.arange(10), 4)
     np.testing.assert_array_equal(cut, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 9, 9]])
-    assert likelihood_estimator.split_rows(np.zeros((10_000, 3)), 128).shape == (79, 127, 3)
-    assert likelihood_estimator.split_rows(np.zeros((5, 3)), 128).shape == (1, 5, 3)
+    assert likelihood.split_rows(np.zeros((10_000, 3)), 128).shape == (79, 127, 3)
+    assert likelihood.split_rows(np.zeros((5, 3)), 128).shape == (1, 5, 3)
 
 
 def test_pieces_cover_all_units_once_and_begin_with_none():
@@ -150,7 +149,7 @@ def test_pieces_cover_all_units_once_and_begin_with_none():
         calls.append((first, stop))
         return carry + sum(range(first, stop))
 
-    assert likelihood_estimator.run_in_pieces(step, 0, 1000, heard.append) == sum(range(1000))
+    assert likelihood.run_in_pieces(step, 0, 1000, heard.append) == sum(range(1000))
     assert calls[0] == (0, 0)
     assert [first for first, _ in calls[1:]] == [stop for _, stop in calls[:-1]]
     assert sum(heard) == 1000
@@ -163,7 +162,7 @@ def test_products_are_full_float32_whatever_the_weights_are_kept_in():
     estimate = LikelihoodEstimator(half, x, jax.random.key(0), batch_size=11, samples=50)
     proposal = likelihood.Proposal(*(part[None] for part in estimate.encoder))
     sums = likelihood.empty_sums((1, 11))
-    text = likelihood_estimator._weigh.lower(
+    text = likelihood._weigh.lower(
         1, estimate._decoder, estimate._batches, proposal, jax.random.key(0), 50, 0, 1, sums
     ).as_text()
     products = re.findall(r"dot_general.*", text)
@@ -205,10 +204,10 @@ QUICK = {"iwae_samples": SAMPLES, "burn_in": 5, "kept": 6}
 def test_the_command_says_estimate_table_and_headline_and_writes_the_result(undivided, run_folder):
     listener = Listener()
     programs = (
-        likelihood_estimator._encode,
-        likelihood_estimator._weigh,
-        likelihood_estimator._begin,
-        likelihood_estimator._iterate,
+        likelihood._encode,
+        likelihood._weigh,
+        likelihood._begin,
+        likelihood._iterate,
     )
     compiled = [program._cache_size() for program in programs]
     result = evaluation.run(VcdEvaluate(run=run_folder, **QUICK), listener)

@@ -1,74 +1,63 @@
 """The options of every kernel benchmark, with the old programs' names and defaults."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from hotloop.errors import OptionError
 from hotloop.options import Options, Params, at_least, non_negative, option, positive
 
-TIMING, DATA, OLD = "Timing", "Data and devices", "From the old programs"
+# Options of the groups that `--help` shows.
+TIMING, DATA, OLD = (
+    partial(option, group=title) for title in ("Timing", "Data and devices", "From the old programs")
+)
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 Optimizer = Literal["sgd", "momentum", "lars", "rmsprop", "rmsprop_outside", "adam", "adamw", "muon"]
 
 
 @dataclass(frozen=True)
 class TimingOptions(Options):
-    steps: int = option(5, "Timed calls of the compiled loop.", check=positive, group=TIMING)
-    repeat: int = option(
-        1, "Do the whole timing this many times and report the spread.", check=positive, group=TIMING
+    steps: int = TIMING(5, "Timed calls of the compiled loop.", check=positive)
+    repeat: int = TIMING(1, "Do the whole timing this many times and report the spread.", check=positive)
+    dtype: Dtype = TIMING(
+        "auto", "Number type; auto is float16 on a GPU, bfloat16 on a TPU, float32 on a CPU."
     )
-    dtype: Dtype = option(
-        "auto", "Number type; auto is float16 on a GPU, bfloat16 on a TPU, float32 on a CPU.", group=TIMING
-    )
-    seed: int = option(0, "Seed of parameters and data.", check=non_negative, group=TIMING)
-    report: Path | None = option(
+    seed: int = TIMING(0, "Seed of parameters and data.", check=non_negative)
+    report: Path | None = TIMING(
         None,
         "Write compile time, cost, memory, the optimised program and a profiler trace to this folder.",
         metavar="DIR",
-        group=TIMING,
     )
-    save_graph: bool = option(
-        False, "Write the program's text, before and after optimisation, to results.", group=TIMING
-    )
+    save_graph: bool = TIMING(False, "Write the program's text, before and after optimisation, to results.")
 
 
 @dataclass(frozen=True)
 class LayerOptions(TimingOptions):
-    batches_per_step: int = option(
-        1000,
-        "Iterations inside one compiled call; raise it until items/sec stands still.",
-        check=positive,
-        group=TIMING,
+    batches_per_step: int = TIMING(
+        1000, "Iterations inside one compiled call; raise it until items/sec stands still.", check=positive
     )
     batch_size: int = option(1, "Rows of one replica's batch.", check=positive)
     train: bool = option(False, "Train inside the loop; --no-train (default) is inference.")
     learning_rate: float = option(0.01, "Step of --train.", check=positive)
     optimizer: Optimizer = option("sgd", "Update rule of --train, with its usual parameters.")
-    use_generated_data: bool = option(
-        False, "Send every batch from the host; off makes the data on the device.", group=DATA
+    use_generated_data: bool = DATA(
+        False, "Send every batch from the host; off makes the data on the device."
     )
-    use_zero_values: bool = option(False, "Data made on the device is zero instead of random.", group=DATA)
-    replicas: int = option(
-        1, "Copies on as many devices, gradients averaged in training.", check=positive, group=DATA
+    use_zero_values: bool = DATA(False, "Data made on the device is zero instead of random.")
+    replicas: int = DATA(1, "Copies on as many devices, gradients averaged in training.", check=positive)
+    device_id: int = DATA(
+        -1, "Use this one device (numbers as in `hotloop devices`); -1 takes the first.", check=at_least(-1)
     )
-    device_id: int = option(
-        -1,
-        "Use this one device (numbers as in `hotloop devices`); -1 takes the first.",
-        check=at_least(-1),
-        group=DATA,
+    enable_half_partials: bool = DATA(
+        False, "Sum products in 16 bits: faster where the device can, less exact."
     )
-    enable_half_partials: bool = option(
-        False, "Sum products in 16 bits: faster where the device can, less exact.", group=DATA
+    shards: int = OLD(1, "Model shards: only 1 works, as before.", check=positive)
+    convolution_options: Params | None = OLD(
+        None, "Poplar convolution options: explained, no effect.", metavar="JSON"
     )
-    shards: int = option(1, "Model shards: only 1 works, as before.", check=positive, group=OLD)
-    convolution_options: Params | None = option(
-        None, "Poplar convolution options: explained, no effect.", metavar="JSON", group=OLD
-    )
-    matmul_options: Params | None = option(
-        None, "Poplar matmul options: explained, no effect.", metavar="JSON", group=OLD
-    )
-    report_hw_cycle_count: bool = option(False, "IPU cycle counter: explained, no effect.", group=OLD)
+    matmul_options: Params | None = OLD(None, "Poplar matmul options: explained, no effect.", metavar="JSON")
+    report_hw_cycle_count: bool = OLD(False, "IPU cycle counter: explained, no effect.")
 
     def check(self) -> None:
         if self.shards > 1:
@@ -90,7 +79,7 @@ class LayerOptions(TimingOptions):
 
 @dataclass(frozen=True)
 class Dense(LayerOptions):
-    batches_per_step: int = option(5000, "Iterations inside one compiled call.", check=positive, group=TIMING)
+    batches_per_step: int = TIMING(5000, "Iterations inside one compiled call.", check=positive)
     batch_size: int = option(32, "Rows of one replica's batch.", check=positive)
     size: int = option(1024, "Inputs and outputs of the layer.", check=positive)
     include_activation: bool = option(False, "Put a ReLU after the layer.")
@@ -175,9 +164,9 @@ class LstmMulti(LayerOptions):
 
 @dataclass(frozen=True)
 class Hmc(TimingOptions):
-    steps: int = option(100, "Timed calls of the compiled loop.", check=positive, group=TIMING)
-    dtype: Literal["auto", "float32"] = option(
-        "auto", "HMC runs in float32: 16 bits cannot hold its energies.", group=TIMING
+    steps: int = TIMING(100, "Timed calls of the compiled loop.", check=positive)
+    dtype: Literal["auto", "float32"] = TIMING(
+        "auto", "HMC runs in float32: 16 bits cannot hold its energies."
     )
     hmc_steps: int = option(10000, "HMC steps inside one compiled call.", check=positive)
     leapfrog_steps: int = option(5, "Leapfrogs of a step's trajectory.", check=positive)

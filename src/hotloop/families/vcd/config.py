@@ -5,6 +5,7 @@ What a trained state depends on is a `VcdModel`; the rest says how long to train
 
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,8 +15,11 @@ from hotloop.options import Options, Params, argument, between, folder_name, non
 
 FAMILY = "vcd"
 PIXELS = 784
-METHOD, NETWORK, SAMPLER, RATES = "Method", "Networks", "Sampler (HMC)", "Learning rates"
-RUN, EVALUATION, RECORDS = "Run", "Evaluation", "Records"
+# Options of the groups that `--help` shows.
+METHOD, NETWORK, SAMPLER, RATES, RUN, EVALUATION, RECORDS = (
+    partial(option, group=title)
+    for title in ("Method", "Networks", "Sampler (HMC)", "Learning rates", "Run", "Evaluation", "Records")
+)
 
 TUNED_RATE = {16: 5e-4, 100: 5e-4, 128: 9e-4, 512: 9e-4, 1024: 1.3e-3}
 """Batch size -> base rate of the decoder and the encoder's mean; its spread gets half."""
@@ -28,114 +32,85 @@ AUTHORS = {"decay": 0.9, "epsilon": 1.0, "first_square": True}
 class VcdModel:
     """Everything that decides what one update computes."""
 
-    micro_batch_size: int = option(
-        100, "Images an update.", check=positive, aliases=("-b", "--batch-size"), group=RUN
-    )
-    method: Literal["vcd", "vcd-no-cv", "kl", "hoffman"] = option(
+    micro_batch_size: int = RUN(100, "Images an update.", check=positive, aliases=("-b", "--batch-size"))
+    method: Literal["vcd", "vcd-no-cv", "kl", "hoffman"] = METHOD(
         "vcd",
         "vcd: the paper's; vcd-no-cv: without control variate; kl: the usual ELBO; hoffman: ELBO encoder, decoder at "
         "the refined sample.",
-        group=METHOD,
     )
-    control_variate: Literal["local", "global", "none"] = option(
-        "local", "One control variate for each training image, one for all, or none.", group=METHOD
+    control_variate: Literal["local", "global", "none"] = METHOD(
+        "local", "One control variate for each training image, one for all, or none."
     )
-    variate_decay: float = option(
-        0.9, "Share of the old control variate kept.", check=between(0, 1), group=METHOD
+    variate_decay: float = METHOD(0.9, "Share of the old control variate kept.", check=between(0, 1))
+    shared_updates: int = METHOD(
+        3000, "Updates at the start in which local variates move together.", check=non_negative
     )
-    shared_updates: int = option(
-        3000, "Updates at the start in which local variates move together.", check=non_negative, group=METHOD
+    z_dim: int = NETWORK(10, "Latent dimensions.", check=positive)
+    hidden: tuple[int, ...] = NETWORK(
+        (200, 200), "Width of the encoder's hidden layers; the decoder's are the reverse.", check=positive
     )
-    z_dim: int = option(10, "Latent dimensions.", check=positive, group=NETWORK)
-    hidden: tuple[int, ...] = option(
-        (200, 200),
-        "Width of the encoder's hidden layers; the decoder's are the reverse.",
-        check=positive,
-        group=NETWORK,
+    hmc_steps: int = SAMPLER(8, "HMC iterations an update.", check=positive)
+    leapfrog_steps: int = SAMPLER(5, "Leapfrogs of an iteration.", check=positive)
+    step_size: float = SAMPLER(0.05, "Leapfrog step to start with, shared by all chains.", check=positive)
+    adaptation: Literal["ruiz", "constant"] = SAMPLER(
+        "ruiz", "How the step size follows the acceptance; constant: not at all."
     )
-    hmc_steps: int = option(8, "HMC iterations an update.", check=positive, group=SAMPLER)
-    leapfrog_steps: int = option(5, "Leapfrogs of an iteration.", check=positive, group=SAMPLER)
-    step_size: float = option(
-        0.05, "Leapfrog step to start with, shared by all chains.", check=positive, group=SAMPLER
+    target_acceptance: float = SAMPLER(0.9, "Acceptance that is aimed at.", check=between(0.01, 1))
+    adaptation_rate: float = SAMPLER(
+        0.01, "Relative change of the step size an iteration.", check=between(0, 0.99)
     )
-    adaptation: Literal["ruiz", "constant"] = option(
-        "ruiz", "How the step size follows the acceptance; constant: not at all.", group=SAMPLER
+    decoder_rate: float | None = RATES(
+        5e-4, "Base rate of the decoder; none: tuned for the batch size.", check=positive
     )
-    target_acceptance: float = option(
-        0.9, "Acceptance that is aimed at.", check=between(0.01, 1), group=SAMPLER
+    encoder_mean_rate: float | None = RATES(
+        5e-4, "Base rate of the encoder's mean; none: tuned.", check=positive
     )
-    adaptation_rate: float = option(
-        0.01, "Relative change of the step size an iteration.", check=between(0, 0.99), group=SAMPLER
-    )
-    decoder_rate: float | None = option(
-        5e-4, "Base rate of the decoder; none: tuned for the batch size.", check=positive, group=RATES
-    )
-    encoder_mean_rate: float | None = option(
-        5e-4, "Base rate of the encoder's mean; none: tuned.", check=positive, group=RATES
-    )
-    encoder_spread_rate: float | None = option(
+    encoder_spread_rate: float | None = RATES(
         2.5e-4,
         "Base rate of the encoder's spread; none: half the tuned one.",
         check=positive,
         aliases=("--encoder-std-rate",),
-        group=RATES,
     )
-    learning_rate: float | None = option(
-        None,
-        "Replaces all base rates; the encoder's spread gets half.",
-        check=positive,
-        aliases=("-l",),
-        group=RATES,
+    learning_rate: float | None = RATES(
+        None, "Replaces all base rates; the encoder's spread gets half.", check=positive, aliases=("-l",)
     )
-    rate_decay: float = option(0.9, "Factor on the rates at each decay.", check=between(0, 1), group=RATES)
-    decay_epochs: Fraction = option(
-        Fraction(30),
-        "Epochs between decays of the rates.",
-        check=positive,
-        aliases=("--epoch-timescale",),
-        group=RATES,
+    rate_decay: float = RATES(0.9, "Factor on the rates at each decay.", check=between(0, 1))
+    decay_epochs: Fraction = RATES(
+        Fraction(30), "Epochs between decays of the rates.", check=positive, aliases=("--epoch-timescale",)
     )
-    lr_schedule: Literal["exponential", "const", "cosine", "stepped", "polynomial", "one_cycle"] = option(
-        "exponential", "Shape over the run of a factor on all rates.", group=RATES
+    lr_schedule: Literal["exponential", "const", "cosine", "stepped", "polynomial", "one_cycle"] = RATES(
+        "exponential", "Shape over the run of a factor on all rates."
     )
-    lr_schedule_params: Params | None = option(
+    lr_schedule_params: Params | None = RATES(
         None,
         "exponential: decay_rate, decay_epochs (none: --rate-decay, --decay-epochs); cosine and polynomial: "
         "epochs_to_total_decay; polynomial: end_learning_rate_ratio, power; one_cycle: total_epochs, peak_epoch; "
         "stepped: boundaries (epochs) and one more values, factors on the rates.",
-        group=RATES,
     )
     optimizer: Literal["rmsprop", "rmsprop_inside", "sgd", "momentum", "lars", "adam", "adamw", "muon"] = (
-        option(
+        RATES(
             "rmsprop",
             "How gradients become steps; rmsprop is the authors', its epsilon 1 outside the root; momentum is "
             "0.9; with lars the rate is the share of its norm by which a layer moves.",
-            group=RATES,
         )
     )
-    optimizer_params: Params | None = option(
-        None, "Parameters of the optimiser other than its own, as in `hotloop cnn train`.", group=RATES
+    optimizer_params: Params | None = RATES(
+        None, "Parameters of the optimiser other than its own, as in `hotloop cnn train`."
     )
-    precision: Literal["32.32", "16.32", "16.16"] = option(
+    precision: Literal["32.32", "16.32", "16.16"] = NETWORK(
         "32.32",
         "Bits of the networks' products and of the weights kept between updates; 16 is bfloat16, since float16 "
         "overflows in the first updates.",
-        group=NETWORK,
     )
-    sampler: Literal["auto", "plain", "fused"] = option(
+    sampler: Literal["auto", "plain", "fused"] = SAMPLER(
         "auto",
         "plain: products by the compiler; fused: one GPU kernel a leapfrog; auto: fused where it is faster.",
-        group=SAMPLER,
     )
 
     def rates(self) -> dict[str, float]:
         """Base rates by parameter group: --learning-rate, else the options, else the table."""
-        if self.learning_rate is not None:
-            return {
-                "mean": self.learning_rate,
-                "spread": self.learning_rate / 2,
-                "decoder": self.learning_rate,
-            }
+        if (rate := self.learning_rate) is not None:
+            return {"mean": rate, "spread": rate / 2, "decoder": rate}
         asked = {
             "mean": (self.encoder_mean_rate, 1.0),
             "spread": (self.encoder_spread_rate, 0.5),
@@ -168,85 +143,56 @@ class VcdModel:
         """Updates between decays of the rates, for so many training images."""
         return max(1, int(self.decay_epochs * images / self.micro_batch_size))
 
-    @property
-    def variate(self) -> str:
-        """The kind of control variate that the method really has."""
-        return self.control_variate if self.method == "vcd" else "none"
-
 
 @dataclass(frozen=True)
 class LikelihoodOptions(Options):
-    iwae_samples: int = option(
-        20_000, "Importance samples for each image and proposal.", check=positive, group=EVALUATION
-    )
-    burn_in: int = option(
-        300, "HMC iterations with adaptation before any is kept.", check=non_negative, group=EVALUATION
-    )
-    kept: int = option(300, "HMC iterations kept for the proposals.", check=positive, group=EVALUATION)
-    test_batch_size: int = option(128, "Images at once.", check=positive, group=EVALUATION)
+    iwae_samples: int = EVALUATION(20_000, "Importance samples for each image and proposal.", check=positive)
+    burn_in: int = EVALUATION(300, "HMC iterations with adaptation before any is kept.", check=non_negative)
+    kept: int = EVALUATION(300, "HMC iterations kept for the proposals.", check=positive)
+    test_batch_size: int = EVALUATION(128, "Images at once.", check=positive)
 
 
 @dataclass(frozen=True)
 class VcdTrain(LikelihoodOptions, VcdModel):
-    config_file: str = option(
-        "default", "A preset, or a JSON or YAML file.", metavar="NAME", aliases=("-c",), group=RUN
-    )
-    epochs: int = option(
-        800, "Passes over the training images.", check=positive, aliases=("--n-epoch",), group=RUN
-    )
-    updates: int | None = option(None, "Weight updates, instead of --epochs.", check=positive, group=RUN)
-    data: str = option(
+    config_file: str = RUN("default", "A preset, or a JSON or YAML file.", metavar="NAME", aliases=("-c",))
+    epochs: int = RUN(800, "Passes over the training images.", check=positive, aliases=("--n-epoch",))
+    updates: int | None = RUN(None, "Weight updates, instead of --epochs.", check=positive)
+    data: str = RUN(
         "binarised_mnist",
         "binarised_mnist, mnist, fashion_mnist, digits (drawn here), or a folder with the files of one.",
-        group=RUN,
     )
-    validation: bool = option(
-        False, "Keep images back and evaluate on them at the end.", aliases=("-v",), group=RUN
-    )
-    testing: bool = option(True, "Evaluate on the test set at the end.", group=RUN)
-    test_images: int | None = option(
+    validation: bool = RUN(False, "Keep images back and evaluate on them at the end.", aliases=("-v",))
+    testing: bool = RUN(True, "Evaluate on the test set at the end.")
+    test_images: int | None = EVALUATION(
         None,
         "Only the first so many images in the evaluations at the end, for a quick look.",
         check=positive,
         aliases=("--images",),
-        group=EVALUATION,
     )
-    seed: int = option(0, "Seed of weights, order and all draws.", check=non_negative, group=RUN)
-    repeats: int = option(
-        1,
-        "Train this many times, with seeds that follow each other.",
-        check=positive,
-        aliases=("-R",),
-        group=RUN,
+    seed: int = RUN(0, "Seed of weights, order and all draws.", check=non_negative)
+    repeats: int = RUN(
+        1, "Train this many times, with seeds that follow each other.", check=positive, aliases=("-R",)
     )
-    resume: bool = option(False, "Go on with the newest run of this name.", group=RUN)
-    updates_per_call: int | None = option(
+    resume: bool = RUN(False, "Go on with the newest run of this name.")
+    updates_per_call: int | None = RUN(
         None,
         "At most so many updates in one compiled call; the result is the same.",
         check=positive,
         aliases=("--n-infeed-batches",),
-        group=RUN,
     )
-    plan: bool = option(False, "Say what would run, and stop.", group=RUN)
-    results_dir: Path = option(
-        Path("results"), "Folder in which runs get theirs.", aliases=("-r",), group=RECORDS
+    plan: bool = RUN(False, "Say what would run, and stop.")
+    results_dir: Path = RECORDS(Path("results"), "Folder in which runs get theirs.", aliases=("-r",))
+    run_name: str | None = RECORDS(
+        None, "Name of the run's folder; else the configuration's.", aliases=("-n",), check=folder_name
     )
-    run_name: str | None = option(
-        None,
-        "Name of the run's folder; else the configuration's.",
-        aliases=("-n",),
-        check=folder_name,
-        group=RECORDS,
-    )
-    log_every: int = option(1000, "Updates between logs.", check=positive, group=RECORDS)
-    save_checkpoints: bool = option(True, "Save twenty times in a run and at its end.", group=RECORDS)
-    log_level: Literal["NOTSET", "DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = option(
+    log_every: int = RECORDS(1000, "Updates between logs.", check=positive)
+    save_checkpoints: bool = RECORDS(True, "Save twenty times in a run and at its end.")
+    log_level: Literal["NOTSET", "DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = RECORDS(
         "INFO",
         "WARNING and above keep quiet but for warnings and errors; DEBUG has a line for each checkpoint, too.",
-        group=RECORDS,
     )
-    report: Path | None = option(
-        None, "Write the compiler's report and a profile to this folder.", metavar="DIR", group=RECORDS
+    report: Path | None = RECORDS(
+        None, "Write the compiler's report and a profile to this folder.", metavar="DIR"
     )
 
     def check(self) -> None:
@@ -286,15 +232,11 @@ PRESETS: dict[str, dict[str, Any]] = {
 @dataclass(frozen=True, kw_only=True)
 class VcdEvaluate(LikelihoodOptions):
     run: Path = argument("Folder of the run.", metavar="RUN")
-    split: Literal["test", "validation", "train"] = option("test", "Images to evaluate.", group=EVALUATION)
-    images: int | None = option(
-        None, "Only the first so many, for a quick look.", check=positive, group=EVALUATION
-    )
-    step: int | None = option(
-        None, "Checkpoint after so many updates; else the newest.", check=non_negative, group=RUN
-    )
-    data: str | None = option(None, "Another data set or folder than the run's.", group=RUN)
-    seed: int = option(0, "Seed of all draws of the evaluation.", check=non_negative, group=RUN)
+    split: Literal["test", "validation", "train"] = EVALUATION("test", "Images to evaluate.")
+    images: int | None = EVALUATION(None, "Only the first so many, for a quick look.", check=positive)
+    step: int | None = RUN(None, "Checkpoint after so many updates; else the newest.", check=non_negative)
+    data: str | None = RUN(None, "Another data set or folder than the run's.")
+    seed: int = RUN(0, "Seed of all draws of the evaluation.", check=non_negative)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,4 @@
-"""The family in `hotloop demo`: a short training on drawn digits, curves and a picture.
-
-The encoder and decoder first learn by the usual bound, which is cheap, then by the contrastive divergence, so
-that a few seconds on a CPU are enough to see digits.
-"""
+"""The family in `hotloop demo`: a short training on drawn digits, curves and a picture."""
 
 import base64
 import time
@@ -32,17 +28,22 @@ def demo_run() -> dict[str, Any]:
     bits = binarise(grey).reshape(IMAGES, -1)
     job = model.Job(MODEL, IMAGES)
     state = copy_state(model.init(job, stream(seed_key(0), "init", 0)))
+    # First by the usual bound, which is cheap: a few seconds on a CPU are then enough to see digits.
     usual = model.Job(replace(MODEL, method="kl"), IMAGES)
     bound, state = _trained(usual, {**state, "variate": {}}, bits, USUAL)
     state = {**state, "variate": model.init(job, seed_key(0))["variate"]}
     metrics, state = _trained(job, state, bits, DIVERGENCE)
+    shown = bits[: ROWS * COLUMNS]
+    drawn = jax.jit(samples.draw(job, 1, 2 * MODEL.hmc_steps))(state, shown, seed_key(2))
+    parts = [samples.make_pictures(part) for part in (shown, drawn.before, drawn.after)]
+    picture = samples.enlarge(samples.arrange_triples(parts, COLUMNS), 2)
     return {
         "elbo": bound["elbo"][:: USUAL // 100].tolist(),
         "log_joint_z0": metrics["log_joint_z0"].tolist(),
         "log_joint_zt": metrics["log_joint_zt"].tolist(),
         "updates_per_second": metrics["updates_per_second"],
         "batch_size": MODEL.micro_batch_size,
-        "picture": base64.b64encode(samples.encode_png(_picture(job, state, bits))).decode(),
+        "picture": base64.b64encode(samples.encode_png(picture)).decode(),
     }
 
 
@@ -59,10 +60,3 @@ def _trained(job: model.Job, state: Any, bits: NDArray[np.uint8], updates: int) 
     seconds = time.perf_counter() - began
     curves = {name: np.concatenate([first[name], last[name]]) for name in first}
     return {**curves, "updates_per_second": TIMED / seconds}, state
-
-
-def _picture(job: model.Job, state: Any, bits: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    shown = bits[: ROWS * COLUMNS]
-    drawn = jax.jit(samples.draw(job, 1, 2 * job.model.hmc_steps))(state, shown, seed_key(2))
-    parts = [samples.make_pictures(part) for part in (shown, drawn.before, drawn.after)]
-    return samples.enlarge(samples.arrange_triples(parts, COLUMNS), 2)

@@ -1,7 +1,6 @@
 """`hotloop vcd evaluate`: the log-likelihood of a run's images by three proposals, as a table and a JSON file.
 
-`estimate_likelihoods` does it for weights in memory, at the end of a training; `run` for a checkpoint. What is
-computed, and how, is in `likelihood` and `likelihood_estimator`.
+`estimate_likelihoods` does it for weights in memory, at the end of a training; `run` for a checkpoint.
 """
 
 import math
@@ -20,8 +19,13 @@ from hotloop.families.vcd import images as image_sets
 from hotloop.families.vcd import model
 from hotloop.families.vcd.config import LikelihoodOptions, VcdEvaluate
 from hotloop.families.vcd.images import Bits
-from hotloop.families.vcd.likelihood import BLOCK, HEADLINE, LikelihoodEstimate, make_proposals
-from hotloop.families.vcd.likelihood_estimator import LikelihoodEstimator
+from hotloop.families.vcd.likelihood import (
+    BLOCK,
+    HEADLINE,
+    LikelihoodEstimate,
+    LikelihoodEstimator,
+    make_proposals,
+)
 from hotloop.families.vcd.model import Job, State
 from hotloop.options import to_jsonable
 
@@ -77,8 +81,18 @@ def estimate_likelihoods(
         weighed = estimator.weigh("elbo", estimator.encoder, ELBO_SAMPLES, mark)
         elbo = np.asarray(weighed.elbo, np.float64)
     pace = (marks[-1] - marks[0]) / estimator.units(ELBO_SAMPLES)  # the first mark comes when all is compiled
-    context.say(_announcement(estimator, leapfrogs, config, pace))
-    with context.progress("HMC", config.burn_in + config.kept) as bar:
+    iterations = config.burn_in + config.kept
+    weighing, sampling = 3 * samples * estimator.flops, 2 * iterations * leapfrogs * estimator.flops
+    seconds = 3 * estimator.units(samples) * pace * (1 + sampling / weighing)
+    if seconds < 90:
+        duration = f"{max(1, round(seconds))} s"
+    else:
+        duration = f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    context.say(
+        f"estimate: 3 proposals x {samples:,} samples x {len(images):,} images after {iterations:,} HMC "
+        f"iterations, {weighing + sampling:.1e} FLOP, about {duration} once compiled"
+    )
+    with context.progress("HMC", iterations) as bar:
         ensemble = estimator.sample(
             float(state["step_size"]), leapfrogs, config.burn_in, config.kept, bar.advance
         )
@@ -109,23 +123,6 @@ def estimate_likelihoods(
     return result
 
 
-def _announcement(
-    estimator: LikelihoodEstimator, leapfrogs: int, config: LikelihoodOptions, pace: float
-) -> str:
-    """What is to come and how long it will take, by the seconds of a unit of the products that were timed."""
-    iterations, samples = config.burn_in + config.kept, config.iwae_samples
-    weighing, sampling = 3 * samples * estimator.flops, 2 * iterations * leapfrogs * estimator.flops
-    seconds = 3 * estimator.units(samples) * pace * (1 + sampling / weighing)
-    if seconds < 90:
-        duration = f"{max(1, round(seconds))} s"
-    else:
-        duration = f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-    return (
-        f"estimate: 3 proposals x {samples:,} samples x {estimator.count:,} images after {iterations:,} HMC "
-        f"iterations, {weighing + sampling:.1e} FLOP, about {duration} once compiled"
-    )
-
-
 def summarise(weighed: LikelihoodEstimate, samples: int) -> dict[str, float]:
     """The mean over images and its two errors, and the effective samples as a share of all.
 
@@ -151,21 +148,14 @@ def _error(values: NDArray[np.float64]) -> float:
 
 
 def _show(result: Mapping[str, Any], context: Console) -> None:
-    columns = [
-        "proposal",
-        "log-likelihood",
-        "s.e. (images)",
-        "s.e. (Monte Carlo)",
-        "ESS mean",
-        "median",
-        "min",
-    ]
+    errors, shares = ("s.e. (images)", "s.e. (Monte Carlo)"), ("ESS mean", "median", "min")
+    columns = ["proposal", "log-likelihood", *errors, *shares, f"images with ESS < {FEW}"]
     rows = []
     for name, figures in result["proposals"].items():
         value, error, monte_carlo, *shares = figures.values()
         numbers = (f"{number:.3f}" for number in (value, error, monte_carlo))
         rows.append((name, *numbers, *(f"{100 * share:.3g} %" for share in shares)))
-    context.table([*columns, f"images with ESS < {FEW}"], rows)
+    context.table(columns, rows)
     context.say(f"ELBO {result['elbo']:.3f}, s.e. (images) {result['elbo_standard_error']:.3f}")
     context.say(
         f"log-likelihood {result['log_likelihood']:.2f} +- {result['standard_error']:.2f} nats "

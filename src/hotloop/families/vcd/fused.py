@@ -14,7 +14,7 @@ device. It knows two hidden layers, not the objective.
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -127,29 +127,6 @@ def fits(model: VcdModel) -> bool:
     return len(model.hidden) == 2 and max(model.hidden) <= WIDEST and model.z_dim <= 64
 
 
-class KernelWeights(NamedTuple):
-    """The decoder, padded to whole blocks and rounded to float16; biases float32."""
-
-    w1: Any
-    b1: Any
-    w2: Any
-    b2: Any
-    w3: Any
-    b3: Any
-
-
-def pad_weights(decoder: Any) -> KernelWeights:
-    """Units that are not there have weights and biases of zero, pixels that are not there a logit of NEVER."""
-    latent = max(16, pl.next_power_of_2(decoder[0]["w"].shape[0]))
-    one, two = (max(64, pl.next_power_of_2(layer["w"].shape[1])) for layer in decoder[:2])
-    pixels = -(-PIXELS // BLOCK) * BLOCK
-    parts = []
-    for layer, size in zip(decoder, [(latent, one), (one, two), (two, pixels)], strict=True):
-        fill = NEVER if layer is decoder[-1] else 0.0
-        parts += [_fill(to_float16(layer["w"]), size), _fill(layer["b"].astype(jnp.float32), size[1:], fill)]
-    return KernelWeights(*parts)
-
-
 def _fill(array: Array, shape: tuple[int, ...], value: float = 0.0) -> Array:
     """The array at the beginning of a larger one; leading axes that `shape` does not name stay."""
     lead = array.ndim - len(shape)
@@ -162,15 +139,24 @@ class FusedSampler:
 
     def __init__(self, decoder: Any, images: Array, leapfrog_steps: int, *, interpret: bool = False):
         self.chains, self.latent, self.steps = len(images), decoder[0]["w"].shape[0], leapfrog_steps
-        self.weights = pad_weights(decoder)
+        # The decoder in whole blocks: units that are not there have weights and biases of zero, pixels NEVER as logit.
+        latent = max(16, pl.next_power_of_2(self.latent))
+        one, two = (max(64, pl.next_power_of_2(layer["w"].shape[1])) for layer in decoder[:2])
+        pixels = -(-PIXELS // BLOCK) * BLOCK
+        parts = []
+        for layer, size in zip(decoder, [(latent, one), (one, two), (two, pixels)], strict=True):
+            fill = NEVER if layer is decoder[-1] else 0.0
+            bias = _fill(layer["b"].astype(jnp.float32), size[1:], fill)
+            parts += [_fill(to_float16(layer["w"]), size), bias]
+        self.weights = tuple(parts)  # w1, b1, w2, b2, w3, b3
         self.units = tuple(-(-layer["w"].shape[1] // 8) * 8 for layer in decoder[:2])
         self.rows = -(-self.chains // ROWS) * ROWS
-        self.x = _fill(images.astype(jnp.uint8).T, (self.weights.b3.shape[0], self.rows))
+        self.x = _fill(images.astype(jnp.uint8).T, (pixels, self.rows))
         self.interpret = interpret
 
     def wide(self, matrix: Array) -> Array:
         """[..., chains, z] as [..., z, chains], with rows and columns of zeros added."""
-        return _fill(jnp.swapaxes(matrix, -1, -2), (self.weights.w1.shape[0], self.rows))
+        return _fill(jnp.swapaxes(matrix, -1, -2), (len(self.weights[0]), self.rows))
 
     def wide_line(self, line: Array) -> Array:
         """[..., chains] with zeros added."""
@@ -200,15 +186,11 @@ class FusedSampler:
         return hmc.State(*kept[:3]), hmc.Info(acceptance, uniform < acceptance, change)
 
     def _leapfrog(self, kick: float, last: bool, step: Array, *chains: Array) -> list[Array]:
-        """Kick by the sum of the parts of the force, drift, and the parts of the force at the new place.
-
-        `chains` are position, momentum, parts of the force; so are the results, and after the last leapfrog the
-        parts of the log density as well.
-        """
+        """`chains` are position, momentum, parts of the force; so are the results, and at last parts of the density."""
         blocks = self.x.shape[0] // BLOCK
         pixels = pl.BlockSpec((BLOCK, ROWS), lambda i, j: (j, i))
         whole = [pl.BlockSpec(w.shape, lambda i, j, n=w.ndim: (0,) * n) for w in (step, *self.weights[:4])]
-        w3 = pl.BlockSpec((len(self.weights.w3), BLOCK), lambda i, j: (0, j))
+        w3 = pl.BlockSpec((len(self.weights[4]), BLOCK), lambda i, j: (0, j))
         b3 = pl.BlockSpec((BLOCK,), lambda i, j: (j,))
         tile, tall = _columns(chains[0].shape), (blocks, *chains[0].shape)
         part = pl.BlockSpec((1, *tile.block_shape), lambda i, j: (j, 0, i))
@@ -239,6 +221,9 @@ class FusedSampler:
     def _call(
         self, kernel: Any, grid: Any, inputs: Any, outputs: Any, shapes: Any, operands: Any
     ) -> list[Array]:
+        from jax.experimental.pallas import triton
+
+        options = triton.CompilerParams(num_warps=WARPS, num_stages=1)
         results: list[Array] = pl.pallas_call(
             kernel,
             grid=grid,
@@ -246,7 +231,7 @@ class FusedSampler:
             out_specs=outputs,
             out_shape=[jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes[: len(outputs)]],  # type: ignore[no-untyped-call]
             interpret=self.interpret,
-            compiler_params=None if self.interpret else _compiler(),
+            compiler_params=None if self.interpret else options,
         )(*operands)
         return results
 
@@ -255,9 +240,3 @@ def _columns(shape: tuple[int, ...]) -> Any:
     """A tile's chains: they are the last axis everywhere."""
     lead = (0,) * (len(shape) - 1)
     return pl.BlockSpec((*shape[:-1], ROWS), lambda i, *_: (*lead, i))
-
-
-def _compiler() -> Any:
-    from jax.experimental.pallas import triton
-
-    return triton.CompilerParams(num_warps=WARPS, num_stages=1)

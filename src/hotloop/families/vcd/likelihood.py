@@ -1,4 +1,4 @@
-"""log p(x) by importance sampling, with the weights added up as they come, and the three proposals for it.
+"""log p(x) by importance sampling, the three proposals for it, and both on the device in pieces of half a second.
 
 For samples z_s of a Gaussian proposal r the mean of w_s = p(x, z_s) / r(z_s) has the expectation p(x), so its
 logarithm is, in expectation, a lower bound of log p(x) that rises with the number of samples. Weights are
@@ -10,18 +10,32 @@ Two of the proposals are learnt from HMC over all images as one ensemble. Chains
 one step size, which follows the share of all chains that moved (and so depends on no batch size) until the burn-in
 ends; then it rests, and each chain's mean and variance are gathered one sample at a time. Where the two reference
 programs differ this follows the paper's authors: the trained step size to begin with, a deviation with n - 1, a floor
-that is applied last. It knows no network and no sampler but HMC: joint density and target are functions.
+that is applied last.
+
+The pieces let a bar move and Ctrl-C be heard and change no number. Products are full float32 here (no TF32), on
+weights widened to float32, whatever the run was trained in.
 """
 
+import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
+from numpy.typing import NDArray
 
-from hotloop.engine.keys import sample_keys
-from hotloop.families.vcd.networks import log_prior
+from hotloop.engine.device import platform
+from hotloop.engine.drive import Pieces
+from hotloop.engine.keys import sample_keys, stream
+from hotloop.engine.progress import compiling
+from hotloop.families.vcd import networks
+from hotloop.families.vcd.config import PIXELS
+from hotloop.families.vcd.model import State
+from hotloop.families.vcd.networks import Network, log_prior
 from hotloop.mcmc import hmc
 
 BLOCK = 50  # samples that are drawn together, from one key: the smallest chunk
@@ -35,6 +49,13 @@ LogJoint = Callable[[Array], Array]
 """z [images, samples, latent] -> log p(x, z) [images, samples], each image with its own x."""
 Target = Callable[[Any], hmc.ValueAndGradient]
 """The data of some chains -> their log density and its gradient."""
+MEMORY = {"cpu": 32 << 20}  # bytes of logits at once: on a CPU little more than its caches hold
+MEMORY_ELSEWHERE = 256 << 20
+CHAINS = {"cpu": 1000}
+"""HMC chains at once, where fewer than memory allows are faster (on a CPU by 1.4, logits in its caches)."""
+
+Carry = TypeVar("Carry")
+Advance = Callable[[int], None]
 
 
 class Proposal(NamedTuple):
@@ -171,42 +192,33 @@ def iterate_chains(
 
     A chain's momentum and uniform number depend on the key, the iteration and the chain's number.
     """
-    position = ensemble.chains.position
-    momenta, uniforms = _draws(jax.random.fold_in(key, number), position)
+    groups, rows, latent = ensemble.mean.shape
+    dtype = ensemble.mean.dtype
+
+    def draw(key: Array) -> tuple[Array, Array]:
+        normal, uniform = jax.random.split(key)
+        return jax.random.normal(normal, (latent,), dtype), jax.random.uniform(uniform, (), dtype)
 
     def group(part: tuple[Any, hmc.State, Array, Array]) -> tuple[hmc.State, hmc.Info]:
         rows, chains, momentum, uniform = part
         return hmc.transition(target(rows), leapfrogs)(chains, momentum, uniform, ensemble.step_size)
 
-    chains, info = lax.map(group, (data, ensemble.chains, momenta, uniforms))
+    momenta, uniforms = jax.vmap(draw)(sample_keys(jax.random.fold_in(key, number), 0, groups * rows))
+    numbers = momenta.reshape(groups, rows, latent), uniforms.reshape(groups, rows)
+    chains, info = lax.map(group, (data, ensemble.chains, *numbers))
     accepted = info.accepted.reshape(-1)[:count]
     moved = hmc.adaptation(ensemble.step_size, accepted, TARGET_ACCEPTANCE, ADAPTATION_RATE)
-    step_size = jnp.where(number < burn_in, moved, ensemble.step_size)
-    return _keep(ensemble._replace(chains=chains, step_size=step_size), accepted, number - burn_in + 1)
-
-
-def _draws(key: Array, like: Array) -> tuple[Array, Array]:
-    groups, rows, latent = like.shape
-
-    def one(key: Array) -> tuple[Array, Array]:
-        normal, uniform = jax.random.split(key)
-        return jax.random.normal(normal, (latent,), like.dtype), jax.random.uniform(uniform, (), like.dtype)
-
-    momenta, uniforms = jax.vmap(one)(sample_keys(key, 0, groups * rows))
-    return momenta.reshape(like.shape), uniforms.reshape(groups, rows)
-
-
-def _keep(ensemble: Ensemble, accepted: Array, kept: Array | int) -> Ensemble:
-    """Welford's update with the `kept`-th sample; before the first, nothing changes."""
-    dtype = ensemble.mean.dtype
+    # Welford's update with the `kept`-th sample; before the first, nothing changes.
+    kept = number - burn_in + 1
     share = jnp.where(kept > 0, 1 / jnp.maximum(kept, 1).astype(dtype), 0)
-    position = ensemble.chains.position
-    away = position - ensemble.mean
+    away = chains.position - ensemble.mean
     mean = ensemble.mean + share * away
-    return ensemble._replace(
-        mean=mean,
-        squares=ensemble.squares + jnp.where(kept > 0, away * (position - mean), 0),
-        acceptance=ensemble.acceptance + share * (accepted.mean(dtype=dtype) - ensemble.acceptance),
+    return Ensemble(
+        chains,
+        jnp.where(number < burn_in, moved, ensemble.step_size),
+        mean,
+        ensemble.squares + jnp.where(kept > 0, away * (chains.position - mean), 0),
+        ensemble.acceptance + share * (accepted.mean(dtype=dtype) - ensemble.acceptance),
     )
 
 
@@ -218,3 +230,148 @@ def make_proposals(encoder: Proposal, mean: Array, squares: Array, kept: int) ->
         "hmc_mean": Proposal(mean, WIDER * encoder.spread),
         HEADLINE: Proposal(mean, jnp.maximum(WIDER * deviation, SMALLEST)),
     }
+
+
+class LikelihoodEstimator:
+    """A model's weights and images [N, 784] of zeros and ones, ready to be sampled and weighed.
+
+    `batch_size` images are weighed at once (fewer where memory would not do), with as many of the `samples`
+    as then fit.
+    """
+
+    def __init__(
+        self, params: State, images: NDArray[np.uint8], key: Array, *, batch_size: int, samples: int
+    ):
+        rows = MEMORY.get(platform(), MEMORY_ELSEWHERE) // (4 * PIXELS)
+        self.count = len(images)
+        self._key = key
+        self._decoder: Network = networks.widen(params["decoder"])
+        self._batches = jax.device_put(split_rows(images, min(batch_size, rows // BLOCK)))
+        self._blocks = blocks_of(samples, rows // self._batches.shape[1])
+        # The batch size never cuts HMC: rounding would follow it, and a chain's decisions follow rounding.
+        self._groups = jax.device_put(split_rows(images, CHAINS.get(platform(), rows)))
+        encoded = _encode(networks.widen(params), self._groups)
+        self.encoder = Proposal(*(self._flat(part) for part in encoded))
+
+    def units(self, samples: int) -> int:
+        """Pieces of work that `weigh` reports."""
+        return len(self._batches) * int(chunks_of(samples, self._blocks))
+
+    def weigh(self, name: str, proposal: Proposal, samples: int, advance: Advance) -> LikelihoodEstimate:
+        """The estimates of all images by a proposal; `name` says which random numbers."""
+        cut = Proposal(*(split_rows(part, self._batches.shape[1]) for part in proposal))
+        key = stream(self._key, name, 0)
+        step = partial(_weigh, self._blocks, self._decoder, self._batches, cut, key, samples)
+        start = empty_sums(self._batches.shape[:2])
+        sums = run_in_pieces(step, start, self.units(samples), advance)
+        return LikelihoodEstimate(*(self._flat(part) for part in estimate(sums, samples)))
+
+    def sample(self, step_size: float, leapfrogs: int, burn_in: int, kept: int, advance: Advance) -> Ensemble:
+        """HMC from the encoder's means; the moments are [N, z] in the result."""
+        key = stream(self._key, "hmc", 0)
+        step = partial(_iterate, leapfrogs, self.count, self._decoder, self._groups, key, burn_in)
+        places = split_rows(self.encoder.mean, self._groups.shape[1])
+        start = _begin(self._decoder, self._groups, places, jnp.float32(step_size))
+        ensemble: Ensemble = run_in_pieces(step, start, burn_in + kept, advance)
+        return ensemble._replace(mean=self._flat(ensemble.mean), squares=self._flat(ensemble.squares))
+
+    @property
+    def flops(self) -> float:
+        """Products of the decoder for one sample of every image; a gradient takes twice as many."""
+        return 2.0 * self.count * sum(layer["w"].size for layer in self._decoder)
+
+    def _flat(self, cut: Array) -> Array:
+        return cut.reshape(-1, *cut.shape[2:])[: self.count]
+
+
+def split_rows(rows: Any, size: int) -> Any:
+    """[N, ...] as [batches, size or less, ...], as equal as can be, filled up with copies of the last row."""
+    count = -(-len(rows) // size)
+    size = -(-len(rows) // count)
+    return rows[np.minimum(np.arange(count * size), len(rows) - 1)].reshape(count, size, *rows.shape[1:])
+
+
+def run_in_pieces(
+    step: Callable[[int, int, Carry], Carry], carry: Carry, units: int, advance: Advance
+) -> Carry:
+    """step(first, stop, carry) over all units, in dispatches of about half a second.
+
+    `advance` hears of each piece, and of a first one of no units: by then the program is compiled.
+    """
+    pieces, done, count = Pieces(units), 0, 0
+    while done < units:
+        started = time.perf_counter()
+        with nullcontext() if count else compiling():
+            carry = jax.block_until_ready(step(done, done + count, carry))  # type: ignore[no-untyped-call]
+        pieces.learn(max(1, count), time.perf_counter() - started)
+        done += count
+        advance(count)
+        count = pieces.next(units - done)
+    return carry
+
+
+@jax.jit
+def _encode(params: Any, groups: Array) -> tuple[Array, Array]:
+    def group(images: Array) -> tuple[Array, Array]:
+        return networks.encode(params, images.astype(jnp.float32))
+
+    with jax.default_matmul_precision("highest"):
+        encoded: tuple[Array, Array] = lax.map(group, groups)
+    return encoded
+
+
+@partial(jax.jit, static_argnums=0)
+def _weigh(
+    blocks: int,
+    decoder: Network,
+    batches: Array,
+    proposals: Proposal,
+    key: Array,
+    samples: Array,
+    first: Array,
+    stop: Array,
+    sums: Sums,
+) -> Sums:
+    """Units `first` .. `stop` - 1, each one chunk of samples for one batch of images."""
+    chunks, size = chunks_of(samples, blocks), batches.shape[1]
+
+    def unit(number: Array, sums: Sums) -> Sums:
+        batch, chunk = number // chunks, number % chunks
+        images, proposal, old = jax.tree.map(lambda leaf: leaf[batch], (batches, proposals, sums))
+        joint = partial(networks.log_joint, decoder, images[:, None].astype(jnp.float32))
+        numbers = batch * size + jnp.arange(size)
+        new = add_chunk(old, joint, proposal, key, numbers, samples, chunk, blocks)
+        return Sums(*(all_.at[batch].set(one) for all_, one in zip(sums, new, strict=True)))
+
+    with jax.default_matmul_precision("highest"):
+        weighed: Sums = lax.fori_loop(first, stop, unit, sums)
+    return weighed
+
+
+def _target(decoder: Network) -> Any:
+    return lambda images: networks.value_and_gradient(decoder, images.astype(jnp.float32))
+
+
+@jax.jit
+def _begin(decoder: Network, groups: Array, start: Array, step_size: Array) -> Ensemble:
+    with jax.default_matmul_precision("highest"):
+        return begin_chains(_target(decoder), groups, start, step_size)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _iterate(
+    leapfrogs: int,
+    count: int,
+    decoder: Network,
+    groups: Array,
+    key: Array,
+    burn_in: Array,
+    first: Array,
+    stop: Array,
+    ensemble: Ensemble,
+) -> Ensemble:
+    """HMC iterations `first` .. `stop` - 1 of all chains."""
+    with jax.default_matmul_precision("highest"):
+        step = partial(iterate_chains, _target(decoder), leapfrogs, count, key, groups, burn_in)
+        iterated: Ensemble = lax.fori_loop(first, stop, step, ensemble)
+    return iterated

@@ -1,9 +1,7 @@
 """The three networks (encoder mean, encoder spread, decoder; nothing shared), how they begin, and log p(x, z).
 
 Plain functions over tuples of {"w", "b"}. Weights may be kept in 16 bits; sums are float32 all the same. The prior is
-N(0, I), with one Bernoulli a pixel given its logit. `value_and_gradient` is what the sampler evaluates 41 times an
-update, written out: three products forward and three back. Automatic differentiation gives the same numbers and, on the
-devices measured, was slower (docs/vcd.md). This file knows no objective and no sampler.
+N(0, I), with one Bernoulli a pixel given its logit.
 """
 
 import math
@@ -57,13 +55,13 @@ def forward(network: Network, x: Array) -> list[Array]:
 
 
 def encode(networks: Any, images: Array) -> tuple[Array, Array]:
-    """Mean and spread of q0(z | x) for each image: log(exp(a) + exp(1e-4)) is positive for every finite a."""
+    """Mean and spread of q0(z | x) for each image."""
     mean = forward(networks["mean"], images)[-1]
     return mean, spread(forward(networks["spread"], images)[-1])
 
 
 def spread(raw: Array) -> Array:
-    """log(exp(a) + exp(1e-4)), which is 1e-4 + softplus(a - 1e-4) and overflows nowhere."""
+    """log(exp(a) + exp(1e-4)), positive for every finite a, as 1e-4 + softplus(a - 1e-4), which overflows nowhere."""
     return SMALLEST_SPREAD + jax.nn.softplus(raw - SMALLEST_SPREAD)
 
 
@@ -92,7 +90,10 @@ def log_joint(decoder: Network, images: Array, z: Array) -> Array:
 
 
 def value_and_gradient(decoder: Network, images: Array) -> ValueAndGradient:
-    """z -> (log p(x, z), its gradient in z), each row for its own image."""
+    """z -> (log p(x, z), its gradient in z), each row for its own image: what the sampler evaluates 41 times an update.
+
+    Written out: automatic differentiation gives the same numbers and, on the devices measured, was slower.
+    """
 
     def at(z: Array) -> tuple[Array, Array]:
         *hidden, logits = forward(decoder, z)

@@ -1,8 +1,7 @@
 """The old program's JSON configurations, read as options of `hotloop vcd train`.
 
-`read_old` flattens a document to values by dotted path, or says in one line which path is unknown or wrong. Most keys
-are an option under another name; some decide one together; what changed an old run and changes nothing here is named in
-one notice. It reads no files and imports no jax.
+Most keys are an option under another name; some decide one together; what changed an old run and changes nothing here
+is named in one notice.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -12,15 +11,7 @@ from typing import Any
 
 from hotloop.errors import OptionError, did_you_mean
 from hotloop.families.vcd.config import VcdTrain
-from hotloop.options import (
-    Check,
-    Kind,
-    non_negative,
-    options_of,
-    positive,
-    read_value,
-    show_value,
-)
+from hotloop.options import Check, Kind, non_negative, options_of, positive, read_value, show_value
 from hotloop.options.document import Key
 
 MODEL, EXPERIMENT = "model[0].args", "experiment.args"
@@ -76,30 +67,22 @@ def _as_option(name: str, value: Any) -> Any:
         raise ValueError(str(error.__cause__)) from None
 
 
-def _no_widths(value: Any) -> None:
-    if value:
-        raise ValueError("must be empty; give the networks' widths with --hidden")
+def _must(holds: Callable[[Any], Any], reason: str) -> Reader:
+    """Of a key that is checked and has no value here."""
 
+    def reader(value: Any) -> None:
+        if not holds(value):
+            raise ValueError(reason)
 
-def _no_checkpoint(value: Any) -> None:
-    if value and str(value).lower() != "null":
-        raise ValueError(
-            "the old program's checkpoints cannot be read; use --resume to go on with a run of this one"
-        )
-
-
-def _trains(value: Any) -> None:
-    if not FLAG(value):
-        raise ValueError("must be true; `hotloop vcd evaluate RUN` evaluates a run without training it")
-
-
-def _anything(value: Any) -> None: ...
+    return reader
 
 
 FLAG = _typed(Kind(bool))
 COUNT, SOME = _typed(Kind(int), non_negative), _typed(Kind(int), positive)
 NUMBER = _typed(Kind(float), positive)
 VCD = _typed(Kind(str, choices=("vcd",)))
+ANYTHING = _must(lambda value: True, "")
+NO_WIDTHS = _must(lambda value: not value, "must be empty; give the networks' widths with --hidden")
 
 DATA: dict[str, Reader] = {
     "data.loading.set": _typed(Kind(str, choices=("binarised_mnist", "mnist", "fashion_mnist"))),
@@ -120,12 +103,12 @@ INERT = (
 MODEL_KEYS: dict[str, Reader] = {
     **{key: partial(_as_option, name) for key, name in OPTIONS.items()},
     **DATA,
-    **dict.fromkeys((*INERT, "device", "training.mcmc.hmc_only"), _anything),
+    **dict.fromkeys((*INERT, "device", "training.mcmc.hmc_only"), ANYTHING),
     "n_replicas": SOME,
     "network.encoder.name": VCD,
-    "network.encoder.kwargs": _no_widths,
+    "network.encoder.kwargs": NO_WIDTHS,
     "network.decoder.name": VCD,
-    "network.decoder.kwargs": _no_widths,
+    "network.decoder.kwargs": NO_WIDTHS,
     "testing.iwae_samples_test_micro_batch_size": SOME,
     "testing.n_epoch_freq_test": SOME,
     "testing.mcmc.use_train_step_size_init": FLAG,
@@ -143,31 +126,28 @@ MODEL_KEYS: dict[str, Reader] = {
 }
 EXPERIMENT_KEYS: dict[str, Reader] = {
     **DATA,
-    **dict.fromkeys(INERT, _anything),
-    "checkpoint_path": _no_checkpoint,
+    **dict.fromkeys(INERT, ANYTHING),
+    "checkpoint_path": _must(
+        lambda value: not value or str(value).lower() == "null",
+        "the old program's checkpoints cannot be read; use --resume to go on with a run of this one",
+    ),
     "testing": FLAG,
-    "training": _trains,
+    "training": _must(FLAG, "must be true; `hotloop vcd evaluate RUN` evaluates a run without training it"),
     "validation": FLAG,
 }
 KEYS: dict[str, Reader] = {
     **{f"{MODEL}.{key}": reader for key, reader in MODEL_KEYS.items()},
     **{f"{EXPERIMENT}.{key}": reader for key, reader in EXPERIMENT_KEYS.items()},
-    **dict.fromkeys(
-        (f"model[0].flags.{key}" for key in ("ATTRIBUTE", "MODULE", "NAME", "TUNING")), _anything
-    ),
+    **dict.fromkeys((f"model[0].flags.{key}" for key in ("ATTRIBUTE", "MODULE", "NAME", "TUNING")), ANYTHING),
 }
 
 
-def read_old(document: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Every value of the document by its path; `where` names the file in errors."""
-    models = document["model"]
-    if not isinstance(models, list) or len(models) != 1:
-        raise OptionError(f"{where}: model: must be a list of one model")
-    rest = {key: value for key, value in document.items() if key != "model"}
-    return dict(_leaves({"model[0]": models[0], **rest}, "", where))
-
-
 def _leaves(branch: Mapping[str, Any], path: str, where: str) -> Iterator[tuple[str, Any]]:
+    """Every value by its path, or one line that says which path is unknown or wrong."""
+
+    def below(path: str) -> list[str]:
+        return sorted({key.removeprefix(path).split(".")[0] for key in KEYS if key.startswith(path)})
+
     for key, value in branch.items():
         here = f"{where}, line {key.line}" if isinstance(key, Key) else where
         full = f"{path}{key}"
@@ -176,16 +156,12 @@ def _leaves(branch: Mapping[str, Any], path: str, where: str) -> Iterator[tuple[
                 yield full, KEYS[full](value)
             except ValueError as error:
                 raise OptionError(f"{here}: {full} {show_value(value)}: {error}") from None
-        elif names := _below(f"{full}."):
+        elif names := below(f"{full}."):
             if not isinstance(value, Mapping):
                 raise OptionError(f"{here}: {full} {show_value(value)}: must hold keys ({', '.join(names)})")
             yield from _leaves(value, f"{full}.", where)
         else:
-            raise OptionError(f"{here}: {full}: unknown key{did_you_mean(key, _below(path))}")
-
-
-def _below(path: str) -> list[str]:
-    return sorted({key.removeprefix(path).split(".")[0] for key in KEYS if key.startswith(path)})
+            raise OptionError(f"{here}: {full}: unknown key{did_you_mean(key, below(path))}")
 
 
 def translate(document: Any, where: str) -> tuple[Any, list[str]]:
@@ -195,7 +171,11 @@ def translate(document: Any, where: str) -> tuple[Any, list[str]]:
     """
     if not (isinstance(document, Mapping) and "model" in document and "experiment" in document):
         return document, []
-    found = read_old(document, where)
+    models = document["model"]
+    if not isinstance(models, list) or len(models) != 1:
+        raise OptionError(f"{where}: model: must be a list of one model")
+    rest = {key: value for key, value in document.items() if key != "model"}
+    found = dict(_leaves({"model[0]": models[0], **rest}, "", where))
     args, experiment = (
         {key.removeprefix(path): value for key, value in found.items() if key.startswith(path)}
         for path in (f"{MODEL}.", f"{EXPERIMENT}.")
@@ -206,7 +186,19 @@ def translate(document: Any, where: str) -> tuple[Any, list[str]]:
                 f"{where}: {MODEL}.{key} {show_value(args[key])}: {EXPERIMENT}.{key} is {show_value(experiment[key])}; "
                 "must be the same"
             )
-    values = {name: args[key] for key, name in OPTIONS.items() if key in args} | _method(args)
+    values = {name: args[key] for key, name in OPTIONS.items() if key in args}
+    if "training.control_variate.use_local_control_variate" in args:
+        local = args["training.control_variate.use_local_control_variate"]
+        values["control_variate"] = "local" if local else "global"
+    burn_in, kept = args.get("training.mcmc.n_burn_in_steps", 8), args.get("training.mcmc.n_hmc_steps", 0)
+    if burn_in + kept == 0:  # then the old program minimised the plain ELBO
+        values["method"] = "kl"
+    else:
+        values["hmc_steps"] = burn_in + kept
+        if not args.get("training.control_variate.use_control_variate", True):
+            values |= {"method": "vcd-no-cv", "control_variate": "none"}
+        if not burn_in:  # the step size adapted in the iterations called burn-in, and in no others
+            values["adaptation"] = "constant"
     # The old program looped on the device or not at all; here it always does, for as long as is useful.
     if args.get("training.use_infeed") and "training.n_infeed_batches" in args:
         values["updates_per_call"] = args["training.n_infeed_batches"]
@@ -227,26 +219,6 @@ def translate(document: Any, where: str) -> tuple[Any, list[str]]:
     return values, notices
 
 
-def _method(args: Values) -> Values:
-    """HMC iterations and control variate; without iterations the old program minimised the plain ELBO."""
-    burn_in, kept = _iterations(args)
-    variate: Values = {}
-    if "training.control_variate.use_local_control_variate" in args:
-        local = args["training.control_variate.use_local_control_variate"]
-        variate = {"control_variate": "local" if local else "global"}
-    if burn_in + kept == 0:
-        return {"method": "kl", **variate}
-    if not args.get("training.control_variate.use_control_variate", True):
-        variate = {"method": "vcd-no-cv", "control_variate": "none"}
-    # The step size adapted in the iterations called burn-in, and in no others.
-    constant = {} if burn_in else {"adaptation": "constant"}
-    return {"hmc_steps": burn_in + kept, **variate, **constant}
-
-
-def _iterations(args: Values) -> tuple[int, int]:
-    return args.get("training.mcmc.n_burn_in_steps", 8), args.get("training.mcmc.n_hmc_steps", 0)
-
-
 def _idle(args: Values, values: Values) -> Iterator[tuple[str, str]]:
     """The keys that an old run with these values depended on, and what happens here instead."""
     epochs = values.get("epochs", VcdTrain.epochs)
@@ -262,7 +234,7 @@ def _idle(args: Values, values: Values) -> Iterator[tuple[str, str]]:
     ):
         if args.get(key, epochs) < epochs and values.get(wanted, getattr(VcdTrain, wanted)):
             yield key, "evaluated once, at the end"
-    if min(_iterations(args)) > 0:
+    if args.get("training.mcmc.n_burn_in_steps", 8) > 0 and args.get("training.mcmc.n_hmc_steps", 0) > 0:
         yield "training.mcmc.n_hmc_steps", "the step size adapts in every iteration"
     if "testing.iwae_samples_test_micro_batch_size" in args:
         yield "testing.iwae_samples_test_micro_batch_size", "no result depends on it"

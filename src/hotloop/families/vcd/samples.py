@@ -1,7 +1,7 @@
 """Pictures of what a trained model believes: images drawn from its prior, and test images taken apart and rebuilt.
 
 A reconstruction is three pictures: the image, what the decoder makes of the encoder's sample, and what it makes
-of that sample after HMC. All are probabilities, not draws. It trains and measures nothing.
+of that sample after HMC. All are probabilities, not draws.
 """
 
 import struct
@@ -69,10 +69,21 @@ def draw(job: Job, prior: int, hmc_steps: int) -> Callable[[Any, Array, Array], 
 
 
 def run(config: VcdSamples, context: Console) -> dict[str, Any]:
-    """Write the pictures and say where they are."""
     run = model.load_run(config.run, config.step)
     triples = max(1, config.columns // 3)
-    originals = _originals(config, config.rows * triples, run.config.data, context)
+    originals = np.zeros((0, PIXELS), np.uint8)
+    try:
+        loaded = images.load_images(config.data or run.config.data, context)
+    except DataError as error:
+        if config.data not in (None, run.config.data):
+            raise
+        context.warn(f"no reconstructions: {error}; name images with --data")  # the run's own are gone
+    else:
+        if loaded.notice:
+            context.warn(loaded.notice)
+        count = min(config.rows * triples, len(loaded.test))
+        chosen = np.random.default_rng(config.seed).choice(len(loaded.test), count, replace=False)
+        originals = loaded.test[np.sort(chosen)]
     hmc_steps = config.hmc_steps or run.job.model.hmc_steps
     call = jax.jit(draw(run.job, config.rows * config.columns, hmc_steps))
     with context.progress("drawing"):
@@ -103,22 +114,6 @@ def run(config: VcdSamples, context: Console) -> dict[str, Any]:
         "log_joint_zt": zt,
         "acceptance": float(drawn.acceptance),
     }
-
-
-def _originals(config: VcdSamples, wanted: int, trained_on: str, context: Console) -> Bits:
-    """Test images chosen by the seed, in their order; none where the run's own data are not here any more."""
-    try:
-        loaded = images.load_images(config.data or trained_on, context)
-    except DataError as error:
-        if config.data not in (None, trained_on):
-            raise
-        context.warn(f"no reconstructions: {error}; name images with --data")
-        return np.zeros((0, PIXELS), np.uint8)
-    if loaded.notice:
-        context.warn(loaded.notice)
-    count = min(wanted, len(loaded.test))
-    chosen = np.random.default_rng(config.seed).choice(len(loaded.test), count, replace=False)
-    return loaded.test[np.sort(chosen)]
 
 
 def make_pictures(probabilities: Any) -> Bits:
@@ -168,7 +163,7 @@ def encode_png(pixels: NDArray[np.uint8]) -> bytes:
 
 
 def write_png(path: str | Path, pixels: NDArray[np.uint8]) -> None:
-    """Write the picture whole or not at all, making the folder if need be."""
+    """Whole or not at all, making the folder if need be."""
     path, content = Path(path), encode_png(pixels)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

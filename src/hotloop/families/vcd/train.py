@@ -37,7 +37,6 @@ MAY_DIFFER = (
     "test_images",
 )
 """Options that change nothing about the numbers, so that a resumed run may have others."""
-CHECKPOINTS = 20  # checkpoints that a run makes in all
 
 
 def run(config: VcdTrain, console: Console, command: str) -> Mapping[str, Any]:
@@ -180,7 +179,7 @@ def make_plan(config: VcdTrain, images: int) -> Plan:
     return Plan.for_updates(
         total,
         log_every=min(config.log_every, total),
-        checkpoint_every=max(1, total // CHECKPOINTS) if config.save_checkpoints else 0,
+        checkpoint_every=max(1, total // 20) if config.save_checkpoints else 0,
         updates_per_epoch=Fraction(images, batch),
         batch=Batch.of(batch),
     )
