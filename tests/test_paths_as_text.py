@@ -10,6 +10,7 @@ import pytest
 from hotloop import data
 from hotloop.bench import compare, record, report, result_files
 from hotloop.bench.page import Page
+from hotloop.cli.command import Context
 from hotloop.cli.main import COMMANDS
 from hotloop.data import build_records, content, dataset, image_stores, ratings, tfrecord
 from hotloop.data import image_stores as folders
@@ -22,7 +23,7 @@ from hotloop.engine.run import Run, read_events
 from hotloop.errors import HotloopError, OptionError
 from hotloop.families.cnn import prediction, torch_weights
 from hotloop.families.cnn import saved_network as cnn_saved
-from hotloop.families.recommender import netflix
+from hotloop.families.recommender import convert
 from hotloop.families.recommender import saved_run as recommender_saved
 from hotloop.families.vcd import model as vcd_model
 from hotloop.families.vcd.samples import write_png
@@ -106,8 +107,7 @@ READERS = {
     "results.read": (lambda path: record.read_records([path]), "."),
     "gather": (lambda path: report.gather_sources([path]), "devices.json"),
     "prediction.read": (lambda path: prediction.read_image(path, (8, 8, 3), "cifar10"), "a.png"),
-    "netflix.find_files": (netflix.find_files, "."),
-    "netflix.is_netflix_file": (netflix.is_netflix_file, "mv_1.txt"),
+    "convert.read_source": (lambda path: convert.read_source(path, Context()), "mv_1.txt"),
     "cnn.saved.checkpoints_at": (cnn_saved.checkpoints_at, "images"),
 }
 

@@ -25,7 +25,7 @@ from hotloop.data.load import load
 from hotloop.data.tfrecord import index_shards, write_example
 from hotloop.families.cnn import prediction, torch_weights
 from hotloop.families.cnn.photographs import resample_bytes, resample_floats, training_image
-from hotloop.families.recommender import netflix
+from hotloop.families.recommender import convert
 from pictures import encoded
 from records import write_records
 
@@ -162,8 +162,7 @@ def of_data() -> list[Reader]:
 
     def netflix_files(file: Path) -> object:
         console = type("Console", (), {"progress": staticmethod(no_progress)})()
-        netflix.is_netflix_file(file)
-        return netflix.read([file], console)
+        return convert.read_netflix([file], console)
 
     arrays = archive(lambda out: np.savez(out, a=np.arange(3), names=np.array(["x", "yz"])))
     index = archive(

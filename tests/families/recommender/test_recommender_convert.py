@@ -8,7 +8,7 @@ import pytest
 from hotloop.cli.command import Context
 from hotloop.data.ratings import Ratings, read_rating_text
 from hotloop.errors import DataError, OptionError
-from hotloop.families.recommender import convert, netflix
+from hotloop.families.recommender import convert
 from hotloop.families.recommender.commands_config import ConvertOptions
 from hotloop.families.recommender.rating_sets import (
     OUTSIDE,
@@ -180,10 +180,10 @@ def test_another_seed_deals_the_same_ratings_to_other_halves(tmp_path):
 
 def test_a_single_file_of_sections_is_read_and_empty_sections_are_passed_over(tmp_path):
     combined = write_combined(tmp_path / "raw", [[(1, []), (2, ["5,3,2005-09-09"]), (3, []), (4, [])]])
-    table = netflix.read(sorted(combined.iterdir()), Context())
+    table = convert.read_netflix(sorted(combined.iterdir()), Context())
     assert (table.users.tolist(), table.items.tolist(), table.values.tolist()) == ([5], [2], [3.0])
-    assert table.times.tolist() == [netflix.day("2005-09-09")]
-    assert netflix.day("1970-01-02") == 1
+    assert table.times.tolist() == [convert.day_number("2005-09-09")]
+    assert convert.day_number("1970-01-02") == 1
     assert (
         converted(combined / "combined_data_1.txt", tmp_path / "out", "3m")["counts"]["train"]["ratings"] == 1
     )

@@ -2,24 +2,49 @@
 
 Users and items keep the ids that the source has (the program that this one follows numbered them anew). Lines are
 in the order of users, and each user's in the order of time, whatever order the source had.
+
+The Netflix Prize has sections of `MovieID:` and lines of customer, rating, day: one file a movie, or many movies in
+each, as the copy on Kaggle has it. Days stay days of the calendar, without a time zone.
 """
 
+import mmap
+import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hotloop.data.ratings import Ratings, read_rating_text, write_tables
+from hotloop.data.ratings import GrowingRatings, Ratings, import_arrow_csv, read_rating_text, write_tables
 from hotloop.engine.progress import Console
 from hotloop.errors import DataError, OptionError
-from hotloop.families.recommender import netflix, rating_sets
+from hotloop.families.recommender import rating_sets
 from hotloop.families.recommender.commands_config import ConvertOptions
 from hotloop.families.recommender.rating_sets import TEST, TRAIN, VALID, RatingSplit, find_distinct
 
 PARTS = {"train": TRAIN, "valid": VALID, "test": TEST}
 _MOVIELENS = ("u.data", "ratings.dat", "ratings.csv")
+PATTERNS = ("mv_*.txt", "combined_data_*.txt")
+_LINE = re.compile(rb"([0-9]+),([0-9]+(?:\.[0-9]*)?),([0-9]{4}-[0-9]{2}-[0-9]{2})")
+_HEADER = re.compile(rb"([0-9]{1,9}):")
+# First and last day, both included, of the training and the test ratings of the Netflix Prize's splits.
+RANGES: dict[str, tuple[tuple[str, str], tuple[str, str]]] = {
+    "full": (("1999-12-01", "2005-11-30"), ("2005-12-01", "2005-12-31")),
+    "3m": (("2005-09-01", "2005-11-30"), ("2005-12-01", "2005-12-31")),
+    "6m": (("2005-06-01", "2005-11-30"), ("2005-12-01", "2005-12-31")),
+    "1y": (("2004-06-01", "2005-05-31"), ("2005-06-01", "2005-06-30")),
+}
+ALL_RATINGS = 100_480_507
+# Training ratings, users and items, and ratings for validation and test together (DeepRecommender's README).
+PUBLISHED = {
+    "full": (98_074_901, 477_412, 17_768, 2_250_481),
+    "3m": (13_675_402, 311_315, 17_736, 2_082_559),
+    "6m": (29_179_009, 390_795, 17_757, 2_175_535),
+    "1y": (41_451_832, 345_855, 16_907, 3_888_684),
+}
 
 
 def run(config: ConvertOptions, console: Console) -> Mapping[str, Any]:
@@ -29,7 +54,7 @@ def run(config: ConvertOptions, console: Console) -> Mapping[str, Any]:
     for path in targets.values():
         if not config.overwrite and path.exists() and path.stat().st_size:
             raise OptionError(f"OUT {config.out}: {path.name} is there; another folder, or --overwrite")
-    table, is_netflix = _read(config.source, console)
+    table, is_netflix = read_source(config.source, console)
     console.say(f"{len(table):,} ratings in {config.source}")
     split = _divide(config, table, is_netflix)
     counts = _count_parts(split)
@@ -43,7 +68,7 @@ def run(config: ConvertOptions, console: Console) -> Mapping[str, Any]:
         f"left out: {left['not_in_split']:,} ratings outside the split, {left['user_not_in_train']:,} of users and "
         f"{left['item_not_in_train']:,} of items that have no training rating"
     )
-    if is_netflix and len(table) == netflix.ALL_RATINGS and config.split in netflix.PUBLISHED:
+    if is_netflix and len(table) == ALL_RATINGS and config.split in PUBLISHED:
         compare_with_published(config.split, counts, console)
     words = ["hotloop", "recommender", "train"]
     for part, option in {"train": "training", "valid": "validation", "test": "test"}.items():
@@ -61,23 +86,32 @@ def run(config: ConvertOptions, console: Console) -> Mapping[str, Any]:
     }
 
 
-def _read(source: Path, console: Console) -> tuple[Ratings, bool]:
+def read_source(source: str | Path, console: Console) -> tuple[Ratings, bool]:
     """The ratings, and whether they are the Netflix Prize's (whose times are days)."""
+    source = Path(source)
     if not source.exists():
         raise DataError(f"SOURCE {source}: does not exist")
+    text, files = source, [source]
     if source.is_dir():
-        if files := netflix.find_files(source):
-            return netflix.read(files, console), True
-        text = next((source / name for name in _MOVIELENS if (source / name).is_file()), None)
-        if text is None:
-            known = ", ".join((*netflix.PATTERNS, *_MOVIELENS))
+        found = (sorted(place.glob(each)) for place in (source, source / "training_set") for each in PATTERNS)
+        files = next(filter(None, found), [])
+        texts = [source / name for name in _MOVIELENS if (source / name).is_file()]
+        if not files and not texts:
+            known = ", ".join((*PATTERNS, *_MOVIELENS))
             raise DataError(f"SOURCE {source}: none of {known} in this folder")
-    elif netflix.is_netflix_file(source):
-        return netflix.read([source], console), True
+        text = texts[0] if not files else text
     else:
-        text = source
+        with source.open("rb") as file:
+            files = files if _HEADER.fullmatch(file.readline(64).strip()) else []
+    if files:
+        return read_netflix(files, console), True
     with console.progress("reading ratings"):
         return read_rating_text(text), False
+
+
+def day_number(text: str) -> int:
+    """A day such as 2005-12-31 as days since the first of 1970."""
+    return (date.fromisoformat(text) - date(1970, 1, 1)).days
 
 
 def _divide(config: ConvertOptions, table: Ratings, is_netflix: bool) -> RatingSplit:
@@ -92,7 +126,7 @@ def _divide(config: ConvertOptions, table: Ratings, is_netflix: bool) -> RatingS
             f"--split {config.split}: is for the days of the Netflix Prize; for {config.source} take user-time or "
             "random"
         )
-    train, test = ((netflix.day(first), netflix.day(last)) for first, last in netflix.RANGES[config.split])
+    train, test = ((day_number(first), day_number(last)) for first, last in RANGES[config.split])
     return rating_sets.split_by_date(table, train, test, config.seed)
 
 
@@ -145,9 +179,93 @@ def _write(split: RatingSplit, paths: list[Path], console: Console) -> None:
 
 def compare_with_published(split: str, counts: Mapping[str, Mapping[str, int]], console: Console) -> None:
     ours = (*list(counts["train"].values())[:3], counts["valid+test"]["ratings"])
-    if ours == netflix.PUBLISHED[split]:
+    if ours == PUBLISHED[split]:
         console.say("these are the published numbers of ratings, training users and training items")
     else:
-        console.warn(
-            f"train ratings, users, items and test ratings are {ours}, published {netflix.PUBLISHED[split]}"
-        )
+        console.warn(f"train ratings, users, items and test ratings are {ours}, published {PUBLISHED[split]}")
+
+
+def read_netflix(files: list[Path], console: Console) -> Ratings:
+    """All ratings of the files; `times` are days. DataError with the first bad line."""
+    table = GrowingRatings(np.int32, np.int32, np.float32, np.int32)
+    with console.progress("reading ratings", sum(path.stat().st_size for path in files)) as bar:
+        for path in files:
+            for pieces, size in _read_sections(path):
+                table.append(pieces)
+                bar.advance(size)
+    ratings = table.finish()
+    if not len(ratings):
+        raise DataError(f"{files[0].parent}: no ratings in {len(files)} files")
+    return ratings
+
+
+def _read_sections(path: Path) -> Iterator[tuple[list[NDArray[Any]], int]]:
+    """Users, items, ratings and days of each section, and the bytes that it had."""
+    if not path.stat().st_size:
+        raise DataError(f"{path}: no ratings in this file")
+    csv = import_arrow_csv()
+    import pyarrow as pa
+
+    names = {"user": pa.int32(), "rating": pa.float32(), "day": pa.date32()}
+    settings = (
+        csv.ReadOptions(column_names=list(names), use_threads=False),
+        csv.ParseOptions(quote_char=False, double_quote=False),
+        csv.ConvertOptions(column_types=names, null_values=[]),
+    )
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        for item, begin, end in _sections(path, data):
+            body = data[begin:end]
+            if not body.strip():
+                continue
+            try:
+                table = csv.read_csv(pa.BufferReader(body), *settings)
+            except pa.ArrowInvalid as error:
+                raise _bad_line(path, data, begin, body, str(error)) from None
+            users, ratings = table["user"].to_numpy(), table["rating"].to_numpy()
+            if not (ratings.min(initial=1) > 0 and ratings.max(initial=1) < np.inf):
+                raise _bad_line(path, data, begin, body, "a rating that is not above 0")
+            days = table["day"].cast(pa.int32()).to_numpy()
+            yield [users, np.full(len(users), item, np.int32), ratings, days], end - begin
+
+
+def _sections(path: Path, data: mmap.mmap) -> Iterator[tuple[int, int, int]]:
+    """Movie, first byte and end of each section's lines of ratings."""
+    colon = data.find(b":")
+    if data.rfind(b"\n", 0, max(colon, 0)) >= 0 or colon < 0:
+        raise DataError(f"{path}: line 1: expected 'MovieID:', as in the Netflix Prize's files")
+    begin = 0
+    while begin < len(data):
+        end = data.find(b"\n", colon) + 1 or len(data)
+        header = _HEADER.fullmatch(data[begin:end].strip())
+        if header is None:
+            line = data[:begin].count(b"\n") + 1
+            raise DataError(f"{path}: line {line}: {_quote(data[begin:end])} is not a 'MovieID:'")
+        colon = data.find(b":", end)
+        following = data.rfind(b"\n", end - 1, colon) + 1 if colon >= 0 else len(data)
+        yield int(header[1]), end, following
+        begin = following
+
+
+def _bad_line(path: Path, data: mmap.mmap, begin: int, body: bytes, said: str) -> DataError:
+    first = data[:begin].count(b"\n") + 1
+    for number, line in enumerate(body.splitlines(), first):
+        if line and (reason := _line_fault(line)):
+            return DataError(f"{path}: line {number}: {reason}")
+    return DataError(f"{path}: cannot be read after line {first} ({' '.join(said.split())})")
+
+
+def _line_fault(line: bytes) -> str:
+    fields = _LINE.fullmatch(line.strip())
+    if fields is None:
+        return f"{_quote(line)} is not 'CustomerID,Rating,YYYY-MM-DD'"
+    if len(fields[1]) > 10 or int(fields[1]) >= 2**31:
+        return f"customer {fields[1][:60].decode()} is too large"
+    try:
+        date.fromisoformat(fields[3].decode())
+    except ValueError as error:
+        return f"{fields[3].decode()} is not a day ({error})"
+    return "" if float(fields[2]) > 0 else f"rating {fields[2].decode()} is not above 0"
+
+
+def _quote(text: bytes) -> str:
+    return repr(text.strip()[:60].decode("utf-8", "replace"))
