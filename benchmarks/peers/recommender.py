@@ -30,8 +30,8 @@ from hotloop.engine.device import setup
 from hotloop.engine.keys import seed_key
 from hotloop.engine.loop import Program, copy_state
 from hotloop.families.recommender import batches, model
+from hotloop.families.recommender.batches import make_rating_error
 from hotloop.families.recommender.config import TrainOptions, make_schedule
-from hotloop.families.recommender.measures import make_rating_error
 
 SHAPES = {
     "3m": (311_315, 17_736, 13_675_402),

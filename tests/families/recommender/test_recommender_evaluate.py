@@ -11,7 +11,7 @@ import recommender_runs as runs
 from hotloop.errors import DataError
 from hotloop.families.recommender import evaluate, saved_run
 from hotloop.families.recommender.commands_config import EvaluateOptions
-from hotloop.families.recommender.measures import ScoringRules, make_measures, ranking_values
+from hotloop.families.recommender.evaluate import ScoringRules, make_measures, ranking_values
 
 KS = (1, 3, 10, 100)  # 100: more than there are items
 

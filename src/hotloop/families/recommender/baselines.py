@@ -30,16 +30,19 @@ from hotloop.engine.measure import memory_of_device
 from hotloop.engine.progress import Console
 from hotloop.errors import DataError
 from hotloop.families.recommender import batches, rating_sets, saved_run
+from hotloop.families.recommender.batches import Figures
 from hotloop.families.recommender.commands_config import BaselineOptions
 from hotloop.families.recommender.config import TrainOptions
-from hotloop.families.recommender.evaluate import EvaluationSet, choose_part, has_same_ratings, show_figures
-from hotloop.families.recommender.measures import (
+from hotloop.families.recommender.evaluate import (
     Batch,
-    Figures,
+    EvaluationSet,
     Scorer,
+    choose_part,
+    has_same_ratings,
     is_relevant,
     make_measures,
     make_rules,
+    show_figures,
 )
 from hotloop.families.recommender.saved_run import SavedRun
 from hotloop.options import to_jsonable

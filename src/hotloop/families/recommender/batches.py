@@ -1,4 +1,4 @@
-"""Sparse ratings on the device, and batches of them made dense inside the compiled loop.
+"""Sparse ratings on the device, batches of them made dense inside the compiled loop, and errors over all users.
 
 A matrix stays compressed (two or four bytes an item, one a rating); a batch is scattered into zeros when its
 update comes. Its ratings are laid end to end and found again by their place: rows cost what they hold.
@@ -16,9 +16,12 @@ from numpy.typing import NDArray
 from hotloop.data.rating_matrix import RatingMatrix
 from hotloop.engine.device import platform
 from hotloop.engine.feed import Resident
+from hotloop.engine.loop import Evaluation, PerSample
+from hotloop.errors import DataError
 
 # Ratings at a time on a CPU: of a batch that is made dense, and of sums over sparse ratings.
 CHUNK, FOLD_CHUNK = 4096, 1024
+Figures = dict[str, Any]
 
 
 class DeviceRows(NamedTuple):
@@ -123,3 +126,63 @@ def densify(rows: DeviceRows, users: Array, items: int, capacity: int, dtype: An
 
 def send_rows(matrix: RatingMatrix) -> DeviceRows:
     return DeviceRows(*(None if leaf is None else jax.device_put(leaf) for leaf in make_rows(matrix)))
+
+
+def sum_errors(predictions: Array, truth: Array) -> dict[str, Array]:
+    """Of each user: squared and absolute error over its ratings, and their number."""
+    there = truth > 0
+    error = jnp.where(there, predictions - truth, 0)
+    return {
+        "squared_error": jnp.square(error).sum(-1),
+        "absolute_error": jnp.abs(error).sum(-1),
+        "ratings": there.sum(-1),
+    }
+
+
+def evaluate_users(
+    values: PerSample,
+    train: RatingMatrix,
+    truth: RatingMatrix,
+    batch_size: int,
+    rows: DeviceRows | None = None,
+) -> Evaluation:
+    """`values` over the users that have a rating in `truth`, which has the rows and columns of `train`.
+
+    `rows` are the training ratings where they are on the device already.
+    """
+    users = np.flatnonzero(np.diff(truth.starts)).astype(np.int32)
+    if not len(users):
+        raise DataError("no ratings to evaluate: none has a user and an item of the training data")
+    size = min(batch_size, len(users))
+    room = [max_ratings(matrix, size) for matrix in (train, truth)]
+
+    def gather(data: Any, places: Array) -> dict[str, Array]:
+        chosen = data["users"][places]
+        return {
+            "users": chosen,
+            "ratings": densify(data["train"], chosen, train.n_items, room[0]),
+            "truth": densify(data["truth"], chosen, train.n_items, room[1]),
+            "in_whole_batch": jnp.broadcast_to(places[0] + size <= len(users), places.shape),
+        }
+
+    data = {"train": rows or make_rows(train), "truth": make_rows(truth), "users": users}
+    return Evaluation(values, data, size, samples=len(users), gather=gather)
+
+
+def make_rating_error(
+    values: PerSample, train: RatingMatrix, truth: RatingMatrix, batch_size: int
+) -> Callable[[Any], dict[str, float]]:
+    """From a state to RMSE and MAE on the ratings of `truth`, compiled once; `values` is the family's `evaluate`."""
+    evaluation = evaluate_users(values, train, truth, batch_size)
+
+    def rating_error(state: Any) -> dict[str, float]:
+        sums = evaluation(state)
+        count = sums["ratings"]
+        return {
+            "rmse": float((sums["squared_error"] / count) ** 0.5),
+            "mae": float(sums["absolute_error"] / count),
+            "users": sums["samples"],
+            "ratings": count,
+        }
+
+    return rating_error

@@ -281,10 +281,8 @@ class Schedule(NamedTuple):
     calls: int
     updates_per_call: int
     updates: int
-    drops: tuple[int, ...]
-    """Updates from which each next factor holds."""
-    validate_every: int
-    """Updates between validations."""
+    drops: tuple[int, ...]  # updates from which each next factor holds
+    validate_every: int  # updates between validations
 
 
 def make_schedule(config: TrainOptions, users: int) -> Schedule:

@@ -170,9 +170,7 @@ def _write(split: RatingSplit, paths: list[Path], console: Console) -> None:
             for append, which in zip(appends, PARTS.values(), strict=True):
                 part = split.table.take(order[split.parts[order] == which])
                 levels, codes = np.unique(part.values, return_inverse=True)
-                texts = pa.array(
-                    [str(level) for level in levels], pa.string()
-                )  # a rating is written like 3.0
+                texts = pa.array([str(level) for level in levels], pa.string())
                 append(part.users.astype(np.int64), part.items.astype(np.int64), texts.take(pa.array(codes)))
             bar.advance(len(order))
 

@@ -11,8 +11,8 @@ from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.loop import Program, copy_state
 from hotloop.engine.progress import Console
 from hotloop.families.recommender import baselines, batches, model, train
+from hotloop.families.recommender.batches import make_rating_error
 from hotloop.families.recommender.config import TrainOptions
-from hotloop.families.recommender.measures import make_rating_error
 
 RECIPE = TrainOptions(
     data="procedural", epochs=150, refeed="none", base_learning_rate=-12, weight_decay=6e-3, precision="32.32"

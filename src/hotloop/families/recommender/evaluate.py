@@ -1,13 +1,17 @@
-"""The commands that use a run: evaluate, predict, recommend. What is measured, and how, is in `measures`.
+"""The commands that use a run, and what its predictions and orders of items are worth.
+
+RMSE and MAE are over all ratings at once. NDCG@k and Recall@k have binary relevance; candidates are the items that
+the user has not rated in training, equal scores in the order of their columns. DCG@k adds 1 / log2(1 + place) over
+the relevant items among the first k, and NDCG@k divides it by the best that is possible; Recall@k is the share of the
+relevant items that are among the first k. Scores are ranked as they are, since clipping would make ties.
 
 predict: one line a rating, user TAB item TAB prediction TAB truth, by rows and columns of the training ratings.
-recommend: for each user the items with the highest predictions that it has not rated, in the order of their scores
-before clipping, equal ones in the order of their columns.
+recommend: for each user the items with the highest predictions that it has not rated, best first.
 """
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,19 +29,24 @@ from hotloop.engine.progress import Console, compiling
 from hotloop.engine.run import write_json
 from hotloop.errors import DataError, OptionError
 from hotloop.families.recommender import batches, model, rating_sets, saved_run
+from hotloop.families.recommender.batches import Figures
 from hotloop.families.recommender.commands_config import (
     EvaluateOptions,
+    PredictionOptions,
     PredictOptions,
     RankingOptions,
     RecommendOptions,
     TruthOptions,
 )
-from hotloop.families.recommender.measures import Figures, ScoringRules, make_measures, make_rules
 from hotloop.families.recommender.rating_sets import RatingSets
 from hotloop.families.recommender.saved_run import SavedRun
 from hotloop.options import to_jsonable
 
 Columns = tuple[NDArray[Any], ...]
+Batch = Mapping[str, Array]
+Scorer = Callable[
+    [Any, Batch], Array
+]  # (state, batch) -> scores [B, items]: autoencoder, table of biases, EASE
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,3 +298,97 @@ def recommend_blocks(
             parts = best(found.state, resident, _pad(chosen, size))
         predictions, columns, there = (np.asarray(part)[: len(chosen)] for part in parts)
         yield np.repeat(chosen, there.sum(1)), columns[there], predictions[there]
+
+
+def is_relevant(ratings: Array, least: float) -> Array:
+    return (ratings > 0) & (ratings >= least)
+
+
+def ranking_values(scores: Array, rated: Array, relevant: Array, ks: Sequence[int]) -> dict[str, Array]:
+    """For each user `ndcg` and `recall` [B, len(ks)], and `ranked`: whether there is anything relevant to find.
+
+    Where there is nothing, both are 0: leave those users out of a mean. An item that is rated is never relevant.
+    """
+    wanted = relevant & ~rated
+    depth = min(max(ks), scores.shape[-1])
+    _, first = lax.top_k(jnp.where(rated, -jnp.inf, scores), depth)
+    hits = jnp.take_along_axis(wanted, first, axis=-1).astype(jnp.float32)
+    discounts = (1 / np.log2(np.arange(depth) + 2.0)).astype(np.float32)
+    total, ends = wanted.sum(-1), [min(k, depth) for k in ks]
+    ideal = np.append(0, np.cumsum(discounts)).astype(np.float32)
+    best = jnp.asarray(ideal)[jnp.minimum(total[:, None], jnp.asarray(ends))]
+
+    def sum_to_ends(entries: Array) -> Array:
+        return jnp.stack([entries[:, :end].sum(-1) for end in ends], axis=-1)
+
+    return {
+        "ndcg": sum_to_ends(hits * discounts) / jnp.maximum(best, 1),  # an only item in first place has 1
+        "recall": sum_to_ends(hits) / jnp.maximum(total, 1)[:, None],
+        "ranked": total > 0,
+    }
+
+
+@dataclass(frozen=True)
+class ScoringRules:
+    low: float = -math.inf
+    high: float = math.inf
+    round: bool = False  # predictions to whole numbers
+    ks: tuple[int, ...] = ()  # lengths of the lists that are ranked; none: no ranking
+    relevant: float = 4.0  # the rating from which an item counts as relevant
+
+    def predict(self, scores: Array) -> Array:
+        clipped = jnp.clip(scores, self.low, self.high)
+        return jnp.round(clipped) if self.round else clipped
+
+
+def make_rules(options: PredictionOptions, low: float, high: float) -> ScoringRules:
+    """What a command's options ask for; `low` and `high` are the range of the training ratings."""
+    bounds = (low, high) if options.clip else (-math.inf, math.inf)
+    if isinstance(options, RankingOptions):
+        return ScoringRules(*bounds, options.round, options.k, options.relevant)
+    return ScoringRules(*bounds, options.round)
+
+
+def make_measures(
+    scorer: Scorer,
+    train: RatingMatrix,
+    truth: RatingMatrix,
+    batch_size: int,
+    rules: ScoringRules,
+    rows: batches.DeviceRows | None = None,
+) -> Callable[[Any], Figures]:
+    """From a state to all figures of a scorer by the ratings of `truth`, compiled once; see `evaluate_users`."""
+
+    def values(state: Any, batch: Batch) -> dict[str, Array]:
+        scores, truth = scorer(state, batch), batch["truth"]
+        figures = batches.sum_errors(rules.predict(scores), truth)
+        # The old program's RMSE of whole batches, never clipped, dealt out to its users so that their sum is it.
+        there = truth > 0
+        rmse = jnp.sqrt(jnp.square(jnp.where(there, scores - truth, 0)).sum() / there.sum())
+        figures["batch_rmse"] = jnp.where(batch["in_whole_batch"], rmse / len(scores), 0)
+        if rules.ks:
+            relevant = is_relevant(truth, rules.relevant)
+            figures |= ranking_values(scores, batch["ratings"] > 0, relevant, rules.ks)
+        return figures
+
+    evaluation = batches.evaluate_users(values, train, truth, batch_size, rows)
+    whole_batches = evaluation.samples // evaluation.batch_size
+
+    def measure(state: Any) -> Figures:
+        sums = evaluation(state)
+        figures = {
+            "rmse": math.sqrt(sums["squared_error"] / sums["ratings"]),
+            "mae": sums["absolute_error"] / sums["ratings"],
+            "rmse_mean_of_batches": sums["batch_rmse"] / whole_batches,
+            "users": sums["samples"],
+            "ratings": sums["ratings"],
+        }
+        if rules.ks:
+            figures["ranked_users"] = ranked = sums["ranked"]
+            # No figures where nothing is relevant to anybody.
+            for name in ("ndcg", "recall") if ranked else ():
+                for k, total in zip(rules.ks, sums[name], strict=True):
+                    figures[f"{name}@{k}"] = float(total / ranked)
+        return figures
+
+    return measure

@@ -26,9 +26,8 @@ from hotloop.data.rating_matrix import RatingMatrix
 from hotloop.engine import optim, precision
 from hotloop.engine.device import platform
 from hotloop.engine.keys import sample_keys, stream
-from hotloop.families.recommender.batches import Entries, SparseBatch
+from hotloop.families.recommender.batches import Entries, SparseBatch, sum_errors
 from hotloop.families.recommender.config import DROPOUT, LAYERS, OPTIMISERS, TrainOptions, UpdateOptions
-from hotloop.families.recommender.measures import sum_errors
 from hotloop.layers.dense import column_sums, product, with_bias
 from hotloop.layers.initial import constant, draw, glorot_uniform
 
@@ -47,11 +46,9 @@ class Job:
 
     net: UpdateOptions
     items: int
-    drops: tuple[int, ...] = ()
-    """Updates from which each next factor of the rate holds."""
-    low: float = -math.inf
+    drops: tuple[int, ...] = ()  # updates from which each next factor of the rate holds
+    low: float = -math.inf  # predictions are clipped to this range when they are evaluated
     high: float = math.inf
-    """Predictions are clipped to this range when they are evaluated."""
     updates_per_epoch: Fraction = Fraction(1)
 
     @property

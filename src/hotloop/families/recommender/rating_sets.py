@@ -34,9 +34,7 @@ class RatingSplit:
     """Validation and test ratings that are removed, because no training rating has their item."""
 
 
-def split_randomly(
-    table: Ratings, fractions: Sequence[float] = (0.8, 0.1, 0.1), seed: int = 0
-) -> RatingSplit:
+def split_randomly(table: Ratings, fractions: Sequence[float], seed: int = 0) -> RatingSplit:
     """Each (user, item) goes to train, validation or test with these probabilities, which add up to 1."""
     # The test part is the top of the draws: 0.9, 0, 0.1 and 0.8, 0.1, 0.1 have the same one, but for strangers.
     draws = draw_numbers(seed, table.users, table.items)
@@ -62,9 +60,7 @@ def split_by_user_time(table: Ratings, seed: int = 0) -> RatingSplit:
     return _without_strangers(table, parts)
 
 
-def split_by_date(
-    table: Ratings, train: tuple[int, int], test: tuple[int, int], seed: int = 0
-) -> RatingSplit:
+def split_by_date(table: Ratings, train: tuple[int, int], test: tuple[int, int], seed: int) -> RatingSplit:
     """Ratings of the first range of times (ends included) train; those of the second go by a coin each."""
     assert table.times is not None
     parts = np.full(len(table), OUTSIDE, np.uint8)
@@ -134,11 +130,9 @@ class RatingSets:
     train: RatingMatrix
     validation: RatingMatrix | None
     test: RatingMatrix | None
-    scale: tuple[float, float]
-    """The smallest and largest training rating."""
+    scale: tuple[float, float]  # the smallest and largest training rating
     notice: str = ""
-    files: tuple[str, ...] = ("", "")
-    """Names of the files that the validation and the test ratings are from, where they are from files."""
+    files: tuple[str, str] = ("", "")  # that the validation and the test ratings are from, where they are
 
 
 def load_sets(config: TrainOptions, console: Console) -> RatingSets:

@@ -3,7 +3,7 @@
 Nothing here needs the files that the run was trained with: checkpoints hold the original ids of users and items.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,23 +36,19 @@ class Setup:
 
 
 @dataclass(frozen=True, eq=False)
-class RunSetup:
-    """What config.json says of a run; `low` and `high` are the smallest and the largest training rating."""
+class SavedRun:
+    """What config.json says of a run, and a checkpoint where one is read; ratings are from `low` to `high`."""
 
+    folder: Path
     config: TrainOptions
     job: model.Job
     users: int
     low: float
     high: float
-
-
-@dataclass(frozen=True, eq=False)
-class SavedRun(RunSetup):
-    state: Any
-    step: int
-    folder: Path
-    user_ids: NDArray[np.int64]
-    item_ids: NDArray[np.int64]
+    state: Any = None
+    step: int = 0
+    user_ids: Any = None
+    item_ids: Any = None
 
     @property
     def batch_size(self) -> int:
@@ -60,14 +56,14 @@ class SavedRun(RunSetup):
         return self.config.validation_batch_size
 
     def score(self, state: Any, batch: Any) -> Any:
-        """Predictions before clipping, as `measures` takes them of a scorer."""
+        """Predictions before clipping, as a scorer gives them."""
         return model.predict(self.job, state, batch["ratings"])
 
     def load_training(self) -> RatingMatrix:
         return read_matrix(self.folder, self.user_ids, self.item_ids)
 
 
-def read_setup(folder: Path) -> RunSetup:
+def read_setup(folder: Path) -> SavedRun:
     options = read_run_options(folder)
     users, items, drops, low, high = (options.pop(name) for name in EXTRA)
     if "logdir" in options:  # as runs of earlier versions have it
@@ -75,7 +71,8 @@ def read_setup(folder: Path) -> RunSetup:
     config = build(TrainOptions, options)
     if config.size is None or not all(type(drop) is int for drop in drops):
         raise RunError(f"{folder / 'config.json'}: not the config of a {FAMILY} run")
-    return RunSetup(config, model.make_job(config, users, items, tuple(drops), low, high), users, low, high)
+    job = model.make_job(config, users, items, tuple(drops), low, high)
+    return SavedRun(folder, config, job, users, low, high)
 
 
 def load_run(folder: str | Path, step: int | None = None, *, best: bool = False) -> SavedRun:
@@ -91,8 +88,7 @@ def load_run(folder: str | Path, step: int | None = None, *, best: bool = False)
     user_ids, item_ids = (
         np.ascontiguousarray(found.state["ids"][name]).view(np.int64).reshape(-1) for name in counts
     )
-    return SavedRun(**vars(setup), state=found.state, step=found.step, folder=folder,
-                    user_ids=user_ids, item_ids=item_ids)  # fmt: skip
+    return replace(setup, state=found.state, step=found.step, user_ids=user_ids, item_ids=item_ids)
 
 
 def state_shapes(job: model.Job) -> Any:

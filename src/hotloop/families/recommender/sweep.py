@@ -121,9 +121,8 @@ def _check(config: SweepOptions, console: SweepConsole) -> None:
 def make_folder(config: SweepOptions) -> Path:
     """RESULTS/NAME, empty; the name says seed and time unless it is given."""
     stamp = time.strftime("%Y%m%d_%H%M%S", time.gmtime())
-    folder = (
-        config.results_dir / (config.run_name or f"sweep-rn{config.seed}-{stamp}-{os.getpid()}")
-    ).absolute()
+    name = config.run_name or f"sweep-rn{config.seed}-{stamp}-{os.getpid()}"
+    folder = (config.results_dir / name).absolute()
     try:
         if rehearsal.is_on():
             check_can_make(folder)

@@ -26,9 +26,9 @@ from hotloop.engine.run import check_resumable
 from hotloop.engine.training import TrainingRun, check_place, open_training
 from hotloop.errors import DataError, OptionError
 from hotloop.families.recommender import batches, model, rating_sets, saved_run
+from hotloop.families.recommender.batches import Figures, make_rating_error
 from hotloop.families.recommender.commands_config import EXTRA, FAMILY
 from hotloop.families.recommender.config import FILES, TrainOptions, make_schedule, warn_of_no_effect
-from hotloop.families.recommender.measures import Figures, make_rating_error
 from hotloop.families.recommender.saved_run import Setup
 from hotloop.families.recommender.validation import Validations, open_validation
 from hotloop.options import to_jsonable

@@ -22,7 +22,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import jax
@@ -39,7 +38,7 @@ from hotloop.engine.progress import Console
 from hotloop.engine.run import Run, current_records, read_events
 from hotloop.errors import HotloopError, RunError
 from hotloop.families.recommender import model
-from hotloop.families.recommender.measures import Figures, make_rating_error
+from hotloop.families.recommender.batches import Figures, make_rating_error
 from hotloop.families.recommender.saved_run import BEST, Setup, read_matrix, read_setup, state_shapes
 from hotloop.options.files import whole_file
 
@@ -285,9 +284,7 @@ class ProcessValidation:
     def __enter__(self) -> "ProcessValidation":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """End the process; after a divergence its figures are waited for, since they tell which step is best."""
         if kind is not None and issubclass(kind, Diverged):
             self._wait(0)
