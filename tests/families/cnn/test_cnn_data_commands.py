@@ -227,7 +227,7 @@ def test_the_benchmark_times_small_sets_on_host_and_device(monkeypatch, on_devic
 def test_the_options_and_the_workers_import_no_jax():
     code = (
         "import sys; import hotloop.families.cnn.command_options; assert 'numpy' not in sys.modules; "
-        "import hotloop.families.cnn.workers, hotloop.data.build_records; assert 'jax' not in sys.modules"
+        "import hotloop.families.cnn.photographs, hotloop.data.build_records; assert 'jax' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -17,8 +17,10 @@ from hotloop.engine.keys import sample_keys
 from hotloop.errors import DataError, OptionError
 from hotloop.families.cnn import images
 from hotloop.families.cnn.photographs import (
+    PhotoReader,
     Rectangle,
     SamplingGrid,
+    Workers,
     evaluation_image,
     grid_of_crop,
     grid_of_middle,
@@ -28,7 +30,6 @@ from hotloop.families.cnn.photographs import (
     training_image,
 )
 from hotloop.families.cnn.sources import PhotoBatches, evaluation_batches, open_store
-from hotloop.families.cnn.workers import PhotoReader, Workers
 from pictures import encoded, image_folder, picture
 
 

@@ -36,8 +36,8 @@ from hotloop.errors import DataError
 from hotloop.families.cnn.command_options import BenchmarkConfig, BuildConfig, VerifyConfig
 from hotloop.families.cnn.images import CIFAR, augment, crop_and_flip, draw_crops_on_host, preprocess
 from hotloop.families.cnn.options import DATASET_SIZES
+from hotloop.families.cnn.photographs import HostBatch, PhotoReader, Workers
 from hotloop.families.cnn.sources import PhotoBatches, evaluation_batches, open_store
-from hotloop.families.cnn.workers import HostBatch, PhotoReader, Workers
 from hotloop.rehearsal import begin_work
 
 IMAGENET = DATASET_SIZES["imagenet"]._asdict()

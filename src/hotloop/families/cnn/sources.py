@@ -34,7 +34,7 @@ from hotloop.engine.progress import Console, advance_through
 from hotloop.errors import DataError
 from hotloop.families.cnn.job import Job
 from hotloop.families.cnn.options import DATASET_SIZES, DatasetSize, TrainConfig
-from hotloop.families.cnn.workers import MISSING, HostBatch, PhotoReader, WantedImages, Workers
+from hotloop.families.cnn.photographs import MISSING, HostBatch, PhotoReader, WantedImages, Workers
 
 SYNTHETIC_MEAN, SYNTHETIC_DEVIATION = 127, 60  # of pixels
 SYNTHETIC_IMAGES = 256  # that differ, at most: they are for measuring speed, and take memory
