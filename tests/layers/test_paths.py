@@ -9,7 +9,7 @@ from hotloop.layers.paths import Operation, force_path
 
 
 def three_ways() -> Operation:
-    operation = Operation("test", lambda x, *, by: x + by)
+    operation = Operation(lambda x, *, by: x + by)
     operation.register("times", "cpu", lambda x, *, by: x * by)
     operation.register("minus", "cuda", lambda x, *, by: x - by)
     return operation
@@ -49,7 +49,7 @@ def test_a_forced_path_is_traced_anew_by_the_same_jitted_function() -> None:
 
 
 def test_forcing_a_path_that_an_operation_lacks_leaves_it_alone() -> None:
-    operation = Operation("test", lambda x: x + 1)
+    operation = Operation(lambda x: x + 1)
     with force_path("times"):
         assert operation(jnp.asarray(1.0)) == 2
 

@@ -11,14 +11,13 @@ weights are drawn from specs (`he_normal`, `glorot_uniform`, ...) by `draw`. Los
 (2, 16, 16, 8)
 """
 
-from hotloop.layers.conv import conv2d
+from hotloop.layers.conv import conv2d, max_pool
 from hotloop.layers.dense import dense, init_dense
 from hotloop.layers.grouped_conv import grouped_conv2d
 from hotloop.layers.initial import constant, draw, glorot_uniform, he_normal, truncated_normal
 from hotloop.layers.losses import correct, cross_entropy
 from hotloop.layers.norm import batch_norm, group_norm
 from hotloop.layers.paths import force_path
-from hotloop.layers.pools import max_pool
 from hotloop.layers.recurrent import (
     gru,
     gru_reset_after,

@@ -1,14 +1,14 @@
-"""2-D convolution, NHWC by HWIO, with a backward pass that stays fast inside a loop on the CPU.
+"""2-D convolution, NHWC by HWIO, and max pooling, with backward passes that stay fast inside a loop on the CPU.
 
-XLA:CPU brings a convolution into the layout of its fast kernel only in a program's entry computation, and the
-gradient convolutions that autodiff makes are not in that layout: inside `lax.scan` they fall to naive loops, tens of
-times slower. Here the input's gradient is written as a convolution in the canonical layout, the kernel's as one matrix
-product. Other platforms keep the built-in gradients. docs/layers.md has the measurements; grouped convolutions are in
-grouped_conv.py.
+XLA:CPU brings a convolution into the layout of its fast kernel only in a program's entry computation, and the gradient
+convolutions that autodiff makes are not in that layout: inside `lax.scan` they are tens of times slower. Here the
+input's gradient is a convolution in the canonical layout, the kernel's one matrix product. Other platforms keep the
+built-in gradients. docs/layers.md has the measurements.
 """
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Literal
 
 import jax
@@ -17,7 +17,7 @@ import numpy as np
 from jax import Array, lax
 from jaxtyping import Float
 
-from hotloop.layers.paths import Operation
+from hotloop.layers.paths import Operation, materialise
 
 Padding = Literal["SAME", "VALID"]
 Pads = tuple[tuple[int, int], tuple[int, int]]
@@ -58,16 +58,6 @@ def _backward(stride: int, pads: Pads, saved: tuple[Array, Array], dy: Array) ->
 conv2d_padded.defvjp(lambda x, kernel, *how: (conv2d_padded(x, kernel, *how), (x, kernel)), _backward)
 
 
-def _first_first(first: Array, then: Array) -> tuple[Array, Array]:
-    """What follows from `then` waits for `first`.
-
-    A GPU's schedule puts kernel gradients off until all input gradients are made, and keeps every layer's input and
-    cotangent for them.
-    """
-    ordered: tuple[Array, Array] = lax.optimization_barrier((first, then))  # type: ignore[no-untyped-call]
-    return ordered
-
-
 def input_gradient_of(convolve: Convolve) -> Convolve:
     """`(x, kernel, dy) -> dx` for `convolve(x, kernel)`, as JAX derives it."""
     return lambda x, kernel, dy, **settings: jax.vjp(lambda x: convolve(x, kernel, **settings), x)[1](dy)[0]
@@ -105,12 +95,12 @@ def _padded(x: Array, *edges: tuple[int, int, int]) -> Array:
 
 def _canonical_dx(x: Array, kernel: Array, dy: Array, *, stride: int, pads: Pads) -> Array:
     """Convolve the cotangent, spread by the stride, with the kernel turned round and its channels swapped."""
+    edges = spread_edges(x, kernel, dy, stride, pads)
     if _is_product(kernel, pads):
         picked = (_rows(dy) @ kernel[0, 0].T).reshape(*dy.shape[:3], -1)
-        (_, below), (_, right) = spread_edges(x, kernel, dy, stride, pads)
+        (_, below), (_, right) = edges
         return _padded(picked, (0, below, stride - 1), (0, right, stride - 1))
     turned = jnp.flip(kernel, (0, 1)).swapaxes(2, 3)
-    edges = spread_edges(x, kernel, dy, stride, pads)
     return lax.conv_general_dilated(
         dy, turned, (1, 1), edges, lhs_dilation=(stride, stride), dimension_numbers=LAYOUT
     )
@@ -151,7 +141,7 @@ def _folded(x: Array, kernel: Array, *, stride: int, pads: Pads) -> Array:
 
     A GPU's matrix units want many channels: a ResNet's first convolution, 7x7 over 3, becomes 4x4 over 12.
     """
-    if not _worth_folding(kernel, stride):
+    if stride != 2 or min(kernel.shape[:2]) < 5 or kernel.shape[2] > 4:
         return _plain(x, kernel, stride=stride, pads=pads)
     sizes = [size + size % 2 for size in kernel.shape[:2]]
     edges = []
@@ -172,17 +162,83 @@ def _folded(x: Array, kernel: Array, *, stride: int, pads: Pads) -> Array:
     )
 
 
-def _worth_folding(kernel: Array, stride: int) -> bool:
-    return stride == 2 and min(kernel.shape[:2]) >= 5 and kernel.shape[2] <= 4
+forward = Operation(_plain, cpu=("canonical", _canonical_forward), cuda=("folded", _folded))
+input_gradient = Operation(input_gradient_of(_plain), cpu=("canonical", _canonical_dx))
+kernel_gradient = Operation(
+    kernel_gradient_of(_plain),
+    cpu=("canonical", _product_dw),
+    cuda=("folded", kernel_gradient_of(_folded)),
+)
+# A GPU's schedule puts kernel gradients off until all input gradients are made, and keeps every layer's input and
+# cotangent for them: what follows from the second waits for the first.
+in_turn = Operation(
+    lambda first, then: (first, then), cuda=("ordered", lambda first, then: materialise((first, then)))
+)
 
 
-forward = Operation("convolution", _plain)
-input_gradient = Operation("convolution, input gradient", input_gradient_of(_plain))
-kernel_gradient = Operation("convolution, kernel gradient", kernel_gradient_of(_plain))
-forward.register("canonical", "cpu", _canonical_forward)
-input_gradient.register("canonical", "cpu", _canonical_dx)
-kernel_gradient.register("canonical", "cpu", _product_dw)
-in_turn = Operation("convolution, order of the gradients", lambda first, then: (first, then))
-in_turn.register("ordered", "cuda", _first_first)
-forward.register("folded", "cuda", _folded)
-kernel_gradient.register("folded", "cuda", kernel_gradient_of(_folded))
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def max_pool(x_NHWC: Array, size: int, stride: int, padding: int) -> Array:
+    """The largest value of each whole window of the image with `padding` pixels more on each side, which never win."""
+    return _of_windows(x_NHWC, size, stride, padding)
+
+
+# The built-in gradient scatters each value to its window's largest, which takes a CPU four times as long as to
+# differentiate the maximum of shifted slices where windows overlap, and ten times as long as comparisons where they
+# touch. Equal largest values share the gradient where windows overlap, elsewhere the first takes it.
+
+
+def _of_windows(x: Array, size: int, stride: int, padding: int) -> Array:
+    edges = ((0, 0), (padding, padding), (padding, padding), (0, 0))
+    window, strides = (1, size, size, 1), (1, stride, stride, 1)
+    pooled: Array = lax.reduce_window(x, np.array(-np.inf, x.dtype), lax.max, window, strides, edges)
+    return pooled
+
+
+def _pool_backward(size: int, stride: int, padding: int, x: Array, dy: Array) -> tuple[Array]:
+    return (pool_gradient(x, dy, size=size, stride=stride, padding=padding),)
+
+
+max_pool.defvjp(lambda x, *how: (max_pool(x, *how), x), _pool_backward)
+
+
+def _of_slices(x: Array, size: int, stride: int, padding: int) -> Array:
+    edges = [(0, 0, 0), (padding, padding, 0), (padding, padding, 0), (0, 0, 0)]
+    padded = lax.pad(x, np.array(-np.inf, x.dtype), edges)
+    images, rows, columns, channels = padded.shape
+    ends = [(length - size) // stride * stride + 1 for length in (rows, columns)]
+    pooled = jnp.full((), -np.inf, x.dtype)
+    for i, j in product(range(size), repeat=2):
+        corner = (images, i + ends[0], j + ends[1], channels)
+        pooled = jnp.maximum(pooled, lax.slice(padded, (0, i, j, 0), corner, (1, stride, stride, 1)))
+    return pooled
+
+
+def _gradient_of(pool: Callable[..., Array]) -> Callable[..., Array]:
+    return lambda x, dy, **how: jax.vjp(lambda x: pool(x, **how), x)[1](dy)[0]
+
+
+def _side_by_side(x: Array, dy: Array, size: int) -> Array:
+    """The gradient of windows that touch: of each window's values the first that equals the largest takes it."""
+    largest, taken, rows = _of_slices(x, size, size, 0), jnp.zeros(dy.shape, bool), []
+    height, width = dy.shape[1:3]
+    used = x[:, : height * size, : width * size]
+    for i in range(size):
+        row = []
+        for j in range(size):
+            hit = (used[:, i::size, j::size] == largest) & ~taken
+            taken |= hit
+            row.append(jnp.where(hit, dy, 0))
+        rows.append(jnp.stack(row, 3))
+    dx = jnp.stack(rows, 2).reshape(used.shape)
+    return jnp.pad(dx, ((0, 0), (0, x.shape[1] - height * size), (0, x.shape[2] - width * size), (0, 0)))
+
+
+def _on_cpu(x: Array, dy: Array, *, size: int, stride: int, padding: int) -> Array:
+    """Slices where windows overlap, comparisons where they touch; with gaps, scattering has nothing to add up."""
+    if size == stride and not padding:
+        return _side_by_side(x, dy, size)
+    pool = _of_slices if size > stride else _of_windows
+    return _gradient_of(pool)(x, dy, size=size, stride=stride, padding=padding)
+
+
+pool_gradient = Operation(_gradient_of(_of_windows), cpu=("slices", _on_cpu))

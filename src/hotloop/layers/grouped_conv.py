@@ -1,16 +1,14 @@
-"""Grouped 2-D convolution, NHWC, SAME padding, with CPU paths forward and backward.
+"""Grouped 2-D convolution, NHWC, SAME padding: XLA:CPU has no fast kernel for it, so there it has paths of its own.
 
-XLA:CPU has no fast kernel for `feature_group_count`: forward tens, backward hundreds of times slower than need be. Few
-channels a group go as sums of shifted elementwise products (taps); more go as dense convolutions over bundles of groups
-(conv.py), whose kernels are zero between groups. Other platforms keep the built-in forms.
-
-For the taps the input is cut into planes, one for each place within a group, so that the groups lie side by side in
-memory and every product runs over whole vectors. What XLA:CPU turns into fast loops was found by trial
+Few channels a group go as sums of shifted elementwise products (taps); more go as dense convolutions over bundles of
+groups, whose kernels are zero between groups. For the taps the input is cut into planes, one for each place within a
+group, so that every product runs over whole vectors. What XLA:CPU turns into fast loops was found by trial
 (docs/layers.md): padding must be written out first, each output plane must be its own sum, and the kernel's gradient
 must go row by row.
 """
 
 from functools import partial
+from itertools import product
 from typing import Any
 
 import jax
@@ -50,12 +48,8 @@ def taps_forward(x: Array, kernel: Array, *, groups: int, stride: int, pads: Pad
         return lax.slice(planes, start, last, (1, 1, stride, stride, 1))[0]
 
     def summed(o: int) -> Array:
-        terms = [
-            shifted(place, i, j) * filters_hwcog[i, j, place, o]
-            for i in range(kh)
-            for j in range(kw)
-            for place in range(c)
-        ]
+        taps = product(range(kh), range(kw), range(c))
+        terms = [shifted(place, i, j) * filters_hwcog[i, j, place, o] for i, j, place in taps]
         plane: Array = materialise(sum(terms[1:], terms[0]))
         return plane
 
@@ -89,17 +83,15 @@ def taps_kernel_gradient(
     def pair(carry: None, which: Array) -> tuple[None, Array]:
         def row(at: Array, sums: list[Array]) -> list[Array]:
             image, h = at // rows, at % rows
-            window = lax.dynamic_slice(
-                xs, (which // per_group, image, h * stride, 0, 0), (1, 1, kh, *xs.shape[3:])
-            )[0, 0]
+            place = (which // per_group, image, h * stride, 0, 0)
+            window = lax.dynamic_slice(xs, place, (1, 1, kh, *xs.shape[3:]))[0, 0]
             dy_row = lax.dynamic_slice(
                 dys, (which % per_group, image, h, 0, 0), (1, 1, 1, columns, groups)
             ).reshape(shape)
-            taps = [(i, j) for i in range(kh) for j in range(kw)]
+            ends = [j + stride * (columns - 1) + 1 for j in range(kw)]
+            taps = [window[i, j : ends[j] : stride] for i in range(kh) for j in range(kw)]
             return [
-                total
-                + (window[i, j : j + stride * (columns - 1) + 1 : stride].reshape(shape) * dy_row).sum(0)
-                for total, (i, j) in zip(sums, taps, strict=True)
+                total + (tap.reshape(shape) * dy_row).sum(0) for total, tap in zip(sums, taps, strict=True)
             ]
 
         sums = lax.fori_loop(0, n * rows, row, [jnp.zeros(shape[1], xs.dtype)] * (kh * kw))
@@ -170,36 +162,27 @@ def _block_diagonal(kernel: Array, groups: int) -> Array:
     over the groups, which XLA:CPU hands to YNNPACK for kernels of 5x5 and more, and that ends the process now and then
     (jaxlib 0.10.2 and 0.11.0; docs/layers.md has a reproduction).
     """
-    blocks = jnp.split(kernel, groups, 3)
-    width = blocks[0].shape[3]
-    none = (0, 0, 0)
-    padded = [
-        lax.pad(
-            block, np.zeros((), kernel.dtype), [none, none, none, (g * width, (groups - 1 - g) * width, 0)]
-        )
-        for g, block in enumerate(blocks)
-    ]
+    width, padded = kernel.shape[3] // groups, []
+    for g, block in enumerate(jnp.split(kernel, groups, 3)):
+        edges = [(0, 0, 0)] * 3 + [(g * width, (groups - 1 - g) * width, 0)]
+        padded.append(lax.pad(block, np.zeros((), kernel.dtype), edges))
     return jnp.concatenate(padded, 2)
 
 
-def _suits_taps(kernel: Array, groups: int) -> bool:
-    kh, kw, inputs, outputs = *kernel.shape[:3], kernel.shape[3] // groups
-    few_terms = kh * kw * max(inputs, outputs) <= FEW_TERMS
-    return few_terms and inputs <= FEW_INPUTS and outputs <= FEW_OUTPUTS
+def _taps_or(bundled: Convolve, taps: Convolve) -> tuple[str, Convolve]:
+    def choose(x: Array, kernel: Array, *dy: Array, groups: int, **settings: Any) -> Array:
+        kh, kw, inputs, outputs = *kernel.shape[:3], kernel.shape[3] // groups
+        few_terms = kh * kw * max(inputs, outputs) <= FEW_TERMS
+        path = taps if few_terms and inputs <= FEW_INPUTS and outputs <= FEW_OUTPUTS else bundled
+        return path(x, kernel, *dy, groups=groups, **settings)
+
+    return "taps or bundles", choose
 
 
-def _taps_or(bundled: Convolve, taps: Convolve) -> Convolve:
-    def choose(x: Array, kernel: Array, *dy: Array, **settings: Any) -> Array:
-        path = taps if _suits_taps(kernel, settings["groups"]) else bundled
-        return path(x, kernel, *dy, **settings)
-
-    return choose
-
-
-forward = Operation("grouped convolution", _plain)
-input_gradient = Operation("grouped convolution, input gradient", input_gradient_of(_plain))
-kernel_gradient = Operation("grouped convolution, kernel gradient", kernel_gradient_of(_plain))
-EITHER = "taps or bundles"
-forward.register(EITHER, "cpu", _taps_or(_bundled, taps_forward))
-input_gradient.register(EITHER, "cpu", _taps_or(input_gradient_of(_bundled), taps_input_gradient))
-kernel_gradient.register(EITHER, "cpu", _taps_or(kernel_gradient_of(_bundled), taps_kernel_gradient))
+forward = Operation(_plain, cpu=_taps_or(_bundled, taps_forward))
+input_gradient = Operation(
+    input_gradient_of(_plain), cpu=_taps_or(input_gradient_of(_bundled), taps_input_gradient)
+)
+kernel_gradient = Operation(
+    kernel_gradient_of(_plain), cpu=_taps_or(kernel_gradient_of(_bundled), taps_kernel_gradient)
+)

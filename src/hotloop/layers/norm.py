@@ -1,9 +1,8 @@
 """Batch and group normalisation over the channels of NHWC images, statistics in float32 whatever the images' type.
 
 Mean and variance come from one pass over the images: mean and mean square of their distance to one pixel, so that a
-large common offset does not cancel the variance away. The backward passes are written out: two sums, then one
-multiply-add. XLA's CPU reductions write out whatever is subtracted before they sum, so there the sums are of the images
-themselves. Who keeps moving statistics, and how they move, is not known here.
+large common offset does not cancel the variance away. XLA's CPU reductions write out whatever is subtracted before they
+sum, so there the sums are of the images themselves.
 """
 
 from functools import partial
@@ -115,9 +114,8 @@ def _moments_unless_far(x: Array, near: Array, *, axes: tuple[int, ...]) -> tupl
     """The same without subtracting, unless a mean is so far from zero that digits would be lost."""
     mean, variance = _raw_moments(x.astype(wide(x.dtype)), axes)
     far = (mean**2 > _FAR * variance).any()
-    shifted: tuple[Array, Array] = lax.cond(
-        far, lambda: _moments_about(x, near, axes=axes), lambda: (mean, variance)
-    )
+    about = partial(_moments_about, x, near, axes=axes)
+    shifted: tuple[Array, Array] = lax.cond(far, about, lambda: (mean, variance))
     return shifted
 
 
@@ -139,7 +137,5 @@ def _sums_corrected(dy: Array, x: Array, mean: Array, *, axes: tuple[int, ...]) 
     return total, along - mean * total
 
 
-moments = Operation("norm moments", _moments_about)
-gradient_sums = Operation("norm gradient sums", _sums_about)
-moments.register("unshifted", "cpu", _moments_unless_far)
-gradient_sums.register("unshifted", "cpu", _sums_corrected)
+moments = Operation(_moments_about, cpu=("unshifted", _moments_unless_far))
+gradient_sums = Operation(_sums_about, cpu=("unshifted", _sums_corrected))

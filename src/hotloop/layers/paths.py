@@ -19,12 +19,14 @@ _FORCED: Any = jax.make_user_context(default_value=None)  # type: ignore[no-unty
 
 
 class Operation:
-    """One operation and its paths; called like its default, arrays in place and static settings by keyword."""
+    """One operation and its paths; called like its default, arrays in place and static settings by keyword.
 
-    def __init__(self, name: str, default: Implementation):
-        self.name = name
-        self._paths: dict[str, Implementation] = {"default": default}
-        self._by_platform: dict[str, str] = {}
+    `platforms` are the paths of the platforms that have one, (name, implementation) each: `cpu=("canonical", fast)`.
+    """
+
+    def __init__(self, default: Implementation, **platforms: tuple[str, Implementation]):
+        self._paths: dict[str, Implementation] = {"default": default, **dict(platforms.values())}
+        self._by_platform = {platform: path for platform, (path, _) in platforms.items()}
 
     def register(self, path: str, platform: str, implementation: Implementation) -> None:
         """Make `implementation` the path for `platform` (cpu, cuda, rocm, tpu); the latest registered wins."""
@@ -62,5 +64,4 @@ def materialise(arrays: Any) -> Any:
 
 
 # For code that all platforms share: a GPU would pay for the barrier with another kernel.
-materialise_on_cpu = Operation("materialised on the CPU", lambda arrays: arrays)
-materialise_on_cpu.register("barrier", "cpu", materialise)
+materialise_on_cpu = Operation(lambda arrays: arrays, cpu=("barrier", materialise))

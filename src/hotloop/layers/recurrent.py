@@ -1,12 +1,10 @@
-"""Recurrent layers over time-major sequences [T, B, I]: tanh RNN, GRU and LSTM.
+"""Recurrent layers over time-major sequences [T, B, I]: tanh RNN, GRU and LSTM. The state starts at zero.
 
 Parameters are {"input": [I, G*H], "recurrent": [H, G*H], "bias": [G*H]}, with G = 1 (RNN), 3 (GRU: reset, update,
 candidate) or 4 (LSTM: input, forget, candidate, output). As TensorFlow's cells do, the LSTM adds 1 to the forget
-gate's sum, and the GRU applies the reset gate before the candidate's product and starts its two gate biases at 1.
-`gru_reset_after` has a second bias, {"recurrent_bias": [3*H]}, as torch and Keras have.
-`rnn`, `gru` and `lstm` make the input product for all steps at once and loop over the rest; the `_stepwise`
-functions, kept for comparison, run one cell a step on [x, h] and are differentiated by JAX: same parameters, same
-results. The state starts at zero.
+gate's sum, and the GRU applies the reset gate before the candidate's product; `gru_reset_after` has a second bias,
+{"recurrent_bias": [3*H]}, as torch and Keras have. The input product is made for all steps at once; the `_stepwise`
+functions, kept for comparison, run one cell a step on [x, h] and are differentiated by JAX.
 """
 
 from collections.abc import Sequence
@@ -19,9 +17,8 @@ from jax.nn import sigmoid
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
-from hotloop.layers.cells import GRU, GRU_RESET_AFTER, LSTM, RNN
 from hotloop.layers.dense import product, wide
-from hotloop.layers.recurrence import Cell, recur
+from hotloop.layers.recurrence import GRU, GRU_RESET_AFTER, LSTM, RNN, Cell, recur
 
 Params = dict[str, Array]
 Outputs = Float[Array, "T B H"]
@@ -117,7 +114,7 @@ def rnn_stepwise(
         h = jnp.tanh(_sums(kernel, params["bias"], x, h)).astype(x.dtype)
         return h, h
 
-    h, outputs = lax.scan(step, zero_state(params, x_TBI) if state is None else state, x_TBI)
+    h, outputs = lax.scan(step, _zero_state(params, x_TBI) if state is None else state, x_TBI)
     return outputs, h
 
 
@@ -134,7 +131,7 @@ def gru_stepwise(
         h = (update * h + (1 - update) * candidate).astype(x.dtype)
         return h, h
 
-    h, outputs = lax.scan(step, zero_state(params, x_TBI) if state is None else state, x_TBI)
+    h, outputs = lax.scan(step, _zero_state(params, x_TBI) if state is None else state, x_TBI)
     return outputs, h
 
 
@@ -151,13 +148,12 @@ def lstm_stepwise(
         h = (sigmoid(o) * jnp.tanh(c)).astype(x.dtype)
         return (h, c), h
 
-    h, c = (zero_state(params, x_TBI),) * 2 if state is None else state
+    h, c = (_zero_state(params, x_TBI),) * 2 if state is None else state
     (h, c), outputs = lax.scan(step, (h, c.astype(wide(c.dtype))), x_TBI)
     return outputs, (h, c.astype(h.dtype))
 
 
-def zero_state(params: Params, x_TBI: Array) -> Array:
-    """Zeros [B, H] in the type of the inputs."""
+def _zero_state(params: Params, x_TBI: Array) -> Array:
     return jnp.zeros((x_TBI.shape[1], params["recurrent"].shape[0]), x_TBI.dtype)
 
 

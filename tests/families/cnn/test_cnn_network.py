@@ -13,8 +13,8 @@ from hotloop.families.cnn.description import describe_network
 from hotloop.families.cnn.network import NormChoice, build
 from hotloop.families.cnn.options import MODELS
 from hotloop.layers import norm
+from hotloop.layers.conv import max_pool
 from hotloop.layers.paths import force_path
-from hotloop.layers.pools import max_pool
 
 QUICK = {"xla_backend_optimization_level": 0}
 CIFAR, IMAGENET = (32, 32, 3), (224, 224, 3)

@@ -22,10 +22,10 @@ from hotloop.engine.precision import Policy
 from hotloop.errors import OptionError
 from hotloop.families.cnn.options import MODELS, cifar_layers
 from hotloop.layers import conv, norm
+from hotloop.layers.conv import max_pool
 from hotloop.layers.dense import product, wide, with_bias
 from hotloop.layers.initial import Spec, draw, glorot_uniform, truncated_normal
 from hotloop.layers.paths import materialise_on_cpu
-from hotloop.layers.pools import max_pool
 
 Shape = tuple[int, ...]  # of one image's value: rows, columns, channels; or features
 Leaves = dict[str, Array]

@@ -19,10 +19,9 @@ from hotloop.engine.optim import learning_rate
 from hotloop.families.estimator.cifar.config import RECIPES, Recipe
 from hotloop.families.estimator.config import Mode, ModelSpec
 from hotloop.layers import initial
-from hotloop.layers.conv import Padding, conv2d
+from hotloop.layers.conv import Padding, conv2d, max_pool
 from hotloop.layers.dense import product, with_bias
 from hotloop.layers.losses import correct, cross_entropy
-from hotloop.layers.pools import max_pool
 
 Weights = dict[str, dict[str, Array]]
 Rate = float | Callable[[Any], Any]

@@ -5,18 +5,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hotloop.layers import pools
+from hotloop.layers import conv
 
 SETTINGS = {"size": 3, "stride": 2, "padding": 1}
-SLICES = jax.jit(lambda x, dy: pools._gradient_of(pools._of_slices)(x, dy, **SETTINGS))
+SLICES = jax.jit(lambda x, dy: conv._gradient_of(conv._of_slices)(x, dy, **SETTINGS))
 
 
 @pytest.mark.parametrize("size", [8, 9])
 def test_without_ties_it_is_the_built_in_gradient(size):
     generator = np.random.default_rng(0)
     x = jnp.float32(generator.permutation(2 * size * size * 3).reshape(2, size, size, 3))
-    dy = jnp.float32(generator.normal(size=pools._of_windows(x, 3, 2, 1).shape))
-    built_in = pools._gradient_of(pools._of_windows)(x, dy, **SETTINGS)
+    dy = jnp.float32(generator.normal(size=conv._of_windows(x, 3, 2, 1).shape))
+    built_in = conv._gradient_of(conv._of_windows)(x, dy, **SETTINGS)
     np.testing.assert_allclose(SLICES(x, dy), built_in, rtol=1e-6, atol=1e-6)
 
 
@@ -36,5 +36,5 @@ def test_windows_side_by_side_give_to_the_first_of_equal_values_as_the_built_in_
     x = jnp.float32(generator.integers(0, 3, (2, 7, 8, 3)))  # ties everywhere, and rows and columns left over
     dy = jnp.float32(generator.normal(size=(2, 7 // size, 8 // size, 3)))
     settings = {"size": size, "stride": size, "padding": 0}
-    found = jax.jit(lambda x, dy: pools._side_by_side(x, dy, size))(x, dy)
-    np.testing.assert_array_equal(found, pools._gradient_of(pools._of_windows)(x, dy, **settings))
+    found = jax.jit(lambda x, dy: conv._side_by_side(x, dy, size))(x, dy)
+    np.testing.assert_array_equal(found, conv._gradient_of(conv._of_windows)(x, dy, **settings))
