@@ -182,7 +182,6 @@ def one_device(records: "Sequence[Record]", path: Path) -> str:
 
 
 def update_baseline(config: BenchCompare, context: Context) -> Result:
-    """Take the results as the new baseline of their device."""
     from hotloop.bench.compare import FEWEST, BaselineFile, CompareRules, load_baselines, save_baselines
     from hotloop.bench.record import collect_samples, read_records
 

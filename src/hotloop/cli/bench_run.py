@@ -174,7 +174,7 @@ def load_specs(files: Sequence[Path]) -> Mapping[str, "Benchmark"]:
 
 
 def runner_options(config: Any, context: Context, default_folder: str) -> "RunnerOptions":
-    """What the runner needs of a command's options, which have its names; by default a new folder each second."""
+    """By default the folder is a new one each second."""
     from hotloop.bench.launch import RunnerOptions
 
     names = {field.name for field in fields(RunnerOptions)} & vars(config).keys()

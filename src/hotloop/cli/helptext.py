@@ -1,7 +1,6 @@
 """The help pages, laid out by argparse from the declared options; coloured by rich-argparse on a terminal.
 
-Rich is imported only where colours will be seen, so that a page comes at once elsewhere. Nothing is parsed
-here.
+Rich is imported only where colours will be seen, so that a page comes at once elsewhere.
 """
 
 import argparse

@@ -12,7 +12,6 @@ says what is computed, how the timing is kept honest and what became of the old 
 
 
 def run_kernel(config: configs.LayerOptions | configs.Hmc, context: Context) -> Result:
-    """Check and time one layer, or HMC."""
     device = context.open_device()
     from hotloop.families.kernels import bench, hmc
 
