@@ -31,7 +31,7 @@ from hotloop.engine.run import (
     take_folder,
 )
 from hotloop.errors import RunError
-from hotloop.options import option, to_jsonable
+from hotloop.options import argument, option, to_jsonable
 from hotloop.options.files import whole_file
 
 CONFIG = {"size": 4, "rate": 0.1, "epochs": 2}
@@ -581,20 +581,21 @@ def test_a_folder_that_could_not_be_made_is_known_before(tmp_path, monkeypatch):
 
 @dataclass(frozen=True)
 class LaterOptions:
+    data: str = argument("There from the start, and never left out.")
     size: int = option(4, "There from the start.")
     shape: tuple[int, ...] = option((1, 2), "Came later.")
 
 
 def test_an_option_that_an_old_config_lacks_was_at_its_default(tmp_path):
-    new_run(tmp_path, {"size": 4, "gone": 1}).close()
+    new_run(tmp_path, {"data": "x", "size": 4, "gone": 1}).close()
     for shape, gone, wrong in (
         ((1, 3), {"gone": 1}, r"shape: \[1, 2\] -> \[1, 3\]; use"),
         ((1, 2), {}, "gone: 1 -> absent; use"),
     ):
-        config = {"size": 4, "shape": shape, **gone}
+        config = {"data": "x", "size": 4, "shape": shape, **gone}
         with pytest.raises(RunError, match=f"cannot resume with another config: {wrong}"):
             new_run(tmp_path, config, resume=True, options=LaterOptions)
-    config = {"size": 4, "shape": (1, 2), "gone": 1}
+    config = {"data": "x", "size": 4, "shape": (1, 2), "gone": 1}
     with pytest.raises(RunError, match=r"shape: absent -> \[1, 2\]"):
         new_run(tmp_path, config, resume=True)
     new_run(tmp_path, config, resume=True, options=LaterOptions).close()

@@ -381,7 +381,8 @@ def check_options(
 ) -> dict[str, str]:
     """What a run that is to go on has other options than before; RunError where it must not. An option that an old
     config lacks, since there was none, was what is its default now."""
-    defaults = {each.name: to_jsonable(each.default) for each in options_of(options)} if options else {}
+    known = [each for each in options_of(options) if not each.required] if options else []
+    defaults = {each.name: to_jsonable(each.default) for each in known}
     old = {**defaults, **read_json(path / "config.json")}
     changed = find_differences(old, to_jsonable(config))
     if wrong := [text for key, text in changed.items() if key not in may_differ]:
