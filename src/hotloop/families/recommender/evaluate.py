@@ -49,6 +49,100 @@ Scorer = Callable[
 ]  # (state, batch) -> scores [B, items]: autoencoder, table of biases, EASE
 
 
+def is_relevant(ratings: Array, least: float) -> Array:
+    return (ratings > 0) & (ratings >= least)
+
+
+def ranking_values(scores: Array, rated: Array, relevant: Array, ks: Sequence[int]) -> dict[str, Array]:
+    """For each user `ndcg` and `recall` [B, len(ks)], and `ranked`: whether there is anything relevant to find.
+
+    Where there is nothing, both are 0: leave those users out of a mean. An item that is rated is never relevant.
+    """
+    wanted = relevant & ~rated
+    depth = min(max(ks), scores.shape[-1])
+    _, first = lax.top_k(jnp.where(rated, -jnp.inf, scores), depth)
+    hits = jnp.take_along_axis(wanted, first, axis=-1).astype(jnp.float32)
+    discounts = (1 / np.log2(np.arange(depth) + 2.0)).astype(np.float32)
+    total, ends = wanted.sum(-1), [min(k, depth) for k in ks]
+    ideal = np.append(0, np.cumsum(discounts)).astype(np.float32)
+    best = jnp.asarray(ideal)[jnp.minimum(total[:, None], jnp.asarray(ends))]
+
+    def sum_to_ends(entries: Array) -> Array:
+        return jnp.stack([entries[:, :end].sum(-1) for end in ends], axis=-1)
+
+    return {
+        "ndcg": sum_to_ends(hits * discounts) / jnp.maximum(best, 1),  # an only item in first place has 1
+        "recall": sum_to_ends(hits) / jnp.maximum(total, 1)[:, None],
+        "ranked": total > 0,
+    }
+
+
+@dataclass(frozen=True)
+class ScoringRules:
+    low: float = -math.inf
+    high: float = math.inf
+    round: bool = False  # predictions to whole numbers
+    ks: tuple[int, ...] = ()  # lengths of the lists that are ranked; none: no ranking
+    relevant: float = 4.0  # the rating from which an item counts as relevant
+
+    def predict(self, scores: Array) -> Array:
+        clipped = jnp.clip(scores, self.low, self.high)
+        return jnp.round(clipped) if self.round else clipped
+
+
+def make_rules(options: PredictionOptions, low: float, high: float) -> ScoringRules:
+    """What a command's options ask for; `low` and `high` are the range of the training ratings."""
+    bounds = (low, high) if options.clip else (-math.inf, math.inf)
+    if isinstance(options, RankingOptions):
+        return ScoringRules(*bounds, options.round, options.k, options.relevant)
+    return ScoringRules(*bounds, options.round)
+
+
+def make_measures(
+    scorer: Scorer,
+    train: RatingMatrix,
+    truth: RatingMatrix,
+    batch_size: int,
+    rules: ScoringRules,
+    rows: batches.DeviceRows | None = None,
+) -> Callable[[Any], Figures]:
+    """From a state to all figures of a scorer by the ratings of `truth`, compiled once; see `evaluate_users`."""
+
+    def values(state: Any, batch: Batch) -> dict[str, Array]:
+        scores, truth = scorer(state, batch), batch["truth"]
+        figures = batches.sum_errors(rules.predict(scores), truth)
+        # The old program's RMSE of whole batches, never clipped, dealt out to its users so that their sum is it.
+        there = truth > 0
+        rmse = jnp.sqrt(jnp.square(jnp.where(there, scores - truth, 0)).sum() / there.sum())
+        figures["batch_rmse"] = jnp.where(batch["in_whole_batch"], rmse / len(scores), 0)
+        if rules.ks:
+            relevant = is_relevant(truth, rules.relevant)
+            figures |= ranking_values(scores, batch["ratings"] > 0, relevant, rules.ks)
+        return figures
+
+    evaluation = batches.evaluate_users(values, train, truth, batch_size, rows)
+    whole_batches = evaluation.samples // evaluation.batch_size
+
+    def measure(state: Any) -> Figures:
+        sums = evaluation(state)
+        figures = {
+            "rmse": math.sqrt(sums["squared_error"] / sums["ratings"]),
+            "mae": sums["absolute_error"] / sums["ratings"],
+            "rmse_mean_of_batches": sums["batch_rmse"] / whole_batches,
+            "users": sums["samples"],
+            "ratings": sums["ratings"],
+        }
+        if rules.ks:
+            figures["ranked_users"] = ranked = sums["ranked"]
+            # No figures where nothing is relevant to anybody.
+            for name in ("ndcg", "recall") if ranked else ():
+                for k, total in zip(rules.ks, sums[name], strict=True):
+                    figures[f"{name}@{k}"] = float(total / ranked)
+        return figures
+
+    return measure
+
+
 @dataclass(frozen=True, eq=False)
 class EvaluationSet:
     """What predictions start from, what they are compared with, and its name, in full and for a file."""
@@ -298,97 +392,3 @@ def recommend_blocks(
             parts = best(found.state, resident, _pad(chosen, size))
         predictions, columns, there = (np.asarray(part)[: len(chosen)] for part in parts)
         yield np.repeat(chosen, there.sum(1)), columns[there], predictions[there]
-
-
-def is_relevant(ratings: Array, least: float) -> Array:
-    return (ratings > 0) & (ratings >= least)
-
-
-def ranking_values(scores: Array, rated: Array, relevant: Array, ks: Sequence[int]) -> dict[str, Array]:
-    """For each user `ndcg` and `recall` [B, len(ks)], and `ranked`: whether there is anything relevant to find.
-
-    Where there is nothing, both are 0: leave those users out of a mean. An item that is rated is never relevant.
-    """
-    wanted = relevant & ~rated
-    depth = min(max(ks), scores.shape[-1])
-    _, first = lax.top_k(jnp.where(rated, -jnp.inf, scores), depth)
-    hits = jnp.take_along_axis(wanted, first, axis=-1).astype(jnp.float32)
-    discounts = (1 / np.log2(np.arange(depth) + 2.0)).astype(np.float32)
-    total, ends = wanted.sum(-1), [min(k, depth) for k in ks]
-    ideal = np.append(0, np.cumsum(discounts)).astype(np.float32)
-    best = jnp.asarray(ideal)[jnp.minimum(total[:, None], jnp.asarray(ends))]
-
-    def sum_to_ends(entries: Array) -> Array:
-        return jnp.stack([entries[:, :end].sum(-1) for end in ends], axis=-1)
-
-    return {
-        "ndcg": sum_to_ends(hits * discounts) / jnp.maximum(best, 1),  # an only item in first place has 1
-        "recall": sum_to_ends(hits) / jnp.maximum(total, 1)[:, None],
-        "ranked": total > 0,
-    }
-
-
-@dataclass(frozen=True)
-class ScoringRules:
-    low: float = -math.inf
-    high: float = math.inf
-    round: bool = False  # predictions to whole numbers
-    ks: tuple[int, ...] = ()  # lengths of the lists that are ranked; none: no ranking
-    relevant: float = 4.0  # the rating from which an item counts as relevant
-
-    def predict(self, scores: Array) -> Array:
-        clipped = jnp.clip(scores, self.low, self.high)
-        return jnp.round(clipped) if self.round else clipped
-
-
-def make_rules(options: PredictionOptions, low: float, high: float) -> ScoringRules:
-    """What a command's options ask for; `low` and `high` are the range of the training ratings."""
-    bounds = (low, high) if options.clip else (-math.inf, math.inf)
-    if isinstance(options, RankingOptions):
-        return ScoringRules(*bounds, options.round, options.k, options.relevant)
-    return ScoringRules(*bounds, options.round)
-
-
-def make_measures(
-    scorer: Scorer,
-    train: RatingMatrix,
-    truth: RatingMatrix,
-    batch_size: int,
-    rules: ScoringRules,
-    rows: batches.DeviceRows | None = None,
-) -> Callable[[Any], Figures]:
-    """From a state to all figures of a scorer by the ratings of `truth`, compiled once; see `evaluate_users`."""
-
-    def values(state: Any, batch: Batch) -> dict[str, Array]:
-        scores, truth = scorer(state, batch), batch["truth"]
-        figures = batches.sum_errors(rules.predict(scores), truth)
-        # The old program's RMSE of whole batches, never clipped, dealt out to its users so that their sum is it.
-        there = truth > 0
-        rmse = jnp.sqrt(jnp.square(jnp.where(there, scores - truth, 0)).sum() / there.sum())
-        figures["batch_rmse"] = jnp.where(batch["in_whole_batch"], rmse / len(scores), 0)
-        if rules.ks:
-            relevant = is_relevant(truth, rules.relevant)
-            figures |= ranking_values(scores, batch["ratings"] > 0, relevant, rules.ks)
-        return figures
-
-    evaluation = batches.evaluate_users(values, train, truth, batch_size, rows)
-    whole_batches = evaluation.samples // evaluation.batch_size
-
-    def measure(state: Any) -> Figures:
-        sums = evaluation(state)
-        figures = {
-            "rmse": math.sqrt(sums["squared_error"] / sums["ratings"]),
-            "mae": sums["absolute_error"] / sums["ratings"],
-            "rmse_mean_of_batches": sums["batch_rmse"] / whole_batches,
-            "users": sums["samples"],
-            "ratings": sums["ratings"],
-        }
-        if rules.ks:
-            figures["ranked_users"] = ranked = sums["ranked"]
-            # No figures where nothing is relevant to anybody.
-            for name in ("ndcg", "recall") if ranked else ():
-                for k, total in zip(rules.ks, sums[name], strict=True):
-                    figures[f"{name}@{k}"] = float(total / ranked)
-        return figures
-
-    return measure
