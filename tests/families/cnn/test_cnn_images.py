@@ -22,7 +22,6 @@ from hotloop.families.cnn.photographs import (
     SamplingGrid,
     Workers,
     evaluation_image,
-    grid_of_crop,
     grid_of_middle,
     random_crop,
     resample_bytes,
@@ -185,7 +184,7 @@ def test_resizing_reads_at_multiples_of_the_step_and_clamps_at_the_edge():
 def test_bytes_are_the_floats_truncated(crop, mirrored):
     image = picture(90, 70, 1)
     cut = image.crop((crop.left, crop.top, crop.left + crop.width, crop.top + crop.height))
-    sample = grid_of_crop(Rectangle(0, 0, crop.width, crop.height), 32)
+    sample = SamplingGrid(0, 0, crop.width / 32, crop.height / 32)
     floats, found = (resize(cut, sample, 32, mirrored) for resize in (resample_floats, resample_bytes))
     assert found.dtype == np.uint8
     # A float that is a whole number but for its rounding may be truncated either way.

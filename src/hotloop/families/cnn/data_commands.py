@@ -84,9 +84,22 @@ def run_build(config: BuildConfig, console: Console) -> Mapping[str, Any]:
 
 def run_verify(config: VerifyConfig, console: Console) -> Mapping[str, Any]:
     """Count the images of each part and look for broken ones; DataError when there are any."""
-    if config.dataset != "imagenet":
-        return _verify_small(config, console)
-    folder = config.dataset_path
+    folder, name = config.dataset_path, config.dataset
+    if name != "imagenet":
+        check_named_folders(folder)
+        if find_set(known_set(name), folder) is None:
+            raise DataError(f"{name}: not on this machine; `hotloop data fetch {name}` brings it")
+        begin_work(f"reading {name}")
+        dataset = load(name, folder, say=console.say)
+        counts = {"train": len(dataset.train), "test": len(dataset.test)}
+        whole = dict(zip(counts, IMAGE_SETS[name], strict=True))
+        rows = [[part, f"{counts[part]:,}", f"{whole[part]:,}"] for part in counts]
+        console.table(["part", "images", "expected"], rows)
+        for part, count in counts.items():
+            if count != whole[part]:
+                console.warn(f"{name} {part}: {count:,} images, the whole set has {whole[part]:,}")
+        counted = {part: {"images": count, "expected": whole[part]} for part, count in counts.items()}
+        return {"dataset": name, "source": dataset.source, "parts": counted}
     assert folder is not None  # the config has seen to it
     if is_record_folder(folder):
         names = {*(path.name.partition("-")[0] for path in folder.iterdir()), *read_manifest(folder)}
@@ -135,25 +148,6 @@ def _verify_part(config: VerifyConfig, folder: Path, part: Part, console: Consol
     if len(store) != IMAGENET[part]:
         console.warn(f"{part}: {len(store):,} images, ImageNet has {IMAGENET[part]:,}")
     return {"images": len(store), "source": store.source, "broken": broken}
-
-
-def _verify_small(config: VerifyConfig, console: Console) -> Mapping[str, Any]:
-    check_named_folders(config.dataset_path)
-    if find_set(known_set(config.dataset), config.dataset_path) is None:
-        raise DataError(
-            f"{config.dataset}: not on this machine; `hotloop data fetch {config.dataset}` brings it"
-        )
-    begin_work(f"reading {config.dataset}")
-    dataset = load(config.dataset, config.dataset_path, say=console.say)
-    counts = {"train": len(dataset.train), "test": len(dataset.test)}
-    expected = dict(zip(counts, IMAGE_SETS[config.dataset], strict=True))
-    rows = [[part, f"{counts[part]:,}", f"{expected[part]:,}"] for part in counts]
-    console.table(["part", "images", "expected"], rows)
-    for part, count in counts.items():
-        if count != expected[part]:
-            console.warn(f"{config.dataset} {part}: {count:,} images, the whole set has {expected[part]:,}")
-    parts = {part: {"images": count, "expected": expected[part]} for part, count in counts.items()}
-    return {"dataset": config.dataset, "source": dataset.source, "parts": parts}
 
 
 def run_benchmark(config: BenchmarkConfig, console: Console) -> Mapping[str, Any]:

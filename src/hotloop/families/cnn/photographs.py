@@ -85,11 +85,6 @@ def random_crop(
     return Rectangle(0, 0, width, height)
 
 
-def grid_of_crop(crop: Rectangle, size: int) -> SamplingGrid:
-    """The crop stretched or shrunk to size x size, whatever its aspect; corners are not aligned."""
-    return SamplingGrid(crop.left, crop.top, crop.width / size, crop.height / size)
-
-
 def grid_of_middle(width: int, height: int, size: int) -> SamplingGrid:
     """The middle size x size of the image resized to a short side of 256 (for other sizes than 224 in proportion),
     sizes truncated and offsets floored."""
@@ -126,14 +121,13 @@ def training_image(
         opening.draft("RGB", (wide // wanted, opening.height // wanted))
     factor = round(wide / opening.width)  # what the decoder agreed to: 1 for all but JPEG
     pixels = load_rgb(opening)
+    step_x, step_y = crop.width / size, crop.height / size  # stretched or shrunk, whatever the aspect
     if factor > 1:
         # The same places in an image whose pixels are the means of factor x factor old ones.
-        grid, middle_of_first = grid_of_crop(crop, size), (factor - 1) / 2
-        left, top = ((start - middle_of_first) / factor for start in (grid.left, grid.top))
-        reduced_grid = SamplingGrid(left, top, grid.step_x / factor, grid.step_y / factor)
-        return resample(pixels, reduced_grid, size, mirrored)
+        left, top = ((start - (factor - 1) / 2) / factor for start in (crop.left, crop.top))
+        return resample(pixels, SamplingGrid(left, top, step_x / factor, step_y / factor), size, mirrored)
     cut = pixels.crop((crop.left, crop.top, crop.left + crop.width, crop.top + crop.height))
-    return resample(cut, grid_of_crop(Rectangle(0, 0, crop.width, crop.height), size), size, mirrored)
+    return resample(cut, SamplingGrid(0, 0, step_x, step_y), size, mirrored)
 
 
 def evaluation_image(image: EncodedImage, size: int, resample: Resample) -> NDArray[Any]:
