@@ -125,7 +125,7 @@ def test_any_damage_to_an_entry_is_found(tmp_path_factory, value, data):
 
 def test_a_program_for_another_machine_is_not_found(tmp_path, monkeypatch):
     ProgramStore(tmp_path, None).put("k", b"x")
-    monkeypatch.setattr("hotloop.engine.device.machine_digest", lambda: "other")
+    monkeypatch.setattr("hotloop.engine.device.machine", lambda: "other")
     assert ProgramStore(tmp_path, None).get("k") is None
 
 

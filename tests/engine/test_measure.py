@@ -9,7 +9,7 @@ from hotloop.engine import measure as module
 from hotloop.engine.measure import Ceilings, Sizes, ceilings, matmul_tflops, measure_ceilings, noise
 
 DTYPES = ("float32", "bfloat16", "float16")
-SMALL = Sizes(dict.fromkeys(DTYPES, 128), dict.fromkeys(DTYPES, 1), 2**22)
+SMALL = Sizes(dict.fromkeys(DTYPES, (128, 1)), 2**22)
 
 
 @pytest.fixture

@@ -255,7 +255,9 @@ class ProgramStore:
     def __init__(self, path: Path, most: int | None):
         self._path = path  # the name that jax knows
         self.most = most
-        self.machine = machine_digest()
+        # Part of an entry's name: a program for another CPU's instructions must not be loaded here.
+        text = machine() + (_search(r"(?m)^((?:flags|Features)\s*:.*)$", "/proc/cpuinfo") or "")
+        self.machine = blake2b(text.encode(), digest_size=4).hexdigest()
 
     def _file(self, key: str) -> Path:
         return self._path / f"{self.machine}-{key}{SUFFIX}"
@@ -309,12 +311,6 @@ class ProgramStore:
 def entry_head(value: bytes) -> bytes:
     """What stands before an entry in its file: the format's mark and the entry's digest."""
     return MARK + blake2b(value, digest_size=HEAD_BYTES - len(MARK)).digest()
-
-
-def machine_digest() -> str:
-    """A short name for this machine's instruction set: a program for another CPU must not be loaded here."""
-    text = machine() + (_search(r"(?m)^((?:flags|Features)\s*:.*)$", "/proc/cpuinfo") or "")
-    return blake2b(text.encode(), digest_size=4).hexdigest()
 
 
 def cache_folder() -> Path | None:

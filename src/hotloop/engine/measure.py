@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -63,21 +63,15 @@ class Ceilings:
         return max(flops / (self.matmul_tflops[dtype] * 1e12), bytes_moved / (self.copy_gbps * 1e9))
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """How large the measured work is: rows of the square products, loop turns, bytes copied."""
+class Sizes(NamedTuple):
+    """How large the measured work is: by type the rows of square products and the turns of their loop, bytes copied."""
 
-    rows: Mapping[str, int]
-    turns: Mapping[str, int]
+    products: Mapping[str, tuple[int, int]]
     copied: int
 
 
-ON_CPU = Sizes(
-    {"float32": 1024, "bfloat16": 512, "float16": 512}, {"float32": 2, "bfloat16": 1, "float16": 1}, 2**28
-)
-ON_ACCELERATOR = Sizes(
-    {"float32": 8192, "bfloat16": 8192, "float16": 8192}, {"float32": 2, "bfloat16": 8, "float16": 8}, 2**31
-)
+ON_CPU = Sizes({"float32": (1024, 2), "bfloat16": (512, 1), "float16": (512, 1)}, 2**28)
+ON_ACCELERATOR = Sizes({"float32": (8192, 2), "bfloat16": (8192, 8), "float16": (8192, 8)}, 2**31)
 
 
 def ceilings(device: jax.Device, calibrate: bool = False) -> Ceilings:
@@ -108,11 +102,10 @@ def measure_ceilings(device: jax.Device, sizes: Sizes) -> Ceilings:
     one before, on random numbers, as a GPU is faster on zeros."""
     with jax.default_device(device):
         uses = float32_uses()
-        products = {
-            dtype: matmul_tflops(dtype, rows, sizes.turns[dtype]) for dtype, rows in sizes.rows.items()
-        }
+        products = {dtype: matmul_tflops(dtype, *size) for dtype, size in sizes.products.items()}
         if uses != "float32":
-            products["float32_highest"] = matmul_tflops("float32", sizes.rows["float32"], 1, "highest")
+            rows, _ = sizes.products["float32"]
+            products["float32_highest"] = matmul_tflops("float32", rows, 1, "highest")
         copied = copy_gbps(min(sizes.copied, (memory_of_device(device) or 8 * sizes.copied) // 8))
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return Ceilings(describe_device(device), products, uses, copied, now, jax.__version__)
@@ -130,7 +123,6 @@ def matmul_tflops(dtype: str, rows: int, turns: int, precision: str | None = Non
     """10^12 operations a second of products of square matrices, each with the last one's result."""
     x = noise((rows, rows)).astype(dtype)
     w = (noise((rows, rows)) / rows**0.5).astype(dtype)  # so scaled that numbers neither overflow nor die out
-
     product = partial(jnp.matmul, precision=precision)
 
     # Two products a turn: a single one would need its result copied back over its own factor.

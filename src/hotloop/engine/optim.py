@@ -29,7 +29,6 @@ from hotloop.engine.optim_keys import (
     VELOCITY,
     check_optimiser,
     check_schedule,
-    own_params,
     rmsprop_decay,
 )
 from hotloop.errors import OptionError
@@ -68,8 +67,7 @@ def make(
 
     Its `update(gradients, state, weights, rate=...)` gives the steps to add. `clip` bounds each gradient by its size.
     """
-    check_optimiser(name, params, global_batch_size=global_batch_size)
-    params = own_params(name, params)
+    params = check_optimiser(name, params, global_batch_size=global_batch_size)
     for argument, value in (("weight_decay", weight_decay), ("l2", l2)):
         if reason := NON_NEGATIVE(value):
             raise OptionError(f"{argument}={value}: {reason}")

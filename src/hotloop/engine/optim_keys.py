@@ -158,18 +158,20 @@ def check_schedule(name: str, params: Mapping[str, Any], warmup: Mapping[str, An
         WARMUP.check("learning_rate: warmup", "a warm-up", warmup)
 
 
-def check_optimiser(name: str, params: Mapping[str, Any], *, global_batch_size: int | None = None) -> None:
-    """An OptionError where the optimiser or its params cannot work, with this batch if it is known already."""
-    _known("optimizer", name, OPTIMISERS).check("optimizer: params", name, own_params(name, params))
+def check_optimiser(
+    name: str, params: Mapping[str, Any], *, global_batch_size: int | None = None
+) -> dict[str, Any]:
+    """The params that are the optimiser's own; an OptionError where they cannot work, with this batch if it is known.
+
+    A momentum of 0 is none, and goes with an optimiser that knows no momentum.
+    """
+    known = _known("optimizer", name, OPTIMISERS)
+    takes = {**known.required, **known.optional}
+    own = {key: value for key, value in params.items() if key in takes or key != "momentum" or value != 0}
+    known.check("optimizer: params", name, own)
     if name == "rmsprop" and global_batch_size is not None:
         rmsprop_decay(params["base_decay_exponent"], global_batch_size)
-
-
-def own_params(name: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters without a momentum of 0, which is none, where the optimiser knows no momentum."""
-    known = OPTIMISERS[name]
-    takes = {**known.required, **known.optional}
-    return {key: value for key, value in params.items() if key in takes or key != "momentum" or value != 0}
+    return own
 
 
 def rmsprop_decay(exponent: float, global_batch_size: int) -> float:

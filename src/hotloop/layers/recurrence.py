@@ -153,8 +153,8 @@ def _plus(z: Array, h: Array, kernel: Array | None) -> Array:
     return sums
 
 
-def _zero(z: Array, gates: int) -> Array:
-    return jnp.zeros((z.shape[0], z.shape[1] // gates), z.dtype)
+def _zero(gates: int) -> Callable[[Array], State]:
+    return lambda z: (jnp.zeros((z.shape[0], z.shape[1] // gates), z.dtype),)
 
 
 def logistic(sums: Array) -> Array:
@@ -301,19 +301,14 @@ def _reset_after_gradient(factors: Factors, states: State, dz: Array) -> tuple[A
     return kernel_gradient(states[0], d_products), d_of_candidate.sum((0, 1))
 
 
-def _cell(gates: int, kernels: Callable[[Any], tuple[Array, ...]], *formulas: Any) -> Cell:
-    """One whose state is `h` alone."""
-    return Cell(kernels, lambda z: (_zero(z, gates),), *formulas)
-
-
-RNN = _cell(1, lambda whole: (whole,), _rnn_step, _rnn_factors, _rnn_back, _whole_gradient)
-GRU = _cell(3, _gru_kernels, _gru_step, _gru_factors, _gru_back, _gru_gradient)
-GRU_RESET_AFTER = _cell(
-    3, tuple, _reset_after_step, _reset_after_factors, _reset_after_back, _reset_after_gradient
+RNN = Cell(lambda whole: (whole,), _zero(1), _rnn_step, _rnn_factors, _rnn_back, _whole_gradient)
+GRU = Cell(_gru_kernels, _zero(3), _gru_step, _gru_factors, _gru_back, _gru_gradient)
+GRU_RESET_AFTER = Cell(
+    tuple, _zero(3), _reset_after_step, _reset_after_factors, _reset_after_back, _reset_after_gradient
 )
 LSTM = Cell(
     lambda whole: (whole,),
-    lambda z: (_zero(z, 4), _zero(z, 4).astype(wide(z.dtype))),
+    lambda z: (*_zero(4)(z), *_zero(4)(z.astype(wide(z.dtype)))),
     _lstm_step,
     _lstm_factors,
     _lstm_back,
