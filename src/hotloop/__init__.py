@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from hotloop.engine.plan import Plan as Plan
     from hotloop.engine.training import train as train
     from hotloop.families.estimator.config import EvalSpec as EvalSpec
+    from hotloop.families.estimator.config import Hook as Hook
     from hotloop.families.estimator.config import Mode as Mode
     from hotloop.families.estimator.config import ModelSpec as ModelSpec
     from hotloop.families.estimator.config import RunConfig as RunConfig
     from hotloop.families.estimator.config import TrainSpec as TrainSpec
     from hotloop.families.estimator.estimator import Estimator as Estimator
     from hotloop.families.estimator.estimator import train_and_evaluate as train_and_evaluate
-    from hotloop.families.estimator.hooks import Hook as Hook
     from hotloop.families.estimator.inputs import Arrays as Arrays
     from hotloop.mcmc import hmc as hmc
 
@@ -37,7 +37,7 @@ _HOMES = {
     "Estimator": "hotloop.families.estimator.estimator",
     "EvalSpec": "hotloop.families.estimator.config",
     "Evaluation": "hotloop.engine.loop",
-    "Hook": "hotloop.families.estimator.hooks",
+    "Hook": "hotloop.families.estimator.config",
     "Mode": "hotloop.families.estimator.config",
     "ModelSpec": "hotloop.families.estimator.config",
     "Plan": "hotloop.engine.plan",

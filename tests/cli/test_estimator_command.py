@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from hotloop.cli.main import main
+from hotloop.data import dataset
 from hotloop.data.catalogue import known_set
 from hotloop.data.local_files import find_set
 from hotloop.engine import progress
 from hotloop.engine.run import read_events
-from hotloop.families.estimator.cifar import dataset, program
+from hotloop.families.estimator.cifar import program
 from hotloop.families.estimator.cifar.config import CifarConfig
 
 ROOT = Path(
@@ -178,7 +179,7 @@ def test_seconds_to_the_target_count_updates_as_the_logs_timed_them():
 
 
 def test_generated_images_and_labels_are_really_random():
-    data = dataset.generate_images(1)
+    data = program.generate_images(1)
     assert (len(data.train), len(data.test)) == (50_000, 10_000)
     for split in (data.train, data.test):
         assert split.images.shape[1:] == (32, 32, 3) and split.images.dtype == np.uint8
@@ -233,7 +234,7 @@ def test_replicas_and_parts_train_as_one_device_does(images, tmp_path):
 )
 def test_a_pass_over_a_part_of_the_real_images_is_far_above_chance(tmp_path):
     """3,000 images seen: 0.26 on average over five seeds, with a standard deviation of 0.02; chance is 0.1."""
-    there = dataset.count_training_images(CifarConfig(dataset_path=ROOT))
+    there = program.count_training_images(CifarConfig(dataset_path=ROOT))
     words = ["--recipe", "fast", "--batch-size", "20", "--learning-rate", "1e-3", "--epochs", f"3000/{there}"]
     result = run(["estimator", *words, "--data-dir", str(ROOT), "--model-dir", str(tmp_path), "--json"])
     assert result["global_step"] == 150

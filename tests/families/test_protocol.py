@@ -14,7 +14,6 @@ from family_protocol import check_family
 from hotloop import Mode, ModelSpec, RunConfig
 from hotloop.families.cnn import model as cnn
 from hotloop.families.estimator import model as estimator
-from hotloop.families.estimator.build import build_model
 from hotloop.families.kernels import model as kernels
 from hotloop.families.kernels.config import Dense
 from hotloop.families.recommender import model as recommender
@@ -44,7 +43,7 @@ def estimator_case() -> Case:
     features = DRAWS.normal(size=(19, 5)).astype(np.float32)
     data = {"features": features, "labels": (features.sum(1) > 0).astype(np.int32)}
     spec = ModelSpec(init=init, apply=apply, optimizer=optax.sgd(0.1, momentum=0.9))
-    return estimator.Job(build_model(spec, Mode.TRAIN, data), RunConfig()), data, 4
+    return estimator.build_job(spec, Mode.TRAIN, data, RunConfig()), data, 4
 
 
 def kernels_case() -> Case:

@@ -16,13 +16,13 @@ import pytest
 from short_runs import FAMILIES, IMAGES, resumed, words, write_digits
 
 from hotloop.cli.main import main
+from hotloop.data import dataset
 from hotloop.engine import checkpoint_folder as manifests
 from hotloop.engine.checkpoint import Checkpoints
 from hotloop.engine.checkpoint_folder import KeepAll
 from hotloop.engine.drive import check_position
 from hotloop.engine.run import read_events
 from hotloop.errors import CheckpointError
-from hotloop.families.estimator.cifar import dataset
 
 STEPS = (1, 2, 3)
 

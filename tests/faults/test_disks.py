@@ -14,8 +14,8 @@ import pytest
 from short_runs import FAMILIES, IMAGES, resumed, words, write_digits
 
 from hotloop.cli.main import main
+from hotloop.data import dataset
 from hotloop.engine.run import read_events
-from hotloop.families.estimator.cifar import dataset
 
 ROOM = {
     "vcd": 400,  # KiB: the first checkpoint fits, and one that follows does not
@@ -147,7 +147,7 @@ import resource, sys
 limit = int(sys.argv.pop(1))
 if limit:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-from hotloop.families.estimator.cifar import dataset as cifar_data
+from hotloop.data import dataset as cifar_data
 cifar_data.IMAGE_SETS["cifar10"] = (64, 32)
 from hotloop.cli.main import main
 sys.exit(main(sys.argv[1:]))

@@ -54,8 +54,7 @@ def test_max_steps_finishes_rather_than_repeats(tmp_path: Path) -> None:
     lines: list[str] = []
     estimator = small(tmp_path).train(data, max_steps=20)
     before = weights(estimator)
-    again = small(tmp_path)
-    again._say = lines.append  # what the second process would say
+    again = small(tmp_path, voice={"say": lines.append})
     again.train(data, max_steps=20)
     assert same(weights(again), before)
     assert lines == [f"nothing to train: {tmp_path} holds 20 updates, 20 were asked for"]
@@ -246,8 +245,7 @@ def test_training_goes_on_with_other_data_and_says_so(tmp_path: Path) -> None:
 
 
 def test_a_new_model_may_start_from_the_weights_of_another(hundred: Any, tmp_path: Path) -> None:
-    warm = small(tmp_path, params={"rate": 1e-30})
-    warm._warm_start_from = hundred.model_dir
+    warm = small(tmp_path, params={"rate": 1e-30}, voice={"warm_start_from": hundred.model_dir})
     warm.train(data, steps=1)
     for name, expected in weights(hundred).items():
         np.testing.assert_allclose(weights(warm)[name], expected, rtol=1e-6)

@@ -14,7 +14,7 @@ from hotloop import Arrays, Mode, ModelSpec
 from hotloop.engine.batch_sources import Streamed
 from hotloop.engine.feed import Resident
 from hotloop.errors import HotloopError
-from hotloop.families.estimator.build import Classes, find_classes
+from hotloop.families.estimator.model import Classes, find_classes
 
 WRONG = np.where(np.arange(200) == 5, 7, Y).astype(np.int32)
 RANGE = "is out of range: the model has classes 0 to 1"
@@ -89,7 +89,7 @@ def test_a_label_that_a_transform_makes_later_is_named_in_place_of_the_nan(kind:
 
 def test_labels_that_a_transform_brings_into_range_are_taken(tmp_path: Path) -> None:
     small(tmp_path).train(Resident({"features": X, "labels": Y - 1}, 16, transform=one_more, seed=1), steps=1)
-    arrays = small(tmp_path).programs.read_input(Arrays(X, Y - 1, transform=one_more), Mode.TRAIN)
+    arrays = small(tmp_path).read_input(Arrays(X, Y - 1, transform=one_more), Mode.TRAIN)
     assert arrays.check_labels(Classes(2)) is arrays
 
 

@@ -359,8 +359,7 @@ def test_what_cannot_be_trained_is_refused_while_nothing_is_written(tmp_path: Pa
         small(tmp_path / "there", wider).train(data, steps=1)
     assert (tmp_path / "there" / "events.jsonl").read_bytes() == before
 
-    new = small(tmp_path / "new", wider)
-    new._warm_start_from = there.model_dir
+    new = small(tmp_path / "new", wider, voice={"warm_start_from": there.model_dir})
     with pytest.raises(CheckpointError, match="does not fit this model"):
         new.train(data, steps=1)
     with pytest.raises(DataError, match="arrays have no end"):

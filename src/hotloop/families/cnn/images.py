@@ -5,7 +5,7 @@ device; standardising counts in integers first, so that both give the same bits 
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,6 @@ CIFAR = ("cifar10", "cifar100")  # images that are padded, cropped, mirrored and
 PADDING = 4
 MEAN, STD = np.array((0.485, 0.456, 0.406)), np.array((0.229, 0.224, 0.225))
 """Of ImageNet's training images, for pixels between 0 and 1."""
-_PADS = ((0, 0), (PADDING, PADDING), (PADDING, PADDING), (0, 0))
 _LARGEST = 2**15  # values of an image whose squares add up in 32 bits
 
 CropDraws = tuple[Any, Any, Any]
@@ -44,10 +43,10 @@ def preprocess(dataset: str, images: Any) -> Any:
     raise OptionError(f"--dataset {dataset}: there is no preprocessing for it")
 
 
-def draw_crops(keys: Array) -> CropDraws:
-    """Crop and flip of each sample, from 64 bits of its key."""
+def draw_crops(keys: Array, reach: int = PADDING) -> CropDraws:
+    """Row and column of each sample, from 0 to 2 `reach`, and whether to mirror it; from 64 bits of its key."""
     bits = jax.vmap(lambda key: jax.random.bits(key, (2,), jnp.uint32))(keys)
-    places = jnp.uint32(2 * PADDING + 1)
+    places = jnp.uint32(2 * reach + 1)
     row = (bits[:, 0] >> 16) * places >> 16
     column = (bits[:, 0] & 0xFFFF) * places >> 16
     return row.astype(jnp.int32), column.astype(jnp.int32), bits[:, 1] >> 31 != 0
@@ -59,17 +58,20 @@ def draw_crops_on_host(generator: np.random.Generator, count: int) -> CropDraws:
     return row, column, generator.integers(0, 2, count) != 0
 
 
-def crop_and_flip(images: Any, drawn: CropDraws) -> Any:
-    """Images padded with four black pixels a side, cropped to their old size, and mirrored where drawn."""
+def crop_and_flip(
+    images: Any, drawn: CropDraws, reach: int = PADDING, fill: Literal["constant", "edge"] = "constant"
+) -> Any:
+    """Images padded by `reach` pixels a side (black or the nearest), cropped to their old size, mirrored as drawn."""
+    pads = ((0, 0), (reach, reach), (reach, reach), (0, 0))
     if isinstance(images, np.ndarray):
-        on_host, out = np.pad(images, _PADS), np.empty_like(images)
+        on_host, out = np.pad(images, pads, fill), np.empty_like(images)
         height, width = images.shape[1:3]
         for sample, (y, x, is_mirrored) in enumerate(zip(*drawn, strict=True)):
             crop = on_host[sample, y : y + height, x : x + width]
             out[sample] = crop[:, ::-1] if is_mirrored else crop
         return out
     row, column, mirrored = drawn
-    padded = jnp.pad(images, _PADS)
+    padded = jnp.pad(images, pads, fill)
 
     def cut(image: Array, y: Array, x: Array) -> Array:
         return jax.lax.dynamic_slice(image, (y, x, 0), images.shape[1:])

@@ -1,38 +1,34 @@
 """What users describe: how an estimator runs (RunConfig), what a model_fn returns (ModelSpec), what train_and_evaluate
-takes; with the checks of what they give, one line for what cannot work. No work is done here, and no jax imported.
-
-A `ModelSpec` is a model in the form that a compiler likes: functions of weights and a batch, with one value for each
-sample where something is measured, so that any split of the data adds up to the same numbers.
-"""
+takes, hooks; with one line for what cannot work. No work is done here, and no jax imported."""
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from numbers import Real
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from hotloop.engine.optim_keys import check_optimiser, check_schedule
-from hotloop.errors import DataError, HotloopError, OptionError
+from hotloop.errors import HotloopError, OptionError
 from hotloop.options import folder_name
 
-HOOK_METHODS = ("begin", "after_call", "on_checkpoint", "end")
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+CallFigures = Mapping[str, "NDArray[Any]"]
 
 
 def is_whole(value: Any) -> bool:
-    """An int, of Python or another's."""
     return hasattr(value, "__index__") and not isinstance(value, bool)
 
 
 def is_path(value: Any) -> bool:
-    """Text or a Path; empty text is none."""
     return isinstance(value, str | PathLike) and value != ""
 
 
 def is_number(value: Any) -> bool:
-    """A real number, of Python or another's."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
@@ -72,12 +68,13 @@ def check_name(name: Any) -> None:
         raise OptionError(f"name={name!r}: must be a word that can stand in a folder's name, without /")
 
 
-def check_hooks(hooks: Any) -> tuple[Any, ...]:
+def check_hooks(hooks: Any) -> "tuple[Hook, ...]":
     if not isinstance(hooks, Iterable):
         raise OptionError(f"hooks={_kind(hooks)}: must be a list of hooks, as hooks=[hook]")
     found = tuple(hooks)
     for hook in found:
-        if isinstance(hook, type) or not all(hasattr(hook, name) for name in HOOK_METHODS):
+        methods = ("begin", "after_call", "on_checkpoint", "end")
+        if isinstance(hook, type) or not all(hasattr(hook, name) for name in methods):
             raise OptionError(
                 f"hooks: {_kind(hook)} is no Hook: derive a class from Hook and give an object of it"
             )
@@ -85,7 +82,6 @@ def check_hooks(hooks: Any) -> tuple[Any, ...]:
 
 
 def describe(value: Any) -> str:
-    """A value and its type, for an error."""
     return "None" if value is None else f"{type(value).__name__} {value!r}"[:80]
 
 
@@ -93,14 +89,8 @@ def _kind(value: Any) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
 
 
-POSITIVE = (
-    "batch_size", "iterations_per_call", "replicas", "accumulation", "log_steps", "log_seconds", "summary_steps",
-    "checkpoint_steps", "checkpoint_seconds", "keep_last",
-)  # fmt: skip
-BEST_WHEN_LEAST = ("loss", "error", "mae", "mse", "nll", "perplexity")
-"""What the names of metrics hold that are best where they are least (rmse holds mse)."""
+# Names that results and records use themselves.
 RESERVED_NAMES = frozenset(("loss", "samples", "global_step", "update", "epoch"))
-"""Names that results and records use themselves."""
 
 
 def _or_none(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -135,48 +125,40 @@ class RunConfig:
     ('accuracy', 'max')
     """
 
-    model_dir: str | Path | None = None
-    """Folder of checkpoints and records; none: a temporary one, which is named."""
-    batch_size: int = 32
-    """Samples of a weight update, where input_fn gives arrays; one that gives batches decides itself."""
-    iterations_per_call: int = 100
-    """Weight updates of one compiled call; the host appears between calls only. It never changes the result."""
-    replicas: int = 1
-    """Devices that share each batch."""
-    accumulation: int = 1
-    """Parts that a replica makes of its share of a batch, one after the other: less memory, the same update."""
-    precision: Literal["32.32", "16.32", "16.16"] = "32.32"
-    """Bits of the computation and of the weights between updates."""
+    model_dir: str | Path | None = None  # of checkpoints and records; none: a temporary one, which is named
+    batch_size: int = 32  # where input_fn gives arrays; one that gives batches decides itself
+    iterations_per_call: int = 100  # weight updates of one compiled call; it never changes the result
+    replicas: int = 1  # devices that share each batch
+    accumulation: int = 1  # parts of a replica's share, one after the other: less memory, the same update
+    precision: Literal["32.32", "16.32", "16.16"] = (
+        "32.32"  # bits of the computation, and of the weights between
+    )
     half: Literal["bfloat16", "float16"] = "bfloat16"
     stochastic_rounding: bool = True
-    loss_scale: float | Literal["auto"] = 1.0
-    """Factor on the loss, for float16; auto: as large as the gradients bear."""
+    loss_scale: float | Literal["auto"] = 1.0  # for float16; auto: as large as the gradients bear
     seed: int = 1
-    log_steps: int | None = 100
-    """Weight updates between log records, exactly; none: only by seconds, and at the end."""
+    log_steps: int | None = 100  # updates between log records, exactly; none: only by seconds, and at the end
     log_seconds: float | None = None
-    summary_steps: int | None = None
-    """Weight updates between summary records (for TensorBoard), at most one a call; none: no summaries."""
-    checkpoint_steps: int | None = None
-    """Weight updates between checkpoints, exactly; none: only by seconds, and at the end."""
+    summary_steps: int | None = None  # updates between records for TensorBoard, at most one a call
+    checkpoint_steps: int | None = None  # updates in between, exactly; none: only by seconds, and at the end
     checkpoint_seconds: float | None = 600
     keep_last: int = 5
     keep_best: str | None = None
     """A metric of the evaluation whose best checkpoint is kept besides: "accuracy", or "min:NAME" and "max:NAME" to say
     what is best. Without a word, names with loss, error, mae, mse, rmse, nll or perplexity are best where least."""
-    report: str | Path | None = None
-    """Folder for the compiler's report and a profile; HOTLOOP_REPORT asks for it too."""
+    report: str | Path | None = (
+        None  # folder for the compiler's report and a profile; HOTLOOP_REPORT asks for it too
+    )
 
     def __post_init__(self) -> None:
         for wanted, fits, names in KINDS:
             for name in names:
                 value = getattr(self, name)
                 check_value(f"RunConfig: {name}", value, wanted, fits(value))
-        for name in POSITIVE:
-            value = getattr(self, name)
-            check_value(f"RunConfig: {name}", value, "greater than 0", value is None or value > 0)
-        scale = self.loss_scale
-        check_value("RunConfig: loss_scale", scale, "greater than 0, or 'auto'", scale == "auto" or scale > 0)
+        for name, value in vars(self).items():
+            if (is_number(value) or is_whole(value)) and name != "seed":
+                wanted = "greater than 0, or 'auto'" if name == "loss_scale" else "greater than 0"
+                check_value(f"RunConfig: {name}", value, wanted, value > 0)
 
     @property
     def best(self) -> tuple[str, Literal["min", "max"]] | None:
@@ -185,7 +167,8 @@ class RunConfig:
         way, _, name = self.keep_best.partition(":")
         if way in ("min", "max") and name:
             return name, "min" if way == "min" else "max"
-        least = any(word in self.keep_best.lower() for word in BEST_WHEN_LEAST)
+        words = ("loss", "error", "mae", "mse", "nll", "perplexity")  # rmse holds mse
+        least = any(word in self.keep_best.lower() for word in words)
         return self.keep_best, "min" if least else "max"
 
     def check_best(self, metrics: Collection[str]) -> None:
@@ -194,14 +177,6 @@ class RunConfig:
         if self.best and self.best[0] not in known:
             raise OptionError(
                 f"RunConfig: keep_best={self.keep_best!r} is none of the model's figures: {', '.join(known)}"
-            )
-
-    def check_batch_size(self, size: int) -> None:
-        parts = self.replicas * self.accumulation
-        if size % parts:
-            raise DataError(
-                f"a batch of {size} does not fall into {self.replicas} replicas x {self.accumulation} parts: "
-                f"take a multiple of {parts}"
             )
 
 
@@ -237,28 +212,61 @@ class ModelSpec:
     ...     )
     """
 
-    init: Callable[[Any], Any] | None = None
-    """`init(key)` -> weights, a pytree of float32 arrays."""
+    init: Callable[[Any], Any] | None = None  # `init(key)` -> weights, a pytree of float32 arrays
     apply: Callable[..., Any] | None = None
+    # `loss(outputs, labels)` and metrics: a value for each sample, not their mean; none: softmax cross-entropy.
     loss: Callable[[Any, Any], Any] | None = None
-    """`loss(outputs, labels)`: a value for each sample, not their mean; none: softmax cross-entropy."""
     metrics: Mapping[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
-    """`metric(outputs, labels)`: a value for each sample; loss, samples and the like are names that are taken."""
-    predictions: Callable[[Any], Any] | None = None
-    """What a row of `predict` is, from the outputs; none: the outputs."""
+    predictions: Callable[[Any], Any] | None = None  # a row of `predict`, from the outputs; none: the outputs
     optimizer: Any = None
     """The name of an optimiser (sgd, momentum, lars, rmsprop, rmsprop_outside, adam, adamw, muon), or one of optax."""
     learning_rate: Any = None
     """Of an optimiser by name: a number, a function of the updates so far, or a schedule by name with its parameters,
     such as {"name": "cosine", "initial_learning_rate": 0.1, "epochs_to_total_decay": 30, "updates_per_epoch": 500}."""
-    optimizer_params: Mapping[str, Any] = field(default_factory=dict)
-    """Of an optimiser by name."""
+    optimizer_params: Mapping[str, Any] = field(default_factory=dict)  # of an optimiser by name
     module: Any = None
     """A flax.nnx module, or a function of nnx.Rngs that makes one (its weights then follow the run's seed)."""
     classes: int | None = None
     """Labels are whole numbers from 0 to this minus 1: checked. Left out, the outputs tell it; a loss of its own may
     then take other labels too, such as -1, where it makes something finite of them."""
     stateful: bool = False
+
+
+@dataclass
+class RunHandle:
+    """The training that hooks are part of."""
+
+    estimator: Any
+    step: int = 0  # weight updates made so far, in all runs of this model_dir
+    target: int = 0
+    stopped: bool = False
+
+    def stop(self) -> None:
+        """End the training, saved, with the call that the device is at by now."""
+        self.stopped = True
+
+
+class Hook:
+    """What to do between calls: override what you need; an exception ends the training.
+
+    >>> from hotloop import Hook
+    >>> class Patience(Hook):
+    ...     def after_call(self, run, first, metrics):
+    ...         if metrics["loss"].mean() < 0.01:
+    ...             run.stop()
+    """
+
+    def begin(self, run: RunHandle) -> None:
+        """Before the first call."""
+
+    def after_call(self, run: RunHandle, first: int, metrics: CallFigures) -> None:
+        """After each call: every metric of each of its updates, the first of which was number `first`."""
+
+    def on_checkpoint(self, run: RunHandle, step: int) -> None:
+        """A checkpoint of `step` updates is on disk."""
+
+    def end(self, run: RunHandle) -> None:
+        """After the last call, everything saved."""
 
 
 @dataclass(frozen=True)
@@ -289,17 +297,6 @@ class EvalSpec:
     name: str | None = None
     throttle_seconds: float = 0
 
-    def check(self) -> None:
-        seconds = self.throttle_seconds
-        fits = is_number(seconds) and seconds >= 0
-        check_value("EvalSpec: throttle_seconds", seconds, "a number from 0", fits)
-        check_name(self.name)
-        if isinstance(self.input_fn, Iterator):
-            raise DataError(
-                "EvalSpec: input_fn is an iterator, which can be gone through once: give arrays, a list of batches, or "
-                "a function that makes the iterator anew for each evaluation"
-            )
-
 
 def call_with_known(what: str, function: Any, /, **known: Any) -> Any:
     """Call a user's function with those of the `known` arguments that it names."""
@@ -318,11 +315,6 @@ def call_with_known(what: str, function: Any, /, **known: Any) -> Any:
     return function(**(known if takes_any else {name: known[name] for name in names}))
 
 
-def _is_metrics(value: Any) -> bool:
-    named = isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
-    return named and all(map(callable, value.values()))
-
-
 def check_model_spec(spec: Any, mode: Mode) -> ModelSpec:
     if not isinstance(spec, ModelSpec):
         raise HotloopError(f"model_fn must return a ModelSpec, not {describe(spec)}")
@@ -337,19 +329,10 @@ def check_model_spec(spec: Any, mode: Mode) -> ModelSpec:
     plain = spec.init is not None and spec.apply is not None
     if plain == (spec.module is not None):
         raise HotloopError("model_fn: a ModelSpec needs init and apply, or a module in their place")
-    if mode is Mode.TRAIN:
-        _check_optimizer(spec)
-    if reserved := sorted(RESERVED_NAMES & set(spec.metrics)):
-        raise HotloopError(
-            f"model_fn: a metric cannot be called {', '.join(reserved)}: records and results have figures of that name "
-            "already; give it another"
-        )
-    return spec
-
-
-def _check_optimizer(spec: ModelSpec) -> None:
     optimizer, rate = spec.optimizer, spec.learning_rate
-    if isinstance(optimizer, str):
+    if mode is not Mode.TRAIN:
+        pass
+    elif isinstance(optimizer, str):
         check_optimiser(optimizer, spec.optimizer_params)
         if isinstance(rate, Mapping):
             check_schedule(**split_schedule(rate))
@@ -366,9 +349,18 @@ def _check_optimizer(spec: ModelSpec) -> None:
         raise HotloopError(
             "model_fn: learning_rate and optimizer_params are for an optimizer by name; one of optax has its own"
         )
+    if reserved := sorted(RESERVED_NAMES & set(spec.metrics)):
+        raise HotloopError(
+            f"model_fn: a metric cannot be called {', '.join(reserved)}: records and results have figures of that name "
+            "already; give it another"
+        )
+    return spec
+
+
+def _is_metrics(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(n, str) and callable(f) for n, f in value.items())
 
 
 def split_schedule(rate: Mapping[str, Any]) -> dict[str, Any]:
-    """A schedule's name and parameters, as a learning_rate has them in one mapping."""
     params = {key: value for key, value in rate.items() if key not in ("name", "updates_per_epoch")}
     return {"name": str(rate.get("name")), "params": params}

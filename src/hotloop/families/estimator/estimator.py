@@ -1,53 +1,51 @@
-"""Estimator: train, evaluate and predict with one model function, for any model.
+"""Estimator: train, evaluate and predict with one model function, for any model, by the verbs of tf.estimator. Weights
+live in the checkpoints of the model_dir; what was built is kept: input of the same form traces nothing again."""
 
-The verbs are those of tf.estimator; what is built for them, and kept, is in programs.py. Weights live in the
-checkpoints of the model_dir.
-"""
-
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import jax
 import numpy as np
 
-from hotloop.engine.feed import common_length, path_name
-from hotloop.engine.loop import pad_batch
-from hotloop.engine.progress import Show, compiling, hide, show
+from hotloop.engine.device import replica_mesh
+from hotloop.engine.feed import common_length, gather_rows, path_name
+from hotloop.engine.interrupt import print_to_stderr
+from hotloop.engine.loop import Evaluation, evaluate_batches, means_of, pad_batch
+from hotloop.engine.progress import Show, advance_through, compiling, hide, show
 from hotloop.engine.run import append_line
 from hotloop.engine.sinks import console_line
-from hotloop.errors import HotloopError, OptionError
+from hotloop.errors import CheckpointError, DataError, HotloopError, OptionError
+from hotloop.families.estimator import model
 from hotloop.families.estimator.config import (
     EvalSpec,
+    Hook,
     Mode,
     RunConfig,
     TrainSpec,
-    check_hooks,
+    call_with_known,
     check_kind,
     check_name,
     check_steps,
     check_value,
     check_whole,
+    is_number,
     is_path,
 )
-from hotloop.families.estimator.hooks import Hook
-from hotloop.families.estimator.programs import Programs
-from hotloop.families.estimator.training import CheckpointEvaluation, TrainCall, is_closed
-from hotloop.options import to_jsonable
+from hotloop.families.estimator.inputs import FromArrays, Source, read_input
+from hotloop.families.estimator.model import Job, State, build_job
+from hotloop.families.estimator.training import CheckpointEvaluation, open_checkpoints, run_training
 
-
-def _to_stderr(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+T = TypeVar("T")
 
 
 def _warn(text: str) -> None:
     if text.startswith("warning:"):
-        _to_stderr(text)
+        print_to_stderr(text)
 
 
 class Estimator:
@@ -86,10 +84,9 @@ class Estimator:
         progress: Show | None = None,
         quiet: bool = False,
     ):
-        fits = config is None or isinstance(config, RunConfig)
         check_kind("Estimator: model_fn", model_fn, "a function", callable(model_fn))
-        check_kind("Estimator: config", config, "a RunConfig", fits)
-        check_kind("Estimator: params", params, "a dict", params is None or isinstance(params, Mapping))
+        check_kind("Estimator: config", config, "a RunConfig", isinstance(config, RunConfig | None))
+        check_kind("Estimator: params", params, "a dict", isinstance(params, Mapping | None))
         for name, path in (("model_dir", model_dir), ("warm_start_from", warm_start_from)):
             check_value(f"Estimator: {name}", path, "a path", path is None or is_path(path))
         for name, function in (("say", say), ("progress", progress)):
@@ -99,20 +96,18 @@ class Estimator:
             raise OptionError(
                 "Estimator: quiet=True leaves nothing for say or progress to show: give one or the other"
             )
-        self.config = config or RunConfig()
+        self.model_fn, self.config = model_fn, config or RunConfig()
         self.params = dict(params or {})
         chosen = model_dir or self.config.model_dir
         self.model_dir = Path(chosen or tempfile.mkdtemp(prefix="hotloop-estimator-"))
         self.last_run: dict[str, Any] = {}
         """After `train`: updates, images_per_second, training_seconds, lower_seconds, compile_seconds."""
-        self._say = say or (_warn if quiet else _to_stderr)
-        self._progress = progress or (hide if quiet else partial(show, say=self._say))
-        self.programs = Programs(
-            model_fn, self.config, self.params, self.model_dir, self._say, self._progress
-        )
-        self._warm_start_from = Path(warm_start_from) if warm_start_from else None
+        self.say = say or (_warn if quiet else print_to_stderr)
+        self.progress = progress or (hide if quiet else partial(show, say=self.say))
+        self._kept: dict[Any, Any] = {}
+        self.warm_start_from = Path(warm_start_from) if warm_start_from else None
         if not chosen:
-            (say or _to_stderr)(
+            (say or print_to_stderr)(
                 f"model_dir: {self.model_dir} (a temporary one: give model_dir to keep the model)"
             )
 
@@ -123,43 +118,16 @@ class Estimator:
         max_steps: int | None = None,
         hooks: Sequence[Hook] = (),
     ) -> "Estimator":
-        """Make `steps` more weight updates, or as many as are missing to `max_steps` in all; saved at the end.
-
-        It goes on from the newest checkpoint of the model_dir. Where the input is an iterable of batches, training
-        also ends with it.
-        """
-        self._train(input_fn, *check_steps(steps, max_steps), hooks, None)
+        """Make `steps` more weight updates, or as many as are missing to `max_steps` in all, from the newest checkpoint
+        of the model_dir; saved at the end. Where the input is an iterable of batches, training also ends with it."""
+        run_training(self, input_fn, *check_steps(steps, max_steps), hooks)
         return self
-
-    def _train(
-        self, input_fn: Any, steps: Any, max_steps: Any, hooks: Any, evaluation: CheckpointEvaluation | None
-    ) -> None:
-        hooks = check_hooks(hooks)
-        if max_steps is not None:
-            done = self.latest_checkpoint() or 0
-            # At the target, a stop or a kill may have left something to do after the last update.
-            if done > max_steps or (done == max_steps and is_closed(self.model_dir)):
-                self._say(
-                    f"nothing to train: {self.model_dir} holds {done:,} updates, {max_steps:,} were asked for"
-                )
-                return
-        model_fn = self.programs.model_fn
-        about = {
-            **asdict(self.config),
-            "params": {name: _describe_param(value) for name, value in self.params.items()},
-            "model_fn": getattr(model_fn, "__qualname__", type(model_fn).__name__),
-        }
-        call = TrainCall(self, self.programs, about, self._warm_start_from, hooks, evaluation)
-        self.last_run = call.run(input_fn, steps, max_steps)
 
     def evaluate(
         self, input_fn: Any, steps: int | None = None, name: str | None = None, checkpoint: int | None = None
     ) -> dict[str, Any]:
-        """The mean loss and metrics over every sample of the input, or over its first `steps` batches.
-
-        By the newest checkpoint, or the one of update `checkpoint`. The result is also a line of `eval/results.jsonl`
-        (`eval_NAME` for a `name`).
-        """
+        """The mean loss and metrics over every sample of the input, or its first `steps` batches, by the newest
+        checkpoint or that of update `checkpoint`; also a line of `eval/results.jsonl` (`eval_NAME` for a `name`)."""
         result = self.measure(input_fn, steps, name, checkpoint)
         self._announce(result, name)
         return result
@@ -171,9 +139,9 @@ class Estimator:
         steps, _ = check_steps(steps)
         check_whole("checkpoint", checkpoint)
         check_name(name)
-        source, job = self.programs.read_served(input_fn, Mode.EVALUATE)
-        at, state = self.programs.restore(job, checkpoint)
-        return self._note({**self.programs.measure(source, job, steps)(state), "global_step": at}, name)
+        source, job = self.read_served(input_fn, Mode.EVALUATE)
+        at, state = self.restore(job, checkpoint)
+        return self._note({**self.make_measure(source, job, steps)(state), "global_step": at}, name)
 
     def _note(self, result: dict[str, Any], name: str | None) -> dict[str, Any]:
         append_line(self.model_dir / (f"eval_{name}" if name else "eval") / "results.jsonl", result)
@@ -182,26 +150,23 @@ class Estimator:
     def _announce(self, result: dict[str, Any], name: str | None) -> None:
         about = {"event": f"evaluation {name}" if name else "evaluation", "update": result["global_step"]}
         figures = {figure: value for figure, value in result.items() if figure != "global_step"}
-        self._say(console_line(about | figures))
+        self.say(console_line(about | figures))
 
     def predict(self, input_fn: Any, checkpoint: int | None = None) -> Iterator[Any]:
-        """A row for each sample of the input, in order, as it is made: what the model's `predictions` gives for it.
-
-        That is a numpy array or number, or a dict of them where `predictions` gives a dict; without `predictions` it
-        is the model's output.
-        """
+        """A row for each sample of the input, in order, as it is made: what the model's `predictions` gives for it, a
+        numpy array or number, or a dict of them; without `predictions` the model's output."""
         check_whole("checkpoint", checkpoint)
-        source, job = self.programs.read_served(input_fn, Mode.PREDICT)
-        at, state = self.programs.restore(job, checkpoint)
-        self._say(f"predictions of update {at:,} of {self.model_dir}")
-        predict, size = self.programs.predict(job), source.batch_size
+        source, job = self.read_served(input_fn, Mode.PREDICT)
+        at, state = self.restore(job, checkpoint)
+        self.say(f"predictions of update {at:,} of {self.model_dir}")
+        predict = self.keep(("predict", job), lambda: jax.jit(model.predict(job)))
 
         def rows() -> Iterator[Any]:
-            with self._progress("predicting", source.samples) as bar:
+            with self.progress("predicting", source.samples) as bar:
                 for number, batch in enumerate(source.batches()):
                     count = common_length(batch["features"])
                     with nullcontext() if number else compiling():
-                        outputs = predict(state, pad_batch(batch["features"], size))
+                        outputs = predict(state, pad_batch(batch["features"], source.batch_size))
                     outputs = jax.tree.map(np.asarray, outputs)
                     yield from (jax.tree.map(lambda leaf: leaf[row], outputs) for row in range(count))  # noqa: B023
                     bar.advance(count)
@@ -214,17 +179,92 @@ class Estimator:
 
     def latest_checkpoint(self) -> int | None:
         """The number of updates of the newest whole checkpoint; None where there is none."""
-        with self.programs.checkpoints() as checkpoints:
+        with open_checkpoints(self.model_dir) as checkpoints:
             return max(checkpoints.steps(), default=None)
 
     def weights(self, input_fn: Any, checkpoint: int | None = None) -> dict[str, Any]:
         """The weights of the newest checkpoint by name; the input only tells the shapes of the model."""
         check_whole("checkpoint", checkpoint)
-        _, job = self.programs.read_served(input_fn, Mode.PREDICT)
-        _, state = self.programs.restore(job, checkpoint)
+        _, job = self.read_served(input_fn, Mode.PREDICT)
+        _, state = self.restore(job, checkpoint)
         return {
             path_name(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(state["weights"])
         }
+
+    # What follows serves the verbs, here and in training.
+
+    def keep(self, key: Any, make: Callable[[], T]) -> T:
+        """What was made for this key, or is made now."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        kept: T = self._kept[key]
+        return kept
+
+    def read_input(self, input_fn: Any, mode: Mode) -> Source:
+        return read_input(input_fn, self.config, mode=mode, params=self.params, config=self.config)
+
+    def job(self, mode: Mode, source: Source) -> Job:
+        """The model for batches of the source's form; to train, over the replicas' devices."""
+        batch = source.example
+
+        def make() -> Job:
+            known = {"features": batch["features"], "labels": batch.get("labels"), "mode": mode}
+            spec = call_with_known("model_fn", self.model_fn, **known, params=self.params, config=self.config)
+            replicas = self.config.replicas if mode is Mode.TRAIN else 1
+            mesh = replica_mesh(replicas) if replicas > 1 else None
+            return build_job(spec, mode, batch, self.config, mesh)
+
+        return self.keep(("job", mode, str(batch)), make)
+
+    def read_served(self, input_fn: Any, mode: Mode) -> tuple[Source, Job]:
+        source = self.read_input(input_fn, mode)
+        job = self.job(mode, source)
+        return source.check_labels(job.classes if mode is Mode.EVALUATE else None), job
+
+    def restore(self, job: Job, at: int | None) -> tuple[int, State]:
+        """The newest checkpoint, or that of update `at`: its number, and its INFERENCE_PARTS."""
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        like = self.keep(("served", job), lambda: jax.eval_shape(partial(model.init_served, job), key))
+        with open_checkpoints(self.model_dir) as checkpoints:
+            if not checkpoints.steps():
+                raise CheckpointError(
+                    f"no checkpoint in {checkpoints.folder}: train first, or give the model_dir of a trained model"
+                )
+            found = checkpoints.restore(like, None if at is None else int(at), in_part=True)
+        for line in found.skipped:
+            self.say(f"warning: {line}")
+        return found.step, found.state
+
+    def make_measure(self, source: Source, job: Job, steps: int | None) -> Callable[[State], dict[str, Any]]:
+        """A function of a state: means over the samples of the source, or of its first `steps` batches."""
+        evaluation = self.evaluation(source, job, steps) if isinstance(source, FromArrays) else None
+        known = [count for count in (steps, source.length) if count is not None and evaluation is None]
+
+        def measure(state: State) -> dict[str, Any]:
+            with self.progress("evaluating", min(known, default=None)) as bar:
+                if evaluation is not None:  # one compiled call: it comes back once
+                    return evaluation.means(state)
+                batches = advance_through(islice(source.batches(), steps), bar)
+                return means_of(evaluate_batches(self._evaluate(job), state, batches, source.batch_size))
+
+        return measure
+
+    def evaluation(self, source: FromArrays, job: Job, steps: int | None) -> Evaluation:
+        """Compiled already if such arrays were evaluated before."""
+        samples = source.samples if steps is None else min(source.samples, steps * source.batch_size)
+        data = jax.tree.map(lambda leaf: leaf[:samples], source.data)
+        key = ("evaluation", job, source.signature, samples)
+
+        def make() -> Evaluation:
+            gather = lambda data, at: source.transform_for_evaluation(gather_rows(data, at))  # noqa: E731
+            return Evaluation(self._evaluate(job), data, source.batch_size, gather=gather)
+
+        # The one kept has the program, if there is one by now.
+        evaluation = self._kept[key] = self.keep(key, make).over(data)
+        return evaluation
+
+    def _evaluate(self, job: Job) -> Any:
+        return self.keep(("evaluate", job), lambda: model.evaluate(job))
 
 
 def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> dict[str, Any]:
@@ -252,27 +292,25 @@ def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: E
         ("eval_spec", eval_spec, "an EvalSpec", EvalSpec),
     ):
         check_kind(f"train_and_evaluate: {name}", value, wanted, isinstance(value, kind))
-    eval_spec.check()
+    every = eval_spec.throttle_seconds
+    check_value("EvalSpec: throttle_seconds", every, "a number from 0", is_number(every) and every >= 0)
+    check_name(eval_spec.name)
+    if isinstance(eval_spec.input_fn, Iterator):
+        raise DataError(
+            "EvalSpec: input_fn is an iterator, which can be gone through once: give arrays, a list of batches, or "
+            "a function that makes the iterator anew for each evaluation"
+        )
     _, max_steps = check_steps(None, train_spec.max_steps)
     steps, _ = check_steps(eval_spec.steps)
-    programs = estimator.programs
-    source, job = programs.read_served(eval_spec.input_fn, Mode.EVALUATE)
-    estimator.config.check_best(job.model.spec.metrics)
-    measure = programs.measure(source, job, steps)
+    source, job = estimator.read_served(eval_spec.input_fn, Mode.EVALUATE)
+    estimator.config.check_best(job.spec.metrics)
+    measure = estimator.make_measure(source, job, steps)
     note = partial(estimator._note, name=eval_spec.name)
-    evaluation = CheckpointEvaluation(measure, note, eval_spec.throttle_seconds)
-    estimator._train(train_spec.input_fn, None, max_steps, train_spec.hooks, evaluation)
+    evaluation = CheckpointEvaluation(measure, note, every)
+    run_training(estimator, train_spec.input_fn, None, max_steps, train_spec.hooks, evaluation)
     if evaluation.last and evaluation.last["global_step"] == estimator.latest_checkpoint():
         return evaluation.last
-    at, state = programs.restore(job, None)
+    at, state = estimator.restore(job, None)
     result = note({**measure(state), "global_step": at})
     estimator._announce(result, eval_spec.name)
     return result
-
-
-def _describe_param(param: Any) -> Any:
-    """A param as the records keep it: what has no JSON form, by its name or kind."""
-    try:
-        return to_jsonable(param)
-    except TypeError:
-        return getattr(param, "__qualname__", f"a {type(param).__name__}")

@@ -1,11 +1,8 @@
-"""What an input_fn may give, and the source of batches that is made of it.
+"""What an input_fn may give, and the source of batches that is made of it: arrays (with or without labels), `Arrays`
+with an order and an augmentation, a feed of the engine, or any iterable of batches. A batch is then `{"features": ...,
+"labels": ...}`, the labels left out where there are none; what is wrong with it is named here."""
 
-Arrays (with or without labels), `Arrays` with an order and an augmentation, a feed of the engine, or any iterable of
-batches: a list, a generator, a torch or grain loader. A batch is then `{"features": ..., "labels": ...}`, the labels
-left out where there are none. What is wrong with a batch or its labels is named here, wherever it came from.
-"""
-
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,27 +30,22 @@ from hotloop.engine.feed import (
     passes_through,
 )
 from hotloop.errors import DataError
-from hotloop.families.estimator.build import Classes
 from hotloop.families.estimator.config import RunConfig, call_with_known, check_value, is_whole
+from hotloop.families.estimator.model import Classes, NamedBatch
 
-NamedBatch = dict[str, Any]
-RESIDENT_BYTES = 2 * 2**30
-"""Arrays up to this size are kept on the device; larger ones are sent batch by batch."""
+RESIDENT_BYTES = (
+    2 * 2**30
+)  # arrays up to this size are kept on the device; larger ones are sent batch by batch
 
 
 @dataclass(frozen=True, eq=False)
 class FromArrays:
-    """Arrays with a common first axis; their place in training is the number of the update."""
-
     data: NamedBatch
+    samples: int
     batch_size: int
     shuffle: bool
     transform: Any
     length: None = None
-
-    @property
-    def samples(self) -> int:
-        return common_length(self.data)
 
     @property
     def example(self) -> NamedBatch:
@@ -77,23 +69,18 @@ class FromArrays:
     @property
     def signature(self) -> Any:
         forms = jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), self.data)
-        return "arrays", str(forms), self.batch_size, self.shuffle, self.transform, self._fits_device
+        return "arrays", str(forms), self.batch_size, self.shuffle, self.transform, self._fits_device()
 
-    @property
     def _fits_device(self) -> bool:
-        size: int = sum(leaf.nbytes for leaf in jax.tree.leaves(self.data))
-        return size <= RESIDENT_BYTES
+        return bool(sum(leaf.nbytes for leaf in jax.tree.leaves(self.data)) <= RESIDENT_BYTES)
 
     def feed(self, config: RunConfig, mesh: Any, first: int) -> AbstractContextManager[Feed]:
         options = {"seed": config.seed, "transform": self.transform, "sharding": _sharding(mesh)}
-        if self._fits_device:
+        if self._fits_device():
             return nullcontext(Resident(self.data, self.batch_size, shuffled=self.shuffle, **options))
         order = Order(self.samples, self.batch_size, config.seed, "carry", self.shuffle)
         source = ShuffledBatches(lambda at: jax.tree.map(lambda leaf: leaf[at], self.data), order)
         return Streamed(source, self.batch_size, **options)
-
-    def count_skipped(self, first: int) -> int:
-        return 0
 
     def check_labels(self, classes: Classes | None) -> "FromArrays":
         """All of them; of those that the transform makes, the first batch's."""
@@ -113,16 +100,13 @@ class FromArrays:
             yield self.transform_for_evaluation(batch)
 
     def transform_for_evaluation(self, batch: NamedBatch) -> NamedBatch:
-        """A batch as evaluation sees it: where there is a transform, with one key for all."""
         return batch if self.transform is None else self.transform(batch, jax.random.key(0))
 
 
 @dataclass(frozen=True, eq=False)
 class FromBatches:
-    """An iterable of batches; `begin` starts a pass over it, the first of which is `begun`."""
-
-    begin: Callable[[], Iterator[NamedBatch]]
-    begun: PushbackIterator
+    begin: Callable[[], Iterator[NamedBatch]]  # starts a pass
+    begun: PushbackIterator  # the first pass
     example: NamedBatch
     batch_size: int
     length: int | None
@@ -163,8 +147,6 @@ class FromBatches:
 
 @dataclass(frozen=True, eq=False)
 class FromFeed:
-    """A feed of the engine, used as it is."""
-
     ready: Any
     batch_size: int
     samples: int | None
@@ -182,30 +164,27 @@ class FromFeed:
 
     @property
     def signature(self) -> Any:
-        """A feed of a kind that has no signature is a program of its own."""
-        return "feed", getattr(self.ready, "signature", id(self.ready))
+        return "feed", getattr(
+            self.ready, "signature", id(self.ready)
+        )  # without one it is a program of its own
 
     @contextmanager
     def feed(self, config: RunConfig, mesh: Any, first: int) -> Iterator[Feed]:
         """Itself; its labels are looked at where they have not been."""
-        if self.classes is None or self._labels_on_device() is not None:
-            yield self.ready
-        elif isinstance(self.ready, Streamed) and self.ready.keeps("labels"):
+        unseen = self.classes is not None and self._labels_on_device() is None
+        streamed = unseen and isinstance(self.ready, Streamed) and self.ready.keeps("labels")
+        if streamed:
             self.ready.look = partial(_check_labels, self.classes)
-            try:
-                yield self.ready
-            finally:
-                self.ready.look = None
-        else:
+        elif unseen:
             check_batch(self.classes, self.ready, first)
+        try:
             yield self.ready
+        finally:
+            if streamed:
+                self.ready.look = None
 
     def _labels_on_device(self) -> Any:
-        """All labels, where they lie on the device as the model sees them."""
         return self.ready.kept("labels") if isinstance(self.ready, Resident) else None
-
-    def count_skipped(self, first: int) -> int:
-        return 0
 
     def check_labels(self, classes: Classes | None) -> "FromFeed":
         if classes is not None and (labels := self._labels_on_device()) is not None:
@@ -219,14 +198,9 @@ class FromFeed:
 
 
 Source = FromArrays | FromBatches | FromFeed
-"""All of them have:
-
-* `batch_size`; `samples` and `length` (in batches), None where they are not known;
-* `example`, the form of a batch as the model sees it, and `signature`, what a compiled program depends on;
-* `feed(config, mesh, first)`, to train from update `first`, and `count_skipped(first)`, the batches dropped before it;
-* `check_labels(classes)`: refuses labels that the model has no class for, and returns the source to go on with;
-* `batches()`: every sample once, in order; the last batch may be smaller.
-"""
+"""`example` is the form of a batch as the model sees it, `signature` what a compiled program depends on; `samples` and
+`length` (in batches) are None where they are not known. `feed(config, mesh, first)` is to train from update `first`,
+`batches()` has every sample once, in order."""
 
 
 def check_batch(classes: Classes | None, feed: Feed, update: int) -> None:
@@ -265,8 +239,7 @@ class Arrays:
 
     features: Any
     labels: Any = None
-    batch_size: int | None = None
-    """None: that of the run config."""
+    batch_size: int | None = None  # none: that of the run config
     shuffle: bool = True
     transform: Callable[[NamedBatch, Any], NamedBatch] | None = None
 
@@ -277,49 +250,32 @@ def read_input(input_fn: Any, run: RunConfig, **known: Any) -> Source:
         partial(call_with_known, "input_fn", input_fn, **known) if callable(input_fn) else lambda: input_fn
     )
     value = begin()
-    if isinstance(value, Arrays):
-        return _from_arrays(value, run)
     if hasattr(value, "arguments") and hasattr(value, "longest_call"):
         return FromFeed(value, value.batch_size, value.samples)
-    if _is_arrays(value):
+    leaves = [value]
+    if isinstance(value, Mapping) or (isinstance(value, tuple) and len(value) == 2):
+        leaves = jax.tree.leaves(dict(value) if isinstance(value, Mapping) else value)
+    if all(map(_is_array, leaves)):
         batch = name_batch(value)
-        return _from_arrays(Arrays(batch["features"], batch.get("labels")), run)
-    if isinstance(value, Iterable):
-        return _from_batches(value, begin)
-    raise DataError(
-        f"input_fn gives a {type(value).__name__}: it may give arrays (features, labels), Arrays, a feed, or an "
-        "iterable of batches"
-    )
-
-
-def _is_arrays(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return all(_is_array(leaf) for leaf in jax.tree.leaves(dict(value)))
-    if isinstance(value, tuple) and len(value) == 2:
-        return all(_is_array(leaf) for leaf in jax.tree.leaves(value))
-    return _is_array(value)
-
-
-def _is_array(leaf: Any) -> bool:
-    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
-
-
-def _from_arrays(given: Arrays, config: RunConfig) -> FromArrays:
-    size, transform = given.batch_size, given.transform
-    for name, value, wanted, fits in (
-        ("batch_size", size, "a whole number from 1", size is None or (is_whole(size) and size > 0)),
-        ("shuffle", given.shuffle, "True or False", isinstance(given.shuffle, bool)),
-        ("transform", transform, "a function of a batch and a key", transform is None or callable(transform)),
-    ):
-        check_value(f"Arrays: {name}", value, wanted, fits, DataError)
-    data = name_batch((given.features, given.labels))
-    if not common_length(data):
-        raise DataError("input_fn gives no samples: its arrays are empty")
-    return FromArrays(data, int(size or config.batch_size), given.shuffle, transform)
-
-
-def _from_batches(value: Any, begin: Callable[[], Any]) -> FromBatches:
-    """The first batch is looked at, and stays the next one; after the first pass `begin` makes each anew."""
+        value = Arrays(batch["features"], batch.get("labels"))
+    if isinstance(value, Arrays):
+        size, augment = value.batch_size, value.transform
+        for name, given, wanted, fits in (
+            ("batch_size", size, "a whole number from 1", size is None or (is_whole(size) and size > 0)),
+            ("shuffle", value.shuffle, "True or False", isinstance(value.shuffle, bool)),
+            ("transform", augment, "a function of a batch and a key", augment is None or callable(augment)),
+        ):
+            check_value(f"Arrays: {name}", given, wanted, fits, DataError)
+        data = name_batch((value.features, value.labels))
+        if not (samples := common_length(data)):
+            raise DataError("input_fn gives no samples: its arrays are empty")
+        return FromArrays(data, samples, int(size or run.batch_size), value.shuffle, augment)
+    if not isinstance(value, Iterable):
+        raise DataError(
+            f"input_fn gives a {type(value).__name__}: it may give arrays (features, labels), Arrays, a feed, or an "
+            "iterable of batches"
+        )
+    # The first batch is looked at, and stays the next one; after the first pass `begin` makes each anew.
     iterator = iter(value)
     # One that was given before goes on; one that is begun right now nobody can give again.
     begun = find_iterator(iterator) if iterator is value else PushbackIterator(iterator)
@@ -336,26 +292,27 @@ def _from_batches(value: Any, begin: Callable[[], Any]) -> FromBatches:
     def passes() -> Iterator[NamedBatch]:
         return map(name_batch, not_begun.pop() if not_begun else iter(begin()))
 
-    length = len(value) if hasattr(value, "__len__") else None
+    length = len(value) if isinstance(value, Sized) else None
     return FromBatches(passes, begun, describe_batch(batch, size), size, length)
+
+
+def _is_array(leaf: Any) -> bool:
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
 
 
 def name_batch(batch: Any) -> NamedBatch:
     """A batch by name: a pair is features and labels, a dict with features is itself, all else is features."""
     if isinstance(batch, tuple | list) and len(batch) == 2:
-        features, labels = batch
-        return {"features": _to_host(features)} | ({} if labels is None else {"labels": _to_host(labels)})
-    if isinstance(batch, Mapping) and "features" in batch and set(batch) <= {"features", "labels"}:
-        return {name: _to_host(value) for name, value in batch.items()}
-    return {"features": _to_host(batch)}
+        named = {"features": batch[0]} | ({} if batch[1] is None else {"labels": batch[1]})
+    elif isinstance(batch, Mapping) and "features" in batch and set(batch) <= {"features", "labels"}:
+        named = dict(batch)
+    else:
+        named = {"features": batch}
 
-
-def _to_host(tree: Any) -> Any:
-    """Arrays that numpy understands; a torch tensor lends its memory."""
-
-    def convert(leaf: Any) -> Any:
-        if hasattr(leaf, "detach"):
+    def to_host(leaf: Any) -> Any:
+        if hasattr(leaf, "detach"):  # a torch tensor lends its memory
             return leaf.detach().cpu().numpy()
         return leaf if _is_array(leaf) else np.asarray(leaf)
 
-    return jax.tree.map(convert, tree)
+    found: NamedBatch = jax.tree.map(to_host, named)
+    return found

@@ -9,6 +9,7 @@ from hotloop.cli.main import find_command
 from hotloop.cli.parser import resolve, scan
 from hotloop.errors import OptionError
 from hotloop.families.estimator.cifar.config import RECIPE_OPTIONS, RECIPES, CifarConfig
+from hotloop.families.estimator.cifar.program import make_run_config
 from hotloop.options import build, options_of
 
 
@@ -75,9 +76,12 @@ def test_updates_are_what_the_epochs_hold_rounded_down_once(options, images, upd
 
 
 def test_evaluations_come_every_so_many_epochs_and_never_less_than_an_update_apart():
-    assert build(CifarConfig, {"evaluate_every": "1/2"}).evaluation_period(50_000) == 781
-    assert build(CifarConfig, {"evaluate_every": "1e-9"}).evaluation_period(50_000) == 1
-    assert CifarConfig().evaluation_period(50_000) is None
+    def period(**options):
+        return make_run_config(build(CifarConfig, options), 50_000).checkpoint_steps
+
+    assert period(evaluate_every="1/2") == 781
+    assert period(evaluate_every="1e-9") == 1
+    assert period() is None
 
 
 @pytest.mark.parametrize(

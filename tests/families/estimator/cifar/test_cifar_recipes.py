@@ -7,7 +7,8 @@ import pytest
 
 from hotloop.engine import optim
 from hotloop.engine.keys import sample_keys
-from hotloop.families.estimator.cifar import dataset, model
+from hotloop.families.cnn.images import crop_and_flip, draw_crops
+from hotloop.families.estimator.cifar import model
 from hotloop.families.estimator.cifar.config import RECIPES
 from hotloop.families.estimator.config import Mode
 
@@ -73,11 +74,11 @@ def moved(image, row, column, mirror, reach, fill):
 
 @pytest.mark.parametrize("name", ["shift", "crop"])
 def test_images_are_moved_and_mirrored_as_drawn(name):
-    reach, fill = dataset.REACH[name]
+    reach, fill = model.REACH[name]
     key = jax.random.key(3)
-    drawn = [np.asarray(each) for each in dataset.draw_moves(sample_keys(key, 0, 5), reach)]
+    drawn = [np.asarray(each) for each in draw_crops(sample_keys(key, 0, 5), reach)]
     batch = {"features": jnp.asarray(IMAGES), "labels": jnp.arange(5)}
-    found = jax.jit(dataset.find_transform(name))(batch, key)
+    found = jax.jit(model.find_transform(name))(batch, key)
     assert found["features"].dtype == np.uint8
     np.testing.assert_array_equal(found["labels"], np.arange(5))
     wanted = [moved(image, *draw, reach, fill) for image, *draw in zip(IMAGES, *drawn, strict=True)]
@@ -87,14 +88,14 @@ def test_images_are_moved_and_mirrored_as_drawn(name):
 def test_shifts_repeat_the_border_and_crops_are_black():
     bright = jnp.full((1, 32, 32, 3), 200, jnp.uint8)
     corner = jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32), jnp.zeros(1, bool)
-    assert dataset.shift_and_mirror(bright, *corner, *dataset.REACH["shift"]).min() == 200
-    black = np.asarray(dataset.shift_and_mirror(bright, *corner, *dataset.REACH["crop"]))
+    assert crop_and_flip(jnp.asarray(bright), corner, *model.REACH["shift"]).min() == 200
+    black = np.asarray(crop_and_flip(jnp.asarray(bright), corner, *model.REACH["crop"]))
     assert black[0, :4].max() == black[0, :, :4].max() == 0 and black[0, 4:, 4:].min() == 200
 
 
 def test_every_shift_is_as_likely_as_every_other_and_half_are_mirrored():
     count = 20_000
-    row, column, mirrored = map(np.asarray, dataset.draw_moves(sample_keys(jax.random.key(4), 0, count), 3))
+    row, column, mirrored = map(np.asarray, draw_crops(sample_keys(jax.random.key(4), 0, count), 3))
     pairs = np.bincount(7 * row + column, minlength=49)
     expected = count / 49
     assert ((pairs - expected) ** 2 / expected).sum() < 48 + 4 * (2 * 48) ** 0.5  # chi-square, 48 degrees
@@ -103,5 +104,5 @@ def test_every_shift_is_as_likely_as_every_other_and_half_are_mirrored():
 
 
 def test_no_augmentation_is_no_transform_and_the_same_one_is_the_same_function():
-    assert dataset.find_transform("none") is None
-    assert dataset.find_transform("crop") is dataset.find_transform("crop")
+    assert model.find_transform("none") is None
+    assert model.find_transform("crop") is model.find_transform("crop")

@@ -1,8 +1,5 @@
-"""The options of `hotloop estimator`, by the old example's names, and its recipes: ways to train, as data.
-
-What a recipe says about an option is the option's default, and the command line wins over it; the rest is the recipe's
-alone. The functions that its words stand for are in `model` and `dataset`. Nothing is computed here. No jax.
-"""
+"""The options of `hotloop estimator`, by the old example's names, and its recipes: ways to train, as data. A recipe has
+defaults of options, and the command line wins over it. No jax."""
 
 from dataclasses import dataclass
 from fractions import Fraction
@@ -16,21 +13,17 @@ from hotloop.options import Options, non_negative, option, positive
 
 @dataclass(frozen=True)
 class Recipe:
-    """One way to train."""
-
     rule: Literal["sgd", "rmsprop", "adam"] = "sgd"
     learning_rate: float = 0.01
     batch_size: int = 32
     epochs: Fraction = Fraction(100)
     augmentation: Literal["none", "shift", "crop"] = "none"
-    smoothing: float = 0.0
-    """Of the labels in training; the test loss has none."""
-    rate_decay: float = 0.0
-    """The rate is divided by 1 + so much for each update before it."""
-    peak: float | None = None
-    """Share of the run at which the rate, growing from 0, is highest, to fall to 0 at its end; none: it stays."""
-    half: bool = False
-    """On an accelerator, compute in bfloat16 unless another precision is asked for."""
+    smoothing: float = 0.0  # of the labels in training; the test loss has none
+    rate_decay: float = 0.0  # the rate is divided by 1 + so much for each update before it
+    peak: float | None = (
+        None  # share of the run at which the rate, growing from 0, is highest; none: it stays
+    )
+    half: bool = False  # on an accelerator, compute in bfloat16 unless another precision is asked for
     expect: str = ""
 
 
@@ -56,10 +49,7 @@ RECIPES: dict[str, Recipe] = {
         half=True,
     ),
 }
-
-
-RECIPE_OPTIONS = ("learning_rate", "batch_size", "epochs")
-"""What a recipe sets that may also be given on the command line."""
+RECIPE_OPTIONS = ("learning_rate", "batch_size", "epochs")  # that may also be given on the command line
 PRESETS: dict[str, dict[str, Any]] = {
     name: {"recipe": name, **{option: getattr(recipe, option) for option in RECIPE_OPTIONS}}
     for name, recipe in RECIPES.items()
@@ -73,8 +63,6 @@ _training, _testing, _data, _devices, _records = (
 
 @dataclass(frozen=True)
 class CifarConfig(Options):
-    """All of `hotloop estimator`."""
-
     recipe: Literal["reference", "keras", "fast"] = _training(
         "reference",
         "reference: SGD, no augmentation; keras: RMSprop, shifts and flips; fast: Adam in one cycle, crops and flips, "
@@ -161,7 +149,6 @@ class CifarConfig(Options):
 
     @property
     def chosen(self) -> Recipe:
-        """The recipe itself."""
         return RECIPES[self.recipe]
 
     def total_updates(self, images: int) -> int:
@@ -173,8 +160,3 @@ class CifarConfig(Options):
                 f"--epochs {float(self.epochs):g}: of {images:,} images is less than one batch of {self.batch_size}"
             )
         return updates
-
-    def evaluation_period(self, images: int) -> int | None:
-        """Weight updates between evaluations; None where there are none before the end."""
-        every = self.evaluate_every
-        return None if every is None else max(1, int(every * images / self.batch_size))

@@ -1,30 +1,28 @@
-"""The example's model_fn, and its network: four convolutions and two dense layers for 32x32 colour images.
-
-The topology is that of Keras' old CIFAR-10 example. It computes in the type of its weights; pixels between 0 and 255
-come as bytes or as floats. Dropout is drawn sample by sample: one draw of random bytes from a sample's key serves all
-its dropouts (a byte is enough where a rate is a multiple of 1/256), so that it is the same however a batch is split.
-"""
+"""The example's model_fn and its network, that of Keras' old CIFAR-10 example; and the augmentation of its images. All
+draws are from a key for each sample, so that they are the same however a batch is split."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
+from hotloop.engine.keys import sample_keys
 from hotloop.engine.optim import learning_rate
+from hotloop.families.cnn.images import crop_and_flip, draw_crops
 from hotloop.families.estimator.cifar.config import RECIPES, Recipe
 from hotloop.families.estimator.config import Mode, ModelSpec
+from hotloop.families.estimator.model import NamedBatch
 from hotloop.layers import initial
 from hotloop.layers.conv import Padding, conv2d, max_pool
 from hotloop.layers.dense import product, with_bias
 from hotloop.layers.losses import correct, cross_entropy
 
 Weights = dict[str, dict[str, Array]]
-Rate = float | Callable[[Any], Any]
 CLASSES = 10
 KERNELS: dict[str, tuple[int, ...]] = {
     "conv1": (3, 3, 3, 32),
@@ -35,10 +33,11 @@ KERNELS: dict[str, tuple[int, ...]] = {
     "dense2": (512, 10),
 }
 PARAMETERS = sum(prod(shape) + shape[-1] for shape in KERNELS.values())
+# Values of an image where dropout stands, after either pool and the first dense layer, and its rate.
 DROPOUTS = ((15 * 15 * 32, 0.25), (6 * 6 * 64, 0.25), (512, 0.5))
-"""Values of an image where dropout stands, after either pool and the first dense layer, and its rate."""
-LEVELS = 256
-"""Values of a random byte."""
+LEVELS = 256  # values of a random byte, which is enough where a rate is a multiple of 1/256
+REACH: dict[str, tuple[int, Literal["edge", "constant"]]] = {"shift": (3, "edge"), "crop": (4, "constant")}
+"""How far each augmentation moves an image, and what comes in from beyond its border: the nearest pixel, or black."""
 
 
 def random_bytes(keys: Array, sizes: Sequence[int]) -> list[Array]:
@@ -92,7 +91,6 @@ def apply(weights: Weights, images: Array, *, train: bool = False, keys: Array |
 
 
 def scale_pixels(images: Array, dtype: DTypeLike) -> Array:
-    """Pixels between 0 and 255 as numbers between 0 and 1."""
     wide = jnp.promote_types(dtype, jnp.float32)
     return (jnp.asarray(images, wide) * (1 / 255)).astype(dtype)
 
@@ -137,9 +135,22 @@ def model_fn(mode: Mode, params: Mapping[str, Any]) -> ModelSpec:
     )
 
 
-def make_rate(recipe: Recipe, rate: float, updates: int) -> Rate:
-    """The learning rate, or a function that gives it by the updates made so far."""
+def make_rate(recipe: Recipe, rate: float, updates: int) -> float | Callable[[Any], Any]:
     if recipe.peak is None:
         return (lambda update: rate / (1 + recipe.rate_decay * update)) if recipe.rate_decay else rate
     cycle = {"initial_learning_rate": rate, "peak_epoch": recipe.peak, "total_epochs": 1}
     return learning_rate("one_cycle", cycle, global_batch_size=1, updates_per_epoch=updates)
+
+
+@cache
+def find_transform(augmentation: str) -> Callable[[NamedBatch, Array], NamedBatch] | None:
+    """What an augmentation does to a batch, always the same function; None where it does nothing."""
+    if augmentation not in REACH:
+        return None
+    reach, fill = REACH[augmentation]
+
+    def transform(batch: NamedBatch, key: Array) -> NamedBatch:
+        crops = draw_crops(sample_keys(key, 0, len(batch["features"])), reach)
+        return {**batch, "features": crop_and_flip(jnp.asarray(batch["features"]), crops, reach, fill)}
+
+    return transform

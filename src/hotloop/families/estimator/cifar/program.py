@@ -1,8 +1,4 @@
-"""`hotloop estimator`: an Estimator trained and tested on CIFAR-10, as a program to start from; and its demo.
-
-The order of things and what is said about them; the model is in `model`, the images in `dataset`. It prints through the
-console that it is handed.
-"""
+"""`hotloop estimator`: an Estimator trained and tested on CIFAR-10, as a program to start from; and its demo."""
 
 import tempfile
 import time
@@ -13,6 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from hotloop.data.catalogue import known_set
+from hotloop.data.dataset import IMAGE_SETS, Dataset, LabelledImages, read_images
+from hotloop.data.load import load
+from hotloop.data.local_files import find_set
 from hotloop.data.stand_ins import draw_objects
 from hotloop.engine import measure as reports
 from hotloop.engine.device import platform, replica_mesh
@@ -21,19 +21,24 @@ from hotloop.engine.progress import Console
 from hotloop.engine.run import check_makeable, default_path, read_events, read_json
 from hotloop.errors import CheckpointError
 from hotloop.families.estimator.cifar.config import CifarConfig
-from hotloop.families.estimator.cifar.dataset import count_training_images, find_transform, load_images
-from hotloop.families.estimator.cifar.model import PARAMETERS, model_fn
-from hotloop.families.estimator.config import EvalSpec, Mode, RunConfig, TrainSpec
+from hotloop.families.estimator.cifar.model import CLASSES, PARAMETERS, find_transform, model_fn
+from hotloop.families.estimator.config import (
+    CallFigures,
+    EvalSpec,
+    Hook,
+    Mode,
+    RunConfig,
+    RunHandle,
+    TrainSpec,
+)
 from hotloop.families.estimator.estimator import Estimator, train_and_evaluate
-from hotloop.families.estimator.hooks import CallFigures, Hook, RunHandle
 from hotloop.families.estimator.inputs import Arrays, FromArrays
 from hotloop.families.estimator.training import make_plan
 from hotloop.options import to_jsonable
 
-TARGET = 0.75
-"""Accuracy whose time is told."""
+TARGET = 0.75  # accuracy whose time is told
+# Options that a test needs as they were in training.
 OPTIONS_OF_A_TEST = ("recipe", "learning_rate", "precision", "seed", "generated_data", "dataset_path")
-"""Options that a test needs as they were in training."""
 DEMO_TRAIN, DEMO_TEST = 2_000, 500
 DEMO_UPDATES, DEMO_POINTS = 120, 24
 
@@ -48,7 +53,12 @@ def run(config: CifarConfig, console: Console, given: Set[str] = frozenset()) ->
         check_makeable(folder)
     if config.replicas > 1:
         replica_mesh(config.replicas)  # too many are refused before data are read
-    data = load_images(config, console)
+    if config.generated_data:
+        data = generate_images(config.seed)
+        console.say(f"data: {len(data.train):,} + {len(data.test):,} random images with random labels")
+    else:
+        with console.progress("loading images"):
+            data = load("cifar10", config.dataset_path, console.say, console.progress)
     updates = config.total_updates(len(data.train))
     estimator = Estimator(
         model_fn,
@@ -66,17 +76,46 @@ def run(config: CifarConfig, console: Console, given: Set[str] = frozenset()) ->
     if not config.train_only:
         result |= test(estimator, new_images, console)
         if report is not None:
-            report_evaluation(estimator, new_images, report)
+            # What the compiler made of the test, and a profile of it.
+            source, job = estimator.read_served(new_images, Mode.EVALUATE)
+            assert isinstance(source, FromArrays)
+            _, state = estimator.restore(job, None)
+            evaluation = estimator.evaluation(source, job, None)
+            evaluation.compile(state)
+            seconds = evaluation.lower_seconds + evaluation.compile_seconds
+            reports.write_program_report(report, evaluation.compiled, seconds, "evaluation")
+            with reports.trace_program(report, "evaluation"):
+                evaluation(state)
     if data.notice:
         console.warn(data.notice)
     return result
+
+
+def generate_images(seed: int) -> Dataset:
+    """As many random images and labels as CIFAR-10 has; nothing can be learnt from them."""
+    generator = np.random.default_rng(seed)
+    train, test = (
+        LabelledImages(
+            generator.integers(0, 256, (count, 32, 32, 3), np.uint8),
+            generator.integers(0, CLASSES, count, np.int32),
+        )
+        for count in IMAGE_SETS["cifar10"]
+    )
+    return Dataset(name="generated", source="random", classes=CLASSES, train=train, test=test)
+
+
+def count_training_images(config: CifarConfig) -> int:
+    """How many there are where the files are here already, else how many CIFAR-10 has: nothing is fetched."""
+    found = None if config.generated_data else find_set(known_set("cifar10"), config.dataset_path)
+    return len(read_images(found).train) if found and found.loadable else IMAGE_SETS["cifar10"][0]
 
 
 def make_run_config(
     config: CifarConfig, images: int, folder: Path | None = None, report: Path | None = None
 ) -> RunConfig:
     """The options as the Estimator has them; on an accelerator a recipe may want half precision."""
-    every = config.evaluation_period(images)
+    often = config.evaluate_every
+    every = None if often is None else max(1, int(often * images / config.batch_size))
     half = config.chosen.half and platform() != "cpu"
     return RunConfig(
         model_dir=folder,
@@ -128,7 +167,6 @@ def recall_options(
 
 
 def _options_of_a_test(config: CifarConfig) -> dict[str, Any]:
-    """As a model's records hold them for whoever tests it later."""
     options = {name: getattr(config, name) for name in OPTIONS_OF_A_TEST}
     path = config.dataset_path and config.dataset_path.absolute()
     return dict(to_jsonable({**options, "dataset_path": path}))
@@ -142,7 +180,6 @@ def train(
     updates: int,
     console: Console,
 ) -> dict[str, Any]:
-    """Make the updates that are missing."""
     if config.chosen.expect:
         console.say(f"to expect: {config.chosen.expect}")
     began = time.perf_counter()
@@ -181,7 +218,6 @@ def seconds_to(target: float, events: Iterable[Mapping[str, Any]], batch_size: i
 
 
 def test(estimator: Estimator, images: Arrays, console: Console) -> dict[str, Any]:
-    """Every test image, by the newest checkpoint."""
     began = time.perf_counter()
     found = estimator.measure(images)
     seconds = time.perf_counter() - began
@@ -197,23 +233,7 @@ def test(estimator: Estimator, images: Arrays, console: Console) -> dict[str, An
     }
 
 
-def report_evaluation(estimator: Estimator, images: Arrays, folder: Path) -> None:
-    """What the compiler made of the test, and a profile of it."""
-    programs = estimator.programs
-    source, job = programs.read_served(images, Mode.EVALUATE)
-    assert isinstance(source, FromArrays)
-    _, state = programs.restore(job, None)
-    evaluation = programs.evaluation(source, job, None)
-    evaluation.compile(state)
-    seconds = evaluation.lower_seconds + evaluation.compile_seconds
-    reports.write_program_report(folder, evaluation.compiled, seconds, "evaluation")
-    with reports.trace_program(folder, "evaluation"):
-        evaluation(state)
-
-
 class AccuracyCurve(Hook):
-    """The accuracy of every update."""
-
     def __init__(self) -> None:
         self.accuracy: list[float] = []
 
