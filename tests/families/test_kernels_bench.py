@@ -14,8 +14,8 @@ from hotloop.engine.measure import Ceilings
 from hotloop.errors import DeviceError, OptionError
 from hotloop.families.kernels import bench, hmc, timing
 from hotloop.families.kernels import config as configs
+from hotloop.families.kernels.catalogue import Cost
 from hotloop.families.kernels.config import explain_idle_options
-from hotloop.families.kernels.costs import Cost
 from hotloop.families.kernels.model import Job
 from hotloop.options import Params, to_jsonable
 from listener import Listener
@@ -175,7 +175,9 @@ def test_items_count_every_replica(capsys):
 
 
 def work(flops, moved, dtype="float32", serial=1):
-    return timing.TimedWork("Dense", "items/sec", 10, 40, Cost(flops, moved, moved, 0, serial), 1, dtype)
+    return timing.TimedWork(
+        "Dense", "inference", "items/sec", 10, 40, Cost(flops, moved, moved, 0, serial), 1, dtype
+    )
 
 
 def test_the_roofline_is_the_lower_of_peak_and_bandwidth_times_intensity():

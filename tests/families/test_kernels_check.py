@@ -12,7 +12,7 @@ import pytest
 
 from hotloop.engine.optim_keys import OPTIMISERS
 from hotloop.errors import WrongResult
-from hotloop.families.kernels import bench, check, model, reference
+from hotloop.families.kernels import bench, model, reference
 from hotloop.families.kernels import config as configs
 from hotloop.families.kernels.catalogue import BUILDERS, build
 from hotloop.families.kernels.model import Job
@@ -24,9 +24,9 @@ RNN = configs.Rnn(batch_size=4, timesteps=3, hidden_size=16, batches_per_step=2)
 def checked(config, dtype="float32"):
     ready = bench.prepare(Job(config, dtype))
     if config.train:
-        return check.check_training(ready.job, ready.state, ready.feed)
+        return bench.check_training(ready.job, ready.state, ready.feed)
     ready.step()
-    return check.check_inference(ready.job, ready.state, ready.feed)
+    return bench.check_inference(ready.job, ready.state, ready.feed)
 
 
 @pytest.fixture
@@ -98,30 +98,30 @@ def test_the_optimisers_are_those_of_the_engine():
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_sixteen_bits_are_within_their_bounds_and_outside_those_of_float32(dtype):
     found = checked(DENSE, dtype)
-    limits = {name: bounds["output"] for name, bounds in check.BOUNDS.items()}
+    limits = {name: bounds["output"] for name, bounds in bench.BOUNDS.items()}
     assert limits["float32"] < found.errors["output"] < limits[dtype]
 
 
 def test_the_output_is_compared_on_the_rows_that_the_budget_allows(monkeypatch):
     flops = build(RNN).cost(1).flops
-    monkeypatch.setattr(check, "REFERENCE_FLOPS", flops / 2)
+    monkeypatch.setattr(bench, "REFERENCE_FLOPS", flops / 2)
     found = checked(RNN)
     assert (found.rows, found.of_rows) == (2, 4)
 
 
 def test_an_update_is_compared_at_full_shape_on_repeated_rows(monkeypatch):
     config = replace(DENSE, train=True)
-    monkeypatch.setattr(check, "REFERENCE_FLOPS", build(config).cost(1).flops / 2)
+    monkeypatch.setattr(bench, "REFERENCE_FLOPS", build(config).cost(1).flops / 2)
     found = checked(config)
     assert (found.rows, found.of_rows) == (2, 4)
     assert found.errors["gradient"] < 1e-6
 
 
 def test_relative_errors_are_of_norms():
-    assert check.relative_error([3.0, 4.0], [3.0, 4.5]) == pytest.approx(0.5 / math.hypot(3, 4.5))
-    assert check.relative_error([0.0], [0.0]) == 0
-    assert math.isnan(check.relative_error([math.nan], [1.0]))
-    assert check.worst_leaf({"a": [1.0], "b": [0.02]}, {"a": [1.0], "b": [0.01]}) == pytest.approx(
+    assert bench.relative_error([3.0, 4.0], [3.0, 4.5]) == pytest.approx(0.5 / math.hypot(3, 4.5))
+    assert bench.relative_error([0.0], [0.0]) == 0
+    assert math.isnan(bench.relative_error([math.nan], [1.0]))
+    assert bench.worst_leaf({"a": [1.0], "b": [0.02]}, {"a": [1.0], "b": [0.01]}) == pytest.approx(
         0.1, rel=1e-3
     )
 

@@ -2,21 +2,21 @@
 
 import pytest
 
-from hotloop.families.kernels import costs, targets
+from hotloop.families.kernels import catalogue, hmc
 from hotloop.families.kernels.config import Dense, GroupedConv, Hmc, LstmMulti
 
 
 def layer(gates, rows, time, inputs, hidden, train=False):
-    return costs.recurrent(gates, time, rows, inputs, hidden, 2, train)
+    return catalogue.recurrent_cost(gates, time, rows, inputs, hidden, 2, train)
 
 
 ROWS = {
-    "dense 32x1024 infer": (costs.dense(Dense(), 2), "0.0671", "2.23e6", "30"),
-    "dense 32x1024 train": (costs.dense(Dense(train=True), 2), "0.136", "4.26e6", "32"),
-    "conv default": (costs.grouped_conv(GroupedConv(), 2), "0.0361", "0.81e6", "44"),
-    "conv B8": (costs.grouped_conv(GroupedConv(batch_size=8), 2), "0.289", "6.43e6", "45"),
+    "dense 32x1024 infer": (catalogue.dense_cost(Dense(), 2), "0.0671", "2.23e6", "30"),
+    "dense 32x1024 train": (catalogue.dense_cost(Dense(train=True), 2), "0.136", "4.26e6", "32"),
+    "conv default": (catalogue.grouped_conv_cost(GroupedConv(), 2), "0.0361", "0.81e6", "44"),
+    "conv B8": (catalogue.grouped_conv_cost(GroupedConv(batch_size=8), 2), "0.289", "6.43e6", "45"),
     "conv R20 group-dim 8": (
-        costs.grouped_conv(GroupedConv(block_repeats=20, group_dim=8), 2), "0.578", "0.99e6", "586",
+        catalogue.grouped_conv_cost(GroupedConv(block_repeats=20, group_dim=8), 2), "0.578", "0.99e6", "586",
     ),
     "rnn default": (layer(1, 1, 5, 128, 128), "0.000328", "68e3", "4.8"),
     "gru default": (layer(3, 1, 5, 128, 128), "0.000983", "200e3", "4.9"),
@@ -29,9 +29,9 @@ ROWS = {
     "gru B256 T25 I128 H1024": (layer(3, 256, 25, 128, 1024), "45.3", "21.8e6", "2080"),
     "gru B64 T25 I128 H2048": (layer(3, 64, 25, 128, 2048), "42.8", "33.7e6", "1270"),
     "rnn B256 T25 H1024": (layer(1, 256, 25, 1024, 1024), "26.8", "30.4e6", "883"),
-    "lstm_multi B1": (costs.lstm_multi(LstmMulti(), 2), "0.321", "1.62e6", "199"),
-    "lstm_multi B64": (costs.lstm_multi(LstmMulti(batch_size=64), 2), "20.6", "2.02e6", "1.0e4"),
-    "lstm_multi B512": (costs.lstm_multi(LstmMulti(batch_size=512), 2), "164", "4.89e6", "3.4e4"),
+    "lstm_multi B1": (catalogue.lstm_multi_cost(LstmMulti(), 2), "0.321", "1.62e6", "199"),
+    "lstm_multi B64": (catalogue.lstm_multi_cost(LstmMulti(batch_size=64), 2), "20.6", "2.02e6", "1.0e4"),
+    "lstm_multi B512": (catalogue.lstm_multi_cost(LstmMulti(batch_size=512), 2), "164", "4.89e6", "3.4e4"),
 }  # fmt: skip
 
 
@@ -58,7 +58,7 @@ def rounded_like(published, value):
         (layer(4, 256, 25, 1024, 1024), 16.8),
         (layer(4, 64, 25, 2048, 2048), 67.1),
         (layer(3, 64, 25, 128, 2048), 26.8),
-        (costs.lstm_multi(LstmMulti(), 2), 1.61),
+        (catalogue.lstm_multi_cost(LstmMulti(), 2), 1.61),
     ],
 )
 def test_weights_read_at_each_step(cost, megabytes):
@@ -74,12 +74,12 @@ def test_weights_read_at_each_step(cost, megabytes):
     ],
 )
 def test_convolutions_layer_by_layer_move_far_more(config, megabytes):
-    assert costs.grouped_conv(config, 2).streamed_bytes / 1e6 == pytest.approx(megabytes, rel=3e-3)
+    assert catalogue.grouped_conv_cost(config, 2).streamed_bytes / 1e6 == pytest.approx(megabytes, rel=3e-3)
 
 
 def test_a_second_bias_is_read_and_written_too():
     for train, times in ((False, 1), (True, 2)):
-        one, two = (costs.recurrent(3, 5, 1, 128, 128, 2, train, biases) for biases in (1, 2))
+        one, two = (catalogue.recurrent_cost(3, 5, 1, 128, 128, 2, train, biases) for biases in (1, 2))
         assert two.weight_bytes - one.weight_bytes == 2 * 3 * 128
         assert two.bytes - one.bytes == times * 2 * 3 * 128 and two.flops == one.flops
 
@@ -99,24 +99,27 @@ def test_the_gru_with_the_reset_gate_after_has_two_biases():
 
 
 def test_lstm_multi_has_the_published_parameters_and_operations():
-    cost = costs.lstm_multi(LstmMulti(), 2)
+    cost = catalogue.lstm_multi_cost(LstmMulti(), 2)
     assert cost.weight_bytes == 2 * 805_121
     assert cost.flops == pytest.approx(321.1e6, rel=2e-4)
     assert cost.serial_steps == 201
 
 
 def test_training_counts_the_published_multiples():
-    ratio = costs.grouped_conv(GroupedConv(train=True), 2).flops / costs.grouped_conv(GroupedConv(), 2).flops
+    ratio = (
+        catalogue.grouped_conv_cost(GroupedConv(train=True), 2).flops
+        / catalogue.grouped_conv_cost(GroupedConv(), 2).flops
+    )
     assert ratio == pytest.approx(2.9)
     assert layer(4, 64, 25, 512, 512, train=True).flops == 3 * layer(4, 64, 25, 512, 512).flops
 
 
 def test_strided_convolutions_shrink_as_same_padding_does():
     config = GroupedConv(input_size=112, stride=3, filter_in=32, filter_out=16)
-    assert costs.conv_sizes(config) == [112, 38, 13, 5, 2, 1, 1, 1, 1, 1, 1]
+    assert catalogue.conv_sizes(config) == [112, 38, 13, 5, 2, 1, 1, 1, 1, 1, 1]
 
 
 def test_hmc_costs_are_the_published_ones():
-    assert targets.toy(Hmc(leapfrog_steps=5)).cost.flops == 50
-    assert targets.vcd(Hmc(leapfrog_steps=1, chains=1)).cost.flops == 795_200
-    assert targets.vcd(Hmc(leapfrog_steps=6, chains=1)).cost.flops * 8 == pytest.approx(38.2e6, rel=2e-3)
+    assert hmc.toy(Hmc(leapfrog_steps=5)).cost.flops == 50
+    assert hmc.vcd(Hmc(leapfrog_steps=1, chains=1)).cost.flops == 795_200
+    assert hmc.vcd(Hmc(leapfrog_steps=6, chains=1)).cost.flops * 8 == pytest.approx(38.2e6, rel=2e-3)

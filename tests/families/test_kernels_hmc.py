@@ -9,7 +9,7 @@ import pytest
 from hotloop.cli.command import Context
 from hotloop.engine.measure import Ceilings
 from hotloop.errors import WrongResult
-from hotloop.families.kernels import hmc, targets, timing
+from hotloop.families.kernels import hmc, timing
 from hotloop.families.kernels.config import Hmc
 from hotloop.families.kernels.model import exact_products
 
@@ -27,7 +27,7 @@ def run(capsys=None, **options):
 
 def test_the_default_shows_the_exact_acceptance_and_moments(capsys):
     result, said = run(capsys, steps=40)
-    assert targets.toy_acceptance(1.0, 5) == pytest.approx(4 / math.pi * math.atan(1 / math.sqrt(2)))
+    assert hmc.toy_acceptance(1.0, 5) == pytest.approx(4 / math.pi * math.atan(1 / math.sqrt(2)))
     assert result["acceptance"] == pytest.approx(0.7837, abs=4 * result["acceptance_error"])
     assert result["acceptance_error"] < 1e-3
     found = result["statistics"]
@@ -41,11 +41,9 @@ def test_the_default_shows_the_exact_acceptance_and_moments(capsys):
 
 
 def test_a_wrong_gradient_is_refused(monkeypatch):
-    true = targets.toy(Hmc())
+    true = hmc.toy(Hmc())
     wrong = lambda data, x: true.log_density(data, x * 1.001)  # noqa: E731
-    monkeypatch.setattr(
-        targets, "toy", lambda _: targets.Target(true.start, (), wrong, true.reference, true.cost)
-    )
+    monkeypatch.setattr(hmc, "toy", lambda _: hmc.Target(true.start, (), wrong, true.reference, true.cost))
     with pytest.raises(WrongResult, match="HMC: wrong result, not timed: the position"):
         run(steps=1, hmc_steps=10)
 
@@ -60,11 +58,11 @@ def test_two_leapfrogs_flip_between_one_and_minus_two(capsys):
 
 def judged(mean=-0.5, error=0.01, **options):
     found = {
-        "acceptance": targets.MeanWithError(targets.toy_acceptance(0.9, 3), error),
-        "mean": targets.MeanWithError(mean, error),
-        "variance": targets.MeanWithError(0.5, error),
+        "acceptance": hmc.MeanWithError(hmc.toy_acceptance(0.9, 3), error),
+        "mean": hmc.MeanWithError(mean, error),
+        "variance": hmc.MeanWithError(0.5, error),
     }
-    return targets.judge(Hmc(**{"step_size": 0.9, "leapfrog_steps": 3} | options), found, Context())
+    return hmc.judge(Hmc(**{"step_size": 0.9, "leapfrog_steps": 3} | options), found, Context())
 
 
 def test_the_verdict_is_drawn_at_four_standard_errors(capsys):
@@ -88,7 +86,7 @@ def test_many_chains_agree_too_and_count_as_chain_steps():
 
 def chain(**options):
     config = Hmc(**options)
-    return hmc.prepare(config, targets.toy(config), "cpu")
+    return hmc.prepare(config, hmc.toy(config), "cpu")
 
 
 def test_two_calls_are_one_call_of_twice_the_steps():
@@ -121,7 +119,7 @@ def test_the_decoder_target_samples_and_is_checked(capsys):
 
 
 def test_the_decoder_reference_gradient_is_that_of_its_density():
-    target = targets.vcd(Hmc(target="vcd", chains=2))
+    target = hmc.vcd(Hmc(target="vcd", chains=2))
     data = jax.tree.map(np.float64, target.data)
     z = np.float64(target.start)
     value, gradient = target.reference(data, z)
@@ -137,7 +135,7 @@ def test_the_decoder_reference_gradient_is_that_of_its_density():
 
 @pytest.mark.parametrize(("size", "steps", "expected"), [(1.0, 1, 0.7837), (1.0, 5, 0.7837), (1.0, 2, 1.0)])
 def test_exact_acceptance_of_the_toy(size, steps, expected):
-    assert targets.toy_acceptance(size, steps) == pytest.approx(expected, abs=5e-5)
+    assert hmc.toy_acceptance(size, steps) == pytest.approx(expected, abs=5e-5)
 
 
 def test_block_means_of_a_correlated_chain_give_its_true_error():
@@ -149,15 +147,15 @@ def test_block_means_of_a_correlated_chain_give_its_true_error():
     for t in range(1, len(x)):
         x[t] = r * x[t - 1] + noise[t]
     means = x.reshape(blocks, length, chains).mean(1)
-    errors = [targets.mean_of_blocks(means[:, chain]).error for chain in range(chains)]
+    errors = [hmc.mean_of_blocks(means[:, chain]).error for chain in range(chains)]
     assert np.mean(errors) == pytest.approx(math.sqrt((1 + r) / (1 - r) / len(x)), rel=0.05)
-    assert math.isnan(targets.mean_of_blocks(means[:5, 0]).error)
+    assert math.isnan(hmc.mean_of_blocks(means[:5, 0]).error)
 
 
 def test_the_error_of_a_variance_is_that_of_repeated_estimates():
     generator = np.random.default_rng(1)
     samples = generator.normal(3, 1.5, (300, 40, 50))
-    estimates = [targets.variance_of_blocks(each.mean(1), (each**2).mean(1)) for each in samples]
+    estimates = [hmc.variance_of_blocks(each.mean(1), (each**2).mean(1)) for each in samples]
     values = np.array([each.value for each in estimates])
     assert values.mean() == pytest.approx(2.25, rel=0.01)
     assert np.mean([each.error for each in estimates]) == pytest.approx(values.std(), rel=0.1)

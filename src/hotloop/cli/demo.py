@@ -159,10 +159,9 @@ def sample_histogram(device: Any) -> dict[str, list[float]]:
     """Where many HMC chains of the toy target stand after a few steps."""
     import numpy as np
 
-    from hotloop.families.kernels import targets
-    from hotloop.families.kernels.hmc import prepare
+    from hotloop.families.kernels.hmc import prepare, toy
 
-    sampler = prepare(SAMPLES, targets.build(SAMPLES), device.platform)
+    sampler = prepare(SAMPLES, toy(SAMPLES), device.platform)
     sampler.step()
     counts, edges = np.histogram(sampler.state.position, BINS, RANGE)
     return {"counts": counts.tolist(), "edges": edges.tolist()}

@@ -132,8 +132,7 @@ class Rnn(LayerOptions):
 
 
 @dataclass(frozen=True)
-class Gru(LayerOptions):
-    timesteps: int = option(5, "Length of the sequences.", check=positive)
+class Gru(Rnn):
     hidden_size: int = option(128, "Units.", check=positive)
     input_size: int = option(128, "Features of the input.", check=positive)
     fused: bool = option(False, "The fast layer; off runs one cell a time step.", aliases=("--popnn",))
@@ -154,8 +153,6 @@ class Lstm(Rnn):
 
 @dataclass(frozen=True)
 class LstmMulti(LayerOptions):
-    """A stack of LSTMs and a dense layer of one output on the last hidden state."""
-
     timesteps: int = option(200, "Length of the sequences.", check=positive)
     input_size: int = option(16, "Features of the input.", check=positive)
     hidden_size: int = option(256, "Units of every layer.", check=positive)
@@ -188,8 +185,6 @@ class Hmc(TimingOptions):
 
 @dataclass(frozen=True)
 class AllKernels(Options):
-    """Every kernel with its defaults; what is given here replaces them all."""
-
     steps: int | None = option(None, "Timed calls, instead of each kernel's default.", check=positive)
     batches_per_step: int | None = option(
         None, "Iterations (HMC steps too) of a call, instead of each kernel's default.", check=positive

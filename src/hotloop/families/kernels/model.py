@@ -4,13 +4,14 @@ Batches of `update` and `evaluate` are rows first. A layer may want its rows on 
 comes first); that a benchmark turns its batches once each way costs nothing, since the compiler drops both.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
@@ -20,23 +21,22 @@ from hotloop.engine.device import REPLICA
 from hotloop.engine.keys import stream
 from hotloop.engine.optim_keys import USUAL_PARAMS
 from hotloop.engine.precision import EVERYWHERE, average_replicas, on_replicas
-from hotloop.families.kernels.catalogue import Batch, Kernel, build
+from hotloop.families.kernels.catalogue import Batch, HostBatch, Kernel, build
 from hotloop.families.kernels.config import LayerOptions
 
 UNREACHABLE = 60000.0  # no sound output is as large in any type; the compiler cannot know that
-LARGEST_SCALE = 8192
+POOL_BATCHES, POOL_BYTES = 4, 2**28
+"""Different batches, fewer where they are large: no iteration sees the input of the one before."""
+PIECE_BYTES = 2**27  # what is sent from the host at once; two pieces are on the device at a time
 State = dict[str, Any]
 Step = Callable[[State, Any, Array], tuple[State, dict[str, Array]]]
 
 
 @dataclass(frozen=True)
 class Job:
-    """A layer's options, and what was chosen for them."""
-
     config: LayerOptions
     dtype: str
-    device: jax.Device = field(default_factory=lambda: jax.devices()[0])
-    """Where a benchmark runs; with a mesh, its first device."""
+    device: jax.Device = field(default_factory=lambda: jax.devices()[0])  # with a mesh, its first
     mesh: Mesh | None = None  # the replicas that share a batch; None: one device
 
     @property
@@ -45,9 +45,7 @@ class Job:
 
     @property
     def policy(self) -> precision.Policy:
-        """Weights are kept in the type that is computed in, so 16-bit ones are rounded stochastically: rounding to
-        nearest would swallow every step smaller than half the gap between neighbours, and the loss would stand still.
-        """
+        # Rounding to nearest would swallow every step smaller than half the gap between neighbouring 16-bit weights.
         dtype = jnp.dtype(self.dtype)
         return precision.Policy(dtype, dtype, stochastic_rounding=dtype != jnp.float32)
 
@@ -100,13 +98,13 @@ def update(job: Job) -> Step:
 def gradients(job: Job) -> Callable[[Any, Batch], tuple[Array, Any]]:
     """(parameters, batch) -> mean loss over all rows and its gradients, both float32."""
     kernel = job.kernel
-    factor = loss_scale(kernel.loss_terms, job.dtype)
 
     def of_share(axis: str | None, batch: Batch, params: Any) -> tuple[Array, Any]:
         def scaled(params: Any) -> Array:
             return kernel.loss(params, inputs).astype(jnp.float32) * factor
 
         inputs = kernel.lay_out(batch)
+        factor = loss_scale(kernel.target(inputs).size, job.dtype)
         means = average_replicas(jax.value_and_grad(scaled)(params), axis)
         loss, slopes = jax.tree.map(lambda mean: mean.astype(jnp.float32) * (1 / factor), means)
         return loss, slopes
@@ -122,11 +120,10 @@ def loss_scale(terms: int, dtype: Any) -> float:
     """
     if jnp.dtype(dtype) != jnp.float16:
         return 1.0
-    return float(2 ** (min(terms, LARGEST_SCALE).bit_length() - 1))
+    return float(2 ** (min(terms, 8192).bit_length() - 1))
 
 
 def evaluate(job: Job) -> Callable[[State, Batch], dict[str, Array]]:
-    """The loss of each row."""
     kernel = job.kernel
 
     def values(state: State, batch: Batch) -> dict[str, Array]:
@@ -182,15 +179,85 @@ def infer_on_pool(job: Job) -> Step:
 
 
 def pick(pool: Batch, number: Array) -> Batch:
-    """The pool's batch of this number; after the last comes the first again."""
     place = number % pool["x"].shape[0]
     return {name: lax.dynamic_index_in_dim(leaf, place, keepdims=False) for name, leaf in pool.items()}
 
 
 def _apply(job: Job) -> Callable[[Any, Array], Array]:
-    """The layer, each replica on its own rows."""
     apply = job.kernel.apply
     if job.mesh is None:
         return apply
     x, y = (rows_on(job.kernel.row_axes[name]) for name in "xy")
     return jax.shard_map(apply, mesh=job.mesh, in_specs=(EVERYWHERE, x), out_specs=y, check_vma=False)
+
+
+class PoolOnDevice:
+    """A few batches [n, ...] of all replicas' rows, on the device: a step is one call over them, and nothing is sent.
+
+    Batch number t is pool[t mod n]. The feed hands over the whole pool: the steps pick their batch.
+    """
+
+    any_count = True
+    batch_size = 1
+    longest_call = 2**31 - 1
+
+    def __init__(self, job: Job):
+        config, kernel = job.config, job.kernel
+        rows = config.batch_size * config.replicas
+
+        def draw(number: int) -> HostBatch:  # by numpy: jax would take seconds to compile it
+            return kernel.data(np.random.default_rng((config.seed, number)), rows, jnp.dtype(job.dtype))
+
+        batches = [draw(0)]
+        fitting = POOL_BYTES // sum(leaf.nbytes for leaf in batches[0].values())
+        batches += [draw(number) for number in range(1, max(2, min(POOL_BATCHES, fitting)))]
+        stacked = {name: np.stack([batch[name] for batch in batches]) for name in batches[0]}
+        zeros = {name: np.zeros_like(leaf) for name, leaf in stacked.items()}
+        self._host: HostBatch = zeros if config.use_zero_values else stacked
+        self._shardings = {name: job.sharding(1 + kernel.row_axes[name]) for name in self._host}
+        self.batches = len(batches)
+        self.pool = self._send(np.arange(self.batches))
+
+    def at(self, number: int) -> HostBatch:
+        """The batch of one iteration, counted from 0, on the host."""
+        return {name: leaf[number % self.batches] for name, leaf in self._host.items()}
+
+    def arguments(self, first: int, count: int, following: int = 0) -> Any:
+        return self.pool
+
+    def like(self, count: int) -> Any:
+        return self.pool
+
+    def batch(self, arguments: Any, step: Array) -> Any:
+        return arguments
+
+    def prepare(self, first: int) -> None:
+        """Called when the call before iteration `first` is on its way."""
+
+    def position(self, update: int) -> dict[str, Any]:
+        return {"update": update}
+
+    def check_position(self, saved: Mapping[str, Any]) -> None:
+        """A benchmark is never resumed."""
+
+    def _send(self, numbers: Any) -> Batch:
+        places = numbers % self.batches
+        return {
+            name: jax.device_put(leaf[places], self._shardings[name]) for name, leaf in self._host.items()
+        }
+
+
+class PoolFromHost(PoolOnDevice):
+    """The same batches, sent from the host in pieces of which each is sent while the device works on the last."""
+
+    def __init__(self, job: Job):
+        super().__init__(job)
+        iterations = job.config.batches_per_step
+        size = sum(leaf.nbytes for leaf in self._host.values()) / self.batches
+        # Pieces of equal length, so that one program serves all and batch t of a piece is where t says.
+        lengths = [n for n in range(1, iterations + 1) if iterations % n == 0 and n * size <= PIECE_BYTES]
+        self.longest_call = max(lengths, default=1)
+        self.prepare(0)
+
+    def prepare(self, first: int) -> None:
+        self.pool = self._send(first + np.arange(self.longest_call))

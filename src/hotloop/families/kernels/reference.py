@@ -56,12 +56,9 @@ def grouped_conv(x: Array, kernel: Array, groups: int, stride: int) -> Array:
 
 def rnn(params: Params, x_TBI: Array) -> Array:
     """h = tanh(x W + h U + b)."""
-
-    def step(h: Array, x: Array) -> tuple[Array, Array]:
-        h = jnp.tanh(x @ params["input"] + h @ params["recurrent"] + params["bias"])
-        return h, h
-
-    return lax.scan(step, _zeros(params, x_TBI), x_TBI)[1]
+    return _unroll(
+        lambda h, x: jnp.tanh(x @ params["input"] + h @ params["recurrent"] + params["bias"]), params, x_TBI
+    )
 
 
 def gru(params: Params, x_TBI: Array) -> Array:
@@ -73,24 +70,28 @@ def gru(params: Params, x_TBI: Array) -> Array:
         total: Array = x @ params["input"][:, at] + h @ params["recurrent"][:, at] + params["bias"][at]
         return total
 
-    def step(h: Array, x: Array) -> tuple[Array, Array]:
-        reset, update = _sigmoid(part(x, h, 0)), _sigmoid(part(x, h, 1))
-        candidate = jnp.tanh(part(x, reset * h, 2))
-        h = update * h + (1 - update) * candidate
-        return h, h
+    def cell(h: Array, x: Array) -> Array:
+        reset, update = jax.nn.sigmoid(part(x, h, 0)), jax.nn.sigmoid(part(x, h, 1))
+        return update * h + (1 - update) * jnp.tanh(part(x, reset * h, 2))
 
-    return lax.scan(step, _zeros(params, x_TBI), x_TBI)[1]
+    return _unroll(cell, params, x_TBI)
 
 
 def gru_reset_after(params: Params, x_TBI: Array) -> Array:
     """As `gru` with c = tanh(x W + b + r (h U + b')), and b' in the gates' sums too."""
     hidden = params["recurrent"].shape[0]
 
-    def step(h: Array, x: Array) -> tuple[Array, Array]:
+    def cell(h: Array, x: Array) -> Array:
         z, s = x @ params["input"] + params["bias"], h @ params["recurrent"] + params["recurrent_bias"]
-        reset, update = (_sigmoid((z + s)[:, gate * hidden : (gate + 1) * hidden]) for gate in range(2))
-        candidate = jnp.tanh(z[:, 2 * hidden :] + reset * s[:, 2 * hidden :])
-        h = update * h + (1 - update) * candidate
+        reset, update = (jax.nn.sigmoid((z + s)[:, gate * hidden : (gate + 1) * hidden]) for gate in range(2))
+        return update * h + (1 - update) * jnp.tanh(z[:, 2 * hidden :] + reset * s[:, 2 * hidden :])
+
+    return _unroll(cell, params, x_TBI)
+
+
+def _unroll(cell: Callable[[Array, Array], Array], params: Params, x_TBI: Array) -> Array:
+    def step(h: Array, x: Array) -> tuple[Array, Array]:
+        h = cell(h, x)
         return h, h
 
     return lax.scan(step, _zeros(params, x_TBI), x_TBI)[1]
@@ -104,8 +105,8 @@ def lstm(params: Params, x_TBI: Array) -> Array:
         h, c = state
         sums = x @ params["input"] + h @ params["recurrent"] + params["bias"]
         i, f, g, o = (sums[:, gate * hidden : (gate + 1) * hidden] for gate in range(4))
-        c = _sigmoid(f + 1) * c + _sigmoid(i) * jnp.tanh(g)
-        h = _sigmoid(o) * jnp.tanh(c)
+        c = jax.nn.sigmoid(f + 1) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+        h = jax.nn.sigmoid(o) * jnp.tanh(c)
         return (h, c), h
 
     zeros = _zeros(params, x_TBI)
@@ -122,10 +123,6 @@ def cross_entropy(logits: Array, labels: Array) -> Array:
     probabilities = exponentials / exponentials.sum(-1, keepdims=True)
     chosen = (jnp.arange(logits.shape[-1]) == labels[..., None]) * probabilities
     return -jnp.log(chosen.sum(-1)).mean()
-
-
-def _sigmoid(x: Array) -> Array:
-    return 1 / (1 + jnp.exp(-x))
 
 
 def _zeros(params: Params, x_TBI: Array) -> Array:

@@ -15,8 +15,8 @@ from hotloop.engine.measure import Ceilings, ceilings
 from hotloop.engine.progress import Console
 from hotloop.engine.run import default_path
 from hotloop.errors import OptionError
+from hotloop.families.kernels.catalogue import Cost
 from hotloop.families.kernels.config import TimingOptions
-from hotloop.families.kernels.costs import Cost
 from hotloop.options import to_jsonable
 
 LATENCY_SECONDS = 20e-6
@@ -26,6 +26,7 @@ LATENCY_SECONDS = 20e-6
 @dataclass(frozen=True)
 class TimedWork:
     title: str
+    mode: str
     unit: str  # what is printed after a rate
     iterations: int
     items: int  # in one step, of all replicas
@@ -42,9 +43,16 @@ def time_step(step: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def measure(
-    step: Callable[[], Any], work: TimedWork, config: TimingOptions, device: jax.Device, console: Console
+    step: Callable[[], Any],
+    work: TimedWork,
+    config: TimingOptions,
+    device: jax.Device,
+    console: Console,
+    compile_seconds: float,
+    warm_up: float,
 ) -> tuple[dict[str, Any], list[Any]]:
-    """Figures of all timed steps, said as they come; and what the steps returned."""
+    """Figures of all timed steps, said as they come, with how they came about; and what the steps returned."""
+    console.say(f"compiled in {compile_seconds:.3f} s, warm-up {warm_up:.3f} s")
     repeats, results = [], []
     with console.progress(work.title, config.repeat * config.steps) as bar:
         for _ in range(config.repeat):
@@ -61,11 +69,19 @@ def measure(
     found = figures(repeats, work, limits)
     for line in figure_lines(found, work.unit):
         console.say(line)
-    return found, results
+    about = {
+        "compile_seconds": compile_seconds,
+        "warm_up_seconds": warm_up,
+        "dtype": work.dtype,
+        "mode": work.mode,
+        "device": measuring.describe_device(device),
+        "config": to_jsonable(config),
+        "environment": describe_environment(),
+    }
+    return {**found, **about}, results
 
 
 def figures(repeats: Sequence[Sequence[float]], work: TimedWork, ceilings: Ceilings) -> dict[str, Any]:
-    """Everything that follows from the seconds of each repeat's steps."""
     seconds = [each for repeat in repeats for each in repeat]
     p10, a_step, p90 = (float(value) for value in np.percentile(seconds, [10, 50, 90]))
     result = {
@@ -128,7 +144,6 @@ def figure_lines(result: dict[str, Any], unit: str) -> list[str]:
 
 
 def own_folder(config: TimingOptions) -> Path:
-    """Where a benchmark writes what was asked for without a folder for it."""
     return default_path(f"kernel {type(config).__name__}")
 
 
@@ -139,7 +154,6 @@ def report_folder(config: TimingOptions, name: str, console: Console) -> Path | 
 
 
 def save_graph(config: TimingOptions, before: str, compiled: Any, console: Console) -> None:
-    """The program's text before and after optimisation, in a folder of its own."""
     folder = own_folder(config)
     try:
         folder.mkdir(parents=True)
@@ -155,17 +169,7 @@ def save_graph(config: TimingOptions, before: str, compiled: Any, console: Conso
 def write_report(
     folder: Path, name: str, compiled: Any, compile_seconds: float, step: Callable[[], Any], console: Console
 ) -> None:
-    """Cost, memory and text of the program, and a profiler trace of one more step."""
     measuring.write_program_report(folder, compiled, compile_seconds, name)
     with measuring.trace_program(folder, name):
         step()
     console.say(f"report: {folder / name}")
-
-
-def circumstances(config: TimingOptions, device: jax.Device) -> dict[str, Any]:
-    """What every result says of how it came about."""
-    return {
-        "device": measuring.describe_device(device),
-        "config": to_jsonable(config),
-        "environment": describe_environment(),
-    }

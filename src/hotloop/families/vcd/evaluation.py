@@ -29,7 +29,6 @@ from hotloop.families.vcd.likelihood import (
 from hotloop.families.vcd.model import Job, State
 from hotloop.options import to_jsonable
 
-ELBO_SAMPLES = BLOCK  # encoder samples for the ELBO of an image
 FEW = 10
 """Effective samples below which a bound is loose and its Monte-Carlo error, made of the same weights, too small."""
 
@@ -72,15 +71,15 @@ def estimate_likelihoods(
         state["params"], images, seed_key(seed), batch_size=config.test_batch_size, samples=samples
     )
     marks: list[float] = []
-    with context.progress("ELBO", estimator.units(ELBO_SAMPLES)) as bar:
+    with context.progress("ELBO", estimator.units(BLOCK)) as bar:
 
         def mark(count: int) -> None:
             marks.append(time.perf_counter())
             bar.advance(count)
 
-        weighed = estimator.weigh("elbo", estimator.encoder, ELBO_SAMPLES, mark)
+        weighed = estimator.weigh("elbo", estimator.encoder, BLOCK, mark)
         elbo = np.asarray(weighed.elbo, np.float64)
-    pace = (marks[-1] - marks[0]) / estimator.units(ELBO_SAMPLES)  # the first mark comes when all is compiled
+    pace = (marks[-1] - marks[0]) / estimator.units(BLOCK)  # the first mark comes when all is compiled
     iterations = config.burn_in + config.kept
     weighing, sampling = 3 * samples * estimator.flops, 2 * iterations * leapfrogs * estimator.flops
     seconds = 3 * estimator.units(samples) * pace * (1 + sampling / weighing)

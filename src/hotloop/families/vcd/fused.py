@@ -3,14 +3,12 @@
 On a GPU the plain sampler is a queue of small products, each launched, filled and emptied for a microsecond of
 work. Here one kernel makes a whole leapfrog. Its grid is (tiles of chains) x (blocks of pixels): each program
 kicks and drifts its chains, carries them through the hidden layers, makes the logits of its own pixels, and
-takes their part of the gradient all the way back to the latents. That is allowed because the way back is linear
-once the way forward is known, so the parts of all blocks simply add up, which the next kernel does in a fixed
-order: no atomics, the same bits every time. Inside, a column is a chain: the weights are then the left operand,
-large enough for the matrix units that read both operands from shared memory, and each weight is fetched once and
-used in both directions. Weights are rounded to float16 (ten bits of mantissa, as many as the TF32 that XLA uses
-for float32 products there); sums, positions, momenta and energies are float32. The mathematics is
-`mcmc.hmc.transition` on `networks.value_and_gradient`, which stays the reference and the way on every other
-device. It knows two hidden layers, not the objective.
+takes their part of the gradient all the way back to the latents. The way back is linear once the way forward is known,
+so the parts of all blocks add up, which the next kernel does in a fixed order: no atomics, the same bits every time.
+Inside, a column is a chain: the weights are then the left operand, large enough for the matrix units that read both
+operands from shared memory, and each weight is fetched once and used in both directions. Weights are rounded to float16
+(ten bits of mantissa, as many as TF32 has); sums, positions, momenta and energies are float32. The reference, and the
+way on every other device, is `mcmc.hmc.transition` on `networks.value_and_gradient`.
 """
 
 from functools import partial
@@ -57,14 +55,14 @@ def leapfrog(
     first = (pl.program_id(1) == 0).astype(jnp.float32)  # the prior is a part of the first block's
     p = p + (kick * size) * total
     q = q + size * p
-    h1 = jnp.maximum(_dot(one, to_float16(q), 0) + bias1[:, None], 0.0)
-    h2 = jnp.maximum(_dot(two, to_float16(h1), 0) + bias2[:, None], 0.0)
-    logits = _dot(three, to_float16(h2), 0) + bias3[:, None]
+    h1 = jnp.maximum(_dot(one, q.astype(jnp.float16), 0) + bias1[:, None], 0.0)
+    h2 = jnp.maximum(_dot(two, h1.astype(jnp.float16), 0) + bias2[:, None], 0.0)
+    logits = _dot(three, h2.astype(jnp.float16), 0) + bias3[:, None]
     small = jnp.exp(-jnp.abs(logits))
     probability = jnp.where(logits > 0, 1.0, small) / (1.0 + small)
-    back = _dot(three, to_float16(ones - probability), 1)
-    back = _dot(two, to_float16(jnp.where(h2 > 0, back, 0.0)), 1)
-    back = _dot(one, to_float16(jnp.where(h1 > 0, back, 0.0)), 1)
+    back = _dot(three, (ones - probability).astype(jnp.float16), 1)
+    back = _dot(two, jnp.where(h2 > 0, back, 0.0).astype(jnp.float16), 1)
+    back = _dot(one, jnp.where(h1 > 0, back, 0.0).astype(jnp.float16), 1)
     new_force[0] = back - first * q
 
     @pl.when(pl.program_id(1) == 0)
@@ -108,10 +106,6 @@ def _total(parts: Any) -> Array:
     return total
 
 
-def to_float16(array: Array) -> Array:
-    return array.astype(jnp.float16)
-
-
 def _dot(weights: Array, columns: Array, axis: int) -> Array:
     """The product over this axis of the weights, summed in float32."""
     return lax.dot_general(weights, columns, (((axis,), (0,)), ((), ())), preferred_element_type=jnp.float32)
@@ -123,7 +117,6 @@ def transpose(state: hmc.State) -> hmc.State:
 
 
 def fits(model: VcdModel) -> bool:
-    """Whether the kernel is written for these networks."""
     return len(model.hidden) == 2 and max(model.hidden) <= WIDEST and model.z_dim <= 64
 
 
@@ -147,7 +140,7 @@ class FusedSampler:
         for layer, size in zip(decoder, [(latent, one), (one, two), (two, pixels)], strict=True):
             fill = NEVER if layer is decoder[-1] else 0.0
             bias = _fill(layer["b"].astype(jnp.float32), size[1:], fill)
-            parts += [_fill(to_float16(layer["w"]), size), bias]
+            parts += [_fill(layer["w"].astype(jnp.float16), size), bias]
         self.weights = tuple(parts)  # w1, b1, w2, b2, w3, b3
         self.units = tuple(-(-layer["w"].shape[1] // 8) * 8 for layer in decoder[:2])
         self.rows = -(-self.chains // ROWS) * ROWS
@@ -181,9 +174,17 @@ class FusedSampler:
         for n in range(self.steps):
             kick, last = (0.5 if n == 0 else 1.0), n == self.steps - 1
             position, p, force, *values = self._leapfrog(kick, last, step, position, p, force)
-        kept = self._decide(step, *state, momentum, position, p, force, *values, uniform)
-        acceptance, change = kept[3:]
-        return hmc.State(*kept[:3]), hmc.Info(acceptance, uniform < acceptance, change)
+        operands = (*state, momentum, position, p, force, *values, uniform)
+        shapes = [a.shape for a in (*state, state.log_density, state.log_density)]
+        *kept, acceptance, change = self._call(
+            partial(decide, 0.5 * self.latent * LOG_TWO_PI),
+            (self.rows // ROWS,),
+            [pl.BlockSpec(step.shape, lambda i: (0,)), *(_columns(a.shape) for a in operands)],
+            [_columns(shape) for shape in shapes],
+            shapes,
+            (step, *operands),
+        )
+        return hmc.State(*kept), hmc.Info(acceptance, uniform < acceptance, change)
 
     def _leapfrog(self, kick: float, last: bool, step: Array, *chains: Array) -> list[Array]:
         """`chains` are position, momentum, parts of the force; so are the results, and at last parts of the density."""
@@ -203,19 +204,6 @@ class FusedSampler:
             [tile, tile, part, value][: 4 if last else 3],
             shapes,
             (step, *chains, self.x, *self.weights),
-        )
-
-    def _decide(self, step: Array, *chains: Array) -> list[Array]:
-        """The last half kick and the Metropolis decision: what is kept, acceptance, change of energy."""
-        constant = 0.5 * self.latent * LOG_TWO_PI
-        shapes = [a.shape for a in (*chains[:3], chains[1], chains[1])]
-        return self._call(
-            partial(decide, constant),
-            (self.rows // ROWS,),
-            [pl.BlockSpec(step.shape, lambda i: (0,)), *(_columns(a.shape) for a in chains)],
-            [_columns(shape) for shape in shapes],
-            shapes,
-            (step, *chains),
         )
 
     def _call(

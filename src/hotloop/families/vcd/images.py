@@ -1,8 +1,4 @@
-"""The family's data: black and white images as rows of 784 zeros and ones, by name or from a folder.
-
-MNIST is binarised once and for all (the published bits where their files are), Fashion-MNIST by a threshold at
-one half, as the paper's authors have it, and procedural digits stand in where there is nothing.
-"""
+"""The family's data: black and white images as rows of 784 zeros and ones, by name or from a folder."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -64,7 +60,7 @@ def load_images(name: str, console: Console, *, hold_out: bool = False) -> Image
             loaded = load_grey(name, folder, console.say, console.progress)
         else:
             loaded = load_binarised(folder, console.say, console.progress)
-    if name == "fashion_mnist":  # its validation images are only those that a run holds out
+    if name == "fashion_mnist":  # by the authors' threshold; only a run holds validation images out
         train, test = ((split.images > 127).astype(np.uint8) for split in (loaded.train, loaded.test))
         splits = train, train[:0], test
     else:

@@ -3,8 +3,7 @@
 For samples z_s of a Gaussian proposal r the mean of w_s = p(x, z_s) / r(z_s) has the expectation p(x), so its
 logarithm is, in expectation, a lower bound of log p(x) that rises with the number of samples. Weights are
 never kept: each image has a running maximum and, relative to it, the sums of w and w^2. The normal numbers of
-an image depend on the key, the image's number and the sample's number alone, so neither the batch nor the
-chunk in which it is computed changes the estimate.
+an image depend on the key, its number and the sample's alone, so no batch or chunk changes the estimate.
 
 Two of the proposals are learnt from HMC over all images as one ensemble. Chains start at the encoder's mean and share
 one step size, which follows the share of all chains that moved (and so depends on no batch size) until the burn-in
@@ -20,7 +19,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,16 +44,13 @@ SMALLEST = 1e-4
 TARGET_ACCEPTANCE, ADAPTATION_RATE = 0.9, 0.01
 HEADLINE = "hmc_mean_std"  # the proposal whose estimate is the result, chosen in advance
 
-LogJoint = Callable[[Array], Array]
-"""z [images, samples, latent] -> log p(x, z) [images, samples], each image with its own x."""
-Target = Callable[[Any], hmc.ValueAndGradient]
-"""The data of some chains -> their log density and its gradient."""
+LogJoint = Callable[[Array], Array]  # z [images, samples, latent] -> log p(x, z) [images, samples]
+Target = Callable[[Any], hmc.ValueAndGradient]  # of the data of some chains
 MEMORY = {"cpu": 32 << 20}  # bytes of logits at once: on a CPU little more than its caches hold
 MEMORY_ELSEWHERE = 256 << 20
 CHAINS = {"cpu": 1000}
 """HMC chains at once, where fewer than memory allows are faster (on a CPU by 1.4, logits in its caches)."""
 
-Carry = TypeVar("Carry")
 Advance = Callable[[int], None]
 
 
@@ -98,8 +94,6 @@ def add_weights(sums: Sums, log_weights: Array, real: Array) -> Sums:
 
 
 class LikelihoodEstimate(NamedTuple):
-    """What the weights say of each image."""
-
     log_likelihood: Array
     effective: Array  # (sum w)^2 / sum w^2: so many samples of equal weight would do as well
     variance: Array
@@ -223,7 +217,6 @@ def iterate_chains(
 
 
 def make_proposals(encoder: Proposal, mean: Array, squares: Array, kept: int) -> dict[str, Proposal]:
-    """By name: the encoder's, its spread round the chains' mean, and the chains' own mean and deviation."""
     deviation = jnp.sqrt(squares / max(1, kept - 1))
     return {
         "encoder": Proposal(encoder.mean, WIDER * encoder.spread),
@@ -254,7 +247,6 @@ class LikelihoodEstimator:
         self.encoder = Proposal(*(self._flat(part) for part in encoded))
 
     def units(self, samples: int) -> int:
-        """Pieces of work that `weigh` reports."""
         return len(self._batches) * int(chunks_of(samples, self._blocks))
 
     def weigh(self, name: str, proposal: Proposal, samples: int, advance: Advance) -> LikelihoodEstimate:
@@ -263,7 +255,7 @@ class LikelihoodEstimator:
         key = stream(self._key, name, 0)
         step = partial(_weigh, self._blocks, self._decoder, self._batches, cut, key, samples)
         start = empty_sums(self._batches.shape[:2])
-        sums = run_in_pieces(step, start, self.units(samples), advance)
+        sums: Sums = run_in_pieces(step, start, self.units(samples), advance)
         return LikelihoodEstimate(*(self._flat(part) for part in estimate(sums, samples)))
 
     def sample(self, step_size: float, leapfrogs: int, burn_in: int, kept: int, advance: Advance) -> Ensemble:
@@ -291,9 +283,7 @@ def split_rows(rows: Any, size: int) -> Any:
     return rows[np.minimum(np.arange(count * size), len(rows) - 1)].reshape(count, size, *rows.shape[1:])
 
 
-def run_in_pieces(
-    step: Callable[[int, int, Carry], Carry], carry: Carry, units: int, advance: Advance
-) -> Carry:
+def run_in_pieces(step: Callable[[int, int, Any], Any], carry: Any, units: int, advance: Advance) -> Any:
     """step(first, stop, carry) over all units, in dispatches of about half a second.
 
     `advance` hears of each piece, and of a first one of no units: by then the program is compiled.
@@ -370,7 +360,6 @@ def _iterate(
     stop: Array,
     ensemble: Ensemble,
 ) -> Ensemble:
-    """HMC iterations `first` .. `stop` - 1 of all chains."""
     with jax.default_matmul_precision("highest"):
         step = partial(iterate_chains, _target(decoder), leapfrogs, count, key, groups, burn_in)
         iterated: Ensemble = lax.fori_loop(first, stop, step, ensemble)

@@ -1,8 +1,6 @@
 """The whole weight update of the family: `init`, `update` and `evaluate`, as the engine wants them.
 
-Encoder sample, HMC from there, both gradients, an optimiser with a rate for each of three groups, control variate and
-step size: one pure function of (state, batch, key). Where the two reference programs differ, this follows the paper's
-authors (docs/vcd.md lists the points).
+Where the two reference programs differ, this follows the paper's authors (docs/vcd.md lists the points).
 
 The objective (appendix C of the paper): with f(z) = log p(x, z) + |(z - mean) / spread|^2 / 2 the divergence of one
 image is -log p(x, z0) - d/2 + f(zT). Its gradient in mean and spread has three parts: through z0, by the score of q0
@@ -41,10 +39,8 @@ Batch = Mapping[str, Array]
 
 @dataclass(frozen=True)
 class Job:
-    """A model and the number of training images it is for."""
-
     model: VcdModel
-    images: int
+    images: int  # in training
 
     @cached_property
     def optimiser(self) -> optim.Transformation:
@@ -77,8 +73,6 @@ def init(job: Job, key: Array) -> State:
 
 
 class Chain(NamedTuple):
-    """Where the chains ended, and how they fared."""
-
     end: hmc.State
     step_size: Array
     acceptance: Array
@@ -162,7 +156,6 @@ def draw_noise(model: VcdModel, key: Array, rows: int) -> Noise:
 def sample(
     model: VcdModel, decoder: Any, images: Array, start: hmc.State, noise: Noise, step_size: Array
 ) -> Chain:
-    """HMC from the encoder's samples, the step size moved after every iteration."""
     rate = model.adaptation_rate if model.adaptation == "ruiz" else 0.0
     kernel = fused.FusedSampler(decoder, images, model.leapfrog_steps) if use_fused(model) else None
     transition: hmc.Transition
@@ -193,8 +186,6 @@ def use_fused(model: VcdModel) -> bool:
 
 
 class Draw(NamedTuple):
-    """What one update knows of each row."""
-
     mean: Array
     spread: Array
     eta: Array
@@ -203,7 +194,6 @@ class Draw(NamedTuple):
 
     @property
     def f(self) -> Array:
-        """f(zT)."""
         distance = jnp.square((self.end.position - self.mean) / self.spread).sum(-1)
         return self.end.log_density + 0.5 * distance
 
@@ -232,7 +222,6 @@ def encoder_pull(method: str, draw: Draw, control: Array) -> tuple[Array, Array]
 
 
 def init_variate(kind: str, images: int) -> Variate:
-    """Zero for every image; `none` keeps nothing."""
     if kind == "none":
         return {}
     shared = {"shared": jnp.zeros(())}
@@ -272,7 +261,6 @@ def move_variate(state: Variate, index: Array, f: Array, decay: float, shared_ph
 
 
 def mean_variate(state: Variate) -> Array:
-    """Over all images."""
     if not state:
         return jnp.zeros(())
     return state["shared"] + state["own"].mean() if "own" in state else state["shared"]
@@ -280,7 +268,6 @@ def mean_variate(state: Variate) -> Array:
 
 def evaluate(job: Job) -> Callable[[State, Batch], dict[str, Array]]:
     """The ELBO of each image by one encoder sample that belongs to the image's number: cheap, unbiased."""
-
     policy = precision.parse(job.model.precision)
 
     def values(state: State, batch: Batch) -> dict[str, Array]:

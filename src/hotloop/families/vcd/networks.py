@@ -1,7 +1,6 @@
 """The three networks (encoder mean, encoder spread, decoder; nothing shared), how they begin, and log p(x, z).
 
-Plain functions over tuples of {"w", "b"}. Weights may be kept in 16 bits; sums are float32 all the same. The prior is
-N(0, I), with one Bernoulli a pixel given its logit.
+Weights may be kept in 16 bits; sums are float32 all the same. The prior is N(0, I), a pixel a Bernoulli of its logit.
 """
 
 import math
@@ -55,7 +54,6 @@ def forward(network: Network, x: Array) -> list[Array]:
 
 
 def encode(networks: Any, images: Array) -> tuple[Array, Array]:
-    """Mean and spread of q0(z | x) for each image."""
     mean = forward(networks["mean"], images)[-1]
     return mean, spread(forward(networks["spread"], images)[-1])
 
@@ -66,7 +64,6 @@ def spread(raw: Array) -> Array:
 
 
 def widen(networks: Any) -> Any:
-    """The networks with every weight widened, for whoever must not round."""
     return cast(networks, jnp.dtype(jnp.float32))
 
 
@@ -76,12 +73,10 @@ def log_likelihood(logits: Array, images: Array) -> Array:
 
 
 def log_prior(z: Array) -> Array:
-    """log N(z; 0, I) of each row."""
     return -0.5 * (jnp.square(z).sum(-1) + z.shape[-1] * LOG_TWO_PI)
 
 
 def log_normal(z: Array, mean: Array, spread: Array) -> Array:
-    """log N(z; mean, spread^2) of each row."""
     return log_prior((z - mean) / spread) - jnp.log(spread).sum(-1)
 
 

@@ -18,7 +18,6 @@ MODEL, EXPERIMENT = "model[0].args", "experiment.args"
 HELD_OUT = 10_000
 """Images that the old program kept back for validation: of its 50,000, as many as are kept back here."""
 TEST_TARGET = 0.9  # acceptance that the evaluation's sampler aims at, in both programs
-Values = dict[str, Any]
 Reader = Callable[[Any], Any]
 """What makes a key's value out of a file's, or says in a ValueError why it cannot."""
 
@@ -219,7 +218,7 @@ def translate(document: Any, where: str) -> tuple[Any, list[str]]:
     return values, notices
 
 
-def _idle(args: Values, values: Values) -> Iterator[tuple[str, str]]:
+def _idle(args: dict[str, Any], values: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """The keys that an old run with these values depended on, and what happens here instead."""
     epochs = values.get("epochs", VcdTrain.epochs)
     if args.get("n_replicas", 1) > 1:

@@ -29,8 +29,7 @@ from hotloop.mcmc import hmc
 from hotloop.options.files import whole_file
 
 SIDE = 28
-THIN, GREY = 1, 96
-"""Lines between pictures, in pixels before scaling, of a shade that stands out from black and from white."""
+THIN, GREY = 1, 96  # lines between pictures, of a shade that stands out from black and from white
 WIDE, WHITE = 4, 255  # lines between reconstructions, so that the three pictures of one are seen as one
 
 
@@ -135,7 +134,6 @@ def arrange_grid(cells: Bits, columns: int, line: int = THIN, shade: int = GREY)
 
 
 def arrange_triples(parts: Sequence[Bits], columns: int) -> Bits:
-    """Each image's pictures, one of each part, in a frame of its own; the frames stand apart on white."""
     frames = [arrange_grid(np.stack(pictures), len(parts)) for pictures in zip(*parts, strict=True)]
     return arrange_grid(np.stack(frames), columns, WIDE, WHITE)
 

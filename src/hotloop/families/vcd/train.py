@@ -155,9 +155,9 @@ def train_run(config: VcdTrain, data: Images, console: Console, command: str) ->
             how_to_resume=f"the same command with --resume --run-name {folder.name} --seed {config.seed}",
         )
         say("Finished training.")
-        result = {"run": str(folder), "updates": plan.total_updates, "seed": config.seed}
         figures = final_figures(config, job, state, data, training.record, console)
-    return {**result, "method": config.method, **figures}
+    about = {"run": str(folder), "updates": plan.total_updates, "seed": config.seed, "method": config.method}
+    return {**about, **figures}
 
 
 def log_pace(batch_size: int) -> Callable[[Event, Mapping[str, Any]], dict[str, float]]:
@@ -196,10 +196,9 @@ def final_figures(
     update = make_plan(config, job.images).total_updates
     epoch = update * config.micro_batch_size / job.images
     record.event("validation", update=update, epoch=epoch, test_elbo=figures["test_elbo"])
-    wanted = [("test", data.test, config.testing), ("validation", data.validation, config.validation)]
-    for name, rows, asked in wanted:
+    for name, asked in (("test", config.testing), ("validation", config.validation)):
         if asked:
-            shown = rows[: config.test_images]
+            shown = getattr(data, name)[: config.test_images]
             figures[name] = evaluation.estimate_likelihoods(job, state, shown, config, config.seed, console)
             record.event("evaluation", update=update, epoch=epoch, split=name, **figures[name])
     return figures
