@@ -136,7 +136,7 @@ def check(matrix: RatingMatrix, layers: tuple[int, ...], device: str) -> float:
         ),
         "decoder": tuple({"b": jnp.zeros(n)} for n in reversed([matrix.n_items, *layers][:-1])),
     }
-    rows = batches.send_rows(matrix)
+    rows = jax.device_put(batches.make_rows(matrix))
     capacity = batches.max_ratings(matrix, len(users))
 
     def ours(params):

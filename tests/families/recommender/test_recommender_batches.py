@@ -38,7 +38,7 @@ def naive(matrix, users):
 def dense(matrix, *groups, dtype=jnp.float32):
     capacity = batches.max_ratings(matrix, len(groups[0]))
     fill = quick(lambda rows, users: batches.densify(rows, users, matrix.n_items, capacity, dtype))
-    rows = batches.send_rows(matrix)
+    rows = jax.device_put(batches.make_rows(matrix))
     return [np.asarray(fill(rows, np.asarray(users, np.uint32))) for users in groups]
 
 

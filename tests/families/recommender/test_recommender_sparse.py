@@ -41,7 +41,7 @@ def test_the_gradient_is_that_of_the_dense_loss(monkeypatch, untied, dropout, ch
         generator = np.random.default_rng(1)
         forms = jax.eval_shape(lambda key: model.init(job, key)["params"], KEY)
         params = jax.tree.map(lambda form: generator.normal(0.02, 0.3, form.shape), forms)
-        rows = batches.send_rows(RATINGS)
+        rows = jax.device_put(batches.make_rows(RATINGS))
         wanted = quick(
             jax.value_and_grad(
                 lambda p, x: (lambda all, mask: (50 * all, mask))(*model.joint(job, p, x, KEY)), has_aux=True

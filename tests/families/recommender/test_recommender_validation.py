@@ -234,7 +234,7 @@ def stage(tmp_path, monkeypatch):
         def start(body):
             script.write_text(FAKE.format(python=sys.executable, body=body))
             script.chmod(0o755)
-            return validation.ProcessValidation(run, plan, answers, truth, console.say)
+            return validation.ProcessValidation(run, plan, answers, truth, console)
 
         answers = Validations()
         yield SimpleNamespace(run=run, answers=answers, start=start, console=console, path=run.path)

@@ -97,7 +97,7 @@ def measure_baselines(
     console: Console,
 ) -> dict[str, Figures]:
     train, relevant, rules = chosen.train, config.relevant, make_rules(config, *scale)
-    resident = batches.send_rows(train)
+    resident = jax.device_put(batches.make_rows(train))
 
     def measure(scorer: Scorer, truth: RatingMatrix = chosen.truth) -> Callable[[Any], Figures]:
         return make_measures(scorer, train, truth, config.batch_size or BATCH, rules, resident)
@@ -266,7 +266,7 @@ def count_pairs(train: RatingMatrix, relevant: float, rows: batches.DeviceRows |
         result: Array = lax.fori_loop(0, -(-train.users // size), add, none)
         return result
 
-    products: Array = total(rows or batches.send_rows(train))
+    products: Array = total(rows or jax.device_put(batches.make_rows(train)))
     return products
 
 

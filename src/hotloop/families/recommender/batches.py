@@ -7,7 +7,6 @@ update comes. Its ratings are laid end to end and found again by their place: ro
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -34,6 +33,7 @@ class DeviceRows(NamedTuple):
 
 
 def make_rows(matrix: RatingMatrix) -> DeviceRows:
+    """Its arrays, still the host's: `jax.device_put` sends them."""
     if matrix.ratings >= 2**31:
         raise ValueError("more than 2^31 ratings: places in a matrix are 32 bits on the device")
     return DeviceRows(matrix.starts.astype(np.int32), matrix.items, matrix.codes, matrix.levels)
@@ -103,9 +103,7 @@ class SparseBatch(NamedTuple):
         """`add` over all ratings, a chunk at a time, in as many turns as are needed: good on a CPU."""
         turns = (self.sizes.sum() + chunk - 1) // chunk
         places = jnp.arange(chunk, dtype=jnp.int32)
-        result: Array = lax.fori_loop(
-            0, turns, lambda n, into: add(into, self.entries(places + n * chunk)), start
-        )
+        result: Array = lax.fori_loop(0, turns, lambda n, x: add(x, self.entries(places + n * chunk)), start)
         return result
 
 
@@ -122,10 +120,6 @@ def densify(rows: DeviceRows, users: Array, items: int, capacity: int, dtype: An
     if platform() != "cpu" or capacity <= CHUNK:
         return scattered(zeros, sparse.entries(jnp.arange(capacity, dtype=jnp.int32)))
     return sparse.fold(scattered, zeros, CHUNK)
-
-
-def send_rows(matrix: RatingMatrix) -> DeviceRows:
-    return DeviceRows(*(None if leaf is None else jax.device_put(leaf) for leaf in make_rows(matrix)))
 
 
 def sum_errors(predictions: Array, truth: Array) -> dict[str, Array]:

@@ -199,35 +199,35 @@ def parse_exponents(texts: tuple[str, ...], count: int) -> tuple[float, ...]:
 
     ValueError with the reason.
     """
-    if any(".." in text for text in texts):
-        if len(texts) != 1:
-            raise ValueError("must be one range A..B or a list of numbers, not both")
+
+    def positive_number(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise ValueError(f"'{text}' is not a number; write 16,16.5,17 or 16..20") from None
+        if not math.isfinite(value):
+            raise ValueError(f"{text} is not a finite number")
+        if math.copysign(1, value) < 0:
+            raise ValueError(
+                f"{text} would be a rate of 2^{-value:g} times the batch size: exponents are negated here, "
+                f"so write {-value:g}"
+            )
+        return value
+
+    if not any(".." in text for text in texts):
+        values = [positive_number(text) for text in texts]
+    elif len(texts) != 1:
+        raise ValueError("must be one range A..B or a list of numbers, not both")
+    else:
         ends = texts[0].split("..", 1)
         if any(end.startswith(".") for end in ends):  # is 16...20 up to 20, or to .20?
             raise ValueError("must be two numbers with two dots between them, such as 16..20")
-        first, last = map(_positive, ends)
+        first, last = map(positive_number, ends)
         between = [first + (last - first) * n / (count - 1) for n in range(1, count - 1)]
         values = [first, *between, last][:count]
-    else:
-        values = [_positive(text) for text in texts]
     if not values:
         raise ValueError("must name at least one rate, such as 16,16.5 or 16..20")
     return tuple(0.0 - value for value in values)
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise ValueError(f"'{text}' is not a number; write 16,16.5,17 or 16..20") from None
-    if not math.isfinite(value):
-        raise ValueError(f"{text} is not a finite number")
-    if math.copysign(1, value) < 0:
-        raise ValueError(
-            f"{text} would be a rate of 2^{-value:g} times the batch size: exponents are negated here, "
-            f"so write {-value:g}"
-        )
-    return value
 
 
 @dataclass(frozen=True)
@@ -303,9 +303,8 @@ class SweepOptions(TrialOptions):
 
     def training(self, exponent: float) -> TrainOptions:
         shared = {each.name: getattr(self, each.name) for each in fields(TrialOptions)}
-        return TrainOptions(
-            **{**shared, "base_learning_rate": exponent, "no_validation": not self.is_validated}
-        )
+        shared |= {"base_learning_rate": exponent, "no_validation": not self.is_validated}
+        return TrainOptions(**shared)
 
 
 SWEEP_PRESETS = {

@@ -215,7 +215,21 @@ class TrainOptions(TrialOptions):
                 f"--learning-rate-decay has {len(self.learning_rate_decay)} factors: it needs one more than "
                 f"--learning-rate-schedule has drops ({len(self.learning_rate_schedule)})"
             )
-        self._check_optimiser()
+        name, usual = OPTIMISERS[self.optimizer]
+        check_optimiser(name, {**usual, **self.optimizer_params}, global_batch_size=self.batch_size)
+        if self.lr_schedule == "drops" and self.lr_schedule_params:
+            raise OptionError(
+                "--lr-schedule-params: --lr-schedule drops takes none; it has --learning-rate-schedule and "
+                "--learning-rate-decay"
+            )
+        if self.lr_schedule != "drops":
+            if (self.learning_rate_decay, self.learning_rate_schedule) != ((1.0, 0.1, 0.01), (0.5, 0.75)):
+                drops = "--learning-rate-decay and --learning-rate-schedule are for drops"
+                raise OptionError(f"--lr-schedule {self.lr_schedule}: {drops}")
+            if "initial_learning_rate" in self.lr_schedule_params:
+                here = "initial_learning_rate is 2 to the power of --base-learning-rate here"
+                raise OptionError(f"--lr-schedule-params: {here}")
+            check_schedule(self.lr_schedule, self.schedule_params)
         if self.resume and not self.run_name:
             raise OptionError("--resume: name the run with --run-name")
         if len(self.fractions) != 3 or abs(sum(self.fractions) - 1) > 1e-6 or not self.fractions[0]:
@@ -231,26 +245,6 @@ class TrainOptions(TrialOptions):
             raise OptionError(
                 "--test-data-file: needs --validation-data-file of the same users, too, or --no-validation"
             )
-
-    def _check_optimiser(self) -> None:
-        name, usual = OPTIMISERS[self.optimizer]
-        check_optimiser(name, {**usual, **self.optimizer_params}, global_batch_size=self.batch_size)
-        if self.lr_schedule == "drops":
-            if self.lr_schedule_params:
-                raise OptionError(
-                    "--lr-schedule-params: --lr-schedule drops takes none; it has --learning-rate-schedule and "
-                    "--learning-rate-decay"
-                )
-            return
-        if (self.learning_rate_decay, self.learning_rate_schedule) != ((1.0, 0.1, 0.01), (0.5, 0.75)):
-            raise OptionError(
-                f"--lr-schedule {self.lr_schedule}: --learning-rate-decay and --learning-rate-schedule are for drops"
-            )
-        if "initial_learning_rate" in self.lr_schedule_params:
-            raise OptionError(
-                "--lr-schedule-params: initial_learning_rate is 2 to the power of --base-learning-rate here"
-            )
-        check_schedule(self.lr_schedule, self.schedule_params)
 
     @property
     def named_sizes(self) -> tuple[Any, int] | None:

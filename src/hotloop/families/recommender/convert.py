@@ -1,10 +1,6 @@
 """`hotloop recommender convert`: rating data as published, to three text files of `user TAB item TAB rating`.
 
-Users and items keep the ids that the source has (the program that this one follows numbered them anew). Lines are
-in the order of users, and each user's in the order of time, whatever order the source had.
-
-The Netflix Prize has sections of `MovieID:` and lines of customer, rating, day: one file a movie, or many movies in
-each, as the copy on Kaggle has it. Days stay days of the calendar, without a time zone.
+Ids are the source's. Lines are in the order of users, and each user's in that of time, whatever order the source had.
 """
 
 import mmap
@@ -16,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hotloop.data.rating_matrix import number_ids
 from hotloop.data.ratings import GrowingRatings, Ratings, import_arrow_csv, read_rating_text, write_tables
 from hotloop.engine.progress import Console
 from hotloop.errors import DataError, OptionError
 from hotloop.families.recommender import rating_sets
 from hotloop.families.recommender.commands_config import ConvertOptions
-from hotloop.families.recommender.rating_sets import TEST, TRAIN, VALID, RatingSplit, find_distinct
+from hotloop.families.recommender.rating_sets import TEST, TRAIN, VALID, RatingSplit
 
 PARTS = {"train": TRAIN, "valid": VALID, "test": TEST}
 _MOVIELENS = ("u.data", "ratings.dat", "ratings.csv")
@@ -109,11 +105,6 @@ def read_source(source: str | Path, console: Console) -> tuple[Ratings, bool]:
         return read_rating_text(text), False
 
 
-def day_number(text: str) -> int:
-    """A day such as 2005-12-31 as days since the first of 1970."""
-    return (date.fromisoformat(text) - date(1970, 1, 1)).days
-
-
 def _divide(config: ConvertOptions, table: Ratings, is_netflix: bool) -> RatingSplit:
     if config.split == "random":
         return rating_sets.split_randomly(table, config.fractions, config.seed)
@@ -126,7 +117,7 @@ def _divide(config: ConvertOptions, table: Ratings, is_netflix: bool) -> RatingS
             f"--split {config.split}: is for the days of the Netflix Prize; for {config.source} take user-time or "
             "random"
         )
-    train, test = ((day_number(first), day_number(last)) for first, last in RANGES[config.split])
+    train, test = np.array(RANGES[config.split], "datetime64[D]").astype(int).tolist()
     return rating_sets.split_by_date(table, train, test, config.seed)
 
 
@@ -139,13 +130,13 @@ def _count_parts(split: RatingSplit) -> dict[str, dict[str, int]]:
     }.items():
         given = np.isin(split.parts, which)
         chosen = given & ~split.unseen
-        users = len(find_distinct(split.table.users[chosen]))
+        users = len(number_ids(split.table.users[chosen])[1])
         counts[name] = {
             "ratings": int(np.count_nonzero(chosen)),
             "users": users,
-            "items": len(find_distinct(split.table.items[chosen])),
+            "items": len(number_ids(split.table.items[chosen])[1]),
             # Users of the part whose every rating was of an item that train does not have.
-            "without_lines": len(find_distinct(split.table.users[given])) - users
+            "without_lines": len(number_ids(split.table.users[given])[1]) - users
             if split.unseen.any()
             else 0,
         }
@@ -185,22 +176,6 @@ def compare_with_published(split: str, counts: Mapping[str, Mapping[str, int]], 
 
 def read_netflix(files: list[Path], console: Console) -> Ratings:
     """All ratings of the files; `times` are days. DataError with the first bad line."""
-    table = GrowingRatings(np.int32, np.int32, np.float32, np.int32)
-    with console.progress("reading ratings", sum(path.stat().st_size for path in files)) as bar:
-        for path in files:
-            for pieces, size in _read_sections(path):
-                table.append(pieces)
-                bar.advance(size)
-    ratings = table.finish()
-    if not len(ratings):
-        raise DataError(f"{files[0].parent}: no ratings in {len(files)} files")
-    return ratings
-
-
-def _read_sections(path: Path) -> Iterator[tuple[list[NDArray[Any]], int]]:
-    """Users, items, ratings and days of each section, and the bytes that it had."""
-    if not path.stat().st_size:
-        raise DataError(f"{path}: no ratings in this file")
     csv = import_arrow_csv()
     import pyarrow as pa
 
@@ -210,20 +185,30 @@ def _read_sections(path: Path) -> Iterator[tuple[list[NDArray[Any]], int]]:
         csv.ParseOptions(quote_char=False, double_quote=False),
         csv.ConvertOptions(column_types=names, null_values=[]),
     )
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        for item, begin, end in _sections(path, data):
-            body = data[begin:end]
-            if not body.strip():
-                continue
-            try:
-                table = csv.read_csv(pa.BufferReader(body), *settings)
-            except pa.ArrowInvalid as error:
-                raise _bad_line(path, data, begin, body, str(error)) from None
-            users, ratings = table["user"].to_numpy(), table["rating"].to_numpy()
-            if not (ratings.min(initial=1) > 0 and ratings.max(initial=1) < np.inf):
-                raise _bad_line(path, data, begin, body, "a rating that is not above 0")
-            days = table["day"].cast(pa.int32()).to_numpy()
-            yield [users, np.full(len(users), item, np.int32), ratings, days], end - begin
+    found = GrowingRatings(np.int32, np.int32, np.float32, np.int32)
+    with console.progress("reading ratings", sum(path.stat().st_size for path in files)) as bar:
+        for path in files:
+            if not path.stat().st_size:
+                raise DataError(f"{path}: no ratings in this file")
+            with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                for item, begin, end in _sections(path, data):
+                    body = data[begin:end]
+                    bar.advance(end - begin)
+                    if not body.strip():
+                        continue
+                    try:
+                        table = csv.read_csv(pa.BufferReader(body), *settings)
+                    except pa.ArrowInvalid as error:
+                        raise _bad_line(path, data, begin, body, str(error)) from None
+                    users, ratings = table["user"].to_numpy(), table["rating"].to_numpy()
+                    if not (ratings.min(initial=1) > 0 and ratings.max(initial=1) < np.inf):
+                        raise _bad_line(path, data, begin, body, "a rating that is not above 0")
+                    days = table["day"].cast(pa.int32()).to_numpy()
+                    found.append([users, np.full(len(users), item, np.int32), ratings, days])
+    result = found.finish()
+    if not len(result):
+        raise DataError(f"{files[0].parent}: no ratings in {len(files)} files")
+    return result
 
 
 def _sections(path: Path, data: mmap.mmap) -> Iterator[tuple[int, int, int]]:

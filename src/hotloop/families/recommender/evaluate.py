@@ -1,12 +1,8 @@
-"""The commands that use a run, and what its predictions and orders of items are worth.
+"""The commands that use a run (evaluate, predict, recommend), and what predictions and orders of items are worth.
 
 RMSE and MAE are over all ratings at once. NDCG@k and Recall@k have binary relevance; candidates are the items that
-the user has not rated in training, equal scores in the order of their columns. DCG@k adds 1 / log2(1 + place) over
-the relevant items among the first k, and NDCG@k divides it by the best that is possible; Recall@k is the share of the
-relevant items that are among the first k. Scores are ranked as they are, since clipping would make ties.
-
-predict: one line a rating, user TAB item TAB prediction TAB truth, by rows and columns of the training ratings.
-recommend: for each user the items with the highest predictions that it has not rated, best first.
+the user has not rated in training, equal scores in the order of their columns. Scores are ranked as they are, since
+clipping would make ties.
 """
 
 import math
@@ -305,7 +301,7 @@ def predict_blocks(
         ratings = batches.densify(rows, users, train.n_items, room)
         return rules.predict(model.predict(found.job, state, ratings)[where])
 
-    resident = batches.send_rows(train)
+    resident = jax.device_put(batches.make_rows(train))
     for first in range(0, len(users), size):
         chosen = users[first : first + size]
         # All that these users have: nobody between the first and the last has any but they.
@@ -385,7 +381,7 @@ def recommend_blocks(
         highest, columns = lax.top_k(scores, top)
         return rules.predict(highest), columns, highest > -jnp.inf
 
-    resident = batches.send_rows(train)
+    resident = jax.device_put(batches.make_rows(train))
     for first in range(0, len(users), size):
         chosen = users[first : first + size]
         with nullcontext() if first else compiling():

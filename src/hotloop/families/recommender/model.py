@@ -119,13 +119,12 @@ def optimiser(net: UpdateOptions) -> optim.Transformation:
 
 def make_rate(job: Job) -> Callable[[Array | int], Array]:
     """The rate of each update: dropping as the old program's did, or by a schedule of the engine's."""
-    net = job.net
-    if net.lr_schedule == "drops":
+    if job.net.lr_schedule == "drops":
         steps = {"boundaries": [drop - 1 for drop in job.drops], "values": job.rates}
         return optim.learning_rate("stepped", steps, global_batch_size=1, updates_per_epoch=1)
-    batch, per_epoch = net.batch_size or 1, job.updates_per_epoch
+    batch, per_epoch = job.net.batch_size or 1, job.updates_per_epoch
     return optim.learning_rate(
-        net.lr_schedule, net.schedule_params, global_batch_size=batch, updates_per_epoch=per_epoch
+        job.net.lr_schedule, job.net.schedule_params, global_batch_size=batch, updates_per_epoch=per_epoch
     )
 
 
@@ -149,7 +148,7 @@ def init(job: Job, key: Array) -> State:
 
 def update(job: Job) -> Callable[[State, Batch, Array], tuple[State, dict[str, Array]]]:
     """One batch: one step, or 1 + aug_steps of them under alternate re-feeding."""
-    net, refeeding, rate_at, transformation = job.net, job.refeeding, make_rate(job), optimiser(job.net)
+    net, refeeding, rate_at, chain = job.net, job.refeeding, make_rate(job), optimiser(job.net)
 
     def make_update(state: State, batch: Batch, key: Array) -> tuple[State, dict[str, Array]]:
         x, rate = batch["ratings"], rate_at(state["update"])
@@ -172,9 +171,7 @@ def update(job: Job) -> Callable[[State, Batch, Array], tuple[State, dict[str, A
             )
             norm = jnp.sqrt(sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(wide)))
             slots, params, rounding = state["optimiser"], state["params"], stream(key, "rounding", number)
-            params, slots = precision.optimise(
-                job.policy, transformation, wide, slots, params, rounding, rate=rate
-            )
+            params, slots = precision.optimise(job.policy, chain, wide, slots, params, rounding, rate=rate)
             return {**state, "params": params, "optimiser": slots}, norm
 
         if isinstance(x, SparseBatch):
@@ -304,6 +301,13 @@ def sparse_joint(job: Job, params: Params, x: SparseBatch, key: Array) -> tuple[
         code, back = jax.vjp(middle, inner, before)
         return selu(product(code, out_of) + last["b"]), code, back
 
+    def sum_outer(inputs: Sequence[Array], gradients: Sequence[Array]) -> Array:
+        """The weight gradients of several uses, as one product."""
+        return jnp.concatenate(inputs).T @ jnp.concatenate(gradients)
+
+    def selu_slope(y: Array) -> Array:  # of its value
+        return jnp.where(y > 0, SELU_SCALE, y + SELU_SCALE * SELU_ALPHA)
+
     def add_product(total: Array, chunk: Entries) -> Array:
         mine = chunk.row == jnp.arange(users, dtype=jnp.int32)[:, None]
         return total + jnp.where(mine, chunk.value, 0) @ into[chunk.column]
@@ -341,12 +345,3 @@ def sparse_joint(job: Job, params: Params, x: SparseBatch, key: Array) -> tuple[
     d_first = {"w": x.fold(add_outer, d_into), "b": d_inner["bias"]}
     gradients = {"encoder": (d_first, *d_inner["encoder"]), "decoder": (*d_inner["decoder"], d_last)}
     return gradients, (masked + jnp.square(z - y).mean(), masked)
-
-
-def selu_slope(y: Array) -> Array:
-    return jnp.where(y > 0, SELU_SCALE, y + SELU_SCALE * SELU_ALPHA)
-
-
-def sum_outer(inputs: Sequence[Array], gradients: Sequence[Array]) -> Array:
-    """The sum of the weight gradients of several uses, as one product."""
-    return jnp.concatenate(inputs).T @ jnp.concatenate(gradients)

@@ -60,7 +60,7 @@ def split_by_user_time(table: Ratings, seed: int = 0) -> RatingSplit:
     return _without_strangers(table, parts)
 
 
-def split_by_date(table: Ratings, train: tuple[int, int], test: tuple[int, int], seed: int) -> RatingSplit:
+def split_by_date(table: Ratings, train: Sequence[int], test: Sequence[int], seed: int) -> RatingSplit:
     """Ratings of the first range of times (ends included) train; those of the second go by a coin each."""
     assert table.times is not None
     parts = np.full(len(table), OUTSIDE, np.uint8)
@@ -98,11 +98,6 @@ def draw_numbers(seed: int, *columns: NDArray[Any]) -> NDArray[np.uint32]:
     return out
 
 
-def find_distinct(ids: NDArray[Any]) -> NDArray[np.int64]:
-    """Each id once, in no special order; about three times as fast as np.unique for millions of scattered users."""
-    return number_ids(ids)[1]
-
-
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """One step of the splitmix64 generator (Steele, Lea and Flood, 2014)."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
@@ -114,11 +109,12 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def _without_strangers(table: Ratings, parts: NDArray[np.uint8]) -> RatingSplit:
     train = parts == TRAIN
     later = np.flatnonzero((parts == VALID) | (parts == TEST))
-    stranger = ~np.isin(table.users[later], find_distinct(table.users[train]))
+    # The ids of `number_ids`: about three times as fast as np.unique for millions of scattered users.
+    stranger = ~np.isin(table.users[later], number_ids(table.users[train])[1])
     parts[later[stranger]] = STRANGER
     later = later[~stranger]
     unseen = np.zeros(len(parts), bool)
-    unseen[later] = ~np.isin(table.items[later], find_distinct(table.items[train]))
+    unseen[later] = ~np.isin(table.items[later], number_ids(table.items[train])[1])
     return RatingSplit(table, parts, unseen)
 
 

@@ -1,8 +1,7 @@
-"""The trials of a sweep: what each is, what became of it, and the processes that they are, of this machine or of a Ray
-cluster's workers, wherever there is room; the runs' folders lie where the worker ran.
+"""The trials of a sweep: what each is, what became of it, and the processes that they are, here or on a Ray cluster.
 
-Each is in a process group of its own, so many at a time, none left behind. One that fails is an outcome like any other
-and the rest go on. Ctrl-C, SIGTERM and SIGHUP stop every child: it may save what it has, and is killed if it does not.
+Each is in a process group of its own. One that fails is an outcome like any other and the rest go on. Ctrl-C, SIGTERM
+and SIGHUP stop every child: it may save what it has, and is killed if it does not.
 """
 
 import contextlib
@@ -78,10 +77,8 @@ def read_figures(folder: str | Path) -> TrialFigures:
     try:
         config, events = read_json(folder / "config.json"), list(read_events(folder))
         batch = config["batch_size"]
-        drops = config.get("lr_schedule", "drops") == "drops"
-        rate = (
-            2.0 ** config["base_learning_rate"] * batch * (config["learning_rate_decay"][0] if drops else 1)
-        )
+        factor = config["learning_rate_decay"][0] if config.get("lr_schedule", "drops") == "drops" else 1
+        rate = 2.0 ** config["base_learning_rate"] * batch * factor
         end: dict[str, Any] = next((event for event in reversed(events) if event["event"] == "end"), {})
         logs = [event for event in events if event["event"] == "log" and event["throughput"]]
         if not logs:

@@ -1,14 +1,12 @@
 """The validations of a run: what they say about stopping and the best checkpoint, and the process that makes them
 while the training goes on (--multiprocessing), both sides of it.
 
-At each validation the weights are written to RUN/validating; the figures are recorded when they come, as those of
-the update whose weights they were. Nothing that was queued is lost: where OUTSTANDING figures are missing the training
-waits, a file goes only when its figures are recorded, and what an interrupted run left there is asked again by the run
-that resumes it. If the process dies the training stops, saved.
+Weights are written to RUN/validating; figures are recorded when they come, as those of the update whose weights they
+were. Nothing that was queued is lost: where OUTSTANDING figures are missing the training waits, and what an interrupted
+run left is asked again by the run that resumes it. If the process dies the training stops, saved.
 
-The process is `python -m hotloop.families.recommender.validation RUN PLATFORM`. Each line of its input is
-{step, weights}; each line of its output has the figures with it, in the same order. When its input ends it ends, in
-the middle of whatever it is doing: so it never outlives the training, however that ended.
+The process, `python -m hotloop.families.recommender.validation RUN PLATFORM`, reads lines of {step, weights} and
+answers each with its figures. It ends with its input, whatever it is doing: so it never outlives the training.
 """
 
 import json
@@ -118,7 +116,7 @@ def open_validation(
     left_over = find_left_over(run.path, done, found.figures)
     if setup.config.multiprocessing:
         assert setup.data.validation is not None
-        with ProcessValidation(run, setup.plan, found, setup.data.validation, console.say) as process:
+        with ProcessValidation(run, setup.plan, found, setup.data.validation, console) as process:
             for step in left_over:
                 process.queue(step)
             yield process
@@ -195,10 +193,8 @@ def process_environment(where: str, devices: int, variables: Mapping[str, str]) 
 class ProcessValidation:
     """The process, from its start to its end; figures are recorded, and taken in by `found`, in a thread."""
 
-    def __init__(
-        self, run: Run, plan: Plan, found: Validations, truth: RatingMatrix, say: Callable[[str], None]
-    ):
-        self._run, self._plan, self._validations, self._say = run, plan, found, say
+    def __init__(self, run: Run, plan: Plan, found: Validations, truth: RatingMatrix, console: Console):
+        self._run, self._plan, self._validations, self._say = run, plan, found, console.say
         self._changed = threading.Condition()
         self._closing = False
         (run.path / FOLDER).mkdir(exist_ok=True)
@@ -210,7 +206,7 @@ class ProcessValidation:
             self.process = subprocess.Popen(
                 words, stdin=-1, stdout=-1, stderr=errors, env=variables, start_new_session=True, text=True
             )
-        say(f"Running validation beside the training, in process {self.process.pid}")
+        console.say(f"Running validation beside the training, in process {self.process.pid}")
         self._reader = threading.Thread(target=self._read, name="hotloop-validation", daemon=True)
         self._reader.start()
 
