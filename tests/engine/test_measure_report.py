@@ -127,20 +127,22 @@ def test_a_backend_without_analyses_still_gets_a_report(tmp_path):
     assert not (tmp_path / "training" / "program.hlo.txt").exists()
 
 
-def test_older_and_other_shapes_of_the_analyses_are_read():
-    listed = types.SimpleNamespace(cost_analysis=lambda: [{"flops": 8}], memory_analysis=lambda: None)
-    assert measure.program_cost(listed) == {"flops": 8.0}
+def test_older_and_other_shapes_of_the_analyses_are_read(tmp_path):
     sizes = {"argument": 100, "output": 60, "alias": 50, "temp": 7, "generated_code": 1}
     stats = types.SimpleNamespace(**{f"{name}_size_in_bytes": size for name, size in sizes.items()})
-    found = measure.program_memory(types.SimpleNamespace(memory_analysis=lambda: stats))
-    assert found == {**sizes, "total": 118, "peak": 118}
-
-
-def test_a_device_that_counts_its_memory_is_in_the_summary():
-    facts = {"program": "p", "compile_seconds": 1.0, "cost": None, "memory": None}
-    text = measure.format_summary(
-        {**facts, "device_memory": {"gpu:0": {"peak_bytes_in_use": 3 * 2**20}, "gpu:1": None}}
+    listed = types.SimpleNamespace(
+        cost_analysis=lambda: [{"flops": 8}], memory_analysis=lambda: stats, as_text=lambda: None
     )
+    facts = measure.write_program_report(tmp_path, listed, 0.5, "training")
+    assert facts["cost"] == {"flops": 8.0}
+    assert facts["memory"] == {**sizes, "total": 118, "peak": 118}
+
+
+def test_a_device_that_counts_its_memory_is_in_the_summary(tmp_path, monkeypatch, compiled):
+    counted = {"gpu:0": {"peak_bytes_in_use": 3 * 2**20}, "gpu:1": None}
+    monkeypatch.setattr(measure, "device_memory", lambda: counted)
+    measure.write_program_report(tmp_path, compiled, 0.5, "training")
+    text = (tmp_path / "training" / "summary.txt").read_text()
     assert "peak memory of gpu:0: 3.000 MiB" in text
     assert "gpu:1" not in text
 

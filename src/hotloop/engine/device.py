@@ -61,7 +61,26 @@ def setup(
     import jax
 
     enable_cache(warn)
-    chosen = _find(device, warn)
+    if device != "auto":
+        # Where other backends are up already this changes nothing; the lookup below is by platform all the same.
+        configure(jax_platforms="cpu" if device == "cpu" else None)
+    try:
+        chosen = jax.devices(None if device == "auto" else device)[0]
+    except RuntimeError as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        if device != "auto":
+            fix = f"pip install '{INSTALL[device]}', or " if device in INSTALL else ""
+            reason = "jax knows none here" if "Unknown backend" in str(error) else reason
+            raise DeviceError(f"device={device}: {reason}; {fix}use device=auto") from error
+        configure(jax_platforms="cpu")
+        warn(f"the accelerator cannot be used, so the CPU is: {reason}")
+        chosen = jax.devices()[0]
+    else:
+        unused = device == "auto" and chosen.platform == "cpu" and nvidia_present()
+        if unused and os.environ.get("JAX_PLATFORMS") != "cpu":
+            warn(
+                "an NVIDIA GPU is here but jax cannot use it, so the CPU is used: pip install 'hotloop[cuda]'"
+            )
     if only_accelerator and chosen.platform == "cpu":
         raise DeviceError(
             "only_accelerator=True: only a CPU was found; leave it out to compute there, or install "
@@ -71,29 +90,6 @@ def setup(
         configure(jax_default_device=chosen)
     if chosen.platform == "cpu":
         keep_freed()
-    return chosen
-
-
-def _find(platform: str, warn: Callable[[str], None]) -> "jax.Device":
-    import jax
-
-    # Where other backends are up already this changes nothing; the lookup below is by platform all the same.
-    if platform != "auto":
-        configure(jax_platforms="cpu" if platform == "cpu" else None)
-    try:
-        chosen = jax.devices(None if platform == "auto" else platform)[0]
-    except RuntimeError as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        if platform == "auto":
-            configure(jax_platforms="cpu")
-            warn(f"the accelerator cannot be used, so the CPU is: {reason}")
-            return jax.devices()[0]
-        fix = f"pip install '{INSTALL[platform]}', or " if platform in INSTALL else ""
-        reason = "jax knows none here" if "Unknown backend" in str(error) else reason
-        raise DeviceError(f"device={platform}: {reason}; {fix}use device=auto") from error
-    unused = platform == "auto" and chosen.platform == "cpu" and nvidia_present()
-    if unused and os.environ.get("JAX_PLATFORMS") != "cpu":
-        warn("an NVIDIA GPU is here but jax cannot use it, so the CPU is used: pip install 'hotloop[cuda]'")
     return chosen
 
 

@@ -378,17 +378,13 @@ def describe_batch(batch: Any, batch_size: int) -> Any:
 def check_fits_device(data: Any) -> None:
     """Refuse integers of 64 bits that a device would silently cut to 32."""
     for path, leaf in jax.tree.leaves_with_path(data):
-        if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "iu" or not leaf.size:
-            continue
-        there = jax.dtypes.canonicalize_dtype(leaf.dtype)
-        if there == leaf.dtype:
-            continue
-        kept = np.iinfo(there)
-        for value in (leaf.min(), leaf.max()):
-            if not kept.min <= value <= kept.max:
-                raise DataError(
-                    f"{path_name(path)}: {value} does not fit the device's {there}; give smaller numbers"
-                )
+        if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "iu" and leaf.size:
+            there = jax.dtypes.canonicalize_dtype(leaf.dtype)
+            for value in (leaf.min(), leaf.max()) if there != leaf.dtype else ():
+                if not np.iinfo(there).min <= value <= np.iinfo(there).max:
+                    raise DataError(
+                        f"{path_name(path)}: {value} does not fit the device's {there}; give smaller numbers"
+                    )
 
 
 def check_alike(batch: Any, wanted: Any, number: int, *, or_fewer: bool = False) -> None:

@@ -254,17 +254,33 @@ def _program_folder(folder: str | Path, name: str) -> Path:
 def write_program_report(
     folder: str | Path, compiled: Any, compile_seconds: float, name: str
 ) -> dict[str, Any]:
-    """Write summary.json, summary.txt and program.hlo.txt into `folder/name`; returns the summary."""
+    """Write summary.json, summary.txt and program.hlo.txt into `folder/name`; returns the summary.
+
+    XLA's own counts are for one call, in operations and bytes; None where the backend has none.
+    """
     target = _program_folder(folder, name)
-    facts = {
-        "program": name,
-        "compile_seconds": compile_seconds,
-        "cost": program_cost(compiled),
-        "memory": program_memory(compiled),
-        "device_memory": device_memory(),
-    }
+    costs, stats = _ask(compiled.cost_analysis), _ask(compiled.memory_analysis)
+    if isinstance(costs, list | tuple):  # one entry a computation in some versions
+        costs = costs[0] if costs else None
+    costs = {str(key): float(value) for key, value in sorted(costs.items())} if costs else None
+    sizes = None
+    if stats is not None:
+        names = ("argument", "output", "alias", "temp", "generated_code")
+        sizes = {name: int(getattr(stats, f"{name}_size_in_bytes", 0)) for name in names}
+        total = sum(sizes.values()) - 2 * sizes["alias"]  # an alias is an output in an argument's place
+        sizes |= {"total": total, "peak": int(getattr(stats, "peak_memory_in_bytes", 0)) or total}
+    counts: dict[str, Any] = {"cost": costs, "memory": sizes, "device_memory": device_memory()}
+    facts = {"program": name, "compile_seconds": compile_seconds, **counts}
     write_json(target / "summary.json", facts)
-    (target / "summary.txt").write_text(format_summary(facts))
+    lines = [f"program: {name}", f"compile time: {compile_seconds:.3f} s"]
+    counted = ("flops", "transcendentals", "bytes accessed")
+    lines += [f"{key}: {costs[key]:.6g}" for key in counted if costs and key in costs]
+    lines += [f"{key} memory: {size / 2**20:.3f} MiB" for key, size in (sizes or {}).items()]
+    for device, held in counts["device_memory"].items():
+        if held and "peak_bytes_in_use" in held:
+            lines.append(f"peak memory of {device}: {held['peak_bytes_in_use'] / 2**20:.3f} MiB")
+    lines += [f"{key} analysis: this backend has none" for key in ("cost", "memory") if counts[key] is None]
+    (target / "summary.txt").write_text("\n".join(lines) + "\n")
     if text := _ask(compiled.as_text):
         (target / "program.hlo.txt").write_text(text)
     _write_index(target)
@@ -279,42 +295,9 @@ def _ask(question: Callable[[], Any]) -> Any:
         return None
 
 
-def program_cost(compiled: Any) -> dict[str, float] | None:
-    """XLA's own count of operations and bytes for one call; None where the backend has none."""
-    found = _ask(compiled.cost_analysis)
-    if isinstance(found, list | tuple):  # one entry a computation in some versions
-        found = found[0] if found else None
-    return {str(key): float(value) for key, value in sorted(found.items())} if found else None
-
-
-def program_memory(compiled: Any) -> dict[str, int] | None:
-    """Bytes of arguments, outputs, temporaries and code, and the peak; None where the backend has none."""
-    stats = _ask(compiled.memory_analysis)
-    if stats is None:
-        return None
-    names = ("argument", "output", "alias", "temp", "generated_code")
-    sizes = {name: int(getattr(stats, f"{name}_size_in_bytes", 0)) for name in names}
-    held = sizes["argument"] + sizes["output"] - sizes["alias"] + sizes["temp"] + sizes["generated_code"]
-    return {**sizes, "total": held, "peak": int(getattr(stats, "peak_memory_in_bytes", 0)) or held}
-
-
-def device_memory() -> dict[str, Mapping[str, Any] | None]:
+def device_memory() -> dict[str, Any]:
     """What each device's allocator says (bytes in use, peak, limit); None where it keeps no count."""
     return {str(device): to_jsonable(_ask(device.memory_stats)) for device in jax.local_devices()}
-
-
-def format_summary(facts: Mapping[str, Any]) -> str:
-    lines = [f"program: {facts['program']}", f"compile time: {facts['compile_seconds']:.3f} s"]
-    costs, sizes = facts["cost"] or {}, facts["memory"] or {}
-    counted = ("flops", "transcendentals", "bytes accessed")
-    lines += [f"{key}: {costs[key]:.6g}" for key in counted if key in costs]
-    lines += [f"{key} memory: {size / 2**20:.3f} MiB" for key, size in sizes.items()]
-    for device, stats in facts["device_memory"].items():
-        if stats and "peak_bytes_in_use" in stats:
-            lines.append(f"peak memory of {device}: {stats['peak_bytes_in_use'] / 2**20:.3f} MiB")
-    absent = [key for key in ("cost", "memory") if facts[key] is None]
-    lines += [f"{key} analysis: this backend has none" for key in absent]
-    return "\n".join(lines) + "\n"
 
 
 @contextmanager

@@ -43,11 +43,6 @@ MOST_UPDATES = 2**32 - 2  # update numbers are uint32, and a ramp adds one
 NORMS_AND_BIASES = frozenset({"scale", "offset", "bias"})
 
 
-def exclude_nothing(path: Path) -> bool:
-    """Every leaf is decayed."""
-    return False
-
-
 def exclude_norms_and_biases(path: Path) -> bool:
     """The parameters of norm layers and all biases are not decayed, as in most recipes."""
     return path[-1] in NORMS_AND_BIASES
@@ -61,7 +56,7 @@ def make(
     l2: float = 0.0,
     clip: float | None = None,
     global_batch_size: int = 1,
-    exclude: Exclude = exclude_nothing,
+    exclude: Exclude | None = None,
 ) -> Transformation:
     """The optimiser `name` with its parameters, or an OptionError; leaves that `exclude` names are never decayed.
 
@@ -72,8 +67,10 @@ def make(
         if reason := NON_NEGATIVE(value):
             raise OptionError(f"{argument}={value}: {reason}")
 
+    spares = exclude or (lambda path: False)
+
     def decayed(weights: Any) -> Any:
-        return jax.tree.map_with_path(lambda path, _: not exclude(_names(path)), weights)
+        return jax.tree.map_with_path(lambda path, _: not spares(_names(path)), weights)
 
     links: list[tuple[str, Any]] = []
     if l2:
@@ -89,7 +86,7 @@ def make(
             links += [velocity, descent]
         case "lars":
             epsilon = params["epsilon"] or KERAS_EPSILON
-            links.append((name, step_by_lars(params["weight_decay"], params["eeta"], epsilon, exclude)))
+            links.append((name, step_by_lars(params["weight_decay"], params["eeta"], epsilon, spares)))
         case "rmsprop":
             rho = rmsprop_decay(params["base_decay_exponent"], global_batch_size)
             links.append((name, step_by_rms(rho, params["epsilon"] or KERAS_EPSILON)))

@@ -102,13 +102,8 @@ OPTIMISERS = {
     "adamw": Keys({}, {"weight_decay": NON_NEGATIVE, **ADAM}),
     "muon": Keys(
         {},
-        {
-            "beta": MOMENTUM,
-            "nesterov": check_flag,
-            "weight_decay": NON_NEGATIVE,
-            "eps": POSITIVE,
-            "consistent_rms": POSITIVE,
-        }
+        {"beta": MOMENTUM, "nesterov": check_flag, "weight_decay": NON_NEGATIVE, "eps": POSITIVE}
+        | {"consistent_rms": POSITIVE}
         | {"adam_b1": MOMENTUM, "adam_b2": MOMENTUM, "adam_weight_decay": NON_NEGATIVE},
     ),
 }
@@ -190,11 +185,7 @@ def rmsprop_decay(exponent: float, global_batch_size: int) -> float:
 
 
 def check_loss_scaling(static: float, automatic: bool) -> None:
-    """An OptionError where both ways of loss scaling are asked for; 0 is no static scaling.
-
-    Automatic scaling acts on the loss and on finished gradients alone, so it goes with every optimiser,
-    schedule and warm-up; there is nothing else to refuse.
-    """
+    """An OptionError where both ways of loss scaling are asked for; 0 is no static scaling."""
     if automatic and static:
         raise OptionError(
             f"automatic=True and static={static:g}: only one can set the factor;"

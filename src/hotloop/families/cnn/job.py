@@ -118,7 +118,7 @@ def resolve(
             weight_decay=config.weight_decay,
             l2=config.l2_regularization,
             global_batch_size=batch.global_,
-            exclude=optim.exclude_norms_and_biases if spared else optim.exclude_nothing,
+            exclude=optim.exclude_norms_and_biases if spared else None,
         ),
         rate=optim.learning_rate(
             config.lr_schedule,
