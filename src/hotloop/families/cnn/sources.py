@@ -194,11 +194,21 @@ class RepeatedBatch:
 
     def __init__(self, data: Any, batch_size: int):
         self.data, self.batch_size = data, batch_size
-        self.arguments = lambda first, count, following=0: data
-        self.like = lambda count: data
-        self.batch = lambda arguments, step: arguments
-        self.position = lambda update: {"made_up": True}
-        self.check_position = lambda saved: None  # nothing moves
+
+    def arguments(self, first: int, count: int, following: int = 0) -> Any:
+        return self.data
+
+    def like(self, count: int) -> Any:
+        return self.data
+
+    def batch(self, arguments: Any, step: Any) -> Any:
+        return arguments
+
+    def position(self, update: int) -> dict[str, bool]:
+        return {"made_up": True}
+
+    def check_position(self, saved: Any) -> None:
+        """Nothing moves, so every position is this one."""
 
 
 def open_store(folder: Path, part: Part) -> ImageStore:
