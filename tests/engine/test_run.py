@@ -517,6 +517,24 @@ def test_a_warning_of_a_sink_does_not_move_the_run_back(tmp_path):
     assert (warning["event"], warning["update"], end["update"], end["epoch"]) == ("warning", 7, 7, 3.5)
 
 
+def test_a_sink_with_patience_lives_in_one_thread_that_ends_with_it(tmp_path):
+    class Bound(Collecting):
+        def write(self, record):
+            self.records.append(threading.current_thread())
+
+        def close(self):
+            self.write(None)
+
+    sink = Bound()
+    with new_run(tmp_path, sinks=[sink]) as run:
+        run.event("log", update=1, epoch=1.0)
+        run.event("log", update=2, epoch=1.0)
+    assert len(sink.records) >= 3
+    assert len(set(sink.records)) == 1
+    sink.records[0].join(60)
+    assert not sink.records[0].is_alive()
+
+
 def test_records_from_several_threads_are_whole_lines(tmp_path):
     with new_run(tmp_path) as run:
         write = lambda: [run.event("log", update=n, epoch=0.0, text="x" * 500) for n in range(50)]  # noqa: E731

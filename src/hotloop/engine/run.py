@@ -9,6 +9,7 @@ import errno
 import fcntl
 import json
 import os
+import queue
 import re
 import threading
 import time
@@ -29,6 +30,7 @@ from hotloop.options import options_of, to_jsonable
 from hotloop.options.files import load_json, parse_json, whole_file
 
 Record = Mapping[str, Any]
+Work = tuple[Callable[[], None], "futures.Future[None]"]
 FRAME = ("event", "update", "epoch", "time", "elapsed", "nonfinite")
 LOCK, RECORDS = ".lock", "events.jsonl"
 WRITTEN_WHOLE = ("environment.json", "config.json")
@@ -66,6 +68,7 @@ class SinkGroup:
 
     def __init__(self, sinks: Sequence[Sink], warn: Callable[[str], object]):
         self._sinks, self._warn = [*sinks], warn
+        self._work: dict[int, queue.SimpleQueue[Work | None]] = {}
 
     def write(self, record: Record) -> None:
         for sink in tuple(self._sinks):
@@ -83,6 +86,7 @@ class SinkGroup:
         for sink in tuple(self._sinks):
             try:
                 self._wait_for(sink, sink.close)
+                self._let_go(sink)
             except Exception as error:
                 self._drop(sink, error)
 
@@ -90,24 +94,37 @@ class SinkGroup:
         if sink.patience is None:
             work()
             return
+        if id(sink) not in self._work:
+            jobs = self._work[id(sink)] = queue.SimpleQueue[Work | None]()
+            # One thread for all its records: what a library opened in a thread may be bound to it. A daemon: the
+            # interpreter waits for any other thread before it leaves, for a stuck one for ever.
+            name = f"hotloop-{type(sink).__name__}"
+            threading.Thread(target=_work_through, args=(jobs,), name=name, daemon=True).start()
         done: futures.Future[None] = futures.Future()
-
-        def answer() -> None:
-            try:
-                work()
-                done.set_result(None)
-            except BaseException as error:
-                done.set_exception(error)
-
-        # A daemon: the interpreter waits for any other thread before it leaves, for a stuck one for ever.
-        threading.Thread(target=answer, name=f"hotloop-{type(sink).__name__}", daemon=True).start()
+        self._work[id(sink)].put((work, done))
         if not futures.wait([done], sink.patience).done:
             raise TimeoutError(f"no answer in {sink.patience:g} seconds")
         done.result()
 
     def _drop(self, sink: Sink, error: Exception) -> None:
         self._sinks.remove(sink)
+        self._let_go(sink)
         self._warn(f"{type(sink).__name__} failed and is off: {error}")
+
+    def _let_go(self, sink: Sink) -> None:
+        """Its thread ends once it has answered, or with the process."""
+        if jobs := self._work.pop(id(sink), None):
+            jobs.put(None)
+
+
+def _work_through(jobs: "queue.SimpleQueue[Work | None]") -> None:
+    while (job := jobs.get()) is not None:
+        work, done = job
+        try:
+            work()
+            done.set_result(None)
+        except BaseException as error:
+            done.set_exception(error)
 
 
 def compose_record(
