@@ -131,8 +131,8 @@ def test_gradients_are_those_of_finite_differences(float64):  # noqa: F811
     dropped = Small(replace(PLAIN, no_dropout=False), ITEMS, widths=(6, 5))
     x = ratings(4, ITEMS).astype(np.float64)
     params = random_params(np.float64, (6, 5))
-    loss = quick(lambda params: model.joint(dropped, params, x, KEY)[0])
-    gradient = quick(jax.grad(lambda params: model.joint(dropped, params, x, KEY)[0]))(params)
+    loss = quick(lambda params: model.joint_loss(dropped, params, x, KEY)[0])
+    gradient = quick(jax.grad(lambda params: model.joint_loss(dropped, params, x, KEY)[0]))(params)
     leaves, tree = jax.tree.flatten(params)
     generator = np.random.default_rng(0)
     for n, leaf in enumerate(leaves):
@@ -149,8 +149,8 @@ def test_a_tied_gradient_is_the_encoders_plus_the_decoders_transposed(float64): 
     mirrored = [layer["w"].T for layer in reversed(tied["encoder"])]
     own = [{"w": w, **layer} for w, layer in zip(mirrored, tied["decoder"], strict=True)]
     untied = {"encoder": tied["encoder"], "decoder": tuple(own)}
-    value, one = quick(jax.value_and_grad(lambda p: model.joint(job(), p, x, KEY)[0]))(tied)
-    same, two = quick(jax.value_and_grad(lambda p: model.joint(job(), p, x, KEY)[0]))(untied)
+    value, one = quick(jax.value_and_grad(lambda p: model.joint_loss(job(), p, x, KEY)[0]))(tied)
+    same, two = quick(jax.value_and_grad(lambda p: model.joint_loss(job(), p, x, KEY)[0]))(untied)
     assert float(value) == pytest.approx(float(same), rel=1e-14)
     pairs = zip(one["encoder"], two["encoder"], reversed(two["decoder"]), strict=True)
     for layer, down, up in pairs:
@@ -245,7 +245,7 @@ def test_a_fixed_point_has_no_refeeding_error_and_no_gradient_of_it(float64):  #
         "decoder": tuple({"b": np.zeros(6)} for _ in turns),
     }
     x = ratings(4, 6).astype(np.float64)
-    loss = quick(jax.value_and_grad(lambda params: model.joint(linear, params, x, KEY)[0]))
+    loss = quick(jax.value_and_grad(lambda params: model.joint_loss(linear, params, x, KEY)[0]))
     mask = quick(jax.value_and_grad(lambda p: model.masked_error(model.forward(p, x, linear=True), x)))
     value, gradient = loss(params)
     assert float(value) == pytest.approx(0, abs=1e-25) and float(mask(params)[0]) == pytest.approx(

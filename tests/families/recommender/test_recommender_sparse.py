@@ -44,7 +44,8 @@ def test_the_gradient_is_that_of_the_dense_loss(monkeypatch, untied, dropout, ch
         rows = jax.device_put(batches.make_rows(RATINGS))
         wanted = quick(
             jax.value_and_grad(
-                lambda p, x: (lambda all, mask: (50 * all, mask))(*model.joint(job, p, x, KEY)), has_aux=True
+                lambda p, x: (lambda all, mask: (50 * all, mask))(*model.joint_loss(job, p, x, KEY)),
+                has_aux=True,
             )
         )
         made = quick(

@@ -301,7 +301,10 @@ def predict_blocks(
         ratings = batches.densify(rows, users, train.n_items, room)
         return rules.predict(model.predict(found.job, state, ratings)[where])
 
-    resident = jax.device_put(batches.make_rows(train))
+    def collect(rows: Any, columns: Any, result: Array, values: Any) -> Columns:
+        return rows, columns, np.asarray(result)[: len(rows)], values
+
+    resident, before = jax.device_put(batches.make_rows(train)), None
     for first in range(0, len(users), size):
         chosen = users[first : first + size]
         # All that these users have: nobody between the first and the last has any but they.
@@ -310,7 +313,11 @@ def predict_blocks(
         where = _pad(np.searchsorted(chosen, rows), most), _pad(columns, most)
         with nullcontext() if first else compiling():
             result = predict_at(found.state, resident, _pad(chosen, size), where)
-        yield rows, columns, np.asarray(result)[: len(rows)], truth.values(own)
+        if before is not None:  # the device works on these users while the caller writes the last ones
+            yield collect(*before)
+        before = rows, columns, result, truth.values(own)
+    if before is not None:
+        yield collect(*before)
 
 
 def _pad(array: NDArray[Any], length: int) -> NDArray[np.int32]:

@@ -177,14 +177,14 @@ def update(job: Job) -> Callable[[State, Batch, Array], tuple[State, dict[str, A
         if isinstance(x, SparseBatch):
             gradients, (loss, masked) = sparse_joint(job, state["params"], x, key)
         elif refeeding == "joint":
-            gradients, (loss, masked) = differentiate(lambda params: joint(job, params, x, key))
+            gradients, (loss, masked) = differentiate(lambda params: joint_loss(job, params, x, key))
         else:
-            gradients, (masked, y) = differentiate(lambda params: rated(job, params, x, key))
+            gradients, (masked, y) = differentiate(lambda params: rating_loss(job, params, x, key))
             loss = masked
         state, norm = step(state, gradients, 0)
         figures = {"loss": loss, "rmse": jnp.sqrt(masked)}
         for n in range(1, net.aug_steps + 1) if refeeding == "alternate" else ():
-            loss_of = partial(refed, job, target=y, key=stream(key, "dropout", n))
+            loss_of = partial(refeeding_loss, job, target=y, key=stream(key, "dropout", n))
             gradients, (figures["refeed_loss"], y) = differentiate(loss_of)
             state, norm = step(state, gradients, n)
         new = {**state, "update": state["update"] + 1}
@@ -193,18 +193,18 @@ def update(job: Job) -> Callable[[State, Batch, Array], tuple[State, dict[str, A
     return make_update
 
 
-def joint(job: Job, params: Any, x: Array, key: Array) -> tuple[Array, Array]:
+def joint_loss(job: Job, params: Any, x: Array, key: Array) -> tuple[Array, Array]:
     """The loss of both passes, and the masked error in it."""
-    masked, y = rated(job, params, x, key)
-    return masked + refed(job, params, y, stream(key, "dropout", 1))[0], masked
+    masked, y = rating_loss(job, params, x, key)
+    return masked + refeeding_loss(job, params, y, stream(key, "dropout", 1))[0], masked
 
 
-def rated(job: Job, params: Any, x: Array, key: Array) -> tuple[Array, Array]:
+def rating_loss(job: Job, params: Any, x: Array, key: Array) -> tuple[Array, Array]:
     y = apply_network(job, params, x, stream(key, "dropout", 0))
     return masked_error(y, x.astype(y.dtype)), y
 
 
-def refed(job: Job, params: Any, target: Array, key: Array) -> tuple[Array, Array]:
+def refeeding_loss(job: Job, params: Any, target: Array, key: Array) -> tuple[Array, Array]:
     """The mean squared error over all places, and the predictions."""
     y = apply_network(job, params, target, key)
     return jnp.square(y - target).mean(), y
@@ -277,7 +277,7 @@ def masked_error(predictions: Array, ratings: Array) -> Array:
 
 
 def sparse_joint(job: Job, params: Params, x: SparseBatch, key: Array) -> tuple[Params, tuple[Array, Array]]:
-    """The gradient of `joint` times the loss scale for sparse ratings and SELU, and what `joint` returns.
+    """The gradient of `joint_loss` times the loss scale for sparse ratings and SELU, and what `joint_loss` returns.
 
     Written out for a CPU. Of the eleven products with all items that an update makes by automatic differentiation, two
     have the ratings for an operand, which are a four-hundredth full, and four are parts of one weight gradient. Here
