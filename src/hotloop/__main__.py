@@ -14,7 +14,8 @@ def main() -> int:
     os.close(number)
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
-    listen()
+    words = sys.argv[1:]
+    listen(json="--json" in (words[: words.index("--")] if "--" in words else words))
     from hotloop.cli.main import main as run
 
     return run()

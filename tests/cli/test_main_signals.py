@@ -109,6 +109,23 @@ def ended(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
     return process.returncode, out, errors
 
 
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_a_signal_while_options_are_read_is_one_line_and_with_json_an_object(tmp_path, flags) -> None:
+    """A file that nobody writes to, read for its options, is as slow as it gets."""
+    os.mkfifo(tmp_path / "slow.yml")
+    words = ["vcd", "train", "--config-path", str(tmp_path / "slow.yml"), *flags]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hotloop", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with (tmp_path / "slow.yml").open("w"):  # opens when the other side does
+        process.send_signal(signal.SIGTERM)
+        said = '{"error": "stopped by SIGTERM"}\n' if flags else ""
+        assert ended(process) == (128 + signal.SIGTERM, said, "hotloop: error: stopped by SIGTERM\n")
+
+
 @pytest.mark.parametrize(
     ("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "SIGHUP")]
 )

@@ -60,8 +60,8 @@ class _Listener(StopRequest):
     def __init__(self, answer: Answer, say: Callable[[str], None]):
         super().__init__()
         self.answer, self.say = answer, say
-        self.stays = False
-        """Whether it listens until the process ends, which is then its own to end."""
+        self.stays = self.owes_json = False
+        """Whether it listens until the process ends, which is then its own to end, and owes an object on leaving."""
         self.before_leaving: list[Callable[[], None]] = []
         self.raised = self._answered = False
         self._echoes = 0
@@ -134,6 +134,8 @@ class _Listener(StopRequest):
     def _answer_first(self, number: int, name: str) -> None:
         if self.answer == "leave":
             _briefly(lambda: print_to_stderr(f"hotloop: error: stopped by {name}"))
+            if self.owes_json:
+                _briefly(lambda: print(f'{{"error": "stopped by {name}"}}', flush=True))
             self._leave(number)
         elif self.answer == "note":
             text = f"{name}: finishing the running piece, then saving. Once more leaves at once."
@@ -183,11 +185,12 @@ def print_to_stderr(text: str) -> None:
 _listener: _Listener | None = None
 
 
-def listen() -> None:
-    """Listen until the process ends, which is a command's own: the first thing it does."""
+def listen(*, json: bool = False) -> None:
+    """Listen until the process ends, which is a command's own: the first thing it does. With `json` one that leaves
+    at once prints the object of an error, as any other error does."""
     global _listener
     _listener = _Listener("leave", print_to_stderr)
-    _listener.stays = True
+    _listener.stays, _listener.owes_json = True, json
     _listener.start()
 
     def forget_in_child() -> None:  # its signals are not its parent's
