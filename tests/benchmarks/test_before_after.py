@@ -19,7 +19,7 @@ def compare(monkeypatch, tmp_path, capsys):
     (other / "src" / "hotloop").mkdir(parents=True)
 
     def start(before, after, losses=(1.0, 1.0)):
-        speeds = {other: iter([0.0, *before]), before_after.HERE: iter([0.0, *after])}
+        speeds = {other: iter(before), before_after.HERE: iter(after)}
         loss = dict(zip(speeds, losses, strict=True))
         monkeypatch.setattr(
             before_after, "run", lambda side, *_: {"speed": next(speeds[side]), "loss": loss[side]}
