@@ -22,7 +22,7 @@ OTHER_PACKAGES = {"jax", "lax", "jnp", "np", "numpy", "optax", "flax", "keras", 
 """First words of dotted names that are other people's."""
 OTHER_NAMES = {
     # jax
-    "NamedSharding", "P", "sqrt", "as_text", "cost_analysis", "memory_analysis",
+    "NamedSharding", "P", "Auto", "sqrt", "as_text", "cost_analysis", "memory_analysis",
     # the old programs, TensorFlow's Estimator, torch's and Keras's recurrent layers, the reader's own module
     "Net", "EstimatorSpec", "IPURunConfig", "SessionRunHook", "after_run", "before_run", "export_saved_model",
     "iterations_per_loop", "minimize", "sparse_softmax_cross_entropy", "autoencoder_benchmark.py", "lstm_multi.py",
@@ -86,6 +86,27 @@ def defined():
 
 
 @cache
+def attributes():
+    """Those of them that stand behind a dot: not the variables and arguments of functions."""
+    names = set(modules())
+    for tree in code().values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                names.add(node.name)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                names.add(node.attr)
+            if isinstance(node, ast.Module | ast.ClassDef):
+                for each in node.body:
+                    if isinstance(each, ast.Assign | ast.AnnAssign):
+                        names.update(
+                            part.id
+                            for part in ast.walk(each)
+                            if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
+                        )
+    return names
+
+
+@cache
 def modules():
     """What each module of the package has at its top, by its dotted name; imported names count."""
     found = {}
@@ -137,10 +158,15 @@ def is_dotted_name(name):
         for cut in range(1, len(parts) + 1):
             if f".{module}".endswith("." + ".".join(parts[:cut])):
                 ours = True
-                if all(part in defined() for part in parts[cut + 1 :]) and set(parts[cut : cut + 1]) <= names:
+                if (
+                    all(part in attributes() for part in parts[cut + 1 :])
+                    and set(parts[cut : cut + 1]) <= names
+                ):
                     return True
     # A variable of an example may be called as a module is: `cache.entries`, `plan.describe()`.
-    return parts[0] != "hotloop" and not (ours and parts[0] not in defined()) and set(parts[1:]) <= defined()
+    return (
+        parts[0] != "hotloop" and not (ours and parts[0] not in defined()) and set(parts[1:]) <= attributes()
+    )
 
 
 def unknown_in_span(span):
@@ -154,8 +180,9 @@ def unknown_in_span(span):
     for name in CALL.findall(span):
         if name not in defined() | OTHER_NAMES and not hasattr(builtins, name):
             yield name
-    if (CAMEL_CASE.fullmatch(span) or SNAKE_CASE.fullmatch(span)) and span not in words():
-        yield from () if hasattr(builtins, span) else (span,)
+    known = attributes() if CAMEL_CASE.fullmatch(span) else words() if SNAKE_CASE.fullmatch(span) else {span}
+    if span not in known and not hasattr(builtins, span):
+        yield span
 
 
 def unknown_in(text):
@@ -202,6 +229,7 @@ def test_every_link_leads_somewhere(page):
         "`loop.NoSuchName`",
         "`no_such_call(3)`",
         "`console.no_such_method()`",
+        "`product.turned`",
         "`NoSuchClass`",
         "`no_such_name`",
         "`hotloop cnn train --no-such-option`",

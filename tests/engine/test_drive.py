@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -106,6 +107,33 @@ def test_a_program_that_is_compiled_while_a_piece_runs_is_not_in_the_throughput(
     drive(program, plan, START, run)
     assert [record["updates_per_call"] for record in events(run, "compile")] == [16, 5]
     assert events(run, "log")[0]["throughput"] > 37 * BATCH / 0.4
+
+
+def test_a_piece_that_waits_behind_another_is_timed_from_when_the_device_was_free(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """64 updates are four pieces of 16, each a tenth of a second on a device of our own, by a clock of our own."""
+    plan = Plan.for_updates(64, log_every=64)
+    now = free = 0.0
+
+    class Timed(Program):
+        def __call__(self, *arguments: Any) -> Any:
+            nonlocal free
+            state, metrics = super().__call__(*arguments)
+            ready = free = max(now, free) + 0.1
+
+            def wait() -> None:
+                nonlocal now
+                now = max(now, ready)
+
+            metrics.wait = wait  # type: ignore[method-assign]
+            return state, metrics
+
+    monkeypatch.setattr(driving, "time", SimpleNamespace(perf_counter=lambda: now))
+    program = Timed(walk, Resident(toy.data(), BATCH, seed=3), 64, jax.random.key(1), loop="scan")
+    drive(program, plan, START, run)
+    assert [record["updates_per_call"] for record in events(run, "compile")] == [16]
+    assert events(run, "log")[0]["throughput"] == pytest.approx(64 * BATCH / 0.4)
 
 
 def test_the_throughput_after_a_resume_is_that_of_the_updates_of_this_process() -> None:
