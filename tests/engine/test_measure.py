@@ -1,12 +1,23 @@
 """The measured limits of a device: plausible, kept, and made of work that really runs."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from hotloop.engine import measure as module
-from hotloop.engine.measure import Ceilings, Sizes, ceilings, matmul_tflops, measure_ceilings, noise
+from hotloop.engine.measure import (
+    Ceilings,
+    Sizes,
+    ceilings,
+    copy_gbps,
+    matmul_tflops,
+    measure_ceilings,
+    noise,
+    seconds_a_call,
+)
 
 DTYPES = ("float32", "bfloat16", "float16")
 SMALL = Sizes(dict.fromkeys(DTYPES, (128, 1)), 2**22)
@@ -63,6 +74,19 @@ def test_the_timed_products_cannot_be_dropped_or_merged(monkeypatch):
     text = programs[0].as_text()
     assert text.count(" dot(") + text.count("custom-call(") >= 2
     assert "while(" in text
+
+
+def test_a_copy_counts_what_every_pass_reads_and_what_it_writes(monkeypatch):
+    monkeypatch.setattr(module, "seconds_a_call", lambda loop, state, with_: 0.5)
+    assert copy_gbps(4000) == pytest.approx(2 * (4000 + 4000) / 0.5 / 1e9)
+
+
+def test_a_figure_is_the_median_of_the_calls_after_the_first(monkeypatch):
+    clock = iter(
+        [0, 1, 10, 15, 20, 22]
+    )  # calls of 1, 5 and 2 seconds; the one that compiles is not looked at
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    assert seconds_a_call(lambda state, with_: state + with_, jnp.zeros(3), jnp.ones(3)) == 2
 
 
 def test_memory_is_given_back():

@@ -221,6 +221,14 @@ def test_the_label_and_its_note_are_printed_as_they_were_found(seconds, bound):
     assert lines[4:] == ([f"{note} roofline"] if bound == "latency" else [])
 
 
+def test_operations_and_bytes_a_second_are_those_of_all_replicas():
+    found = timing.figures([[2.0]], replace(work(1e9, 1e6), replicas=3), KNOWN)
+    assert found["tflops"] == pytest.approx(3 * 10 * 1e9 / 2.0 / 1e12)
+    assert found["gbps"] == pytest.approx(3 * 10 * 1e6 / 2.0 / 1e9)
+    assert found["limits"]["attainable_tflops"] == pytest.approx(3 * 0.1)
+    assert found["roofline"] == pytest.approx(0.01 / 0.2)
+
+
 def test_exact_float32_is_held_against_exact_float32():
     exact = replace(KNOWN, matmul_tflops={"float32": 0.4, "float32_highest": 0.05})
     assert timing.roofline(work(1e9, 1), 1.0, exact)["limits"]["peak_tflops"] == pytest.approx(0.05)
