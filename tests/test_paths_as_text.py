@@ -124,7 +124,7 @@ REFUSING = {
     "vcd.model.load_run": vcd_model.load_run,
     "recommender.saved_run.load_run": recommender_saved.load_run,
     "cnn.saved.about": cnn_saved.read_saved_network,
-    "foreign.recognise": torch_weights.recognise,
+    "torch_weights.recognise": torch_weights.recognise,
     "read_idx": lambda path: dataset.read_idx(path, 3),
     "read_npz": content.read_npz,
     "shards": lambda path: image_stores.list_shards(path, "train"),

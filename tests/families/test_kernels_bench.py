@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -80,6 +81,15 @@ def test_the_stack_of_lstms_has_measured_latencies(capsys):
     latency = result["latency_ms"]
     assert 0 < latency["p50"] <= latency["p90"] <= latency["p99"]
     assert latency["calls"] == 199 and "latency of one batch: p50" in said
+
+
+def test_a_latency_is_in_milliseconds_and_leaves_the_first_call_out(monkeypatch):
+    calls = iter([0.5, *(1e-5 * number for number in range(1, 200))])
+    monkeypatch.setattr(bench.timing, "time_step", lambda step: (next(calls), None))
+    for name in ("_compile", "PoolOnDevice", "copy_state"):
+        monkeypatch.setattr(bench, name, lambda *_: SimpleNamespace(call=None))
+    found = bench.measure_latency(SimpleNamespace(job=None, state=None))
+    assert found == pytest.approx({"p50": 1.0, "p90": 1.792, "p99": 1.9702, "calls": 199})
 
 
 def test_report_and_graph_are_written_where_it_says(capsys, tmp_path, monkeypatch):

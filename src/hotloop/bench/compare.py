@@ -32,7 +32,7 @@ ERRORS = re.compile(
     r"\b(?:err|errors?|loss|mae|mse|nll|negative log.?likelihood|perplexity|rmse)\b", re.IGNORECASE
 )
 NEEDS = re.compile(r"\b(?:[kmgt]?i?b|bytes|memory|energy|k?j|joules?|k?w|k?wh|watts?|power)\b", re.IGNORECASE)
-ANSWERS = re.compile(r"\b(?:accuracy|acceptance|auc|elbo|f1|likelihood|ess|samples|top)\b", re.IGNORECASE)
+QUALITIES = re.compile(r"\b(?:accuracy|acceptance|auc|elbo|f1|likelihood|ess|samples|top)\b", re.IGNORECASE)
 FEWEST = 3  # repeats of a side below which there is no verdict
 LEVEL = 0.98  # of the ratio's interval: a program against itself is FAST or SLOW in at most 2 of 100
 OFF_LEVEL = 0.95  # of the interval of the machine's own pace; it is off where that does not hold 1
@@ -69,7 +69,7 @@ def judge(a: MetricSample, b: MetricSample, better: Better, threshold: float = T
         return Verdict("AMBIGUOUS", ratio.value, -math.inf, math.inf, few)
     found = _verdict_of(ratio, better, threshold)
     # A processor that is slower for a while changes times and rates: not what is learnt, nor what it needs.
-    kinds = [_kind(side.metric, side.unit, RATE, TIMES, ERRORS, NEEDS, ANSWERS) for side in (a, b)]
+    kinds = [_kind(side.metric, side.unit, RATE, TIMES, ERRORS, NEEDS, QUALITIES) for side in (a, b)]
     unlike = a.best_paces != b.best_paces or a.accelerated or b.accelerated
     if unlike or min(len(a.paces), len(b.paces)) < FEWEST or not {None, RATE, TIMES}.issuperset(kinds):
         return found

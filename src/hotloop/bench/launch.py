@@ -99,8 +99,8 @@ def prepare(one: Selected, log: Path, options: RunnerOptions) -> Launch:
         return Launch(argv, folder, env, shlex.join(words), notices=tuple(notices))
     command = [*ours.command, *(() if "--json" in ours.command else ("--json",))]  # numbers without patterns
     argv, env = resolve_program(command, options.python), {**env, **ours.environment}
-    told = (shlex.join(words), shlex.join(command), (*notices, *ours.notices), ours.figures)
-    return Launch(argv, folder, env, *told)
+    shown, notices = shlex.join(command), [*notices, *ours.notices]
+    return Launch(argv, folder, env, shlex.join(words), shown, tuple(notices), ours.figures)
 
 
 def expand_environment(text: str, environment: Mapping[str, str]) -> str:

@@ -104,8 +104,8 @@ def _line(css: str, start: Point, end: Point) -> str:
 
 
 def _dot(colour: int, spot: Point, title: str = "") -> str:
-    told = f"<title>{escape(title)}</title>" if title else ""
-    return f'<circle class="dot c{colour}" cx="{spot[0]:.1f}" cy="{spot[1]:.1f}" r="4">{told}</circle>'
+    tooltip = f"<title>{escape(title)}</title>" if title else ""
+    return f'<circle class="dot c{colour}" cx="{spot[0]:.1f}" cy="{spot[1]:.1f}" r="4">{tooltip}</circle>'
 
 
 class ChartMark(NamedTuple):

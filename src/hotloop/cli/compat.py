@@ -66,8 +66,8 @@ def run(config: CompatConfig, context: Context) -> Result:
         reached = rehearse(lambda: dispatch(quiet))
     if reached:
         console.say(f"checked, up to {reached}")
-    told = {"command": found.command, "environment": found.environment, "notices": found.notices}
-    return {**told, "checked_until": reached or None}
+    described = {"command": found.command, "environment": found.environment, "notices": found.notices}
+    return {**described, "checked_until": reached or None}
 
 
 COMMAND = Command(config=CompatConfig, run=run, epilog=EPILOG, verbatim=True)

@@ -146,7 +146,7 @@ def _lock_folder(folder: Path) -> Iterator[None]:
 
 def probe_mirrors(urls: Iterable[str]) -> set[str]:
     """Those of the addresses whose host (or the proxy in front of it) answers; asked all at once."""
-    answers: set[str] = set()
+    reachable: set[str] = set()
 
     def probe(url: str) -> None:
         parts = urllib.parse.urlsplit(url)
@@ -156,7 +156,7 @@ def probe_mirrors(urls: Iterable[str]) -> set[str]:
         port = parts.port or (443 if parts.scheme == "https" else 80)
         with contextlib.suppress(OSError):
             socket.create_connection((parts.hostname or "", port), CONNECT_SECONDS).close()
-            answers.add(url)
+            reachable.add(url)
 
     threads = [threading.Thread(target=probe, args=(url,), daemon=True) for url in urls]
     for thread in threads:
@@ -164,7 +164,7 @@ def probe_mirrors(urls: Iterable[str]) -> set[str]:
     deadline = time.monotonic() + CONNECT_SECONDS
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    return set(answers)
+    return set(reachable)
 
 
 def download(item: Download, target: Path, mirrors: Iterable[str], advance: Callable[[int], None]) -> None:

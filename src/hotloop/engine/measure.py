@@ -233,13 +233,13 @@ def check_report_folder(path: str | Path, programs: Sequence[str] = ("training",
             with tempfile.TemporaryFile(dir=path):
                 pass
         used = [path / name for name in programs if (path / name).exists() and any((path / name).iterdir())]
-        foreign = [folder for folder in used if not (folder / _INDEX).exists()]
+        others = [folder for folder in used if not (folder / _INDEX).exists()]
     except OSError as error:
         raise OptionError(
             f"report={path}: cannot write there ({error.strerror}); choose another one"
         ) from None
-    if foreign:
-        raise OptionError(f"report={path}: {foreign[0]} holds other files; choose another folder")
+    if others:
+        raise OptionError(f"report={path}: {others[0]} holds other files; choose another folder")
     return path
 
 

@@ -99,8 +99,8 @@ def make(
             ]
         case "adamw":
             adam = {key: value for key, value in params.items() if key != "weight_decay"}
-            beside = optax.add_decayed_weights(params.get("weight_decay", ADAMW_DECAY), decayed)
-            links += [(name, optax.scale_by_adam(**adam)), ("adamw_decay", beside), descent]
+            decay = optax.add_decayed_weights(params.get("weight_decay", ADAMW_DECAY), decayed)
+            links += [(name, optax.scale_by_adam(**adam)), ("adamw_decay", decay), descent]
         case "muon":
             # A rate of -1 leaves the direction as it is: optax takes the rate for one of descent.
             muon = optax.contrib.muon(
@@ -112,13 +112,13 @@ def make(
     # Keras keeps the rate inside the momentum: a change of the rate acts on new gradients only.
     if name in ("sgd", "lars", "rmsprop") and params["momentum"]:
         links.append(velocity)
-    if weight_decay:  # shrinks weights beside the rule
+    if weight_decay:  # decoupled: it shrinks weights whatever the rule
 
         def shrink(step: Array, r: Any, weight: Array, decayed: bool) -> Array:
             return step - r * (weight_decay * weight) if decayed else step
 
-        beside = _stateless(lambda steps, w, rate: jax.tree.map(shrink, steps, rate, w, decayed(w)))
-        links.append(("decay", beside))
+        decay = _stateless(lambda steps, w, rate: jax.tree.map(shrink, steps, rate, w, decayed(w)))
+        links.append(("decay", decay))
     return optax.named_chain(*links)
 
 

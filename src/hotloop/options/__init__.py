@@ -383,8 +383,8 @@ def build(config: type[Config], values: Mapping[str, Any]) -> Config:
 
 def _accept_all(options: tuple[Option, ...], values: Mapping[str, Any]) -> dict[str, Any]:
     known = {each.name: each for each in options}
-    if foreign := [name for name in values if name not in known]:
-        raise OptionError(f"{show_value(foreign[0])}: no such option{did_you_mean(foreign[0], known)}")
+    if unknown := [name for name in values if name not in known]:
+        raise OptionError(f"{show_value(unknown[0])}: no such option{did_you_mean(unknown[0], known)}")
     return {name: known[name].accept(value) for name, value in values.items()}
 
 

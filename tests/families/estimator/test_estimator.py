@@ -262,6 +262,17 @@ def test_float16_overflows_are_skipped_and_the_scale_halved(tmp_path: Path) -> N
     assert estimator.evaluate(data)["accuracy"] > 0.9
 
 
+def test_the_speed_of_a_training_is_what_its_logs_say(tmp_path: Path) -> None:
+    estimator = small(tmp_path, log_steps=20)
+    estimator.train(data, max_steps=20)
+    estimator.train(data, max_steps=60)
+    *_, first, second = (log["throughput"] for log in read_events(tmp_path) if log["event"] == "log")
+    seconds = 20 * 16 / first + 20 * 16 / second
+    took = estimator.last_run
+    assert (took["updates"], took["training_seconds"]) == (40, pytest.approx(seconds))
+    assert took["images_per_second"] == pytest.approx(40 * 16 / seconds)
+
+
 def test_modules_of_flax_train_evaluate_and_resume(tmp_path: Path) -> None:
     nnx = pytest.importorskip("flax.nnx")
 

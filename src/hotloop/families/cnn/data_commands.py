@@ -41,7 +41,7 @@ from hotloop.families.cnn.sources import PhotoBatches, evaluation_batches, open_
 from hotloop.rehearsal import begin_work
 
 IMAGENET = DATASET_SIZES["imagenet"]._asdict()
-MOST_TOLD = 1000  # faults that are told one by one
+MOST_SHOWN = 1000  # faults that are named one by one
 WARM_UP = 2  # epochs that do not count, where there are more
 _PARTS: tuple[Part, ...] = ("train", "validation")
 Epoch = Callable[[int], int]  # goes through epoch number n and returns how many images that was
@@ -116,10 +116,10 @@ def run_verify(config: VerifyConfig, console: Console) -> Mapping[str, Any]:
         ],
     )
     broken = [text for each in result.values() for text in each["broken"]]
-    for text in broken[:MOST_TOLD]:
+    for text in broken[:MOST_SHOWN]:
         console.warn(text)
-    if len(broken) > MOST_TOLD:
-        console.warn(f"and {len(broken) - MOST_TOLD:,} more")
+    if len(broken) > MOST_SHOWN:
+        console.warn(f"and {len(broken) - MOST_SHOWN:,} more")
     if broken:
         raise DataError(f"{folder}: {len(broken):,} broken, first {broken[0]}")
     return {"dataset": config.dataset, "folder": str(folder), "parts": result}

@@ -174,7 +174,7 @@ class TrainConfig(Options, PlanOptions):
     shuffle: bool = _data(True, "Shuffle the training images; validation never does.")
     seed: int | None = _data(
         None,
-        "Seed of weights, order and draws; left out, one is drawn and told.",
+        "Seed of weights, order and draws; left out, one is drawn and printed.",
         check=between(0, 2**63 - 1),
     )
     deterministic: bool = _data(

@@ -119,7 +119,7 @@ def run(
             console.say(partials_note(job.policy) or wide)
         if config.training:
             result = train_run(job, source, console, command, settings, sinks, own, others)
-        else:  # told, and nothing is written
+        else:  # reported, and nothing is written
             with Announcer(sinks) as record:
                 found = validate(job, source, console, record, own, others, None)
             result = {"seed": config.seed, **found}

@@ -36,7 +36,7 @@ State = Any
 Batch = Mapping[str, Any]
 SELU_SCALE, SELU_ALPHA = 1.0507009873554805, 1.6732632423543772
 SPARSE_SHARE = 0.01  # of rated places, up to which a sparse product beats the dense one
-DECAY_BESIDE = ("AdamW", "Muon")
+DECOUPLED_DECAY = ("AdamW", "Muon")
 """Their decay shrinks the weights themselves; that of the others is added to the gradient."""
 
 
@@ -106,12 +106,12 @@ def takes_sparse(job: Job, train: RatingMatrix) -> bool:
 def optimiser(net: UpdateOptions) -> optim.Transformation:
     """Decay, then clipping, then momentum, then the rate."""
     name, params = OPTIMISERS[net.optimizer]
-    beside, inside = (net.weight_decay, 0.0) if net.optimizer in DECAY_BESIDE else (0.0, net.weight_decay)
+    decoupled, l2 = (net.weight_decay, 0.0) if net.optimizer in DECOUPLED_DECAY else (0.0, net.weight_decay)
     return optim.make(
         name,
         {**params, **net.optimizer_params},
-        weight_decay=beside,
-        l2=inside,
+        weight_decay=decoupled,
+        l2=l2,
         clip=1.0 if net.gradient_clipping else None,
         global_batch_size=net.batch_size or 1,
     )

@@ -307,8 +307,8 @@ def main(folder: Path, where: str) -> None:
             os._exit(0)  # whoever asked has gone: nobody waits for what the main thread is computing
 
     threading.Thread(target=listen, daemon=True).start()
-    # Standard output is for answers alone: what libraries print there goes to standard error instead.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    # Standard output is for replies alone: what libraries print there goes to standard error instead.
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     setup(where)
     found = read_setup(folder)
@@ -319,7 +319,7 @@ def main(folder: Path, where: str) -> None:
     while True:
         asked = jobs.get()
         figures = measure({"params": read_weights(Path(asked["weights"]), found.job)})
-        print(json.dumps({**asked, "figures": figures}), file=answers, flush=True)
+        print(json.dumps({**asked, "figures": figures}), file=replies, flush=True)
 
 
 if __name__ == "__main__":

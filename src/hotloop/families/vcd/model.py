@@ -256,8 +256,8 @@ def move_variate(state: Variate, index: Array, f: Array, decay: float, shared_ph
     places = jnp.arange(len(index), dtype=jnp.int32)
     last = jnp.zeros(len(own), jnp.int32).at[index].max(places)
     # A write past the end is dropped.
-    once = jnp.where(last[index] == places, index, len(own))
-    return {"shared": shared, "own": own.at[once].set(rows, mode="drop")}
+    written = jnp.where(last[index] == places, index, len(own))
+    return {"shared": shared, "own": own.at[written].set(rows, mode="drop")}
 
 
 def mean_variate(state: Variate) -> Array:

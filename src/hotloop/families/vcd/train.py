@@ -51,8 +51,8 @@ def run(config: VcdTrain, console: Console, command: str) -> Mapping[str, Any]:
     data = images.load_images(config.data, console, hold_out=config.validation)
     results = []
     for repeat in range(config.repeats):
-        once = replace(config, seed=config.seed + repeat, repeats=1)
-        results.append(train_run(once, data, console, command))
+        single = replace(config, seed=config.seed + repeat, repeats=1)
+        results.append(train_run(single, data, console, command))
     return {**results[-1], "runs": results} if config.repeats > 1 else results[-1]
 
 
