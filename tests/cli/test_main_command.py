@@ -252,7 +252,7 @@ def test_a_full_standard_output_is_one_line_that_names_it():
 
 def test_no_file_of_the_process_takes_the_place_of_a_closed_standard_stream():
     child = (
-        "from hotloop import __main__; __main__.listen = lambda: None; import os, sys;"
+        "from hotloop import __main__; __main__.listen = lambda json: None; import os, sys;"
         "sys.argv = ['hotloop', '--version']; __main__.main(); os._exit(os.open('/dev/zero', os.O_RDONLY))"
     )
     done = subprocess.run(["bash", "-c", f'{sys.executable} -c "{child}" <&- >&- 2>&-'], check=False)
