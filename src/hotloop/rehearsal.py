@@ -1,6 +1,6 @@
 """A rehearsal of a command: it does everything that comes before its work, and ends where that would begin.
 
-So it is the command itself that checks, in its own order, and nothing is fetched, compiled or written. Whoever
+So it is the command itself that checks, in its own order, and nothing is fetched, compiled or written. What
 begins work says so with `begin_work`; outside a rehearsal that does nothing. It knows no command.
 """
 

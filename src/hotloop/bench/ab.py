@@ -85,7 +85,7 @@ def run_in_turns(
                         break
         finally:
             for runner in runners:
-                with suppress(OSError):  # what stopped the run is what must be told
+                with suppress(OSError):  # what stopped the run is what must be reported
                     runner.write_tables()
     return failed
 

@@ -125,21 +125,21 @@ def _add_trainings(page: Page, recommender: Result, cnn: Result, estimator: Resu
         "training": [((call + 0.5) * calls, 100 * value) for call, value in enumerate(cnn["training"])],
         "validation": [((call + 1) * calls, 100 * value) for call, value in enumerate(cnn["validation"])],
     }
-    chart = line_chart("Digits told apart", Axis("update"), accuracy, series)
+    chart = line_chart("Digits recognised", Axis("update"), accuracy, series)
     page.section(
         "A ResNet, validated as it learns",
         f"{cnn['model']} trained here on {cnn['images']:,} drawn digits, {calls} updates with batch norm and momentum "
         f"a call: {cnn['images_per_second']:,.0f} images a second. After each call all digits that it has not seen "
-        f"are told by the moving statistics, {right:.0f} % right at the end.",
+        f"are classified by the moving statistics, {right:.0f} % right at the end.",
         [(chart, "Training: the mean of a call. Validation: every digit once.")],
     )
     part, right = estimator["updates"] / len(estimator["accuracy"]), 100 * estimator["test_accuracy"]
     points = [((place + 0.5) * part, 100 * value) for place, value in enumerate(estimator["accuracy"])]
-    chart = line_chart("Objects told apart", Axis("update"), accuracy, {"": points})
+    chart = line_chart("Objects recognised", Axis("update"), accuracy, {"": points})
     page.section(
         "An estimator for any model",
         f"A small CNN trained here by Estimator.train on {estimator['images']:,} drawn objects of ten shapes: "
         f"{estimator['images_per_second']:,.0f} images a second, and {right:.0f} % of the objects that it has not "
-        "seen told right after a few seconds. The curve is what a hook saw.",
+        "seen classified right after a few seconds. The curve is what a hook saw.",
         [(chart, "Means over a few updates.")],
     )

@@ -102,7 +102,7 @@ def _read_metrics(one: Selected, launch: Launch, folder: Path) -> Mapping[str, A
 
 
 def _sign_of_life(name: str, seconds: float) -> None:
-    """A line that is overwritten, and only where somebody watches."""
+    """A line that is overwritten, and only on a terminal."""
     if sys.stderr.isatty():
         clock = time.strftime("%H:%M:%S", time.gmtime(seconds))
         print(f"\r\033[K{name}  {clock}\r", end="", file=sys.stderr, flush=True)

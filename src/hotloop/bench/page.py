@@ -301,7 +301,7 @@ def format_cell(value: Cell) -> str:
         return "–"
     if isinstance(value, bool | str):
         return str(value)
-    if not is_number(value):  # out of a document that anybody may have written
+    if not is_number(value):  # out of a document that is not trusted
         return str(value)[:60]
     if isinstance(value, int) or abs(value) >= 1000:
         return f"{value:,.0f}"

@@ -141,7 +141,7 @@ def run_program(
     tick: Callable[[float], None] = lambda seconds: None,
     period: float = 1.0,
 ) -> ProcessResult:
-    """Run a program to its end or its timeout; `tick` hears every `period` seconds how long it has run."""
+    """Run a program to its end or its timeout; `tick` is called every `period` seconds with how long it has run."""
     start, clock = time.time(), time.monotonic()
     with ExitStack() as stack:
         paths = (stdout_path, stderr_path)
@@ -229,7 +229,7 @@ class Pump:
         return True
 
     def finished(self) -> bool:
-        """Whether the program has ended and nobody can print any more."""
+        """Whether the program has ended and nothing can be printed any more."""
         return self.exited and not self.open
 
     def close(self) -> None:

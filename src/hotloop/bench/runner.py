@@ -50,7 +50,7 @@ def run(selected: Sequence[Selected], options: RunnerOptions, console: BenchCons
         try:
             runner.run()
         except BaseException:
-            with suppress(OSError):  # what stopped the run is what must be told
+            with suppress(OSError):  # what stopped the run is what must be reported
                 runner.finish()
             raise
         runner.finish()

@@ -215,7 +215,7 @@ def run_ab(config: BenchCompare, context: Context) -> tuple[Path, Mapping[str, s
         files: Sequence[str] = config.ab
         variables: Sequence[Mapping[str, str]] = ({}, {})
         if config.spec is not None:
-            load_specs([config.spec])  # its mistakes are told under the name that the user knows
+            load_specs([config.spec])  # its mistakes are reported under the name that the user knows
             trees = stack.enter_context(work_trees(config.ab, config.spec))
             files, variables = list(map(str, trees)), list(trees.values())
         selected = []

@@ -159,7 +159,7 @@ def refuse_empty(config: Any, context: Context) -> None:
 
 
 def load_specs(files: Sequence[Path]) -> Mapping[str, "Benchmark"]:
-    """The benchmarks of all files; several mistakes are told one a line."""
+    """The benchmarks of all files; several mistakes are reported one a line."""
     from hotloop.bench.spec import SpecError, load_benchmarks
 
     try:
@@ -222,7 +222,7 @@ def _find_missing(one: "Selected", options: "RunnerOptions") -> str | None:
         return None  # it fails with that reason
     words = hotloop_words(launch)
     if words is None:
-        # Of a script it is enough that its text speaks of the option.
+        # Of a script it is enough that its text has the option.
         scripts = [launch.folder / word for word in launch.argv if word.endswith(".py")]
         texts = [script.read_bytes() for script in scripts if os.access(script, os.R_OK)]
         known = any(re.search(rb"compile[-_]only", text) for text in texts)

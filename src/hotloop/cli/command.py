@@ -146,7 +146,7 @@ class Command:
     on_device: bool = False
     """Whether the device that the options ask for is opened before it runs."""
     xla_flags: Mapping[str, str] = field(default_factory=dict)
-    """Options that XLA hears of by a flag, which must be there before the device is opened."""
+    """Options that XLA is given as a flag, which must be there before the device is opened."""
     verbatim: bool = False
     """From the first word that is no option on, everything is an argument, even what looks like an option."""
 
@@ -181,7 +181,7 @@ def _print(text: str, stream: TextIO) -> None:
     try:
         print(text, file=stream, flush=True)
     except OSError as error:
-        # Whoever read it has gone, or its disk is full: what is said from now on goes nowhere.
+        # Its reader has gone, or its disk is full: what is printed from now on goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         from hotloop.engine.run import OPEN
 
@@ -207,7 +207,7 @@ def print_json(result: Result) -> None:
 
 
 def print_error(text: str) -> None:
-    """One line on standard error, if anybody reads it: the exit status says the rest."""
+    """One line on standard error, if that is open: the exit status says the rest."""
     try:
         print(f"hotloop: {colour('error:', '31')} {' '.join(text.split())}", file=sys.stderr, flush=True)
     except OSError:

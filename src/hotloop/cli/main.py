@@ -49,7 +49,7 @@ def run_program(command: Command, argv: Sequence[str] | None = None) -> int:
     """`main` for a program of one command of its own: the options of its config, help, one line for an error."""
 
     def act(words: list[str]) -> int:
-        with raise_stops():  # from the start, where nobody listens yet
+        with raise_stops():  # from the start, where no handler is there yet
             return execute(command, command.name, words)
 
     return _exit_status(act, list(sys.argv[1:] if argv is None else argv))
@@ -61,7 +61,7 @@ def _exit_status(act: Callable[[list[str]], int], words: list[str]) -> int:
         sys.stdout.flush()
         return status
     except BrokenPipeError:
-        # Whoever read our output has gone; the interpreter's own flush at exit must not complain either.
+        # The reader of our output has gone; the interpreter's own flush at exit must not complain either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except (KeyboardInterrupt, Exception) as error:

@@ -136,7 +136,7 @@ def plan_build(build: Build) -> list[PartPlan]:
 def run_build(
     build: Build, parts: Sequence[PartPlan], advance: Callable[[int], None]
 ) -> dict[str, PartManifest]:
-    """Make the open shards; the manifest is written after each. `advance` hears of every shard's images."""
+    """Make the open shards; the manifest is written after each. `advance` is called with every shard's images."""
     manifests = read_manifest(build.out)
     manifests |= {each.part: each.manifest for each in parts}
 

@@ -1,5 +1,5 @@
-"""The content of files that anybody may have written, gzipped or plain, and the arrays of .npz files. Whoever reads
-says how much it wants at most: ten megabytes may unpack to ten gigabytes. Errors name file and byte."""
+"""The content of files that are not trusted, gzipped or plain, and the arrays of .npz files. A caller says how much it
+wants at most: ten megabytes may unpack to ten gigabytes. Errors name file and byte."""
 
 import gzip
 import math

@@ -170,7 +170,7 @@ def probe_mirrors(urls: Iterable[str]) -> set[str]:
 def download(item: Download, target: Path, mirrors: Iterable[str], advance: Callable[[int], None]) -> None:
     """Fetch `item` to `target` from the first mirror that gives the right bytes; FetchError when none does.
 
-    `advance` hears of new bytes, whatever is begun again. An unfinished file stays (hidden, `.part`) and is continued
+    `advance` gets new bytes, whatever is begun again. An unfinished file stays (hidden, `.part`) and is continued
     next time.
     """
     part = target.with_name(f".{target.name}.part")

@@ -53,7 +53,7 @@ def shard_name(part: str, number: int, total: int) -> str:
 
 def list_shards(folder: str | Path, part: Part, faults: list[str] | None = None) -> list[Path]:
     """The shards of a part in order; DataError when there are none, two sets are mixed, or some are missing, which is
-    one more of the `faults` for whoever hands in a list of them."""
+    added to the `faults` instead where a list of them is given."""
     folder = Path(folder)
     with file_errors(folder):
         found = [match for path in folder.iterdir() if (match := _SHARD.fullmatch(path.name))]
@@ -223,7 +223,7 @@ def check_images(
     store: ImageStore, *, decoding: bool, workers: int, advance: Callable[[int], None]
 ) -> list[str]:
     """What is wrong with the images of a store, in their order, by several processes; each text names file and place.
-    `advance` hears how many have been looked at."""
+    `advance` is called with how many have been looked at."""
     ends = [*range(0, len(store), _PIECE), len(store)]
     pieces = list(pairwise(ends))
     found = {}

@@ -1,4 +1,4 @@
-"""Encoded images to pixels and back, by pillow (extra `images`). The bytes may be anybody's, so that few formats are
+"""Encoded images to pixels and back, by pillow (extra `images`). The bytes are not trusted, so that few formats are
 tried and the size is looked at first. Orientation tags are passed over, as ImageNet's users do."""
 
 import io

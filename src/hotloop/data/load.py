@@ -29,7 +29,7 @@ _BINARISED = "binarised_mnist"
 
 
 def to_stderr(text: str) -> None:
-    """The default voice: nobody must miss that a stand-in runs."""
+    """Where lines go unless another function is given: that a stand-in runs must not be missed."""
     print(text, file=sys.stderr)
 
 

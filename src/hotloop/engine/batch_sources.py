@@ -147,11 +147,13 @@ class PushbackIterator(Iterator[Any]):
 
 
 _known: dict[int, PushbackIterator] = {}
-_OURS = 2  # references to an iterator that nobody else has: its PushbackIterator's, and that of the question itself
+_OURS = (
+    2  # references to an iterator that only we hold: its PushbackIterator's, and that of the question itself
+)
 
 
 def find_iterator(iterator: Iterator[Any]) -> PushbackIterator:
-    """What is known of an iterator: always the same object, as long as anybody else has the iterator too."""
+    """What is known of an iterator: always the same object, as long as the iterator is held elsewhere too."""
     # Held by hand, so that no other gets its number: iterators of Python's own kinds (map, zip) take no weak reference.
     for number in [number for number, each in _known.items() if sys.getrefcount(each.iterator) <= _OURS]:
         del _known[number]
@@ -197,7 +199,7 @@ class Streamed(SourceFeed, AbstractContextManager["Streamed"]):
             self._source: ShuffledBatches | IterableBatches = source
         elif isinstance(source, Iterator):
             found = find_iterator(source)
-            if found.claimed:  # it stands where nobody knows: the other feed has drawn ahead of what it used
+            if found.claimed:  # its place is unknown: the other feed has drawn ahead of what it used
                 raise DataError(
                     "another feed has drawn from this iterator: give that feed again, or what can be begun anew"
                 )

@@ -44,7 +44,7 @@ class Restored:
     skipped: Sequence[str]
 
     def warn(self) -> "Restored":
-        """The same, with those lines on standard error: for whoever keeps no records."""
+        """The same, with those lines on standard error: for callers that keep no records."""
         print_warnings(self.skipped)
         return self
 

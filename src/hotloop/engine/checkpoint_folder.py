@@ -293,7 +293,7 @@ class OwnSteps:
             return False
         try:
             found = read_manifest(folder)
-        except DamagedStep:  # nobody knows whose it was: a reader names it, a writer sets it aside
+        except DamagedStep:  # its run is unknown: a reader names it, a writer sets it aside
             return False
         return (found.family, found.config) != (self.family, self.config)
 
@@ -439,7 +439,7 @@ def _checkpointer() -> Iterator[Any]:
 
     logger = logging.getLogger("absl")
     logger.addFilter(not_orbax)
-    logging.getLogger("asyncio").addFilter(_not_given_up)  # for good: it speaks when the garbage is collected
+    logging.getLogger("asyncio").addFilter(_not_given_up)  # for good: it logs when the garbage is collected
     sys.unraisablehook = unless_too_late
     try:
         # Uncompressed: zstd made fp32 weights 8 % smaller and writing two to three times slower.

@@ -25,7 +25,7 @@ Answer = Literal["leave", "raise", "note"]
 TOGETHER = 0.001
 """Seconds within which two signals are one: `timeout` sends SIGTERM to the process and, right after, to its group."""
 PATIENCE = 1.0
-"""Seconds after which somebody who waits is told why nothing happens, and that are spent on last words."""
+"""Seconds after which a user who waits is told why nothing happens, and that printing before the end may take."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -51,7 +51,7 @@ class Interrupted(Stopped):
 
 @dataclass
 class StopRequest:
-    """By which signal somebody asked to stop first; None as long as nobody did."""
+    """The first signal that asked to stop; None as long as none did."""
 
     number: int | None = None
 
@@ -88,7 +88,7 @@ class _Listener(StopRequest):
         return end
 
     def _handle(self, number: int, frame: object) -> None:
-        """In the main thread, when it comes back to Python; the thread hears of the same signal by the pipe."""
+        """In the main thread, when it comes back to Python; the thread gets the same signal by the pipe."""
         if self.number is None:
             self.number = number
         self.raise_if_due()
@@ -99,7 +99,7 @@ class _Listener(StopRequest):
             self.raise_once()
 
     def raise_once(self) -> None:
-        """Raise `Stopped` if a signal came and nobody was told of it yet."""
+        """Raise `Stopped` if a signal came that has not been raised or noted yet."""
         if self.number is not None and not self.raised:
             self.raised = True
             raise Stopped(f"stopped by {name_of(self.number)}", self.number)
@@ -166,7 +166,7 @@ def name_of(number: int) -> str:
 
 
 def _briefly(act: Callable[[], None]) -> None:
-    """Do something that might block for ever, such as writing to a pipe that nobody reads, but not for ever."""
+    """Do something that might block for ever, such as writing to a pipe that is not read, but not for ever."""
 
     def unless_it_fails() -> None:
         with suppress(Exception):
@@ -215,7 +215,7 @@ def listen(*, json: bool = False) -> None:
 
 @contextmanager
 def _answer_with(answer: Answer, say: Callable[[str], None] = print_to_stderr) -> Iterator[_Listener]:
-    """The process's listener, who answers so for a while; a new one where there is none. Off the main thread, where
+    """The process's listener, which answers so for a while; a new one where there is none. Off the main thread, where
     Python allows no handlers, nothing is ever heard."""
     global _listener
     if threading.current_thread() is not threading.main_thread():
@@ -240,7 +240,7 @@ def _answer_with(answer: Answer, say: Callable[[str], None] = print_to_stderr) -
 
 @contextmanager
 def note_stops(say: Callable[[str], None] = print_to_stderr) -> Iterator[StopRequest]:
-    """Turn signals into a `StopRequest` while the context lasts; one that nobody saw is raised at its end."""
+    """Turn signals into a `StopRequest` while the context lasts; one that was not looked at is raised at its end."""
     with _answer_with("note", say) as listener:
         try:
             yield listener

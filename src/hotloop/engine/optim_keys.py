@@ -1,6 +1,6 @@
 """Which keys each schedule, warm-up and optimiser takes, and which values can work; checked without jax.
 
-A config calls these checks before anything is compiled, `optim` calls them again for whoever builds one by hand.
+A config calls these checks before anything is compiled, `optim` calls them again for those built without a config.
 """
 
 import math

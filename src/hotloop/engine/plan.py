@@ -102,7 +102,7 @@ Kind = Literal["log", "validate", "checkpoint"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 """Every kind of host event, in the order in which those after the same update happen."""
 MOST_UPDATES, MOST_EVENTS = 10**12, 2_000_000
-"""Weeks of the shortest updates, and more records than anybody reads: a plan lists its events."""
+"""Weeks of the shortest updates, and more records than can be read: a plan lists its events."""
 
 
 class Event(NamedTuple):
@@ -372,7 +372,7 @@ class _Draft:
         return round(wanted)
 
     def finish(self) -> Plan:
-        """The finished plan, with a warning when the host hears nothing before the end."""
+        """The finished plan, with a warning when no event comes before the end."""
         marks = sorted(self.marks, key=lambda mark: KINDS.index(mark.kind))
         if (events := sum(len(mark.updates) for mark in marks)) > MOST_EVENTS:
             raise PlanError(
@@ -434,7 +434,7 @@ def _check_updates(value: int) -> str | None:
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """How long a run is, when the host hears of it, and how many samples make an update."""
+    """How long a run is, when the host logs and saves, and how many samples make an update."""
 
     num_epochs: int = option(1, "Passes over the training samples.", check=positive, group=RUN_GROUP)
     weight_updates_per_epoch: int = option(

@@ -1,7 +1,7 @@
 """A progress bar on standard error, where that is a terminal; elsewhere a line after a long compilation.
 
 A bar that is opened while another is shown stands below it. While the compiler is at work the innermost bar says so,
-wherever in the engine that happens; where none is open nobody asked, and nothing is said. It imports no jax.
+wherever in the engine that happens; where none is open nothing is shown. It imports no jax.
 """
 
 import sys
@@ -34,7 +34,7 @@ class Progress:
 
     @contextmanager
     def compiling(self, recorded: bool) -> Iterator[None]:
-        """Say that the compiler is at work; how long it took is told by a record anyway, or not."""
+        """Say that the compiler is at work; `recorded`: how long it took is in a record or a line."""
         yield
 
 
@@ -117,7 +117,7 @@ def hide(description: str, total: float | None = None) -> AbstractContextManager
 
 @contextmanager
 def attach_bar(bar: Progress) -> Iterator[Progress]:
-    """While the block runs, this is what hears of compilations."""
+    """While the block runs, this shows compilations."""
     _open.append(bar)
     try:
         yield bar
@@ -126,7 +126,7 @@ def attach_bar(bar: Progress) -> Iterator[Progress]:
 
 
 def compiling(recorded: bool = False) -> AbstractContextManager[None]:
-    """The block compiles: the innermost bar says so. `recorded`: how long it took is told by a record or a line."""
+    """The block compiles: the innermost bar says so. `recorded`: how long it took is in a record or a line."""
     return _open[-1].compiling(recorded) if _open else nullcontext()
 
 

@@ -61,7 +61,7 @@ class Sink:
 
 
 class SinkGroup:
-    """Sinks that all see each record; one that fails, or takes longer than its patience, is left out, and `warn` told.
+    """Sinks that all see each record; one that fails, or takes longer than its patience, is left out with a warning.
 
     A full disk, a network that is gone or a library whose own thread has died must cost a run seconds, never its end.
     """
@@ -285,7 +285,8 @@ def take_folder(path: Path, resume: bool) -> int:
         raise RunError(f"cannot make the run folder {path}: {error.strerror}; choose another one") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        with suppress(OSError):  # for whoever finds the folder taken; a full disk has no room even for that
+        # For a process that finds the folder taken; a full disk has no room even for that.
+        with suppress(OSError):
             os.ftruncate(lock, 0)
             os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
     except BaseException as error:

@@ -19,7 +19,7 @@ from hotloop.engine.run import FRAME, Record, Run, Sink, SinkGroup, compose_reco
 from hotloop.errors import MissingExtra
 
 SHOWN = ("start", "resume", "compile", "log", "validation", "warning", "profile", "sweep", "end")
-"""Events with a line of their own; the others are for events.jsonl, or are told by the family in its own words."""
+"""Events with a line of their own; the others are for events.jsonl, or the family prints its own line."""
 LAST = ("learning_rate", "seconds_per_10000_updates", "throughput", "memory_gib", "mfu")
 """What follows the metrics, in this order."""
 PER_CENT = re.compile(r"(.*_)?(accuracy|top_\d+)|acceptance|mfu")
@@ -61,7 +61,7 @@ class TensorBoardSink(Sink):
     """Curves of log and validation figures, for `tensorboard --logdir FOLDER`.
 
     Written here and not by tensorboardX's SummaryWriter: its thread dies on a full disk, with a traceback, and
-    whoever adds to its queue then waits for ever.
+    a thread that adds to its queue then waits for ever.
     """
 
     patience = 5.0
@@ -152,7 +152,7 @@ class Announcer(AbstractContextManager["Announcer"]):
 
 
 Recorder = Run | Announcer
-"""Who is told what happens."""
+"""What events are handed to."""
 
 
 def console_line(record: Record) -> str:

@@ -94,7 +94,7 @@ recur.defvjp(_remember, _backward, symbolic_zeros=True)
 
 
 def _forward_loop(z_TBG: Array, recurrent: Any, state: State | None, *, cell: Cell, platform: str) -> Any:
-    """Every state, the last one, and the gate sums (which cost nothing where nobody reads them)."""
+    """Every state, the last one, and the gate sums (which cost nothing where they are not read)."""
     kernels = cell.kernels(recurrent)
 
     def step(state: State, z: Array) -> tuple[State, tuple[State, Array]]:

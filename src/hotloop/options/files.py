@@ -1,4 +1,4 @@
-"""JSON that anybody may have written, and files that get their names only when they are whole."""
+"""JSON that is not trusted, and files that get their names only when they are whole."""
 
 import json
 import os

@@ -232,7 +232,7 @@ class PhotoReader:
 class Workers:
     """Decodes batches ahead of who takes them; a context.
 
-    `skipped` counts the broken images that were met; `on_skip` hears of each once.
+    `skipped` counts the broken images that were met; `on_skip` is called with each once.
     """
 
     def __init__(
@@ -278,7 +278,7 @@ class Workers:
         finally:
             for part in begun:
                 part.future.cancel()
-            wait([part.future for part in begun])  # nobody may write into a slot that is given out again
+            wait([part.future for part in begun])  # a slot that is given out again must not be written into
             self._free += [part.slot for part in begun]
 
     def _finish(self, begun: "deque[_Part]") -> Iterator[HostBatch]:

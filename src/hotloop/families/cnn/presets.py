@@ -1,4 +1,4 @@
-"""Option values that nobody typed: those of the named configurations, and those of a run that is used again. No jax.
+"""Option values that were not typed: those of the named configurations, and those of a run that is used again. No jax.
 
 A folder of checkpoints without its run has its network.json alone: the rest are the defaults then.
 """
@@ -57,7 +57,7 @@ def read_run_options(run: Path) -> dict[str, Any]:
 
 
 def values_of_run(path: Path) -> dict[str, Any]:
-    """The options for whoever validates what lies at a path."""
+    """The options for validating what lies at a path."""
     run = find_run(path)
     if run is None and not path.is_dir():
         raise CheckpointError(f"{path}: no such folder; give a run's folder or its folder of checkpoints")

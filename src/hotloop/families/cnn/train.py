@@ -269,7 +269,7 @@ def _clean(job: Job, training: TrainingRun, made: list[int], best: int, console:
 
 def others_to_validate(config: TrainConfig, asked: Path, own: RunCheckpoints) -> RunCheckpoints | None:
     """The checkpoints that --checkpoint-input-dir names, unless they are the run's own; CheckpointError where it has
-    none and nobody said that random weights will do."""
+    none and random weights were not asked for."""
     if config.training and asked.resolve() == own.folder.resolve():
         return None
     try:

@@ -277,7 +277,7 @@ def read_input(input_fn: Any, run: RunConfig, **known: Any) -> Source:
         )
     # The first batch is looked at, and stays the next one; after the first pass `begin` makes each anew.
     iterator = iter(value)
-    # One that was given before goes on; one that is begun right now nobody can give again.
+    # One that was given before goes on; one that is begun right now cannot be given again.
     begun = find_iterator(iterator) if iterator is value else PushbackIterator(iterator)
     first = next(begun, None)
     if first is None:

@@ -165,7 +165,7 @@ def train_on_pool(job: Job) -> Step:
 def infer_on_pool(job: Job) -> Step:
     """(state, pool of batches, key) -> the state after one forward pass, on the batch of its count; `y` is the output.
 
-    The output has a say in the count, so no pass can begin, let alone be moved out of the loop, before the one before
+    The count depends on the output, so no pass can begin, let alone be moved out of the loop, before the one before
     it is done; the last output leaves the call, so that none can be left out.
     """
     apply = _apply(job)

@@ -190,7 +190,7 @@ def fit_ridge(
         now = Biases(now.mean, now.user, _item_biases(train, now, item_damping))
         user = _user_biases(train, now, user_damping)
         # The same predictions with the least penalty: what all items share goes to the users, or back. Taking turns
-        # alone moves along this direction very slowly, since no rating speaks against it.
+        # alone moves along this direction very slowly, since no rating changes along it.
         pull = item_damping * now.item.sum() - user_damping * user.sum()
         shift = pull / (item_damping * len(now.item) + user_damping * len(user))
         now = Biases(now.mean, user + shift, now.item - shift)

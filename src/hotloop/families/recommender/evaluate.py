@@ -130,7 +130,7 @@ def make_measures(
         }
         if rules.ks:
             figures["ranked_users"] = ranked = sums["ranked"]
-            # No figures where nothing is relevant to anybody.
+            # No figures where nothing is relevant to any user.
             for name in ("ndcg", "recall") if ranked else ():
                 for k, total in zip(rules.ks, sums[name], strict=True):
                     figures[f"{name}@{k}"] = float(total / ranked)

@@ -123,7 +123,7 @@ def run(config: TrainOptions, console: Console, command: str) -> Mapping[str, An
     assert batch is not None and size is not None
     if setup.plan.has("validate") and config.multiprocessing and platform() == "tpu":
         raise OptionError("--multiprocessing: a TPU belongs to one process at a time; leave the option out")
-    # By paths that mean the same from everywhere, for whoever evaluates the run later.
+    # By paths that mean the same from everywhere, for evaluating the run later.
     files = {name: path.absolute() for name in FILES if (path := getattr(config, name))}
     extra = (data.train.users, job.items, job.drops, *data.scale)
     settings = to_jsonable({**asdict(config), **files, **dict(zip(EXTRA, extra, strict=True))})

@@ -178,7 +178,7 @@ class DevicesFound:
 
 
 def find_devices(device: str, only_accelerator: bool) -> DevicesFound:
-    """What `--device` finds here, by a process of its own: whoever asks an accelerator holds it; else a DeviceError."""
+    """What `--device` finds here, asked by a child, as who asks an accelerator holds it; else a DeviceError."""
     if not only_accelerator and (device == "cpu" or os.environ.get("JAX_PLATFORMS") == "cpu"):
         return DevicesFound("cpu", 1)
     ignore = (signal.SIGINT, signal.SIG_IGN)

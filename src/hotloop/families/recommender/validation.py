@@ -296,7 +296,7 @@ class ProcessValidation:
 
 
 def main(folder: Path, where: str) -> None:
-    """The process: give figures until there is nobody left who asks."""
+    """The process: give figures until its parent has gone."""
     jobs: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
     def listen() -> None:
@@ -304,7 +304,7 @@ def main(folder: Path, where: str) -> None:
             for line in sys.stdin:
                 jobs.put(json.loads(line))
         finally:  # a line that was torn by a kill is an end, too
-            os._exit(0)  # whoever asked has gone: nobody waits for what the main thread is computing
+            os._exit(0)  # the parent has gone, and with it the need for what the main thread is computing
 
     threading.Thread(target=listen, daemon=True).start()
     # Standard output is for replies alone: what libraries print there goes to standard error instead.

@@ -286,7 +286,7 @@ def split_rows(rows: Any, size: int) -> Any:
 def run_in_pieces(step: Callable[[int, int, Any], Any], carry: Any, units: int, advance: Advance) -> Any:
     """step(first, stop, carry) over all units, in dispatches of about half a second.
 
-    `advance` hears of each piece, and of a first one of no units: by then the program is compiled.
+    `advance` is called for each piece, and of a first one of no units: by then the program is compiled.
     """
     pieces, done, count = Pieces(units), 0, 0
     while done < units:

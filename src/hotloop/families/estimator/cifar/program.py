@@ -36,7 +36,7 @@ from hotloop.families.estimator.inputs import Arrays, FromArrays
 from hotloop.families.estimator.training import make_plan
 from hotloop.options import to_jsonable
 
-TARGET = 0.75  # accuracy whose time is told
+TARGET = 0.75  # accuracy whose time is reported
 # Options that a test needs as they were in training.
 OPTIONS_OF_A_TEST = ("recipe", "learning_rate", "precision", "seed", "generated_data", "dataset_path")
 DEMO_TRAIN, DEMO_TEST = 2_000, 500
