@@ -51,6 +51,15 @@ def test_type_checkers_see_the_objects_that_programs_get() -> None:
     assert seen == {name: getattr(hotloop, name) for name in NAMES}
 
 
+def test_an_estimator_shows_what_its_page_describes_and_no_more(tmp_path: Path) -> None:
+    estimator = hotloop.Estimator(lambda: None, model_dir=tmp_path, warm_start_from=tmp_path, quiet=True)
+    shown = {name for name in dir(estimator) if not name.startswith("_")}
+    verbs = {"train", "evaluate", "measure", "predict", "export", "latest_checkpoint", "weights"}
+    assert shown == verbs | {"config", "params", "model_dir", "last_run"}
+    page = (Path(__file__).parents[1] / "docs" / "estimator.md").read_text()
+    assert all(re.search(rf"`{name}\b", page) for name in shown)
+
+
 def run(text: str) -> None:
     subprocess.run([sys.executable, "-c", text], check=True)
 

@@ -256,6 +256,14 @@ def test_missing_mixed_and_absent_shards_are_told_apart(built, tmp_path):
         RecordSet(tmp_path, "validation")
 
 
+@pytest.mark.parametrize("name", ["train-00005-of-00003", "train-00000-of-00000"])
+@pytest.mark.parametrize("faults", [None, []])
+def test_shards_with_numbers_beyond_their_set_are_none(tmp_path, name, faults):
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(DataError, match="no train shards; expected files named train-00000-of-01024"):
+        RecordSet(tmp_path, "train", faults=faults)
+
+
 def test_a_kept_index_is_used_until_a_shard_changes(built, tmp_path, monkeypatch):
     some = shutil.copytree(built, tmp_path / "some", ignore=lambda *_: [".train.index.npz"])
     first = RecordSet(some, "train")

@@ -59,7 +59,7 @@ def list_shards(folder: str | Path, part: Part, faults: list[str] | None = None)
         found = [match for path in folder.iterdir() if (match := _SHARD.fullmatch(path.name))]
     ours = {(int(each["number"]), int(each["total"])) for each in found if each["part"] == part}
     totals = {total for _, total in ours}
-    if not totals:
+    if not any(number < total for number, total in ours):
         raise DataError(f"{folder}: no {part} shards; expected files named {shard_name(part, 0, 1024)}")
     if len(totals) > 1:
         few, many = sorted(totals)[:2]

@@ -96,16 +96,16 @@ class Estimator:
             raise OptionError(
                 "Estimator: quiet=True leaves nothing for say or progress to show: give one or the other"
             )
-        self.model_fn, self.config = model_fn, config or RunConfig()
+        self._model_fn, self.config = model_fn, config or RunConfig()
         self.params = dict(params or {})
         chosen = model_dir or self.config.model_dir
         self.model_dir = Path(chosen or tempfile.mkdtemp(prefix="hotloop-estimator-"))
         self.last_run: dict[str, Any] = {}
         """After `train`: updates, images_per_second, training_seconds, lower_seconds, compile_seconds."""
-        self.say = say or (_warn if quiet else print_to_stderr)
-        self.progress = progress or (hide if quiet else partial(show, say=self.say))
+        self._say = say or (_warn if quiet else print_to_stderr)
+        self._progress = progress or (hide if quiet else partial(show, say=self._say))
         self._kept: dict[Any, Any] = {}
-        self.warm_start_from = Path(warm_start_from) if warm_start_from else None
+        self._warm_start_from = Path(warm_start_from) if warm_start_from else None
         if not chosen:
             (say or print_to_stderr)(
                 f"model_dir: {self.model_dir} (a temporary one: give model_dir to keep the model)"
@@ -139,9 +139,9 @@ class Estimator:
         steps, _ = check_steps(steps)
         check_whole("checkpoint", checkpoint)
         check_name(name)
-        source, job = self.read_served(input_fn, Mode.EVALUATE)
-        at, state = self.restore(job, checkpoint)
-        return self._note({**self.make_measure(source, job, steps)(state), "global_step": at}, name)
+        source, job = self._read_served(input_fn, Mode.EVALUATE)
+        at, state = self._restore(job, checkpoint)
+        return self._note({**self._make_measure(source, job, steps)(state), "global_step": at}, name)
 
     def _note(self, result: dict[str, Any], name: str | None) -> dict[str, Any]:
         append_line(self.model_dir / (f"eval_{name}" if name else "eval") / "results.jsonl", result)
@@ -150,19 +150,19 @@ class Estimator:
     def _announce(self, result: dict[str, Any], name: str | None) -> None:
         about = {"event": f"evaluation {name}" if name else "evaluation", "update": result["global_step"]}
         figures = {figure: value for figure, value in result.items() if figure != "global_step"}
-        self.say(console_line(about | figures))
+        self._say(console_line(about | figures))
 
     def predict(self, input_fn: Any, checkpoint: int | None = None) -> Iterator[Any]:
         """A row for each sample of the input, in order, as it is made: what the model's `predictions` gives for it, a
         numpy array or number, or a dict of them; without `predictions` the model's output."""
         check_whole("checkpoint", checkpoint)
-        source, job = self.read_served(input_fn, Mode.PREDICT)
-        at, state = self.restore(job, checkpoint)
-        self.say(f"predictions of update {at:,} of {self.model_dir}")
-        predict = self.keep(("predict", job), lambda: jax.jit(model.predict(job)))
+        source, job = self._read_served(input_fn, Mode.PREDICT)
+        at, state = self._restore(job, checkpoint)
+        self._say(f"predictions of update {at:,} of {self.model_dir}")
+        predict = self._keep(("predict", job), lambda: jax.jit(model.predict(job)))
 
         def rows() -> Iterator[Any]:
-            with self.progress("predicting", source.samples) as bar:
+            with self._progress("predicting", source.samples) as bar:
                 for number, batch in enumerate(source.batches()):
                     count = common_length(batch["features"])
                     with nullcontext() if number else compiling():
@@ -185,46 +185,48 @@ class Estimator:
     def weights(self, input_fn: Any, checkpoint: int | None = None) -> dict[str, Any]:
         """The weights of the newest checkpoint by name; the input only tells the shapes of the model."""
         check_whole("checkpoint", checkpoint)
-        _, job = self.read_served(input_fn, Mode.PREDICT)
-        _, state = self.restore(job, checkpoint)
+        _, job = self._read_served(input_fn, Mode.PREDICT)
+        _, state = self._restore(job, checkpoint)
         return {
             path_name(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(state["weights"])
         }
 
     # What follows serves the verbs, here and in training.
 
-    def keep(self, key: Any, make: Callable[[], T]) -> T:
+    def _keep(self, key: Any, make: Callable[[], T]) -> T:
         """What was made for this key, or is made now."""
         if key not in self._kept:
             self._kept[key] = make()
         kept: T = self._kept[key]
         return kept
 
-    def read_input(self, input_fn: Any, mode: Mode) -> Source:
+    def _read_input(self, input_fn: Any, mode: Mode) -> Source:
         return read_input(input_fn, self.config, mode=mode, params=self.params, config=self.config)
 
-    def job(self, mode: Mode, source: Source) -> Job:
+    def _job(self, mode: Mode, source: Source) -> Job:
         """The model for batches of the source's form; to train, over the replicas' devices."""
         batch = source.example
 
         def make() -> Job:
             known = {"features": batch["features"], "labels": batch.get("labels"), "mode": mode}
-            spec = call_with_known("model_fn", self.model_fn, **known, params=self.params, config=self.config)
+            spec = call_with_known(
+                "model_fn", self._model_fn, **known, params=self.params, config=self.config
+            )
             replicas = self.config.replicas if mode is Mode.TRAIN else 1
             mesh = replica_mesh(replicas) if replicas > 1 else None
             return build_job(spec, mode, batch, self.config, mesh)
 
-        return self.keep(("job", mode, str(batch)), make)
+        return self._keep(("job", mode, str(batch)), make)
 
-    def read_served(self, input_fn: Any, mode: Mode) -> tuple[Source, Job]:
-        source = self.read_input(input_fn, mode)
-        job = self.job(mode, source)
+    def _read_served(self, input_fn: Any, mode: Mode) -> tuple[Source, Job]:
+        source = self._read_input(input_fn, mode)
+        job = self._job(mode, source)
         return source.check_labels(job.classes if mode is Mode.EVALUATE else None), job
 
-    def restore(self, job: Job, at: int | None) -> tuple[int, State]:
+    def _restore(self, job: Job, at: int | None) -> tuple[int, State]:
         """The newest checkpoint, or that of update `at`: its number, and its INFERENCE_PARTS."""
         key = jax.eval_shape(lambda: jax.random.key(0))
-        like = self.keep(("served", job), lambda: jax.eval_shape(partial(model.init_served, job), key))
+        like = self._keep(("served", job), lambda: jax.eval_shape(partial(model.init_served, job), key))
         with open_checkpoints(self.model_dir) as checkpoints:
             if not checkpoints.steps():
                 raise CheckpointError(
@@ -232,16 +234,16 @@ class Estimator:
                 )
             found = checkpoints.restore(like, None if at is None else int(at), in_part=True)
         for line in found.skipped:
-            self.say(f"warning: {line}")
+            self._say(f"warning: {line}")
         return found.step, found.state
 
-    def make_measure(self, source: Source, job: Job, steps: int | None) -> Callable[[State], dict[str, Any]]:
+    def _make_measure(self, source: Source, job: Job, steps: int | None) -> Callable[[State], dict[str, Any]]:
         """A function of a state: means over the samples of the source, or of its first `steps` batches."""
-        evaluation = self.evaluation(source, job, steps) if isinstance(source, FromArrays) else None
+        evaluation = self._evaluation(source, job, steps) if isinstance(source, FromArrays) else None
         known = [count for count in (steps, source.length) if count is not None and evaluation is None]
 
         def measure(state: State) -> dict[str, Any]:
-            with self.progress("evaluating", min(known, default=None)) as bar:
+            with self._progress("evaluating", min(known, default=None)) as bar:
                 if evaluation is not None:  # one compiled call: it comes back once
                     return evaluation.means(state)
                 batches = advance_through(islice(source.batches(), steps), bar)
@@ -249,7 +251,7 @@ class Estimator:
 
         return measure
 
-    def evaluation(self, source: FromArrays, job: Job, steps: int | None) -> Evaluation:
+    def _evaluation(self, source: FromArrays, job: Job, steps: int | None) -> Evaluation:
         """Compiled already if such arrays were evaluated before."""
         samples = source.samples if steps is None else min(source.samples, steps * source.batch_size)
         data = jax.tree.map(lambda leaf: leaf[:samples], source.data)
@@ -260,11 +262,11 @@ class Estimator:
             return Evaluation(self._evaluate(job), data, source.batch_size, gather=gather)
 
         # The one kept has the program, if there is one by now.
-        evaluation = self._kept[key] = self.keep(key, make).over(data)
+        evaluation = self._kept[key] = self._keep(key, make).over(data)
         return evaluation
 
     def _evaluate(self, job: Job) -> Any:
-        return self.keep(("evaluate", job), lambda: model.evaluate(job))
+        return self._keep(("evaluate", job), lambda: model.evaluate(job))
 
 
 def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> dict[str, Any]:
@@ -302,15 +304,15 @@ def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: E
         )
     _, max_steps = check_steps(None, train_spec.max_steps)
     steps, _ = check_steps(eval_spec.steps)
-    source, job = estimator.read_served(eval_spec.input_fn, Mode.EVALUATE)
+    source, job = estimator._read_served(eval_spec.input_fn, Mode.EVALUATE)
     estimator.config.check_best(job.spec.metrics)
-    measure = estimator.make_measure(source, job, steps)
+    measure = estimator._make_measure(source, job, steps)
     note = partial(estimator._note, name=eval_spec.name)
     evaluation = CheckpointEvaluation(measure, note, every)
     run_training(estimator, train_spec.input_fn, None, max_steps, train_spec.hooks, evaluation)
     if evaluation.last and evaluation.last["global_step"] == estimator.latest_checkpoint():
         return evaluation.last
-    at, state = estimator.restore(job, None)
+    at, state = estimator._restore(job, None)
     result = note({**measure(state), "global_step": at})
     estimator._announce(result, eval_spec.name)
     return result

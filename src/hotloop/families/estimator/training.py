@@ -184,19 +184,19 @@ def run_training(
         done = estimator.latest_checkpoint() or 0
         # At the target, a stop or a kill may have left something to do after the last update.
         if done > max_steps or (done == max_steps and _is_closed(folder)):
-            estimator.say(f"nothing to train: {folder} holds {done:,} updates, {max_steps:,} were asked for")
+            estimator._say(f"nothing to train: {folder} holds {done:,} updates, {max_steps:,} were asked for")
             return
-    source = estimator.read_input(input_fn, Mode.TRAIN)
+    source = estimator._read_input(input_fn, Mode.TRAIN)
     parts = config.replicas * config.accumulation
     if source.batch_size % parts:
         raise DataError(
             f"a batch of {source.batch_size} does not fall into {config.replicas} replicas x {config.accumulation} "
             f"parts: take a multiple of {parts}"
         )
-    job = estimator.job(Mode.TRAIN, source)
+    job = estimator._job(Mode.TRAIN, source)
     if evaluation is None and config.best and config.best[0] not in ("loss", *job.spec.metrics):
         # A model_fn may measure more where it evaluates than where it trains.
-        config.check_best(estimator.job(Mode.EVALUATE, source).spec.metrics)
+        config.check_best(estimator._job(Mode.EVALUATE, source).spec.metrics)
     source = source.check_labels(job.classes)
     find_target(source, 0, steps, max_steps)  # refuses what has no end, while nothing is written
     state = _first_state(estimator, job)
@@ -207,11 +207,11 @@ def run_training(
         evaluates = evaluation is not None
         plan = make_plan(config, source.batch_size, source.samples, source.length, target, evaluates)
         if isinstance(source, FromBatches) and (skipped := source.count_skipped(done)):
-            estimator.say(
+            estimator._say(
                 f"the first {skipped} batches of the input are passed over: they were trained on before"
             )
         with source.feed(config, job.mesh, done) as feed:
-            program = estimator.keep(
+            program = estimator._keep(
                 ("program", job, source.signature),
                 lambda: Program(model.update(job), feed, config.iterations_per_call, seed_key(config.seed)),
             )
@@ -240,9 +240,9 @@ def _is_closed(folder: Path) -> bool:
 
 def _first_state(estimator: Any, job: Job) -> State:
     """What a new model begins with; weights that do not fit the model are refused while nothing is written."""
-    folder, other = estimator.model_dir, estimator.warm_start_from
-    with estimator.progress("initial weights", None), compiling():
-        init = estimator.keep(("init", job), lambda: jax.jit(partial(model.init, job)))
+    folder, other = estimator.model_dir, estimator._warm_start_from
+    with estimator._progress("initial weights", None), compiling():
+        init = estimator._keep(("init", job), lambda: jax.jit(partial(model.init, job)))
         state: State = init(stream(seed_key(job.config.seed), "init", 0))
     if job.mesh is not None:
         everywhere = NamedSharding(job.mesh, PartitionSpec())  # type: ignore[no-untyped-call]
@@ -255,7 +255,7 @@ def _first_state(estimator: Any, job: Job) -> State:
         return state
     with open_checkpoints(other) as others:
         found = others.restore({name: state[name] for name in INFERENCE_PARTS}, in_part=True)
-    estimator.say(f"weights of update {found.step:,} of {other}")
+    estimator._say(f"weights of update {found.step:,} of {other}")
     return {**state, **found.state}
 
 
@@ -267,18 +267,18 @@ def _open(estimator: Any) -> AbstractContextManager[TrainingRun]:
         {
             **asdict(config),
             "params": {name: _describe_param(value) for name, value in estimator.params.items()},
-            "model_fn": getattr(estimator.model_fn, "__qualname__", type(estimator.model_fn).__name__),
+            "model_fn": getattr(estimator._model_fn, "__qualname__", type(estimator._model_fn).__name__),
         }
     )
     keep: Keep = KeepLast(config.keep_last)
     if config.best:
         keep |= KeepBest(*config.best)
-    sinks: list[Sink] = [ConsoleSink(estimator.say)]
+    sinks: list[Sink] = [ConsoleSink(estimator._say)]
     if config.summary_steps:
         try:
             sinks.append(TensorBoardSink(folder / "tensorboard"))
         except MissingExtra as error:
-            estimator.say(f"summaries go to events.jsonl alone: {error}")
+            estimator._say(f"summaries go to events.jsonl alone: {error}")
     return open_training(
         folder,
         settings,
@@ -286,7 +286,7 @@ def _open(estimator: Any) -> AbstractContextManager[TrainingRun]:
         resume=there.exists() or (folder / "events.jsonl").exists(),
         may_differ={*settings, *(read_json(there) if there.exists() else {})},
         sinks=sinks,
-        progress=estimator.progress,
+        progress=estimator._progress,
         checkpoints=lambda place: HookedCheckpoints(place, keep, family=FAMILY),
         report=config.report,
         programs=("training",),

@@ -77,10 +77,10 @@ def run(config: CifarConfig, console: Console, given: Set[str] = frozenset()) ->
         result |= test(estimator, new_images, console)
         if report is not None:
             # What the compiler made of the test, and a profile of it.
-            source, job = estimator.read_served(new_images, Mode.EVALUATE)
+            source, job = estimator._read_served(new_images, Mode.EVALUATE)
             assert isinstance(source, FromArrays)
-            _, state = estimator.restore(job, None)
-            evaluation = estimator.evaluation(source, job, None)
+            _, state = estimator._restore(job, None)
+            evaluation = estimator._evaluation(source, job, None)
             evaluation.compile(state)
             seconds = evaluation.lower_seconds + evaluation.compile_seconds
             reports.write_program_report(report, evaluation.compiled, seconds, "evaluation")
