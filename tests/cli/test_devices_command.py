@@ -59,3 +59,14 @@ def test_a_device_that_is_not_there_is_one_line(capsys, asked, words, text):
     assert text in err
     assert err.count("\n") == 1
     assert asked == []
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="needs a machine without an accelerator")
+@pytest.mark.parametrize(
+    "command", ["vcd train", "recommender train", "cnn train", "estimator", "kernel lstm"]
+)
+def test_only_an_accelerator_is_asked_of_every_command_that_computes(capsys, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    assert main([*command.split(), "--only-accelerator"]) == 2
+    assert "error: --only-accelerator: only a CPU was found" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
