@@ -2,6 +2,9 @@
 formats, refusals by name."""
 
 import math
+import re
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -436,3 +439,16 @@ def test_a_batch_as_large_as_rmsprops_memory_is_the_last_that_works():
     np.testing.assert_allclose(
         trained(subject, {"w": np.zeros(1)}, gradients, (1.0, 1.0))["w"], -2, rtol=1e-9
     )
+
+
+@pytest.mark.parametrize(
+    "command", ["cnn train", "vcd train", "recommender train", "kernel dense", "kernel lstm"]
+)
+def test_an_optimiser_of_one_line_is_offered_by_every_family(command: str) -> None:
+    program = (
+        "import sys; from hotloop.engine import optim_keys as keys; from hotloop.cli.main import main; "
+        "keys.OPTIMISERS['lion'] = keys.Keys({}, optax='scale_by_lion'); sys.exit(main(sys.argv[1:]))"
+    )
+    words = [sys.executable, "-c", program, *command.split(), "--optimizer", "lionn"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 2 and re.search("did you mean lion", done.stderr, re.IGNORECASE), done.stderr

@@ -1,8 +1,6 @@
 """RMSProp with an epsilon of one outside the root, and the rates' decay inside a device loop."""
 
-from dataclasses import fields
 from fractions import Fraction
-from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +11,7 @@ from hotloop.engine.optim import FirstSquareState, scale_by_first_square_rms
 from hotloop.engine.optim_keys import OPTIMISERS, SCHEDULES
 from hotloop.families.vcd import model
 from hotloop.families.vcd.config import VcdModel
-from hotloop.options import Params
+from hotloop.options import Params, options_of
 
 RMSPROP = scale_by_first_square_rms(0.9, 1.0)
 STEP = jax.jit(lambda g, state: RMSPROP.update(g, state))
@@ -137,7 +135,7 @@ def test_rules_without_a_mean_of_squares_have_the_rate_of_each_group(optimizer, 
 
 def test_every_optimiser_and_schedule_of_the_engine_can_be_asked_for():
     """One RMSProp has its epsilon outside the root, the other inside; `rmsprop` is the authors'."""
-    choices = {each.name: get_args(each.type) for each in fields(VcdModel)}
+    choices = {each.name: each.kind.choices for each in options_of(VcdModel)}
     asked = [VcdModel(optimizer=name).optimiser()[0] for name in choices["optimizer"]]
     assert sorted(asked) == sorted(OPTIMISERS)
     assert {*choices["lr_schedule"]} == {*SCHEDULES}

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from hotloop.engine.optim_keys import check_loss_scaling, check_optimiser, check_schedule
+from hotloop.engine.optim_keys import OPTIMISERS, check_loss_scaling, check_optimiser, check_schedule
 from hotloop.engine.plan import BATCH_GROUP, EVENTS_GROUP, RUN_GROUP, PlanOptions
 from hotloop.errors import OptionError, did_you_mean
 from hotloop.options import (
@@ -203,8 +203,10 @@ class TrainConfig(Options, PlanOptions):
     label_smoothing: float | None = _model(
         None, "Share of each label spread over all classes.", check=between(0, 1)
     )
-    optimizer: Literal["sgd", "lars", "rmsprop", "momentum", "rmsprop_outside", "adam", "adamw", "muon"] = (
-        _optimiser("sgd", "The update rule; muon is for matrices and kernels, everything else goes by adam.")
+    optimizer: str = _optimiser(
+        "sgd",
+        "The update rule; muon is for matrices and kernels, everything else goes by adam.",
+        choices=tuple(dict.fromkeys(("sgd", "lars", "rmsprop", *OPTIMISERS))),
     )
     optimizer_params: Params = _optimiser(
         Params(momentum=0),

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from hotloop.engine.optim_keys import OPTIMISERS
 from hotloop.errors import OptionError
 from hotloop.options import Options, Params, at_least, non_negative, option, positive
 
@@ -13,7 +14,6 @@ TIMING, DATA, OLD = (
     partial(option, group=title) for title in ("Timing", "Data and devices", "From the old programs")
 )
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
-Optimizer = Literal["sgd", "momentum", "lars", "rmsprop", "rmsprop_outside", "adam", "adamw", "muon"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,9 @@ class LayerOptions(TimingOptions):
     batch_size: int = option(1, "Rows of one replica's batch.", check=positive)
     train: bool = option(False, "Train inside the loop; --no-train (default) is inference.")
     learning_rate: float = option(0.01, "Step of --train.", check=positive)
-    optimizer: Optimizer = option("sgd", "Update rule of --train, with its usual parameters.")
+    optimizer: str = option(
+        "sgd", "Update rule of --train, with its usual parameters.", choices=tuple(OPTIMISERS)
+    )
     use_generated_data: bool = DATA(
         False, "Send every batch from the host; off makes the data on the device."
     )
@@ -190,7 +192,7 @@ class AllKernels(Options):
         None, "Iterations (HMC steps too) of a call, instead of each kernel's default.", check=positive
     )
     train: bool = option(False, "Train instead of inference (HMC stays as it is).")
-    optimizer: Optimizer = option("sgd", "Update rule of --train.")
+    optimizer: str = option("sgd", "Update rule of --train.", choices=tuple(OPTIMISERS))
     dtype: Dtype = option("auto", "Number type of the layers.")
     repeat: int = option(1, "Do every timing this many times.", check=positive)
     seed: int = option(0, "Seed of parameters and data.", check=non_negative)

@@ -51,7 +51,7 @@ class Job:
 
     @property
     def optimiser(self) -> optim.Transformation:
-        return optim.make(self.config.optimizer, USUAL_PARAMS[self.config.optimizer])
+        return optim.make(self.config.optimizer, USUAL_PARAMS.get(self.config.optimizer, {}))
 
     def matmul_precision(self) -> AbstractContextManager[None]:
         """How products are summed while a program is traced: 16 bits if asked for, and float32 never as TF32."""

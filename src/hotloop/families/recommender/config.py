@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from hotloop.engine import optim_keys
 from hotloop.engine.optim_keys import check_optimiser, check_schedule
 from hotloop.errors import OptionError
 from hotloop.options import (
@@ -51,6 +52,11 @@ OPTIMISERS: dict[str, tuple[str, dict[str, Any]]] = {
     "AdamW": ("adam", {}),
     "Muon": ("muon", {}),
 }
+OPTIMISERS |= {
+    name.capitalize(): (name, {})
+    for name in optim_keys.OPTIMISERS
+    if name.lower() not in {"rmsprop_outside", *(ours.lower() for ours in OPTIMISERS)}
+}
 
 
 @dataclass(frozen=True)
@@ -81,12 +87,11 @@ class UpdateOptions:
         check=positive,
         aliases=("--micro-batch-size",),
     )
-    optimizer: Literal["Momentum", "SGD", "LARS", "RMSprop", "RMSpropInside", "Adam", "AdamW", "Muon"] = (
-        training_option(
-            "Momentum",
-            "Momentum 0.9, none, or another rule; RMSprop has its epsilon outside the root, RMSpropInside in it; "
-            "AdamW and Muon have the decay beside them.",
-        )
+    optimizer: str = training_option(
+        "Momentum",
+        "Momentum 0.9, none, or another rule; RMSprop has its epsilon outside the root, RMSpropInside in it; "
+        "AdamW and Muon have the decay beside them.",
+        choices=tuple(OPTIMISERS),
     )
     optimizer_params: Params = training_option(
         Params(),

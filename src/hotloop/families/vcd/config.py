@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from hotloop.engine.optim_keys import USUAL_PARAMS, check_optimiser, check_schedule
+from hotloop.engine.optim_keys import OPTIMISERS, USUAL_PARAMS, check_optimiser, check_schedule
 from hotloop.errors import OptionError
 from hotloop.options import Options, Params, argument, between, folder_name, non_negative, option, positive
 
@@ -87,12 +87,11 @@ class VcdModel:
         "epochs_to_total_decay; polynomial: end_learning_rate_ratio, power; one_cycle: total_epochs, peak_epoch; "
         "stepped: boundaries (epochs) and one more values, factors on the rates.",
     )
-    optimizer: Literal["rmsprop", "rmsprop_inside", "sgd", "momentum", "lars", "adam", "adamw", "muon"] = (
-        RATES(
-            "rmsprop",
-            "How gradients become steps; rmsprop is the authors', its epsilon 1 outside the root; momentum is "
-            "0.9; with lars the rate is the share of its norm by which a layer moves.",
-        )
+    optimizer: str = RATES(
+        "rmsprop",
+        "How gradients become steps; rmsprop is the authors', its epsilon 1 outside the root; momentum is "
+        "0.9; with lars the rate is the share of its norm by which a layer moves.",
+        choices=("rmsprop", "rmsprop_inside", *(name for name in OPTIMISERS if "rmsprop" not in name)),
     )
     optimizer_params: Params | None = RATES(
         None, "Parameters of the optimiser other than its own, as in `hotloop cnn train`."
@@ -128,7 +127,7 @@ class VcdModel:
         """Its name in `engine.optim`, and its parameters."""
         engines = {"rmsprop": "rmsprop_outside", "rmsprop_inside": "rmsprop"}
         name = engines.get(self.optimizer, self.optimizer)
-        usual = AUTHORS if self.optimizer == "rmsprop" else USUAL_PARAMS[name]
+        usual = AUTHORS if self.optimizer == "rmsprop" else USUAL_PARAMS.get(name, {})
         return name, {**usual, **(self.optimizer_params or {})}
 
     def schedule(self, images: int) -> tuple[dict[str, Any], int | Fraction]:
