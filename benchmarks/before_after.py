@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("before", type=Path, help="another checkout")
     parser.add_argument("--device", choices=COMMANDS, default="cpu")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", nargs="+", help="words in the names of the commands to run")
+    parser.add_argument("--cases", nargs="+", help="words in the names of the commands to run")
     parser.add_argument("--json", type=Path, help="a file for every run's figures")
     options = parser.parse_args()
     if not (options.before / "src" / "hotloop").is_dir():
@@ -58,7 +58,7 @@ def main() -> None:
     commands = {
         name: words
         for name, words in COMMANDS[options.device].items()
-        if not options.only or any(each in name for each in options.only)
+        if not options.cases or any(each in name for each in options.cases)
     }
     if not commands:
         parser.error(

@@ -24,7 +24,7 @@ def compare(monkeypatch, tmp_path, capsys):
         monkeypatch.setattr(
             before_after, "run", lambda side, *_: {"speed": next(speeds[side]), "loss": loss[side]}
         )
-        words = [str(other), "--rounds", str(len(before)), "--only", "resnet8"]
+        words = [str(other), "--rounds", str(len(before)), "--cases", "resnet8"]
         monkeypatch.setattr(sys, "argv", ["before_after.py", *words])
         before_after.main()
         return capsys.readouterr().out.splitlines()[-1]
@@ -53,7 +53,7 @@ def test_another_loss_is_other_work(compare):
     [
         (["{here}"], "has no src/hotloop"),
         ([str(ROOT), "--rounds", "0"], "at least 1"),
-        ([str(ROOT), "--only", "transformer"], "no command of"),
+        ([str(ROOT), "--cases", "transformer"], "no command of"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(words, message, monkeypatch, tmp_path, capsys):
