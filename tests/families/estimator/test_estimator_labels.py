@@ -89,7 +89,7 @@ def test_a_label_that_a_transform_makes_later_is_named_in_place_of_the_nan(kind:
 
 def test_labels_that_a_transform_brings_into_range_are_taken(tmp_path: Path) -> None:
     small(tmp_path).train(Resident({"features": X, "labels": Y - 1}, 16, transform=one_more, seed=1), steps=1)
-    arrays = small(tmp_path).read_input(Arrays(X, Y - 1, transform=one_more), Mode.TRAIN)
+    arrays = small(tmp_path)._read_input(Arrays(X, Y - 1, transform=one_more), Mode.TRAIN)
     assert arrays.check_labels(Classes(2)) is arrays
 
 
