@@ -232,6 +232,7 @@ def test_replicas_and_parts_train_as_one_device_does(images, tmp_path):
 @pytest.mark.skipif(
     not ROOT.is_dir() or find_set(known_set("cifar10"), ROOT) is None, reason=f"no cifar10 in {ROOT}"
 )
+@pytest.mark.slow
 def test_a_pass_over_a_part_of_the_real_images_is_far_above_chance(tmp_path):
     """3,000 images seen: 0.26 on average over five seeds, with a standard deviation of 0.02; chance is 0.1."""
     there = program.count_training_images(CifarConfig(dataset_path=ROOT))

@@ -498,6 +498,7 @@ def test_help_names_every_command_and_preset(capsys):
 
 
 @pytest.mark.skipif(not (ROOT.is_dir() and find_set(known_set("mnist"), ROOT)), reason=f"no mnist in {ROOT}")
+@pytest.mark.slow
 def test_a_short_run_on_real_digits_lowers_the_bound_and_raises_the_test_likelihood(tmp_path, monkeypatch):
     monkeypatch.setenv("HOTLOOP_DATA", str(ROOT))
     options = build(

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from hotloop.cli.command import Context
+from hotloop.engine import precision
 from hotloop.engine.keys import seed_key
 from hotloop.errors import DataError
 from hotloop.families.vcd import images as image_sets
@@ -182,7 +183,7 @@ def test_the_trained_step_size_is_used_not_the_first_one_and_does_not_adapt():
 @pytest.mark.slow
 def test_weights_of_sixteen_bits_can_be_drawn_from():
     run = run_saved(precision="16.16")
-    run.state["params"] = run.job.policy.to_update(run.state["params"])
+    run.state["params"] = precision.parse("16.16").to_update(run.state["params"])
     result = drawn(run, some_images(2).test)
     assert all(np.isfinite(value).all() for value in result)
     assert result.before.dtype == np.float32
