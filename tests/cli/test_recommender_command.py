@@ -660,6 +660,7 @@ def test_help_names_every_option_and_preset(capsys):
 @pytest.mark.skipif(
     not (ROOT.is_dir() and find_set(known_set("movielens-100k"), ROOT)), reason=f"no ml-100k in {ROOT}"
 )
+@pytest.mark.slow
 def test_a_short_run_on_real_ratings_is_clearly_better_than_the_mean(tmp_path, monkeypatch):
     monkeypatch.undo()  # the real widths
     monkeypatch.setenv("HOTLOOP_DATA", str(ROOT))

@@ -140,6 +140,7 @@ def distance_left(policy: Policy, optimiser: optax.GradientTransformation) -> fl
 
 @pytest.mark.parametrize("name", OPTIMISERS)
 @halves
+@pytest.mark.slow
 def test_every_mode_learns_and_rounding_to_nearest_stalls(half, name):
     # Steps below half a unit in the last place of 1: 2^-8 for bfloat16, 2^-11 for float16.
     rate = {"bfloat16": 3e-3, "float16": 4e-4}[half] * (0.5 if name == "adam" else 1)

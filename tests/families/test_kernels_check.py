@@ -78,6 +78,7 @@ OTHERS = [name for name in OPTIMISERS if name != "sgd"]
 
 
 @pytest.mark.parametrize("optimizer", OTHERS)
+@pytest.mark.slow
 def test_a_step_of_every_optimiser_is_held_against_float64_and_one_at_another_rate_refused(
     optimizer, monkeypatch
 ):

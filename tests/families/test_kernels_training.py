@@ -68,6 +68,7 @@ def test_another_optimiser_trains_with_the_state_it_keeps(optimizer):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.slow
 def test_steps_smaller_than_the_spacing_of_sixteen_bit_weights_count_in_the_mean(dtype):
     job = Job(configs.Dense(size=16, batch_size=4, learning_rate=1e-4), dtype)
     state = model.init(job, jax.random.key(0))

@@ -109,6 +109,7 @@ def test_with_another_optimiser_each_group_still_has_its_rate(optimizer):
 
 
 @pytest.mark.parametrize(("optimizer", "share"), [("lars", True), ("sgd", False), ("momentum", False)])
+@pytest.mark.slow
 def test_rules_without_a_mean_of_squares_have_the_rate_of_each_group(optimizer, share):
     """The first step of LARS is the rate times a layer's norm; that of the others grows with the rate."""
 
