@@ -118,11 +118,8 @@ USUAL_PARAMS: dict[str, dict[str, Any]] = {
     # A mean of squares that keeps 0.9, whatever the batch.
     "rmsprop": {"momentum": 0, "base_decay_exponent": math.log2(0.1), "epsilon": 0},
     "rmsprop_outside": {"decay": 0.9, "epsilon": 1e-7},
-    "adam": {},
-    "adamw": {},
-    "muon": {},
 }
-"""Of each optimiser, for a training that names it and no more; rmsprop's is for a `global_batch_size` of 1."""
+"""For a training that names an optimiser and no more; those of rmsprop are for a `global_batch_size` of 1."""
 
 
 def _known(owner: str, name: str, table: Mapping[str, Keys]) -> Keys:

@@ -11,7 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from hotloop.engine.optim_keys import OPTIMISERS, check_loss_scaling, check_optimiser, check_schedule
+from hotloop.engine.optim_keys import (
+    OPTIMISERS,
+    SCHEDULES,
+    check_loss_scaling,
+    check_optimiser,
+    check_schedule,
+)
 from hotloop.engine.plan import BATCH_GROUP, EVENTS_GROUP, RUN_GROUP, PlanOptions
 from hotloop.errors import OptionError, did_you_mean
 from hotloop.options import (
@@ -225,9 +231,7 @@ class TrainConfig(Options, PlanOptions):
     exclude_norms_and_biases: bool = _optimiser(
         False, "Leave scales, offsets and biases out of both decays; most recent recipes do."
     )
-    lr_schedule: Literal["const", "cosine", "stepped", "polynomial", "exponential", "one_cycle"] = _rate(
-        "const", "Shape of the rate over the run."
-    )
+    lr_schedule: str = _rate("const", "Shape of the rate over the run.", choices=tuple(SCHEDULES))
     lr_schedule_params: Params = _rate(
         Params(initial_learning_rate=0.0001),
         "initial_learning_rate is for one sample and grows with the global batch; cosine and polynomial: "

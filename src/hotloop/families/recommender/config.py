@@ -40,23 +40,18 @@ BY_NAME = {"3m": (128, 64), "6m": (256, 64), "1y": (256, 32), "full": (512, 8)}
 BY_RATINGS = ((20_000_000, "3m"), (35_000_000, "6m"), (70_000_000, "1y"))
 FILES = ("training_data_file", "validation_data_file", "test_data_file")
 CALL_UPDATES = 250  # as the old program had it
-# The engine's name of each optimiser, and what its parameters usually are here.
-OPTIMISERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "Momentum": ("momentum", {"momentum": 0.9}),
-    "SGD": ("sgd", {"momentum": 0}),
-    # With a trust coefficient of 1 the rate is the share of its own norm by which a layer moves.
-    "LARS": ("lars", {"momentum": 0.9, "weight_decay": 0, "eeta": 1, "epsilon": 0}),
-    "RMSprop": ("rmsprop_outside", {"decay": 0.9, "epsilon": 1e-7}),
-    "RMSpropInside": ("rmsprop", {"momentum": 0, "base_decay_exponent": -10, "epsilon": 1e-7}),
-    "Adam": ("adam", {}),
-    "AdamW": ("adam", {}),
-    "Muon": ("muon", {}),
-}
-OPTIMISERS |= {
-    name.capitalize(): (name, {})
+# The engine's name of each optimiser, and what its parameters usually are.
+NAMES = {
+    "Momentum": "momentum", "SGD": "sgd", "LARS": "lars", "RMSprop": "rmsprop_outside", "RMSpropInside": "rmsprop",
+    "Adam": "adam", "AdamW": "adam", "Muon": "muon",
+}  # fmt: skip
+NAMES |= {
+    name.capitalize(): name
     for name in optim_keys.OPTIMISERS
-    if name.lower() not in {"rmsprop_outside", *(ours.lower() for ours in OPTIMISERS)}
+    if name.lower() not in {"rmsprop_outside", *(ours.lower() for ours in NAMES)}
 }
+OPTIMISERS = {ours: (name, optim_keys.USUAL_PARAMS.get(name, {})) for ours, name in NAMES.items()}
+OPTIMISERS["RMSpropInside"] = ("rmsprop", {"momentum": 0, "base_decay_exponent": -10, "epsilon": 1e-7})
 
 
 @dataclass(frozen=True)
@@ -107,11 +102,10 @@ class UpdateOptions:
     learning_rate_schedule: tuple[float, ...] = training_option(
         (0.5, 0.75), "Where the rate drops, as fractions of the calls.", check=between(0, 1)
     )
-    lr_schedule: Literal["drops", "const", "cosine", "stepped", "polynomial", "exponential", "one_cycle"] = (
-        training_option(
-            "drops",
-            "Shape of the rate over the run; drops is that of --learning-rate-decay and --learning-rate-schedule.",
-        )
+    lr_schedule: str = training_option(
+        "drops",
+        "Shape of the rate over the run; drops is that of --learning-rate-decay and --learning-rate-schedule.",
+        choices=("drops", *optim_keys.SCHEDULES),
     )
     lr_schedule_params: Params = training_option(
         Params(),

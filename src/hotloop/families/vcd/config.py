@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from hotloop.engine.optim_keys import OPTIMISERS, USUAL_PARAMS, check_optimiser, check_schedule
+from hotloop.engine.optim_keys import OPTIMISERS, SCHEDULES, USUAL_PARAMS, check_optimiser, check_schedule
 from hotloop.errors import OptionError
 from hotloop.options import Options, Params, argument, between, folder_name, non_negative, option, positive
 
@@ -78,8 +78,10 @@ class VcdModel:
     decay_epochs: Fraction = RATES(
         Fraction(30), "Epochs between decays of the rates.", check=positive, aliases=("--epoch-timescale",)
     )
-    lr_schedule: Literal["exponential", "const", "cosine", "stepped", "polynomial", "one_cycle"] = RATES(
-        "exponential", "Shape over the run of a factor on all rates."
+    lr_schedule: str = RATES(
+        "exponential",
+        "Shape over the run of a factor on all rates.",
+        choices=tuple(dict.fromkeys(("exponential", *SCHEDULES))),
     )
     lr_schedule_params: Params | None = RATES(
         None,
