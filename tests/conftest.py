@@ -24,7 +24,9 @@ os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")
 flags = os.environ.get("XLA_FLAGS", "")
 if os.environ["JAX_PLATFORMS"] == "cpu" and VIRTUAL_DEVICES not in flags:
     # Most of the suite's time is the compiler's; programs that run a few times need not be optimised to the last.
-    os.environ["XLA_FLAGS"] = f"{flags} {VIRTUAL_DEVICES}=4 --xla_backend_optimization_level=1".strip()
+    flags = f"{flags} {VIRTUAL_DEVICES}=4 --xla_backend_optimization_level=1"
+    # Virtual devices share what cores there are: one that waits for the others must not give up on them.
+    os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_collective_call_terminate_timeout_seconds=600".strip()
 if "HOTLOOP_CACHE" not in os.environ:
     cache = tempfile.TemporaryDirectory(prefix="hotloop-test-cache-")
     os.environ["HOTLOOP_CACHE"] = cache.name

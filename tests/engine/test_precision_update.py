@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from hotloop.engine.device import replica_mesh
+from hotloop.engine.device import device_mesh
 from hotloop.engine.keys import sample_keys
 from hotloop.engine.precision import (
     AutoScale,
@@ -38,7 +38,7 @@ def averaged(count, repeated, axis, batch, key):
 def split(devices, count, batch=BATCH, *, repeated=False):
     if devices > jax.device_count():
         pytest.skip(f"{devices} devices")
-    mesh = replica_mesh(devices) if devices > 1 else None
+    mesh = device_mesh(devices) if devices > 1 else None
     return jax.jit(on_replicas(partial(averaged, count, repeated), mesh))(batch, KEY)
 
 
@@ -74,7 +74,7 @@ def test_sixteen_bit_gradients_are_averaged_in_float32(devices, count):
 
     if devices > jax.device_count():
         pytest.skip(f"{devices} devices")
-    mesh = replica_mesh(devices) if devices > 1 else None
+    mesh = device_mesh(devices) if devices > 1 else None
     parts = np.repeat(np.float32([256, 1, 1, 1]), 4)[:, None]  # each mean is a bfloat16, theirs is not
     found = jax.jit(on_replicas(halves, mesh))({"x": parts}, KEY)
     assert found.dtype == jnp.float32
@@ -100,7 +100,7 @@ def step(devices=1, count=1, policy=WIDE, scale=1.0):
     optimiser, kept = optax.sgd(0.1, momentum=0.9), np.zeros(3, np.float32)
     old = init_trained(policy, optimiser, scale, jax.tree.map(jnp.asarray, WEIGHTS), kept)
     settings = {"policy": policy, "optimiser": optimiser, "scale": scale, "accumulation": count}
-    settings |= {"mesh": replica_mesh(devices) if devices > 1 else None}
+    settings |= {"mesh": device_mesh(devices) if devices > 1 else None}
     update = jax.jit(lambda old: update_weights(square, old, BATCH, KEY, jax.random.key(1), **settings))
     return old, *update(old)
 

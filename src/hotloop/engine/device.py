@@ -41,7 +41,9 @@ UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 UNITS |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 LONGEST_NUMBER = 18  # digits of a size; more are no size that a disk has
 INSTALL = {"gpu": "hotloop[cuda]", "tpu": "hotloop[tpu]"}
-REPLICA = "replica"
+REPLICA, STAGE = "replica", "stage"
+VIRTUAL_DEVICES = "--xla_force_host_platform_device_count"
+PATIENCE, PATIENCE_SECONDS = "--xla_cpu_collective_call_terminate_timeout_seconds", 600
 PACKAGES = ("jax", "jaxlib", "numpy", "optax", "orbax-checkpoint")
 SOURCE = Path(__file__).resolve().parents[3]
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # malloc.h
@@ -58,6 +60,7 @@ def setup(
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if "JAX_LOGGING_LEVEL" not in os.environ:
         logging.getLogger("jax").setLevel(logging.ERROR)
+    _let_virtual_devices_wait()
     import jax
 
     enable_cache(warn)
@@ -93,6 +96,14 @@ def setup(
     return chosen
 
 
+def _let_virtual_devices_wait() -> None:
+    """Where XLA_FLAGS makes several devices of one CPU, let one wait longer than 40 s for the others, which would end
+    the process: they may share fewer cores than they are."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    if VIRTUAL_DEVICES in flags and PATIENCE not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {PATIENCE}={PATIENCE_SECONDS}"
+
+
 def nvidia_present() -> bool:
     """Whether the system shows an NVIDIA GPU, whatever jax makes of it."""
     return any(Path(path).exists() for path in ("/dev/nvidia0", "/dev/dxg"))
@@ -106,16 +117,31 @@ def platform() -> str:
     return str(getattr(chosen, "platform", chosen) or jax.default_backend())
 
 
-def replica_mesh(count: int, platform: str | None = None) -> "Mesh":
-    """A mesh of the first `count` devices of a platform (None: the default one) along the axis `replica`."""
+def device_mesh(replicas: int, stages: int = 1, platform: str | None = None) -> "Mesh":
+    """Devices of a platform (None: the default one) along the axes `replica` and `stage`.
+
+    Every process gives equally many, the first of its own, so that none is left without work; the stages of a replica
+    lie side by side, in one process where they fit.
+    """
     import jax
-    from jax.sharding import AxisType
+    import numpy as np
+    from jax.sharding import AxisType, Mesh
 
     devices = jax.devices(platform)
-    if count > len(devices):
+    owned: dict[int, list[jax.Device]] = {}
+    for each in devices:
+        owned.setdefault(each.process_index, []).append(each)
+    asked = f"replicas={replicas}" + f", stages={stages}" * (stages > 1)
+    count, odd = divmod(replicas * stages, len(owned))
+    if odd:
+        raise DeviceError(f"{asked}: the {len(owned)} processes cannot take equally many devices each")
+    if count > (most := min(map(len, owned.values()))):
         here = f"{len(devices)} {devices[0].platform} device{'s' * (len(devices) > 1)}"
-        raise DeviceError(f"replicas={count}: only {here} here; use at most {len(devices)}")
-    return jax.make_mesh((count,), (REPLICA,), (AxisType.Auto,), devices=devices[:count])
+        apart = f", of which each process must give equally many: at most {most}" * (len(owned) > 1)
+        raise DeviceError(f"{asked}: only {here} here{apart}; use at most {most * len(owned)}")
+    used = [each for process in sorted(owned) for each in owned[process][:count]]
+    places = np.array(used, dtype=object).reshape(replicas, stages)
+    return Mesh(places, (REPLICA, STAGE), axis_types=(AxisType.Auto,) * 2)
 
 
 def pick_device(number: int, platform: str | None = None) -> "jax.Device":

@@ -202,13 +202,13 @@ def update_weights(
     accumulation: int,
     repeated: bool = False,
     begin: Callable[[Any], Any] = lambda kept: kept,
-    finish: Callable[[Any, Any, str | None], Any] = lambda kept, carry, axis: average_replicas(carry, axis),
+    finish: Callable[[Any, Any, Any], Any] = lambda kept, centre, spread: centre,
     **extra: Any,
 ) -> tuple[Trained, dict[str, Array]]:
     """One step by the gradient of the mean loss, and the figures' means; left out where a loss scale overflowed.
 
-    `begin(kept)` is the carry of each replica's first part, `finish(kept, carry, axis)` what is kept after its last;
-    `extra` goes to the optimiser.
+    `begin(kept)` is the carry of each replica's first part. `finish(kept, centre, spread)` is what is kept after its
+    last, of the carry's `centre_and_spread` over the replicas. `extra` goes to the optimiser.
     """
 
     def average(axis: str | None, batch: Any, params: Any, kept: Any, factor: Array, key: Array) -> Any:
@@ -221,7 +221,7 @@ def update_weights(
             return (gradients, figures), carry_on
 
         means, carry = mean_of_parts(part, begin(kept), batch, key, accumulation, axis, repeated=repeated)
-        return average_replicas(means, axis), finish(kept, carry, axis)
+        return average_replicas(means, axis), finish(kept, *centre_and_spread(carry, axis))
 
     factor = old.scale.scale
     (gradients, figures), kept = on_replicas(average, mesh)(
@@ -298,6 +298,25 @@ def mean_of_parts(
 def average_replicas(means: Means, axis: str | None) -> Means:
     """The mean over replicas, in float32: a sum of 16-bit gradients may leave their range."""
     return means if axis is None else lax.pmean(cast(means, FLOAT32), axis)  # type: ignore[no-untyped-call]
+
+
+def centre_and_spread(carry: Carry, axis: str | None) -> tuple[Carry, Carry]:
+    """The mean over replicas of each number, in float32 or wider, and the mean of its squared distance from that.
+
+    One replica's is its own mean, with a spread of 0. What is no float (a counter) is the same on all, or the largest.
+    """
+    if axis is None:
+        return carry, jax.tree.map(jnp.zeros_like, carry)
+
+    def mean(leaf: Array) -> Array:
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return lax.pmax(leaf, axis)  # type: ignore[no-untyped-call,no-any-return]
+        wide = leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+        return lax.pmean(wide, axis)  # type: ignore[no-untyped-call,no-any-return]
+
+    centre: Carry = jax.tree.map(mean, carry)
+    spread: Carry = jax.tree.map(lambda leaf, middle: mean(jnp.square(leaf - middle)), carry, centre)
+    return centre, spread
 
 
 def optimise(

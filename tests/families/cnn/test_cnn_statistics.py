@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from hotloop.engine.device import REPLICA, replica_mesh
+from hotloop.engine.device import REPLICA, device_mesh
 from hotloop.engine.plan import Batch
+from hotloop.engine.precision import centre_and_spread
 from hotloop.families.cnn.model import (
     RunningStatistics,
     add_statistics,
@@ -49,7 +50,7 @@ def streamed(parts: dict, rule) -> dict:
         running, _ = lax.scan(
             lambda running, part: (add_statistics(running, part, rule), None), start_statistics(like), parts
         )
-        return finish_statistics(running, REPLICA)
+        return finish_statistics(*centre_and_spread(running, REPLICA))
 
     mapped = jax.vmap(replica, in_axes=1, axis_name=REPLICA)
     results = jax.jit(mapped, compiler_options={"xla_backend_optimization_level": 0})(parts)
@@ -69,7 +70,7 @@ def test_micro_batches_of_any_size_have_the_statistics_of_the_undivided_batch(ac
         running = start_statistics(jax.tree.map(lambda leaf: leaf[0, 0], parts))
         for n in range(accumulation):
             running = ADD(running, jax.tree.map(lambda leaf, n=n: leaf[n, 0], parts))
-        close(finish_statistics(running), x.mean(0), x.var(0))
+        close(finish_statistics(*centre_and_spread(running, None)), x.mean(0), x.var(0))
 
 
 @pytest.mark.parametrize("split", [(1, 1), (6, 1), (1, 4), (3, 4)])
@@ -117,9 +118,9 @@ def test_replicas_on_devices_agree_with_the_undivided_batch():
 
     def replica(part):
         one = jax.tree.map(lambda leaf: leaf[0], part)
-        return finish_statistics(add_statistics(start_statistics(one), one), REPLICA)
+        return finish_statistics(*centre_and_spread(add_statistics(start_statistics(one), one), REPLICA))
 
-    merged = jax.jit(jax.shard_map(replica, mesh=replica_mesh(4), in_specs=P(REPLICA), out_specs=P()))(parts)
+    merged = jax.jit(jax.shard_map(replica, mesh=device_mesh(4), in_specs=P(REPLICA), out_specs=P()))(parts)
     close(merged, x.mean(0), x.var(0), 1e-5)
 
 
@@ -157,7 +158,7 @@ def test_a_network_without_batch_norm_has_nothing_to_merge():
     found = count_values(network, Batch(micro=8))
     assert (
         found
-        == finish_statistics(add_statistics(start_statistics({}), {}))
+        == finish_statistics(*centre_and_spread(add_statistics(start_statistics({}), {}), None))
         == move_statistics({}, {}, 0.9, found)
         == {}
     )
@@ -174,7 +175,8 @@ def test_every_split_of_a_batch_into_accumulation_gives_the_networks_own_statist
         def body(running, micro):
             return add_statistics(running, network.apply(params, statistics, micro, train=True)[1]), None
 
-        return finish_statistics(lax.scan(body, start_statistics(statistics), images)[0])["bn_0"]
+        running, _ = lax.scan(body, start_statistics(statistics), images)
+        return finish_statistics(*centre_and_spread(running, None))["bn_0"]
 
     whole, split = accumulated(images[None]), accumulated(images.reshape(4, 3, 32, 32, 3))
     for name in ("mean", "variance"):

@@ -14,7 +14,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding
 
 from hotloop.engine import optim, precision
-from hotloop.engine.device import platform, replica_mesh
+from hotloop.engine.device import device_mesh, platform
 from hotloop.engine.plan import Batch, EvaluationBatches, Plan
 from hotloop.engine.precision import SPLIT, AutoScale, LossScale
 from hotloop.errors import DeviceError, OptionError, did_you_mean
@@ -47,7 +47,7 @@ class Job:
     def mesh(self) -> Mesh | None:
         """None for one replica."""
         replicas = self.batch.replicas
-        return replica_mesh(replicas, platform()) if replicas > 1 else None
+        return device_mesh(replicas, platform=platform()) if replicas > 1 else None
 
     @property
     def sharding(self) -> NamedSharding | None:

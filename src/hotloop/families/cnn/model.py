@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from hotloop.engine.keys import stream
 from hotloop.engine.plan import Batch
@@ -57,8 +57,9 @@ def update(job: Job) -> Callable[[State, ImageBatch, Array], tuple[State, Any]]:
         right = losses.correct(logits, labels, 1).mean(dtype=jnp.float32)
         return mean, (add_statistics(running, found, rule), {"loss": mean, "training_accuracy": right})
 
-    def finish(moving: Statistics, running: RunningStatistics, axis: str | None) -> Statistics:
-        return move_statistics(moving, finish_statistics(running, axis), job.network.norm.momentum, counts)
+    def finish(moving: Statistics, centre: RunningStatistics, spread: RunningStatistics) -> Statistics:
+        merged = finish_statistics(centre, spread)
+        return move_statistics(moving, merged, job.network.norm.momentum, counts)
 
     def begin(moving: Statistics) -> RunningStatistics:
         return RunningStatistics(jnp.int32(0), jax.tree.map(jnp.zeros_like, moving))
@@ -144,16 +145,12 @@ def add_statistics(
     return RunningStatistics(parts, {name: layer(old, part[name]) for name, old in running.merged.items()})
 
 
-def finish_statistics(running: RunningStatistics, axis: str | None = None) -> Statistics:
-    """Means and biased variances of all parts; with the name of a mapped axis, of all replicas along it."""
-    if axis is None:
-        return running.merged
-    layers, mean_over = running.merged.items(), partial(lax.pmean, axis_name=axis)
-    centres = mean_over({name: layer["mean"] for name, layer in layers})
-    variances = mean_over(
-        {name: layer["variance"] + jnp.square(layer["mean"] - centres[name]) for name, layer in layers}
-    )
-    return {name: {"mean": centres[name], "variance": variances[name]} for name in centres}
+def finish_statistics(centre: RunningStatistics, spread: RunningStatistics) -> Statistics:
+    """Means and biased variances of all parts of all replicas, from those of each by `centre_and_spread`."""
+    return {
+        name: {"mean": layer["mean"], "variance": layer["variance"] + spread.merged[name]["mean"]}
+        for name, layer in centre.merged.items()
+    }
 
 
 def count_values(network: Network, batch: Batch, rule: MergeRule = "spread") -> dict[str, int]:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TypeVar
 import jax
 import numpy as np
 
-from hotloop.engine.device import replica_mesh
+from hotloop.engine.device import device_mesh
 from hotloop.engine.feed import common_length, gather_rows, path_name
 from hotloop.engine.interrupt import print_to_stderr
 from hotloop.engine.loop import Evaluation, evaluate_batches, means_of, pad_batch
@@ -213,7 +213,7 @@ class Estimator:
                 "model_fn", self._model_fn, **known, params=self.params, config=self.config
             )
             replicas = self.config.replicas if mode is Mode.TRAIN else 1
-            mesh = replica_mesh(replicas) if replicas > 1 else None
+            mesh = device_mesh(replicas) if replicas > 1 else None
             return build_job(spec, mode, batch, self.config, mesh)
 
         return self._keep(("job", mode, str(batch)), make)

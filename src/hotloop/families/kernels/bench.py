@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from hotloop.engine.device import pick_device, replica_mesh
+from hotloop.engine.device import device_mesh, pick_device
 from hotloop.engine.keys import stream
 from hotloop.engine.loop import CallMetrics, Program, copy_state
 from hotloop.engine.progress import Console
@@ -153,7 +153,7 @@ def _announce(job: Job, device: jax.Device, console: Console) -> None:
 
 def make_job(config: LayerOptions, device: jax.Device) -> Job:
     """The options with the devices and the number type that they come to, or an error before anything is compiled."""
-    replicas = replica_mesh(config.replicas, device.platform) if config.replicas > 1 else None
+    replicas = device_mesh(config.replicas, platform=device.platform) if config.replicas > 1 else None
     dtype = AUTO_DTYPE.get(device.platform, "float32") if config.dtype == "auto" else config.dtype
     if config.enable_half_partials and dtype == "float32":
         raise OptionError("--enable-half-partials: needs 16-bit numbers; use --dtype float16 or bfloat16")

@@ -15,7 +15,7 @@ from hotloop.data.load import load
 from hotloop.data.local_files import find_set
 from hotloop.data.stand_ins import draw_objects
 from hotloop.engine import measure as reports
-from hotloop.engine.device import platform, replica_mesh
+from hotloop.engine.device import device_mesh, platform
 from hotloop.engine.plan import Plan
 from hotloop.engine.progress import Console
 from hotloop.engine.run import check_makeable, default_path, read_events, read_json
@@ -52,7 +52,7 @@ def run(config: CifarConfig, console: Console, given: Set[str] = frozenset()) ->
     else:
         check_makeable(folder)
     if config.replicas > 1:
-        replica_mesh(config.replicas)  # too many are refused before data are read
+        device_mesh(config.replicas)  # too many are refused before data are read
     if config.generated_data:
         data = generate_images(config.seed)
         console.say(f"data: {len(data.train):,} + {len(data.test):,} random images with random labels")
