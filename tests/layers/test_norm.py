@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 
-from hotloop.layers.norm import EPSILON, batch_norm, group_norm, normalise
+from hotloop.layers.norm import EPSILON, ReplicaGroups, batch_norm, group_norm, normalise
 from hotloop.layers.paths import force_path
 
 GENERATOR = np.random.default_rng(0)
@@ -57,6 +58,51 @@ def test_batch_norm_and_its_gradient_through_every_output_equal_the_textbook_for
     with jax.enable_x64(True), force_path(path):
         ours, wanted = (values_and_gradients(f, weights)(*arguments) for f in (batch_norm, plain_batch_norm))
     assert_close(ours, wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.skipif(jax.device_count() < 4, reason="needs four devices")
+@pytest.mark.parametrize("path", ["default", "unshifted"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_replicas_that_share_statistics_normalise_as_one_that_has_all_their_images(size, path):
+    """Values, statistics and gradients through every output; the images of the groups lie far apart."""
+    count, shape = 4 // size, (4, *SHAPE)
+    places = tuple(tuple(range(first, first + size)) for first in range(0, 4, size))
+    x = images(shape) + np.arange(4).reshape(4, 1, 1, 1, 1)
+    scale, offset = channels(), channels()
+    weights = images(shape), channels(), channels()
+
+    def share(x, weight):
+        shared = ReplicaGroups("replica", places)
+        (dx, dscale, doffset), values = values_and_gradients(
+            lambda *arguments: batch_norm(*arguments, EPSILON, shared), (weight[0], *weights[1:])
+        )(x[0], scale, offset)
+        return jax.tree.map(lambda leaf: leaf[None], ((dx, dscale, doffset), values))
+
+    replica = PartitionSpec("replica")
+    with jax.enable_x64(True), force_path(path):
+        mesh = jax.make_mesh((4,), ("replica",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:4])
+        mapped = jax.shard_map(share, mesh=mesh, in_specs=replica, out_specs=replica, check_vma=False)
+        gradients, values = jax.device_get(jax.jit(mapped)(x, weights[0]))
+        # Each replica of a group has the statistics in its loss, so that they count `size` times in the merged one.
+        merged = [
+            jax.device_get(
+                values_and_gradients(plain_batch_norm, (each, size * weights[1], size * weights[2]))(
+                    together, scale, offset
+                )
+            )
+            for each, together in zip(
+                *(array.reshape(count, -1, *SHAPE[1:]) for array in (weights[0], x)), strict=True
+            )
+        ]
+    for group, (wanted, outputs) in enumerate(merged):
+        own = slice(group * size, (group + 1) * size)
+        assert_close(gradients[0][own].reshape(wanted[0].shape), wanted[0], rtol=1e-11, atol=1e-11)
+        for ours, theirs in zip(gradients[1:], wanted[1:], strict=True):
+            assert_close(ours[own].sum(0), theirs, rtol=1e-11, atol=1e-11)
+            assert np.abs(theirs).min() > 1e-3
+        assert_close(values[0][own].reshape(outputs[0].shape), outputs[0], rtol=1e-11, atol=1e-11)
+        for ours, theirs in zip(values[1:], outputs[1:], strict=True):
+            assert_close(ours[own], np.tile(theirs, (size, 1)), rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize("path", ["default", "unshifted"])

@@ -7,6 +7,7 @@ sum, so there the sums are of the images themselves.
 
 from functools import partial
 from math import prod
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,12 +26,39 @@ _GROUP = (1, 2, 4)  # of [N, H, W, G, C]
 _FAR = 100  # squared mean over variance: beyond it E[x^2] - E[x]^2 keeps fewer than four digits
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
+class ReplicaGroups(NamedTuple):
+    """Places along a mapped axis that take their statistics together; every group is of one size."""
+
+    axis: str
+    places: tuple[tuple[int, ...], ...]
+
+    def sum(self, values: Array) -> Array:
+        """Over the group of this place."""
+        total: Array = lax.psum(values, self.axis, axis_index_groups=self.places)  # type: ignore[no-untyped-call]
+        return total
+
+    @property
+    def size(self) -> int:
+        return len(self.places[0])
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def batch_norm(
-    x_NHWC: Images, scale: Channels, offset: Channels, epsilon: float = EPSILON
+    x_NHWC: Images,
+    scale: Channels,
+    offset: Channels,
+    epsilon: float = EPSILON,
+    groups: ReplicaGroups | None = None,
 ) -> tuple[Images, Channels, Channels]:
-    """The images normalised by their own statistics, and those: mean and biased variance of each channel."""
+    """The images normalised by their own statistics, and those: mean and biased variance of each channel.
+
+    With `groups` they are the statistics of the images of all replicas of a group. A gradient by the images is then
+    that of the group's losses together; one by scale or offset is this replica's part, to be summed over replicas.
+    """
     mean, variance = (moment.reshape(-1) for moment in moments(x_NHWC, _middle(x_NHWC)[:1], axes=_PIXELS))
+    if groups is not None:
+        own, mean = mean, groups.sum(mean) / groups.size
+        variance = groups.sum(variance + jnp.square(own - mean)) / groups.size
     return normalise(x_NHWC, scale, offset, mean, variance, epsilon), mean, variance
 
 
@@ -47,20 +75,27 @@ def normalise(
     return ((x_NHWC - mean) * slope + offset).astype(x_NHWC.dtype)
 
 
-def _remember(x: Array, scale: Array, offset: Array, epsilon: float) -> tuple[Triple, tuple[Array, ...]]:
-    y, mean, variance = batch_norm(x, scale, offset, epsilon)
+def _remember(
+    x: Array, scale: Array, offset: Array, epsilon: float, groups: ReplicaGroups | None
+) -> tuple[Triple, tuple[Array, ...]]:
+    y, mean, variance = batch_norm(x, scale, offset, epsilon, groups)
     return (y, mean, variance), (x, scale, offset, mean, lax.rsqrt(variance + epsilon))
 
 
-def _backward(epsilon: float, saved: tuple[Array, ...], gradients: Triple) -> Triple:
+def _backward(
+    epsilon: float, groups: ReplicaGroups | None, saved: tuple[Array, ...], gradients: Triple
+) -> Triple:
     x, scale, offset, mean, inverse = saved
     dy, dmean, dvariance = gradients
     dy, slope, count = dy.astype(mean.dtype), scale * inverse, prod(x.shape[:3])
     sums = gradient_sums(dy, x, mean.reshape(1, 1, 1, -1), axes=_PIXELS)
-    total, along = (part.reshape(-1) for part in sums)
+    own_total, own_along = total, along = [part.reshape(-1) for part in sums]
+    if groups is not None:
+        total, along, dmean, dvariance = groups.sum(jnp.stack([total, along, dmean, dvariance]))
+        count *= groups.size
     tilt = (2 * dvariance - slope * inverse**2 * along) / count
     dx = slope * dy + tilt * (x - mean) + (dmean - slope * total) / count
-    return dx.astype(x.dtype), (along * inverse).astype(scale.dtype), total.astype(offset.dtype)
+    return dx.astype(x.dtype), (own_along * inverse).astype(scale.dtype), own_total.astype(offset.dtype)
 
 
 batch_norm.defvjp(_remember, _backward)
