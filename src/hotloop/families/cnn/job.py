@@ -1,13 +1,15 @@
 """`Job`: a training as it will be on this data and these devices; `resolve` makes it of the options.
 
 A job is made before anything is compiled, so that a run which cannot work says so at once, and every warning and
-notice comes before the first update. More replicas or stages than devices are no error: replicas become accumulation
-and stages merge, so that the global batch, and with it every update, stays what it was.
+notice comes before the first update. More replicas or stages than devices are no error: stages merge, and then replicas
+become accumulation, so that the global batch, and with it every update, stays what it was.
 """
 
+import os
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import jax
 from jax import Array
@@ -22,6 +24,7 @@ from hotloop.families.cnn.network import Network, NormChoice, build
 from hotloop.families.cnn.options import WITHOUT_EFFECT, DatasetSize, TrainConfig
 
 BATCH_OPTIONS = ("gradient_accumulation_count", "global_batch_size")
+DEVICES_PER_REPLICA = "HOTLOOP_DEVICES_PER_REPLICA"  # what a launcher was told by --ipus-per-replica
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,15 +42,23 @@ class Job:
     scale: LossScale
     optimiser: optim.Transformation = field(compare=False)  # it and the rate follow from what is above
     rate: Callable[[Array | int], Array] | None = field(compare=False)  # None without a training phase
+    splits: tuple[
+        str, ...
+    ] = ()  # the layers that open a new stage, on a device of its own; fewer where stages merge
     repeated: bool = False  # whether every micro-batch of an update is the same one
     warnings: tuple[str, ...] = field(default=(), compare=False)
     notices: tuple[str, ...] = field(default=(), compare=False)
 
+    @property
+    def stages(self) -> int:
+        """Devices of a replica."""
+        return len(self.splits) + 1
+
     @cached_property
     def mesh(self) -> Mesh | None:
-        """None for one replica."""
-        replicas = self.batch.replicas
-        return device_mesh(replicas, platform=platform()) if replicas > 1 else None
+        """Replicas x stages; None for one device."""
+        replicas, stages = self.batch.replicas, self.stages
+        return device_mesh(replicas, stages, platform()) if replicas * stages > 1 else None
 
     @property
     def sharding(self) -> NamedSharding | None:
@@ -72,7 +83,9 @@ def resolve(
 
     `explicit` holds the names of options from the command line itself, `configured` of those that a configuration has.
     """
-    asked, batch, notices = _place_batch(config, devices, explicit)
+    processes = 1
+    _check_processes(config, processes)
+    asked, batch, splits, notices = _place(config, devices, explicit, processes)
     if config.top_k > size.classes:
         raise OptionError(f"--top-k {config.top_k}: {config.dataset} has only {size.classes} classes")
     plan = config.make_plan(size.train, batch) if config.training else None
@@ -87,6 +100,8 @@ def resolve(
         warnings.append("--deterministic: turns --shuffle off")
     if config.pipeline_validation_model and not config.pipeline_splits:
         warnings.append("--pipeline-validation-model: there are no --pipeline-splits, so it is off")
+    if "pipeline_schedule" in explicit and not config.pipeline_splits:
+        warnings.append("--pipeline-schedule: there are no --pipeline-splits, so it changes nothing")
     if config.ckpt_all_instances:
         warnings.append("--ckpt-all-instances: this is the only process, so it is off")
     named = explicit | configured | config.without_effect.keys()
@@ -130,6 +145,7 @@ def resolve(
         )
         if plan
         else None,
+        splits=splits,
         repeated=repeated,
         warnings=(*warnings, *asked.warnings, *plan.warnings) if plan else tuple(warnings),
         notices=tuple(notices),
@@ -152,22 +168,23 @@ def _check_splits(config: TrainConfig, layers: list[str]) -> None:
         raise OptionError(f"--pipeline-splits {layers[0]}: the first layer opens the first stage anyway")
 
 
-def _place_batch(
-    config: TrainConfig, devices: int | None, explicit: Set[str]
-) -> tuple[Batch, Batch, list[str]]:
-    """The batch that is asked for; the same samples on at most `devices` replicas, each of which holds all stages; and
-    what that changes."""
+class Placement(NamedTuple):
+    """Who computes what: the batch that is asked for, the same samples on the devices in use, the layers that open a
+    new stage on a device of its own (none: every replica has one device), and what the user should know of it."""
+
+    asked: Batch
+    batch: Batch
+    splits: tuple[str, ...]
+    notices: list[str]
+
+
+def _place(config: TrainConfig, devices: int | None, explicit: Set[str], processes: int) -> Placement:
+    """Stages and replicas on at most `devices` devices, of which every process gives equally many.
+
+    Where they do not suffice, stages merge and then replicas become accumulation.
+    """
     devices = len(jax.devices(platform())) if devices is None else devices
-    # Of accumulation and global size the one on the command line counts; without it both are one too many.
-    given = [name for name in BATCH_OPTIONS if getattr(config, name) is not None]
-    kept = [name for name in given if name in explicit]
-    replaced = next(name for name in given if name not in kept) if (len(given), len(kept)) == (2, 1) else None
-    accumulation, global_size = (
-        None if name == replaced else getattr(config, name) for name in BATCH_OPTIONS
-    )
-    asked = Batch.of(
-        config.micro_batch_size, config.num_replicas, accumulation=accumulation, global_size=global_size
-    )
+    asked, replaced = _asked_batch(config, explicit)
     there = "there is 1 device" if devices == 1 else f"there are {devices} devices"
     # Who says that devices need not suffice gets accumulation for the replicas of a command line, too.
     must_suffice = "num_replicas" in explicit and "strict_devices" not in explicit
@@ -183,24 +200,31 @@ def _place_batch(
         raise DeviceError(
             f"--strict-devices: {wish} need {needed} devices and {there}; leave it out to run on these"
         )
-    if config.strict_devices and per_replica > 1:
-        raise DeviceError(
-            f"--strict-devices: {wish}: stages run merged on one device; leave out --strict-devices "
-            "or --pipeline-splits"
-        )
+    splits: tuple[str, ...] = ()
     # Replicas that share statistics are one replica with a larger micro-batch, sample for sample.
     grouped = asked.replicas // group
     units = grouped * asked.accumulation
-    replicas = next(count for count in range(min(devices, grouped), 0, -1) if units % count == 0)
-    placed = Batch(asked.micro * group, replicas, units // replicas)
+    stages = len(splits) + 1
+    fitting = [
+        count
+        for count in range(min(devices // stages, grouped), 0, -1)
+        if units % count == 0 and count * stages % processes == 0
+    ]
+    if not fitting:
+        most = f"{grouped} replicas" + (" with their stages merged" if per_replica > stages else "")
+        raise DeviceError(
+            f"--num-instances {processes}: {most} do not spread evenly over {processes} processes; start a number of "
+            "them that divides the replicas"
+        )
+    placed = Batch(asked.micro * group, fitting[0], units // fitting[0])
     changes = []
-    if per_replica > 1:
+    if per_replica > stages:
         changes.append(f"{config.stages} stages merge into one")
     if group > 1:
         changes.append(f"{group} replicas that share statistics become a micro-batch of {placed.micro}")
-    if replicas < grouped:
+    if placed.replicas < grouped:
         changes.append(
-            f"{grouped} replicas become {replicas} with accumulation {placed.accumulation} "
+            f"{grouped} replicas become {placed.replicas} with accumulation {placed.accumulation} "
             f"instead of {asked.accumulation}"
         )
         if config.statistics_rule == "seed":
@@ -213,4 +237,37 @@ def _place_batch(
     if replaced:
         spelled = f"--{replaced.replace('_', '-')} {getattr(config, replaced)}"
         notices.append(f"{spelled} of the configuration is replaced")
-    return asked, placed, notices
+    return Placement(asked, placed, splits, notices)
+
+
+def _asked_batch(config: TrainConfig, explicit: Set[str]) -> tuple[Batch, str | None]:
+    """The batch of the configuration, and which of its options the command line replaces.
+
+    Of accumulation and global size the one on the command line counts; without it both are one too many.
+    """
+    given = [name for name in BATCH_OPTIONS if getattr(config, name) is not None]
+    kept = [name for name in given if name in explicit]
+    replaced = next(name for name in given if name not in kept) if (len(given), len(kept)) == (2, 1) else None
+    accumulation, global_size = (
+        None if name == replaced else getattr(config, name) for name in BATCH_OPTIONS
+    )
+    batch = Batch.of(
+        config.micro_batch_size, config.num_replicas, accumulation=accumulation, global_size=global_size
+    )
+    return batch, replaced
+
+
+def _check_processes(config: TrainConfig, processes: int) -> None:
+    """An OptionError where the launcher's words do not fit the stages and replicas."""
+    given, needed = os.environ.get(DEVICES_PER_REPLICA), config.devices_per_replica
+    if given is not None and given != str(needed):
+        stages = f"{config.stages} stage{'s' if config.stages > 1 else ''}"
+        raise OptionError(
+            f"--ipus-per-replica {given}: the {stages} of a replica take{'s' if config.stages == 1 else ''} "
+            f"{needed} device{'s' if needed > 1 else ''} (--pipeline-splits, --device-mapping)"
+        )
+    if processes > config.num_replicas * needed:
+        raise OptionError(
+            f"--num-instances {processes}: {config.num_replicas} replicas x {needed} devices are fewer than "
+            f"that; start at most {config.num_replicas * needed}"
+        )

@@ -8,7 +8,6 @@ that is kept is the unbiased one, as in Keras' fused batch norm.
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import pairwise
 from math import prod
 from typing import Any, Literal, NamedTuple
 
@@ -21,7 +20,9 @@ from hotloop.engine.plan import Batch
 from hotloop.engine.precision import Trained, init_trained, update_weights
 from hotloop.families.cnn import images
 from hotloop.families.cnn.job import Job
-from hotloop.families.cnn.network import BATCH_NORM, Network, Statistics, inference_logits
+from hotloop.families.cnn.network import BATCH_NORM, INPUT, Network, Statistics, inference_logits
+from hotloop.families.cnn.options import TrainConfig
+from hotloop.families.cnn.stages import cut
 from hotloop.layers import losses
 
 State = Any
@@ -37,38 +38,23 @@ def init(job: Job, key: Array) -> State:
 
 
 def update(job: Job) -> Callable[[State, ImageBatch, Array], tuple[State, Any]]:
-    """One global batch, one step; each of several replicas works on its share of the batch."""
+    """One global batch, one step; each of several replicas works on its share of the batch, each of several stages of a
+    replica on its layers."""
     config, network = job.config, job.network
-    rule, counts = config.statistics_rule, count_values(network, job.batch, config.statistics_rule)
-
-    def loss(params: Any, running: RunningStatistics, samples: ImageBatch, keys: Array) -> tuple[Array, Any]:
-        pixels, labels = samples["image"], samples["label"]
-        # Synthetic images that are repeated are not cropped, and photographs were on the host.
-        seen = job.policy.to_compute(
-            images.preprocess(config.dataset, pixels)
-            if job.repeated
-            else images.augment(config.dataset, pixels, keys)
-        )
-        if config.recomputation:
-            logits, found = _apply_by_stages(job, params, seen)
-        else:
-            logits, found = network.apply(params, {}, seen, train=True)
-        mean = losses.cross_entropy(logits, labels, config.label_smoothing).mean()
-        right = losses.correct(logits, labels, 1).mean(dtype=jnp.float32)
-        return mean, (add_statistics(running, found, rule), {"loss": mean, "training_accuracy": right})
+    counts = count_values(network, job.batch, config.statistics_rule)
 
     def finish(moving: Statistics, centre: RunningStatistics, spread: RunningStatistics) -> Statistics:
-        merged = finish_statistics(centre, spread)
-        return move_statistics(moving, merged, job.network.norm.momentum, counts)
+        return move_statistics(moving, finish_statistics(centre, spread), network.norm.momentum, counts)
 
     def begin(moving: Statistics) -> RunningStatistics:
         return RunningStatistics(jnp.int32(0), jax.tree.map(jnp.zeros_like, moving))
 
+    step = partial(update_weights, _loss(job))
+
     def one(state: State, batch: ImageBatch, key: Array) -> tuple[State, dict[str, Array]]:
         assert job.rate is not None
         rate = job.rate(state["update"])
-        new, figures = update_weights(
-            loss,
+        new, figures = step(
             Trained(*(state[name] for name in TRAINED)),
             batch,
             stream(key, "augment", 0),
@@ -91,18 +77,37 @@ def update(job: Job) -> Callable[[State, ImageBatch, Array], tuple[State, Any]]:
     return one
 
 
-def _apply_by_stages(job: Job, params: Any, seen: Array) -> tuple[Array, Statistics]:
-    """Logits and statistics in training; what a stage computes within itself is computed again when it is needed."""
-    network = job.network
-    names = [node.name for node in network.nodes]
-    ends = [0, *map(names.index, job.config.pipeline_splits), len(names)]
-    values, found = {network.crossing(0)[0]: seen}, Statistics()
-    for start, stop in pairwise(ends):
-        stage = jax.checkpoint(partial(network.run, start=start, stop=stop, train=True))
-        values, more = stage(params, {}, values)
-        found |= more
-    (logits,) = values.values()
-    return logits, found
+def _loss(job: Job) -> Callable[..., Any]:
+    """The loss of some samples by the undivided network."""
+    config, network = job.config, job.network
+    (whole,) = cut(network, (), config.pipeline_splits if config.recomputation else ())
+
+    def loss(params: Any, running: RunningStatistics, samples: ImageBatch, keys: Array) -> tuple[Array, Any]:
+        seen = _see(job, samples, keys)
+        if whole.inner:
+            values, found = whole.train(network, params, {INPUT: seen})
+            (logits,) = values.values()
+        else:
+            logits, found = network.apply(params, {}, seen, train=True)
+        mean, figures = _judge(config, logits, samples["label"])
+        return mean, (add_statistics(running, found, config.statistics_rule), figures)
+
+    return loss
+
+
+def _see(job: Job, samples: ImageBatch, keys: Array) -> Array:
+    """Images as the network takes them. Synthetic ones that are repeated are not cropped, and photographs were on the
+    host."""
+    dataset, pixels = job.config.dataset, samples["image"]
+    seen = images.preprocess(dataset, pixels) if job.repeated else images.augment(dataset, pixels, keys)
+    return job.policy.to_compute(seen)
+
+
+def _judge(config: TrainConfig, logits: Array, labels: Array) -> tuple[Array, dict[str, Array]]:
+    """The mean loss, and the figures of a training."""
+    mean = losses.cross_entropy(logits, labels, config.label_smoothing).mean()
+    right = losses.correct(logits, labels, 1).mean(dtype=jnp.float32)
+    return mean, {"loss": mean, "training_accuracy": right}
 
 
 def evaluate(job: Job) -> Callable[[State, ImageBatch], dict[str, Array]]:

@@ -220,13 +220,14 @@ def fold_norms(network: Network, params: Params, statistics: Statistics) -> tupl
 
     The slope of a norm that alone reads a plain convolution goes into its kernel, the rest is a bias: a convolution,
     its bias and the ReLU are then one kernel on an NVIDIA GPU. Kernels are scaled in float32, before they are rounded.
+    Of a stage's parameters and statistics, what both have is folded.
     """
     plain = {node.name for node in network.nodes if node.kind == "conv" and "bias" not in node.parameters}
     readers = Counter(name for node in network.nodes for name in node.inputs)
     folded, left = dict(params), dict(statistics)
     for node in network.nodes:
         name, before = node.name, node.inputs[0]
-        if node.kind == BATCH_NORM and before in plain and readers[before] == 1:
+        if name in left and before in plain and before in params and readers[before] == 1:
             own, seen = params[name], left.pop(name)
             slope = own["scale"] / jnp.sqrt(seen["variance"] + network.epsilon)  # float32, as statistics are
             folded[before] = {"kernel": params[before]["kernel"] * slope}

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -97,13 +98,6 @@ def parse_synthetic(text: str) -> str:
 # Read, so that old command lines and files load; one notice names those that were given.
 _old = partial(table_option, group="Without effect here")
 WITHOUT_EFFECT = (
-    table_option(
-        "pipeline_schedule",
-        Literal["Grouped", "Interleaved", "Sequential"],
-        "Grouped",
-        "Order in which stages take micro-batches; without effect while they run merged.",
-        group=PIPELINE,
-    ),
     _old("on_demand", bool, True, "Devices are opened when they are needed."),
     _old("accelerator_side_reduction", bool, False, "Metrics are always reduced on the device."),
     _old("optimizer_state_offloading", bool, True, "The optimiser's state stays on the device."),
@@ -291,7 +285,9 @@ class TrainConfig(Options, PlanOptions):
         "--pipeline-validation-model.",
         check=positive,
     )
-    pipeline_validation_model: bool = _validation(False, "Validate with the training's pipeline stages.")
+    pipeline_validation_model: bool = _validation(
+        False, "Validate in the training's pipeline stages, not with every device as a replica of the whole."
+    )
     top_k: int = _validation(5, "Also count labels among the K likeliest classes.", check=positive)
     sweep: bool = _validation(False, "Also tell when --target-accuracy was reached.")
     target_accuracy: float = _validation(
@@ -310,13 +306,26 @@ class TrainConfig(Options, PlanOptions):
     wandb_tags: tuple[str, ...] | None = _records(None, "The run's tags there.")
     expect: str = _records("", "What a configuration promises, in its own words.", hidden=True)
     pipeline_splits: tuple[str, ...] = _pipeline(
-        (), "Layers that open a new stage, in the model's order.", metavar="LAYER ..."
+        (),
+        "Layers that open a new stage, in the model's order. Each stage is on a device of its own where there are "
+        "enough of them; `hotloop cnn describe MODEL --stages N` recommends some.",
+        metavar="LAYER ...",
     )
     device_mapping: tuple[int, ...] | None = _pipeline(
-        None, "Device of each stage, from 0 without gaps.", check=non_negative
+        None,
+        "Device of each stage, from 0 without gaps; those on one device run merged there. Left out, one each.",
+        check=non_negative,
+    )
+    pipeline_schedule: Literal["Grouped", "Interleaved", "Sequential"] = _pipeline(
+        "Grouped",
+        "Order in which stages take the micro-batches of an update: Grouped goes forward with up to twice as many as "
+        "there are stages, then back; Interleaved takes turns, and keeps fewer activations; Sequential has one "
+        "stage at work at a time, and keeps the fewest. The weights are the same.",
     )
     recomputation: bool = _pipeline(
-        False, "Compute activations again in the backward pass, stage by stage: less memory."
+        False,
+        "Compute activations again in the backward pass, stage by stage: less memory. Stages on devices of their own "
+        "always do.",
     )
     without_effect: Params = option_table(*WITHOUT_EFFECT)
 
@@ -375,8 +384,17 @@ class TrainConfig(Options, PlanOptions):
 
     @property
     def devices_per_replica(self) -> int:
-        """Devices over which the stages of one replica were meant to spread."""
+        """Devices over which the stages of one replica are meant to spread."""
         return self.stages if self.device_mapping is None else max(self.device_mapping) + 1
+
+    @property
+    def device_splits(self) -> tuple[str, ...]:
+        """The splits at which another device begins; none where those of one device do not follow each other."""
+        if self.device_mapping is None:
+            return self.pipeline_splits
+        steps = zip(self.pipeline_splits, pairwise(self.device_mapping), strict=True)
+        splits = tuple(split for split, (before, after) in steps if before != after)
+        return splits if len(splits) + 1 == self.devices_per_replica else ()
 
 
 @dataclass(frozen=True)
