@@ -21,10 +21,11 @@ from hotloop.families.estimator.cifar.program import seconds_to
 from hotloop.families.recommender import commands_config
 from hotloop.families.recommender import saved_run as recommender
 from hotloop.families.recommender.config import TrainOptions
-from hotloop.families.recommender.trials import parse_answer, read_figures
+from hotloop.families.recommender.trials import read_figures
 from hotloop.families.vcd import model as vcd
 from hotloop.families.vcd.config import VcdTrain
 from hotloop.options import to_jsonable, values_of
+from hotloop.sweeps.trial import parse_answer
 
 
 def of_runs() -> list[Reader]:

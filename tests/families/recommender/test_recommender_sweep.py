@@ -1,13 +1,8 @@
-"""The sweep: what it may be asked, what its trials are told, what their figures add up to, and that none is left."""
+"""The sweep: what it may be asked, what its trials are told, and what their figures add up to."""
 
 import json
-import os
-import signal
 import socket
-import subprocess
 import sys
-import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -18,22 +13,14 @@ import pytest
 from hotloop.cli.command import Context
 from hotloop.cli.parser import scan
 from hotloop.cli.recommender import write_plot
-from hotloop.engine.progress import Progress
 from hotloop.errors import DataError, MissingExtra, RunError
-from hotloop.families.recommender import sweep, trials
+from hotloop.families.recommender import sweep
 from hotloop.families.recommender.commands_config import SWEEP_PRESETS, SweepOptions
 from hotloop.families.recommender.config import TrainOptions
 from hotloop.families.recommender.sweep import add_throughputs
-from hotloop.families.recommender.trials import (
-    TAIL_BYTES,
-    ChildProcesses,
-    Trial,
-    TrialFigures,
-    TrialOutcome,
-    read_figures,
-    run_trial,
-)
+from hotloop.families.recommender.trials import TrialFigures, read_figures
 from hotloop.options import build, options_of
+from hotloop.sweeps.trial import Trial, TrialOutcome
 from old_benchmarks import read as read_old
 
 pytestmark = pytest.mark.usefixtures("signals_heard")
@@ -197,7 +184,7 @@ def test_the_average_is_users_by_time_and_the_maximum_the_fastest_log(tmp_path, 
 
 def outcome(number, slot, users, seconds, maximum):
     figures = TrialFigures(users=users, seconds=seconds, maximum=maximum)
-    return TrialOutcome(Trial(number, -16.0, Path(), ()), slot, 0, 1.0, {}, "", figures)
+    return TrialOutcome(Trial(number, {"exponent": -16.0}, Path(), ()), slot, 0, 1.0, {}, "", figures)
 
 
 def test_rates_of_the_same_time_add_up_and_those_of_one_after_the_other_do_not():
@@ -281,99 +268,6 @@ def test_a_run_that_never_began_has_no_figures(tmp_path):
     assert TrialFigures().average is None
 
 
-def python(code):
-    return (sys.executable, "-S", "-c", code)
-
-
-def test_a_talkative_child_neither_blocks_nor_fills_the_memory():
-    code = "import sys\nfor _ in range(300): sys.stderr.write('x' * 9999 + '\\n')\nprint('{\"a\": 1}')"
-    found = run_trial(Trial(1, -16.0, Path("nowhere"), python(code)), 0, os.environ, ChildProcesses())
-    assert (found.exit_status, found.answer) == (0, {"a": 1})
-    assert len(found.said) == TAIL_BYTES and found.said.endswith("x\n")
-
-
-def alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]
-
-
-def until(condition, seconds=20.0):
-    limit = time.monotonic() + seconds
-    while not condition() and time.monotonic() < limit:
-        time.sleep(0.02)
-    assert condition()
-
-
-STUBBORN = """
-import os, pathlib, signal, subprocess, sys, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-other = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(99)"])
-part = pathlib.Path(sys.argv[1] + ".part")
-part.write_text(f"{os.getpid()} {other.pid}")
-part.rename(sys.argv[1])
-time.sleep(99)
-"""
-
-
-def pids(path):
-    until(path.exists)
-    return [int(word) for word in path.read_text().split()]
-
-
-def test_a_child_that_does_not_stop_is_killed_with_its_children(tmp_path):
-    children = ChildProcesses()
-    child = children.start([*python(STUBBORN), str(tmp_path / "pids")], os.environ)
-    started = pids(tmp_path / "pids")
-    assert all(map(alive, started))
-    children.stop(grace=0.2)
-    until(lambda: not any(map(alive, started)))
-    assert child.wait() == -signal.SIGKILL
-    with pytest.raises(KeyboardInterrupt):
-        children.start(python(""), os.environ)
-
-
-DRIVER = """
-import os, sys
-from pathlib import Path
-from hotloop.families.recommender import trials
-code = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1]).write_text(str(os.getpid()) + ' '); time.sleep(99)"
-planned = [
-    trials.Trial(n, -16.0, Path("nowhere"), (sys.executable, "-S", "-c", code, f"{sys.argv[1]}/{n}")) for n in range(3)
-]
-trials.run_trials(planned, [os.environ] * 2, print)
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_an_interrupted_sweep_leaves_no_child(tmp_path, number):
-    driver = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, str(tmp_path)], stderr=subprocess.PIPE, process_group=0, text=True
-    )
-    until(lambda: sum(path.read_text().endswith(" ") for path in tmp_path.iterdir()) == 2)
-    started = [pid for name in "01" for pid in pids(tmp_path / name)]
-    assert all(map(alive, started))
-    driver.send_signal(number)
-    assert "Stopped: stopped by" in driver.communicate(timeout=20)[1]
-    until(lambda: not any(map(alive, started)))
-    assert not (tmp_path / "2").exists()  # the one that waited never began
-
-
-def test_each_trial_sees_one_gpu_and_shares_its_memory_where_it_must():
-    two = trials.DevicesFound("gpu", 2)
-    assert trials.trial_environments(two, 2, {}) == [
-        {trials.VISIBLE: "0"},
-        {trials.VISIBLE: "1"},
-    ]
-    chosen = trials.trial_environments(two, 3, {trials.VISIBLE: "4,GPU-7", "A": "b"})
-    assert [each[trials.VISIBLE] for each in chosen] == ["4", "GPU-7", "4"]
-    assert {each[trials.MEMORY] for each in chosen} == {"0.450"} and chosen[0]["A"] == "b"
-    assert trials.trial_environments(two, 4, {trials.MEMORY: "0.1"})[0][trials.MEMORY] == "0.1"
-    assert trials.trial_environments(trials.DevicesFound("cpu", 1), 2, {"A": "b"}) == [{"A": "b"}] * 2
-
-
 def test_without_ray_the_extra_is_named(tmp_path, fake, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtra, match=r"--engine ray needs ray: pip install 'hotloop\[ray\]'"):
@@ -452,44 +346,3 @@ def test_two_real_trials_train_and_the_better_rate_is_found(tmp_path, capsys):
 def test_two_real_trials_train_on_a_ray_cluster(tmp_path):
     pytest.importorskip("ray")
     check_small(small(tmp_path, engine="ray"))
-
-
-def standing(folder, *records):
-    folder.mkdir()
-    lines = [json.dumps({"update": 0, "epoch": 0.0, "time": time.time(), **record}) for record in records]
-    (folder / "events.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    return Trial(int(folder.name), -16.0, folder, ())
-
-
-def test_the_bar_of_a_sweep_says_how_each_trial_stands(tmp_path):
-    start, compiled = {"event": "start", "time": time.time() - 3600}, {"event": "compile"}
-    log = {"event": "log", "update": 14, "epoch": 0.95}
-    standings = [
-        standing(tmp_path / "1", start, compiled, log, {"event": "end"}),
-        standing(tmp_path / "2", start, compiled, log),
-        standing(tmp_path / "3", start, {"event": "warning"}),
-        standing(tmp_path / "4", {"event": "log", "epoch": None}, compiled),
-        standing(tmp_path / "5"),
-        Trial(6, -16.0, tmp_path / "6", ()),
-    ]
-    said = trials.describe_progress(standings)
-    assert said.startswith("sweep: trial 2 at epoch 0.95, trial 3 compiling 36") and said.endswith(" s")
-    assert trials.describe_progress(standings[3:]) == "sweep"
-
-
-def test_a_sweep_looks_at_its_trials_until_they_are_over(tmp_path, monkeypatch):
-    monkeypatch.setattr(trials, "WATCH_SECONDS", 0.001)
-    trial = standing(tmp_path / "1", {"event": "compile"}, {"event": "log", "epoch": 0.5})
-    heard, looked = [], threading.Event()
-
-    class Bar(Progress):
-        def update(self, description):
-            heard.append(description)
-            looked.set()
-
-    with trials.watch_trials([trial], Bar()):
-        assert looked.wait(60)
-    count = len(heard)
-    assert set(heard) == {"sweep: trial 1 at epoch 0.50"}
-    time.sleep(0.02)
-    assert len(heard) == count

@@ -21,17 +21,11 @@ from hotloop.engine.run import check_can_make, write_json
 from hotloop.errors import DataError, RunError
 from hotloop.families.recommender.commands_config import SweepOptions
 from hotloop.families.recommender.config import FILES, OLD, TrainOptions, warn_of_no_effect
-from hotloop.families.recommender.trials import (
-    WARNING,
-    Engine,
-    LocalEngine,
-    RayEngine,
-    Trial,
-    TrialOutcome,
-    find_devices,
-    watch_trials,
-)
+from hotloop.families.recommender.trials import read_figures
 from hotloop.options import Params, options_of, to_jsonable
+from hotloop.sweeps.engines import Engine, LocalEngine, find_devices
+from hotloop.sweeps.ray_engine import RayEngine
+from hotloop.sweeps.trial import Trial, TrialOutcome, watch_trials
 
 TRAIN = (sys.executable, "-m", "hotloop", "recommender", "train")
 COLUMNS = {
@@ -60,18 +54,23 @@ def run(config: SweepOptions, console: SweepConsole) -> dict[str, Any]:
     engine = _engine(config, console)  # what it cannot run on is said before a folder is made
     folder = make_folder(config)
     trials = [
-        Trial(n, exponent, folder / f"trial-{n:02d}", trial_command(config, exponent, folder, n, console))
+        Trial(
+            n,
+            {"exponent": exponent},
+            folder / f"trial-{n:02d}",
+            trial_command(config, exponent, folder, n, console),
+            read_figures,
+        )
         for n, exponent in enumerate(config.exponents, start=1)
     ]
     warned: set[str] = set()
 
     def ended(outcome: TrialOutcome) -> None:
         bar.advance()
-        said = [line for line in outcome.said.splitlines() if line.startswith(WARNING)]
-        for warning in [line for line in said if line not in warned]:  # what one warns of, the others do, too
-            warned.add(warning)
-            console.warn(warning[len(WARNING) :].strip())
-        head = f"trial {outcome.trial.number} of {len(trials)}, exponent {outcome.trial.exponent:g}"
+        for warning in [text for text in outcome.warnings if text not in warned]:
+            warned.add(warning)  # what one warns of, the others do, too
+            console.warn(warning)
+        head = f"trial {outcome.trial.number} of {len(trials)}, exponent {outcome.trial.values['exponent']:g}"
         if outcome.status == "finished":
             values = (outcome.figures.loss, outcome.figures.rmse)
             loss, rmse = ("-" if value is None else f"{value:.4f}" for value in values)
@@ -82,7 +81,7 @@ def run(config: SweepOptions, console: SweepConsole) -> dict[str, Any]:
     began = time.monotonic()
     try:
         with console.progress("sweep", len(trials)) as bar, watch_trials(trials, bar):
-            outcomes, concurrent = engine(trials, ended)
+            outcomes, concurrent = engine(trials, len(trials), ended)
     except KeyboardInterrupt as stop:
         said = f"interrupted: all trials are stopped, their runs are in {folder}"
         raise Stopped.because_of(stop, said) from None
@@ -174,7 +173,7 @@ def summarise(outcomes: Sequence[TrialOutcome]) -> dict[str, Any]:
     rows = [
         {
             "trial": outcome.trial.number,
-            "exponent": outcome.trial.exponent,
+            "exponent": outcome.trial.values["exponent"],
             "learning_rate": outcome.figures.learning_rate,
             "last_learning_rate": outcome.figures.last_learning_rate,
             "loss": outcome.figures.loss,
