@@ -18,7 +18,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding
 
-from hotloop.engine import feed
+from hotloop.engine import feed, processes
 from hotloop.engine.feed import Batch, Order, Remainder, SourceFeed, Transform
 from hotloop.errors import DataError
 
@@ -279,4 +279,4 @@ class Streamed(SourceFeed, AbstractContextManager["Streamed"]):
                 buffer[step] = array
             if self.look is not None:
                 self.look(batch, first + step)
-        return jax.device_put(buffers, self._placement)
+        return processes.place(buffers, self._placement)

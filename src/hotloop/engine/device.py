@@ -23,6 +23,7 @@ from platform import machine, processor, python_version, system
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hotloop import rehearsal
+from hotloop.engine import processes
 from hotloop.errors import DeviceError, OptionError
 from hotloop.options import expand_path
 from hotloop.version import VERSION as __version__
@@ -63,12 +64,13 @@ def setup(
     _let_virtual_devices_wait()
     import jax
 
+    processes.start()
     enable_cache(warn)
     if device != "auto":
         # Where other backends are up already this changes nothing; the lookup below is by platform all the same.
         configure(jax_platforms="cpu" if device == "cpu" else None)
     try:
-        chosen = jax.devices(None if device == "auto" else device)[0]
+        chosen = jax.local_devices(backend=None if device == "auto" else device)[0]
     except RuntimeError as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         if device != "auto":
@@ -77,7 +79,7 @@ def setup(
             raise DeviceError(f"device={device}: {reason}; {fix}use device=auto") from error
         configure(jax_platforms="cpu")
         warn(f"the accelerator cannot be used, so the CPU is: {reason}")
-        chosen = jax.devices()[0]
+        chosen = jax.local_devices()[0]
     else:
         unused = device == "auto" and chosen.platform == "cpu" and nvidia_present()
         if unused and os.environ.get("JAX_PLATFORMS") != "cpu":
@@ -93,6 +95,7 @@ def setup(
         configure(jax_default_device=chosen)
     if chosen.platform == "cpu":
         keep_freed()
+    processes.greet(chosen.platform)
     return chosen
 
 

@@ -16,6 +16,7 @@ from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 
+from hotloop.engine import processes
 from hotloop.engine.device import platform
 from hotloop.engine.keys import seed_key, stream
 from hotloop.errors import CheckpointError, DataError
@@ -281,7 +282,7 @@ class Resident(SourceFeed):
         self.longest_call = self.order.longest_call
         self._gather = gather
         check_fits_device(data)
-        self._data = jax.device_put(data, placement_like(sharding, ()))
+        self._data = processes.place(data, placement_like(sharding, ()))
 
     def arguments(self, first: int, count: int, following: int = 0) -> Any:
         """The data set itself and where in its stream the call begins."""

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from select import select
 from typing import Any, Literal
 
@@ -22,10 +23,14 @@ from hotloop.errors import HotloopError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 Answer = Literal["leave", "raise", "note"]
+on_stop: list[Callable[[int], None]] = []
+"""Told of the first signal: those who let other processes know of it."""
 TOGETHER = 0.001
 """Seconds within which two signals are one: `timeout` sends SIGTERM to the process and, right after, to its group."""
 PATIENCE = 1.0
 """Seconds after which a user who waits is told why nothing happens, and that printing before the end may take."""
+SAME_STOP = 2.0
+"""Seconds within which a signal that was passed on and one that came by itself are one: a terminal's goes to all."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -64,6 +69,8 @@ class _Listener(StopRequest):
         """Whether it listens until the process ends, which is then its own to end, and owes an object on leaving."""
         self.before_leaving: list[Callable[[], None]] = []
         self.raised = self._answered = False
+        self.passed_on = -SAME_STOP
+        """When another process's signal was made this one's."""
         self._echoes = 0
 
     def start(self) -> Callable[[], None]:
@@ -124,11 +131,13 @@ class _Listener(StopRequest):
                 time.sleep(TOGETHER)
                 while select([reader], [], [], 0)[0] and os.read(reader, 1):
                     pass
+                for tell in on_stop:
+                    _briefly(partial(tell, number[0]))
                 if not self.raised:  # or the main thread was quicker, and may be elsewhere by now
                     self._answer_first(number[0], name_of(number[0]))
             elif self._echoes:
                 self._echoes -= 1
-            else:
+            elif time.monotonic() - self.passed_on > SAME_STOP:
                 self._leave(number[0])
 
     def _answer_first(self, number: int, name: str) -> None:
@@ -211,6 +220,15 @@ def listen(*, json: bool = False) -> None:
             otherwise(unraisable)
 
     sys.unraisablehook = hook
+
+
+def pass_on(number: int) -> None:
+    """A signal that another process of the same command has got, as if it were this one's; not if it has one."""
+    if _listener is None:
+        os.kill(os.getpid(), number)
+    elif _listener.number is None:
+        _listener.passed_on = time.monotonic()
+        os.kill(os.getpid(), number)
 
 
 @contextmanager

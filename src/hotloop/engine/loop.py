@@ -20,6 +20,7 @@ from jax import Array
 from jax.sharding import NamedSharding
 
 from hotloop.engine import feed as feeds
+from hotloop.engine import processes
 from hotloop.engine.device import platform
 from hotloop.engine.feed import Batch, Feed, Gather, gather_rows
 from hotloop.engine.keys import stream
@@ -240,12 +241,12 @@ class Evaluation:
         self.lower_seconds = self.compile_seconds = 0.0
         self.compiled: Any = None
         self._fn, self._gather, self._sharding = fn, gather, sharding
-        self._data = jax.device_put(data, feeds.placement_like(sharding, ()))
+        self._data = processes.place(data, feeds.placement_like(sharding, ()))
 
     def over(self, data: Any) -> "Evaluation":
         """The same computation over other data of the same shapes and types: nothing is compiled again."""
         other = copy(self)
-        other._data = jax.device_put(data, feeds.placement_like(self._sharding, ()))
+        other._data = processes.place(data, feeds.placement_like(self._sharding, ()))
         return other
 
     def compile(self, state: Any) -> None:
