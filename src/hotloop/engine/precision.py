@@ -201,6 +201,7 @@ def update_weights(
     mesh: Mesh | None,
     accumulation: int,
     repeated: bool = False,
+    group: int = 1,
     begin: Callable[[Any], Any] = lambda kept: kept,
     finish: Callable[[Any, Any, Any], Any] = lambda kept, centre, spread: centre,
     **extra: Any,
@@ -208,7 +209,8 @@ def update_weights(
     """One step by the gradient of the mean loss, and the figures' means; left out where a loss scale overflowed.
 
     `begin(kept)` is the carry of each replica's first part. `finish(kept, centre, spread)` is what is kept after its
-    last, of the carry's `centre_and_spread` over the replicas. `extra` goes to the optimiser.
+    last, of the carry's `centre_and_spread` over the replicas. `group` neighbouring replicas take the samples together
+    that one with parts so many times as large would take. `extra` goes to the optimiser.
     """
 
     def average(axis: str | None, batch: Any, params: Any, kept: Any, factor: Array, key: Array) -> Any:
@@ -220,10 +222,14 @@ def update_weights(
             gradients, (carry_on, figures) = jax.grad(scaled, has_aux=True)(params)
             return (gradients, figures), carry_on
 
-        means, carry = mean_of_parts(part, begin(kept), batch, key, accumulation, axis, repeated=repeated)
+        means, carry = mean_of_parts(
+            part, begin(kept), batch, key, accumulation, axis, repeated=repeated, group=group
+        )
         return average_replicas(means, axis), finish(kept, *centre_and_spread(carry, axis))
 
     factor = old.scale.scale
+    if mesh is not None and group > 1 and accumulation > 1 and not repeated:
+        batch = deal_to_groups(batch, mesh.shape[REPLICA], group, accumulation)
     (gradients, figures), kept = on_replicas(average, mesh)(
         batch, policy.to_compute(old.params), old.kept, factor, sample_key
     )
@@ -267,19 +273,21 @@ def mean_of_parts(
     axis: str | None = None,
     *,
     repeated: bool = False,
+    group: int = 1,
 ) -> tuple[Means, Carry]:
     """Of the means that `fn(carry, part, keys)` gives for `count` equal parts of this replica's share, the mean.
 
     The carry goes from part to part. Several parts are averaged in float32. With `repeated` the share is one part that
-    stands for all.
+    stands for all. `group` replicas have the samples that `deal_to_groups` gives them.
     """
     size = jax.tree.leaves(batch)[0].shape[0] // (1 if repeated else count)
-    first = 0 if axis is None else lax.axis_index(axis) * (count * size)
+    replica = 0 if axis is None else lax.axis_index(axis)
+    first, apart = (replica // group * group * count + replica % group) * size, group * size
 
     def part(carry: Carry, number: Array | int) -> tuple[Means, Carry]:
         start = 0 if repeated else number * size
         taken = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, start, size), batch)
-        return fn(carry, taken, sample_keys(key, first + number * size, size))
+        return fn(carry, taken, sample_keys(key, first + number * apart, size))
 
     if count == 1:
         return part(carry, 0)
@@ -293,6 +301,17 @@ def mean_of_parts(
     zeros = jax.tree.map(lambda form: jnp.zeros(form.shape, jnp.float32), forms)
     (carry, means), _ = lax.scan(add, (carry, zeros), jnp.arange(count))
     return means, carry
+
+
+def deal_to_groups(batch: Any, replicas: int, group: int, count: int) -> Any:
+    """The batch in the order in which replicas in groups take it: each has `count` parts, and part n of all replicas of
+    a group are neighbours in the batch, as they would be in one larger part of a single replica."""
+
+    def deal(leaf: Array) -> Array:
+        parts = leaf.reshape(replicas // group, count, group, -1, *leaf.shape[1:])
+        return parts.swapaxes(1, 2).reshape(leaf.shape)
+
+    return jax.tree.map(deal, batch)
 
 
 def average_replicas(means: Means, axis: str | None) -> Means:

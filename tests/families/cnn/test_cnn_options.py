@@ -429,12 +429,6 @@ def test_the_global_batch_stays_on_any_number_of_devices(name, devices):
     assert made.batch.replicas <= min(devices, made.asked.replicas)
 
 
-def test_replicas_that_share_statistics_become_one_of_a_larger_micro_batch():
-    made = job_of("--config", "resnet50_mlperf_bs16", devices=16)
-    assert made.batch == Batch(32, 8, 9)
-    assert "2 replicas that share statistics become a micro-batch of 32" in made.notices[0]
-
-
 def test_strict_devices_stops_what_would_be_merged():
     words = ("--config", "resnet50_8k_bn_pipeline", "--strict-devices")
     assert "--strict-devices: 4 replicas x 4 devices for 4 stages need 16 devices and there are 2" in error(

@@ -16,12 +16,13 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding
 
 from hotloop.engine import optim, precision
-from hotloop.engine.device import device_mesh, platform
+from hotloop.engine.device import REPLICA, device_mesh, platform
 from hotloop.engine.plan import Batch, EvaluationBatches, Plan
 from hotloop.engine.precision import SPLIT, AutoScale, LossScale
 from hotloop.errors import DeviceError, OptionError, did_you_mean
 from hotloop.families.cnn.network import Network, NormChoice, build
 from hotloop.families.cnn.options import WITHOUT_EFFECT, DatasetSize, TrainConfig
+from hotloop.layers.norm import ReplicaGroups
 
 BATCH_OPTIONS = ("gradient_accumulation_count", "global_batch_size")
 DEVICES_PER_REPLICA = "HOTLOOP_DEVICES_PER_REPLICA"  # what a launcher was told by --ipus-per-replica
@@ -46,6 +47,7 @@ class Job:
         str, ...
     ] = ()  # the layers that open a new stage, on a device of its own; fewer where stages merge
     repeated: bool = False  # whether every micro-batch of an update is the same one
+    group: int = 1  # neighbouring replicas that take the statistics of batch norm together
     warnings: tuple[str, ...] = field(default=(), compare=False)
     notices: tuple[str, ...] = field(default=(), compare=False)
 
@@ -64,6 +66,14 @@ class Job:
     def sharding(self) -> NamedSharding | None:
         """Of a batch over the replicas."""
         return NamedSharding(self.mesh, SPLIT) if self.mesh is not None else None
+
+    @property
+    def groups(self) -> ReplicaGroups | None:
+        """The replicas in groups; None where each has statistics of its own."""
+        if self.group == 1:
+            return None
+        firsts = range(0, self.batch.replicas, self.group)
+        return ReplicaGroups(REPLICA, tuple(tuple(range(first, first + self.group)) for first in firsts))
 
     @property
     def shuffled(self) -> bool:
@@ -147,6 +157,7 @@ def resolve(
         else None,
         splits=splits,
         repeated=repeated,
+        group=config.dbn_replica_group_size * asked.micro // batch.micro,
         warnings=(*warnings, *asked.warnings, *plan.warnings) if plan else tuple(warnings),
         notices=tuple(notices),
     )
@@ -201,14 +212,19 @@ def _place(config: TrainConfig, devices: int | None, explicit: Set[str], process
             f"--strict-devices: {wish} need {needed} devices and {there}; leave it out to run on these"
         )
     splits: tuple[str, ...] = ()
-    # Replicas that share statistics are one replica with a larger micro-batch, sample for sample.
+    # Replicas that share statistics are one replica with a larger micro-batch, sample for sample; where there are
+    # devices left they stay apart and add up their sums.
     grouped = asked.replicas // group
     units = grouped * asked.accumulation
     stages = len(splits) + 1
     fitting = [
-        count
+        (count, apart)
         for count in range(min(devices // stages, grouped), 0, -1)
-        if units % count == 0 and count * stages % processes == 0
+        for apart in range(group if count == grouped else 1, 0, -1)
+        if units % count == 0
+        and group % apart == 0
+        and count * apart * stages <= devices
+        and count * apart * stages % processes == 0
     ]
     if not fitting:
         most = f"{grouped} replicas" + (" with their stages merged" if per_replica > stages else "")
@@ -216,13 +232,15 @@ def _place(config: TrainConfig, devices: int | None, explicit: Set[str], process
             f"--num-instances {processes}: {most} do not spread evenly over {processes} processes; start a number of "
             "them that divides the replicas"
         )
-    placed = Batch(asked.micro * group, fitting[0], units // fitting[0])
+    replicas, apart = fitting[0]
+    placed = Batch(asked.micro * (group // apart), replicas * apart, units // replicas)
     changes = []
     if per_replica > stages:
         changes.append(f"{config.stages} stages merge into one")
-    if group > 1:
-        changes.append(f"{group} replicas that share statistics become a micro-batch of {placed.micro}")
-    if placed.replicas < grouped:
+    if apart < group:
+        merged = f"{group // apart} replicas that share statistics"
+        changes.append(f"{merged} become a micro-batch of {placed.micro}")
+    if replicas < grouped:
         changes.append(
             f"{grouped} replicas become {placed.replicas} with accumulation {placed.accumulation} "
             f"instead of {asked.accumulation}"

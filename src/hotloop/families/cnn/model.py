@@ -65,6 +65,7 @@ def update(job: Job) -> Callable[[State, ImageBatch, Array], tuple[State, Any]]:
             mesh=job.mesh,
             accumulation=job.batch.accumulation,
             repeated=job.repeated,
+            group=job.group,
             begin=begin,
             finish=finish,
             rate=rate,
@@ -81,14 +82,15 @@ def _loss(job: Job) -> Callable[..., Any]:
     """The loss of some samples by the undivided network."""
     config, network = job.config, job.network
     (whole,) = cut(network, (), config.pipeline_splits if config.recomputation else ())
+    apply = partial(network.apply, groups=job.groups) if job.groups else network.apply
 
     def loss(params: Any, running: RunningStatistics, samples: ImageBatch, keys: Array) -> tuple[Array, Any]:
         seen = _see(job, samples, keys)
         if whole.inner:
-            values, found = whole.train(network, params, {INPUT: seen})
+            values, found = whole.train(network, params, {INPUT: seen}, job.groups)
             (logits,) = values.values()
         else:
-            logits, found = network.apply(params, {}, seen, train=True)
+            logits, found = apply(params, {}, seen, train=True)
         mean, figures = _judge(config, logits, samples["label"])
         return mean, (add_statistics(running, found, config.statistics_rule), figures)
 

@@ -25,6 +25,7 @@ from hotloop.layers import conv, norm
 from hotloop.layers.conv import max_pool
 from hotloop.layers.dense import product, wide, with_bias
 from hotloop.layers.initial import Spec, draw, glorot_uniform, truncated_normal
+from hotloop.layers.norm import ReplicaGroups
 from hotloop.layers.paths import materialise_on_cpu
 
 Shape = tuple[int, ...]  # of one image's value: rows, columns, channels; or features
@@ -147,11 +148,17 @@ class Network:
         return draw(key, values), statistics
 
     def apply(
-        self, params: Params, statistics: Statistics, images_NHWC: Array, *, train: bool
+        self,
+        params: Params,
+        statistics: Statistics,
+        images_NHWC: Array,
+        *,
+        train: bool,
+        groups: ReplicaGroups | None = None,
     ) -> tuple[Array, Statistics]:
         """Float32 logits [N, classes] and, in training, the statistics of the batch at each batch norm."""
         values = {INPUT: images_NHWC}
-        values, batch = self.run(params, statistics, values, 0, len(self.nodes), train=train)
+        values, batch = self.run(params, statistics, values, 0, len(self.nodes), train=train, groups=groups)
         return values[self.nodes[-1].name], batch
 
     def run(
@@ -163,11 +170,13 @@ class Network:
         stop: int,
         *,
         train: bool,
+        groups: ReplicaGroups | None = None,
     ) -> tuple[dict[str, Array], Statistics]:
         """The layers `start` to `stop`, from the values that cross `start` to those that cross `stop`.
 
-        A batch norm goes by the batch in training, whose float32 mean and biased variance come back too, and by its
-        statistics otherwise. Where there are none, it was folded away (`fold_norms`): its bias is left.
+        A batch norm goes by the batch in training (with `groups`, by those of a group of replicas), whose float32 mean
+        and biased variance come back too, and by its statistics otherwise. Where there are none, it was folded away
+        (`fold_norms`): its bias is left.
         """
         known, batch, wanted = dict(values), Statistics(), self.crossing(stop)
         for node in self.nodes[start:stop]:
@@ -176,7 +185,7 @@ class Network:
                 known[name] = node.apply(leaves, *xs)
             elif train:
                 known[name], mean, variance = norm.batch_norm(
-                    xs[0], leaves["scale"], leaves["offset"], self.epsilon
+                    xs[0], leaves["scale"], leaves["offset"], self.epsilon, groups
                 )
                 batch[name] = {"mean": mean, "variance": variance}
             elif name in statistics:

@@ -166,8 +166,10 @@ def synthetic_images(size: DatasetSize, seed: int, on_device: bool, why: str = "
     def feed(job: Job) -> Feed:
         batch, sharding = job.batch, job.sharding
         if on_device:
-            for_all = {name: np.tile(values, (batch.replicas, *[1] * (values.ndim - 1)))
-                       for name, values in draw(batch.micro).items()}  # fmt: skip
+            # Of the micro-batch that was asked for: replicas that share statistics may have become a larger one.
+            repeats = batch.replicas * batch.micro // job.asked.micro
+            for_all = {name: np.tile(values, (repeats, *[1] * (values.ndim - 1)))
+                       for name, values in draw(job.asked.micro).items()}  # fmt: skip
             return RepeatedBatch(jax.device_put(for_all, placement_like(sharding, (REPLICA,))), batch.global_)
         kept = draw(SYNTHETIC_IMAGES)
 

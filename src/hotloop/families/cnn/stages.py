@@ -15,6 +15,7 @@ from jax import Array
 
 from hotloop.engine.precision import Policy
 from hotloop.families.cnn.network import INPUT, Network, Params, Statistics, fold_norms
+from hotloop.layers.norm import ReplicaGroups
 
 Values = dict[str, Array]
 
@@ -26,11 +27,14 @@ class Stage(NamedTuple):
     stop: int
     inner: tuple[int, ...] = ()
 
-    def train(self, network: Network, params: Params, values: Values) -> tuple[Values, Statistics]:
-        """What crosses its end, and the batch's statistics; each of its inner parts is recomputed when needed."""
+    def train(
+        self, network: Network, params: Params, values: Values, groups: ReplicaGroups | None = None
+    ) -> tuple[Values, Statistics]:
+        """What crosses its end, and the statistics of the batch (of those of a group of replicas, where there are
+        `groups`); each of its inner parts is recomputed when needed."""
         found = Statistics()
         for start, stop in pairwise((self.start, *self.inner, self.stop)):
-            run = partial(network.run, start=start, stop=stop, train=True)
+            run = partial(network.run, start=start, stop=stop, train=True, groups=groups)
             values, more = (jax.checkpoint(run) if self.inner else run)(params, {}, values)
             found |= more
         return values, found
