@@ -102,7 +102,7 @@ def make_table(schedule: str, stages: int, micro_batches: int) -> Table:
     """Every micro-batch forward and backward through every stage; OptionError for a schedule that is unknown.
 
     `Grouped`: a group of micro-batches forward, then backward, then the next group. `Interleaved`: backward as soon as
-    `stages - s` micro-batches are in flight at stage s, so that fewer wait. `Sequential`: one micro-batch after another.
+    `stages - s` micro-batches are in flight at stage s, so that fewer wait. `Sequential`: one micro-batch at a time.
     """
     if schedule not in SCHEDULES:
         raise OptionError(f"schedule={schedule}: must be one of {', '.join(SCHEDULES)}")

@@ -7,7 +7,7 @@ some samples. docs/precision.md tells what each mode is good for, and what round
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -136,13 +136,15 @@ class AutoScale:
     def judge(self, state: ScaleState, gradients: Any) -> tuple[Array, ScaleState]:
         """Whether the update may be used: none of its gradients holds NaN or an infinity; and the state after it."""
         finite = jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients)]).all()
+        return finite, self.follow(state, finite)
+
+    def follow(self, state: ScaleState, finite: Array) -> ScaleState:
+        """The state after an update whose gradients were all finite, or not."""
         good = jnp.where(finite, state.good + 1, 0)
         grow = good >= self.patience
         factor = jnp.where(finite, jnp.where(grow, 2.0, 1.0), 0.5)
         scale = jnp.clip(state.scale * factor, self.least, self.most)
-        return finite, ScaleState(
-            scale, jnp.where(grow, 0, good), state.skipped + (~finite).astype(jnp.int32)
-        )
+        return ScaleState(scale, jnp.where(grow, 0, good), state.skipped + (~finite).astype(jnp.int32))
 
 
 LossScale = float | AutoScale
@@ -280,14 +282,10 @@ def mean_of_parts(
     The carry goes from part to part. Several parts are averaged in float32. With `repeated` the share is one part that
     stands for all. `group` replicas have the samples that `deal_to_groups` gives them.
     """
-    size = jax.tree.leaves(batch)[0].shape[0] // (1 if repeated else count)
-    replica = 0 if axis is None else lax.axis_index(axis)
-    first, apart = (replica // group * group * count + replica % group) * size, group * size
+    take = take_part_with_keys(batch, key, count, axis, group=group, repeated=repeated)
 
     def part(carry: Carry, number: Array | int) -> tuple[Means, Carry]:
-        start = 0 if repeated else number * size
-        taken = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, start, size), batch)
-        return fn(carry, taken, sample_keys(key, first + number * apart, size))
+        return fn(carry, *take(number))
 
     if count == 1:
         return part(carry, 0)
@@ -312,6 +310,31 @@ def deal_to_groups(batch: Any, replicas: int, group: int, count: int) -> Any:
         return parts.swapaxes(1, 2).reshape(leaf.shape)
 
     return jax.tree.map(deal, batch)
+
+
+def take_part(batch: Any, count: int) -> Callable[[Array | int], Any]:
+    """The samples of one of `count` equal parts of a replica's share, by its number."""
+    size = jax.tree.leaves(batch)[0].shape[0] // count
+    return lambda number: jax.tree.map(
+        lambda leaf: lax.dynamic_slice_in_dim(leaf, number * size, size), batch
+    )
+
+
+def take_part_with_keys(
+    batch: Any, key: Array, count: int, axis: str | None, *, repeated: bool = False, group: int = 1
+) -> Callable[[Array | int], tuple[Any, Array]]:
+    """The samples of one of `count` equal parts of this replica's share, by its number, and a key for each of them.
+
+    With `repeated` the share is one part that stands for all. `group` replicas have what `deal_to_groups` gives them.
+    """
+    take = take_part(batch, 1 if repeated else count)
+    size = jax.tree.leaves(batch)[0].shape[0] // (1 if repeated else count)
+    replica = 0 if axis is None else lax.axis_index(axis)
+    first, apart = (replica // group * group * count + replica % group) * size, group * size
+    return lambda number: (
+        take(0 if repeated else number),
+        sample_keys(key, first + number * apart, size),
+    )
 
 
 def average_replicas(means: Means, axis: str | None) -> Means:
@@ -339,19 +362,29 @@ def centre_and_spread(carry: Carry, axis: str | None) -> tuple[Carry, Carry]:
 
 
 def optimise(
-    policy: Policy, optimiser: Any, gradients: Params, state: Any, params: Params, key: Array, **extra: Any
+    policy: Policy,
+    optimiser: Any,
+    gradients: Params,
+    state: Any,
+    params: Params,
+    key: Array,
+    *,
+    numbers: Sequence[int] | None = None,
+    **extra: Any,
 ) -> tuple[Params, Any]:
     """One step of an optax optimiser: all arithmetic in float32, parameters and state rounded back as kept.
 
     `extra` is what its update takes besides, such as `rate=` for those of `optim`. The state is rounded by the policy,
     too: a bfloat16 average that moves by a thousandth at a time would never move if it were rounded to nearest.
+    Where these are some leaves of a larger tree, `numbers` are their places in it, so that they round as they do there.
     """
     wide, wide_state = cast(params, FLOAT32), cast(state, FLOAT32)
     updates, new_state = optimiser.update(cast(gradients, FLOAT32), wide_state, wide, **extra)
     total = jax.tree.map(jnp.add, wide, updates)
     leaves, structure = jax.tree.flatten((total, new_state))
     rounded = []
-    for number, (leaf, kept) in enumerate(zip(leaves, jax.tree.leaves((params, state)), strict=True)):
+    places = range(len(leaves)) if numbers is None else numbers
+    for number, leaf, kept in zip(places, leaves, jax.tree.leaves((params, state)), strict=True):
         if policy.stochastic_rounding:  # leaves are numbered so that no two share bits
             rounded.append(stochastic_round(leaf, kept.dtype, key, number))
         else:

@@ -16,6 +16,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from hotloop.engine import processes
 from hotloop.engine.device import STAGE
 from hotloop.errors import HotloopError
 
@@ -47,6 +48,14 @@ class TreeForm:
             tuple(tuple(leaf.shape) for leaf in forms),
             tuple(str(leaf.dtype) for leaf in forms),
         )
+
+    def blank(self) -> Tree:
+        """The tree with host arrays that hold nothing and take no memory."""
+        blanks = [
+            np.broadcast_to(np.zeros((), jnp.dtype(kind)), shape)
+            for shape, kind in zip(self.shapes, self.types, strict=True)
+        ]
+        return jax.tree.unflatten(self.structure, blanks)
 
     def places(self) -> list[tuple[str, int, int]]:
         """Of each leaf: the type of its row, and its first and last + 1 place in it."""
@@ -152,6 +161,11 @@ def divide(trees: Sequence[Tree], whole: Tree, mesh: Mesh) -> StageRows:
     return fill_rows(layout, whole, dict.fromkeys(layout.lengths, sharding))
 
 
+def place_everywhere(tree: Tree, mesh: Mesh) -> Tree:
+    """A tree that every device of a mesh has."""
+    return processes.place(tree, NamedSharding(mesh, PartitionSpec()))  # type: ignore[no-untyped-call]
+
+
 def fill_rows(layout: Layout, whole: Tree, places: Mapping[str, Any]) -> StageRows:
     """A whole tree's values in rows of this layout, each type's at its place: a sharding."""
     assert layout.whole is not None
@@ -163,7 +177,7 @@ def fill_rows(layout: Layout, whole: Tree, places: Mapping[str, Any]) -> StageRo
             for name, (own, start, end) in zip(part.names, part.places(), strict=True):
                 if own == kind:
                     row[stage, start:end] = values[name].ravel()
-        rows[kind] = jax.device_put(row, places[kind])
+        rows[kind] = processes.place(row, places[kind])
     return StageRows(rows, layout)
 
 
@@ -171,7 +185,7 @@ def whole(rows: StageRows) -> Tree:
     """The undivided tree as host arrays, copies of their own; of a leaf that several stages have, the first's."""
     form = rows.layout.whole
     assert form is not None
-    host = {kind: np.asarray(row) for kind, row in rows.rows.items()}
+    host = processes.fetch(rows.rows)
     values: dict[str, HostArray] = {}
     for stage, part in enumerate(rows.layout.trees):
         for name, shape, (kind, start, end) in zip(part.names, part.shapes, part.places(), strict=True):
@@ -181,14 +195,9 @@ def whole(rows: StageRows) -> Tree:
 
 
 def form_of_whole(rows: StageRows) -> Tree:
-    """The undivided tree with arrays of its shapes and types that hold nothing and take no memory."""
-    form = rows.layout.whole
-    assert form is not None
-    blanks = [
-        np.broadcast_to(np.zeros((), jnp.dtype(kind)), shape)
-        for shape, kind in zip(form.shapes, form.types, strict=True)
-    ]
-    return jax.tree.unflatten(form.structure, blanks)
+    """The undivided tree with arrays of its shapes and types that hold nothing, and take no memory."""
+    assert rows.layout.whole is not None
+    return rows.layout.whole.blank()
 
 
 def undivided(state: Tree, of: Callable[[StageRows], Tree] = whole) -> Tree:
@@ -198,14 +207,13 @@ def undivided(state: Tree, of: Callable[[StageRows], Tree] = whole) -> Tree:
 
 def divide_like(like: Tree, state: Tree) -> Tree:
     """An undivided state with `StageRows` where `like` has them, laid out and placed alike."""
-    nodes, structure = jax.tree.flatten(like, is_leaf=_is_rows)
 
     def node(old: Any, new: Any) -> Any:
         if not _is_rows(old):
             return new
         return fill_rows(old.layout, new, {kind: row.sharding for kind, row in old.rows.items()})
 
-    return jax.tree.unflatten(structure, map(node, nodes, structure.flatten_up_to(state)))
+    return jax.tree.map(node, like, state, is_leaf=_is_rows)
 
 
 def _is_rows(node: Any) -> bool:
