@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "recommender": ("hotloop.cli.recommender", "Train and use the deep autoencoder for ratings."),
     "cnn": ("hotloop.cli.cnn", "Train, validate and use ResNets on ImageNet, CIFAR and MNIST."),
     "estimator": ("hotloop.cli.estimator", "Train and test a small CNN on CIFAR-10 with the Estimator."),
+    "launch": ("hotloop.cli.launch", "Run a command as several processes, here or on several machines."),
     "compat": ("hotloop.cli.compat", "Run a command line of the older scripts."),
     "bench": ("hotloop.cli.bench", "Run benchmark files, compare results, show them on a page."),
     "plan": ("hotloop.cli.plan", "Work out batch sizes, updates a call and host events before a run."),
@@ -65,7 +66,7 @@ def _exit_status(act: Callable[[list[str]], int], words: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except (KeyboardInterrupt, Exception) as error:
-        text, status = str(error), USAGE_ERROR
+        text, status = str(error), getattr(error, "exit_status", USAGE_ERROR)
         if isinstance(error, KeyboardInterrupt):
             stop = Stopped.because_of(error, text or "interrupted")
             text, status = str(stop), stop.exit_status
@@ -133,10 +134,9 @@ def find_command(words: list[str]) -> tuple[Command, str, list[str]]:
 def execute(command: Command, path: str, words: list[str], flags: Sequence[str] = ()) -> int:
     """Run one command with these words, or show its help; `flags` stood before its name."""
     if command.verbatim:
-        with_value = {option.spelling for option in command.options if option.kind.element is not bool}
-        first = 0
-        while first < len(words) and words[first].startswith("-") and words[first] != "--":
-            first += 2 if words[first] in with_value else 1
+        from hotloop.cli.parser import count_own_words
+
+        first = count_own_words(words, command.options)
         words = words if words[first:][:1] == ["--"] else [*words[:first], "--", *words[first:]]
     if _has_flag(words, "-h", "--help") or (command.run is None and not words):
         from hotloop.cli.helptext import command_help

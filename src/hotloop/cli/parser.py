@@ -66,6 +66,23 @@ def is_option(word: str) -> bool:
     return word.startswith("-") and word[1:2].isalpha() and word[1:].lower() not in ("inf", "infinity", "nan")
 
 
+def count_own_words(words: Sequence[str], options: Sequence[Option]) -> int:
+    """How many words are options of a command before another command begins, which they are to be kept apart from."""
+    known = spellings_of(option for option in options if not option.positional)
+    first = 0
+    while first < len(words) and words[first].startswith("-") and words[first] != "--":
+        spelling, equals, _ = words[first].partition("=")
+        try:
+            option, negated = find_option(spelling, known)
+        except OptionError:  # of which the line is told when it is cut
+            option, negated = None, True
+        first += 1
+        if option is not None and not (negated or equals) and first < len(words):
+            is_flag = option.kind.element is bool
+            first += words[first].lower() in TRUE | FALSE if is_flag else words[first] != "--"
+    return first
+
+
 def scan(argv: Sequence[str], options: Sequence[Option]) -> dict[str, Any]:
     """The texts given for each option, by field name; a list where several are taken."""
     known = spellings_of(option for option in options if not option.positional)

@@ -1,0 +1,335 @@
+"""`hotloop launch`: one command as several processes, here or, by the commands that it prints, on several machines.
+
+Everything that can be wrong is found here, before a process starts: the command's own options, replicas, hosts, and
+how many devices there are. `hotloop.engine.launcher` starts and watches. No jax.
+"""
+
+import os
+import random
+import re
+import shlex
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from platform import node
+from typing import Any
+
+from hotloop import rehearsal
+from hotloop.cli.command import Command, Context, Result, print_json
+from hotloop.cli.parser import Resolved, resolve, scan
+from hotloop.errors import DeviceError, HotloopError, OptionError
+from hotloop.options import argument, at_least, option, positive, values_of
+
+EPILOG = """Examples:
+  hotloop launch --num-instances 4 --num-replicas 8 -- cnn train --config cifar_resnet20
+  hotloop launch --num-instances 2 --max-restarts 3 -- vcd train
+  hotloop launch --num-instances 8 --hosts a,b -- cnn train --config resnet50_8k_bn_pipeline
+
+Options of launch itself stand before the command. Process 0 speaks; the others' lines are kept in the run's folder and
+shown when they fail. docs/processes.md tells what happens when a process is lost, and how Slurm, Open MPI and
+Kubernetes start the same commands."""
+TRAININGS = ("cnn train", "vcd train", "recommender train", "estimator")
+OTHERS = ("cnn validate", "cnn data-benchmark", "vcd evaluate", "recommender evaluate", "devices")
+"""What may run in several processes beside trainings."""
+REPLICAS = ("num_replicas", "replicas")
+STOPS_EARLY = ("plan", "print_config")
+FIRST_PORT, PORTS = 20000, 10000  # below the ports that systems give out by themselves
+ADDRESS = re.compile(r"(.+):(\d{1,5})")
+_host = partial(option, group="On one of several machines (--hosts prints them)")
+
+
+@dataclass(frozen=True)
+class LaunchConfig:
+    command: tuple[str, ...] = argument("The command, as it stands after `hotloop`.", metavar="COMMAND")
+    num_instances: int = option(
+        1, "Processes, each with devices of its own; with --hosts over all of them.", check=positive
+    )
+    num_replicas: int | None = option(
+        None,
+        "Copies of the model over all processes; replaces the command's own. Left out, the command's, or one each.",
+        check=positive,
+    )
+    ipus_per_replica: int | None = option(
+        None, "Devices that the stages of a replica take, checked against the command's.", check=positive
+    )
+    hosts: tuple[str, ...] = option(
+        (), "Start nothing, but print the command for each of these machines.", metavar="A,B"
+    )
+    max_restarts: int = option(
+        0,
+        "How often all start again from the last checkpoint when a process is lost.",
+        check=at_least(0),
+    )
+    heartbeat: float = option(
+        30.0, "Seconds without a sign after which a process counts as lost.", check=at_least(1)
+    )
+    stall: float = option(
+        600.0,
+        "Seconds without progress, compiling apart, after which a process that is alive counts as lost.",
+        check=positive,
+    )
+    strict_devices: bool = option(
+        False, "Refuse where devices are fewer than processes, instead of accumulating in fewer processes."
+    )
+    coordinator: str | None = _host(
+        None, "Where process 0 listens; left out, a free port of this machine.", metavar="HOST:PORT"
+    )
+    first_process: int = _host(0, "The number of the first process here.", check=at_least(0))
+    total_instances: int | None = _host(
+        None, "Processes on all machines; --num-instances are those of this one.", check=positive
+    )
+
+
+@dataclass(frozen=True)
+class Launched:
+    """The command that each process runs, understood."""
+
+    path: str  # `cnn train`
+    rest: tuple[str, ...]  # the words after it
+    command: Command
+    given: Mapping[str, Any]
+    resolved: Resolved
+
+    @property
+    def replica_option(self) -> str | None:
+        return next((name for name in REPLICAS if name in self.command.option_names), None)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return (*self.path.split(), *self.rest)
+
+    def with_words(self, *added: str) -> "Launched":
+        """With options added, which win over what stands there."""
+        at = self.rest.index("--") if "--" in self.rest else len(self.rest)
+        return replace(self, rest=(*self.rest[:at], *added, *self.rest[at:]))
+
+
+def understand(words: Sequence[str], context: Context) -> Launched:
+    """The command with its options checked; an OptionError where it is none, or none for several processes."""
+    from hotloop.cli.main import COMMANDS, find_command
+
+    taken = (*TRAININGS, *OTHERS)
+    no_sense = f"makes no sense in several processes; launch takes {', '.join(taken)}"
+    if words[0] == "help" or (words[0] in COMMANDS and words[0] not in {each.split()[0] for each in taken}):
+        raise OptionError(f"{words[0]}: {no_sense}")
+    command, path, rest = find_command(list(words))
+    path = path.removeprefix("hotloop ")
+    if path not in taken:
+        raise OptionError(f"{path}: {no_sense}")
+    # Options of launch that mean the command's are handed on, unless it has them already.
+    own = {"--json": context.json, "--debug": context.debug, "--only-accelerator": context.only_accelerator}
+    rest += [flag for flag, is_set in own.items() if is_set and flag not in rest]
+    if context.device != "auto" and "--device" not in rest:
+        rest += ["--device", context.device]
+    given = scan(rest, command.options)
+    resolved = resolve(command, given)
+    for name in STOPS_EARLY:
+        if getattr(resolved.config, name, False) or getattr(resolved.common, name, False):
+            raise OptionError(f"--{name.replace('_', '-')}: shows something and stops; leave out launch")
+    return Launched(path, tuple(rest), command, given, resolved)
+
+
+def check_devices_per_replica(launched: Launched, wanted: int | None) -> int:
+    """Devices a replica; OptionError where the launch says another number than the command's stages take."""
+    taken = int(getattr(launched.resolved.config, "devices_per_replica", 1))
+    if wanted not in (None, taken):
+        stages = f"{taken} device{'s' * (taken > 1)}"
+        raise OptionError(
+            f"--ipus-per-replica {wanted}: the stages of {launched.path} take {stages} a replica"
+        )
+    return taken
+
+
+def settle_replicas(launched: Launched, config: LaunchConfig, context: Context) -> Launched:
+    """The command with as many replicas as the launch says; OptionError where instances and they do not go together."""
+    name, wanted = launched.replica_option, config.num_replicas
+    instances = config.total_instances or config.num_instances
+    if name is None:
+        if wanted is not None:
+            raise OptionError(f"--num-replicas {wanted}: {launched.path} has no replicas")
+        return launched
+    own = values_of(launched.resolved.config)[name]
+    is_own = name in launched.given or name in launched.resolved.configured
+    if launched.path not in TRAININGS:
+        replicas = wanted or own
+    else:
+        replicas = wanted or (own if is_own else instances)
+        _check_instances(instances, replicas, check_devices_per_replica(launched, config.ipus_per_replica))
+    if wanted is not None and is_own and own != wanted:
+        context.warn(f"--num-replicas {wanted} replaces {own} of {launched.path}")
+    if replicas != own:
+        launched = launched.with_words(f"--{name.replace('_', '-')}", str(replicas))
+    if "strict_devices" in launched.command.option_names and "strict_devices" not in launched.given:
+        launched = launched.with_words("--strict-devices", str(config.strict_devices))
+    return launched
+
+
+def _check_instances(instances: int, replicas: int, devices_each: int) -> None:
+    devices = replicas * devices_each
+    if instances > devices:
+        raise OptionError(
+            f"--num-instances {instances}: more than replicas ({replicas}) x devices a replica ({devices_each}); ask "
+            f"for at most {devices}, or for more replicas with --num-replicas"
+        )
+    # A process has whole replicas, or a replica whole processes, and all have equally many devices.
+    if max(instances, replicas) % min(instances, replicas) or devices % instances:
+        raise OptionError(
+            f"--num-replicas {replicas}: {instances} instances do not divide them; ask for a multiple of {instances}"
+        )
+
+
+def run(config: LaunchConfig, context: Context) -> Result:
+    """Check all, then print the hosts' commands, or start the processes and watch them; status as theirs."""
+    from hotloop.cli.main import dispatch
+
+    if {"-h", "--help"} & {*config.command}:
+        dispatch(list(config.command))
+        return {}
+    if "HOTLOOP_PROCESS" in os.environ:
+        raise OptionError("launch: this is a process of another launch already; leave out launch here")
+    check_hosts(config)
+    elsewhere = config.hosts not in ((), ("localhost",), (node(),))
+    handing_on = replace(context, json=False) if elsewhere else context  # the object is then launch's own
+    launched = settle_replicas(understand(config.command, handing_on), config, context)
+    if elsewhere:
+        return print_host_commands(launched, config, context)
+    # Standard output may belong to the JSON object of process 0.
+    console = replace(context, json=launched.resolved.common.json)
+    launch = plan_processes(launched, config, console)
+    if rehearsal.is_on():
+        dispatch(list(launch.words))
+        return {}
+    from hotloop.engine.launcher import FailedProcess, run_processes
+
+    try:
+        run_processes(launch, console.say)
+    except FailedProcess as error:
+        if error.number == 0:  # which has said so itself
+            raise SystemExit(error.exit_status) from None
+        _answer_in_json(error, console, context)
+        raise
+    except HotloopError as error:
+        _answer_in_json(error, console, context)
+        raise
+    raise SystemExit(0)  # the result is process 0's
+
+
+def _answer_in_json(error: HotloopError, console: Context, context: Context) -> None:
+    """Whoever asked the command for JSON gets an object, as main gives one to who asked launch for it."""
+    if console.json and not context.json:
+        print_json({"error": str(error)})
+
+
+def plan_processes(launched: Launched, config: LaunchConfig, console: Context) -> Any:
+    """The `Launch` of this machine: as many processes as it has devices; DeviceError where fewer will not do."""
+    from hotloop.engine.device_shares import find_devices
+    from hotloop.engine.launcher import Launch
+
+    asked = config.num_instances
+    devices = find_devices(launched.resolved.common.device, os.environ)
+    limit = asked if devices.limit is None else max(1, devices.limit)
+    count = next(n for n in range(min(asked, limit), 0, -1) if asked % n == 0)
+    if count < asked:
+        here = f"there {'is' if limit == 1 else 'are'} {devices.describe()}"
+        if config.strict_devices:
+            raise DeviceError(
+                f"--strict-devices: {asked} instances, and {here}; leave it out to run on fewer processes"
+            )
+        if config.total_instances is not None or "strict_devices" not in launched.command.option_names:
+            raise DeviceError(f"--num-instances {asked}: {here}; ask for at most {limit}")
+        console.say(
+            f"{asked} instances, and {here}: {count} process{'es' * (count > 1)}; what is missing of the replicas "
+            "accumulates, and the global batch stays"
+        )
+    own = {"HOTLOOP_DEVICES_PER_REPLICA": str(config.ipus_per_replica)} if config.ipus_per_replica else {}
+    return Launch(
+        (sys.executable, "-m", "hotloop"),
+        launched.words,
+        tuple({**own, **share} for share in devices.share(count)),
+        config.first_process,
+        config.total_instances or count,
+        config.coordinator,
+        config.heartbeat,
+        config.stall,
+        config.max_restarts,
+    )
+
+
+def check_hosts(config: LaunchConfig) -> None:
+    """OptionError for machines that cannot be, and for numbers that do not fit on them."""
+    if config.hosts:
+        _check_host_names(config.hosts)
+        if config.num_instances % len(config.hosts):
+            raise OptionError(
+                f"--num-instances {config.num_instances}: does not divide over {len(config.hosts)} hosts"
+            )
+        if config.first_process or config.total_instances:
+            raise OptionError("--hosts: is for the command that prints those of the hosts; leave it out here")
+        return
+    total = config.total_instances
+    if total is None:
+        if config.first_process:
+            raise OptionError(f"--first-process {config.first_process}: needs --total-instances")
+    elif config.first_process + config.num_instances > total:
+        last = config.first_process + config.num_instances - 1
+        raise OptionError(f"--total-instances {total}: --first-process and --num-instances lead to {last}")
+    elif config.coordinator is None and total > config.num_instances:
+        raise OptionError("--total-instances: needs --coordinator, where process 0 listens")
+    if config.coordinator is not None:
+        _check_coordinator(config.coordinator, listens_here=config.first_process == 0)
+
+
+def _check_host_names(hosts: Sequence[str]) -> None:
+    seen: dict[Any, str] = {}
+    for host in hosts:
+        try:
+            address = socket.getaddrinfo(host, None, proto=socket.IPPROTO_TCP)[0][4][0]
+        except (OSError, UnicodeError):
+            raise OptionError(f"--hosts {host}: no machine has this name") from None
+        for key in (host, address):
+            if seen.setdefault(key, host) != host or (key == host and hosts.count(host) > 1):
+                raise OptionError(f"--hosts {host}: is there twice; name each machine once")
+
+
+def _check_coordinator(coordinator: str, *, listens_here: bool) -> None:
+    found = ADDRESS.fullmatch(coordinator)
+    if not found or not 0 < int(found[2]) < 65536:
+        raise OptionError(f"--coordinator {coordinator}: must be HOST:PORT")
+    _check_host_names([found[1]])
+    if listens_here:
+        try:
+            with socket.socket() as probe:
+                probe.setsockopt(
+                    socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+                )  # one that is just being given up is free
+                probe.bind(("", int(found[2])))
+        except OSError as error:
+            raise OptionError(
+                f"--coordinator {coordinator}: the port cannot be used here ({error.strerror})"
+            ) from None
+
+
+def print_host_commands(launched: Launched, config: LaunchConfig, context: Context) -> Result:
+    """Say what to type on each machine; nothing is started here."""
+    each = config.num_instances // len(config.hosts)
+    port = FIRST_PORT + random.randrange(PORTS)
+    coordinator = config.coordinator or f"{config.hosts[0]}:{port}"
+    kept = ("ipus_per_replica", "max_restarts", "heartbeat", "stall")
+    commands = {}
+    for at, host in enumerate(config.hosts):
+        words = ["hotloop", "launch", "--num-instances", str(each)]
+        words += ["--total-instances", str(config.num_instances), "--first-process", str(at * each)]
+        words += ["--coordinator", coordinator]
+        for name in kept:
+            if name in context.given:
+                value = getattr(config, name)
+                words += [f"--{name.replace('_', '-')}", f"{value:g}"]
+        words += ["--strict-devices"] * config.strict_devices
+        commands[host] = shlex.join([*words, "--", *launched.words])
+        context.say(f"{host}: {commands[host]}")
+    return {"commands": commands}
+
+
+COMMAND = Command(config=LaunchConfig, run=run, epilog=EPILOG, verbatim=True)
