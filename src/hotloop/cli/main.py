@@ -83,6 +83,8 @@ def _exit_status(act: Callable[[list[str]], int], words: list[str]) -> int:
         print_error(text)
         if _has_flag(words, "--json"):
             print_json({"error": text})
+        if processes := sys.modules.get("hotloop.engine.processes"):
+            processes.end(status, text)
         return status
 
 

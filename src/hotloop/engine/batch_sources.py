@@ -1,7 +1,7 @@
 """Batches that stream to the device: from random access, in the shuffled order, or from iterables, in their own.
 
 `Streamed` prepares the next call's batches on a thread while the device works; for the same data, batch size and seed
-they are those of a `Resident`.
+they are those of a `Resident`. Of several processes each reads its own rows of every batch.
 """
 
 import sys
@@ -79,8 +79,8 @@ class IterableBatches:
                 raise self._ended(0, begun=self._dropped > 0)
         return self._kept[0]
 
-    def batches(self, first: int, count: int) -> Iterator[Any]:
-        """The batches of updates first .. first + count - 1; earlier ones are dropped."""
+    def batches(self, first: int, count: int, rows: slice = slice(None)) -> Iterator[Any]:
+        """The batches of updates first .. first + count - 1, or these rows of them; earlier ones are dropped."""
         if first < self._first:
             raise DataError(f"an iterator cannot go back to batch {first}: it stands at batch {self._first}")
         while self._first < first and self._draw(1):
@@ -93,7 +93,8 @@ class IterableBatches:
             raise DataError(
                 f"the data ended after {last} batches: give more, repeat them, or ask for fewer updates"
             )
-        yield from islice(self._kept, count)
+        for batch in islice(self._kept, count):
+            yield batch if rows == slice(None) else jax.tree.map(lambda leaf: np.asarray(leaf)[rows], batch)
 
     def unused(self, update: int) -> list[Any]:
         """What is drawn already of the batches from `update` on."""
@@ -122,9 +123,10 @@ class ShuffledBatches:
         """A batch whose shapes and types are those of all; its values count for nothing."""
         return next(self.batches(0, 1))
 
-    def batches(self, first: int, count: int) -> Iterator[Any]:
+    def batches(self, first: int, count: int, rows: slice = slice(None)) -> Iterator[Any]:
+        """The batches of updates first .. first + count - 1, or these rows of them."""
         for indices in self._order.indices(self._order.start(first), np.arange(count, dtype=np.uint32)):
-            yield self._fetch(indices)
+            yield self._fetch(indices[rows])
 
 
 @dataclass(eq=False)
@@ -216,6 +218,7 @@ class Streamed(SourceFeed, AbstractContextManager["Streamed"]):
         else:
             raise DataError("a function of indices does not tell how many samples there are: give `samples`")
         super().__init__(self._source, batch_size, seed, transform, sharding)
+        self._rows = processes.own_rows(sharding, batch_size)
         self._form = feed.describe_batch(self._source.example(), batch_size)
         size: int = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self._form))
         self.longest_call = max(1, buffer_bytes // max(1, size))
@@ -235,11 +238,24 @@ class Streamed(SourceFeed, AbstractContextManager["Streamed"]):
             if future is not None:
                 future.cancel()
             future = self._pool.submit(self._stack, first, count)
-        batches = future.result()
+        batches = self._agree_on_end(future, count)
         self.sent = first + count
         if following:
             self._next = ((self.sent, following), self._pool.submit(self._stack, self.sent, following))
         return {"batches": batches, "finish": self.finish_arguments(first)}
+
+    def _agree_on_end(self, future: Future[Batch], count: int) -> Batch:
+        """What the thread has made. An input that ends in one process has ended for all: where it ends first."""
+        if self._sharding is None or not processes.spans_processes(self._sharding):
+            return future.result()
+        ended = isinstance(self._source, IterableBatches)
+        try:
+            batches, left = future.result(), count
+        except InputEnded as end:
+            left = end.left
+        if ended and (left := min(processes.gathered(left))) < count:
+            raise InputEnded(left)
+        return batches
 
     def like(self, count: int) -> Any:
         def stacked(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -271,12 +287,16 @@ class Streamed(SourceFeed, AbstractContextManager["Streamed"]):
         self.close()
 
     def _stack(self, first: int, count: int) -> Batch:
-        buffers = jax.tree.map(lambda leaf: np.empty((count, *leaf.shape), leaf.dtype), self._form)
-        for step, batch in enumerate(self._source.batches(first, count)):
-            feed.check_alike(batch, self._form, first + step)
+        rows, form = self._rows, self._form
+        if rows != slice(None):
+            own = rows.stop - rows.start
+            form = jax.tree.map(lambda leaf: leaf.update(shape=(own, *leaf.shape[1:])), form)
+        buffers = jax.tree.map(lambda leaf: np.empty((count, *leaf.shape), leaf.dtype), form)
+        for step, batch in enumerate(self._source.batches(first, count, rows)):
+            feed.check_alike(batch, form, first + step)
             feed.check_fits_device(batch)
             for array, buffer in zip(jax.tree.leaves(batch), jax.tree.leaves(buffers), strict=True):
                 buffer[step] = array
             if self.look is not None:
                 self.look(batch, first + step)
-        return processes.place(buffers, self._placement)
+        return processes.place_rows(buffers, self._placement, self.batch_size, axis=1)

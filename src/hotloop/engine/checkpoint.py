@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hotloop.engine import checkpoint_folder as steps
+from hotloop.engine import processes
 from hotloop.engine.checkpoint_folder import DamagedStep, Keep, KeepAll, KeepLast, Manifest, StoredLeaf
 from hotloop.engine.interrupt import hold_stops
 from hotloop.engine.run import read_events
@@ -30,6 +31,7 @@ from hotloop.options import to_jsonable
 
 _VELOCITY, _MEAN_SQUARE = re.compile(r"/velocity/trace/"), re.compile(r"/rmsprop(_outside)?/nu/")
 _OF_OPTAX = re.compile(r"^(optimi[sz]er)/(?:inner/)?[a-z_]+/(mu|nu|trace|count)(?=/|$)")
+CheckPosition = Callable[[Mapping[str, Any]], object]
 _COUNTS = ("update", "optimizer/updates", "slots/rmsprop_outside/updates")
 
 
@@ -58,6 +60,8 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
     """The checkpoints in one folder; `family` and `config` are recorded, other families' steps are refused.
 
     In a `shared` folder runs with other configs save as well: their steps are none of ours, and never replaced.
+    Of several processes the first writes, and its word counts for which steps there are, so that all must ask alike;
+    with `each_process` every one has steps of its own, in `rank<N>`, and goes on with the newest that all have.
     """
 
     def __init__(
@@ -68,8 +72,11 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         family: str = "",
         config: Mapping[str, Any] | None = None,
         shared: bool = False,
+        each_process: bool = False,
     ):
-        self.folder = Path(folder).absolute()
+        self.each_process = each_process and processes.count() > 1
+        self.folder = Path(folder).absolute() / (f"rank{processes.index()}" if self.each_process else "")
+        self._writes = self.each_process or processes.is_writer()
         self.keep = keep
         text = json.dumps(config or {}, sort_keys=True, default=str)
         digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
@@ -85,7 +92,9 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         """Start writing a step and return once the state is copied, so that its buffers may be donated. It waits for a
         save that is still being written, and raises what went wrong with it."""
         self.wait()
-        arrays, forms = snapshot(state)
+        arrays, forms = snapshot(state)  # by all processes: a leaf may lie on the devices of several
+        if not self._writes:
+            return
         # JSON has no NaN and no infinity: `from_exact` brings them back.
         exact = to_jsonable(position, lambda number: {"float": str(number)})
         note = replace(
@@ -119,7 +128,15 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
 
     def steps(self) -> list[int]:
         """Complete steps, oldest first: manifest intact, files in full size (`restore` reads contents)."""
-        return sorted(self._ours.complete())
+        return self._common(self._ours.complete())
+
+    def _common(self, found: Iterable[int]) -> list[int]:
+        """Of the steps found here those that every process has, or in their place those that process 0 has."""
+        here = sorted(found)
+        if not self.each_process:
+            return list(processes.agreed(here))
+        everywhere = set[int].intersection(*map(set, processes.gathered(here)))
+        return [step for step in here if step in everywhere]
 
     def damaged(self) -> list[str]:
         """A line for each step that a quick look finds damaged."""
@@ -133,11 +150,12 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
 
     def begun(self) -> bool:
         """Whether there is a step to restore, if only a damaged one."""
-        return bool(self._ours.find())
+        return bool(self._common(self._ours.find()))
 
     def remove(self, step: int) -> None:
         """Delete one of these steps, unless somebody put files of their own into it."""
-        steps.remove_step(self._ours.find()[step])
+        if self._writes:
+            steps.remove_step(self._ours.find()[step])
 
     def metrics(self, step: int) -> Mapping[str, Any]:
         return self._ours.complete()[step].metrics
@@ -151,7 +169,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         step: int | None = None,
         *,
         in_part: bool = False,
-        check: Callable[[Mapping[str, Any]], object] | None = None,
+        check: CheckPosition | None = None,
     ) -> Restored:
         """The newest complete step (or the one asked for) with the tree, types and sharding of `like`.
 
@@ -160,39 +178,56 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         line each. A whole step that does not fit `like` is an error: an older one would hide that the model differs.
         """
         self.wait()
+        if self.each_process and step is None:
+            step = max(self.steps(), default=None)
+        if processes.count() > 1 and not self._writes:  # what process 0 has found whole and fitting
+            number, skipped = processes.agreed(None)
+            folders = self._ours.find()
+            if number not in folders:
+                raise CheckpointError(f"step {number}, which process 0 has restored, is not in {self.folder}")
+            return replace(self._read(folders[number], number, like, in_part, check), skipped=skipped)
+        found = self._find_newest(like, step, in_part, check)
+        if not self.each_process:
+            processes.agreed([found.step, list(found.skipped)])
+        return found
+
+    def _find_newest(
+        self, like: Any, step: int | None, in_part: bool, check: CheckPosition | None
+    ) -> Restored:
         folders = self._ours.find()
         if step is not None:
             if step not in folders:
-                raise CheckpointError(
-                    f"no step {step} in {self.folder}; complete steps: {self.steps() or 'none'}"
-                )
+                complete = sorted(self._ours.complete()) or "none"
+                raise CheckpointError(f"no step {step} in {self.folder}; complete steps: {complete}")
             folders = {step: folders[step]}
         skipped: list[str] = []
         for number in sorted(folders, reverse=True):
-            folder = folders[number]
             try:
-                manifest = steps.read_whole(folder, number, contents=True)
-                self._check_fits(folder, manifest, like, in_part)
-                # orbax reads in an event loop, which answers an exception from elsewhere with a traceback.
-                with hold_stops():
-                    arrays = steps.read_leaves(folder, manifest)
-                position = steps.from_exact(manifest.position)
-                try:
-                    if check is not None:
-                        check(position)
-                except (AttributeError, KeyError, TypeError, ValueError):
-                    raise DamagedStep(f"{folder} does not say where to go on: its position is none") from None
+                return replace(self._read(folders[number], number, like, in_part, check), skipped=skipped)
             except DamagedStep as error:
                 skipped.append(f"skipped step {number}: {error}")
-                continue
-            names = find_leaves(manifest.leaves, like, manifest.format)
-            leaves = [
-                restore_leaf(arrays.get(names[name]), leaf) for name, leaf in named_leaves(like).items()
-            ]
-            state = jax.tree.unflatten(jax.tree.structure(like), leaves)
-            return Restored(manifest.step, state, position, manifest.metrics, skipped)
         reasons = "; ".join(skipped) or "nothing there is named like a step"
         raise CheckpointError(f"no complete checkpoint in {self.folder}: {reasons}")
+
+    def _read(
+        self, folder: Path, number: int, like: Any, in_part: bool, check: CheckPosition | None
+    ) -> Restored:
+        """A step as a state like `like`; DamagedStep where it is not whole."""
+        manifest = steps.read_whole(folder, number, contents=True)
+        self._check_fits(folder, manifest, like, in_part)
+        # orbax reads in an event loop, which answers an exception from elsewhere with a traceback.
+        with hold_stops():
+            arrays = steps.read_leaves(folder, manifest)
+        position = steps.from_exact(manifest.position)
+        try:
+            if check is not None:
+                check(position)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise DamagedStep(f"{folder} does not say where to go on: its position is none") from None
+        names = find_leaves(manifest.leaves, like, manifest.format)
+        leaves = [restore_leaf(arrays.get(names[name]), leaf) for name, leaf in named_leaves(like).items()]
+        state = jax.tree.unflatten(jax.tree.structure(like), leaves)
+        return Restored(manifest.step, state, position, manifest.metrics, ())
 
     def check_fits(self, like: Any) -> None:
         """CheckpointError where the newest complete step is not of a state like `like`; no array is read."""
@@ -233,12 +268,22 @@ class RunCheckpoints:
     run: Path | None
     """The run's own folder; None where nothing is known of it: then every step counts."""
     family: str = ""
+    each_process: bool = False
+    """Whether each of several processes saves, in `rank<N>`."""
 
     def open(self) -> Checkpoints:
         """The run's own checkpoints; none as long as nothing is on record."""
-        mark = {"first_record": next(iter(self.records()), None)} if self.run else {}
+        mark = {"first_record": processes.agreed(next(iter(self.records()), None))} if self.run else {}
+        ranks = self.each_process and processes.count() > 1
+        # What several processes saved, each for itself, one process goes on with, and validates, from the first's.
+        inside = "rank0" if not ranks and (self.folder / "rank0").is_dir() else ""
         return Checkpoints(
-            self.folder, KeepAll(), family=self.family, config=mark, shared=self.run is not None
+            self.folder / inside,
+            KeepAll(),
+            family=self.family,
+            config=mark,
+            shared=self.run is not None,
+            each_process=ranks,
         )
 
     def records(self) -> list[dict[str, Any]]:
@@ -288,12 +333,7 @@ def snapshot(state: Any) -> tuple[steps.HostArrays, dict[str, StoredLeaf]]:
             leaf.copy_to_host_async()
     arrays = {}
     for name, leaf in stored.items():
-        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
-            raise CheckpointError(
-                f"leaf {name} lies partly on another process: gather the state before saving it"
-            )
-        # A copy: on CPU np.asarray would be a view, which makes the donation of the buffer fail in silence.
-        arrays[name] = np.array(leaf, order="C")
+        arrays[name] = processes.fetch(leaf)
         if arrays[name].dtype.kind in "OSUMm":
             raise CheckpointError(
                 f"leaf {name} is a {type(leaf).__name__}: a checkpoint holds arrays and numbers"
@@ -316,7 +356,7 @@ def restore_leaf(stored: "np.ndarray[Any, Any] | None", like: Any) -> Any:
         kinds = ("threefry2x32", "rbg", "unsafe_rbg")
         kind = next(kind for kind in kinds if jax.random.key(0, impl=kind).dtype == like.dtype)
         array = jax.random.wrap_key_data(array, impl=kind)
-    return jax.device_put(array, like.sharding) if getattr(like, "committed", True) else array
+    return processes.place(array, like.sharding) if getattr(like, "committed", True) else array
 
 
 def find_leaves(stored: Mapping[str, StoredLeaf], like: Any, format: int) -> dict[str, str]:

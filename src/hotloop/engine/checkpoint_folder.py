@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from hotloop.engine import processes
 from hotloop.errors import CheckpointError, OptionError
 from hotloop.options.files import load_json
 
@@ -442,10 +443,14 @@ def _checkpointer() -> Iterator[Any]:
     logging.getLogger("asyncio").addFilter(_not_given_up)  # for good: it logs when the garbage is collected
     sys.unraisablehook = unless_too_late
     try:
+        # Of several processes each works for itself: orbax would wait for the others, which have nothing to write.
+        here = processes.index()
+        alone = orbax.options.MultiprocessingOptions(primary_host=here, active_processes={here})
         # Uncompressed: zstd made fp32 weights 8 % smaller and writing two to three times slower.
-        with orbax.Checkpointer(
-            orbax.PyTreeCheckpointHandler(use_ocdbt=True, use_compression=False)
-        ) as writer:
+        handler = orbax.PyTreeCheckpointHandler(
+            use_ocdbt=True, use_compression=False, multiprocessing_options=alone
+        )
+        with orbax.Checkpointer(handler, multiprocessing_options=alone) as writer:
             yield writer
         sys.unraisablehook = before  # after an error it stays: what was under way comes back at any time
     finally:

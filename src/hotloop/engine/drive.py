@@ -2,8 +2,9 @@
 
 Every log averages every update since the last one, times are of calls that were compiled before, and a checkpoint holds
 all that a resumed run needs. A run that is "one call" for its host events should still move a progress bar and hear
-Ctrl-C, so a call is dispatched in pieces of about a second; results do not depend on it. It knows no family: what a
-metric means, and how to validate, comes from the caller.
+Ctrl-C, so a call is dispatched in pieces of about a second; results do not depend on it. Several processes dispatch
+the same pieces and stop after the same update: process 0 decides (`_decide`). It knows no family: what a metric means,
+and how to validate, comes from the caller.
 """
 
 import math
@@ -19,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hotloop.engine import processes
 from hotloop.engine.batch_sources import InputEnded
 from hotloop.engine.checkpoint import Checkpoints, Restored
 from hotloop.engine.checkpoint_folder import STOPPED
@@ -158,25 +160,25 @@ class Pieces:
     """
 
     def __init__(self, longest: int, usual_call: int | None = None):
-        self._longest, self._free, self._sizes = longest, usual_call is None, [1]
+        self._longest, self._free, self.sizes = longest, usual_call is None, [1]
         if usual_call is not None:
             first = min(FIRST_PIECE, longest, usual_call)
             divisor = closest_divisor(usual_call, first)
-            self._sizes = [divisor if first / 2 <= divisor <= min(2 * first, longest) else first]
+            self.sizes = [divisor if first / 2 <= divisor <= min(2 * first, longest) else first]
 
     def next(self, remaining: int) -> int:
         """The updates to dispatch now, of `remaining` ones in the call."""
-        return max((size for size in self._sizes if size <= remaining), default=remaining)
+        return max((size for size in self.sizes if size <= remaining), default=remaining)
 
     def learn(self, count: int, seconds: float) -> None:
         fitting = min(self._longest, max(1, round(count * TARGET_SECONDS / max(seconds, 1e-9))))
-        longest = self._sizes[-1]
+        longest = self.sizes[-1]
         if self._free:
-            self._sizes = [fitting]
+            self.sizes = [fitting]
         elif count == longest and fitting >= 4 * longest:
-            self._sizes.append(fitting // longest * longest)
+            self.sizes.append(fitting // longest * longest)
         elif count == longest and 4 * fitting <= longest:
-            self._sizes = [closest_divisor(longest, fitting)]
+            self.sizes = [closest_divisor(longest, fitting)]
 
 
 @dataclass
@@ -198,6 +200,8 @@ class _Driver:
     enough: Callable[[], bool] | None = None
     due: Callable[[int], Collection[Kind]] | None = None
     request: StopRequest = field(default_factory=StopRequest)
+    stop: int | None = None
+    """The signal that all processes stop for; None: they go on."""
     left: Sequence[Event] = ()
     """What a stop kept from being done after the update from which the run goes on."""
     flight: deque[tuple[int, int, CallMetrics, float]] = field(default_factory=deque)
@@ -233,6 +237,8 @@ class _Driver:
             self.fresh = dict(restored.metrics)
             return
         self.saved_at = restored.step
+        if not processes.is_writer():
+            return
         records = current_records(read_events(self.run.path))
         if ("checkpoint", restored.step) not in [(record["event"], record["update"]) for record in records]:
             self.run.event("checkpoint", **at, seconds=0.0)  # a kill came right before this record
@@ -246,6 +252,7 @@ class _Driver:
         with note_stops() as self.request:
             over = start in self.plan.ends and self._follow(state, start, self.left)
             while not over and (span := next(self.plan.spans(done), None)):
+                self._decide()
                 count = self.pieces.next(span.count)
                 last = done + count == self.plan.total_updates
                 try:
@@ -258,18 +265,32 @@ class _Driver:
                 done += count
                 events = span.events if count == span.count else ()
                 if self.due and count == span.count:  # beside what is planned, what goes by the clock
-                    kinds = {event.kind for event in events} | set(self.due(done))
+                    kinds = {event.kind for event in events} | set(processes.agreed([*self.due(done)]))
                     at = self._place(done)
                     events = tuple(Event(kind, **at, call=span.call) for kind in KINDS if kind in kinds)
                 self.logs += [event for event in events if event.kind == "log"]
                 others = [event for event in events if event.kind != "log"]
-                self._collect(leave=0 if others or self.request.number is not None else 1)
+                self._collect(leave=0 if others or self._asked() is not None else 1)
                 over = count == span.count and self._follow(state, done, others)
             self._collect(leave=0)
             if self.checkpoints is not None:
                 self.checkpoints.wait()
+            self._decide()
             self._stop_if_asked(state, done)
             return state
+
+    def _decide(self) -> None:
+        """Of several processes the first decides for all whether they stop here, and how long the next pieces are."""
+        if processes.count() > 1:
+            self.stop, self.pieces.sizes = processes.agreed([self.request.number, self.pieces.sizes])
+            if self.request.number is None:
+                self.request.number = (
+                    self.stop
+                )  # so that it is not passed on once more while the run is closed
+
+    def _asked(self) -> int | None:
+        """The signal to stop for: one process hears it at once, several when the first has said so."""
+        return self.request.number if processes.count() == 1 else self.stop
 
     def _dispatch(self, state: State, done: int, count: int, *, profile: bool) -> State:
         """Compile and send a piece; the second one of a run, or the only one, is profiled where that was asked for."""
@@ -285,6 +306,7 @@ class _Driver:
             self.run.event("compile", **at)
             if self.report is not None:
                 write_program_report(self.report, program.compiled, lowering + compiling, "training")
+            self._decide()
             self._stop_if_asked(state, done)
         profiled = self.to_profile if profile else None
         if profiled:
@@ -311,7 +333,8 @@ class _Driver:
             metrics = dict(waiting)
             # A piece that was sent while the one before it ran began when that one ended.
             seconds, self.free_since = now - max(began, self.free_since), now
-            self.pieces.learn(count, seconds)
+            if processes.is_writer():
+                self.pieces.learn(count, seconds)
             if self.guard is not None:
                 bad = np.flatnonzero(~np.isfinite(metrics[self.guard]))
                 if bad.size:
@@ -319,6 +342,7 @@ class _Driver:
                     raise Diverged(f"{self.guard} is {value} at update {update}: {self._advise()}", update)
             self.window.add(metrics, count, seconds)
             self.run.reach(**self._place(first + count))
+            processes.note("training", first + count)
             self.fresh = {}
             if self.on_call:
                 self.on_call(first, metrics)
@@ -352,9 +376,10 @@ class _Driver:
         """What comes after a call; whether the run ends here because it is enough."""
         for place, event in enumerate(events):
             if event.kind == "validate":
+                self._decide()
                 self._stop_if_asked(state, done, events[place:])
             self._handle(event, state)
-        if not (self.enough and self.enough()):
+        if not (self.enough and processes.agreed(bool(self.enough()))):
             return False
         planned = {mark.kind for mark in self.plan.marks if done in mark.updates}
         self._close(state, done, planned.union(event.kind for event in events))
@@ -368,6 +393,7 @@ class _Driver:
             self._handle(Event("log", **at, call=0), state)
         if "validate" not in handled:
             left = Event("validate", **at, call=0), Event("checkpoint", **at, call=0)
+            self._decide()
             self._stop_if_asked(state, done, left)
             self._handle(left[0], state)
         if self.saved_at != done:
@@ -380,6 +406,7 @@ class _Driver:
         if self.guard is not None and not _is_finite(state):
             raise Diverged(f"the state is not finite after update {update}: {self._advise()}")
         started = time.perf_counter()
+        processes.note("saving", update)
         position = {"window": self.window.as_saved(), "feed": self.program.feed.position(update), **more}
         self.checkpoints.save(update, state, position=position, metrics=self.fresh)
         self.saved_at = update
@@ -387,7 +414,7 @@ class _Driver:
 
     def _stop_if_asked(self, state: State, done: int, left: Sequence[Event] = ()) -> None:
         """Where a stop was asked for: take in what is in flight, save it with what is left to do there, and leave."""
-        number = self.request.number
+        number = self._asked()
         if number is None:
             return
         self._collect(leave=0)

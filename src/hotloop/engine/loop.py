@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from hotloop.engine import feed as feeds
 from hotloop.engine import processes
@@ -101,12 +101,15 @@ class Program:
             return
         lower = self._prepare(state, count)
         started = time.perf_counter()
+        processes.note("compiling")
         with compiling(recorded=True):
             call = lower()
             lowered = time.perf_counter()
             self.executables[capacity] = call.compile()
         self.lower_seconds += lowered - started
         self.compile_seconds += time.perf_counter() - lowered
+        _await_others(state)
+        processes.note("training")
 
     def lower(self, state: State) -> Any:
         """The traced call before it is compiled; its `as_text()` is what the compiler gets."""
@@ -158,8 +161,23 @@ class Program:
         places = jax.tree.map(lambda leaf: getattr(leaf, "sharding", None), state)
         several = any(place is not None and place.num_devices > 1 for place in jax.tree.leaves(places))
         loop, places = while_loop if self.loop == "while" else scan, places if several else None
-        looped = jax.jit(loop, donate_argnums=0, out_shardings=(places, None))
+        looped = jax.jit(loop, donate_argnums=0, out_shardings=(places, everywhere_like(state)))
         return lambda: looped.lower(state, self.feed.like(count), self.key, np.uint32(0), np.int32(count))
+
+
+def _await_others(*trees: Any) -> None:
+    """After a compilation: where the program spans processes, wait until all have it. Those that compile faster would
+    give up on the others, gloo after 30 seconds."""
+    if processes.spans_processes(trees):
+        processes.barrier("compiled")
+
+
+def everywhere_like(*trees: Any) -> NamedSharding | None:
+    """A copy on every device of arrays that span processes, so that each process can read it; None for others."""
+    for leaf in jax.tree.leaves(trees) if processes.count() > 1 else ():
+        if processes.spans_processes(leaf):
+            return NamedSharding(leaf.sharding.mesh, PartitionSpec())  # type: ignore[no-untyped-call]
+    return None
 
 
 def _check_results(update: Update) -> Update:
@@ -192,10 +210,16 @@ def _check_results(update: Update) -> Update:
 
 
 def copy_state(state: State) -> State:
-    """A copy of a state that a program may use up: plain numbers become arrays, leaves share nothing."""
-    return jax.tree.map(
-        lambda leaf: leaf.copy() if isinstance(leaf, Array) else jnp.array(np.asarray(leaf)), state
-    )
+    """A copy of a state that a program may use up: plain numbers become arrays, leaves share nothing. Where leaves lie
+    on the devices of several processes, all do."""
+    everywhere = everywhere_like(state)
+
+    def copy_leaf(leaf: Any) -> Array:
+        new: Array = leaf.copy() if isinstance(leaf, Array) else jnp.array(np.asarray(leaf))
+        local = everywhere is not None and new.is_fully_addressable
+        return processes.place(new, everywhere) if local else new
+
+    return jax.tree.map(copy_leaf, state)
 
 
 PerSample = Callable[[Any, Batch], Mapping[str, Array]]
@@ -264,16 +288,20 @@ class Evaluation:
             return jax.lax.map(one, jnp.arange(0, self.samples, self.batch_size))
 
         begin_work("compiling the evaluation")
+        processes.note("compiling")
         started = time.perf_counter()
         with compiling():
-            lowered = jax.jit(sums_of_batches).lower(state, self._data)
+            everywhere = everywhere_like(state, self._data)
+            lowered = jax.jit(sums_of_batches, out_shardings=everywhere).lower(state, self._data)
             self.lower_seconds = time.perf_counter() - started
             self.compiled = lowered.compile()
         self.compile_seconds = time.perf_counter() - started - self.lower_seconds
+        _await_others(state, self._data)
 
     def __call__(self, state: Any) -> Sums:
         """Every sum, and the number of samples."""
         self.compile(state)
+        processes.note("training")
         return _add_batches(self.compiled(state, self._data), self.samples)
 
     def means(self, state: Any) -> dict[str, Any]:
@@ -290,6 +318,7 @@ def means_of(sums: Mapping[str, Any]) -> dict[str, Any]:
 def evaluate_batches(fn: PerSample, state: Any, batches: Iterable[Batch], batch_size: int) -> Sums:
     """Sums over batches from the host, each of `batch_size` samples or fewer; `fn` is compiled once."""
     sums: list[Mapping[str, Any]] = []
+    call: Callable[..., Mapping[str, Any]] = partial(_sum_batch, fn)
     samples = 0
     for batch in batches:
         count = feeds.common_length(batch)
@@ -297,7 +326,11 @@ def evaluate_batches(fn: PerSample, state: Any, batches: Iterable[Batch], batch_
             raise DataError(f"a batch of {count} samples: at most {batch_size} were announced")
         padded = pad_batch(batch, batch_size)
         with nullcontext() if sums else compiling():
-            sums.append(_sum_batch(fn, state, padded, np.int32(count)))
+            if not sums and processes.spans_processes(state):
+                call = _sum_batch.lower(fn, state, padded, np.int32(count)).compile()
+                _await_others(state)
+            sums.append(call(state, padded, np.int32(count)))
+        processes.note("training")
         samples += count
     if not samples:
         raise DataError("there was no batch to evaluate")

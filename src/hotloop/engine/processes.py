@@ -11,6 +11,7 @@ every function returns at once, and nothing is imported for it.
 
 import atexit
 import json
+import math
 import os
 import sys
 import threading
@@ -39,7 +40,8 @@ PATIENCE = 5.0
 KEPT = 1000
 """Words of process 0 that stay readable for those who are behind; collectives keep them far closer than that."""
 NOTE_SECONDS = 0.3
-_STOP, _FAILED, _LEFT = "hotloop/word/stop", "hotloop/word/failed", "hotloop/left"
+_STOP, _FAILED = "hotloop/word/stop", "hotloop/word/failed"
+_LEAVING, _LEFT = "hotloop/leaving/0", "hotloop/left"
 
 
 class PeerFailed(HotloopError):
@@ -124,19 +126,27 @@ class _Group:
                     self.leave(self.failure.status)
 
     def leave(self, status: int) -> None:
-        """End this process at once; process 0, without which the others cannot be, waits for them a while."""
+        """End this process, without jax's own way out, which waits for those that never come.
+
+        Process 0 goes last, since the others cannot be without it. Who has stopped waits for it, however long it saves:
+        jax would take a process that is gone for a lost one, and abort the rest.
+        """
         self.ended.set()
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):
                 stream.flush()
-        self.write(f"{_LEFT}/{self.index}", "")
-        until = time.monotonic() + 2 * PATIENCE
+        if self.index == 0:
+            self.write(_LEAVING, "")
+        until = time.monotonic() + (2 * PATIENCE if self.index == 0 or status < 128 else math.inf)
         with suppress(RuntimeError):
-            while self.index == 0 and time.monotonic() < until:
-                if len(self.client.key_value_dir_get(f"{_LEFT}/")) == self.count:
+            while time.monotonic() < until:
+                if self.index and self.client.key_value_dir_get(_LEAVING):
+                    self.write(f"{_LEFT}/{self.index}", "")
+                    break
+                if not self.index and len(self.client.key_value_dir_get(f"{_LEFT}/")) == self.count - 1:
                     break
                 time.sleep(0.05)
-        os._exit(status)  # jax's own way out would wait for those that never come
+        os._exit(status)
 
 
 _group: _Group | None = None
@@ -266,12 +276,25 @@ def _host_array(leaf: Any) -> Any:
 
 
 def own_rows(sharding: "NamedSharding | None", length: int) -> slice:
-    """Those of `length` rows, split by `sharding`, that lie on this process's devices; all where it has no others."""
+    """Those of `length` rows, split by `sharding`, that lie on this process's devices: all where it spans no others."""
     if _group is None or sharding is None or sharding.is_fully_addressable:
-        return slice(0, length)
+        return slice(None)
     found = sharding.addressable_devices_indices_map((length,)).values()
     spans = [where[0].indices(length) for where in found if where]
     return slice(min(span[0] for span in spans), max(span[1] for span in spans))
+
+
+def place_rows(tree: Any, sharding: "NamedSharding | None", length: int, axis: int) -> Any:
+    """Host data of which each process has its own rows along `axis`, as arrays with all `length` of them."""
+    if _group is None or sharding is None or sharding.is_fully_addressable:
+        return place(tree, sharding)
+    import jax
+
+    def put(leaf: Any) -> Any:
+        shape = (*leaf.shape[:axis], length, *leaf.shape[axis + 1 :])
+        return jax.make_array_from_process_local_data(sharding, _host_array(leaf), shape)  # type: ignore[no-untyped-call]
+
+    return jax.tree.map(put, tree)
 
 
 def fetch(tree: Any) -> Any:

@@ -24,6 +24,7 @@ from typing import Any
 from weakref import WeakSet
 
 from hotloop import rehearsal
+from hotloop.engine import processes
 from hotloop.engine.interrupt import Interrupted, Stopped, hold_stops
 from hotloop.errors import RunError
 from hotloop.options import options_of, to_jsonable
@@ -146,7 +147,8 @@ def compose_record(
 def default_path(family: str, root: str | Path = "results") -> Path:
     """`results/<family>-<UTC time>-<short id>`: sorts by time, never meets another run."""
     name = re.sub(r"[^A-Za-z0-9]+", "-", family).strip("-")
-    return Path(root) / f"{name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.urandom(4).hex()}"
+    stamp = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.urandom(4).hex()}"
+    return Path(root) / f"{name}-{processes.agreed(stamp)}"
 
 
 class Run(AbstractContextManager["Run"]):

@@ -4,7 +4,10 @@
 works in it, `TrainingRun.train` makes the updates; `train` is both in one call.
 """
 
+import os
+import secrets
 import sys
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
+from hotloop.engine import processes
 from hotloop.engine.checkpoint import Checkpoints, Restored
 from hotloop.engine.checkpoint_folder import Keep, KeepLast
 from hotloop.engine.drive import Callbacks, check_position, drive
@@ -19,15 +23,39 @@ from hotloop.engine.interrupt import print_to_stderr
 from hotloop.engine.loop import Program, State, copy_state
 from hotloop.engine.measure import find_report_folder
 from hotloop.engine.plan import Plan
+from hotloop.engine.process_log import FOLDER
 from hotloop.engine.progress import Console, Show, show
-from hotloop.engine.run import Run, Sink, check_free
+from hotloop.engine.run import Run, Sink, check_free, compose_record, find_differences
 from hotloop.engine.sinks import ConsoleSink
+from hotloop.errors import OptionError, RunError
+from hotloop.options import to_jsonable
 
 
 def check_place(folder: Path, resume: bool, report: str | Path | None = None) -> None:
     """RunError or OptionError where what a training writes has no place; nothing but a named report is touched."""
+    if not processes.is_writer():
+        return
     check_free(folder, resume)
     find_report_folder(report, folder, lambda _: None)  # what is to be said about it is said with the run
+
+
+class UnwrittenRun(Run):
+    """A run as those processes have it that do not write: the first one holds its folder and keeps its records."""
+
+    def __init__(self, path: Path, resume: bool):
+        self.path, self.checkpoints = path, path / "checkpoints"
+        self.resumed, self.how_to_resume = resume, ""
+        self._began, self._place = time.monotonic(), (0, 0.0)
+
+    def event(
+        self, event: str, *, update: int | None = None, epoch: float | None = None, **figures: Any
+    ) -> dict[str, Any]:
+        if update is None or epoch is None:
+            update, epoch = self._place
+        return compose_record(event, update, epoch, time.monotonic() - self._began, figures)
+
+    def close(self, status: str = "finished", **figures: Any) -> None:
+        pass
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,13 +83,16 @@ class TrainingRun:
         title: str = "training",
         endless: bool = False,
         how_to_resume: str = "give the same command again with --resume",
+        resume_words: Sequence[str] = ("--resume",),
         **callbacks: Unpack[Callbacks],
     ) -> State:
         """Make every update of the plan, and return the state after the last one; see `drive.Callbacks`.
 
         A run that is resumed goes on from `resumed` (None: from its newest checkpoint). It saves where the plan has
         checkpoints at all. `title` stands beside the bar; an `endless` plan ends with its data, which no bar can know.
+        `resume_words` are what the same command needs besides to go on with this run, for a launcher that restarts it.
         """
+        processes.note("loading", run=self.record.path, resume=resume_words)
         if resumed is None and self.record.resumed:
             resumed = self.newest(state)
         with self.progress(title, None if endless else plan.total_updates) as bar:
@@ -98,6 +129,7 @@ def open_training(
     report: str | Path | None = None,
     programs: Sequence[str] = ("training", "evaluation"),
     notice: str = "",
+    each_process_saves: bool = False,
 ) -> Iterator[TrainingRun]:
     """Hold a run's folder: a new one, or with `resume` that of an earlier run with the same settings.
 
@@ -106,27 +138,70 @@ def open_training(
     `sinks` see every record (None: the console alone); without a `console` lines go to standard error and `progress`
     shows bars. `report` is where the compiler's report was asked for, and `programs` are the sub-folders it will have.
     A `notice`, about the data say, is a warning among the records, and again at the end, where it is not missed.
+
+    Of several processes only the first writes, and all must see its folder, unless `each_process_saves` checkpoints of
+    its own.
     """
     folder, say = Path(folder), console.say if console else print_to_stderr
     warn = console.warn if console else lambda text: print_to_stderr(f"warning: {text}")
-    report_folder = find_report_folder(report, folder, warn, programs)
-    with Run(
-        folder,
-        settings,
-        command=command,
-        resume=resume,
-        may_differ=may_differ,
-        options=options,
-        sinks=[ConsoleSink(say)] if sinks is None else sinks,
-    ) as record:
+    _check_same_settings(settings)
+    report_folder = find_report_folder(report, folder, warn, programs) if processes.is_writer() else None
+    opened_run = (
+        Run(
+            folder,
+            settings,
+            command=command,
+            resume=resume,
+            may_differ=may_differ,
+            options=options,
+            sinks=[ConsoleSink(say)] if sinks is None else sinks,
+        )
+        if processes.is_writer()
+        else UnwrittenRun(folder, resume)
+    )
+    with opened_run as record:
+        if processes.count() > 1 and not each_process_saves:
+            _check_shared(folder)
+        processes.use_folder(folder)
         if checkpoints is None:
-            checkpoints = partial(Checkpoints, keep=keep, family=family, config=settings)
+            checkpoints = partial(
+                Checkpoints, keep=keep, family=family, config=settings, each_process=each_process_saves
+            )
         with checkpoints(record.checkpoints) as opened:
             if notice:
                 record.event("warning", message=notice)
             yield TrainingRun(record, opened, report_folder, console.progress if console else progress)
             if notice:
                 warn(notice)
+
+
+def _check_same_settings(settings: Mapping[str, Any]) -> None:
+    """OptionError in every process where one has other settings than the first. It is also where all processes have
+    looked at the folder, before the first makes it."""
+    found = processes.gathered(to_jsonable(settings)) if processes.count() > 1 else []
+    for number, theirs in enumerate(found):
+        if changed := find_differences(found[0], theirs):
+            raise OptionError(
+                f"process {number} has other settings than process 0: {'; '.join(changed.values())}"
+            )
+
+
+def _check_shared(folder: Path) -> None:
+    """RunError in every process where one does not see what process 0 writes into the folder."""
+    mark = folder / FOLDER / processes.agreed(f".seen-{secrets.token_hex(8)}")
+    if processes.is_writer():
+        mark.parent.mkdir(exist_ok=True)
+        mark.touch()
+    processes.barrier("folder")
+    found = processes.gathered([mark.exists(), os.uname().nodename])
+    if processes.is_writer():
+        mark.unlink()
+    blind = [f"{number} on {host}" for number, (sees, host) in enumerate(found) if not sees]
+    if blind:
+        raise RunError(
+            f"{folder} is not shared: process {', '.join(blind)} does not see what process 0 writes there; "
+            "choose a folder that all machines have, or let each save in its own (--ckpt-all-instances)"
+        )
 
 
 def train(

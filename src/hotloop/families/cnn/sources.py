@@ -239,13 +239,13 @@ class PhotoBatches(ShuffledBatches):
         pixels = np.empty((size, reader.size, reader.size, 3), reader.dtype)
         return {"image": pixels, "label": np.empty(size, np.int32)}
 
-    def batches(self, first: int, count: int) -> Iterator[HostBatch]:
-        """The batches of updates first .. first + count - 1."""
+    def batches(self, first: int, count: int, rows: slice = slice(None)) -> Iterator[HostBatch]:
+        """The batches of updates first .. first + count - 1, or these rows of them."""
         order = self._order
 
         def wanted(update: int) -> WantedImages:
-            places = update * order.batch_size + np.arange(order.batch_size)
-            return order.indices(order.start(update), np.zeros(1, np.uint32))[0], places // order.period
+            places = update * order.batch_size + np.arange(order.batch_size)[rows]
+            return order.indices(order.start(update), np.zeros(1, np.uint32))[0][rows], places // order.period
 
         return self._workers.batches(map(wanted, range(first, first + count)))
 

@@ -1,0 +1,98 @@
+"""The toy family as a program with a command line, for tests of several processes: it trains, validates, saves, stops.
+
+Not a test: `two_processes` starts it.
+"""
+
+import sys
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import toy_family as toy
+from jax.sharding import NamedSharding, PartitionSpec
+
+from hotloop import Evaluation, Plan, Program, Resident, Streamed
+from hotloop.cli import Command, Context, option, run_program
+from hotloop.engine import processes
+from hotloop.engine.device import REPLICA, device_mesh
+from hotloop.engine.interrupt import print_to_stderr
+from hotloop.engine.training import open_training
+from hotloop.errors import DataError
+
+SAMPLES, BATCH = 203, 8
+
+
+@dataclass(frozen=True)
+class Config:
+    run: str = option("run", "Folder of the run.")
+    resume: bool = option(False, "Go on.")
+    updates: int = option(4, "Updates.")
+    log_every: int = option(1, "Updates between logs.")
+    checkpoint_every: int = option(2, "Updates between checkpoints.")
+    replicas: int = option(1, "Devices.")
+    streamed: bool = option(False, "Read batches from the host.")
+    moved: float = option(0.0, "What the first weight is moved by.")
+    label: int = option(-1, "What the label of sample 5 is changed to; -1: it stays.")
+    failing: int = option(-1, "The process whose data are broken.")
+    fails_at: int = option(3, "The update whose batch is broken.")
+    lazy: int = option(-1, "The process that is slow.")
+    laziness: float = option(0.0, "Seconds that it takes longer for a batch.")
+    each_saves: bool = option(False, "Each process saves.")
+    seconds: float = option(0.0, "Seconds that every batch takes.")
+
+
+def run(config: Config, context: Context) -> dict[str, Any]:
+    context.open_device()
+    options = toy.Config()
+    data = toy.data(SAMPLES)
+    if config.label >= 0:
+        data["y"][5] = config.label
+    sharding = None
+    state = toy.init(options, jax.random.key(1))
+    state["params"]["first"] = state["params"]["first"].at[0, 0].add(config.moved)
+    if config.replicas > 1:
+        mesh = device_mesh(config.replicas)
+        sharding = NamedSharding(mesh, PartitionSpec(REPLICA))
+        state = processes.place(state, NamedSharding(mesh, PartitionSpec()))
+
+    def read(indices: "np.ndarray[Any, Any]") -> dict[str, Any]:
+        read.count += 1  # type: ignore[attr-defined]
+        if processes.index() == config.failing and read.count > config.fails_at:  # type: ignore[attr-defined]
+            raise DataError("image 17 is broken")
+        time.sleep(config.seconds + (config.laziness if processes.index() == config.lazy else 0.0))
+        return {name: rows[indices] for name, rows in data.items()}
+
+    read.count = 0  # type: ignore[attr-defined]
+    feed: Any = Resident(data, BATCH, seed=3, sharding=sharding)
+    if config.streamed:
+        feed = Streamed(read, BATCH, seed=3, sharding=sharding, samples=SAMPLES)
+    plan = Plan.for_updates(
+        config.updates,
+        log_every=config.log_every,
+        checkpoint_every=config.checkpoint_every,
+        validate_every=config.updates,
+    )
+    program = Program(toy.update(options), feed, plan.updates_per_call, jax.random.key(7))
+    tests = toy.data(101, seed=5)
+    evaluation = Evaluation(toy.evaluate(options), tests, batch_size=40, sharding=sharding)
+    settings = {name: value for name, value in asdict(config).items() if name not in ("run", "resume")}
+    with open_training(
+        config.run,
+        settings,
+        command="toy",
+        resume=config.resume,
+        may_differ=settings,
+        console=context,
+        each_process_saves=config.each_saves,
+    ) as training:
+        print_to_stderr(f"this is process {processes.index()}")
+        training.train(program, plan, state, validate=evaluation.means, guard="loss")
+    if config.streamed:
+        feed.close()
+    return {"processes": processes.count()}
+
+
+if __name__ == "__main__":
+    sys.exit(run_program(Command("toy", "Train the toy.", Config, run)))
