@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -46,6 +46,8 @@ REPLICA, STAGE = "replica", "stage"
 VIRTUAL_DEVICES = "--xla_force_host_platform_device_count"
 PATIENCE, PATIENCE_SECONDS = "--xla_cpu_collective_call_terminate_timeout_seconds", 600
 PACKAGES = ("jax", "jaxlib", "numpy", "optax", "orbax-checkpoint")
+VIRTUAL_DEVICES = "xla_force_host_platform_device_count"
+CPU_PATIENCE = "xla_cpu_collective_call_terminate_timeout_seconds"
 SOURCE = Path(__file__).resolve().parents[3]
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # malloc.h
 
@@ -70,7 +72,8 @@ def setup(
         # Where other backends are up already this changes nothing; the lookup below is by platform all the same.
         configure(jax_platforms="cpu" if device == "cpu" else None)
     try:
-        chosen = jax.local_devices(backend=None if device == "auto" else device)[0]
+        with _patient_collectives():
+            chosen = jax.local_devices(backend=None if device == "auto" else device)[0]
     except RuntimeError as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         if device != "auto":
@@ -105,6 +108,22 @@ def _let_virtual_devices_wait() -> None:
     flags = os.environ.get("XLA_FLAGS", "")
     if VIRTUAL_DEVICES in flags and PATIENCE not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} {PATIENCE}={PATIENCE_SECONDS}"
+
+
+@contextlib.contextmanager
+def _patient_collectives() -> Iterator[None]:
+    """While backends are opened, and XLA reads its flags: devices that share cores may be long in coming to a collective
+    on the CPU, and XLA would abort the process after 40 seconds."""
+    before = os.environ.get("XLA_FLAGS", "")
+    several = processes.count() > 1 or VIRTUAL_DEVICES in before
+    if not several or CPU_PATIENCE in before:
+        yield
+        return
+    os.environ["XLA_FLAGS"] = f"{before} --{CPU_PATIENCE}=600".strip()
+    try:
+        yield
+    finally:  # what is on record, and part of the cache's keys, is what the user gave
+        os.environ["XLA_FLAGS"] = before
 
 
 def nvidia_present() -> bool:

@@ -16,8 +16,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -41,7 +41,7 @@ KEPT = 1000
 """Words of process 0 that stay readable for those who are behind; collectives keep them far closer than that."""
 NOTE_SECONDS = 0.3
 _STOP, _FAILED = "hotloop/word/stop", "hotloop/word/failed"
-_LEAVING, _LEFT = "hotloop/leaving/0", "hotloop/left"
+_LEAVING, _LEFT = "hotloop/leaving", "hotloop/left"
 
 
 class PeerFailed(HotloopError):
@@ -122,6 +122,8 @@ class _Group:
                 self.failure = PeerFailed(**said)
                 if not self.ended.wait(PATIENCE):
                     # The main thread is in a collective that never ends.
+                    for close in (*_closing,):
+                        close(str(self.failure))
                     print_to_stderr(f"hotloop: error: {self.failure}")
                     self.leave(self.failure.status)
 
@@ -136,11 +138,11 @@ class _Group:
             with suppress(OSError, ValueError):
                 stream.flush()
         if self.index == 0:
-            self.write(_LEAVING, "")
+            self.write(f"{_LEAVING}/0", "")
         until = time.monotonic() + (2 * PATIENCE if self.index == 0 or status < 128 else math.inf)
         with suppress(RuntimeError):
             while time.monotonic() < until:
-                if self.index and self.client.key_value_dir_get(_LEAVING):
+                if self.index and self.client.key_value_dir_get(f"{_LEAVING}/"):
                     self.write(f"{_LEFT}/{self.index}", "")
                     break
                 if not self.index and len(self.client.key_value_dir_get(f"{_LEFT}/")) == self.count - 1:
@@ -150,6 +152,18 @@ class _Group:
 
 
 _group: _Group | None = None
+_closing: list[Callable[[str], object]] = []
+
+
+@contextmanager
+def close_on_failure(close: Callable[[str], object]) -> Iterator[None]:
+    """While the block runs: what must be closed, with the reason, where this process has to end in a collective that
+    another one does not come to any more."""
+    _closing.append(close)
+    try:
+        yield
+    finally:
+        _closing.remove(close)
 
 
 def start() -> None:
@@ -174,11 +188,11 @@ def start() -> None:
     sys.excepthook = _fail_for_all(sys.excepthook)
     threading.Thread(target=group.watch, name="hotloop-processes", daemon=True).start()
     interrupt.on_stop.append(request_stop)
-    rendezvous.check_same_program(gathered(rendezvous.describe_program()))
     if is_writer():
         process_log.keep_for_python()
     else:
         process_log.divert(group.index)
+    rendezvous.check_same_program(gathered(rendezvous.describe_program()))
     note("loading")
 
 

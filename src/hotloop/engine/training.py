@@ -9,7 +9,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -159,7 +159,7 @@ def open_training(
         if processes.is_writer()
         else UnwrittenRun(folder, resume)
     )
-    with opened_run as record:
+    with opened_run as record, processes.close_on_failure(partial(_close_failed, record)):
         if processes.count() > 1 and not each_process_saves:
             _check_shared(folder)
         processes.use_folder(folder)
@@ -173,6 +173,11 @@ def open_training(
             yield TrainingRun(record, opened, report_folder, console.progress if console else progress)
             if notice:
                 warn(notice)
+
+
+def _close_failed(record: Run, reason: str) -> None:
+    with suppress(RunError):
+        record.close("failed", error=reason)
 
 
 def _check_same_settings(settings: Mapping[str, Any]) -> None:
