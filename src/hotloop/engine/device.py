@@ -112,8 +112,8 @@ def _let_virtual_devices_wait() -> None:
 
 @contextlib.contextmanager
 def _patient_collectives() -> Iterator[None]:
-    """While backends are opened, and XLA reads its flags: devices that share cores may be long in coming to a collective
-    on the CPU, and XLA would abort the process after 40 seconds."""
+    """While backends are opened, and XLA reads its flags: devices that share cores may be long in coming to a
+    collective on the CPU, and XLA would abort the process after 40 seconds."""
     before = os.environ.get("XLA_FLAGS", "")
     several = processes.count() > 1 or VIRTUAL_DEVICES in before
     if not several or CPU_PATIENCE in before:
@@ -124,6 +124,8 @@ def _patient_collectives() -> Iterator[None]:
         yield
     finally:  # what is on record, and part of the cache's keys, is what the user gave
         os.environ["XLA_FLAGS"] = before
+        if not before:
+            del os.environ["XLA_FLAGS"]
 
 
 def nvidia_present() -> bool:

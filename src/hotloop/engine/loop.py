@@ -108,7 +108,7 @@ class Program:
             self.executables[capacity] = call.compile()
         self.lower_seconds += lowered - started
         self.compile_seconds += time.perf_counter() - lowered
-        _await_others(state)
+        _await_others(state, self.feed.like(count))
         processes.note("training")
 
     def lower(self, state: State) -> Any:
@@ -160,8 +160,10 @@ class Program:
         # A state that is spread over several devices must come back to where its leaves lie.
         places = jax.tree.map(lambda leaf: getattr(leaf, "sharding", None), state)
         several = any(place is not None and place.num_devices > 1 for place in jax.tree.leaves(places))
-        loop, places = while_loop if self.loop == "while" else scan, places if several else None
-        looped = jax.jit(loop, donate_argnums=0, out_shardings=(places, everywhere_like(state)))
+        loop = while_loop if self.loop == "while" else scan
+        everywhere = everywhere_like(state, self.feed.like(count))
+        results = places if several else everywhere, everywhere
+        looped = jax.jit(loop, donate_argnums=0, out_shardings=results)
         return lambda: looped.lower(state, self.feed.like(count), self.key, np.uint32(0), np.int32(count))
 
 

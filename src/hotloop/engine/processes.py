@@ -249,12 +249,13 @@ def barrier(name: str) -> None:
 
 
 def spans_processes(tree: Any) -> bool:
-    """Whether an array or a sharding of the tree lies partly on another process's devices."""
+    """Whether an array (or the form of one, or a sharding) of the tree lies partly on another process's devices."""
     if _group is None:
         return False
     import jax
 
-    return any(not getattr(leaf, "is_fully_addressable", True) for leaf in jax.tree.leaves(tree))
+    places = [getattr(leaf, "sharding", leaf) for leaf in jax.tree.leaves(tree)]
+    return any(not getattr(place, "is_fully_addressable", True) for place in places)
 
 
 def place(tree: Any, sharding: "Sharding | None") -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from hotloop.engine import processes
 from hotloop.engine.checkpoint import RunCheckpoints
 from hotloop.engine.checkpoint_folder import find_steps
 from hotloop.engine.device import peak_bytes, platform
@@ -74,15 +75,10 @@ def run(
     """Train, validate, or both; `given` are the options of the command line, `configured` those of a configuration."""
     folder = run_folder(config)
     _check_phases(config, folder)
-    goes_on = config.resume and (folder / RUN_CONFIG).exists()
-    was_drawn = config.seed is None and not goes_on
-    if was_drawn:
-        config = replace(config, seed=secrets.randbits(32))
-    elif config.seed is None:  # a run that goes on keeps the seed it drew
-        config = replace(config, seed=read_json(folder / RUN_CONFIG).get("seed"))
+    config, was_drawn = _find_seed(config, folder)
     settings = to_jsonable(values_of(config))
     sinks: list[Sink] = [ConsoleSink(console.say)]
-    if config.wandb:
+    if config.wandb and processes.is_writer():
         name = config.wandb_run_name or f"{config.model_name}-{config.dataset}-{time.strftime('%Y-%m-%d')}"
         place = folder if config.training else Path(tempfile.gettempdir())
         tags = {"tags": list(config.wandb_tags)} if config.wandb_tags else {}
@@ -91,7 +87,8 @@ def run(
         check_place(folder, config.resume, config.report)
         if config.checkpoint_output_dir is not None:
             check_makeable(config.checkpoint_output_dir, "--checkpoint-output-dir")
-    own = RunCheckpoints(config.checkpoint_output_dir or folder / "checkpoints", folder, FAMILY)
+    saved = config.checkpoint_output_dir or folder / "checkpoints"
+    own = RunCheckpoints(saved, folder, FAMILY, config.ckpt_all_instances)
     if config.resume and not config.compile_only and _is_done(config, settings, own):
         console.say(
             f"{folder} is finished, its checkpoints are in {own.folder}: there is nothing to go on with; "
@@ -128,9 +125,21 @@ def run(
     return result
 
 
+def _find_seed(config: TrainConfig, folder: Path) -> tuple[TrainConfig, bool]:
+    """The options with the seed that counts in every process, and whether it was drawn now, not by an earlier one."""
+    goes_on = config.resume and (folder / RUN_CONFIG).exists()
+    seed, was_drawn = config.seed, config.seed is None and not goes_on
+    if was_drawn:
+        seed = secrets.randbits(32)
+    elif seed is None:
+        seed = read_json(folder / RUN_CONFIG).get("seed")
+    seed, was_drawn = processes.agreed([seed, was_drawn])
+    return replace(config, seed=seed), was_drawn
+
+
 def run_folder(config: TrainConfig) -> Path:
     """RESULTS/NAME, where the name says model, data and time unless it is given."""
-    stamp = time.strftime("%Y%m%d_%H%M%S", time.gmtime())
+    stamp = processes.agreed(time.strftime("%Y%m%d_%H%M%S", time.gmtime()))
     return config.results_dir / (config.run_name or f"{config.model_name}-{config.dataset}-{stamp}")
 
 
@@ -160,9 +169,14 @@ def _is_done(config: TrainConfig, settings: Mapping[str, Any], own: RunCheckpoin
 
     RunError where it is finished and left nothing to go on from: it would start over unasked.
     """
-    assert own.run is not None
     with own.open() as checkpoints:
         begun = checkpoints.begun()
+    return bool(processes.agreed(processes.is_writer() and _has_ended(config, settings, own, begun)))
+
+
+def _has_ended(config: TrainConfig, settings: Mapping[str, Any], own: RunCheckpoints, begun: bool) -> bool:
+    """`_is_done` by the run's own records, where it has checkpoints or not."""
+    assert own.run is not None
     if not begun and (was_cleaned(own) or has_finished(own.run)):
         cleaned = "its checkpoints were removed, as --clean-dir asked for"
         why = cleaned if was_cleaned(own) else "has no checkpoints"
@@ -198,6 +212,7 @@ def train_run(
         console=console,
         sinks=sinks,
         report=config.report,
+        each_process_saves=config.ckpt_all_instances,
     ) as training:
         record = training.record
         result: dict[str, Any] = {"run": str(folder), "seed": config.seed}
@@ -207,7 +222,7 @@ def train_run(
             update, state = model.update(job), model.init(job, weights_key)
         program = Program(update, source.feed(job), plan.updates_per_call, key)
         with console.progress("measuring the device"):
-            limits = known_ceilings(jax.devices(platform())[0])
+            limits = known_ceilings(jax.local_devices(backend=platform())[0])
         throughput = Throughput(job, limits)
         if config.compile_only or config.mlperf_logging:
             with console.progress(config.model_name):
@@ -217,7 +232,8 @@ def train_run(
             return result | compile_seconds(program)
         clock = TrainingClock(record)
         about = config.dataset, config.precision, config.half, float(plan.updates_per_epoch)
-        SavedNetwork(job.network, *about).write(own.folder)
+        if processes.is_writer() or config.ckpt_all_instances:
+            SavedNetwork(job.network, *about).write(own.folder)
         state = training.train(
             program,
             plan,
@@ -227,6 +243,7 @@ def train_run(
             guard="loss",
             on_log=throughput.on_log,
             how_to_resume=f"the same command with --resume --run-name {folder.name}",
+            resume_words=("--resume", "--run-name", folder.name),
         )
         result |= {"updates": plan.total_updates, **throughput.result(program)}
         if config.validation:
@@ -250,11 +267,15 @@ def _clean(job: Job, training: TrainingRun, made: list[int], best: int, console:
     kept = [] if config.clean_dir else sorted({best, last})
     gone = [step for step in made if step not in kept]
     # It is there already where a kill came right after it.
-    if not any(each["event"] == CLEANED for each in current_records(read_events(training.record.path))):
+    if processes.is_writer() and not any(
+        each["event"] == CLEANED for each in current_records(read_events(training.record.path))
+    ):
         epoch = float(last / job.plan.updates_per_epoch)
         training.record.event(CLEANED, update=last, epoch=epoch, steps=gone, kept=kept)
     for step in gone:
         training.checkpoints.remove(step)
+    if not processes.is_writer():
+        return
     if not find_steps(folder):
         (folder / NETWORK_FILE).unlink(missing_ok=True)
     if config.checkpoint_output_dir is None and not list(folder.iterdir()):  # one that the user named stays
@@ -371,7 +392,7 @@ def sweep_figures(found: list[dict[str, Any]], target: float) -> dict[str, Any]:
 
 class Throughput:
     def __init__(self, job: Job, limits: Ceilings | None):
-        self._device = jax.devices(platform())[0]
+        self._device = jax.local_devices(backend=platform())[0]
         peak = limits.matmul_tflops.get(str(job.policy.compute)) if limits else None
         self._peak = peak and peak * job.batch.replicas
         self._flops = FORWARD_AND_BACKWARD * sum(node.flops for node in job.network.nodes)
@@ -417,7 +438,7 @@ class TrainingClock:
 
     def __init__(self, record: Run):
         self._record, self._began = record, time.perf_counter()
-        self._before = seconds_of_processes(read_events(record.path))
+        self._before = seconds_of_processes(read_events(record.path)) if processes.is_writer() else []
         record.event(STARTS, process=len(self._before) + 1, seconds_before=sum(self._before))
 
     def stop(self, update: int, epoch: float) -> dict[str, Any]:

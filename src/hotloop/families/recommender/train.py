@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from hotloop.engine import processes
 from hotloop.engine.checkpoint_folder import KeepLast
 from hotloop.engine.device import platform
 from hotloop.engine.drive import Diverged
@@ -40,7 +41,7 @@ MAY_DIFFER = (
 
 def run_folder(config: TrainOptions) -> Path:
     """RESULTS/NAME, where the name says batch, seed and time unless it is given."""
-    stamp = time.strftime("%Y%m%d_%H%M%S", time.gmtime())
+    stamp = processes.agreed(time.strftime("%Y%m%d_%H%M%S", time.gmtime()))
     return config.results_dir / (config.run_name or f"logs-bs{config.batch_size}-rn{config.seed}-{stamp}")
 
 
@@ -203,6 +204,7 @@ def make_updates(
                 resumed=resumed,
                 title=FAMILY,
                 how_to_resume=f"the same command with --resume --run-name {training.record.path.name}",
+                resume_words=("--resume", "--run-name", training.record.path.name),
                 validate=validate,
                 latest=("learning_rate",),
                 guard="loss",

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax import Array
 
+from hotloop.engine import processes
 from hotloop.engine.device import platform
 from hotloop.engine.feed import Resident
 from hotloop.engine.keys import seed_key, stream
@@ -96,6 +97,10 @@ def run_folder(config: VcdTrain) -> Path:
 
     One that was killed before its first record is no run, and its name is free.
     """
+    return Path(processes.agreed(str(_find_folder(config) if processes.is_writer() else None)))
+
+
+def _find_folder(config: VcdTrain) -> Path:
     # Without dots in front: a file `...yaml` must not name the folder above.
     first = config.results_dir / (config.run_name or Path(config.config_file).stem.lstrip(".") or "vcd")
     if config.resume and config.run_name:
@@ -153,6 +158,7 @@ def train_run(config: VcdTrain, data: Images, console: Console, command: str) ->
             latest=("learning_rate", "step_size"),
             guard="loss",
             how_to_resume=f"the same command with --resume --run-name {folder.name} --seed {config.seed}",
+            resume_words=("--resume", "--run-name", folder.name, "--seed", str(config.seed)),
         )
         say("Finished training.")
         figures = final_figures(config, job, state, data, training.record, console)
