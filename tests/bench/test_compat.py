@@ -66,25 +66,39 @@ def test_variables_go_before_the_new_command_too():
     assert found.command == ["hotloop", "estimator"]
 
 
-def test_of_several_processes_one_is_left_and_the_batch_stays():
-    found = translated(
-        "poprun -vv --num-instances 16 --num-replicas 16 python3 train.py --pipeline-validation-model"
-    )
-    assert found.command[3:] == [
-        *("--pipeline-validation-model", "--num-replicas", "16", "--strict-devices", "False"),
-    ]
-    (notice,) = found.notices
-    assert "one process" in notice
-    assert "--num-replicas 16 goes to train.py" in notice
-    other = translated("mpirun -np 4 --tag-output python3 main.py -b 16")
-    assert other.command == ["hotloop", "vcd", "train", "-b", "16"]
-    assert len(other.notices) == 1
+@pytest.mark.parametrize(
+    ("old", "new", "dropped"),
+    [
+        ("poprun --num-instances 16 --num-replicas 16 python3 train.py --seed 1",
+         "launch --num-instances 16 --num-replicas 16 -- cnn train --seed 1", ""),
+        ("poprun --num-instance 2 --num-replicas=4 --ipus 2 python3 train.py --pipeline-splits a",
+         "launch --num-instances 2 --num-replicas 4 --ipus-per-replica 2 -- cnn train --pipeline-splits a", ""),
+        ("poprun -vv --num_instances 2 --vipu-partition=p --host a,b python3 train.py",
+         "launch --num-instances 2 -- cnn train", "-vv, --vipu-partition, --host"),
+        ("mpirun -np 4 --tag-output -x PATH python3 main.py -b 16",
+         "launch --num-instances 4 -- vcd train -b 16", "--tag-output, -x"),
+        ("mpiexec -n 2 python3 autoencoder_main.py", "launch --num-instances 2 -- recommender train", ""),
+        ("mpirun -N 2 python3 ipu_estimator_cnn.py", "launch --num-instances 2 -- estimator", ""),
+        ("/opt/bin/mpirun --np=2 dataset_benchmark.py", "launch --num-instances 2 -- cnn data-benchmark", ""),
+        ("mpirun --num-instances 2 python3 train.py", "cnn train", "--num-instances"),
+        ("poprun --num 2 python3 train.py", "cnn train", "--num"),
+        ("poprun -np 2 python3 train.py", "cnn train", "-np"),
+        ("poprun --num-instances 2 python3 train.py --training False --checkpoint-input-dir d",
+         "launch --num-instances 2 -- cnn validate --checkpoint-input-dir d", ""),
+    ],
+)  # fmt: skip
+def test_several_processes_are_a_launch_and_what_it_has_not_is_named_in_one_line(old, new, dropped):
+    found = translated(old)
+    assert str(found) == f"hotloop {new}"
+    wrapper = old.split()[0].rpartition("/")[2]
+    expected = f"options of {wrapper} that launch has not are left out: {dropped}"
+    assert found.notices == ([expected] if dropped else [])
 
 
-def test_only_the_cnn_takes_the_replicas_of_poprun():
-    found = translated("poprun --num-replicas=2 dense.py")
+def test_a_script_that_is_one_process_says_so():
+    found = translated("poprun --num-instances 2 --num-replicas=2 dense.py")
     assert found.command == ["hotloop", "kernel", "dense"]
-    assert "--num-replicas" not in found.notices[0]
+    assert found.notices == ["poprun: dense.py runs as one process, so its options are left out"]
 
 
 @pytest.mark.parametrize(

@@ -136,14 +136,15 @@ def test_somebodys_own_script_of_that_name_and_unknown_scripts_run_as_they_are(t
 
 def test_a_launch_has_both_commands_and_an_environment_in_which_the_entrys_own_variables_win(tmp_path):
     env = {"HERE": "$THERE/y", "HOTLOOP_REPORT": "mine"}
-    variant = Variant("b", {}, "A=b poprun python3 train.py --x $HERE", env, tmp_path)
+    variant = Variant("b", {}, "A=b poprun -v --num-instances 2 python3 train.py --x $HERE", env, tmp_path)
     one = Selected(Benchmark("b", tmp_path / "f.yml", 1, ""), variant)
     options = RunnerOptions(Path("log"), profile=True, variables={"THERE": "/t"}, compile_only=True)
     launch = prepare(one, tmp_path / "log", options)
-    assert launch.command == "poprun python3 train.py --x /t/y --compile-only"
-    assert launch.hotloop_command == "hotloop cnn train --x /t/y --compile-only --json"
-    assert launch.argv[:4] == (sys.executable, "-m", "hotloop", "cnn")
-    assert "one process" in launch.notices[0]
+    assert launch.command == "poprun -v --num-instances 2 python3 train.py --x /t/y --compile-only"
+    ours = "hotloop launch --num-instances 2 -- cnn train --x /t/y --compile-only --json"
+    assert launch.hotloop_command == ours
+    assert launch.argv[:4] == (sys.executable, "-m", "hotloop", "launch")
+    assert "options of poprun" in launch.notices[0]
     assert launch.env["A"] == "b"
     assert launch.env["HOTLOOP_REPORT"] == "mine"
     assert launch.env["HOTLOOP_BENCH_LOG"] == str(tmp_path / "log")

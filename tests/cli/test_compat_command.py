@@ -97,7 +97,7 @@ def test_the_new_command_accepts_what_the_old_manuals_show(old):
          "recommender sweep --base-learning-rates 16..20 --num-devices 5"),
         ("python3 train.py --training False --checkpoint-input-dir DIR", "cnn validate --checkpoint-input-dir DIR"),
         ("python3 train.py --synthetic-data cpu", "cnn train --synthetic-data host"),
-        ("poprun --num-replicas 4 python3 train.py", "cnn train --num-replicas 4"),
+        ("poprun --num-replicas 4 python3 train.py", "launch --num-replicas 4 -- cnn train"),
         ("python ipu_estimator_cnn.py --test-only --model-dir DIR", "estimator --test-only --model-dir DIR"),
     ],
 )  # fmt: skip
@@ -211,15 +211,35 @@ def test_a_dry_run_shows_the_command_and_checks_its_options(nowhere, capsys):
 
 
 def test_a_dry_run_gives_json_when_asked_before_the_script(nowhere, capsys):
-    words = ["--json", "--dry-run", "A=b", "poprun", "--num-replicas", "2", "main.py", "-b", "5"]
+    words = [
+        "--json",
+        "--dry-run",
+        "A=b",
+        "poprun",
+        "-v",
+        "--num-r",
+        "2",
+        "ipu_estimator_cnn.py",
+        "--epochs",
+        "5",
+    ]
     assert main(["compat", *words]) == 0
     shown = capsys.readouterr()
     result = json.loads(shown.out)
-    assert result["command"] == ["hotloop", "vcd", "train", "-b", "5"]
-    assert result["checked_until"] == "fetching binarised_mnist"
+    assert result["command"] == [
+        "hotloop",
+        "launch",
+        "--num-replicas",
+        "2",
+        "--",
+        "estimator",
+        "--epochs",
+        "5",
+    ]
+    assert result["checked_until"] == "fetching cifar10"
     assert result["environment"] == {"A": "b"}
     assert len(result["notices"]) == 1
-    assert "warning: poprun" in shown.err
+    assert "warning: options of poprun that launch has not are left out: -v\n" in shown.err
 
 
 @pytest.fixture

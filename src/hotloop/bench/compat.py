@@ -33,6 +33,7 @@ class Script:
     dropped: frozenset[str] = frozenset()  # options that mean nothing any more
     figures: Mapping[str, str] = field(default_factory=dict)
     """Pattern of an older benchmark file whose line is printed no more -> the field of our records that it means."""
+    in_processes: bool = False  # whether its command can run as several
 
 
 def _word(values: Values) -> str:
@@ -71,6 +72,7 @@ CNN = Script(
         r"accuracy.:\s*([\d\.]+|nan)": "training_accuracy|validation.validation_accuracy",
         r"loss.:\s*([\d\.]+|nan)": "loss",
     },
+    in_processes=True,
 )
 ITERATIONS = {"--batches-per-step": rename_option("--device-iterations")}
 REPORT = rename_option("--report", "report")  # which takes a folder now
@@ -78,9 +80,13 @@ KERNEL = {"--report": REPORT}
 SCRIPTS: Mapping[str, Script] = {
     "train.py": CNN,
     "main.py": Script(
-        ("vcd", "train"), figures={r"\|\sTime\staken:\s*(.*?)(?:\n|$)": "seconds_per_10000_updates"}
+        ("vcd", "train"),
+        figures={r"\|\sTime\staken:\s*(.*?)(?:\n|$)": "seconds_per_10000_updates"},
+        in_processes=True,
     ),
-    "autoencoder_main.py": Script(("recommender", "train"), {**ITERATIONS, "--compiler-report": REPORT}),
+    "autoencoder_main.py": Script(
+        ("recommender", "train"), {**ITERATIONS, "--compiler-report": REPORT}, in_processes=True
+    ),
     # The sweep writes no report: each trial is a process of its own.
     "autoencoder_benchmark.py": Script(
         ("recommender", "sweep"),
@@ -95,12 +101,14 @@ SCRIPTS: Mapping[str, Script] = {
     "lstm.py": Script(("kernel", "lstm"), KERNEL),
     "lstm_multi.py": Script(("kernel", "lstm-multi"), KERNEL),
     "hmc.py": Script(("kernel", "hmc"), KERNEL),
-    "ipu_estimator_cnn.py": Script(("estimator",), {"--profile": REPORT}),
-    "dataset_benchmark.py": Script(("cnn", "data-benchmark")),
+    "ipu_estimator_cnn.py": Script(("estimator",), {"--profile": REPORT}, in_processes=True),
+    "dataset_benchmark.py": Script(("cnn", "data-benchmark"), in_processes=True),
     "verify_dataset.py": Script(("cnn", "verify")),
 }
 RUNNER = Script(("bench", "run"), dropped=frozenset({"--examples-location"}))  # was a module
 SERVING = ("send_request.py", "export_for_serving.py")
+POPRUN = ("--num-instances", "--num-replicas", "--ipus-per-replica")  # which launch has by the same names
+COPIES = ("-np", "-n", "-N", "--np")
 WRAPPERS = ("poprun", "mpirun", "mpiexec")
 
 
@@ -136,13 +144,12 @@ def translate(argv: Sequence[str]) -> Translation:
     while words and (variable := ASSIGNMENT.fullmatch(words[0])):
         environment[variable[1]] = variable[2]
         words.pop(0)
-    notices, own = [], []
-    wrapper = PurePath(words[0]).name if words else ""
+    notices: list[str] = []
+    wrapper, own = PurePath(words[0]).name if words else "", []
     if wrapper in WRAPPERS:
         programs = [bool(PYTHON.fullmatch(PurePath(word).name)) or word.endswith(".py") for word in words]
         start = programs.index(True) if any(programs) else len(words)
         own, words = words[1:start], words[start:]
-        notices.append(f"{wrapper}: several processes are not there yet; this runs as one process")
     if words and PYTHON.fullmatch(PurePath(words[0]).name):
         del words[: script_place(words)]
     if not words:
@@ -163,10 +170,11 @@ def translate(argv: Sequence[str]) -> Translation:
     command, groups = script.command, group_options(words)
     if script is SCRIPTS["train.py"]:
         command, groups = choose_cnn_command(groups)
-        if replicas := [group for group in group_options(own) if group.name == "--num-replicas"]:
-            notices[0] += f", and {' '.join(replicas[-1].words)} goes to {name}, so that its batch stays"
-            groups += [replicas[-1], *group_options(["--strict-devices", "False"])]
-    translated = ["hotloop", *command]
+    translated = ["hotloop"]
+    if wrapper in WRAPPERS:
+        launch, notices = translate_wrapper(wrapper, own, name if not script.in_processes else "")
+        translated += launch
+    translated += command
     for group in groups:
         if group.name in script.rewrites:
             translated += script.rewrites[group.name](group.values)
@@ -175,6 +183,28 @@ def translate(argv: Sequence[str]) -> Translation:
     if dropped := dict.fromkeys(group.name for group in groups if group.name in script.dropped):
         notices.append(f"options of {name} that no longer exist are left out: {', '.join(dropped)}")
     return Translation(translated, notices, environment, script.figures)
+
+
+def translate_wrapper(wrapper: str, own: Sequence[str], alone: str) -> tuple[list[str], list[str]]:
+    """The words of `hotloop launch` for those between a wrapper and its program, and a line on what is left out.
+
+    `alone` names a script whose command is one process whatever was asked for.
+    """
+    launch, dropped = [], []
+    for group in group_options(own):
+        found = [option for option in POPRUN if group.name and option.startswith(group.name)]
+        if wrapper != "poprun":
+            found = ["--num-instances"] if group.name in COPIES else []
+        if len(found) == 1 and group.values:
+            launch += [found[0], group.values[0]]
+        else:
+            dropped.append(group.name or " ".join(group.words))
+    notices = []
+    if alone:
+        notices.append(f"{wrapper}: {alone} runs as one process, so its options are left out")
+    elif dropped:
+        notices.append(f"options of {wrapper} that launch has not are left out: {', '.join(dropped)}")
+    return (["launch", *launch, "--"] if launch and not alone else []), notices
 
 
 def script_place(words: Sequence[str]) -> int:

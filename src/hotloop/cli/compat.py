@@ -14,7 +14,7 @@ from hotloop.rehearsal import rehearse
 
 EPILOG = """Examples:
   hotloop compat python3 lstm.py --train --popnn
-  hotloop compat --dry-run poprun --num-replicas 4 python3 train.py --config resnet50_16ipus_8k_bn_pipeline
+  hotloop compat --dry-run poprun --num-instances 2 --num-replicas 4 python3 train.py --model resnet50
   hotloop compat python3 -m examples_utils benchmark --spec benchmarks.yml
 
 Options of compat itself stand before the old command; what stands after it belongs to the old command. Serving
