@@ -1,12 +1,15 @@
-"""`hotloop cnn ...`: train, validate, predict, describe, import, and the data commands. jax waits."""
+"""`hotloop cnn ...`: train, sweep, validate, predict, describe, import, and the data commands. jax waits."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from hotloop import rehearsal
 from hotloop.cli.command import Command, Context, Result, computing_command
 from hotloop.errors import OptionError
 from hotloop.families.cnn import command_options as configs
 from hotloop.families.cnn.options import TrainConfig, ValidateConfig
 from hotloop.families.cnn.presets import PRESETS, values_of_run
+from hotloop.families.cnn.sweep_options import SweepConfig
 
 DATA = "cnn.data_commands"
 DETERMINISTIC = {"deterministic": "--xla_gpu_deterministic_ops=true"}
@@ -17,6 +20,14 @@ EPILOG = """Examples:
   hotloop cnn train --config cifar_resnet20 --plan     what would run
 
 docs/cnn.md tells what is computed, and what each configuration is for."""
+
+SWEEP_EPILOG = """Examples:
+  hotloop cnn sweep --config cifar_resnet8 --num-epochs 5 --over optimizer-params.momentum=0.8,0.9,0.95
+  hotloop cnn sweep --config cifar_resnet8 --trials 20 --over lr-schedule-params.initial_learning_rate=log:1e-4..1e-2
+  hotloop cnn sweep MLPerf_LARS --dataset-path DIR --trials 30
+  hotloop cnn sweep ... --resume --run-name NAME       go on with one that was stopped
+
+docs/cnn.md has what a sweep writes, and how its trials are chosen."""
 
 
 def run_train(config: TrainConfig, context: Context) -> Result:
@@ -46,6 +57,38 @@ def run_validate(config: ValidateConfig, context: Context) -> Result:
     return run_train(replace(config, training=False), context)
 
 
+def run_sweep(config: SweepConfig, context: Context) -> Result:
+    """Trials in processes of their own, which need the device: it is opened here for a plan alone."""
+    from hotloop.cli.parser import Resolved, resolve, scan
+    from hotloop.families.cnn import sweep, sweep_plan
+
+    def read(words: Sequence[str]) -> Resolved:
+        return resolve(TRAIN, scan(words, TRAIN.options))
+
+    plan = sweep_plan.plan_sweep(config, context, lambda words: read(words).config)
+    if config.plan or rehearsal.is_on():
+        for line in sweep.describe(plan):
+            context.say(line)
+        trials = {number: plan.choose(number) for number in range(1, plan.count + 1)}
+        if plan.method == "bayes":
+            context.say(
+                f"{plan.count} trials, whose values are chosen when they begin; the first, were it drawn:"
+            )
+        else:
+            context.table(
+                ("trial", *plan.space), [(number, *each.values()) for number, each in trials.items()]
+            )
+        context.open_device()
+        # The first trial's plan, and with it all that a trial would refuse.
+        words = plan.trial_words(1, trials[1])
+        first, given = read(words), frozenset(scan(words, TRAIN.options))
+        training = replace(context, given=given, configured=first.configured)
+        planned = run_train(replace(first.config, plan=True), training)
+        if config.plan:
+            return {**planned, "objective": plan.objective, "method": plan.method, "trials": trials}
+    return sweep.run(config, plan, context)
+
+
 def run_describe(config: configs.DescribeConfig, context: Context) -> Result:
     """A table of layers; nothing is computed."""
     from hotloop.families.cnn.description import describe_model
@@ -55,16 +98,25 @@ def run_describe(config: configs.DescribeConfig, context: Context) -> Result:
     return facts
 
 
+TRAIN = computing_command(
+    "train",
+    "Train, then validate every checkpoint.",
+    TrainConfig,
+    run_train,
+    xla_flags=DETERMINISTIC,
+    presets=PRESETS,
+    epilog=EPILOG,
+)
 COMMAND = Command(
     children=(
-        computing_command(
-            "train",
-            "Train, then validate every checkpoint.",
-            TrainConfig,
-            run_train,
-            xla_flags=DETERMINISTIC,
+        TRAIN,
+        Command(
+            "sweep",
+            "Try values of options, a process and a device each, and rank them.",
+            SweepConfig,
+            run_sweep,
             presets=PRESETS,
-            epilog=EPILOG,
+            epilog=SWEEP_EPILOG,
         ),
         Command(
             "validate",

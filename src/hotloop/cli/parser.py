@@ -104,12 +104,14 @@ def scan(argv: Sequence[str], options: Sequence[Option]) -> dict[str, Any]:
         follows = bool(words) and not is_option(words[0])
         if negated:
             given[option.name] = "false"
-        elif equals:
+        elif equals and not option.repeatable:
             given[option.name] = text
         elif option.kind.many:
-            given[option.name] = []
-            while words and not is_option(words[0]):
-                given[option.name] += [part.strip() for part in words.pop(0).split(",") if part.strip()]
+            taken = [text] if equals else []
+            while words and not equals and not is_option(words[0]):
+                taken.append(words.pop(0))
+            parts = [part.strip() for each in taken for part in each.split(",") if part.strip()]
+            given[option.name] = (given.get(option.name, []) if option.repeatable else []) + parts
         elif option.kind.element is bool:
             # Beside positionals, only a word that can be nothing else is the flag's value.
             is_value = follows and (not positionals or words[0].lower() in TRUE | FALSE)

@@ -284,11 +284,15 @@ def option(
     check: Check | None = None,
     hidden: bool = False,
     positional: bool = False,
+    repeatable: bool = False,
 ) -> Any:
-    """A field that is also `--its-name`. `parse` reads text in a way of its own (ValueError = reason)."""
+    """A field that is also `--its-name`. `parse` reads text in a way of its own (ValueError = reason).
+
+    A `repeatable` one of many values takes those of every time it is there, not of the last alone.
+    """
     texts = {"help": help, "choices": choices, "aliases": aliases, "metavar": metavar, "group": group}
     rules = {"parse": parse, "check": check, "hidden": hidden, "positional": positional}
-    return field(default=default, metadata={METADATA_KEY: texts | rules})
+    return field(default=default, metadata={METADATA_KEY: texts | rules | {"repeatable": repeatable}})
 
 
 def argument(help: str, *, default: Any = MISSING, **rules: Any) -> Any:
@@ -324,6 +328,7 @@ class Option:
     check: Check | None = None
     hidden: bool = False
     positional: bool = False
+    repeatable: bool = False
 
     @property
     def spelling(self) -> str:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from hotloop import rehearsal
 from hotloop.engine.interrupt import Stopped
@@ -23,8 +23,8 @@ from hotloop.families.recommender.commands_config import SweepOptions
 from hotloop.families.recommender.config import FILES, OLD, TrainOptions, warn_of_no_effect
 from hotloop.families.recommender.trials import read_figures
 from hotloop.options import Params, options_of, to_jsonable
-from hotloop.sweeps.engines import Engine, LocalEngine, find_devices
-from hotloop.sweeps.ray_engine import RayEngine
+from hotloop.sweeps.engines import LocalEngine
+from hotloop.sweeps.places import SweepConsole, open_engine
 from hotloop.sweeps.trial import Trial, TrialOutcome, watch_trials
 
 TRAIN = (sys.executable, "-m", "hotloop", "recommender", "train")
@@ -41,17 +41,9 @@ COLUMNS = {
 }
 
 
-class SweepConsole(Console, Protocol):
-    @property
-    def device(self) -> str: ...
-
-    @property
-    def only_accelerator(self) -> bool: ...
-
-
 def run(config: SweepOptions, console: SweepConsole) -> dict[str, Any]:
     _check(config, console)
-    engine = _engine(config, console)  # what it cannot run on is said before a folder is made
+    engine = open_engine(config, console)  # what it cannot run on is said before a folder is made
     folder = make_folder(config)
     trials = [
         Trial(
@@ -104,7 +96,7 @@ def describe(config: SweepOptions, console: SweepConsole) -> str:
     """The trials; that each of them is possible is for a training to say."""
     _check(config, console)
     exponents = ", ".join(f"{exponent:g}" for exponent in config.exponents)
-    engine = _engine(config, console)
+    engine = open_engine(config, console)
     where = engine.describe(len(config.exponents)) if isinstance(engine, LocalEngine) else "trials on Ray"
     return f"{where}: base learning rates of 2 to the power of {exponents}; each is this training:"
 
@@ -158,15 +150,6 @@ def _word(value: Any) -> str:
     if isinstance(value, Params):
         return json.dumps(to_jsonable(value))
     return repr(value) if isinstance(value, float) else str(value)  # every digit of a float
-
-
-def _engine(config: SweepOptions, console: SweepConsole) -> Engine:
-    if config.engine == "ray":
-        return RayEngine(config.ray_address, config.concurrent, console.device, console.say)
-    devices = find_devices(console.device, console.only_accelerator)
-    for warning in devices.warnings:
-        console.warn(warning)
-    return LocalEngine(config.concurrent, devices, console.say)
 
 
 def summarise(outcomes: Sequence[TrialOutcome]) -> dict[str, Any]:
