@@ -765,6 +765,26 @@ def test_describe_counts_parameters_layers_and_split_points():
     assert called("describe", "resnet51")[0] == 2
 
 
+def test_describe_recommends_stages_by_flops_and_by_measured_time(digits):
+    status, facts, said = called("describe", "cifar_resnet8", "--stages", "3", "--measure", "False")
+    assert status == 0, said
+    best, old = facts["recommended"], facts["by_parameters"]
+    assert f"--pipeline-splits {' '.join(best['splits'])}" in said and best["rule"] == "FLOPs"
+    assert len(best["stages"]) == len(old["stages"]) == 3
+    assert sum(stage["parameters"] for stage in best["stages"]) == facts["parameters"]
+    assert set(facts["busy"]) == {"Grouped", "Interleaved", "Sequential"}
+    assert all(list(shares) == ["4", "16", "64"] for shares in facts["busy"].values())
+    assert facts["busy"]["Sequential"]["16"] == pytest.approx(1 / 3)
+    status, facts, said = called("describe", "toy_model", "--stages", "2", "--micro-batch-size", "2")
+    assert status == 0 and facts["recommended"]["rule"] == "time" and "time measured on" in said
+    for stages, words in (
+        ("0", "--stages 0: must be at least 1"),
+        ("9", "--stages 9: toy_model has 6 layers"),
+    ):
+        status, _, said = called("describe", "toy_model", "--stages", stages)
+        assert status == 2 and words in said and len(said.splitlines()) == 1
+
+
 def test_help_names_every_command_and_configuration(capsys):
     assert main(["cnn", "--help"]) == 0
     said = capsys.readouterr().out

@@ -90,10 +90,10 @@ def run_sweep(config: SweepConfig, context: Context) -> Result:
 
 
 def run_describe(config: configs.DescribeConfig, context: Context) -> Result:
-    """A table of layers; nothing is computed."""
+    """A table of layers, and with --stages where to cut them; nothing is computed unless layers are timed."""
     from hotloop.families.cnn.description import describe_model
 
-    text, facts = describe_model(config)
+    text, facts = describe_model(config, context.open_device)
     context.say(text)
     return facts
 
@@ -133,7 +133,7 @@ COMMAND = Command(
         ),
         Command(
             "describe",
-            "Layers, shapes, parameters, FLOPs and split points.",
+            "Layers, shapes, parameters, FLOPs, and where to cut it into stages.",
             configs.DescribeConfig,
             run_describe,
         ),

@@ -17,6 +17,18 @@ class DescribeConfig(Options):
     dataset: DatasetName | None = option(
         None, "Images it is for; left out, imagenet for resnets, else cifar10."
     )
+    stages: int | None = option(
+        None,
+        "Also recommend --pipeline-splits for so many stages, and tell what each of them would have.",
+        check=positive,
+    )
+    measure: bool = option(
+        True, "With --stages: time the layers on the device, for some seconds; False: go by their FLOPs."
+    )
+    micro_batch_size: int = option(8, "With --stages: images at once while layers are timed.", check=positive)
+    precision: Literal["16.16", "16.32", "32.32"] = option(
+        "16.16", "With --stages: as in training; values cross in the type before the point."
+    )
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""What would run (`--plan`), and what a network is made of (`hotloop cnn describe`), without running it."""
+"""What would run (`--plan`), what a network is made of, and where to cut it into stages (`hotloop cnn describe`)."""
 
-from collections.abc import Set
+from collections.abc import Callable, Sequence, Set
 from math import prod
 from typing import Any
 
@@ -9,12 +9,25 @@ import jax
 from hotloop.data.catalogue import known_set
 from hotloop.data.dataset import read_images
 from hotloop.data.local_files import check_named_folders, find_set
+from hotloop.engine import precision
+from hotloop.engine.measure import describe_device
+from hotloop.engine.pipeline_table import make_table
 from hotloop.families.cnn import model
 from hotloop.families.cnn.command_options import DescribeConfig
 from hotloop.families.cnn.job import Job, resolve
 from hotloop.families.cnn.network import DEPTHS, Network, build
 from hotloop.families.cnn.options import DATASET_SIZES, TrainConfig
 from hotloop.families.cnn.sources import folder_of, open_store, resident_images
+from hotloop.families.cnn.split_advice import (
+    MICRO_BATCHES,
+    Advice,
+    advise,
+    advise_by_parameters,
+    busy_shares,
+    check_stages,
+    measure_layers,
+)
+from hotloop.families.cnn.stages import crossing_values, cut, layers_by_stage
 
 _HEADINGS = ("layer", "kind", "output", "parameters", "MFLOP", "stage may begin")
 
@@ -34,15 +47,18 @@ def describe_plan(config: TrainConfig, given: Set[str], configured: Set[str]) ->
     job = resolve(config, size, None, given, configured, repeated=repeated)
     state = jax.eval_shape(lambda: model.init(job, jax.random.key(0)))
     parameters = sum(leaf.size for leaf in jax.tree.leaves(state["params"]))
-    held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-    sizes = sum(prod(node.shape) for node in job.network.nodes)
-    activations = job.batch.micro * sizes * job.policy.compute.itemsize
     lines = [
         f"{config.model_name} on {config.dataset}, {parameters:,} parameters, "
         f"{job.policy.compute}.{job.policy.update}, {config.optimizer}",
-        # State, gradients and new state; every activation and its gradient.
-        f"memory on the device: about {(3 * held + 2 * activations) / 2**20:,.0f} MiB a replica",
+        f"memory on the device: about {_bytes_on_device(job, state) / 2**20:,.0f} MiB "
+        + ("for the largest stage" if job.splits else "a replica"),
     ]
+    if job.splits:
+        table = make_table(config.pipeline_schedule, job.stages, job.batch.accumulation)
+        lines.append(
+            f"{job.batch.replicas} x {job.stages} devices, stages from {', '.join(job.splits)}; "
+            f"{config.pipeline_schedule}: a device works {table.busy_share:.0%} of the time, were all stages as fast"
+        )
     if job.plan is not None and job.rate is not None:
         total = job.plan.total_updates
         at = sorted({0, total // 4, total // 2, total - 1})
@@ -56,10 +72,98 @@ def describe_plan(config: TrainConfig, given: Set[str], configured: Set[str]) ->
     return job, "\n".join(lines)
 
 
-def describe_model(config: DescribeConfig) -> tuple[str, dict[str, Any]]:
-    """A table for people, and its facts."""
+def _bytes_on_device(job: Job, state: Any) -> int:
+    """State, gradients and new state; every activation and its gradient; what waits between stages: of the largest."""
+    network, splits = job.network, job.splits
+    found: list[int] = []
+    table = make_table(job.config.pipeline_schedule, job.stages, job.batch.accumulation)
+    size = job.batch.micro * job.policy.compute.itemsize
+    every = {node.name for node in network.nodes}
+    for stage, layers in zip(cut(network, splits), layers_by_stage(network, splits), strict=True):
+        others = every.difference(layers)
+        leaves = jax.tree.leaves_with_path(state)
+        own = [leaf for path, leaf in leaves if others.isdisjoint(getattr(key, "key", None) for key in path)]
+        held = sum(leaf.size * leaf.dtype.itemsize for leaf in own)
+        activations = sum(prod(node.shape) for node in network.nodes[stage.start : stage.stop])
+        waiting = crossing_values(network, stage.start) * (table.slots + table.gradient_slots)
+        found.append(3 * held + size * (2 * activations + (waiting if splits else 0)))
+    return max(found)
+
+
+def describe_model(
+    config: DescribeConfig, open_device: Callable[[], jax.Device]
+) -> tuple[str, dict[str, Any]]:
+    """A table for people, and its facts; the device is opened if layers are timed."""
     size = DATASET_SIZES[config.dataset or ("imagenet" if config.model in DEPTHS else "cifar10")]
-    return describe_network(build(config.model, size.shape, size.classes))
+    network = build(config.model, size.shape, size.classes)
+    if config.stages is None:
+        return describe_network(network)
+    check_stages(network, config.stages)
+    device = open_device() if config.measure else None
+    text, facts = describe_network(network)
+    more, advice = describe_stages(network, config, device)
+    return f"{text}\n\n{more}", facts | advice
+
+
+def describe_stages(
+    network: Network, config: DescribeConfig, device: jax.Device | None
+) -> tuple[str, dict[str, Any]]:
+    """Splits by time, or by FLOPs without a device, and by the old rule; what each stage has; busy shares."""
+    stages, policy = config.stages or 1, precision.parse(config.precision)
+    if device is None:
+        costs, rule = [float(node.flops) for node in network.nodes], "FLOPs"
+    else:
+        costs, rule = measure_layers(network, policy, config.micro_batch_size), "time"
+    best = advise(network, stages, costs, rule)
+    old = advise_by_parameters(network, stages, costs)
+    how = f"FLOPs, as nothing was measured ({policy.compute})"
+    if device is not None:
+        how = (
+            f"time measured on {describe_device(device)} ({policy.compute}, {config.micro_batch_size} images)"
+        )
+    lines = [f"{stages} stages by {how}:", *_stage_rows(network, best, rule, policy.compute.itemsize), ""]
+    if old is None:
+        lines += [
+            "by parameters, as the old program: that rule names the first layer, or one layer twice",
+            "",
+        ]
+    else:
+        own = _stage_rows(network, old, rule, policy.compute.itemsize)
+        lines += ["by parameters, as the old program recommended:", *own, ""]
+    busy = busy_shares(stages)
+    rows = [("schedule", *(f"{count} micro-batches" for count in MICRO_BATCHES))]
+    rows += [(name, *(f"{share:.0%}" for share in shares.values())) for name, shares in busy.items()]
+    lines += ["share of the time that a device works, were all stages as fast:", *_align(rows, 1)]
+    facts = {
+        "recommended": best.as_dict(policy.compute.itemsize),
+        "by_parameters": old and old.as_dict(policy.compute.itemsize),
+        "busy": busy,
+    }
+    return "\n".join(lines), facts
+
+
+def _stage_rows(network: Network, advice: Advice, rule: str, size: int) -> list[str]:
+    """One stage a line, and the option that asks for them."""
+    begins = (network.nodes[0].name, *advice.splits)
+    rows = [("stage", "begins at", f"share of {rule}", "parameters", "bytes that cross into it, an image")]
+    figures = zip(begins, advice.shares, advice.parameters, advice.crossing, strict=True)
+    for number, (name, share, parameters, values) in enumerate(figures):
+        crossing = f"{size * values:,}" if number else "(the images)"
+        rows.append((str(number), name, f"{share:.1%}", f"{parameters:,}", crossing))
+    words = [f"--pipeline-splits {' '.join(advice.splits)}"] if advice.splits else []
+    return [*_align(rows, 2), *words]
+
+
+def _align(rows: Sequence[Sequence[str]], texts: int) -> list[str]:
+    """Rows as lines: the first `texts` columns to the left, figures to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if place < texts else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def describe_network(network: Network) -> tuple[str, dict[str, Any]]:

@@ -15,7 +15,7 @@ import jax
 from jax import Array
 from jax.sharding import Mesh, NamedSharding
 
-from hotloop.engine import optim, precision
+from hotloop.engine import optim, precision, processes
 from hotloop.engine.device import REPLICA, device_mesh, platform
 from hotloop.engine.plan import Batch, EvaluationBatches, Plan
 from hotloop.engine.precision import SPLIT, AutoScale, LossScale
@@ -48,7 +48,6 @@ class Job:
     ] = ()  # the layers that open a new stage, on a device of its own; fewer where stages merge
     repeated: bool = False  # whether every micro-batch of an update is the same one
     group: int = 1  # neighbouring replicas that take the statistics of batch norm together
-    validation_devices: int = 1  # that share a batch of validation
     warnings: tuple[str, ...] = field(default=(), compare=False)
     notices: tuple[str, ...] = field(default=(), compare=False)
 
@@ -67,13 +66,6 @@ class Job:
     def sharding(self) -> NamedSharding | None:
         """Of a batch over the replicas."""
         return NamedSharding(self.mesh, SPLIT) if self.mesh is not None else None
-
-    @cached_property
-    def validation_sharding(self) -> NamedSharding | None:
-        """Of a batch of validation over its devices; None for one."""
-        if self.validation_devices == 1:
-            return None
-        return NamedSharding(device_mesh(self.validation_devices, platform=platform()), SPLIT)
 
     @property
     def groups(self) -> ReplicaGroups | None:
@@ -101,9 +93,8 @@ def resolve(
 
     `explicit` holds the names of options from the command line itself, `configured` of those that a configuration has.
     """
-    processes = 1
-    _check_processes(config, processes)
-    asked, batch, splits, notices = _place(config, devices, explicit, processes)
+    _check_launched(config, processes.count())
+    asked, batch, splits, notices = _place(config, devices, explicit, processes.count())
     if config.top_k > size.classes:
         raise OptionError(f"--top-k {config.top_k}: {config.dataset} has only {size.classes} classes")
     plan = config.make_plan(size.train, batch) if config.training else None
@@ -113,8 +104,7 @@ def resolve(
     replicas = config.validation_num_replicas or config.num_replicas * devices_each
     at_once = replicas * shares * (config.validation_micro_batch_size or config.micro_batch_size)
     validation = EvaluationBatches(size.validation, at_once) if config.validation else None
-    devices_used = batch.replicas * (len(splits) + 1)
-    validation_devices, warnings = _place_validation(config, devices, devices_used, processes)
+    warnings = []
     if config.deterministic and config.shuffle:
         warnings.append("--deterministic: turns --shuffle off")
     if config.pipeline_validation_model and not config.pipeline_splits:
@@ -166,7 +156,6 @@ def resolve(
         else None,
         splits=splits,
         repeated=repeated,
-        validation_devices=validation_devices,
         group=config.dbn_replica_group_size * asked.micro // batch.micro,
         warnings=(*warnings, *asked.warnings, *plan.warnings) if plan else tuple(warnings),
         notices=tuple(notices),
@@ -199,7 +188,7 @@ class Placement(NamedTuple):
     notices: list[str]
 
 
-def _place(config: TrainConfig, devices: int | None, explicit: Set[str], processes: int) -> Placement:
+def _place(config: TrainConfig, devices: int | None, explicit: Set[str], instances: int) -> Placement:
     """Stages and replicas on at most `devices` devices, of which every process gives equally many.
 
     Where they do not suffice, stages merge and then replicas become accumulation.
@@ -221,7 +210,7 @@ def _place(config: TrainConfig, devices: int | None, explicit: Set[str], process
         raise DeviceError(
             f"--strict-devices: {wish} need {needed} devices and {there}; leave it out to run on these"
         )
-    splits: tuple[str, ...] = ()
+    splits = config.device_splits if needed <= devices and needed % instances == 0 else ()
     # Replicas that share statistics are one replica with a larger micro-batch, sample for sample; where there are
     # devices left they stay apart and add up their sums.
     grouped = asked.replicas // group
@@ -234,19 +223,20 @@ def _place(config: TrainConfig, devices: int | None, explicit: Set[str], process
         if units % count == 0
         and group % apart == 0
         and count * apart * stages <= devices
-        and count * apart * stages % processes == 0
+        and count * apart * stages % instances == 0
     ]
     if not fitting:
         most = f"{grouped} replicas" + (" with their stages merged" if per_replica > stages else "")
         raise DeviceError(
-            f"--num-instances {processes}: {most} do not spread evenly over {processes} processes; start a number of "
+            f"--num-instances {instances}: {most} do not spread evenly over {instances} processes; start a number of "
             "them that divides the replicas"
         )
     replicas, apart = fitting[0]
     placed = Batch(asked.micro * (group // apart), replicas * apart, units // replicas)
     changes = []
     if per_replica > stages:
-        changes.append(f"{config.stages} stages merge into one")
+        mixed = "" if config.device_splits else ", as those of one device do not follow each other"
+        changes.append(f"{config.stages} stages merge into one{mixed}")
     if apart < group:
         merged = f"{group // apart} replicas that share statistics"
         changes.append(f"{merged} become a micro-batch of {placed.micro}")
@@ -268,23 +258,6 @@ def _place(config: TrainConfig, devices: int | None, explicit: Set[str], process
     return Placement(asked, placed, splits, notices)
 
 
-def _place_validation(
-    config: TrainConfig, devices: int | None, in_use: int, processes: int
-) -> tuple[int, list[str]]:
-    """How many devices share a batch of validation, and what is to be warned of: --validation-num-replicas, as far as
-    there are devices and every process can give equally many; where it is not given, all that the run uses."""
-    asked = config.validation_num_replicas
-    if asked is None or not config.validation:
-        return in_use, []
-    there = len(jax.devices(platform())) if devices is None else devices
-    count = max(min(asked, there) // processes, 1) * processes
-    if count == asked:
-        return count, []
-    why = f"there are {there}" if asked > there else f"each of {processes} processes gives equally many"
-    devices_in_words = f"{count} device{'s' if count > 1 else ''}"
-    return count, [f"--validation-num-replicas {asked}: validation takes {devices_in_words}, as {why}"]
-
-
 def _asked_batch(config: TrainConfig, explicit: Set[str]) -> tuple[Batch, str | None]:
     """The batch of the configuration, and which of its options the command line replaces.
 
@@ -302,7 +275,7 @@ def _asked_batch(config: TrainConfig, explicit: Set[str]) -> tuple[Batch, str | 
     return batch, replaced
 
 
-def _check_processes(config: TrainConfig, processes: int) -> None:
+def _check_launched(config: TrainConfig, instances: int) -> None:
     """An OptionError where the launcher's words do not fit the stages and replicas."""
     given, needed = os.environ.get(DEVICES_PER_REPLICA), config.devices_per_replica
     if given is not None and given != str(needed):
@@ -311,8 +284,8 @@ def _check_processes(config: TrainConfig, processes: int) -> None:
             f"--ipus-per-replica {given}: the {stages} of a replica take{'s' if config.stages == 1 else ''} "
             f"{needed} device{'s' if needed > 1 else ''} (--pipeline-splits, --device-mapping)"
         )
-    if processes > config.num_replicas * needed:
+    if instances > config.num_replicas * needed:
         raise OptionError(
-            f"--num-instances {processes}: {config.num_replicas} replicas x {needed} devices are fewer than "
+            f"--num-instances {instances}: {config.num_replicas} replicas x {needed} devices are fewer than "
             f"that; start at most {config.num_replicas * needed}"
         )

@@ -15,14 +15,17 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from hotloop.engine import processes, stage_rows
 from hotloop.engine.keys import stream
+from hotloop.engine.pipeline import evaluate_in_stages, spread_over_stages, update_in_stages
 from hotloop.engine.plan import Batch
 from hotloop.engine.precision import Trained, init_trained, update_weights
+from hotloop.engine.stage_rows import StageRows
 from hotloop.families.cnn import images
 from hotloop.families.cnn.job import Job
 from hotloop.families.cnn.network import BATCH_NORM, INPUT, Network, Statistics, inference_logits
 from hotloop.families.cnn.options import TrainConfig
-from hotloop.families.cnn.stages import cut
+from hotloop.families.cnn.stages import cut, layers_by_stage
 from hotloop.layers import losses
 
 State = Any
@@ -32,9 +35,30 @@ TRAINED = ("params", "optimiser", "statistics", "scale")  # the names under whic
 
 
 def init(job: Job, key: Array) -> State:
-    """Fresh weights, an optimiser that has seen nothing, no update yet."""
+    """Fresh weights, an optimiser that has seen nothing, no update yet; undivided, as a checkpoint has them."""
     trained = init_trained(job.policy, job.optimiser, job.scale, *job.network.init(key))
     return {**dict(zip(TRAINED, trained, strict=True)), "update": jnp.zeros((), jnp.int32)}
+
+
+def spread(job: Job, state: State) -> State:
+    """An undivided state as `update` takes it: each stage's part on its device, where the job is in stages."""
+    if not job.splits:
+        return state
+    assert job.mesh is not None
+    old, layers = Trained(*(state[name] for name in TRAINED)), layers_by_stage(job.network, job.splits)
+    new = spread_over_stages(old, layers, job.policy, job.optimiser, job.mesh)
+    return {
+        **dict(zip(TRAINED, new, strict=True)),
+        "update": stage_rows.place_everywhere(state["update"], job.mesh),
+    }
+
+
+def gather(state: State) -> State:
+    """A state as host arrays, undivided, wherever it lies; every process must ask for it."""
+    return {
+        name: stage_rows.whole(value) if isinstance(value, StageRows) else processes.fetch(value)
+        for name, value in state.items()
+    }
 
 
 def update(job: Job) -> Callable[[State, ImageBatch, Array], tuple[State, Any]]:
@@ -49,7 +73,9 @@ def update(job: Job) -> Callable[[State, ImageBatch, Array], tuple[State, Any]]:
     def begin(moving: Statistics) -> RunningStatistics:
         return RunningStatistics(jnp.int32(0), jax.tree.map(jnp.zeros_like, moving))
 
-    step = partial(update_weights, _loss(job))
+    step: Callable[..., Any] = partial(update_weights, _loss(job), group=job.group)
+    if job.splits:
+        step = partial(update_in_stages, _training_stages(job), schedule=config.pipeline_schedule)
 
     def one(state: State, batch: ImageBatch, key: Array) -> tuple[State, dict[str, Array]]:
         assert job.rate is not None
@@ -65,7 +91,6 @@ def update(job: Job) -> Callable[[State, ImageBatch, Array], tuple[State, Any]]:
             mesh=job.mesh,
             accumulation=job.batch.accumulation,
             repeated=job.repeated,
-            group=job.group,
             begin=begin,
             finish=finish,
             rate=rate,
@@ -97,6 +122,26 @@ def _loss(job: Job) -> Callable[..., Any]:
     return loss
 
 
+def _training_stages(job: Job) -> tuple[Callable[..., Any], ...]:
+    """The same, stage by stage: the first sees the samples, the last compares with their labels."""
+    config, network = job.config, job.network
+    stages = cut(network, job.splits, config.pipeline_splits if config.recomputation else ())
+
+    def run(
+        number: int, params: Any, running: RunningStatistics, values: Any, samples: ImageBatch, keys: Array
+    ) -> tuple[Any, Any]:
+        entering = values if number else {INPUT: _see(job, samples, keys)}
+        values, found = stages[number].train(network, params, entering)
+        running = add_statistics(running, found, config.statistics_rule)
+        if number + 1 < len(stages):
+            return values, (running, {})
+        (logits,) = values.values()
+        mean, figures = _judge(config, logits, samples["label"])
+        return mean, (running, figures)
+
+    return tuple(partial(run, number) for number in range(len(stages)))
+
+
 def _see(job: Job, samples: ImageBatch, keys: Array) -> Array:
     """Images as the network takes them. Synthetic ones that are repeated are not cropped, and photographs were on the
     host."""
@@ -118,13 +163,49 @@ def evaluate(job: Job) -> Callable[[State, ImageBatch], dict[str, Array]]:
     def values(state: State, batch: ImageBatch) -> dict[str, Array]:
         seen, labels = images.preprocess(job.config.dataset, batch["image"]), batch["label"]
         logits = inference_logits(job.network, job.policy, state, seen)
-        return {
-            "correct": losses.correct(logits, labels, 1),
-            "correct_top": losses.correct(logits, labels, job.config.top_k),
-            "loss": losses.cross_entropy(logits, labels),
-        }
+        return _compare(job.config, logits, labels)
 
     return values
+
+
+def evaluate_stages(job: Job) -> Callable[[State, ImageBatch], dict[str, Array]]:
+    """The same in the training's stages, by the rows of a state that `spread` made."""
+    network, policy = job.network, job.policy
+    stages = cut(network, job.splits)
+
+    def run(number: int, params: Any, moving: Statistics, values: Any, samples: ImageBatch) -> Any:
+        if not number:
+            pixels = images.preprocess(job.config.dataset, samples["image"])
+            values = {INPUT: policy.to_compute(pixels)}
+        values = stages[number].infer(network, policy, params, moving, values)
+        if number + 1 < len(stages):
+            return values
+        (logits,) = values.values()
+        return _compare(job.config, logits, samples["label"])
+
+    parts = tuple(partial(run, number) for number in range(len(stages)))
+
+    def values(state: State, batch: ImageBatch) -> dict[str, Array]:
+        assert job.mesh is not None
+        found: dict[str, Array] = evaluate_in_stages(
+            parts,
+            state["params"],
+            state["statistics"],
+            batch,
+            mesh=job.mesh,
+            micro_batches=2 * job.config.stages,
+        )
+        return found
+
+    return values
+
+
+def _compare(config: TrainConfig, logits: Array, labels: Array) -> dict[str, Array]:
+    return {
+        "correct": losses.correct(logits, labels, 1),
+        "correct_top": losses.correct(logits, labels, config.top_k),
+        "loss": losses.cross_entropy(logits, labels),
+    }
 
 
 class RunningStatistics(NamedTuple):

@@ -219,7 +219,7 @@ def train_run(
         key = seed_key(config.seed or 0)
         weights_key = stream(key, "init", 0)
         with console.progress("initial weights"):
-            update, state = model.update(job), model.init(job, weights_key)
+            update, state = model.update(job), model.spread(job, model.init(job, weights_key))
         program = Program(update, source.feed(job), plan.updates_per_call, key)
         with console.progress("measuring the device"):
             limits = known_ceilings(jax.local_devices(backend=platform())[0])
@@ -332,13 +332,13 @@ def validate(
         per_epoch = float(job.plan.updates_per_epoch) if job.plan else 1.0
         lacking = f"{others.folder} holds no checkpoint" if others else "there is no checkpoint to validate"
         console.warn(f"{lacking}; {'random' if last is None else 'the last'} weights are validated")
-        # By way of the host: they may lie on other devices than the images do.
-        state = processes.fetch(
+        # By way of the host: they may lie on several devices, where the images do not.
+        state = jax.device_get(
             last if last is not None else model.init(job, stream(seed_key(config.seed or 0), "init", 0))
         )
         in_hand = {name: state[name] for name in ("params", "statistics")}
     assert job.validation is not None
-    evaluation = source.evaluation(model.evaluate(job), job.validation.batch, job.validation_sharding)
+    evaluation = source.evaluation(model.evaluate(job), job.validation.batch)
 
     found: list[dict[str, Any]] = []
     wanted = sorted(steps) or [int(state["update"])]
@@ -394,7 +394,7 @@ class Throughput:
     def __init__(self, job: Job, limits: Ceilings | None):
         self._device = jax.local_devices(backend=platform())[0]
         peak = limits.matmul_tflops.get(str(job.policy.compute)) if limits else None
-        self._peak = peak and peak * job.batch.replicas
+        self._peak = peak and peak * job.batch.replicas * job.stages
         self._flops = FORWARD_AND_BACKWARD * sum(node.flops for node in job.network.nodes)
         self._seen: list[float] = []
 

@@ -1,0 +1,152 @@
+"""What stages cost on one machine: memory a device as the compiler counts it, and time in turns beside one device.
+
+Run `python benchmarks/stages.py memory --models cifar_resnet20 resnet50` or `python benchmarks/stages.py time`.
+Devices are virtual ones that share the machine's cores, so that time shows what stages cost and never what they gain;
+the load average stands beside it. Tables are printed as docs/results.md has them.
+"""
+
+import argparse
+import os
+import statistics
+import time
+from dataclasses import replace
+from typing import Any
+
+STAGES = (1, 2, 4)
+VIRTUAL = "--xla_force_host_platform_device_count"
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+if VIRTUAL not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {VIRTUAL}={max(STAGES)}".strip()
+
+import jax  # noqa: E402 - the devices are counted when it is imported
+import numpy as np  # noqa: E402
+
+from hotloop.engine.feed import Resident  # noqa: E402
+from hotloop.engine.keys import seed_key  # noqa: E402
+from hotloop.engine.loop import Program  # noqa: E402
+from hotloop.engine.pipeline_table import SCHEDULES, make_table  # noqa: E402
+from hotloop.families.cnn import model  # noqa: E402
+from hotloop.families.cnn.job import Job, resolve  # noqa: E402
+from hotloop.families.cnn.network import DEPTHS, build  # noqa: E402
+from hotloop.families.cnn.options import DatasetSize, TrainConfig  # noqa: E402
+from hotloop.families.cnn.split_advice import advise  # noqa: E402
+
+IMAGES = 64
+
+
+def make_job(name: str, stages: int, schedule: str, micro: int, count: int, side: int) -> Job:
+    """A training in float32 with momentum; stages by FLOPs, on a device each."""
+    large = name in DEPTHS
+    size = DatasetSize(micro * count, IMAGES, (side, side, 3), 1000 if large else 10)
+    network = build(name, size.shape, size.classes)
+    splits = advise(network, stages, [node.flops for node in network.nodes], "FLOPs").splits
+    config = TrainConfig(
+        model_name=name,
+        dataset="imagenet" if large else "cifar10",
+        precision="32.32",
+        micro_batch_size=micro,
+        gradient_accumulation_count=count,
+        optimizer_params={"momentum": 0.9},
+        pipeline_splits=splits,
+        pipeline_schedule=schedule,
+        validation=False,
+    )
+    return replace(resolve(config, size, stages), size=size)
+
+
+def make_program(job: Job) -> tuple[Program, Any]:
+    """A program of one update a call, and the state before its first."""
+    draws = np.random.default_rng(0)
+    data = {
+        "image": draws.integers(0, 256, (job.size.train, *job.size.shape)).astype(np.uint8),
+        "label": draws.integers(0, job.size.classes, job.size.train).astype(np.int32),
+    }
+    feed = Resident(data, job.batch.global_, seed=0, shuffled=False, sharding=job.sharding)
+    key = seed_key(1)
+    return Program(model.update(job), feed, 1, key), model.spread(job, model.init(job, key))
+
+
+def bytes_on_a_device(tree: Any) -> int:
+    """The most that one device holds of a tree."""
+    held: dict[Any, int] = {}
+    for leaf in jax.tree.leaves(tree):
+        for shard in leaf.addressable_shards:
+            held[shard.device] = held.get(shard.device, 0) + shard.data.nbytes
+    return max(held.values())
+
+
+def cases(options: argparse.Namespace) -> list[tuple[int, str]]:
+    return [(1, "")] + [(count, order) for count in options.stages if count > 1 for order in SCHEDULES]
+
+
+def show_memory(options: argparse.Namespace) -> None:
+    print(
+        "| model | stages | schedule | weights and slots, MiB | their share | temporary, MiB | compiled in, s |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    for name in options.models:
+        whole = 0
+        for stages, order in cases(options):
+            job = make_job(name, stages, order or "Grouped", options.micro, options.count, options.side)
+            program, state = make_program(job)
+            began = time.perf_counter()
+            program.compile(state)
+            seconds = time.perf_counter() - began
+            held = bytes_on_a_device({name: state[name] for name in ("params", "optimiser")})
+            whole = whole or held
+            temporary = program.compiled.memory_analysis().temp_size_in_bytes
+            figures = f"{held / 2**20:.2f} | {held / whole:.0%} | {temporary / 2**20:.1f} | {seconds:.0f}"
+            print(f"| {name} | {stages} | {order or 'one device'} | {figures} |", flush=True)
+
+
+def show_time(options: argparse.Namespace) -> None:
+    print(f"load before: {os.getloadavg()[0]:.2f} on {os.cpu_count()} processors")
+    print(
+        "| model | stages | schedule | busy share | ms, best | ms, median | beside one device, best | range |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    for name in options.models:
+        programs, seconds = {}, {}
+        for case in cases(options):
+            job = make_job(name, case[0], case[1] or "Grouped", options.micro, options.count, options.side)
+            programs[case] = [*make_program(job)]
+        for turn in range(options.rounds + 1):
+            for case, held in programs.items():
+                program, state = held
+                began = time.perf_counter()
+                state, metrics = program(state, turn, 1)
+                metrics.wait()
+                jax.block_until_ready(state)
+                held[1] = state
+                if turn:  # the first compiles
+                    seconds.setdefault(case, []).append(time.perf_counter() - began)
+        alone = seconds[1, ""]
+        for (stages, order), taken in seconds.items():
+            ratios = [own / one for own, one in zip(taken, alone, strict=True)]
+            busy = make_table(order or "Grouped", stages, options.count).busy_share
+            times = f"{1e3 * min(taken):.0f} | {1e3 * statistics.median(taken):.0f}"
+            beside = f"{min(taken) / min(alone):.2f} | {min(ratios):.2f} to {max(ratios):.2f}"
+            print(
+                f"| {name} | {stages} | {order or 'one device'} | {busy:.0%} | {times} | {beside} |",
+                flush=True,
+            )
+    print(f"load after: {os.getloadavg()[0]:.2f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("memory", "time"))
+    parser.add_argument("--models", nargs="+", default=["cifar_resnet8", "cifar_resnet20"])
+    parser.add_argument(
+        "--stages", nargs="+", type=int, default=[2, 4], help="at most as many as there are devices"
+    )
+    parser.add_argument("--micro", type=int, default=8, help="images of a micro-batch")
+    parser.add_argument("--count", type=int, default=12, help="micro-batches of an update")
+    parser.add_argument("--side", type=int, default=32, help="pixels of an image's side")
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    (show_memory if options.what == "memory" else show_time)(options)
+
+
+if __name__ == "__main__":
+    main()

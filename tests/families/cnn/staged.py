@@ -1,0 +1,108 @@
+"""Jobs of a small residual network in stages, and the undivided ones that they must equal, for the tests."""
+
+from dataclasses import replace
+from functools import cache, cached_property
+
+import jax
+import numpy as np
+import pytest
+from cnn_words import typed
+
+from hotloop.engine.keys import seed_key
+from hotloop.engine.precision import init_trained
+from hotloop.families.cnn import model
+from hotloop.families.cnn.job import resolve
+from hotloop.families.cnn.network import INPUT, Network, NetworkBuilder
+from hotloop.families.cnn.options import DATASET_SIZES, DatasetSize
+
+KEY = seed_key(7)
+QUICK = {"xla_backend_optimization_level": 0}
+FLOAT32 = ("--precision", "32.32")
+
+
+class Residual(Network):
+    """Two convolutions beside a shortcut, with norms and a mean: the pieces of a ResNet."""
+
+    epsilon = 1e-5
+
+    @cached_property
+    def nodes(self):
+        builder = NetworkBuilder(self.shape, self.norm, self.epsilon)
+        x = builder.norm_relu("conv1", builder.conv("conv1_conv", INPUT, 4, 3))
+        y = builder.norm_relu("a_1", builder.conv("a_1_conv", x, 4, 3))
+        y = builder.norm("a_2_bn", builder.conv("a_2_conv", y, 4, 3))
+        x = builder.relu("a_out", builder.sum("a_add", x, y))
+        builder.logits("fc", builder.mean_pool("pool", x), self.classes)
+        return tuple(builder.nodes)
+
+
+SIZE = DatasetSize(64, 16, (6, 6, 3), 5)
+
+
+def staged(*words, splits=(), split=(2, 1, 4), rate=0.05, network=None, **changes):
+    """A job by its command line, in stages from the layers `splits` on; `split` is (micro, replicas, accumulation)."""
+    micro, replicas, accumulation = split
+    words = (
+        *words, "--micro-batch-size", str(micro), "--gradient-accumulation-count", str(accumulation),
+        "--lr-schedule-params", f"{{initial_learning_rate: {rate / (micro * replicas * accumulation)}}}",
+    )  # fmt: skip
+    config = replace(typed(*words).config, num_replicas=replicas)
+    job = resolve(config, DATASET_SIZES["cifar10"], replicas)
+    own = network or Residual("residual", SIZE.shape, SIZE.classes, job.network.norm)
+    size = DatasetSize(64, 16, own.shape, own.classes)
+    return replace(job, size=size, network=own, splits=tuple(splits), **changes)
+
+
+def drawn(job, zero=()):
+    """An undivided state before its first update, with weights that numpy drew; scales of the norms `zero` are 0."""
+    draws = np.random.default_rng(0)
+    params, statistics = jax.eval_shape(lambda: job.network.init(KEY))
+
+    def weight(path, form):
+        layer, name = (part.key for part in path)
+        values = draws.normal(size=form.shape)
+        width = 1 / np.sqrt(np.prod(form.shape[:-1])) if name == "kernel" else 0.1
+        return ((layer not in zero) * ((name == "scale") + width * values)).astype(form.dtype)
+
+    params = jax.tree.map_with_path(weight, params)
+    statistics = {
+        name: {leaf: np.full(form.shape, leaf == "variance", form.dtype) for leaf, form in layer.items()}
+        for name, layer in statistics.items()
+    }
+    trained = init_trained(job.policy, job.optimiser, job.scale, params, statistics)
+    return {**dict(zip(model.TRAINED, trained, strict=True)), "update": np.int32(0)}
+
+
+def samples(job, seed=0):
+    """A global batch."""
+    draws, (shape, classes) = np.random.default_rng(seed), job.size[2:]
+    count = job.batch.global_
+    pixels = draws.integers(0, 256, (count, *shape)).astype(np.uint8)
+    return {"image": pixels, "label": draws.integers(0, classes, count).astype(np.int32)}
+
+
+@cache
+def compiled(job):
+    if job.batch.replicas * job.stages > len(jax.devices()):
+        pytest.skip(f"{job.batch.replicas * job.stages} devices")
+    return jax.jit(model.update(job), compiler_options=QUICK)
+
+
+def trained(job, updates=1, state=None, batch=None):
+    """The undivided state after so many updates and the last one's figures, as numpy arrays."""
+    state = model.spread(job, state or drawn(job))
+    for number in range(updates):
+        state, figures = compiled(job)(state, batch or samples(job, number), jax.random.fold_in(KEY, number))
+    return model.gather(state), jax.device_get(figures)
+
+
+def apart(one, other):
+    """The largest difference of two trees as a share of the largest number of the first; both are finite and not 0."""
+    ones, others = jax.tree.leaves(one), jax.tree.leaves(other)
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    flat, second = (
+        np.concatenate([np.ravel(leaf).astype(float) for leaf in all_]) for all_ in (ones, others)
+    )
+    assert np.isfinite(flat).all() and np.isfinite(second).all()
+    assert np.abs(flat).max() > 0 and np.abs(second).max() > 0
+    return np.abs(flat - second).max() / np.abs(flat).max()

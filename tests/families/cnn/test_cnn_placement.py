@@ -1,0 +1,119 @@
+"""Which stages and replicas run on which devices: as asked for where there are enough, else merged and accumulated."""
+
+import pytest
+from cnn_words import job_of
+
+from hotloop.engine.plan import Batch
+from hotloop.errors import HotloopError
+from hotloop.families.cnn import job as jobs
+
+SPLITS = ("conv2_block2_out", "conv3_block1_out", "conv4_block2_out")
+PRESET = ("--config", "resnet50_16ipus_8k_bn_pipeline")
+
+
+def error(*words, devices=1):
+    with pytest.raises(HotloopError) as caught:
+        job_of(*words, devices=devices)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def merging(job):
+    return [notice for notice in job.notices if "merge" in notice or "become" in notice]
+
+
+def test_with_enough_devices_stages_have_one_each_and_nothing_is_said():
+    made = job_of(*PRESET, devices=16)
+    assert (made.splits, made.stages, made.batch) == (SPLITS, 4, made.asked)
+    assert merging(made) == []
+    assert job_of(*PRESET, "--strict-devices", devices=17).splits == SPLITS
+
+
+@pytest.mark.parametrize(("devices", "batch"), [(15, (16, 4, 128)), (4, (16, 4, 128)), (3, (16, 2, 256))])
+def test_with_too_few_stages_merge_before_replicas_accumulate(devices, batch):
+    made = job_of(*PRESET, devices=devices)
+    assert (made.splits, made.batch) == ((), Batch(*batch))
+    (said,) = merging(made)
+    assert said.startswith(
+        f"4 replicas x 4 devices for 4 stages on {devices} devices: 4 stages merge into one; "
+    )
+    assert ("replicas become" in said) == (devices < 4)
+    assert said.endswith("the global batch 8192 and the learning rate stay")
+
+
+@pytest.mark.parametrize(
+    ("mapping", "splits"),
+    [
+        ("0 1 2 3", SPLITS),
+        ("3 2 1 0", SPLITS),
+        ("0 0 1 1", SPLITS[1:2]),
+        ("0 1 1 2", (SPLITS[0], SPLITS[2])),
+        ("0 0 0 0", ()),
+    ],
+)
+def test_stages_that_share_a_device_are_one_there(mapping, splits):
+    made = job_of(*PRESET, "--device-mapping", *mapping.split(), devices=16)
+    assert (made.splits, made.batch.replicas, merging(made)) == (splits, 4, [])
+
+
+def test_stages_of_a_device_that_do_not_follow_each_other_merge_and_say_so():
+    made = job_of(*PRESET, "--device-mapping", "0", "1", "0", "1", devices=16)
+    assert made.splits == ()
+    (said,) = merging(made)
+    assert "4 stages merge into one, as those of one device do not follow each other" in said
+
+
+def test_a_split_over_which_several_values_go_is_taken():
+    words = ("--model", "cifar_resnet8", "--pipeline-splits", "conv2_block1_layer1_relu")
+    made = job_of(*words, devices=2)
+    (split,) = made.splits
+    place = [node.name for node in made.network.nodes].index(split)
+    assert len(made.network.crossing(place)) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "words", "message"),
+    [
+        ("4", PRESET, ""),
+        ("1", ("--model", "toy_model"), ""),
+        (
+            "2",
+            PRESET,
+            "--ipus-per-replica 2: the 4 stages of a replica take 4 devices (--pipeline-splits, --device-mapping)",
+        ),
+        ("2", ("--model", "toy_model"), "--ipus-per-replica 2: the 1 stage of a replica takes 1 device "),
+    ],
+)
+def test_a_launchers_devices_of_a_replica_must_be_those_of_its_stages(monkeypatch, given, words, message):
+    monkeypatch.setenv(jobs.DEVICES_PER_REPLICA, given)
+    if message:
+        assert message in error(*words, devices=16)
+    else:
+        assert job_of(*words, devices=16)
+
+
+@pytest.mark.parametrize(
+    ("words", "devices", "processes", "found"),
+    [
+        (PRESET, 16, 16, (4, 4)),  # a stage each
+        (PRESET, 16, 2, (4, 4)),
+        (PRESET, 8, 2, (4, 1)),
+        (PRESET, 2, 2, (2, 1)),
+        (PRESET, 17, 17, "--num-instances 17: 4 replicas x 4 devices are fewer than that; start at most 16"),
+        (
+            PRESET,
+            15,
+            3,
+            "--num-instances 3: 4 replicas with their stages merged do not spread evenly over 3 processes",
+        ),
+        (("--model", "toy_model"), 2, 2, "--num-instances 2: 1 replicas x 1 devices are fewer than that"),
+    ],
+)
+def test_processes_take_equally_many_devices_or_are_refused(monkeypatch, words, devices, processes, found):
+    monkeypatch.setattr(jobs.processes, "count", lambda: processes)
+    if isinstance(found, str):
+        assert found in error(*words, devices=devices)
+    else:
+        made = job_of(*words, devices=devices)
+        assert (made.batch.replicas, made.stages) == found
+        assert made.batch.global_ == made.asked.global_

@@ -1,0 +1,183 @@
+"""A training in stages is the training of the undivided network: gradients, weights, statistics, figures, checkpoints.
+
+The network is a small one with a ResNet's pieces; `slow` tests show the same of a named one.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+from staged import FLOAT32, Residual, apart, compiled, drawn, samples, staged, trained
+
+from hotloop.engine.pipeline_table import SCHEDULES
+from hotloop.families.cnn import model
+from hotloop.families.cnn.network import build
+
+ONE_VALUE, TWO_VALUES = "a_out", "a_1_relu"
+THREE, FOUR = ("a_1_conv", ONE_VALUE), ("a_1_conv", TWO_VALUES, ONE_VALUE)
+GRADIENTS = (*FLOAT32, "--optimizer", "momentum", "--optimizer-params", "{momentum: 0.9}")
+LARS = (
+    "--optimizer",
+    "lars",
+    "--optimizer-params",
+    "{momentum: 0.9, weight_decay: 5e-5, eeta: 0.001, epsilon: 0}",
+)
+GROUPS = ("--norm-layer", "{name: group_norm, num_groups: 2}")
+BEHIND = {"a_1_conv", "a_1_bn", "a_2_conv"}  # what a scale of 0 in a_2_bn hides from the loss
+
+
+def gradients(job, **changes):
+    """Those of one update: a first velocity is the gradient itself. And its figures."""
+    state, figures = trained(job, **changes)
+    assert job.config.optimizer == "momentum"
+    return state["optimiser"]["velocity"].trace, figures
+
+
+def schedule(name):
+    return ("--pipeline-schedule", name)
+
+
+def check_gradients(job, whole, zero=(), behind=frozenset()):
+    """Equal to the undivided network's; otherwise with one label changed, and with one weight moved."""
+    start = drawn(whole, zero)
+    (one, figures), (other, others) = (gradients(each, state=start) for each in (whole, job))
+    assert apart(one, other) < 1e-6
+    assert apart(figures, others) < 1e-6
+    for name, leaves in one.items():
+        for leaf, values in leaves.items():
+            hidden = name in behind
+            assert np.any(values) != hidden, (name, leaf)
+            assert not hidden or not np.any(other[name][leaf]), (name, leaf)
+    batch = samples(job)
+    batch["label"][-1] = (batch["label"][-1] + 1) % job.size.classes
+    relabelled, _ = gradients(job, state=start, batch=batch)
+    first = job.network.nodes[0].name
+    kernel = np.array(start["params"][first]["kernel"])
+    kernel[0, 0, 0, 0] += 0.01
+    moved = {**start, "params": {**start["params"], first: {**start["params"][first], "kernel": kernel}}}
+    shifted, _ = gradients(job, state=moved)
+    assert apart(one, relabelled) > 1e-4 and apart(one, shifted) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("splits", "order", "zero"),
+    [((TWO_VALUES,), "Grouped", ()), (THREE, "Interleaved", ("a_2_bn",)), (FOUR, "Sequential", ())],
+)
+def test_gradients_are_those_of_the_undivided_network(splits, order, zero):
+    job = staged(*GRADIENTS, *schedule(order), splits=splits)
+    check_gradients(job, staged(*GRADIENTS), zero, BEHIND if zero else frozenset())
+
+
+def check_weights(words, splits, split=(2, 1, 4), updates=4, bound=1e-5, rate=1e-3, **changes):
+    """Weights, slots and statistics after some updates are those of one device, and have moved."""
+    micro, replicas, accumulation = split
+    job = staged(*words, splits=splits, split=split, rate=rate, **changes)
+    whole = staged(*words, split=(micro, 1, replicas * accumulation), rate=rate, **changes)
+    (one, figures), (other, others) = trained(whole, updates), trained(job, updates)
+    start = model.gather(drawn(whole))
+    for name in ("params", "optimiser", "statistics"):
+        if jax.tree.leaves(one[name]):
+            assert apart(one[name], other[name]) < bound, name
+    assert apart(one["params"], start["params"]) > 100 * bound
+    assert apart(figures, others) < bound
+    assert one["update"] == other["update"] == updates
+    return one, other
+
+
+@pytest.mark.parametrize(
+    ("words", "splits", "split"),
+    [
+        ((*LARS, "--label-smoothing", "0.1", "--loss-scaling", "128"), (TWO_VALUES,), (2, 1, 4)),
+        ((*GROUPS, "--auto-loss-scaling"), (ONE_VALUE,), (2, 2, 2)),
+    ],
+)
+def test_weights_after_updates_are_those_of_the_undivided_network(words, splits, split):
+    check_weights((*FLOAT32, *words), splits, split, rate=0.05)
+
+
+def test_recomputation_inside_a_stage_changes_no_number():
+    """Three stages on two devices: the first two are one there, and are recomputed one by one."""
+    words = (*FLOAT32, "--model", "toy_model_bn", "--pipeline-splits", "pool_0", "conv2d_1")
+    words += ("--device-mapping", "0", "0", "1")
+    once = staged(*words, splits=("conv2d_1",), network=build("toy_model_bn", (28, 28, 3), 5))
+    again = replace(once, config=replace(once.config, recomputation=True))
+    (one, figures), (other, others) = (trained(job) for job in (once, again))
+    assert apart(one["params"], other["params"]) < 1e-6 and apart(figures, others) < 1e-6
+    text = compiled(again).lower(*lowering(again)).as_text()
+    assert (
+        "optimization_barrier" in text
+        and "optimization_barrier" not in compiled(once).lower(*lowering(once)).as_text()
+    )
+
+
+def lowering(job):
+    return model.spread(job, drawn(job)), samples(job), jax.random.key(0)
+
+
+def test_16_bit_weights_round_alike_in_stages():
+    """Leaves are numbered as in the undivided tree, so that each draws the same bits; rounding itself is by chance."""
+    job = staged("--optimizer-params", "{momentum: 0.9}", splits=(TWO_VALUES,), rate=0.05)
+    whole = staged("--optimizer-params", "{momentum: 0.9}", rate=0.05)
+    (one, _), (other, _) = trained(whole), trained(job)
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves(other["params"])} == {"bfloat16"}
+    same = [np.mean(left == right) for left, right in pairs(one["params"], other["params"])]
+    plain = replace(whole, policy=replace(whole.policy, stochastic_rounding=False))
+    nearest, _ = trained(plain)
+    differ = [np.mean(left == right) for left, right in pairs(one["params"], nearest["params"])]
+    assert np.mean(same) > 0.97 > np.mean(differ)
+
+
+def pairs(one, other):
+    return zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+
+
+def test_an_overflow_in_one_stage_leaves_the_update_out_in_all():
+    words = ("--precision", "16.32", "--half", "float16", "--auto-loss-scaling")
+    job = staged(*words, splits=(ONE_VALUE,))
+    start = drawn(job)
+    start["scale"] = start["scale"]._replace(scale=np.float32(2.0**24))
+    state, figures = trained(job, state=start)
+    assert state["scale"].skipped == 1 and figures["loss_scaling_factor"] == 2.0**23
+    for left, right in pairs(start["params"], state["params"]):
+        assert np.array_equal(left, right)
+    assert np.isfinite(figures["loss"])
+
+
+@pytest.mark.parametrize("splits", [(ONE_VALUE,), ("a_1_bn", TWO_VALUES)])
+def test_validation_in_stages_is_that_of_the_whole(splits):
+    """Also where a norm and its convolution lie in two stages, so that it cannot be folded into it."""
+    job = staged(*FLOAT32, splits=splits, split=(16, 1, 1))
+    job = replace(job, config=replace(job.config, pipeline_splits=splits))
+    start, batch = drawn(job), samples(job)
+    rows = {
+        name: value for name, value in model.spread(job, start).items() if name in ("params", "statistics")
+    }
+    weights = {name: start[name] for name in ("params", "statistics")}
+    batch = {name: np.repeat(values, 3, axis=0) for name, values in batch.items()}
+    one = jax.device_get(jax.jit(model.evaluate(job))(weights, batch))
+    other = jax.device_get(jax.jit(model.evaluate_stages(job))(rows, batch))
+    assert apart({"loss": one["loss"]}, {"loss": other["loss"]}) < 1e-6
+    assert all(np.array_equal(one[name], other[name]) for name in ("correct", "correct_top"))
+    batch["label"][0] = (batch["label"][0] + 1) % job.size.classes
+    wrong = jax.device_get(jax.jit(model.evaluate(job))(weights, batch))
+    assert apart({"loss": one["loss"]}, {"loss": wrong["loss"]}) > 1e-3
+
+
+def test_weights_and_slots_of_a_device_are_its_stages_and_interleaved_keeps_less():
+    wide = partial(staged, *GRADIENTS, splits=FOUR, split=(8, 1, 8), network=Residual("wide", (16, 16, 3), 5))
+    temporary = {}
+    for order in SCHEDULES:
+        job = wide(*schedule(order))
+        state = model.spread(job, drawn(job))
+        found = compiled(job).lower(state, samples(job), jax.random.key(0)).compile().memory_analysis()
+        temporary[order] = found.temp_size_in_bytes
+    assert 0 < temporary["Sequential"] <= temporary["Interleaved"] < temporary["Grouped"]
+    for name, parts in (("params", 1), ("optimiser", 1)):
+        rows = state[name].rows
+        largest = max(sum(node.weights for node in job.network.nodes if node.name in layers)
+                      for layers in model.layers_by_stage(job.network, job.splits))  # fmt: skip
+        for kind, row in rows.items():
+            (shard,) = {shard.data.nbytes for shard in row.addressable_shards}
+            assert kind == "float32" and shard <= 1.02 * parts * 4 * largest
