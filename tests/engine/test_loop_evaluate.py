@@ -1,14 +1,17 @@
 """Evaluation is exact: every sample once, whatever the batch size, and padding never counts."""
 
+from itertools import pairwise
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
+from hotloop.engine.device import device_mesh
 from hotloop.engine.loop import Evaluation, evaluate_batches
+from hotloop.engine.precision import SPLIT
 from hotloop.errors import DataError, HotloopError
 
 rng = np.random.default_rng(0)
@@ -119,13 +122,44 @@ def test_a_gather_of_ones_own_evaluates_ragged_rows() -> None:
     assert evaluation(()) == {"items": 5, "samples": 3}
 
 
-@pytest.mark.skipif(jax.device_count() < 4, reason="needs four devices")
-def test_replicas_share_the_evaluation() -> None:
-    mesh = Mesh(np.array(jax.devices()[:4]), ("replica",))
-    sharding = NamedSharding(mesh, PartitionSpec("replica"))
-    check(Evaluation(values, DATA, 8, sharding=sharding)(WEIGHTS))
-    with pytest.raises(DataError, match="cannot be split evenly"):
-        Evaluation(values, DATA, 6, sharding=sharding)
+def over(devices: int) -> NamedSharding:
+    if devices > jax.device_count():
+        pytest.skip(f"{devices} devices")
+    return NamedSharding(device_mesh(devices), SPLIT)
+
+
+@pytest.mark.parametrize(("devices", "batch_size"), [(4, 8), (4, 6), (3, 1), (3, 1_000), (4, 103)])
+def test_devices_share_the_evaluation_and_batches_are_filled_up_for_them(
+    devices: int, batch_size: int
+) -> None:
+    check(Evaluation(values, DATA, batch_size, sharding=over(devices))(WEIGHTS))
+
+
+@pytest.mark.parametrize(("devices", "sizes"), [(4, (50, 50, 3)), (3, (1, 50, 50, 2)), (4, (103,))])
+def test_devices_share_batches_from_the_host(devices: int, sizes: tuple[int, ...]) -> None:
+    ends = np.cumsum((0, *sizes))
+    parts = [{name: array[a:b] for name, array in DATA.items()} for a, b in pairwise(ends)]
+    none = {name: array[:0] for name, array in DATA.items()}
+    check(evaluate_batches(values, WEIGHTS, [*parts, none], max(sizes), over(devices)))
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+def test_fewer_samples_than_devices_are_counted_once(samples: int) -> None:
+    few = {name: array[:samples] for name, array in DATA.items()}
+    alone = Evaluation(values, few, samples)(WEIGHTS)
+    for found in (
+        Evaluation(values, few, samples, sharding=over(4))(WEIGHTS),
+        evaluate_batches(values, WEIGHTS, [few], samples, over(4)),
+    ):
+        assert found["samples"] == samples and found["squared_error"] > 0
+        assert found["squared_error"] == pytest.approx(alone["squared_error"], rel=1e-6)
+        for name in ("top1", "top2", "ratings"):
+            assert found[name] == alone[name]
+
+
+def test_a_state_that_lies_on_one_device_is_brought_to_all() -> None:
+    weights = jax.device_put(WEIGHTS, jax.devices()[0])
+    check(Evaluation(values, DATA, 20, sharding=over(4))(weights))
 
 
 def test_evaluations_that_cannot_work_say_why() -> None:

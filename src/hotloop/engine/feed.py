@@ -347,6 +347,15 @@ def check_split(sharding: NamedSharding, batch_size: int) -> None:
         ) from None
 
 
+def fill_up(sharding: NamedSharding | None, batch_size: int) -> int:
+    """The least batch from `batch_size` on that the devices can share evenly."""
+    if sharding is None:
+        return batch_size
+    devices = sharding.num_devices
+    parts: int = devices // sharding.shard_shape((devices,))[0]  # other axes of the mesh hold copies
+    return -(-batch_size // parts) * parts
+
+
 def common_length(data: Any) -> int:
     """The length of the first axis that all arrays of a data set share."""
     lengths = {}

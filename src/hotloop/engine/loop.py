@@ -2,8 +2,8 @@
 
 A `Program` turns one update into a call of up to K updates that takes and returns the state (donated: the old one is
 gone) and brings back every update's metrics. How many updates a call makes never changes what they compute: key and
-batch of an update depend on its number alone. An `Evaluation` counts every sample once, for any batch size: the last
-batch is filled up with samples that are left out of the sums.
+batch of an update depend on its number alone. An `Evaluation` counts every sample once, for any batch size and on any
+number of devices: batches are filled up with samples that are left out of the sums.
 """
 
 import time
@@ -226,6 +226,7 @@ def copy_state(state: State) -> State:
 
 PerSample = Callable[[Any, Batch], Mapping[str, Array]]
 Sums = dict[str, Any]
+_COUNTED = ""  # under which a batch's sums have the number of its samples: no name of the caller's
 
 
 class Evaluation:
@@ -234,7 +235,8 @@ class Evaluation:
     `fn(state, batch)` returns a dict of arrays whose first axis is the batch: a correct answer as a bool, a squared
     error, or a row for each sample. `evaluation(state)` is the sum of each over all samples, and their number under
     `samples`; booleans and integers are counted exactly, and batch sums of floats are added in float64. `data`,
-    `samples`, `gather` and `sharding` are as for `feed.Resident`.
+    `samples` and `gather` are as for `feed.Resident`. With a `sharding` over the batch axis all its devices share each
+    batch, of which there may be fewer samples than devices; data and state are copied to all of them.
 
     >>> import numpy as np
     >>> from hotloop import Evaluation
@@ -261,18 +263,17 @@ class Evaluation:
             raise DataError("the data set is empty: there is nothing to evaluate")
         if batch_size < 1:
             raise DataError(f"batch size {batch_size}: must be at least 1")
-        if sharding is not None:
-            feeds.check_split(sharding, batch_size)
-        self.batch_size = batch_size if sharding else min(batch_size, self.samples)
+        self.batch_size = feeds.fill_up(sharding, min(batch_size, self.samples))
         self.lower_seconds = self.compile_seconds = 0.0
         self.compiled: Any = None
         self._fn, self._gather, self._sharding = fn, gather, sharding
-        self._data = processes.place(data, feeds.placement_like(sharding, ()))
+        self._everywhere = feeds.placement_like(sharding, ())
+        self._data = processes.place(data, self._everywhere)
 
     def over(self, data: Any) -> "Evaluation":
         """The same computation over other data of the same shapes and types: nothing is compiled again."""
         other = copy(self)
-        other._data = processes.place(data, feeds.placement_like(self._sharding, ()))
+        other._data = processes.place(data, self._everywhere)
         return other
 
     def compile(self, state: Any) -> None:
@@ -293,18 +294,23 @@ class Evaluation:
         processes.note("compiling")
         started = time.perf_counter()
         with compiling():
-            everywhere = everywhere_like(state, self._data)
-            lowered = jax.jit(sums_of_batches, out_shardings=everywhere).lower(state, self._data)
+            spread = self._spread(state)
+            everywhere = self._everywhere or everywhere_like(spread)
+            lowered = jax.jit(sums_of_batches, out_shardings=everywhere).lower(spread, self._data)
             self.lower_seconds = time.perf_counter() - started
             self.compiled = lowered.compile()
         self.compile_seconds = time.perf_counter() - started - self.lower_seconds
-        _await_others(state, self._data)
+        _await_others(spread, self._data)
 
     def __call__(self, state: Any) -> Sums:
         """Every sum, and the number of samples."""
         self.compile(state)
         processes.note("training")
-        return _add_batches(self.compiled(state, self._data), self.samples)
+        return _add_batches(self.compiled(self._spread(state), self._data), self.samples)
+
+    def _spread(self, state: Any) -> Any:
+        """The state on every device, where there are several."""
+        return state if self._everywhere is None else processes.place(state, self._everywhere)
 
     def means(self, state: Any) -> dict[str, Any]:
         """The mean of each over all samples: figures for `validate`."""
@@ -317,26 +323,45 @@ def means_of(sums: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value / samples for name, value in sums.items() if name != "samples"} | {"samples": samples}
 
 
-def evaluate_batches(fn: PerSample, state: Any, batches: Iterable[Batch], batch_size: int) -> Sums:
-    """Sums over batches from the host, each of `batch_size` samples or fewer; `fn` is compiled once."""
+def evaluate_batches(
+    fn: PerSample,
+    state: Any,
+    batches: Iterable[Batch],
+    batch_size: int,
+    sharding: NamedSharding | None = None,
+) -> Sums:
+    """Sums over batches from the host, each of `batch_size` samples or fewer; `fn` is compiled once.
+
+    With a `sharding` over the batch axis its devices share each batch, filled up. Of several processes each hands in
+    its own share of every batch: of the rows that `processes.own_rows` names in a batch of `feed.fill_up` those that
+    there are, which may be none.
+    """
+    size, everywhere = feeds.fill_up(sharding, batch_size), feeds.placement_like(sharding, ())
+    own = len(range(size)[processes.own_rows(sharding, size)])
+    most = min(own, batch_size)
+    state = state if everywhere is None else processes.place(state, everywhere)
+    everywhere = everywhere or everywhere_like(state)
     sums: list[Mapping[str, Any]] = []
-    call: Callable[..., Mapping[str, Any]] = partial(_sum_batch, fn)
-    samples = 0
+    call: Callable[..., Mapping[str, Any]] = partial(_sum_batch, fn, everywhere)
     for batch in batches:
         count = feeds.common_length(batch)
-        if count > batch_size:
-            raise DataError(f"a batch of {count} samples: at most {batch_size} were announced")
-        padded = pad_batch(batch, batch_size)
+        if count > most:
+            raise DataError(f"a batch of {count} samples: at most {most} were announced")
+        given = pad_batch(batch, own), np.arange(own) < count
+        if sharding is not None:
+            given = processes.place_rows(given, sharding, size)
         with nullcontext() if sums else compiling():
             if not sums and processes.spans_processes(state):
-                call = _sum_batch.lower(fn, state, padded, np.int32(count)).compile()
+                call = _sum_batch.lower(fn, everywhere, state, *given).compile()
                 _await_others(state)
-            sums.append(call(state, padded, np.int32(count)))
+            sums.append(call(state, *given))
         processes.note("training")
-        samples += count
+    stacked = {
+        name: np.stack([np.asarray(each[name]) for each in sums]) for name in (sums[0] if sums else ())
+    }
+    samples = int(stacked.pop(_COUNTED, np.zeros(1)).sum())
     if not samples:
         raise DataError("there was no batch to evaluate")
-    stacked = {name: np.stack([np.asarray(each[name]) for each in sums]) for name in sums[0]}
     return _add_batches(stacked, samples)
 
 
@@ -359,17 +384,22 @@ def _masked_sums(fn: PerSample) -> Callable[[Any, Batch, Array], dict[str, Array
     return sums
 
 
-@partial(jax.jit, static_argnums=0)
-def _sum_batch(fn: PerSample, state: Any, batch: Batch, count: Array) -> dict[str, Array]:
-    length = jax.tree.leaves(batch)[0].shape[0]
-    return _masked_sums(fn)(state, batch, jnp.arange(length) < count)
+@partial(jax.jit, static_argnums=(0, 1))
+def _sum_batch(
+    fn: PerSample, everywhere: NamedSharding | None, state: Any, batch: Batch, real: Array
+) -> dict[str, Array]:
+    sums = {**_masked_sums(fn)(state, batch, real), _COUNTED: real.sum(dtype=jnp.int32)}
+    held: dict[str, Array] = feeds.spread_batch(sums, everywhere)  # every process reads them
+    return held
 
 
 def pad_batch(batch: Batch, length: int) -> Batch:
-    """A batch from the host with its last sample repeated until it has `length` of them."""
+    """A batch from the host with its last sample repeated until it has `length` of them; zeros where it has none."""
 
     def fill(leaf: Any) -> Any:
         full = len(leaf) == length
+        if not len(leaf):
+            return np.zeros((length, *leaf.shape[1:]), leaf.dtype)
         return leaf if full else np.asarray(leaf)[np.minimum(np.arange(length), len(leaf) - 1)]
 
     return jax.tree.map(fill, batch)

@@ -13,23 +13,26 @@ import atexit
 import json
 import math
 import os
+import platform
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from hotloop.engine import interrupt, process_log, rendezvous
 from hotloop.engine.interrupt import print_to_stderr
 from hotloop.errors import HotloopError
 
 if TYPE_CHECKING:
+    import jax
     from jax.sharding import NamedSharding, Sharding
 
+Thing = TypeVar("Thing")
 Phase = Literal["starting", "loading", "compiling", "training", "saving", "done"]
 SLICE = 1.0
 """Seconds that a wait lasts before it looks whether a process has failed, or a signal came."""
@@ -294,12 +297,17 @@ def own_rows(sharding: "NamedSharding | None", length: int) -> slice:
     """Those of `length` rows, split by `sharding`, that lie on this process's devices: all where it spans no others."""
     if _group is None or sharding is None or sharding.is_fully_addressable:
         return slice(None)
-    found = sharding.addressable_devices_indices_map((length,)).values()
-    spans = [where[0].indices(length) for where in found if where]
+    return rows_on(sharding, length, sharding.addressable_devices)
+
+
+def rows_on(sharding: "NamedSharding", length: int, devices: "Collection[jax.Device]") -> slice:
+    """Those of `length` rows, split by `sharding`, that lie on some neighbouring devices."""
+    found = sharding.devices_indices_map((length,)).items()
+    spans = [where[0].indices(length) for device, where in found if device in devices and where]
     return slice(min(span[0] for span in spans), max(span[1] for span in spans))
 
 
-def place_rows(tree: Any, sharding: "NamedSharding | None", length: int, axis: int) -> Any:
+def place_rows(tree: Any, sharding: "NamedSharding | None", length: int, axis: int = 0) -> Any:
     """Host data of which each process has its own rows along `axis`, as arrays with all `length` of them."""
     if _group is None or sharding is None or sharding.is_fully_addressable:
         return place(tree, sharding)
@@ -310,6 +318,18 @@ def place_rows(tree: Any, sharding: "NamedSharding | None", length: int, axis: i
         return jax.make_array_from_process_local_data(sharding, _host_array(leaf), shape)  # type: ignore[no-untyped-call]
 
     return jax.tree.map(put, tree)
+
+
+def once_a_host(work: Callable[[], Thing]) -> Thing:
+    """What `work` gives: first in one process of each host, then, when all of those are done, in the others, which find
+    what it has fetched or written."""
+    if _group is None:
+        return work()
+    hosts = gathered(platform.node())
+    first = hosts.index(hosts[index()]) == index()
+    done = [work()] if first else []
+    barrier("prepared")
+    return done[0] if first else work()
 
 
 def fetch(tree: Any) -> Any:

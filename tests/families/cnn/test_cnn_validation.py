@@ -7,9 +7,12 @@ import jax
 import numpy as np
 import pytest
 from cnn_words import job_of, typed
+from jax.sharding import NamedSharding
 
 from hotloop.data.dataset import Dataset, LabelledImages
+from hotloop.engine.device import device_mesh
 from hotloop.engine.plan import EvaluationBatches
+from hotloop.engine.precision import SPLIT
 from hotloop.errors import CheckpointError, DataError
 from hotloop.families.cnn import model, saved_network
 from hotloop.families.cnn.network import INPUT, Network, NetworkBuilder, NormChoice, build
@@ -70,6 +73,69 @@ def test_every_image_counts_once_whatever_the_batch(digits, batch):
     assert found["validation_loss"] == pytest.approx(loss.mean(), rel=1e-5)
 
 
+def over(devices):
+    if devices > jax.device_count():
+        pytest.skip(f"{devices} devices")
+    return NamedSharding(device_mesh(devices), SPLIT) if devices > 1 else None
+
+
+@pytest.mark.parametrize(("devices", "batch"), [(4, 43), (3, 64), (4, 3), (4, 1000)])
+def test_devices_count_every_image_once_together(digits, devices, batch):
+    source, state, ranks, _ = digits
+    job = job_of("--dataset", "mnist", "--precision", "32.32", "--top-k", str(TOP))
+    job = replace(job, network=Flat("flat", (3, 3, 1), CLASSES))
+    alone, together = (
+        source.evaluation(model.evaluate(job), batch, sharding)(state) for sharding in (None, over(devices))
+    )
+    for name in ("correct", "correct_top", "samples"):
+        assert together[name] == alone[name] > 0
+    assert together["correct"] == (ranks == 0).sum()
+    assert together["loss"] == pytest.approx(alone["loss"], rel=1e-6) and np.isfinite(alone["loss"])
+    moved = jax.tree.map(np.copy, state)
+    moved["params"]["dense"]["kernel"][0, 0] += 0.1
+    assert source.evaluation(model.evaluate(job), batch, over(devices))(moved)["loss"] != pytest.approx(
+        alone["loss"], rel=1e-6
+    )
+
+
+@pytest.mark.parametrize("devices", [1, 3, 4])
+@pytest.mark.parametrize("batch", [256, 1728, 1840])
+def test_fifty_thousand_images_are_counted_exactly_in_the_old_batches_on_any_devices(batch, devices):
+    """Made-up images, of which 256 differ: each is right or wrong by its label and one pixel."""
+    source = synthetic_images(DatasetSize(60, 50_000, (1, 1, 1), CLASSES), seed=1, on_device=True)
+
+    def fn(state, batch):
+        return {"right": batch["image"][:, 0, 0, 0] % CLASSES == batch["label"], "label": batch["label"]}
+
+    kept = source.evaluation(fn, 1)._data
+    numbers = np.arange(50_000) % 256
+    pixels, labels = (np.asarray(kept[name])[numbers] for name in ("image", "label"))
+    right = int((pixels[:, 0, 0, 0] % CLASSES == labels).sum())
+    found = source.evaluation(fn, batch, over(devices))(None)
+    assert found == {"right": right, "label": int(labels.sum()), "samples": 50_000} and right > 1000
+
+
+@pytest.mark.parametrize(
+    ("words", "devices", "used", "warned"),
+    [
+        ("--num-replicas 4", 4, 4, None),
+        ("--num-replicas 4 --validation-num-replicas 2", 4, 2, None),
+        ("--validation-num-replicas 4", 4, 4, None),
+        ("", 4, 1, None),
+        ("--validation-num-replicas 8", 4, 4, "--validation-num-replicas 8: validation takes 4 devices"),
+        ("--validation-num-replicas 8 --validation False", 4, 1, None),
+        ("--validation-num-replicas 2", 1, 1, "--validation-num-replicas 2: validation takes 1 device"),
+    ],
+)
+def test_validation_takes_the_devices_of_the_run_or_those_it_was_given(words, devices, used, warned):
+    job = job_of(*words.split(), devices=devices)
+    assert job.validation_devices == used
+    found = [line for line in job.warnings if line.startswith("--validation-num-replicas")]
+    assert [line[: len(warned)] for line in found] == [warned] if warned else not found
+    if used <= jax.device_count():
+        assert getattr(job.validation_sharding, "num_devices", 1) == used
+
+
 def test_the_old_batches_are_padded_and_lose_nothing():
     """50,000 images in the batches of the old configurations."""
     for batch, padded in ((256, 50_176), (1728, 50_112), (1840, 51_520), (460, 50_140), (32, 50_016)):
@@ -117,8 +183,11 @@ def test_photographs_are_counted_once_in_any_batch_and_decoded_again_for_every_c
         whole = source.evaluation(fn, 5)(1.0)
         parted = source.evaluation(fn, 2)
         one, again = parted(1.0), parted(2.0)
+        spread = source.evaluation(fn, 2, over(3))(1.0)
     assert (one["second"], one["samples"]) == (whole["second"], whole["samples"]) == (2, 5)
     assert one["bright"] == pytest.approx(whole["bright"], rel=1e-6)
+    assert (spread["second"], spread["samples"]) == (2, 5)
+    assert spread["bright"] == pytest.approx(whole["bright"], rel=1e-6)
     assert again["bright"] == pytest.approx(2 * whole["bright"], rel=1e-6)
 
 

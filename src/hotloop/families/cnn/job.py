@@ -48,6 +48,7 @@ class Job:
     ] = ()  # the layers that open a new stage, on a device of its own; fewer where stages merge
     repeated: bool = False  # whether every micro-batch of an update is the same one
     group: int = 1  # neighbouring replicas that take the statistics of batch norm together
+    validation_devices: int = 1  # that share a batch of validation
     warnings: tuple[str, ...] = field(default=(), compare=False)
     notices: tuple[str, ...] = field(default=(), compare=False)
 
@@ -66,6 +67,13 @@ class Job:
     def sharding(self) -> NamedSharding | None:
         """Of a batch over the replicas."""
         return NamedSharding(self.mesh, SPLIT) if self.mesh is not None else None
+
+    @cached_property
+    def validation_sharding(self) -> NamedSharding | None:
+        """Of a batch of validation over its devices; None for one."""
+        if self.validation_devices == 1:
+            return None
+        return NamedSharding(device_mesh(self.validation_devices, platform=platform()), SPLIT)
 
     @property
     def groups(self) -> ReplicaGroups | None:
@@ -104,7 +112,8 @@ def resolve(
     replicas = config.validation_num_replicas or config.num_replicas * devices_each
     at_once = replicas * shares * (config.validation_micro_batch_size or config.micro_batch_size)
     validation = EvaluationBatches(size.validation, at_once) if config.validation else None
-    warnings = []
+    devices_used = batch.replicas * (len(splits) + 1)
+    validation_devices, warnings = _place_validation(config, devices, devices_used, processes)
     if config.deterministic and config.shuffle:
         warnings.append("--deterministic: turns --shuffle off")
     if config.pipeline_validation_model and not config.pipeline_splits:
@@ -156,6 +165,7 @@ def resolve(
         else None,
         splits=splits,
         repeated=repeated,
+        validation_devices=validation_devices,
         group=config.dbn_replica_group_size * asked.micro // batch.micro,
         warnings=(*warnings, *asked.warnings, *plan.warnings) if plan else tuple(warnings),
         notices=tuple(notices),
@@ -256,6 +266,23 @@ def _place(config: TrainConfig, devices: int | None, explicit: Set[str], instanc
         spelled = f"--{replaced.replace('_', '-')} {getattr(config, replaced)}"
         notices.append(f"{spelled} of the configuration is replaced")
     return Placement(asked, placed, splits, notices)
+
+
+def _place_validation(
+    config: TrainConfig, devices: int | None, in_use: int, processes: int
+) -> tuple[int, list[str]]:
+    """How many devices share a batch of validation, and what is to be warned of: --validation-num-replicas, as far as
+    there are devices and every process can give equally many; where it is not given, all that the run uses."""
+    asked = config.validation_num_replicas
+    if asked is None or not config.validation:
+        return in_use, []
+    there = len(jax.devices(platform())) if devices is None else devices
+    count = max(min(asked, there) // processes, 1) * processes
+    if count == asked:
+        return count, []
+    why = f"there are {there}" if asked > there else f"each of {processes} processes gives equally many"
+    devices_in_words = f"{count} device{'s' if count > 1 else ''}"
+    return count, [f"--validation-num-replicas {asked}: validation takes {devices_in_words}, as {why}"]
 
 
 def _asked_batch(config: TrainConfig, explicit: Set[str]) -> tuple[Batch, str | None]:

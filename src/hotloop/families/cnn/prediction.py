@@ -3,16 +3,21 @@
 ImageNet's networks see the middle of a photograph as in validation; the others see the whole image at their size.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 from numpy.typing import NDArray
 
 from hotloop.data.jpeg import ImageError, load_rgb, open_image
+from hotloop.engine import processes
+from hotloop.engine.device import device_mesh, platform
+from hotloop.engine.feed import fill_up
+from hotloop.engine.loop import pad_batch
+from hotloop.engine.precision import EVERYWHERE, SPLIT
 from hotloop.engine.progress import Console, compiling
 from hotloop.errors import DataError, OptionError
 from hotloop.families.cnn import images
@@ -52,9 +57,7 @@ def run(config: PredictConfig, console: Console) -> Mapping[str, Any]:
         return jax.nn.softmax(inference_logits(known.network, known.policy, weights, seen))
 
     with console.progress("predicting"):
-        with compiling():  # the call comes back before it has run
-            made = jax.jit(predict)(restored.state, jnp.asarray(np.stack(pixels)))
-        shares = np.asarray(made)
+        shares = _on_devices(predict, restored.state, np.stack(pixels))
     predictions: dict[str, list[dict[str, Any]]] = {}
     for path, row in zip(config.image, shares, strict=True):
         order = np.argsort(-row, kind="stable")[: config.top]
@@ -66,6 +69,24 @@ def run(config: PredictConfig, console: Console) -> Mapping[str, Any]:
         for each in predictions[str(path)]:
             console.say(f"  {100 * each['probability']:6.2f} %  {each['name']}")
     return {"checkpoint": str(checkpoints.folder), "step": restored.step, "predictions": predictions}
+
+
+def _on_devices(predict: Callable[..., jax.Array], weights: Any, pixels: NDArray[Any]) -> NDArray[Any]:
+    """A row for each image, by as many devices as have one to look at; the last image fills up their shares."""
+    devices, count = len(jax.devices(platform())), len(pixels)
+    used = devices if processes.count() > 1 else min(devices, count)
+    everywhere = sharding = None
+    if used > 1:
+        mesh = device_mesh(used, platform=platform())
+        everywhere, sharding = NamedSharding(mesh, EVERYWHERE), NamedSharding(mesh, SPLIT)
+    given = (
+        processes.place(weights, everywhere),
+        processes.place(pad_batch(pixels, fill_up(sharding, count)), sharding),
+    )
+    with compiling():
+        call = jax.jit(predict, out_shardings=everywhere).lower(*given).compile()
+    processes.barrier("prediction")
+    return np.asarray(call(*given))[:count]
 
 
 def read_image(

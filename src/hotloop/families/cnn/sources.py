@@ -7,12 +7,13 @@ number alone, so that a run that is resumed, or that makes its calls in other si
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import jax
 import numpy as np
 from jax import Array
+from jax.sharding import NamedSharding
 from numpy.typing import NDArray
 
 from hotloop.data.dataset import Dataset
@@ -26,9 +27,10 @@ from hotloop.data.image_stores import (
 )
 from hotloop.data.jpeg import pillow
 from hotloop.data.load import load
+from hotloop.engine import processes
 from hotloop.engine.batch_sources import ShuffledBatches, Streamed
 from hotloop.engine.device import REPLICA, usable_cores
-from hotloop.engine.feed import Feed, Order, Resident, gather_rows, placement_like
+from hotloop.engine.feed import Feed, Order, Resident, fill_up, gather_rows, placement_like
 from hotloop.engine.loop import Evaluation, PerSample, Sums, evaluate_batches
 from hotloop.engine.progress import Console, advance_through
 from hotloop.errors import DataError
@@ -40,16 +42,22 @@ SYNTHETIC_MEAN, SYNTHETIC_DEVIATION = 127, 60  # of pixels
 SYNTHETIC_IMAGES = 256  # that differ, at most: they are for measuring speed, and take memory
 
 
+class MakeEvaluation(Protocol):
+    """A function of a state: the sums of `fn` over every validation image. The devices of the sharding (None: one
+    device) share each batch."""
+
+    def __call__(
+        self, fn: PerSample, batch_size: int, sharding: NamedSharding | None = None
+    ) -> Callable[[Any], Sums]: ...
+
+
 @dataclass(frozen=True)
 class ImageSource:
-    """Images to train and to validate with; `repeated` as a `Job` has it.
-
-    `evaluation(fn, batch_size)` is a function of a state: the sums of `fn` over every validation image.
-    """
+    """Images to train and to validate with; `repeated` as a `Job` has it."""
 
     size: DatasetSize
     feed: Callable[[Job], Feed]
-    evaluation: Callable[[PerSample, int], Callable[[Any], Sums]]
+    evaluation: MakeEvaluation
     notice: str = ""
     repeated: bool = False
 
@@ -61,7 +69,8 @@ def open_source(config: TrainConfig, console: Console, seed: int) -> Iterator[Im
         yield synthetic_images(DATASET_SIZES[config.dataset], seed, on_device=on_device)
     elif config.dataset != "imagenet":
         with console.progress("loading images"):
-            data = load(config.dataset, folder_of(config), console.say, console.progress)
+            load_set = partial(load, config.dataset, folder_of(config), console.say, console.progress)
+            data = processes.once_a_host(load_set)
         yield resident_images(data)
     elif folder_of(config) is None and not (is_record_folder(Path()) or is_image_folder(Path())):
         why = "there is no ImageNet here (name its folder by --dataset-path): "
@@ -86,7 +95,13 @@ def resident_images(data: Dataset) -> ImageSource:
 
     height, width, channels = data.train.images.shape[1:]
     size = DatasetSize(len(data.train), len(data.test), (height, width, channels), data.classes)
-    return ImageSource(size, feed, lambda fn, batch_size: Evaluation(fn, test, batch_size), data.notice)
+
+    def evaluation(
+        fn: PerSample, batch_size: int, sharding: NamedSharding | None = None
+    ) -> Callable[[Any], Sums]:
+        return Evaluation(fn, test, batch_size, sharding=sharding)
+
+    return ImageSource(size, feed, evaluation, data.notice)
 
 
 @contextmanager
@@ -96,8 +111,7 @@ def stream_photographs(config: TrainConfig, console: Console, seed: int) -> Iter
     whole = DATASET_SIZES["imagenet"]
     with console.progress("opening photographs"):
         pillow()  # the workers need it: without it there should be no run
-        train = open_store(config.dataset_path, "train") if config.training else None
-        validation = open_store(config.dataset_path, "validation") if config.validation else None
+        train, validation = processes.once_a_host(partial(_open_parts, config))
         there = [store for store in (train, validation) if store is not None]
         for store in there:
             if store.classes > whole.classes:
@@ -133,19 +147,29 @@ def stream_photographs(config: TrainConfig, console: Console, seed: int) -> Iter
         batches = PhotoBatches(workers, order)
         return stack.enter_context(Streamed(batches, order.batch_size, seed=seed, sharding=job.sharding))
 
-    def evaluation(fn: PerSample, batch_size: int) -> Callable[[Any], Sums]:
+    def evaluation(
+        fn: PerSample, batch_size: int, sharding: NamedSharding | None = None
+    ) -> Callable[[Any], Sums]:
         workers = decode(validation, False)
+        filled = fill_up(sharding, batch_size)
+        rows = processes.own_rows(sharding, filled)
 
         def run(state: Any) -> Sums:
-            with console.progress("photographs", -(-size.validation // batch_size)) as bar:
-                batches = advance_through(evaluation_batches(workers, batch_size), bar)
-                return evaluate_batches(fn, state, batches, batch_size)
+            with console.progress("photographs", -(-size.validation // filled)) as bar:
+                batches = advance_through(evaluation_batches(workers, filled, rows), bar)
+                return evaluate_batches(fn, state, batches, filled, sharding)
 
         return run
 
     with ExitStack() as stack:
         stack.callback(say_skipped)
         yield ImageSource(size, feed, evaluation)
+
+
+def _open_parts(config: TrainConfig) -> tuple[ImageStore | None, ImageStore | None]:
+    """The images of both phases; None for one that there is not. Records are indexed, and the index is kept."""
+    train = open_store(config.dataset_path, "train") if config.training else None
+    return train, open_store(config.dataset_path, "validation") if config.validation else None
 
 
 def synthetic_images(size: DatasetSize, seed: int, on_device: bool, why: str = "") -> ImageSource:
@@ -170,7 +194,9 @@ def synthetic_images(size: DatasetSize, seed: int, on_device: bool, why: str = "
             repeats = batch.replicas * batch.micro // job.asked.micro
             for_all = {name: np.tile(values, (repeats, *[1] * (values.ndim - 1)))
                        for name, values in draw(job.asked.micro).items()}  # fmt: skip
-            return RepeatedBatch(jax.device_put(for_all, placement_like(sharding, (REPLICA,))), batch.global_)
+            return RepeatedBatch(
+                processes.place(for_all, placement_like(sharding, (REPLICA,))), batch.global_
+            )
         kept = draw(SYNTHETIC_IMAGES)
 
         def fetch(indices: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
@@ -178,11 +204,14 @@ def synthetic_images(size: DatasetSize, seed: int, on_device: bool, why: str = "
 
         return Streamed(fetch, batch.global_, seed=seed, samples=size.train, sharding=sharding)
 
-    def evaluation(fn: PerSample, batch_size: int) -> Callable[[Any], Sums]:
+    def evaluation(
+        fn: PerSample, batch_size: int, sharding: NamedSharding | None = None
+    ) -> Callable[[Any], Sums]:
         def gather(data: Any, indices: Array) -> Any:
             return gather_rows(data, indices % SYNTHETIC_IMAGES)
 
-        return Evaluation(fn, draw(SYNTHETIC_IMAGES), batch_size, samples=size.validation, gather=gather)
+        kept = draw(SYNTHETIC_IMAGES)
+        return Evaluation(fn, kept, batch_size, samples=size.validation, gather=gather, sharding=sharding)
 
     notice = f"{why}the images are made up: neither loss nor accuracy means anything"
     return ImageSource(size, feed, evaluation, notice, repeated=on_device)
@@ -250,12 +279,21 @@ class PhotoBatches(ShuffledBatches):
         return self._workers.batches(map(wanted, range(first, first + count)))
 
 
-def evaluation_batches(workers: Workers, batch_size: int) -> Iterator[HostBatch]:
-    """Every image once, in order, less those that are missing; batches, and the last one, may be smaller."""
+def evaluation_batches(workers: Workers, batch_size: int, rows: slice = slice(None)) -> Iterator[HostBatch]:
+    """The rows `rows` of every batch: together each image once, in order, less those that are missing. Batches, and the
+    last one, may be smaller; one that has no image left is passed over, unless others may have rows of it."""
     count = len(workers.reader.store)
-    starts = range(0, count, batch_size)
-    spans = (np.arange(start, min(start + batch_size, count)) for start in starts)
-    for batch in workers.batches((span, np.zeros(len(span), np.int64)) for span in spans):
+    every = (np.arange(start, start + batch_size)[rows] for start in range(0, count, batch_size))
+    spans = [span[span < count] for span in every]
+    reader = workers.reader
+    for batch in workers.batches((span, np.zeros(len(span), np.int64)) for span in spans if len(span)):
         there = batch["label"] != MISSING
-        if there.any():
+        if there.any() or rows != slice(None):
             yield batch if there.all() else {name: leaf[there] for name, leaf in batch.items()}
+    for _ in range(
+        sum(not len(span) for span in spans)
+    ):  # only the last batches can have no rows for somebody
+        yield {
+            "image": np.empty((0, reader.size, reader.size, 3), reader.dtype),
+            "label": np.empty(0, np.int32),
+        }

@@ -332,13 +332,13 @@ def validate(
         per_epoch = float(job.plan.updates_per_epoch) if job.plan else 1.0
         lacking = f"{others.folder} holds no checkpoint" if others else "there is no checkpoint to validate"
         console.warn(f"{lacking}; {'random' if last is None else 'the last'} weights are validated")
-        # By way of the host: they may lie on several devices, where the images do not.
-        state = jax.device_get(
+        # By way of the host: they may lie on other devices than the images do.
+        state = processes.fetch(
             last if last is not None else model.init(job, stream(seed_key(config.seed or 0), "init", 0))
         )
         in_hand = {name: state[name] for name in ("params", "statistics")}
     assert job.validation is not None
-    evaluation = source.evaluation(model.evaluate(job), job.validation.batch)
+    evaluation = source.evaluation(model.evaluate(job), job.validation.batch, job.validation_sharding)
 
     found: list[dict[str, Any]] = []
     wanted = sorted(steps) or [int(state["update"])]

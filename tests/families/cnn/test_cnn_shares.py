@@ -1,0 +1,103 @@
+"""What each of several processes reads of a batch: the rows that its devices hold, every image once in all."""
+
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+
+from hotloop.engine import processes
+from hotloop.engine.batch_sources import IterableBatches, ShuffledBatches, Streamed
+from hotloop.engine.device import device_mesh
+from hotloop.engine.feed import Order, fill_up
+from hotloop.engine.precision import SPLIT
+from hotloop.families.cnn.sources import PhotoBatches, evaluation_batches
+
+
+class Recorder:
+    """Workers that decode nothing: an image is its number, of a store of 23."""
+
+    def __init__(self, count=23):
+        self.reader = SimpleNamespace(size=1, dtype=np.dtype(np.uint8), store=range(count))
+        self.read = []
+
+    def batches(self, wanted):
+        for numbers, epochs in wanted:
+            self.read += zip(np.asarray(epochs).tolist(), numbers.tolist(), strict=True)
+            yield {"image": np.zeros((len(numbers), 1, 1, 3), np.uint8), "label": numbers.astype(np.int32)}
+
+
+def shares(count, size, stages=1):
+    """The rows of a batch of `size` on each of `count` processes, and the sharding over all their devices."""
+    each = {1: 4, 2: 2, 3: 1}[count]
+    if count * each > jax.device_count():
+        pytest.skip(f"{count * each} devices")
+    mesh = device_mesh(count * each // stages, stages)
+    sharding = NamedSharding(mesh, SPLIT)
+    devices = np.array(mesh.devices).reshape(count, each)
+    size = fill_up(sharding, size)
+    return sharding, [processes.rows_on(sharding, size, set(own)) for own in devices]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_rows_of_all_processes_are_the_batch(count):
+    _, rows = shares(count, 12)
+    assert [row for own in rows for row in range(12)[own]] == list(range(12))
+    assert len({own.stop - own.start for own in rows}) == 1
+
+
+def test_processes_that_share_a_replica_read_the_same_rows():
+    _, rows = shares(2, 12, stages=4)
+    assert rows == [slice(0, 12)] * 2
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_each_photograph_of_a_training_is_decoded_by_one_process(count):
+    _, rows = shares(count, 12)
+    order, whole = Order(23, 12, seed=5), Recorder()
+    together = list(PhotoBatches(whole, order).batches(1, 4))
+    found, parts = [], []
+    for own in rows:
+        workers = Recorder()
+        parts.append([batch["label"] for batch in PhotoBatches(workers, order).batches(1, 4, own)])
+        found += workers.read
+    assert sorted(found) == sorted(whole.read) and len(set(found)) == len(found) == 48
+    for number, batch in enumerate(together):
+        np.testing.assert_array_equal(np.concatenate([part[number] for part in parts]), batch["label"])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("size", [5, 12, 24])
+def test_each_photograph_of_a_validation_is_decoded_by_one_process_in_as_many_batches(count, size):
+    sharding, rows = shares(count, size)
+    filled = fill_up(sharding, size)
+    found, lengths = [], []
+    for own in rows:
+        workers = Recorder()
+        lengths.append([len(batch["label"]) for batch in evaluation_batches(workers, filled, own)])
+        found += [number for _, number in workers.read]
+    assert sorted(found) == list(range(23))
+    assert {len(each) for each in lengths} == {-(-23 // filled)}
+    assert sum(map(sum, lengths)) == 23
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_arrays_and_iterators_are_read_in_shares_too(count):
+    _, rows = shares(count, 12)
+    order, data = Order(23, 12, seed=5), np.arange(23)
+    sources = (
+        lambda: ShuffledBatches(lambda numbers: data[numbers], order),
+        lambda: IterableBatches(lambda: iter([data[:12], data[11:]]), 12),
+    )
+    for make in sources:
+        whole = list(make().batches(0, 2))
+        parts = [list(make().batches(0, 2, own)) for own in rows]
+        for number, batch in enumerate(whole):
+            np.testing.assert_array_equal(np.concatenate([part[number] for part in parts]), batch)
+
+
+def test_alone_a_process_reads_every_row():
+    with Streamed(np.arange(24), 6, sharding=shares(3, 6)[0]) as feed:
+        batch = feed.batch(feed.arguments(0, 1), np.uint32(0))
+    assert batch.shape == (6,) and len(set(np.asarray(batch).tolist())) == 6
