@@ -113,7 +113,7 @@ def resolve(
     at_once = replicas * shares * (config.validation_micro_batch_size or config.micro_batch_size)
     validation = EvaluationBatches(size.validation, at_once) if config.validation else None
     devices_used = batch.replicas * (len(splits) + 1)
-    validation_devices, warnings = _place_validation(config, devices, devices_used, processes)
+    validation_devices, warnings = _place_validation(config, devices, devices_used, processes.count())
     if config.deterministic and config.shuffle:
         warnings.append("--deterministic: turns --shuffle off")
     if config.pipeline_validation_model and not config.pipeline_splits:
@@ -269,7 +269,7 @@ def _place(config: TrainConfig, devices: int | None, explicit: Set[str], instanc
 
 
 def _place_validation(
-    config: TrainConfig, devices: int | None, in_use: int, processes: int
+    config: TrainConfig, devices: int | None, in_use: int, instances: int
 ) -> tuple[int, list[str]]:
     """How many devices share a batch of validation, and what is to be warned of: --validation-num-replicas, as far as
     there are devices and every process can give equally many; where it is not given, all that the run uses."""
@@ -277,10 +277,10 @@ def _place_validation(
     if asked is None or not config.validation:
         return in_use, []
     there = len(jax.devices(platform())) if devices is None else devices
-    count = max(min(asked, there) // processes, 1) * processes
+    count = max(min(asked, there) // instances, 1) * instances
     if count == asked:
         return count, []
-    why = f"there are {there}" if asked > there else f"each of {processes} processes gives equally many"
+    why = f"there are {there}" if asked > there else f"each of {instances} processes gives equally many"
     devices_in_words = f"{count} device{'s' if count > 1 else ''}"
     return count, [f"--validation-num-replicas {asked}: validation takes {devices_in_words}, as {why}"]
 
