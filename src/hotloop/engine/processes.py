@@ -320,13 +320,20 @@ def place_rows(tree: Any, sharding: "NamedSharding | None", length: int, axis: i
     return jax.tree.map(put, tree)
 
 
+def on_this_host() -> list[int]:
+    """The processes that run on this one's machine; all must ask."""
+    if _group is None:
+        return [0]
+    hosts = gathered(platform.node())
+    return [number for number, host in enumerate(hosts) if host == hosts[index()]]
+
+
 def once_a_host(work: Callable[[], Thing]) -> Thing:
-    """What `work` gives: first in one process of each host, then, when all of those are done, in the others, which find
-    what it has fetched or written."""
+    """What `work` gives: first in one process of each machine, then, when all of those are done, in the others, which
+    find what it has fetched or written."""
     if _group is None:
         return work()
-    hosts = gathered(platform.node())
-    first = hosts.index(hosts[index()]) == index()
+    first = on_this_host()[0] == index()
     done = [work()] if first else []
     barrier("prepared")
     return done[0] if first else work()

@@ -9,10 +9,12 @@ from dataclasses import replace
 import pytest
 
 from hotloop.data.image_stores import RecordSet
+from hotloop.engine import processes
 from hotloop.errors import DataError, OptionError
 from hotloop.families.cnn import data_commands
 from hotloop.families.cnn.command_options import BenchmarkConfig, BuildConfig, VerifyConfig
 from hotloop.families.cnn.data_commands import run_benchmark, run_build, run_verify
+from hotloop.families.cnn.photographs import PhotoReader
 from listener import Listener
 from pictures import image_folder
 
@@ -242,3 +244,31 @@ def test_verifying_a_small_set_counts_it(offline, tmp_path):
     assert result["parts"]["train"] == {"images": 4, "expected": 50_000}
     assert "cifar10 test: 2 images, the whole set has 10,000" in listener.warnings
     assert ["train", "4", "50,000"] in listener.lines
+
+
+def test_several_processes_read_shares_of_each_batch_and_add_up_their_speeds(built, monkeypatch):
+    """Process 1 of 2, the other of which read 1,000 images a second."""
+    read = []
+    plain = PhotoReader.image
+
+    def watched(reader, number, epoch=0):
+        read.append(number)
+        return plain(reader, number, epoch)
+
+    monkeypatch.setattr(PhotoReader, "image", watched)
+    config = BenchmarkConfig("imagenet", built, micro_batch_size=2, workers="threads")
+    run_benchmark(config, Listener())
+    whole, read[:] = sorted(read), []
+    monkeypatch.setattr(processes, "count", lambda: 2)
+    shares = []
+    for index in (0, 1):
+        monkeypatch.setattr(processes, "index", lambda index=index: index)
+        monkeypatch.setattr(processes, "gathered", lambda value: [value, 1000.0])
+        listener = Listener()
+        result = run_benchmark(config, listener)
+        shares += read
+        read.clear()
+        assert result["processes"] == 2 and result["images_per_second"] > 1000
+        assert "2 processes together: throughput: " in listener.lines[-1]
+    # Eleven images are five batches of two, or two of four.
+    assert len(whole) == 10 and len(shares) == len(set(shares)) == 8

@@ -1,13 +1,15 @@
 """What a run says about speed and time: images a second, the share of the peak, time to train over processes."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from cnn_words import job_of
 
+from hotloop.engine import processes
 from hotloop.engine.run import Run, read_events
-from hotloop.families.cnn import train
+from hotloop.families.cnn import speed
 from hotloop.families.cnn.train import TrainingClock, seconds_of_processes, time_in_words
 
 
@@ -54,7 +56,7 @@ def throughput():
     """Of the toy on two replicas, on a device that makes 0.5 TFLOP/s in float32 and 4 in bfloat16."""
     limits = SimpleNamespace(matmul_tflops={"float32": 0.5, "bfloat16": 4.0})
     words = ("--dataset", "mnist", "--precision", "32.32", "--num-replicas", "2")
-    return train.Throughput(job_of(*words, devices=2), limits)
+    return speed.Throughput(job_of(*words, devices=2), limits)
 
 
 def test_the_share_of_the_peak_counts_a_forward_and_two_backward_products_of_every_image(throughput):
@@ -63,9 +65,31 @@ def test_the_share_of_the_peak_counts_a_forward_and_two_backward_products_of_eve
     assert 0 < found["memory_gib"] < 1000
 
 
+def test_the_peak_is_that_of_the_devices_of_all_stages():
+    limits = SimpleNamespace(matmul_tflops={"float32": 0.5})
+    words = ("--dataset", "mnist", "--precision", "32.32", "--num-replicas", "2")
+    job = replace(job_of(*words, devices=2), splits=("flatten", "dense"))
+    found = speed.Throughput(job, limits).on_log(None, {"throughput": 2e6})
+    assert found["mfu"] == pytest.approx(2e6 * 3 * TOY_FLOPS / (2 * 3 * 0.5e12))
+
+
+def test_memory_is_the_sum_of_a_machines_processes_and_that_of_the_fullest_device(monkeypatch):
+    assert speed.sum_of_fullest([("a", 5), ("b", 11), ("a", 7)]) == 12
+    alone = speed.peak_memory()
+    monkeypatch.setattr(processes, "gathered", lambda value: [value, ["elsewhere", 1], [value[0], 2**30]])
+    assert 2**30 + alone <= speed.peak_memory() < 2**30 + 2 * alone
+    device = SimpleNamespace(platform="gpu", memory_stats=lambda: {"peak_bytes_in_use": 5})
+    fuller = SimpleNamespace(platform="gpu", memory_stats=lambda: {"peak_bytes_in_use": 8})
+    monkeypatch.setattr(speed.jax, "local_devices", lambda backend: [device, fuller])
+    monkeypatch.setattr(processes, "gathered", lambda value: [value, 7])
+    assert speed.peak_memory() == 8
+    monkeypatch.setattr(processes, "gathered", lambda value: [value, 9])
+    assert speed.peak_memory() == 9
+
+
 def test_a_run_has_the_median_speed_of_its_logs_and_the_share_that_belongs_to_it(throughput):
-    for speed in (900.0, 100.0, 300.0):
-        throughput.on_log(None, {"throughput": speed})
+    for each in (900.0, 100.0, 300.0):
+        throughput.on_log(None, {"throughput": each})
     result = throughput.result(SimpleNamespace(lower_seconds=1.0, compile_seconds=2.0))
     assert result["images_per_second"] == 300
     assert result["mfu"] == pytest.approx(300 * 3 * TOY_FLOPS / (2 * 0.5e12))
@@ -73,7 +97,7 @@ def test_a_run_has_the_median_speed_of_its_logs_and_the_share_that_belongs_to_it
 
 
 def test_without_a_log_or_a_known_device_there_is_neither_speed_nor_share():
-    throughput = train.Throughput(job_of("--dataset", "mnist"), None)
+    throughput = speed.Throughput(job_of("--dataset", "mnist"), None)
     result = throughput.result(SimpleNamespace(lower_seconds=1.0, compile_seconds=2.0))
     assert (result["images_per_second"], result["mfu"]) == (None, None)
     assert "mfu" not in throughput.on_log(None, {"throughput": 100.0})

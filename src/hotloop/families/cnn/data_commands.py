@@ -28,6 +28,7 @@ from hotloop.data.image_stores import (
     part_folder,
 )
 from hotloop.data.local_files import check_named_folders, find_set
+from hotloop.engine import processes
 from hotloop.engine.device import usable_cores
 from hotloop.engine.feed import Order, Resident
 from hotloop.engine.keys import sample_keys
@@ -37,7 +38,7 @@ from hotloop.families.cnn.command_options import BenchmarkConfig, BuildConfig, V
 from hotloop.families.cnn.images import CIFAR, augment, crop_and_flip, draw_crops_on_host, preprocess
 from hotloop.families.cnn.options import DATASET_SIZES
 from hotloop.families.cnn.photographs import HostBatch, PhotoReader, Workers
-from hotloop.families.cnn.sources import PhotoBatches, evaluation_batches, open_store
+from hotloop.families.cnn.sources import PhotoBatches, count_workers, evaluation_batches, open_store
 from hotloop.rehearsal import begin_work
 
 IMAGENET = DATASET_SIZES["imagenet"]._asdict()
@@ -151,22 +152,27 @@ def _verify_part(config: VerifyConfig, folder: Path, part: Part, console: Consol
 
 
 def run_benchmark(config: BenchmarkConfig, console: Console) -> Mapping[str, Any]:
-    """Time each epoch, drop those that warm up, and say images a second."""
+    """Time each epoch, drop those that warm up, and say images a second: of all processes together, each of which reads
+    its own share of every batch."""
     rates = []
     with ExitStack() as stack:
         epoch, bound = _open_pipeline(config, console, stack)
         bar = stack.enter_context(console.progress("epochs", config.num_epochs))
         begin_work("reading images")
         for number in range(config.num_epochs):
+            processes.barrier("epoch")
             started = time.perf_counter()
             images = epoch(number)
-            rates.append(images / (time.perf_counter() - started))
+            rates.append(sum(processes.gathered(images / (time.perf_counter() - started))))
             bar.advance()
     kept = rates[min(WARM_UP, config.num_epochs - 1) :]
-    console.say(f"{config.dataset} {config.split}, {bound}: throughput: {mean(kept):.1f} samples/sec")
+    together = "" if processes.count() == 1 else f", {processes.count()} processes together"
+    speed = f"throughput: {mean(kept):.1f} samples/sec"
+    console.say(f"{config.dataset} {config.split}, {bound}{together}: {speed}")
     return {
         "dataset": config.dataset,
         "pipeline": bound,
+        "processes": processes.count(),
         "images_per_second": mean(kept),
         "epochs": rates,
         "warm_up_epochs": len(rates) - len(kept),
@@ -190,9 +196,9 @@ def _open_pipeline(config: BenchmarkConfig, console: Console, stack: ExitStack) 
         return _batchwise(config, same), "synthetic on the host"
     if config.dataset == "imagenet":
         return _photographs(config, console, stack)
-    dataset = load(config.dataset, config.dataset_path, say=console.say)
+    dataset = processes.once_a_host(partial(load, config.dataset, config.dataset_path, say=console.say))
     split = dataset.train if config.split == "train" else dataset.test
-    if len(split) < size:
+    if len(split) < size * processes.count():
         raise DataError(
             f"{config.dataset}: {len(split)} {config.split} images do not fill --micro-batch-size {size}"
         )
@@ -220,29 +226,36 @@ def _batchwise(config: BenchmarkConfig, batches: Callable[[int], Iterator[HostBa
 def _photographs(config: BenchmarkConfig, console: Console, stack: ExitStack) -> tuple[Epoch, str]:
     assert config.dataset_path is not None  # the config has seen to it
     training = config.split == "train"
-    store = open_store(config.dataset_path, "train" if training else "validation")
+    part: Part = "train" if training else "validation"
+    store = processes.once_a_host(partial(open_store, config.dataset_path, part))
     reader = PhotoReader(
         store, training, config.seed, eight_bit=config.eight_bit_transfer, skip_corrupt=config.skip_corrupt
     )
-    size, workers = config.micro_batch_size, min(config.pipeline_num_parallel, usable_cores())
+    size, rows = config.micro_batch_size * processes.count(), _own_rows(config)
+    workers = count_workers(config.pipeline_num_parallel)
     order = Order(len(store), size, config.seed, "drop") if training else None
     decoding = stack.enter_context(Workers(reader, workers, config.workers, console.warn))
 
     def batches(number: int) -> Iterator[HostBatch]:
         if order is None:
-            return evaluation_batches(decoding, size)
+            return evaluation_batches(decoding, size, rows)
         count = order.period // size
-        return PhotoBatches(decoding, order).batches(number * count, config.batches_per_epoch or count)
+        return PhotoBatches(decoding, order).batches(number * count, config.batches_per_epoch or count, rows)
 
     return _batchwise(config, batches), f"{workers} {decoding.kind}, {store.source}"
 
 
+def _own_rows(config: BenchmarkConfig) -> slice:
+    """This process's rows of a batch of all processes together."""
+    return slice(first := processes.index() * config.micro_batch_size, first + config.micro_batch_size)
+
+
 def _on_host(config: BenchmarkConfig, split: LabelledImages, number: int) -> Iterator[HostBatch]:
-    order = Order(len(split), config.micro_batch_size, config.seed, "drop")
+    order = Order(len(split), config.micro_batch_size * processes.count(), config.seed, "drop")
     first = number * (order.period // order.batch_size)
     generator = np.random.default_rng((config.seed, number))
     for step in range(order.period // order.batch_size):
-        rows = order.indices(order.start(first + step), np.zeros(1, np.uint32))[0]
+        rows = order.indices(order.start(first + step), np.zeros(1, np.uint32))[0][_own_rows(config)]
         images: NDArray[Any] = split.images[rows]
         if config.split == "train" and config.dataset in CIFAR:
             images = crop_and_flip(images, draw_crops_on_host(generator, len(rows)))

@@ -107,7 +107,7 @@ def resident_images(data: Dataset) -> ImageSource:
 @contextmanager
 def stream_photographs(config: TrainConfig, console: Console, seed: int) -> Iterator[ImageSource]:
     """ImageNet: records or folders, decoded by workers."""
-    count = min(config.pipeline_num_parallel, usable_cores())
+    count = count_workers(config.pipeline_num_parallel)
     whole = DATASET_SIZES["imagenet"]
     with console.progress("opening photographs"):
         pillow()  # the workers need it: without it there should be no run
@@ -240,6 +240,11 @@ class RepeatedBatch:
 
     def check_position(self, saved: Any) -> None:
         """Nothing moves, so every position is this one."""
+
+
+def count_workers(most: int) -> int:
+    """Workers that decode in this process: one for each processor, which the processes of a machine share."""
+    return max(1, min(most, usable_cores() // len(processes.on_this_host())))
 
 
 def open_store(folder: Path, part: Part) -> ImageStore:

@@ -1,7 +1,6 @@
 """`hotloop cnn train` from beginning to end: options, data, job, program, run, validation of all checkpoints."""
 
 import secrets
-import statistics
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -15,11 +14,10 @@ import jax
 from hotloop.engine import processes
 from hotloop.engine.checkpoint import RunCheckpoints
 from hotloop.engine.checkpoint_folder import find_steps
-from hotloop.engine.device import peak_bytes, platform
+from hotloop.engine.device import platform
 from hotloop.engine.keys import seed_key, stream
 from hotloop.engine.loop import Program, Sums
-from hotloop.engine.measure import Ceilings, known_ceilings
-from hotloop.engine.plan import Event
+from hotloop.engine.measure import known_ceilings
 from hotloop.engine.precision import partials_note
 from hotloop.engine.progress import Console
 from hotloop.engine.run import (
@@ -50,6 +48,7 @@ from hotloop.families.cnn.saved_network import (
     was_cleaned,
 )
 from hotloop.families.cnn.sources import ImageSource, open_source
+from hotloop.families.cnn.speed import Throughput, compile_seconds
 from hotloop.options import to_jsonable, values_of
 
 MAY_DIFFER = (
@@ -59,7 +58,6 @@ MAY_DIFFER = (
     "random_weights",
 )  # fmt: skip
 """Options that change nothing about the weights, so that a resumed run may have others."""
-FORWARD_AND_BACKWARD = 3  # each product of the forward pass has two gradients of the same cost
 STARTS = "training"  # the record that a process's clock starts
 TOOK = "time_to_train"  # the record that the run is trained and validated, and how long that took
 TARGET_WIDTH = 0.02  # how fast the sweep's figure falls below the target
@@ -388,46 +386,6 @@ def sweep_figures(found: list[dict[str, Any]], target: float) -> dict[str, Any]:
         "epoch_to_target": reached[0] if reached else None,
         "optimization_metric": exp(-0.5 * short**2) / last["epoch"] if last["epoch"] else None,
     }
-
-
-class Throughput:
-    def __init__(self, job: Job, limits: Ceilings | None):
-        self._device = jax.local_devices(backend=platform())[0]
-        peak = limits.matmul_tflops.get(str(job.policy.compute)) if limits else None
-        self._peak = peak and peak * job.batch.replicas * job.stages
-        self._flops = FORWARD_AND_BACKWARD * sum(node.flops for node in job.network.nodes)
-        self._seen: list[float] = []
-
-    def on_log(self, event: Event, figures: Mapping[str, Any]) -> dict[str, Any]:
-        """The share of the measured peak (MFU), and the memory in use at most."""
-        self._seen.append(figures["throughput"])
-        mfu = self._mfu(figures["throughput"])
-        found = {} if mfu is None else {"mfu": mfu}
-        return {"memory_gib": peak_memory(self._device) / 2**30, **found}
-
-    def _mfu(self, speed: float | None) -> float | None:
-        return speed * self._flops / (1e12 * self._peak) if speed and self._peak else None
-
-    def result(self, program: Program) -> dict[str, Any]:
-        """The run's figures: the median over its logs."""
-        speed = statistics.median(self._seen) if self._seen else None
-        return {
-            "images_per_second": speed,
-            "mfu": self._mfu(speed),
-            "memory_bytes": peak_memory(self._device),
-            **compile_seconds(program),
-        }
-
-
-def compile_seconds(program: Program) -> dict[str, Any]:
-    return {"lower_seconds": program.lower_seconds, "compile_seconds": program.compile_seconds}
-
-
-def peak_memory(device: jax.Device) -> int:
-    """The most bytes in use so far: on the device, or of this process where the CPU computes."""
-    if device.platform != "cpu":
-        return int((device.memory_stats() or {}).get("peak_bytes_in_use", 0))
-    return peak_bytes()
 
 
 class TrainingClock:
