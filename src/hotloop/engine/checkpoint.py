@@ -2,7 +2,8 @@
 
 `save` copies the state to the host and returns; a thread then writes it into a temporary folder that is renamed into
 place, so that a step is either whole or not there. A state is any pytree of arrays, random keys and plain numbers; on
-disk it is a flat mapping from a readable path (`optimiser/0/mu/dense/w`) to a host array with the same bits.
+disk it is a flat mapping from a readable path (`optimiser/0/mu/dense/w`) to a host array with the same bits. A state
+that is spread over devices or stages is saved as one that is not, so that a step is the same on every topology.
 """
 
 import atexit
@@ -26,6 +27,7 @@ from hotloop.engine import processes
 from hotloop.engine.checkpoint_folder import DamagedStep, Keep, KeepAll, KeepLast, Manifest, StoredLeaf
 from hotloop.engine.interrupt import hold_stops
 from hotloop.engine.run import read_events
+from hotloop.engine.stage_rows import divide_like, form_of_whole, undivided
 from hotloop.errors import CheckpointError
 from hotloop.options import to_jsonable
 
@@ -226,7 +228,8 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             raise DamagedStep(f"{folder} does not say where to go on: its position is none") from None
         names = find_leaves(manifest.leaves, like, manifest.format)
         leaves = [restore_leaf(arrays.get(names[name]), leaf) for name, leaf in named_leaves(like).items()]
-        state = jax.tree.unflatten(jax.tree.structure(like), leaves)
+        structure = jax.tree.structure(undivided(like, form_of_whole))
+        state = divide_like(like, jax.tree.unflatten(structure, leaves))
         return Restored(manifest.step, state, position, manifest.metrics, ())
 
     def check_fits(self, like: Any) -> None:
@@ -301,9 +304,12 @@ class RunCheckpoints:
 
 
 def named_leaves(state: Any) -> dict[str, Any]:
-    """Every leaf by its path, such as `params/dense/w`; refuses two leaves whose paths read the same."""
+    """Every leaf by its path, such as `params/dense/w`; refuses two leaves whose paths read the same.
+
+    Rows of stages are the leaves of the undivided tree, of which these have shape and type alone.
+    """
     leaves: dict[str, Any] = {}
-    for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
+    for path, leaf in jax.tree_util.tree_flatten_with_path(undivided(state, form_of_whole))[0]:
         name = jax.tree_util.keystr(path, simple=True, separator="/") or "state"
         if name in leaves:
             raise CheckpointError(f"two leaves of the state are both called {name}: rename one of their keys")
@@ -324,7 +330,7 @@ def leaf_form(leaf: Any) -> StoredLeaf:
 
 def snapshot(state: Any) -> tuple[steps.HostArrays, dict[str, StoredLeaf]]:
     """Host copies of every leaf, by path, and their forms; the state may be donated right afterwards."""
-    leaves = named_leaves(state)
+    leaves = named_leaves(undivided(state))
     forms = {name: leaf_form(leaf) for name, leaf in leaves.items()}
     stored = {name: jax.random.key_data(leaf) if _is_key(leaf) else leaf for name, leaf in leaves.items()}
     for leaf in stored.values():

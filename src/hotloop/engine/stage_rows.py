@@ -162,8 +162,9 @@ def divide(trees: Sequence[Tree], whole: Tree, mesh: Mesh) -> StageRows:
 
 
 def place_everywhere(tree: Tree, mesh: Mesh) -> Tree:
-    """A tree that every device of a mesh has."""
-    return processes.place(tree, NamedSharding(mesh, PartitionSpec()))  # type: ignore[no-untyped-call]
+    """A copy of a tree on every device of a mesh."""
+    everywhere = NamedSharding(mesh, PartitionSpec())  # type: ignore[no-untyped-call]
+    return jax.tree.map(lambda leaf: processes.place(np.asarray(leaf), everywhere).copy(), tree)
 
 
 def fill_rows(layout: Layout, whole: Tree, places: Mapping[str, Any]) -> StageRows:
@@ -177,7 +178,8 @@ def fill_rows(layout: Layout, whole: Tree, places: Mapping[str, Any]) -> StageRo
             for name, (own, start, end) in zip(part.names, part.places(), strict=True):
                 if own == kind:
                     row[stage, start:end] = values[name].ravel()
-        rows[kind] = processes.place(row, places[kind])
+        # A copy: jax on CPU takes host memory as it is, and such a buffer cannot be donated.
+        rows[kind] = processes.place(row, places[kind]).copy()
     return StageRows(rows, layout)
 
 
